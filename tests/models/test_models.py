@@ -1,0 +1,186 @@
+"""The generated and trained models: what the manifest says, what the checker accepts, what onnxruntime computes."""
+
+import hashlib
+import json
+import math
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx.reference import ReferenceEvaluator
+from site_counter import count_sites
+
+from models import digits, generate, generators, light, manifest
+
+MANIFEST = manifest.load()
+# Hashing writes the whole model; above this size only the structure is compared.
+HASH_LIMIT_BYTES = 50_000_000
+LARGE = {name for name, entry in MANIFEST["generators"].items() if entry["bytes"] > HASH_LIMIT_BYTES}
+# Every family at a size that runs in well under a second.
+RUNNABLE = [name for name, entry in MANIFEST["generators"].items() if entry["bytes"] < 6_000_000]
+SMALL = [name for name in RUNNABLE if name.endswith("_small") or name == "lenet5"]
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    data = generators.serialize(model)
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]).run(None, feeds)
+
+
+def assert_alive(outputs: list[np.ndarray]) -> None:
+    """Finite, of a sane size, and different for the two random inputs."""
+    for y in outputs:
+        assert np.all(np.isfinite(y))
+        assert 1e-3 < np.abs(y).max() < 1e3
+        assert np.abs(y[0] - y[1]).max() > 1e-3 * np.abs(y).max()
+
+
+def test_manifest_lists_every_generator_and_file():
+    assert list(MANIFEST["generators"]) == generators.names()
+    assert set(MANIFEST["files"]) == {path.name for path in digits.MODEL_PATH.parent.glob("*.onnx")}
+
+
+@pytest.mark.parametrize("name", [name for name in generators.names() if name not in LARGE])
+def test_generator_gives_the_manifest_s_bytes(name):
+    assert manifest.generator_entry(name) == MANIFEST["generators"][name]
+
+
+@pytest.mark.parametrize("name", [name for name in generators.names() if name != "biggan128"])
+def test_sites_as_declared(name):
+    model = generators.generate(name)
+    entry = MANIFEST["generators"][name]
+    assert count_sites(model) == entry["sites"] == dict(generators.REGISTRY[name].sites)
+    assert len(model.graph.node) == entry["nodes"]
+    assert sum(math.prod(w.dims) for w in model.graph.initializer) == entry["parameters"]
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_checker_accepts_and_outputs_are_alive(name):
+    model = generators.generate(name)
+    onnx.checker.check_model(model, full_check=True)
+    assert [d.dim_param for d in model.graph.input[0].type.tensor_type.shape.dim][0] == "N"
+    assert_alive(run(model, generators.random_inputs(model)))
+
+
+def test_densenet121_runs():
+    model = generators.generate("densenet121", batch=2, size=64)
+    onnx.checker.check_model(model, full_check=True)
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2
+    assert_alive(run(model, generators.random_inputs(model)))
+
+
+@pytest.mark.parametrize("opset", [7, 8, 9, 10, 11, 12, 13, 18, 21])
+@pytest.mark.parametrize("name", SMALL)
+def test_every_opset_computes_the_same(name, opset):
+    if "wgan" in name and name != "wgan_gp_small" and opset < 10:
+        with pytest.raises(ValueError, match="strided Slice; got opset"):
+            generators.generate(name, opset=opset)
+        return
+    model = generators.generate(name, opset=opset)
+    onnx.checker.check_model(model, full_check=True)
+    assert len(model.graph.input) == 1 + (len(model.graph.initializer) if opset < 9 else 0)
+    feeds = generators.random_inputs(model)
+    for got, want in zip(run(model, feeds), run(generators.generate(name), feeds), strict=True):
+        # The same operators in another opset; only onnxruntime's choice of kernels may differ, by float32 rounding.
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+
+
+def test_slices_compute_the_average_pool():
+    feeds = generators.random_inputs(generators.generate("wgan_gp_small"))
+    want = run(generators.generate("wgan_gp_small"), feeds)[0]
+    for mean in ("slices_div", "slices_mul", "slices_sum", "slices_python_sum"):
+        got = run(generators.generate("wgan_gp_small", mean=mean), feeds)[0]
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_double_precision_agrees_with_single():
+    # onnxruntime has no float64 convolution on a CPU, so onnx's reference evaluator computes it.
+    single, double = (generators.generate("lenet5", dtype=dtype) for dtype in ("float32", "float64"))
+    feeds = generators.random_inputs(single)
+    want = ReferenceEvaluator(double).run(None, {name: x.astype(np.float64) for name, x in feeds.items()})[0]
+    assert want.dtype == np.float64
+    np.testing.assert_allclose(run(single, feeds)[0], want, rtol=1e-4, atol=1e-5)
+
+
+def test_half_precision_is_alive():
+    model = generators.generate("stargan_v2_small", dtype="float16")
+    onnx.checker.check_model(model, full_check=True)
+    outputs = run(model, generators.random_inputs(model))
+    assert outputs[0].dtype == np.float16
+    assert_alive(outputs)
+
+
+def test_seed_changes_weights_only():
+    a, b = (generators.generate("lenet5", seed=seed) for seed in (0, 1))
+    assert [n.op_type for n in a.graph.node] == [n.op_type for n in b.graph.node]
+    assert generators.serialize(a) != generators.serialize(b)
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "message"),
+    [
+        ({"name": "nothing"}, KeyError, "unknown generator"),
+        ({"name": "lenet5", "depth": 3}, TypeError, "unknown argument; got depth"),
+        ({"name": "lenet5", "batch": 0}, ValueError, "batch; got 0"),
+        ({"name": "lenet5", "dtype": "int8"}, ValueError, "dtype; got 'int8'"),
+        ({"name": "lenet5", "opset": 6}, ValueError, "opset; got 6"),
+        ({"name": "densenet_bc22", "depth": 20}, ValueError, "depth; got 20"),
+        ({"name": "wgan_gp", "mean": "max"}, ValueError, "mean; got 'max'"),
+    ],
+)
+def test_wrong_arguments_are_named(args, error, message):
+    with pytest.raises(error, match=message):
+        generators.generate(**args)
+
+
+def test_command_line_writes_the_same_bytes(tmp_path, capsys):
+    path = tmp_path / "out.onnx"
+    assert generate.main(["lenet5", "-o", str(path)]) == 0
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == MANIFEST["generators"]["lenet5"]["sha256"]
+    command = ["sngan64", "-o", str(path), "--set", "width=4", "--batch", "3", "--size", "32", "--opset", "13"]
+    assert generate.main(command) == 0
+    model = onnx.load(path)
+    assert [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim] == [3, 3, 32, 32]
+    assert model.opset_import[0].version == 13
+    capsys.readouterr()
+    assert generate.main(["nothing", "-o", str(path)]) == 2
+    assert capsys.readouterr().err.startswith("nothing: unknown generator; expected one of densenet121")
+    assert generate.main(["--list"]) == 0
+    assert all(f"{name}: " in capsys.readouterr().out for name in generators.names()[:1])
+
+
+def test_trained_lenet5_is_the_manifest_s_and_as_accurate():
+    assert manifest.lenet5_entry() == MANIFEST["files"]["lenet5_digits.onnx"]
+    assert MANIFEST["files"]["lenet5_digits.onnx"]["test_accuracy"] > 0.97
+    assert digits.MODEL_PATH.stat().st_size < 300_000
+
+
+def test_trained_lenet5_keeps_the_order_of_1998():
+    model = onnx.load(digits.MODEL_PATH)
+    onnx.checker.check_model(model, full_check=True)
+    order = ["Conv", "AveragePool", "Mul", "Add", "Tanh"]
+    assert [n.op_type for n in model.graph.node][:10] == order * 2
+    assert count_sites(model) == manifest.LENET5_SITES
+
+
+def test_digits_split_is_fixed():
+    train, test = digits.load_train_set(), digits.load_test_set()
+    assert train[0].shape == (1347, 1, 32, 32) and test[0].shape == (450, 1, 32, 32)
+    assert test[0].dtype == np.float32 and test[1].dtype == np.int64
+    assert test[0].min() == np.float32(-0.1) and abs(float(test[0].max()) - 1.175) < 1e-6
+    assert set(test[1]) == set(range(10))
+
+
+def test_light_densenet121_gives_onnx_s_own_output():
+    model = light.load_light_densenet121()
+    assert count_sites(model) == MANIFEST["onnx"]["light_densenet121"]["sites"]
+    got = run(model, {"data_0": np.ones((1, 3, 224, 224), dtype=np.float32)})[0]
+    # onnx's own tolerance for this model (backend tests, kind "real").
+    np.testing.assert_allclose(got, light.light_densenet121_expected(), rtol=1e-3, atol=1e-7)
+
+
+def test_manifest_is_written_as_json_dump_writes_it():
+    assert manifest.PATH.read_text() == json.dumps(MANIFEST, indent=2) + "\n"
