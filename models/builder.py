@@ -36,8 +36,8 @@ class Net:
             raise ValueError(f"{name}: batch; got {batch!r}, expected 'dynamic' or a positive int")
         if dtype not in _DTYPES:
             raise ValueError(f"{name}: dtype; got {dtype!r}, expected one of {', '.join(_DTYPES)}")
-        if opset < 7:
-            raise ValueError(f"{name}: opset; got {opset}, expected 7 or later")
+        if not 7 <= opset <= onnx.defs.onnx_opset_version():
+            raise ValueError(f"{name}: opset; got {opset}, expected 7 to {onnx.defs.onnx_opset_version()}")
         self.batch = BATCH_NAME if batch == "dynamic" else batch
         self.seed = seed
         self.opset = opset
@@ -87,7 +87,7 @@ class Net:
         inputs = [x, self.uniform(f"{name}.weight", (channels, x.shape[1] // group, *kernel), -bound, bound)]
         if bias:
             inputs.append(self.uniform(f"{name}.bias", (channels,), -0.1, 0.1))
-        spatial = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(x.shape[2:], pads, kernel, stride, strict=True)]
+        spatial = _output_sizes(name, x, kernel, stride, pads)
         return self.op("Conv", name, inputs, (x.shape[0], channels, *spatial), kernel_shape=kernel, strides=stride,
                        pads=pads * 2, dilations=[1] * rank, group=group)  # fmt: skip
 
@@ -106,7 +106,7 @@ class Net:
         rank = len(x.shape) - 2
         kernel, pads = _per_axis(kernel, rank), _per_axis(pads, rank)
         stride = kernel if stride is None else _per_axis(stride, rank)
-        spatial = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(x.shape[2:], pads, kernel, stride, strict=True)]
+        spatial = _output_sizes(name, x, kernel, stride, pads)
         return self.op(kind, name, [x], (*x.shape[:2], *spatial), kernel_shape=kernel, strides=stride,
                        pads=pads * 2, **attrs)  # fmt: skip
 
@@ -170,3 +170,11 @@ class Net:
 
 def _per_axis(value: int | Sequence[int], rank: int) -> list[int]:
     return [value] * rank if isinstance(value, int) else list(value)
+
+
+def _output_sizes(name: str, x: gs.Variable, kernel: list[int], stride: list[int], pads: list[int]) -> list[int]:
+    """Spatial sizes after a window of ``kernel``, symmetric ``pads``, no partial windows."""
+    sizes = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(x.shape[2:], pads, kernel, stride, strict=True)]
+    if min(sizes) < 1:
+        raise ValueError(f"{name}: input of size {list(x.shape[2:])}; expected at least the window {kernel}")
+    return sizes

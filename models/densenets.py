@@ -32,7 +32,7 @@ def _dense_block(net: Net, x, name: str, layers: int, growth: int, bottleneck: i
     return net.concat(features, f"{name}/concat")
 
 
-def _transition(net: Net, x, name: str, **conv):
+def transition(net: Net, x, name: str, **conv):
     """BN, act, Conv 1 to half the channels (theta = 0.5), AveragePool 2."""
     return net.pool(_norm_act_conv(net, x, name, x.shape[1] // 2, 1, **conv), f"{name}/pool")
 
@@ -53,7 +53,7 @@ def densenet(
     for i, layers in enumerate(blocks, 1):
         x = _dense_block(net, x, f"block{i}", layers, growth, 4 * growth)
         if i < len(blocks):
-            x = _transition(net, x, f"transition{i}")
+            x = transition(net, x, f"transition{i}")
     _head(net, x, classes)
 
 
@@ -65,7 +65,7 @@ def densenet_bc(net: Net, *, size=32, depth=100, growth=12, classes=10) -> None:
     for i in (1, 2, 3):
         x = _dense_block(net, x, f"block{i}", (depth - 4) // 6, growth, 4 * growth)
         if i < 3:
-            x = _transition(net, x, f"transition{i}")
+            x = transition(net, x, f"transition{i}")
     _head(net, x, classes)
 
 
@@ -78,7 +78,7 @@ def sparcnet(net: Net, *, size=1000, channels=16, layers=4, growth=16, classes=6
     x = net.pool(x, "stem/pool", 3, stride=2, pads=1, kind="MaxPool")
     for i in range(1, (size // 4).bit_length()):
         x = _dense_block(net, x, f"block{i}", layers, growth, 16 * growth, **conv)
-        x = _transition(net, x, f"transition{i}", **conv)
+        x = transition(net, x, f"transition{i}", **conv)
     net.output(net.linear(net.act(x, "head/elu", "Elu"), "head/fc", classes), "logits")
 
 

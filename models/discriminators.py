@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from models.builder import Net
 
 
-def _block(net: Net, x, name: str, hidden: int, out: int, *, down=True, down_sample: Callable | None = None):
+def residual_block(net: Net, x, name: str, hidden: int, out: int, *, down=True, down_sample: Callable | None = None):
     """Pre-activation residual block: ReLU, Conv3, ReLU, Conv3, pool; shortcut Conv1, pool; Add."""
     down_sample = down_sample or net.pool
     h = net.conv(net.act(x, f"{name}/relu1"), f"{name}/conv1", hidden, 3)
@@ -43,7 +43,7 @@ def sngan(net: Net, *, size=64, width=64) -> None:
     """SNGAN's 64x64 discriminator: five blocks, each halving; global sum, linear. Input [N, 3, size, size]."""
     x = _first_block(net, net.input("image", 3, size, size), "block1", width)
     for i, factor in enumerate((2, 4, 8, 16), 2):
-        x = _block(net, x, f"block{i}", x.shape[1], width * factor)
+        x = residual_block(net, x, f"block{i}", x.shape[1], width * factor)
     x = net.reduce(net.act(x, "head/relu"), "head/sum", "ReduceSum", (2, 3))
     net.output(net.linear(x, "head/linear", 1), "score")
 
@@ -53,8 +53,8 @@ def biggan(net: Net, *, size=128, width=96) -> None:
     x = _first_block(net, net.input("image", 3, size, size), "block1", width)
     x = _attention(net, x, "attention")
     for i, factor in enumerate((2, 4, 8, 16), 2):
-        x = _block(net, x, f"block{i}", width * factor, width * factor)
-    x = _block(net, x, "block6", x.shape[1], x.shape[1], down=False)
+        x = residual_block(net, x, f"block{i}", width * factor, width * factor)
+    x = residual_block(net, x, "block6", x.shape[1], x.shape[1], down=False)
     x = net.reduce(net.act(x, "head/relu"), "head/sum", "ReduceSum", (2, 3))
     net.output(net.linear(x, "head/linear", 1), "score")
 
@@ -98,9 +98,9 @@ def wgan_gp(net: Net, *, size=32, width=128, mean="avgpool") -> None:
         return net.pool(x, name) if mean == "avgpool" else _mean_of_slices(net, x, name, mean)
 
     x = _first_block(net, net.input("image", 3, size, size), "block1", width, down_sample=down_sample)
-    x = _block(net, x, "block2", width, width, down_sample=down_sample)
+    x = residual_block(net, x, "block2", width, width, down_sample=down_sample)
     for i in (3, 4):
-        x = _block(net, x, f"block{i}", width, width, down=False)
+        x = residual_block(net, x, f"block{i}", width, width, down=False)
     x = net.reduce(net.act(x, "head/relu"), "head/mean", "ReduceMean", (2, 3))
     net.output(net.linear(x, "head/linear", 1), "score")
 
@@ -129,6 +129,8 @@ def stargan_v2(net: Net, *, size=256, width: int | None = None, max_width=512, d
     Input [N, 3, size, size], a power of two from 16 on. One output [N, domains], or [N, style] per domain; the
     selection of the domain's row by a label is left out. ``width`` defaults to 2^14 / size, as in the paper.
     """
+    if size < 16 or size & (size - 1):
+        raise ValueError(f"stargan_v2: size; got {size}, expected a power of two from 16 on")
     width = width or 2**14 // size
     x = net.conv(net.input("image", 3, size, size), "stem/conv", width, 3, gain=1.0)
     for i in range(1, size.bit_length() - 2):

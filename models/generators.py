@@ -1,7 +1,7 @@
 """The registry of seeded network generators: ``generate(name, ...)`` returns an ONNX model.
 
-A generator's arguments are those of its function in ``densenets``, ``discriminators`` or ``classifiers``; every one
-takes ``batch``, ``seed``, ``opset`` and ``dtype`` besides. Same arguments and seed, same bytes.
+A generator's arguments are those of its function in ``densenets``, ``discriminators``, ``classifiers`` or ``layers``;
+every one takes ``batch``, ``seed``, ``opset`` and ``dtype`` besides. Same arguments and seed, same bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from models import classifiers, densenets, discriminators
+from models import classifiers, densenets, discriminators, layers
 from models.builder import Net
 
 DEFAULT_SEED = 0
@@ -108,6 +108,13 @@ _GENERATORS = (
         {"size": 64, "depths": (1, 1, 2), "widths": (32, 64, 96), "classes": 10},
         {"add_pool": 2, "pool_conv": 2},
     ),
+    # Single layers and blocks; the transitions are DenseNet-121's.
+    Generator("conv_pool", layers.conv_pool, {}, {"conv_pool": 1}),
+    Generator("conv_global_pool", layers.conv_pool, {"kernel": 1, "pool": None}, {"conv_global_pool": 1}),
+    Generator("densenet_transition1", layers.densenet_transition, {}, {"conv_pool": 1}),
+    Generator("densenet_transition2", layers.densenet_transition, {"size": 28, "channels": 512}, {"conv_pool": 1}),
+    Generator("densenet_transition3", layers.densenet_transition, {"size": 14, "channels": 1024}, {"conv_pool": 1}),
+    Generator("discriminator_block", layers.discriminator_block, {}, {"conv_pool": 2}),
     # No convolution before a pooling that could be joined with it.
     Generator("vgg_average", classifiers.vgg_average, {}, {"pool_conv": 2}),
     Generator("squeeze_excite", classifiers.squeeze_excite, {}, {}),
