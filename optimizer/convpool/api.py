@@ -1,0 +1,247 @@
+"""`optimize`: the whole way from a model to its rewritten form, with the proof and the report."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto
+
+from convpool import autotune as tuning
+from convpool import operator
+from convpool.errors import OptionError, VerificationError
+from convpool.graph import Scope, index_model, label, opset_of, subgraphs
+from convpool.inputs import load_arrays
+from convpool.lowering import REQUESTS
+from convpool.modelio import LoadedModel, infer_shapes, load, passes_full_check, save
+from convpool.modelio import check as check_model
+from convpool.passes import conv_pool, pool_conv
+from convpool.passes.conv_pool import Site
+from convpool.plan import Plan, Reject, conv_leaves, tree_nodes
+from convpool.report import Report, SiteReport, Summary
+from convpool.rewrite import Rewriter
+from convpool.verify import compare
+
+MIN_OPSET = 7
+"""The first opset whose AveragePool can count its padding."""
+
+
+@dataclass
+class OptimizeResult:
+    """A rewritten model with its report.  `model` is the whole ModelProto; external data stays in its files."""
+
+    model: ModelProto
+    report: Report
+    changed: bool
+    _loaded: LoadedModel
+    _new_constants: set[str]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to `path` atomically; external data is linked or copied beside it.  Raises OutputError."""
+        save(self._loaded, Path(path), self._new_constants)
+
+
+def optimize(
+    model: object,
+    *,
+    lowering: str = "convavgpool",
+    check: int = 1,
+    exclude: Sequence[str] = (),
+    fuse_pool_conv: bool = False,
+    autotune: bool = False,
+    data: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    seed: int = 0,
+    base_dir: str | os.PathLike[str] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> OptimizeResult:
+    """Rewrite every convolution followed by average pooling that is exact to rewrite and pays, and verify the result.
+
+    model: a path, serialised bytes, an onnx.ModelProto (not changed) or a gs.Graph.
+    lowering: "convavgpool", "direct", "fused" or "auto" (direct or fused by cost).
+    check: number of random input sets to verify with, 0 for none.
+    exclude: glob patterns; a site whose convolution's or pooling's name matches one stays as it is.
+    fuse_pool_conv: also make one node of AveragePool followed by Conv; saves traffic on a GPU, no arithmetic.
+    autotune: time the lowerings of each site in onnxruntime here, and keep the fastest.
+    data: input arrays by name or a .npz file, to verify with instead of random inputs.
+    input_shapes: shapes of inputs that the model leaves open, for verification and timing.
+    rtol, atol: tolerances in place of the defaults (see `convpool.verify`); seed: of the random inputs.
+    base_dir: folder of the external data, where `model` is no path.
+    progress: called with (done, total, what) while timing.
+
+    Raises ModelError (unusable model), OptionError (unusable argument), VerificationError (results disagree).
+    Source of the algebra: Suita et al., JPDC 2020; see `convpool.geometry`.
+    """
+    started = time.perf_counter()
+    if lowering not in REQUESTS:
+        raise OptionError(f"lowering: got {lowering!r}, expected one of {', '.join(REQUESTS)}")
+    if check < 0:
+        raise OptionError(f"check: got {check}, expected 0 or more")
+    arrays = load_arrays(data)  # before any work: a wrong file should fail at once
+    original = load(model, Path(base_dir) if base_dir is not None else None)
+    result = LoadedModel(ModelProto(), original.base_dir, 0)
+    result.proto.CopyFrom(original.proto)
+    run = _Run(result, original.inferred, lowering, exclude, fuse_pool_conv)
+    if autotune:
+        run.tuner = tuning.Tuner(original, input_shapes or {}, seed, progress)
+    run.to_fixpoint()
+    if run.changed:
+        _check_result(original, result)
+    report = Report(run.reports(), _summary(original, result, run.reports()), options={"lowering": lowering, "seed": seed})
+    outcome = OptimizeResult(result.proto, report, run.changed, result, run.new_constants)
+    if check or arrays is not None:
+        verification = compare(original, result, max(check, 1), arrays, dict(input_shapes or {}), rtol, atol, seed)
+        report.verification = verification
+        if not verification.passed:
+            worst = max((o for o in verification.outputs if not o.passed), key=lambda o: o.max_abs_error, default=None)
+            what = "no output can be compared" if worst is None else (
+                f"output '{worst.name}' differs; got {worst.note or f'{worst.max_abs_error:.3g} absolute'}, "
+                f"{worst.max_rel_error:.3g} relative error, expected within tolerance"
+            )  # fmt: skip
+            report.summary = replace(report.summary, seconds=time.perf_counter() - started)
+            raise VerificationError(f"verification: {what}", report)
+    report.summary = replace(report.summary, seconds=time.perf_counter() - started)
+    return outcome
+
+
+class _Run:
+    """The passes over one model, and what they found."""
+
+    def __init__(
+        self, model: LoadedModel, inferred: ModelProto | None, lowering: str, exclude: Sequence[str], reverse: bool
+    ) -> None:
+        self._model, self._inferred, self._lowering = model, inferred, lowering
+        self._exclude, self._reverse = exclude, reverse
+        self._rewritten: list[SiteReport] = []
+        self._kept: list[SiteReport] = []
+        self.tuner: tuning.Tuner | None = None
+        self.new_constants: set[str] = set()
+        self.changed = False
+
+    def to_fixpoint(self) -> None:
+        """Apply the passes until nothing more is found; each rewrite lowers the cost, so this ends."""
+        rewriter = Rewriter(self._model.proto, self._model.read)
+        inferred = self._inferred
+        while self._one_pass(rewriter, inferred):
+            self.changed = True
+            inferred = infer_shapes(self._model.proto)
+        if self.changed:
+            rewriter.finish()
+            rewriter.annotate(infer_shapes(self._model.proto))
+        self.new_constants = rewriter.new_constants
+
+    def reports(self) -> list[SiteReport]:
+        """One report per convolution of every candidate, rewritten ones first."""
+        return [*self._rewritten, *self._kept]
+
+    def _one_pass(self, rewriter: Rewriter, inferred: ModelProto | None) -> bool:
+        self._kept = []
+        main_opset = opset_of(self._model.proto.opset_import)
+        applied = False
+        for scope in index_model(self._model.proto, self._model.read, inferred):
+            plans: list[Plan] = []
+            taken: set[int] = set()
+            verdicts = list(self._verdicts(scope, main_opset))
+            if self.tuner:
+                self.tuner.expected += sum(isinstance(verdict, Plan) for _, verdict in verdicts)
+            for site, verdict in verdicts:
+                if isinstance(verdict, Plan):
+                    nodes = {*verdict.pooling.nodes, *tree_nodes(verdict.tree)}
+                    if nodes & taken:
+                        continue  # the next pass sees it again
+                    taken |= nodes
+                    plan, times = verdict, None
+                    if self.tuner:
+                        plan, times = self.tuner.tune(verdict, self._lowering, main_opset)
+                    if isinstance(plan, Plan):
+                        plans.append(plan)
+                        self._rewritten += _rewritten(plan, times)
+                        continue
+                    verdict = plan
+                self._kept.append(_kept(site, verdict))
+            if plans:
+                rewriter.apply(scope, plans)
+                applied = True
+        return applied
+
+    def _verdicts(self, scope: Scope, main_opset: int):
+        for site in conv_pool.sites(scope):
+            if self._excluded(site):
+                yield site, None
+            elif scope.opset < MIN_OPSET:
+                yield site, Reject("model", "opset", str(scope.opset), f"at least {MIN_OPSET}")
+            else:
+                verdict = conv_pool.check(site, self._lowering, main_opset)
+                if verdict is not None:
+                    yield site, verdict
+        if self._reverse and self._lowering == "convavgpool" and scope.opset >= MIN_OPSET:
+            for site in pool_conv.sites(scope):
+                yield site, None if self._excluded(site) else pool_conv.check(site, main_opset)
+
+    def _excluded(self, site: Site) -> bool:
+        return any(fnmatchcase(name, pattern) for name in site.names for pattern in self._exclude)
+
+
+def _rewritten(plan: Plan, times: dict[str, float] | None) -> list[SiteReport]:
+    pool = plan.scope.nodes[plan.pooling.root]
+    return [
+        SiteReport(
+            label(plan.scope.nodes[leaf.node]), label(pool), plan.pattern, "rewritten", choice.lowering, None,
+            choice.macs_before, choice.macs_after, plan.scope.path, times,
+        )
+        for leaf, choice in zip(conv_leaves(plan.tree), plan.choices, strict=True)
+    ]  # fmt: skip
+
+
+def _kept(site: Site, verdict: Reject | None) -> SiteReport:
+    """Report of a site that stays: rejected with a reason, or excluded (no verdict)."""
+    conv, pool = site.names
+    status, reason = ("excluded", "excluded by name") if verdict is None else ("rejected", str(verdict))
+    macs = conv_pool.macs(site)
+    return SiteReport(conv, pool, site.pattern, status, None, reason, macs, macs, site.scope.path)
+
+
+def _summary(original: LoadedModel, result: LoadedModel, reports: list[SiteReport]) -> Summary:
+    status = Counter(report.status for report in reports)
+    return Summary(
+        status["rewritten"],
+        status["rejected"],
+        status["excluded"],
+        sum(report.macs_before or 0 for report in reports),
+        sum(report.macs_after or 0 for report in reports),
+        _operators(original.proto),
+        _operators(result.proto),
+        original.size_bytes or original.proto.ByteSize(),
+        result.proto.ByteSize(),
+        0.0,
+    )
+
+
+def _operators(model: ModelProto) -> dict[str, int]:
+    """How often each operator occurs, the body of ConvAvgPool left out."""
+    counts: Counter[str] = Counter()
+
+    def visit(nodes) -> None:
+        for node in nodes:
+            counts[node.op_type] += 1
+            for _, _, graph in subgraphs(node):
+                visit(graph.node)
+
+    visit(model.graph.node)
+    for function in model.functions:
+        if (function.domain, function.name) != (operator.DOMAIN, operator.OP_TYPE):
+            visit(function.node)
+    return dict(sorted(counts.items()))
+
+
+def _check_result(original: LoadedModel, result: LoadedModel) -> None:
+    """The result must pass every check that the original passes."""
+    check_model(result.proto, "the result", full=passes_full_check(original.proto))

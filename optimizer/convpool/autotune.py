@@ -1,0 +1,143 @@
+"""Timing the lowerings of one site in onnxruntime on the machine at hand, since the best differs by layer.
+
+The site's nodes are cut out into a model of their own, which is optimized once per lowering.  All of them, the
+original included, then run in turn, so that a drift of the machine's speed meets them alike; the median decides.
+Source: Suita et al., JPDC 2020, section 5, where too the best method differs by layer.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from onnx import ModelProto, helper, numpy_helper
+
+from convpool.graph import index_model
+from convpool.inputs import Arrays, InputMaker
+from convpool.lowering import LOWERINGS, ORDERS
+from convpool.modelio import LoadedModel, infer_shapes
+from convpool.passes import conv_pool
+from convpool.plan import Plan, Reject, reject, tree_nodes
+from convpool.rewrite import Rewriter
+from convpool.verify import make_session
+
+ROUNDS = 15
+BUDGET_S = 1.5
+"""A site's rounds stop when this much time is spent, though not before three."""
+
+
+def time_in_turn(sessions: Mapping[str, object], arrays: Arrays, rounds: int, budget_s: float) -> dict[str, float]:
+    """Median microseconds per run of onnxruntime sessions with the same inputs, run in turn after one warm-up."""
+    for session in sessions.values():
+        session.run(None, arrays)
+    samples: dict[str, list[float]] = {name: [] for name in sessions}
+    deadline = time.perf_counter() + budget_s
+    for number in range(rounds):
+        for name, session in sessions.items():
+            begin = time.perf_counter()
+            session.run(None, arrays)
+            samples[name].append((time.perf_counter() - begin) * 1e6)
+        if number >= 2 and time.perf_counter() > deadline:
+            break
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+class Tuner:
+    """Chooses lowerings by measurement."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        input_shapes: Mapping[str, Sequence[int]],
+        seed: int,
+        progress: Callable[[int, int, str], None] | None,
+    ) -> None:
+        self._seed, self._progress, self._done = seed, progress, 0
+        self.expected = 0
+        """How many sites there are to time, for the progress shown."""
+        self._known = _given_shapes(model, input_shapes)
+
+    def tune(self, plan: Plan, lowering: str, main_opset: int) -> tuple[Plan | Reject, dict[str, float] | None]:
+        """The plan with the fastest lowering, or a Reject where the original is, and the medians in microseconds.
+
+        A site that cannot be timed (open sizes, no kernels) keeps the plan that the cost model made.
+        """
+        node = plan.scope.nodes[plan.pooling.root]
+        if self._progress:
+            self._progress(self._done, self.expected, node.name or plan.pooling.output)
+        self._done += 1
+        candidates: dict[str, Plan] = {}
+        site = next((s for s in conv_pool.sites(plan.scope) if s.root == plan.pooling.root), None)
+        if site is None:
+            return plan, None  # a pooling in front of a convolution: one form only
+        for name in ORDERS[lowering]:
+            found = conv_pool.check(site, name, main_opset)
+            if isinstance(found, Plan):
+                candidates.setdefault("+".join(choice.lowering for choice in found.choices), found)
+        try:
+            cut = self._cut_out(plan, main_opset)
+            sessions = {"original": make_session(LoadedModel(cut, None, 0), optimize=True)}
+            arrays, _ = InputMaker(cut, None, {}, self._seed).runnable(0, lambda a: sessions["original"].run(None, a))
+            for name in candidates:
+                sessions[name] = make_session(LoadedModel(_lowered(cut, name if name in LOWERINGS else "auto"), None, 0), optimize=True)
+            times = time_in_turn(sessions, arrays, ROUNDS, BUDGET_S)
+        except Exception:  # whatever onnxruntime has against the cut-out: it is only a measurement
+            return plan, None
+        best = min(times, key=lambda name: times[name])
+        if best == "original":
+            expected = f"a lowering faster than {times[best]:.1f} us"
+            got = ", ".join(f"{name} {value:.1f} us" for name, value in times.items() if name != best)
+            return reject(plan.scope, plan.pooling.root, "measured slower", got, expected), times
+        return candidates[best], times
+
+    def _cut_out(self, plan: Plan, main_opset: int) -> ModelProto:
+        """The site's nodes as a model: constants become initializers, everything else inputs of known type."""
+        scope = plan.scope
+        chosen = sorted({*plan.pooling.nodes, *tree_nodes(plan.tree)})
+        nodes = [scope.nodes[index] for index in chosen]
+        made = {name for node in nodes for name in node.output}
+        inputs, constants = [], []
+        for name in dict.fromkeys(name for node in nodes for name in node.input if name and name not in made):
+            constant = scope.constant(name)
+            if constant is not None:
+                constants.append(numpy_helper.from_array(np.ascontiguousarray(constant.array()), name))
+                continue
+            info = scope.info(name)
+            shape = self._known.get(name, info.shape)
+            if not info.elem_type or shape is None:
+                raise ValueError(f"{name}: type or rank unknown")
+            inputs.append(helper.make_tensor_value_info(name, info.elem_type, shape))
+        elem_type = scope.info(plan.pooling.output).elem_type or inputs[0].type.tensor_type.elem_type
+        output = helper.make_tensor_value_info(plan.pooling.output, elem_type, None)
+        graph = helper.make_graph(nodes, "site", inputs, [output], constants)
+        return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", main_opset)])
+
+
+def _lowered(model: ModelProto, lowering: str) -> ModelProto:
+    result = ModelProto()
+    result.CopyFrom(model)
+    loaded = LoadedModel(result, None, 0)
+    opset = result.opset_import[0].version
+    scope = index_model(result, loaded.read, infer_shapes(result))[0]
+    plans = [conv_pool.check(site, lowering, opset) for site in conv_pool.sites(scope)]
+    rewriter = Rewriter(result, loaded.read)
+    rewriter.apply(scope, [plan for plan in plans if isinstance(plan, Plan)])
+    rewriter.finish()
+    return result
+
+
+def _given_shapes(model: LoadedModel, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple]:
+    """Shapes of the main graph's tensors when its inputs have the shapes given."""
+    if not shapes:
+        return {}
+    fixed = ModelProto()
+    fixed.CopyFrom(model.proto)
+    for value in fixed.graph.input:
+        if value.name in shapes:
+            value.CopyFrom(helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type,
+                                                         shapes[value.name]))  # fmt: skip
+    scope = index_model(fixed, model.read, infer_shapes(fixed))[0]
+    names = {name for node in scope.nodes for name in (*node.input, *node.output) if name}
+    return {name: info.shape for name in names if (info := scope.info(name)).shape is not None}

@@ -1,0 +1,32 @@
+"""Exceptions raised by convpool.  Messages read `<where>: <what>; got X, expected Y; <next step>`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from convpool.report import Report
+
+
+class ConvpoolError(Exception):
+    """Base of every exception that convpool raises on purpose."""
+
+
+class OptionError(ConvpoolError, ValueError):
+    """An option or argument has an unusable value."""
+
+
+class ModelError(ConvpoolError):
+    """The model cannot be read, is not valid ONNX, or cannot be run."""
+
+
+class OutputError(ConvpoolError):
+    """The result cannot be written where it was asked for."""
+
+
+class VerificationError(ConvpoolError):
+    """Original and result disagree.  `report` holds the whole report, with the per-output errors, when there is one."""
+
+    def __init__(self, message: str, report: Report | None = None) -> None:
+        super().__init__(message)
+        self.report = report

@@ -1,0 +1,153 @@
+"""The algebra: how the attributes of a convolution and of the pooling behind it become those of a pooling first.
+
+Per spatial axis, with convolution kernel k, stride s, pads (Pl, Pr), dilation d, and pooling kernel p, stride q,
+dilation e, no pads, the extent of the convolution kernel being K = d(k-1) + 1:
+
+    pool(conv(x))[i] = sum_a W[a] * mean_j x[(i q + e j) s + a d - Pl]
+                     = sum_a W[a] * box[i (s q) + a d - Pl],    box[t] = mean_j x[t + (s e) j]
+
+so the box mean has the dilation s*e and the convolution the stride s*q.  `box` is non-zero from -(s e)(p-1) on: that
+much of the padding is the pooling's, the rest is the convolution's.  All positions and sizes agree for every input
+size, since floor((floor(z / s) - e(p-1)) / q) = floor((z - s e(p-1)) / (s q)).
+
+The fused form is one convolution whose kernel is W convolved with the box, on the grid of step gcd(d, s e).
+
+Source: Suita et al., "Efficient cuDNN-compatible convolution-pooling on the GPU", JPDC 2020 (direct and fused forms
+for dilation 1 and s = 1); Kasagi et al., MLSP 2017.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+Ints = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ConvSpec:
+    """Attributes of a Conv, complete: one entry per spatial axis; `pads` holds all begins, then all ends."""
+
+    kernel_shape: Ints
+    strides: Ints
+    pads: Ints
+    dilations: Ints
+    group: int = 1
+
+    @property
+    def rank(self) -> int:
+        """Number of spatial axes."""
+        return len(self.kernel_shape)
+
+    @property
+    def extents(self) -> Ints:
+        """Input positions that the kernel spans, per axis."""
+        return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel_shape, self.dilations, strict=True))
+
+    @property
+    def taps(self) -> int:
+        """Kernel elements per input channel."""
+        return math.prod(self.kernel_shape)
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether every kernel dimension is 1."""
+        return self.taps == 1
+
+    def output_size(self, size: Ints) -> Ints:
+        """Spatial output sizes for the spatial input sizes `size`; may be below 1 where the kernel does not fit."""
+        r = self.rank
+        return tuple(
+            (size[i] + self.pads[i] + self.pads[r + i] - self.extents[i]) // self.strides[i] + 1 for i in range(r)
+        )
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """Attributes of an average pooling that counts its padding; same conventions as ConvSpec."""
+
+    kernel_shape: Ints
+    strides: Ints
+    pads: Ints
+    dilations: Ints
+
+    @property
+    def rank(self) -> int:
+        """Number of spatial axes."""
+        return len(self.kernel_shape)
+
+    @property
+    def taps(self) -> int:
+        """Window elements."""
+        return math.prod(self.kernel_shape)
+
+    def output_size(self, size: Ints) -> Ints:
+        """Spatial output sizes for the spatial input sizes `size`, without ceil_mode."""
+        r = self.rank
+        return tuple(
+            (size[i] + self.pads[i] + self.pads[r + i] - self.dilations[i] * (self.kernel_shape[i] - 1) - 1)
+            // self.strides[i]
+            + 1
+            for i in range(r)
+        )
+
+
+def pool_first(conv: ConvSpec, pool: PoolSpec) -> tuple[PoolSpec, ConvSpec]:
+    """The pooling and the convolution that, in this order, equal `pool` after `conv`.  `pool` must have no pads."""
+    if any(pool.pads):
+        raise AssertionError(f"pool_first: pooling pads are not exact; got {pool.pads}, expected zeros")
+    reach = tuple(s * e * (p - 1) for s, e, p in zip(conv.strides, pool.dilations, pool.kernel_shape, strict=True))
+    pool_pads = tuple(min(pad, limit) for pad, limit in zip(conv.pads, reach * 2, strict=True))
+    pads = tuple(pad - taken for pad, taken in zip(conv.pads, pool_pads, strict=True))
+    dilations = tuple(
+        s * e if p > 1 else 1 for s, e, p in zip(conv.strides, pool.dilations, pool.kernel_shape, strict=True)
+    )
+    strides = tuple(s * q for s, q in zip(conv.strides, pool.strides, strict=True))
+    ones = (1,) * conv.rank
+    # A pointwise convolution without pads only picks positions, so the pooling need not compute the others.
+    pool_strides, conv_strides = (strides, ones) if conv.is_pointwise and not any(pads) else (ones, strides)
+    return (
+        PoolSpec(pool.kernel_shape, pool_strides, pool_pads, dilations),
+        ConvSpec(conv.kernel_shape, conv_strides, pads, conv.dilations, conv.group),
+    )
+
+
+def fused_spec(conv: ConvSpec, pool: PoolSpec) -> ConvSpec:
+    """The one convolution that equals `pool` after `conv`; its kernel is `fuse_kernel` of theirs."""
+    kernel, dilations = [], []
+    for i in range(conv.rank):
+        k, p = conv.kernel_shape[i], pool.kernel_shape[i]
+        reach = conv.dilations[i] * (k - 1) + conv.strides[i] * pool.dilations[i] * (p - 1)
+        step = _grid(conv, pool, i)
+        kernel.append(reach // step + 1)
+        dilations.append(step)
+    strides = tuple(s * q for s, q in zip(conv.strides, pool.strides, strict=True))
+    return ConvSpec(tuple(kernel), strides, conv.pads, tuple(dilations), conv.group)
+
+
+def fuse_kernel(weight: np.ndarray, conv: ConvSpec, pool: PoolSpec) -> np.ndarray:
+    """Convolve `weight` [M, C/group, kernel...] with the box of `pool`; float64 [M, C/group, fused kernel...]."""
+    fused = fused_spec(conv, pool)
+    out = np.zeros(weight.shape[:2] + fused.kernel_shape)
+    taps = weight.astype(np.float64) / pool.taps
+    steps = [
+        (conv.dilations[i] // fused.dilations[i], conv.strides[i] * pool.dilations[i] // fused.dilations[i])
+        for i in range(conv.rank)
+    ]
+    for offset in product(*(range(p) for p in pool.kernel_shape)):
+        window = tuple(
+            slice(box * j, box * j + tap * (k - 1) + 1, tap)
+            for j, k, (tap, box) in zip(offset, conv.kernel_shape, steps, strict=True)
+        )
+        out[(slice(None), slice(None), *window)] += taps
+    return out
+
+
+def _grid(conv: ConvSpec, pool: PoolSpec, axis: int) -> int:
+    """Dilation of the fused kernel along `axis`: the step of the finest grid that both kernels' taps lie on."""
+    tap_step = conv.dilations[axis] if conv.kernel_shape[axis] > 1 else 0
+    box_step = conv.strides[axis] * pool.dilations[axis] if pool.kernel_shape[axis] > 1 else 0
+    return math.gcd(tap_step, box_step) or 1

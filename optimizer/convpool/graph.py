@@ -1,0 +1,259 @@
+"""A read-only index over the graphs of a model: who produces a tensor, who reads it, what is constant, which shape.
+
+A scope is one graph or function body.  The main graph, the bodies of If, Loop and Scan at any depth, and the
+model-local functions (and the bodies in them) each get one.  Nothing here changes the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+Dim = int | str | None
+"""A size, a symbolic name, or unknown."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Element type (a TensorProto.DataType, 0 if unknown) and shape (None if even the rank is unknown)."""
+
+    elem_type: int
+    shape: tuple[Dim, ...] | None
+
+
+UNKNOWN = TensorInfo(0, None)
+
+
+class Constant:
+    """A value that no caller can change: an initializer or a Constant node, read only when asked for."""
+
+    def __init__(self, tensor: TensorProto, read: Callable[[TensorProto], np.ndarray]) -> None:
+        self._tensor, self._read = tensor, read
+        self.shape = tuple(tensor.dims)
+        self.data_type: int = tensor.data_type
+
+    def array(self) -> np.ndarray:
+        """The value; external data is read from its file here."""
+        return self._read(self._tensor)
+
+
+class Scope:
+    """One graph or function body.  Nodes are named by their index in `nodes`; `path` is "" for the main graph."""
+
+    def __init__(
+        self,
+        proto: GraphProto | FunctionProto,
+        parent: Scope | None,
+        opset: int,
+        ir_version: int,
+        read: Callable[[TensorProto], np.ndarray],
+        infos: dict[str, TensorInfo],
+        path: str = "",
+    ) -> None:
+        self.proto, self.parent, self.opset, self.path = proto, parent, opset, path
+        self._read, self._infos = read, infos
+        self.is_function = isinstance(proto, FunctionProto)
+        self.nodes: list[NodeProto] = list(proto.node)
+        self.outputs = set(proto.output) if self.is_function else {o.name for o in proto.output}
+        self.inputs = set(proto.input) if self.is_function else {i.name for i in proto.input}
+        self.initializers: dict[str, TensorProto] = (
+            {} if self.is_function else {tensor.name: tensor for tensor in proto.initializer}
+        )
+        # Before IR 4 an initializer had to be a graph input too, and was none that a caller could override.
+        self.constants_as_inputs = parent is None and ir_version < 4
+        self.producer: dict[str, int] = {}
+        self.readers: dict[str, list[int]] = {}
+        self.captured: set[str] = set()
+        self.children: list[Scope] = []
+        for index, node in enumerate(self.nodes):
+            for name in node.output:
+                if name:
+                    self.producer[name] = index
+            for name in node.input:
+                if name:
+                    self.readers.setdefault(name, []).append(index)
+
+    def defines(self, name: str) -> bool:
+        """Whether `name` comes from this scope, not from one around it."""
+        return name in self.producer or name in self.initializers or name in self.inputs
+
+    def free_names(self) -> set[str]:
+        """Tensors that this scope or one inside it takes from the scopes around it."""
+        return {name for name in (*self.readers, *self.captured, *self.outputs) if not self.defines(name)}
+
+    def info(self, name: str) -> TensorInfo:
+        """Type and shape of a tensor, as far as known."""
+        if name in self._infos:
+            return self._infos[name]
+        if name in self.initializers:
+            tensor = self.initializers[name]
+            return TensorInfo(tensor.data_type, tuple(tensor.dims))
+        if self.parent is not None and not self.defines(name):
+            return self.parent.info(name)
+        constant = self.constant(name)
+        return TensorInfo(constant.data_type, constant.shape) if constant else UNKNOWN
+
+    def constant(self, name: str) -> Constant | None:
+        """The constant behind `name`, seen through Identity; None when it is computed or a caller may replace it."""
+        if name in self.initializers:
+            if name in self.inputs and not self.constants_as_inputs:
+                return None
+            return Constant(self.initializers[name], self._read)
+        if name in self.producer:
+            node = self.nodes[self.producer[name]]
+            if is_op(node, "Identity"):
+                return self.constant(node.input[0])
+            if is_op(node, "Constant"):
+                tensor = _constant_tensor(node)
+                return Constant(tensor, self._read) if tensor is not None else None
+            return None
+        if self.parent is not None and name not in self.inputs:
+            return self.parent.constant(name)
+        return None
+
+    def constant_ints(self, name: str) -> tuple[int, ...] | None:
+        """A constant integer tensor as a flat tuple, None if it is no constant."""
+        constant = self.constant(name)
+        return None if constant is None else tuple(int(v) for v in constant.array().reshape(-1))
+
+    def sole_reader(self, name: str) -> str | None:
+        """None if one node of this scope reads `name` and nothing else does; otherwise what else does, in words."""
+        if name in self.outputs:
+            return "is a graph output"
+        if name in self.captured:
+            return "is read by a subgraph"
+        count = len(self.readers.get(name, ()))
+        return None if count == 1 else f"has {count} readers"
+
+
+def is_op(node: NodeProto, *op_types: str) -> bool:
+    """Whether `node` is one of the standard operators named."""
+    return node.op_type in op_types and node.domain in ("", "ai.onnx")
+
+
+def label(node: NodeProto) -> str:
+    """The node's name, or its first output's where it has none."""
+    return node.name or next((name for name in node.output if name), node.op_type)
+
+
+class AttributeReference(Exception):
+    """An attribute takes its value from the function that the node stands in, so it is unknown here."""
+
+
+def attributes(node: NodeProto) -> dict[str, object]:
+    """The node's attributes as Python values.  Raises AttributeReference where one refers to a function's."""
+    values = {}
+    for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            raise AttributeReference(attribute.name)
+        values[attribute.name] = helper.get_attribute_value(attribute)
+    return values
+
+
+def subgraphs(node: NodeProto) -> Iterator[tuple[int, int, GraphProto]]:
+    """The graphs in a node's attributes, with the attribute's index and the position in it."""
+    for position, attribute in enumerate(node.attribute):
+        if attribute.type == AttributeProto.GRAPH:
+            yield position, 0, attribute.g
+        elif attribute.type == AttributeProto.GRAPHS:
+            for index, graph in enumerate(attribute.graphs):
+                yield position, index, graph
+
+
+def graphs_within(graph: GraphProto) -> Iterator[GraphProto]:
+    """`graph` and every graph in its nodes' attributes, at any depth, in a fixed order."""
+    yield graph
+    for node in graph.node:
+        for _, _, inner in subgraphs(node):
+            yield from graphs_within(inner)
+
+
+def index_model(
+    model: ModelProto, read: Callable[[TensorProto], np.ndarray], inferred: ModelProto | None = None
+) -> list[Scope]:
+    """Index every scope of `model`, outer ones first.
+
+    read: gives the value of a tensor, external or not.  inferred: the same model after shape inference, node for
+    node; shapes come from it (functions have none).
+    """
+    scopes: list[Scope] = []
+
+    def visit(proto, typed, parent: Scope | None, opset: int, path: str) -> Scope:
+        scope = Scope(proto, parent, opset, model.ir_version, read, _tensor_infos(typed), path)
+        scopes.append(scope)
+        for index, node in enumerate(scope.nodes):
+            for position, nth, graph in subgraphs(node):
+                typed_graph = None
+                if typed is not None:
+                    attribute = typed.node[index].attribute[position]
+                    typed_graph = attribute.graphs[nth] if attribute.graphs else attribute.g
+                place = f"{label(node)}.{node.attribute[position].name}"
+                child = visit(graph, typed_graph, scope, opset, f"{path}/{place}" if path else place)
+                scope.children.append(child)
+                scope.captured |= child.free_names()
+        return scope
+
+    visit(model.graph, inferred.graph if inferred is not None else None, None, opset_of(model.opset_import), "")
+    for function in model.functions:
+        visit(function, None, None, opset_of(function.opset_import), f"function {function.name}")
+    return scopes
+
+
+def opset_of(imports) -> int:
+    """Version of the standard operators that `imports` names; 0 if none."""
+    return max((entry.version for entry in imports if entry.domain in ("", "ai.onnx")), default=0)
+
+
+def value_names(model: ModelProto) -> set[str]:
+    """Every tensor and node name anywhere in the model, functions included."""
+    names: set[str] = set()
+
+    def visit(proto) -> None:
+        if isinstance(proto, GraphProto):
+            names.update(value.name for value in (*proto.input, *proto.output, *proto.initializer))
+            names.update(tensor.values.name for tensor in proto.sparse_initializer)
+        else:
+            names.update((*proto.input, *proto.output))
+        for node in proto.node:
+            names.add(node.name)
+            names.update(node.input)
+            names.update(node.output)
+            for _, _, graph in subgraphs(node):
+                visit(graph)
+
+    visit(model.graph)
+    for function in model.functions:
+        visit(function)
+    return names
+
+
+def _tensor_infos(graph: GraphProto | None) -> dict[str, TensorInfo]:
+    infos = {}
+    for value in (*graph.value_info, *graph.input, *graph.output) if graph is not None else ():
+        if value.type.HasField("tensor_type"):
+            tensor = value.type.tensor_type
+            shape = None
+            if tensor.HasField("shape"):
+                shape = tuple(
+                    dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim
+                )
+            infos[value.name] = TensorInfo(tensor.elem_type, shape)
+    return infos
+
+
+def _constant_tensor(node: NodeProto) -> TensorProto | None:
+    if len(node.attribute) != 1 or node.attribute[0].ref_attr_name:
+        return None
+    attribute = node.attribute[0]
+    if attribute.name == "value":
+        return attribute.t
+    if attribute.name in ("value_float", "value_floats"):
+        values = attribute.floats if attribute.name.endswith("s") else attribute.f
+        return numpy_helper.from_array(np.array(values, np.float32))
+    if attribute.name in ("value_int", "value_ints"):
+        values = attribute.ints if attribute.name.endswith("s") else attribute.i
+        return numpy_helper.from_array(np.array(values, np.int64))
+    return None

@@ -1,0 +1,153 @@
+"""Inputs to run a model on: given ones, or seeded random ones in the shapes that the model leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto, ValueInfoProto, helper
+
+from convpool.errors import ModelError, OptionError
+
+Arrays = dict[str, np.ndarray]
+OPEN_SIZES = (1, 64, 224, 32, 128, 16, 8, 256, 512)
+"""Tried in turn for open dimensions other than the first until the model runs."""
+
+
+def load_arrays(data: Mapping[str, np.ndarray] | str | Path | None) -> Arrays | None:
+    """Arrays by input name, from a mapping or a .npz file.  Raises OptionError."""
+    if data is None or isinstance(data, Mapping):
+        return None if data is None else dict(data)
+    try:
+        with np.load(data, allow_pickle=False) as file:
+            if not hasattr(file, "files"):
+                raise ValueError("one array without a name")
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        reason = getattr(error, "strerror", None) or "not a .npz file of named arrays"
+        raise OptionError(f"data {str(data)!r}: {reason}") from error
+
+
+def feeds(model: ModelProto) -> list[ValueInfoProto]:
+    """The graph inputs that a caller must give: those without an initializer."""
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    initializers |= {tensor.values.name for tensor in model.graph.sparse_initializer}
+    return [value for value in model.graph.input if value.name not in initializers]
+
+
+class InputMaker:
+    """Makes sets of inputs for one model; the same seed and number give the same set."""
+
+    def __init__(
+        self, model: ModelProto, data: Arrays | None, shapes: Mapping[str, Sequence[int]], seed: int
+    ) -> None:
+        self._feeds, self._seed = feeds(model), seed
+        self._data = None if data is None else _fit_data(self._feeds, data)
+        self._shapes = _fit_shapes(self._feeds, shapes)
+        self._open_size: int | None = None
+
+    def runnable(self, number: int, run: Callable[[Arrays], list[object]]) -> tuple[Arrays, list[object]]:
+        """Set `number` of inputs, and what `run` gives for it.
+
+        Where dimensions are open, the first sizes of OPEN_SIZES that `run` takes without a ModelError are used from
+        then on.  Raises that error if there are none.
+        """
+        if self._data is not None:
+            return self._data, run(self._data)
+        sizes = OPEN_SIZES if self._open_size is None else (self._open_size,)
+        failure: ModelError | None = None
+        for size in sizes:
+            arrays = self._random(number, size)
+            try:
+                outputs = run(arrays)
+            except ModelError as error:
+                failure = failure or error
+                if not self._has_open_sizes():
+                    raise
+                continue
+            if any(isinstance(out, np.ndarray) and out.size == 0 for out in outputs) and size != sizes[-1]:
+                continue  # an empty result proves nothing; larger sizes may give one
+            self._open_size = size
+            return arrays, outputs
+        if failure is None:
+            arrays = self._random(number, OPEN_SIZES[0])
+            return arrays, run(arrays)
+        raise ModelError(f"{failure}; give the input shapes")
+
+    def _has_open_sizes(self) -> bool:
+        return any(
+            value.name not in self._shapes and any(not isinstance(dim, int) for dim in _dims(value)[1:])
+            for value in self._feeds
+        )
+
+    def _random(self, number: int, open_size: int) -> Arrays:
+        rng = np.random.default_rng([self._seed, number])
+        arrays = {}
+        for value in self._feeds:
+            dims = self._shapes.get(value.name) or [
+                dim if isinstance(dim, int) else (1 if axis == 0 else open_size)
+                for axis, dim in enumerate(_dims(value))
+            ]
+            arrays[value.name] = _random_array(rng, value, tuple(dims))
+        return arrays
+
+
+def _random_array(rng: np.random.Generator, value: ValueInfoProto, shape: tuple[int, ...]) -> np.ndarray:
+    """Normal floats; integers and truth values from {0, 1}, which every index and flag allows."""
+    if not value.type.HasField("tensor_type"):
+        raise ModelError(f"input '{value.name}': not a tensor; give it as data or switch the check off")
+    dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    if dtype == np.dtype(object) or dtype.kind in "SU":
+        return np.full(shape, "a", dtype=object)
+    if dtype.kind in "iub":
+        return rng.integers(0, 2, shape).astype(dtype)
+    if dtype.kind == "c":
+        return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def _dims(value: ValueInfoProto) -> list[int | str | None]:
+    dims = value.type.tensor_type.shape.dim
+    return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims]
+
+
+def _fit_data(values: list[ValueInfoProto], data: Arrays) -> Arrays:
+    wanted = {value.name: value for value in values}
+    for name in data:
+        if name not in wanted:
+            raise OptionError(f"data: array '{name}'; expected inputs {', '.join(wanted) or 'none'}")
+    arrays = {}
+    for name, value in wanted.items():
+        if name not in data:
+            raise OptionError(f"data: no array for input '{name}'; got {', '.join(data) or 'none'}")
+        dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        array = np.asarray(data[name])
+        if array.dtype != dtype and not (array.dtype.kind == "f" and (dtype.kind == "f" or dtype.name == "bfloat16")):
+            raise OptionError(f"data: input '{name}'; got type {array.dtype}, expected {dtype}")
+        _check_shape(value, array.shape, "data")
+        arrays[name] = array.astype(dtype, copy=False)
+    return arrays
+
+
+def _fit_shapes(values: list[ValueInfoProto], shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    wanted = {value.name: value for value in values}
+    for name, shape in shapes.items():
+        if name not in wanted:
+            raise OptionError(f"input shape: no input '{name}'; expected one of {', '.join(wanted) or 'none'}")
+        if any(size < 1 for size in shape):
+            raise OptionError(f"input shape of '{name}'; got {list(shape)}, expected positive sizes")
+        _check_shape(wanted[name], shape, "input shape")
+    return {name: [int(size) for size in shape] for name, shape in shapes.items()}
+
+
+def _check_shape(value: ValueInfoProto, shape: Sequence[int], what: str) -> None:
+    if not value.type.tensor_type.HasField("shape"):
+        return
+    dims = _dims(value)
+    fits = len(dims) == len(shape) and all(
+        not isinstance(dim, int) or dim == size for dim, size in zip(dims, shape, strict=True)
+    )
+    if not fits:
+        shown = [dim if dim is not None else "?" for dim in dims]
+        raise OptionError(f"{what}: input '{value.name}'; got shape {list(shape)}, expected {shown}")

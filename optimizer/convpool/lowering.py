@@ -1,0 +1,89 @@
+"""The forms that an exact site can be written in, which of them a model admits, and what each costs.
+
+| lowering | nodes | needs |
+|---|---|---|
+| convavgpool | ai.convpool::ConvAvgPool, with the operator as a model-local function | static sizes where the mean is global |
+| direct | AveragePool, Conv | |
+| fused | Conv with the kernel convolved with the box | constant weights |
+| auto | direct or fused, whichever the cost model puts ahead | |
+
+`convavgpool` falls back to the next form that the model admits, `direct` and `fused` do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convpool import cost
+from convpool.cost import Cost
+from convpool.geometry import ConvSpec, Ints, PoolSpec, fused_spec, pool_first
+from convpool.graph import Scope
+from convpool.operator import POOL_DILATIONS_OPSET
+from convpool.plan import ConvLeaf, Reject, reject
+
+LOWERINGS = ("convavgpool", "direct", "fused")
+REQUESTS = (*LOWERINGS, "auto")
+ORDERS: dict[str, tuple[str, ...]] = {
+    "convavgpool": ("convavgpool", "direct", "fused"),
+    "direct": ("direct",),
+    "fused": ("fused",),
+    "auto": ("direct", "fused"),
+}
+"""For each request the lowerings to try, in order; for auto the order is by cost."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One lowering of one convolution.  pool is None where the pooling is global or has vanished (`is_global` tells)."""
+
+    lowering: str
+    pool: PoolSpec | None
+    conv: ConvSpec
+    is_global: bool = False
+
+
+def form(scope: Scope, leaf: ConvLeaf, pool: PoolSpec | None, lowering: str, main_opset: int) -> Form | Reject:
+    """`leaf` behind the window `pool` (None: the feature map, of unknown size) in the given lowering, or why not."""
+    conv = leaf.conv
+    whole = conv.is_pointwise and not any(conv.pads) and all(s == 1 for s in conv.strides)
+    if pool is None:
+        if not whole or lowering == "fused":
+            return reject(scope, leaf.node, "mean over a feature map", "unknown sizes", "static sizes, or a 1x1 Conv")
+        if lowering == "convavgpool":
+            return reject(scope, leaf.node, "pool_kernel_shape", "unknown sizes", "static sizes")
+        return Form("direct", None, conv, is_global=True)
+    if lowering == "fused":
+        if leaf.weight is None:
+            return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
+        return Form("fused", None, fused_spec(conv, pool))
+    if pool.taps == 1:
+        # Nothing to average: the convolution alone takes fewer positions.
+        if lowering == "convavgpool":
+            return reject(scope, leaf.node, "pooling window", "one element", "more")
+        return Form("direct", None, fused_spec(conv, pool))
+    box, rest = pool_first(conv, pool)
+    if any(d > 1 for d in box.dilations) and scope.opset < POOL_DILATIONS_OPSET:
+        return reject(scope, leaf.node, "dilated box mean", f"opset {scope.opset}",
+                      f"opset {POOL_DILATIONS_OPSET}, where AveragePool has dilations")  # fmt: skip
+    if any(pad >= k for pad, k in zip(box.pads, box.kernel_shape * 2, strict=True)):
+        return reject(scope, leaf.node, "pads of the box mean", list(box.pads),
+                      f"less than {list(box.kernel_shape)}, as onnxruntime demands")  # fmt: skip
+    if lowering == "convavgpool" and scope.opset != main_opset:
+        return reject(scope, leaf.node, "opset of the function", scope.opset, f"the model's, {main_opset}")
+    if lowering == "direct" and whole and leaf.size == pool.kernel_shape:
+        return Form("direct", None, conv, is_global=True)
+    return Form(lowering, box, rest)
+
+
+def form_cost(found: Form, leaf: ConvLeaf, size: Ints, item_bytes: int) -> Cost:
+    """Cost of a form per sample; size: spatial input sizes, nominal where unknown."""
+    channels = leaf.weight_shape[1] * leaf.conv.group
+    shape = (*leaf.weight_shape[:2], *found.conv.kernel_shape)
+    if found.is_global:
+        everything = PoolSpec(size, (1,) * len(size), (0,) * (2 * len(size)), (1,) * len(size))
+        pooled, pool = (1,) * len(size), everything
+    elif found.pool is not None:
+        pooled, pool = found.pool.output_size(size), found.pool
+    else:
+        return cost.conv_cost(found.conv, shape, size, item_bytes)
+    return cost.pool_cost(pool, channels, size, item_bytes) + cost.conv_cost(found.conv, shape, pooled, item_bytes)

@@ -1,0 +1,227 @@
+"""Convolution, then average pooling: do the pooling first.
+
+    x - Conv - (linear nodes) - average            x - ConvAvgPool - (nodes that do not fold)
+
+Conditions, in the order in which they are checked: (1) no attribute refers to a function's; (2) the average is exact
+to move (`pooling`); (3) all that stands between is linear, and nobody else reads it (`trace`, `linear`); (4) a
+lowering exists (`lowering`); (5) it saves: the convolutions do at most 3/4 of their multiply-adds afterwards, and the
+weighted cost falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from onnx import helper
+
+from convpool import cost
+from convpool.cost import Cost
+from convpool.geometry import Ints, PoolSpec
+from convpool.graph import AttributeReference, Scope, is_op, label
+from convpool.lowering import ORDERS, Form, form, form_cost
+from convpool.passes.pooling import may_be_pooling, recognise
+from convpool.passes.trace import conv_leaf, conv_rank, conv_upstream, spatial_size, trace
+from convpool.plan import (
+    IDENTITY, Choice, ConvLeaf, JoinTree, Plan, Pooling, Reject, Tree, conv_leaves, opaque_leaves, reject,
+)  # fmt: skip
+
+ENOUGH = 0.75
+"""Largest share of the multiply-adds that may remain: no rewrite without pooling strides passes on a large map."""
+SUFFIXES = {"pool": "pool", "global": "global_pool", "slice_mean": "slice_mean"}
+"""How each kind of average ends a pattern's name."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A candidate: node `root` ends an average over `tensor`, which is computed from convolution `conv`."""
+
+    scope: Scope
+    root: int
+    tensor: str
+    conv: int
+    pattern: str
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names of the convolution and of the pooling."""
+        return label(self.scope.nodes[self.conv]), label(self.scope.nodes[self.root])
+
+
+def sites(scope: Scope) -> Iterator[Site]:
+    """Every average that is computed from a convolution with only elementwise nodes and joins between."""
+    for index in range(len(scope.nodes)):
+        tensor = may_be_pooling(scope, index)
+        conv = conv_upstream(scope, tensor) if tensor else None
+        if tensor and conv is not None:
+            op_type = scope.nodes[index].op_type
+            kind = {"AveragePool": "pool", "GlobalAveragePool": "global", "ReduceMean": "global"}
+            yield Site(scope, index, tensor, conv, f"conv_{SUFFIXES[kind.get(op_type, 'slice_mean')]}")
+
+
+def check(site: Site, lowering: str, main_opset: int) -> Plan | Reject | None:
+    """A Plan if the site is exact to rewrite and pays, otherwise why not; None if it is no average over windows.
+
+    lowering: one of `lowering.REQUESTS`; main_opset: version of the standard operators in the main graph.
+    """
+    scope = site.scope
+    rank = conv_rank(scope, site.conv)
+    if rank is None:
+        return reject(scope, site.conv, "shape of the weights", "unknown", "a known rank")
+    try:
+        size = spatial_size(scope, site.tensor, rank)
+        pooling = recognise(scope, site.root, rank, size)
+        if pooling is None or isinstance(pooling, Reject):
+            return pooling
+        tree = trace(scope, pooling.input, rank, frozenset(pooling.nodes))
+    except AttributeReference as error:
+        return reject(scope, site.root, "attributes", f"a reference to the function's '{error}'", "values")
+    if isinstance(tree, Reject):
+        return tree
+    tree = _unfold_overflow(tree)
+    if pooling.spec is None:
+        size = size or _tree_size(tree)
+        if size is not None:
+            ones, zeros = (1,) * rank, (0,) * (2 * rank)
+            pooling = replace(pooling, spec=PoolSpec(size, ones, zeros, ones))
+    plan = Plan(scope, _pattern(scope, pooling, tree), pooling, tree)
+    return _choose(plan, lowering, main_opset)
+
+
+def macs(site: Site) -> int | None:
+    """Multiply-adds of the site's convolution for one sample, None where its sizes are unknown."""
+    rank = conv_rank(site.scope, site.conv)
+    try:
+        leaf = conv_leaf(site.scope, site.conv, rank) if rank else None
+    except AttributeReference:
+        return None
+    if not isinstance(leaf, ConvLeaf) or leaf.size is None:
+        return None
+    return cost.conv_cost(leaf.conv, leaf.weight_shape, leaf.size, 4).macs
+
+
+def _choose(plan: Plan, lowering: str, main_opset: int) -> Plan | Reject:
+    """The plan with a lowering for each convolution, the first that pays, or why there is none."""
+    failure: Reject | None = None
+    order = ORDERS[lowering]
+    attempts = [order] if lowering == "auto" else [order[i:] for i in range(len(order))]
+    for attempt in attempts:
+        forms = []
+        for leaf in conv_leaves(plan.tree):
+            admitted = [form(plan.scope, leaf, plan.pooling.spec, name, main_opset) for name in attempt]
+            usable = [item for item in admitted if isinstance(item, Form)]
+            if not usable:
+                failure = failure or next(item for item in admitted if isinstance(item, Reject))
+                break
+            forms.append(min(usable, key=lambda f: _leaf_cost(plan, leaf, f).time) if lowering == "auto" else usable[0])
+        else:
+            outcome = _judge(plan, forms)
+            if isinstance(outcome, Plan):
+                return outcome
+            failure = failure or outcome
+    assert failure is not None
+    return failure
+
+
+def _judge(plan: Plan, forms: list[Form]) -> Plan | Reject:
+    """Condition (5), over all of the tree; sizes that the model leaves open are taken as nominal ones."""
+    scope, spec = plan.scope, plan.pooling.spec
+    leaves = conv_leaves(plan.tree)
+    bytes_ = _item_bytes(scope, leaves[0])
+    before, after, choices = Cost(), Cost(), []
+    for leaf, found in zip(leaves, forms, strict=True):
+        size = leaf.size or _nominal_size(leaf, spec)
+        old = cost.conv_cost(leaf.conv, leaf.weight_shape, size, bytes_)
+        new = form_cost(found, leaf, size, bytes_)
+        before, after = before + old, after + new
+        known = leaf.size is not None
+        choices.append(Choice(found.lowering, old.macs if known else None, new.macs if known else None))
+    full = leaves[0].conv.output_size(leaves[0].size or _nominal_size(leaves[0], spec))
+    window = spec or PoolSpec(full, (1,) * len(full), (0,) * (2 * len(full)), (1,) * len(full))
+    pooled = window.output_size(full)
+    channels = leaves[0].weight_shape[0]
+    before += cost.pool_cost(window, channels, full, bytes_)
+    steps = len(_moving(plan.tree))
+    before += cost.affine_cost(steps, channels, full, bytes_)
+    after += cost.affine_cost(steps, channels, pooled, bytes_)
+    for _ in opaque_leaves(plan.tree):
+        after += cost.pool_cost(window, channels, full, bytes_)
+    if after.macs > ENOUGH * before.macs or after.time >= before.time:
+        return reject(
+            scope, leaves[0].node, f"saves nothing as {forms[0].lowering}",
+            f"{after.macs:,} multiply-adds and {after.additions:,} additions after {before.macs:,} and "
+            f"{before.additions:,}", "a saving",
+        )  # fmt: skip
+    return replace(plan, choices=tuple(choices))
+
+
+def _leaf_cost(plan: Plan, leaf: ConvLeaf, found: Form) -> Cost:
+    size = leaf.size or _nominal_size(leaf, plan.pooling.spec)
+    return form_cost(found, leaf, size, _item_bytes(plan.scope, leaf))
+
+
+def _pattern(scope: Scope, pooling: Pooling, tree: Tree) -> str:
+    middle = ""
+    if isinstance(tree, JoinTree):
+        middle = "concat_" if is_op(scope.nodes[tree.node], "Concat") else "add_"
+    return f"conv_{middle}{SUFFIXES[pooling.kind]}"
+
+
+def _moving(tree: Tree) -> list[int]:
+    """Joins and nodes that go behind the pooling."""
+    if isinstance(tree, ConvLeaf):
+        return [moved.node for moved in tree.behind]
+    if isinstance(tree, JoinTree):
+        return [tree.node, *(m.node for m in tree.behind), *(n for child in tree.children for n in _moving(child))]
+    return []
+
+
+def _unfold_overflow(tree: Tree) -> Tree:
+    """Let affine maps move behind the pooling where folded weights would not be finite in their type."""
+    if isinstance(tree, JoinTree):
+        return replace(tree, children=tuple(_unfold_overflow(child) for child in tree.children))
+    if not isinstance(tree, ConvLeaf) or tree.affine is IDENTITY:
+        return tree
+    with np.errstate(over="ignore", invalid="ignore"):
+        if all(np.isfinite(array.astype(np.float64)).all() for array in folded(tree) if array is not None):
+            return tree
+    return replace(tree, affine=IDENTITY, behind=(*tree.folded, *tree.behind))
+
+
+def folded(leaf: ConvLeaf) -> tuple[np.ndarray, np.ndarray | None]:
+    """Weights [M, C/group, kernel...] and bias [M] or None with the affine map folded in, in the weights' type."""
+    assert leaf.weight is not None
+    weight = leaf.weight.array()
+    bias = None if leaf.bias is None else leaf.bias.array()
+    if leaf.affine is IDENTITY:
+        return weight, bias
+    dtype = weight.dtype
+    scale = np.broadcast_to(leaf.affine.scale, leaf.weight_shape[:1])
+    old_bias = np.zeros(leaf.weight_shape[0]) if bias is None else bias.astype(np.float64)
+    new_bias = scale * old_bias + leaf.affine.shift
+    new_weight = weight.astype(np.float64) * scale.reshape(-1, *[1] * (weight.ndim - 1))
+    return new_weight.astype(dtype), new_bias.astype(dtype) if new_bias.any() or bias is not None else None
+
+
+def _tree_size(tree: Tree) -> Ints | None:
+    """Spatial sizes at the pooling by the convolution's own arithmetic, where shape inference gave none."""
+    if isinstance(tree, ConvLeaf) and tree.size is not None:
+        return tree.conv.output_size(tree.size)
+    return None
+
+
+def _nominal_size(leaf: ConvLeaf, pool: PoolSpec | None) -> Ints:
+    """An input size that stands for the unknown ones: large enough for a window."""
+    windows = [1] * leaf.conv.rank if pool is None else [
+        d * (k - 1) + 1 for k, d in zip(pool.kernel_shape, pool.dilations, strict=True)
+    ]  # fmt: skip
+    return tuple(
+        max(cost.NOMINAL_SIZE, (w - 1) * s + extent)
+        for w, s, extent in zip(windows, leaf.conv.strides, leaf.conv.extents, strict=True)
+    )
+
+
+def _item_bytes(scope: Scope, leaf: ConvLeaf) -> int:
+    elem_type = scope.info(scope.nodes[leaf.node].input[1]).elem_type
+    return helper.tensor_dtype_to_np_dtype(elem_type).itemsize if elem_type else 4

@@ -1,0 +1,178 @@
+"""What may stand between a convolution and the pooling, and why other things may not.
+
+| node | treatment | condition |
+|---|---|---|
+| Identity | dropped | |
+| Dropout | dropped | (1) inference form, mask unread |
+| BatchNormalization | affine per channel | (2) inference form |
+| Add, Sub, Mul, Div | affine per channel | (3) the other operand does not vary over space; (4) no division by the data |
+| Pad | added to the convolution's pads | (5) constant zeros on spatial axes, (6) as the convolution would give there |
+
+An affine map per channel commutes with an average without padding.  With constant operands it is folded into weights
+and bias, else the node moves behind the pooling.
+
+A zero Pad of t positions behind a convolution equals s*t more zeros in front of it exactly where the convolution gives
+zero: it has no bias so far, and the added windows lie outside the input, Pl >= K - s at the begin and Pr >= K - 1 at
+the end (K the extent of the kernel).  A negative Pad crops, and so does a smaller padding, while it stays >= 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from convpool.geometry import ConvSpec, Ints
+from convpool.graph import Scope, attributes, is_op
+from convpool.plan import IDENTITY, Affine, Reject, reject
+
+BINARY = ("Add", "Sub", "Mul", "Div")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One linear node.  operand: number of the input that carries the data.
+
+    affine: what it does per channel, None if that is not constant; pads: what a Pad adds, begins then ends.
+    """
+
+    node: int
+    operand: int
+    affine: Affine | None = IDENTITY
+    pads: Ints | None = None
+
+
+def linear_step(scope: Scope, index: int, rank: int) -> Step | Reject | None:
+    """What node `index` does as a linear map; a Reject where it does not qualify, None for any other operator."""
+    node = scope.nodes[index]
+    if is_op(node, "Identity"):
+        return Step(index, 0)
+    if is_op(node, "Dropout"):
+        return _dropout(scope, index)
+    if is_op(node, "BatchNormalization"):
+        return _batch_normalization(scope, index)
+    if is_op(node, *BINARY):
+        return _binary(scope, index, rank)
+    if is_op(node, "Pad"):
+        return _pad(scope, index, rank)
+    return None
+
+
+def pad_conv(scope: Scope, step: Step, conv: ConvSpec, has_shift: bool) -> ConvSpec | Reject:
+    """The convolution that also does the Pad of `step` behind it; condition (6)."""
+    r, pads = conv.rank, step.pads or ()
+    for i in range(r):
+        begin, end = pads[i], pads[r + i]
+        if (begin > 0 or end > 0) and has_shift:
+            return reject(scope, step.node, "Pad behind a bias", list(pads), "no positive pads")
+        if begin > 0 and conv.pads[i] < conv.extents[i] - conv.strides[i]:
+            return reject(scope, step.node, f"zeros where the convolution gives others, axis {i}", conv.pads[i],
+                          f"convolution pads >= {conv.extents[i] - conv.strides[i]}")  # fmt: skip
+        if end > 0 and conv.pads[r + i] < conv.extents[i] - 1:
+            return reject(scope, step.node, f"zeros where the convolution gives others, axis {i}", conv.pads[r + i],
+                          f"convolution pads >= {conv.extents[i] - 1}")  # fmt: skip
+    total = tuple(p + s * t for p, s, t in zip(conv.pads, conv.strides * 2, pads, strict=True))
+    if min(total) < 0:
+        return reject(scope, step.node, "crop beyond the convolution's padding", list(pads), "pads that stay >= 0")
+    return ConvSpec(conv.kernel_shape, conv.strides, total, conv.dilations, conv.group)
+
+
+def varies_over_space(scope: Scope, name: str, rank: int) -> bool:
+    """Whether tensor `name`, broadcast to [N, C, spatial...], may differ between positions."""
+    shape = scope.info(name).shape
+    if shape is None or len(shape) > rank + 2:
+        return True
+    return any(dim != 1 for dim in shape[-rank:])
+
+
+def _dropout(scope: Scope, index: int) -> Step | Reject:
+    node = scope.nodes[index]
+    if len(node.output) > 1 and node.output[1] and (node.output[1] in scope.readers or node.output[1] in scope.outputs):
+        return reject(scope, index, "mask", "a reader", "none")
+    if scope.opset >= 12 and len(node.input) > 2 and node.input[2]:
+        training = scope.constant_ints(node.input[2])
+        if training != (0,):
+            return reject(scope, index, "training_mode", training or "a computed tensor", "false")
+    return Step(index, 0)
+
+
+def _batch_normalization(scope: Scope, index: int) -> Step | Reject:
+    node = scope.nodes[index]
+    values = attributes(node)
+    if values.get("training_mode", 0) or any(node.output[1:]):
+        return reject(scope, index, "form", "training", "inference")
+    if not values.get("spatial", 1):
+        return reject(scope, index, "spatial", 0, 1)
+    constants = [scope.constant(name) for name in node.input[1:5]]
+    if any(c is None for c in constants):
+        return Step(index, 0, None)
+    scale, shift, mean, variance = (c.array().astype(np.float64) for c in constants if c is not None)
+    factor = scale / np.sqrt(variance + np.float64(values.get("epsilon", 1e-5)))
+    return Step(index, 0, Affine(factor, shift - factor * mean))
+
+
+def _binary(scope: Scope, index: int, rank: int) -> Step | Reject | None:
+    """None when neither operand is the same at every position: then it joins two feature maps."""
+    node = scope.nodes[index]
+    uniform = [not varies_over_space(scope, name, rank) for name in node.input]
+    if not any(uniform):
+        if node.op_type in ("Mul", "Div"):
+            return reject(scope, index, "operands", "two that vary over space", "one that does not")
+        return None
+    constant = [u and scope.constant(name) is not None for u, name in zip(uniform, node.input, strict=True)]
+    candidates = constant if any(constant) else uniform
+    other = 1 if candidates[1] else 0
+    if node.op_type == "Div" and other == 0:
+        return reject(scope, index, "division by the data", "a nonlinear map", "division by a constant")
+    return Step(index, 1 - other, _constant_affine(scope, node.op_type, node.input[other], other, rank))
+
+
+def _constant_affine(scope: Scope, op_type: str, name: str, position: int, rank: int) -> Affine | None:
+    constant = scope.constant(name)
+    if constant is None:
+        return None
+    shape = (1,) * (rank + 2 - len(constant.shape)) + constant.shape
+    if shape[0] != 1:
+        return None  # differs between samples
+    value = constant.array().astype(np.float64).reshape(-1)
+    value = value[0] if shape[1] == 1 else value
+    one, zero = np.array(1.0), np.array(0.0)
+    if op_type == "Add":
+        return Affine(one, np.asarray(value))
+    if op_type == "Sub":
+        return Affine(one, np.asarray(-value)) if position == 1 else Affine(-one, np.asarray(value))
+    if op_type == "Mul":
+        return Affine(np.asarray(value), zero)
+    with np.errstate(divide="ignore"):
+        return Affine(np.asarray(1 / value), zero)
+
+
+def _pad(scope: Scope, index: int, rank: int) -> Step | Reject:
+    node = scope.nodes[index]
+    values = attributes(node)
+    mode = values.get("mode", b"constant").decode()
+    if mode != "constant":
+        return reject(scope, index, "mode of Pad", mode, "constant")
+    if scope.opset < 11:
+        pads, fill = tuple(values.get("pads", ())), float(values.get("value", 0.0))
+    else:
+        read = scope.constant_ints(node.input[1])
+        constant = scope.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        if read is None or (constant is None and len(node.input) > 2 and node.input[2]):
+            return reject(scope, index, "pads or value of Pad", "a computed tensor", "constants")
+        pads, fill = read, float(constant.array().reshape(-1)[0]) if constant is not None else 0.0
+        if len(node.input) > 3 and node.input[3]:
+            axes = scope.constant_ints(node.input[3])
+            if axes is None:
+                return reject(scope, index, "axes of Pad", "a computed tensor", "a constant")
+            full = [0] * (2 * (rank + 2))
+            for i, axis in enumerate(axes):
+                full[axis % (rank + 2)] = pads[i]
+                full[axis % (rank + 2) + rank + 2] = pads[len(axes) + i]
+            pads = tuple(full)
+    if any(pads) and fill != 0:
+        return reject(scope, index, "value of Pad", fill, 0)
+    half = len(pads) // 2
+    if any((*pads[:2], *pads[half : half + 2])):
+        return reject(scope, index, "pads of Pad", list(pads), "zeros on the batch and channel axes")
+    return Step(index, 0, IDENTITY, (*pads[2:half], *pads[half + 2 :]))

@@ -1,0 +1,77 @@
+"""Average pooling, then convolution: already the operator's order, made one node when asked for.
+
+    x - AveragePool(stride = kernel) - Conv        x - ConvAvgPool
+
+It saves no arithmetic, only traffic on a GPU.  Conditions: (1) no attribute refers to a function's; (2) the pooling's
+strides equal its kernel; (3) its padding counts as zeros in the mean; (4) ceil_mode adds no window; (5) nobody else
+reads what it gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from convpool.geometry import PoolSpec
+from convpool.graph import AttributeReference, Scope, attributes, is_op
+from convpool.passes.conv_pool import Site
+from convpool.passes.trace import conv_leaf, conv_rank, spatial_size
+from convpool.plan import Choice, Plan, Pooling, Reject, reject
+
+
+def sites(scope: Scope) -> Iterator[Site]:
+    """Every Conv whose input an AveragePool gives."""
+    for index, node in enumerate(scope.nodes):
+        if is_op(node, "Conv"):
+            producer = scope.producer.get(node.input[0])
+            if producer is not None and is_op(scope.nodes[producer], "AveragePool"):
+                yield Site(scope, producer, node.input[0], index, "pool_conv")
+
+
+def check(site: Site, main_opset: int) -> Plan | Reject:
+    """A Plan for one ConvAvgPool, or why the pair stays two nodes."""
+    scope = site.scope
+    rank = conv_rank(scope, site.conv)
+    if rank is None:
+        return reject(scope, site.conv, "shape of the weights", "unknown", "a known rank")
+    try:
+        return _check(site, rank, main_opset)
+    except AttributeReference as error:
+        return reject(scope, site.root, "attributes", f"a reference to the function's '{error}'", "values")
+
+
+def _check(site: Site, rank: int, main_opset: int) -> Plan | Reject:
+    scope, index = site.scope, site.root
+    node = scope.nodes[index]
+    values = attributes(node)
+    kernel = tuple(values["kernel_shape"])
+    ones, zeros = (1,) * rank, (0,) * (2 * rank)
+    strides, dilations = tuple(values.get("strides", ones)), tuple(values.get("dilations", ones))
+    pads = tuple(values.get("pads", zeros))
+    if len(kernel) != rank or strides != kernel:
+        return reject(scope, index, "strides", list(strides), f"kernel_shape, {list(kernel)}")
+    if values.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+        return reject(scope, index, "auto_pad", values["auto_pad"].decode(), "explicit pads")
+    pads = zeros if values.get("auto_pad") == b"VALID" else pads
+    if any(pads) and not values.get("count_include_pad", 0):
+        return reject(scope, index, "padding left out of the mean", list(pads), "count_include_pad = 1")
+    if any(d > 1 for d in dilations):
+        return reject(scope, index, "dilations", list(dilations), "ones")
+    size = spatial_size(scope, node.input[0], rank)
+    if values.get("ceil_mode", 0):
+        whole = size is not None and all(
+            (n + pads[i] + pads[rank + i]) % k == 0 for i, (n, k) in enumerate(zip(size, kernel, strict=True))
+        )
+        if not whole:
+            return reject(scope, index, "ceil_mode", "a partial window or an unknown size", "whole windows")
+    others = scope.sole_reader(site.tensor)
+    if others is not None:
+        return reject(scope, index, f"output '{site.tensor}' {others}", "other readers", "the convolution alone")
+    leaf = conv_leaf(scope, site.conv, rank)
+    if isinstance(leaf, Reject):
+        return leaf
+    if scope.opset != main_opset:
+        return reject(scope, site.conv, "opset of the function", scope.opset, f"the model's, {main_opset}")
+    conv_node = scope.nodes[site.conv]
+    pooling = Pooling(index, (index,), node.input[0], conv_node.output[0], "pool_conv",
+                      PoolSpec(kernel, strides, pads, dilations))  # fmt: skip
+    return Plan(scope, "pool_conv", pooling, leaf, (Choice("convavgpool", None, None),))

@@ -1,0 +1,218 @@
+"""From a pooling's input back to the convolutions: through linear nodes, and through Add, Sub, Sum and Concat.
+
+    conv - linear... -+
+                      Add - linear... - pooling      ->     Add of two pooled convolutions
+    conv - linear... -+
+
+A tensor on the way may have no other reader, since its value at full resolution is gone afterwards.  Below a join a
+branch that does not qualify is pooled as it is, if it provably has the spatial size of the others (broadcasting over
+space does not commute with pooling; Concat broadcasts nothing).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from convpool.geometry import ConvSpec, Ints
+from convpool.graph import AttributeReference, Scope, attributes, is_op
+from convpool.passes.linear import BINARY, Step, linear_step, pad_conv
+from convpool.plan import IDENTITY, ConvLeaf, JoinTree, Moved, OpaqueLeaf, Reject, Tree, conv_leaves, reject
+
+JOINS = ("Add", "Sub", "Sum", "Concat")
+ELEMENTWISE = (
+    "Abs", "BatchNormalization", "Cast", "Celu", "Clip", "DequantizeLinear", "Dropout", "Elu", "Erf", "Exp", "Gelu",
+    "GroupNormalization", "HardSigmoid", "HardSwish", "Identity", "InstanceNormalization", "LeakyRelu", "Mish", "Neg",
+    "PRelu", "Pad", "QuantizeLinear", "Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Sqrt", "Swish", "Tanh",
+    "ThresholdedRelu",
+)  # fmt: skip
+"""Operators that a report looks through to find the convolution that an inexact site starts from."""
+SEARCH_LIMIT = 24
+"""Nodes that the search for that convolution visits at most: candidates are local."""
+
+
+def conv_upstream(scope: Scope, tensor: str) -> int | None:
+    """The nearest convolution that `tensor` is computed from by elementwise nodes and joins, exact or not."""
+    pending, seen = [tensor], set()
+    while pending and len(seen) < SEARCH_LIMIT:
+        index = scope.producer.get(pending.pop(0))
+        if index is None or index in seen:
+            continue
+        seen.add(index)
+        node = scope.nodes[index]
+        if is_op(node, "Conv"):
+            return index
+        if is_op(node, *ELEMENTWISE):
+            pending.append(node.input[0])
+        elif is_op(node, *JOINS, *BINARY):
+            pending.extend(node.input)
+    return None
+
+
+def conv_rank(scope: Scope, index: int) -> int | None:
+    """Number of spatial axes of a convolution, None where neither its attributes nor its weights tell."""
+    node = scope.nodes[index]
+    shape = scope.info(node.input[1]).shape
+    if shape is not None:
+        return len(shape) - 2
+    try:
+        kernel = attributes(node).get("kernel_shape")
+    except AttributeReference:
+        return None
+    return len(kernel) if kernel else None
+
+
+def spatial_size(scope: Scope, tensor: str, rank: int) -> Ints | None:
+    """Static spatial sizes of a tensor, None where any is unknown."""
+    shape = scope.info(tensor).shape
+    if shape is None or len(shape) != rank + 2:
+        return None
+    size = tuple(dim for dim in shape[2:] if isinstance(dim, int))
+    return size if len(size) == rank else None
+
+
+def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
+    """Attributes, weights and sizes of convolution `index`, or why they cannot be known."""
+    node = scope.nodes[index]
+    values = attributes(node)
+    weight_shape = scope.info(node.input[1]).shape
+    kernel = tuple(values.get("kernel_shape") or (weight_shape[2:] if weight_shape else ()))
+    known = weight_shape is not None and all(isinstance(dim, int) for dim in weight_shape)
+    if not known or len(kernel) != rank:
+        return reject(scope, index, "shape of the weights", weight_shape, f"static, with {rank} spatial axes")
+    if kernel != tuple(weight_shape[2:]):
+        return reject(scope, index, "kernel_shape", list(kernel), f"{list(weight_shape[2:])}, as the weights have")
+    strides = tuple(values.get("strides") or (1,) * rank)
+    dilations = tuple(values.get("dilations") or (1,) * rank)
+    size = spatial_size(scope, node.input[0], rank)
+    auto_pad = values.get("auto_pad", b"NOTSET").decode()
+    pads = tuple(values.get("pads") or (0,) * (2 * rank)) if auto_pad == "NOTSET" else (0,) * (2 * rank)
+    if auto_pad.startswith("SAME"):
+        if size is None and any(s > 1 for s in strides):
+            return reject(scope, index, "auto_pad", f"{auto_pad} with strides on an unknown size", "explicit pads")
+        pads = _same_pads(auto_pad, kernel, strides, dilations, size)
+    conv = ConvSpec(kernel, strides, pads, dilations, int(values.get("group", 1)))
+    bias = node.input[2] if len(node.input) > 2 else ""
+    return ConvLeaf(
+        index, node.input[0], conv, scope.constant(node.input[1]), scope.constant(bias) if bias else None,
+        tuple(weight_shape), size, nodes=(index,),
+    )  # fmt: skip
+
+
+def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozenset()) -> Tree | Reject:
+    """The tree of convolutions behind `tensor` as a Tree, or a Reject.
+
+    inside: nodes of the average itself, which may read `tensor` any number of times.
+    """
+    index = scope.producer.get(tensor)
+    if index is None:
+        return Reject(f"tensor '{tensor}'", "producer", "an input or constant", "a convolution")
+    node = scope.nodes[index]
+    others = scope.sole_reader(tensor)
+    if inside and set(scope.readers.get(tensor, ())) <= inside and tensor not in (scope.outputs | scope.captured):
+        others = None
+    if others is not None:
+        return reject(scope, index, f"output '{tensor}' {others}", "other readers", "the pooling alone")
+    if is_op(node, "Conv"):
+        return conv_leaf(scope, index, rank)
+    step = linear_step(scope, index, rank)
+    if isinstance(step, Reject):
+        return step
+    if step is not None:
+        tree = trace(scope, node.input[step.operand], rank)
+        return tree if isinstance(tree, Reject) else _absorb(scope, tree, step)
+    if is_op(node, *JOINS):
+        return _join(scope, index, rank)
+    return reject(scope, index, "between convolution and pooling", node.op_type, "linear operators only")
+
+
+def _absorb(scope: Scope, tree: Tree, step: Step) -> Tree | Reject:
+    """`tree` with one more linear node behind it."""
+    if isinstance(tree, OpaqueLeaf):
+        raise AssertionError("trace returns opaque leaves only below joins")
+    nodes = (*tree.nodes, step.node)
+    if step.pads is not None and any(step.pads):
+        if isinstance(tree, JoinTree) or tree.behind:
+            return reject(scope, step.node, "Pad behind nodes that move", list(step.pads), "Pad next to a convolution")
+        conv_node = scope.nodes[tree.node]
+        has_bias = len(conv_node.input) > 2 and bool(conv_node.input[2])
+        conv = pad_conv(scope, step, tree.conv, has_bias or bool(tree.affine.shift.any()))
+        return conv if isinstance(conv, Reject) else replace(tree, conv=conv, nodes=nodes)
+    if step.affine is IDENTITY:
+        return replace(tree, nodes=nodes)
+    if isinstance(tree, ConvLeaf) and not tree.behind and _foldable(scope, tree, step):
+        moved = Moved(step.node, step.operand)
+        return replace(tree, affine=step.affine.after(tree.affine), folded=(*tree.folded, moved), nodes=nodes)
+    return replace(tree, behind=(*tree.behind, Moved(step.node, step.operand)), nodes=nodes)
+
+
+def _foldable(scope: Scope, leaf: ConvLeaf, step: Step) -> bool:
+    conv = scope.nodes[leaf.node]
+    constant_bias = leaf.bias is not None or len(conv.input) < 3 or not conv.input[2]
+    if step.affine is None or leaf.weight is None or not constant_bias:
+        return False
+    channels = leaf.weight_shape[0]
+    return all(v.size in (1, channels) for v in (step.affine.scale, step.affine.shift))
+
+
+def _join(scope: Scope, index: int, rank: int) -> JoinTree | Reject:
+    node = scope.nodes[index]
+    if is_op(node, "Concat"):
+        axis = attributes(node).get("axis", 1) % (rank + 2)
+        if axis > 1:
+            return reject(scope, index, "axis of Concat", axis, "batch or channels")
+    elif not _same_size(scope, list(node.input), rank):
+        return reject(scope, index, "spatial sizes of the operands", "not provably equal", "equal sizes")
+    children, failures = [], []
+    for name in node.input:
+        child = trace(scope, name, rank)
+        if isinstance(child, Reject):
+            failures.append(child)
+            child = OpaqueLeaf(name)
+        children.append(child)
+    tree = JoinTree(index, tuple(children), nodes=(index,))
+    return tree if conv_leaves(tree) else failures[0]
+
+
+def _same_pads(auto_pad: str, kernel: Ints, strides: Ints, dilations: Ints, size: Ints | None) -> Ints:
+    begins, ends = [], []
+    for i, (k, s, d) in enumerate(zip(kernel, strides, dilations, strict=True)):
+        total = d * (k - 1)
+        if s > 1 and size is not None:
+            total = max((-(-size[i] // s) - 1) * s + d * (k - 1) + 1 - size[i], 0)
+        small = total // 2
+        begins.append(small if auto_pad == "SAME_UPPER" else total - small)
+        ends.append(total - begins[-1])
+    return (*begins, *ends)
+
+
+def _same_size(scope: Scope, names: list[str], rank: int) -> bool:
+    """Whether the tensors provably have equal ranks and spatial sizes: by their shapes, or by how they came about."""
+    shapes = [scope.info(name).shape for name in names]
+    if all(s is not None and len(s) == rank + 2 and None not in s[2:] for s in shapes):
+        return len({s[2:] for s in shapes if s is not None}) == 1
+    return len({_spatial_origin(scope, name, rank) for name in names}) == 1
+
+
+def _spatial_origin(scope: Scope, name: str, rank: int) -> tuple:
+    """A tensor and the resizing convolutions since it: equal origins have equal spatial sizes."""
+    resizings: list[tuple] = []
+    while (index := scope.producer.get(name)) is not None:
+        node = scope.nodes[index]
+        if is_op(node, "Conv"):
+            leaf = conv_leaf(scope, index, rank)
+            if isinstance(leaf, Reject):
+                break
+            conv = leaf.conv
+            total = tuple(a + b for a, b in zip(conv.pads[:rank], conv.pads[rank:], strict=True))
+            change = tuple((e - p, s) for e, p, s in zip(conv.extents, total, conv.strides, strict=True))
+            if any(item != (1, 1) for item in change):
+                resizings.append(change)
+            name = node.input[0]
+        elif is_op(node, *BINARY) and (step := linear_step(scope, index, rank)) and isinstance(step, Step):
+            name = node.input[step.operand]
+        elif is_op(node, *ELEMENTWISE) and not is_op(node, "Pad", "PRelu"):
+            name = node.input[0]
+        else:
+            break
+    return (name, *resizings)
+

@@ -1,0 +1,152 @@
+"""What a check returns: a Plan with everything that applying it needs, or a Reject with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from convpool.geometry import ConvSpec, Ints, PoolSpec
+from convpool.graph import Constant, Scope, label
+
+
+@dataclass(frozen=True)
+class Reject:
+    """Why a site stays as it is: the node at fault, the condition, what was found and what would have been right."""
+
+    node: str
+    condition: str
+    got: str
+    expected: str
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.condition}; got {self.got}, expected {self.expected}"
+
+
+def reject(scope: Scope, node: int, condition: str, got: object, expected: object) -> Reject:
+    """A Reject that names node number `node` of `scope`."""
+    return Reject(f"{scope.nodes[node].op_type} '{label(scope.nodes[node])}'", condition, str(got), str(expected))
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """An average over windows of the tensor `input`, written to `output` by the nodes `nodes`, `root` the last.
+
+    spec is None for a mean over all of the feature map; squeeze: the spatial axes vanish (ReduceMean, keepdims = 0).
+    """
+
+    root: int
+    nodes: tuple[int, ...]
+    input: str
+    output: str
+    kind: str
+    spec: PoolSpec | None
+    squeeze: bool = False
+
+
+@dataclass(frozen=True)
+class Affine:
+    """y = scale * x + shift per channel; float64, shape () or [channels]."""
+
+    scale: np.ndarray
+    shift: np.ndarray
+
+    def after(self, first: Affine) -> Affine:
+        """The map that does `first`, then this one."""
+        return Affine(self.scale * first.scale, self.scale * first.shift + self.shift)
+
+
+IDENTITY = Affine(np.array(1.0), np.array(0.0))
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A node that goes behind the pooling; `operand` is the number of the input that carries the data."""
+
+    node: int
+    operand: int
+
+
+@dataclass(frozen=True)
+class ConvLeaf:
+    """A convolution whose output only the pooling reads, with what stood between already absorbed.
+
+    conv: attributes, with a zero Pad behind it added to the pads.  affine: to be folded into weights and bias.
+    behind: nodes that move behind the pooling, in order.  size: spatial input size, None where any of it is unknown.
+    """
+
+    node: int
+    input: str
+    conv: ConvSpec
+    weight: Constant | None
+    bias: Constant | None
+    weight_shape: Ints
+    size: Ints | None
+    affine: Affine = IDENTITY
+    behind: tuple[Moved, ...] = ()
+    nodes: tuple[int, ...] = ()
+    """The convolution and the nodes between it and the join or pooling, all of which go."""
+    folded: tuple[Moved, ...] = ()
+    """The nodes whose effect is in `affine`."""
+
+
+@dataclass(frozen=True)
+class OpaqueLeaf:
+    """A tensor that is pooled as it is, since the pooling distributes over the join that reads it."""
+
+    tensor: str
+
+
+@dataclass(frozen=True)
+class JoinTree:
+    """Add, Sub, Sum or Concat of trees: the pooling distributes over it."""
+
+    node: int
+    children: tuple[Tree, ...]
+    behind: tuple[Moved, ...] = ()
+    nodes: tuple[int, ...] = ()
+
+
+Tree = ConvLeaf | OpaqueLeaf | JoinTree
+
+
+def conv_leaves(tree: Tree) -> list[ConvLeaf]:
+    """The convolutions of a tree, left to right."""
+    if isinstance(tree, ConvLeaf):
+        return [tree]
+    return [leaf for child in tree.children for leaf in conv_leaves(child)] if isinstance(tree, JoinTree) else []
+
+
+def opaque_leaves(tree: Tree) -> list[OpaqueLeaf]:
+    """The other leaves of a tree, left to right."""
+    if isinstance(tree, OpaqueLeaf):
+        return [tree]
+    return [leaf for child in tree.children for leaf in opaque_leaves(child)] if isinstance(tree, JoinTree) else []
+
+
+def tree_nodes(tree: Tree) -> list[int]:
+    """The nodes that go when the tree is rewritten."""
+    if isinstance(tree, OpaqueLeaf):
+        return []
+    children = tree.children if isinstance(tree, JoinTree) else ()
+    return [*tree.nodes, *(node for child in children for node in tree_nodes(child))]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one convolution is to be lowered, and what that costs (multiply-adds of the convolutions, per sample)."""
+
+    lowering: str
+    macs_before: int | None
+    macs_after: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A site that is exact to rewrite and pays.  `choices` belong to the convolutions of `tree`, left to right."""
+
+    scope: Scope
+    pattern: str
+    pooling: Pooling
+    tree: Tree
+    choices: tuple[Choice, ...] = field(default=())

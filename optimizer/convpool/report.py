@@ -1,0 +1,68 @@
+"""What was found, done and checked, as data: `to_json` is the file format, `convpool.table` shows it to a person."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+
+from convpool.verify import Verification
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """One convolution in front of one average.
+
+    status: "rewritten", "rejected" or "excluded"; reason: why not, else None.  macs_before, macs_after: multiply-adds
+    of the convolution for one sample, None where a spatial size is unknown.  scope: "" for the main graph.
+    """
+
+    conv: str
+    pool: str
+    pattern: str
+    status: str
+    lowering: str | None
+    reason: str | None
+    macs_before: int | None
+    macs_after: int | None
+    scope: str = ""
+    times_us: dict[str, float] | None = None
+    """Median microseconds per lowering where they were timed (autotune)."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Totals over the model.  Operator counts cover subgraphs and functions; sizes are those of the model files."""
+
+    rewritten: int
+    rejected: int
+    excluded: int
+    macs_before: int
+    macs_after: int
+    operators_before: dict[str, int]
+    operators_after: dict[str, int]
+    bytes_before: int
+    bytes_after: int
+    seconds: float
+
+
+@dataclass
+class Report:
+    """The whole report of one run."""
+
+    sites: list[SiteReport]
+    summary: Summary
+    verification: Verification | None = None
+    options: dict[str, object] = field(default_factory=dict)
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The report as JSON text; infinite errors become null, verification is null if there was none."""
+        return json.dumps(_finite(asdict(self)), indent=indent) + "\n"
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,311 @@
+"""Applying plans: the only module that changes a model.
+
+A plan's nodes go and the new ones stand where its last node stood.  The pooling's output keeps its name, the new
+convolution the old one's name, doc string and metadata.  Weights are never edited in place: changed ones are new
+constants, and those that nothing reads any more go at the end, unless they are graph inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from convpool import operator
+from convpool.geometry import ConvSpec, PoolSpec, fuse_kernel
+from convpool.graph import Constant, Scope, graphs_within, index_model, opset_of, value_names
+from convpool.lowering import Form, form
+from convpool.passes.conv_pool import folded
+from convpool.plan import IDENTITY, Choice, ConvLeaf, JoinTree, Moved, OpaqueLeaf, Plan, Tree, conv_leaves, tree_nodes
+
+Read = Callable[[TensorProto], np.ndarray]
+
+
+class Rewriter:
+    """Applies plans to one model; `finish` leaves it complete and consistent."""
+
+    def __init__(self, model: ModelProto, read: Read) -> None:
+        self._model, self._read = model, read
+        self._names = value_names(model)
+        self._annotated = any(len(graph.value_info) for graph in graphs_within(model.graph))
+        self._maybe_dead: set[str] = set()
+        self._fresh: set[str] = set()
+        self.new_constants: set[str] = set()
+        """Names of the constants made."""
+        self._channels_last: dict[tuple[int, str], str] = {}
+        self._operator_used = False
+
+    def apply(self, scope: Scope, plans: list[Plan]) -> None:
+        """Apply plans of one scope, whose nodes are disjoint.  The scope's index is stale afterwards."""
+        if any(choice.lowering == "convavgpool" for plan in plans for choice in plan.choices):
+            self._use_operator(scope)
+        removed: set[int] = set()
+        inserted: dict[int, list[NodeProto]] = {}
+        for plan in plans:
+            anchor = max(plan.pooling.root, *tree_nodes(plan.tree))
+            inserted[anchor] = _Emitter(self, scope, plan).run()
+            removed |= {*plan.pooling.nodes, *tree_nodes(plan.tree)}
+        gone = {name for index in removed for name in scope.nodes[index].output}
+        gone -= {plan.pooling.output for plan in plans}
+        self._maybe_dead |= {name for index in removed for name in scope.nodes[index].input} - gone
+        nodes = []
+        for index, node in enumerate(scope.nodes):
+            nodes.extend(inserted.get(index, ()))
+            if index not in removed:
+                nodes.append(node)
+        scope.proto.ClearField("node")
+        scope.proto.node.extend(nodes)
+        _drop_by_name(scope.proto.value_info, gone, lambda value: value.name)
+        if not scope.is_function:
+            _drop_by_name(scope.proto.quantization_annotation, gone, lambda item: item.tensor_name)
+
+    def finish(self) -> None:
+        """Remove constants that were read only by nodes that went, and add the operator's function if it is used."""
+        while dead := self._dead_constants():
+            for scope, names in dead:
+                indices = [i for i, node in enumerate(scope.nodes) if set(node.output) & names]
+                for index in reversed(indices):
+                    self._maybe_dead |= set(scope.nodes[index].input)
+                    del scope.proto.node[index]
+                if isinstance(scope.proto, GraphProto):
+                    _drop_by_name(scope.proto.initializer, names, lambda tensor: tensor.name)
+                _drop_by_name(scope.proto.value_info, names, lambda value: value.name)
+        if self._operator_used:
+            known = {(function.domain, function.name) for function in self._model.functions}
+            if (operator.DOMAIN, operator.OP_TYPE) not in known:
+                self._model.functions.append(operator.function_proto(opset_of(self._model.opset_import)))
+
+    def annotate(self, inferred: ModelProto | None) -> None:
+        """Give the new tensors value_info, from `inferred`, if the model had any value_info."""
+        if inferred is None or not self._annotated:
+            return
+        for graph, typed in zip(graphs_within(self._model.graph), graphs_within(inferred.graph), strict=True):
+            known = {value.name for value in graph.value_info}
+            known |= {value.name for value in graph.output}
+            graph.value_info.extend(
+                value for value in typed.value_info if value.name in self._fresh and value.name not in known
+            )
+
+    def fresh(self, wanted: str) -> str:
+        """`wanted`, with a number behind it if something has that name already."""
+        name, number = wanted, 1
+        while name in self._names:
+            name, number = f"{wanted}_{number}", number + 1
+        self._names.add(name)
+        self._fresh.add(name)
+        return name
+
+    def constant(self, scope: Scope, array: np.ndarray, wanted: str) -> tuple[str, list[NodeProto]]:
+        """A new constant tensor: its name, and the node that gives it where initializers are not to be had.
+
+        Functions have no initializers, and before IR 4 each would have to become a graph input.
+        """
+        name = self.fresh(wanted)
+        self.new_constants.add(name)
+        tensor = numpy_helper.from_array(np.ascontiguousarray(array), name)
+        if isinstance(scope.proto, FunctionProto) or self._model.ir_version < 4:
+            return name, [helper.make_node("Constant", [], [name], value=tensor)]
+        scope.proto.initializer.append(tensor)
+        return name, []
+
+    def channels_last(self, scope: Scope, weight: str, value: Constant, nodes: list[NodeProto]) -> str:
+        """The constant `weight` [M, C/group, kernel...] as a channels-last constant, shared between its readers."""
+        key = (id(scope), weight)
+        if key not in self._channels_last:
+            name, new = self.constant(scope, np.moveaxis(value.array(), 1, -1), f"{weight}_channels_last")
+            nodes.extend(new)
+            if new:  # a node further back in the graph may not see this one
+                return name
+            self._channels_last[key] = name
+        return self._channels_last[key]
+
+    def _use_operator(self, scope: Scope) -> None:
+        """Import the operator's domain; raise the IR version to one that has functions."""
+        self._operator_used = True
+        outermost = scope
+        while outermost.parent is not None:
+            outermost = outermost.parent
+        imports = [self._model.opset_import]
+        if isinstance(outermost.proto, FunctionProto):
+            imports.append(outermost.proto.opset_import)
+        for entries in imports:
+            if all(entry.domain != operator.DOMAIN for entry in entries):
+                entries.append(helper.make_opsetid(operator.DOMAIN, operator.VERSION))
+        if self._model.ir_version < 4:
+            # From IR 4 on these would be inputs that a caller may override, and no longer constants.
+            initializers = {tensor.name for tensor in self._model.graph.initializer}
+            _drop_by_name(self._model.graph.input, initializers, lambda value: value.name)
+        self._model.ir_version = max(self._model.ir_version, operator.MIN_IR_VERSION)
+
+    def _dead_constants(self) -> list[tuple[Scope, set[str]]]:
+        if not self._maybe_dead:
+            return []
+        dead = []
+        for scope in index_model(self._model, self._read):
+            names = {
+                name
+                for name in self._maybe_dead
+                if name not in scope.readers and name not in scope.captured and name not in scope.outputs
+                and name not in scope.inputs
+                and (name in scope.initializers or _is_constant_node(scope, name))
+            }  # fmt: skip
+            if names:
+                dead.append((scope, names))
+        return dead
+
+
+class _Emitter:
+    """The nodes of one plan, inputs first."""
+
+    def __init__(self, rewriter: Rewriter, scope: Scope, plan: Plan) -> None:
+        self._rewriter, self._scope, self._plan = rewriter, scope, plan
+        self._choices = iter(plan.choices)
+        self._nodes: list[NodeProto] = []
+        self._pool_name = scope.nodes[plan.pooling.root].name
+
+    def run(self) -> list[NodeProto]:
+        """All nodes; the last one writes the pooling's output."""
+        name = self._tree(self._plan.tree)
+        if self._plan.pooling.squeeze:
+            name = self._squeeze(name)
+        self._nodes[-1].output[0] = self._plan.pooling.output
+        return self._nodes
+
+    def _tree(self, tree: Tree) -> str:
+        if isinstance(tree, OpaqueLeaf):
+            return self._pool(tree.tensor, self._plan.pooling.spec)
+        if isinstance(tree, ConvLeaf):
+            name = self._leaf(tree, next(self._choices))
+        else:
+            name = self._join(tree)
+        for moved in tree.behind:
+            name = self._move(moved, name)
+        return name
+
+    def _leaf(self, leaf: ConvLeaf, choice: Choice) -> str:
+        if self._plan.pattern == "pool_conv":
+            found = Form("convavgpool", self._plan.pooling.spec, leaf.conv)
+            leaf = replace(leaf, input=self._plan.pooling.input)
+        else:
+            found = form(self._scope, leaf, self._plan.pooling.spec, choice.lowering, self._scope.opset)
+        assert isinstance(found, Form)
+        old = self._scope.nodes[leaf.node]
+        x, weight, bias = leaf.input, old.input[1], old.input[2] if len(old.input) > 2 else ""
+        if leaf.affine is not IDENTITY or found.lowering == "fused":
+            array, bias_array = folded(leaf)
+            if found.lowering == "fused":
+                spec = self._plan.pooling.spec
+                assert spec is not None
+                array = fuse_kernel(array, leaf.conv, spec).astype(array.dtype)
+            if found.lowering == "convavgpool":
+                weight = self._constant(np.moveaxis(array, 1, -1), f"{weight}_channels_last")
+            else:
+                weight = self._constant(array, f"{weight}_{'fused' if found.lowering == 'fused' else 'scaled'}")
+            if leaf.affine is not IDENTITY:
+                wanted = f"{bias or old.output[0] + '_bias'}_scaled"
+                bias = "" if bias_array is None else self._constant(bias_array, wanted)
+        elif found.lowering == "convavgpool":
+            weight = self._channels_last(leaf, weight)
+        output = self._fresh_output(old)
+        if found.lowering == "convavgpool":
+            assert found.pool is not None
+            inputs = [x, weight, bias] if bias else [x, weight]
+            node = operator.make_node(inputs, output, found.pool, found.conv)
+        else:
+            if found.pool is not None or found.is_global:
+                x = self._pool(x, found.pool)
+            node = _conv_node([x, weight, bias] if bias else [x, weight], output, found.conv)
+        node.name, node.doc_string = old.name, old.doc_string
+        node.metadata_props.extend(old.metadata_props)
+        if not node.doc_string:
+            node.ClearField("doc_string")
+        self._nodes.append(node)
+        return output
+
+    def _channels_last(self, leaf: ConvLeaf, weight: str) -> str:
+        if leaf.weight is not None:
+            return self._rewriter.channels_last(self._scope, weight, leaf.weight, self._nodes)
+        output = self._rewriter.fresh(f"{weight}_channels_last")
+        perm = operator.channels_last_perm(leaf.conv.rank)
+        self._nodes.append(helper.make_node("Transpose", [weight], [output], perm=perm))
+        return output
+
+    def _pool(self, x: str, spec: PoolSpec | None) -> str:
+        output = self._rewriter.fresh(f"{self._plan.pooling.output}_pooled_input")
+        if spec is None:
+            node = helper.make_node("GlobalAveragePool", [x], [output])
+        else:
+            node = helper.make_node("AveragePool", [x], [output], kernel_shape=spec.kernel_shape, strides=spec.strides)
+            if any(spec.pads):
+                node.attribute.append(helper.make_attribute("pads", spec.pads))
+                node.attribute.append(helper.make_attribute("count_include_pad", 1))
+            if any(d > 1 for d in spec.dilations):
+                node.attribute.append(helper.make_attribute("dilations", spec.dilations))
+        node.name, self._pool_name = self._pool_name, ""
+        self._nodes.append(node)
+        return output
+
+    def _join(self, tree: JoinTree) -> str:
+        inputs = [self._tree(child) for child in tree.children]
+        node = NodeProto()
+        node.CopyFrom(self._scope.nodes[tree.node])
+        del node.input[:]
+        node.input.extend(inputs)
+        node.output[0] = self._fresh_output(node)
+        self._nodes.append(node)
+        return node.output[0]
+
+    def _move(self, moved: Moved, data: str) -> str:
+        node = NodeProto()
+        node.CopyFrom(self._scope.nodes[moved.node])
+        node.input[moved.operand] = data
+        node.output[0] = self._fresh_output(node)
+        self._nodes.append(node)
+        return node.output[0]
+
+    def _squeeze(self, name: str) -> str:
+        rank = conv_leaves(self._plan.tree)[0].conv.rank
+        axes = list(range(2, rank + 2))
+        output = self._rewriter.fresh(f"{name}_squeezed")
+        if self._scope.opset < 13:
+            node = helper.make_node("Squeeze", [name], [output], axes=axes)
+        else:
+            constant = self._constant(np.array(axes, np.int64), f"{name}_axes")
+            node = helper.make_node("Squeeze", [name, constant], [output])
+        node.name, self._pool_name = self._pool_name, ""
+        self._nodes.append(node)
+        return output
+
+    def _constant(self, array: np.ndarray, wanted: str) -> str:
+        name, nodes = self._rewriter.constant(self._scope, array, wanted)
+        self._nodes.extend(nodes)
+        return name
+
+    def _fresh_output(self, node: NodeProto) -> str:
+        return self._rewriter.fresh(f"{node.output[0]}_pooled")
+
+
+def _conv_node(inputs: list[str], output: str, conv: ConvSpec) -> NodeProto:
+    return helper.make_node(
+        "Conv",
+        inputs,
+        [output],
+        kernel_shape=conv.kernel_shape,
+        strides=conv.strides,
+        pads=conv.pads,
+        dilations=conv.dilations,
+        group=conv.group,
+    )
+
+
+def _is_constant_node(scope: Scope, name: str) -> bool:
+    """Whether a node without effect but this constant gives `name`: it may go when nothing reads it."""
+    index = scope.producer.get(name)
+    return index is not None and scope.constant(name) is not None and len(scope.nodes[index].output) == 1
+
+
+def _drop_by_name(entries, names: set[str], name_of) -> None:
+    for index in reversed([i for i, entry in enumerate(entries) if name_of(entry) in names]):
+        del entries[index]

@@ -1,0 +1,232 @@
+"""Does the optimized model compute what the original does?  Both run in onnxruntime on the same inputs.
+
+onnxruntime's own graph optimisations are off on both sides, so that a difference is convpool's.  A model with
+half-precision or double tensors is judged against the original in float32 (every such tensor, attribute and type made
+float32), since halves alone say little about who is right, and onnxruntime has no CPU kernels for some types.
+
+Default tolerances, |y - r| <= atol + rtol |r| per element, with atol in units of max |r|:
+
+| type | rtol | atol | why |
+|---|---|---|---|
+| float32, float64 | 1e-3 | 1e-4 | a rounding error of 6e-8 grows with depth; a wrong rewrite is off by 1e-1 |
+| float16 | 2e-2 | 1e-2 | 16 units in the last place |
+| bfloat16 | 1e-1 | 5e-2 | likewise |
+
+A half-precision output also passes when it is no further from float32 than twice the original's own is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto
+
+from convpool.errors import ModelError
+from convpool.float32 import HALF_TYPES, float_types, to_float32
+from convpool.inputs import Arrays, InputMaker, load_arrays
+from convpool.modelio import LoadedModel, first_line, load, serialize
+
+TOLERANCES = {TensorProto.FLOAT16: (2e-2, 1e-2), TensorProto.BFLOAT16: (1e-1, 5e-2)}
+FLOAT32_TOLERANCE = (1e-3, 1e-4)
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """Largest differences of one output over all inputs tried.
+
+    max_abs_error is in the output's units, max_rel_error relative to the reference's largest magnitude.
+    """
+
+    name: str
+    max_abs_error: float
+    max_rel_error: float
+    passed: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Outcome for all outputs.  reference: what the errors are against; inputs: how many sets were run."""
+
+    passed: bool
+    reference: str
+    inputs: int
+    input_shapes: dict[str, list[int]]
+    outputs: list[OutputError] = field(default_factory=list)
+
+
+def verify(
+    original: object,
+    optimized: object,
+    *,
+    check: int = 1,
+    data: Mapping[str, np.ndarray] | str | Path | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    seed: int = 0,
+) -> Verification:
+    """Run both models on the same inputs and compare every output.
+
+    original, optimized: paths, serialised bytes, ModelProtos or gs.Graphs.  check: number of random input sets.
+    data: input arrays by name, or a .npz file with them, in place of random ones.  input_shapes: shapes for inputs
+    whose dimensions the model leaves open.  rtol, atol (absolute, in output units): replace the default tolerances.
+    Raises ModelError if either model cannot be run, OptionError for data or shapes that do not fit.
+    """
+    first, second = (m if isinstance(m, LoadedModel) else load(m) for m in (original, optimized))
+    return compare(first, second, check, load_arrays(data), dict(input_shapes or {}), rtol, atol, seed)
+
+
+def compare(
+    original: LoadedModel,
+    optimized: LoadedModel,
+    check: int,
+    data: Arrays | None,
+    input_shapes: dict[str, Sequence[int]],
+    rtol: float | None,
+    atol: float | None,
+    seed: int,
+) -> Verification:
+    """`verify` on loaded models."""
+    types = float_types(original.proto)
+    narrow = sorted(types & set(HALF_TYPES))
+    native = _Runner(original, "the original")
+    exact = None
+    if types - {TensorProto.FLOAT}:
+        exact = _Runner(LoadedModel(to_float32(original), original.base_dir, 0), "the original in float32")
+        # Without kernels for a type, or a numpy type to feed it by, float32 has to speak for both.
+        if native.error or TensorProto.BFLOAT16 in types:
+            native, optimized = exact, LoadedModel(to_float32(optimized), optimized.base_dir, 0)
+    candidate = _Runner(optimized, "the result")
+    for runner in (native, exact, candidate):
+        if runner is not None and runner.error:
+            raise ModelError(f"onnxruntime cannot load {runner.what}: {runner.error}")
+    reference = exact or native
+    maker = InputMaker(original.proto, data, input_shapes, seed)
+    tolerance = TOLERANCES[narrow[-1]] if narrow else FLOAT32_TOLERANCE
+    judge = _Judge(reference.output_names, tolerance, rtol, atol, bool(narrow))
+    shapes: dict[str, list[int]] = {}
+    count = 1 if data is not None else check
+    for number in range(count):
+        arrays, wanted = maker.runnable(number, reference.run)
+        own = wanted if reference is native else native.run(arrays)
+        judge.add(wanted, own, candidate.run(arrays), lambda a=arrays: native.run(a))
+        shapes = {name: list(array.shape) for name, array in arrays.items()}
+    what = "the original in onnxruntime" + (", in float32" if exact else "")
+    return judge.verdict(what, count, shapes)
+
+
+class _Runner:
+    """A model in onnxruntime on the CPU.  `error` says why it could not be loaded."""
+
+    def __init__(self, model: LoadedModel, what: str) -> None:
+        self.what, self.error = what, ""
+        try:
+            self._session = make_session(model, optimize=False)
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            self.error = first_line(error)
+            return
+        self.output_names = [output.name for output in self._session.get_outputs()]
+        self._types = {item.name: item.type for item in self._session.get_inputs()}
+
+    def run(self, arrays: Arrays) -> list[object]:
+        """All outputs.  Raises ModelError if onnxruntime fails."""
+        feed = {}
+        for name, array in arrays.items():
+            if self._types.get(name) == "tensor(float)" and array.dtype != np.float32:
+                array = array.astype(np.float32)
+            feed[name] = array
+        try:
+            return self._session.run(None, feed)
+        except Exception as error:
+            raise ModelError(f"onnxruntime cannot run {self.what}: {first_line(error)}") from error
+
+
+def make_session(model: LoadedModel, *, optimize: bool, threads: int = 0):
+    """An onnxruntime session on the CPU whose idle threads sleep.  optimize: with onnxruntime's own passes."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    level = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    if model.base_dir is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(model.base_dir))
+    return onnxruntime.InferenceSession(serialize(model.proto), options, providers=["CPUExecutionProvider"])
+
+
+class _Judge:
+    """Collects the differences of every output."""
+
+    def __init__(
+        self, names: list[str], tolerance: tuple[float, float], rtol: float | None, atol: float | None, halves: bool
+    ) -> None:
+        self._names, self._tolerance, self._halves = names, tolerance, halves
+        self._rtol, self._atol = rtol, atol
+        self._results: dict[str, OutputError] = {}
+
+    def add(self, reference: list, original: list, result: list, again) -> None:
+        """Compare one run's outputs.  again: runs the original once more, to see whether it is deterministic."""
+        for index, name in enumerate(self._names):
+            found = self._one(name, reference[index], original[index], result[index])
+            if not found.passed and not _equal(again()[index], original[index]):
+                found = OutputError(name, found.max_abs_error, found.max_rel_error, True, "random: not comparable")
+            before = self._results.get(name)
+            if before is None or (found.passed, -found.max_abs_error) < (before.passed, -before.max_abs_error):
+                self._results[name] = found
+
+    def verdict(self, reference: str, inputs: int, shapes: dict[str, list[int]]) -> Verification:
+        """The outcome over everything added; at least one output must be comparable."""
+        outputs = list(self._results.values())
+        passed = all(output.passed for output in outputs) and (
+            not outputs or any("random" not in output.note for output in outputs)
+        )
+        return Verification(passed, reference, inputs, shapes, outputs)
+
+    def _one(self, name: str, reference, original, result) -> OutputError:
+        if not all(isinstance(value, np.ndarray) for value in (reference, original, result)):
+            return self._sequence(name, reference, original, result)
+        if reference.shape != result.shape:
+            return OutputError(name, np.inf, np.inf, False, f"shape {result.shape}, expected {reference.shape}")
+        if reference.dtype.kind not in "fiub" and reference.dtype.name != "bfloat16":
+            same = bool(np.array_equal(reference, result))
+            return OutputError(name, 0.0 if same else np.inf, 0.0 if same else np.inf, same)
+        r, y = reference.astype(np.float64), result.astype(np.float64)
+        odd = ~np.isfinite(r)
+        if not np.array_equal(r[odd], y[odd], equal_nan=True) or not np.isfinite(y[~odd]).all():
+            return OutputError(name, np.inf, np.inf, False, "NaN or infinity in other places")
+        r, y, own = r[~odd], y[~odd], original.astype(np.float64)[~odd]
+        if r.size == 0:
+            return OutputError(name, 0.0, 0.0, True)
+        difference, largest = np.abs(y - r), float(np.abs(r).max())
+        rtol = self._tolerance[0] if self._rtol is None else self._rtol
+        atol = self._tolerance[1] * largest if self._atol is None else self._atol
+        passed = bool((difference <= atol + rtol * np.abs(r)).all())
+        if not passed and self._halves and self._rtol is None and self._atol is None:
+            passed = bool(difference.max() <= 2 * np.abs(own - r).max())
+        error = float(difference.max())
+        return OutputError(name, error, error / largest if largest else float(error > 0), passed)
+
+    def _sequence(self, name: str, reference, original, result) -> OutputError:
+        """Sequences element by element; maps and missing optionals by equality."""
+        if isinstance(reference, list) and isinstance(result, list) and len(reference) == len(result):
+            parts = [self._one(name, *items) for items in zip(reference, original, result, strict=True)]
+            worst = min(parts, key=lambda p: (p.passed, -p.max_abs_error), default=OutputError(name, 0.0, 0.0, True))
+            return worst
+        same = _equal(reference, result)
+        return OutputError(name, 0.0 if same else np.inf, 0.0 if same else np.inf, same)
+
+
+def _equal(a: object, b: object) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f" and b.dtype.kind == "f"))
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
