@@ -1,0 +1,26 @@
+"""ConvAvgPool on NVIDIA GPUs: the Python side of libconvpool.so (C API: convpool.h).
+
+    import pycuda.autoinit, pycuda.gpuarray as gpuarray
+    from convpool.cuda import conv_avg_pool
+    y = conv_avg_pool(gpuarray.to_gpu(x), gpuarray.to_gpu(w), pool_kernel_shape=2, pool_pads=1, strides=2)
+
+Importing this, listing tactics and checking problems need no GPU; only `conv_avg_pool` does.  No GPU package is
+imported: arrays of pycuda, CuPy and PyTorch are taken as they come.
+"""
+
+from convpool.cuda.errors import ArrayError, CudaError, LibraryError, ProblemError, UnsupportedError
+from convpool.cuda.operator import conv_avg_pool
+from convpool.cuda.problem import Problem, Tactic, find_tactic, tactics
+
+__all__ = [
+    "ArrayError",
+    "CudaError",
+    "LibraryError",
+    "Problem",
+    "ProblemError",
+    "Tactic",
+    "UnsupportedError",
+    "conv_avg_pool",
+    "find_tactic",
+    "tactics",
+]

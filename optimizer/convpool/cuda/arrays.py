@@ -1,0 +1,165 @@
+"""Views of other libraries' GPU arrays: address, shape, type, by DLPack or the CUDA array interface.
+
+DLPack comes first: it knows bfloat16 and the device.  No library is imported here; one that made an array is in
+`sys.modules` already.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from convpool.cuda.errors import ArrayError
+
+
+@dataclass(frozen=True)
+class ArrayView:
+    """A dense, C-ordered array in GPU memory.  `owner` keeps the memory described here alive."""
+
+    name: str
+    pointer: int
+    shape: tuple[int, ...]
+    dtype: str
+    device: int | None
+    owner: Any
+
+
+class _DLDevice(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int32), ("id", ctypes.c_int32)]
+
+
+class _DLDataType(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _DLDevice),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DLDataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_CUDA_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
+_DL_TYPES = {(2, 16, 1): "float16", (2, 32, 1): "float32", (4, 16, 1): "bfloat16"}
+_CAI_TYPES = {"<f2": "float16", "<f4": "float32"}
+_NO_SYNC = -1  # the stream argument with which a producer waits for nothing
+
+
+def _check_dense(name: str, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> None:
+    """strides in elements, or None for C order."""
+    if strides is None:
+        return
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != expected:
+            raise ArrayError(
+                f"{name}: not contiguous; got strides {strides} for shape {shape}, expected C order in the layout "
+                "given; make a contiguous copy or name the other layout"
+            )
+        expected *= size
+
+
+def _dlpack(name: str, array: Any) -> ArrayView:
+    try:
+        capsule = array.__dlpack__(stream=_NO_SYNC)
+    except TypeError:
+        raise ArrayError(f"{name}: a host array; got {type(array).__name__}, expected a GPU array") from None
+    except (BufferError, RuntimeError) as error:
+        raise ArrayError(f"{name}: DLPack export failed; got {error}, expected a plain GPU array") from error
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    tensor = _DLTensor.from_address(get(capsule, b"dltensor"))
+    if tensor.device.type not in _CUDA_DEVICES:
+        raise ArrayError(f"{name}: not in GPU memory; got DLPack device type {tensor.device.type}, expected CUDA")
+    key = (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
+    shape = tuple(tensor.shape[: tensor.ndim])
+    _check_dense(name, shape, tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None)
+    pointer = (tensor.data or 0) + tensor.byte_offset
+    return ArrayView(name, pointer, shape, _DL_TYPES.get(key, f"DLPack type {key}"), tensor.device.id, (array, capsule))
+
+
+def _cuda_array_interface(name: str, array: Any) -> ArrayView:
+    interface = array.__cuda_array_interface__
+    shape, typestr = tuple(interface["shape"]), interface["typestr"]
+    dtype = _CAI_TYPES.get(typestr, typestr)
+    if str(getattr(array, "dtype", "")) == "bfloat16":  # no typestr of its own: ml_dtypes shows <V2
+        dtype = "bfloat16"
+    if interface.get("strides") is not None:
+        size = 4 if dtype == "float32" else 2
+        _check_dense(name, shape, tuple(s // size for s in interface["strides"]))
+    return ArrayView(name, interface["data"][0], shape, dtype, None, array)
+
+
+def view(name: str, array: Any) -> ArrayView:
+    """The array as a view; ArrayError if it is none, not on a GPU, or not contiguous."""
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        kind = array.__dlpack_device__()[0]
+        if int(kind) not in _CUDA_DEVICES:
+            raise ArrayError(f"{name}: not in GPU memory; got DLPack device type {int(kind)}, expected CUDA; copy it there")
+        return _dlpack(name, array)
+    if hasattr(array, "__cuda_array_interface__"):
+        return _cuda_array_interface(name, array)
+    raise ArrayError(
+        f"{name}: no GPU array; got {type(array).__module__}.{type(array).__qualname__}, expected DLPack or "
+        "__cuda_array_interface__ (pycuda, CuPy, PyTorch)"
+    )
+
+
+def stream_handle(stream: Any) -> int:
+    """A cudaStream_t from None, a number, or a stream of pycuda, CuPy, PyTorch or cuda.core."""
+    if stream is None:
+        return 0
+    if isinstance(stream, int):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    for attribute in ("handle", "ptr", "cuda_stream"):
+        if hasattr(stream, attribute):
+            return int(getattr(stream, attribute))
+    raise ArrayError(f"stream: no CUDA stream; got {type(stream).__name__}, expected a handle or a stream object")
+
+
+def _maker(array: Any) -> str:
+    for base in type(array).__mro__:
+        root = base.__module__.partition(".")[0]
+        if root in ("pycuda", "cupy", "torch"):
+            return root
+    return ""
+
+
+def empty_like_maker(array: Any, shape: tuple[int, ...], dtype: str, stream: Any) -> Any:
+    """An uninitialised array of the library that made `array`, on its device, or None if the library is not known.
+
+    Memory that PyTorch made is recorded as used by `stream`, so it is not handed out again before the work is done.
+    """
+    maker = _maker(array)
+    if maker == "pycuda":
+        gpuarray = sys.modules["pycuda.gpuarray"]
+        if dtype == "bfloat16":
+            import ml_dtypes
+
+            return gpuarray.empty(shape, ml_dtypes.bfloat16)
+        return gpuarray.empty(shape, dtype)
+    if maker == "cupy":
+        cupy = sys.modules["cupy"]
+        with array.device, cupy.cuda.ExternalStream(stream_handle(stream)):
+            return cupy.empty(shape, dtype)
+    if maker == "torch":
+        torch = sys.modules["torch"]
+        made = torch.empty(shape, dtype=getattr(torch, dtype), device=array.device)
+        handle = stream_handle(stream)
+        made.record_stream(torch.cuda.ExternalStream(handle, device=array.device))
+        return made
+    return None
+
+
+def byte_count(array_view: ArrayView) -> int:
+    return math.prod(array_view.shape) * (4 if array_view.dtype in ("float32", "<i4") else 2)

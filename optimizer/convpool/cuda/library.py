@@ -1,0 +1,149 @@
+"""libconvpool.so through ctypes: the structures of convpool.h, loading, and status codes as exceptions.
+
+The library is looked for in the environment variable CONVPOOL_LIBRARY, then beside this file, where the wheel puts it.
+Loading needs no GPU and no CUDA installation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+from convpool.cuda.errors import CudaError, LibraryError, ProblemError, UnsupportedError
+
+MAX_RANK = 3
+DTYPES = {"float16": 0, "bfloat16": 1, "float32": 2}
+ACTIVATIONS = {None: 0, "none": 0, "relu": 1, "leaky_relu": 2, "tanh": 3, "sigmoid": 4, "clip": 5}
+WEIGHTS_PREPARED = 1
+
+_OK, _INVALID, _UNSUPPORTED, _WORKSPACE, _MISALIGNED, _CUDA = range(6)
+_EXCEPTIONS = {_INVALID: ProblemError, _UNSUPPORTED: UnsupportedError, _CUDA: CudaError}
+
+_Ints = ctypes.c_int32 * MAX_RANK
+_Pads = ctypes.c_int32 * (2 * MAX_RANK)
+
+
+class ProblemStruct(ctypes.Structure):
+    """convpool_problem."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("rank", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("x_layout", ctypes.c_int32),
+        ("y_layout", ctypes.c_int32),
+        ("allow_tf32", ctypes.c_int32),
+        ("n", ctypes.c_int64),
+        ("c", ctypes.c_int64),
+        ("m", ctypes.c_int64),
+        ("spatial", ctypes.c_int64 * MAX_RANK),
+        ("pool_kernel", _Ints),
+        ("pool_strides", _Ints),
+        ("pool_pads", _Pads),
+        ("pool_dilations", _Ints),
+        ("kernel", _Ints),
+        ("strides", _Ints),
+        ("pads", _Pads),
+        ("dilations", _Ints),
+        ("group", ctypes.c_int32),
+        ("has_bias", ctypes.c_int32),
+        ("has_residual", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
+        ("alpha", ctypes.c_float),
+        ("beta", ctypes.c_float),
+        ("reserved", ctypes.c_int32 * 8),
+    ]
+
+
+class TensorsStruct(ctypes.Structure):
+    """convpool_tensors."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("x", ctypes.c_void_p),
+        ("w", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_bytes", ctypes.c_size_t),
+    ]
+
+
+class TacticStruct(ctypes.Structure):
+    """convpool_tactic_info."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("id", ctypes.c_int32),
+        ("name", ctypes.c_char_p),
+        ("family", ctypes.c_char_p),
+        ("dtype", ctypes.c_int32),
+        ("tf32", ctypes.c_int32),
+        ("min_cc", ctypes.c_int32),
+        ("split_k", ctypes.c_int32),
+    ]
+
+
+def library_path() -> Path:
+    """Where the library is expected, whether it is there or not."""
+    return Path(os.environ.get("CONVPOOL_LIBRARY") or Path(__file__).parent / "libconvpool.so")
+
+
+@functools.cache
+def _load(path: Path) -> ctypes.CDLL:
+    if not path.exists():
+        raise LibraryError(
+            f"libconvpool: not found; got {path}, expected the built library; install convpool where a C++ compiler is "
+            "present, or build plugin/ with CMake and set CONVPOOL_LIBRARY (`convpool doctor` says more)"
+        )
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LibraryError(f"libconvpool: cannot be loaded; got {error}, expected a library for this machine") from error
+    problem, i32, size = ctypes.POINTER(ProblemStruct), ctypes.c_int32, ctypes.POINTER(ctypes.c_size_t)
+    signatures = {
+        "convpool_version": (ctypes.c_char_p, []),
+        "convpool_architectures": (ctypes.c_char_p, []),
+        "convpool_cuda_version": (i32, []),
+        "convpool_last_error": (ctypes.c_char_p, []),
+        "convpool_tactics": (i32, [ctypes.POINTER(TacticStruct), i32]),
+        "convpool_output_shape": (i32, [problem, ctypes.POINTER(ctypes.c_int64)]),
+        "convpool_device": (i32, [ctypes.POINTER(i32)] * 3),
+        "convpool_supports": (i32, [problem, i32, i32, i32]),
+        "convpool_workspace_bytes": (i32, [problem, i32, size]),
+        "convpool_prepared_bytes": (i32, [problem, i32, size]),
+        "convpool_default_tactic": (i32, [problem, i32, i32, i32, ctypes.c_size_t, ctypes.POINTER(i32)]),
+        "convpool_prepare": (i32, [problem, i32]),
+        "convpool_launch": (i32, [problem, i32, ctypes.POINTER(TensorsStruct), ctypes.c_void_p]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+def load() -> ctypes.CDLL:
+    """The library; LibraryError if it is not there."""
+    return _load(library_path())
+
+
+def last_error() -> str:
+    return load().convpool_last_error().decode()
+
+
+def check(status: int) -> None:
+    """Raises what a status code stands for, with the library's message."""
+    if status != _OK:
+        raise _EXCEPTIONS.get(status, ProblemError)(last_error())
+
+
+def unsupported_reason(status: int) -> str | None:
+    """None for success, the reason for "unsupported", and an exception for anything else."""
+    if status == _UNSUPPORTED:
+        return last_error()
+    check(status)
+    return None

@@ -1,0 +1,130 @@
+"""`conv_avg_pool`: the operator on GPU arrays.
+
+    Y = act(Conv(AveragePool(X, count_include_pad=1), OIHW(W), B) + R)
+
+The convolution of box means is the average pooling of the convolution (Suita et al., JPDC 2020; Kasagi et al., MLSP
+2017), with a quarter of the multiplications where the pooling is 2x2.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from convpool.cuda import arrays, library
+from convpool.cuda.errors import ArrayError, ProblemError
+from convpool.cuda.problem import Problem, Tactic, channels_last, find_tactic
+
+
+def _describe(x: arrays.ArrayView, w: arrays.ArrayView, layout: str, group: int, options: dict[str, Any]) -> Problem:
+    rank = len(x.shape) - 2
+    if not 1 <= rank <= library.MAX_RANK:
+        raise ArrayError(f"x: wrong number of dimensions; got shape {x.shape}, expected 3 to 5")
+    if len(w.shape) != rank + 2:
+        raise ArrayError(f"w: wrong number of dimensions; got shape {w.shape}, expected {rank + 2}: [M, kernel, C/group]")
+    if x.dtype not in library.DTYPES:
+        raise ArrayError(f"x: wrong type; got {x.dtype}, expected float16, bfloat16 or float32")
+    last = channels_last(layout)
+    channels, spatial = (x.shape[-1], x.shape[1:-1]) if last else (x.shape[1], x.shape[2:])
+    if group < 1 or w.shape[-1] * group != channels:
+        raise ArrayError(
+            f"w: wrong last dimension; got {w.shape[-1]} with group {group}, expected C / group of x, whose shape "
+            f"{x.shape} in layout {layout} has C = {channels}"
+        )
+    return Problem(
+        n=x.shape[0], c=channels, m=w.shape[0], spatial=spatial, kernel_shape=w.shape[1:-1], dtype=x.dtype,
+        layout=layout, group=group, **options,
+    )  # fmt: skip
+
+
+def _expect(view: arrays.ArrayView, shape: tuple[int, ...], x: arrays.ArrayView) -> None:
+    if view.shape != shape:
+        raise ArrayError(f"{view.name}: wrong shape; got {view.shape}, expected {shape}")
+    if view.dtype != x.dtype:
+        raise ArrayError(f"{view.name}: wrong type; got {view.dtype}, expected {x.dtype}, the type of x")
+    if None not in (view.device, x.device) and view.device != x.device:
+        raise ArrayError(f"{view.name}: on another device; got device {view.device}, expected {x.device}, that of x")
+
+
+def conv_avg_pool(
+    x: Any,
+    w: Any,
+    b: Any = None,
+    *,
+    pool_kernel_shape: Sequence[int] | int,
+    residual: Any = None,
+    pool_strides: Sequence[int] | int | None = None,
+    pool_pads: Sequence[int] | int | None = None,
+    pool_dilations: Sequence[int] | int | None = None,
+    strides: Sequence[int] | int | None = None,
+    pads: Sequence[int] | int | None = None,
+    dilations: Sequence[int] | int | None = None,
+    group: int = 1,
+    activation: str | None = None,
+    alpha: float = 0.0,
+    beta: float = 0.0,
+    layout: str = "NCHW",
+    y_layout: str | None = None,
+    out: Any = None,
+    workspace: Any = None,
+    stream: Any = None,
+    tactic: int | str | Tactic | None = None,
+    allow_tf32: bool = False,
+) -> Any:
+    """Runs ConvAvgPool on the current device, on `stream`, without waiting for it; returns `out`.
+
+    x is [N, C, spatial...] or, in layout NHWC, [N, spatial..., C]; w is [M, kernel..., C/group]; b is [M]; residual and
+    out are [N, M, out...] or [N, out..., M] in y_layout (default: layout).  All have one type, float16, bfloat16 or
+    float32, are contiguous, and come from pycuda, CuPy, PyTorch or anything with DLPack or __cuda_array_interface__.
+    pool_* are AveragePool's attributes and strides, pads, dilations Conv's, over the pooled tensor; a single number
+    stands for every dimension.  activation is None, "relu", "leaky_relu" (slope alpha), "tanh", "sigmoid" or "clip" (to
+    alpha..beta).
+
+    out is allocated by the library that made x if it is left out.  tactic is an id or name of `tactics()`; left out,
+    the library's cost rule picks one within `workspace` (any GPU array; its bytes count).  A tactic that needs more
+    workspace than given gets it allocated by x's library.  float32 is computed at full precision unless allow_tf32.
+
+    Raises ArrayError (an array of wrong type, shape, order or device), ProblemError (arguments that are no
+    ConvAvgPool), UnsupportedError (the tactic does not run this), CudaError.
+    """
+    views = {name: arrays.view(name, a) for name, a in (("x", x), ("w", w))}
+    vx = views["x"]
+    options = dict(
+        pool_kernel_shape=pool_kernel_shape, pool_strides=pool_strides, pool_pads=pool_pads,
+        pool_dilations=pool_dilations, strides=strides, pads=pads, dilations=dilations, activation=activation,
+        alpha=alpha, beta=beta, allow_tf32=allow_tf32, bias=b is not None, residual=residual is not None,
+        y_layout=y_layout,
+    )  # fmt: skip
+    problem = _describe(vx, views["w"], layout, group, options)
+    _expect(views["w"], problem.w_shape, vx)
+    y_shape = problem.y_shape
+    if out is None:
+        out = arrays.empty_like_maker(x, y_shape, vx.dtype, stream)
+        if out is None:
+            raise ArrayError(f"out: missing; got None, expected an array, since {type(x).__name__} is of no known library")
+    for name, array, shape in (("b", b, (problem.m,)), ("residual", residual, y_shape), ("out", out, y_shape)):
+        if array is not None:
+            views[name] = arrays.view(name, array)
+            _expect(views[name], shape, vx)
+
+    space = None if workspace is None else arrays.view("workspace", workspace)
+    space_bytes = 0 if space is None else arrays.byte_count(space)
+    if tactic is not None:
+        needed = problem.workspace_bytes(tactic)
+        if needed > space_bytes:
+            workspace = arrays.empty_like_maker(x, (needed // 4,), "float32", stream)
+            if workspace is None:
+                raise ProblemError(f"workspace: too small; got {space_bytes} bytes, expected {needed} for this tactic")
+            space, space_bytes = arrays.view("workspace", workspace), needed
+
+    tensors = library.TensorsStruct(struct_size=ctypes.sizeof(library.TensorsStruct))
+    tensors.x, tensors.w, tensors.y = vx.pointer, views["w"].pointer, views["out"].pointer
+    tensors.b = views["b"].pointer if b is not None else None
+    tensors.residual = views["residual"].pointer if residual is not None else None
+    tensors.workspace = space.pointer if space is not None else None
+    tensors.workspace_bytes = space_bytes
+    chosen = 0 if tactic is None else find_tactic(tactic).id
+    handle = arrays.stream_handle(stream)
+    library.check(library.load().convpool_launch(problem.struct, chosen, tensors, handle))
+    return out

@@ -1,0 +1,189 @@
+"""Descriptions of ConvAvgPool problems, and the tactics that run them.  Needs no GPU.
+
+    Y = act(Conv(AveragePool(X, count_include_pad=1), W) + B + R)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from convpool.cuda import library
+from convpool.cuda.errors import ProblemError
+
+_LAYOUTS = {
+    "NCHW": 0, "NCW": 0, "NCDHW": 0, "channels_first": 0,
+    "NHWC": 1, "NWC": 1, "NDHWC": 1, "channels_last": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tactic:
+    """One kernel configuration.  `dtype` is None if it takes every type; `tf32` if it rounds fp32 products."""
+
+    id: int
+    name: str
+    family: str
+    dtype: str | None
+    tf32: bool
+    min_cc: int
+    split_k: int
+
+
+@functools.cache
+def tactics() -> tuple[Tactic, ...]:
+    """All tactics of the library, in the order of its table."""
+    lib = library.load()
+    count = lib.convpool_tactics(None, 0)
+    infos = (library.TacticStruct * count)()
+    infos[0].struct_size = ctypes.sizeof(library.TacticStruct)
+    if lib.convpool_tactics(infos, count) != count:
+        raise ProblemError("convpool_tactics: the library has another structure; got another version, expected this one")
+    names = {code: name for name, code in library.DTYPES.items()}
+    return tuple(
+        Tactic(i.id, i.name.decode(), i.family.decode(), names.get(i.dtype), bool(i.tf32), i.min_cc, i.split_k)
+        for i in infos
+    )
+
+
+def find_tactic(which: int | str | Tactic) -> Tactic:
+    """The tactic of an id or name; ProblemError if there is none."""
+    if isinstance(which, Tactic):
+        return which
+    for tactic in tactics():
+        if which in (tactic.id, tactic.name):
+            return tactic
+    raise ProblemError(f"tactic: unknown; got {which!r}, expected an id or name of convpool.cuda.tactics()")
+
+
+def channels_last(layout: str) -> bool:
+    """Whether a layout name puts the channels last."""
+    try:
+        return bool(_LAYOUTS[layout])
+    except KeyError:
+        raise ProblemError(f"layout: unknown; got {layout!r}, expected one of {', '.join(_LAYOUTS)}") from None
+
+
+def _numbers(name: str, values: Sequence[int] | int | None, count: int, default: int) -> list[int]:
+    if values is None:
+        return [default] * count
+    if isinstance(values, int):
+        return [values] * count
+    values = [int(v) for v in values]
+    if len(values) != count:
+        raise ProblemError(f"{name}: wrong length; got {values}, expected {count} numbers")
+    if any(not -(2**31) <= v < 2**31 for v in values):
+        raise ProblemError(f"{name}: out of range; got {values}, expected 32-bit numbers")
+    return values
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A ConvAvgPool: sizes in elements, strides and dilations in positions, pads as ONNX orders them (all leading ones,
+    then all trailing ones).  A single number stands for every dimension.
+
+    kernel_shape is the convolution's, pool_kernel_shape the pooling window's.  dtype is "float16", "bfloat16" or
+    "float32"; alpha is LeakyReLU's slope or Clip's lower bound, beta Clip's upper bound.  ProblemError names the argument
+    that is wrong.
+    """
+
+    n: int
+    c: int
+    m: int
+    spatial: tuple[int, ...]
+    kernel_shape: Sequence[int] | int
+    pool_kernel_shape: Sequence[int] | int
+    dtype: str = "float16"
+    layout: str = "NCHW"
+    y_layout: str | None = None
+    pool_strides: Sequence[int] | int | None = None
+    pool_pads: Sequence[int] | int | None = None
+    pool_dilations: Sequence[int] | int | None = None
+    strides: Sequence[int] | int | None = None
+    pads: Sequence[int] | int | None = None
+    dilations: Sequence[int] | int | None = None
+    group: int = 1
+    bias: bool = False
+    residual: bool = False
+    activation: str | None = None
+    alpha: float = 0.0
+    beta: float = 0.0
+    allow_tf32: bool = False
+    struct: library.ProblemStruct = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        rank = len(self.spatial)
+        if not 1 <= rank <= library.MAX_RANK:
+            raise ProblemError(f"spatial: wrong rank; got {tuple(self.spatial)}, expected 1 to 3 sizes")
+        if self.dtype not in library.DTYPES:
+            raise ProblemError(f"dtype: unknown; got {self.dtype!r}, expected one of {', '.join(library.DTYPES)}")
+        if self.activation not in library.ACTIVATIONS:
+            names = ", ".join(a for a in library.ACTIVATIONS if a)
+            raise ProblemError(f"activation: unknown; got {self.activation!r}, expected None or one of {names}")
+        s = library.ProblemStruct()
+        s.struct_size = ctypes.sizeof(s)
+        s.rank = rank
+        s.dtype = library.DTYPES[self.dtype]
+        s.x_layout = channels_last(self.layout)
+        s.y_layout = channels_last(self.y_layout or self.layout)
+        s.allow_tf32, s.has_bias, s.has_residual = self.allow_tf32, self.bias, self.residual
+        s.n, s.c, s.m, s.group = self.n, self.c, self.m, self.group
+        s.activation = library.ACTIVATIONS[self.activation]
+        s.alpha, s.beta = self.alpha, self.beta
+        s.spatial[:rank] = self.spatial
+        for name, values, default in (
+            ("pool_kernel", self.pool_kernel_shape, 1),
+            ("pool_strides", self.pool_strides, 1),
+            ("pool_dilations", self.pool_dilations, 1),
+            ("kernel", self.kernel_shape, 1),
+            ("strides", self.strides, 1),
+            ("dilations", self.dilations, 1),
+        ):
+            getattr(s, name)[:rank] = _numbers(name, values, rank, default)
+        for name, values in (("pool_pads", self.pool_pads), ("pads", self.pads)):
+            getattr(s, name)[: 2 * rank] = _numbers(name, values, 2 * rank, 0)
+        object.__setattr__(self, "struct", s)
+
+    @property
+    def x_shape(self) -> tuple[int, ...]:
+        return self._shape(self.layout, self.c, tuple(self.spatial))
+
+    @property
+    def w_shape(self) -> tuple[int, ...]:
+        return (self.m, *self.struct.kernel[: len(self.spatial)], self.c // self.group)
+
+    @functools.cached_property
+    def y_shape(self) -> tuple[int, ...]:
+        """Y's shape in its layout; ProblemError if the sizes are no ConvAvgPool."""
+        out = (ctypes.c_int64 * library.MAX_RANK)()
+        library.check(library.load().convpool_output_shape(self.struct, out))
+        return self._shape(self.y_layout or self.layout, self.m, tuple(out[: len(self.spatial)]))
+
+    def _shape(self, layout: str, channels: int, spatial: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.n, *spatial, channels) if channels_last(layout) else (self.n, channels, *spatial)
+
+    def why_not(self, tactic: int | str | Tactic, *, cc: int = 0, shared_bytes: int = 0) -> str | None:
+        """None if the tactic runs this problem, else the reason.  `cc` is a compute capability (90 for 9.0) with
+        `shared_bytes` of shared memory a block; 0 means the current device."""
+        status = library.load().convpool_supports(self.struct, find_tactic(tactic).id, cc, shared_bytes)
+        return library.unsupported_reason(status)
+
+    def workspace_bytes(self, tactic: int | str | Tactic) -> int:
+        """Bytes of device memory, aligned to 256, that a launch of the tactic needs."""
+        size = ctypes.c_size_t()
+        library.check(library.load().convpool_workspace_bytes(self.struct, find_tactic(tactic).id, size))
+        return size.value
+
+    def default_tactic(
+        self, *, max_workspace_bytes: int = 0, cc: int = 0, multiprocessors: int = 0, shared_bytes: int = 0
+    ) -> Tactic:
+        """The tactic that the library's cost rule picks; a device may be described as in `why_not`."""
+        chosen = ctypes.c_int32()
+        library.check(
+            library.load().convpool_default_tactic(
+                self.struct, cc, multiprocessors, shared_bytes, max_workspace_bytes, chosen
+            )
+        )
+        return find_tactic(chosen.value)

@@ -1,0 +1,161 @@
+/* convpool.h: convolution of box means on NVIDIA GPUs, C API of libconvpool.so.
+ *
+ *     Y = act(Conv(AveragePool(X, count_include_pad=1), W) + B + R)
+ *
+ * X [N,C,spatial...] or [N,spatial...,C], W [M,kernel...,C/group] (channels last), B [M], Y and R [N,M,out...] or
+ * [N,out...,M]. AveragePool takes pool_*, Conv takes kernel, strides, pads, dilations and group; both pad with zeros,
+ * and Conv's zeros stand around the pooled tensor. All tensors of a problem share one dtype; sums are kept in fp32.
+ *
+ * Rank 1 to 3. Arrays below hold `rank` leading entries, slowest dimension first; pads hold the `rank` leading pads, then
+ * the `rank` trailing ones, as in ONNX. Unused entries are ignored.
+ *
+ * A tactic is one kernel configuration. Its id is never 0 and never reused. `convpool_supports` says whether a tactic can
+ * run a problem on the current CUDA device and, if not, why; `convpool_default_tactic` picks one by a cost rule.
+ *
+ * Every function may be called from several threads at once. None throws, allocates device memory or synchronises;
+ * `convpool_launch` may be captured into a CUDA graph. Functions that read the current device say so; the others need no
+ * GPU. On failure they return a code, and `convpool_last_error` gives the message of the calling thread.
+ */
+#ifndef CONVPOOL_H_
+#define CONVPOOL_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define CONVPOOL_API
+#else
+#define CONVPOOL_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CONVPOOL_VERSION_MAJOR 0
+#define CONVPOOL_VERSION_MINOR 1
+#define CONVPOOL_VERSION_PATCH 0
+#define CONVPOOL_MAX_RANK 3
+
+typedef enum {
+    CONVPOOL_OK = 0,
+    CONVPOOL_INVALID_ARGUMENT = 1, /* a null pointer, an unknown enum, a shape that is no ConvAvgPool */
+    CONVPOOL_UNSUPPORTED = 2,      /* a legal problem that this tactic or device does not run */
+    CONVPOOL_WORKSPACE_TOO_SMALL = 3,
+    CONVPOOL_MISALIGNED = 4, /* a pointer that is not aligned to its element, or a workspace not to 256 bytes */
+    CONVPOOL_CUDA_ERROR = 5
+} convpool_status;
+
+typedef enum { CONVPOOL_F16 = 0, CONVPOOL_BF16 = 1, CONVPOOL_F32 = 2 } convpool_dtype;
+
+typedef enum { CONVPOOL_CHANNELS_FIRST = 0, CONVPOOL_CHANNELS_LAST = 1 } convpool_layout;
+
+typedef enum {
+    CONVPOOL_ACT_NONE = 0,
+    CONVPOOL_ACT_RELU = 1,
+    CONVPOOL_ACT_LEAKY_RELU = 2, /* y < 0 ? alpha * y : y */
+    CONVPOOL_ACT_TANH = 3,
+    CONVPOOL_ACT_SIGMOID = 4,
+    CONVPOOL_ACT_CLIP = 5 /* min(max(y, alpha), beta) */
+} convpool_activation;
+
+/* struct_size is sizeof the struct that the caller was compiled with. A longer one from a newer caller is taken only
+ * if the part this library does not know is zero; fields added later mean, when zero, what this version does. */
+typedef struct {
+    uint32_t struct_size;
+    int32_t rank;
+    int32_t dtype;      /* convpool_dtype */
+    int32_t x_layout;   /* convpool_layout */
+    int32_t y_layout;   /* of Y and of the residual */
+    int32_t allow_tf32; /* F32 only: products of operands rounded to TF32 (10 mantissa bits) */
+    int64_t n, c, m;
+    int64_t spatial[CONVPOOL_MAX_RANK]; /* of X */
+    int32_t pool_kernel[CONVPOOL_MAX_RANK];
+    int32_t pool_strides[CONVPOOL_MAX_RANK];
+    int32_t pool_pads[2 * CONVPOOL_MAX_RANK];
+    int32_t pool_dilations[CONVPOOL_MAX_RANK];
+    int32_t kernel[CONVPOOL_MAX_RANK];
+    int32_t strides[CONVPOOL_MAX_RANK];
+    int32_t pads[2 * CONVPOOL_MAX_RANK];
+    int32_t dilations[CONVPOOL_MAX_RANK];
+    int32_t group;
+    int32_t has_bias;
+    int32_t has_residual;
+    int32_t activation; /* convpool_activation */
+    float alpha, beta;
+    int32_t reserved[8]; /* zero */
+} convpool_problem;
+
+/* Device pointers. b and residual are read only if the problem has them. Y overlaps no input. */
+typedef struct {
+    uint32_t struct_size;
+    uint32_t flags; /* CONVPOOL_WEIGHTS_PREPARED or 0 */
+    const void *x, *w, *b, *residual;
+    void *y;
+    void *workspace;
+    size_t workspace_bytes;
+} convpool_tensors;
+
+/* The workspace still holds, untouched, what an earlier launch of the same tactic and problem with the same W left in
+ * its first convpool_prepared_bytes(): that part is not computed again. */
+#define CONVPOOL_WEIGHTS_PREPARED 1u
+
+typedef struct {
+    uint32_t struct_size;
+    int32_t id;
+    const char *name;   /* e.g. conv_avgpool_direct_fused_sm80_f16_m128n128k32_s3 */
+    const char *family; /* direct_gemm, direct_fused, filter_fused or generic */
+    int32_t dtype;      /* convpool_dtype, or -1 for every dtype */
+    int32_t tf32;       /* 1: needs allow_tf32 */
+    int32_t min_cc;     /* least compute capability, major*10+minor */
+    int32_t split_k;    /* thread blocks of one cluster that share an output tile's channels; 1: none */
+} convpool_tactic_info;
+
+/* "0.1.0"; static storage. */
+CONVPOOL_API const char *convpool_version(void);
+/* The GPU architectures compiled in, e.g. "75;80;90;100;120"; static storage. */
+CONVPOOL_API const char *convpool_architectures(void);
+/* CUDA runtime version compiled in, as 1000*major + 10*minor. */
+CONVPOOL_API int32_t convpool_cuda_version(void);
+/* The calling thread's last message, "" if none; valid until its next call. */
+CONVPOOL_API const char *convpool_last_error(void);
+CONVPOOL_API const char *convpool_status_name(convpool_status status);
+
+/* Number of tactics; infos may be null, else receives up to `capacity` entries (set struct_size in the first). */
+CONVPOOL_API int32_t convpool_tactics(convpool_tactic_info *infos, int32_t capacity);
+
+/* Checks the problem without a GPU and gives Y's spatial sizes (rank entries; out_spatial may be null). */
+CONVPOOL_API convpool_status convpool_output_shape(const convpool_problem *problem, int64_t *out_spatial);
+
+/* Compute capability (major*10+minor), multiprocessors and shared memory of the current device. */
+CONVPOOL_API convpool_status convpool_device(int32_t *cc, int32_t *multiprocessors, int32_t *shared_bytes);
+
+/* CONVPOOL_OK if the tactic runs the problem on a device of compute capability `cc` with `shared_bytes` of shared memory
+ * a block; cc 0 means the current device. Otherwise CONVPOOL_UNSUPPORTED, and convpool_last_error holds the reason. */
+CONVPOOL_API convpool_status convpool_supports(const convpool_problem *problem, int32_t tactic, int32_t cc,
+                                               int32_t shared_bytes);
+
+/* Bytes of device workspace (256-byte aligned) that a launch needs; 0 for most tactics. cc and shared_bytes as above are
+ * not needed: the size depends on problem and tactic only. */
+CONVPOOL_API convpool_status convpool_workspace_bytes(const convpool_problem *problem, int32_t tactic, size_t *bytes);
+CONVPOOL_API convpool_status convpool_prepared_bytes(const convpool_problem *problem, int32_t tactic, size_t *bytes);
+
+/* The tactic that the cost rule expects to be fastest; cc, multiprocessors, shared_bytes 0: those of the current device.
+ * max_workspace_bytes bounds its workspace. There always is one: generic runs every legal problem. */
+CONVPOOL_API convpool_status convpool_default_tactic(const convpool_problem *problem, int32_t cc,
+                                                     int32_t multiprocessors, int32_t shared_bytes,
+                                                     size_t max_workspace_bytes, int32_t *tactic);
+
+/* Loads the tactic's kernels on the current device, so that a later launch loads nothing. Optional. */
+CONVPOOL_API convpool_status convpool_prepare(const convpool_problem *problem, int32_t tactic);
+
+/* Runs the problem on `stream` (a cudaStream_t; null: the default stream) of the current device. tactic 0: the default
+ * one within workspace_bytes. */
+CONVPOOL_API convpool_status convpool_launch(const convpool_problem *problem, int32_t tactic,
+                                             const convpool_tensors *tensors, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* CONVPOOL_H_ */

@@ -1,0 +1,86 @@
+// generic: one thread per output, any rank, stride, dilation and group. The definition, sums in fp32.
+#include "../launch.h"
+#include "common.cuh"
+
+namespace convpool {
+namespace {
+
+constexpr int kThreads = 128;
+
+template <class Element> __global__ void __launch_bounds__(kThreads)
+    generic_kernel(const __grid_constant__ GenericParams p) {
+    const Element *x = static_cast<const Element *>(p.x), *w = static_cast<const Element *>(p.w);
+    const int64_t in_pixels = static_cast<int64_t>(p.in[0]) * p.in[1] * p.in[2];
+    const int64_t out_pixels = static_cast<int64_t>(p.out[0]) * p.out[1] * p.out[2];
+    const int taps = p.kernel[0] * p.kernel[1] * p.kernel[2];
+    for (int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; item < p.outputs;
+         item += static_cast<int64_t>(gridDim.x) * kThreads) {
+        // Threads run along Y's memory.
+        int64_t n, pixel;
+        int m;
+        if (p.y_channels_last) {
+            m = static_cast<int>(item % p.m);
+            pixel = item / p.m % out_pixels;
+            n = item / p.m / out_pixels;
+        } else {
+            pixel = item % out_pixels;
+            m = static_cast<int>(item / out_pixels % p.m);
+            n = item / out_pixels / p.m;
+        }
+        const int o[3] = {static_cast<int>(pixel / p.out[2] / p.out[1]), static_cast<int>(pixel / p.out[2] % p.out[1]),
+                          static_cast<int>(pixel % p.out[2])};
+        const int group = m / p.m_per_group;
+        const int64_t x_step = p.x_channels_last ? 1 : in_pixels, pixel_step = p.x_channels_last ? p.c : 1;
+        const Element *image = x + n * in_pixels * p.c + group * p.c_per_group * x_step;
+        float sum = 0.f;
+        for (int tap = 0; tap < taps; ++tap) {
+            const int t[3] = {tap / p.kernel[2] / p.kernel[1], tap / p.kernel[2] % p.kernel[1], tap % p.kernel[2]};
+            int origin[3];
+            bool inside = true;
+            for (int d = 0; d < 3; ++d) {
+                const int pooled = o[d] * p.strides[d] - p.pads[d] + t[d] * p.dilations[d];
+                inside = inside && pooled >= 0 && pooled < p.pooled[d];
+                origin[d] = pooled * p.pool_strides[d] - p.pool_pads[d];
+            }
+            if (!inside) continue;
+            const Element *weights = w + (static_cast<int64_t>(m) * taps + tap) * p.c_per_group;
+            for (int c = 0; c < p.c_per_group; ++c) {
+                float box = 0.f;
+                for (int i = 0; i < p.pool_kernel[0]; ++i) {
+                    const int z = origin[0] + i * p.pool_dilations[0];
+                    if (z < 0 || z >= p.in[0]) continue;
+                    for (int j = 0; j < p.pool_kernel[1]; ++j) {
+                        const int y = origin[1] + j * p.pool_dilations[1];
+                        if (y < 0 || y >= p.in[1]) continue;
+                        for (int k = 0; k < p.pool_kernel[2]; ++k) {
+                            const int column = origin[2] + k * p.pool_dilations[2];
+                            if (column < 0 || column >= p.in[2]) continue;
+                            const int64_t at = (static_cast<int64_t>(z) * p.in[1] + y) * p.in[2] + column;
+                            box += to_float(image[at * pixel_step + c * x_step]);
+                        }
+                    }
+                }
+                sum = fmaf(box / p.count, to_float(weights[c]), sum);
+            }
+        }
+        if (p.epilogue.bias != nullptr) sum += to_float(static_cast<const Element *>(p.epilogue.bias)[m]);
+        if (p.epilogue.residual != nullptr) sum += to_float(static_cast<const Element *>(p.epilogue.residual)[item]);
+        static_cast<Element *>(p.y)[item] = from_float<Element>(activate(sum, p.epilogue));
+    }
+}
+
+}  // namespace
+
+cudaError_t launch_generic(const GenericParams &params, Precision precision, cudaStream_t stream) {
+    const int64_t blocks = (params.outputs + kThreads - 1) / kThreads;
+    const unsigned grid = static_cast<unsigned>(blocks < (1 << 20) ? blocks : (1 << 20));
+    if (precision == Precision::kF16)
+        generic_kernel<__half><<<grid, kThreads, 0, stream>>>(params);
+    else if (precision == Precision::kBF16)
+        generic_kernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(params);
+    else
+        generic_kernel<float><<<grid, kThreads, 0, stream>>>(params);
+    return cudaGetLastError();
+}
+
+}  // namespace convpool

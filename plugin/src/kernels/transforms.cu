@@ -1,0 +1,136 @@
+// The small kernels around the implicit GEMM: box means (or a copy) to channels last, and weights of the fused kernel.
+#include "../launch.h"
+#include "common.cuh"
+
+namespace convpool {
+namespace {
+
+template <class Element> struct Chunked;
+template <> struct Chunked<__half> { static constexpr Precision kPrecision = Precision::kF16; };
+template <> struct Chunked<__nv_bfloat16> { static constexpr Precision kPrecision = Precision::kBF16; };
+template <> struct Chunked<float> { static constexpr Precision kPrecision = Precision::kTF32x3; };  // no rounding
+
+constexpr int kThreads = 256;
+
+template <class Element> CONVPOOL_DEVICE void load_elements(float (&out)[16 / sizeof(Element)], const Element *src,
+                                                            int64_t step, int count) {
+#pragma unroll
+    for (int i = 0; i < 16 / static_cast<int>(sizeof(Element)); ++i)
+        out[i] = i < count ? to_float(src[i * step]) : 0.f;
+}
+
+// A thread makes one chunk of one pixel. For channels first, neighbouring threads take neighbouring pixels.
+template <class Element> __global__ void __launch_bounds__(kThreads)
+    box_mean_kernel(const __grid_constant__ BoxMeanParams p, int64_t items) {
+    constexpr Precision kPrecision = Chunked<Element>::kPrecision;
+    constexpr int kPerChunk = Traits<kPrecision>::kPerChunk;
+    const Element *x = static_cast<const Element *>(p.x);
+    const int64_t plane = static_cast<int64_t>(p.h) * p.w;
+    for (int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; item < items;
+         item += static_cast<int64_t>(gridDim.x) * kThreads) {
+        int chunk, n;
+        uint32_t oy, ox, rest = static_cast<uint32_t>(item);
+        if (p.x_channels_last) {
+            uint32_t q, r;
+            p.div_chunks.divmod(rest, q, r);
+            chunk = r;
+            p.div_out_w.divmod(q, rest, ox);
+            p.div_out_h.divmod(rest, q, oy);
+            n = q;
+        } else {
+            uint32_t q, r;
+            p.div_out_w.divmod(rest, q, ox);
+            p.div_out_h.divmod(q, rest, oy);
+            p.div_chunks.divmod(rest, q, r);
+            chunk = r;
+            n = q;
+        }
+        const int c = chunk * kPerChunk;
+        float sum[kPerChunk] = {};
+        for (int u = 0; u < p.box.ph; ++u) {
+            const int y = static_cast<int>(oy) * p.box.stride_h - p.box.pad_h + u * p.box.dilation_h;
+            if (static_cast<uint32_t>(y) >= static_cast<uint32_t>(p.h)) continue;
+            for (int v = 0; v < p.box.pw; ++v) {
+                const int column = static_cast<int>(ox) * p.box.stride_w - p.box.pad_w + v * p.box.dilation_w;
+                if (static_cast<uint32_t>(column) >= static_cast<uint32_t>(p.w)) continue;
+                const int64_t pixel = static_cast<int64_t>(y) * p.w + column;
+                float value[kPerChunk];
+                if (p.x_chunked)
+                    unpack_chunk<kPrecision>(
+                        *reinterpret_cast<const uint4 *>(x + (n * plane + pixel) * p.c + c), value);
+                else if (p.x_channels_last)
+                    load_elements<Element>(value, x + (n * plane + pixel) * p.c + c, 1, p.c - c);
+                else
+                    load_elements<Element>(value, x + (static_cast<int64_t>(n) * p.c + c) * plane + pixel, plane,
+                                           p.c - c);
+#pragma unroll
+                for (int i = 0; i < kPerChunk; ++i) sum[i] += value[i];
+            }
+        }
+        if (p.box.count != 1.f) {
+#pragma unroll
+            for (int i = 0; i < kPerChunk; ++i) sum[i] = mean_of(sum[i], p.box);
+        }
+        const int64_t pixel = (static_cast<int64_t>(n) * p.out_h + oy) * p.out_w + ox;
+        reinterpret_cast<uint4 *>(p.out)[pixel * p.chunks + chunk] = pack_chunk<kPrecision>(sum);
+    }
+}
+
+// A block makes a row of one output channel at a time. Fused tap (i, j) is the sum over the taps (a, b) and window places
+// (u, v) with a * tap_step + u * box dilation = i * fused_dilation, summed in fp32 and rounded once.
+template <class Element>
+__global__ void __launch_bounds__(kThreads) fuse_weights_kernel(const __grid_constant__ WeightParams p) {
+    constexpr int kPerChunk = 16 / sizeof(Element);
+    const Element *w = static_cast<const Element *>(p.w);
+    Element *out = static_cast<Element *>(p.out);
+    const int channels = p.chunks * kPerChunk, row = p.fused_h * p.fused_w * channels;
+    const int m = blockIdx.y;
+    for (int item = blockIdx.x * kThreads + threadIdx.x; item < row; item += gridDim.x * kThreads) {
+        const int tap = item / channels, c = item - tap * channels;
+        const int y = tap / p.fused_w * p.fused_dilation_h, x = tap % p.fused_w * p.fused_dilation_w;
+        float sum = 0.f;
+        if (c < p.c) {
+            for (int a = 0; a < p.kh; ++a) {
+                const int u = y - a * p.tap_step_h;
+                if (u < 0 || u % p.box.dilation_h != 0 || u / p.box.dilation_h >= p.box.ph) continue;
+                for (int b = 0; b < p.kw; ++b) {
+                    const int v = x - b * p.tap_step_w;
+                    if (v < 0 || v % p.box.dilation_w != 0 || v / p.box.dilation_w >= p.box.pw) continue;
+                    sum += to_float(w[((static_cast<int64_t>(m) * p.kh + a) * p.kw + b) * p.c + c]);
+                }
+            }
+            if (p.box.count != 1.f) sum = mean_of(sum, p.box);
+        }
+        out[static_cast<int64_t>(m) * row + item] = from_float<Element>(sum);
+    }
+}
+
+}  // namespace
+
+cudaError_t launch_box_mean(const BoxMeanParams &params, Precision precision, cudaStream_t stream) {
+    const int64_t items = static_cast<int64_t>(params.n) * params.out_h * params.out_w * params.chunks;
+    const int64_t blocks = (items + kThreads - 1) / kThreads;
+    const unsigned grid = static_cast<unsigned>(blocks < (1 << 20) ? blocks : (1 << 20));
+    if (precision == Precision::kF16)
+        box_mean_kernel<__half><<<grid, kThreads, 0, stream>>>(params, items);
+    else if (precision == Precision::kBF16)
+        box_mean_kernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(params, items);
+    else
+        box_mean_kernel<float><<<grid, kThreads, 0, stream>>>(params, items);
+    return cudaGetLastError();
+}
+
+cudaError_t launch_fuse_weights(const WeightParams &params, Precision precision, cudaStream_t stream) {
+    const int per_chunk = precision == Precision::kF16 || precision == Precision::kBF16 ? 8 : 4;
+    const int row = params.fused_h * params.fused_w * params.chunks * per_chunk;
+    const dim3 grid((row + kThreads - 1) / kThreads, params.m);
+    if (precision == Precision::kF16)
+        fuse_weights_kernel<__half><<<grid, kThreads, 0, stream>>>(params);
+    else if (precision == Precision::kBF16)
+        fuse_weights_kernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(params);
+    else
+        fuse_weights_kernel<float><<<grid, kThreads, 0, stream>>>(params);
+    return cudaGetLastError();
+}
+
+}  // namespace convpool

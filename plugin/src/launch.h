@@ -1,0 +1,24 @@
+// From host code to kernels. Every launch returns the runtime's error.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "params.h"
+
+namespace convpool {
+
+// The kernel of a row of tactics.def, or null if the row is of another precision; one function per compiled file.
+const void *direct_fused_kernel_f16(int id);
+const void *direct_fused_kernel_bf16(int id);
+const void *direct_fused_kernel_tf32(int id);
+const void *direct_fused_kernel_tf32x3(int id);
+const void *implicit_gemm_kernel_f16(int id);
+const void *implicit_gemm_kernel_bf16(int id);
+const void *implicit_gemm_kernel_tf32(int id);
+const void *implicit_gemm_kernel_tf32x3(int id);
+
+cudaError_t launch_box_mean(const BoxMeanParams &params, Precision precision, cudaStream_t stream);
+cudaError_t launch_fuse_weights(const WeightParams &params, Precision precision, cudaStream_t stream);
+cudaError_t launch_generic(const GenericParams &params, Precision precision, cudaStream_t stream);
+
+}  // namespace convpool

@@ -1,0 +1,125 @@
+// What the host tells a kernel: plain structs passed by value.
+#pragma once
+
+#include <cstdint>
+
+namespace convpool {
+
+enum class Precision : int32_t { kF16, kBF16, kTF32, kTF32x3 };
+enum class Activation : int32_t { kNone, kRelu, kLeakyRelu, kTanh, kSigmoid, kClip };
+
+// n / d and n % d for 0 <= n < 2^31 by one multiplication.
+struct FastDiv {
+    uint32_t divisor = 1, multiplier = 0, shift = 0;
+
+    FastDiv() = default;
+    explicit FastDiv(uint32_t d) : divisor(d) {
+        if (d == 1) return;  // multiplier 0 marks it
+        while ((1u << shift) < d) ++shift;
+        multiplier = static_cast<uint32_t>(((uint64_t{1} << (31 + shift)) + d - 1) / d);
+    }
+#ifdef __CUDACC__
+    __device__ __forceinline__ uint32_t div(uint32_t n) const {
+        return multiplier == 0 ? n : __umulhi(n, multiplier) >> (shift - 1);
+    }
+    __device__ __forceinline__ void divmod(uint32_t n, uint32_t &q, uint32_t &r) const {
+        q = div(n);
+        r = n - q * divisor;
+    }
+#endif
+};
+
+struct Epilogue {
+    const void *bias;      // null: none
+    const void *residual;  // null: none
+    Activation activation;
+    float alpha, beta;
+};
+
+struct BoxMean {
+    int32_t ph, pw, stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;
+    float count, inverse_count;  // ph * pw of the problem, whatever its rank
+    int32_t count_is_power_of_two;
+};
+
+// A rank-1 problem is one of height 1.
+struct Shape2d {
+    int32_t n, c, m;
+    int32_t h, w;                // X
+    int32_t pooled_h, pooled_w;  // AveragePool(X)
+    int32_t out_h, out_w;        // Y
+    int32_t kh, kw, stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;  // Conv over the pooled tensor
+    int32_t x_channels_last, y_channels_last;
+};
+
+// direct_fused. Lengths in chunks of 16 bytes unless said otherwise.
+struct DirectFusedParams {
+    const void *x, *w;
+    void *y;
+    Epilogue epilogue;
+    BoxMean box;
+    Shape2d shape;
+    int32_t x_chunked, w_chunked;  // rows of channels are whole aligned chunks: cp.async
+    int32_t y_vectors;             // 16-byte stores of Y's channels are aligned
+    int32_t tile_images, tile_h_log2, tile_w_log2;
+    int32_t tiles_h, tiles_w, m_tiles, tiles;
+    int32_t slices;        // channel slices
+    int32_t split;         // thread blocks of a cluster that share the slices
+    int32_t resident;      // every weight of the block's slices stays in shared memory
+    int32_t weight_stages; // buffers of one tap and slice each
+    int32_t halo_h, halo_w;      // box means per image of a tile
+    int32_t raw_h, raw_w;        // pixels of X they cover
+    int32_t segments, segment_h; // the rows of box means a thread walks down
+    int32_t phase_pitch;         // chunks between column phases; a row has stride_w phases
+    int32_t plane;               // chunks between planes of P: all positions of one channel chunk
+    int32_t raw_offset, weight_offset;  // bytes into shared memory; P is at 0
+    FastDiv div_m_tiles, div_tiles_w, div_tiles_h, div_raw_h, div_halo_w, div_stride_w, div_segments, div_kw;
+};
+
+// implicit GEMM over a channels-last tensor: direct_gemm and filter_fused.
+struct ImplicitGemmParams {
+    const void *x, *w;  // x [n,h,w,c], w [m,kh,kw,c], c a whole number of chunks
+    void *y;
+    Epilogue epilogue;
+    Shape2d shape;  // shape.h, w: of x here; pooled_* unused
+    int32_t y_vectors;
+    int32_t pixels;  // n * out_h * out_w
+    int32_t slices, m_tiles;
+    FastDiv div_out_w, div_out_hw, div_m_tiles;
+};
+
+// Box means, or a plain copy where ph = pw = 1, to channels last, channels padded to whole chunks with zeros.
+struct BoxMeanParams {
+    const void *x;
+    void *out;
+    BoxMean box;
+    int32_t n, c, h, w, out_h, out_w, chunks, x_channels_last, x_chunked;
+    FastDiv div_chunks, div_out_w, div_out_h;
+};
+
+// Weights [m,kh,kw,c] to [m,fused_h,fused_w,chunks]: summed over the pooling window and divided by its size, or, with a
+// window of 1, only padded.
+struct WeightParams {
+    const void *w;
+    void *out;
+    BoxMean box;
+    int32_t m, c, kh, kw, tap_step_h, tap_step_w;  // taps of the conv, in steps of the fused kernel
+    int32_t fused_h, fused_w, fused_dilation_h, fused_dilation_w;
+    int32_t chunks;
+};
+
+// generic, normalised to rank 3 with leading ones.
+struct GenericParams {
+    const void *x, *w;
+    void *y;
+    Epilogue epilogue;
+    int64_t outputs;
+    int32_t c_per_group, m_per_group, m, c;
+    int32_t in[3], pooled[3], out[3];
+    int32_t pool_kernel[3], pool_strides[3], pool_pads[3], pool_dilations[3];
+    int32_t kernel[3], strides[3], pads[3], dilations[3];
+    int32_t x_channels_last, y_channels_last;
+    float count;
+};
+
+}  // namespace convpool

@@ -1,0 +1,219 @@
+// Chooses the box of output pixels that a direct_fused tile covers, and lays out its shared memory.
+#include <algorithm>
+#include <cmath>
+
+#include "tactics.h"
+
+namespace convpool {
+namespace {
+
+constexpr int kChunks = 4;                 // TileConfig::kChunks
+constexpr int kReservedSharedBytes = 1024; // of every resident block, taken by the system
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The least number not below `value` that is 8 / kChunks modulo 8, see TileConfig::kPixelPlane.
+int64_t pad_plane(int64_t value) {
+    while (value % 8 != 8 / kChunks) ++value;
+    return value;
+}
+
+struct Box {
+    int images, h_log2, w_log2;
+    int64_t halo_h, halo_w, raw_h, raw_w, phase_pitch, plane;
+    int64_t tiles;  // boxes that cover the output
+    int64_t pixel_bytes() const { return kChunks * 16 * (plane + images * raw_h * raw_w); }
+};
+
+Box make_box(const Problem &p, int images, int h_log2, int w_log2) {
+    Box b{images, h_log2, w_log2, 0, 0, 0, 0, 0, 0, 0};
+    const int h = 1 << h_log2, w = 1 << w_log2;
+    b.halo_h = int64_t{h - 1} * p.strides[1] + int64_t{p.kernel[1] - 1} * p.dilations[1] + 1;
+    b.halo_w = int64_t{w - 1} * p.strides[2] + int64_t{p.kernel[2] - 1} * p.dilations[2] + 1;
+    b.raw_h = (b.halo_h - 1) * p.pool_strides[1] + int64_t{p.pool_kernel[1] - 1} * p.pool_dilations[1] + 1;
+    b.raw_w = (b.halo_w - 1) * p.pool_strides[2] + int64_t{p.pool_kernel[2] - 1} * p.pool_dilations[2] + 1;
+    b.phase_pitch = ceil_div(b.halo_w, p.strides[2]) | 1;
+    b.plane = pad_plane(images * b.halo_h * p.strides[2] * b.phase_pitch);
+    b.tiles = ceil_div(p.n, images) * ceil_div(p.out[1], h) * ceil_div(p.out[2], w);
+    return b;
+}
+
+// Rows per segment: with few segments threads idle, with many the pair sums at their borders are made twice.
+int segment_height(const Box &b, int threads) {
+    int best = 1;
+    int64_t best_cost = INT64_MAX;
+    for (int height = 1; height <= b.halo_h; ++height) {
+        const int64_t items = b.images * ceil_div(b.halo_h, height) * b.halo_w * kChunks;
+        const int64_t cost = ceil_div(items, threads) * (2 * height + 3);
+        if (cost < best_cost) {
+            best_cost = cost;
+            best = height;
+        }
+    }
+    return best;
+}
+
+}  // namespace
+
+bool plan_direct_fused(const Problem &p, const Tactic &t, const Device &device, DirectFusedPlan &plan,
+                       std::string &reason) {
+    const int stage_bytes = kChunks * (t.block_n + 8 / kChunks) * 16;
+    const int taps = p.kernel[1] * p.kernel[2];
+    const int slices = static_cast<int>(ceil_div(p.c, kChunks * p.per_chunk()));
+    if (slices < t.split) {
+        reason = std::string(t.name()) + ": channel slices; got " + std::to_string(slices) + ", expected at least " +
+                 std::to_string(t.split) + "; use a tactic with less split";
+        return false;
+    }
+    const int64_t least = t.split > 1 ? int64_t{t.block_m} * t.block_n * 4 : 0;  // exchange of accumulators
+    auto occupancy = [&](int64_t bytes) {
+        return static_cast<int>(std::min<int64_t>(t.min_blocks,
+                                                  device.shared_per_multiprocessor / (bytes + kReservedSharedBytes)));
+    };
+
+    Box best{};
+    double best_cost = 0;
+    int64_t smallest = INT64_MAX;
+    for (int images = 1; images <= t.block_m; images *= 2) {
+        if (images > 1 && images / 2 >= p.n) break;
+        for (int h_log2 = 0; images << h_log2 <= t.block_m; ++h_log2) {
+            int w_log2 = 0;
+            while (images << (h_log2 + w_log2) < t.block_m) ++w_log2;
+            const Box box = make_box(p, images, h_log2, w_log2);
+            const int64_t bytes = std::max(least, box.pixel_bytes() + t.stages * stage_bytes);
+            smallest = std::min(smallest, bytes);
+            if (bytes > device.shared_per_block || box.plane * kChunks * 16 > INT32_MAX / 2) continue;
+            // Multiplications, and about as much again for eight halo positions as for one tap of a pixel; eight pixels
+            // of a tile row are read without bank conflicts.
+            const double work = static_cast<double>(box.tiles) *
+                                (t.block_m * taps + (box.plane + box.images * box.raw_h * box.raw_w) * 1.5);
+            const double cost = work * (1 + 0.2 * (t.min_blocks - occupancy(bytes))) * (w_log2 < 2 ? 1.2 : 1.0);
+            if (best_cost == 0 || cost < best_cost) {
+                best_cost = cost;
+                best = box;
+            }
+        }
+    }
+    if (best_cost == 0) {
+        reason = std::string(t.name()) + ": shared memory of a block; got " + std::to_string(device.shared_per_block) +
+                 " bytes, expected at least " + std::to_string(smallest) +
+                 "; use a tactic with smaller tiles, direct_gemm or generic";
+        return false;
+    }
+
+    DirectFusedParams &d = plan.params;
+    d = DirectFusedParams{};
+    Shape2d &s = d.shape;
+    s.n = static_cast<int32_t>(p.n);
+    s.c = static_cast<int32_t>(p.c);
+    s.m = static_cast<int32_t>(p.m);
+    s.h = static_cast<int32_t>(p.in[1]);
+    s.w = static_cast<int32_t>(p.in[2]);
+    s.pooled_h = static_cast<int32_t>(p.pooled[1]);
+    s.pooled_w = static_cast<int32_t>(p.pooled[2]);
+    s.out_h = static_cast<int32_t>(p.out[1]);
+    s.out_w = static_cast<int32_t>(p.out[2]);
+    s.kh = p.kernel[1];
+    s.kw = p.kernel[2];
+    s.stride_h = p.strides[1];
+    s.stride_w = p.strides[2];
+    s.dilation_h = p.dilations[1];
+    s.dilation_w = p.dilations[2];
+    s.pad_h = p.pads_begin[1];
+    s.pad_w = p.pads_begin[2];
+    s.x_channels_last = p.x_channels_last;
+    s.y_channels_last = p.y_channels_last;
+    d.box = box_of(p);
+    d.tile_images = best.images;
+    d.tile_h_log2 = best.h_log2;
+    d.tile_w_log2 = best.w_log2;
+    d.tiles_h = static_cast<int32_t>(ceil_div(p.out[1], 1 << best.h_log2));
+    d.tiles_w = static_cast<int32_t>(ceil_div(p.out[2], 1 << best.w_log2));
+    d.m_tiles = static_cast<int32_t>(ceil_div(p.m, t.block_n));
+    const int64_t tiles = best.tiles * d.m_tiles;
+    if (tiles * t.split > INT32_MAX / 2) {
+        reason = std::string(t.name()) + ": tiles; got " + std::to_string(tiles) +
+                 ", expected less than 2^30; use a tactic with larger tiles or generic";
+        return false;
+    }
+    d.tiles = static_cast<int32_t>(tiles);
+    d.slices = slices;
+    d.split = t.split;
+    d.halo_h = static_cast<int32_t>(best.halo_h);
+    d.halo_w = static_cast<int32_t>(best.halo_w);
+    d.raw_h = static_cast<int32_t>(best.raw_h);
+    d.raw_w = static_cast<int32_t>(best.raw_w);
+    d.segment_h = segment_height(best, t.threads());
+    d.segments = static_cast<int32_t>(ceil_div(best.halo_h, d.segment_h));
+    d.phase_pitch = static_cast<int32_t>(best.phase_pitch);
+    d.plane = static_cast<int32_t>(best.plane);
+    d.raw_offset = static_cast<int32_t>(kChunks * 16 * best.plane);
+    d.weight_offset = static_cast<int32_t>(best.pixel_bytes());
+    d.div_m_tiles = FastDiv(d.m_tiles);
+    d.div_tiles_w = FastDiv(d.tiles_w);
+    d.div_tiles_h = FastDiv(d.tiles_h);
+    d.div_raw_h = FastDiv(d.raw_h);
+    d.div_halo_w = FastDiv(d.halo_w);
+    d.div_stride_w = FastDiv(s.stride_w);
+    d.div_segments = FastDiv(d.segments);
+    d.div_kw = FastDiv(s.kw);
+
+    // Weights that all fit, at no cost in resident blocks, are copied once: no copies and barriers between taps.
+    const int64_t pipelined = std::max(least, best.pixel_bytes() + int64_t{t.stages} * stage_bytes);
+    const int64_t all_stages = ceil_div(slices, t.split) * taps;
+    const int64_t kept = std::max(least, best.pixel_bytes() + all_stages * stage_bytes);
+    const bool one_tile_each = tiles * t.split <= int64_t{device.multiprocessors} * occupancy(kept);
+    d.resident = kept <= device.shared_per_block && (d.m_tiles == 1 || one_tile_each) &&
+                 (occupancy(kept) == occupancy(pipelined) || (t.split == 1 && one_tile_each));
+    d.weight_stages = static_cast<int32_t>(d.resident ? all_stages : t.stages);
+    const int64_t bytes = d.resident ? kept : pipelined;
+    plan.shared_bytes = static_cast<int>(bytes);
+    plan.blocks_per_multiprocessor = occupancy(bytes);
+    const int64_t slots = int64_t{device.multiprocessors} * plan.blocks_per_multiprocessor;
+    plan.grid = static_cast<int>(t.split > 1 ? tiles * t.split : std::min(tiles, slots));
+    return true;
+}
+
+// A model of the time, in microseconds, fitted on an H200 (benchmarks/log.md). It ranks tactics; it predicts no figure.
+double expected_us(const Problem &p, const Tactic &t, const Device &device) {
+    if (t.family == Family::kGeneric) {
+        const double operations = 2.0 * p.n * p.m * p.out_pixels() * p.taps() * (p.c / p.group) * (p.pool_size() + 1);
+        return 3 + operations / 1e6 / (device.multiprocessors * 0.02);
+    }
+    // Multiply-adds per microsecond of one multiprocessor at full occupancy, by precision.
+    static constexpr double kRates[] = {1.5e6, 1.5e6, 0.7e6, 0.2e6};
+    const double rate = kRates[t.precision];
+    const double slice = kChunks * p.per_chunk();
+    if (t.family == Family::kDirectFused) {
+        DirectFusedPlan plan;
+        std::string reason;
+        if (!plan_direct_fused(p, t, device, plan, reason)) return 1e30;
+        const DirectFusedParams &d = plan.params;
+        const double blocks = double(d.tiles) * t.split;
+        const double slots = double(device.multiprocessors) * plan.blocks_per_multiprocessor;
+        const double share = std::min(double(plan.blocks_per_multiprocessor),
+                                      std::max(1.0, blocks / device.multiprocessors));
+        const double halo = double(d.plane) + double(d.tile_images) * d.raw_h * d.raw_w;
+        const double small = t.block_m * t.block_n < 128 * 128 ? (t.block_m * t.block_n < 64 * 64 ? 2.2 : 1.5) : 1.0;
+        const double multiply = double(t.block_m) * t.block_n * d.shape.kh * d.shape.kw * slice / rate * small;
+        const double feed = halo * slice * 12 / rate;
+        const double per_slice = (multiply + feed) * share / std::min(1.0, 0.5 + 0.25 * share);
+        const double rounds = std::ceil(blocks / slots);
+        return 2.0 + rounds * (ceil_div(d.slices, t.split) * per_slice + 0.8) + (t.split > 1 ? 1.0 : 0.0);
+    }
+    const Shape2d s = gemm_shape(p, t);
+    const WorkspaceLayout layout = workspace_layout(p, t);
+    const double tiles = double(ceil_div(p.n * p.out_pixels(), t.block_m)) * ceil_div(p.m, t.block_n);
+    const double slots = double(device.multiprocessors) * t.min_blocks;
+    const double share = std::min(double(t.min_blocks), std::max(1.0, tiles / device.multiprocessors));
+    const double small = t.block_m * t.block_n < 128 * 128 ? 1.5 : 1.0;
+    const double multiply =
+        double(t.block_m) * t.block_n * s.kh * s.kw * ceil_div(s.c, int64_t(slice)) * slice / rate * small * 1.1;
+    double us = 2.0 + std::ceil(tiles / slots) * (multiply * share / std::min(1.0, 0.5 + 0.25 * share) + 0.8);
+    const double x_bytes = double(p.n) * p.c * p.in_pixels() * p.element_bytes();
+    if (layout.box_pass) us += 2.0 + (x_bytes + double(layout.x_bytes)) / 2.5e6;
+    if (layout.weight_pass) us += 2.5 + double(layout.weights_bytes) / 1e6;
+    return us;
+}
+
+}  // namespace convpool

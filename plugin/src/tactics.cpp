@@ -1,0 +1,283 @@
+#include "tactics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <numeric>
+
+#include "launch.h"
+
+namespace convpool {
+namespace {
+
+constexpr int CONVPOOL_PRECISION_ANY = -1, CONVPOOL_PRECISION_F16 = 0, CONVPOOL_PRECISION_BF16 = 1,
+              CONVPOOL_PRECISION_TF32 = 2, CONVPOOL_PRECISION_TF32X3 = 3;
+constexpr Family CONVPOOL_FAMILY_generic = Family::kGeneric, CONVPOOL_FAMILY_direct_gemm = Family::kDirectGemm,
+                 CONVPOOL_FAMILY_direct_fused = Family::kDirectFused,
+                 CONVPOOL_FAMILY_filter_fused = Family::kFilterFused;
+
+constexpr Tactic kTactics[] = {
+#define CONVPOOL_ROW(family, precision, ...) {CONVPOOL_FAMILY_##family, CONVPOOL_PRECISION_##precision, __VA_ARGS__},
+#include "tactics.def"
+#undef CONVPOOL_ROW
+};
+constexpr int kCount = sizeof(kTactics) / sizeof(kTactics[0]);
+
+constexpr bool ids_are_unique() {
+    for (int i = 0; i < kCount; ++i) {
+        if (kTactics[i].id == 0) return false;
+        for (int j = 0; j < i; ++j)
+            if (kTactics[i].id == kTactics[j].id) return false;
+    }
+    return true;
+}
+static_assert(ids_are_unique(), "tactic ids are distinct and not 0");
+
+constexpr int kChunks = 4;  // TileConfig::kChunks
+
+int padded_plane(int rows) { return rows + 8 / kChunks; }
+int weight_stage_bytes(const Tactic &t) { return kChunks * padded_plane(t.block_n) * 16; }
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+size_t round_up_256(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+std::string got(const Tactic &t, const std::string &what, const std::string &value, const std::string &expected,
+                const std::string &next) {
+    return std::string(t.name()) + ": " + what + "; got " + value + ", expected " + expected + "; " + next;
+}
+
+const char *kUseGeneric = "use the tactic generic";
+
+}  // namespace
+
+int tactic_count() { return kCount; }
+const Tactic &tactic_at(int index) { return kTactics[index]; }
+
+const Tactic *find_tactic(int id) {
+    for (const Tactic &t : kTactics)
+        if (t.id == id) return &t;
+    return nullptr;
+}
+
+const char *Tactic::family_name() const {
+    switch (family) {
+    case Family::kDirectGemm: return "direct_gemm";
+    case Family::kDirectFused: return "direct_fused";
+    case Family::kFilterFused: return "filter_fused";
+    default: return "generic";
+    }
+}
+
+int Tactic::min_cc() const {
+    if (family == Family::kGeneric) return 75;
+    if (split > 1) return 90;
+    return precision == static_cast<int32_t>(Precision::kF16) ? 75 : 80;
+}
+
+const char *Tactic::name() const {
+    static const std::deque<std::string> names = [] {
+        std::deque<std::string> all;
+        const char *precisions[] = {"f16", "bf16", "tf32", "tf32x3"};
+        for (const Tactic &t : kTactics) {
+            std::string name = std::string("conv_avgpool_") + t.family_name();
+            if (t.family != Family::kGeneric) {
+                const int k = kChunks * (t.precision <= 1 ? 8 : 4);
+                name += "_sm" + std::to_string(t.min_cc()) + "_" + precisions[t.precision] + "_m" +
+                        std::to_string(t.block_m) + "n" + std::to_string(t.block_n) + "k" + std::to_string(k) + "_s" +
+                        std::to_string(t.stages);
+                if (t.split > 1) name += "_split" + std::to_string(t.split);
+            }
+            all.push_back(name);
+        }
+        return all;
+    }();
+    return names[this - kTactics].c_str();
+}
+
+const void *Tactic::kernel() const {
+    if (family == Family::kGeneric) return nullptr;
+    using Lookup = const void *(*)(int);
+    static constexpr Lookup fused[] = {direct_fused_kernel_f16, direct_fused_kernel_bf16, direct_fused_kernel_tf32,
+                                       direct_fused_kernel_tf32x3};
+    static constexpr Lookup gemm[] = {implicit_gemm_kernel_f16, implicit_gemm_kernel_bf16, implicit_gemm_kernel_tf32,
+                                      implicit_gemm_kernel_tf32x3};
+    return (family == Family::kDirectFused ? fused : gemm)[precision](id);
+}
+
+// ---- legality -----------------------------------------------------------------------------------------------------
+
+std::string reject_reason(const Problem &p, const Tactic &t, const Device &device) {
+    if (device.cc < t.min_cc())
+        return got(t, "compute capability", std::to_string(device.cc), std::to_string(t.min_cc()) + " or more",
+                   kUseGeneric);
+    if (t.family == Family::kGeneric) return {};
+    const Precision precision = static_cast<Precision>(t.precision);
+    const int dtype = precision == Precision::kF16 ? CONVPOOL_F16 : precision == Precision::kBF16 ? CONVPOOL_BF16
+                                                                                                   : CONVPOOL_F32;
+    const char *dtypes[] = {"F16", "BF16", "F32"};
+    if (p.dtype != dtype) return got(t, "dtype", dtypes[p.dtype], dtypes[dtype], "use a tactic of that type");
+    if (precision == Precision::kTF32 && !p.allow_tf32)
+        return got(t, "allow_tf32", "0", "1", "use a tf32x3 tactic for full precision");
+    if (p.rank > 2) return got(t, "rank", std::to_string(p.rank), "1 or 2", kUseGeneric);
+    if (p.group != 1) return got(t, "group", std::to_string(p.group), "1", kUseGeneric);
+    // Coordinates and products of them are 32-bit in the kernels.
+    constexpr int64_t kMax = int64_t{1} << 30;
+    struct Limit { const char *name; int64_t value; };
+    for (auto [name, value] :
+         {Limit{"n * output pixels", p.n * p.out_pixels()}, {"output channels", p.m}, {"input channels", p.c},
+          {"elements of an input image", p.in_pixels() * p.c}, {"pooling window", p.pool_size()},
+          {"elements of a filter", p.taps() * p.c},
+          {"pooled size", std::max(p.pooled[1], p.pooled[2])}})
+        if (value > kMax) return got(t, name, std::to_string(value), "at most 2^30", kUseGeneric);
+    if (t.family == Family::kDirectFused) {
+        DirectFusedPlan plan;
+        std::string reason;
+        if (!plan_direct_fused(p, t, device, plan, reason)) return reason;
+        return {};
+    }
+    const WorkspaceLayout layout = workspace_layout(p, t);
+    const int64_t chunks = ceil_div(p.c, p.per_chunk());
+    const int64_t passes = t.family == Family::kDirectGemm ? p.n * p.pooled[1] * p.pooled[2] : p.n * p.in_pixels();
+    if (layout.box_pass && passes * chunks > (int64_t{1} << 31) - 1)
+        return got(t, "16-byte chunks of the tensor to convolve", std::to_string(passes * chunks), "less than 2^31",
+                   "use direct_fused or generic");
+    if (layout.weight_pass && p.m > 65535)
+        return got(t, "output channels", std::to_string(p.m), "at most 65535", "use direct_fused or generic");
+    if (implicit_gemm_shared_bytes(t) > device.shared_per_block)
+        return got(t, "shared memory of a block", std::to_string(device.shared_per_block) + " bytes",
+                   std::to_string(implicit_gemm_shared_bytes(t)), "use a tactic with smaller tiles");
+    if (t.family == Family::kFilterFused) {
+        for (int i = 1; i < kRank; ++i) {
+            // Zeros that Conv pads around the pooled tensor must be what box means over a padded X are there: zero.
+            const int64_t window = int64_t{p.pool_dilations[i]} * (p.pool_kernel[i] - 1);
+            const int64_t last = (p.out[i] - 1) * p.strides[i] - p.pads_begin[i] +
+                                 int64_t{p.kernel[i] - 1} * p.dilations[i];
+            const std::string side = " pads of dimension " + std::to_string(i - (kRank - p.rank));
+            if (p.pads_begin[i] > 0 && p.pool_pads_begin[i] + p.pool_strides[i] <= window)
+                return got(t, "leading" + side, std::to_string(p.pads_begin[i]),
+                           "0, or pooling pads that reach past X", "use direct_fused or direct_gemm");
+            if (last >= p.pooled[i] && p.pooled[i] * p.pool_strides[i] - p.pool_pads_begin[i] < p.in[i])
+                return got(t, "trailing" + side, std::to_string(p.pads_end[i]),
+                           "0, or pooling pads that reach past X", "use direct_fused or direct_gemm");
+        }
+        const Shape2d shape = gemm_shape(p, t);
+        if (int64_t{shape.kh} * shape.kw * chunks * 16 > kMax)
+            return got(t, "bytes of a fused filter", std::to_string(int64_t{shape.kh} * shape.kw * chunks * 16),
+                       "at most 2^30", "use direct_fused or direct_gemm");
+    }
+    return {};
+}
+
+// ---- implicit GEMM ------------------------------------------------------------------------------------------------
+
+BoxMean box_of(const Problem &p) {
+    const int64_t size = p.pool_size();
+    return {p.pool_kernel[1], p.pool_kernel[2], p.pool_strides[1], p.pool_strides[2], p.pool_dilations[1],
+            p.pool_dilations[2], p.pool_pads_begin[1], p.pool_pads_begin[2], static_cast<float>(size),
+            1.f / static_cast<float>(size), (size & (size - 1)) == 0};
+}
+
+namespace {
+
+// Conv of dilation d over a pooling of stride s and dilation e reads X at a*d*s + u*e: steps of the fused kernel.
+struct FusedKernel {
+    int size, dilation, tap_step;
+};
+
+FusedKernel fused_kernel(const Problem &p, int i) {
+    const int step = p.dilations[i] * p.pool_strides[i];
+    int dilation = 1;
+    if (p.kernel[i] > 1 && p.pool_kernel[i] > 1) dilation = std::gcd(step, p.pool_dilations[i]);
+    else if (p.kernel[i] > 1) dilation = step;
+    else if (p.pool_kernel[i] > 1) dilation = p.pool_dilations[i];
+    const int reach = (p.kernel[i] - 1) * step + (p.pool_kernel[i] - 1) * p.pool_dilations[i];
+    return {reach / dilation + 1, dilation, step};
+}
+
+bool pools(const Problem &p) {
+    for (int i = 0; i < kRank; ++i)
+        if (p.pool_kernel[i] != 1 || p.pool_strides[i] != 1 || p.pool_pads_begin[i] != 0 || p.pool_pads_end[i] != 0)
+            return true;
+    return false;
+}
+
+}  // namespace
+
+Shape2d gemm_shape(const Problem &p, const Tactic &t) {
+    Shape2d s{};
+    s.n = static_cast<int32_t>(p.n);
+    s.c = static_cast<int32_t>(ceil_div(p.c, p.per_chunk()) * p.per_chunk());
+    s.m = static_cast<int32_t>(p.m);
+    s.out_h = static_cast<int32_t>(p.out[1]);
+    s.out_w = static_cast<int32_t>(p.out[2]);
+    s.x_channels_last = 1;
+    s.y_channels_last = p.y_channels_last;
+    if (t.family == Family::kDirectGemm) {
+        s.h = static_cast<int32_t>(p.pooled[1]);
+        s.w = static_cast<int32_t>(p.pooled[2]);
+        s.kh = p.kernel[1];
+        s.kw = p.kernel[2];
+        s.stride_h = p.strides[1];
+        s.stride_w = p.strides[2];
+        s.dilation_h = p.dilations[1];
+        s.dilation_w = p.dilations[2];
+        s.pad_h = p.pads_begin[1];
+        s.pad_w = p.pads_begin[2];
+    } else {
+        const FusedKernel h = fused_kernel(p, 1), w = fused_kernel(p, 2);
+        s.h = static_cast<int32_t>(p.in[1]);
+        s.w = static_cast<int32_t>(p.in[2]);
+        s.kh = h.size;
+        s.kw = w.size;
+        s.dilation_h = h.dilation;
+        s.dilation_w = w.dilation;
+        s.stride_h = p.strides[1] * p.pool_strides[1];
+        s.stride_w = p.strides[2] * p.pool_strides[2];
+        s.pad_h = p.pads_begin[1] * p.pool_strides[1] + p.pool_pads_begin[1];
+        s.pad_w = p.pads_begin[2] * p.pool_strides[2] + p.pool_pads_begin[2];
+    }
+    return s;
+}
+
+WorkspaceLayout workspace_layout(const Problem &p, const Tactic &t) {
+    WorkspaceLayout layout{};
+    if (t.family != Family::kDirectGemm && t.family != Family::kFilterFused) return layout;
+    const bool direct = t.family == Family::kDirectGemm;
+    const Shape2d s = gemm_shape(p, t);
+    layout.weight_pass = !p.w_rows_chunked() || (!direct && p.pool_size() > 1);
+    layout.box_pass = !p.x_rows_chunked() || (direct && pools(p));
+    if (layout.weight_pass)
+        layout.weights_bytes = round_up_256(size_t{1} * s.m * s.kh * s.kw * s.c * p.element_bytes());
+    if (layout.box_pass) layout.x_bytes = round_up_256(size_t{1} * s.n * s.h * s.w * s.c * p.element_bytes());
+    layout.total = layout.weights_bytes + layout.x_bytes;
+    return layout;
+}
+
+int implicit_gemm_shared_bytes(const Tactic &t) {
+    return t.stages * (weight_stage_bytes(t) + kChunks * padded_plane(t.block_m) * 16);
+}
+
+WeightParams weight_params(const Problem &p, const Tactic &t) {
+    const Shape2d s = gemm_shape(p, t);
+    WeightParams w{};
+    w.m = s.m;
+    w.c = static_cast<int32_t>(p.c);
+    w.kh = p.kernel[1];
+    w.kw = p.kernel[2];
+    w.fused_h = s.kh;
+    w.fused_w = s.kw;
+    w.chunks = s.c / p.per_chunk();
+    if (t.family == Family::kFilterFused) {
+        const FusedKernel h = fused_kernel(p, 1), v = fused_kernel(p, 2);
+        w.box = box_of(p);
+        w.tap_step_h = h.tap_step;
+        w.tap_step_w = v.tap_step;
+        w.fused_dilation_h = h.dilation;
+        w.fused_dilation_w = v.dilation;
+    } else {
+        w.box = {1, 1, 1, 1, 1, 1, 0, 0, 1.f, 1.f, 1};
+        w.tap_step_h = w.tap_step_w = w.fused_dilation_h = w.fused_dilation_w = 1;
+    }
+    return w;
+}
+
+}  // namespace convpool

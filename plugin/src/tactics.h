@@ -1,0 +1,61 @@
+// The table of tactics and what each makes of a problem on a device.
+#pragma once
+
+#include <string>
+
+#include "problem.h"
+
+namespace convpool {
+
+enum class Family : int32_t { kGeneric, kDirectGemm, kDirectFused, kFilterFused };
+
+struct Tactic {
+    Family family;
+    int32_t precision;  // a Precision, or -1 for any
+    int32_t id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split;
+
+    int threads() const { return warps_m * warps_n * 32; }
+    const char *family_name() const;
+    const char *name() const;  // static storage
+    int min_cc() const;
+    const void *kernel() const;  // null for generic
+};
+
+int tactic_count();
+const Tactic &tactic_at(int index);
+const Tactic *find_tactic(int id);
+
+struct Device {
+    int ordinal = -1;  // -1: described, not present
+    int cc = 0, multiprocessors = 0, shared_per_block = 0, shared_per_multiprocessor = 0;
+};
+
+// What a direct_fused launch consists of.
+struct DirectFusedPlan {
+    DirectFusedParams params;  // pointers unset
+    int grid, shared_bytes, blocks_per_multiprocessor;
+};
+
+struct WorkspaceLayout {
+    size_t weights_bytes, x_bytes, total;  // weights first, both multiples of 256
+    bool box_pass, weight_pass;            // false: X or W is read as it is
+};
+
+// Empty, or the reason why the tactic does not run the problem on such a device.
+std::string reject_reason(const Problem &problem, const Tactic &tactic, const Device &device);
+
+// False, with a reason, if no tile fits into the device's shared memory.
+bool plan_direct_fused(const Problem &problem, const Tactic &tactic, const Device &device, DirectFusedPlan &plan,
+                       std::string &reason);
+
+// direct_gemm and filter_fused: the convolution that the implicit GEMM runs, over box means or over X.
+Shape2d gemm_shape(const Problem &problem, const Tactic &tactic);
+WorkspaceLayout workspace_layout(const Problem &problem, const Tactic &tactic);
+int implicit_gemm_shared_bytes(const Tactic &tactic);
+WeightParams weight_params(const Problem &problem, const Tactic &tactic);
+BoxMean box_of(const Problem &problem);
+
+// Expected time in microseconds, for the choice between tactics.
+double expected_us(const Problem &problem, const Tactic &tactic, const Device &device);
+
+}  // namespace convpool
