@@ -11,8 +11,12 @@ from onnx import ModelProto, ValueInfoProto, helper
 from convpool.errors import ModelError, OptionError
 
 Arrays = dict[str, np.ndarray]
-OPEN_SIZES = (1, 64, 224, 32, 128, 16, 8, 256, 512)
-"""Tried in turn for open dimensions other than the first until the model runs."""
+OPEN_SIZES = (64, 224, 32, 128, 16, 8, 1, 256, 512)
+"""Tried in turn for open dimensions other than the first until the model runs.
+
+Small ones come late: where a pooling window does not fit, onnxruntime rounds its negative size up and gives numbers all
+the same, so that the original seems to run and nothing exact can agree with it.
+"""
 
 
 def load_arrays(data: Mapping[str, np.ndarray] | str | Path | None) -> Arrays | None:
