@@ -105,7 +105,8 @@ def _choose(plan: Plan, lowering: str, main_opset: int) -> Plan | Reject:
     """The plan with a lowering for each convolution, the first that pays, or why there is none."""
     failure: Reject | None = None
     order = ORDERS[lowering]
-    attempts = [order] if lowering == "auto" else [order[i:] for i in range(len(order))]
+    # The cheapest form by time may leave too many multiply-adds (a pointwise convolution fused): then the others.
+    attempts = [order, *((name,) for name in order)] if lowering == "auto" else [order[i:] for i in range(len(order))]
     for attempt in attempts:
         forms = []
         for leaf in conv_leaves(plan.tree):
