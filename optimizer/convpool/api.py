@@ -26,7 +26,7 @@ from convpool.passes.conv_pool import Site
 from convpool.plan import Plan, Reject, conv_leaves, tree_nodes
 from convpool.report import Report, SiteReport, Summary
 from convpool.rewrite import Rewriter
-from convpool.verify import compare
+from convpool.verify import compare, unchanged
 
 MIN_OPSET = 7
 """The first opset whose AveragePool can count its padding."""
@@ -95,10 +95,16 @@ def optimize(
     run.to_fixpoint()
     if run.changed:
         _check_result(original, result)
+    else:
+        result.source = original.source
     report = Report(run.reports(), _summary(original, result, run.reports()), options={"lowering": lowering, "seed": seed})
     outcome = OptimizeResult(result.proto, report, run.changed, result, run.new_constants)
     if check or arrays is not None:
-        verification = compare(original, result, max(check, 1), arrays, dict(input_shapes or {}), rtol, atol, seed)
+        shapes = dict(input_shapes or {})
+        if run.changed:
+            verification = compare(original, result, max(check, 1), arrays, shapes, rtol, atol, seed)
+        else:
+            verification = unchanged(original, arrays, shapes, seed)
         report.verification = verification
         if not verification.passed:
             worst = max((o for o in verification.outputs if not o.passed), key=lambda o: o.max_abs_error, default=None)
@@ -166,7 +172,8 @@ class _Run:
                         self._rewritten += _rewritten(plan, times)
                         continue
                     verdict = plan
-                self._kept.append(_kept(site, verdict))
+                if not rewriter.made(scope.nodes[site.root].output[0]):
+                    self._kept.append(_kept(site, verdict))
             if plans:
                 rewriter.apply(scope, plans)
                 applied = True

@@ -6,10 +6,12 @@ model-local functions (and the bodies in them) each get one.  Nothing here chang
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 Dim = int | str | None
@@ -24,6 +26,13 @@ class TensorInfo:
     shape: tuple[Dim, ...] | None
 
 
+FOLDABLE = (
+    "Add", "Cast", "CastLike", "Concat", "ConstantOfShape", "Div", "Expand", "Gather", "Mul", "Neg", "Range", "Reshape",
+    "Slice", "Squeeze", "Sub", "Transpose", "Unsqueeze",
+)  # fmt: skip
+"""Operators of shape arithmetic that are evaluated where all their inputs are constants."""
+MAX_FOLDED_ELEMENTS = 4096
+"""Largest tensor taken into or made by that: sizes, axes, and per-channel parameters."""
 UNKNOWN = TensorInfo(0, None)
 
 
@@ -67,6 +76,7 @@ class Scope:
         self.producer: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
         self.captured: set[str] = set()
+        self._folded: dict[str, Constant | None] = {}
         self.children: list[Scope] = []
         for index, node in enumerate(self.nodes):
             for name in node.output:
@@ -75,6 +85,10 @@ class Scope:
             for name in node.input:
                 if name:
                     self.readers.setdefault(name, []).append(index)
+
+    def add_infos(self, infos: dict[str, TensorInfo]) -> None:
+        """Types and shapes known from elsewhere."""
+        self._infos = {**infos, **self._infos}
 
     def defines(self, name: str) -> bool:
         """Whether `name` comes from this scope, not from one around it."""
@@ -97,7 +111,10 @@ class Scope:
         return TensorInfo(constant.data_type, constant.shape) if constant else UNKNOWN
 
     def constant(self, name: str) -> Constant | None:
-        """The constant behind `name`, seen through Identity; None when it is computed or a caller may replace it."""
+        """The constant behind `name`, None when it is computed at run time or a caller may replace it.
+
+        Seen through Identity, and through small shape arithmetic on constants, which exporters leave unfolded.
+        """
         if name in self.initializers:
             if name in self.inputs and not self.constants_as_inputs:
                 return None
@@ -109,10 +126,40 @@ class Scope:
             if is_op(node, "Constant"):
                 tensor = _constant_tensor(node)
                 return Constant(tensor, self._read) if tensor is not None else None
+            if is_op(node, *FOLDABLE):
+                if name not in self._folded:
+                    self._folded[name] = None  # ends the search on a graph with a cycle
+                    self._folded[name] = self._fold(node, name)
+                return self._folded[name]
             return None
         if self.parent is not None and name not in self.inputs:
             return self.parent.constant(name)
         return None
+
+    def _fold(self, node: NodeProto, name: str) -> Constant | None:
+        """Evaluate a node whose inputs are all small constants, by onnx's reference implementation."""
+        inputs = {}
+        for source in filter(None, node.input):
+            constant = self.constant(source)
+            if constant is None or math.prod(constant.shape) > MAX_FOLDED_ELEMENTS:
+                return None
+            inputs[source] = constant.array()
+        if any(attribute.ref_attr_name for attribute in node.attribute):
+            return None
+        values = [helper.make_tensor_value_info(s, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+                  for s, a in inputs.items()]  # fmt: skip
+        outputs = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None)]
+        graph = helper.make_graph([node], "fold", values, outputs)
+        try:
+            from onnx.reference import ReferenceEvaluator
+
+            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)])
+            result = np.asarray(ReferenceEvaluator(model).run([name], inputs)[0])
+        except Exception:  # whatever the reference implementation has against it: then it is not folded
+            return None
+        if result.size > MAX_FOLDED_ELEMENTS:
+            return None
+        return Constant(numpy_helper.from_array(result, name), self._read)
 
     def constant_ints(self, name: str) -> tuple[int, ...] | None:
         """A constant integer tensor as a flat tuple, None if it is no constant."""
@@ -177,14 +224,18 @@ def index_model(
     """Index every scope of `model`, outer ones first.
 
     read: gives the value of a tensor, external or not.  inferred: the same model after shape inference, node for
-    node; shapes come from it (functions have none).
+    node; shapes come from it.  In functions they follow from the arguments, as far as all calls agree.
     """
     scopes: list[Scope] = []
+    functions = {_key(function): function for function in model.functions}
+    calls: dict[tuple, list[tuple[Scope, NodeProto]]] = {key: [] for key in functions}
 
     def visit(proto, typed, parent: Scope | None, opset: int, path: str) -> Scope:
         scope = Scope(proto, parent, opset, model.ir_version, read, _tensor_infos(typed), path)
         scopes.append(scope)
         for index, node in enumerate(scope.nodes):
+            if functions and (key := (node.domain, node.op_type, node.overload)) in calls:
+                calls[key].append((scope, node))
             for position, nth, graph in subgraphs(node):
                 typed_graph = None
                 if typed is not None:
@@ -197,9 +248,72 @@ def index_model(
         return scope
 
     visit(model.graph, inferred.graph if inferred is not None else None, None, opset_of(model.opset_import), "")
-    for function in model.functions:
-        visit(function, None, None, opset_of(function.opset_import), f"function {function.name}")
+    for key in _callers_first(functions):
+        function = functions[key]
+        arguments = _argument_infos(function, calls[key])
+        typed = _infer_function(model, function, arguments) if arguments else None
+        scope = visit(function, typed, None, opset_of(function.opset_import), f"function {function.name}")
+        scope.add_infos(arguments)
     return scopes
+
+
+def _key(function: FunctionProto) -> tuple[str, str, str]:
+    return function.domain, function.name, function.overload
+
+
+def _callers_first(functions: dict[tuple, FunctionProto]) -> list[tuple]:
+    """The functions' keys, each after those of the functions that call it."""
+    called = {
+        key: {(n.domain, n.op_type, n.overload) for n in _all_nodes(function)} & functions.keys()
+        for key, function in functions.items()
+    }
+    order: list[tuple] = []
+
+    def visit(key: tuple) -> None:  # ONNX allows no recursion, so this ends
+        if key not in order:
+            for other in called[key]:
+                visit(other)
+            order.append(key)
+
+    for key in functions:
+        visit(key)
+    return order[::-1]
+
+
+def _all_nodes(proto: GraphProto | FunctionProto) -> Iterator[NodeProto]:
+    for node in proto.node:
+        yield node
+        for _, _, graph in subgraphs(node):
+            yield from _all_nodes(graph)
+
+
+def _argument_infos(function: FunctionProto, calls: list[tuple[Scope, NodeProto]]) -> dict[str, TensorInfo]:
+    """Types and shapes of a function's inputs where all calls agree; dimensions that differ are unknown."""
+    infos = {}
+    for position, name in enumerate(function.input):
+        found = [s.info(n.input[position]) for s, n in calls if len(n.input) > position and n.input[position]]
+        shapes = [info.shape for info in found]
+        if not found or len(found) < len(calls) or any(s is None or len(s) != len(shapes[0] or ()) for s in shapes):
+            continue
+        if len({info.elem_type for info in found}) == 1:
+            dims = zip(*(s for s in shapes if s is not None), strict=True)
+            shape = tuple(d[0] if len(set(d)) == 1 and isinstance(d[0], int) else None for d in dims)
+            infos[name] = TensorInfo(found[0].elem_type, shape)
+    return infos
+
+
+def _infer_function(model: ModelProto, function: FunctionProto, inputs: dict[str, TensorInfo]) -> GraphProto | None:
+    """The function's body as a graph with inferred shapes, node for node; None where it depends on attributes."""
+    if any(attribute.ref_attr_name for node in _all_nodes(function) for attribute in node.attribute):
+        return None
+    values = [helper.make_tensor_value_info(name, info.elem_type, info.shape) for name, info in inputs.items()]
+    graph = helper.make_graph(function.node, "body", values, [])
+    probe = helper.make_model(graph, opset_imports=function.opset_import, functions=model.functions)
+    probe.ir_version = model.ir_version
+    try:
+        return onnx.shape_inference.infer_shapes(probe, data_prop=True).graph
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+        return None
 
 
 def opset_of(imports) -> int:

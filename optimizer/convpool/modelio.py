@@ -35,6 +35,8 @@ class LoadedModel:
     size_bytes: int
     inferred: ModelProto | None = None
     """The model as it was loaded, after shape inference."""
+    source: Path | bytes | None = None
+    """What the model was parsed from, if not from memory."""
 
     def read(self, tensor: TensorProto) -> np.ndarray:
         """The value of a tensor; one in an external file is read from there and not kept."""
@@ -58,11 +60,11 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     if isinstance(source, ModelProto):
         model = LoadedModel(source, base_dir, source.ByteSize())
     elif isinstance(source, bytes):
-        model = LoadedModel(_parse(source, "the bytes given"), base_dir, len(source))
+        model = LoadedModel(_parse(source, "the bytes given"), base_dir, len(source), source=source)
     elif isinstance(source, (str, os.PathLike)):
         path = Path(source)
         data = _read_file(path)
-        model = LoadedModel(_parse(data, str(path)), path.resolve().parent, len(data))
+        model = LoadedModel(_parse(data, str(path)), path.resolve().parent, len(data), source=path)
     else:
         model = LoadedModel(_from_graphsurgeon(source), base_dir, 0)
     _check_versions(model.proto)
@@ -125,7 +127,7 @@ def serialize(model: ModelProto) -> bytes:
 
 
 def save(model: LoadedModel, out: Path, new_constants: set[str]) -> None:
-    """Write the model to `out` atomically, with its external data beside it.
+    """Write the model to `out` atomically, with its external data beside it; an unchanged one byte for byte.
 
     Data files stay where they are if `out` is in their folder; elsewhere they are hard-linked, or copied if that
     fails.  New constants of such a model go to `<out>.data`.  Nothing is left behind on failure.  Raises OutputError.
@@ -142,7 +144,9 @@ def save(model: LoadedModel, out: Path, new_constants: set[str]) -> None:
             proto.CopyFrom(model.proto)
             _place_external_data(proto, model.base_dir, out, created)
             _move_to_external(proto, new_constants, out, created)
-        write_atomically(out, serialize(proto))
+        same = model.source if proto == model.proto else None
+        data = same.read_bytes() if isinstance(same, Path) else same
+        write_atomically(out, serialize(proto) if data is None else data)
     except OSError as error:
         _discard(created)
         raise OutputError(f"{out}: cannot be written; {error.strerror or error}") from error

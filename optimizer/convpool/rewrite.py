@@ -84,9 +84,16 @@ class Rewriter:
         for graph, typed in zip(graphs_within(self._model.graph), graphs_within(inferred.graph), strict=True):
             known = {value.name for value in graph.value_info}
             known |= {value.name for value in graph.output}
-            graph.value_info.extend(
-                value for value in typed.value_info if value.name in self._fresh and value.name not in known
-            )
+            new = [value for value in typed.value_info if value.name in self._fresh and value.name not in known]
+            for value in new:
+                for dim in value.type.tensor_type.shape.dim:
+                    if dim.dim_param.startswith("unk__"):  # a name that shape inference made up
+                        dim.ClearField("dim_param")
+            graph.value_info.extend(new)
+
+    def made(self, name: str) -> bool:
+        """Whether tensor `name` is new."""
+        return name in self._fresh
 
     def fresh(self, wanted: str) -> str:
         """`wanted`, with a number behind it if something has that name already."""

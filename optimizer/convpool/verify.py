@@ -27,7 +27,7 @@ from onnx import TensorProto
 from convpool.errors import ModelError
 from convpool.float32 import HALF_TYPES, float_types, to_float32
 from convpool.inputs import Arrays, InputMaker, load_arrays
-from convpool.modelio import LoadedModel, first_line, load, serialize
+from convpool.modelio import LoadedModel, first_line, load, passes_full_check, serialize
 
 TOLERANCES = {TensorProto.FLOAT16: (2e-2, 1e-2), TensorProto.BFLOAT16: (1e-1, 5e-2)}
 FLOAT32_TOLERANCE = (1e-3, 1e-4)
@@ -117,6 +117,18 @@ def compare(
         shapes = {name: list(array.shape) for name, array in arrays.items()}
     what = "the original in onnxruntime" + (", in float32" if exact else "")
     return judge.verdict(what, count, shapes)
+
+
+def unchanged(
+    model: LoadedModel, data: Arrays | None, input_shapes: dict[str, Sequence[int]], seed: int
+) -> Verification:
+    """The outcome where the result is the original: nothing to compare, but unusable input is still refused."""
+    InputMaker(model.proto, data, input_shapes, seed)
+    if not passes_full_check(model.proto):
+        runner = _Runner(model, "the original")
+        if runner.error:
+            raise ModelError(f"onnxruntime cannot load {runner.what}: {runner.error}")
+    return Verification(True, "the original, unchanged", 0, {})
 
 
 class _Runner:

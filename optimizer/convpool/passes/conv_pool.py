@@ -24,7 +24,17 @@ from convpool.lowering import ORDERS, Form, form, form_cost
 from convpool.passes.pooling import may_be_pooling, recognise
 from convpool.passes.trace import conv_leaf, conv_rank, conv_upstream, spatial_size, trace
 from convpool.plan import (
-    IDENTITY, Choice, ConvLeaf, JoinTree, Plan, Pooling, Reject, Tree, conv_leaves, opaque_leaves, reject,
+    IDENTITY,
+    Choice,
+    ConvLeaf,
+    JoinTree,
+    Plan,
+    Pooling,
+    Reject,
+    Tree,
+    conv_leaves,
+    opaque_leaves,
+    reject,
 )  # fmt: skip
 
 ENOUGH = 0.75

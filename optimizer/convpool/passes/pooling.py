@@ -4,7 +4,7 @@
 |---|---|
 | AveragePool | kernel_shape |
 | GlobalAveragePool, ReduceMean over all spatial axes | the feature map |
-| Add/Sum of strided Slices, times 1/n or over n (or Mean of them) | one element per Slice |
+| Add/Sum of strided Slices, each or all times 1/n or over n (or Mean of them) | one element per Slice |
 
     +-- Slice [::2, ::2] --+
     +-- Slice [1::2, ::2] -+
@@ -12,23 +12,33 @@
     +-- Slice [::2, 1::2] -+
     +-- Slice [1::2,1::2] -+
 
-An AveragePool is exact to move when (1) it has no padding, given or automatic, since outside the feature map stand
-zeros and not what the convolution would give there, and (2) ceil_mode adds no partial window.  The Slices must
+An AveragePool is exact to move when (1) no window reaches into padding, given or automatic, since outside the feature
+map stand zeros and not what the convolution would give there, and (2) ceil_mode adds no partial window.  The Slices must
 (3) be strided alike, start at each offset of the window exactly once and have equal lengths, (4) be averaged:
-the factor is one over their number, and (5) have no other reader.
+each factor is one over their number, and (5) have no other reader.  Zeros among the terms (an accumulator's start) do
+not count.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import product
 
+from onnx import numpy_helper
+
 from convpool.geometry import Ints, PoolSpec
-from convpool.graph import Scope, attributes, is_op
+from convpool.graph import Constant, Scope, attributes, is_op
 from convpool.plan import Pooling, Reject, reject
 
 WHOLE_AXIS = 2**31 - 1
 """A Slice end at or beyond this reaches the end of any axis."""
+
+
+SUMMING = ("Add", "Sum", "Mean", "Mul", "Div")
+"""Operators that a mean of Slices is written with."""
+MAX_TERM_NODES = 64
+"""Largest sum of Slices looked at, in nodes."""
 
 
 def may_be_pooling(scope: Scope, index: int) -> str | None:
@@ -36,8 +46,12 @@ def may_be_pooling(scope: Scope, index: int) -> str | None:
     node = scope.nodes[index]
     if is_op(node, "AveragePool", "GlobalAveragePool", "ReduceMean"):
         return node.input[0]
-    leaf = _first_slice(scope, index) if is_op(node, "Mul", "Div", "Mean") else None
-    return None if leaf is None else _slice_base(scope, leaf)
+    terms = _terms(scope, index) if is_op(node, *SUMMING) else None
+    if terms is None or len(terms.slices) < 2:
+        return None
+    if not math.isclose(sum(terms.weights), 1, rel_tol=1e-6) and _continues(scope, node.output[0]):
+        return None
+    return _slice_base(scope, terms.slices[0])
 
 
 def recognise(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling | Reject | None:
@@ -66,9 +80,9 @@ def _average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Poo
     spec = PoolSpec(kernel, strides, zeros, dilations)
     auto_pad = values.get("auto_pad", b"NOTSET").decode()
     pads = tuple(values.get("pads", zeros)) if auto_pad == "NOTSET" else zeros
-    if any(pads):
-        return reject(scope, index, "pooling pads", list(pads), "no padding")
     windows = [d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True)]
+    if any(pads) and (values.get("ceil_mode", 0) or not _unreached(pads, size, windows, strides)):
+        return reject(scope, index, "pooling pads", list(pads), "no padding")
     if auto_pad.startswith("SAME"):
         # SAME gives ceil(size / stride) windows; none of them is padded where they all fit.
         if size is None and any(w > 1 or s > 1 for w, s in zip(windows, strides, strict=True)):
@@ -85,6 +99,20 @@ def _average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Poo
                     scope, index, "ceil_mode", f"a partial window on size {n}", "windows that all lie inside"
                 )
     return Pooling(index, (index,), node.input[0], node.output[0], "pool", spec)
+
+
+def _unreached(pads: Ints, size: Ints | None, windows: list[int], strides: Ints) -> bool:
+    """Whether the pads change nothing: none at the begin, and at the end too few for one more window.
+
+    Exporters to opset 9, which has no ceil_mode, write it so.
+    """
+    rank = len(windows)
+    if size is None or any(pads[:rank]):
+        return False
+    return all(
+        n >= w and (n + pad - w) // s == (n - w) // s
+        for n, pad, w, s in zip(size, pads[rank:], windows, strides, strict=True)
+    )
 
 
 def _reduce_mean(scope: Scope, index: int, rank: int) -> Pooling | Reject | None:
@@ -111,7 +139,7 @@ def _slice_mean(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooli
     terms = _terms(scope, index)
     if terms is None:
         return None
-    leaves, nodes, count = terms
+    leaves, nodes = terms.slices, set(terms.nodes)
     base = _slice_base(scope, leaves[0])
     if base is None or any(_slice_base(scope, leaf) != base for leaf in leaves):
         return None
@@ -137,8 +165,15 @@ def _slice_mean(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooli
     offsets = sorted(tuple(r.start for r in got) for got in ranges)
     if offsets != list(product(*(range(k) for k in kernel))):
         return reject(scope, index, "offsets of the Slices", offsets, "each offset of the window once")
-    if not math.isclose(count, len(leaves), rel_tol=1e-6):
-        return reject(scope, index, "divisor of the sum", f"{count:g}", len(leaves))
+    pooled = tuple((n - k) // q + 1 for n, k, q in zip(size, kernel, strides, strict=True))
+    for shape in terms.zero_shapes:
+        full = (1,) * (rank + 2 - len(shape)) + shape
+        limits = (*(scope.info(base).shape or (1, 1))[:2], *pooled)
+        if len(full) > len(limits) or any(n not in (1, limit) for n, limit in zip(full, limits, strict=True)):
+            return reject(scope, index, "zeros added to the Slices", list(shape), f"sizes of 1 or {list(limits)}")
+    for weight in terms.weights:
+        if not math.isclose(weight * len(leaves), 1, rel_tol=1e-6):
+            return reject(scope, index, "factor of a Slice", f"{weight:g}", f"1/{len(leaves)}")
     for inner in nodes - {index}:
         for name in scope.nodes[inner].output:
             if name in scope.outputs or name in scope.captured or not set(scope.readers.get(name, ())) <= nodes:
@@ -147,57 +182,101 @@ def _slice_mean(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooli
     return Pooling(index, tuple(sorted(nodes)), base, scope.nodes[index].output[0], "slice_mean", spec)
 
 
+@dataclass
+class _Terms:
+    """A weighted sum of Slices: the Slices' outputs, their weights, and the nodes that sum and scale.
+
+    zero_shapes: shapes of constant zeros among the terms.
+    """
+
+    slices: list[str]
+    weights: list[float]
+    nodes: set[int]
+    zero_shapes: list[Ints]
+
+
+def _terms(scope: Scope, index: int) -> _Terms | None:
+    """The weighted sum that node `index` ends, None where anything but Slices and zeros is summed."""
+    found = _Terms([], [], set(), [])
+    pending = [(index, 1.0)]
+    while pending:
+        current, weight = pending.pop()
+        node = scope.nodes[current]
+        found.nodes.add(current)
+        if len(found.nodes) > MAX_TERM_NODES:
+            return None
+        if is_op(node, "Mul", "Div"):
+            scaled = _scale(scope, current)
+            if scaled is None:
+                return None
+            terms, weight = [scaled[0]], weight * scaled[1]
+        else:
+            terms = list(node.input)
+            weight = weight / len(terms) if node.op_type == "Mean" else weight
+        for name in reversed(terms):
+            producer = scope.producer.get(name)
+            zeros = _zeros(scope, name)
+            if zeros is not None:
+                found.nodes |= zeros
+                constant = scope.constant(name)
+                if constant is not None:
+                    found.zero_shapes.append(constant.shape)
+            elif producer is None:
+                return None
+            elif is_op(scope.nodes[producer], "Slice"):
+                found.slices.append(name)
+                found.weights.append(weight)
+            elif is_op(scope.nodes[producer], *SUMMING):
+                pending.append((producer, weight))
+            else:
+                return None
+    return found if found.slices else None
+
+
 def _scale(scope: Scope, index: int) -> tuple[str, float] | None:
-    """For x * c or x / c with a constant scalar: the tensor x and the number that x is divided by."""
+    """For x * c or x / c with a constant scalar: the tensor x and the factor on it."""
     node = scope.nodes[index]
-    if not is_op(node, "Mul", "Div") or len(node.input) != 2:
-        return None
     for operand in (1, 0) if node.op_type == "Mul" else (1,):
         constant = scope.constant(node.input[operand])
         if constant is not None and math.prod(constant.shape) == 1:
             value = float(constant.array().reshape(-1)[0])
             if value == 0 or not math.isfinite(value):
                 return None
-            return node.input[1 - operand], value if node.op_type == "Div" else 1 / value
+            return node.input[1 - operand], value if node.op_type == "Mul" else 1 / value
     return None
 
 
-def _terms(scope: Scope, index: int) -> tuple[list[str], set[int], float] | None:
-    """The tensors summed, the nodes that sum and scale them, and the divisor."""
-    node = scope.nodes[index]
-    if is_op(node, "Mean"):
-        return list(node.input), {index}, float(len(node.input))
-    scaled = _scale(scope, index)
-    if scaled is None:
+def _zeros(scope: Scope, name: str) -> set[int] | None:
+    """The nodes to drop with a term that is zero and does not widen the sum; None if it is not such a term."""
+    index = scope.producer.get(name)
+    node = scope.nodes[index] if index is not None else None
+    if index is not None and node is not None and is_op(node, "ConstantOfShape", "Expand"):
+        value, shape = (None, node.input[0]) if node.op_type == "ConstantOfShape" else (node.input[0], node.input[1])
+        source = scope.producer.get(shape)
+        if source is not None and is_op(scope.nodes[source], "Shape") and not scope.nodes[source].attribute:
+            corner = scope.producer.get(scope.nodes[source].input[0])
+            fill = attributes(node).get("value") if value is None else scope.constant(value)
+            number = 0.0 if value is None and fill is None else _scalar(fill)
+            if number == 0 and corner is not None and is_op(scope.nodes[corner], "Slice"):
+                return {index, source}
+    constant = scope.constant(name)
+    if constant is None or constant.array().any():
         return None
-    pending, leaves, nodes = [scaled[0]], [], {index}
-    while pending:
-        name = pending.pop()
-        producer = scope.producer.get(name)
-        if producer is not None and is_op(scope.nodes[producer], "Add", "Sum"):
-            nodes.add(producer)
-            pending.extend(scope.nodes[producer].input)
-        else:
-            leaves.append(name)
-    return (leaves, nodes, scaled[1]) if len(leaves) > 1 else None
+    return set()
 
 
-def _first_slice(scope: Scope, index: int) -> str | None:
-    """A Slice's output among the terms of the sum that node `index` averages, found by going left."""
-    node = scope.nodes[index]
-    if is_op(node, "Mean"):
-        name = node.input[0]
-    else:
-        scaled = _scale(scope, index)
-        if scaled is None:
-            return None
-        name = scaled[0]
-        producer = scope.producer.get(name)
-        if producer is None or not is_op(scope.nodes[producer], "Add", "Sum"):
-            return None
-    while (producer := scope.producer.get(name)) is not None and is_op(scope.nodes[producer], "Add", "Sum"):
-        name = scope.nodes[producer].input[0]
-    return name if producer is not None and is_op(scope.nodes[producer], "Slice") else None
+def _scalar(value: object) -> float | None:
+    """The one element of a Constant or TensorProto, None if there is not exactly one."""
+    if value is None:
+        return None
+    array = value.array() if isinstance(value, Constant) else numpy_helper.to_array(value)
+    return float(array.reshape(-1)[0]) if array.size == 1 else None
+
+
+def _continues(scope: Scope, name: str) -> bool:
+    """Whether a sum goes on: its one reader adds to it or scales it."""
+    readers = scope.readers.get(name, [])
+    return len(readers) == 1 and is_op(scope.nodes[readers[0]], *SUMMING)
 
 
 def _slice_base(scope: Scope, name: str) -> str | None:

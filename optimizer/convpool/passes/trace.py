@@ -26,6 +26,8 @@ ELEMENTWISE = (
     "ThresholdedRelu",
 )  # fmt: skip
 """Operators that a report looks through to find the convolution that an inexact site starts from."""
+NOMINAL_CHANNELS = 64
+"""Stands for a channel count that is unknown, in cost comparisons only."""
 SEARCH_LIMIT = 24
 """Nodes that the search for that convolution visits at most: candidates are local."""
 
@@ -76,11 +78,13 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
     values = attributes(node)
     weight_shape = scope.info(node.input[1]).shape
     kernel = tuple(values.get("kernel_shape") or (weight_shape[2:] if weight_shape else ()))
-    known = weight_shape is not None and all(isinstance(dim, int) for dim in weight_shape)
-    if not known or len(kernel) != rank:
-        return reject(scope, index, "shape of the weights", weight_shape, f"static, with {rank} spatial axes")
-    if kernel != tuple(weight_shape[2:]):
+    if len(kernel) != rank or None in kernel:
+        return reject(scope, index, "shape of the weights", weight_shape, f"a static kernel with {rank} axes")
+    if weight_shape is not None and kernel != tuple(weight_shape[2:]):
         return reject(scope, index, "kernel_shape", list(kernel), f"{list(weight_shape[2:])}, as the weights have")
+    channels = weight_shape[:2] if weight_shape is not None else (None, None)
+    known = all(isinstance(dim, int) for dim in channels)
+    m, c = (dim if isinstance(dim, int) else NOMINAL_CHANNELS for dim in channels)
     strides = tuple(values.get("strides") or (1,) * rank)
     dilations = tuple(values.get("dilations") or (1,) * rank)
     size = spatial_size(scope, node.input[0], rank)
@@ -94,7 +98,7 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
     bias = node.input[2] if len(node.input) > 2 else ""
     return ConvLeaf(
         index, node.input[0], conv, scope.constant(node.input[1]), scope.constant(bias) if bias else None,
-        tuple(weight_shape), size, nodes=(index,),
+        (m, c, *kernel), size if known else None, nodes=(index,),
     )  # fmt: skip
 
 
@@ -189,7 +193,8 @@ def _same_size(scope: Scope, names: list[str], rank: int) -> bool:
     """Whether the tensors provably have equal ranks and spatial sizes: by their shapes, or by how they came about."""
     shapes = [scope.info(name).shape for name in names]
     if all(s is not None and len(s) == rank + 2 and None not in s[2:] for s in shapes):
-        return len({s[2:] for s in shapes if s is not None}) == 1
+        if len({s[2:] for s in shapes if s is not None}) == 1:
+            return True
     return len({_spatial_origin(scope, name, rank) for name in names}) == 1
 
 

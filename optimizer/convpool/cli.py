@@ -1,0 +1,166 @@
+"""convpool-optimize: the command line of `convpool.optimize`.
+
+Exit status: 0 written, also when nothing matched; 1 original and result disagree, nothing written; 2 unusable model or
+option, one line on stderr, nothing written.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from convpool.api import OptimizeResult, optimize
+from convpool.errors import ConvpoolError, OptionError, OutputError, VerificationError
+from convpool.lowering import REQUESTS
+from convpool.modelio import serialize, write_atomically
+from convpool.report import Report
+from convpool.table import make_console, show
+
+
+class InputShape(click.ParamType):
+    """NAME:1x3x224x224; the name may hold colons."""
+
+    name = "NAME:DIMS"
+
+    def convert(self, value, param, ctx):
+        """(name, sizes) of one option value."""
+        name, colon, dims = value.rpartition(":")
+        sizes = dims.split("x")
+        if not colon or not name or not all(size.isdigit() for size in sizes):
+            self.fail(f"got {value!r}, expected NAME:1x3x224x224", param, ctx)
+        return name, [int(size) for size in sizes]
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("model")
+@click.option("-o", "--output", metavar="OUT",
+              help="Where to write; '-' is stdout. Default: MODEL's name with .convpool.onnx, beside it.")
+@click.option("--lowering", type=click.Choice(REQUESTS), default="convavgpool", show_default=True,
+              help="Form of a rewritten pair: the ConvAvgPool operator, AveragePool + Conv, one Conv, or the cheaper of "
+                   "these two.")
+@click.option("--check", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
+              help="Verify with N sets of random inputs in onnxruntime.")
+@click.option("--no-check", is_flag=True, help="Do not verify.")
+@click.option("--data", metavar="FILE.npz", help="Verify with these inputs in place of random ones.")
+@click.option("--input-shape", "shapes", type=InputShape(), multiple=True, metavar="NAME:1x3x224x224",
+              help="Shape of an input that the model leaves open; repeat for more inputs.")
+@click.option("--exclude", multiple=True, metavar="PATTERN",
+              help="Leave pairs alone whose convolution or pooling has a matching name (*, ? and [] as in a shell).")
+@click.option("--fuse-pool-conv", is_flag=True, help="Also make one node of AveragePool followed by Conv (GPU traffic).")
+@click.option("--autotune", is_flag=True, help="Time the forms of each pair in onnxruntime here and keep the fastest.")
+@click.option("--dry-run", is_flag=True, help="Do everything but write the model.")
+@click.option("--report", "report_path", metavar="FILE.json", help="Write the report as JSON.")
+@click.option("--rtol", type=click.FloatRange(min=0), help="Relative tolerance of the check; default by type.")
+@click.option("--atol", type=click.FloatRange(min=0), help="Absolute tolerance of the check; default by type and output.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs.")
+@click.option("-v", "--verbose", is_flag=True, help="Show errors per output, all operators and measured times.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@click.version_option(package_name="convpool")
+def command(model, output, report_path, quiet, verbose, dry_run, no_check, check, shapes, **options) -> None:
+    """Rewrite convolution followed by average pooling in MODEL ('-' is stdin), exactly, and verify the result."""
+    if quiet and verbose:
+        raise OptionError("--quiet and --verbose exclude each other")
+    out = _output_path(model, output)
+    if out is not None and not out.parent.is_dir() and not dry_run:
+        raise OutputError(f"{out}: no folder {str(out.parent)!r}; make it first")
+    if report_path and not Path(report_path).parent.is_dir():
+        raise OutputError(f"{report_path}: no folder {str(Path(report_path).parent)!r}; make it first")
+    console = make_console(stderr=out is None)
+    source = sys.stdin.buffer.read() if model == "-" else Path(model)
+    try:
+        with _Progress(quiet or not options["autotune"]) as progress:
+            result = optimize(source, check=0 if no_check else check, input_shapes=dict(shapes),
+                              progress=progress.update, **options)  # fmt: skip
+    except VerificationError as error:
+        if error.report is not None:
+            if not quiet:
+                show(error.report, console, verbose=verbose)
+            _write_report(report_path, error.report)
+        raise
+    if not dry_run:
+        _write(result, out)
+    _write_report(report_path, result.report)
+    if not quiet:
+        show(result.report, console, verbose=verbose)
+        if out is not None:
+            console.print(f"{'would write' if dry_run else 'written'}   {out}", soft_wrap=True, markup=False)
+
+
+def main() -> None:
+    """Entry point; turns exceptions into exit statuses and one line on stderr."""
+    sys.exit(run(command, "convpool-optimize"))
+
+
+def run(cli: click.Command, name: str, args: list[str] | None = None) -> int:
+    """Run a click command and return its exit status: 1 for a failed verification, 2 for anything unusable."""
+    try:
+        cli.main(args=args, prog_name=name, standalone_mode=False)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.ClickException as error:
+        return _fail(name, error.format_message(), 2)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail(name, "interrupted", 130)
+    except VerificationError as error:
+        return _fail(name, str(error), 1)
+    except ConvpoolError as error:
+        return _fail(name, str(error), 2)
+    except BrokenPipeError:
+        return 2
+    return 0
+
+
+def _fail(name: str, message: str, status: int) -> int:
+    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+def _output_path(model: str, output: str | None) -> Path | None:
+    """Where to write; None for stdout."""
+    if output == "-" or (output is None and model == "-"):
+        return None
+    return Path(output) if output else Path(model).with_name(f"{Path(model).stem}.convpool.onnx")
+
+
+def _write(result: OptimizeResult, out: Path | None) -> None:
+    if out is not None:
+        result.save(out)
+        return
+    sys.stdout.buffer.write(serialize(result.model))
+    sys.stdout.buffer.flush()
+
+
+def _write_report(path: str | None, report: Report) -> None:
+    if not path:
+        return
+    try:
+        write_atomically(Path(path), report.to_json().encode())
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written; {error.strerror or error}") from error
+
+
+class _Progress:
+    """A progress bar on stderr while sites are timed; nothing if `hidden`."""
+
+    def __init__(self, hidden: bool) -> None:
+        columns = (TextColumn("timing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        self._bar = Progress(*columns, console=make_console(stderr=True), transient=True, disable=hidden)
+        self._task = self._bar.add_task("", total=None)
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, done: int, total: int, what: str) -> None:
+        """Show that site number `done` of `total` is being timed."""
+        self._bar.update(self._task, completed=done, total=total, description=what)
+
+
+if __name__ == "__main__":
+    main()
