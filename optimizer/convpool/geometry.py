@@ -134,7 +134,8 @@ def fuse_kernel(weight: np.ndarray, conv: ConvSpec, pool: PoolSpec) -> np.ndarra
     out = np.zeros(weight.shape[:2] + fused.kernel_shape)
     taps = weight.astype(np.float64) / pool.taps
     steps = [
-        (conv.dilations[i] // fused.dilations[i], conv.strides[i] * pool.dilations[i] // fused.dilations[i])
+        # A kernel of one tap has no dilation, and its own may be below the grid's step.
+        (max(conv.dilations[i] // fused.dilations[i], 1), conv.strides[i] * pool.dilations[i] // fused.dilations[i])
         for i in range(conv.rank)
     ]
     for offset in product(*(range(p) for p in pool.kernel_shape)):

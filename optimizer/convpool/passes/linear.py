@@ -107,7 +107,7 @@ def _batch_normalization(scope: Scope, index: int) -> Step | Reject:
     if any(c is None for c in constants):
         return Step(index, 0, None)
     scale, shift, mean, variance = (c.array().astype(np.float64) for c in constants if c is not None)
-    factor = scale / np.sqrt(variance + np.float64(values.get("epsilon", 1e-5)))
+    factor = scale / np.sqrt(variance + np.float64(values.get("epsilon", np.float32(1e-5))))
     return Step(index, 0, Affine(factor, shift - factor * mean))
 
 
