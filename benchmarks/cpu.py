@@ -17,6 +17,7 @@ import statistics
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 from rich.console import Console
 from rich.progress import track
@@ -76,14 +77,12 @@ def rows(rounds: int):
     for kind, name, entry in track(work, description="timing", transient=True):
         if kind == "layer":
             n, c, s, m, k = entry
-            model = generators.generate("conv_pool", batch=n, channels=c, size=s, features=m, kernel=k)
+            model = generators.generate("conv_pool", batch=n, channels=c, size=s, filters=m, kernel=k)
             arrays = generators.random_inputs(model)
         elif entry is not None:
             model = generators.generate(entry[0], batch=entry[1])
             arrays = generators.random_inputs(model)
         else:
-            import onnx
-
             model = onnx.load(digits.MODEL_PATH)
             images, _ = digits.load_test_set()
             arrays = {model.graph.input[0].name: images[:1]}

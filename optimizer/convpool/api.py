@@ -141,7 +141,7 @@ class _Run:
             inferred = infer_shapes(self._model.proto)
         if self.changed:
             rewriter.finish()
-            rewriter.annotate(infer_shapes(self._model.proto))
+            rewriter.annotate(inferred)
         self.new_constants = rewriter.new_constants
 
     def reports(self) -> list[SiteReport]:

@@ -107,7 +107,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     operator.register_schema()
     probe = ModelProto()
     probe.CopyFrom(model)
-    for tensor in tensors(probe):
+    for tensor in probe.graph.initializer:
         if tensor.data_location != TensorProto.EXTERNAL and len(tensor.raw_data) > 2**14:
             tensor.ClearField("raw_data")  # no shape depends on the values of a large tensor
             tensor.data_location = TensorProto.EXTERNAL
@@ -144,9 +144,8 @@ def save(model: LoadedModel, out: Path, new_constants: set[str]) -> None:
             proto.CopyFrom(model.proto)
             _place_external_data(proto, model.base_dir, out, created)
             _move_to_external(proto, new_constants, out, created)
-        same = model.source if proto == model.proto else None
-        data = same.read_bytes() if isinstance(same, Path) else same
-        write_atomically(out, serialize(proto) if data is None else data)
+        data = model.source.read_bytes() if isinstance(model.source, Path) else model.source
+        write_atomically(out, serialize(proto) if data is None or proto != model.proto else data)
     except OSError as error:
         _discard(created)
         raise OutputError(f"{out}: cannot be written; {error.strerror or error}") from error

@@ -9,6 +9,8 @@ from rich.table import Table
 from convpool.report import Report, SiteReport
 
 STYLES = {"rewritten": "green", "rejected": "yellow", "excluded": "dim"}
+MAX_ROWS = 200
+"""Sites shown unless asked for more."""
 PIPE_WIDTH = 160
 """Columns where the output is no terminal: names and reasons should not be cut to 80 there."""
 
@@ -21,8 +23,11 @@ def make_console(*, stderr: bool) -> Console:
 
 def show(report: Report, console: Console, *, verbose: bool = False) -> None:
     """Print the table of sites and the totals below it."""
-    if report.sites:
-        console.print(_sites(report.sites, verbose))
+    shown = report.sites if verbose else report.sites[:MAX_ROWS]
+    if shown:
+        console.print(_sites(shown, verbose))
+    if len(shown) < len(report.sites):
+        console.print(f"... and {len(report.sites) - len(shown)} more; --verbose shows all")
     for line in _totals(report, verbose):
         console.print(line, soft_wrap=True)
 

@@ -13,7 +13,8 @@
     +-- Slice [1::2,1::2] -+
 
 An AveragePool is exact to move when (1) no window reaches into padding, given or automatic, since outside the feature
-map stand zeros and not what the convolution would give there, and (2) ceil_mode adds no partial window.  The Slices must
+map stand zeros and not what the convolution would give there, and (2) all windows lie inside: ceil_mode adds no
+partial one, and the window fits the map.  The Slices must
 (3) be strided alike, start at each offset of the window exactly once and have equal lengths, (4) be averaged:
 each factor is one over their number, and (5) have no other reader.  Zeros among the terms (an accumulator's start) do
 not count.
@@ -81,6 +82,8 @@ def _average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Poo
     auto_pad = values.get("auto_pad", b"NOTSET").decode()
     pads = tuple(values.get("pads", zeros)) if auto_pad == "NOTSET" else zeros
     windows = [d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True)]
+    if size is not None and any(n < w for n, w in zip(size, windows, strict=True)):
+        return reject(scope, index, "window", windows, f"no larger than the feature map, {list(size)}")
     if any(pads) and (values.get("ceil_mode", 0) or not _unreached(pads, size, windows, strides)):
         return reject(scope, index, "pooling pads", list(pads), "no padding")
     if auto_pad.startswith("SAME"):
@@ -197,7 +200,7 @@ class _Terms:
 
 def _terms(scope: Scope, index: int) -> _Terms | None:
     """The weighted sum that node `index` ends, None where anything but Slices and zeros is summed."""
-    found = _Terms([], [], set(), [])
+    found, constants = _Terms([], [], set(), []), []
     pending = [(index, 1.0)]
     while pending:
         current, weight = pending.pop()
@@ -215,22 +218,22 @@ def _terms(scope: Scope, index: int) -> _Terms | None:
             weight = weight / len(terms) if node.op_type == "Mean" else weight
         for name in reversed(terms):
             producer = scope.producer.get(name)
-            zeros = _zeros(scope, name)
-            if zeros is not None:
-                found.nodes |= zeros
-                constant = scope.constant(name)
-                if constant is not None:
-                    found.zero_shapes.append(constant.shape)
-            elif producer is None:
-                return None
-            elif is_op(scope.nodes[producer], "Slice"):
+            if producer is not None and is_op(scope.nodes[producer], "Slice"):
                 found.slices.append(name)
                 found.weights.append(weight)
-            elif is_op(scope.nodes[producer], *SUMMING):
+            elif (constant := scope.constant(name)) is not None:
+                constants.append(constant)
+            elif producer is not None and is_op(scope.nodes[producer], *SUMMING):
                 pending.append((producer, weight))
+            elif (zeros := _computed_zeros(scope, name)) is not None:
+                found.nodes |= zeros
             else:
                 return None
-    return found if found.slices else None
+    # Values are read last: most sums are none of Slices, and their constants may be large.
+    if not found.slices or any(constant.array().any() for constant in constants):
+        return None
+    found.zero_shapes = [constant.shape for constant in constants]
+    return found
 
 
 def _scale(scope: Scope, index: int) -> tuple[str, float] | None:
@@ -246,23 +249,20 @@ def _scale(scope: Scope, index: int) -> tuple[str, float] | None:
     return None
 
 
-def _zeros(scope: Scope, name: str) -> set[int] | None:
-    """The nodes to drop with a term that is zero and does not widen the sum; None if it is not such a term."""
+def _computed_zeros(scope: Scope, name: str) -> set[int] | None:
+    """The nodes that make `name` zeros of a Slice's shape at run time; None if it is not that."""
     index = scope.producer.get(name)
-    node = scope.nodes[index] if index is not None else None
-    if index is not None and node is not None and is_op(node, "ConstantOfShape", "Expand"):
-        value, shape = (None, node.input[0]) if node.op_type == "ConstantOfShape" else (node.input[0], node.input[1])
-        source = scope.producer.get(shape)
-        if source is not None and is_op(scope.nodes[source], "Shape") and not scope.nodes[source].attribute:
-            corner = scope.producer.get(scope.nodes[source].input[0])
-            fill = attributes(node).get("value") if value is None else scope.constant(value)
-            number = 0.0 if value is None and fill is None else _scalar(fill)
-            if number == 0 and corner is not None and is_op(scope.nodes[corner], "Slice"):
-                return {index, source}
-    constant = scope.constant(name)
-    if constant is None or constant.array().any():
+    if index is None or not is_op(scope.nodes[index], "ConstantOfShape", "Expand"):
         return None
-    return set()
+    node = scope.nodes[index]
+    value, shape = (None, node.input[0]) if node.op_type == "ConstantOfShape" else (node.input[0], node.input[1])
+    source = scope.producer.get(shape)
+    if source is None or not is_op(scope.nodes[source], "Shape") or scope.nodes[source].attribute:
+        return None
+    corner = scope.producer.get(scope.nodes[source].input[0])
+    fill = attributes(node).get("value") if value is None else scope.constant(value)
+    number = 0.0 if value is None and fill is None else _scalar(fill)
+    return {index, source} if number == 0 and corner is not None and is_op(scope.nodes[corner], "Slice") else None
 
 
 def _scalar(value: object) -> float | None:

@@ -1,0 +1,30 @@
+# make demo: set up, optimize a bundled model, verify it, time it.   make test: set up, run every test.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SOURCES := $(shell git ls-files optimizer plugin pyproject.toml 2>/dev/null)
+
+.PHONY: demo test lint install bench-cpu clean
+
+demo: install
+	$(BIN)/python -m benchmarks.demo
+
+test: install lint
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: $(SOURCES)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check ".[test]"
+	touch $@
+
+bench-cpu: install
+	$(BIN)/python -m benchmarks.cpu --json benchmarks/results/cpu.json
+
+clean:
+	rm -rf $(VENV) build dist
