@@ -1,0 +1,214 @@
+"""Random models around convolution and average pooling, with what is known about them by construction.
+
+A case says whether its pair is exact and pays beyond doubt under each lowering, by rules that this module states for
+itself, so that an optimizer that rejects everything fails.  All data has magnitudes in [1/8, 2], from which no weight
+that a rewrite makes can underflow, in half precision either.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+NEWEST = onnx.defs.onnx_opset_version()
+TYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "float32": TensorProto.FLOAT,
+         "float64": TensorProto.DOUBLE}  # fmt: skip
+WEIGHT_KINDS = ("initializer", "constant", "identity", "overridable", "computed")
+
+
+@dataclass
+class Case:
+    """A model, inputs for it, and the lowerings under which its pair must be found."""
+
+    seed: int
+    model: onnx.ModelProto
+    feeds: dict[str, np.ndarray]
+    dtype: str
+    lowering: str
+    must: bool
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+class Maker:
+    """One model in the making; `exact` stays true while everything chosen is exact beyond doubt."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.seed, self.exact, self.tags = seed, True, {}
+        self.nodes, self.initializers, self.inputs, self.feeds = [], [], [], {}
+        self.dtype = str(self.pick(["float32"] * 6 + ["float16"] * 2 + ["bfloat16", "float64"]))
+        self.opset = int(self.rng.integers(22 if self.dtype == "bfloat16" else 7, NEWEST + 1))
+        self.ir = int(self.pick([3, 4, 6, 7, 8, 8, 9, 10, onnx.IR_VERSION]))
+        self.rank, self.batch = int(self.pick([1, 2, 2, 2, 3])), int(self.pick([1, 1, 2]))
+        self.count = 0
+
+    def pick(self, options):
+        return options[self.rng.integers(len(options))]
+
+    def chance(self, probability: float) -> bool:
+        return bool(self.rng.random() < probability)
+
+    def fresh(self, stem: str) -> str:
+        self.count += 1
+        return f"{stem}{self.count}"
+
+    def data(self, *shape: int) -> np.ndarray:
+        values = self.rng.uniform(0.125, 2, shape) * self.rng.choice([-1, 1], shape)
+        return values.astype(helper.tensor_dtype_to_np_dtype(TYPES[self.dtype]))
+
+    def node(self, op_type: str, inputs: list[str], **attributes) -> str:
+        output = self.fresh("t")
+        name = self.fresh(f"{op_type}_") if self.chance(0.8) else ""
+        self.nodes.append(helper.make_node(op_type, inputs, [output], name=name, **attributes))
+        return output
+
+    def constant(self, array: np.ndarray, kind: str = "") -> str:
+        """A constant tensor, stored in one of WEIGHT_KINDS."""
+        kind = kind or str(self.pick(["initializer", "initializer", "constant", "identity"]))
+        if kind == "overridable" and self.ir < 4:
+            kind = "initializer"  # before IR 4 nobody could override one
+        if kind == "constant":
+            name = self.fresh("c")
+            self.nodes.append(helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array, name)))
+            return name
+        name = self.fresh("w")
+        self.initializers.append(numpy_helper.from_array(array, name))
+        if kind == "overridable" or self.ir < 4:
+            elem_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+            self.inputs.append(helper.make_tensor_value_info(name, elem_type, array.shape))
+        if kind == "computed":  # from a graph input, so that no constant folding can help
+            return self.node("Mul", [name, self.feed((1,) * array.ndim)])
+        return self.node("Identity", [name]) if kind == "identity" else name
+
+    def feed(self, shape: tuple[int, ...], dims: list | None = None) -> str:
+        name = self.fresh("x")
+        self.inputs.append(helper.make_tensor_value_info(name, TYPES[self.dtype], dims or list(shape)))
+        self.feeds[name] = self.data(*shape)
+        return name
+
+
+@dataclass
+class Layer:
+    """A convolution's numbers: what the rules about forms and costs need."""
+
+    kernel: list[int]
+    strides: list[int]
+    dilations: list[int]
+    pads: list[int]
+    group: int
+    channels: int
+    filters: int
+    size: list[int]
+    out: list[int]
+    weight_kind: str = "initializer"
+    bias: bool = False
+
+
+def make_conv(m: Maker, out: list[int]) -> tuple[str, Layer]:
+    """A convolution with outputs of spatial size `out`, on a graph input or a Relu of one."""
+    r, big = m.rank, m.chance(0.7)
+    kernel = [int(m.pick([1, 2, 3, 3, 5])) for _ in range(r)] if m.chance(0.8) else [1] * r
+    strides = [int(m.pick([1, 1, 1, 2, 3])) for _ in range(r)]
+    dilations = [int(m.pick([1, 1, 1, 2])) for _ in range(r)]
+    extents = [d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True)]
+    pads = [int(m.rng.integers(0, e + 1)) if m.chance(0.5) else (e - 1) // 2 for e in extents * 2]
+    auto = str(m.pick(["", "", "", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"]))
+    size = [max((n - 1) * s + e - pads[i] - pads[r + i] + int(m.rng.integers(0, s)), 1)
+            for i, (n, s, e) in enumerate(zip(out, strides, extents, strict=True))]  # fmt: skip
+    if auto == "VALID":
+        pads = [0] * (2 * r)
+        size = [(n - 1) * s + e for n, s, e in zip(out, strides, extents, strict=True)]
+    elif auto.startswith("SAME"):
+        size = [max(n * s - int(m.rng.integers(0, s)), 1) for n, s in zip(out, strides, strict=True)]
+        totals = [max((-(-n // s) - 1) * s + e - n, 0) for n, s, e in zip(size, strides, extents, strict=True)]
+        small = [total // 2 for total in totals]
+        large = [total - low for total, low in zip(totals, small, strict=True)]
+        pads = [*small, *large] if auto == "SAME_UPPER" else [*large, *small]
+    out = [(n + pads[i] + pads[r + i] - e) // s + 1
+           for i, (n, s, e) in enumerate(zip(size, strides, extents, strict=True))]  # fmt: skip
+    group = int(m.pick([1, 1, 1, 1, 2, 4]))
+    channels, filters = (16, 64) if big and r < 3 else (8, 32) if big else (group * int(m.pick([1, 2])), 2 * group)
+    kind = str(m.pick(["initializer"] * 6 + list(WEIGHT_KINDS[1:])))
+    weight = m.constant(m.data(filters, channels // group, *kernel), kind)
+    layer = Layer(kernel, strides, dilations, pads, group, channels, filters, size, out, kind, m.chance(0.6))
+    shape = (m.batch, channels, *size)
+    x = m.feed(shape, ["N", *shape[1:]] if m.chance(0.3) else None)
+    inputs = [m.node("Relu", [x]) if m.chance(0.2) and m.dtype != "float64" else x, weight]
+    if layer.bias:
+        inputs.append(m.constant(m.data(filters)))
+    given = {"pads": pads} if not auto else {"auto_pad": auto, **({"pads": pads} if auto == "NOTSET" else {})}
+    given |= {"strides": strides, "dilations": dilations, "group": group, "kernel_shape": kernel}
+    for name, default in (("strides", 1), ("dilations", 1), ("pads", 0)):
+        if name in given and all(v == default for v in given[name]) and m.chance(0.5):
+            del given[name]
+    if group == 1 and m.chance(0.5):
+        del given["group"]
+    if m.chance(0.4):
+        del given["kernel_shape"]
+    return m.node("Conv", inputs, **given), layer
+
+
+def make_middle(m: Maker, name: str, layer: Layer, sizes: list[int]) -> str:
+    """One operator between convolution and pooling; may end `exact` and change `sizes`."""
+    r, channels = m.rank, layer.filters
+    kind = str(m.pick(["BatchNormalization", "binary", "binary", "binary", "Identity", "Dropout", "Pad"]))
+    m.tags["middle"] = f"{m.tags.get('middle', '')} {kind}".strip()
+    if kind == "Identity":
+        return m.node("Identity", [name])
+    if kind == "Dropout":
+        return m.node("Dropout", [name], **({"ratio": 0.5} if m.opset < 12 and m.chance(0.5) else {}))
+    if kind == "BatchNormalization":
+        given = {"epsilon": float(m.pick([1e-5, 1e-3]))} if m.chance(0.7) else {}
+        parameters = [m.constant(m.data(channels)) for _ in range(3)]
+        parameters.append(m.constant(np.abs(m.data(channels))))
+        return m.node("BatchNormalization", [name, *parameters], **given)
+    if kind == "Pad":
+        return make_pad(m, name, layer, sizes)
+    op_type = str(m.pick(["Add", "Sub", "Mul", "Div"]))
+    shapes = [(), (1,), (channels, *[1] * r), (1, channels, *[1] * r), (1,) * (r + 2)]
+    other = m.constant(m.data(*m.pick(shapes)))
+    behind = m.chance(0.6) or op_type == "Div" and m.dtype not in ("float32", "float64")  # halves may divide by 0
+    operands = [name, other] if behind else [other, name]
+    m.exact &= op_type != "Div" or operands[0] == name
+    return m.node(op_type, operands)
+
+
+def make_pad(m: Maker, name: str, layer: Layer, sizes: list[int]) -> str:
+    """A Pad: mostly of zeros by zero, else positive, negative, with a value or reflecting."""
+    r = m.rank
+    style = str(m.pick(["none", "none", "positive", "negative", "value", "reflect", "channel"]))
+    pads = [0] * (2 * r + 4)
+    if style == "channel":
+        pads[1] = 1  # makes the channels wrong for whatever follows: only ever the last operator
+        pads[r + 3] = -1
+    elif style != "none":
+        for i in range(r):
+            for side in (2 + i, r + 4 + i):
+                pads[side] = -1 if style == "negative" else 1
+            if style == "negative" and sizes[i] < 6 or style == "reflect" and sizes[i] < 3:
+                pads[2 + i] = pads[r + 4 + i] = 0
+            sizes[i] += pads[2 + i] + pads[r + 4 + i]
+    m.exact &= not any(pads)
+    given = {"mode": "reflect"} if style == "reflect" else {}
+    value = float(m.data(1)[0]) if style == "value" else 0.0
+    if m.opset < 11:
+        return m.node("Pad", [name], pads=pads, **given, **({"value": value} if style == "value" else {}))
+    # Shape inference does not see through Identity, and the sizes behind the Pad would be unknown.
+    inputs = [name, m.constant(np.array(pads, np.int64), str(m.pick(["initializer", "constant"])))]
+    if style == "value" or m.chance(0.3):
+        inputs.append(m.constant(np.array(value, m.data(1).dtype)))
+    return m.node("Pad", inputs, **given)
+
+
+def window_out(sizes: list[int], kernel: list[int], strides: list[int]) -> list[int]:
+    """Output sizes of a window operator without padding."""
+    return [(n - k) // s + 1 for n, k, s in zip(sizes, kernel, strides, strict=True)]
+
+
+def volume(numbers: list[int]) -> int:
+    """The product, 0 if one is below 1."""
+    return math.prod(max(n, 0) for n in numbers)

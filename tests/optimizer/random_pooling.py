@@ -1,0 +1,212 @@
+"""The averages that random models end in, and the rules by which their pair must be found."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import onnx
+from onnx import helper
+from random_models import TYPES, Case, Layer, Maker, make_conv, make_middle, volume, window_out
+
+KINDS = ("average", "average", "average", "average", "global", "reduce", "slices")
+
+
+def make_case(seed: int) -> Case:
+    """Case number `seed`: the same on every machine."""
+    m = Maker(seed)
+    kind = str(m.pick([k for k in KINDS if m.opset >= 10 or k != "slices"]))
+    m.tags["pool"] = kind
+    window = [int(m.pick([1, 2, 2, 2, 3])) for _ in range(m.rank)]
+    strides = list(window) if m.chance(0.7) else [int(m.pick([1, 2, 3])) for _ in range(m.rank)]
+    dilations = [int(m.pick([1, 2])) for _ in range(m.rank)] if m.opset >= 19 and m.chance(0.15) else [1] * m.rank
+    if kind == "slices":
+        window, strides, dilations = [2] * m.rank, [2] * m.rank, [1] * m.rank
+    extents = [e * (p - 1) + 1 for p, e in zip(window, dilations, strict=True)]
+    most = 3 if m.rank == 3 else 6
+    target = [(int(m.rng.integers(1, most + 1)) - 1) * s + e for s, e in zip(strides, extents, strict=True)]
+    target = [n + int(m.rng.integers(0, s)) if m.chance(0.3) else n for n, s in zip(target, strides, strict=True)]
+    name, layer = make_conv(m, target)
+    sizes = list(layer.out)
+    for _ in range(int(m.pick([0, 0, 1, 1, 2, 3]))):
+        name = make_middle(m, name, layer, sizes)
+    others = make_join(m, name, layer, sizes) if m.chance(0.2) else None
+    if others is not None:
+        name = others[0]
+    if kind in ("global", "reduce"):
+        window, strides, dilations = list(sizes), [1] * m.rank, [1] * m.rank
+        output = make_global(m, name, kind)
+    elif kind == "slices":
+        output = make_slices(m, name, sizes)
+    else:
+        output = make_average(m, name, sizes, window, strides, dilations)
+    if m.chance(0.3):
+        output = m.node("Relu", [output]) if m.dtype != "float64" else output
+    lowering = str(m.pick(["convavgpool", "convavgpool", "direct", "fused", "auto"]))
+    must = m.exact and pays(m, layer, lowering, window, strides, dilations, sizes, others)
+    m.tags |= {"rank": str(m.rank), "join": "none" if others is None else others[1], "weights": layer.weight_kind}
+    return Case(seed, finish(m, output), m.feeds, m.dtype, lowering, must, m.tags)
+
+
+def make_join(m: Maker, name: str, layer: Layer, sizes: list[int]) -> tuple[str, str, Layer | None]:
+    """Join the branch with a second one of the same size: a pointwise convolution or no convolution at all."""
+    op_type = str(m.pick(["Add", "Sub", "Sum", "Concat"]))
+    other, second = None, None
+    if m.chance(0.6):
+        ones = [1] * m.rank
+        second = Layer(ones, ones, ones, [0] * 2 * m.rank, 1, layer.channels, layer.filters, sizes, sizes)
+        x = m.feed((m.batch, second.channels, *sizes))
+        weight = m.constant(m.data(second.filters, second.channels, *ones), "initializer")
+        other = m.node("Conv", [x, weight])
+    else:
+        other = m.feed((m.batch, layer.filters, *sizes))
+        other = m.node("Relu", [other]) if m.dtype != "float64" else other
+    operands = [name, other] if m.chance(0.5) else [other, name]
+    return m.node(op_type, operands, **({"axis": 1} if op_type == "Concat" else {})), op_type, second
+
+
+def make_average(m: Maker, name: str, sizes, window, strides, dilations) -> str:
+    """AveragePool with random attributes; `exact` ends where a window is padded or may be partial."""
+    given = {"kernel_shape": window, "strides": strides}
+    if all(s == 1 for s in strides) and m.chance(0.5):
+        del given["strides"]
+    if any(e > 1 for e in dilations):
+        given["dilations"] = dilations
+    extents = [e * (p - 1) + 1 for p, e in zip(window, dilations, strict=True)]
+    m.exact &= all(n >= e for n, e in zip(sizes, extents, strict=True))
+    style = str(m.pick(["none", "none", "none", "zeros", "pads", "auto", "ceil", "ceil"]))
+    fits = all((n - e) % s == 0 for n, e, s in zip(sizes, extents, strides, strict=True))
+    if style == "zeros":
+        given["pads"] = [0] * (2 * m.rank)
+    elif style == "pads" and any(p > 1 for p in window) and all(e == 1 for e in dilations):
+        given["pads"] = [int(m.rng.integers(0, p)) for p in window * 2]
+        m.exact &= not any(given["pads"])
+    elif style == "auto":
+        given["auto_pad"] = str(m.pick(["NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"]))
+        same = given["auto_pad"].startswith("SAME")
+        m.exact &= not same or all(
+            (-(-n // s) - 1) * s + e <= n for n, s, e in zip(sizes, strides, extents, strict=True)
+        )
+    elif style == "ceil" and m.opset >= 10:
+        given["ceil_mode"] = 1
+        m.exact &= fits
+    if m.chance(0.5):
+        given["count_include_pad"] = int(m.rng.integers(0, 2))
+    m.tags["average"] = style
+    return m.node("AveragePool", [name], **given)
+
+
+def make_global(m: Maker, name: str, kind: str) -> str:
+    """GlobalAveragePool, or ReduceMean over the spatial axes written in one of its ways."""
+    if kind == "global":
+        return m.node("GlobalAveragePool", [name])
+    axes = np.array([axis - (m.rank + 2 if m.chance(0.5) else 0) for axis in range(2, m.rank + 2)], np.int64)
+    m.rng.shuffle(axes)
+    given = {} if m.chance(0.3) else {"keepdims": int(m.rng.integers(0, 2))}
+    if m.opset >= 18:
+        return m.node("ReduceMean", [name, m.constant(axes)], **given)
+    return m.node("ReduceMean", [name], axes=axes.tolist(), **given)
+
+
+def make_slices(m: Maker, name: str, sizes: list[int]) -> str:
+    """The mean of strided Slices, one Slice per corner or chained by axis; inexact where a size is odd."""
+    m.exact &= all(n % 2 == 0 for n in sizes)
+    if any(n < 2 or n % 2 and n < 5 for n in sizes):
+        # Odd ones of 1 and 3 give empty or broadcast corners; such models are in the tests of rejects.
+        m.exact = False
+        return make_average(m, name, sizes, [1] * m.rank, [1] * m.rank, [1] * m.rank)
+    last = int(m.pick([2**31 - 1, 2**63 - 1, 2**40]))
+    ends = [n if n % 2 == 0 else n - 1 for n in sizes]  # equal corners also of odd sizes
+
+    def cut(source: str, axes: list[int], starts: tuple[int, ...]) -> str:
+        stops = [last if sizes[a - 2] % 2 == 0 and m.chance(0.7) else ends[a - 2] for a in axes]
+        shown = [a - m.rank - 2 if m.chance(0.3) else a for a in axes]
+        rows = (starts, stops, shown, [2] * len(axes))
+        return m.node("Slice", [source, *(m.constant(np.array(row, np.int64)) for row in rows)])
+
+    corners = [name]
+    if m.chance(0.5):
+        for axis in range(2, m.rank + 2):
+            corners = [cut(corner, [axis], (start,)) for corner in corners for start in (0, 1)]
+    else:
+        corners = [cut(name, list(range(2, m.rank + 2)), starts) for starts in product((0, 1), repeat=m.rank)]
+    m.rng.shuffle(corners)
+    total, scalar = corners[0], m.pick([(), (1,)])
+    if m.chance(0.2):
+        return m.node("Mean", corners)
+    if m.chance(0.3):
+        total = m.node("Sum", corners)
+    else:
+        for corner in corners[1:]:
+            total = m.node("Add", [total, corner])
+    count = len(corners)
+    if m.chance(0.5):
+        return m.node("Div", [total, m.constant(np.full(scalar, count, m.data(1).dtype))])
+    factor = m.constant(np.full(scalar, 1 / count, m.data(1).dtype))
+    return m.node("Mul", [total, factor] if m.chance(0.5) else [factor, total])
+
+
+def pays(m: Maker, layer: Layer, lowering: str, window, strides, dilations, sizes, others) -> bool:
+    """Whether a form exists and saves by a wide margin, by the weights that convpool.cost documents, taken twice."""
+    after = [(n - e * (p - 1) - 1) // s + 1 for n, p, s, e in zip(sizes, window, strides, dilations, strict=True)]
+    if volume(after) == 0 or sizes != layer.out:
+        return False
+    second = others[2] if others is not None else None
+    if others is not None and second is None or layer.weight_kind == "overridable" and m.ir < 4:
+        return False  # a branch without a convolution is pooled at extra cost
+    per_out = layer.filters * (layer.channels // layer.group) * volume(layer.kernel)
+    before, left = volume(layer.out) * per_out, volume(after) * per_out
+    constant = layer.weight_kind in ("initializer", "constant", "identity")
+    direct = others is None and 2 * pooling_cost(m, layer, window, strides, dilations) < before - left
+    direct &= left <= 0.7 * before and box_mean_is_legal(m, layer, window, dilations)
+    grid, weights = fused_taps(layer, window, dilations), per_out // volume(layer.kernel)
+    saved, item = before - volume(after) * weights * grid, m.data(1).itemsize
+    heavier = max(grid - volume(layer.kernel), 0) * weights * item * 2
+    fused = constant and others is None and saved >= 0.3 * before and saved > 2 * heavier
+    return {"direct": direct, "fused": fused}.get(lowering, direct or fused)
+
+
+def pooling_cost(m: Maker, layer: Layer, window, strides, dilations) -> float:
+    """Additions (8 each) and bytes moved (2 each) of the box mean in front of the convolution."""
+    extents = [s * e * (p - 1) + 1 for p, s, e in zip(window, layer.strides, dilations, strict=True)]
+    padded = [n + layer.pads[i] + layer.pads[m.rank + i] for i, n in enumerate(layer.size)]
+    positions = volume(window_out(padded, extents, [1] * m.rank))
+    if volume(layer.kernel) == 1 and not any(layer.pads):
+        steps = [a * b for a, b in zip(layer.strides, strides, strict=True)]
+        positions = volume(window_out(padded, extents, steps))
+    item = m.data(1).itemsize
+    return layer.channels * (positions * volume(window) * 8 + (positions + volume(padded)) * item * 2)
+
+
+def box_mean_is_legal(m: Maker, layer: Layer, window, dilations) -> bool:
+    """AveragePool has dilations from opset 19 on, and onnxruntime wants pads below the kernel size."""
+    steps = [s * e for s, e in zip(layer.strides, dilations, strict=True)]
+    if m.opset < 19 and any(step > 1 and p > 1 for step, p in zip(steps, window, strict=True)):
+        return False
+    reach = [step * (p - 1) for step, p in zip(steps, window, strict=True)]
+    return volume(window) > 1 and all(
+        min(pad, limit) < p for pad, limit, p in zip(layer.pads, reach * 2, list(window) * 2, strict=True)
+    )
+
+
+def fused_taps(layer: Layer, window, dilations) -> int:
+    """Elements of the kernel convolved with the box: at most one per input position it spans."""
+    return volume([d * (k - 1) + s * e * (p - 1) + 1 for k, d, s, p, e in
+                   zip(layer.kernel, layer.dilations, layer.strides, window, dilations, strict=True)])  # fmt: skip
+
+
+def finish(m: Maker, output: str) -> onnx.ModelProto:
+    """The model: with value_info in a third of the cases, with documentation and metadata always."""
+    graph = helper.make_graph(m.nodes, "random", m.inputs, [], m.initializers, doc_string="a random graph")
+    graph.output.append(helper.make_tensor_value_info(output, TYPES[m.dtype], None))
+    model = helper.make_model(
+        graph, ir_version=m.ir, opset_imports=[helper.make_opsetid(str(m.pick(["", ""])), m.opset)],
+        producer_name="random_models", producer_version="7", doc_string="a random model", model_version=3,
+    )  # fmt: skip
+    model.metadata_props.add(key="seed", value=str(m.seed))
+    inferred = onnx.shape_inference.infer_shapes(model)
+    if inferred.graph.output[0].type.tensor_type.HasField("shape"):
+        model.graph.output[0].CopyFrom(inferred.graph.output[0])
+    if m.chance(0.33):
+        model.graph.value_info.extend(inferred.graph.value_info)
+    return model

@@ -1,0 +1,198 @@
+"""Random models: each is rejected with a reason and left as it is to the byte, or rewritten exactly.
+
+Two bounds per rewritten case, with e the float64 value of the original, |e| its magnitude (`exact.Traced`: the same
+sums over absolute values), u the unit roundoff of the model's type:
+
+1. The result in float64 arithmetic differs from e only by the rounding of the constants that the rewrite made and by
+   float64's own: |r - e| <= (gamma(2 s + 1, u) + gamma(n, 2^-53)) |e|.  Each of the s rewritten convolutions adds a
+   rounding of its weights (fold or fuse) and of its bias; a mean written as Mul by 1/n adds that constant's own.  A
+   wrong window, pad or channel is off by a share of |e| near 1, so this detects it in every type.
+2. The result run in its own type: |y - e| <= gamma(n + 2 s + 1, u) |e|, n the roundings on the longest way through
+   the result, each operator counted with all of its terms.  A rewritten model sums the same terms as the original, so
+   |e| serves both.
+
+The float64 arithmetic is this folder's own (`exact`).  For the types without kernels in onnxruntime (bfloat16,
+float64) the second run is onnx's ReferenceEvaluator's.  CONVPOOL_PROPERTY_CASES sets the number of cases,
+CONVPOOL_PROPERTY_FIRST the first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import pytest
+import runtime
+from exact import UNIT_ROUNDOFF, evaluate, gamma
+from onnx.inliner import inline_local_functions
+from onnx.reference import ReferenceEvaluator
+from random_models import Case
+from random_pooling import make_case
+
+import convpool
+
+CASES = int(os.environ.get("CONVPOOL_PROPERTY_CASES", "500"))
+FIRST = int(os.environ.get("CONVPOOL_PROPERTY_FIRST", "0"))
+REASON = re.compile(r"^(tensor|[A-Z]\w+) '[^']*': .+; got .+, expected .+", re.DOTALL)
+"""<node>: <condition>; got <value>, expected <value>."""
+RUNTIME_OPSET, RUNTIME_IR = 26, 13
+"""The newest that the oldest onnxruntime of interest is known to take; newer models are checked by the first bound."""
+
+
+@dataclass
+class Tally:
+    """What all cases together showed."""
+
+    failures: list[str] = field(default_factory=list)
+    counts: Counter = field(default_factory=Counter)
+    reasons: Counter = field(default_factory=Counter)
+    worst: dict[str, float] = field(default_factory=dict)
+
+    def ratio(self, what: str, error: np.ndarray, bound: np.ndarray) -> float:
+        """The largest error in units of its bound, kept if it is the worst so far."""
+        assert (error[bound == 0] == 0).all(), f"{what}: an error where none is allowed"
+        value = float((error[bound > 0] / bound[bound > 0]).max(initial=0.0))
+        self.worst[what] = max(self.worst.get(what, 0.0), value)
+        return value
+
+
+@pytest.fixture(scope="module")
+def tally() -> Tally:
+    """All cases, run once."""
+    result = Tally()
+    for seed in range(FIRST, FIRST + CASES):
+        try:
+            check_case(make_case(seed), result)
+        except Exception as error:  # collected, so that one run shows every failure
+            result.failures.append(f"case {seed}: {type(error).__name__}: {str(error)[:400]}")
+    print(f"\n{CASES} cases: {dict(result.counts.most_common())}\nworst error/bound: {result.worst}\nrejected:")
+    for reason, count in result.reasons.most_common():
+        print(f"  {count:5d} {reason}")
+    return result
+
+
+def test_every_case_is_rejected_or_exact(tally):
+    shown = "\n".join(tally.failures[:20])
+    again = "CONVPOOL_PROPERTY_CASES=1 CONVPOOL_PROPERTY_FIRST=<case> python -m pytest tests/optimizer/test_property.py"
+    assert not tally.failures, f"{len(tally.failures)} of {CASES} cases fail; repeat one by\n{again}\n{shown}"
+
+
+def test_the_cases_reach_what_they_are_for(tally):
+    if CASES < 500:
+        pytest.skip("too few cases for shares")
+    for name, least in {
+        "rewritten": 0.25, "rejected": 0.2, "must": 0.12, "ran": 0.2, "evaluated": 0.03, "rank 1": 0.03, "rank 2": 0.1,
+        "rank 3": 0.03, "pool average": 0.1, "pool global": 0.02, "pool reduce": 0.02, "pool slices": 0.02,
+        "lowering convavgpool": 0.05, "lowering direct": 0.03, "lowering fused": 0.03, "lowering auto": 0.03,
+        "float16": 0.02, "bfloat16": 0.005, "float32": 0.1, "float64": 0.005, "join Add": 0.002, "join Concat": 0.002,
+        "weights overridable": 0.002, "weights computed": 0.002, "weights constant": 0.005, "weights identity": 0.005,
+    }.items():  # fmt: skip
+        assert tally.counts[name] >= least * CASES, f"only {tally.counts[name]} of {CASES} cases are '{name}'"
+    assert len(tally.reasons) >= 10
+
+
+def check_case(case: Case, tally: Tally) -> None:
+    """Everything that holds for any model, then the two bounds."""
+    before = case.model.SerializeToString(deterministic=True)
+    result = convpool.optimize(case.model, lowering=case.lowering, check=0)
+    after = result.model.SerializeToString(deterministic=True)
+    assert case.model.SerializeToString(deterministic=True) == before, "the model given was changed"
+    sites = result.report.sites
+    for site in sites:
+        if site.status == "rejected":
+            assert REASON.match(site.reason), f"a reason without node, value and expectation: {site.reason}"
+            tally.reasons[re.sub(r"'[^']*'", "*", site.reason.split("; got")[0])] += 1
+    rewritten = sum(site.status == "rewritten" for site in sites)
+    tally.counts["cases"] += 1
+    tally.counts["must"] += case.must
+    assert rewritten or not case.must, f"{case.lowering}, {case.tags}: must be found; {[s.reason for s in sites]}"
+    if not rewritten:
+        assert after == before, "no site was rewritten, yet the model changed"
+        tally.counts["rejected" if sites else "no site"] += 1
+        return
+    tally.counts["rewritten"] += 1
+    tally.counts.update([f"lowering {case.lowering}", case.dtype, *(f"{k} {v}" for k, v in case.tags.items())])
+    again = convpool.optimize(result.model, lowering=case.lowering, check=0)
+    assert again.model.SerializeToString(deterministic=True) == after, "the second run changed the model"
+    check_form(case.model, result.model)
+    check_values(case, result.model, rewritten, tally)
+
+
+def check_form(original: onnx.ModelProto, result: onnx.ModelProto) -> None:
+    """The result is as valid as the original, and its outside is the same."""
+    try:
+        onnx.checker.check_model(original, full_check=True)
+    except onnx.checker.ValidationError:
+        pass
+    else:
+        onnx.checker.check_model(result, full_check=True)
+    initializers = {tensor.name for tensor in original.graph.initializer} if original.ir_version < 4 else set()
+    inputs = [[value for value in m.graph.input if value.name not in initializers] for m in (original, result)]
+    assert inputs[0] == inputs[1] and list(original.graph.output) == list(result.graph.output)
+    for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
+        assert getattr(original, name) == getattr(result, name), name
+    assert list(original.metadata_props) == list(result.metadata_props)
+    assert (original.graph.name, original.graph.doc_string) == (result.graph.name, result.graph.doc_string)
+    made = [name for node in result.graph.node for name in node.output]
+    known = {*made, *(tensor.name for tensor in result.graph.initializer)}
+    assert len(made) == len(set(made)), "a tensor is made twice"
+    assert {value.name for value in result.graph.value_info} <= known, "value_info of a tensor that is gone"
+    used = {name for node in result.graph.node for name in node.input}
+    unused = {tensor.name for tensor in result.graph.initializer} - used
+    assert unused <= {value.name for value in result.graph.input}, f"constants that nothing reads: {unused}"
+
+
+def check_values(case: Case, result: onnx.ModelProto, rewritten: int, tally: Tally) -> None:
+    """The two bounds of the module's docstring, and that value_info tells the truth."""
+    name = case.model.graph.output[0].name
+    exact = evaluate(case.model, case.feeds)[name]
+    if not np.isfinite(exact.magnitude).all():  # a division by data that is 0
+        tally.counts["infinite"] += 1
+        return
+    env = evaluate(result, case.feeds)
+    for info in result.graph.value_info:
+        if not info.type.tensor_type.HasField("shape"):
+            continue
+        dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in info.type.tensor_type.shape.dim]
+        shape = env[info.name].value.shape
+        assert len(dims) == len(shape) and all(d in (None, n) for d, n in zip(dims, shape, strict=True)), info.name
+    made, unit = env[name], UNIT_ROUNDOFF[case.dtype]
+    assert made.value.shape == exact.value.shape
+    constants = 2 * rewritten + 1
+    tiny = gamma(exact.roundings + made.roundings + 8, UNIT_ROUNDOFF["float64"])
+    bound = (gamma(constants, unit) + tiny) * exact.magnitude
+    ratio = tally.ratio(f"{case.dtype} constants", np.abs(made.value - exact.value), bound)
+    assert ratio <= 1, f"{case.lowering}, {case.tags}: in float64 {ratio:.3g} times the bound"
+    output = run(case, result, tally)
+    if output is not None:
+        assert output.shape == exact.value.shape
+        bound = gamma(made.roundings + constants, unit) * exact.magnitude
+        ratio = tally.ratio(f"{case.dtype} run", np.abs(output.astype(np.float64) - exact.value), bound)
+        assert ratio <= 1, f"{case.lowering}, {case.tags}: {ratio:.3g} times the bound when run"
+
+
+def run(case: Case, result: onnx.ModelProto, tally: Tally) -> np.ndarray | None:
+    """The output as a runtime computes it; None where there is none for such a model."""
+    opset = max(entry.version for entry in result.opset_import if not entry.domain)
+    native = case.dtype in ("float32", "float16")
+    if native and (opset > RUNTIME_OPSET or result.ir_version > RUNTIME_IR):
+        return None
+    if not native and any(array.size > 4000 for array in case.feeds.values()):
+        return None  # the reference is slow
+    runner = runtime.run if native else reference_run
+    try:
+        runner(case.model, case.feeds)
+    except Exception:  # a runtime's limits, such as dilations with SAME, are none of the result's
+        tally.counts["original does not run"] += 1
+        return None
+    tally.counts["ran" if native else "evaluated"] += 1
+    return runner(result, case.feeds)[0]
+
+
+def reference_run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list:
+    """All outputs by onnx's evaluator, which wants every input of a function, optional or not."""
+    return ReferenceEvaluator(inline_local_functions(model)).run(None, feeds)
