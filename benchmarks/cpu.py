@@ -48,6 +48,7 @@ NETWORKS = {
     "stargan_v2, batch 1": ("stargan_v2", 1, "auto"),
     "densenet121, batch 1": ("densenet121", 1, "auto"),
 }
+LENET_BATCHES = (1, 8, 32)
 
 
 def measure(model, arrays: dict[str, np.ndarray], rounds: int) -> dict[str, float]:
@@ -73,20 +74,29 @@ def rows(rounds: int):
     """Every row with its name and kind."""
     work = [("layer", f"{n}x{c}x{s}x{s} to {m}, {k}x{k}", (n, c, s, m, k)) for n, c, s, m, k in LAYERS]
     work += [("network", name, entry) for name, entry in NETWORKS.items()]
-    work.append(("network", "lenet5_digits, batch 1", None))
+    work += [("network", f"lenet5_digits, batch {batch}", batch) for batch in LENET_BATCHES]
     for kind, name, entry in track(work, description="timing", transient=True):
         if kind == "layer":
             n, c, s, m, k = entry
             model = generators.generate("conv_pool", batch=n, channels=c, size=s, filters=m, kernel=k)
             arrays = generators.random_inputs(model)
-        elif entry is not None:
+        elif isinstance(entry, tuple):
             model = generators.generate(entry[0], batch=entry[1])
             arrays = generators.random_inputs(model)
         else:
             model = onnx.load(digits.MODEL_PATH)
             images, _ = digits.load_test_set()
-            arrays = {model.graph.input[0].name: images[:1]}
+            arrays = {model.graph.input[0].name: images[:entry]}
         yield {"kind": kind, "name": name, **measure(model, arrays, rounds)}
+
+
+def markdown(record: dict) -> str:
+    """The record as the README's table."""
+    lines = ["| | original, ms | optimized, ms | speed-up |", "|---|---|---|---|"]
+    for row in record["rows"]:
+        lines.append(f"| {row['name']} | {row['original_ms']:.2f} | {row['optimized_ms']:.2f} | {row['speedup']:.2f} |")
+    lines.append(f"| geometric mean of the layers | | | {record['layers_geometric_mean']:.2f} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
