@@ -164,7 +164,8 @@ class _Run:
                     if nodes & taken:
                         continue  # the next pass sees it again
                     taken |= nodes
-                    plan, times = verdict, None
+                    plan: Plan | Reject = verdict
+                    times: dict[str, float] | None = None
                     if self.tuner:
                         plan, times = self.tuner.tune(verdict, self._lowering, main_opset)
                     if isinstance(plan, Plan):

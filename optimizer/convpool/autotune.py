@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, helper, numpy_helper
@@ -28,7 +29,7 @@ BUDGET_S = 1.5
 """A site's rounds stop when this much time is spent, though not before three."""
 
 
-def time_in_turn(sessions: Mapping[str, object], arrays: Arrays, rounds: int, budget_s: float) -> dict[str, float]:
+def time_in_turn(sessions: Mapping[str, Any], arrays: Arrays, rounds: int, budget_s: float) -> dict[str, float]:
     """Median microseconds per run of onnxruntime sessions with the same inputs, run in turn after one warm-up."""
     for session in sessions.values():
         session.run(None, arrays)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -190,7 +191,7 @@ class AttributeReference(Exception):
     """An attribute takes its value from the function that the node stands in, so it is unknown here."""
 
 
-def attributes(node: NodeProto) -> dict[str, object]:
+def attributes(node: NodeProto) -> dict[str, Any]:
     """The node's attributes as Python values.  Raises AttributeReference where one refers to a function's."""
     values = {}
     for attribute in node.attribute:

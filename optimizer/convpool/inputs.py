@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from onnx import ModelProto, ValueInfoProto, helper
@@ -19,7 +19,7 @@ the same, so that the original seems to run and nothing exact can agree with it.
 """
 
 
-def load_arrays(data: Mapping[str, np.ndarray] | str | Path | None) -> Arrays | None:
+def load_arrays(data: Mapping[str, np.ndarray] | str | os.PathLike[str] | None) -> Arrays | None:
     """Arrays by input name, from a mapping or a .npz file.  Raises OptionError."""
     if data is None or isinstance(data, Mapping):
         return None if data is None else dict(data)

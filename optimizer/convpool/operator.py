@@ -136,7 +136,6 @@ def register_schema() -> None:
         outputs=[parameter("Y", "T", "Output, [N, M, spatial...].")],
         type_constraints=[("T", list(_TYPES), "Floating-point tensors.")],
         attributes=attributes,
-        node_determinism=OpSchema.NodeDeterminism.Deterministic,
     )
     schema.set_type_and_shape_inference_function(_infer)
     onnx.defs.register_schema(schema)
@@ -158,8 +157,9 @@ def _infer(context: onnx.shape_inference.InferenceContext) -> None:
     result.tensor_type.elem_type = x.tensor_type.elem_type
     if x.tensor_type.HasField("shape"):
         values = {name: tuple(context.get_attribute(name).ints) for name in _INTS_ATTRIBUTES}
-        pool = PoolSpec(*(values[f"pool_{name}"] for name in ("kernel_shape", "strides", "pads", "dilations")))
-        conv = ConvSpec(*(values[name] for name in ("kernel_shape", "strides", "pads", "dilations")))
+        names = ("kernel_shape", "strides", "pads", "dilations")
+        pool = PoolSpec(**{name: values[f"pool_{name}"] for name in names})
+        conv = ConvSpec(**{name: values[name] for name in names})
         dims = x.tensor_type.shape.dim
         if len(dims) != conv.rank + 2:
             raise onnx.shape_inference.InferenceError(

@@ -18,7 +18,7 @@ from convpool.geometry import ConvSpec, PoolSpec, fuse_kernel
 from convpool.graph import Constant, Scope, graphs_within, index_model, opset_of, value_names
 from convpool.lowering import Form, form
 from convpool.passes.conv_pool import folded
-from convpool.plan import IDENTITY, Choice, ConvLeaf, JoinTree, Moved, OpaqueLeaf, Plan, Tree, conv_leaves, tree_nodes
+from convpool.plan import IDENTITY, Choice, ConvLeaf, JoinTree, Moved, OpaqueLeaf, Plan, Reject, Tree, conv_leaves, tree_nodes
 
 Read = Callable[[TensorProto], np.ndarray]
 
@@ -50,7 +50,7 @@ class Rewriter:
         gone = {name for index in removed for name in scope.nodes[index].output}
         gone -= {plan.pooling.output for plan in plans}
         self._maybe_dead |= {name for index in removed for name in scope.nodes[index].input} - gone
-        nodes = []
+        nodes: list[NodeProto] = []
         for index, node in enumerate(scope.nodes):
             nodes.extend(inserted.get(index, ()))
             if index not in removed:
@@ -193,7 +193,7 @@ class _Emitter:
 
     def _leaf(self, leaf: ConvLeaf, choice: Choice) -> str:
         if self._plan.pattern == "pool_conv":
-            found = Form("convavgpool", self._plan.pooling.spec, leaf.conv)
+            found: Form | Reject = Form("convavgpool", self._plan.pooling.spec, leaf.conv)
             leaf = replace(leaf, input=self._plan.pooling.input)
         else:
             found = form(self._scope, leaf, self._plan.pooling.spec, choice.lowering, self._scope.opset)

@@ -17,9 +17,9 @@ A half-precision output also passes when it is no further from float32 than twic
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from onnx import TensorProto
@@ -29,7 +29,7 @@ from convpool.float32 import HALF_TYPES, float_types, to_float32
 from convpool.inputs import Arrays, InputMaker, load_arrays
 from convpool.modelio import LoadedModel, first_line, load, passes_full_check, serialize
 
-TOLERANCES = {TensorProto.FLOAT16: (2e-2, 1e-2), TensorProto.BFLOAT16: (1e-1, 5e-2)}
+TOLERANCES: dict[int, tuple[float, float]] = {TensorProto.FLOAT16: (2e-2, 1e-2), TensorProto.BFLOAT16: (1e-1, 5e-2)}
 FLOAT32_TOLERANCE = (1e-3, 1e-4)
 
 
@@ -63,7 +63,7 @@ def verify(
     optimized: object,
     *,
     check: int = 1,
-    data: Mapping[str, np.ndarray] | str | Path | None = None,
+    data: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     rtol: float | None = None,
     atol: float | None = None,

@@ -26,7 +26,7 @@ import math
 from dataclasses import dataclass
 from itertools import product
 
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from convpool.geometry import Ints, PoolSpec
 from convpool.graph import Constant, Scope, attributes, is_op
@@ -159,10 +159,10 @@ def _slice_mean(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooli
     for axis in range(rank):
         starts = sorted({r[axis].start for r in ranges})
         steps = {r[axis].step for r in ranges if len(r[axis]) > 1} or {ranges[0][axis].step}
-        pooled = (size[axis] - len(starts)) // max(steps) + 1
-        if starts != list(range(len(starts))) or len(steps) > 1 or any(len(r[axis]) != pooled for r in ranges):
-            got = sorted({f"[{r[axis].start}:{size[axis]}:{r[axis].step}]" for r in ranges})
-            return reject(scope, index, f"Slices of spatial axis {axis}", " ".join(got), "equal strides and lengths")
+        length = (size[axis] - len(starts)) // max(steps) + 1
+        if starts != list(range(len(starts))) or len(steps) > 1 or any(len(r[axis]) != length for r in ranges):
+            shown = sorted({f"[{r[axis].start}:{size[axis]}:{r[axis].step}]" for r in ranges})
+            return reject(scope, index, f"Slices of spatial axis {axis}", " ".join(shown), "equal strides and lengths")
         kernel.append(len(starts))
         strides.append(steps.pop())
     offsets = sorted(tuple(r.start for r in got) for got in ranges)
@@ -265,7 +265,7 @@ def _computed_zeros(scope: Scope, name: str) -> set[int] | None:
     return {index, source} if number == 0 and corner is not None and is_op(scope.nodes[corner], "Slice") else None
 
 
-def _scalar(value: object) -> float | None:
+def _scalar(value: Constant | TensorProto | None) -> float | None:
     """The one element of a Constant or TensorProto, None if there is not exactly one."""
     if value is None:
         return None

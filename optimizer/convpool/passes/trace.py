@@ -34,7 +34,8 @@ SEARCH_LIMIT = 24
 
 def conv_upstream(scope: Scope, tensor: str) -> int | None:
     """The nearest convolution that `tensor` is computed from by elementwise nodes and joins, exact or not."""
-    pending, seen = [tensor], set()
+    pending: list[str] = [tensor]
+    seen: set[int] = set()
     while pending and len(seen) < SEARCH_LIMIT:
         index = scope.producer.get(pending.pop(0))
         if index is None or index in seen:
@@ -145,6 +146,7 @@ def _absorb(scope: Scope, tree: Tree, step: Step) -> Tree | Reject:
         return replace(tree, nodes=nodes)
     if isinstance(tree, ConvLeaf) and not tree.behind and _foldable(scope, tree, step):
         moved = Moved(step.node, step.operand)
+        assert step.affine is not None
         return replace(tree, affine=step.affine.after(tree.affine), folded=(*tree.folded, moved), nodes=nodes)
     return replace(tree, behind=(*tree.behind, Moved(step.node, step.operand)), nodes=nodes)
 
