@@ -87,7 +87,8 @@ def varies_over_space(scope: Scope, name: str, rank: int) -> bool:
 
 def _dropout(scope: Scope, index: int) -> Step | Reject:
     node = scope.nodes[index]
-    if len(node.output) > 1 and node.output[1] and (node.output[1] in scope.readers or node.output[1] in scope.outputs):
+    mask = node.output[1] if len(node.output) > 1 else ""
+    if mask and (mask in scope.readers or mask in scope.outputs or mask in scope.captured):
         return reject(scope, index, "mask", "a reader", "none")
     if scope.opset >= 12 and len(node.input) > 2 and node.input[2]:
         training = scope.constant_ints(node.input[2])

@@ -79,7 +79,7 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
     values = attributes(node)
     weight_shape = scope.info(node.input[1]).shape
     kernel = tuple(values.get("kernel_shape") or (weight_shape[2:] if weight_shape else ()))
-    if len(kernel) != rank or None in kernel:
+    if len(kernel) != rank or not all(isinstance(dim, int) for dim in kernel):
         return reject(scope, index, "shape of the weights", weight_shape, f"a static kernel with {rank} axes")
     if weight_shape is not None and kernel != tuple(weight_shape[2:]):
         return reject(scope, index, "kernel_shape", list(kernel), f"{list(weight_shape[2:])}, as the weights have")
