@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import onnx
 from onnx import helper
+
 from random_models import TYPES, Case, Layer, Maker, make_conv, make_middle, volume, window_out
 
 KINDS = ("average", "average", "average", "average", "global", "reduce", "slices")
@@ -84,9 +85,7 @@ def make_average(m: Maker, name: str, sizes, window, strides, dilations) -> str:
     elif style == "auto":
         given["auto_pad"] = str(m.pick(["NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"]))
         same = given["auto_pad"].startswith("SAME")
-        m.exact &= not same or all(
-            (-(-n // s) - 1) * s + e <= n for n, s, e in zip(sizes, strides, extents, strict=True)
-        )
+        m.exact &= not same or all((-(-n // s) - 1) * s + e <= n for n, s, e in zip(sizes, strides, extents, strict=True))
     elif style == "ceil" and m.opset >= 10:
         given["ceil_mode"] = 1
         m.exact &= fits

@@ -26,14 +26,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 import pytest
-import runtime
-from exact import UNIT_ROUNDOFF, evaluate, gamma
 from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
-from random_models import Case
-from random_pooling import make_case
 
 import convpool
+import runtime
+from exact import UNIT_ROUNDOFF, evaluate, gamma
+from random_models import Case
+from random_pooling import make_case
 
 CASES = int(os.environ.get("CONVPOOL_PROPERTY_CASES", "500"))
 FIRST = int(os.environ.get("CONVPOOL_PROPERTY_FIRST", "0"))

@@ -1,0 +1,72 @@
+"""Small models from ONNX text: `graph("h = Conv(x, w) ...")`, with seeded weights for the names that are given a shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+TYPES = {"float": np.float32, "float16": np.float16, "double": np.float64}
+
+
+def weights(shape: tuple[int, ...], seed: int = 0, dtype=np.float32) -> np.ndarray:
+    """Normal numbers; the same for the same shape and seed."""
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
+
+
+def graph(
+    body: str,
+    constants: dict[str, object] | None = None,
+    *,
+    inputs: str = "float[1,16,12,12] x",
+    outputs: str = "float[a,b,c,d] y",
+    opset: int = 17,
+    ir: int = 8,
+    functions: str = "",
+    imports: str = "",
+) -> onnx.ModelProto:
+    """A model with `body` as its nodes.
+
+    constants: initializers by name; a tuple is a shape to fill with `weights`, a list of ints an int64 tensor.
+    """
+    text = f'<ir_version: {ir}, opset_import: ["": {opset}{imports}]>\nmain ({inputs}) => ({outputs})\n{{\n{body}\n}}\n'
+    model = onnx.parser.parse_model(text + functions)
+    for number, (name, value) in enumerate({"w": (32, 16, 3, 3), **(constants or {})}.items()):
+        if not any(name in names for names in _names(model.graph)):
+            continue
+        array = weights(value, number) if isinstance(value, tuple) else np.asarray(value)
+        array = array.astype(np.int64) if isinstance(value, list) else array
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+        if ir < 4:
+            elem_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+            model.graph.input.append(helper.make_tensor_value_info(name, elem_type, array.shape))
+    return model
+
+
+def _names(proto):
+    """The input names of every node, subgraphs included."""
+    for node in proto.node:
+        yield node.input
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _names(attribute.g)
+                yield [value.name for value in attribute.g.output]
+
+
+def random_feeds(model: onnx.ModelProto, seed: int = 1, size: int = 8) -> dict[str, np.ndarray]:
+    """Normal numbers for every input without an initializer; open dimensions become `size`, truth values true."""
+    known = {tensor.name for tensor in model.graph.initializer}
+    feeds = {}
+    for value in model.graph.input:
+        if value.name not in known:
+            kind = value.type.tensor_type
+            shape = tuple(dim.dim_value or size for dim in kind.shape.dim)
+            dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
+            feeds[value.name] = weights(shape, seed).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
+    return feeds
+
+
+def operators(proto) -> dict[str, int]:
+    """How often each operator occurs in a graph, subgraphs left out."""
+    names = [node.op_type for node in proto.node]
+    return {name: names.count(name) for name in sorted(set(names))}

@@ -1,0 +1,252 @@
+"""One model per reason not to rewrite; each reason names the node, the condition, what was found and what is wanted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import convpool
+from build import graph
+
+POOL = "y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)"
+CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
+ALONE = "h = Conv<pads=[1,1,1,1]>(x, w)\n" + POOL
+PADDED = "c = Conv<pads=[1,1,1,1]>(x, w)\n"
+OPEN = {"inputs": "float[1,16,H,W] x"}
+LAST = 2**63 - 1
+CORNERS = {"f": [0, 0], "r": [1, 0], "c": [0, 1], "d": [1, 1], "e": [LAST, LAST], "a": [2, 3], "s": [2, 2]}
+FOUR = """h = Conv<pads=[1,1,1,1]>(x, w)
+s1 = Slice(h, f, e, a, s)
+s2 = Slice(h, r, e, a, s)
+s3 = Slice(h, c, e, a, s)
+s4 = Slice(h, d, e, a, s)
+"""
+FOUR_SUM = FOUR + "t = Sum(s1, s2, s3, s4)\n"
+QUARTER = {**CORNERS, "q": np.float32(0.25), "third": np.float32(1 / 3)}
+BRANCH = """y = If(flag) <
+  then_branch = t () => (float[1,32,6,6] z) { z = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h) },
+  else_branch = e () => (float[1,32,6,6] u) { u = MaxPool<kernel_shape=[2,2], strides=[2,2]>(h) }
+>
+"""
+FUSE = {"fuse_pool_conv": True}
+BOOL = {"inputs": "float[1,16,12,12] x, bool flag"}
+
+
+def pool(attributes: str, source: str = "h") -> str:
+    """An AveragePool with these attributes, written to y."""
+    return f"y = AveragePool<{attributes}>({source})"
+
+
+def pool_conv(attributes: str) -> str:
+    """An AveragePool with these attributes, then a convolution."""
+    return f"h = AveragePool<{attributes}>(x)\ny = Conv<pads=[1,1,1,1]>(h, w)"
+
+
+def slot(middle: str, before: str = PADDED) -> str:
+    """Convolution, `middle` from c to h, pooling."""
+    return before + middle + "\n" + POOL
+
+
+CASES = {
+    # passes/pooling.py
+    "pool pads": (CONV + pool("kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1]"), {}, {}, {}, 
+        "AveragePool 'y': pooling pads; got [1, 1, 1, 1], expected no padding"),
+    "pool pads counted": (
+        CONV + pool("kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1], count_include_pad=1"), {}, {}, {}, 
+        "AveragePool 'y': pooling pads; got [1, 1, 1, 1], expected no padding"),
+    "end pads in a window": (CONV + pool("kernel_shape=[3,3], strides=[2,2], pads=[0,0,1,1]"), {}, {}, {}, 
+        "AveragePool 'y': pooling pads; got [0, 0, 1, 1], expected no padding"),
+    "SAME pads": (CONV + pool('kernel_shape=[3,3], strides=[2,2], auto_pad="SAME_UPPER"'), {}, {}, {}, 
+        "AveragePool 'y': auto_pad; got SAME_UPPER, which pads size 12, expected no padding"),
+    "SAME on an open size": (CONV + pool('kernel_shape=[2,2], strides=[2,2], auto_pad="SAME_LOWER"'), {}, OPEN, {}, 
+        "AveragePool 'y': auto_pad; got SAME_LOWER on an unknown size, expected no padding"),
+    "ceil adds a window": (CONV + pool("kernel_shape=[3,3], strides=[2,2], ceil_mode=1"), {}, {}, {}, 
+        "AveragePool 'y': ceil_mode; got a partial window on size 12, expected windows that all lie inside"),
+    "ceil on an open size": (CONV + pool("kernel_shape=[2,2], strides=[2,2], ceil_mode=1"), {}, OPEN, {}, 
+        "AveragePool 'y': ceil_mode; got 1 on an unknown size, expected windows that all lie inside"),
+    "window too large": (
+        "h = Conv(x, w)\n" + pool("kernel_shape=[3,3], strides=[2,2], ceil_mode=1"), {},
+        {"inputs": "float[1,16,4,4] x"}, {}, 
+        "AveragePool 'y': window; got [3, 3], expected no larger than the feature map, [2, 2]"),
+    "some spatial axes": (CONV + "y = ReduceMean<axes=[3], keepdims=1>(h)", {}, {}, {}, 
+        "ReduceMean 'y': axes; got [3], expected all spatial axes, [2, 3]"),
+    "computed axes": (
+        CONV + "y = ReduceMean(h, axes)", {}, {"inputs": "float[1,16,12,12] x, int64[2] axes", "opset": 18}, {}, 
+        "ReduceMean 'y': axes; got a computed tensor, expected a constant"),
+    "open size under Slices": (FOUR_SUM + "y = Mul(t, q)", QUARTER, OPEN, {}, 
+        "Mul 'y': size of the Slices' input; got unknown, expected static spatial sizes"),
+    "computed Slice": (
+        FOUR_SUM + "y = Mul(t, q)", {k: v for k, v in QUARTER.items() if k != "d"},
+        {"inputs": "float[1,16,12,12] x, int64[2] d"}, {}, 
+        "Slice 's4': Slice; got other axes, or bounds that are computed, expected constant strides over spatial axes"),
+    "odd size under Slices": (FOUR_SUM + "y = Mul(t, q)", QUARTER, {"inputs": "float[1,16,3,3] x"}, {}, 
+        "Mul 'y': Slices of spatial axis 0; got [0:3:2] [1:3:2], expected equal strides and lengths"),
+    "a corner twice": (
+        FOUR + "t = Sum(s1, s2, s3, s1)\ny = Mul(t, q)", QUARTER, {}, {}, 
+        "Mul 'y': offsets of the Slices; got [(0, 0), (0, 0), (0, 1), (1, 0)], expected each offset of the window once"),
+    "wrong divisor": (FOUR_SUM + "y = Mul(t, third)", QUARTER, {}, {}, 
+        "Mul 'y': factor of a Slice; got 0.333333, expected 1/4"),
+    "nearly a quarter": (FOUR_SUM + "y = Mul(t, q)", {**QUARTER, "q": np.float32(0.2501)}, {}, {}, 
+        "Mul 'y': factor of a Slice; got 0.2501, expected 1/4"),
+    "unequal factors": (
+        FOUR + "p = Mul(s1, third)\nt = Sum(p, s2, s3, s4)\ny = Mul(t, q)", QUARTER, {}, {}, 
+        "Mul 'y': factor of a Slice; got 0.0833333, expected 1/4"),
+    "zeros that broadcast": (
+        FOUR + "t = Sum(s1, s2, s3, s4, zeros)\ny = Mul(t, q)", {**QUARTER, "zeros": np.zeros((2, 1, 1, 1), "f")}, {},
+        {}, 
+        "Mul 'y': zeros added to the Slices; got [2, 1, 1, 1], expected sizes of 1 or [1, 32, 6, 6]"),
+    "a corner read elsewhere": (
+        FOUR_SUM + "y = Mul(t, q)\nother = Relu(s4)", QUARTER,
+        {"outputs": "float[a,b,c,d] y, float[a,b,c,d] other"}, {}, 
+        "Slice 's4': readers; got a reader outside the average, expected none"),
+    "dimensions of the pooling": (CONV + pool("kernel_shape=[2]"), {}, {}, {}, 
+        "AveragePool 'y': kernel_shape; got (2,), expected 2 dimensions, as the convolution has"),
+    # passes/trace.py
+    "other operand traced": (
+        "c = Conv(x, w)\nh = Mul(k, c)\ny = GlobalAveragePool(h)", {},
+        {"inputs": "float[1,16,3,3] x, float[1,32,1,1] k"}, {},
+        "tensor 'k': producer; got an input or constant, expected a convolution"),
+    "read twice": (ALONE + "\nz = Relu(h)", {}, {"outputs": "float[a,b,c,d] y, float[a,b,c,d] z"}, {}, 
+        "Conv 'h': output 'h' has 2 readers; got other readers, expected the pooling alone"),
+    "a graph output": (ALONE, {}, {"outputs": "float[a,b,c,d] y, float[a,b,c,d] h"}, {}, 
+        "Conv 'h': output 'h' is a graph output; got other readers, expected the pooling alone"),
+    "captured": (
+        ALONE.replace("y =", "o =") + "\n" + BRANCH, {}, {**BOOL, "outputs": "float[a,b,c,d] o, float[a,b,c,d] y"}, {},
+        
+        "Conv 'h': output 'h' is read by a subgraph; got other readers, expected the pooling alone"),
+    "activation": (slot("h = Relu(c)"), {}, {}, {}, 
+        "Relu 'h': between convolution and pooling; got Relu, expected linear operators only"),
+    "quantised": (
+        slot("i = QuantizeLinear(c, one)\nh = DequantizeLinear(i, one)"), {"one": np.float32(1)}, {}, {}, 
+        "DequantizeLinear 'h': between convolution and pooling; got DequantizeLinear, expected linear operators only"),
+    "axis of Concat": (slot("h = Concat<axis=3>(c, c2)", PADDED + "c2 = Conv<pads=[1,1,1,1]>(x, w)\n"), {}, {}, {}, 
+        "Concat 'h': axis of Concat; got 3, expected batch or channels"),
+    "sizes of a join": (
+        slot("h = Add(c, v)"), {}, {"inputs": "float[1,16,H,W] x, float[1,32,K,L] v"}, {}, 
+        "Add 'h': spatial sizes of the operands; got not provably equal, expected equal sizes"),
+    "rank of the weights": (
+        "v = Reshape(u, s)\nh = Conv(x, v)\n" + POOL, {}, {"inputs": "float[1,16,12,12] x, float[4608] u, int64[n] s"},
+        {}, 
+        "Conv 'h': shape of the weights; got unknown, expected a known rank"),
+    "kernel_shape of the Conv": (
+        "h = Conv<kernel_shape=[2,2]>(x, w)\n" + POOL, {}, {}, {}, 
+        "Conv 'h': kernel_shape; got [2, 2], expected [3, 3], as the weights have"),
+    "open kernel": (
+        "h = Conv(x, v)\n" + POOL, {}, {"inputs": "float[1,16,12,12] x, float[32,16,K,3] v"}, {}, 
+        "Conv 'h': shape of the weights; got (32, 16, 'K', 3), expected a static kernel with 2 axes"),
+    "SAME on an open size, strided": (
+        'h = Conv<auto_pad="SAME_UPPER", strides=[2,2]>(x, w)\n' + POOL, {}, OPEN, {}, 
+        "Conv 'h': auto_pad; got SAME_UPPER with strides on an unknown size, expected explicit pads"),
+    "Pad behind a join": (
+        slot("j = Add(c, v)\nh = Pad(j, p)"), {"p": [0, 0, 1, 1, 0, 0, 1, 1]},
+        {"inputs": "float[1,16,12,12] x, float[1,32,12,12] v"}, {}, 
+        "Pad 'h': Pad behind nodes that move; got [1, 1, 1, 1], expected Pad next to a convolution"),
+    # passes/linear.py
+    "Pad behind a bias": (
+        slot("h = Pad(c, p)", "c = Conv<pads=[2,2,2,2]>(x, w, b)\n"),
+        {"b": (32,), "p": [0, 0, 1, 1, 0, 0, 1, 1]}, {}, {}, 
+        "Pad 'h': Pad behind a bias; got [1, 1, 1, 1], expected no positive pads"),
+    "zeros at the begin": (slot("h = Pad(c, p)"), {"p": [0, 0, 1, 1, 0, 0, 1, 1]}, {}, {}, 
+        "Pad 'h': zeros where the convolution gives others, axis 0; got 1, expected convolution pads >= 2"),
+    "zeros at the end": (slot("h = Pad(c, p)"), {"p": [0, 0, 0, 0, 0, 0, 0, 1]}, {}, {}, 
+        "Pad 'h': zeros where the convolution gives others, axis 1; got 1, expected convolution pads >= 2"),
+    "crop": (slot("h = Pad(c, p)"), {"p": [0, 0, -2, 0, 0, 0, 0, 0]}, {}, {}, 
+        "Pad 'h': crop beyond the convolution's padding; got [-2, 0, 0, 0], expected pads that stay >= 0"),
+    "mask read": (
+        slot("h, m = Dropout(c)\nz = Not(m)"), {}, {"outputs": "float[a,b,c,d] y, bool[a,b,c,d] z"}, {}, 
+        "Dropout 'h': mask; got a reader, expected none"),
+    "mask captured": (
+        slot("h, m = Dropout(c)\nz = If(flag) <\n  then_branch = t () => (bool[1,32,12,12] p) { p = Not(m) },\n"
+             "  else_branch = e () => (bool[1,32,12,12] q) { q = Identity(m) }\n>"),
+        {}, {**BOOL, "outputs": "float[a,b,c,d] y, bool[a,b,c,d] z"}, {}, 
+        "Dropout 'h': mask; got a reader, expected none"),
+    "training Dropout": (
+        slot("h = Dropout(c, ratio, on)"), {"ratio": np.float32(0.5), "on": np.array(True)}, {}, {}, 
+        "Dropout 'h': training_mode; got (1,), expected false"),
+    "Dropout by a caller": (
+        slot("h = Dropout(c, ratio, flag)"), {"ratio": np.float32(0.5)}, BOOL, {}, 
+        "Dropout 'h': training_mode; got a computed tensor, expected false"),
+    "training BatchNormalization": (
+        slot("h, m, v = BatchNormalization<training_mode=1>(c, g, b, mean, var)"),
+        {name: (32,) for name in ("g", "b", "mean", "var")}, {}, {}, 
+        "BatchNormalization 'h': form; got training, expected inference"),
+    "spatial BatchNormalization": (
+        slot("h = BatchNormalization<spatial=0>(c, g, b, mean, var)"),
+        {name: (32, 12, 12) for name in ("g", "b", "mean", "var")}, {"opset": 8}, {}, 
+        "BatchNormalization 'h': spatial; got 0, expected 1"),
+    "product of maps": (slot("h = Mul(c, v)"), {}, {"inputs": "float[1,16,12,12] x, float[1,32,12,12] v"}, {}, 
+        "Mul 'h': operands; got two that vary over space, expected one that does not"),
+    "factor that varies over space": (slot("h = Mul(c, v)"), {"v": (12, 12)}, {}, {}, 
+        "Mul 'h': operands; got two that vary over space, expected one that does not"),
+    "division by the data": (slot("h = Div(one, c)"), {"one": np.float32(1)}, {}, {}, 
+        "Div 'h': division by the data; got a nonlinear map, expected division by a constant"),
+    "reflecting Pad": (slot('h = Pad<mode="reflect">(c, p)'), {"p": [0, 0, 1, 1, 0, 0, 1, 1]}, {}, {}, 
+        "Pad 'h': mode of Pad; got reflect, expected constant"),
+    "computed pads": (slot("h = Pad(c, p)"), {}, {"inputs": "float[1,16,12,12] x, int64[8] p"}, {}, 
+        "Pad 'h': pads or value of Pad; got a computed tensor, expected constants"),
+    "computed Pad axes": (
+        slot("h = Pad(c, p, , axes)"), {"p": [0, 1, 0, 1]},
+        {"inputs": "float[1,16,12,12] x, int64[2] axes", "opset": 18}, {}, 
+        "Pad 'h': axes of Pad; got a computed tensor, expected a constant"),
+    "value of Pad": (
+        slot("h = Pad(c, p, one)"), {"one": np.float32(1), "p": [0, 0, 1, 1, 0, 0, 1, 1]}, {}, {}, 
+        "Pad 'h': value of Pad; got 1.0, expected 0"),
+    "channels of Pad": (slot("h = Pad(c, p)"), {"p": [0, 1, 0, 0, 0, 0, 0, 0]}, {}, {}, 
+        "Pad 'h': pads of Pad; got [0, 1, 0, 0, 0, 0, 0, 0], expected zeros on the batch and channel axes"),
+    # lowering.py
+    "computed weights, fused": (
+        ALONE.replace("w)", "v)"), {}, {"inputs": "float[1,16,12,12] x, float[32,16,3,3] v"}, {"lowering": "fused"}, 
+        "Conv 'h': weights; got computed, or an input that a caller may override, expected a constant"),
+    "window of one, direct": (CONV + pool("kernel_shape=[1,1]"), {}, {}, {"lowering": "direct"}, 
+        "Conv 'h': saves nothing as direct; got 663,552 multiply-adds and 0 additions after 663,552 and 0, expected a saving"),
+    "dilated box mean": (
+        "h = Conv<strides=[2,2]>(x, w)\n" + POOL, {}, {"inputs": "float[1,16,17,17] x"}, {"lowering": "direct"}, 
+        "Conv 'h': dilated box mean; got opset 17, expected opset 19, where AveragePool has dilations"),
+    "pads of the box mean": (
+        "h = Conv<strides=[2,2], pads=[2,2,2,2]>(x, w)\n" + POOL, {}, {"opset": 19}, {"lowering": "direct"}, 
+        "Conv 'h': pads of the box mean; got [2, 2, 2, 2], expected less than [2, 2], as onnxruntime demands"),
+    "mean over an open size": ("h = Conv(x, w)\ny = GlobalAveragePool(h)", {}, OPEN, {}, 
+        "Conv 'h': mean over a feature map; got unknown sizes, expected static sizes, or a 1x1 Conv"),
+    "mean over an open size, fused": (
+        "h = Conv(x, w)\ny = GlobalAveragePool(h)", {"w": (32, 16, 1, 1)}, OPEN, {"lowering": "fused"}, 
+        "Conv 'h': mean over a feature map; got unknown sizes, expected static sizes, or a 1x1 Conv"),
+    # passes/pool_conv.py
+    "pool_conv strides": (pool_conv("kernel_shape=[2,2]"), {}, {}, FUSE, 
+        "AveragePool 'h': strides; got [1, 1], expected kernel_shape, [2, 2]"),
+    "pool_conv auto_pad": (pool_conv('kernel_shape=[2,2], strides=[2,2], auto_pad="SAME_UPPER"'), {}, {}, FUSE, 
+        "AveragePool 'h': auto_pad; got SAME_UPPER, expected explicit pads"),
+    "pool_conv pads left out": (pool_conv("kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1]"), {}, {}, FUSE, 
+        "AveragePool 'h': padding left out of the mean; got [1, 1, 1, 1], expected count_include_pad = 1"),
+    "pool_conv dilations": (
+        pool_conv("kernel_shape=[2,2], strides=[2,2], dilations=[2,2]"), {}, {"opset": 19}, FUSE, 
+        "AveragePool 'h': dilations; got [2, 2], expected ones"),
+    "pool_conv partial window": (pool_conv("kernel_shape=[5,5], strides=[5,5], ceil_mode=1"), {}, {}, FUSE, 
+        "AveragePool 'h': ceil_mode; got a partial window or an unknown size, expected whole windows"),
+    "pool_conv read twice": (
+        pool_conv("kernel_shape=[2,2], strides=[2,2]") + "\nz = Relu(h)", {},
+        {"outputs": "float[a,b,c,d] y, float[a,b,c,d] z"}, FUSE, 
+        "AveragePool 'h': output 'h' has 2 readers; got other readers, expected the convolution alone"),
+    "pool_conv rank unknown": (
+        "v = Reshape(u, s)\n" + pool_conv("kernel_shape=[2,2], strides=[2,2]").replace("w)", "v)"), {},
+        {"inputs": "float[1,16,12,12] x, float[4608] u, int64[n] s"}, FUSE, 
+        "Conv 'y': shape of the weights; got unknown, expected a known rank"),
+    # passes/conv_pool.py
+    "saves nothing": (CONV + pool("kernel_shape=[2,2]"), {}, {}, {}, 
+        "Conv 'h': saves nothing as convavgpool; got 557,568 multiply-adds and 10,816 additions after 663,552 and 15,488, expected a saving"),
+    "few channels": (ALONE, {"w": (1, 16, 1, 1)}, {}, {"lowering": "direct"}, 
+        "Conv 'h': saves nothing as direct; got 784 multiply-adds and 3,136 additions after 3,136 and 196, expected a saving"),
+    "opset 6": (ALONE, {}, {"opset": 6}, {}, 
+        "model: opset; got 6, expected at least 7"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reason(name):
+    body, constants, given, options, expected = CASES[name]
+    model = graph(body, constants, **given)
+    before = model.SerializeToString(deterministic=True)
+    result = convpool.optimize(model, check=0, **options)
+    sites = result.report.sites
+    assert [(site.status, site.lowering) for site in sites][:1] == [("rejected", None)]
+    assert sites[0].reason == expected
+    assert result.model.SerializeToString(deterministic=True) == before
