@@ -108,8 +108,17 @@ def _batch_normalization(scope: Scope, index: int) -> Step | Reject:
     if any(c is None for c in constants):
         return Step(index, 0, None)
     scale, shift, mean, variance = (c.array().astype(np.float64) for c in constants if c is not None)
-    factor = scale / np.sqrt(variance + np.float64(values.get("epsilon", np.float32(1e-5))))
-    return Step(index, 0, Affine(factor, shift - factor * mean))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = scale / np.sqrt(variance + np.float64(values.get("epsilon", np.float32(1e-5))))
+        affine = Affine(factor, shift - factor * mean)
+    return _finite(scope, index, affine) or Step(index, 0, affine)
+
+
+def _finite(scope: Scope, index: int, affine: Affine | None) -> Reject | None:
+    """Why a map with infinities or NaN cannot move: the mean of infinities of both signs is NaN, an infinite mean not."""
+    if affine is None or (np.isfinite(affine.scale).all() and np.isfinite(affine.shift).all()):
+        return None
+    return reject(scope, index, "constant operands", "a division by 0, infinity or NaN", "finite numbers")
 
 
 def _binary(scope: Scope, index: int, rank: int) -> Step | Reject | None:
@@ -125,7 +134,8 @@ def _binary(scope: Scope, index: int, rank: int) -> Step | Reject | None:
     other = 1 if candidates[1] else 0
     if node.op_type == "Div" and other == 0:
         return reject(scope, index, "division by the data", "a nonlinear map", "division by a constant")
-    return Step(index, 1 - other, _constant_affine(scope, node.op_type, node.input[other], other, rank))
+    affine = _constant_affine(scope, node.op_type, node.input[other], other, rank)
+    return _finite(scope, index, affine) or Step(index, 1 - other, affine)
 
 
 def _constant_affine(scope: Scope, op_type: str, name: str, position: int, rank: int) -> Affine | None:
