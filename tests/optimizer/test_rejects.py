@@ -180,6 +180,13 @@ CASES = {
         "Mul 'h': operands; got two that vary over space, expected one that does not"),
     "division by the data": (slot("h = Div(one, c)"), {"one": np.float32(1)}, {}, {}, 
         "Div 'h': division by the data; got a nonlinear map, expected division by a constant"),
+    "division by zero": (
+        slot("h = Div(c, k)"), {"k": np.zeros((32, 1, 1), np.float32)}, {}, {},
+        "Div 'h': constant operands; got a division by 0, infinity or NaN, expected finite numbers"),
+    "negative variance": (
+        slot("h = BatchNormalization(c, g, b, mean, var)"),
+        {"g": (32,), "b": (32,), "mean": (32,), "var": np.full(32, -1, np.float32)}, {}, {},
+        "BatchNormalization 'h': constant operands; got a division by 0, infinity or NaN, expected finite numbers"),
     "reflecting Pad": (slot('h = Pad<mode="reflect">(c, p)'), {"p": [0, 0, 1, 1, 0, 0, 1, 1]}, {}, {}, 
         "Pad 'h': mode of Pad; got reflect, expected constant"),
     "computed pads": (slot("h = Pad(c, p)"), {}, {"inputs": "float[1,16,12,12] x, int64[8] p"}, {}, 
@@ -232,7 +239,8 @@ CASES = {
         "Conv 'y': shape of the weights; got unknown, expected a known rank"),
     # passes/conv_pool.py
     "saves nothing": (CONV + pool("kernel_shape=[2,2]"), {}, {}, {}, 
-        "Conv 'h': saves nothing as convavgpool; got 557,568 multiply-adds and 10,816 additions after 663,552 and 15,488, expected a saving"),
+        "Conv 'h': saves nothing as convavgpool; got 557,568 multiply-adds and 10,816 additions after 663,552 and "
+        "15,488, expected a saving"),
     "few channels": (ALONE, {"w": (1, 16, 1, 1)}, {}, {"lowering": "direct"}, 
         "Conv 'h': saves nothing as direct; got 784 multiply-adds and 3,136 additions after 3,136 and 196, expected a saving"),
     "opset 6": (ALONE, {}, {"opset": 6}, {}, 

@@ -1,0 +1,177 @@
+"""The ways to write the pair: what is found, and exactly which operators remain."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from build import graph, operators
+from test_structure import PAIR, POOL, rewrite
+
+CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
+TWO = "p = Conv<pads=[1,1,1,1]>(x, w)\nq = Conv(x, v)\n"
+POINTWISE = {"v": (32, 16, 1, 1)}
+DIRECT = {"AveragePool": 1, "Conv": 1}
+LAST = 2**63 - 1
+CORNERS = {"f": [0, 0], "r": [1, 0], "c": [0, 1], "d": [1, 1], "e": [LAST, LAST], "a": [2, 3], "s": [2, 2]}
+FOUR = "s1 = Slice(h, f, e, a, s)\ns2 = Slice(h, r, e, a, s)\ns3 = Slice(h, c, e, a, s)\ns4 = Slice(h, d, e, a, s)\n"
+AXES = {"zero": [0], "one": [1], "end": [LAST], "two": [2], "rows": [-2], "columns": [3], "four": np.float32(4)}
+SIX = """u = Slice(h, zero, end, rows, two)
+l = Slice(h, one, end, rows, two)
+s1 = Slice(u, zero, end, columns, two)
+s2 = Slice(u, one, end, columns, two)
+s3 = Slice(l, zero, end, columns, two)
+s4 = Slice(l, one, end, columns, two)
+"""
+CHAIN = "t1 = Add(s1, s2)\nt2 = Add(s3, t1)\nt3 = Add(t2, s4)\n"
+QUARTER = {**CORNERS, "k": np.float32(0.25)}
+
+MIDDLES = {
+    "Identity": "h = Identity(c)",
+    "Dropout": "h = Dropout(c)",
+    "Dropout with its mask unread": "h, m = Dropout(c)",
+    "BatchNormalization": "h = BatchNormalization(c, g, b, g2, v2)",
+    "Add": "h = Add(c, k)",
+    "Sub": "h = Sub(c, k)",
+    "Sub reversed": "h = Sub(k, c)",
+    "Mul": "h = Mul(k, c)",
+    "Div": "h = Div(c, k)",
+    "scalar": "h = Mul(c, half)",
+    "three": "i = Mul(c, k)\nj = Sub(half, i)\nh = Div(j, k)",
+    "Pad by nothing": "h = Pad(c, none)",
+    "Pad by nothing with a value": "h = Pad(c, none, half)",
+    "Pad that crops": "h = Pad(c, crop)",
+}
+CONSTANTS = {
+    "k": (32, 1, 1), "half": np.float32(0.5), "g": (32,), "b": (32,), "g2": (32,), "v2": np.full(32, 2, np.float32),
+    "none": [0] * 8, "crop": [0, 0, -1, 0, 0, 0, 0, -1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lowering", ["direct", "fused"])
+@pytest.mark.parametrize("name", MIDDLES)
+def test_linear_operators_between_vanish(name, lowering):
+    body = f"c = Conv<pads=[1,1,1,1]>(x, w, bias)\n{MIDDLES[name]}\ny = {POOL}(h)"
+    result = rewrite(graph(body, {**CONSTANTS, "bias": (32,)}), 1, lowering)
+    assert operators(result.graph) == (DIRECT if lowering == "direct" else {"Conv": 1})
+
+
+@pytest.mark.parametrize(
+    ("operator", "operands"), [("Mul", "c, n"), ("Mul", "n, c"), ("Add", "c, n"), ("Sub", "n, c"), ("Div", "c, n")]
+)
+def test_factors_that_are_no_constants_move_behind(operator, operands):
+    body = f"c = Conv<pads=[1,1,1,1]>(x, w)\nh = {operator}({operands})\ny = {POOL}(h)"
+    result = rewrite(graph(body, inputs="float[1,16,12,12] x, float[1,32,1,1] n"), 1)
+    assert [node.op_type for node in result.graph.node] == ["AveragePool", "Conv", operator]
+    assert result.graph.node[2].input[operands.split(", ").index("n")] == "n"
+
+
+JOINS = {
+    "Add": ("h = Add(p, q)", {"Add": 1, "AveragePool": 2, "Conv": 2}),
+    "Sub": ("h = Sub(q, p)", {"AveragePool": 2, "Conv": 2, "Sub": 1}),
+    "Sum": ("h = Sum(p, q)", {"AveragePool": 2, "Conv": 2, "Sum": 1}),
+    "Concat": ("h = Concat<axis=1>(p, q)", {"AveragePool": 2, "Concat": 1, "Conv": 2}),
+    "Concat of a negative axis": ("h = Concat<axis=-3>(p, q)", {"AveragePool": 2, "Concat": 1, "Conv": 2}),
+    "scaled": ("i = Add(p, q)\nh = Mul(i, k)", {"Add": 1, "AveragePool": 2, "Conv": 2, "Mul": 1}),
+    "scaled branch": ("i = Mul(k, q)\nh = Add(p, i)", {"Add": 1, "AveragePool": 2, "Conv": 2}),
+    "residual": ("o = Relu(v2)\nh = Add(p, o)", {"Add": 1, "AveragePool": 2, "Conv": 1, "Relu": 1}),
+    "dense": ("o = Relu(v2)\nh = Concat<axis=1>(o, p)", {"AveragePool": 2, "Concat": 1, "Conv": 1, "Relu": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JOINS)
+def test_pooling_distributes_over_a_join(name):
+    join, expected = JOINS[name]
+    branches = TWO if "q" in join.replace("Concat", "") else TWO.splitlines()[0] + "\n"
+    model = graph(f"{branches}{join}\ny = {POOL}(h)", {**POINTWISE, "k": (32, 1, 1)},
+                  inputs="float[1,16,12,12] x, float[1,32,12,12] v2")  # fmt: skip
+    result = rewrite(model, branches.count("Conv"))
+    assert operators(result.graph) == expected
+
+
+def test_residual_of_open_size_by_a_common_origin():
+    body = f"r = Relu(x)\np = Conv<pads=[1,1,1,1]>(r, w)\nq = Conv(x, v)\nh = Add(p, q)\ny = {POOL}(h)"
+    result = rewrite(graph(body, POINTWISE, inputs="float[N,16,H,W] x"), 2, size=16)
+    assert operators(result.graph) == {"Add": 1, "AveragePool": 2, "Conv": 2, "Relu": 1}
+
+
+SLICES = {
+    "one Slice per corner, Mul": (FOUR + CHAIN + "y = Mul(t3, k)", QUARTER),
+    "one Slice per corner, Div": (FOUR + CHAIN + "y = Div(t3, four)", {**CORNERS, "four": np.full((1,), 4, "f")}),
+    "rows, then columns": (SIX + CHAIN + "y = Div(t3, four)", AXES),
+    "Sum": (FOUR + "t = Sum(s1, s2, s3, s4)\ny = Mul(k, t)", QUARTER),
+    "Mean": (FOUR + "y = Mean(s4, s2, s3, s1)", CORNERS),
+    "each corner scaled": (
+        FOUR + "".join(f"m{i} = Mul(s{i}, k)\n" for i in (1, 2, 3, 4)) + "y = Sum(m1, m2, m3, m4)", QUARTER),
+    "onto zeros": (FOUR + "t0 = Add(zero, s1)\n" + CHAIN.replace("s1", "t0") + "y = Mul(t3, k)",
+                   {**QUARTER, "zero": np.zeros((1, 32, 6, 6), np.float32)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_mean_of_four_slices(name):
+    body, constants = SLICES[name]
+    result = rewrite(graph(CONV + body, constants), 1)
+    assert operators(result.graph) == DIRECT
+    assert {tensor.name for tensor in result.graph.initializer} == {"w"}
+
+
+GLOBAL = {
+    "GlobalAveragePool": "y = GlobalAveragePool(h)",
+    "ReduceMean": "y = ReduceMean<axes=[2,3]>(h)",
+    "negative axes": "y = ReduceMean<axes=[-1,-2], keepdims=1>(h)",
+}
+
+
+@pytest.mark.parametrize("name", GLOBAL)
+def test_mean_over_the_feature_map(name):
+    model = graph("h = Conv(x, w)\n" + GLOBAL[name], {"w": (64, 16, 1, 1)})
+    assert operators(rewrite(model, 1).graph) == {"Conv": 1, "GlobalAveragePool": 1}
+    assert operators(rewrite(model, 1, "convavgpool").graph) == {"ConvAvgPool": 1}
+
+
+@pytest.mark.parametrize("opset", [11, 13, 18])
+def test_mean_without_the_spatial_axes(opset):
+    mean = "ReduceMean(h, axes)" if opset >= 18 else "ReduceMean(h)"
+    mean = mean.replace("Mean(", "Mean<keepdims=0>(" if opset >= 18 else "Mean<axes=[3,2], keepdims=0>(")
+    model = graph(f"h = Conv(x, w)\ny = {mean}", {"w": (64, 16, 1, 1), "axes": [3, 2]}, outputs="float[a,b] y", opset=opset)
+    assert operators(rewrite(model, 1).graph) == {"Conv": 1, "GlobalAveragePool": 1, "Squeeze": 1}
+
+
+def test_global_mean_of_open_size_behind_a_pointwise_convolution():
+    model = graph("h = Conv(x, w)\ny = GlobalAveragePool(h)", {"w": (64, 16, 1, 1)}, inputs="float[N,16,H,W] x")
+    assert operators(rewrite(model, 1, "convavgpool").graph) == {"Conv": 1, "GlobalAveragePool": 1}
+
+
+@pytest.mark.parametrize("pads", [[0, 0, 0, 0], [1, 0, 1, 1]])
+def test_fuse_pool_conv(pads):
+    pool = f"AveragePool<kernel_shape=[2,3], strides=[2,3], pads={pads}, count_include_pad=1>"
+    model = graph(f"h = {pool}(x)\ny = Conv<pads=[1,1,1,1]>(h, w, b)", {"b": (32,)})
+    assert operators(rewrite(model, 0).graph) == {"AveragePool": 1, "Conv": 1}
+    assert operators(rewrite(model, 0, "convavgpool").graph) == {"AveragePool": 1, "Conv": 1}
+    result = rewrite(model, 1, "convavgpool", fuse_pool_conv=True)
+    assert operators(result.graph) == {"ConvAvgPool": 1}
+    assert list(result.graph.node[0].input)[2] == "b"
+
+
+def test_numbers_of_the_operator():
+    model = graph("h = Conv<pads=[1,2,1,1], strides=[2,1]>(x, w)\ny = " + POOL + "(h)", opset=19)
+    node = rewrite(model, 1, "convavgpool").graph.node[-1]
+    assert {item.name: list(item.ints) for item in node.attribute if item.ints} == {
+        "pool_kernel_shape": [2, 2], "pool_strides": [1, 1], "pool_pads": [1, 1, 1, 1], "pool_dilations": [2, 1],
+        "kernel_shape": [3, 3], "strides": [4, 2], "pads": [0, 1, 0, 0], "dilations": [1, 1],
+        "weight_perm": [0, 3, 1, 2],
+    }  # fmt: skip
+    assert {item.name: item.i for item in node.attribute if item.type == 2} == {"group": 1}
+    assert {item.name: item.s for item in node.attribute if item.type == 3} == {
+        "plugin_version": b"1", "plugin_namespace": b"",
+    }  # fmt: skip
+
+
+def test_excluded_by_name():
+    model = graph(PAIR)
+    model.graph.node[0].name, model.graph.node[1].name = "block/conv", "block/pool"
+    for pattern in ("block/*", "*/pool", "block/conv"):
+        result = rewrite(model, 0, exclude=[pattern])
+        assert operators(result.graph) == DIRECT
+    assert operators(rewrite(model, 1, "fused", exclude=["conv"]).graph) == {"Conv": 1}

@@ -1,0 +1,204 @@
+"""Where pairs stand and what surrounds them: bodies, functions, captures, shared and overridable weights, metadata."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import convpool
+import runtime
+from build import graph, operators, random_feeds
+from convpool import operator
+
+POOL = "AveragePool<kernel_shape=[2,2], strides=[2,2]>"
+PAIR = f"h = Conv<pads=[1,1,1,1]>(x, w)\ny = {POOL}(h)"
+LOWERINGS = ("convavgpool", "direct", "fused", "auto")
+RTOL = 2e-6
+"""Of the largest output: sums of at most 16 * 9 * 4 float32 products, each off by 6e-8, errors of random sign."""
+
+
+def rewrite(model: onnx.ModelProto, pairs: int, lowering: str = "direct", size: int = 8, **options) -> onnx.ModelProto:
+    """The optimized model, after all that every result must hold: `pairs` rewritten, valid, equal, stable."""
+    before = model.SerializeToString(deterministic=True)
+    result = convpool.optimize(model, check=0, lowering=lowering, **options)
+    sites = result.report.sites
+    assert sum(site.status == "rewritten" for site in sites) == pairs, [site.reason for site in sites]
+    assert model.SerializeToString(deterministic=True) == before
+    onnx.checker.check_model(result.model, full_check=True)
+    again = convpool.optimize(result.model, check=0, lowering=lowering, **options)
+    after = result.model.SerializeToString(deterministic=True)
+    assert again.model.SerializeToString(deterministic=True) == after
+    feeds = random_feeds(model, size=size)
+    for one, other in zip(runtime.run(model, feeds), runtime.run(result.model, feeds), strict=True):
+        np.testing.assert_allclose(other, one, rtol=0, atol=RTOL * np.abs(one).max())
+    return result.model
+
+
+IF_BODY = f"""y = If(flag) <
+  then_branch = yes () => (float[1,32,6,6] a) {{ h = Conv<pads=[1,1,1,1]>(x, w) a = {POOL}(h) }},
+  else_branch = no () => (float[1,32,6,6] b) {{ k = Conv<pads=[1,1,1,1]>(x, v) b = {POOL}(k) }}
+>"""
+IF_INPUTS = "float[1,16,12,12] x, bool flag"
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_both_branches_of_an_if_with_captured_weights(lowering):
+    model = graph(IF_BODY, {"v": (32, 16, 3, 3)}, inputs=IF_INPUTS)
+    result = rewrite(model, 2, lowering)
+    branches = [attribute.g for attribute in result.graph.node[0].attribute]
+    expected = {"convavgpool": {"ConvAvgPool": 1}, "direct": {"AveragePool": 1, "Conv": 1}}
+    expected |= {"fused": {"Conv": 1}, "auto": expected["direct"]}
+    assert [operators(branch) for branch in branches] == [expected[lowering]] * 2
+    assert [branch.output[0].name for branch in branches] == ["a", "b"]
+    # Folded weights stand in the branch that reads them, and the outer ones that nothing reads are gone.
+    outer = {tensor.name for tensor in result.graph.initializer}
+    assert outer == ({"w", "v"} if lowering in ("direct", "auto") else set())
+
+
+def test_branches_with_equal_names_and_own_weights():
+    text = IF_BODY.replace("b)", "a)").replace("k =", "h =").replace("(k)", "(h)").replace("b =", "a =")
+    model = graph(text.replace("(x, v)", "(x, w)"), inputs=IF_INPUTS)
+    for number, attribute in enumerate(model.graph.node[0].attribute):
+        attribute.g.node[0].input[1] = "own"
+        weights = np.full((32, 16, 3, 3), number + 1, np.float32)
+        attribute.g.initializer.append(onnx.numpy_helper.from_array(weights, "own"))
+    del model.graph.initializer[:]
+    result = rewrite(model, 2, "convavgpool")
+    sums = [onnx.numpy_helper.to_array(a.g.initializer[0]).mean() for a in result.graph.node[0].attribute]
+    assert sums == [1.0, 2.0]
+
+
+def test_pair_read_in_a_branch_only_by_its_pooling_stays():
+    text = f"h = Conv<pads=[1,1,1,1]>(x, w)\ny = If(flag) <then_branch = a () => (float[1,32,6,6] p) {{ p = {POOL}(h) }}, "
+    model = graph(text + "else_branch = b () => (float[1,32,12,12] q) { q = Relu(h) }>", inputs=IF_INPUTS)
+    result = convpool.optimize(model, check=0)
+    assert result.model.SerializeToString() == model.SerializeToString()
+
+
+def test_loop_body():
+    body = (
+        "n = Constant<value = int64 {3}>()\ny = Loop(n, flag, x) <body = step (int64 i, bool go, float[1,16,12,12] s) => "
+        f"(bool again, float[1,16,12,12] next) {{ again = Identity(go) h = Conv<pads=[1,1,1,1]>(s, w) p = {POOL}(h) "
+        'next = Resize<mode="nearest">(p, , scales) }>'
+    )
+    constants = {"w": (16, 16, 3, 3), "scales": np.array([1, 1, 2, 2], np.float32)}
+    result = rewrite(graph(body, constants, inputs=IF_INPUTS), 1)
+    loop = next(node for node in result.graph.node if node.op_type == "Loop")
+    assert operators(loop.attribute[0].g) == {"AveragePool": 1, "Conv": 1, "Identity": 1, "Resize": 1}
+
+
+def test_scan_body():
+    body = (
+        "last, y = Scan(start, xs) <num_scan_inputs = 1, body = step (float[1] s, float[1,16,12,12] item) => "
+        f"(float[1] t, float[1,32,6,6] o) {{ t = Identity(s) h = Conv<pads=[1,1,1,1]>(item, w) o = {POOL}(h) }}>"
+    )
+    model = graph(body, inputs="float[1] start, float[3,1,16,12,12] xs", outputs="float[1] last, float[3,1,32,6,6] y")
+    result = rewrite(model, 1, "convavgpool")
+    body = next(attribute.g for attribute in result.graph.node[0].attribute if attribute.HasField("g"))
+    assert operators(body) == {"ConvAvgPool": 1, "Identity": 1}
+    assert "ai.convpool" in {entry.domain for entry in result.opset_import}
+
+
+FUNCTION = f"""
+<domain: "local", opset_import: ["" : OPSET]>
+pair (x, w) => (y) {{ h = Conv<pads=[1,1,1,1]>(x, w) y = {POOL}(h) }}
+"""
+CALLS = "a = local.pair(x, w)\nb = local.pair(x, v)\ny = Add(a, b)"
+LOCAL = ', "local": 1'
+
+
+def test_function_called_twice():
+    functions = FUNCTION.replace("OPSET", "17")
+    model = graph(CALLS, {"v": (32, 16, 3, 3)}, functions=functions, imports=LOCAL)
+    result = rewrite(model, 1)
+    assert operators(result.functions[0]) == {"AveragePool": 1, "Conv": 1}
+    assert operators(result.graph) == {"Add": 1, "pair": 2}
+
+
+def test_function_of_another_opset_takes_standard_operators():
+    model = graph(CALLS, {"v": (32, 16, 3, 3)}, functions=FUNCTION.replace("OPSET", "16"), imports=LOCAL)
+    result = rewrite(model, 1, "convavgpool")
+    assert operators(result.functions[0]) == {"AveragePool": 1, "Conv": 1}
+    assert all(function.domain != operator.DOMAIN for function in result.functions)
+
+
+def test_function_of_the_same_opset_takes_the_operator():
+    model = graph(CALLS, {"v": (32, 16, 3, 3)}, functions=FUNCTION.replace("OPSET", "17"), imports=LOCAL)
+    result = rewrite(model, 1, "convavgpool")
+    assert [function.name for function in result.functions] == ["pair", "ConvAvgPool"]
+    assert result.functions[0].node[-1].op_type == "ConvAvgPool"
+    assert {entry.domain: entry.version for entry in result.functions[0].opset_import}["ai.convpool"] == 1
+
+
+def test_nested_functions():
+    outer = '\n<domain: "local", opset_import: ["" : 17, "local" : 1]>\nouter (x, w) => (y) { y = local.pair(x, w) }\n'
+    model = graph("y = local.outer(x, w)", functions=outer + FUNCTION.replace("OPSET", "17"), imports=LOCAL)
+    rewrite(model, 1)
+
+
+@pytest.mark.parametrize(
+    "reference", ["Conv<pads=[1,1,1,1], strides : ints = @s>", "AveragePool<kernel_shape : ints = @s, strides=[2,2]>"]
+)
+def test_attribute_of_the_function_is_unknown(reference):
+    op_type = reference.partition("<")[0]
+    text = FUNCTION.replace("OPSET", "17").replace("pair (", "pair <s>(")
+    text = text.replace("Conv<pads=[1,1,1,1]>" if op_type == "Conv" else POOL, reference)
+    model = graph("y = local.pair<s = [2,2]>(x, w)", functions=text, imports=LOCAL)
+    result = convpool.optimize(model, check=0)
+    name = "strides" if op_type == "Conv" else "kernel_shape"
+    reason = f"AveragePool 'y': attributes; got a reference to the function's '{name}', expected values"
+    assert [site.reason for site in result.report.sites] == [reason]
+    assert result.model.SerializeToString() == model.SerializeToString()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_shared_weights_are_never_edited(lowering):
+    body = f"{PAIR.replace('y =', 'p =')}\nu = Conv<pads=[1,1,1,1]>(x, w)\nq = {POOL}(u)\nz = Conv(x, w)"
+    model = graph(f"{body}\ny = Add(p, q)", outputs="float[a,b,c,d] y, float[a,b,e,f] z")
+    result = rewrite(model, 2, lowering)
+    kept = {tensor.name: tensor for tensor in result.graph.initializer}
+    assert kept["w"] == model.graph.initializer[0]
+    assert len(kept) == {"convavgpool": 2, "fused": 3}.get(lowering, 1)
+
+
+def test_shared_weights_scaled_differently():
+    body = "\n".join(f"h{i} = Conv<pads=[1,1,1,1]>(x, w)\nm{i} = Mul(h{i}, k{i})\np{i} = {POOL}(m{i})" for i in (1, 2))
+    factors = {"k1": np.float32(2), "k2": np.float32(-3)}
+    result = rewrite(graph(f"{body}\ny = Add(p1, p2)", factors), 2)
+    assert operators(result.graph) == {"Add": 1, "AveragePool": 2, "Conv": 2}
+    assert len(result.graph.initializer) == 2  # w itself is read by nothing any more
+
+
+def overridable(ir: int) -> onnx.ModelProto:
+    """A pair whose weights have a default and are an input too, scaled afterwards."""
+    body = f"c = Conv<pads=[1,1,1,1]>(x, w)\nh = Mul(c, k)\ny = {POOL}(h)"
+    model = graph(body, {"k": np.float32(3)}, ir=ir)
+    if ir >= 4:
+        model.graph.input.append(helper.make_tensor_value_info("w", 1, (32, 16, 3, 3)))
+    return model
+
+
+@pytest.mark.parametrize("lowering", ["convavgpool", "direct"])
+def test_overridable_weights_keep_their_effect(lowering):
+    model = overridable(8)
+    result = rewrite(model, 1, lowering)
+    assert [value.name for value in result.graph.input] == ["x", "w"]
+    names = {"convavgpool": {"ConvAvgPool": 1, "Transpose": 1}, "direct": {"AveragePool": 1, "Conv": 1}}[lowering]
+    assert operators(result.graph) == {**names, "Mul": 1}
+    feeds = {**random_feeds(model), "w": np.ones((32, 16, 3, 3), np.float32)}
+    expected, got = runtime.run(model, feeds)[0], runtime.run(result, feeds)[0]
+    np.testing.assert_allclose(got, expected, rtol=0, atol=RTOL * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_ir_3_initializers_are_constants(lowering):
+    result = rewrite(overridable(3), 1, lowering)
+    assert "Mul" not in operators(result.graph)
+    if lowering == "convavgpool":
+        assert result.ir_version == operator.MIN_IR_VERSION
+        assert [value.name for value in result.graph.input] == ["x"]
+    else:
+        assert result.ir_version == 3
+        assert {t.name for t in result.graph.initializer} <= {v.name for v in result.graph.input}
