@@ -1,0 +1,314 @@
+// IPluginV2DynamicExt: TensorRT 8.6 and 9.
+#include "interface_v2.h"
+
+#include "layer.h"
+#include "logging.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace convpool::tensorrt {
+namespace {
+
+struct Api {
+    using DimsExprs = v2::DimsExprs;
+    using Expr = v2::IDimensionExpr;
+    using Builder = v2::IExprBuilder;
+    static constexpr auto kSum = v2::DimensionOperation::kSUM;
+    static constexpr auto kFloorDiv = v2::DimensionOperation::kFLOOR_DIV;
+};
+
+constexpr int32_t kFailure = -1;
+
+// TensorRT's number of a plugin of this interface: the runtime's own version below, the interface above.
+int32_t dynamic_version() noexcept { return (3 << 24) | (runtime_version_number() & 0xFFFFFF); }
+
+Tensor tensor(const v2::PluginTensorDesc &desc, const v2::Dims &dims) {
+    Tensor t{static_cast<int32_t>(desc.type), static_cast<int32_t>(desc.format), dims.nbDims, {}};
+    std::copy(std::begin(dims.d), std::end(dims.d), t.d);
+    return t;
+}
+
+std::vector<Tensor> tensors(const v2::PluginTensorDesc *in, int32_t inputs, const v2::PluginTensorDesc *out,
+                            int32_t outputs) {
+    std::vector<Tensor> all;
+    for (int32_t i = 0; i < inputs; ++i) all.push_back(tensor(in[i], in[i].dims));
+    for (int32_t i = 0; i < outputs; ++i) all.push_back(tensor(out[i], out[i].dims));
+    return all;
+}
+
+void expect_one_output(int32_t outputs) {
+    if (outputs != 1) throw std::invalid_argument("outputs; got " + std::to_string(outputs) + ", expected 1");
+}
+
+// What the last configurePlugin said, by which enqueue knows how much workspace it was given: TensorRT passes the
+// pointer, not the size.  It asks getWorkspaceSize at the largest shapes, so the size is that of the default tactic for
+// these, on the device of the build, in the format at hand.  Belongs to the serialised form.
+struct Grant {
+    int32_t inputs = 0;
+    Device device{};
+    int64_t largest[kMaxDims] = {};  // X
+};
+
+static_assert(sizeof(Grant) == 16 + 8 * kMaxDims, "no padding: it is written as it stands");
+
+constexpr char kMagic[4] = {'C', 'P', 'A', '1'};
+
+class Writer {
+  public:
+    template <typename T>
+    void put(const T &value) {
+        const char *bytes = reinterpret_cast<const char *>(&value);
+        bytes_.insert(bytes_.end(), bytes, bytes + sizeof value);
+    }
+    const std::vector<char> &bytes() const { return bytes_; }
+
+  private:
+    std::vector<char> bytes_;
+};
+
+class Reader {
+  public:
+    Reader(const void *data, size_t length) : data_(static_cast<const char *>(data)), left_(length) {}
+    template <typename T>
+    T get() {
+        if (data_ == nullptr || left_ < sizeof(T))
+            throw std::invalid_argument("serialised layer; got " + std::to_string(left_) + " bytes, expected " +
+                                        std::to_string(sizeof(T)) + " or more; the engine is damaged");
+        T value;
+        std::memcpy(&value, data_, sizeof value);
+        data_ += sizeof value;
+        left_ -= sizeof value;
+        return value;
+    }
+    void finish() const {
+        if (left_ != 0)
+            throw std::invalid_argument("serialised layer; got " + std::to_string(left_) +
+                                        " bytes too many; the engine is from another version, build it anew");
+    }
+
+  private:
+    const char *data_;
+    size_t left_;
+};
+
+std::vector<char> to_bytes(const Layer &layer, const Grant &grant) {
+    Writer writer;
+    for (char letter : kMagic) writer.put(letter);
+    for (const std::vector<int32_t> &values : layer.values()) {
+        writer.put(static_cast<int32_t>(values.size()));
+        for (int32_t value : values) writer.put(value);
+    }
+    writer.put(grant);
+    return writer.bytes();
+}
+
+Layer layer_from(Reader &reader) {
+    for (char letter : kMagic)
+        if (reader.get<char>() != letter)
+            throw std::invalid_argument("serialised layer: no such data; the engine is from another version, build it anew");
+    std::vector<std::vector<int32_t>> values(Layer::attributes().size());
+    std::vector<Field> fields;
+    for (size_t a = 0; a < values.size(); ++a) {
+        const int32_t count = reader.get<int32_t>();
+        if (count < 0 || count > 2 * CONVPOOL_MAX_RANK)
+            throw std::invalid_argument("serialised layer: values; got " + std::to_string(count) + ", expected 0 to 6");
+        for (int32_t i = 0; i < count; ++i) values[a].push_back(reader.get<int32_t>());
+        fields.push_back({Layer::attributes()[a].name, values[a].data(), static_cast<int32_t>(v2::PluginFieldType::kINT32),
+                          count});
+    }
+    return Layer(fields.data(), static_cast<int32_t>(fields.size()));
+}
+
+class Plugin final : public v2::IPluginV2DynamicExt {
+  public:
+    Plugin(Layer layer, Grant grant, std::string name_space)
+        : layer_(std::move(layer)), grant_(grant), namespace_(std::move(name_space)) {}
+
+    int32_t getTensorRTVersion() const noexcept override { return dynamic_version(); }
+    const char *getPluginType() const noexcept override { return kName; }
+    const char *getPluginVersion() const noexcept override { return kVersion; }
+    int32_t getNbOutputs() const noexcept override { return 1; }
+    int32_t initialize() noexcept override { return 0; }
+    void terminate() noexcept override {}
+    void destroy() noexcept override { delete this; }
+    Plugin *clone() const noexcept override {
+        return guarded<Plugin *>("clone", nullptr, [&] { return new Plugin(layer_, grant_, namespace_); });
+    }
+    void setPluginNamespace(const char *name) noexcept override {
+        guarded("setPluginNamespace", 0, [&] { return namespace_ = name == nullptr ? "" : name, 0; });
+    }
+    const char *getPluginNamespace() const noexcept override { return namespace_.c_str(); }
+
+    size_t getSerializationSize() const noexcept override {
+        return guarded<size_t>("getSerializationSize", 0, [&] { return to_bytes(layer_, grant_).size(); });
+    }
+    void serialize(void *buffer) const noexcept override {
+        guarded("serialize", 0, [&] {
+            const std::vector<char> bytes = to_bytes(layer_, grant_);
+            std::memcpy(buffer, bytes.data(), bytes.size());
+            return 0;
+        });
+    }
+
+    v2::DataType getOutputDataType(int32_t index, const v2::DataType *inputs, int32_t count) const noexcept override {
+        return guarded("getOutputDataType", v2::DataType::kFLOAT, [&] {
+            if (index != 0) throw std::invalid_argument("output; got " + std::to_string(index) + ", expected 0");
+            Layer::check_input_count(count);
+            for (int32_t i = 0; i < count; ++i) layer_.check_type(i, static_cast<int32_t>(inputs[i]));
+            return inputs[kX];
+        });
+    }
+
+    v2::DimsExprs getOutputDimensions(int32_t index, const v2::DimsExprs *inputs, int32_t count,
+                                      v2::IExprBuilder &builder) noexcept override {
+        v2::DimsExprs failure{};
+        failure.nbDims = -1;
+        return guarded("getOutputDimensions", failure, [&] {
+            if (index != 0) throw std::invalid_argument("output; got " + std::to_string(index) + ", expected 0");
+            Layer::check_input_count(count);
+            int64_t sizes[kMaxDims];
+            for (int i = 0; i < kMaxDims; ++i) {
+                const bool known = i < inputs[kW].nbDims && inputs[kW].d[i]->isConstant();
+                sizes[i] = known ? inputs[kW].d[i]->getConstantValue() : -1;
+            }
+            layer_.check_weights(inputs[kW].nbDims, sizes);
+            layer_.check_rank(inputs[kX].nbDims);
+            v2::DimsExprs output{};
+            output_shape<Api>(layer_, inputs, output, builder);
+            return output;
+        });
+    }
+
+    bool supportsFormatCombination(int32_t position, const v2::PluginTensorDesc *in_out, int32_t inputs,
+                                   int32_t outputs) noexcept override {
+        return guarded("supportsFormatCombination", false, [&] {
+            expect_one_output(outputs);
+            Layer::check_input_count(inputs);
+            std::vector<Tensor> all;
+            for (int32_t i = 0; i <= std::min(position, inputs); ++i) all.push_back(tensor(in_out[i], in_out[i].dims));
+            return layer_.supports(position, all.data(), inputs);
+        });
+    }
+
+    void configurePlugin(const v2::DynamicPluginTensorDesc *in, int32_t inputs, const v2::DynamicPluginTensorDesc *out,
+                         int32_t outputs) noexcept override {
+        guarded("configurePlugin", 0, [&] {
+            expect_one_output(outputs);
+            std::vector<Tensor> all;
+            for (int32_t i = 0; i < inputs; ++i) all.push_back(tensor(in[i].desc, in[i].max));
+            all.push_back(tensor(out[0].desc, out[0].max));
+            const convpool_problem largest = layer_.problem(all.data(), inputs);
+            if (convpool_output_shape(&largest, nullptr) != CONVPOOL_OK)
+                throw std::invalid_argument(convpool_last_error());
+            Grant grant;
+            grant.inputs = inputs;
+            grant.device = grant_.inputs == 0 ? current_device() : grant_.device;  // the builder's, once it has spoken
+            std::copy(std::begin(all[kX].d), std::end(all[kX].d), grant.largest);
+            grant_ = grant;
+            return 0;
+        });
+    }
+
+    size_t getWorkspaceSize(const v2::PluginTensorDesc *in, int32_t inputs, const v2::PluginTensorDesc *out,
+                            int32_t outputs) const noexcept override {
+        return guarded<size_t>("getWorkspaceSize", 0, [&] {
+            expect_one_output(outputs);
+            const Device device = grant_.inputs == 0 ? current_device() : grant_.device;
+            return workspace_bytes(layer_.problem(tensors(in, inputs, out, outputs).data(), inputs), 0, device);
+        });
+    }
+
+    int32_t enqueue(const v2::PluginTensorDesc *in, const v2::PluginTensorDesc *out, const void *const *inputs,
+                    void *const *outputs, void *workspace, CUstream_st *stream) noexcept override {
+        return guarded("enqueue", kFailure, [&] {
+            if (grant_.inputs == 0) throw std::logic_error("called before configurePlugin");
+            const convpool_problem problem = layer_.problem(tensors(in, grant_.inputs, out, 1).data(), grant_.inputs);
+            launch(problem, 0, inputs, outputs[0], workspace, granted_bytes(problem), stream);
+            return 0;
+        });
+    }
+
+  private:
+    // 0 where the shape lies outside what was configured, as for another optimization profile.
+    size_t granted_bytes(convpool_problem problem) const {
+        const int64_t *largest = grant_.largest;
+        bool inside = problem.n <= largest[0] && problem.c == largest[1];
+        for (int i = 0; i < problem.rank; ++i) inside = inside && problem.spatial[i] <= largest[2 + i];
+        if (!inside) return 0;
+        problem.n = largest[0];
+        for (int i = 0; i < problem.rank; ++i) problem.spatial[i] = largest[2 + i];
+        return workspace_bytes(problem, 0, grant_.device);
+    }
+
+    Layer layer_;
+    Grant grant_;
+    std::string namespace_;
+};
+
+class Creator final : public v2::IPluginCreator {
+  public:
+    Creator() {
+        for (const Attribute &attribute : Layer::attributes())
+            fields_.push_back({attribute.name, nullptr, v2::PluginFieldType::kINT32, 1});
+        collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
+    }
+
+    int32_t getTensorRTVersion() const noexcept override { return runtime_version_number(); }
+    const char *getPluginName() const noexcept override { return kName; }
+    const char *getPluginVersion() const noexcept override { return kVersion; }
+    const v2::PluginFieldCollection *getFieldNames() noexcept override { return &collection_; }
+
+    v2::IPluginV2 *createPlugin(const char *, const v2::PluginFieldCollection *given) noexcept override {
+        return guarded<v2::IPluginV2 *>("createPlugin", nullptr, [&] {
+            if (given == nullptr) throw std::invalid_argument("fields; got null, expected a collection");
+            std::vector<Field> fields;
+            for (int32_t i = 0; i < given->nbFields; ++i) {
+                const v2::PluginField &field = given->fields[i];
+                fields.push_back({field.name, field.data, static_cast<int32_t>(field.type), field.length});
+            }
+            return new Plugin(Layer(fields.data(), static_cast<int32_t>(fields.size())), Grant{}, namespace_);
+        });
+    }
+
+    v2::IPluginV2 *deserializePlugin(const char *, const void *data, size_t length) noexcept override {
+        return guarded<v2::IPluginV2 *>("deserializePlugin", nullptr, [&] {
+            Reader reader(data, length);
+            Layer layer = layer_from(reader);
+            const Grant grant = reader.get<Grant>();
+            reader.finish();
+            return new Plugin(std::move(layer), grant, namespace_);
+        });
+    }
+
+    void setPluginNamespace(const char *name) noexcept override {
+        guarded("setPluginNamespace", 0, [&] { return namespace_ = name == nullptr ? "" : name, 0; });
+    }
+    const char *getPluginNamespace() const noexcept override { return namespace_.c_str(); }
+
+  private:
+    std::string namespace_ = kNamespace;
+    std::vector<v2::PluginField> fields_;
+    v2::PluginFieldCollection collection_{};
+};
+
+}  // namespace
+}  // namespace convpool::tensorrt
+
+// Only for the versions whose Dims are those of interface_v2.h: another one would read and write past them.
+extern "C" __attribute__((visibility("default")))
+convpool::tensorrt::v2::IPluginCreator *const *getPluginCreators(int32_t &count) {
+    using namespace convpool::tensorrt;
+    static v2::IPluginCreator *const creators[] = {[]() -> v2::IPluginCreator * {
+        static Creator creator;
+        return &creator;
+    }()};
+    const int32_t version = runtime_version();
+    const bool fits = version >= 80600 && version < 100000;
+    if (!fits)
+        log_error("getPluginCreators: TensorRT version; got " + std::to_string(version) +
+                  ", expected 8.6 or 9; use getCreators");
+    count = fits ? 1 : 0;
+    return creators;
+}

@@ -1,0 +1,192 @@
+// The project's own declarations against an SDK's headers: layouts and numbers at compile time, vtable slots when the
+// program is run (which the build does).  Prints every difference and fails if there is one.
+#include "interface_v2.h"
+#include "interface_v3.h"
+
+#include <NvInferRuntime.h>
+
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+
+#if CONVPOOL_TENSORRT_SDK_MAJOR >= 10
+namespace own = convpool::tensorrt::own_v3;
+#else
+namespace own = convpool::tensorrt::own_v2;
+#endif
+namespace sdk = nvinfer1;
+
+#define SAME_SIZE(type) static_assert(sizeof(own::type) == sizeof(sdk::type), #type)
+#define SAME_OFFSET(type, member) static_assert(offsetof(own::type, member) == offsetof(sdk::type, member), #type "::" #member)
+#define SAME_NUMBER(type, name) \
+    static_assert(static_cast<int>(own::type::name) == static_cast<int>(sdk::type::name), #type "::" #name)
+
+SAME_SIZE(Dims);
+SAME_OFFSET(Dims, nbDims);
+SAME_OFFSET(Dims, d);
+SAME_SIZE(PluginTensorDesc);
+SAME_OFFSET(PluginTensorDesc, type);
+SAME_OFFSET(PluginTensorDesc, format);
+SAME_OFFSET(PluginTensorDesc, scale);
+SAME_SIZE(DynamicPluginTensorDesc);
+SAME_OFFSET(DynamicPluginTensorDesc, min);
+SAME_OFFSET(DynamicPluginTensorDesc, max);
+SAME_SIZE(PluginFieldCollection);
+SAME_OFFSET(PluginFieldCollection, fields);
+SAME_SIZE(DimsExprs);
+SAME_OFFSET(DimsExprs, d);
+SAME_SIZE(IDimensionExpr);
+SAME_SIZE(IExprBuilder);
+static_assert(sizeof(own::PluginField) == sizeof(sdk::PluginField), "PluginField");  // no standard layout in every SDK
+SAME_NUMBER(DataType, kFLOAT);
+SAME_NUMBER(DataType, kHALF);
+SAME_NUMBER(TensorFormat, kLINEAR);
+SAME_NUMBER(TensorFormat, kHWC8);
+SAME_NUMBER(TensorFormat, kDHWC8);
+SAME_NUMBER(TensorFormat, kHWC);
+SAME_NUMBER(PluginFieldType, kINT32);
+SAME_NUMBER(DimensionOperation, kSUM);
+SAME_NUMBER(DimensionOperation, kFLOOR_DIV);
+#if CONVPOOL_TENSORRT_SDK_MAJOR >= 10
+SAME_OFFSET(DynamicPluginTensorDesc, opt);
+SAME_SIZE(InterfaceInfo);
+SAME_NUMBER(DataType, kBF16);
+SAME_NUMBER(PluginFieldType, kINT64);
+SAME_NUMBER(PluginCapabilityType, kCORE);
+SAME_NUMBER(PluginCapabilityType, kBUILD);
+SAME_NUMBER(PluginCapabilityType, kRUNTIME);
+SAME_NUMBER(TensorRTPhase, kBUILD);
+SAME_NUMBER(TensorRTPhase, kRUNTIME);
+#endif
+
+namespace {
+
+int checks = 0, differences = 0;
+
+// In the Itanium ABI a pointer to a virtual member function holds 1 + 8 * slot.
+template <typename Function>
+long slot(Function function) {
+    std::ptrdiff_t word = 0;
+    std::memcpy(&word, &function, sizeof word);
+    return word & 1 ? static_cast<long>(word / 8) : -1;
+}
+
+void compare(const char *name, long own_slot, long sdk_slot) {
+    ++checks;
+    if (own_slot == sdk_slot && own_slot >= 0) return;
+    ++differences;
+    std::printf("%s: slot; got %ld, expected the SDK's %ld\n", name, own_slot, sdk_slot);
+}
+
+#define SLOT(type, method) compare(#type "::" #method, slot(&own::type::method), slot(&sdk::type::method))
+
+// Overloaded names: found by their parameters, which each namespace spells with its own types.
+template <typename R, typename C, typename... A>
+constexpr auto pick(R (C::*function)(A...) noexcept) { return function; }
+template <typename R, typename C, typename... A>
+constexpr auto pick_const(R (C::*function)(A...) const noexcept) { return function; }
+
+#define OVERLOAD(pick, result, type, method, ...)                                                              \
+    do {                                                                                                       \
+        long a, b;                                                                                             \
+        { using namespace own; a = slot(pick<result, own::type, __VA_ARGS__>(&own::type::method)); }           \
+        { using namespace sdk; b = slot(pick<result, sdk::type, __VA_ARGS__>(&sdk::type::method)); }           \
+        compare(#type "::" #method "(" #__VA_ARGS__ ")", a, b);                                                \
+    } while (false)
+
+#if CONVPOOL_TENSORRT_SDK_MAJOR >= 10
+void check_slots() {
+    SLOT(IPluginV3, getAPILanguage);
+    SLOT(IPluginV3, getInterfaceInfo);
+    SLOT(IPluginV3, getCapabilityInterface);
+    SLOT(IPluginV3, clone);
+    SLOT(IPluginV3OneCore, getPluginName);
+    SLOT(IPluginV3OneCore, getPluginVersion);
+    SLOT(IPluginV3OneCore, getPluginNamespace);
+    SLOT(IPluginV3OneBuild, configurePlugin);
+    SLOT(IPluginV3OneBuild, getOutputDataTypes);
+    SLOT(IPluginV3OneBuild, getOutputShapes);
+    SLOT(IPluginV3OneBuild, supportsFormatCombination);
+    SLOT(IPluginV3OneBuild, getNbOutputs);
+    SLOT(IPluginV3OneBuild, getWorkspaceSize);
+    SLOT(IPluginV3OneBuild, getValidTactics);
+    SLOT(IPluginV3OneBuild, getNbTactics);
+    SLOT(IPluginV3OneBuild, getTimingCacheID);
+    SLOT(IPluginV3OneBuild, getFormatCombinationLimit);
+    SLOT(IPluginV3OneBuild, getMetadataString);
+    SLOT(IPluginV3OneRuntime, setTactic);
+    SLOT(IPluginV3OneRuntime, onShapeChange);
+    SLOT(IPluginV3OneRuntime, enqueue);
+    SLOT(IPluginV3OneRuntime, attachToContext);
+    SLOT(IPluginV3OneRuntime, getFieldsToSerialize);
+    SLOT(IPluginCreatorV3One, createPlugin);
+    SLOT(IPluginCreatorV3One, getFieldNames);
+    SLOT(IPluginCreatorV3One, getPluginName);
+    SLOT(IPluginCreatorV3One, getPluginVersion);
+    SLOT(IPluginCreatorV3One, getPluginNamespace);
+}
+#else
+void check_slots() {
+    SLOT(IPluginV2, getTensorRTVersion);
+    SLOT(IPluginV2, getPluginType);
+    SLOT(IPluginV2, getPluginVersion);
+    SLOT(IPluginV2, getNbOutputs);
+    SLOT(IPluginV2, getOutputDimensions);
+    SLOT(IPluginV2, supportsFormat);
+    SLOT(IPluginV2, configureWithFormat);
+    SLOT(IPluginV2, initialize);
+    SLOT(IPluginV2, terminate);
+    SLOT(IPluginV2, getWorkspaceSize);
+    SLOT(IPluginV2, enqueue);
+    SLOT(IPluginV2, getSerializationSize);
+    SLOT(IPluginV2, serialize);
+    SLOT(IPluginV2, destroy);
+    SLOT(IPluginV2, clone);
+    SLOT(IPluginV2, setPluginNamespace);
+    SLOT(IPluginV2, getPluginNamespace);
+    SLOT(IPluginV2Ext, getOutputDataType);
+    SLOT(IPluginV2Ext, isOutputBroadcastAcrossBatch);
+    SLOT(IPluginV2Ext, canBroadcastInputAcrossBatch);
+    SLOT(IPluginV2Ext, configurePlugin);
+    SLOT(IPluginV2Ext, attachToContext);
+    SLOT(IPluginV2Ext, detachFromContext);
+    OVERLOAD(pick, DimsExprs, IPluginV2DynamicExt, getOutputDimensions, int32_t, DimsExprs const *, int32_t,
+             IExprBuilder &);
+    SLOT(IPluginV2DynamicExt, supportsFormatCombination);
+    OVERLOAD(pick, void, IPluginV2DynamicExt, configurePlugin, DynamicPluginTensorDesc const *, int32_t,
+             DynamicPluginTensorDesc const *, int32_t);
+    OVERLOAD(pick_const, size_t, IPluginV2DynamicExt, getWorkspaceSize, PluginTensorDesc const *, int32_t,
+             PluginTensorDesc const *, int32_t);
+    OVERLOAD(pick, int32_t, IPluginV2DynamicExt, enqueue, PluginTensorDesc const *, PluginTensorDesc const *,
+             void const *const *, void *const *, void *, CUstream_st *);
+    SLOT(IPluginCreator, getTensorRTVersion);
+    SLOT(IPluginCreator, getPluginName);
+    SLOT(IPluginCreator, getPluginVersion);
+    SLOT(IPluginCreator, getFieldNames);
+    SLOT(IPluginCreator, createPlugin);
+    SLOT(IPluginCreator, deserializePlugin);
+    SLOT(IPluginCreator, setPluginNamespace);
+    SLOT(IPluginCreator, getPluginNamespace);
+}
+#endif
+
+void check_expressions_and_logger() {
+    compare("VExprBuilder::constant", slot(&own::VExprBuilder::constant), slot(&sdk::apiv::VExprBuilder::constant));
+    compare("VExprBuilder::operation", slot(&own::VExprBuilder::operation), slot(&sdk::apiv::VExprBuilder::operation));
+    compare("VDimensionExpr::isConstant", slot(&own::VDimensionExpr::isConstant),
+            slot(&sdk::apiv::VDimensionExpr::isConstant));
+    compare("VDimensionExpr::getConstantValue", slot(&own::VDimensionExpr::getConstantValue),
+            slot(&sdk::apiv::VDimensionExpr::getConstantValue));
+    const long logger_slot = CONVPOOL_TENSORRT_SDK_MAJOR >= 11 ? 4 : 0;  // as logging.cpp has it
+    compare("ILogger::log", logger_slot, slot(&sdk::ILogger::log));
+    compare("ILoggerFinder::findLogger", logger_slot, slot(&sdk::ILoggerFinder::findLogger));
+}
+
+}  // namespace
+
+int main() {
+    check_slots();
+    check_expressions_and_logger();
+    std::printf("TensorRT %d: %d slots compared, %d differ\n", CONVPOOL_TENSORRT_SDK_MAJOR, checks, differences);
+    return differences == 0 ? 0 : 1;
+}

@@ -1,0 +1,211 @@
+// IPluginV3 of TensorRT 10 and 11: the SDK's headers where CONVPOOL_TENSORRT_SDK_MAJOR says that they are there and new
+// enough, else the project's own declarations of the same binary interface.  check_declarations.cpp compares the two.
+//
+// What counts is the Itanium C++ ABI: the order of the virtual functions, the destructor's two slots included, and the
+// layout of the structs.  Never reorder.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if CONVPOOL_TENSORRT_SDK_MAJOR >= 10
+#include <NvInferRuntime.h>
+namespace convpool::tensorrt {
+namespace v3 = nvinfer1;
+}
+#endif
+
+#if CONVPOOL_TENSORRT_SDK_MAJOR < 10 || defined(CONVPOOL_DECLARE_ALL)
+struct CUstream_st;
+
+#if CONVPOOL_TENSORRT_SDK_MAJOR >= 10
+namespace convpool::tensorrt::own_v3 {
+#else
+namespace convpool::tensorrt::v3 {
+#endif
+
+enum class APILanguage : int32_t { kCPP = 0, kPYTHON = 1 };
+enum class DataType : int32_t {
+    kFLOAT = 0, kHALF = 1, kINT8 = 2, kINT32 = 3, kBOOL = 4, kUINT8 = 5, kFP8 = 6, kBF16 = 7, kINT64 = 8
+};
+enum class TensorFormat : int32_t {
+    kLINEAR = 0, kCHW2 = 1, kHWC8 = 2, kCHW4 = 3, kCHW16 = 4, kCHW32 = 5, kDHWC8 = 6, kCDHW32 = 7, kHWC = 8
+};
+enum class PluginFieldType : int32_t {
+    kFLOAT16 = 0, kFLOAT32 = 1, kFLOAT64 = 2, kINT8 = 3, kINT16 = 4, kINT32 = 5, kCHAR = 6, kDIMS = 7, kUNKNOWN = 8,
+    kBF16 = 9, kINT64 = 10
+};
+enum class PluginCapabilityType : int32_t { kCORE = 0, kBUILD = 1, kRUNTIME = 2 };
+enum class TensorRTPhase : int32_t { kBUILD = 0, kRUNTIME = 1 };
+enum class DimensionOperation : int32_t {
+    kSUM = 0, kPROD = 1, kMAX = 2, kMIN = 3, kSUB = 4, kEQUAL = 5, kLESS = 6, kFLOOR_DIV = 7, kCEIL_DIV = 8
+};
+
+struct InterfaceInfo {
+    char const *kind;
+    int32_t major;
+    int32_t minor;
+};
+
+struct Dims {
+    int32_t nbDims;
+    int64_t d[8];
+};
+
+struct PluginTensorDesc {
+    Dims dims;
+    DataType type;
+    TensorFormat format;
+    float scale;
+};
+
+struct DynamicPluginTensorDesc {
+    PluginTensorDesc desc;
+    Dims min;
+    Dims max;
+    Dims opt;
+};
+
+struct PluginField {
+    char const *name;
+    void const *data;
+    PluginFieldType type;
+    int32_t length;
+};
+
+struct PluginFieldCollection {
+    int32_t nbFields;
+    PluginField const *fields;
+};
+
+class IVersionedInterface {
+  public:
+    virtual APILanguage getAPILanguage() const noexcept { return APILanguage::kCPP; }
+    virtual InterfaceInfo getInterfaceInfo() const noexcept = 0;
+    virtual ~IVersionedInterface() noexcept = default;
+};
+
+// The expression classes are called, never implemented here; their methods forward to *impl_, whose virtual functions
+// these are.
+class IDimensionExpr;
+
+class VDimensionExpr {
+  public:
+    virtual ~VDimensionExpr() noexcept = default;
+    virtual bool isConstant() const = 0;
+    virtual int64_t getConstantValue() const = 0;
+};
+
+class VExprBuilder {
+  public:
+    virtual ~VExprBuilder() noexcept = default;
+    virtual IDimensionExpr const *constant(int64_t value) = 0;
+    virtual IDimensionExpr const *operation(DimensionOperation op, IDimensionExpr const &first,
+                                            IDimensionExpr const &second) = 0;
+};
+
+class IDimensionExpr {
+  public:
+    bool isConstant() const noexcept { return impl_->isConstant(); }
+    int64_t getConstantValue() const noexcept { return impl_->getConstantValue(); }
+    virtual ~IDimensionExpr() noexcept = default;
+
+  protected:
+    VDimensionExpr *impl_ = nullptr;
+};
+
+class IExprBuilder {
+  public:
+    IDimensionExpr const *constant(int64_t value) noexcept { return impl_->constant(value); }
+    IDimensionExpr const *operation(DimensionOperation op, IDimensionExpr const &first,
+                                    IDimensionExpr const &second) noexcept {
+        return impl_->operation(op, first, second);
+    }
+    virtual ~IExprBuilder() noexcept = default;
+
+  protected:
+    VExprBuilder *impl_ = nullptr;
+};
+
+struct DimsExprs {
+    int32_t nbDims;
+    IDimensionExpr const *d[8];
+};
+
+class IPluginResourceContext;  // passed through, never called
+
+class IPluginCapability : public IVersionedInterface {};
+class IPluginCreatorInterface : public IVersionedInterface {};
+
+class IPluginV3 : public IVersionedInterface {
+  public:
+    InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN", 1, 0}; }
+    virtual IPluginCapability *getCapabilityInterface(PluginCapabilityType type) noexcept = 0;
+    virtual IPluginV3 *clone() noexcept = 0;
+};
+
+class IPluginV3OneCore : public IPluginCapability {
+  public:
+    InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN_V3ONE_CORE", 1, 0}; }
+    virtual char const *getPluginName() const noexcept = 0;
+    virtual char const *getPluginVersion() const noexcept = 0;
+    virtual char const *getPluginNamespace() const noexcept = 0;
+};
+
+class IPluginV3OneBuild : public IPluginCapability {
+  public:
+    InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN_V3ONE_BUILD", 1, 0}; }
+    virtual int32_t configurePlugin(DynamicPluginTensorDesc const *in, int32_t nbInputs,
+                                    DynamicPluginTensorDesc const *out, int32_t nbOutputs) noexcept = 0;
+    virtual int32_t getOutputDataTypes(DataType *outputTypes, int32_t nbOutputs, DataType const *inputTypes,
+                                       int32_t nbInputs) const noexcept = 0;
+    virtual int32_t getOutputShapes(DimsExprs const *inputs, int32_t nbInputs, DimsExprs const *shapeInputs,
+                                    int32_t nbShapeInputs, DimsExprs *outputs, int32_t nbOutputs,
+                                    IExprBuilder &exprBuilder) noexcept = 0;
+    virtual bool supportsFormatCombination(int32_t pos, DynamicPluginTensorDesc const *inOut, int32_t nbInputs,
+                                           int32_t nbOutputs) noexcept = 0;
+    virtual int32_t getNbOutputs() const noexcept = 0;
+    virtual size_t getWorkspaceSize(DynamicPluginTensorDesc const *inputs, int32_t nbInputs,
+                                    DynamicPluginTensorDesc const *outputs, int32_t nbOutputs) const noexcept {
+        (void)inputs, (void)nbInputs, (void)outputs, (void)nbOutputs;
+        return 0;
+    }
+    virtual int32_t getValidTactics(int32_t *tactics, int32_t nbTactics) noexcept {
+        (void)tactics, (void)nbTactics;
+        return 0;
+    }
+    virtual int32_t getNbTactics() noexcept { return 0; }
+    virtual char const *getTimingCacheID() noexcept { return nullptr; }
+    virtual int32_t getFormatCombinationLimit() noexcept { return 100; }
+    virtual char const *getMetadataString() noexcept { return nullptr; }
+};
+
+class IPluginV3OneRuntime : public IPluginCapability {
+  public:
+    InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN_V3ONE_RUNTIME", 1, 0}; }
+    virtual int32_t setTactic(int32_t tactic) noexcept {
+        (void)tactic;
+        return 0;
+    }
+    virtual int32_t onShapeChange(PluginTensorDesc const *in, int32_t nbInputs, PluginTensorDesc const *out,
+                                  int32_t nbOutputs) noexcept = 0;
+    virtual int32_t enqueue(PluginTensorDesc const *inputDesc, PluginTensorDesc const *outputDesc,
+                            void const *const *inputs, void *const *outputs, void *workspace,
+                            CUstream_st *stream) noexcept = 0;
+    virtual IPluginV3 *attachToContext(IPluginResourceContext *context) noexcept = 0;
+    virtual PluginFieldCollection const *getFieldsToSerialize() noexcept = 0;
+};
+
+class IPluginCreatorV3One : public IPluginCreatorInterface {
+  public:
+    InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN CREATOR_V3ONE", 1, 0}; }
+    virtual IPluginV3 *createPlugin(char const *name, PluginFieldCollection const *fields,
+                                    TensorRTPhase phase) noexcept = 0;
+    virtual PluginFieldCollection const *getFieldNames() noexcept = 0;
+    virtual char const *getPluginName() const noexcept = 0;
+    virtual char const *getPluginVersion() const noexcept = 0;
+    virtual char const *getPluginNamespace() const noexcept = 0;
+};
+
+}  // namespace
+#endif

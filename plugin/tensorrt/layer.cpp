@@ -1,0 +1,258 @@
+#include "layer.h"
+
+#include <cstring>
+#include <stdexcept>
+
+namespace convpool::tensorrt {
+namespace {
+
+// TensorRT's numbers.
+enum Type : int32_t { kFloat = 0, kHalf = 1, kBFloat16 = 7 };
+enum Format : int32_t { kLinear = 0, kHwc8 = 2, kDhwc8 = 6, kHwc = 8 };
+enum FieldType : int32_t { kInt32Field = 5, kInt64Field = 10 };
+
+const char *const kTensorNames[] = {"X", "W", "B"};
+
+[[noreturn]] void refuse(const std::string &what, const std::string &got, const std::string &expected) {
+    throw std::invalid_argument(what + "; got " + got + ", expected " + expected);
+}
+
+void check(convpool_status status) {
+    if (status != CONVPOOL_OK) throw std::runtime_error(convpool_last_error());
+}
+
+bool convpool_type(int32_t type, int32_t &dtype) {
+    switch (type) {
+    case kFloat: dtype = CONVPOOL_F32; return true;
+    case kHalf: dtype = CONVPOOL_F16; return true;
+    case kBFloat16: dtype = CONVPOOL_BF16; return true;
+    default: return false;
+    }
+}
+
+std::string type_name(int32_t type) {
+    static const char *const names[] = {"float", "half", "int8", "int32", "bool", "uint8", "fp8", "bfloat16", "int64"};
+    return type >= 0 && type < 9 ? names[type] : "type " + std::to_string(type);
+}
+
+// TensorRT pads the channels of its 8-channel formats to a multiple of 8; the C API knows dense tensors only, so these
+// formats are for channel counts that need no padding.  Sizes below 0 are unknown.
+bool convpool_format(const Tensor &t, int32_t &layout) {
+    layout = CONVPOOL_CHANNELS_LAST;
+    const bool sixteen_bits = t.type == kHalf || t.type == kBFloat16;
+    const bool chunks = t.d[1] > 0 && t.d[1] % 8 == 0;
+    switch (t.format) {
+    case kLinear: layout = CONVPOOL_CHANNELS_FIRST; return true;
+    case kHwc8: return t.rank == 4 && sixteen_bits && chunks;
+    case kDhwc8: return t.rank == 5 && sixteen_bits && chunks;
+    case kHwc: return t.rank == 4 && t.type == kFloat;
+    default: return false;
+    }
+}
+
+std::vector<int32_t> read_field(const Field &field) {
+    std::vector<int32_t> values;
+    const bool wide = field.type == kInt64Field;
+    if (!wide && field.type != kInt32Field)
+        refuse(std::string(field.name) + ": type of the field", std::to_string(field.type), "integers");
+    if (field.length < 0 || (field.length > 0 && field.data == nullptr))
+        refuse(std::string(field.name) + ": field", "length " + std::to_string(field.length) + " without data",
+               "its values");
+    for (int32_t i = 0; i < field.length; ++i) {
+        const int64_t value = wide ? static_cast<const int64_t *>(field.data)[i]
+                                   : static_cast<const int32_t *>(field.data)[i];
+        if (value < INT32_MIN || value > INT32_MAX)
+            refuse(std::string(field.name) + ": value", std::to_string(value), "at most 2^31 - 1");
+        values.push_back(static_cast<int32_t>(value));
+    }
+    return values;
+}
+
+}  // namespace
+
+Device current_device() {
+    Device device{};
+    check(convpool_device(&device.cc, &device.multiprocessors, &device.shared_bytes));
+    return device;
+}
+
+const std::vector<Attribute> &Layer::attributes() {
+    constexpr int32_t kMost = 65535;  // convpool.h's own bound
+    static const std::vector<Attribute> all = {
+        {"pool_kernel_shape", 1, 1, kMost, true, 0}, {"pool_strides", 1, 1, kMost, false, 1},
+        {"pool_pads", 2, 0, kMost, false, 0},        {"pool_dilations", 1, 1, kMost, false, 1},
+        {"kernel_shape", 1, 1, kMost, true, 0},      {"strides", 1, 1, kMost, false, 1},
+        {"pads", 2, 0, kMost, false, 0},             {"dilations", 1, 1, kMost, false, 1},
+        {"group", 0, 1, INT32_MAX, false, 1},        {"allow_tf32", 0, 0, 1, false, 0},
+    };
+    return all;
+}
+
+Layer::Layer(const Field *fields, int32_t count) {
+    if (count < 0 || (count > 0 && fields == nullptr)) refuse("fields", std::to_string(count), "a list");
+    values_.resize(attributes().size());
+    std::vector<bool> seen(attributes().size());
+    for (int32_t f = 0; f < count; ++f) {
+        if (fields[f].name == nullptr) refuse("fields: name of field " + std::to_string(f), "null", "a name");
+        for (size_t a = 0; a < attributes().size(); ++a)
+            if (std::strcmp(attributes()[a].name, fields[f].name) == 0) {
+                values_[a] = read_field(fields[f]);
+                seen[a] = true;
+            }
+    }
+    rank_ = static_cast<int32_t>(values_[kConvolution + kKernelShape].size());
+    for (size_t a = 0; a < attributes().size(); ++a)
+        if (attributes()[a].required && !seen[a]) refuse(attributes()[a].name, "no such attribute", "one on the node");
+    if (rank_ < 1 || rank_ > CONVPOOL_MAX_RANK) refuse("kernel_shape", std::to_string(rank_) + " values", "1 to 3");
+    for (size_t a = 0; a < attributes().size(); ++a) {
+        const Attribute &attribute = attributes()[a];
+        const size_t length = attribute.values == 0 ? 1 : static_cast<size_t>(attribute.values) * rank_;
+        if (!seen[a]) values_[a].assign(length, attribute.fallback);
+        if (values_[a].size() != length)
+            refuse(attribute.name, std::to_string(values_[a].size()) + " values",
+                   std::to_string(length) + " for a kernel_shape of " + std::to_string(rank_));
+        for (size_t i = 0; i < length; ++i)
+            if (values_[a][i] < attribute.least || values_[a][i] > attribute.most)
+                refuse(std::string(attribute.name) + "[" + std::to_string(i) + "]", std::to_string(values_[a][i]),
+                       std::to_string(attribute.least) + " to " + std::to_string(attribute.most));
+    }
+    identity_ = std::string("convpool ") + convpool_version();
+    for (size_t a = 0; a < attributes().size(); ++a) {
+        identity_ += std::string("; ") + attributes()[a].name;
+        for (int32_t value : values_[a]) identity_ += " " + std::to_string(value);
+    }
+}
+
+void Layer::check_input_count(int32_t count) {
+    if (count != 2 && count != 3) refuse("inputs", std::to_string(count), "X, W and, if there is a bias, B");
+}
+
+void Layer::check_type(int32_t index, int32_t type) const {
+    int32_t dtype = 0;
+    if (!convpool_type(type, dtype))
+        refuse(std::string(kTensorNames[index]) + ": type", type_name(type), "float, half or bfloat16");
+}
+
+void Layer::check_rank(int32_t dimensions) const {
+    if (dimensions != rank_ + 2)
+        refuse("X: number of dimensions", std::to_string(dimensions), std::to_string(rank_ + 2) + ": [N, C, spatial]");
+}
+
+void Layer::check_weights(int32_t dimensions, const int64_t *sizes) const {
+    if (dimensions != rank_ + 2)
+        refuse("W: number of dimensions", std::to_string(dimensions),
+               std::to_string(rank_ + 2) + ": [M, kernel_shape, C/group]");
+    for (int i = 0; i < rank_; ++i) {
+        const int32_t kernel = value(kConvolution + kKernelShape, i);
+        if (sizes[1 + i] >= 0 && sizes[1 + i] != kernel)
+            refuse("W: dimension " + std::to_string(1 + i), std::to_string(sizes[1 + i]),
+                   "kernel_shape[" + std::to_string(i) + "] = " + std::to_string(kernel));
+    }
+    if (sizes[0] >= 0 && sizes[0] % value(kGroup) != 0)
+        refuse("W: dimension 0", std::to_string(sizes[0]), "a multiple of group " + std::to_string(value(kGroup)));
+}
+
+bool Layer::supports(int32_t position, const Tensor *tensors, int32_t inputs) const {
+    check_input_count(inputs);
+    if (position < 0 || position > inputs) refuse("position", std::to_string(position), "that of a tensor");
+    const Tensor &tensor = tensors[position];
+    int32_t dtype = 0, layout = 0;
+    if (!convpool_type(tensor.type, dtype) || tensor.type != tensors[kX].type) return false;
+    const bool activations = position == kX || position == inputs;
+    return activations ? convpool_format(tensor, layout) : tensor.format == kLinear;
+}
+
+convpool_problem Layer::problem(const Tensor *tensors, int32_t inputs) const {
+    check_input_count(inputs);
+    const Tensor &x = tensors[kX], &w = tensors[kW], &y = tensors[inputs];
+    for (int i = 0; i < inputs; ++i) {
+        check_type(i, tensors[i].type);
+        if (tensors[i].type != x.type)
+            refuse(std::string(kTensorNames[i]) + ": type", type_name(tensors[i].type), "that of X, " + type_name(x.type));
+    }
+    check_rank(x.rank);
+    check_weights(w.rank, w.d);
+    const int64_t channels = w.d[rank_ + 1] * value(kGroup);
+    if (x.d[1] != channels)
+        refuse("X: channels", std::to_string(x.d[1]) + " in " + shape_text(x),
+               std::to_string(channels) + " by W " + shape_text(w) + " and group " + std::to_string(value(kGroup)));
+    if (inputs > kB && (tensors[kB].rank != 1 || tensors[kB].d[0] != w.d[0]))
+        refuse("B: shape", shape_text(tensors[kB]), "[" + std::to_string(w.d[0]) + "]");
+
+    convpool_problem p{};
+    p.struct_size = sizeof p;
+    p.rank = rank_;
+    for (int i = 0; i < inputs; ++i) convpool_type(tensors[i].type, p.dtype);
+    if (!convpool_format(x, p.x_layout)) refuse("X: format", std::to_string(x.format), "linear or channels last");
+    if (!convpool_format(y, p.y_layout)) refuse("Y: format", std::to_string(y.format), "linear or channels last");
+    p.allow_tf32 = value(kAllowTf32);
+    p.n = x.d[0];
+    p.c = x.d[1];
+    p.m = w.d[0];
+    p.group = value(kGroup);
+    p.has_bias = inputs > kB;
+    for (int i = 0; i < rank_; ++i) {
+        p.spatial[i] = x.d[2 + i];
+        p.pool_kernel[i] = value(kPooling + kKernelShape, i);
+        p.pool_strides[i] = value(kPooling + kStrides, i);
+        p.pool_dilations[i] = value(kPooling + kDilations, i);
+        p.kernel[i] = value(kConvolution + kKernelShape, i);
+        p.strides[i] = value(kConvolution + kStrides, i);
+        p.dilations[i] = value(kConvolution + kDilations, i);
+    }
+    for (int i = 0; i < 2 * rank_; ++i) {
+        p.pool_pads[i] = value(kPooling + kPads, i);
+        p.pads[i] = value(kConvolution + kPads, i);
+    }
+    return p;
+}
+
+std::vector<int32_t> Layer::tactics(const std::vector<convpool_problem> &problems, const Device &device) const {
+    std::vector<convpool_tactic_info> infos(convpool_tactics(nullptr, 0));
+    if (!infos.empty()) infos[0].struct_size = sizeof(convpool_tactic_info);
+    convpool_tactics(infos.data(), static_cast<int32_t>(infos.size()));
+    std::vector<int32_t> ids;
+    for (const convpool_tactic_info &info : infos) {
+        bool every = true;
+        for (const convpool_problem &p : problems) {
+            const convpool_status status = convpool_supports(&p, info.id, device.cc, device.shared_bytes);
+            if (status != CONVPOOL_UNSUPPORTED) check(status);
+            every = every && status == CONVPOOL_OK;
+        }
+        if (every) ids.push_back(info.id);
+    }
+    return ids;
+}
+
+size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const Device &device) {
+    if (tactic == 0)
+        check(convpool_default_tactic(&problem, device.cc, device.multiprocessors, device.shared_bytes, SIZE_MAX, &tactic));
+    size_t bytes = 0;
+    check(convpool_workspace_bytes(&problem, tactic, &bytes));
+    return bytes;
+}
+
+void launch(const convpool_problem &problem, int32_t tactic, const void *const *inputs, void *output, void *workspace,
+            size_t workspace_size, void *stream) {
+    if (problem.n == 0) return;
+    convpool_tensors tensors{};
+    tensors.struct_size = sizeof tensors;
+    tensors.x = inputs[kX];
+    tensors.w = inputs[kW];
+    tensors.b = problem.has_bias ? inputs[kB] : nullptr;
+    tensors.y = output;
+    tensors.workspace = workspace;
+    tensors.workspace_bytes = workspace == nullptr ? 0 : workspace_size;
+    convpool_status status = convpool_launch(&problem, tactic, &tensors, stream);
+    if (tactic != 0 && (status == CONVPOOL_UNSUPPORTED || status == CONVPOOL_MISALIGNED))
+        status = convpool_launch(&problem, 0, &tensors, stream);
+    check(status);
+}
+
+std::string shape_text(const Tensor &tensor) {
+    std::string text = "[";
+    for (int i = 0; i < tensor.rank && i < kMaxDims; ++i) text += (i ? ", " : "") + std::to_string(tensor.d[i]);
+    return text + "]";
+}
+
+}  // namespace convpool::tensorrt

@@ -1,0 +1,127 @@
+// One ConvAvgPool layer as the adapters see it: its attributes, checked, and the questions that TensorRT asks about it,
+// answered by the C API.  No TensorRT type, no kernel, no GPU call but through convpool.h.
+//
+// Errors are exceptions whose message names the attribute or tensor; the adapters' guard turns them into a status.
+#pragma once
+
+#include <convpool.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace convpool::tensorrt {
+
+inline constexpr char kName[] = "ConvAvgPool";
+inline constexpr char kVersion[] = "1";
+inline constexpr char kNamespace[] = "";
+inline constexpr int kMaxDims = 8;
+
+// Inputs in order; the bias may be absent.
+enum Input : int { kX = 0, kW = 1, kB = 2 };
+
+// A tensor as TensorRT describes it.  `type` and `format` are TensorRT's numbers, the same in every version.
+struct Tensor {
+    int32_t type;
+    int32_t format;
+    int32_t rank;
+    int64_t d[kMaxDims];
+};
+
+// A plugin field.  `type` is TensorRT's number.
+struct Field {
+    const char *name;
+    const void *data;
+    int32_t type;
+    int32_t length;
+};
+
+// Compute capability, multiprocessors and shared memory of a device: what the C API's cost rule looks at.
+struct Device {
+    int32_t cc, multiprocessors, shared_bytes;
+};
+// The current device; throws without one.
+Device current_device();
+
+// One attribute of the operator: `values` entries a spatial dimension, 0 for a scalar.
+struct Attribute {
+    const char *name;
+    int32_t values;
+    int32_t least, most;
+    bool required;
+    int32_t fallback;
+};
+// Positions in Layer::attributes(), the order of serialisation.  Pooling and convolution have the same four.
+enum AttributeId : int { kPooling = 0, kConvolution = 4, kGroup = 8, kAllowTf32 = 9 };
+enum Window : int { kKernelShape = 0, kStrides = 1, kPads = 2, kDilations = 3 };
+
+class Layer {
+  public:
+    // allow_tf32 is not the operator's: it says how a builder wants float32 products to be formed.
+    static const std::vector<Attribute> &attributes();
+
+    Layer(const Field *fields, int32_t count);
+
+    // Output types and sizes, before any is known: throws if input `index` cannot have this type.
+    static void check_input_count(int32_t count);
+    void check_type(int32_t index, int32_t type) const;
+    void check_rank(int32_t dimensions_of_x) const;
+    // Checks of the weights, whose sizes are constants in most networks; -1 stands for an unknown size.
+    void check_weights(int32_t dimensions, const int64_t *sizes) const;
+
+    // Whether tensor `position` of inputs then outputs may have its type and format, given those before it.
+    bool supports(int32_t position, const Tensor *tensors, int32_t inputs) const;
+
+    // The problem that the C API knows this as.  tensors: inputs, then the output.
+    convpool_problem problem(const Tensor *tensors, int32_t inputs) const;
+
+    // Ids of the tactics that can run every one of the problems on the device.
+    std::vector<int32_t> tactics(const std::vector<convpool_problem> &problems, const Device &device) const;
+
+    int32_t rank() const { return rank_; }
+    // One value of attribute `id`; pads: the leading sides, then the trailing ones.
+    int32_t value(int id, int i = 0) const { return values_[id].at(i); }
+    const std::vector<std::vector<int32_t>> &values() const { return values_; }
+    // Everything that the layer's speed depends on besides shapes and types; static for the object's life.
+    const std::string &identity() const { return identity_; }
+
+  private:
+    int32_t rank_ = 0;
+    std::vector<std::vector<int32_t>> values_;  // one per attribute
+    std::string identity_;
+};
+
+// Bytes that `tactic` needs; 0 stands for the default one of `device`.
+size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const Device &device);
+// Launches, and falls back to the default tactic within `workspace_size` where `tactic` cannot run these very tensors.
+// Does nothing for an empty batch.
+void launch(const convpool_problem &problem, int32_t tactic, const void *const *inputs, void *output, void *workspace,
+            size_t workspace_size, void *stream);
+
+std::string shape_text(const Tensor &tensor);
+
+// Sizes of the output as expressions of the input's: [N, M, ...], each spatial one two windows' places,
+//     places(size) = floor((size + pads - (dilation * (kernel - 1) + 1)) / stride) + 1.
+// Api has the members Expr, Builder, kSum, kFloorDiv of one TensorRT version's interface.
+template <typename Api>
+void output_shape(const Layer &layer, const typename Api::DimsExprs *inputs, typename Api::DimsExprs &output,
+                  typename Api::Builder &builder) {
+    using Expr = const typename Api::Expr *;
+    auto places = [&](Expr size, int i, int group) -> Expr {
+        const int32_t window = layer.value(group + kDilations, i) * (layer.value(group + kKernelShape, i) - 1) + 1;
+        const int32_t pads = layer.value(group + kPads, i) + layer.value(group + kPads, i + layer.rank());
+        Expr reach = builder.operation(Api::kSum, *size, *builder.constant(pads - window));
+        Expr steps = builder.operation(Api::kFloorDiv, *reach, *builder.constant(layer.value(group + kStrides, i)));
+        return builder.operation(Api::kSum, *steps, *builder.constant(1));
+    };
+    output.nbDims = layer.rank() + 2;
+    output.d[0] = inputs[kX].d[0];
+    output.d[1] = inputs[kW].d[0];
+    for (int i = 0; i < layer.rank(); ++i) {
+        const Expr pooled = places(inputs[kX].d[2 + i], i, kPooling);
+        output.d[2 + i] = places(pooled, i, kConvolution);
+    }
+}
+
+}  // namespace convpool::tensorrt

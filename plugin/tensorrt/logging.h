@@ -1,0 +1,35 @@
+// The process's TensorRT: its version and its logger, and the guard around every callback.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <utility>
+
+namespace convpool::tensorrt {
+
+// Remembers TensorRT's logger finder and, from the library it lies in, the version.
+void set_logger_finder(void *finder) noexcept;
+
+// major * 10000 + minor * 100 + patch of the TensorRT that loaded this library; 0 if none can be found.
+int32_t runtime_version() noexcept;
+// What that TensorRT's getInferLibVersion returns: as above from 10 on, major * 1000 + minor * 100 + patch before.
+int32_t runtime_version_number() noexcept;
+
+// Writes "convpool: <message>" to TensorRT's logger as an error; to stderr if there is none.
+void log_error(const std::string &message) noexcept;
+
+// Runs a callback's body; nothing may be thrown into TensorRT, so an exception becomes `failure` and a logged message.
+template <typename Result, typename Body>
+Result guarded(const char *where, Result failure, Body &&body) noexcept {
+    try {
+        return std::forward<Body>(body)();
+    } catch (const std::exception &error) {
+        log_error(std::string(where) + ": " + error.what());
+    } catch (...) {
+        log_error(std::string(where) + ": unknown exception");
+    }
+    return failure;
+}
+
+}  // namespace convpool::tensorrt
