@@ -151,10 +151,10 @@ Epilogue epilogue_of(const Problem &p, const convpool_tensors &t) {
     return {p.has_bias ? t.b : nullptr, p.has_residual ? t.residual : nullptr, p.activation, p.alpha, p.beta};
 }
 
-// 16-byte rows of Y's channels (and the residual's, which has Y's layout).
+// Rows of channels of Y, the residual (which has Y's layout) and the bias are whole aligned chunks.
 bool y_vectors(const Problem &p, const convpool_tensors &t) {
     return p.y_channels_last && p.m % p.per_chunk() == 0 && aligned(t.y, 16) &&
-           (!p.has_residual || aligned(t.residual, 16));
+           (!p.has_residual || aligned(t.residual, 16)) && (!p.has_bias || aligned(t.b, 16));
 }
 
 cudaError_t run_generic(const Problem &p, const convpool_tensors &t, cudaStream_t stream) {
@@ -308,7 +308,8 @@ convpool_status launch(const Problem &problem, int32_t id, const convpool_tensor
     }
     switch (tactic->family) {
     case Family::kGeneric: error = run_generic(problem, t, stream); break;
-    case Family::kDirectFused: error = run_direct_fused(problem, *tactic, device, t, stream); break;
+    case Family::kDirectFused:
+    case Family::kDirectFusedSm90: error = run_direct_fused(problem, *tactic, device, t, stream); break;
     default:
         if ((!layout.box_pass && !aligned(t.x, 16)) || (!layout.weight_pass && !aligned(t.w, 16)))
             return fail(CONVPOOL_MISALIGNED, std::string(tactic->name()) +

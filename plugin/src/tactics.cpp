@@ -14,6 +14,7 @@ constexpr int CONVPOOL_PRECISION_ANY = -1, CONVPOOL_PRECISION_F16 = 0, CONVPOOL_
               CONVPOOL_PRECISION_TF32 = 2, CONVPOOL_PRECISION_TF32X3 = 3;
 constexpr Family CONVPOOL_FAMILY_generic = Family::kGeneric, CONVPOOL_FAMILY_direct_gemm = Family::kDirectGemm,
                  CONVPOOL_FAMILY_direct_fused = Family::kDirectFused,
+                 CONVPOOL_FAMILY_direct_fused_sm90 = Family::kDirectFusedSm90,
                  CONVPOOL_FAMILY_filter_fused = Family::kFilterFused;
 
 constexpr Tactic kTactics[] = {
@@ -61,7 +62,8 @@ const Tactic *find_tactic(int id) {
 const char *Tactic::family_name() const {
     switch (family) {
     case Family::kDirectGemm: return "direct_gemm";
-    case Family::kDirectFused: return "direct_fused";
+    case Family::kDirectFused:
+    case Family::kDirectFusedSm90: return "direct_fused";
     case Family::kFilterFused: return "filter_fused";
     default: return "generic";
     }
@@ -69,7 +71,7 @@ const char *Tactic::family_name() const {
 
 int Tactic::min_cc() const {
     if (family == Family::kGeneric) return 75;
-    if (split > 1) return 90;
+    if (split > 1 || family == Family::kDirectFusedSm90) return 90;
     return precision == static_cast<int32_t>(Precision::kF16) ? 75 : 80;
 }
 
@@ -81,7 +83,7 @@ const char *Tactic::name() const {
             std::string name = std::string("conv_avgpool_") + t.family_name();
             if (t.family != Family::kGeneric) {
                 const int k = kChunks * (t.precision <= 1 ? 8 : 4);
-                name += "_sm" + std::to_string(t.min_cc()) + "_" + precisions[t.precision] + "_m" +
+                name += "_sm" + std::to_string(t.min_cc()) + (t.family == Family::kDirectFusedSm90 ? "a_" : "_") + precisions[t.precision] + "_m" +
                         std::to_string(t.block_m) + "n" + std::to_string(t.block_n) + "k" + std::to_string(k) + "_s" +
                         std::to_string(t.stages);
                 if (t.split > 1) name += "_split" + std::to_string(t.split);
@@ -100,6 +102,8 @@ const void *Tactic::kernel() const {
                                        direct_fused_kernel_tf32x3};
     static constexpr Lookup gemm[] = {implicit_gemm_kernel_f16, implicit_gemm_kernel_bf16, implicit_gemm_kernel_tf32,
                                       implicit_gemm_kernel_tf32x3};
+    static constexpr Lookup fused_sm90[] = {direct_fused_sm90_kernel_f16, direct_fused_sm90_kernel_bf16};
+    if (family == Family::kDirectFusedSm90) return fused_sm90[precision](id);
     return (family == Family::kDirectFused ? fused : gemm)[precision](id);
 }
 
@@ -110,6 +114,9 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
         return got(t, "compute capability", std::to_string(device.cc), std::to_string(t.min_cc()) + " or more",
                    kUseGeneric);
     if (t.family == Family::kGeneric) return {};
+    if (t.family == Family::kDirectFusedSm90 && (device.cc != 90 || !CONVPOOL_HAS_SM90A))
+        return got(t, "compute capability", std::to_string(device.cc) + (CONVPOOL_HAS_SM90A ? "" : ", built without 90"),
+                   "90, and a library built for it", "use another direct_fused tactic");
     const Precision precision = static_cast<Precision>(t.precision);
     const int dtype = precision == Precision::kF16 ? CONVPOOL_F16 : precision == Precision::kBF16 ? CONVPOOL_BF16
                                                                                                    : CONVPOOL_F32;
@@ -128,7 +135,7 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
           {"elements of a filter", p.taps() * p.c},
           {"pooled size", std::max(p.pooled[1], p.pooled[2])}})
         if (value > kMax) return got(t, name, std::to_string(value), "at most 2^30", kUseGeneric);
-    if (t.family == Family::kDirectFused) {
+    if (t.direct_fused()) {
         DirectFusedPlan plan;
         std::string reason;
         if (!plan_direct_fused(p, t, device, plan, reason)) return reason;

@@ -7,7 +7,7 @@
 
 namespace convpool {
 
-enum class Family : int32_t { kGeneric, kDirectGemm, kDirectFused, kFilterFused };
+enum class Family : int32_t { kGeneric, kDirectGemm, kDirectFused, kDirectFusedSm90, kFilterFused };
 
 struct Tactic {
     Family family;
@@ -18,6 +18,7 @@ struct Tactic {
     const char *family_name() const;
     const char *name() const;  // static storage
     int min_cc() const;
+    bool direct_fused() const { return family == Family::kDirectFused || family == Family::kDirectFusedSm90; }
     const void *kernel() const;  // null for generic
 };
 

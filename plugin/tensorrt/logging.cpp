@@ -16,72 +16,63 @@ class Logger {
     virtual void log(Severity severity, const char *message) noexcept = 0;
     virtual ~Logger() = default;
 };
-class LoggerFinder {
-  public:
-    virtual Logger *findLogger() = 0;
-    virtual ~LoggerFinder() = default;
-};
 
-// TensorRT 11: versioned interfaces, whose own four slots come first.
-class Versioned {
+// TensorRT 11: a versioned interface, whose own four slots come first.
+class VersionedLogger {
   public:
     struct Info { const char *kind; int32_t major, minor; };
     virtual int32_t getAPILanguage() const noexcept = 0;
     virtual Info getInterfaceInfo() const noexcept = 0;
-    virtual ~Versioned() noexcept = default;
-};
-class VersionedLogger : public Versioned {
-  public:
+    virtual ~VersionedLogger() noexcept = default;
     virtual void log(Severity severity, const char *message) noexcept = 0;
 };
-class VersionedLoggerFinder : public Versioned {
-  public:
-    virtual VersionedLogger *findLogger() = 0;
-};
-
-std::atomic<void *> logger_finder{nullptr};
-std::atomic<int32_t> version_number{0};
 
 using VersionFunction = int32_t (*)();
+using LoggerFunction = void *(*)();
 
-// The library that an object's virtual functions lie in, opened again; Python loads TensorRT without making its symbols
-// global, so a plain look-up would miss it.
-VersionFunction version_function(void *object) {
-    Dl_info info{};
-    if (object != nullptr && dladdr(*static_cast<void **>(object), &info) != 0 && info.dli_fname != nullptr)
-        if (void *library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD)) {
-            void *symbol = dlsym(library, "getInferLibVersion");
-            dlclose(library);  // the count of the look-up only: the library stays
-            if (symbol != nullptr) return reinterpret_cast<VersionFunction>(symbol);
-        }
-    return reinterpret_cast<VersionFunction>(dlsym(RTLD_DEFAULT, "getInferLibVersion"));
+// The finder itself is dead after the call that passes it (11.4 keeps it on its stack), so nothing of it is kept; the
+// library that it came from has a function for its logger, which is null before the first builder or runtime.
+std::atomic<VersionFunction> version_function{nullptr};
+std::atomic<LoggerFunction> logger_function{nullptr};
+
+template <typename Function>
+Function look_up(void *library, const char *name) {
+    return reinterpret_cast<Function>(dlsym(library, name));
+}
+
+void remember(void *library) {
+    if (VersionFunction function = look_up<VersionFunction>(library, "getInferLibVersion")) {
+        version_function = function;
+        logger_function = look_up<LoggerFunction>(library, "getLogger");
+    }
 }
 
 void write(const char *message) {
-    void *finder = logger_finder.load();
+    const LoggerFunction find = logger_function;
     const int32_t version = runtime_version();
-    if (finder != nullptr && version >= 110000) {
-        if (VersionedLogger *logger = static_cast<VersionedLoggerFinder *>(finder)->findLogger())
-            return logger->log(Severity::kERROR, message);
-    } else if (finder != nullptr && version > 0) {  // of an unknown version: which slot is unknown too
-        if (Logger *logger = static_cast<LoggerFinder *>(finder)->findLogger())
-            return logger->log(Severity::kERROR, message);
-    }
-    std::fprintf(stderr, "%s\n", message);
+    void *logger = find == nullptr || version == 0 ? nullptr : find();
+    if (logger == nullptr)
+        std::fprintf(stderr, "%s\n", message);
+    else if (version >= 110000)
+        static_cast<VersionedLogger *>(logger)->log(Severity::kERROR, message);
+    else
+        static_cast<Logger *>(logger)->log(Severity::kERROR, message);
 }
 
 }  // namespace
 
 void set_logger_finder(void *finder) noexcept {
-    logger_finder = finder;
-    version_number = 0;
-    if (VersionFunction function = version_function(finder)) version_number = function();
+    // The library is found by its finder's virtual functions: Python loads TensorRT without making its symbols global, so
+    // a plain look-up would miss it.  It stays open: plugins outlive nothing of it.
+    Dl_info info{};
+    if (finder != nullptr && dladdr(*static_cast<void **>(finder), &info) != 0 && info.dli_fname != nullptr)
+        if (void *library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD)) remember(library);
 }
 
 int32_t runtime_version_number() noexcept {
-    if (version_number == 0)
-        if (VersionFunction function = version_function(nullptr)) version_number = function();
-    return version_number;
+    if (version_function.load() == nullptr) remember(RTLD_DEFAULT);
+    const VersionFunction function = version_function;
+    return function == nullptr ? 0 : function();
 }
 
 int32_t runtime_version() noexcept {

@@ -8,7 +8,7 @@
 
 namespace convpool::tensorrt {
 
-// Remembers TensorRT's logger finder and, from the library it lies in, the version.
+// Remembers the TensorRT that the finder belongs to.
 void set_logger_finder(void *finder) noexcept;
 
 // major * 10000 + minor * 100 + patch of the TensorRT that loaded this library; 0 if none can be found.

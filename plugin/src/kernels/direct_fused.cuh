@@ -67,8 +67,10 @@ template <class Config> struct DirectFused {
                     copy_chunk(dst + i * 16, valid ? line + column * s.c + c : x, valid);
                 }
             } else {
+#pragma unroll 1
                 for (int chunk = 0; chunk < kChunks; ++chunk) {
                     const int c = c0 + chunk * kPerChunk;
+#pragma unroll 1
                     for (int dx = lane; dx < p.raw_w; dx += 32) {
                         const int column = x0 + dx;
                         const bool valid =
@@ -85,43 +87,52 @@ template <class Config> struct DirectFused {
         }
     }
 
-    // ---- 2: box means, a thread per chunk and column, down the rows of a segment ----
-    CONVPOOL_DEVICE void form_means(const Tile &tile) const {
-        const Shape2d &s = p.shape;
-        const int row0 = tile.out_y * s.stride_h - s.pad_h, column0 = tile.out_x * s.stride_w - s.pad_w;
-        const bool pair = p.box.ph == 2 && p.box.pw == 2 && p.box.stride_h == 1 && p.box.stride_w == 1 &&
-                          p.box.dilation_h == 1 && p.box.dilation_w == 1;
-        const int items = p.tile_images * p.segments * p.halo_w * kChunks;
-        for (int item = thread; item < items; item += Config::kThreads) {
-            uint32_t rest, column, segment, image, across, phase;
-            const int chunk = item % kChunks;
-            p.div_halo_w.divmod(item / kChunks, rest, column);
-            p.div_segments.divmod(rest, image, segment);
-            p.div_stride_w.divmod(column, across, phase);
-            const int first = segment * p.segment_h, last = min(first + p.segment_h, p.halo_h);
-            const uint32_t row_step = s.stride_w * p.phase_pitch * 16;
-            uint32_t dst = shared + (chunk * p.plane + phase * p.phase_pitch + across) * 16 +
-                           (image * p.halo_h + first) * row_step;
-            const bool column_inside =
-                static_cast<uint32_t>(column0 + static_cast<int>(column)) < static_cast<uint32_t>(s.pooled_w);
-            const uint32_t raw_pitch = p.raw_w * kChunks * 16;
-            const uint32_t src = shared + p.raw_offset +
-                                 ((image * p.raw_h + first * p.box.stride_h) * p.raw_w + column * p.box.stride_w) *
-                                     (kChunks * 16) + chunk * 16;
-            if (pair)
-                walk_pairs(src, raw_pitch, dst, row_step, row0 + first, last - first, column_inside);
-            else
-                walk_boxes(src, raw_pitch, dst, row_step, row0 + first, last - first, column_inside);
-        }
+    // ---- 2: box means, a thread per chunk, column and segment of rows, which it walks down ----
+    // What a thread walks is the same in every tile and slice.
+    struct Walk {
+        uint32_t src, dst;  // bytes from the start of raw, of a buffer of P
+        int row, count;     // first row of the segment, 0 rows: nothing to do
+        int column;
+    };
+
+    CONVPOOL_DEVICE Walk walk_of(int item) const {
+        uint32_t rest, column, segment, image, across, phase;
+        const int chunk = item % kChunks;
+        p.div_halo_w.divmod(item / kChunks, rest, column);
+        p.div_segments.divmod(rest, image, segment);
+        p.div_stride_w.divmod(column, across, phase);
+        const int row = segment * p.segment_h;
+        return {((image * p.raw_h + row * p.box.stride_h) * p.raw_w + column * p.box.stride_w) * (kChunks * 16) +
+                    chunk * 16,
+                (chunk * p.plane + (image * p.halo_h + row) * p.shape.stride_w * p.phase_pitch +
+                 phase * p.phase_pitch + across) * 16,
+                row, min(p.segment_h, p.halo_h - row), static_cast<int>(column)};
     }
 
-    CONVPOOL_DEVICE void store_mean(uint32_t dst, const float (&sum)[kPerChunk], bool inside) const {
-        float mean[kPerChunk];
-#pragma unroll
-        for (int i = 0; i < kPerChunk; ++i) mean[i] = mean_of(sum[i], p.box);
-        const uint4 chunk = pack_chunk<Config::kPrecision>(mean);
+    // Rows [begin, end) of the walk.
+    CONVPOOL_DEVICE void walk_rows(const Walk &walk, const Tile &tile, uint32_t buffer_offset, int begin,
+                                   int end) const {
+        const Shape2d &s = p.shape;
+        end = min(end, walk.count);
+        if (begin >= end) return;
+        const uint32_t raw_pitch = p.raw_w * kChunks * 16, row_step = s.stride_w * p.phase_pitch * 16;
+        const uint32_t src = shared + p.raw_offset + walk.src + begin * p.box.stride_h * raw_pitch;
+        const uint32_t dst = shared + buffer_offset + walk.dst + begin * row_step;
+        const int row = tile.out_y * s.stride_h - s.pad_h + walk.row + begin;
+        const bool column_inside = static_cast<uint32_t>(tile.out_x * s.stride_w - s.pad_w + walk.column) <
+                                   static_cast<uint32_t>(s.pooled_w);
         // Beyond the pooled tensor stands the convolution's zero padding, not a mean of what raw holds there.
-        store_shared(dst, inside ? chunk : uint4{0, 0, 0, 0});
+        const uint32_t rows_inside = column_inside ? s.pooled_h : 0;
+        if (p.box_pairs)
+            walk_pairs(src, raw_pitch, dst, row_step, row, end - begin, rows_inside);
+        else
+            walk_boxes(src, raw_pitch, dst, row_step, row, end - begin, rows_inside);
+    }
+
+    CONVPOOL_DEVICE void form_means(const Tile &tile) const {
+#pragma unroll 1
+        for (int item = thread; item < p.walks; item += Config::kThreads)
+            walk_rows(walk_of(item), tile, 0, 0, p.segment_h);
     }
 
     CONVPOOL_DEVICE void row_pair(uint32_t src, float (&sum)[kPerChunk]) const {
@@ -133,10 +144,11 @@ template <class Config> struct DirectFused {
     }
 
     // 2x2 windows one apart: the sum of a row's pair serves the row above and the row below.
-    CONVPOOL_DEVICE void walk_pairs(uint32_t src, uint32_t raw_pitch, uint32_t dst, uint32_t row_step, int row,
-                                    int count, bool column_inside) const {
+    CONVPOOL_DEVICE void walk_pairs(uint32_t src, uint32_t raw_pitch, uint32_t dst, uint32_t row_step, uint32_t row,
+                                    int count, uint32_t rows_inside) const {
         float above[kPerChunk];
         row_pair(src, above);
+#pragma unroll 2
         for (int i = 0; i < count; ++i) {
             float below[kPerChunk], sum[kPerChunk];
             src += raw_pitch;
@@ -146,19 +158,20 @@ template <class Config> struct DirectFused {
                 sum[j] = (above[j] + below[j]) * 0.25f;
                 above[j] = below[j];
             }
-            const bool inside =
-                column_inside && static_cast<uint32_t>(row + i) < static_cast<uint32_t>(p.shape.pooled_h);
             const uint4 chunk = pack_chunk<Config::kPrecision>(sum);
-            store_shared(dst, inside ? chunk : uint4{0, 0, 0, 0});
+            store_shared(dst, row + i < rows_inside ? chunk : uint4{0, 0, 0, 0});
             dst += row_step;
         }
     }
 
-    CONVPOOL_DEVICE void walk_boxes(uint32_t src, uint32_t raw_pitch, uint32_t dst, uint32_t row_step, int row,
-                                    int count, bool column_inside) const {
+    CONVPOOL_DEVICE void walk_boxes(uint32_t src, uint32_t raw_pitch, uint32_t dst, uint32_t row_step, uint32_t row,
+                                    int count, uint32_t rows_inside) const {
+#pragma unroll 1
         for (int i = 0; i < count; ++i) {
             float sum[kPerChunk] = {};
+#pragma unroll 1
             for (int u = 0; u < p.box.ph; ++u)
+#pragma unroll 1
                 for (int v = 0; v < p.box.pw; ++v) {
                     float value[kPerChunk];
                     unpack_chunk<Config::kPrecision>(
@@ -167,42 +180,77 @@ template <class Config> struct DirectFused {
 #pragma unroll
                     for (int j = 0; j < kPerChunk; ++j) sum[j] += value[j];
                 }
-            store_mean(dst, sum,
-                       column_inside && static_cast<uint32_t>(row + i) < static_cast<uint32_t>(p.shape.pooled_h));
+#pragma unroll
+            for (int j = 0; j < kPerChunk; ++j) sum[j] = mean_of(sum[j], p.box);
+            const uint4 chunk = pack_chunk<Config::kPrecision>(sum);
+            store_shared(dst, row + i < rows_inside ? chunk : uint4{0, 0, 0, 0});
             src += p.box.stride_h * raw_pitch;
             dst += row_step;
         }
     }
 
     // ---- 3: weights of one tap and slice ----
-    CONVPOOL_DEVICE void load_weights(int buffer, int m_tile, int slice, int tap) const {
-        constexpr int kRowsAtOnce = Config::kThreads / kChunks;
-        const Shape2d &s = p.shape;
-        const int chunk = thread % kChunks, c = slice * Config::kSliceChannels + chunk * kPerChunk;
-        const int64_t row_length = static_cast<int64_t>(s.kh) * s.kw * s.c;
-        int m = m_tile * Config::kBlockN + thread / kChunks;
-        uint32_t dst = shared + p.weight_offset + buffer * Config::kWeightStageBytes +
-                       (chunk * Config::kWeightPlane + thread / kChunks) * 16;
-        const Element *w = static_cast<const Element *>(p.w);
-        const Element *src = w + m * row_length + tap * s.c + c;
+    static constexpr int kRowsAtOnce = Config::kThreads / kChunks;
+
+    // The weights to fetch next: tile, slice and tap run ahead of the products.
+    struct WeightCursor {
+        int index, slice, tap, buffer;
+        int first_m;         // first output channel of the tile
+        const Element *row;  // this thread's first row, its chunk of slice 0
+    };
+
+    CONVPOOL_DEVICE void point_to_tile(WeightCursor &at) const {
+        uint32_t rest, m_tile;
+        p.div_m_tiles.divmod(at.index, rest, m_tile);
+        at.first_m = m_tile * Config::kBlockN;
+        at.row = static_cast<const Element *>(p.w) +
+                 static_cast<int64_t>(at.first_m + thread / kChunks) * (p.taps * p.shape.c) + thread % kChunks * kPerChunk;
+    }
+
+    CONVPOOL_DEVICE WeightCursor weight_cursor(int index, int first_slice) const {
+        WeightCursor at{index, first_slice, 0, 0, 0, nullptr};
+        point_to_tile(at);
+        return at;
+    }
+
+    CONVPOOL_DEVICE void fetch(WeightCursor &at, int first_slice, int end_slice, int step) const {
+        if (at.index < p.tiles) {
+            const Shape2d &s = p.shape;
+            const int row0 = thread / kChunks, slice_c = at.slice * Config::kSliceChannels;
+            const int channels = s.c - slice_c - thread % kChunks * kPerChunk;  // left from this thread's chunk on
+            const int rows = channels > 0 ? s.m - at.first_m - row0 : 0;        // valid rows from this thread's on
+            const int64_t rows_step = static_cast<int64_t>(kRowsAtOnce) * (p.taps * s.c);
+            const Element *src = at.row + (at.tap * s.c + slice_c);
+            const uint32_t dst = shared + p.weight_offset + at.buffer * Config::kWeightStageBytes +
+                                 (thread % kChunks * Config::kWeightPlane + row0) * 16;
+            if (p.w_chunked) {
 #pragma unroll
-        for (int row = 0; row < Config::kBlockN; row += kRowsAtOnce) {
-            if (Config::kBlockN % kRowsAtOnce != 0 && row + thread / kChunks >= Config::kBlockN) break;
-            const bool valid = m + row < s.m && c < s.c;
-            if (p.w_chunked)
-                copy_chunk(dst, valid ? src : w, valid);
-            else
-                copy_elements<Config::kPrecision>(dst, src, 1, valid ? s.c - c : 0);
-            src += kRowsAtOnce * row_length;
-            dst += kRowsAtOnce * 16;
+                for (int row = 0; row < Config::kBlockN; row += kRowsAtOnce) {
+                    if (Config::kBlockN % kRowsAtOnce != 0 && row + row0 >= Config::kBlockN) break;
+                    copy_chunk(dst + row * 16, row < rows ? src : static_cast<const Element *>(p.w), row < rows);
+                    src += rows_step;
+                }
+            } else {
+#pragma unroll 1
+                for (int row = 0; row + row0 < Config::kBlockN; row += kRowsAtOnce) {
+                    copy_elements<Config::kPrecision>(dst + row * 16, src, 1, row < rows ? channels : 0);
+                    src += rows_step;
+                }
+            }
+            if (++at.tap == p.taps) {
+                at.tap = 0;
+                if (++at.slice == end_slice) {
+                    at.slice = first_slice;
+                    at.index += step;
+                    if (at.index < p.tiles) point_to_tile(at);
+                }
+            }
         }
+        at.buffer = at.buffer + 1 == p.weight_stages ? 0 : at.buffer + 1;
     }
 
     CONVPOOL_DEVICE uint32_t tap_offset(int tap) const {
-        uint32_t a, b, across, phase;
-        p.div_kw.divmod(tap, a, b);
-        p.div_stride_w.divmod(b * p.shape.dilation_w, across, phase);
-        return ((a * p.shape.dilation_h * p.shape.stride_w + phase) * p.phase_pitch + across) * 16;
+        return p.tap_offsets[tap];
     }
 
     CONVPOOL_DEVICE uint32_t pixel_row(int r) const {
@@ -228,52 +276,74 @@ template <class Config> struct DirectFused {
     }
 
     // ---- a cluster's blocks each hold a part of the sum over channels ----
-    // Each writes its accumulators to its shared memory; block r then adds, in the order of the blocks, every split-th
-    // fragment from r on, so the result does not depend on timing.
+    // Each writes its accumulators to its shared memory, as [warp][pixel][channel]. Block r then adds up, in the order of
+    // the blocks, and stores every split-th group of 4 pixels of a warp from r on: the result does not depend on timing.
     CONVPOOL_DEVICE void store_split(const Accumulators<Config> &acc, const Tile &tile, int rank, int warp_m,
                                      int warp_n) const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-        constexpr int kFragmentBytes = Config::kThreads * 16;
-        __syncthreads();
-        const uint32_t mine = shared + thread * 16;
+        constexpr int kPitch = Config::kWarpN + 8, kRows = 4;
+        const uint32_t mine = shared + warp * Config::kWarpM * kPitch * 4;
+        const uint32_t target = mine + ((lane >> 2) * kPitch + 2 * (lane & 3)) * 4;
 #pragma unroll
         for (int mi = 0; mi < Config::kFragmentsM; ++mi)
 #pragma unroll
-            for (int ni = 0; ni < Config::kFragmentsN; ++ni)
-                store_shared(mine + (mi * Config::kFragmentsN + ni) * kFragmentBytes,
-                             {__float_as_uint(acc[mi][ni][0]), __float_as_uint(acc[mi][ni][1]),
-                              __float_as_uint(acc[mi][ni][2]), __float_as_uint(acc[mi][ni][3])});
-        asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-        const OutputView view = output_view();
-        for (int f = rank; f < Config::kFragmentsM * Config::kFragmentsN; f += p.split) {
-            float4 sum{0.f, 0.f, 0.f, 0.f};
-            for (int q = 0; q < p.split; ++q) {
-                uint32_t remote;
-                float4 part;
-                asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                             : "=r"(remote) : "r"(mine + f * kFragmentBytes), "r"(q));
-                asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                             : "=f"(part.x), "=f"(part.y), "=f"(part.z), "=f"(part.w) : "r"(remote) : "memory");
-                sum.x += part.x;
-                sum.y += part.y;
-                sum.z += part.z;
-                sum.w += part.w;
+            for (int ni = 0; ni < Config::kFragmentsN; ++ni) {
+                const uint32_t at = target + (mi * 16 * kPitch + ni * 8) * 4;
+                store_shared_pair(at, acc[mi][ni][0], acc[mi][ni][1]);
+                store_shared_pair(at + 8 * kPitch * 4, acc[mi][ni][2], acc[mi][ni][3]);
             }
-            const int row = warp_m * Config::kWarpM + f / Config::kFragmentsN * 16 + (lane >> 2);
-            const int channel = tile.m_tile * Config::kBlockN + warp_n * Config::kWarpN + f % Config::kFragmentsN * 8 +
-                                2 * (lane & 3);
-            store_fragment<Element>({sum.x, sum.y}, output_pixel(tile, row), p.epilogue, view, channel);
-            store_fragment<Element>({sum.z, sum.w}, output_pixel(tile, row + 8), p.epilogue, view, channel);
+        cluster_barrier();
+        const OutputView view = output_view();
+#pragma unroll 1
+        for (int row = rank * kRows; row < Config::kWarpM; row += p.split * kRows) {
+            constexpr int kAcross = Config::kWarpN / 4;
+#pragma unroll 1
+            for (int i = lane; i < kRows * kAcross; i += 32) {
+                const uint32_t at = mine + ((row + i / kAcross) * kPitch + i % kAcross * 4) * 4;
+                float4 sum{0.f, 0.f, 0.f, 0.f};
+#pragma unroll 1
+                for (int q = 0; q < p.split; ++q) {
+                    const float4 part = load_remote(at, q);
+                    sum.x += part.x;
+                    sum.y += part.y;
+                    sum.z += part.z;
+                    sum.w += part.w;
+                }
+                // No other block reads these pixels, so the sum may take its own part's place.
+                store_shared(at, {__float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
+                                  __float_as_uint(sum.w)});
+            }
+            __syncwarp();
+            store_rows<Config, kRows, Config::kWarpN>(mine + row * kPitch * 4, p.epilogue, view, warp_m * Config::kWarpM + row,
+                                      tile.m_tile * Config::kBlockN + warp_n * Config::kWarpN, lane,
+                                      [&](int r) { return output_pixel(tile, r); });
         }
+        cluster_barrier();  // no block leaves while another reads its memory
+#endif
+    }
+
+    CONVPOOL_DEVICE void cluster_barrier() const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
         asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
+    }
+
+    CONVPOOL_DEVICE float4 load_remote(uint32_t address, int block) const {
+        float4 v{0.f, 0.f, 0.f, 0.f};
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+        uint32_t remote;
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
+        asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+                     : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(remote) : "memory");
+#endif
+        return v;
     }
 
     CONVPOOL_DEVICE void run() const {
         const int warp_m = warp / Config::kWarpsN, warp_n = warp % Config::kWarpsN;
         const int rank = blockIdx.x % p.split, step = gridDim.x / p.split;
         const int first_slice = p.slices * rank / p.split, end_slice = p.slices * (rank + 1) / p.split;
-        const int taps = p.shape.kh * p.shape.kw;
+        const int taps = p.taps;
         const uint32_t two_planes = 2 * p.plane * 16;
         const uint32_t weight_lane = shared + p.weight_offset + weight_lane_offset<Config>(warp_n, lane);
         uint32_t pixel_rows[Config::kFragmentsM];
@@ -284,32 +354,14 @@ template <class Config> struct DirectFused {
         int index = blockIdx.x / p.split;
         if (index >= p.tiles) return;
         Tile tile = tile_at(index);
-        // The weights to fetch next: tap, slice and tile run ahead of the products.
-        int fetch_index = index, fetch_slice = first_slice, fetch_tap = 0, fetch_buffer = 0, fetch_m_tile = tile.m_tile;
-        auto fetch = [&] {
-            if (fetch_index < p.tiles) {
-                load_weights(fetch_buffer, fetch_m_tile, fetch_slice, fetch_tap);
-                if (++fetch_tap == taps) {
-                    fetch_tap = 0;
-                    if (++fetch_slice == end_slice) {
-                        fetch_slice = first_slice;
-                        fetch_index += step;
-                        if (fetch_index < p.tiles) fetch_m_tile = tile_at(fetch_index).m_tile;
-                    }
-                }
-            }
-            fetch_buffer = fetch_buffer + 1 == p.weight_stages ? 0 : fetch_buffer + 1;
-        };
+        WeightCursor cursor = weight_cursor(index, first_slice);
 
         load_raw(tile, first_slice);
-        if (p.resident) {
-            for (int i = 0; i < (end_slice - first_slice) * taps; ++i) fetch();
+        const int ahead = p.resident ? (end_slice - first_slice) * taps : Config::kStages - 1;
+#pragma unroll 1
+        for (int i = 0; i < ahead; ++i) {
+            fetch(cursor, first_slice, end_slice, step);
             copy_commit();
-        } else {
-            for (int i = 0; i < Config::kStages - 1; ++i) {
-                fetch();
-                copy_commit();
-            }
         }
         // Raw pixels are copied in the group of a slice's first tap; kStages taps later the wait for weights has covered
         // them. Else wait for everything.
@@ -325,28 +377,27 @@ template <class Config> struct DirectFused {
                 wait_all = p.resident || taps < Config::kStages;
                 __syncthreads();  // raw is complete, and P no longer read
                 form_means(tile);
+#pragma unroll 1
                 for (int tap = 0; tap < taps; ++tap) {
                     if (!p.resident) copy_wait<Config::kStages - 2>();
                     if (!p.resident || tap == 0) __syncthreads();  // weights and P are complete, the oldest buffer free
                     if (tap == 0) {
-                        if (slice + 1 < end_slice) {
-                            load_raw(tile, slice + 1);
-                        } else if (index + step < p.tiles) {
-                            next_tile = tile_at(index + step);
-                            load_raw(next_tile, first_slice);
-                        }
+                        const bool last = slice + 1 == end_slice;
+                        if (last && index + step < p.tiles) next_tile = tile_at(index + step);
+                        if (!last || index + step < p.tiles) load_raw(next_tile, last ? first_slice : slice + 1);
                     }
-                    if (!p.resident) fetch();
+                    if (!p.resident) fetch(cursor, first_slice, end_slice, step);
                     copy_commit();
                     multiply<Config, false>(acc, pixel_rows, tap_offset(tap), two_planes,
                                             weight_lane + buffer * Config::kWeightStageBytes);
                     buffer = buffer + 1 == p.weight_stages ? 0 : buffer + 1;
                 }
             }
+            __syncthreads();  // P is no longer read, and its place free for the accumulators
             if (p.split > 1)
                 store_split(acc, tile, rank, warp_m, warp_n);
             else
-                store_tile<Config>(acc, p.epilogue, output_view(), warp_m * Config::kWarpM,
+                store_tile<Config>(acc, shared, p.epilogue, output_view(), warp_m * Config::kWarpM,
                                    tile.m_tile * Config::kBlockN + warp_n * Config::kWarpN, lane,
                                    [&](int row) { return output_pixel(tile, row); });
             tile = next_tile;

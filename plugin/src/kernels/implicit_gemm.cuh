@@ -17,6 +17,7 @@ template <class Config> struct ImplicitGemm {
     static constexpr int kSharedBytes = Config::kStages * kStageBytes;
     static constexpr int kRowsAtOnce = Config::kThreads / kChunks;
     static constexpr int kRows = Config::kBlockM / kRowsAtOnce;  // pixels that a thread copies
+    static_assert(Staging<Config>::kBytes <= kSharedBytes, "accumulators pass through the ring's place");
     static_assert(Config::kBlockM % kRowsAtOnce == 0, "every thread copies the same number of pixels");
 
     static CONVPOOL_DEVICE void run(const ImplicitGemmParams &p, uint32_t shared) {
@@ -87,13 +88,14 @@ template <class Config> struct ImplicitGemm {
 
         const int steps = s.kh * s.kw * p.slices;
         int fetched = 0;
-#pragma unroll
+#pragma unroll 1
         for (int stage = 0; stage < Config::kStages - 1; ++stage) {
             if (fetched < steps) fetch(stage);
             ++fetched;
             copy_commit();
         }
         int stage = 0, free_stage = Config::kStages - 1;
+#pragma unroll 1
         for (int i = 0; i < steps; ++i) {
             copy_wait<Config::kStages - 2>();
             __syncthreads();
@@ -106,10 +108,11 @@ template <class Config> struct ImplicitGemm {
             stage = stage + 1 == Config::kStages ? 0 : stage + 1;
         }
         copy_wait<0>();
+        __syncthreads();  // the ring's place is free for the accumulators
 
         const int64_t pixels = static_cast<int64_t>(s.out_h) * s.out_w;
         const OutputView view{p.y, s.y_channels_last ? 1 : pixels, s.m, p.y_vectors != 0};
-        store_tile<Config>(acc, p.epilogue, view, warp_m * Config::kWarpM, first_channel + warp_n * Config::kWarpN, lane,
+        store_tile<Config>(acc, shared, p.epilogue, view, warp_m * Config::kWarpM, first_channel + warp_n * Config::kWarpN, lane,
                            [&](int row) {
                                const int pixel = first_pixel + row;
                                uint32_t n, rest;

@@ -117,6 +117,9 @@ CONVPOOL_DEVICE void multiply(Accumulators<Config> &acc, const uint32_t (&pixel_
 }
 
 // ---- epilogue -----------------------------------------------------------------------------------------------------
+// A warp passes its accumulators through shared memory, 16 pixels at a time, and stores whole chunks from there in a
+// rolled loop. Stored straight from the fragments, the code for them all would not fit into the instruction cache, which
+// costs a small layer more than its arithmetic does.
 
 // One output pixel: channel m of it is element base + m * step of Y.
 struct OutputPixel {
@@ -128,100 +131,130 @@ struct OutputView {
     void *y;
     int64_t step;  // between channels
     int32_t m;
-    bool vectors;
+    bool vectors;  // Y, residual and bias are whole aligned chunks of channels
 };
 
-// Bias, residual, activation of two channels of one pixel.
-template <class Element>
-CONVPOOL_DEVICE float2 finish(float2 v, const Epilogue &e, const OutputView &view, int64_t index, int channel) {
-    bool first = channel < view.m, second = channel + 1 < view.m;
-    if (e.bias != nullptr) {
-        const Element *bias = static_cast<const Element *>(e.bias);
-        if (first) v.x += to_float(bias[channel]);
-        if (second) v.y += to_float(bias[channel + 1]);
-    }
-    if (e.residual != nullptr) {
-        const Element *residual = static_cast<const Element *>(e.residual);
-        if (first) v.x += to_float(residual[index]);
-        if (second) v.y += to_float(residual[index + view.step]);
-    }
-    return {activate(v.x, e), activate(v.y, e)};
-}
+template <class Config> struct Staging {
+    static constexpr int kColumns = Config::kWarpN < 64 ? Config::kWarpN : 64;  // channels at a time
+    static constexpr int kPitch = kColumns + 8;  // floats: a warp's 8-byte stores meet in no bank
+    static constexpr int kWarpBytes = 16 * kPitch * 4;
+    static constexpr int kBytes = Config::kWarps * kWarpBytes;
+};
 
-// Two channels of a pixel, whatever the layout.
-template <class Element>
-CONVPOOL_DEVICE void store_fragment(float2 v, const OutputPixel &pixel, const Epilogue &e, const OutputView &view,
-                                    int channel) {
-    if (!pixel.valid || channel >= view.m) return;
-    const int64_t index = pixel.base + channel * view.step;
-    v = finish<Element>(v, e, view, index, channel);
-    Element *y = static_cast<Element *>(view.y);
-    if (view.vectors) {  // then m is even and the step 1
-        if constexpr (sizeof(Element) == 4)
-            *reinterpret_cast<float2 *>(y + index) = v;
-        else
-            *reinterpret_cast<uint32_t *>(y + index) = pack2(v.x, v.y, Element{});
-    } else {
-        y[index] = from_float<Element>(v.x);
-        if (channel + 1 < view.m) y[index + view.step] = from_float<Element>(v.y);
-    }
+CONVPOOL_DEVICE void store_shared_pair(uint32_t address, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
-
-// The four lanes of a quad hold 4 words each of fragments 0-3; afterwards lane t holds the 16 bytes of fragment t.
-CONVPOOL_DEVICE uint4 transpose_quad(uint4 v, int t) {
-    uint32_t sent, got;
-    sent = (t & 1) ? v.x : v.y;
-    got = __shfl_xor_sync(0xffffffffu, sent, 1);
-    if (t & 1) v.x = got; else v.y = got;
-    sent = (t & 1) ? v.z : v.w;
-    got = __shfl_xor_sync(0xffffffffu, sent, 1);
-    if (t & 1) v.z = got; else v.w = got;
-    sent = (t & 2) ? v.x : v.z;
-    got = __shfl_xor_sync(0xffffffffu, sent, 2);
-    if (t & 2) v.x = got; else v.z = got;
-    sent = (t & 2) ? v.y : v.w;
-    got = __shfl_xor_sync(0xffffffffu, sent, 2);
-    if (t & 2) v.y = got; else v.w = got;
+CONVPOOL_DEVICE float load_shared_float(uint32_t address) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
     return v;
 }
 
-// pixel_of(row of the block's tile) gives an OutputPixel; channel0 is the warp's first channel.
-template <class Config, class PixelOf>
-CONVPOOL_DEVICE void store_tile(const Accumulators<Config> &acc, const Epilogue &e, const OutputView &view,
-                                int first_row, int channel0, int lane, PixelOf pixel_of) {
-    using Element = typename Traits<Config::kPrecision>::Element;
-    const int g = lane >> 2, t = lane & 3;
+// Bias, residual, activation of one chunk of channels of one pixel, from fp32 sums at `source`.
+template <Precision P>
+CONVPOOL_DEVICE void finish_chunk(uint32_t source, const Epilogue &e, const OutputView &view, int64_t index,
+                                  int channel) {
+    using Element = typename Traits<P>::Element;
+    constexpr int kPerChunk = Traits<P>::kPerChunk;
+    constexpr Precision kStored = P == Precision::kTF32 ? Precision::kTF32x3 : P;  // Y is not rounded to TF32
+    float v[kPerChunk], addend[kPerChunk];
 #pragma unroll
-    for (int mi = 0; mi < Config::kFragmentsM; ++mi)
+    for (int i = 0; i < kPerChunk; i += 4) {
+        const uint4 part = load_shared(source + i * 4);
+        v[i] = __uint_as_float(part.x);
+        v[i + 1] = __uint_as_float(part.y);
+        v[i + 2] = __uint_as_float(part.z);
+        v[i + 3] = __uint_as_float(part.w);
+    }
+    if (e.bias != nullptr) {
+        unpack_chunk<P>(*reinterpret_cast<const uint4 *>(static_cast<const Element *>(e.bias) + channel), addend);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const OutputPixel pixel = pixel_of(first_row + mi * 16 + half * 8 + g);
-            if constexpr (sizeof(Element) == 2 && Config::kFragmentsN % 4 == 0) {
-                if (view.vectors) {
+        for (int i = 0; i < kPerChunk; ++i) v[i] += addend[i];
+    }
+    if (e.residual != nullptr) {
+        unpack_chunk<P>(*reinterpret_cast<const uint4 *>(static_cast<const Element *>(e.residual) + index), addend);
 #pragma unroll
-                    for (int nq = 0; nq < Config::kFragmentsN; nq += 4) {
-                        uint32_t words[4];
+        for (int i = 0; i < kPerChunk; ++i) v[i] += addend[i];
+    }
+    if (e.activation != Activation::kNone) {
 #pragma unroll
-                        for (int q = 0; q < 4; ++q) {
-                            int channel = channel0 + (nq + q) * 8 + 2 * t;
-                            float2 v{acc[mi][nq + q][2 * half], acc[mi][nq + q][2 * half + 1]};
-                            if (pixel.valid)
-                                v = finish<Element>(v, e, view, pixel.base + channel, channel);
-                            words[q] = pack2(v.x, v.y, Element{});
-                        }
-                        uint4 chunk = transpose_quad({words[0], words[1], words[2], words[3]}, t);
-                        int channel = channel0 + (nq + t) * 8;
-                        if (pixel.valid && channel < view.m)
-                            *reinterpret_cast<uint4 *>(static_cast<Element *>(view.y) + pixel.base + channel) = chunk;
-                    }
-                    continue;
-                }
-            }
-#pragma unroll
-            for (int ni = 0; ni < Config::kFragmentsN; ++ni)
-                store_fragment<Element>({acc[mi][ni][2 * half], acc[mi][ni][2 * half + 1]}, pixel, e, view,
-                                        channel0 + ni * 8 + 2 * t);
+        for (int i = 0; i < kPerChunk; ++i) v[i] = activate(v[i], e);
+    }
+    *reinterpret_cast<uint4 *>(static_cast<Element *>(view.y) + index) = pack_chunk<kStored>(v);
+}
+
+template <Precision P>
+CONVPOOL_DEVICE void finish_element(float v, const Epilogue &e, const OutputView &view, int64_t index, int channel) {
+    using Element = typename Traits<P>::Element;
+    if (e.bias != nullptr) v += to_float(static_cast<const Element *>(e.bias)[channel]);
+    if (e.residual != nullptr) v += to_float(static_cast<const Element *>(e.residual)[index]);
+    static_cast<Element *>(view.y)[index] = from_float<Element>(activate(v, e));
+}
+
+// Stores kRows pixels x kColumns channels of fp32 sums that lie at `source`, kColumns + 8 floats a pixel.
+template <class Config, int kRows, int kColumns, class PixelOf>
+CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const OutputView &view, int first_row, int channel0,
+                                int lane, PixelOf pixel_of) {
+    constexpr Precision P = Config::kPrecision;
+    constexpr int kPerChunk = Config::kPerChunk, kAcross = kColumns / kPerChunk;
+    constexpr int kPitch = kColumns + 8;
+    if (view.vectors) {
+#pragma unroll 1
+        for (int i = lane; i < kRows * kAcross; i += 32) {
+            const int row = i / kAcross, column = i % kAcross * kPerChunk;
+            const OutputPixel pixel = pixel_of(first_row + row);
+            if (pixel.valid && channel0 + column < view.m)
+                finish_chunk<P>(source + (row * kPitch + column) * 4, e, view, pixel.base + channel0 + column,
+                                channel0 + column);
         }
+    } else {
+#pragma unroll 1
+        for (int i = lane; i < kRows * kColumns; i += 32) {
+            // Lanes run along Y's memory: channels, or pixels.
+            const int row = view.step == 1 ? i / kColumns : i % kRows;
+            const int column = view.step == 1 ? i % kColumns : i / kRows;
+            const OutputPixel pixel = pixel_of(first_row + row);
+            if (pixel.valid && channel0 + column < view.m)
+                finish_element<P>(load_shared_float(source + (row * kPitch + column) * 4), e, view,
+                                  pixel.base + (channel0 + column) * view.step, channel0 + column);
+        }
+    }
+}
+
+template <class Config, int kPart>
+CONVPOOL_DEVICE void stage_part(const Accumulators<Config> &acc, uint32_t target) {
+    constexpr int kAcross = Staging<Config>::kColumns / 8, kParts = Config::kFragmentsN / kAcross;
+    constexpr int mi = kPart / kParts, first = kPart % kParts * kAcross;
+#pragma unroll
+    for (int i = 0; i < kAcross; ++i) {
+        const float(&f)[4] = acc[mi][first + i];
+        store_shared_pair(target + i * 32, f[0], f[1]);
+        store_shared_pair(target + i * 32 + 8 * Staging<Config>::kPitch * 4, f[2], f[3]);
+    }
+}
+
+// staging: Staging<Config>::kBytes of shared memory that no warp reads any more. pixel_of(row of the block's tile) gives
+// an OutputPixel; channel0 is the warp's first channel.
+template <class Config, class PixelOf>
+CONVPOOL_DEVICE void store_tile(const Accumulators<Config> &acc, uint32_t staging, const Epilogue &e,
+                                const OutputView &view, int first_row, int channel0, int lane, PixelOf pixel_of) {
+    const uint32_t mine = staging + (threadIdx.x >> 5) * Staging<Config>::kWarpBytes;
+    const uint32_t target = mine + ((lane >> 2) * Staging<Config>::kPitch + 2 * (lane & 3)) * 4;
+    constexpr int kColumns = Staging<Config>::kColumns, kAcross = Config::kWarpN / kColumns;
+    constexpr int kParts = Config::kFragmentsM * kAcross;
+    static_assert(kParts <= 4, "a branch per part");
+#pragma unroll 1
+    for (int part = 0; part < kParts; ++part) {
+        __syncwarp();
+        // Registers have no addresses: the index into acc is a constant in every branch.
+        if constexpr (kParts > 0) if (part == 0) stage_part<Config, 0>(acc, target);
+        if constexpr (kParts > 1) if (part == 1) stage_part<Config, 1>(acc, target);
+        if constexpr (kParts > 2) if (part == 2) stage_part<Config, 2>(acc, target);
+        if constexpr (kParts > 3) if (part == 3) stage_part<Config, 3>(acc, target);
+        __syncwarp();
+        store_rows<Config, 16, kColumns>(mine, e, view, first_row + part / kAcross * 16,
+                                         channel0 + part % kAcross * kColumns, lane, pixel_of);
+    }
 }
 
 }  // namespace convpool

@@ -1,0 +1,90 @@
+// Hopper's warpgroup products: wgmma from shared memory, accumulators in registers. sm_90a only.
+//
+// Operands lie as chunks of 16 bytes along the reduction dimension, unswizzled: eight consecutive rows of one chunk are a
+// core matrix of 128 bytes. A descriptor gives its start, the bytes from a chunk to the next ("leading") and from eight
+// rows to the next eight ("stride"). A start may be any multiple of 16 bytes, so a shifted window is one as well.
+#pragma once
+
+#include "common.cuh"
+
+namespace convpool {
+
+CONVPOOL_DEVICE uint64_t matrix_descriptor(uint32_t chunk_bytes, uint32_t eight_rows_bytes) {
+    return (static_cast<uint64_t>(chunk_bytes >> 4) << 16) | (static_cast<uint64_t>(eight_rows_bytes >> 4) << 32);
+}
+
+CONVPOOL_DEVICE uint64_t at_address(uint64_t descriptor, uint32_t address) { return descriptor | (address >> 4); }
+
+// What this thread wrote to shared memory, copies included that it waited for, becomes visible to the tensor cores of
+// threads that pass a later barrier.
+CONVPOOL_DEVICE void publish_shared() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+CONVPOOL_DEVICE void wgmma_begin() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+CONVPOOL_DEVICE void wgmma_commit() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+template <int kPending> CONVPOOL_DEVICE void wgmma_wait() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+// Accumulators as operands of an asm statement, 8 fragments of 4 at a time.
+#define CONVPOOL_D4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define CONVPOOL_D32(d, i)                                                                                         \
+    CONVPOOL_D4(d, i), CONVPOOL_D4(d, i + 1), CONVPOOL_D4(d, i + 2), CONVPOOL_D4(d, i + 3), CONVPOOL_D4(d, i + 4), \
+        CONVPOOL_D4(d, i + 5), CONVPOOL_D4(d, i + 6), CONVPOOL_D4(d, i + 7)
+#define CONVPOOL_R32_0                                                                                            \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28," \
+    "%29,%30,%31"
+#define CONVPOOL_R32_1                                                                                              \
+    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58," \
+    "%59,%60,%61,%62,%63"
+#define CONVPOOL_R32_2                                                                                              \
+    "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90," \
+    "%91,%92,%93,%94,%95"
+#define CONVPOOL_R32_3                                                                                             \
+    "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118," \
+    "%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define CONVPOOL_WGMMA(n, type) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " "
+
+// d[64][kFragments * 8] += a[64][2 chunks] b[kFragments * 8][2 chunks]^T, asynchronously. Thread's fragment i holds rows g
+// and g + 8 of its warp's 16, columns 8 i + 2 t and the next, as mma.sync's does.
+template <Precision P, int kFragments>
+CONVPOOL_DEVICE void wgmma(float (&d)[kFragments][4], uint64_t a, uint64_t b) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    static_assert(P == Precision::kF16 || P == Precision::kBF16, "16-bit operands");
+    static_assert(kFragments == 8 || kFragments == 16 || kFragments == 32, "64, 128 or 256 columns");
+#define CONVPOOL_ISSUE(type)                                                                                           \
+    if constexpr (kFragments == 8)                                                                                     \
+        asm volatile(CONVPOOL_WGMMA(64, type) "{" CONVPOOL_R32_0 "}, %32, %33, 1, 1, 1, 0, 0;"                         \
+                     : CONVPOOL_D32(d, 0)                                                                              \
+                     : "l"(a), "l"(b));                                                                                \
+    else if constexpr (kFragments == 16)                                                                               \
+        asm volatile(CONVPOOL_WGMMA(128, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "}, %64, %65, 1, 1, 1, 0, 0;"     \
+                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8)                                                          \
+                     : "l"(a), "l"(b));                                                                                \
+    else                                                                                                               \
+        asm volatile(CONVPOOL_WGMMA(256, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "," CONVPOOL_R32_2                \
+                                               "," CONVPOOL_R32_3 "}, %128, %129, 1, 1, 1, 0, 0;"                      \
+                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8), CONVPOOL_D32(d, 16), CONVPOOL_D32(d, 24)                \
+                     : "l"(a), "l"(b))
+    if constexpr (P == Precision::kF16) {
+        CONVPOOL_ISSUE("f16");
+    } else {
+        CONVPOOL_ISSUE("bf16");
+    }
+#undef CONVPOOL_ISSUE
+#endif
+}
+
+}  // namespace convpool
