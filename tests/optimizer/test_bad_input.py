@@ -1,0 +1,262 @@
+"""Unusable input: exit status 2 with one line on stderr and nothing left behind; a mismatch: 1, and no output file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx.external_data_helper import set_external_data
+
+import convpool
+from build import graph
+from convpool.cli import command
+from convpool.cli import run as run_cli
+from convpool.errors import ModelError, OptionError, OutputError, VerificationError
+
+PAIR = "h = Conv<pads=[1,1,1,1]>(x, w)\ny = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)"
+
+
+def good() -> onnx.ModelProto:
+    return graph(PAIR)
+
+
+def dangling() -> onnx.ModelProto:
+    return graph(PAIR.replace("(x, w)", "(nowhere, w)"))
+
+
+def duplicate() -> onnx.ModelProto:
+    return graph(PAIR + "\nh = Relu(x)")
+
+
+def without_opset() -> onnx.ModelProto:
+    model = good()
+    del model.opset_import[:]
+    return model
+
+
+def opset_99() -> onnx.ModelProto:
+    model = good()
+    model.opset_import[0].version = 99
+    return model
+
+
+def short_data() -> onnx.ModelProto:
+    model = good()
+    tensor = model.graph.initializer[0]
+    tensor.raw_data = tensor.raw_data[:-4]
+    return model
+
+
+def wrong_channels() -> onnx.ModelProto:
+    return graph(PAIR, {"w": (32, 15, 3, 3)})
+
+
+def wrong_group() -> onnx.ModelProto:
+    return graph(PAIR.replace("pads=[1,1,1,1]", "pads=[1,1,1,1], group=5"), {"w": (32, 16, 3, 3)})
+
+
+def wrong_bias() -> onnx.ModelProto:
+    return graph(PAIR.replace("(x, w)", "(x, w, b)"), {"b": (31,)})
+
+
+def unknown_operator() -> onnx.ModelProto:
+    return graph(PAIR + "\nz = NoSuchOperator(x)")
+
+
+def cyclic() -> onnx.ModelProto:
+    return graph(PAIR.replace("(x, w)", "(y, w)"))
+
+
+def external(location: str, offset: str = "0", length: str = "18432") -> onnx.ModelProto:
+    """The weights in a file beside the model, under any location, offset and length."""
+    model = good()
+    tensor = model.graph.initializer[0]
+    set_external_data(tensor, location)
+    tensor.ClearField("raw_data")
+    tensor.external_data.add(key="offset", value=offset)
+    tensor.external_data.add(key="length", value=length)
+    return model
+
+
+MODELS = {
+    "dangling input": (dangling, "nowhere"),
+    "duplicate output": (duplicate, "h"),
+    "no opset": (without_opset, "opset"),
+    "opset 99": (opset_99, "opset; got 99"),
+    "short raw_data": (short_data, "w"),
+    "channels against group": (wrong_channels, "expected 15 channels"),
+    "group that does not divide": (wrong_group, "expected one that fits group 5"),
+    "bias of another size": (wrong_bias, "bias; got shape [31], expected [32]"),
+    "unknown operator": (unknown_operator, "NoSuchOperator"),
+    "cycle": (cyclic, "y"),
+    "missing data file": (lambda: external("none.bin"), "is missing"),
+    "data above the folder": (lambda: external("../w.bin"), "outside the model's folder"),
+    "data above by detour": (lambda: external("sub/../../w.bin"), "outside the model's folder"),
+    "absolute data path": (lambda: external("/etc/hostname"), "outside the model's folder"),
+    "data through a link": (lambda: external("link.bin"), "outside the model's folder"),
+    "data beyond the file": (lambda: external("w.bin", offset="4"), "got 18432 bytes at 4 of 18432"),
+    "data of another length": (lambda: external("w.bin", length="18428"), "expected 18432"),
+    "negative offset": (lambda: external("w.bin", offset="-4"), "-4"),
+    "offset that is no number": (lambda: external("w.bin", offset="four"), "four"),
+    "data file that is a folder": (lambda: external("sub"), "sub"),
+    "no location": (lambda: external(""), "location"),
+}
+FILES = {
+    "missing": (None, "no such file"),
+    "empty": (b"", "empty"),
+    "truncated": (good().SerializeToString()[:-100], "not an ONNX model"),
+    "text": (b"this is no model, it is a sentence", "not an ONNX model"),
+    "zeros": (bytes(1000), "not an ONNX model"),
+    "protobuf of another kind": (helper.make_tensor("t", 1, [1], [1.0]).SerializeToString(), "not an ONNX model"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a good model, its weights as a data file, and a link that leads out of it."""
+    inside = tmp_path / "inside"
+    (inside / "sub").mkdir(parents=True)
+    (inside / "good.onnx").write_bytes(good().SerializeToString())
+    (inside / "w.bin").write_bytes(good().graph.initializer[0].raw_data)
+    (tmp_path / "w.bin").write_bytes(good().graph.initializer[0].raw_data)
+    os.symlink(tmp_path / "w.bin", inside / "link.bin")
+    np.savez(inside / "short.npz", x=np.zeros((1, 16, 11, 12), np.float32))
+    np.savez(inside / "other.npz", z=np.zeros((1, 16, 12, 12), np.float32))
+    np.savez(inside / "typed.npz", x=np.zeros((1, 16, 12, 12), np.int64))
+    np.save(inside / "one.npy", np.zeros(3))
+    (inside / "text.npz").write_text("no arrays")
+    return inside
+
+
+def refuse(capsys, folder, arguments: list[str], status: int, part: str) -> None:
+    """The command line ends with this status and one line that holds `part`, and leaves the folder as it was."""
+    before = {path: path.stat().st_mtime_ns for path in folder.parent.rglob("*")}
+    assert run_cli(command, "convpool-optimize", arguments) == status
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("convpool-optimize: "), captured.err
+    assert part in lines[0], captured.err
+    assert {path: path.stat().st_mtime_ns for path in folder.parent.rglob("*")} == before
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_unreadable_file(name, folder, capsys):
+    content, part = FILES[name]
+    path = folder / "model.onnx"
+    if content is not None:
+        path.write_bytes(content)
+    refuse(capsys, folder, [str(path)], 2, part)
+    with pytest.raises(ModelError, match=part):
+        convpool.optimize(path)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_invalid_model(name, folder, capsys):
+    make, part = MODELS[name]
+    path = folder / "model.onnx"
+    path.write_bytes(make().SerializeToString())
+    refuse(capsys, folder, [str(path), "--no-check"], 2, part)
+    with pytest.raises(ModelError):
+        convpool.optimize(path, check=0)
+
+
+OPTIONS = {
+    "a folder": (["sub"], "a folder"),
+    "the folder itself": (["."], "a folder"),
+    "no folder for the output": (["good.onnx", "-o", "none/out.onnx"], "no folder"),
+    "a folder as output": (["good.onnx", "-o", "sub"], "a folder"),
+    "no folder for the report": (["good.onnx", "--report", "none/report.json"], "no folder"),
+    "a folder as report": (["good.onnx", "--dry-run", "--report", "sub"], "sub"),
+    "lowering": (["good.onnx", "--lowering", "best"], "best"),
+    "negative check": (["good.onnx", "--check", "-1"], "-1"),
+    "check that is no number": (["good.onnx", "--check", "many"], "many"),
+    "shape without sizes": (["good.onnx", "--input-shape", "x"], "expected NAME:1x3x224x224"),
+    "shape with a letter": (["good.onnx", "--input-shape", "x:1xCx12x12"], "expected NAME:1x3x224x224"),
+    "shape of no input": (["good.onnx", "--input-shape", "z:1x16x12x12"], "no input 'z'"),
+    "shape of another rank": (["good.onnx", "--input-shape", "x:1x16x12"], "got shape [1, 16, 12]"),
+    "shape against a fixed size": (["good.onnx", "--input-shape", "x:1x16x12x13"], "expected [1, 16, 12, 12]"),
+    "size of 0": (["good.onnx", "--input-shape", "x:0x16x12x12"], "expected positive sizes"),
+    "missing data": (["good.onnx", "--data", "none.npz"], "none.npz"),
+    "data that is text": (["good.onnx", "--data", "text.npz"], "text.npz"),
+    "one array without a name": (["good.onnx", "--data", "one.npy"], "not a .npz file"),
+    "data of another shape": (["good.onnx", "--data", "short.npz"], "got shape [1, 16, 11, 12]"),
+    "data for no input": (["good.onnx", "--data", "other.npz"], "array 'z'"),
+    "data of another type": (["good.onnx", "--data", "typed.npz"], "got type int64, expected float32"),
+    "negative tolerance": (["good.onnx", "--rtol", "-1"], "-1"),
+    "negative seed": (["good.onnx", "--seed", "-1"], "-1"),
+    "unknown option": (["good.onnx", "--faster"], "--faster"),
+    "no model": ([], "MODEL"),
+    "quiet and verbose": (["good.onnx", "-q", "-v"], "exclude each other"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_unusable_option(name, folder, capsys, monkeypatch):
+    arguments, part = OPTIONS[name]
+    monkeypatch.chdir(folder)
+    refuse(capsys, folder, arguments, 2, part)
+
+
+@pytest.mark.parametrize(("given", "error"), [
+    ({"lowering": "best"}, OptionError), ({"check": -1}, OptionError), ({"data": {"z": np.zeros(1)}}, OptionError),
+    ({"data": "none.npz"}, OptionError), ({"input_shapes": {"x": [1, 16, 12]}}, OptionError),
+])  # fmt: skip
+def test_unusable_argument(given, error):
+    with pytest.raises(error):
+        convpool.optimize(good(), **given)
+
+
+@pytest.mark.parametrize("source", [3, None, ["model.onnx"], np.zeros(3)])
+def test_source_of_another_type(source):
+    with pytest.raises(ModelError, match="expected a path, bytes, ModelProto or gs.Graph"):
+        convpool.optimize(source)
+
+
+def test_mismatch_exits_with_1_and_writes_no_model(folder, capsys):
+    path, report = folder / "good.onnx", folder.parent / "report.json"
+    report.write_text("")
+    before = sorted(folder.iterdir())
+    arguments = [str(path), "-q", "--rtol", "0", "--atol", "0", "--report", str(report)]
+    assert run_cli(command, "convpool-optimize", arguments) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and "verification: output 'y' differs" in lines[0]
+    assert sorted(folder.iterdir()) == before
+    assert '"passed": false' in report.read_text()
+    with pytest.raises(VerificationError) as caught:
+        convpool.optimize(path, rtol=0, atol=0)
+    assert caught.value.report.verification.outputs[0].max_abs_error > 0
+
+
+def test_failed_write_leaves_the_old_file(folder, monkeypatch):
+    out = folder / "out.onnx"
+    out.write_bytes(b"old")
+    result = convpool.optimize(folder / "good.onnx", check=0)
+    before = sorted(folder.iterdir())
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OutputError, match="No space left on device"):
+        result.save(out)
+    assert out.read_bytes() == b"old" and sorted(folder.iterdir()) == before
+
+
+def test_no_traceback_from_the_installed_module(folder):
+    (folder / "bad.onnx").write_bytes(b"no model")
+    done = subprocess.run(
+        [sys.executable, "-m", "convpool.cli", str(folder / "bad.onnx")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+
+
+def test_good_model_from_stdin_to_stdout(folder):
+    done = subprocess.run(
+        [sys.executable, "-m", "convpool.cli", "-", "-q", "--lowering", "direct"],
+        input=(folder / "good.onnx").read_bytes(), capture_output=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    model = onnx.load_from_string(done.stdout)
+    assert [node.op_type for node in model.graph.node] == ["AveragePool", "Conv"]
+    assert model.graph.initializer[0].data_type == TensorProto.FLOAT
