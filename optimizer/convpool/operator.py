@@ -24,6 +24,8 @@ that runtimes without the plugin run it as it stands.
 
 from __future__ import annotations
 
+import atexit
+
 import onnx
 from onnx import AttributeProto, FunctionProto, NodeProto, helper
 from onnx.defs import OpSchema
@@ -139,6 +141,8 @@ def register_schema() -> None:
     )
     schema.set_type_and_shape_inference_function(_infer)
     onnx.defs.register_schema(schema)
+    # onnx would release the Python function after the interpreter is gone, and crash.
+    atexit.register(onnx.defs.deregister_schema, OP_TYPE, VERSION, DOMAIN)
 
 
 def _refer(node: NodeProto, **references: str) -> None:
