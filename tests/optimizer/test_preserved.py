@@ -1,0 +1,172 @@
+"""What a rewrite leaves as it was: names, documentation, metadata, shapes, order; and what it must keep consistent."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import convpool
+from build import graph, operators, weights
+from convpool import operator
+from test_structure import IF_BODY, IF_INPUTS, PAIR, POOL, rewrite
+
+LOWERINGS = ("convavgpool", "direct", "fused")
+
+
+def documented() -> onnx.ModelProto:
+    """A pair with everything that a model can say about itself."""
+    model = graph(PAIR + "\nz = Relu(y)", inputs="float[batch,16,12,width] x", outputs="float[batch,32,6,half] z", opset=19)
+    model.producer_name, model.producer_version, model.domain = "someone", "1.2", "org.example"
+    model.model_version, model.doc_string = 7, "a model"
+    model.metadata_props.add(key="author", value="somebody")
+    main = model.graph
+    main.name, main.doc_string = "network", "a graph"
+    main.metadata_props.add(key="graph", value="property")
+    main.input[0].doc_string, main.output[0].doc_string = "pictures", "features"
+    for node, name in zip(main.node, ("the conv", "the pool", "the relu"), strict=True):
+        node.name, node.doc_string = name, f"about {name}"
+        node.metadata_props.add(key="namespace", value=name)
+    for name in ("h", "y", "w", "x"):
+        annotation = main.quantization_annotation.add(tensor_name=name)
+        annotation.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="scale")
+    main.initializer.append(numpy_helper.from_array(np.float32(1), "scale"))
+    return model
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_names_documentation_and_metadata(lowering):
+    model = documented()
+    result = rewrite(model, 1, lowering)
+    for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
+        assert getattr(result, name) == getattr(model, name)
+    assert list(result.metadata_props) == list(model.metadata_props)
+    assert list(result.graph.metadata_props) == list(model.graph.metadata_props)
+    assert (result.graph.name, result.graph.doc_string) == ("network", "a graph")
+    assert list(result.graph.input) == list(model.graph.input)
+    assert list(result.graph.output) == list(model.graph.output)
+    conv = next(node for node in result.graph.node if node.op_type in ("Conv", "ConvAvgPool"))
+    assert (conv.name, conv.doc_string) == ("the conv", "about the conv")
+    assert list(conv.metadata_props) == list(model.graph.node[0].metadata_props)
+    assert result.graph.node[-1] == model.graph.node[-1]
+    names = [node.name for node in result.graph.node]
+    assert len(names) == len(set(names))
+    if lowering == "direct":
+        assert result.graph.node[0].name == "the pool"
+
+
+def test_annotations_of_tensors_that_are_gone_go():
+    result = rewrite(documented(), 1, "fused")
+    assert [item.tensor_name for item in result.graph.quantization_annotation if item.tensor_name == "h"] == []
+    assert {"y", "x"} <= {item.tensor_name for item in result.graph.quantization_annotation}
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_value_info_covers_new_tensors_and_drops_old_ones(lowering):
+    model = onnx.shape_inference.infer_shapes(documented())
+    assert {value.name for value in model.graph.value_info} == {"h", "y"}
+    result = rewrite(model, 1, lowering)
+    made = {name for node in result.graph.node for name in node.output} - {"z"}
+    infos = {value.name: value.type.tensor_type for value in result.graph.value_info}
+    assert made <= set(infos) and "h" not in infos
+    assert infos["y"] == model.graph.value_info[[value.name for value in model.graph.value_info].index("y")].type.tensor_type
+    if lowering == "direct":
+        dims = infos["y_pooled_input"].shape.dim
+        assert [dims[0].dim_param, dims[1].dim_value, dims[2].dim_value] == ["batch", 16, 13]
+
+
+def test_no_value_info_where_there_was_none():
+    assert len(rewrite(documented(), 1, "direct").graph.value_info) == 0
+
+
+def test_new_names_avoid_those_taken():
+    body = PAIR + "\nw_fused = Relu(x)\nu = Identity(w_fused)"
+    model = graph(body, outputs="float[a,b,c,d] y, float[1,16,12,12] u")
+    result = rewrite(model, 1, "fused")
+    assert [tensor.name for tensor in result.graph.initializer] == ["w_fused_1"]
+
+
+def test_order_stays_topological_where_the_average_starts_before_the_weights():
+    body = f"""x2 = Relu(x)
+n = Sigmoid(v)
+h = Conv<pads=[1,1,1,1]>(x2, w)
+m = Mul(h, n)
+o = Tanh(v)
+k = Add(m, o)
+y = {POOL}(k)
+z = Relu(y)"""
+    model = graph(body, inputs="float[1,16,12,12] x, float[1,32,1,1] v", outputs="float[a,b,c,d] z")
+    result = rewrite(model, 1, "convavgpool")
+    seen = {"x", "v", *(tensor.name for tensor in result.graph.initializer)}
+    for node in result.graph.node:
+        assert set(node.input) <= seen
+        seen |= set(node.output)
+    assert operators(result.graph) == {"Add": 1, "ConvAvgPool": 1, "Mul": 1, "Relu": 2, "Sigmoid": 1, "Tanh": 1}
+
+
+def test_constants_that_something_else_reads_stay():
+    body = f"c = Conv<pads=[1,1,1,1]>(x, w)\nh = Mul(c, k)\ny = {POOL}(h)\nz = Mul(y, k)"
+    result = rewrite(graph(body, {"k": np.float32(3)}, outputs="float[a,b,c,d] z"), 1)
+    assert {tensor.name for tensor in result.graph.initializer} == {"k", "w_scaled"}
+
+
+def test_constants_that_only_a_branch_reads_stay():
+    model = graph(PAIR.replace("y =", "p =").replace("h =", "g =").replace("(h)", "(g)") + "\n" + IF_BODY, {"v": (32, 16, 3, 3)},
+                  inputs=IF_INPUTS, outputs="float[a,b,c,d] y, float[a,b,c,d] p")  # fmt: skip
+    result = convpool.optimize(model, check=1, lowering="fused", exclude=["a", "b"]).model
+    assert {"w", "v", "w_fused"} == {tensor.name for tensor in result.graph.initializer}
+
+
+def test_unused_initializers_of_the_original_stay():
+    model = graph(PAIR)
+    model.graph.initializer.append(numpy_helper.from_array(weights((3,)), "unused"))
+    assert "unused" in {tensor.name for tensor in rewrite(model, 1, "direct").graph.initializer}
+
+
+def test_sparse_weights_are_no_constants():
+    model = graph(PAIR)
+    dense = numpy_helper.to_array(model.graph.initializer[0])
+    del model.graph.initializer[:]
+    values = numpy_helper.from_array(dense.reshape(-1)[:5].copy(), "w")
+    indices = numpy_helper.from_array(np.arange(5, dtype=np.int64), "")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, dense.shape))
+    result = convpool.optimize(model, check=1, lowering="convavgpool")
+    onnx.checker.check_model(result.model)
+    assert list(result.model.graph.sparse_initializer) == list(model.graph.sparse_initializer)
+
+
+def test_standard_domain_by_its_long_name():
+    model = graph(PAIR)
+    model.opset_import[0].domain = "ai.onnx"
+    result = convpool.optimize(model, lowering="convavgpool", check=0)
+    onnx.checker.check_model(result.model, full_check=True)
+    assert operators(result.model.graph) == {"ConvAvgPool": 1}
+
+
+def test_function_and_domain_appear_only_with_the_operator():
+    with_operator, without = rewrite(graph(PAIR), 1, "convavgpool"), rewrite(graph(PAIR), 1, "direct")
+    assert [(f.domain, f.name) for f in with_operator.functions] == [(operator.DOMAIN, operator.OP_TYPE)]
+    assert {entry.domain: entry.version for entry in with_operator.opset_import} == {"": 17, "ai.convpool": 1}
+    assert len(without.functions) == 0 and [entry.domain for entry in without.opset_import] == [""]
+
+
+def test_ir_version_rises_only_for_the_function():
+    assert rewrite(graph(PAIR, ir=7), 1, "direct").ir_version == 7
+    assert rewrite(graph(PAIR, ir=7), 1, "convavgpool").ir_version == operator.MIN_IR_VERSION
+    assert rewrite(graph(PAIR, ir=10), 1, "convavgpool").ir_version == 10
+
+
+def test_training_information_stays():
+    model = graph(PAIR)
+    model.training_info.add().algorithm.name = "training"
+    result = convpool.optimize(model, check=0)
+    assert list(result.model.training_info) == list(model.training_info)
+
+
+def test_report_counts_what_the_result_holds():
+    report = convpool.optimize(graph(PAIR), check=0, lowering="direct").report
+    macs = 32 * 16 * 9 * 144
+    assert (report.sites[0].macs_before, report.sites[0].macs_after) == (macs, macs // 4)
+    assert (report.summary.macs_before, report.summary.macs_after) == (macs, macs // 4)
+    assert report.summary.operators_before == {"AveragePool": 1, "Conv": 1} == report.summary.operators_after

@@ -1,0 +1,201 @@
+"""Verification: what it must catch, in every type, and what it must let pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import convpool
+from build import graph
+from convpool.errors import ModelError, OptionError, VerificationError
+
+POOL = "AveragePool<kernel_shape=[2,2], strides=[2,2]>"
+PAIR = f"h = Conv<pads=[1,1,1,1]>(x, w, b)\ny = {POOL}(h)"
+TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
+GAINS = {"float16": 1.1, "bfloat16": 1.3, "float32": 1.005, "float64": 1.005}
+"""A factor on the weights just beyond each type's tolerances."""
+
+
+def pair(dtype: str = "float32", body: str = PAIR, **given) -> onnx.ModelProto:
+    """Convolution with bias and pooling in the given type."""
+    given.setdefault("inputs", f"{TYPES[dtype]}[1,16,12,12] x")
+    given.setdefault("outputs", f"{TYPES[dtype]}[a,b,c,d] y")
+    given.setdefault("opset", 22)  # the first with bfloat16 convolutions
+    model = graph(body, {"b": (32,), **given.pop("constants", {})}, ir=10, **given)
+    for tensor in model.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        if array.dtype == np.float32:
+            wanted = helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type)
+            tensor.CopyFrom(numpy_helper.from_array(array.astype(wanted), tensor.name))
+    return model
+
+
+def change(model: onnx.ModelProto, name: str, function) -> onnx.ModelProto:
+    """A copy in which initializer `name` is `function` of itself."""
+    result = onnx.ModelProto.FromString(model.SerializeToString())
+    tensor = next(tensor for tensor in result.graph.initializer if tensor.name == name)
+    array = numpy_helper.to_array(tensor)
+    tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(function(array)).astype(array.dtype), name))
+    return result
+
+
+def swap(array: np.ndarray) -> np.ndarray:
+    """Two channels exchanged."""
+    return array[:, [1, 0, *range(2, array.shape[1])]]
+
+
+BREAKS = {
+    "weights off by a little": lambda model, dtype: change(model, "w", lambda w: w.astype(np.float64) * GAINS[dtype]),
+    "one weight": lambda model, dtype: change(model, "w", lambda w: np.where(np.arange(w.size).reshape(w.shape), w, 9)),
+    "input channels swapped": lambda model, dtype: change(model, "w", swap),
+    "filters swapped": lambda model, dtype: change(model, "w", lambda w: w[::-1]),
+    "kernel mirrored": lambda model, dtype: change(model, "w", lambda w: w[..., ::-1]),
+    "bias lost": lambda model, dtype: change(model, "b", np.zeros_like),
+    "pads shifted": lambda model, dtype: pair(dtype, PAIR.replace("[1,1,1,1]", "[0,0,2,2]")),
+    "pads lost in the mean": lambda model, dtype: pair(
+        dtype,
+        "p = AveragePool<kernel_shape=[2,2], pads=[1,1,1,1]>(x)\ny = Conv<strides=[2,2]>(p, w, b)",
+    ),
+    "maximum for mean": lambda model, dtype: pair(dtype, PAIR.replace("AveragePool", "MaxPool")),
+}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", BREAKS)
+def test_broken_results_are_caught(name, dtype):
+    model = pair(dtype)
+    verification = convpool.verify(model, BREAKS[name](model, dtype))
+    assert not verification.passed and not verification.outputs[0].passed
+    assert verification.outputs[0].max_abs_error > 0
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("lowering", ["convavgpool", "direct", "fused"])
+def test_right_results_pass(dtype, lowering):
+    result = convpool.optimize(pair(dtype), lowering=lowering, check=2)
+    verification = result.report.verification
+    assert result.report.summary.rewritten == 1 and verification.passed
+    assert (verification.inputs, verification.input_shapes) == (2, {"x": [1, 16, 12, 12]})
+    reference = "the original in onnxruntime" + ("" if dtype == "float32" else ", in float32")
+    assert verification.reference == reference
+    limits = {"float16": 2e-3, "bfloat16": 2e-2}  # 2 and 2.6 units in the last place of weights and sums
+    assert verification.outputs[0].max_rel_error < limits.get(dtype, 2e-6)
+
+
+def test_swapped_channels_of_a_quantised_output_are_caught():
+    body = PAIR.replace("y =", "p =") + "\nq = QuantizeLinear(p, s, z)\ny = DequantizeLinear(q, s, z)"
+    constants = {"s": np.float32(0.13), "z": np.uint8(128), "w": (64, 16, 3, 3), "b": (64,)}
+    model = pair(body=body, constants=constants, inputs="float[2,16,64,64] x")
+    assert not convpool.verify(model, change(model, "w", swap)).passed
+    assert not convpool.verify(model, change(model, "w", lambda w: w * 1.01)).passed
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_last_bits_that_decide_over_a_quantisation_step_pass(seed):
+    body = PAIR.replace("y =", "p =") + "\nq = QuantizeLinear(p, s, z)\ny = DequantizeLinear(q, s, z)"
+    constants = {"s": np.float32(0.13), "z": np.uint8(128), "w": (64, 16, 3, 3), "b": (64,)}
+    result = convpool.optimize(pair(body=body, constants=constants, inputs="float[2,16,64,64] x"), seed=seed)
+    output = result.report.verification.outputs[0]
+    assert output.passed and output.max_abs_error in (0.0, pytest.approx(0.13, rel=1e-5))
+
+
+def test_given_tolerances_hold_to_the_letter():
+    model = pair()
+    error = convpool.optimize(model).report.verification.outputs[0].max_abs_error
+    assert error > 0
+    assert convpool.optimize(model, rtol=0, atol=error).report.verification.passed
+    with pytest.raises(VerificationError):
+        convpool.optimize(model, rtol=0, atol=error / 2)
+
+
+def test_open_dimensions_get_sizes():
+    model = pair(inputs="float[N,16,H,W] x")
+    assert convpool.optimize(model).report.verification.input_shapes == {"x": [1, 16, 64, 64]}
+    shapes = {"x": [3, 16, 10, 14]}
+    assert convpool.optimize(model, input_shapes=shapes).report.verification.input_shapes == shapes
+
+
+def test_open_sizes_move_on_until_one_runs():
+    body = PAIR.replace("y =", "p =") + "\ny = Reshape(p, shape)"
+    model = pair(body=body, constants={"shape": [1, 32, 16, 16]}, inputs="float[1,16,H,W] x")
+    assert convpool.optimize(model).report.verification.input_shapes == {"x": [1, 16, 32, 32]}
+
+
+def test_no_open_size_runs():
+    body = PAIR.replace("y =", "p =") + "\ny = Reshape(p, shape)"
+    model = pair(body=body, constants={"shape": [7]}, inputs="float[1,16,H,W] x", outputs="float[a] y")
+    with pytest.raises(ModelError, match="give the input shapes"):
+        convpool.optimize(model)
+
+
+def test_seed_decides_over_the_inputs():
+    first, again, other = (convpool.optimize(pair(), seed=seed).report.verification for seed in (1, 1, 2))
+    assert first == again and first != other
+
+
+def test_arrays_from_a_file(tmp_path):
+    data = np.linspace(-1, 1, 16 * 144, dtype=np.float32).reshape(1, 16, 12, 12)
+    np.savez(tmp_path / "in.npz", x=data)
+    stored = convpool.optimize(pair(), data=tmp_path / "in.npz").report.verification
+    assert stored == convpool.optimize(pair(), data={"x": data}).report.verification
+    assert stored != convpool.optimize(pair()).report.verification
+    assert stored.inputs == 1
+
+
+def test_arrays_are_converted_between_float_types_only():
+    data = np.zeros((1, 16, 12, 12))
+    assert convpool.optimize(pair("float16"), data={"x": data}).report.verification.passed
+    with pytest.raises(OptionError, match="got type int32, expected float16"):
+        convpool.optimize(pair("float16"), data={"x": data.astype(np.int32)})
+
+
+def test_random_output_is_named_but_another_one_decides():
+    body = PAIR + "\nh2 = Relu(x)\nr = RandomNormalLike(h2)"
+    model = pair(body=body, outputs="float[a,b,c,d] y, float[1,16,12,12] r", opset=17)
+    verification = convpool.optimize(model).report.verification
+    assert [(output.name, output.passed) for output in verification.outputs] == [("y", True), ("r", True)]
+    assert verification.outputs[1].note == "random: not comparable"
+
+
+def test_nothing_but_random_outputs_proves_nothing():
+    body = PAIR.replace("y =", "p =") + "\nn = RandomNormalLike(p)\ny = Add(p, n)"
+    with pytest.raises(VerificationError, match="no output can be compared"):
+        convpool.optimize(pair(body=body, opset=17))
+
+
+def test_integer_and_boolean_outputs_are_compared():
+    body = PAIR + "\nz = Constant<value = float {0.0}>()\nm = Greater(y, z)\ni = ArgMax<axis=1>(y)"
+    outputs = "float[a,b,c,d] y, bool[a,b,c,d] m, int64[a,e,c,d] i"
+    model = pair(body=body, outputs=outputs)
+    verification = convpool.optimize(model).report.verification
+    assert [output.max_abs_error for output in verification.outputs[1:]] == [0.0, 0.0]
+    broken = convpool.verify(model, change(model, "w", swap))
+    assert [output.passed for output in broken.outputs] == [False, False, False]
+
+
+def test_sequence_outputs_are_compared():
+    body = PAIR.replace("y =", "p =") + "\ny = SplitToSequence<axis=1, keepdims=1>(p, half)"
+    model = pair(body=body, constants={"half": np.int64(16)}, outputs="seq(float[a,b,c,d]) y")
+    assert convpool.optimize(model).report.verification.passed
+    assert not convpool.verify(model, change(model, "w", swap)).passed
+
+
+def test_shapes_that_differ_are_a_mismatch():
+    other = pair(body=PAIR.replace("strides=[2,2]", "strides=[3,3]"))
+    verification = convpool.verify(pair(), other)
+    assert not verification.passed
+    assert verification.outputs[0].note == "shape (1, 32, 4, 4), expected (1, 32, 6, 6)"
+
+
+def test_infinities_must_stand_in_the_same_places():
+    model = change(pair(), "w", lambda w: w * 1e38)
+    assert not convpool.verify(model, change(model, "w", lambda w: w * -1)).passed
+    assert convpool.verify(model, model).passed
+
+
+def test_a_result_that_cannot_run_is_an_error():
+    broken = pair(body=PAIR.replace("x, w, b", "x, w, b, b"))
+    with pytest.raises(ModelError):
+        convpool.verify(pair(), broken)
