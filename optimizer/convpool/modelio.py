@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import shutil
 import sys
@@ -14,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, set_external_data
 
 from convpool import operator
 from convpool.errors import ModelError, OutputError
-from convpool.graph import is_op, opset_of, subgraphs
+from convpool.graph import graphs_within, is_op, opset_of, subgraphs
 
 EXTERNAL_THRESHOLD_BYTES = 1024
 """New weights of at least this size go to an external file where the model keeps its weights in such files."""
@@ -69,6 +70,7 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
         model = LoadedModel(_from_graphsurgeon(source), base_dir, 0)
     _check_versions(model.proto)
     _check_external_data(model)
+    model.proto = _in_order(model.proto)
     check(model.proto, "the model")
     model.inferred = infer_shapes(model.proto)
     if model.inferred is not None:
@@ -234,6 +236,73 @@ def _check_versions(model: ModelProto) -> None:
     for imports in (model.opset_import, *(function.opset_import for function in model.functions)):
         if opset_of(imports) > newest:
             raise ModelError(f"model: opset; got {opset_of(imports)}, expected at most {newest}; update onnx")
+
+
+def _in_order(model: ModelProto) -> ModelProto:
+    """The model, as a copy with sorted nodes where a node stands before one that it reads from.
+
+    Converters write such graphs and runtimes sort them; onnx's checker and one-pass algorithms do not.
+    """
+    if all(_order(graph.node) is None for graph in _node_lists(model)):
+        return model
+    result = ModelProto()
+    result.CopyFrom(model)
+    for graph in _node_lists(result):
+        order = _order(graph.node)
+        if order is not None:
+            nodes = [graph.node[index] for index in order]
+            graph.ClearField("node")
+            graph.node.extend(nodes)
+    return result
+
+
+def _node_lists(model: ModelProto):
+    """Every graph and function body, inner ones first: sorting an outer one copies its nodes."""
+    for container in (model.graph, *model.functions):
+        inner = [graph for node in container.node for _, _, g in subgraphs(node) for graph in graphs_within(g)]
+        yield from reversed(inner)
+        yield container
+
+
+def _order(nodes) -> list[int] | None:
+    """Indices of the nodes in an order in which each follows those it reads from; None if they are in one.
+
+    Stable: a node goes no further back than it has to.  Nodes on a cycle stay last, for the checker to refuse.
+    """
+    producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    needs = [{producer[name] for name in _read_names(node) if name in producer} for node in nodes]
+    if all(other < index for index, others in enumerate(needs) for other in others):
+        return None
+    readers: dict[int, list[int]] = {}
+    for index, others in enumerate(needs):
+        for other in others:
+            readers.setdefault(other, []).append(index)
+    open_needs = [len(others) for others in needs]
+    ready = [index for index, count in enumerate(open_needs) if not count]
+    order: list[int] = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(index)
+        for reader in readers.get(index, ()):
+            open_needs[reader] -= 1
+            if not open_needs[reader]:
+                heapq.heappush(ready, reader)
+    rest = sorted(set(range(len(nodes))) - set(order))
+    order += rest
+    return order if order != list(range(len(nodes))) else None
+
+
+def _read_names(node: NodeProto) -> set[str]:
+    """Tensors that a node reads, through its subgraphs too."""
+    names = {name for name in node.input if name}
+    for _, _, graph in subgraphs(node):
+        made = {name for inner in graph.node for name in inner.output}
+        made |= {value.name for value in (*graph.input, *graph.initializer)}
+        read = {output.name for output in graph.output}
+        for inner in graph.node:
+            read |= _read_names(inner)
+        names |= read - made
+    return names
 
 
 def _check_external_data(model: LoadedModel) -> None:
