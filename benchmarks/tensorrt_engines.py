@@ -1,0 +1,300 @@
+"""Whole models as TensorRT engines: with the plugin, and of the original model; accuracy and time.
+
+    python -m benchmarks.tensorrt_engines check --json benchmarks/results/h200_trt86_engines.json [--digits FILE.npz]
+    python -m benchmarks.tensorrt_engines time --json benchmarks/results/h200_trt86_sngan64.json
+
+`check` builds each model in fp32 and fp16, with a static batch and with open ones, saves the engines and runs them in a
+new process; outputs are compared with onnxruntime and with float64 on the original model.  `time` builds one model with
+the plugin, as it is, and in standard operators, and replays CUDA graphs of all engines in turn over inputs rotated
+beyond the L2.  Needs TensorRT, pycuda and a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import datetime
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from convpool import optimize
+from convpool.modelio import LoadedModel
+from convpool.tensorrt import Engine, build_engine
+from convpool.tensorrt.library import tensorrt_module
+from convpool.verify import make_session
+from models.digits import MODEL_PATH
+from models.generators import generate, random_inputs
+from tests.accuracy.limits import LIMITS
+from tests.accuracy.reference64 import run_float64
+
+BATCHES = {"lenet5_digits": 8, "sngan64": 4, "wgan_gp": 4, "stargan_v2": 1, "densenet_transition1": 4}
+L2_BYTES = 60 * 2**20
+RELAXED_CAPTURE = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: TensorRT may call what a strict capture refuses
+
+
+def make_model(name: str, batch: int | str) -> onnx.ModelProto:
+    """A model of the table; batch "N" leaves the batch open, and for a lone layer height and width too."""
+    if name == "lenet5_digits":
+        model = onnx.load(MODEL_PATH)
+        if batch != "N":
+            for value in (*model.graph.input, *model.graph.output):
+                value.type.tensor_type.shape.dim[0].dim_value = batch
+        return model
+    model = generate(name, batch="dynamic" if batch == "N" else batch)
+    if batch == "N" and name.startswith("densenet_transition"):
+        for value in (*model.graph.input, *model.graph.output):
+            for axis, dim in zip("HW", value.type.tensor_type.shape.dim[2:], strict=True):
+                dim.dim_param = axis if value is model.graph.input[0] else f"{axis}2"
+    return model
+
+
+def make_inputs(name: str, batch: int, digits: str | None, size: int | None = None) -> dict[str, np.ndarray]:
+    """Inputs for a batch; the digits' test set for LeNet-5 where it is given."""
+    if name == "lenet5_digits" and digits:
+        return {"image": np.load(digits)["inputs"][:batch]}
+    model = make_model(name, batch)
+    if size is not None:
+        for dim in model.graph.input[0].type.tensor_type.shape.dim[2:]:
+            dim.dim_value = size
+    return random_inputs(model, batch=batch)
+
+
+def distance(outputs: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> float:
+    """The largest max |y - r| / max |r| over the outputs; infinite where shapes differ or a value is not finite."""
+    worst = 0.0
+    for name, wanted in reference.items():
+        got = outputs[name].astype(np.float64)
+        if got.shape != wanted.shape or not np.isfinite(got).all():
+            return float("inf")
+        worst = max(worst, float(np.abs(got - wanted).max() / np.abs(wanted).max()))
+    return worst
+
+
+def run_elsewhere(engine: Path, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Run an engine file in a new process."""
+    given, result = engine.with_suffix(".in.npz"), engine.with_suffix(".out.npz")
+    np.savez(given, **inputs)
+    command = [sys.executable, "-m", "benchmarks.tensorrt_engines", "run", str(engine), str(given), str(result)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{engine.name}: {done.stderr.strip()[-2000:]}")
+    with np.load(result) as file:
+        return {name: file[name] for name in file.files}
+
+
+def check_model(name: str, digits: str | None, level: int) -> list[dict]:
+    """All cases of one model."""
+    rows = []
+    batch = BATCHES[name]
+    layer = name.startswith("densenet_transition")
+    size = {"small": 28, "large": 72} if layer else {"small": None, "large": None}
+    sets = {"static": [make_inputs(name, batch, digits)], "open": [
+        make_inputs(name, 1, digits, size["small"]), make_inputs(name, 2 * batch, digits, size["large"])]}  # fmt: skip
+    if name == "lenet5_digits" and digits:
+        sets["open"].append({"image": np.load(digits)["inputs"]})
+    with tempfile.TemporaryDirectory() as folder:
+        for shapes, inputs in sets.items():
+            model = make_model(name, batch if shapes == "static" else "N")
+            session = make_session(LoadedModel(model, None, 0), optimize=True)
+            names = [output.name for output in session.get_outputs()]
+            runtime = [dict(zip(names, session.run(None, x), strict=True)) for x in inputs]
+            exact = [run_float64(model, x) for x in inputs]
+            profile = None
+            if shapes == "open":
+                low, high = inputs[0], inputs[-1]
+                profile = {key: (low[key].shape, high[key].shape, high[key].shape) for key in low}
+            for precision in ("fp32", "fp16"):
+                row = {"model": name, "precision": precision, "shapes": shapes,
+                       "inputs": [{key: list(x.shape) for key, x in one.items()} for one in inputs]}  # fmt: skip
+                for which in ("plugin", "original"):
+                    path = Path(folder, f"{name}-{precision}-{shapes}-{which}.engine")
+                    started = time.perf_counter()
+                    engine = build_engine(model, precision=precision, profiles=profile, optimization_level=level,
+                                          plugin=which == "plugin", lowering=None if which == "plugin" else "none")  # fmt: skip
+                    engine.save(path)
+                    row[f"{which}_build_s"] = round(time.perf_counter() - started, 1)
+                    outputs = [run_elsewhere(path, x) for x in inputs]
+                    row[f"{which}_error"] = max(distance(y, r) for y, r in zip(outputs, exact, strict=True))
+                    row[f"{which}_from_onnxruntime"] = max(distance(y, r) for y, r in zip(outputs, runtime, strict=True))
+                    if name == "lenet5_digits":
+                        row[f"{which}_labels_equal"] = all(
+                            np.array_equal(y["logits"].argmax(1), r["logits"].argmax(1))
+                            for y, r in zip(outputs, runtime, strict=True)
+                        )
+                row["limit"] = LIMITS[name].relative(precision)
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+    return rows
+
+
+def check(arguments: argparse.Namespace) -> dict:
+    """Every model, a few at a time."""
+    names = arguments.models or list(BATCHES)
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        command = [sys.executable, "-m", "benchmarks.tensorrt_engines", "check-one", "--level", str(arguments.level)]
+        if arguments.digits:
+            command += ["--digits", arguments.digits]
+        done = list(pool.map(lambda n: subprocess.run([*command, n], capture_output=True, text=True), names))
+    rows, failures = [], []
+    for name, result in zip(names, done, strict=True):
+        rows += [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+        if result.returncode:
+            failures.append({"model": name, "message": result.stderr.strip()[-1500:]})
+    return {"rows": rows, "failures": failures}
+
+
+class Replay:
+    """One engine as CUDA graphs, one per input set."""
+
+    def __init__(self, engine: Engine, inputs: list[dict]) -> None:
+        self._cuda = ctypes.CDLL("libcuda.so.1")
+        self._stream = engine.memory.stream
+        self._graphs = []
+        for one in inputs:
+            engine.bind(one)
+            engine.execute()  # once outside: TensorRT may allocate on the first run
+            engine.memory.synchronize(None)
+            graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+            stream = ctypes.c_void_p(self._stream.handle)
+            self._check(self._cuda.cuStreamBeginCapture_v2(stream, RELAXED_CAPTURE))
+            engine.execute()
+            self._check(self._cuda.cuStreamEndCapture(stream, ctypes.byref(graph)))
+            self._check(self._cuda.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_ulonglong(0)))
+            self._graphs.append(executable)
+
+    def microseconds(self) -> float:
+        """Time of a run: all input sets once, divided by their number."""
+        import pycuda.driver as driver
+
+        start, stop = driver.Event(), driver.Event()
+        start.record(self._stream)
+        for graph in self._graphs:
+            self._check(self._cuda.cuGraphLaunch(graph, ctypes.c_void_p(self._stream.handle)))
+        stop.record(self._stream)
+        stop.synchronize()
+        return start.time_till(stop) * 1000 / len(self._graphs)
+
+    @staticmethod
+    def _check(code: int) -> None:
+        if code:
+            raise RuntimeError(f"CUDA driver: error {code}")
+
+
+def layer_times(engine: Engine, runs: int = 20) -> dict[str, float]:
+    """Microseconds per layer by TensorRT's profiler, which adds its own cost to each."""
+    trt = tensorrt_module()
+    totals: dict[str, float] = {}
+
+    class Profiler(trt.IProfiler):
+        def __init__(self) -> None:
+            trt.IProfiler.__init__(self)
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            totals[layer_name] = totals.get(layer_name, 0.0) + ms * 1000 / runs
+
+    context = engine._load().context
+    context.profiler = Profiler()
+    for _ in range(runs):
+        engine.execute()
+        engine.memory.synchronize(None)
+    return {name: round(value, 2) for name, value in totals.items()}
+
+
+def timing(arguments: argparse.Namespace) -> dict:
+    """One model's engines beside each other."""
+    import pycuda.gpuarray as gpuarray
+
+    model = make_model(arguments.model, arguments.batch)
+    first = random_inputs(model)
+    sets = max(2, 2 * L2_BYTES // max(1, sum(x.nbytes for x in first.values())))
+    sets = min(sets, 40)
+    engines = {
+        "plugin": build_engine(model, precision=arguments.precision, optimization_level=arguments.level),
+        "original": build_engine(model, precision=arguments.precision, optimization_level=arguments.level, plugin=False,
+                                 lowering="none"),
+        "direct": build_engine(optimize(model, lowering="direct").model, precision=arguments.precision,
+                               optimization_level=arguments.level, plugin=False, lowering="none"),
+        "fused": build_engine(optimize(model, lowering="fused").model, precision=arguments.precision,
+                              optimization_level=arguments.level, plugin=False, lowering="none"),
+        "original_again": build_engine(model, precision=arguments.precision, optimization_level=arguments.level,
+                                       plugin=False, lowering="none"),
+    }  # fmt: skip
+    engines["plugin"].memory  # noqa: B018  a current context, which gpuarray needs
+    rng = np.random.default_rng(0)
+    device = [
+        {name: gpuarray.to_gpu(x + rng.standard_normal(x.shape).astype(x.dtype)) for name, x in first.items()}
+        for _ in range(sets)
+    ]
+    replays = {name: Replay(engine, device) for name, engine in engines.items()}
+    times: dict[str, list[float]] = {name: [] for name in replays}
+    for round_number in range(arguments.rounds + 2):
+        for name, replay in replays.items():
+            value = replay.microseconds()
+            if round_number >= 2:
+                times[name].append(value)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    spread = {name: statistics.quantiles(values, n=4) for name, values in times.items()}
+    return {
+        "model": arguments.model, "batch": arguments.batch, "precision": arguments.precision, "input_sets": sets,
+        "rounds": arguments.rounds, "median_us": medians,
+        "quartiles_us": {name: [q[0], q[2]] for name, q in spread.items()},
+        "original_over": {name: medians["original"] / value for name, value in medians.items()},
+        "layers_us": {name: layer_times(engine) for name, engine in engines.items()} if arguments.layers else None,
+    }  # fmt: skip
+
+
+def about() -> dict:
+    """What the figures were measured on."""
+    trt = tensorrt_module()
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    return {
+        "command": " ".join(["python", "-m", "benchmarks.tensorrt_engines", *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(), "tensorrt": trt.__version__,
+        "gpu": subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip(),
+    }  # fmt: skip
+
+
+def main() -> int:
+    """Entry point; 1 if a case failed or missed its limit."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("check", "check-one", "time", "run"))
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--json")
+    parser.add_argument("--digits", help="npz with the digits' test set as `inputs`")
+    parser.add_argument("--models", nargs="*")
+    parser.add_argument("--jobs", type=int, default=5)
+    parser.add_argument("--level", type=int, default=2, help="builder optimization level")
+    parser.add_argument("--model", default="sngan64")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--precision", default="fp16")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--layers", action="store_true", help="also the time of every layer, by TensorRT's profiler")
+    arguments = parser.parse_args()
+    if arguments.what == "run":
+        engine, given, result = arguments.names
+        with np.load(given) as file:
+            np.savez(result, **Engine.load(engine).run({name: file[name] for name in file.files}))
+        return 0
+    if arguments.what == "check-one":
+        check_model(arguments.names[0], arguments.digits, arguments.level)
+        return 0
+    results = {**about(), **(check(arguments) if arguments.what == "check" else timing(arguments))}
+    text = json.dumps(results, indent=1) + "\n"
+    if arguments.json:
+        Path(arguments.json).write_text(text)
+    print(text)
+    bad = [row for row in results.get("rows", []) if row["plugin_error"] > row["limit"]]
+    return 1 if bad or results.get("failures") else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""`build_engine`: from an ONNX model to a TensorRT engine, with the plugin or without.
+
+| precision | TensorRT 8.6, 9 (weakly typed) | TensorRT 10, 11 (strongly typed) |
+|---|---|---|
+| fp32 | no TF32 | no TF32 |
+| tf32 | the TF32 flag | the TF32 flag |
+| fp16, bf16 | the type's flag: TensorRT chooses per layer | the model's tensors cast, inputs and outputs float32 |
+
+The plugin cannot see the TF32 flag, so its nodes say it themselves: with "tf32" they get the attribute allow_tf32 = 1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from onnx import ModelProto, TensorProto
+
+from convpool.api import optimize
+from convpool.errors import ModelError, OptionError
+from convpool.modelio import load, write_atomically
+from convpool.tensorrt import prepare
+from convpool.tensorrt.engine import Engine
+from convpool.tensorrt.errors import TensorRTError
+from convpool.tensorrt.library import load_plugin, logger, tensorrt_module, version
+
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+_HALVES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+LOWERINGS = ("convavgpool", "direct", "fused", "auto", "none")
+DEFAULT_WORKSPACE_BYTES = 1 << 30
+
+Profile = Mapping[str, tuple[Sequence[int], Sequence[int], Sequence[int]]]
+"""For each input with open dimensions its smallest, typical and largest shape."""
+Progress = Callable[[str, int, int], None]
+"""Called with (phase, steps done, steps in all); TensorRT 10 and later report steps."""
+
+
+@dataclass(frozen=True)
+class _Options:
+    precision: str
+    profiles: list[Profile]
+    timing_cache: Path | None
+    workspace_bytes: int
+    optimization_level: int | None
+    progress: Progress | None
+    configure: Callable[[Any], None] | None
+
+
+def build_engine(
+    model: object,
+    *,
+    precision: str = "fp32",
+    profiles: Profile | Sequence[Profile] | None = None,
+    timing_cache: str | os.PathLike[str] | None = None,
+    workspace_bytes: int = DEFAULT_WORKSPACE_BYTES,
+    optimization_level: int | None = None,
+    plugin: bool = True,
+    lowering: str | None = None,
+    layers: bool = False,
+    progress: Progress | None = None,
+    trt: ModuleType | None = None,
+    configure: Callable[[Any], None] | None = None,
+) -> Engine:
+    """Build an engine from a model, optimizing the model first if it has no ConvAvgPool nodes yet.
+
+    model: a path, serialised bytes, an onnx.ModelProto or a gs.Graph.
+    precision: "fp32", "tf32", "fp16" or "bf16", see the module's table.
+    profiles: shapes of inputs with open dimensions; several profiles as a sequence.
+    timing_cache: a file to take layer timings from and to add new ones to.
+    workspace_bytes: the most that TensorRT may use beside weights and activations.
+    optimization_level: TensorRT's 0 to 5; None: its default.
+    plugin: load the plugin and let it run the ConvAvgPool nodes; else they become standard operators.
+    lowering: as in `convpool.optimize`, or "none" for the model as it is; default "convavgpool" with the plugin and
+    "auto" without.
+    layers: keep intermediate tensors as outputs, to compare them; slows the engine down.
+    trt: TensorRT's package, default `import tensorrt`.  configure: called with the builder's config last of all.
+
+    Raises OptionError, ModelError, or TensorRTError with TensorRT's own messages.
+    """
+    if precision not in PRECISIONS:
+        raise OptionError(f"precision: got {precision!r}, expected one of {', '.join(PRECISIONS)}")
+    lowering = lowering or ("convavgpool" if plugin else "auto")
+    if lowering not in LOWERINGS:
+        raise OptionError(f"lowering: got {lowering!r}, expected one of {', '.join(LOWERINGS)}")
+    options = _Options(
+        precision, _profiles(profiles), Path(timing_cache) if timing_cache else None, workspace_bytes,
+        optimization_level, progress, configure,
+    )  # fmt: skip
+    trt = trt or tensorrt_module()
+    prepared = _prepare(model, lowering, plugin, layers)
+    if plugin and prepare.has_operator(prepared):
+        load_plugin(trt)
+    return _build(trt, prepared, plugin, options)
+
+
+def _profiles(profiles: Profile | Sequence[Profile] | None) -> list[Profile]:
+    if profiles is None:
+        return []
+    return [profiles] if isinstance(profiles, Mapping) else list(profiles)
+
+
+def _prepare(model: object, lowering: str, plugin: bool, layers: bool) -> ModelProto:
+    loaded = load(model)
+    if lowering == "none" or prepare.has_operator(loaded.proto):
+        result = prepare.self_contained(loaded)
+    else:
+        optimized = optimize(loaded.proto, lowering=lowering, check=0, base_dir=loaded.base_dir)
+        result = prepare.self_contained(load(optimized.model, loaded.base_dir))
+    if layers:
+        prepare.mark_all(result)
+    return result
+
+
+def _build(trt: ModuleType, model: ModelProto, plugin: bool, options: _Options) -> Engine:
+    log = logger(trt)
+    log.explain()
+    major = 11 if "rtx" in trt.__name__ else version(trt)[0]  # TensorRT-RTX counts anew; it is strongly typed
+    weakly_typed = major < 10
+    model = prepare.for_parser(model, major, plugin=plugin, allow_tf32=options.precision == "tf32")
+    if options.precision in _HALVES:
+        if weakly_typed and options.precision == "fp16":
+            prepare.half_weights(model, TensorProto.FLOAT16)
+        elif not weakly_typed:
+            prepare.cast_floats(model, _HALVES[options.precision])
+    try:
+        builder = trt.Builder(log)
+    except TypeError as error:
+        raise TensorRTError(f"TensorRT: no builder; got {log.explain(error)}") from error
+    network = builder.create_network(_network_flags(trt, weakly_typed))
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse(prepare.serialized(model)):
+        errors = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
+        raise ModelError(f"TensorRT {trt.__version__} cannot read the model; got {log.explain(errors)}")
+    config = builder.create_builder_config()
+    _configure(trt, config, weakly_typed, options)
+    _add_profiles(builder, config, network, options.profiles)
+    cache = _timing_cache(config, options.timing_cache)
+    if options.configure:
+        options.configure(config)
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise TensorRTError(f"TensorRT {trt.__version__} cannot build the engine; got {log.explain() or 'no message'}")
+    if options.timing_cache is not None and cache is not None:
+        write_atomically(options.timing_cache, bytes(config.get_timing_cache().serialize()))
+    return Engine(bytes(plan), trt=trt)
+
+
+def _network_flags(trt: ModuleType, weakly_typed: bool) -> int:
+    flags = trt.NetworkDefinitionCreationFlag
+    if weakly_typed:
+        return 1 << int(flags.EXPLICIT_BATCH)
+    return 1 << int(flags.STRONGLY_TYPED) if hasattr(flags, "STRONGLY_TYPED") else 0
+
+
+def _configure(trt: ModuleType, config: Any, weakly_typed: bool, options: _Options) -> None:
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
+    if options.optimization_level is not None:
+        config.builder_optimization_level = options.optimization_level
+    flags = trt.BuilderFlag
+    if hasattr(flags, "TF32"):
+        (config.set_flag if options.precision == "tf32" else config.clear_flag)(flags.TF32)
+    if weakly_typed and options.precision in _HALVES:
+        flag = getattr(flags, options.precision.upper(), None)
+        if flag is None:
+            raise OptionError(f"precision: got {options.precision}, expected one that TensorRT {trt.__version__} has")
+        config.set_flag(flag)
+    if options.progress is not None and hasattr(trt, "IProgressMonitor") and hasattr(config, "progress_monitor"):
+        config.progress_monitor = _monitor(trt, options.progress)
+
+
+def _monitor(trt: ModuleType, progress: Progress) -> Any:
+    class Monitor(trt.IProgressMonitor):
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self._steps: dict[str, int] = {}
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            self._steps[phase_name] = num_steps
+            progress(phase_name, 0, num_steps)
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            progress(phase_name, step + 1, self._steps.get(phase_name, 0))
+            return True
+
+        def phase_finish(self, phase_name: str) -> None:
+            steps = self._steps.pop(phase_name, 0)
+            progress(phase_name, steps, steps)
+
+    return Monitor()
+
+
+def _add_profiles(builder: Any, config: Any, network: Any, profiles: list[Profile]) -> None:
+    inputs = {network.get_input(i).name: tuple(network.get_input(i).shape) for i in range(network.num_inputs)}
+    open_inputs = [name for name, shape in inputs.items() if -1 in shape]
+    for profile in profiles:
+        for name in profile:
+            if name not in inputs:
+                raise OptionError(f"profile: no input '{name}'; expected {', '.join(inputs)}")
+    if open_inputs and not profiles:
+        raise OptionError(f"profile: input '{open_inputs[0]}' has the open shape {list(inputs[open_inputs[0]])}; "
+                          "give its smallest, typical and largest shape")  # fmt: skip
+    for profile in profiles if open_inputs else []:
+        made = builder.create_optimization_profile()
+        for name in open_inputs:
+            if name not in profile:
+                raise OptionError(f"profile: no shapes for input '{name}', which is open: {list(inputs[name])}")
+            made.set_shape(name, *(_fit(name, inputs[name], shape) for shape in profile[name]))
+        config.add_optimization_profile(made)
+
+
+def _fit(name: str, dims: tuple[int, ...], shape: Sequence[int]) -> tuple[int, ...]:
+    if len(shape) != len(dims) or any(d not in (-1, s) for d, s in zip(dims, shape, strict=True)):
+        raise OptionError(f"profile: input '{name}'; got {list(shape)}, expected {list(dims)} with -1 replaced")
+    return tuple(int(size) for size in shape)
+
+
+def _timing_cache(config: Any, path: Path | None) -> Any:
+    """The cache in use, from the file where it is one of this TensorRT and device; None without a file name."""
+    if path is None:
+        return None
+    try:
+        data = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise OptionError(f"timing cache {path}: cannot be read; {error.strerror or error}") from error
+    cache = config.create_timing_cache(data)
+    if cache is None or not config.set_timing_cache(cache, False):
+        cache = config.create_timing_cache(b"")  # of another version or device: start anew
+        config.set_timing_cache(cache, False)
+    return cache

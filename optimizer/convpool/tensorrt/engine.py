@@ -1,0 +1,250 @@
+"""`Engine`: a serialised TensorRT engine, its inputs and outputs, and running it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from convpool.cuda import arrays as gpu_arrays
+from convpool.errors import OptionError, OutputError
+from convpool.modelio import write_atomically
+from convpool.tensorrt.errors import TensorRTError
+from convpool.tensorrt.library import load_plugin, logger, tensorrt_module
+from convpool.tensorrt.memory import PycudaMemory
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """An input or output.  shape: -1 where open; profiles: (smallest, typical, largest) per profile, for inputs."""
+
+    name: str
+    shape: Shape
+    dtype: np.dtype
+    profiles: tuple[tuple[Shape, Shape, Shape], ...] = ()
+
+
+@dataclass
+class _Buffer:
+    memory: Any
+    size_bytes: int
+
+
+@dataclass
+class _Loaded:
+    """The deserialised engine with its context, and the runtime that must outlive both."""
+
+    runtime: Any
+    engine: Any
+    context: Any
+    memory: PycudaMemory
+    inputs: dict[str, TensorInfo]
+    outputs: dict[str, TensorInfo]
+    buffers: dict[str, _Buffer] = field(default_factory=dict)
+    profile: int = 0
+
+
+class Engine:
+    """A TensorRT engine.  Deserialised when first run or asked for its tensors; one object is for one thread.
+
+    plan: the serialised engine, as trtexec and other tools read it.  trt: TensorRT's package, default
+    `import tensorrt`; device: number of the GPU.
+    """
+
+    def __init__(self, plan: bytes, *, trt: ModuleType | None = None, device: int = 0) -> None:
+        self.plan, self._trt, self._device = plan, trt, device
+        self._loaded: _Loaded | None = None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, trt: ModuleType | None = None, device: int = 0) -> Engine:
+        """Read an engine from a file.  Raises OptionError if it cannot be read."""
+        try:
+            return cls(Path(path).read_bytes(), trt=trt, device=device)
+        except OSError as error:
+            raise OptionError(f"engine {os.fspath(path)}: cannot be read; {error.strerror or error}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the engine to a file, atomically.  Raises OutputError."""
+        try:
+            write_atomically(Path(path), self.plan)
+        except OSError as error:
+            raise OutputError(f"{os.fspath(path)}: cannot be written; {error.strerror or error}") from error
+
+    @property
+    def inputs(self) -> dict[str, TensorInfo]:
+        """Inputs by name."""
+        return dict(self._load().inputs)
+
+    @property
+    def outputs(self) -> dict[str, TensorInfo]:
+        """Outputs by name."""
+        return dict(self._load().outputs)
+
+    @property
+    def handle(self) -> Any:
+        """TensorRT's own ICudaEngine."""
+        return self._load().engine
+
+    @property
+    def memory(self) -> PycudaMemory:
+        """The memory that this engine's buffers are in."""
+        return self._load().memory
+
+    def run(self, inputs: Mapping[str, Any], *, stream: Any = None, on_device: bool = False) -> dict[str, Any]:
+        """Run once and return the outputs by name.
+
+        inputs: host arrays, or GPU arrays (DLPack or CUDA array interface), by name.
+        stream: a pycuda stream; default one of the engine's own.
+        on_device: return device buffers (pycuda allocations that the next run overwrites) without waiting, in place of
+        host arrays.
+
+        Raises OptionError for names, shapes or types that do not fit, TensorRTError if the run fails.
+        """
+        loaded = self._load()
+        shapes = self.bind(inputs, stream)
+        results = {}
+        context, memory = loaded.context, loaded.memory
+        active = stream or memory.stream
+        if not context.execute_async_v3(gpu_arrays.stream_handle(active)):
+            raise TensorRTError(f"engine: the run failed; got {logger(self._module()).explain() or 'no message'}")
+        for name, shape in shapes.items():
+            if on_device:
+                results[name] = loaded.buffers[name].memory
+            else:
+                results[name] = np.empty(shape, loaded.outputs[name].dtype)
+                memory.download(results[name], loaded.buffers[name].memory, active)
+        if not on_device:
+            memory.synchronize(active)
+        return results
+
+    def bind(self, inputs: Mapping[str, Any], stream: Any = None) -> dict[str, Shape]:
+        """Copy inputs to the device and set every address, without running.  Returns the outputs' shapes."""
+        loaded = self._load()
+        values = {name: self._fit(info, inputs) for name, info in loaded.inputs.items()}
+        for name in inputs:
+            if name not in values:
+                raise OptionError(f"engine: no input '{name}'; expected {', '.join(values)}")
+        self._choose_profile({name: tuple(value.shape) for name, value in values.items()}, stream)
+        for name, value in values.items():
+            loaded.context.set_input_shape(name, tuple(value.shape))
+            if isinstance(value, np.ndarray):
+                buffer = self._buffer(name, value.nbytes)
+                loaded.memory.upload(buffer, value, stream)
+                loaded.context.set_tensor_address(name, int(buffer))
+            else:
+                loaded.context.set_tensor_address(name, value.pointer)
+        shapes = {}
+        for name, info in loaded.outputs.items():
+            shape = tuple(loaded.context.get_tensor_shape(name))
+            if any(size < 0 for size in shape):
+                raise TensorRTError(f"engine: output '{name}' has a shape that depends on the data: {list(shape)}")
+            shapes[name] = shape
+            size = int(np.prod(shape, dtype=np.int64)) * info.dtype.itemsize
+            loaded.context.set_tensor_address(name, int(self._buffer(name, size)))
+        return shapes
+
+    def execute(self, stream: Any = None) -> None:
+        """Run on what `bind` has set, without waiting; may be captured into a CUDA graph."""
+        loaded = self._load()
+        if not loaded.context.execute_async_v3(gpu_arrays.stream_handle(stream or loaded.memory.stream)):
+            raise TensorRTError(f"engine: the run failed; got {logger(self._module()).explain() or 'no message'}")
+
+    def _module(self) -> ModuleType:
+        if self._trt is None:
+            self._trt = tensorrt_module()
+        return self._trt
+
+    def _load(self) -> _Loaded:
+        if self._loaded is not None:
+            return self._loaded
+        trt = self._module()
+        memory = PycudaMemory(self._device)
+        log = logger(trt)
+        try:
+            load_plugin(trt)
+        except TensorRTError as error:
+            missing = str(error)  # an engine without the plugin's layers loads all the same
+        else:
+            missing = ""
+        runtime = trt.Runtime(log)
+        engine = runtime.deserialize_cuda_engine(self.plan)
+        if engine is None:
+            raise TensorRTError(f"engine: cannot be loaded by TensorRT {trt.__version__}; got {log.explain(missing)}")
+        context = engine.create_execution_context()
+        if context is None:
+            raise TensorRTError(f"engine: no execution context; got {log.explain() or 'no message'}")
+        inputs, outputs = {}, {}
+        for index in range(engine.num_io_tensors):
+            name = engine.get_tensor_name(index)
+            is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
+            profiles = tuple(
+                tuple(tuple(shape) for shape in engine.get_tensor_profile_shape(name, number))
+                for number in range(engine.num_optimization_profiles)
+            ) if is_input else ()  # fmt: skip
+            info = TensorInfo(name, tuple(engine.get_tensor_shape(name)), _numpy_type(trt, engine, name), profiles)
+            (inputs if is_input else outputs)[name] = info
+        self._loaded = _Loaded(runtime, engine, context, memory, inputs, outputs)
+        return self._loaded
+
+    def _fit(self, info: TensorInfo, given: Mapping[str, Any]) -> Any:
+        """The input as a C-ordered host array of the engine's type, or a view of a GPU array."""
+        if info.name not in given:
+            raise OptionError(f"engine: no value for input '{info.name}'; got {', '.join(given) or 'none'}")
+        value = given[info.name]
+        on_gpu = hasattr(value, "__cuda_array_interface__") or (
+            hasattr(value, "__dlpack_device__") and not isinstance(value, np.ndarray)
+        )
+        array = gpu_arrays.view(info.name, value) if on_gpu else np.asarray(value)
+        dims = tuple(array.shape)
+        if len(dims) != len(info.shape) or any(s not in (-1, d) for s, d in zip(info.shape, dims, strict=True)):
+            raise OptionError(f"input '{info.name}': shape; got {list(dims)}, expected {list(info.shape)}")
+        if on_gpu:
+            if array.dtype != info.dtype.name:
+                raise OptionError(f"input '{info.name}': type; got {array.dtype}, expected {info.dtype}")
+            return array
+        floats = array.dtype.kind == "f" and info.dtype.kind in "fV"
+        if array.dtype != info.dtype and not floats and not np.can_cast(array.dtype, info.dtype, "same_kind"):
+            raise OptionError(f"input '{info.name}': type; got {array.dtype}, expected {info.dtype}")
+        return np.ascontiguousarray(array, info.dtype)
+
+    def _choose_profile(self, shapes: dict[str, Shape], stream: Any) -> None:
+        """Make a profile current that all shapes lie in."""
+        loaded = self._load()
+        wrong = ""
+        for number in [loaded.profile, *range(loaded.engine.num_optimization_profiles)]:
+            wrong = ""
+            for name, shape in shapes.items():
+                least, _, most = loaded.inputs[name].profiles[number]
+                if not all(low <= size <= high for low, size, high in zip(least, shape, most, strict=True)):
+                    wrong = f"input '{name}': shape; got {list(shape)}, expected {list(least)} to {list(most)}"
+            if not wrong:
+                if number != loaded.profile:
+                    active = stream or loaded.memory.stream
+                    loaded.context.set_optimization_profile_async(number, gpu_arrays.stream_handle(active))
+                    loaded.memory.synchronize(active)
+                    loaded.profile = number
+                return
+        raise OptionError(wrong)
+
+    def _buffer(self, name: str, size_bytes: int) -> Any:
+        loaded = self._load()
+        held = loaded.buffers.get(name)
+        if held is None or held.size_bytes < size_bytes:
+            held = loaded.buffers[name] = _Buffer(loaded.memory.allocate(size_bytes), size_bytes)
+        return held.memory
+
+
+def _numpy_type(trt: ModuleType, engine: Any, name: str) -> np.dtype:
+    kind = engine.get_tensor_dtype(name)
+    if str(kind).rpartition(".")[2] == "BF16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(trt.nptype(kind))

@@ -1,0 +1,197 @@
+"""A model in the form that one TensorRT version reads: everything that differs between versions, on the ONNX side.
+
+| TensorRT | opset | local functions | half precision |
+|---|---|---|---|
+| 8.6, 9 | up to 17 | not read: the plugin, or they are inlined | a flag of the builder |
+| 10, 11 | as the parser | read | types in the model: `cast_floats` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx.external_data_helper import load_external_data_for_model
+
+from convpool import operator
+from convpool.errors import ModelError
+from convpool.graph import subgraphs
+from convpool.modelio import LoadedModel, load
+from convpool.tensorrt.errors import TensorRTError
+
+OLD_PARSER_OPSET = 17
+"""The newest opset that the parser of TensorRT 8.6 knows."""
+_NUMPY_TYPES = {TensorProto.FLOAT16: np.dtype(np.float16), TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16)}
+_TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
+_FLOAT_ONLY_INPUTS = {"Resize": (1, 2), "Upsample": (1,)}
+"""Inputs that stay float32 whatever the type of the data: regions and scales."""
+
+
+def has_operator(model: ModelProto) -> bool:
+    """Whether the model has ConvAvgPool nodes."""
+    return any(is_operator(node) for node in _nodes(model.graph))
+
+
+def is_operator(node: NodeProto) -> bool:
+    """Whether the node is a ConvAvgPool, in whatever domain a runtime wants it."""
+    return node.op_type == operator.OP_TYPE
+
+
+def self_contained(model: object) -> ModelProto:
+    """A copy of the model with its external data read in.  Raises ModelError."""
+    loaded = model if isinstance(model, LoadedModel) else load(model)
+    copy = ModelProto()
+    copy.CopyFrom(loaded.proto)
+    if loaded.has_external_data:
+        load_external_data_for_model(copy, str(loaded.base_dir))
+    return copy
+
+
+def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool) -> ModelProto:
+    """The model for the ONNX parser of TensorRT `major`; changed in place where it can be, so pass a copy."""
+    if not plugin and has_operator(model):
+        model = onnx.inliner.inline_local_functions(model)
+    if major < 10:
+        opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
+        if opset > OLD_PARSER_OPSET:
+            raise ModelError(
+                f"model: opset; got {opset}, expected at most {OLD_PARSER_OPSET} for TensorRT {major}; export it with "
+                f"opset {OLD_PARSER_OPSET}"
+            )
+    if plugin and allow_tf32:
+        for node in _nodes(model.graph):
+            if is_operator(node):
+                node.attribute.append(helper.make_attribute("allow_tf32", 1))
+    return model
+
+
+def serialized(model: ModelProto) -> bytes:
+    """The model's bytes.  Raises ModelError past protobuf's 2 GiB."""
+    try:
+        return model.SerializeToString()
+    except Exception as error:
+        raise ModelError("model: more than 2 GiB with its weights; TensorRT cannot read it from memory") from error
+
+
+def half_weights(model: ModelProto, kind: int) -> None:
+    """Give ConvAvgPool nodes weights and biases of type `kind` (FLOAT16).
+
+    For weakly typed networks, where TensorRT would otherwise convert the float32 constants in every run.
+    """
+    uses: dict[str, int] = {}
+    for node in _nodes(model.graph):
+        for name in node.input:
+            uses[name] = uses.get(name, 0) + 1
+    initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if is_operator(node):
+            for name in node.input[1:]:
+                tensor = initializers.get(name)
+                if tensor is not None and tensor.data_type == TensorProto.FLOAT and uses[name] == 1:
+                    _convert(tensor, kind)
+
+
+def mark_all(model: ModelProto) -> None:
+    """Make every intermediate float tensor of known type an output, so that an engine keeps it."""
+    known = {value.name: value for value in onnx.shape_inference.infer_shapes(model).graph.value_info}
+    outputs = {value.name for value in model.graph.output}
+    for node in model.graph.node:
+        for name in node.output:
+            value = known.get(name)
+            if value is not None and name not in outputs and value.type.tensor_type.elem_type == TensorProto.FLOAT:
+                model.graph.output.append(value)
+
+
+def cast_floats(model: ModelProto, kind: int) -> None:
+    """Make every float32 tensor inside the model one of type `kind` (FLOAT16, BFLOAT16); inputs and outputs stay float32.
+
+    For strongly typed networks, where the model's types say how TensorRT computes.
+    """
+    graph = model.graph
+    kept = _float_only(graph)
+    for tensor in graph.initializer:
+        if tensor.name not in kept:
+            _convert(tensor, kind)
+    for node in _nodes(graph):
+        _convert_attributes(node, kind)
+    for inner in _graphs(graph):
+        for value in (*inner.value_info, *(() if inner is graph else (*inner.input, *inner.output))):
+            if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name not in kept:
+                value.type.tensor_type.elem_type = kind
+    _cast_ends(graph, kind)
+
+
+def _float_only(graph: GraphProto) -> set[str]:
+    names: set[str] = set()
+    for node in _nodes(graph):
+        for index in _FLOAT_ONLY_INPUTS.get(node.op_type, ()):
+            names.update(node.input[index : index + 1])
+    for node in _nodes(graph):  # what a Constant node gives to them is kept by its output's name
+        if node.op_type == "Constant" and node.output[0] in names:
+            names.add(node.name)
+    return names
+
+
+def _convert(tensor: TensorProto, kind: int) -> None:
+    if tensor.data_type != TensorProto.FLOAT:
+        return
+    values = numpy_helper.to_array(tensor)
+    largest = float(ml_dtypes.finfo(_NUMPY_TYPES[kind]).max)
+    finite = np.where(np.isfinite(values), np.clip(values, -largest, largest), values)
+    tensor.CopyFrom(helper.make_tensor(
+        tensor.name, kind, tensor.dims, finite.astype(_NUMPY_TYPES[kind]).tobytes(), raw=True
+    ))  # fmt: skip
+
+
+def _convert_attributes(node: NodeProto, kind: int) -> None:
+    for attribute in node.attribute:
+        if attribute.name in _TYPE_ATTRIBUTES and attribute.type == AttributeProto.INT:
+            if attribute.i == TensorProto.FLOAT:
+                attribute.i = kind
+        elif attribute.type == AttributeProto.TENSOR and node.op_type in ("Constant", "ConstantOfShape"):
+            _convert(attribute.t, kind)
+        elif node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
+            shape = [] if attribute.name == "value_float" else [len(attribute.floats)]
+            values = [attribute.f] if attribute.name == "value_float" else list(attribute.floats)
+            tensor = helper.make_tensor("", TensorProto.FLOAT, shape, values)
+            _convert(tensor, kind)
+            attribute.CopyFrom(helper.make_attribute("value", tensor))
+
+
+def _cast_ends(graph: GraphProto, kind: int) -> None:
+    """Casts between the float32 inputs and outputs and the inside."""
+    first, last, renames = [], [], {}
+    initializers = {tensor.name for tensor in graph.initializer}
+    for value in graph.input:
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name not in initializers:
+            renames[value.name] = f"{value.name}__inside"
+            first.append(helper.make_node("Cast", [value.name], [renames[value.name]], to=kind))
+    for value in graph.output:
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            inside = renames.setdefault(value.name, f"{value.name}__inside")
+            last.append(helper.make_node("Cast", [inside], [value.name], to=TensorProto.FLOAT))
+    for node in _nodes(graph):
+        for names in (node.input, node.output):
+            for index, name in enumerate(names):
+                names[index] = renames.get(name, name)
+    nodes = [*first, *graph.node, *last]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    yield graph
+    for node in graph.node:
+        for _, _, inner in subgraphs(node):
+            yield from _graphs(inner)
+
+
+def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    for inner in _graphs(graph):
+        yield from inner.node
+
+
+__all__ = ["TensorRTError", "cast_floats", "for_parser", "half_weights", "has_operator", "mark_all", "self_contained"]

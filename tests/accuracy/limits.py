@@ -1,0 +1,53 @@
+"""How far outputs may be from float64, with the reason for each limit.  Every number of `tests/accuracy` is here.
+
+The error of an output is max |y - y64| / max |y64|, over all elements and inputs of a case.
+
+One rounding to a type with unit u (half the gap above 1) is off by at most u relative.  A layer rounds its input, its
+weights, what lies between convolution and pooling, and its output; each sum then averages many independent errors, so
+one layer adds about 2 u, and layers that each keep the variance add up like a random walk: 2 u sqrt(layers).  Random
+walks exceed twice their deviation now and then and the maximum over the outputs is taken, so the limit is 3 times that:
+
+    limit = 6 u sqrt(layers) * gain
+
+`layers` counts the longest chain of convolutions and matrix products.  `gain` is 1 unless the network divides its
+signal by something small, with its reason in the table.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+UNITS = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
+"""Half a unit in the last place; TF32 rounds the operands of products to 10 stored bits and keeps the rest in float32."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What one model's outputs are allowed, from its depth."""
+
+    layers: int
+    gain: float
+    reason: str
+
+    def relative(self, precision: str) -> float:
+        """Largest allowed max |y - y64| / max |y64|."""
+        return 6 * UNITS[precision] * math.sqrt(self.layers) * self.gain
+
+
+LIMITS = {
+    "lenet5_digits": Limit(5, 1, "three convolutions and two products; Tanh between them only shrinks differences"),
+    "sngan64": Limit(11, 1, "five residual blocks of two convolutions, one product; the sum over places adds no error"),
+    "wgan_gp": Limit(9, 4, "four residual blocks of two, one product; scores of untrained critics cancel to a quarter "
+                           "of their terms"),
+    "stargan_v2": Limit(15, 1, "stem, six residual blocks of two, two convolutions; each block divides by sqrt(2)"),
+    "densenet121": Limit(120, 2, "120 layers in one chain, each normalised; concatenation carries early errors to the "
+                                 "end without dividing them"),
+    "densenet_transition1": Limit(1, 1, "one convolution of 256 terms"),
+    "densenet_transition2": Limit(1, 1, "one convolution of 512 terms"),
+    "densenet_transition3": Limit(1, 1, "one convolution of 1024 terms"),
+}  # fmt: skip
+
+FP16_RATIO = 1.1
+"""An engine with the plugin may be this much further from float64 than the engine of the original model: both round
+the same tensors once, the one pooled before the convolution, the other convolved before the pooling."""
