@@ -87,7 +87,7 @@ def optimize(
         raise OptionError(f"check: got {check}, expected 0 or more")
     arrays = load_arrays(data)  # before any work: a wrong file should fail at once
     original = load(model, Path(base_dir) if base_dir is not None else None)
-    result = LoadedModel(ModelProto(), original.base_dir, 0)
+    result = LoadedModel(ModelProto(), original.base_dir, 0, data_files=original.data_files)
     result.proto.CopyFrom(original.proto)
     run = _Run(result, original.inferred, lowering, exclude, fuse_pool_conv)
     if autotune:

@@ -122,7 +122,7 @@ def _output_path(model: str, output: str | None) -> Path | None:
     """Where to write; None for stdout."""
     if output == "-" or (output is None and model == "-"):
         return None
-    return Path(output) if output else Path(model).with_name(f"{Path(model).stem}.convpool.onnx")
+    return Path(output) if output else Path(model).parent / f"{Path(model).stem}.convpool.onnx"
 
 
 def _write(result: OptimizeResult, out: Path | None) -> None:

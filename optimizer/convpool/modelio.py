@@ -38,6 +38,8 @@ class LoadedModel:
     """The model as it was loaded, after shape inference."""
     source: Path | bytes | None = None
     """What the model was parsed from, if not from memory."""
+    data_files: frozenset[str] = frozenset()
+    """Locations of the external data that the model came with, relative to `base_dir`."""
 
     def read(self, tensor: TensorProto) -> np.ndarray:
         """The value of a tensor; one in an external file is read from there and not kept."""
@@ -70,6 +72,7 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
         model = LoadedModel(_from_graphsurgeon(source), base_dir, 0)
     _check_versions(model.proto)
     _check_external_data(model)
+    model.data_files = _locations(model.proto)
     model.proto = _in_order(model.proto)
     check(model.proto, "the model")
     model.inferred = infer_shapes(model.proto)
@@ -145,7 +148,7 @@ def save(model: LoadedModel, out: Path, new_constants: set[str]) -> None:
             proto = ModelProto()
             proto.CopyFrom(model.proto)
             _place_external_data(proto, model.base_dir, out, created)
-            _move_to_external(proto, new_constants, out, created)
+            _move_to_external(proto, new_constants, out, model.data_files, created)
         data = model.source.read_bytes() if isinstance(model.source, Path) else model.source
         write_atomically(out, serialize(proto) if data is None or proto != model.proto else data)
     except OSError as error:
@@ -310,8 +313,11 @@ def _check_external_data(model: LoadedModel) -> None:
     for tensor in tensors(model.proto):
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
-        info = ExternalDataInfo(tensor)
         where = f"tensor '{tensor.name}'"
+        try:
+            info = ExternalDataInfo(tensor)
+        except ValueError as error:
+            raise ModelError(f"{where}: external data; {first_line(error)}") from error
         if model.base_dir is None:
             raise ModelError(f"{where}: external data of a model without a folder; give a path, or base_dir")
         if not info.location:
@@ -325,6 +331,11 @@ def _check_external_data(model: LoadedModel) -> None:
             raise ModelError(
                 f"{where}: external data {info.location!r}; got {length} bytes at {offset} of {size}, expected {needed}"
             )
+
+
+def _locations(model: ModelProto) -> frozenset[str]:
+    external = (tensor for tensor in tensors(model) if tensor.data_location == TensorProto.EXTERNAL)
+    return frozenset(ExternalDataInfo(tensor).location for tensor in external)
 
 
 def _external_size(where: str, base_dir: Path, location: str) -> int:
@@ -445,7 +456,10 @@ def _same_content(first: Path, second: Path) -> bool:
     return os.path.samestat(a, b) or (a.st_size, a.st_mtime_ns) == (b.st_size, b.st_mtime_ns)
 
 
-def _move_to_external(model: ModelProto, names: set[str], out: Path, created: list[Path]) -> None:
+def _move_to_external(
+    model: ModelProto, names: set[str], out: Path, taken: frozenset[str], created: list[Path]
+) -> None:
+    """Write the constants `names` to a data file of `out`'s name, but none in `taken`, and refer to it."""
     moving = [
         tensor
         for tensor in tensors(model)
@@ -453,9 +467,8 @@ def _move_to_external(model: ModelProto, names: set[str], out: Path, created: li
     ]
     if not moving:
         return
-    taken = {ExternalDataInfo(t).location for t in tensors(model) if t.data_location == TensorProto.EXTERNAL}
     location, number = f"{out.name}.data", 0
-    while location in taken:
+    while location in taken or location in _locations(model):
         number += 1
         location = f"{out.name}.{number}.data"
     data = b"".join(tensor.raw_data for tensor in moving)
