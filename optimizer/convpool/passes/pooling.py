@@ -38,6 +38,12 @@ WHOLE_AXIS = 2**31 - 1
 
 SUMMING = ("Add", "Sum", "Mean", "Mul", "Div")
 """Operators that a mean of Slices is written with."""
+UNIT_ROUNDOFF = {
+    TensorProto.FLOAT16: 2.0**-11,
+    TensorProto.BFLOAT16: 2.0**-8,
+    TensorProto.FLOAT: 2.0**-24,
+    TensorProto.DOUBLE: 2.0**-53,
+}
 MAX_TERM_NODES = 64
 """Largest sum of Slices looked at, in nodes."""
 
@@ -50,7 +56,7 @@ def may_be_pooling(scope: Scope, index: int) -> str | None:
     terms = _terms(scope, index) if is_op(node, *SUMMING) else None
     if terms is None or len(terms.slices) < 2:
         return None
-    if not math.isclose(sum(terms.weights), 1, rel_tol=1e-6) and _continues(scope, node.output[0]):
+    if not math.isclose(sum(terms.weights), 1, rel_tol=terms.rounding) and _continues(scope, node.output[0]):
         return None
     return _slice_base(scope, terms.slices[0])
 
@@ -169,14 +175,14 @@ def _slice_mean(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooli
     if offsets != list(product(*(range(k) for k in kernel))):
         return reject(scope, index, "offsets of the Slices", offsets, "each offset of the window once")
     pooled = tuple((n - k) // q + 1 for n, k, q in zip(size, kernel, strides, strict=True))
-    for shape in terms.zero_shapes:
+    for shape in terms.shapes:
         full = (1,) * (rank + 2 - len(shape)) + shape
         limits = (*(scope.info(base).shape or (1, 1))[:2], *pooled)
         if len(full) > len(limits) or any(n not in (1, limit) for n, limit in zip(full, limits, strict=True)):
-            return reject(scope, index, "zeros added to the Slices", list(shape), f"sizes of 1 or {list(limits)}")
+            return reject(scope, index, "shape of a constant", list(shape), f"sizes of 1 or {list(limits)}")
     for weight in terms.weights:
-        if not math.isclose(weight * len(leaves), 1, rel_tol=1e-6):
-            return reject(scope, index, "factor of a Slice", f"{weight:g}", f"1/{len(leaves)}")
+        if not math.isclose(weight * len(leaves), 1, rel_tol=terms.rounding):
+            return reject(scope, index, "factor of a Slice", f"{weight:.9g}", f"1/{len(leaves)}")
     for inner in nodes - {index}:
         for name in scope.nodes[inner].output:
             if name in scope.outputs or name in scope.captured or not set(scope.readers.get(name, ())) <= nodes:
@@ -189,13 +195,15 @@ def _slice_mean(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooli
 class _Terms:
     """A weighted sum of Slices: the Slices' outputs, their weights, and the nodes that sum and scale.
 
-    zero_shapes: shapes of constant zeros among the terms.
+    shapes: of the constant factors, and of constant zeros among the terms.  rounding: relative error that the factors
+    may have by being rounded to their types.
     """
 
     slices: list[str]
     weights: list[float]
     nodes: set[int]
-    zero_shapes: list[Ints]
+    shapes: list[Ints]
+    rounding: float = 2.0**-50
 
 
 def _terms(scope: Scope, index: int) -> _Terms | None:
@@ -213,6 +221,8 @@ def _terms(scope: Scope, index: int) -> _Terms | None:
             if scaled is None:
                 return None
             terms, weight = [scaled[0]], weight * scaled[1]
+            found.shapes.append(scaled[2].shape)
+            found.rounding += UNIT_ROUNDOFF.get(scaled[2].data_type, 0.0)
         else:
             terms = list(node.input)
             weight = weight / len(terms) if node.op_type == "Mean" else weight
@@ -232,12 +242,12 @@ def _terms(scope: Scope, index: int) -> _Terms | None:
     # Values are read last: most sums are none of Slices, and their constants may be large.
     if not found.slices or any(constant.array().any() for constant in constants):
         return None
-    found.zero_shapes = [constant.shape for constant in constants]
+    found.shapes += [constant.shape for constant in constants]
     return found
 
 
-def _scale(scope: Scope, index: int) -> tuple[str, float] | None:
-    """For x * c or x / c with a constant scalar: the tensor x and the factor on it."""
+def _scale(scope: Scope, index: int) -> tuple[str, float, Constant] | None:
+    """For x * c or x / c with a constant scalar: the tensor x, the factor on it, and c."""
     node = scope.nodes[index]
     for operand in (1, 0) if node.op_type == "Mul" else (1,):
         constant = scope.constant(node.input[operand])
@@ -245,7 +255,7 @@ def _scale(scope: Scope, index: int) -> tuple[str, float] | None:
             value = float(constant.array().reshape(-1)[0])
             if value == 0 or not math.isfinite(value):
                 return None
-            return node.input[1 - operand], value if node.op_type == "Mul" else 1 / value
+            return node.input[1 - operand], value if node.op_type == "Mul" else 1 / value, constant
     return None
 
 
@@ -260,6 +270,8 @@ def _computed_zeros(scope: Scope, name: str) -> set[int] | None:
     if source is None or not is_op(scope.nodes[source], "Shape") or scope.nodes[source].attribute:
         return None
     corner = scope.producer.get(scope.nodes[source].input[0])
+    if any(attribute.ref_attr_name for attribute in node.attribute):
+        return None
     fill = attributes(node).get("value") if value is None else scope.constant(value)
     number = 0.0 if value is None and fill is None else _scalar(fill)
     return {index, source} if number == 0 and corner is not None and is_op(scope.nodes[corner], "Slice") else None
