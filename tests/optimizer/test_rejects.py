@@ -85,16 +85,23 @@ CASES = {
         FOUR + "t = Sum(s1, s2, s3, s1)\ny = Mul(t, q)", QUARTER, {}, {}, 
         "Mul 'y': offsets of the Slices; got [(0, 0), (0, 0), (0, 1), (1, 0)], expected each offset of the window once"),
     "wrong divisor": (FOUR_SUM + "y = Mul(t, third)", QUARTER, {}, {}, 
-        "Mul 'y': factor of a Slice; got 0.333333, expected 1/4"),
+        "Mul 'y': factor of a Slice; got 0.333333343, expected 1/4"),
+    "a quarter but for 8 units of rounding": (
+        FOUR_SUM + "y = Mul(t, q)", {**QUARTER, "q": np.float32(0.25000012)}, {}, {},
+        "Mul 'y': factor of a Slice; got 0.250000119, expected 1/4"),
+    "factor that raises the rank": (
+        FOUR_SUM + "y = Mul(t, q)", {**QUARTER, "q": np.full((1,) * 5, 0.25, "f")},
+        {"outputs": "float[a,b,c,d,e5] y"}, {},
+        "Mul 'y': shape of a constant; got [1, 1, 1, 1, 1], expected sizes of 1 or [1, 32, 6, 6]"),
     "nearly a quarter": (FOUR_SUM + "y = Mul(t, q)", {**QUARTER, "q": np.float32(0.2501)}, {}, {}, 
-        "Mul 'y': factor of a Slice; got 0.2501, expected 1/4"),
+        "Mul 'y': factor of a Slice; got 0.250099987, expected 1/4"),
     "unequal factors": (
         FOUR + "p = Mul(s1, third)\nt = Sum(p, s2, s3, s4)\ny = Mul(t, q)", QUARTER, {}, {}, 
-        "Mul 'y': factor of a Slice; got 0.0833333, expected 1/4"),
+        "Mul 'y': factor of a Slice; got 0.0833333358, expected 1/4"),
     "zeros that broadcast": (
         FOUR + "t = Sum(s1, s2, s3, s4, zeros)\ny = Mul(t, q)", {**QUARTER, "zeros": np.zeros((2, 1, 1, 1), "f")}, {},
         {}, 
-        "Mul 'y': zeros added to the Slices; got [2, 1, 1, 1], expected sizes of 1 or [1, 32, 6, 6]"),
+        "Mul 'y': shape of a constant; got [2, 1, 1, 1], expected sizes of 1 or [1, 32, 6, 6]"),
     "a corner read elsewhere": (
         FOUR_SUM + "y = Mul(t, q)\nother = Relu(s4)", QUARTER,
         {"outputs": "float[a,b,c,d] y, float[a,b,c,d] other"}, {}, 
