@@ -50,6 +50,7 @@ class InputMaker:
         self._data = None if data is None else _fit_data(self._feeds, data)
         self._shapes = _fit_shapes(self._feeds, shapes)
         self._open_size: int | None = None
+        self._named = self._named_sizes()
 
     def runnable(self, number: int, run: Callable[[Arrays], list[object]]) -> tuple[Arrays, list[object]]:
         """Set `number` of inputs, and what `run` gives for it.
@@ -85,12 +86,23 @@ class InputMaker:
             for value in self._feeds
         )
 
+    def _named_sizes(self) -> dict[str, int]:
+        """Sizes of symbolic dimensions: as given for another input, or 1 for a name that is some input's first axis."""
+        sizes: dict[str, int] = {}
+        for value in self._feeds:
+            for axis, dim in enumerate(_dims(value)):
+                if isinstance(dim, str) and value.name in self._shapes:
+                    sizes[dim] = self._shapes[value.name][axis]
+                elif isinstance(dim, str) and axis == 0:
+                    sizes.setdefault(dim, 1)
+        return sizes
+
     def _random(self, number: int, open_size: int) -> Arrays:
         rng = np.random.default_rng([self._seed, number])
         arrays = {}
         for value in self._feeds:
             dims = self._shapes.get(value.name) or [
-                dim if isinstance(dim, int) else (1 if axis == 0 else open_size)
+                dim if isinstance(dim, int) else self._named.get(dim or "", 1 if axis == 0 else open_size)
                 for axis, dim in enumerate(_dims(value))
             ]
             arrays[value.name] = _random_array(rng, value, tuple(dims))

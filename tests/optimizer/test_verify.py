@@ -199,3 +199,18 @@ def test_a_result_that_cannot_run_is_an_error():
     broken = pair(body=PAIR.replace("x, w, b", "x, w, b, b"))
     with pytest.raises(ModelError):
         convpool.verify(pair(), broken)
+
+
+def test_inputs_that_share_a_symbolic_dimension_agree_on_it():
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[2,N,3] state, float[N,2,H,H] x) => (float[N,2,P,P] y, float[2,N,3] s) {
+            w = Constant <value = float[2,2,1,1] {1, 2, 3, 4}> ()
+            c = Conv (x, w)
+            y = AveragePool <kernel_shape = [2,2], strides = [2,2]> (c)
+            s = Identity (state)
+        }""")
+    found = convpool.optimize(model).report.verification
+    assert found.passed and found.input_shapes["state"] == [2, 1, 3] and found.input_shapes["x"][0] == 1
+    found = convpool.optimize(model, input_shapes={"x": [4, 2, 8, 8]}).report.verification
+    assert found.passed and found.input_shapes["state"] == [2, 4, 3]
