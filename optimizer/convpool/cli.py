@@ -14,8 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from convpool.api import OptimizeResult, optimize
 from convpool.errors import ConvpoolError, OptionError, OutputError, VerificationError
+from convpool.files import write_atomically
 from convpool.lowering import REQUESTS
-from convpool.modelio import serialize, write_atomically
+from convpool.modelio import serialize
 from convpool.report import Report
 from convpool.table import make_console, show
 

@@ -30,3 +30,9 @@ class VerificationError(ConvpoolError):
     def __init__(self, message: str, report: Report | None = None) -> None:
         super().__init__(message)
         self.report = report
+
+
+def first_line(error: BaseException) -> str:
+    """An exception's message on one line, shortened."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
-from convpool.graph import graphs_within, subgraphs
-from convpool.modelio import LoadedModel, tensors
+from convpool.graph import graphs_within, subgraphs, tensors
+from convpool.modelio import LoadedModel
 
 HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _OTHER_TYPES = (*HALF_TYPES, TensorProto.DOUBLE)

@@ -147,15 +147,17 @@ class Scope:
             inputs[source] = constant.array()
         if any(attribute.ref_attr_name for attribute in node.attribute):
             return None
-        values = [helper.make_tensor_value_info(s, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-                  for s, a in inputs.items()]  # fmt: skip
+        stored = [numpy_helper.from_array(array, source) for source, array in inputs.items()]
         outputs = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None)]
-        graph = helper.make_graph([node], "fold", values, outputs)
+        graph = helper.make_graph([node], "fold", [], outputs, stored)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)])
         try:
             from onnx.reference import ReferenceEvaluator
 
-            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)])
-            result = np.asarray(ReferenceEvaluator(model).run([name], inputs)[0])
+            shape = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.output[0].type.tensor_type.shape
+            if math.prod(dim.dim_value for dim in shape.dim) > MAX_FOLDED_ELEMENTS:
+                return None
+            result = np.asarray(ReferenceEvaluator(model).run([name], {})[0])
         except Exception:  # whatever the reference implementation has against it: then it is not folded
             return None
         if result.size > MAX_FOLDED_ELEMENTS:
@@ -217,6 +219,25 @@ def graphs_within(graph: GraphProto) -> Iterator[GraphProto]:
     for node in graph.node:
         for _, _, inner in subgraphs(node):
             yield from graphs_within(inner)
+
+
+def tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor stored in the model: initializers and Constant values, subgraphs and functions included."""
+
+    def visit(proto) -> Iterator[TensorProto]:
+        if isinstance(proto, GraphProto):
+            yield from proto.initializer
+        for node in proto.node:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
+            for _, _, graph in subgraphs(node):
+                yield from visit(graph)
+
+    yield from visit(model.graph)
+    for function in model.functions:
+        yield from visit(function)
 
 
 def index_model(

@@ -30,10 +30,10 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto
 
-from convpool.errors import ModelError
+from convpool.errors import ModelError, first_line
 from convpool.float32 import HALF_TYPES, float_types, to_float32
 from convpool.inputs import Arrays, InputMaker, load_arrays
-from convpool.modelio import LoadedModel, first_line, load, passes_full_check, serialize
+from convpool.modelio import LoadedModel, load, passes_full_check, serialize
 
 TOLERANCES: dict[int, tuple[float, float]] = {TensorProto.FLOAT16: (2e-2, 1e-2), TensorProto.BFLOAT16: (1e-1, 5e-2)}
 FLOAT32_TOLERANCE = (1e-3, 1e-4)

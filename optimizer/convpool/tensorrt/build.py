@@ -22,7 +22,8 @@ from onnx import ModelProto, TensorProto
 
 from convpool.api import optimize
 from convpool.errors import ModelError, OptionError
-from convpool.modelio import load, write_atomically
+from convpool.files import write_atomically
+from convpool.modelio import load
 from convpool.tensorrt import prepare
 from convpool.tensorrt.engine import Engine
 from convpool.tensorrt.errors import TensorRTError

@@ -13,7 +13,7 @@ import numpy as np
 
 from convpool.cuda import arrays as gpu_arrays
 from convpool.errors import OptionError, OutputError
-from convpool.modelio import write_atomically
+from convpool.files import write_atomically
 from convpool.tensorrt.errors import TensorRTError
 from convpool.tensorrt.library import load_plugin, logger, tensorrt_module
 from convpool.tensorrt.memory import PycudaMemory
