@@ -135,12 +135,16 @@ cudaError_t launch_kernel(const Tactic &tactic, const Device &device, unsigned g
     config.blockDim = dim3(tactic.threads());
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = tactic.split;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    config.attrs = &cluster;
-    config.numAttrs = tactic.split > 1 ? 1 : 0;
+    cudaLaunchAttribute attributes[2]{};
+    config.attrs = attributes;
+    if (tactic.split > 1) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(tactic.split), 1, 1};
+    }
+    if (device.cc >= 90) {  // the kernels wait for the one before them themselves: wait_for_previous_kernel()
+        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
     void *arguments[] = {params};
     return cudaLaunchKernelExC(&config, tactic.kernel(), arguments);
 }
@@ -228,7 +232,7 @@ cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Devi
         b.x = t.x;
         b.out = workspace + layout.weights_bytes;
         x = b.out;
-        b.box = tactic.family == Family::kDirectGemm ? box_of(p) : BoxMean{1, 1, 1, 1, 1, 1, 0, 0, 1.f, 1.f, 1};
+        b.box = tactic.direct_gemm() ? box_of(p) : BoxMean{1, 1, 1, 1, 1, 1, 0, 0, 1.f, 1.f, 1};
         b.n = shape.n;
         b.c = static_cast<int32_t>(p.c);
         b.h = static_cast<int32_t>(p.in[1]);
@@ -241,7 +245,7 @@ cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Devi
         b.div_chunks = FastDiv(b.chunks);
         b.div_out_w = FastDiv(b.out_w);
         b.div_out_h = FastDiv(b.out_h);
-        const cudaError_t error = launch_box_mean(b, precision, stream);
+        const cudaError_t error = launch_box_mean(b, precision, device.cc >= 90, stream);
         if (error != cudaSuccess) return error;
     }
     ImplicitGemmParams g{};
@@ -258,8 +262,13 @@ cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Devi
     g.div_out_w = FastDiv(shape.out_w);
     g.div_out_hw = FastDiv(static_cast<uint32_t>(p.out_pixels()));
     g.div_m_tiles = FastDiv(g.m_tiles);
+    g.split = tactic.split;
+    const int tap_chunks = shape.c / p.per_chunk();
+    g.chunks = shape.kh * shape.kw * tap_chunks;
+    g.div_tap_chunks = FastDiv(tap_chunks);
+    g.div_kw = FastDiv(shape.kw);
     const int64_t tiles = (int64_t{g.pixels} + tactic.block_m - 1) / tactic.block_m * g.m_tiles;
-    return launch_kernel(tactic, device, static_cast<unsigned>(tiles), implicit_gemm_shared_bytes(tactic), &g, stream);
+    return launch_kernel(tactic, device, static_cast<unsigned>(tiles * tactic.split), implicit_gemm_shared_bytes(tactic), &g, stream);
 }
 
 convpool_status check_tensors(const Problem &p, const convpool_tensors *t) {

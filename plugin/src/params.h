@@ -93,7 +93,9 @@ struct ImplicitGemmParams {
     int32_t y_vectors;
     int32_t pixels;  // n * out_h * out_w
     int32_t slices, m_tiles;
-    FastDiv div_out_w, div_out_hw, div_m_tiles;
+    int32_t split;   // thread blocks of a cluster that share the sum
+    int32_t chunks;  // of a filter: taps times those of a tap
+    FastDiv div_out_w, div_out_hw, div_m_tiles, div_tap_chunks, div_kw;
 };
 
 // Box means, or a plain copy where ph = pw = 1, to channels last, channels padded to whole chunks with zeros.
@@ -102,7 +104,7 @@ struct BoxMeanParams {
     void *out;
     BoxMean box;
     int32_t n, c, h, w, out_h, out_w, chunks, x_channels_last, x_chunked;
-    FastDiv div_chunks, div_out_w, div_out_h;
+    FastDiv div_chunks, div_out_w, div_out_h, div_strips;
 };
 
 // Weights [m,kh,kw,c] to [m,fused_h,fused_w,chunks]: summed over the pooling window and divided by its size, or, with a

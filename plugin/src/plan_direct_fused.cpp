@@ -12,9 +12,10 @@ constexpr int kReservedSharedBytes = 1024; // of every resident block, taken by 
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The least number not below `value` that is 8 / kChunks modulo 8, see TileConfig::kPixelPlane.
+// The least number not below `value` that is 2 modulo 8: four chunks of two neighbours, which eight lanes store at once,
+// then fall into eight different bank groups.
 int64_t pad_plane(int64_t value) {
-    while (value % 8 != 8 / kChunks) ++value;
+    while (value % 8 != 2) ++value;
     return value;
 }
 
@@ -26,7 +27,8 @@ struct Box {
     int64_t mean_bytes() const { return std::max(kChunks * 16 * plane, staging); }
     int buffers;  // of P
     int64_t raw_bytes() const { return kChunks * 16 * images * raw_h * raw_w; }
-    int64_t pixel_bytes() const { return buffers * mean_bytes() + raw_bytes(); }
+    // Weights follow, from a multiple of 1024 on, which their swizzle counts from.
+    int64_t pixel_bytes() const { return ceil_div(buffers * mean_bytes() + raw_bytes(), 1024) * 1024; }
 };
 
 // Accumulators of `rows` pixels and up to `columns` channels of every warp, a pitch of 8 floats more: Staging.
@@ -40,7 +42,7 @@ Box make_box(const Problem &p, const Tactic &t, int images, int h_log2, int w_lo
     b.h_log2 = h_log2;
     b.w_log2 = w_log2;
     b.staging = staging_bytes(t, 16, 64);
-    b.buffers = t.family == Family::kDirectFusedSm90 ? 2 : 1;
+    b.buffers = t.sm90() ? 2 : 1;
     const int h = 1 << h_log2, w = 1 << w_log2;
     b.halo_h = int64_t{h - 1} * p.strides[1] + int64_t{p.kernel[1] - 1} * p.dilations[1] + 1;
     b.halo_w = int64_t{w - 1} * p.strides[2] + int64_t{p.kernel[2] - 1} * p.dilations[2] + 1;
@@ -73,7 +75,7 @@ int segment_height(const Box &b, int threads, bool one_each) {
 
 bool plan_direct_fused(const Problem &p, const Tactic &t, const Device &device, DirectFusedPlan &plan,
                        std::string &reason) {
-    const int stage_bytes = kChunks * (t.block_n + 8 / kChunks) * 16;
+    const int stage_bytes = t.block_n * kChunks * 16;
     const int taps = p.kernel[1] * p.kernel[2];
     const int slices = static_cast<int>(ceil_div(p.c, kChunks * p.per_chunk()));
     if (slices < t.split) {
@@ -87,7 +89,7 @@ bool plan_direct_fused(const Problem &p, const Tactic &t, const Device &device, 
                                                   device.shared_per_multiprocessor / (bytes + kReservedSharedBytes)));
     };
 
-    const bool warpgroups = t.family == Family::kDirectFusedSm90;
+    const bool warpgroups = t.sm90();
     if (taps > kMaxTaps) {
         reason = std::string(t.name()) + ": taps of the kernel; got " + std::to_string(taps) + ", expected at most " +
                  std::to_string(kMaxTaps) + "; use direct_gemm or generic";

@@ -15,7 +15,9 @@ constexpr int CONVPOOL_PRECISION_ANY = -1, CONVPOOL_PRECISION_F16 = 0, CONVPOOL_
 constexpr Family CONVPOOL_FAMILY_generic = Family::kGeneric, CONVPOOL_FAMILY_direct_gemm = Family::kDirectGemm,
                  CONVPOOL_FAMILY_direct_fused = Family::kDirectFused,
                  CONVPOOL_FAMILY_direct_fused_sm90 = Family::kDirectFusedSm90,
-                 CONVPOOL_FAMILY_filter_fused = Family::kFilterFused;
+                 CONVPOOL_FAMILY_direct_gemm_sm90 = Family::kDirectGemmSm90,
+                 CONVPOOL_FAMILY_filter_fused = Family::kFilterFused,
+                 CONVPOOL_FAMILY_filter_fused_sm90 = Family::kFilterFusedSm90;
 
 constexpr Tactic kTactics[] = {
 #define CONVPOOL_ROW(family, precision, ...) {CONVPOOL_FAMILY_##family, CONVPOOL_PRECISION_##precision, __VA_ARGS__},
@@ -36,8 +38,6 @@ static_assert(ids_are_unique(), "tactic ids are distinct and not 0");
 
 constexpr int kChunks = 4;  // TileConfig::kChunks
 
-int padded_plane(int rows) { return rows + 8 / kChunks; }
-int weight_stage_bytes(const Tactic &t) { return kChunks * padded_plane(t.block_n) * 16; }
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 size_t round_up_256(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -61,17 +61,19 @@ const Tactic *find_tactic(int id) {
 
 const char *Tactic::family_name() const {
     switch (family) {
-    case Family::kDirectGemm: return "direct_gemm";
+    case Family::kDirectGemm:
+    case Family::kDirectGemmSm90: return "direct_gemm";
     case Family::kDirectFused:
     case Family::kDirectFusedSm90: return "direct_fused";
-    case Family::kFilterFused: return "filter_fused";
+    case Family::kFilterFused:
+    case Family::kFilterFusedSm90: return "filter_fused";
     default: return "generic";
     }
 }
 
 int Tactic::min_cc() const {
     if (family == Family::kGeneric) return 75;
-    if (split > 1 || family == Family::kDirectFusedSm90) return 90;
+    if (split > 1 || sm90()) return 90;
     return precision == static_cast<int32_t>(Precision::kF16) ? 75 : 80;
 }
 
@@ -82,8 +84,8 @@ const char *Tactic::name() const {
         for (const Tactic &t : kTactics) {
             std::string name = std::string("conv_avgpool_") + t.family_name();
             if (t.family != Family::kGeneric) {
-                const int k = kChunks * (t.precision <= 1 ? 8 : 4);
-                name += "_sm" + std::to_string(t.min_cc()) + (t.family == Family::kDirectFusedSm90 ? "a_" : "_") + precisions[t.precision] + "_m" +
+                const int k = t.sm90() && !t.direct_fused() ? 64 : kChunks * (t.precision <= 1 ? 8 : 4);
+                name += "_sm" + std::to_string(t.min_cc()) + (t.sm90() ? "a_" : "_") + precisions[t.precision] + "_m" +
                         std::to_string(t.block_m) + "n" + std::to_string(t.block_n) + "k" + std::to_string(k) + "_s" +
                         std::to_string(t.stages);
                 if (t.split > 1) name += "_split" + std::to_string(t.split);
@@ -103,7 +105,8 @@ const void *Tactic::kernel() const {
     static constexpr Lookup gemm[] = {implicit_gemm_kernel_f16, implicit_gemm_kernel_bf16, implicit_gemm_kernel_tf32,
                                       implicit_gemm_kernel_tf32x3};
     static constexpr Lookup fused_sm90[] = {direct_fused_sm90_kernel_f16, direct_fused_sm90_kernel_bf16};
-    if (family == Family::kDirectFusedSm90) return fused_sm90[precision](id);
+    static constexpr Lookup gemm_sm90[] = {implicit_gemm_sm90_kernel_f16, implicit_gemm_sm90_kernel_bf16};
+    if (sm90()) return (direct_fused() ? fused_sm90 : gemm_sm90)[precision](id);
     return (family == Family::kDirectFused ? fused : gemm)[precision](id);
 }
 
@@ -114,9 +117,9 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
         return got(t, "compute capability", std::to_string(device.cc), std::to_string(t.min_cc()) + " or more",
                    kUseGeneric);
     if (t.family == Family::kGeneric) return {};
-    if (t.family == Family::kDirectFusedSm90 && (device.cc != 90 || !CONVPOOL_HAS_SM90A))
+    if (t.sm90() && (device.cc != 90 || !CONVPOOL_HAS_SM90A))
         return got(t, "compute capability", std::to_string(device.cc) + (CONVPOOL_HAS_SM90A ? "" : ", built without 90"),
-                   "90, and a library built for it", "use another direct_fused tactic");
+                   "90, and a library built for it", "use a tactic without sm90a");
     const Precision precision = static_cast<Precision>(t.precision);
     const int dtype = precision == Precision::kF16 ? CONVPOOL_F16 : precision == Precision::kBF16 ? CONVPOOL_BF16
                                                                                                    : CONVPOOL_F32;
@@ -143,7 +146,7 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
     }
     const WorkspaceLayout layout = workspace_layout(p, t);
     const int64_t chunks = ceil_div(p.c, p.per_chunk());
-    const int64_t passes = t.family == Family::kDirectGemm ? p.n * p.pooled[1] * p.pooled[2] : p.n * p.in_pixels();
+    const int64_t passes = t.direct_gemm() ? p.n * p.pooled[1] * p.pooled[2] : p.n * p.in_pixels();
     if (layout.box_pass && passes * chunks > (int64_t{1} << 31) - 1)
         return got(t, "16-byte chunks of the tensor to convolve", std::to_string(passes * chunks), "less than 2^31",
                    "use direct_fused or generic");
@@ -152,7 +155,7 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
     if (implicit_gemm_shared_bytes(t) > device.shared_per_block)
         return got(t, "shared memory of a block", std::to_string(device.shared_per_block) + " bytes",
                    std::to_string(implicit_gemm_shared_bytes(t)), "use a tactic with smaller tiles");
-    if (t.family == Family::kFilterFused) {
+    if (t.filter_fused()) {
         for (int i = 1; i < kRank; ++i) {
             // Zeros that Conv pads around the pooled tensor must be what box means over a padded X are there: zero.
             const int64_t window = int64_t{p.pool_dilations[i]} * (p.pool_kernel[i] - 1);
@@ -218,7 +221,7 @@ Shape2d gemm_shape(const Problem &p, const Tactic &t) {
     s.out_w = static_cast<int32_t>(p.out[2]);
     s.x_channels_last = 1;
     s.y_channels_last = p.y_channels_last;
-    if (t.family == Family::kDirectGemm) {
+    if (t.direct_gemm()) {
         s.h = static_cast<int32_t>(p.pooled[1]);
         s.w = static_cast<int32_t>(p.pooled[2]);
         s.kh = p.kernel[1];
@@ -247,8 +250,8 @@ Shape2d gemm_shape(const Problem &p, const Tactic &t) {
 
 WorkspaceLayout workspace_layout(const Problem &p, const Tactic &t) {
     WorkspaceLayout layout{};
-    if (t.family != Family::kDirectGemm && t.family != Family::kFilterFused) return layout;
-    const bool direct = t.family == Family::kDirectGemm;
+    if (!t.direct_gemm() && !t.filter_fused()) return layout;
+    const bool direct = t.direct_gemm();
     const Shape2d s = gemm_shape(p, t);
     layout.weight_pass = !p.w_rows_chunked() || (!direct && p.pool_size() > 1);
     layout.box_pass = !p.x_rows_chunked() || (direct && pools(p));
@@ -260,7 +263,9 @@ WorkspaceLayout workspace_layout(const Problem &p, const Tactic &t) {
 }
 
 int implicit_gemm_shared_bytes(const Tactic &t) {
-    return t.stages * (weight_stage_bytes(t) + kChunks * padded_plane(t.block_m) * 16);
+    const int ring = t.stages * (t.block_m + t.block_n) * (t.sm90() ? 8 : kChunks) * 16;
+    const int exchange = t.block_m * t.warps_n * (t.block_n / t.warps_n + 8) * 4;  // of accumulators in a cluster
+    return t.split > 1 ? std::max(ring, exchange) : ring;
 }
 
 WeightParams weight_params(const Problem &p, const Tactic &t) {
@@ -273,7 +278,7 @@ WeightParams weight_params(const Problem &p, const Tactic &t) {
     w.fused_h = s.kh;
     w.fused_w = s.kw;
     w.chunks = s.c / p.per_chunk();
-    if (t.family == Family::kFilterFused) {
+    if (t.filter_fused()) {
         const FusedKernel h = fused_kernel(p, 1), v = fused_kernel(p, 2);
         w.box = box_of(p);
         w.tap_step_h = h.tap_step;

@@ -7,7 +7,9 @@
 
 namespace convpool {
 
-enum class Family : int32_t { kGeneric, kDirectGemm, kDirectFused, kDirectFusedSm90, kFilterFused };
+enum class Family : int32_t {
+    kGeneric, kDirectGemm, kDirectGemmSm90, kDirectFused, kDirectFusedSm90, kFilterFused, kFilterFusedSm90
+};
 
 struct Tactic {
     Family family;
@@ -18,6 +20,12 @@ struct Tactic {
     const char *family_name() const;
     const char *name() const;  // static storage
     int min_cc() const;
+    bool sm90() const {
+        return family == Family::kDirectGemmSm90 || family == Family::kDirectFusedSm90 ||
+               family == Family::kFilterFusedSm90;
+    }
+    bool direct_gemm() const { return family == Family::kDirectGemm || family == Family::kDirectGemmSm90; }
+    bool filter_fused() const { return family == Family::kFilterFused || family == Family::kFilterFusedSm90; }
     bool direct_fused() const { return family == Family::kDirectFused || family == Family::kDirectFusedSm90; }
     const void *kernel() const;  // null for generic
 };

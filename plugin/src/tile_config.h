@@ -22,13 +22,10 @@ struct TileConfig {
     static constexpr int kThreads = 32 * kWarps;
     static constexpr int kWarpM = kBlockM / kWarpsM, kWarpN = kBlockN / kWarpsN;
     static constexpr int kFragmentsM = kWarpM / 16, kFragmentsN = kWarpN / 8;
-    // Planes of one chunk are apart by 2 (mod 8) rows of 16 bytes, so that four chunks of two neighbours, which eight
-    // lanes store at once, fall into eight different bank groups.
-    static constexpr int kPixelPlane = kBlockM + 8 / kChunks;
-    static constexpr int kWeightPlane = kBlockN + 8 / kChunks;
-    static constexpr int kWeightStageBytes = kChunks * kWeightPlane * 16;
-    static constexpr int kPixelStageBytes = kChunks * kPixelPlane * 16;
-    static constexpr int kAccumulatorBytes = kBlockM * kBlockN * 4;
+    // A row of a slice: its chunks lie side by side, so that the lanes that copy them ask for one piece of memory, in an
+    // order that turns with the row: chunk_in_row().
+    static constexpr int kRowBytes = kChunks * 16;
+    static constexpr int kPixelStageBytes = kBlockM * kRowBytes, kWeightStageBytes = kBlockN * kRowBytes;
 
     static_assert((kBlockM & (kBlockM - 1)) == 0, "a tile is a box of powers of two");
     static_assert(kWarpM % 16 == 0 && kWarpN % 16 == 0, "a warp multiplies 16 x 16 blocks");

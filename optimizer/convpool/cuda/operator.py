@@ -68,6 +68,7 @@ def conv_avg_pool(
     y_layout: str | None = None,
     out: Any = None,
     workspace: Any = None,
+    weights_prepared: bool = False,
     stream: Any = None,
     tactic: int | str | Tactic | None = None,
     allow_tf32: bool = False,
@@ -83,7 +84,8 @@ def conv_avg_pool(
 
     out is allocated by the library that made x if it is left out.  tactic is an id or name of `tactics()`; left out,
     the library's cost rule picks one within `workspace` (any GPU array; its bytes count).  A tactic that needs more
-    workspace than given gets it allocated by x's library.  float32 is computed at full precision unless allow_tf32.
+    workspace than given gets it allocated by x's library.  weights_prepared says that the workspace still holds what an
+    earlier call with the same w, tactic and shapes left there, so that w is not transformed again.  float32 is computed at full precision unless allow_tf32.
 
     Raises ArrayError (an array of wrong type, shape, order or device), ProblemError (arguments that are no
     ConvAvgPool), UnsupportedError (the tactic does not run this), CudaError.
@@ -110,6 +112,8 @@ def conv_avg_pool(
 
     space = None if workspace is None else arrays.view("workspace", workspace)
     space_bytes = 0 if space is None else arrays.byte_count(space)
+    if weights_prepared and (workspace is None or tactic is None):
+        raise ProblemError("weights_prepared: nothing to reuse; got no workspace or no tactic, expected both")
     if tactic is not None:
         needed = problem.workspace_bytes(tactic)
         if needed > space_bytes:
@@ -119,6 +123,7 @@ def conv_avg_pool(
             space, space_bytes = arrays.view("workspace", workspace), needed
 
     tensors = library.TensorsStruct(struct_size=ctypes.sizeof(library.TensorsStruct))
+    tensors.flags = library.WEIGHTS_PREPARED if weights_prepared else 0
     tensors.x, tensors.w, tensors.y = vx.pointer, views["w"].pointer, views["out"].pointer
     tensors.b = views["b"].pointer if b is not None else None
     tensors.residual = views["residual"].pointer if residual is not None else None

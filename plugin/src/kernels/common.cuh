@@ -107,6 +107,20 @@ template <Precision P> CONVPOOL_DEVICE uint4 pack_chunk(const float (&v)[Traits<
     }
 }
 
+// A launch may overlap the end of the kernel before it in the stream (programmatic dependent launch): before anything is
+// read or written, wait until that kernel's results are there. Returns at once where the launch did not ask for overlap.
+CONVPOOL_DEVICE void wait_for_previous_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The next kernel's blocks may be started where there is room; they wait as above.
+CONVPOOL_DEVICE void let_next_kernel_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // ---- copies -------------------------------------------------------------------------------------------------------
 
 CONVPOOL_DEVICE uint32_t shared_address(const void *p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }

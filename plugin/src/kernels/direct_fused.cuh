@@ -191,6 +191,7 @@ template <class Config> struct DirectFused {
 
     // ---- 3: weights of one tap and slice ----
     static constexpr int kRowsAtOnce = Config::kThreads / kChunks;
+    static_assert(kRowsAtOnce % 8 == 0, "rows that one thread copies have one swizzle");
 
     // The weights to fetch next: tile, slice and tap run ahead of the products.
     struct WeightCursor {
@@ -221,19 +222,20 @@ template <class Config> struct DirectFused {
             const int rows = channels > 0 ? s.m - at.first_m - row0 : 0;        // valid rows from this thread's on
             const int64_t rows_step = static_cast<int64_t>(kRowsAtOnce) * (p.taps * s.c);
             const Element *src = at.row + (at.tap * s.c + slice_c);
+            // kRowsAtOnce is a multiple of 8, so every row of this thread has its chunk at the same place.
             const uint32_t dst = shared + p.weight_offset + at.buffer * Config::kWeightStageBytes +
-                                 (thread % kChunks * Config::kWeightPlane + row0) * 16;
+                                 chunk_in_row(row0, thread % kChunks);
             if (p.w_chunked) {
 #pragma unroll
                 for (int row = 0; row < Config::kBlockN; row += kRowsAtOnce) {
                     if (Config::kBlockN % kRowsAtOnce != 0 && row + row0 >= Config::kBlockN) break;
-                    copy_chunk(dst + row * 16, row < rows ? src : static_cast<const Element *>(p.w), row < rows);
+                    copy_chunk(dst + row * Config::kRowBytes, row < rows ? src : static_cast<const Element *>(p.w), row < rows);
                     src += rows_step;
                 }
             } else {
 #pragma unroll 1
                 for (int row = 0; row + row0 < Config::kBlockN; row += kRowsAtOnce) {
-                    copy_elements<Config::kPrecision>(dst + row * 16, src, 1, row < rows ? channels : 0);
+                    copy_elements<Config::kPrecision>(dst + row * Config::kRowBytes, src, 1, row < rows ? channels : 0);
                     src += rows_step;
                 }
             }
@@ -273,70 +275,6 @@ template <class Config> struct DirectFused {
     CONVPOOL_DEVICE OutputView output_view() const {
         const Shape2d &s = p.shape;
         return {p.y, s.y_channels_last ? 1 : static_cast<int64_t>(s.out_h) * s.out_w, s.m, p.y_vectors != 0};
-    }
-
-    // ---- a cluster's blocks each hold a part of the sum over channels ----
-    // Each writes its accumulators to its shared memory, as [warp][pixel][channel]. Block r then adds up, in the order of
-    // the blocks, and stores every split-th group of 4 pixels of a warp from r on: the result does not depend on timing.
-    CONVPOOL_DEVICE void store_split(const Accumulators<Config> &acc, const Tile &tile, int rank, int warp_m,
-                                     int warp_n) const {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-        constexpr int kPitch = Config::kWarpN + 8, kRows = 4;
-        const uint32_t mine = shared + warp * Config::kWarpM * kPitch * 4;
-        const uint32_t target = mine + ((lane >> 2) * kPitch + 2 * (lane & 3)) * 4;
-#pragma unroll
-        for (int mi = 0; mi < Config::kFragmentsM; ++mi)
-#pragma unroll
-            for (int ni = 0; ni < Config::kFragmentsN; ++ni) {
-                const uint32_t at = target + (mi * 16 * kPitch + ni * 8) * 4;
-                store_shared_pair(at, acc[mi][ni][0], acc[mi][ni][1]);
-                store_shared_pair(at + 8 * kPitch * 4, acc[mi][ni][2], acc[mi][ni][3]);
-            }
-        cluster_barrier();
-        const OutputView view = output_view();
-#pragma unroll 1
-        for (int row = rank * kRows; row < Config::kWarpM; row += p.split * kRows) {
-            constexpr int kAcross = Config::kWarpN / 4;
-#pragma unroll 1
-            for (int i = lane; i < kRows * kAcross; i += 32) {
-                const uint32_t at = mine + ((row + i / kAcross) * kPitch + i % kAcross * 4) * 4;
-                float4 sum{0.f, 0.f, 0.f, 0.f};
-#pragma unroll 1
-                for (int q = 0; q < p.split; ++q) {
-                    const float4 part = load_remote(at, q);
-                    sum.x += part.x;
-                    sum.y += part.y;
-                    sum.z += part.z;
-                    sum.w += part.w;
-                }
-                // No other block reads these pixels, so the sum may take its own part's place.
-                store_shared(at, {__float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
-                                  __float_as_uint(sum.w)});
-            }
-            __syncwarp();
-            store_rows<Config, kRows, Config::kWarpN>(mine + row * kPitch * 4, p.epilogue, view, warp_m * Config::kWarpM + row,
-                                      tile.m_tile * Config::kBlockN + warp_n * Config::kWarpN, lane,
-                                      [&](int r) { return output_pixel(tile, r); });
-        }
-        cluster_barrier();  // no block leaves while another reads its memory
-#endif
-    }
-
-    CONVPOOL_DEVICE void cluster_barrier() const {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-        asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-    }
-
-    CONVPOOL_DEVICE float4 load_remote(uint32_t address, int block) const {
-        float4 v{0.f, 0.f, 0.f, 0.f};
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-        uint32_t remote;
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
-        asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                     : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(remote) : "memory");
-#endif
-        return v;
     }
 
     CONVPOOL_DEVICE void run() const {
@@ -388,14 +326,16 @@ template <class Config> struct DirectFused {
                     }
                     if (!p.resident) fetch(cursor, first_slice, end_slice, step);
                     copy_commit();
-                    multiply<Config, false>(acc, pixel_rows, tap_offset(tap), two_planes,
+                    multiply<Config, Pixels::kMeans>(acc, pixel_rows, tap_offset(tap), two_planes,
                                             weight_lane + buffer * Config::kWeightStageBytes);
                     buffer = buffer + 1 == p.weight_stages ? 0 : buffer + 1;
                 }
             }
             __syncthreads();  // P is no longer read, and its place free for the accumulators
             if (p.split > 1)
-                store_split(acc, tile, rank, warp_m, warp_n);
+                store_split<Config>(acc, shared, p.split, rank, p.epilogue, output_view(), warp_m * Config::kWarpM,
+                                    tile.m_tile * Config::kBlockN + warp_n * Config::kWarpN, lane,
+                                    [&](int row) { return output_pixel(tile, row); });
             else
                 store_tile<Config>(acc, shared, p.epilogue, output_view(), warp_m * Config::kWarpM,
                                    tile.m_tile * Config::kBlockN + warp_n * Config::kWarpN, lane,
@@ -410,7 +350,8 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     direct_fused_kernel(const __grid_constant__ DirectFusedParams params) {
     if constexpr (kCompiledForThisArch<Config::kPrecision>) {
-        extern __shared__ __align__(128) unsigned char memory[];
+        extern __shared__ __align__(1024) unsigned char memory[];
+        wait_for_previous_kernel();
         DirectFused<Config>(params, shared_address(memory)).run();
     }
 }

@@ -35,9 +35,9 @@ template <class Config> struct DirectFusedSm90 : DirectFused<Config> {
         int index = blockIdx.x / p.split;
         if (index >= p.tiles) return;
 
-        const uint64_t pixel_descriptor = matrix_descriptor(
-            p.plane * 16, p.shape.stride_h * p.shape.stride_w * p.phase_pitch * 16);
-        const uint64_t weight_descriptor = matrix_descriptor(Config::kWeightPlane * 16, 128);
+        const uint64_t pixel_descriptor =
+            matrix_descriptor(p.plane * 16, p.shape.stride_h * p.shape.stride_w * p.phase_pitch * 16, kNoSwizzle);
+        const uint64_t weight_descriptor = matrix_descriptor(16, 8 * Config::kRowBytes, kSwizzle64);
         const uint32_t pixels = this->pixel_row(this->warp / 4 * 64);
         const uint32_t weights = this->shared + p.weight_offset;
 
@@ -79,7 +79,7 @@ template <class Config> struct DirectFusedSm90 : DirectFused<Config> {
 #pragma unroll
                     for (int k = 0; k < kChunks / 2; ++k)
                         wgmma<Config::kPrecision>(acc[0], at_address(pixel_descriptor, a + k * 2 * p.plane * 16),
-                                                  at_address(weight_descriptor, b + k * 2 * Config::kWeightPlane * 16));
+                                                  at_address(weight_descriptor, b + k * 32));
                     wgmma_commit();
                     // Raw pixels came with the copies of tap 0, and so have arrived kStages - 2 taps later.
                     if (tap >= kStages - 2 && more)
@@ -93,7 +93,9 @@ template <class Config> struct DirectFusedSm90 : DirectFused<Config> {
             wgmma_wait<0>();
             __syncthreads();  // the means are no longer read, and their place free for the accumulators
             if (p.split > 1)
-                this->store_split(acc, tile, rank, this->warp, 0);
+                store_split<Config>(acc, this->shared, p.split, rank, p.epilogue, this->output_view(), this->warp * 16,
+                                    tile.m_tile * Config::kBlockN, this->lane,
+                                    [&](int row) { return this->output_pixel(tile, row); });
             else
                 store_tile<Config>(acc, this->shared + p.mean_bytes - means, p.epilogue, this->output_view(),
                                    this->warp * 16, tile.m_tile * Config::kBlockN, this->lane,
@@ -108,7 +110,8 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     direct_fused_sm90_kernel(const __grid_constant__ DirectFusedParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    extern __shared__ __align__(128) unsigned char memory[];
+    extern __shared__ __align__(1024) unsigned char memory[];
+    wait_for_previous_kernel();
     DirectFusedSm90<Config>(params, shared_address(memory)).run();
 #endif
 }

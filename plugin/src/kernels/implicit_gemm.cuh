@@ -18,6 +18,7 @@ template <class Config> struct ImplicitGemm {
     static constexpr int kRowsAtOnce = Config::kThreads / kChunks;
     static constexpr int kRows = Config::kBlockM / kRowsAtOnce;  // pixels that a thread copies
     static_assert(Staging<Config>::kBytes <= kSharedBytes, "accumulators pass through the ring's place");
+    static_assert(kRowsAtOnce % 8 == 0, "rows that one thread copies have one swizzle");
     static_assert(Config::kBlockM % kRowsAtOnce == 0, "every thread copies the same number of pixels");
 
     static CONVPOOL_DEVICE void run(const ImplicitGemmParams &p, uint32_t shared) {
@@ -50,22 +51,21 @@ template <class Config> struct ImplicitGemm {
             const int c = fetch_slice * Config::kSliceChannels + chunk * kPerChunk;
             const bool channel_inside = c < s.c;
             const int dy = fetch_a * s.dilation_h, dx = fetch_b * s.dilation_w;
-            uint32_t dst = shared + stage * kStageBytes + (chunk * Config::kPixelPlane + thread_row) * 16;
+            uint32_t dst = shared + stage * kStageBytes + chunk_in_row(thread_row, chunk);
             const int64_t tap_shift = (static_cast<int64_t>(dy) * s.w + dx) * s.c + c;
 #pragma unroll
             for (int i = 0; i < kRows; ++i) {
                 const bool valid = channel_inside && static_cast<uint32_t>(y0[i] + dy) < static_cast<uint32_t>(s.h) &&
                                    static_cast<uint32_t>(x0[i] + dx) < static_cast<uint32_t>(s.w);
-                copy_chunk(dst + i * kRowsAtOnce * 16, valid ? x + origin[i] + tap_shift : x, valid);
+                copy_chunk(dst + i * kRowsAtOnce * Config::kRowBytes, valid ? x + origin[i] + tap_shift : x, valid);
             }
-            dst = shared + stage * kStageBytes + Config::kPixelStageBytes +
-                  (chunk * Config::kWeightPlane + thread_row) * 16;
+            dst += Config::kPixelStageBytes;
             const Element *src = w + (first_channel + thread_row) * row_length + fetch_tap * s.c + c;
 #pragma unroll
             for (int row = 0; row < Config::kBlockN; row += kRowsAtOnce) {
                 if (Config::kBlockN % kRowsAtOnce != 0 && row + thread_row >= Config::kBlockN) break;
                 const bool valid = channel_inside && first_channel + thread_row + row < s.m;
-                copy_chunk(dst + row * 16, valid ? src + row * row_length : w, valid);
+                copy_chunk(dst + row * Config::kRowBytes, valid ? src + row * row_length : w, valid);
             }
             if (++fetch_slice == p.slices) {
                 fetch_slice = 0;
@@ -82,8 +82,7 @@ template <class Config> struct ImplicitGemm {
         uint32_t pixel_rows[Config::kFragmentsM];
 #pragma unroll
         for (int mi = 0; mi < Config::kFragmentsM; ++mi)
-            pixel_rows[mi] = shared + ((lane >> 4) * Config::kPixelPlane + warp_m * Config::kWarpM + mi * 16 +
-                                       (lane & 15)) * 16;
+            pixel_rows[mi] = shared + pixel_lane_offset(warp_m * Config::kWarpM + mi * 16, lane);
         const uint32_t weight_lane = shared + Config::kPixelStageBytes + weight_lane_offset<Config>(warp_n, lane);
 
         const int steps = s.kh * s.kw * p.slices;
@@ -102,8 +101,7 @@ template <class Config> struct ImplicitGemm {
             if (fetched < steps) fetch(free_stage);
             ++fetched;
             copy_commit();
-            multiply<Config, true>(acc, pixel_rows, stage * kStageBytes, 2 * Config::kPixelPlane * 16,
-                                   weight_lane + stage * kStageBytes);
+            multiply<Config, Pixels::kRows>(acc, pixel_rows, stage * kStageBytes, 0, weight_lane + stage * kStageBytes);
             free_stage = stage;
             stage = stage + 1 == Config::kStages ? 0 : stage + 1;
         }
@@ -128,7 +126,8 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     implicit_gemm_kernel(const __grid_constant__ ImplicitGemmParams params) {
     if constexpr (kCompiledForThisArch<Config::kPrecision>) {
-        extern __shared__ __align__(128) unsigned char memory[];
+        extern __shared__ __align__(1024) unsigned char memory[];
+        wait_for_previous_kernel();
         ImplicitGemm<Config>::run(params, shared_address(memory));
     }
 }

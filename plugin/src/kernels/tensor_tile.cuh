@@ -19,16 +19,34 @@ template <class Config> CONVPOOL_DEVICE void clear(Accumulators<Config> &acc) {
             for (int i = 0; i < 4; ++i) acc[mi][ni][i] = 0.f;
 }
 
-// Where a lane's ldmatrix row of the weights starts: lanes 0-7 channels 0-7 of chunk 0, 8-15 the same of chunk 1, 16-31
-// channels 8-15 likewise.
+// Bytes from the start of a slice to a chunk of a row. Eight rows of one chunk, which an ldmatrix reads, lie in eight
+// different bank groups, and so do two rows of all chunks. The pattern is the 64-byte swizzle of wgmma, too. Chunk c + 2 is
+// chunk c with bit 5 turned.
+CONVPOOL_DEVICE uint32_t chunk_in_row(int row, int chunk) { return row * 64 + ((chunk ^ (row >> 1 & 3)) << 4); }
+
+// A lane's ldmatrix row of the weights: lanes 0-7 channels 0-7 of chunk 0, 8-15 the same of chunk 1, 16-31 channels 8-15
+// likewise.
 template <class Config> CONVPOOL_DEVICE uint32_t weight_lane_offset(int warp_n, int lane) {
-    int channel = warp_n * Config::kWarpN + (lane & 7) + ((lane >> 4) << 3);
-    return (((lane >> 3) & 1) * Config::kWeightPlane + channel) * 16;
+    return chunk_in_row(warp_n * Config::kWarpN + (lane & 7) + ((lane >> 4) << 3), lane >> 3 & 1);
+}
+
+// The same of pixels that lie as rows of a slice: lanes 0-15 their row of chunk 0, 16-31 of chunk 1.
+CONVPOOL_DEVICE uint32_t pixel_lane_offset(int first_row, int lane) {
+    return chunk_in_row(first_row + (lane & 15), lane >> 4);
+}
+
+// Where pixels come from: kMeans, P of direct_fused, in planes of a chunk; kRows, rows of a slice as they are in memory,
+// fp32 not yet rounded to TF32.
+enum class Pixels { kMeans, kRows };
+
+template <Pixels kPixels>
+CONVPOOL_DEVICE uint32_t pixel_address(uint32_t row, uint32_t offset, uint32_t two_planes, int k) {
+    return kPixels == Pixels::kRows ? (row ^ (k * 32)) + offset : row + offset + k * two_planes;
 }
 
 // acc += pixels x weights over one slice. pixel_rows[mi]: this lane's ldmatrix row (pixel lane % 16, chunk lane / 16).
-// two_planes: bytes from a chunk of pixels to the one after the next. kRoundPixels: fp32 pixels not yet rounded to TF32.
-template <class Config, bool kRoundPixels>
+// two_planes: bytes from a chunk of means to the one after the next.
+template <class Config, Pixels kPixels>
 CONVPOOL_DEVICE void multiply_slice(Accumulators<Config> &acc, const uint32_t (&pixel_rows)[Config::kFragmentsM],
                                     uint32_t pixel_offset, uint32_t two_planes, uint32_t weight_row) {
     constexpr Precision kPrecision = Config::kPrecision;
@@ -37,16 +55,16 @@ CONVPOOL_DEVICE void multiply_slice(Accumulators<Config> &acc, const uint32_t (&
         uint32_t a[Config::kFragmentsM][4], b[Config::kFragmentsN / 2][4];
 #pragma unroll
         for (int mi = 0; mi < Config::kFragmentsM; ++mi)
-            load_matrix(a[mi], pixel_rows[mi] + pixel_offset + k * two_planes);
+            load_matrix(a[mi], pixel_address<kPixels>(pixel_rows[mi], pixel_offset, two_planes, k));
 #pragma unroll
         for (int nj = 0; nj < Config::kFragmentsN / 2; ++nj)
-            load_matrix(b[nj], weight_row + (2 * k * Config::kWeightPlane + nj * 16) * 16);
+            load_matrix(b[nj], (weight_row ^ (k * 32)) + nj * 16 * Config::kRowBytes);
         if constexpr (kPrecision == Precision::kTF32) {
 #pragma unroll
             for (int nj = 0; nj < Config::kFragmentsN / 2; ++nj)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) b[nj][i] = round_to_tf32(b[nj][i]);
-            if constexpr (kRoundPixels) {
+            if constexpr (kPixels == Pixels::kRows) {
 #pragma unroll
                 for (int mi = 0; mi < Config::kFragmentsM; ++mi)
 #pragma unroll
@@ -63,7 +81,7 @@ CONVPOOL_DEVICE void multiply_slice(Accumulators<Config> &acc, const uint32_t (&
 
 // The same at full fp32 precision. The tensor cores truncate as they accumulate, an error that grows with the length of
 // the sum, so each slice starts from zero and is added to acc by a rounded addition.
-template <class Config>
+template <class Config, Pixels kPixels>
 CONVPOOL_DEVICE void multiply_slice_tf32x3(Accumulators<Config> &acc,
                                            const uint32_t (&pixel_rows)[Config::kFragmentsM], uint32_t pixel_offset,
                                            uint32_t two_planes, uint32_t weight_row) {
@@ -74,7 +92,7 @@ CONVPOOL_DEVICE void multiply_slice_tf32x3(Accumulators<Config> &acc,
 #pragma unroll
         for (int mi = 0; mi < Config::kFragmentsM; ++mi) {
             uint32_t a[4];
-            load_matrix(a, pixel_rows[mi] + pixel_offset + k * two_planes);
+            load_matrix(a, pixel_address<kPixels>(pixel_rows[mi], pixel_offset, two_planes, k));
 #pragma unroll
             for (int i = 0; i < 4; ++i) split_tf32(a[i], a_big[k][mi][i], a_small[k][mi][i]);
         }
@@ -84,7 +102,7 @@ CONVPOOL_DEVICE void multiply_slice_tf32x3(Accumulators<Config> &acc,
 #pragma unroll
         for (int k = 0; k < kSteps; ++k) {
             uint32_t b[4];
-            load_matrix(b, weight_row + (2 * k * Config::kWeightPlane + nj * 16) * 16);
+            load_matrix(b, (weight_row ^ (k * 32)) + nj * 16 * Config::kRowBytes);
 #pragma unroll
             for (int i = 0; i < 4; ++i) split_tf32(b[i], b_big[k][i], b_small[k][i]);
         }
@@ -107,13 +125,13 @@ CONVPOOL_DEVICE void multiply_slice_tf32x3(Accumulators<Config> &acc,
     }
 }
 
-template <class Config, bool kRoundPixels>
+template <class Config, Pixels kPixels>
 CONVPOOL_DEVICE void multiply(Accumulators<Config> &acc, const uint32_t (&pixel_rows)[Config::kFragmentsM],
                               uint32_t pixel_offset, uint32_t two_planes, uint32_t weight_row) {
     if constexpr (Config::kPrecision == Precision::kTF32x3)
-        multiply_slice_tf32x3<Config>(acc, pixel_rows, pixel_offset, two_planes, weight_row);
+        multiply_slice_tf32x3<Config, kPixels>(acc, pixel_rows, pixel_offset, two_planes, weight_row);
     else
-        multiply_slice<Config, kRoundPixels>(acc, pixel_rows, pixel_offset, two_planes, weight_row);
+        multiply_slice<Config, kPixels>(acc, pixel_rows, pixel_offset, two_planes, weight_row);
 }
 
 // ---- epilogue -----------------------------------------------------------------------------------------------------
@@ -255,6 +273,72 @@ CONVPOOL_DEVICE void store_tile(const Accumulators<Config> &acc, uint32_t stagin
         store_rows<Config, 16, kColumns>(mine, e, view, first_row + part / kAcross * 16,
                                          channel0 + part % kAcross * kColumns, lane, pixel_of);
     }
+}
+
+// ---- a cluster's blocks each hold a part of a tile's sum ----
+
+CONVPOOL_DEVICE void cluster_barrier() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+CONVPOOL_DEVICE float4 load_remote(uint32_t address, int block) {
+    float4 v{0.f, 0.f, 0.f, 0.f};
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t remote;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
+    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(remote) : "memory");
+#endif
+    return v;
+}
+
+template <class Config> constexpr int kSplitBytes = Config::kBlockM * Config::kWarpsN * (Config::kWarpN + 8) * 4;
+
+// Each block writes its accumulators to its shared memory (kSplitBytes, from the start), as [warp][pixel][channel]. Block r
+// then adds up, in the order of the blocks, and stores every split-th group of 4 pixels of a warp from r on: the result
+// does not depend on timing. Everything this block had in shared memory is lost.
+template <class Config, class PixelOf>
+CONVPOOL_DEVICE void store_split(const Accumulators<Config> &acc, uint32_t shared, int split, int rank, const Epilogue &e,
+                                 const OutputView &view, int first_row, int channel0, int lane, PixelOf pixel_of) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    constexpr int kPitch = Config::kWarpN + 8, kRows = 4, kAcross = Config::kWarpN / 4;
+    const uint32_t mine = shared + (threadIdx.x >> 5) * Config::kWarpM * kPitch * 4;
+    const uint32_t target = mine + ((lane >> 2) * kPitch + 2 * (lane & 3)) * 4;
+#pragma unroll
+    for (int mi = 0; mi < Config::kFragmentsM; ++mi)
+#pragma unroll
+        for (int ni = 0; ni < Config::kFragmentsN; ++ni) {
+            const uint32_t at = target + (mi * 16 * kPitch + ni * 8) * 4;
+            store_shared_pair(at, acc[mi][ni][0], acc[mi][ni][1]);
+            store_shared_pair(at + 8 * kPitch * 4, acc[mi][ni][2], acc[mi][ni][3]);
+        }
+    cluster_barrier();
+#pragma unroll 1
+    for (int row = rank * kRows; row < Config::kWarpM; row += split * kRows) {
+#pragma unroll 1
+        for (int i = lane; i < kRows * kAcross; i += 32) {
+            const uint32_t at = mine + ((row + i / kAcross) * kPitch + i % kAcross * 4) * 4;
+            float4 sum{0.f, 0.f, 0.f, 0.f};
+#pragma unroll 4
+            for (int q = 0; q < split; ++q) {
+                const float4 part = load_remote(at, q);
+                sum.x += part.x;
+                sum.y += part.y;
+                sum.z += part.z;
+                sum.w += part.w;
+            }
+            // No other block reads these pixels, so the sum may take its own part's place.
+            store_shared(at, {__float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
+                              __float_as_uint(sum.w)});
+        }
+        __syncwarp();
+        store_rows<Config, kRows, Config::kWarpN>(mine + row * kPitch * 4, e, view, first_row + row, channel0, lane,
+                                                  pixel_of);
+    }
+    cluster_barrier();  // no block leaves while another reads its memory
+#endif
 }
 
 }  // namespace convpool

@@ -19,11 +19,64 @@ template <class Element> CONVPOOL_DEVICE void load_elements(float (&out)[16 / si
         out[i] = i < count ? to_float(src[i * step]) : 0.f;
 }
 
+// 2x2 windows one apart over chunked channels last: a thread makes one chunk of kStrip rows of a column. A row's pair sum
+// serves two windows, and all loads are under way before the first is used.
+constexpr int kStrip = 4;
+
+template <class Element> __global__ void __launch_bounds__(kThreads)
+    box_pairs_kernel(const __grid_constant__ BoxMeanParams p, uint32_t items) {
+    constexpr Precision kPrecision = Chunked<Element>::kPrecision;
+    constexpr int kPerChunk = Traits<kPrecision>::kPerChunk;
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    const uint32_t item = blockIdx.x * kThreads + threadIdx.x;
+    if (item >= items) return;
+    uint32_t rest, chunk, column, strip, n;
+    p.div_chunks.divmod(item, rest, chunk);
+    p.div_out_w.divmod(rest, rest, column);
+    p.div_strips.divmod(rest, n, strip);
+    const int y0 = strip * kStrip - p.box.pad_h, x0 = static_cast<int>(column) - p.box.pad_w;
+    const bool left = static_cast<uint32_t>(x0) < static_cast<uint32_t>(p.w);
+    const bool right = static_cast<uint32_t>(x0 + 1) < static_cast<uint32_t>(p.w);
+    const uint4 *x = static_cast<const uint4 *>(p.x);
+    uint4 loaded[kStrip + 1][2];
+#pragma unroll
+    for (int i = 0; i <= kStrip; ++i) {
+        const bool inside = static_cast<uint32_t>(y0 + i) < static_cast<uint32_t>(p.h);
+        const int64_t at = ((static_cast<int64_t>(n) * p.h + y0 + i) * p.w + x0) * p.chunks + chunk;
+        loaded[i][0] = inside && left ? x[at] : uint4{0, 0, 0, 0};
+        loaded[i][1] = inside && right ? x[at + p.chunks] : uint4{0, 0, 0, 0};
+    }
+    float above[kPerChunk], below[kPerChunk], other[kPerChunk];
+    unpack_chunk<kPrecision>(loaded[0][0], above);
+    unpack_chunk<kPrecision>(loaded[0][1], other);
+#pragma unroll
+    for (int j = 0; j < kPerChunk; ++j) above[j] += other[j];
+    uint4 *out = static_cast<uint4 *>(p.out);
+#pragma unroll
+    for (int i = 0; i < kStrip; ++i) {
+        unpack_chunk<kPrecision>(loaded[i + 1][0], below);
+        unpack_chunk<kPrecision>(loaded[i + 1][1], other);
+#pragma unroll
+        for (int j = 0; j < kPerChunk; ++j) {
+            below[j] += other[j];
+            other[j] = (above[j] + below[j]) * 0.25f;
+            above[j] = below[j];
+        }
+        const int y = strip * kStrip + i;
+        if (y < p.out_h)
+            out[((static_cast<int64_t>(n) * p.out_h + y) * p.out_w + column) * p.chunks + chunk] =
+                pack_chunk<kPrecision>(other);
+    }
+}
+
 // A thread makes one chunk of one pixel. For channels first, neighbouring threads take neighbouring pixels.
 template <class Element> __global__ void __launch_bounds__(kThreads)
     box_mean_kernel(const __grid_constant__ BoxMeanParams p, int64_t items) {
     constexpr Precision kPrecision = Chunked<Element>::kPrecision;
     constexpr int kPerChunk = Traits<kPrecision>::kPerChunk;
+    wait_for_previous_kernel();
+    let_next_kernel_start();
     const Element *x = static_cast<const Element *>(p.x);
     const int64_t plane = static_cast<int64_t>(p.h) * p.w;
     for (int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; item < items;
@@ -107,17 +160,32 @@ __global__ void __launch_bounds__(kThreads) fuse_weights_kernel(const __grid_con
 
 }  // namespace
 
-cudaError_t launch_box_mean(const BoxMeanParams &params, Precision precision, cudaStream_t stream) {
-    const int64_t items = static_cast<int64_t>(params.n) * params.out_h * params.out_w * params.chunks;
+cudaError_t launch_box_mean(const BoxMeanParams &params, Precision precision, bool overlap, cudaStream_t stream) {
+    const BoxMean &box = params.box;
+    const bool pairs = params.x_chunked && box.ph == 2 && box.pw == 2 && box.stride_h == 1 && box.stride_w == 1 &&
+                       box.dilation_h == 1 && box.dilation_w == 1;
+    BoxMeanParams p = params;
+    const int strips = (params.out_h + kStrip - 1) / kStrip;
+    p.div_strips = FastDiv(strips);
+    int64_t items = static_cast<int64_t>(params.n) * (pairs ? strips : params.out_h) * params.out_w * params.chunks;
     const int64_t blocks = (items + kThreads - 1) / kThreads;
-    const unsigned grid = static_cast<unsigned>(blocks < (1 << 20) ? blocks : (1 << 20));
-    if (precision == Precision::kF16)
-        box_mean_kernel<__half><<<grid, kThreads, 0, stream>>>(params, items);
-    else if (precision == Precision::kBF16)
-        box_mean_kernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(params, items);
-    else
-        box_mean_kernel<float><<<grid, kThreads, 0, stream>>>(params, items);
-    return cudaGetLastError();
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(pairs || blocks < (1 << 20) ? blocks : (1 << 20)));
+    config.blockDim = dim3(kThreads);
+    config.stream = stream;
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = overlap ? 1 : 0;
+    auto launch = [&](auto element) {
+        using Element = decltype(element);
+        if (pairs) return cudaLaunchKernelEx(&config, box_pairs_kernel<Element>, p, static_cast<uint32_t>(items));
+        return cudaLaunchKernelEx(&config, box_mean_kernel<Element>, p, items);
+    };
+    if (precision == Precision::kF16) return launch(__half{});
+    if (precision == Precision::kBF16) return launch(__nv_bfloat16{});
+    return launch(float{});
 }
 
 cudaError_t launch_fuse_weights(const WeightParams &params, Precision precision, cudaStream_t stream) {

@@ -1,19 +1,27 @@
 // Hopper's warpgroup products: wgmma from shared memory, accumulators in registers. sm_90a only.
 //
-// Operands lie as chunks of 16 bytes along the reduction dimension, unswizzled: eight consecutive rows of one chunk are a
-// core matrix of 128 bytes. A descriptor gives its start, the bytes from a chunk to the next ("leading") and from eight
-// rows to the next eight ("stride"). A start may be any multiple of 16 bytes, so a shifted window is one as well.
+// Operands lie as chunks of 16 bytes along the reduction dimension. Unswizzled, eight consecutive rows of one chunk are a
+// core matrix of 128 bytes, and a descriptor gives its start, the bytes from a chunk to the next and from eight rows to the
+// next eight; a start may be any multiple of 16 bytes, so a shifted window is one as well. With the 64-byte swizzle, a row's
+// four chunks lie side by side, chunk c at place c ^ (row / 2 % 4), and a start moves by 32 bytes for the next two chunks;
+// with the 128-byte swizzle eight, at c ^ (row % 8).
 #pragma once
 
 #include "common.cuh"
 
 namespace convpool {
 
-CONVPOOL_DEVICE uint64_t matrix_descriptor(uint32_t chunk_bytes, uint32_t eight_rows_bytes) {
-    return (static_cast<uint64_t>(chunk_bytes >> 4) << 16) | (static_cast<uint64_t>(eight_rows_bytes >> 4) << 32);
+constexpr uint64_t kNoSwizzle = 0, kSwizzle128 = uint64_t{1} << 62, kSwizzle64 = uint64_t{2} << 62;
+
+CONVPOOL_DEVICE uint64_t matrix_descriptor(uint32_t chunk_bytes, uint32_t eight_rows_bytes, uint64_t swizzle) {
+    return (static_cast<uint64_t>(chunk_bytes >> 4) << 16) | (static_cast<uint64_t>(eight_rows_bytes >> 4) << 32) |
+           swizzle;
 }
 
-CONVPOOL_DEVICE uint64_t at_address(uint64_t descriptor, uint32_t address) { return descriptor | (address >> 4); }
+// In a cluster, upper bits of a shared address name the block; a descriptor has 18 bits.
+CONVPOOL_DEVICE uint64_t at_address(uint64_t descriptor, uint32_t address) {
+    return descriptor | ((address & 0x3ffffu) >> 4);
+}
 
 // What this thread wrote to shared memory, copies included that it waited for, becomes visible to the tensor cores of
 // threads that pass a later barrier.

@@ -1,0 +1,142 @@
+// Implicit GEMM on Hopper: the same convolution as implicit_gemm.cuh, by wgmma.
+//
+// The sum over taps and channels is one long row of 16-byte chunks, as the weights lie in memory: chunk k is channels
+// 8 (k mod C/8) .. of tap k / (C/8). A stage of the ring holds 8 chunks of it, so 64 values whatever C is, of the tile's
+// pixels (gathered, zeros outside the tensor) and channels, both in wgmma's 128-byte swizzle.
+#pragma once
+
+#include "tensor_tile.cuh"
+#include "wgmma.cuh"
+
+namespace convpool {
+
+template <class Config> struct ImplicitGemmSm90 {
+    using Element = typename Traits<Config::kPrecision>::Element;
+    static constexpr int kChunks = 8, kPerChunk = Config::kPerChunk, kRowBytes = kChunks * 16;
+    static constexpr int kStages = Config::kStages;
+    static constexpr int kPixelBytes = Config::kBlockM * kRowBytes;
+    static constexpr int kStageBytes = kPixelBytes + Config::kBlockN * kRowBytes;
+    static constexpr int kRowsAtOnce = Config::kThreads / kChunks;
+    static constexpr int kRows = Config::kBlockM / kRowsAtOnce, kWeightRows = Config::kBlockN / kRowsAtOnce;
+    static_assert(Config::kWarpM == 16 && Config::kWarpsN == 1, "a warp holds 16 rows of a warpgroup's product");
+    static_assert(Config::kWarpsM % 4 == 0, "whole warpgroups");
+    static_assert(kRowsAtOnce % 8 == 0, "rows that one thread copies have one swizzle");
+    static_assert(Config::kBlockM % kRowsAtOnce == 0 && Config::kBlockN % kRowsAtOnce == 0, "whole copies");
+    static_assert(kStages >= 3, "one stage under way, two being multiplied");
+    static_assert(Staging<Config>::kBytes <= kStages * kStageBytes, "accumulators pass through the ring's place");
+
+    static CONVPOOL_DEVICE void run(const ImplicitGemmParams &p, uint32_t shared) {
+        const Shape2d &s = p.shape;
+        const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
+        const int rank = blockIdx.x % p.split;
+        uint32_t m_tile, pixel_tile;
+        p.div_m_tiles.divmod(blockIdx.x / p.split, pixel_tile, m_tile);
+        const int first_pixel = pixel_tile * Config::kBlockM, first_channel = m_tile * Config::kBlockN;
+        const int chunk = thread % kChunks, thread_row = thread / kChunks;
+        const uint32_t place = thread_row * kRowBytes + ((chunk ^ (thread_row & 7)) << 4);
+
+        // The pixels this thread copies: position of tap (0, 0), and where it is in x (may be outside).
+        int y0[kRows], x0[kRows];
+        const Element *origin[kRows];
+        const Element *const x = static_cast<const Element *>(p.x), *const w = static_cast<const Element *>(p.w);
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+            const int pixel = first_pixel + thread_row + i * kRowsAtOnce;
+            uint32_t n, rest, oy, ox;
+            p.div_out_hw.divmod(pixel, n, rest);
+            p.div_out_w.divmod(rest, oy, ox);
+            y0[i] = pixel < p.pixels ? static_cast<int>(oy) * s.stride_h - s.pad_h : INT32_MIN / 2;
+            x0[i] = static_cast<int>(ox) * s.stride_w - s.pad_w;
+            origin[i] = x + ((static_cast<int64_t>(n) * s.h + y0[i]) * s.w + x0[i]) * s.c;
+        }
+        const int64_t row_length = static_cast<int64_t>(p.chunks) * kPerChunk;
+        const Element *const weight_row = w + (first_channel + thread_row) * row_length;
+        const int weight_rows = s.m - first_channel - thread_row;  // valid ones from this thread's on
+
+        const int all_steps = (p.chunks + kChunks - 1) / kChunks;
+        const int first_step = all_steps * rank / p.split, steps = all_steps * (rank + 1) / p.split - first_step;
+        auto fetch = [&](int step, int stage) {
+            const int k = (first_step + step) * kChunks + chunk;
+            uint32_t tap, c, a, b;
+            p.div_tap_chunks.divmod(k, tap, c);
+            p.div_kw.divmod(tap, a, b);
+            const bool inside = k < p.chunks;
+            const int dy = a * s.dilation_h, dx = b * s.dilation_w;
+            const int shift = (dy * s.w + dx) * s.c + c * kPerChunk;
+            uint32_t dst = shared + stage * kStageBytes + place;
+#pragma unroll
+            for (int i = 0; i < kRows; ++i) {
+                const bool valid = inside && static_cast<uint32_t>(y0[i] + dy) < static_cast<uint32_t>(s.h) &&
+                                   static_cast<uint32_t>(x0[i] + dx) < static_cast<uint32_t>(s.w);
+                copy_chunk(dst + i * kRowsAtOnce * kRowBytes, valid ? origin[i] + shift : x, valid);
+            }
+            dst += kPixelBytes;
+            const Element *src = weight_row + k * kPerChunk;
+#pragma unroll
+            for (int i = 0; i < kWeightRows; ++i) {
+                const bool valid = inside && i * kRowsAtOnce < weight_rows;
+                copy_chunk(dst + i * kRowsAtOnce * kRowBytes, valid ? src : w, valid);
+                src += kRowsAtOnce * row_length;
+            }
+        };
+
+        const uint64_t descriptor = matrix_descriptor(16, 8 * kRowBytes, kSwizzle128);
+        const uint32_t pixels = shared + warp / 4 * 64 * kRowBytes, weights = shared + kPixelBytes;
+#pragma unroll 1
+        for (int step = 0; step < kStages - 2; ++step) {
+            if (step < steps) fetch(step, step);
+            copy_commit();
+        }
+        Accumulators<Config> acc;
+        clear<Config>(acc);
+        int stage = 0, free_stage = kStages - 2;
+#pragma unroll 1
+        for (int step = 0; step < steps; ++step) {
+            copy_wait<kStages - 3>();
+            publish_shared();
+            __syncthreads();
+            if (step + kStages - 2 < steps) fetch(step + kStages - 2, free_stage);
+            copy_commit();
+            wgmma_begin();
+#pragma unroll
+            for (int k = 0; k < kChunks / 2; ++k)
+                wgmma<Config::kPrecision>(acc[0], at_address(descriptor, pixels + stage * kStageBytes + k * 32),
+                                          at_address(descriptor, weights + stage * kStageBytes + k * 32));
+            wgmma_commit();
+            wgmma_wait<1>();
+            stage = stage + 1 == kStages ? 0 : stage + 1;
+            free_stage = free_stage + 1 == kStages ? 0 : free_stage + 1;
+        }
+        wgmma_wait<0>();
+        copy_wait<0>();
+        __syncthreads();  // the ring's place is free for the accumulators
+
+        const int64_t out_pixels = static_cast<int64_t>(s.out_h) * s.out_w;
+        const OutputView view{p.y, s.y_channels_last ? 1 : out_pixels, s.m, p.y_vectors != 0};
+        auto pixel_of = [&](int row) {
+            const int pixel = first_pixel + row;
+            uint32_t n, rest;
+            p.div_out_hw.divmod(pixel, n, rest);
+            return OutputPixel{s.y_channels_last ? static_cast<int64_t>(pixel) * s.m
+                                                 : static_cast<int64_t>(n) * s.m * out_pixels + rest,
+                               pixel < p.pixels};
+        };
+        if (p.split > 1)
+            store_split<Config>(acc, shared, p.split, rank, p.epilogue, view, warp * 16, first_channel, lane, pixel_of);
+        else
+            store_tile<Config>(acc, shared, p.epilogue, view, warp * 16, first_channel, lane, pixel_of);
+    }
+};
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    implicit_gemm_sm90_kernel(const __grid_constant__ ImplicitGemmParams params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) unsigned char memory[];
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    ImplicitGemmSm90<Config>::run(params, shared_address(memory));
+#endif
+}
+
+}  // namespace convpool
