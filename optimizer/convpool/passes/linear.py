@@ -162,8 +162,6 @@ def _pad(scope: Scope, index: int, rank: int) -> Step | Reject:
     node = scope.nodes[index]
     values = attributes(node)
     mode = values.get("mode", b"constant").decode()
-    if mode != "constant":
-        return reject(scope, index, "mode of Pad", mode, "constant")
     if scope.opset < 11:
         pads, fill = tuple(values.get("pads", ())), float(values.get("value", 0.0))
     else:
@@ -181,6 +179,8 @@ def _pad(scope: Scope, index: int, rank: int) -> Step | Reject:
                 full[axis % (rank + 2)] = pads[i]
                 full[axis % (rank + 2) + rank + 2] = pads[len(axes) + i]
             pads = tuple(full)
+    if any(pads) and mode != "constant":
+        return reject(scope, index, "mode of Pad", mode, "constant")
     if any(pads) and fill != 0:
         return reject(scope, index, "value of Pad", fill, 0)
     half = len(pads) // 2
