@@ -44,6 +44,7 @@ class Maker:
         self.opset = int(self.rng.integers(22 if self.dtype == "bfloat16" else 7, NEWEST + 1))
         self.ir = int(self.pick([3, 4, 6, 7, 8, 8, 9, 10, onnx.IR_VERSION]))
         self.rank, self.batch = int(self.pick([1, 2, 2, 2, 3])), int(self.pick([1, 1, 2]))
+        self.wide = self.chance(0.15)  # a convolution padded so far that zeros behind it may be zeros in front of it
         self.count = 0
 
     def pick(self, options):
@@ -117,6 +118,8 @@ def make_conv(m: Maker, out: list[int]) -> tuple[str, Layer]:
     extents = [d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True)]
     pads = [int(m.rng.integers(0, e + 1)) if m.chance(0.5) else (e - 1) // 2 for e in extents * 2]
     auto = str(m.pick(["", "", "", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"]))
+    if m.wide:
+        auto, pads = "", [int(m.rng.integers(max(e - 2, 0), e + 2)) for e in extents * 2]
     size = [max((n - 1) * s + e - pads[i] - pads[r + i] + int(m.rng.integers(0, s)), 1)
             for i, (n, s, e) in enumerate(zip(out, strides, extents, strict=True))]  # fmt: skip
     if auto == "VALID":
@@ -134,7 +137,7 @@ def make_conv(m: Maker, out: list[int]) -> tuple[str, Layer]:
     channels, filters = (16, 64) if big and r < 3 else (8, 32) if big else (group * int(m.pick([1, 2])), 2 * group)
     kind = str(m.pick(["initializer"] * 6 + list(WEIGHT_KINDS[1:])))
     weight = m.constant(m.data(filters, channels // group, *kernel), kind)
-    layer = Layer(kernel, strides, dilations, pads, group, channels, filters, size, out, kind, m.chance(0.6))
+    layer = Layer(kernel, strides, dilations, pads, group, channels, filters, size, out, kind, m.chance(0.1 if m.wide else 0.6))
     shape = (m.batch, channels, *size)
     x = m.feed(shape, ["N", *shape[1:]] if m.chance(0.3) else None)
     inputs = [m.node("Relu", [x]) if m.chance(0.2) and m.dtype != "float64" else x, weight]
@@ -155,7 +158,8 @@ def make_conv(m: Maker, out: list[int]) -> tuple[str, Layer]:
 def make_middle(m: Maker, name: str, layer: Layer, sizes: list[int]) -> str:
     """One operator between convolution and pooling; may end `exact` and change `sizes`."""
     r, channels = m.rank, layer.filters
-    kind = str(m.pick(["BatchNormalization", "binary", "binary", "binary", "Identity", "Dropout", "Pad"]))
+    kinds = ["BatchNormalization", "binary", "binary", "binary", "Identity", "Dropout", "Pad"]
+    kind = str(m.pick(["Pad"] if m.wide and m.chance(0.7) else kinds))
     m.tags["middle"] = f"{m.tags.get('middle', '')} {kind}".strip()
     if kind == "Identity":
         return m.node("Identity", [name])
@@ -180,7 +184,8 @@ def make_middle(m: Maker, name: str, layer: Layer, sizes: list[int]) -> str:
 def make_pad(m: Maker, name: str, layer: Layer, sizes: list[int]) -> str:
     """A Pad: mostly of zeros by zero, else positive, negative, with a value or reflecting."""
     r = m.rank
-    style = str(m.pick(["none", "none", "positive", "negative", "value", "reflect", "channel"]))
+    styles = ["none", "none", "positive", "negative", "value", "reflect", "channel"]
+    style = str(m.pick(["positive", "negative"] if m.wide else styles))
     pads = [0] * (2 * r + 4)
     if style == "channel":
         pads[1] = 1  # makes the channels wrong for whatever follows: only ever the last operator
@@ -188,7 +193,8 @@ def make_pad(m: Maker, name: str, layer: Layer, sizes: list[int]) -> str:
     elif style != "none":
         for i in range(r):
             for side in (2 + i, r + 4 + i):
-                pads[side] = -1 if style == "negative" else 1
+                pads[side] = int(m.chance(0.5)) if m.wide else 1
+                pads[side] *= -1 if style == "negative" else 1
             if style == "negative" and sizes[i] < 6 or style == "reflect" and sizes[i] < 3:
                 pads[2 + i] = pads[r + 4 + i] = 0
             sizes[i] += pads[2 + i] + pads[r + 4 + i]
