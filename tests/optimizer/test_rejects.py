@@ -153,7 +153,7 @@ CASES = {
         slot("h = Pad(c, p)", "c = Conv<pads=[2,2,2,2]>(x, w, b)\n"),
         {"b": (32,), "p": [0, 0, 1, 1, 0, 0, 1, 1]}, {}, {}, 
         "Pad 'h': Pad behind a bias; got [1, 1, 1, 1], expected no positive pads"),
-    "zeros at the begin": (slot("h = Pad(c, p)"), {"p": [0, 0, 1, 1, 0, 0, 1, 1]}, {}, {}, 
+    "zeros at the begin": (slot("h = Pad(c, p)"), {"p": [0, 0, 1, 0, 0, 0, 0, 0]}, {}, {}, 
         "Pad 'h': zeros where the convolution gives others, axis 0; got 1, expected convolution pads >= 2"),
     "zeros at the end": (slot("h = Pad(c, p)"), {"p": [0, 0, 0, 0, 0, 0, 0, 1]}, {}, {}, 
         "Pad 'h': zeros where the convolution gives others, axis 1; got 1, expected convolution pads >= 2"),
