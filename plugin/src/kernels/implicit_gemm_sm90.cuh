@@ -55,6 +55,9 @@ template <class Config> struct ImplicitGemmSm90 {
 
         const int all_steps = (p.chunks + kChunks - 1) / kChunks;
         const int first_step = all_steps * rank / p.split, steps = all_steps * (rank + 1) / p.split - first_step;
+        wait_for_previous_kernel();
+        let_next_kernel_start();
+        // A copy of no bytes reads nothing, so its source may lie anywhere.
         auto fetch = [&](int step, int stage) {
             const int k = (first_step + step) * kChunks + chunk;
             uint32_t tap, c, a, b;
@@ -68,14 +71,13 @@ template <class Config> struct ImplicitGemmSm90 {
             for (int i = 0; i < kRows; ++i) {
                 const bool valid = inside && static_cast<uint32_t>(y0[i] + dy) < static_cast<uint32_t>(s.h) &&
                                    static_cast<uint32_t>(x0[i] + dx) < static_cast<uint32_t>(s.w);
-                copy_chunk(dst + i * kRowsAtOnce * kRowBytes, valid ? origin[i] + shift : x, valid);
+                copy_chunk(dst + i * kRowsAtOnce * kRowBytes, origin[i] + shift, valid);
             }
             dst += kPixelBytes;
             const Element *src = weight_row + k * kPerChunk;
 #pragma unroll
             for (int i = 0; i < kWeightRows; ++i) {
-                const bool valid = inside && i * kRowsAtOnce < weight_rows;
-                copy_chunk(dst + i * kRowsAtOnce * kRowBytes, valid ? src : w, valid);
+                copy_chunk(dst + i * kRowsAtOnce * kRowBytes, src, inside && i * kRowsAtOnce < weight_rows);
                 src += kRowsAtOnce * row_length;
             }
         };
@@ -133,8 +135,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     implicit_gemm_sm90_kernel(const __grid_constant__ ImplicitGemmParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
-    wait_for_previous_kernel();
-    let_next_kernel_start();
     ImplicitGemmSm90<Config>::run(params, shared_address(memory));
 #endif
 }
