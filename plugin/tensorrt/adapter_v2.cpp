@@ -225,6 +225,7 @@ class Plugin final : public v2::IPluginV2DynamicExt {
         return guarded("enqueue", kFailure, [&] {
             if (grant_.inputs == 0) throw std::logic_error("called before configurePlugin");
             const convpool_problem problem = layer_.problem(tensors(in, grant_.inputs, out, 1).data(), grant_.inputs);
+            if (problem.n == 0) return 0;  // an empty batch
             launch(problem, 0, inputs, outputs[0], workspace, granted_bytes(problem), stream);
             return 0;
         });
@@ -262,7 +263,8 @@ class Creator final : public v2::IPluginCreator {
 
     v2::IPluginV2 *createPlugin(const char *, const v2::PluginFieldCollection *given) noexcept override {
         return guarded<v2::IPluginV2 *>("createPlugin", nullptr, [&] {
-            if (given == nullptr) throw std::invalid_argument("fields; got null, expected a collection");
+            if (given == nullptr || (given->nbFields > 0 && given->fields == nullptr))
+                throw std::invalid_argument("fields; got null, expected a collection");
             std::vector<Field> fields;
             for (int32_t i = 0; i < given->nbFields; ++i) {
                 const v2::PluginField &field = given->fields[i];

@@ -191,6 +191,7 @@ class Plugin final : public v3::IPluginV3,
                     void *const *outputs, void *workspace, CUstream_st *stream) noexcept override {
         return guarded("enqueue", kFailure, [&] {
             const convpool_problem problem = layer_.problem(tensors(in, inputs_, out, 1).data(), inputs_);
+            if (problem.n == 0) return 0;  // an empty batch
             // TensorRT gives what getWorkspaceSize asked for at the largest shape, which this shape's need never passes;
             // without a tactic nothing is certain, and the default one does without.
             const size_t bytes = tactic_ == 0 ? 0 : workspace_bytes(problem, tactic_, current_device());
@@ -255,7 +256,8 @@ class Creator final : public v3::IPluginCreatorV3One {
     v3::IPluginV3 *createPlugin(const char *, const v3::PluginFieldCollection *given,
                                 v3::TensorRTPhase) noexcept override {
         return guarded<v3::IPluginV3 *>("createPlugin", nullptr, [&] {
-            if (given == nullptr) throw std::invalid_argument("fields; got null, expected a collection");
+            if (given == nullptr || (given->nbFields > 0 && given->fields == nullptr))
+                throw std::invalid_argument("fields; got null, expected a collection");
             std::vector<Field> fields;
             for (int32_t i = 0; i < given->nbFields; ++i) {
                 const v3::PluginField &field = given->fields[i];

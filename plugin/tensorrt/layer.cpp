@@ -234,7 +234,6 @@ size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const De
 
 void launch(const convpool_problem &problem, int32_t tactic, const void *const *inputs, void *output, void *workspace,
             size_t workspace_size, void *stream) {
-    if (problem.n == 0) return;
     convpool_tensors tensors{};
     tensors.struct_size = sizeof tensors;
     tensors.x = inputs[kX];

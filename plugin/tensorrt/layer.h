@@ -95,7 +95,6 @@ class Layer {
 // Bytes that `tactic` needs; 0 stands for the default one of `device`.
 size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const Device &device);
 // Launches, and falls back to the default tactic within `workspace_size` where `tactic` cannot run these very tensors.
-// Does nothing for an empty batch.
 void launch(const convpool_problem &problem, int32_t tactic, const void *const *inputs, void *output, void *workspace,
             size_t workspace_size, void *stream);
 

@@ -6,9 +6,11 @@
 #include <cstdio>
 
 namespace convpool::tensorrt {
-namespace {
 
 enum class Severity : int32_t { kINTERNAL_ERROR = 0, kERROR = 1, kWARNING = 2, kINFO = 3, kVERBOSE = 4 };
+
+// The two loggers are named outside the anonymous namespace: a compiler that knows all classes derived from a local one,
+// none, makes calls of its pure functions direct, and they end the process.
 
 // TensorRT 8 to 10: the first slot.
 class Logger {
@@ -27,11 +29,13 @@ class VersionedLogger {
     virtual void log(Severity severity, const char *message) noexcept = 0;
 };
 
+namespace {
+
 using VersionFunction = int32_t (*)();
 using LoggerFunction = void *(*)();
 
-// The finder itself is dead after the call that passes it (11.4 keeps it on its stack), so nothing of it is kept; the
-// library that it came from has a function for its logger, which is null before the first builder or runtime.
+// How long the finder lives is not said, so nothing of it is kept: the library that it came from has a function for its
+// logger, which is null before the first builder or runtime.
 std::atomic<VersionFunction> version_function{nullptr};
 std::atomic<LoggerFunction> logger_function{nullptr};
 
@@ -48,8 +52,8 @@ void remember(void *library) {
 }
 
 void write(const char *message) {
+    const int32_t version = runtime_version();  // first: it may find the library
     const LoggerFunction find = logger_function;
-    const int32_t version = runtime_version();
     void *logger = find == nullptr || version == 0 ? nullptr : find();
     if (logger == nullptr)
         std::fprintf(stderr, "%s\n", message);
@@ -63,7 +67,7 @@ void write(const char *message) {
 
 void set_logger_finder(void *finder) noexcept {
     // The library is found by its finder's virtual functions: Python loads TensorRT without making its symbols global, so
-    // a plain look-up would miss it.  It stays open: plugins outlive nothing of it.
+    // a plain look-up would miss it.  It stays open, as the functions kept are its own.
     Dl_info info{};
     if (finder != nullptr && dladdr(*static_cast<void **>(finder), &info) != 0 && info.dli_fname != nullptr)
         if (void *library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD)) remember(library);

@@ -1,0 +1,93 @@
+// convpool_plugin_host LIBRARY DEVICE: drives both adapters of a plugin library through their whole life.
+// DEVICE: 1 if the library sees a device (its own or a pretended one), 0 if there is none.
+#include "host.h"
+
+#include <dlfcn.h>
+
+#include <cstring>
+
+namespace host {
+
+int checks = 0, failures = 0;
+int32_t version_number = 0;
+std::string logged;
+
+namespace {
+
+// TensorRT 8 to 10, and 11, whose logger has four slots before.
+struct PlainLogger {
+    virtual void log(int32_t, const char *message) noexcept { logged += std::string(message) + "\n"; }
+    virtual ~PlainLogger() = default;
+} plain_logger;
+
+struct VersionedLogger {
+    struct Info { const char *kind; int32_t major, minor; };
+    virtual int32_t getAPILanguage() const noexcept { return 0; }
+    virtual Info getInterfaceInfo() const noexcept { return {"ILogger", 1, 0}; }
+    virtual ~VersionedLogger() = default;
+    virtual void log(int32_t, const char *message) noexcept { logged += "11: " + std::string(message) + "\n"; }
+} versioned_logger;
+
+struct Finder {
+    virtual void *findLogger() { return nullptr; }
+    virtual ~Finder() = default;
+};
+
+}  // namespace
+
+convpool_problem problem_of(const Attributes &a, int64_t n, int64_t c, int64_t m, std::vector<int64_t> spatial, int dtype,
+                            int x_layout, int y_layout, bool bias) {
+    convpool_problem p{};
+    p.struct_size = sizeof p;
+    p.rank = static_cast<int32_t>(a.kernel.size());
+    p.dtype = dtype;
+    p.x_layout = x_layout;
+    p.y_layout = y_layout;
+    p.n = n;
+    p.c = c;
+    p.m = m;
+    p.group = a.group[0];
+    p.has_bias = bias;
+    for (int i = 0; i < p.rank; ++i) {
+        p.spatial[i] = spatial[i];
+        p.pool_kernel[i] = a.pool_kernel[i];
+        p.pool_strides[i] = a.pool_strides[i];
+        p.pool_dilations[i] = a.pool_dilations[i];
+        p.kernel[i] = a.kernel[i];
+        p.strides[i] = a.strides[i];
+        p.dilations[i] = a.dilations[i];
+    }
+    for (int i = 0; i < 2 * p.rank; ++i) {
+        p.pool_pads[i] = a.pool_pads[i];
+        p.pads[i] = a.pads[i];
+    }
+    return p;
+}
+
+}  // namespace host
+
+extern "C" __attribute__((visibility("default"))) int32_t getInferLibVersion() { return host::version_number; }
+extern "C" __attribute__((visibility("default"))) void *getLogger() {
+    return host::version_number >= 110000 ? static_cast<void *>(&host::versioned_logger)
+                                          : static_cast<void *>(&host::plain_logger);
+}
+
+int main(int count, char **arguments) {
+    using namespace host;
+    if (count != 3) return std::printf("usage: convpool_plugin_host LIBRARY 0|1\n"), 2;
+    void *library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) return std::printf("%s\n", dlerror()), 2;
+    const bool has_device = std::strcmp(arguments[2], "1") == 0;
+    auto set_finder = reinterpret_cast<void (*)(void *)>(dlsym(library, "setLoggerFinder"));
+    CHECK(set_finder != nullptr);
+    if (set_finder == nullptr) return 1;
+    {
+        Finder finder;  // gone after the call, as TensorRT's own
+        set_finder(&finder);
+    }
+    set_finder(nullptr);
+    drive_v3(library, has_device);
+    drive_v2(library, has_device);
+    std::printf("%d checks, %d failed\n", checks, failures);
+    return failures == 0 ? 0 : 1;
+}

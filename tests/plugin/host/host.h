@@ -1,0 +1,65 @@
+// Plays TensorRT to libconvpool_plugin.so: a version, a logger, and checks that say what was wrong and go on.
+#pragma once
+
+#include <convpool.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace host {
+
+extern int checks, failures;
+extern int32_t version_number;  // what getInferLibVersion returns
+extern std::string logged;      // everything logged since it was last cleared
+
+inline void check(bool passed, const std::string &what, const char *file, int line) {
+    ++checks;
+    if (passed) return;
+    ++failures;
+    std::printf("%s:%d: %s\n", file, line, what.c_str());
+}
+
+// The call must fail, and the log must name `word`.
+inline void refuses(bool failed, const std::string &word, const char *file, int line) {
+    check(failed, "accepted, expected a refusal that names '" + word + "'", file, line);
+    check(logged.find(word) != std::string::npos, "message; got '" + logged + "', expected one with '" + word + "'", file,
+          line);
+    logged.clear();
+}
+
+#define CHECK(condition) ::host::check((condition), #condition, __FILE__, __LINE__)
+#define EQUAL(got, expected)                                                                                       \
+    ::host::check((got) == (expected),                                                                             \
+                  #got "; got " + std::to_string(got) + ", expected " + std::to_string(expected), __FILE__, __LINE__)
+#define REFUSES(failed, word) ((logged.clear()), ::host::refuses((failed), (word), __FILE__, __LINE__))
+
+// A layer's attributes, as the ONNX parser would pass them.
+struct Attributes {
+    std::vector<int32_t> pool_kernel{2, 2}, pool_strides{1, 1}, pool_pads{1, 1, 1, 1}, pool_dilations{1, 1};
+    std::vector<int32_t> kernel{3, 3}, strides{2, 2}, pads{0, 0, 0, 0}, dilations{1, 1}, group{1};
+};
+
+// The size that the operator gives, computed apart from the library: two windows, one after the other.
+inline int64_t out_size(const Attributes &a, int axis, int64_t size) {
+    const int rank = static_cast<int>(a.kernel.size());
+    auto places = [&](int64_t in, int pads, int kernel, int dilation, int stride) {
+        int64_t count = 0;
+        for (int64_t start = 0; start + int64_t{dilation} * (kernel - 1) < in + pads; start += stride) ++count;
+        return count;
+    };
+    const int64_t pooled = places(size, a.pool_pads[axis] + a.pool_pads[axis + rank], a.pool_kernel[axis],
+                                  a.pool_dilations[axis], a.pool_strides[axis]);
+    return places(pooled, a.pads[axis] + a.pads[axis + rank], a.kernel[axis], a.dilations[axis], a.strides[axis]);
+}
+
+// The problem that the adapters should describe to the C API.
+convpool_problem problem_of(const Attributes &a, int64_t n, int64_t c, int64_t m, std::vector<int64_t> spatial, int dtype,
+                            int x_layout, int y_layout, bool bias);
+
+void drive_v2(void *library, bool has_device);
+void drive_v3(void *library, bool has_device);
+
+}  // namespace host

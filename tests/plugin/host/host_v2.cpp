@@ -1,0 +1,257 @@
+// IPluginV2DynamicExt through its whole life, with right and wrong input.
+#include "interface_v2.h"
+
+#include "host.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+namespace host {
+namespace {
+
+using namespace convpool::tensorrt;
+using v2::DataType;
+using v2::TensorFormat;
+
+struct Expr : v2::IDimensionExpr {
+    struct Impl : v2::VDimensionExpr {
+        int32_t value = 0;
+        bool constant = true;
+        bool isConstant() const override { return constant; }
+        int32_t getConstantValue() const override { return value; }
+    } impl;
+    explicit Expr(int32_t value, bool constant = true) {
+        impl.value = value;
+        impl.constant = constant;
+        impl_ = &impl;
+    }
+};
+
+struct Builder : v2::IExprBuilder {
+    struct Impl : v2::VExprBuilder {
+        std::vector<std::unique_ptr<Expr>> made;
+        const Expr *keep(int32_t value) { return made.emplace_back(new Expr(value)).get(); }
+        const v2::IDimensionExpr *constant(int32_t value) override { return keep(value); }
+        const v2::IDimensionExpr *operation(v2::DimensionOperation op, const v2::IDimensionExpr &a,
+                                            const v2::IDimensionExpr &b) override {
+            const int32_t x = static_cast<const Expr &>(a).impl.value, y = static_cast<const Expr &>(b).impl.value;
+            CHECK(op == v2::DimensionOperation::kSUM || op == v2::DimensionOperation::kFLOOR_DIV);
+            return keep(op == v2::DimensionOperation::kSUM ? x + y : x / y);
+        }
+    } impl;
+    Builder() { impl_ = &impl; }
+};
+
+struct Destroy {
+    void operator()(v2::IPluginV2 *plugin) const { plugin->destroy(); }
+};
+using Owner = std::unique_ptr<v2::IPluginV2DynamicExt, Destroy>;
+
+v2::IPluginCreator *creator = nullptr;
+
+Owner own(v2::IPluginV2 *plugin) { return Owner(static_cast<v2::IPluginV2DynamicExt *>(plugin)); }
+
+Owner make(const Attributes &a) {
+    std::vector<v2::PluginField> list;
+    auto add = [&](const char *name, const std::vector<int32_t> &values) {
+        list.push_back({name, values.data(), v2::PluginFieldType::kINT32, static_cast<int32_t>(values.size())});
+    };
+    add("pool_kernel_shape", a.pool_kernel);
+    add("pool_strides", a.pool_strides);
+    add("pool_pads", a.pool_pads);
+    add("pool_dilations", a.pool_dilations);
+    add("kernel_shape", a.kernel);
+    add("strides", a.strides);
+    add("pads", a.pads);
+    add("dilations", a.dilations);
+    add("group", a.group);
+    v2::PluginFieldCollection fields{static_cast<int32_t>(list.size()), list.data()};
+    return own(creator->createPlugin("layer", &fields));
+}
+
+std::vector<char> bytes_of(const v2::IPluginV2 &plugin) {
+    std::vector<char> bytes(plugin.getSerializationSize() + 8, '#');
+    plugin.serialize(bytes.data());
+    CHECK(std::all_of(bytes.end() - 8, bytes.end(), [](char c) { return c == '#'; }));  // not a byte past its size
+    bytes.resize(bytes.size() - 8);
+    return bytes;
+}
+
+v2::PluginTensorDesc fixed(const std::vector<int32_t> &sizes, DataType type, TensorFormat format) {
+    v2::PluginTensorDesc t{{static_cast<int32_t>(sizes.size()), {}}, type, format, 1.f};
+    std::copy(sizes.begin(), sizes.end(), t.dims.d);
+    return t;
+}
+
+v2::DynamicPluginTensorDesc dynamic(std::vector<int32_t> least, const std::vector<int32_t> &most, DataType type,
+                                    TensorFormat format) {
+    v2::DynamicPluginTensorDesc t{fixed(most, type, format), fixed(least, type, format).dims, fixed(most, type, format).dims};
+    for (size_t i = 0; i < most.size(); ++i)
+        if (least[i] != most[i]) t.desc.dims.d[i] = -1;
+    return t;
+}
+
+void identity() {
+    Owner plugin = make({});
+    CHECK(plugin != nullptr);
+    EQUAL(plugin->getTensorRTVersion(), (3 << 24) | version_number);
+    EQUAL(creator->getTensorRTVersion(), version_number);
+    CHECK(std::strcmp(creator->getPluginName(), "ConvAvgPool") == 0);
+    CHECK(std::strcmp(creator->getPluginVersion(), "1") == 0);
+    CHECK(std::strcmp(creator->getPluginNamespace(), "") == 0);
+    EQUAL(creator->getFieldNames()->nbFields, 10);
+    CHECK(std::strcmp(plugin->getPluginType(), "ConvAvgPool") == 0);
+    CHECK(std::strcmp(plugin->getPluginVersion(), "1") == 0);
+    EQUAL(plugin->getNbOutputs(), 1);
+    EQUAL(plugin->initialize(), 0);
+    plugin->setPluginNamespace("elsewhere");
+    Owner copy = own(plugin->clone());
+    CHECK(std::strcmp(copy->getPluginNamespace(), "elsewhere") == 0);
+    plugin->setPluginNamespace(nullptr);
+    CHECK(std::strcmp(plugin->getPluginNamespace(), "") == 0);
+    plugin->terminate();
+}
+
+void shapes() {
+    const Attributes a;
+    Owner plugin = make(a);
+    for (int32_t size = 2; size < 20; ++size) {
+        Expr n(7, false), c(16), m(24), k(3), h(size, false), w(size + 3, false);
+        v2::DimsExprs inputs[2] = {{4, {&n, &c, &h, &w}}, {4, {&m, &k, &k, &c}}};
+        Builder builder;
+        const v2::DimsExprs output = plugin->getOutputDimensions(0, inputs, 2, builder);
+        EQUAL(output.nbDims, 4);
+        EQUAL(static_cast<const Expr *>(output.d[0])->impl.value, 7);
+        EQUAL(static_cast<const Expr *>(output.d[1])->impl.value, 24);
+        EQUAL(static_cast<const Expr *>(output.d[2])->impl.value, out_size(a, 0, size));
+        EQUAL(static_cast<const Expr *>(output.d[3])->impl.value, out_size(a, 1, size + 3));
+    }
+    Expr e(16), five(5), k(3);
+    Builder builder;
+    auto shape = [&](int32_t index, v2::DimsExprs x, v2::DimsExprs w, int32_t count) {
+        v2::DimsExprs inputs[4] = {x, w, {}, {}};
+        return plugin->getOutputDimensions(index, inputs, count, builder).nbDims < 0;
+    };
+    const v2::DimsExprs x{4, {&e, &e, &e, &e}}, w{4, {&e, &k, &k, &e}};
+    REFUSES(shape(0, x, {4, {&e, &k, &five, &e}}, 2), "W: dimension 2");
+    REFUSES(shape(0, x, {2, {&e, &e}}, 2), "W: number of dimensions");
+    REFUSES(shape(0, {3, {&e, &e, &e}}, w, 2), "X: number of dimensions");
+    REFUSES(shape(0, x, w, 1), "inputs; got 1");
+    REFUSES(shape(1, x, w, 2), "output; got 1");
+    const DataType types[3] = {DataType::kHALF, DataType::kHALF, DataType::kHALF};
+    CHECK(plugin->getOutputDataType(0, types, 3) == DataType::kHALF);
+    const DataType wrong[2] = {DataType::kINT8, DataType::kHALF};
+    REFUSES((plugin->getOutputDataType(0, wrong, 2), true), "X: type; got int8");
+}
+
+void life(DataType type, int dtype, TensorFormat format, bool bias, bool has_device) {
+    const Attributes a;
+    const int32_t c = 64, m = 128;
+    const int inputs = bias ? 3 : 2;
+    const int layout = format == TensorFormat::kLINEAR ? CONVPOOL_CHANNELS_FIRST : CONVPOOL_CHANNELS_LAST;
+    const auto linear = TensorFormat::kLINEAR;
+    Owner plugin = make(a);
+    v2::PluginTensorDesc tensors[4] = {fixed({64, c, 64, 64}, type, format), fixed({m, 3, 3, c}, type, linear),
+                                       fixed({m}, type, linear), fixed({64, m, 32, 32}, type, format)};
+    if (!bias) tensors[2] = tensors[3];
+    for (int position = 0; position <= inputs; ++position)
+        EQUAL(plugin->supportsFormatCombination(position, tensors, inputs, 1), true);
+    v2::PluginTensorDesc odd[3] = {fixed({1, 12, 8, 8}, DataType::kHALF, TensorFormat::kHWC8), tensors[1], tensors[2]};
+    EQUAL(plugin->supportsFormatCombination(0, odd, 2, 1), false);
+
+    v2::DynamicPluginTensorDesc in[3] = {dynamic({1, c, 16, 16}, {64, c, 64, 64}, type, format),
+                                         dynamic({m, 3, 3, c}, {m, 3, 3, c}, type, linear), dynamic({m}, {m}, type, linear)};
+    v2::DynamicPluginTensorDesc out = dynamic({1, m, 8, 8}, {64, m, 32, 32}, type, format);
+    logged.clear();
+    plugin->configurePlugin(in, inputs, &out, 1);
+    if (!has_device) {
+        REFUSES((plugin->configurePlugin(in, inputs, &out, 1), true), "configurePlugin");
+        return;
+    }
+    CHECK(logged.empty());
+    const convpool_problem largest = problem_of(a, 64, c, m, {64, 64}, dtype, layout, layout, bias);
+    int32_t tactic = 0;
+    size_t bytes = 0;
+    CHECK(convpool_default_tactic(&largest, 90, 132, 232448, SIZE_MAX, &tactic) == CONVPOOL_OK);
+    CHECK(convpool_workspace_bytes(&largest, tactic, &bytes) == CONVPOOL_OK);
+    EQUAL(plugin->getWorkspaceSize(tensors, inputs, &tensors[inputs], 1), bytes);
+
+    const std::vector<char> saved = bytes_of(*plugin);
+    Owner loaded = own(creator->deserializePlugin("layer", saved.data(), saved.size()));
+    CHECK(loaded != nullptr);
+    CHECK(bytes_of(*loaded) == saved);
+    plugin.reset();
+    Owner context = own(loaded->clone());
+    CHECK(bytes_of(*context) == saved);
+    context->attachToContext(nullptr, nullptr, nullptr);
+    loaded.reset();
+    EQUAL(context->initialize(), 0);
+    const void *pointers[3] = {nullptr, nullptr, nullptr};
+    void *outputs[1] = {nullptr};
+    v2::PluginTensorDesc now[3] = {fixed({4, c, 16, 16}, type, format), tensors[1], tensors[2]};
+    v2::PluginTensorDesc result = fixed({4, m, 8, 8}, type, format);
+    REFUSES(context->enqueue(now, &result, pointers, outputs, nullptr, nullptr) != 0, "x is null");
+    now[0].dims.d[1] = 32;
+    REFUSES(context->enqueue(now, &result, pointers, outputs, nullptr, nullptr) != 0, "X: channels; got 32");
+    context->detachFromContext();
+}
+
+void damaged() {
+    Owner plugin = make({});
+    const std::vector<char> saved = bytes_of(*plugin);
+    for (size_t length = 0; length < saved.size(); ++length)
+        REFUSES(creator->deserializePlugin("layer", saved.data(), length) == nullptr, "serialised layer");
+    std::vector<char> longer = saved;
+    longer.push_back(0);
+    REFUSES(creator->deserializePlugin("layer", longer.data(), longer.size()) == nullptr, "bytes too many");
+    REFUSES(creator->deserializePlugin("layer", nullptr, saved.size()) == nullptr, "serialised layer");
+    for (size_t i = 0; i < saved.size(); ++i) {  // any byte may be damaged: refused or taken, never a crash
+        std::vector<char> bad = saved;
+        bad[i] = static_cast<char>(bad[i] ^ 0xff);
+        Owner made = own(creator->deserializePlugin("layer", bad.data(), bad.size()));
+        if (i < 4) CHECK(made == nullptr);
+    }
+    Attributes zero;
+    zero.strides = {2, 0};
+    REFUSES(make(zero) == nullptr, "strides[1]; got 0");
+    REFUSES(creator->createPlugin("layer", nullptr) == nullptr, "fields; got null");
+    Owner fresh = make({});
+    v2::PluginTensorDesc in[2] = {fixed({2, 16, 8, 8}, DataType::kHALF, TensorFormat::kLINEAR),
+                                  fixed({8, 3, 3, 16}, DataType::kHALF, TensorFormat::kLINEAR)};
+    const void *inputs[2] = {nullptr, nullptr};
+    void *outputs[1] = {nullptr};
+    REFUSES(fresh->enqueue(in, in, inputs, outputs, nullptr, nullptr) != 0, "before configurePlugin");
+}
+
+}  // namespace
+
+void drive_v2(void *library, bool has_device) {
+    auto get = reinterpret_cast<v2::IPluginCreator *const *(*)(int32_t &)>(dlsym(library, "getPluginCreators"));
+    CHECK(get != nullptr);
+    if (get == nullptr) return;
+    for (int32_t version : {8503, 100001, 101600, 110400}) {  // other Dims, or no such interface
+        version_number = version;
+        int32_t count = -1;
+        REFUSES((get(count), count == 0), "TensorRT version");
+    }
+    for (int32_t version : {8600, 8601, 9300}) {
+        version_number = version;
+        int32_t count = 0;
+        v2::IPluginCreator *const *creators = get(count);
+        EQUAL(count, 1);
+        creator = creators[0];
+        identity();
+        shapes();
+        for (bool bias : {true, false}) {
+            life(DataType::kHALF, CONVPOOL_F16, TensorFormat::kHWC8, bias, has_device);
+            life(DataType::kHALF, CONVPOOL_F16, TensorFormat::kLINEAR, bias, has_device);
+            life(DataType::kFLOAT, CONVPOOL_F32, TensorFormat::kLINEAR, bias, has_device);
+        }
+        damaged();
+    }
+}
+
+}  // namespace host

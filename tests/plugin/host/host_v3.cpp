@@ -1,0 +1,411 @@
+// IPluginV3 through its whole life, with right and wrong input.
+#include "interface_v3.h"
+
+#include "host.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <set>
+
+namespace host {
+namespace {
+
+using namespace convpool::tensorrt;
+using v3::DataType;
+using v3::PluginFieldType;
+using v3::TensorFormat;
+
+struct Expr : v3::IDimensionExpr {
+    struct Impl : v3::VDimensionExpr {
+        int64_t value = 0;
+        bool constant = true;
+        bool isConstant() const override { return constant; }
+        int64_t getConstantValue() const override { return value; }
+    } impl;
+    explicit Expr(int64_t value, bool constant = true) {
+        impl.value = value;
+        impl.constant = constant;
+        impl_ = &impl;
+    }
+};
+
+struct Builder : v3::IExprBuilder {
+    struct Impl : v3::VExprBuilder {
+        std::vector<std::unique_ptr<Expr>> made;
+        const Expr *keep(int64_t value) { return made.emplace_back(new Expr(value)).get(); }
+        const v3::IDimensionExpr *constant(int64_t value) override { return keep(value); }
+        const v3::IDimensionExpr *operation(v3::DimensionOperation op, const v3::IDimensionExpr &a,
+                                            const v3::IDimensionExpr &b) override {
+            const int64_t x = static_cast<const Expr &>(a).impl.value, y = static_cast<const Expr &>(b).impl.value;
+            CHECK(op == v3::DimensionOperation::kSUM || op == v3::DimensionOperation::kFLOOR_DIV);
+            return keep(op == v3::DimensionOperation::kSUM ? x + y : x / y);
+        }
+    } impl;
+    Builder() { impl_ = &impl; }
+};
+
+struct Fields {
+    std::vector<v3::PluginField> list;
+    v3::PluginFieldCollection collection{};
+    void add(const char *name, const std::vector<int32_t> &values) {
+        list.push_back({name, values.data(), PluginFieldType::kINT32, static_cast<int32_t>(values.size())});
+    }
+    explicit Fields(const Attributes &a, const std::string &without = "") {
+        add("pool_kernel_shape", a.pool_kernel);
+        add("pool_strides", a.pool_strides);
+        add("pool_pads", a.pool_pads);
+        add("pool_dilations", a.pool_dilations);
+        add("kernel_shape", a.kernel);
+        add("strides", a.strides);
+        add("pads", a.pads);
+        add("dilations", a.dilations);
+        add("group", a.group);
+        list.erase(std::remove_if(list.begin(), list.end(), [&](auto &f) { return without == f.name; }), list.end());
+        collection = {static_cast<int32_t>(list.size()), list.data()};
+    }
+};
+
+v3::Dims dims(const std::vector<int64_t> &sizes) {
+    v3::Dims d{static_cast<int32_t>(sizes.size()), {}};
+    std::copy(sizes.begin(), sizes.end(), d.d);
+    return d;
+}
+
+v3::DynamicPluginTensorDesc dynamic(const std::vector<int64_t> &least, const std::vector<int64_t> &most, DataType type,
+                                    TensorFormat format) {
+    v3::DynamicPluginTensorDesc t{};
+    std::vector<int64_t> open = most;
+    for (size_t i = 0; i < open.size(); ++i)
+        if (least[i] != most[i]) open[i] = -1;
+    t.desc = {dims(open), type, format, 1.f};
+    t.min = dims(least);
+    t.max = t.opt = dims(most);
+    return t;
+}
+
+v3::PluginTensorDesc fixed(const std::vector<int64_t> &sizes, DataType type, TensorFormat format) {
+    return {dims(sizes), type, format, 1.f};
+}
+
+struct Parts {
+    v3::IPluginV3OneCore *core;
+    v3::IPluginV3OneBuild *build;
+    v3::IPluginV3OneRuntime *runtime;
+    explicit Parts(v3::IPluginV3 *p)
+        : core(static_cast<v3::IPluginV3OneCore *>(p->getCapabilityInterface(v3::PluginCapabilityType::kCORE))),
+          build(static_cast<v3::IPluginV3OneBuild *>(p->getCapabilityInterface(v3::PluginCapabilityType::kBUILD))),
+          runtime(static_cast<v3::IPluginV3OneRuntime *>(p->getCapabilityInterface(v3::PluginCapabilityType::kRUNTIME))) {}
+};
+
+using Owner = std::unique_ptr<v3::IPluginV3>;
+
+v3::IPluginCreatorV3One *creator = nullptr;
+
+Owner make(const Attributes &a, v3::TensorRTPhase phase = v3::TensorRTPhase::kBUILD) {
+    Fields fields(a);
+    return Owner(creator->createPlugin("layer", &fields.collection, phase));
+}
+
+bool is_kind(v3::IVersionedInterface *object, const char *kind) {
+    const v3::InterfaceInfo info = object->getInterfaceInfo();
+    return std::strcmp(info.kind, kind) == 0 && info.major == 1 && info.minor == 0;
+}
+
+void identity() {
+    Owner plugin = make({});
+    CHECK(plugin != nullptr);
+    Parts parts(plugin.get());
+    CHECK(is_kind(plugin.get(), "PLUGIN"));
+    CHECK(is_kind(parts.core, "PLUGIN_V3ONE_CORE"));
+    CHECK(is_kind(parts.build, "PLUGIN_V3ONE_BUILD"));
+    CHECK(is_kind(parts.runtime, "PLUGIN_V3ONE_RUNTIME"));
+    CHECK(is_kind(creator, "PLUGIN CREATOR_V3ONE"));
+    CHECK(plugin->getCapabilityInterface(static_cast<v3::PluginCapabilityType>(9)) == nullptr);
+    CHECK(std::strcmp(parts.core->getPluginName(), "ConvAvgPool") == 0);
+    CHECK(std::strcmp(parts.core->getPluginVersion(), "1") == 0);
+    CHECK(std::strcmp(parts.core->getPluginNamespace(), "") == 0);
+    EQUAL(parts.build->getNbOutputs(), 1);
+    EQUAL(creator->getFieldNames()->nbFields, 10);
+}
+
+void shapes() {
+    Attributes three{{1, 2, 3}, {1, 1, 2}, {0, 1, 1, 0, 1, 1}, {1, 2, 1}, {3, 1, 2}, {2, 3, 1},
+                     {1, 0, 0, 1, 0, 0}, {2, 1, 1}, {1}};
+    Attributes one{{2}, {1}, {1, 0}, {1}, {4}, {2}, {0, 1}, {1}, {1}};
+    Attributes transition{{2, 2}, {2, 2}, {0, 0, 0, 0}, {1, 1}, {1, 1}, {1, 1}, {0, 0, 0, 0}, {1, 1}, {1}};
+    for (const Attributes &a : {Attributes{}, three, one, transition}) {
+        const int rank = static_cast<int>(a.kernel.size());
+        Owner plugin = make(a);
+        Parts parts(plugin.get());
+        for (int64_t size = 9; size < 20; ++size) {
+            std::vector<std::unique_ptr<Expr>> values;
+            auto expr = [&](int64_t value, bool constant = true) {
+                return values.emplace_back(new Expr(value, constant)).get();
+            };
+            v3::DimsExprs inputs[2] = {{rank + 2, {}}, {rank + 2, {}}}, output{};
+            inputs[0].d[0] = expr(5, false);
+            inputs[0].d[1] = expr(16);
+            inputs[1].d[0] = expr(24);
+            inputs[1].d[rank + 1] = expr(16);
+            for (int i = 0; i < rank; ++i) {
+                inputs[0].d[2 + i] = expr(size + i, false);
+                inputs[1].d[1 + i] = expr(a.kernel[i]);
+            }
+            Builder builder;
+            EQUAL(parts.build->getOutputShapes(inputs, 2, nullptr, 0, &output, 1, builder), 0);
+            EQUAL(output.nbDims, rank + 2);
+            EQUAL(static_cast<const Expr *>(output.d[0])->impl.value, 5);
+            EQUAL(static_cast<const Expr *>(output.d[1])->impl.value, 24);
+            for (int i = 0; i < rank; ++i)
+                EQUAL(static_cast<const Expr *>(output.d[2 + i])->impl.value, out_size(a, i, size + i));
+        }
+    }
+    Owner plugin = make({});
+    Parts parts(plugin.get());
+    Builder builder;
+    Expr e1(1), e16(16), e5(5), e3(3);
+    v3::DimsExprs output{}, right[2] = {{4, {&e1, &e16, &e16, &e16}}, {4, {&e16, &e3, &e3, &e16}}};
+    auto shape = [&](v3::DimsExprs x, v3::DimsExprs w, int count) {
+        v3::DimsExprs inputs[4] = {x, w, {}, {}};
+        return parts.build->getOutputShapes(inputs, count, nullptr, 0, &output, 1, builder) != 0;
+    };
+    REFUSES(shape(right[0], {4, {&e16, &e3, &e5, &e16}}, 2), "W: dimension 2");
+    REFUSES(shape(right[0], {3, {&e16, &e3, &e16}}, 2), "W: number of dimensions");
+    REFUSES(shape({3, {&e1, &e16, &e16}}, right[1], 2), "X: number of dimensions");
+    REFUSES(shape(right[0], right[1], 1), "inputs; got 1");
+    REFUSES(shape(right[0], right[1], 4), "inputs; got 4");
+}
+
+void formats() {
+    Owner plugin = make({});
+    Parts parts(plugin.get());
+    struct Case { DataType type; TensorFormat x, y; int64_t c, m; bool expected; };
+    const auto linear = TensorFormat::kLINEAR, hwc8 = TensorFormat::kHWC8, hwc = TensorFormat::kHWC;
+    const auto f32 = DataType::kFLOAT, f16 = DataType::kHALF, bf16 = DataType::kBF16;
+    for (const Case &c : {Case{f32, linear, linear, 3, 5, true}, {f16, linear, linear, 3, 5, true},
+                          {bf16, linear, linear, 3, 5, true}, {f16, hwc8, hwc8, 16, 24, true},
+                          {bf16, hwc8, linear, 16, 3, true}, {f16, linear, hwc8, 3, 24, true},
+                          {f16, hwc8, hwc8, 12, 24, false}, {f16, hwc8, hwc8, 16, 20, false},
+                          {f32, hwc, hwc, 3, 5, true}, {f32, hwc8, hwc8, 16, 16, false}, {f16, hwc, hwc, 16, 16, false},
+                          {f16, TensorFormat::kCHW2, linear, 16, 16, false},
+                          {f16, linear, TensorFormat::kCHW16, 16, 16, false},
+                          {DataType::kINT8, linear, linear, 16, 16, false},
+                          {DataType::kINT32, linear, linear, 16, 16, false}}) {
+        v3::DynamicPluginTensorDesc all[4] = {
+            dynamic({1, c.c, 8, 8}, {4, c.c, 64, 64}, c.type, c.x), dynamic({c.m, 3, 3, c.c}, {c.m, 3, 3, c.c}, c.type, linear),
+            dynamic({c.m}, {c.m}, c.type, linear), dynamic({1, c.m, 4, 4}, {4, c.m, 32, 32}, c.type, c.y)};
+        bool supported = true;
+        for (int position = 0; position < 4 && supported; ++position)
+            supported = parts.build->supportsFormatCombination(position, all, 3, 1);
+        EQUAL(supported, c.expected);
+        if (!c.expected) continue;
+        for (int position : {1, 2}) {  // weights of another type or format
+            v3::DynamicPluginTensorDesc wrong = all[position];
+            std::swap(all[position], wrong);
+            all[position].desc.type = c.type == f32 ? f16 : f32;
+            EQUAL(parts.build->supportsFormatCombination(position, all, 3, 1), false);
+            all[position] = wrong;
+            all[position].desc.format = hwc8;
+            EQUAL(parts.build->supportsFormatCombination(position, all, 3, 1), false);
+            all[position] = wrong;
+        }
+    }
+    DataType output{}, inputs[3] = {f16, f16, f16};
+    EQUAL(parts.build->getOutputDataTypes(&output, 1, inputs, 3), 0);
+    CHECK(output == f16);
+    inputs[0] = DataType::kINT8;
+    REFUSES(parts.build->getOutputDataTypes(&output, 1, inputs, 3) != 0, "X: type; got int8");
+    inputs[0] = f16;
+    inputs[2] = DataType::kINT64;
+    REFUSES(parts.build->getOutputDataTypes(&output, 1, inputs, 3) != 0, "B: type; got int64");
+    REFUSES(parts.build->getOutputDataTypes(&output, 2, inputs, 2) != 0, "outputs; got 2");
+}
+
+// configurePlugin to enqueue, for one type, format and presence of a bias.
+void life(DataType type, int dtype, TensorFormat format, bool bias, bool has_device) {
+    const Attributes a;
+    const int64_t c = 64, m = 128;
+    const int inputs = bias ? 3 : 2;
+    const int layout = format == TensorFormat::kLINEAR ? CONVPOOL_CHANNELS_FIRST : CONVPOOL_CHANNELS_LAST;
+    const auto linear = TensorFormat::kLINEAR;
+    Owner plugin = make(a);
+    Parts parts(plugin.get());
+    v3::DynamicPluginTensorDesc in[3] = {dynamic({1, c, 16, 16}, {64, c, 64, 64}, type, format),
+                                         dynamic({m, 3, 3, c}, {m, 3, 3, c}, type, linear), dynamic({m}, {m}, type, linear)};
+    v3::DynamicPluginTensorDesc out = dynamic({1, m, 8, 8}, {64, m, 32, 32}, type, format);
+    EQUAL(parts.build->configurePlugin(in, inputs, &out, 1), 0);
+    const std::string id = parts.build->getTimingCacheID();
+    CHECK(id.find("kernel_shape 3 3") != std::string::npos);
+    const int32_t count = parts.build->getNbTactics();
+    if (!has_device) {
+        REFUSES(parts.build->getNbTactics() == 0, "getNbTactics");
+        return;
+    }
+    std::vector<int32_t> tactics(count);
+    EQUAL(parts.build->getValidTactics(tactics.data(), count), 0);
+    const std::set<int32_t> unique(tactics.begin(), tactics.end());
+    CHECK(count > 1);
+    EQUAL(unique.size(), tactics.size());
+    EQUAL(unique.count(0), 0u);
+    REFUSES(parts.build->getValidTactics(tactics.data(), count + 1) != 0, "tactics; got room for");
+
+    const convpool_problem largest = problem_of(a, 64, c, m, {64, 64}, dtype, layout, layout, bias);
+    const convpool_problem least = problem_of(a, 1, c, m, {16, 16}, dtype, layout, layout, bias);
+    std::vector<convpool_tactic_info> infos(convpool_tactics(nullptr, 0));
+    infos[0].struct_size = sizeof infos[0];
+    convpool_tactics(infos.data(), static_cast<int32_t>(infos.size()));
+    size_t most = 0;
+    for (const convpool_tactic_info &info : infos) {
+        const bool expected = convpool_supports(&largest, info.id, 90, 232448) == CONVPOOL_OK &&
+                              convpool_supports(&least, info.id, 90, 232448) == CONVPOOL_OK;
+        EQUAL(unique.count(info.id), expected ? 1u : 0u);
+        if (!expected) continue;
+        size_t bytes = 0;
+        CHECK(convpool_workspace_bytes(&largest, info.id, &bytes) == CONVPOOL_OK);
+        most = std::max(most, bytes);
+        Owner own(plugin->clone());
+        Parts chosen(own.get());
+        EQUAL(chosen.runtime->setTactic(info.id), 0);
+        EQUAL(chosen.build->getWorkspaceSize(in, inputs, &out, 1), bytes);
+    }
+    EQUAL(parts.build->getWorkspaceSize(in, inputs, &out, 1), most);
+
+    // Serialise, make anew for running, attach to two contexts, and drop what they came from.
+    const v3::PluginFieldCollection *saved = parts.runtime->getFieldsToSerialize();
+    Owner loaded(creator->createPlugin("layer", saved, v3::TensorRTPhase::kRUNTIME));
+    CHECK(loaded != nullptr);
+    plugin.reset();
+    CHECK(id == Parts(loaded.get()).build->getTimingCacheID());
+    EQUAL(Parts(loaded.get()).runtime->setTactic(tactics.front()), 0);
+    Owner first(Parts(loaded.get()).runtime->attachToContext(nullptr));
+    Owner second(Parts(loaded.get()).runtime->attachToContext(nullptr));
+    CHECK(first != nullptr && second != nullptr && first != second);
+    loaded.reset();
+    v3::PluginTensorDesc now[3] = {fixed({4, c, 16, 16}, type, format), fixed({m, 3, 3, c}, type, linear),
+                                   fixed({m}, type, linear)};
+    v3::PluginTensorDesc result = fixed({4, m, 8, 8}, type, format);
+    const void *pointers[3] = {nullptr, nullptr, nullptr};
+    void *outputs[1] = {nullptr};
+    Parts running(second.get());
+    logged.clear();
+    running.runtime->onShapeChange(now, inputs, &result, 1);  // loads kernels: fails where the device is pretended
+    REFUSES(running.runtime->enqueue(now, &result, pointers, outputs, nullptr, nullptr) != 0, "x is null");
+    now[0].dims.d[0] = 0;
+    result.dims.d[0] = 0;
+    EQUAL(running.runtime->onShapeChange(now, inputs, &result, 1), 0);
+    EQUAL(running.runtime->enqueue(now, &result, pointers, outputs, nullptr, nullptr), 0);
+}
+
+void wrong_layers() {
+    auto refuse = [&](const Fields &fields, const char *word) {
+        for (v3::TensorRTPhase phase : {v3::TensorRTPhase::kBUILD, v3::TensorRTPhase::kRUNTIME})
+            REFUSES(creator->createPlugin("layer", &fields.collection, phase) == nullptr, word);
+    };
+    auto with = [](auto change) {
+        Attributes a;
+        change(a);
+        return a;
+    };
+    refuse(Fields({}, "kernel_shape"), "kernel_shape");
+    refuse(Fields({}, "pool_kernel_shape"), "pool_kernel_shape; got no such attribute");
+    struct Case { Attributes a; const char *word; };
+    for (const Case &c :
+         {Case{with([](Attributes &a) { a.pads = {1}; }), "pads; got 1 values, expected 4"},
+          {with([](Attributes &a) { a.pool_strides = {1, 1, 1}; }), "pool_strides; got 3 values, expected 2"},
+          {with([](Attributes &a) { a.strides = {2, 0}; }), "strides[1]; got 0"},
+          {with([](Attributes &a) { a.dilations = {-1, 1}; }), "dilations[0]; got -1"},
+          {with([](Attributes &a) { a.pool_pads = {0, 0, -2, 0}; }), "pool_pads[2]; got -2"},
+          {with([](Attributes &a) { a.kernel = {70000, 1}; }), "kernel_shape[0]; got 70000"},
+          {with([](Attributes &a) { a.kernel = {}; }), "kernel_shape; got 0 values"},
+          {with([](Attributes &a) { a.kernel = {1, 1, 1, 1}; }), "kernel_shape; got 4 values"},
+          {with([](Attributes &a) { a.group = {0}; }), "group[0]; got 0"},
+          {with([](Attributes &a) { a.group = {1, 1}; }), "group; got 2 values"}})
+        refuse(Fields(c.a), c.word);
+    Attributes a;
+    Fields fields(a);
+    for (v3::PluginField &field : fields.list)
+        if (std::strcmp(field.name, "pads") == 0) field.type = PluginFieldType::kFLOAT32;
+    refuse(fields, "pads: type of the field");
+    fields.list[0].name = nullptr;
+    refuse(fields, "name of field 0");
+    Fields dangling(a);
+    dangling.list[2].data = nullptr;
+    refuse(dangling, "without data");
+    Fields negative(a);
+    negative.list[2].length = -1;
+    refuse(negative, "pool_pads");
+    REFUSES(creator->createPlugin("layer", nullptr, v3::TensorRTPhase::kBUILD) == nullptr, "fields; got null");
+    v3::PluginFieldCollection broken{3, nullptr};
+    REFUSES(creator->createPlugin("layer", &broken, v3::TensorRTPhase::kBUILD) == nullptr, "fields");
+    Attributes bare;  // what ONNX leaves out has ONNX's defaults
+    Fields few(bare, "dilations");
+    Owner made(creator->createPlugin("layer", &few.collection, v3::TensorRTPhase::kBUILD));
+    CHECK(made != nullptr);
+}
+
+void wrong_shapes(bool has_device) {
+    Attributes a;
+    a.group = {2};
+    Owner plugin = make(a);
+    Parts parts(plugin.get());
+    const auto f16 = DataType::kHALF;
+    const auto linear = TensorFormat::kLINEAR;
+    auto configure = [&](std::vector<int64_t> x, std::vector<int64_t> w, std::vector<int64_t> b, DataType w_type,
+                         TensorFormat x_format) {
+        v3::DynamicPluginTensorDesc in[3] = {dynamic(x, x, f16, x_format), dynamic(w, w, w_type, linear),
+                                             dynamic(b, b, f16, linear)};
+        v3::DynamicPluginTensorDesc out = dynamic({2, 8, 4, 4}, {2, 8, 4, 4}, f16, linear);
+        return parts.build->configurePlugin(in, 3, &out, 1);
+    };
+    EQUAL(configure({2, 16, 8, 8}, {8, 3, 3, 8}, {8}, f16, linear), 0);
+    REFUSES(configure({2, 15, 8, 8}, {8, 3, 3, 8}, {8}, f16, linear) != 0, "X: channels; got 15");
+    REFUSES(configure({2, 16, 8, 8}, {8, 5, 3, 8}, {8}, f16, linear) != 0, "W: dimension 1");
+    REFUSES(configure({2, 16, 8, 8}, {7, 3, 3, 8}, {7}, f16, linear) != 0, "W: dimension 0");
+    REFUSES(configure({2, 16, 8, 8}, {8, 3, 3, 8}, {9}, f16, linear) != 0, "B: shape");
+    REFUSES(configure({2, 16, 8, 8}, {8, 3, 3, 8}, {8}, DataType::kFLOAT, linear) != 0, "W: type; got float");
+    REFUSES(configure({2, 16, 8, 8}, {8, 3, 3, 8}, {8}, f16, TensorFormat::kCHW32) != 0, "X: format");
+    REFUSES(configure({2, 16, 8}, {8, 3, 3, 8}, {8}, f16, linear) != 0, "X: number of dimensions");
+    REFUSES(configure({2, 16, 1, 8}, {8, 3, 3, 8}, {8}, f16, linear) != 0, "at least the kernel");
+    if (has_device) {
+        Owner fresh = make(a);
+        REFUSES(Parts(fresh.get()).build->getNbTactics() != 0 || !logged.empty(), "before configurePlugin");
+    }
+    Owner fresh = make(a);
+    v3::PluginTensorDesc in[2] = {fixed({2, 16, 8, 8}, f16, linear), fixed({8, 3, 3, 8}, f16, linear)};
+    v3::PluginTensorDesc out = fixed({2, 8, 4, 4}, f16, linear);
+    const void *inputs[2] = {nullptr, nullptr};
+    void *outputs[1] = {nullptr};
+    REFUSES(Parts(fresh.get()).runtime->enqueue(in, &out, inputs, outputs, nullptr, nullptr) != 0, "enqueue");
+}
+
+}  // namespace
+
+void drive_v3(void *library, bool has_device) {
+    auto get = reinterpret_cast<v3::IPluginCreatorInterface *const *(*)(int32_t &)>(dlsym(library, "getCreators"));
+    CHECK(get != nullptr);
+    if (get == nullptr) return;
+    for (int32_t version : {100001, 101600, 110400}) {
+        version_number = version;
+        int32_t count = 0;
+        v3::IPluginCreatorInterface *const *creators = get(count);
+        EQUAL(count, 1);
+        creator = static_cast<v3::IPluginCreatorV3One *>(creators[0]);
+        identity();
+        shapes();
+        formats();
+        for (bool bias : {true, false}) {
+            life(DataType::kHALF, CONVPOOL_F16, TensorFormat::kHWC8, bias, has_device);
+            life(DataType::kHALF, CONVPOOL_F16, TensorFormat::kLINEAR, bias, has_device);
+            life(DataType::kBF16, CONVPOOL_BF16, TensorFormat::kHWC8, bias, has_device);
+            life(DataType::kFLOAT, CONVPOOL_F32, TensorFormat::kLINEAR, bias, has_device);
+            life(DataType::kFLOAT, CONVPOOL_F32, TensorFormat::kHWC, bias, has_device);
+        }
+        wrong_layers();
+        wrong_shapes(has_device);
+    }
+}
+
+}  // namespace host
