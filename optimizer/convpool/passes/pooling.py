@@ -4,48 +4,21 @@
 |---|---|
 | AveragePool | kernel_shape |
 | GlobalAveragePool, ReduceMean over all spatial axes | the feature map |
-| Add/Sum of strided Slices, each or all times 1/n or over n (or Mean of them) | one element per Slice |
-
-    +-- Slice [::2, ::2] --+
-    +-- Slice [1::2, ::2] -+
-    x                      Add... -> Div 4         AveragePool(kernel 2, stride 2)
-    +-- Slice [::2, 1::2] -+
-    +-- Slice [1::2,1::2] -+
+| the mean of strided Slices | one element per Slice; see `slice_mean` |
 
 An AveragePool is exact to move when (1) no window reaches into padding, given or automatic, since outside the feature
 map stand zeros and not what the convolution would give there, and (2) all windows lie inside: ceil_mode adds no
-partial one, and the window fits the map.  The Slices must
-(3) be strided alike, start at each offset of the window exactly once and have equal lengths, (4) be averaged:
-each factor is one over their number, and (5) have no other reader.  Zeros among the terms (an accumulator's start) do
-not count.
+partial one, and the window fits the map.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from itertools import product
-
-from onnx import TensorProto, numpy_helper
 
 from convpool.geometry import Ints, PoolSpec
-from convpool.graph import Constant, Scope, attributes, is_op
+from convpool.graph import Scope, attributes, is_op
+from convpool.passes.slice_mean import may_be_mean, recognise_mean
 from convpool.plan import Pooling, Reject, reject
-
-WHOLE_AXIS = 2**31 - 1
-"""A Slice end at or beyond this reaches the end of any axis."""
-
-
-SUMMING = ("Add", "Sum", "Mean", "Mul", "Div")
-"""Operators that a mean of Slices is written with."""
-UNIT_ROUNDOFF = {
-    TensorProto.FLOAT16: 2.0**-11,
-    TensorProto.BFLOAT16: 2.0**-8,
-    TensorProto.FLOAT: 2.0**-24,
-    TensorProto.DOUBLE: 2.0**-53,
-}
-MAX_TERM_NODES = 64
-"""Largest sum of Slices looked at, in nodes."""
 
 
 def may_be_pooling(scope: Scope, index: int) -> str | None:
@@ -53,12 +26,7 @@ def may_be_pooling(scope: Scope, index: int) -> str | None:
     node = scope.nodes[index]
     if is_op(node, "AveragePool", "GlobalAveragePool", "ReduceMean"):
         return node.input[0]
-    terms = _terms(scope, index) if is_op(node, *SUMMING) else None
-    if terms is None or len(terms.slices) < 2:
-        return None
-    if not math.isclose(sum(terms.weights), 1, rel_tol=terms.rounding) and _continues(scope, node.output[0]):
-        return None
-    return _slice_base(scope, terms.slices[0])
+    return may_be_mean(scope, index)
 
 
 def recognise(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling | Reject | None:
@@ -73,7 +41,7 @@ def recognise(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling
         return Pooling(index, (index,), node.input[0], node.output[0], "global", None)
     if is_op(node, "ReduceMean"):
         return _reduce_mean(scope, index, rank)
-    return _slice_mean(scope, index, rank, size)
+    return recognise_mean(scope, index, rank, size)
 
 
 def _average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling | Reject:
@@ -142,192 +110,3 @@ def _reduce_mean(scope: Scope, index: int, rank: int) -> Pooling | Reject | None
         return reject(scope, index, "axes", found, f"all spatial axes, {spatial}")
     squeeze = not values.get("keepdims", 1)
     return Pooling(index, (index,), node.input[0], node.output[0], "global", None, squeeze)
-
-
-def _slice_mean(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling | Reject | None:
-    terms = _terms(scope, index)
-    if terms is None:
-        return None
-    leaves, nodes = terms.slices, set(terms.nodes)
-    base = _slice_base(scope, leaves[0])
-    if base is None or any(_slice_base(scope, leaf) != base for leaf in leaves):
-        return None
-    if size is None:
-        return reject(scope, index, "size of the Slices' input", "unknown", "static spatial sizes")
-    ranges = []
-    for leaf in leaves:
-        got = _slice_ranges(scope, leaf, base, rank, size, nodes)
-        if got is None:
-            return reject(scope, scope.producer[leaf], "Slice", "other axes, or bounds that are computed",
-                          "constant strides over spatial axes")  # fmt: skip
-        ranges.append(got)
-    kernel, strides = [], []
-    for axis in range(rank):
-        starts = sorted({r[axis].start for r in ranges})
-        steps = {r[axis].step for r in ranges if len(r[axis]) > 1} or {ranges[0][axis].step}
-        length = (size[axis] - len(starts)) // max(steps) + 1
-        if starts != list(range(len(starts))) or len(steps) > 1 or any(len(r[axis]) != length for r in ranges):
-            shown = sorted({f"[{r[axis].start}:{size[axis]}:{r[axis].step}]" for r in ranges})
-            return reject(scope, index, f"Slices of spatial axis {axis}", " ".join(shown), "equal strides and lengths")
-        kernel.append(len(starts))
-        strides.append(steps.pop())
-    offsets = sorted(tuple(r.start for r in got) for got in ranges)
-    if offsets != list(product(*(range(k) for k in kernel))):
-        return reject(scope, index, "offsets of the Slices", offsets, "each offset of the window once")
-    pooled = tuple((n - k) // q + 1 for n, k, q in zip(size, kernel, strides, strict=True))
-    for shape in terms.shapes:
-        full = (1,) * (rank + 2 - len(shape)) + shape
-        limits = (*(scope.info(base).shape or (1, 1))[:2], *pooled)
-        if len(full) > len(limits) or any(n not in (1, limit) for n, limit in zip(full, limits, strict=True)):
-            return reject(scope, index, "shape of a constant", list(shape), f"sizes of 1 or {list(limits)}")
-    for weight in terms.weights:
-        if not math.isclose(weight * len(leaves), 1, rel_tol=terms.rounding):
-            return reject(scope, index, "factor of a Slice", f"{weight:.9g}", f"1/{len(leaves)}")
-    for inner in nodes - {index}:
-        for name in scope.nodes[inner].output:
-            if name in scope.outputs or name in scope.captured or not set(scope.readers.get(name, ())) <= nodes:
-                return reject(scope, inner, "readers", "a reader outside the average", "none")
-    spec = PoolSpec(tuple(kernel), tuple(strides), (0,) * (2 * rank), (1,) * rank)
-    return Pooling(index, tuple(sorted(nodes)), base, scope.nodes[index].output[0], "slice_mean", spec)
-
-
-@dataclass
-class _Terms:
-    """A weighted sum of Slices: the Slices' outputs, their weights, and the nodes that sum and scale.
-
-    shapes: of the constant factors, and of constant zeros among the terms.  rounding: relative error that the factors
-    may have by being rounded to their types.
-    """
-
-    slices: list[str]
-    weights: list[float]
-    nodes: set[int]
-    shapes: list[Ints]
-    rounding: float = 2.0**-50
-
-
-def _terms(scope: Scope, index: int) -> _Terms | None:
-    """The weighted sum that node `index` ends, None where anything but Slices and zeros is summed."""
-    found, constants = _Terms([], [], set(), []), []
-    pending = [(index, 1.0)]
-    while pending:
-        current, weight = pending.pop()
-        node = scope.nodes[current]
-        found.nodes.add(current)
-        if len(found.nodes) > MAX_TERM_NODES:
-            return None
-        if is_op(node, "Mul", "Div"):
-            scaled = _scale(scope, current)
-            if scaled is None:
-                return None
-            terms, weight = [scaled[0]], weight * scaled[1]
-            found.shapes.append(scaled[2].shape)
-            found.rounding += UNIT_ROUNDOFF.get(scaled[2].data_type, 0.0)
-        else:
-            terms = list(node.input)
-            weight = weight / len(terms) if node.op_type == "Mean" else weight
-        for name in reversed(terms):
-            producer = scope.producer.get(name)
-            if producer is not None and is_op(scope.nodes[producer], "Slice"):
-                found.slices.append(name)
-                found.weights.append(weight)
-            elif (constant := scope.constant(name)) is not None:
-                constants.append(constant)
-            elif producer is not None and is_op(scope.nodes[producer], *SUMMING):
-                pending.append((producer, weight))
-            elif (zeros := _computed_zeros(scope, name)) is not None:
-                found.nodes |= zeros
-            else:
-                return None
-    # Values are read last: most sums are none of Slices, and their constants may be large.
-    if not found.slices or any(constant.array().any() for constant in constants):
-        return None
-    found.shapes += [constant.shape for constant in constants]
-    return found
-
-
-def _scale(scope: Scope, index: int) -> tuple[str, float, Constant] | None:
-    """For x * c or x / c with a constant scalar: the tensor x, the factor on it, and c."""
-    node = scope.nodes[index]
-    for operand in (1, 0) if node.op_type == "Mul" else (1,):
-        constant = scope.constant(node.input[operand])
-        if constant is not None and math.prod(constant.shape) == 1:
-            value = float(constant.array().reshape(-1)[0])
-            if value == 0 or not math.isfinite(value):
-                return None
-            return node.input[1 - operand], value if node.op_type == "Mul" else 1 / value, constant
-    return None
-
-
-def _computed_zeros(scope: Scope, name: str) -> set[int] | None:
-    """The nodes that make `name` zeros of a Slice's shape at run time; None if it is not that."""
-    index = scope.producer.get(name)
-    if index is None or not is_op(scope.nodes[index], "ConstantOfShape", "Expand"):
-        return None
-    node = scope.nodes[index]
-    value, shape = (None, node.input[0]) if node.op_type == "ConstantOfShape" else (node.input[0], node.input[1])
-    source = scope.producer.get(shape)
-    if source is None or not is_op(scope.nodes[source], "Shape") or scope.nodes[source].attribute:
-        return None
-    corner = scope.producer.get(scope.nodes[source].input[0])
-    if any(attribute.ref_attr_name for attribute in node.attribute):
-        return None
-    fill = attributes(node).get("value") if value is None else scope.constant(value)
-    number = 0.0 if value is None and fill is None else _scalar(fill)
-    return {index, source} if number == 0 and corner is not None and is_op(scope.nodes[corner], "Slice") else None
-
-
-def _scalar(value: Constant | TensorProto | None) -> float | None:
-    """The one element of a Constant or TensorProto, None if there is not exactly one."""
-    if value is None:
-        return None
-    array = value.array() if isinstance(value, Constant) else numpy_helper.to_array(value)
-    return float(array.reshape(-1)[0]) if array.size == 1 else None
-
-
-def _continues(scope: Scope, name: str) -> bool:
-    """Whether a sum goes on: its one reader adds to it or scales it."""
-    readers = scope.readers.get(name, [])
-    return len(readers) == 1 and is_op(scope.nodes[readers[0]], *SUMMING)
-
-
-def _slice_base(scope: Scope, name: str) -> str | None:
-    """The tensor that a chain of Slices starts from; None if `name` is no Slice's output."""
-    base = None
-    while (producer := scope.producer.get(name)) is not None and is_op(scope.nodes[producer], "Slice"):
-        name = base = scope.nodes[producer].input[0]
-    return base
-
-
-def _slice_ranges(
-    scope: Scope, name: str, base: str, rank: int, size: Ints, nodes: set[int]
-) -> tuple[range, ...] | None:
-    """Indices that the chain of Slices from `base` to `name` keeps, per spatial axis; adds the Slices to `nodes`."""
-    chain = []
-    while name != base:
-        chain.append(scope.producer[name])
-        name = scope.nodes[chain[-1]].input[0]
-    ranges = [range(n) for n in size]
-    for index in reversed(chain):
-        nodes.add(index)
-        if scope.opset < 10:  # Slice has no steps before, so no chain of them strides
-            return None
-        inputs = scope.nodes[index].input
-        read = [scope.constant_ints(name) if name else None for name in inputs[1:]]
-        if len(read) < 2 or read[0] is None or read[1] is None:
-            return None
-        starts, ends = read[0], read[1]
-        axes = read[2] if len(read) > 2 and inputs[3] else tuple(range(len(starts)))
-        steps = read[3] if len(read) > 3 and inputs[4] else (1,) * len(starts)
-        if axes is None or steps is None:
-            return None
-        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-            axis %= rank + 2
-            if axis < 2:
-                if start != 0 or step != 1 or end < WHOLE_AXIS:
-                    return None
-            elif step < 1:
-                return None
-            else:
-                ranges[axis - 2] = ranges[axis - 2][start:end:step]
-    return tuple(ranges) if all(len(r) for r in ranges) else None
