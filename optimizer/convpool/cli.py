@@ -64,6 +64,8 @@ def command(model, output, report_path, quiet, verbose, dry_run, no_check, check
     """Rewrite convolution followed by average pooling in MODEL ('-' is stdin), exactly, and verify the result."""
     if quiet and verbose:
         raise OptionError("--quiet and --verbose exclude each other")
+    if no_check and options["data"]:
+        raise OptionError("--no-check and --data exclude each other")
     out = _output_path(model, output)
     if out is not None and not out.parent.is_dir() and not dry_run:
         raise OutputError(f"{out}: no folder {str(out.parent)!r}; make it first")

@@ -192,6 +192,7 @@ OPTIONS = {
     "unknown option": (["good.onnx", "--faster"], "--faster"),
     "no model": ([], "MODEL"),
     "quiet and verbose": (["good.onnx", "-q", "-v"], "exclude each other"),
+    "data without a check": (["good.onnx", "--no-check", "--data", "text.npz"], "exclude each other"),
 }
 
 
