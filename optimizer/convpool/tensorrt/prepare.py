@@ -20,7 +20,6 @@ from convpool import operator
 from convpool.errors import ModelError
 from convpool.graph import subgraphs
 from convpool.modelio import LoadedModel, load
-from convpool.tensorrt.errors import TensorRTError
 
 OLD_PARSER_OPSET = 17
 """The newest opset that the parser of TensorRT 8.6 knows."""
@@ -194,4 +193,4 @@ def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
         yield from inner.node
 
 
-__all__ = ["TensorRTError", "cast_floats", "for_parser", "half_weights", "has_operator", "mark_all", "self_contained"]
+__all__ = ["cast_floats", "for_parser", "half_weights", "has_operator", "mark_all", "self_contained"]

@@ -1,0 +1,205 @@
+"""convpool-build and convpool-verify: engines from models, and the comparison of any two of them.
+
+Exit status as convpool-optimize's: 0 done; 1 the outputs disagree, no engine written; 2 unusable model, option or
+installation, one line on stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from convpool.cli import InputShape, run
+from convpool.errors import OptionError, OutputError, VerificationError
+from convpool.inputs import load_arrays
+from convpool.modelio import load, write_atomically
+from convpool.table import make_console
+from convpool.tensorrt import PRECISIONS, build_engine
+from convpool.tensorrt.build import LOWERINGS
+from convpool.tensorrt.compare import EngineRunner, ModelRunner, compare, open_runner
+from convpool.verify import Verification
+
+_SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("model")
+@click.option("-o", "--output", required=True, metavar="ENGINE", help="Where to write the engine.")
+@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True)
+@click.option("--min-shape", "least", **_SHAPE, help="Smallest shape of an input with open sizes; repeat for more inputs.")
+@click.option("--opt-shape", "typical", **_SHAPE, help="The shape that the engine is tuned for; default the largest.")
+@click.option("--max-shape", "largest", **_SHAPE, help="Largest shape; default the typical one.")
+@click.option("--timing-cache", metavar="FILE", help="Take layer timings from this file and add new ones to it.")
+@click.option("--workspace-mib", type=click.IntRange(min=1), default=1024, show_default=True,
+              help="The most scratch memory that a layer may use.")
+@click.option("--optimization-level", type=click.IntRange(0, 5), help="TensorRT's; the default is its own.")
+@click.option("--no-plugin", is_flag=True, help="Standard operators only.")
+@click.option("--lowering", type=click.Choice(LOWERINGS),
+              help="Form of a rewritten pair; default the plugin's operator, or auto with --no-plugin. none: as MODEL is.")
+@click.option("--layers", is_flag=True, help="Keep intermediate tensors as outputs, for convpool-verify --layers.")
+@click.option("--check", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
+              help="Compare with onnxruntime on MODEL, on N sets of random inputs.")
+@click.option("--data", metavar="FILE.npz", help="Compare on these inputs in place of random ones.")
+@click.option("--rtol", type=click.FloatRange(min=0), help="Relative tolerance; default by precision.")
+@click.option("--atol", type=click.FloatRange(min=0), help="Absolute tolerance; default by precision and output.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs.")
+@click.option("--report", "report_path", metavar="FILE.json", help="Write what was built and compared as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@click.version_option(package_name="convpool")
+def build_command(
+    model, output, precision, least, typical, largest, timing_cache, workspace_mib, optimization_level, no_plugin,
+    lowering, layers, check, data, rtol, atol, seed, report_path, quiet,
+) -> None:  # fmt: skip
+    """Build a TensorRT engine from MODEL, run it, and compare it with onnxruntime on MODEL."""
+    out = Path(output)
+    _check_folder(out)
+    if report_path:
+        _check_folder(Path(report_path))
+    arrays = load_arrays(data)
+    original = load(Path(model))
+    profile = _profile(dict(least), dict(typical), dict(largest))
+    started = time.perf_counter()
+    with _Progress(quiet) as progress:
+        engine = build_engine(
+            original, precision=precision, profiles=profile, timing_cache=timing_cache,
+            workspace_bytes=workspace_mib << 20, optimization_level=optimization_level, plugin=not no_plugin,
+            lowering=lowering, layers=layers, progress=progress.update,
+        )  # fmt: skip
+    seconds = time.perf_counter() - started
+    verification = None
+    if check or arrays is not None:
+        verification = compare(
+            ModelRunner(original, layers=layers), EngineRunner(engine), check=max(check, 1), data=arrays,
+            precision=precision, rtol=rtol, atol=atol, seed=seed,
+        )  # fmt: skip
+    _write_report(report_path, {
+        "model": model, "engine": output, "precision": precision, "plugin": not no_plugin, "build_seconds": seconds,
+        "engine_bytes": len(engine.plan), "verification": verification and asdict(verification),
+    })  # fmt: skip
+    if verification is not None:
+        _show(verification, quiet)
+    engine.save(out)
+    if not quiet:
+        make_console(stderr=False).print(
+            f"written   {out} ({len(engine.plan) / 2**20:.1f} MiB, {precision}, {seconds:.0f} s)", soft_wrap=True, markup=False
+        )
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("first")
+@click.argument("second")
+@click.option("--layers", is_flag=True, help="Compare every tensor that both have by name, not only the outputs. "
+              "An engine has those that it was built with: convpool-build --layers.")
+@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True,
+              help="What the less exact side computes in: chooses the tolerances.")
+@click.option("--check", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+              help="Compare on N sets of random inputs.")
+@click.option("--data", metavar="FILE.npz", help="Compare on these inputs in place of random ones.")
+@click.option("--input-shape", "shapes", **_SHAPE, help="Shape of an input that is open; repeat for more inputs.")
+@click.option("--rtol", type=click.FloatRange(min=0), help="Relative tolerance; default by precision.")
+@click.option("--atol", type=click.FloatRange(min=0), help="Absolute tolerance; default by precision and output.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs.")
+@click.option("--report", "report_path", metavar="FILE.json", help="Write the comparison as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@click.version_option(package_name="convpool")
+def verify_command(first, second, layers, precision, check, data, shapes, rtol, atol, seed, report_path, quiet) -> None:
+    """Compare FIRST and SECOND, each an ONNX model or an engine (.engine, .plan, .trt); errors are against FIRST."""
+    if report_path:
+        _check_folder(Path(report_path))
+    verification = compare(
+        open_runner(first, layers=layers), open_runner(second, layers=layers), check=check, data=load_arrays(data),
+        input_shapes=dict(shapes), precision=precision, rtol=rtol, atol=atol, seed=seed,
+    )  # fmt: skip
+    _write_report(report_path, {"first": first, "second": second, "verification": asdict(verification)})
+    _show(verification, quiet)
+
+
+def build_main() -> None:
+    """Entry point of convpool-build."""
+    sys.exit(run(build_command, "convpool-build"))
+
+
+def verify_main() -> None:
+    """Entry point of convpool-verify."""
+    sys.exit(run(verify_command, "convpool-verify"))
+
+
+def _profile(least: dict, typical: dict, largest: dict):
+    """One profile of every input named; what is left out is as large as the next one given."""
+    profile = {}
+    for name in dict.fromkeys((*least, *typical, *largest)):
+        most = largest.get(name) or typical.get(name) or least[name]
+        middle = typical.get(name) or most
+        profile[name] = (least.get(name) or middle, middle, most)
+    for name, shapes in profile.items():
+        if len({len(shape) for shape in shapes}) != 1 or any(
+            not low <= mid <= high for low, mid, high in zip(*shapes, strict=True)
+        ):
+            raise OptionError(f"shapes of '{name}'; got {' / '.join('x'.join(map(str, s)) for s in shapes)}, "
+                              "expected the same rank and smallest <= typical <= largest")  # fmt: skip
+    return profile or None
+
+
+def _check_folder(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise OutputError(f"{path}: no folder {str(path.parent)!r}; make it first")
+
+
+def _write_report(path: str | None, content: dict) -> None:
+    if not path:
+        return
+    text = json.dumps(json.loads(json.dumps(content), parse_constant=lambda _: None), indent=2) + "\n"
+    try:
+        write_atomically(Path(path), text.encode())
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written; {error.strerror or error}") from error
+
+
+def _show(verification: Verification, quiet: bool) -> None:
+    """Print the comparison; raises VerificationError if it failed."""
+    if not quiet:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in ("tensor", "max absolute error", "relative", "result"):
+            table.add_column(column, justify="left" if column in ("tensor", "result") else "right")
+        for output in verification.outputs:
+            verdict = "[green]agrees[/]" if output.passed else f"[red]differs[/] {escape(output.note)}"
+            table.add_row(escape(output.name), f"{output.max_abs_error:.3g}", f"{output.max_rel_error:.3g}", verdict)
+        make_console(stderr=False).print(table)
+    wrong = [output for output in verification.outputs if not output.passed]
+    if wrong:
+        worst = max(wrong, key=lambda o: o.max_rel_error)
+        raise VerificationError(
+            f"verification: output '{worst.name}' differs; got {worst.note or f'{worst.max_abs_error:.3g} absolute'}, "
+            f"{worst.max_rel_error:.3g} relative error, expected within tolerance"
+        )
+
+
+class _Progress:
+    """What TensorRT is at, on stderr; nothing if `hidden`."""
+
+    def __init__(self, hidden: bool) -> None:
+        columns = (SpinnerColumn(), TextColumn("building"), TimeElapsedColumn(), TextColumn("{task.description}"))
+        self._bar = Progress(*columns, console=make_console(stderr=True), transient=True, disable=hidden)
+        self._task = self._bar.add_task("", total=None)
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, phase: str, done: int, total: int) -> None:
+        """Show the phase that TensorRT reports."""
+        self._bar.update(self._task, description=escape(f"{phase} {done}/{total}" if total else phase))
+
+
+__all__ = ["build_command", "build_main", "verify_command", "verify_main"]

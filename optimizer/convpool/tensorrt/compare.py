@@ -1,0 +1,168 @@
+"""Do two things that compute the same outputs agree?  Models run in onnxruntime, engines in TensorRT, on one input set.
+
+Tolerances are those of `convpool.verify`, |y - r| <= atol + rtol |r| with atol in units of max |r|, by the precision that
+the less exact side computes in:
+
+| precision | rtol | atol | why |
+|---|---|---|---|
+| fp32 | 1e-3 | 1e-4 | as in `convpool.verify` |
+| tf32, fp16 | 2e-2 | 1e-2 | both keep 11 significant bits of what is multiplied |
+| bf16 | 1e-1 | 5e-2 | 8 significant bits |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto, TensorProto
+
+from convpool.errors import ModelError, OptionError
+from convpool.inputs import Arrays, InputMaker, feeds
+from convpool.modelio import LoadedModel, first_line, load
+from convpool.tensorrt import prepare
+from convpool.tensorrt.engine import Engine
+from convpool.verify import FLOAT32_TOLERANCE, TOLERANCES, OutputError, Verification, make_session
+
+PRECISION_TOLERANCES = {
+    "fp32": FLOAT32_TOLERANCE,
+    "tf32": TOLERANCES[TensorProto.FLOAT16],
+    "fp16": TOLERANCES[TensorProto.FLOAT16],
+    "bf16": TOLERANCES[TensorProto.BFLOAT16],
+}
+
+
+class ModelRunner:
+    """A model in onnxruntime on the CPU.  layers: intermediate tensors become outputs too."""
+
+    def __init__(self, model: LoadedModel, *, layers: bool = False) -> None:
+        self.model = model
+        proto = model.proto
+        if layers:
+            proto = ModelProto()
+            proto.CopyFrom(model.proto)
+            prepare.mark_all(proto)
+        try:
+            self._session = make_session(LoadedModel(proto, model.base_dir, 0), optimize=False)
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise ModelError(f"onnxruntime cannot load the model: {first_line(error)}") from error
+        self.input_names = [value.name for value in self._session.get_inputs()]
+        self.output_names = [value.name for value in self._session.get_outputs()]
+
+    def run(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        """All outputs by name.  Raises ModelError if onnxruntime fails."""
+        try:
+            return dict(zip(self.output_names, self._session.run(None, arrays), strict=True))
+        except Exception as error:
+            raise ModelError(f"onnxruntime cannot run the model: {first_line(error)}") from error
+
+
+class EngineRunner:
+    """An engine in TensorRT."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.input_names, self.output_names = list(engine.inputs), list(engine.outputs)
+
+    def run(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        """All outputs by name."""
+        return self._engine.run(arrays)
+
+    def typical_shapes(self) -> dict[str, list[int]]:
+        """For every input the typical shape of the first profile."""
+        return {name: list(info.profiles[0][1]) for name, info in self._engine.inputs.items()}
+
+
+Runner = ModelRunner | EngineRunner
+
+
+def open_runner(path: str, *, layers: bool = False) -> Runner:
+    """A runner for a file: an engine if it is no ONNX model.  Raises ModelError, OptionError or TensorRTError."""
+    if Path(path).suffix.lower() in (".engine", ".plan", ".trt"):
+        return EngineRunner(Engine.load(path))
+    return ModelRunner(load(path), layers=layers)
+
+
+def compare(
+    first: Runner,
+    second: Runner,
+    *,
+    check: int = 1,
+    data: Arrays | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    precision: str = "fp32",
+    rtol: float | None = None,
+    atol: float | None = None,
+    seed: int = 0,
+) -> Verification:
+    """Run both on the same inputs and compare the outputs that both have; `first` is what the errors are against.
+
+    check: number of random input sets; data: these inputs instead.  input_shapes: where the inputs are open; default an
+    engine's typical ones.  precision: which tolerances apply.  Raises OptionError if there is nothing to compare.
+    """
+    if set(first.input_names) != set(second.input_names):
+        raise OptionError(f"inputs differ; got {', '.join(first.input_names)} and {', '.join(second.input_names)}")
+    names = [name for name in first.output_names if name in second.output_names]
+    if not names:
+        raise OptionError("no output in common; got "
+                          f"{', '.join(first.output_names)} and {', '.join(second.output_names)}")  # fmt: skip
+    tolerance = PRECISION_TOLERANCES[precision]
+    limits = (tolerance[0] if rtol is None else rtol, tolerance[1], atol)
+    worst: dict[str, OutputError] = {}
+    shapes: dict[str, list[int]] = {}
+    count = 1 if data is not None else check
+    for arrays, wanted in _input_sets(first, second, count, data, dict(input_shapes or {}), seed):
+        got = second.run(arrays)
+        shapes = {name: list(array.shape) for name, array in arrays.items()}
+        for name in names:
+            found = _judge(name, wanted[name], got[name], *limits)
+            before = worst.get(name)
+            if before is None or (found.passed, -found.max_abs_error) < (before.passed, -before.max_abs_error):
+                worst[name] = found
+    what = "the first in onnxruntime" if isinstance(first, ModelRunner) else "the first in TensorRT"
+    return Verification(all(o.passed for o in worst.values()), what, count, shapes, [worst[name] for name in names])
+
+
+def _input_sets(first: Runner, second: Runner, count: int, data: Arrays | None, shapes: dict, seed: int):
+    """(inputs, what `first` gives for them), one after the other."""
+    for runner in (first, second):
+        if isinstance(runner, EngineRunner) and data is None:
+            shapes = {**runner.typical_shapes(), **shapes}
+    models = [runner for runner in (first, second) if isinstance(runner, ModelRunner)]
+    if models:
+        proto = models[0].model.proto
+        known = {value.name for value in feeds(proto)}
+        maker = InputMaker(proto, data, {name: shape for name, shape in shapes.items() if name in known}, seed)
+        for number in range(count):
+            yield maker.runnable(number, lambda arrays: first.run(arrays))
+        return
+    for number in range(count):
+        rng = np.random.default_rng([seed, number])
+        arrays = data if data is not None else {
+            name: _random(rng, info.dtype, shapes[name]) for name, info in first._engine.inputs.items()
+        }  # fmt: skip
+        yield arrays, first.run(arrays)
+
+
+def _random(rng: np.random.Generator, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
+    return (rng.integers(0, 2, shape) if dtype.kind in "iub" else rng.standard_normal(shape)).astype(dtype)
+
+
+def _judge(name: str, reference, result, rtol: float, relative_atol: float, atol: float | None) -> OutputError:
+    if reference.shape != result.shape:
+        return OutputError(name, np.inf, np.inf, False, f"shape {result.shape}, expected {reference.shape}")
+    r, y = reference.astype(np.float64), result.astype(np.float64)
+    odd = ~np.isfinite(r)
+    if not np.array_equal(r[odd], y[odd], equal_nan=True) or not np.isfinite(y[~odd]).all():
+        return OutputError(name, np.inf, np.inf, False, "NaN or infinity in other places")
+    r, y = r[~odd], y[~odd]
+    if r.size == 0:
+        return OutputError(name, 0.0, 0.0, True)
+    difference, largest = np.abs(y - r), float(np.abs(r).max())
+    allowed = (relative_atol * largest if atol is None else atol) + rtol * np.abs(r)
+    error = float(difference.max())
+    return OutputError(name, error, error / largest if largest else float(error > 0), bool((difference <= allowed).all()))
+
+
+__all__ = ["EngineRunner", "ModelRunner", "compare", "open_runner"]
