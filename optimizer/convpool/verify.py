@@ -30,7 +30,7 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto
 
-from convpool.errors import ModelError, first_line
+from convpool.errors import ModelError, VerificationError, first_line
 from convpool.float32 import HALF_TYPES, float_types, to_float32
 from convpool.inputs import Arrays, InputMaker, load_arrays
 from convpool.modelio import LoadedModel, load, passes_full_check, serialize
@@ -83,7 +83,8 @@ def verify(
     original, optimized: paths, serialised bytes, ModelProtos or gs.Graphs.  check: number of random input sets.
     data: input arrays by name, or a .npz file with them, in place of random ones.  input_shapes: shapes for inputs
     whose dimensions the model leaves open.  rtol, atol (absolute, in output units): replace the default tolerances.
-    Raises ModelError if either model cannot be run, OptionError for data or shapes that do not fit.
+    Raises ModelError if the original cannot be run, VerificationError if only the optimized one cannot, OptionError for
+    data or shapes that do not fit.
     """
     first, second = (m if isinstance(m, LoadedModel) else load(m) for m in (original, optimized))
     return compare(first, second, check, load_arrays(data), dict(input_shapes or {}), rtol, atol, seed)
@@ -110,9 +111,11 @@ def compare(
         if native.error or TensorProto.BFLOAT16 in types:
             native, optimized = exact, LoadedModel(to_float32(optimized), optimized.base_dir, 0)
     candidate = _Runner(optimized, "the result")
-    for runner in (native, exact, candidate):
+    for runner in (native, exact):
         if runner is not None and runner.error:
             raise ModelError(f"onnxruntime cannot load {runner.what}: {runner.error}")
+    if candidate.error:
+        raise VerificationError(f"verification: onnxruntime loads the original, but not the result: {candidate.error}")
     reference = exact or native
     maker = InputMaker(original.proto, data, input_shapes, seed)
     tolerance = TOLERANCES[narrow[-1]] if narrow else FLOAT32_TOLERANCE
@@ -123,7 +126,11 @@ def compare(
         arrays, wanted = maker.runnable(number, reference.run)
         own = wanted if reference is native else native.run(arrays)
         nudge = partial(_nudged_runs, reference, arrays, seed)
-        judge.add(wanted, own, candidate.run(arrays), lambda a=arrays: native.run(a), nudge)
+        try:
+            result = candidate.run(arrays)
+        except ModelError as error:
+            raise VerificationError(f"verification: the original runs, but not the result: {error}") from error
+        judge.add(wanted, own, result, lambda a=arrays: native.run(a), nudge)
         shapes = {name: list(array.shape) for name, array in arrays.items()}
     what = "the original in onnxruntime" + (", in float32" if exact else "")
     return judge.verdict(what, count, shapes)
