@@ -214,3 +214,24 @@ def test_inputs_that_share_a_symbolic_dimension_agree_on_it():
     assert found.passed and found.input_shapes["state"] == [2, 1, 3] and found.input_shapes["x"][0] == 1
     found = convpool.optimize(model, input_shapes={"x": [4, 2, 8, 8]}).report.verification
     assert found.passed and found.input_shapes["state"] == [2, 4, 3]
+
+
+def test_a_result_that_does_not_run_fails_the_verification():
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[1,2,8,8] x) => (float[1,2,8,8] y) { y = Relu (x) }""")
+    broken = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[1,2,8,8] x) => (float[1,2,8,8] y) { y = Unknown (x) }""")
+    wider = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[1,2,8,8] x) => (float[1,2,8,8] y) {
+            s = Shape (x)
+            t = Add (s, s)
+            y = Reshape (x, t)
+        }""")
+    from convpool.modelio import LoadedModel
+
+    for result in (broken, wider):
+        with pytest.raises(VerificationError, match="not the result"):
+            convpool.verify(model, LoadedModel(result, None, 0))
