@@ -5,12 +5,12 @@ The error of an output is max |y - y64| / max |y64|, over all elements and input
 One rounding to a type with unit u (half the gap above 1) is off by at most u relative.  A layer rounds its input, its
 weights, what lies between convolution and pooling, and its output; each sum then averages many independent errors, so
 one layer adds about 2 u, and layers that each keep the variance add up like a random walk: 2 u sqrt(layers).  Random
-walks exceed twice their deviation now and then and the maximum over the outputs is taken, so the limit is 3 times that:
+walks exceed their deviation now and then and the maximum over the outputs is taken, so 16-bit types get half as much
+again; float32 sums round partial sums too, some dozens of them in a row, and get 4 times as much:
 
-    limit = 6 u sqrt(layers) * gain
+    limit = c u sqrt(layers) * gain,   c = 3 for 16-bit types and TF32, 12 for float32
 
-`layers` counts the longest chain of convolutions and matrix products.  `gain` is 1 unless the network divides its
-signal by something small, with its reason in the table.
+`layers` counts the longest chain of convolutions and matrix products.  `gain` is 1 unless the table says why not.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Limit:
 
     def relative(self, precision: str) -> float:
         """Largest allowed max |y - y64| / max |y64|."""
-        return 6 * UNITS[precision] * math.sqrt(self.layers) * self.gain
+        factor = 12 if precision == "fp32" else 3
+        return factor * UNITS[precision] * math.sqrt(self.layers) * self.gain
 
 
 LIMITS = {
     "lenet5_digits": Limit(5, 1, "three convolutions and two products; Tanh between them only shrinks differences"),
     "sngan64": Limit(11, 1, "five residual blocks of two convolutions, one product; the sum over places adds no error"),
-    "wgan_gp": Limit(9, 4, "four residual blocks of two, one product; scores of untrained critics cancel to a quarter "
-                           "of their terms"),
+    "wgan_gp": Limit(9, 2, "four residual blocks of two, one product; the mean over places cancels to about half"),
     "stargan_v2": Limit(15, 1, "stem, six residual blocks of two, two convolutions; each block divides by sqrt(2)"),
-    "densenet121": Limit(120, 2, "120 layers in one chain, each normalised; concatenation carries early errors to the "
-                                 "end without dividing them"),
+    "densenet121": Limit(120, 0.25, "120 layers in one chain, but dense blocks add what each layer gives to what is "
+                                    "there: the chain's share is small, and normalisation keeps it so"),
     "densenet_transition1": Limit(1, 1, "one convolution of 256 terms"),
     "densenet_transition2": Limit(1, 1, "one convolution of 512 terms"),
     "densenet_transition3": Limit(1, 1, "one convolution of 1024 terms"),

@@ -6,6 +6,7 @@ wheel puts it.  One file serves TensorRT 8.6 to 11.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 from pathlib import Path
@@ -68,6 +69,7 @@ def load_plugin(trt: ModuleType | None = None) -> Path:
         return path
     log = logger(trt)
     try:
+        ctypes.CDLL(str(path))  # the registry does not say why it could not open a file
         _handles[trt.__name__] = trt.get_plugin_registry().load_library(str(path))
     except Exception as error:  # the bindings' exceptions share no base class
         raise TensorRTError(f"{path}: cannot be loaded as a plugin library; got {log.explain(error)}") from error

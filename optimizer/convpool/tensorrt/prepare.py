@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx.inliner
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_model
 

@@ -1,0 +1,126 @@
+"""Whole models against float64, for every lowering and precision.  Every limit is in limits.py, with its reason.
+
+The onnxruntime rows run everywhere; half precision there rounds every tensor to 16 bits and computes in float32.  The
+TensorRT rows need a GPU, TensorRT, pycuda and the plugin.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "plugin")]
+
+from convpool import optimize  # noqa: E402
+from convpool.modelio import LoadedModel  # noqa: E402
+from convpool.tensorrt import build_engine, prepare  # noqa: E402
+from convpool.verify import make_session  # noqa: E402
+from gpu import require_gpu  # noqa: E402
+from models.digits import MODEL_PATH, load_test_set  # noqa: E402
+from models.generators import generate, random_inputs  # noqa: E402
+from tests.accuracy.limits import FP16_RATIO, LIMITS  # noqa: E402
+from tests.accuracy.reference64 import run_float64  # noqa: E402
+
+BATCHES = {"lenet5_digits": 32, "sngan64": 2, "wgan_gp": 4, "stargan_v2": 1, "densenet121": 1,
+           "densenet_transition1": 1, "densenet_transition2": 1, "densenet_transition3": 1}  # fmt: skip
+LOWERINGS = ("original", "convavgpool", "direct", "fused")
+KINDS = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
+
+
+@functools.cache
+def case(name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Model, inputs and float64 outputs."""
+    if name == "lenet5_digits":
+        model = onnx.load(MODEL_PATH)
+        inputs = {"image": load_test_set()[0][: BATCHES[name]]}
+    else:
+        model = generate(name, batch=BATCHES[name])
+        inputs = random_inputs(model)
+    return model, inputs, run_float64(model, inputs)
+
+
+@functools.cache
+def lowered(name: str, lowering: str) -> onnx.ModelProto:
+    model = case(name)[0]
+    return model if lowering == "original" else optimize(model, lowering=lowering, check=0).model
+
+
+def error(outputs: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> float:
+    """max |y - y64| / max |y64| over the outputs."""
+    worst = 0.0
+    for name, wanted in reference.items():
+        got = outputs[name].astype(np.float64)
+        assert got.shape == wanted.shape and np.isfinite(got).all()
+        worst = max(worst, float(np.abs(got - wanted).max() / np.abs(wanted).max()))
+    return worst
+
+
+def run_onnxruntime(model: onnx.ModelProto, precision: str, inputs) -> dict[str, np.ndarray]:
+    if precision in KINDS:
+        model = prepare.self_contained(model)
+        prepare.cast_floats(model, KINDS[precision])
+    session = make_session(LoadedModel(model, None, 0), optimize=False)
+    return dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs), strict=True))
+
+
+def test_float64_reference_is_onnx_own_on_a_small_model():
+    """The windowed operators written for speed agree with onnx's evaluator, which takes them one by one."""
+    from onnx.reference import ReferenceEvaluator
+
+    from tests.accuracy.reference64 import to_float64
+
+    for name in ("stargan_v2_small", "densenet_small", "sparcnet_small"):
+        model = generate(name, batch=1)
+        inputs = random_inputs(model)
+        feed = {key: value.astype(np.float64) for key, value in inputs.items()}
+        wanted = ReferenceEvaluator(to_float64(model)).run(None, feed)
+        for value, got in zip(wanted, run_float64(model, inputs).values(), strict=True):
+            np.testing.assert_allclose(got, value, rtol=1e-10, atol=1e-12 * np.abs(value).max())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("name", LIMITS)
+def test_onnxruntime(name, lowering, precision):
+    _, inputs, reference = case(name)
+    found = error(run_onnxruntime(lowered(name, lowering), precision, inputs), reference)
+    assert 0 < found <= LIMITS[name].relative(precision)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_lenet5_keeps_every_label(lowering, precision):
+    """Top-1 on the digits' test set: label for label that of the original in float32."""
+    images, labels = load_test_set()
+    plain = run_onnxruntime(lowered("lenet5_digits", "original"), "fp32", {"image": images})["logits"].argmax(1)
+    found = run_onnxruntime(lowered("lenet5_digits", lowering), precision, {"image": images})["logits"].argmax(1)
+    assert np.array_equal(found, plain)
+    assert (found == labels).mean() > 0.9
+
+
+@functools.cache
+def engine_error(name: str, precision: str, plugin: bool) -> float:
+    model, inputs, reference = case(name)
+    shapes = {key: value.shape for key, value in inputs.items()}
+    engine = build_engine(model, precision=precision, plugin=plugin, lowering=None if plugin else "none",
+                          optimization_level=2, profiles={k: (s, s, s) for k, s in shapes.items()})  # fmt: skip
+    return error(engine.run(inputs), reference)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+@pytest.mark.parametrize("name", LIMITS)
+def test_tensorrt(name, precision):
+    require_gpu()
+    assert engine_error(name, precision, True) <= LIMITS[name].relative(precision)
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_tensorrt_fp16_is_as_exact_as_without_the_plugin(name):
+    require_gpu()
+    assert engine_error(name, "fp16", True) <= FP16_RATIO * engine_error(name, "fp16", False)

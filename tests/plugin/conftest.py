@@ -1,0 +1,68 @@
+"""Builds the plugin library, the pretended-H100 library and the host program once, with whatever nvcc there is.
+
+CONVPOOL_PLUGIN_BUILD names a build folder that has them already (cmake -DCONVPOOL_PLUGIN_TESTS=ON).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@dataclass(frozen=True)
+class Built:
+    """The files of one build."""
+
+    plugin: Path
+    plugin_h100: Path
+    host: Path
+
+
+def _build(folder: Path) -> None:
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    configure = ["cmake", *generator, "-S", str(ROOT / "plugin"), "-B", str(folder), "-DCONVPOOL_PLUGIN_TESTS=ON",
+                 "-DCONVPOOL_CUDA_ARCHITECTURES=90", f"-DPython3_EXECUTABLE={sys.executable}"]  # fmt: skip
+    for command in (configure, ["cmake", "--build", str(folder), "--parallel", str(os.cpu_count() or 2)]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            pytest.fail(f"{' '.join(command)}:\n{(done.stdout + done.stderr)[-4000:]}", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def built() -> Built:
+    """The built files; a skip where there is no CUDA compiler to build them with."""
+    folder = Path(os.environ.get("CONVPOOL_PLUGIN_BUILD") or ROOT / "build" / "plugin-tests")
+    if "CONVPOOL_PLUGIN_BUILD" not in os.environ:
+        if shutil.which("cmake") is None:
+            pytest.skip("no cmake")
+        if not _has_nvcc():
+            pytest.skip("no nvcc: install a CUDA toolkit, or pip install 'nvidia-cuda-nvcc==13.0.*' "
+                        "'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*'")  # fmt: skip
+        _build(folder)
+    files = Built(
+        folder / "tensorrt" / "libconvpool_plugin.so",
+        folder / "tensorrt" / "host" / "libconvpool_plugin_h100.so",
+        folder / "tensorrt" / "host" / "convpool_plugin_host",
+    )
+    assert files.plugin.is_file() and files.plugin_h100.is_file() and files.host.is_file()
+    return files
+
+
+def _has_nvcc() -> bool:
+    if shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists():
+        return True
+    try:
+        import nvidia
+    except ImportError:
+        return False
+    return any(Path(root, part, "bin", "nvcc").exists() for root in nvidia.__path__ for part in ("cu13", "cuda_nvcc"))

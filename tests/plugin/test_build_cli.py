@@ -1,0 +1,107 @@
+"""convpool-build and convpool-verify without a GPU: models against models, and every refusal in one line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from convpool import optimize
+from convpool.build_cli import _profile, build_command, verify_command
+from convpool.cli import run
+from convpool.errors import OptionError
+from models.generators import generate
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """A model and its rewritten form, as files."""
+    model = generate("wgan_gp_small", batch=2)
+    onnx.save(model, tmp_path / "a.onnx")
+    optimize(model, check=0).save(tmp_path / "b.onnx")
+    return str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx")
+
+
+def test_verify_agrees(pair, tmp_path, capsys):
+    report = tmp_path / "report.json"
+    assert run(verify_command, "convpool-verify", [*pair, "--check", "2", "--report", str(report)]) == 0
+    content = json.loads(report.read_text())["verification"]
+    assert content["passed"] and content["inputs"] == 2
+    assert [output["name"] for output in content["outputs"]] == ["score"]
+    assert "agrees" in capsys.readouterr().out
+
+
+def test_verify_layers_compares_what_both_have(pair, tmp_path):
+    report = tmp_path / "report.json"
+    assert run(verify_command, "convpool-verify", [*pair, "--layers", "-q", "--report", str(report)]) == 0
+    outputs = json.loads(report.read_text())["verification"]["outputs"]
+    assert len(outputs) > 5 and all(output["passed"] for output in outputs)
+
+
+def test_verify_finds_a_wrong_weight_and_the_first_layer_that_has_it(pair, tmp_path, capsys):
+    model = onnx.load(pair[1])
+    weight = next(t for t in model.graph.initializer if len(t.dims) == 4)
+    values = numpy_helper.to_array(weight).copy()
+    values.flat[0] += 1.0
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    wrong, report = str(tmp_path / "wrong.onnx"), tmp_path / "report.json"
+    onnx.save(model, wrong)
+    assert run(verify_command, "convpool-verify", [pair[0], wrong, "--layers", "-q", "--report", str(report)]) == 1
+    assert "convpool-verify: verification: output '" in capsys.readouterr().err
+    outputs = json.loads(report.read_text())["verification"]["outputs"]
+    assert any(not output["passed"] for output in outputs)
+
+
+def test_verify_refuses_models_of_other_inputs(pair, tmp_path, capsys):
+    other = str(tmp_path / "other.onnx")
+    onnx.save(generate("densenet_transition1", batch=1), other)
+    assert run(verify_command, "convpool-verify", [pair[0], other]) == 2
+    assert capsys.readouterr().err.strip() == "convpool-verify: inputs differ; got image and x"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.onnx", "-o", "x.engine"], "none.onnx: no such file"),
+        (["MODEL", "-o", "nowhere/x.engine"], "no folder 'nowhere'; make it first"),
+        (["MODEL", "-o", "x.engine", "--min-shape", "image:9x3x32x32", "--max-shape", "image:2x3x32x32"],
+         "expected the same rank and smallest <= typical <= largest"),
+        (["MODEL", "-o", "x.engine", "--precision", "fp8"], "'fp8' is not one of"),
+    ],
+)  # fmt: skip
+def test_build_refuses_in_one_line(pair, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert run(build_command, "convpool-build", [pair[0] if a == "MODEL" else a for a in arguments]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("convpool-build: ") and message in lines[0]
+    assert not (tmp_path / "x.engine").exists()
+
+
+def test_build_without_tensorrt_says_how_to_get_it(pair, tmp_path, monkeypatch, capsys):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "tensorrt", None)  # import then fails, as without the package
+    assert run(build_command, "convpool-build", [pair[0], "-o", str(tmp_path / "x.engine")]) == 2
+    error = capsys.readouterr().err
+    assert "tensorrt: cannot be imported; got" in error and "pip install tensorrt" in error
+
+
+def test_profiles_fill_in_what_is_left_out():
+    assert _profile({}, {"x": [4, 3]}, {}) == {"x": ([4, 3], [4, 3], [4, 3])}
+    assert _profile({"x": [1, 3]}, {}, {"x": [8, 3]}) == {"x": ([1, 3], [8, 3], [8, 3])}
+    assert _profile({}, {}, {}) is None
+    with pytest.raises(OptionError, match="shapes of 'x'; got 1x2 / 1x2x3 / 1x2x3"):
+        _profile({"x": [1, 2]}, {"x": [1, 2, 3]}, {})
+
+
+def test_a_constant_output_compares(tmp_path):
+    """No input at all, and equal values: nothing to divide by."""
+    value = numpy_helper.from_array(np.zeros((2, 2), np.float32))
+    graph = helper.make_graph([helper.make_node("Constant", [], ["y"], value=value)], "g", [],
+                              [helper.make_tensor_value_info("y", 1, [2, 2])])  # fmt: skip
+    path = str(tmp_path / "c.onnx")
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    assert run(verify_command, "convpool-verify", [path, path, "-q"]) == 0

@@ -1,0 +1,205 @@
+"""Engines with the plugin on a GPU: shapes, profiles, contexts, graphs, files, and every refusal."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from convpool import optimize
+from convpool.errors import ModelError, OptionError
+from convpool.modelio import LoadedModel
+from convpool.tensorrt import Engine, TensorRTError, build_engine
+from convpool.verify import make_session
+from gpu import require_gpu
+from models.generators import generate, random_inputs
+
+
+@pytest.fixture(autouse=True)
+def _gpu():
+    require_gpu()
+
+
+def reference(model, inputs) -> np.ndarray:
+    return make_session(LoadedModel(model, None, 0), optimize=False).run(None, inputs)[0]
+
+
+def open_layer(**arguments):
+    """One layer, open in batch, height and width, with a profile from 1x16x16 to 8x48x48."""
+    model = generate("conv_pool", batch="dynamic", **arguments)
+    value = model.graph.input[0]
+    channels = value.type.tensor_type.shape.dim[1].dim_value
+    for axis, dim in zip("HW", value.type.tensor_type.shape.dim[2:], strict=True):
+        dim.dim_param = axis
+    for axis, dim in zip("PQ", model.graph.output[0].type.tensor_type.shape.dim[2:], strict=True):
+        dim.dim_param = axis
+    profile = {value.name: ([1, channels, 16, 16], [4, channels, 32, 32], [8, channels, 48, 48])}
+    return model, value.name, channels, profile
+
+
+@pytest.fixture(scope="module")
+def layer():
+    require_gpu()
+    model, name, channels, profile = open_layer()
+    return model, name, channels, build_engine(model, precision="fp32", profiles=profile, optimization_level=1)
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 16), (8, 48, 48), (3, 17, 31), (5, 32, 47)])
+def test_open_sizes(layer, shape):
+    model, name, channels, engine = layer
+    x = np.random.default_rng(0).standard_normal((shape[0], channels, *shape[1:])).astype(np.float32)
+    wanted = reference(model, {name: x})
+    found = next(iter(engine.run({name: x}).values()))
+    assert found.shape == wanted.shape
+    assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
+
+
+def test_the_plugin_runs_the_node(layer):
+    """The engine's layers are asked, not believed: without the plugin its name is not among them."""
+    engine = layer[3]
+    inspector = engine.handle.create_engine_inspector()
+    import tensorrt as trt
+
+    text = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
+    assert "ConvAvgPool" in text or "PluginV" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.zeros((9, 64, 32, 32), np.float32), r"shape; got \[9, "),
+        (np.zeros((1, 64, 32), np.float32), "shape; got"),
+        (np.zeros((1, 64, 32, 32), np.complex64), "type; got complex64, expected float32"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(layer, value, message):
+    _, name, channels, engine = layer
+    if value.ndim == 4:
+        value = np.zeros((value.shape[0], channels, *value.shape[2:]), value.dtype)
+    with pytest.raises(OptionError, match=f"input '{name}': {message}"):
+        engine.run({name: value})
+    with pytest.raises(OptionError, match=f"no value for input '{name}'"):
+        engine.run({})
+    right = np.zeros((1, channels, 16, 16), np.float32)
+    with pytest.raises(OptionError, match="no input 'other'"):
+        engine.run({name: right, "other": right})
+    assert np.isfinite(next(iter(engine.run({name: right}).values()))).all()
+
+
+def test_saved_engines_run_in_another_process(layer, tmp_path):
+    _, name, channels, engine = layer
+    x = np.random.default_rng(1).standard_normal((2, channels, 20, 20)).astype(np.float32)
+    engine.save(tmp_path / "layer.engine")
+    np.save(tmp_path / "x.npy", x)
+    code = (
+        "import sys, numpy as np\nfrom convpool.tensorrt import Engine\n"
+        f"y = Engine.load(sys.argv[1]).run({{{name!r}: np.load(sys.argv[2])}})\nnp.save(sys.argv[3], next(iter(y.values())))"
+    )
+    files = [str(tmp_path / part) for part in ("layer.engine", "x.npy", "y.npy")]
+    subprocess.run([sys.executable, "-c", code, *files], check=True)
+    assert np.array_equal(np.load(tmp_path / "y.npy"), next(iter(engine.run({name: x}).values())))
+
+
+def test_two_contexts_take_turns(layer):
+    """Two engines from one plan, their runs interleaved on their own streams."""
+    model, name, channels, engine = layer
+    rng = np.random.default_rng(2)
+    engines = [Engine(engine.plan), Engine(engine.plan)]
+    inputs = [rng.standard_normal((n, channels, 16 + 8 * n, 24)).astype(np.float32) for n in (1, 3)]
+    shapes = [one.bind({name: x}) for one, x in zip(engines, inputs, strict=True)]
+    for _ in range(10):
+        for one in engines:
+            one.execute()
+    for one, x, shape in zip(engines, inputs, shapes, strict=True):
+        output, size = next(iter(shape.items()))
+        found = np.empty(size, np.float32)
+        one.memory.download(found, one._load().buffers[output].memory, None)
+        one.memory.synchronize(None)
+        wanted = reference(model, {name: x})
+        assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
+
+
+def test_runs_are_captured_into_a_graph(layer):
+    model, name, channels, engine = layer
+    x = np.random.default_rng(3).standard_normal((4, channels, 32, 32)).astype(np.float32)
+    output, size = next(iter(engine.bind({name: x}).items()))
+    engine.execute()
+    engine.memory.synchronize(None)
+    cuda, stream = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(engine.memory.stream.handle)
+    graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+    assert cuda.cuStreamBeginCapture_v2(stream, 2) == 0
+    engine.execute()
+    assert cuda.cuStreamEndCapture(stream, ctypes.byref(graph)) == 0
+    assert cuda.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_ulonglong(0)) == 0
+    buffer = engine._load().buffers[output].memory
+    engine.memory.upload(buffer, np.full(size, np.nan, np.float32), None)
+    assert cuda.cuGraphLaunch(executable, stream) == 0
+    found = np.empty(size, np.float32)
+    engine.memory.download(found, buffer, None)
+    engine.memory.synchronize(None)
+    wanted = reference(model, {name: x})
+    assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
+
+
+def test_several_profiles():
+    model = generate("wgan_gp_small", batch="dynamic")
+    size = [3, 32, 32]
+    profiles = [{"image": ([n, *size], [n, *size], [m, *size])} for n, m in ((1, 2), (8, 16))]
+    engine = build_engine(model, precision="fp16", profiles=profiles, optimization_level=1)
+    assert len(engine.inputs["image"].profiles) == 2
+    for batch in (2, 16, 1, 9):
+        x = random_inputs(model, batch=batch)
+        wanted = reference(model, x)
+        assert np.abs(engine.run(x)["score"] - wanted).max() <= 1e-2 * np.abs(wanted).max()
+    with pytest.raises(OptionError, match="shape; got"):
+        engine.run(random_inputs(model, batch=4))
+
+
+def test_gpu_arrays_go_in_as_they_are(layer):
+    model, name, channels, engine = layer
+    x = np.random.default_rng(4).standard_normal((2, channels, 16, 16)).astype(np.float32)
+    assert engine.memory is not None  # makes a context current
+    import pycuda.gpuarray as gpuarray
+
+    on_gpu = gpuarray.to_gpu(x)
+    wanted = reference(model, {name: x})
+    found = next(iter(engine.run({name: on_gpu}).values()))
+    assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
+    with pytest.raises(OptionError, match="type; got float64|type; got <f8"):
+        engine.run({name: gpuarray.to_gpu(x.astype(np.float64))})
+
+
+def test_timing_caches_are_written_and_taken(tmp_path):
+    model = generate("wgan_gp_small", batch=1)
+    cache = tmp_path / "timing.cache"
+    build_engine(model, precision="fp16", timing_cache=cache, optimization_level=1)
+    size = cache.stat().st_size
+    assert size > 0
+    build_engine(model, precision="fp16", timing_cache=cache, optimization_level=1)
+    assert cache.stat().st_size == size
+    cache.write_bytes(b"damaged")
+    build_engine(model, precision="fp16", timing_cache=cache, optimization_level=1)
+    assert cache.stat().st_size == size
+
+
+def test_damaged_engines_are_refused(layer, tmp_path):
+    plan = layer[3].plan
+    for wrong in (b"", b"no engine", plan[: len(plan) // 2]):
+        path = tmp_path / "wrong.engine"
+        path.write_bytes(wrong)
+        with pytest.raises(TensorRTError, match="engine: cannot be loaded by TensorRT"):
+            Engine.load(path).run({})
+
+
+def test_a_node_that_the_plugin_refuses_is_an_error_not_a_crash():
+    """A weight of another shape than kernel_shape says: the parser stops, with the plugin's message."""
+    rewritten = optimize(generate("wgan_gp_small", batch=1), check=0).model
+    node = next(node for node in rewritten.graph.node if node.op_type == "ConvAvgPool")
+    for attribute in node.attribute:
+        if attribute.name == "strides":
+            attribute.ints[:] = [0] * len(attribute.ints)
+    with pytest.raises(ModelError, match=r"strides\[0\]; got 0"):
+        build_engine(rewritten, optimization_level=1)

@@ -1,0 +1,82 @@
+"""The library file itself, and both adapters driven by a program that plays TensorRT."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_exports_three_functions_only(built):
+    listing = subprocess.run(["nm", "-D", "--defined-only", built.plugin], capture_output=True, text=True, check=True)
+    names = {line.split()[-1].partition("@")[0] for line in listing.stdout.splitlines()}
+    assert names == {"getCreators", "getPluginCreators", "setLoggerFinder"}
+
+
+def test_links_neither_tensorrt_nor_cuda_libraries(built):
+    listing = subprocess.run(["readelf", "-d", built.plugin], capture_output=True, text=True, check=True)
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*?)\]", listing.stdout))
+    allowed = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1",
+               "ld-linux-x86-64.so.2"}  # fmt: skip
+    assert needed and needed <= allowed
+
+
+def test_no_creators_for_a_process_without_tensorrt(built):
+    """An old-interface object of the wrong layout would crash whoever calls it, so an unknown caller gets none."""
+    script = (
+        "import ctypes, sys\n"
+        "library = ctypes.CDLL(sys.argv[1]); count = ctypes.c_int32(-1)\n"
+        "library.getPluginCreators(ctypes.byref(count)); old = count.value\n"
+        "library.getCreators(ctypes.byref(count)); print(old, count.value)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, built.plugin], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "1"]
+    assert "TensorRT version; got 0, expected 8.6 or 9" in done.stderr
+
+
+def _gpu_here() -> bool:
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+@pytest.mark.parametrize("device", ["pretended H100", "none"])
+def test_host_drives_both_adapters(built, device):
+    """Create, shapes, formats, tactics, workspace, serialise, clone, run, destroy; and every kind of wrong input."""
+    if device == "none" and _gpu_here():
+        pytest.skip("this machine has a GPU")
+    library, flag = (built.plugin, "0") if device == "none" else (built.plugin_h100, "1")
+    done = subprocess.run([built.host, library, flag], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    checks, failed = map(int, re.search(r"(\d+) checks, (\d+) failed", done.stdout).groups())
+    assert failed == 0 and checks > (10_000 if flag == "1" else 5_000)
+
+
+def test_declarations_agree_with_the_sdk(tmp_path):
+    """The project's own declarations against the headers of an SDK: layouts and numbers to compile, slots to run."""
+    folder = os.environ.get("CONVPOOL_TENSORRT_INCLUDE_DIR")
+    if not folder:
+        pytest.skip("CONVPOOL_TENSORRT_INCLUDE_DIR is not set: no TensorRT SDK headers")
+    version = Path(folder, "NvInferVersion.h").read_text()
+    major = re.search(r"#define (?:NV_TENSORRT_MAJOR|TRT_MAJOR_ENTERPRISE) +(\d+)", version)[1]
+    nvcc = Path(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc").resolve()
+    cuda = next(p for p in (nvcc.parents[1] / "include", Path("/usr/local/cuda/include")) if (p / "cuda.h").exists())
+    program = tmp_path / "check"
+    subprocess.run(
+        [shutil.which("c++") or "g++", "-std=c++17", f"-DCONVPOOL_TENSORRT_SDK_MAJOR={major}", "-DCONVPOOL_DECLARE_ALL",
+         "-isystem", folder, "-isystem", str(cuda), str(ROOT / "plugin/tensorrt/check_declarations.cpp"), "-o", program],
+        check=True,
+    )  # fmt: skip
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert done.returncode == 0 and ", 0 differ" in done.stdout, done.stdout

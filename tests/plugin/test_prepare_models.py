@@ -1,0 +1,97 @@
+"""What a model becomes for one TensorRT version, checked in onnxruntime."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from convpool import optimize
+from convpool.errors import ModelError
+from convpool.modelio import LoadedModel
+from convpool.tensorrt import prepare
+from convpool.verify import make_session
+from models.generators import generate, random_inputs
+
+
+def run(model: onnx.ModelProto, inputs) -> list[np.ndarray]:
+    return make_session(LoadedModel(model, None, 0), optimize=False).run(None, inputs)
+
+
+@pytest.mark.parametrize("name", ["wgan_gp_small", "stargan_v2_small", "densenet_small"])
+def test_cast_floats_rounds_and_nothing_else(name):
+    model = generate(name, batch=2)
+    inputs = random_inputs(model)
+    exact = run(model, inputs)
+    half = prepare.self_contained(optimize(model, check=0).model)
+    prepare.cast_floats(half, TensorProto.FLOAT16)
+    onnx.checker.check_model(half)
+    kinds = {tensor.data_type for tensor in half.graph.initializer}
+    assert TensorProto.FLOAT not in kinds and TensorProto.FLOAT16 in kinds
+    assert [value.type.tensor_type.elem_type for value in (*half.graph.input, *half.graph.output)] == [1, 1]
+    for wanted, got in zip(exact, run(half, inputs), strict=True):
+        assert got.dtype == np.float32
+        error = np.abs(got - wanted).max() / np.abs(wanted).max()
+        assert 1e-6 < error < 1e-2  # it did round, and no more than halves do
+
+
+def test_cast_floats_keeps_scales_and_clips_what_halves_cannot_hold():
+    scales = helper.make_tensor("scales", TensorProto.FLOAT, [4], [1, 1, 2, 2])
+    large = helper.make_tensor("large", TensorProto.FLOAT, [1], [1e9])
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1, size, size]) for name, size in (("x", 2), ("y", 4)))
+    graph = helper.make_graph(
+        [helper.make_node("Resize", ["x", "", "scales"], ["z"]), helper.make_node("Min", ["z", "large"], ["y"])],
+        "g", [x], [y], [scales, large],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    prepare.cast_floats(model, TensorProto.FLOAT16)
+    onnx.checker.check_model(model, full_check=True)
+    kept = {tensor.name: tensor for tensor in model.graph.initializer}
+    assert kept["scales"].data_type == TensorProto.FLOAT
+    assert onnx.numpy_helper.to_array(kept["large"]) == np.float16(65504)
+    ones = np.ones((1, 1, 2, 2), np.float32)
+    assert np.array_equal(run(model, {"x": ones})[0], np.ones((1, 1, 4, 4)))
+
+
+def test_old_parsers_get_standard_operators_without_the_plugin():
+    model = generate("wgan_gp_small", batch=2)
+    rewritten = optimize(model, check=0).model
+    assert prepare.has_operator(rewritten)
+    inlined = prepare.for_parser(prepare.self_contained(rewritten), 8, plugin=False, allow_tf32=False)
+    assert not prepare.has_operator(inlined) and not inlined.functions
+    inputs = random_inputs(model)
+    assert np.array_equal(run(inlined, inputs)[0], run(rewritten, inputs)[0])
+
+
+def test_old_parsers_refuse_new_opsets():
+    model = generate("wgan_gp_small", batch=2, opset=19)
+    with pytest.raises(ModelError, match="opset; got 19, expected at most 17 for TensorRT 8"):
+        prepare.for_parser(model, 8, plugin=True, allow_tf32=False)
+    prepare.for_parser(model, 11, plugin=True, allow_tf32=False)
+
+
+def test_tf32_is_said_to_the_plugin_by_an_attribute():
+    rewritten = prepare.self_contained(optimize(generate("wgan_gp_small", batch=2), check=0).model)
+    prepare.for_parser(rewritten, 8, plugin=True, allow_tf32=True)
+    nodes = [node for node in rewritten.graph.node if prepare.is_operator(node)]
+    assert nodes and all(any(a.name == "allow_tf32" and a.i == 1 for a in node.attribute) for node in nodes)
+
+
+def test_half_weights_are_those_of_the_operator_alone():
+    rewritten = prepare.self_contained(optimize(generate("wgan_gp_small", batch=2), check=0).model)
+    prepare.half_weights(rewritten, TensorProto.FLOAT16)
+    kinds = {tensor.name: tensor.data_type for tensor in rewritten.graph.initializer}
+    for node in rewritten.graph.node:
+        wanted = TensorProto.FLOAT16 if prepare.is_operator(node) else TensorProto.FLOAT
+        for name in node.input[1:]:
+            if name in kinds and kinds[name] != TensorProto.INT64:
+                assert kinds[name] == wanted, (node.op_type, name)
+
+
+def test_mark_all_gives_every_float_tensor():
+    model = generate("wgan_gp_small", batch=2)
+    count = sum(len(node.output) for node in model.graph.node)
+    prepare.mark_all(model)
+    assert len(model.graph.output) == count
+    assert len(run(model, random_inputs(model))) == count
