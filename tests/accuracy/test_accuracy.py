@@ -7,25 +7,20 @@ TensorRT rows need a GPU, TensorRT, pycuda and the plugin.
 from __future__ import annotations
 
 import functools
-import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "plugin")]
-
-from convpool import optimize  # noqa: E402
-from convpool.modelio import LoadedModel  # noqa: E402
-from convpool.tensorrt import build_engine, prepare  # noqa: E402
-from convpool.verify import make_session  # noqa: E402
-from gpu import require_gpu  # noqa: E402
-from models.digits import MODEL_PATH, load_test_set  # noqa: E402
-from models.generators import generate, random_inputs  # noqa: E402
-from tests.accuracy.limits import FP16_RATIO, LIMITS  # noqa: E402
-from tests.accuracy.reference64 import run_float64  # noqa: E402
+from convpool import optimize
+from convpool.modelio import LoadedModel
+from convpool.tensorrt import build_engine, prepare
+from convpool.verify import make_session
+from models.digits import MODEL_PATH, load_test_set
+from models.generators import generate, random_inputs
+from tests.accuracy.limits import FP16_RATIO, LIMITS
+from tests.accuracy.reference64 import run_float64
+from tests.plugin.gpu import require_gpu
 
 BATCHES = {"lenet5_digits": 32, "sngan64": 2, "wgan_gp": 4, "stargan_v2": 1, "densenet121": 1,
            "densenet_transition1": 1, "densenet_transition2": 1, "densenet_transition3": 1}  # fmt: skip

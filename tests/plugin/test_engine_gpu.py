@@ -14,8 +14,8 @@ from convpool.errors import ModelError, OptionError
 from convpool.modelio import LoadedModel
 from convpool.tensorrt import Engine, TensorRTError, build_engine
 from convpool.verify import make_session
-from gpu import require_gpu
 from models.generators import generate, random_inputs
+from tests.plugin.gpu import require_gpu
 
 
 @pytest.fixture(autouse=True)
