@@ -252,4 +252,4 @@ def _operators(model: ModelProto) -> dict[str, int]:
 
 def _check_result(original: LoadedModel, result: LoadedModel) -> None:
     """The result must pass every check that the original passes."""
-    check_model(result.proto, "the result", full=passes_full_check(original.proto))
+    check_model(result, "the result", full=passes_full_check(original))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from convpool.geometry import ConvSpec, Ints, PoolSpec
 
@@ -34,6 +35,7 @@ class Cost:
         return Cost(self.macs + other.macs, self.additions + other.additions, self.time + other.time)
 
 
+@lru_cache
 def conv_cost(conv: ConvSpec, weight_shape: Ints, size: Ints, item_bytes: int) -> Cost:
     """Cost of one convolution, per sample; weight_shape: [M, C/group, kernel...]; size: spatial input sizes."""
     out = math.prod(max(n, 0) for n in conv.output_size(size))
@@ -44,6 +46,7 @@ def conv_cost(conv: ConvSpec, weight_shape: Ints, size: Ints, item_bytes: int) -
     return Cost(macs, 0, macs * weight + moved * BYTE_WEIGHT)
 
 
+@lru_cache
 def pool_cost(pool: PoolSpec, channels: int, size: Ints, item_bytes: int) -> Cost:
     """Cost of one average pooling, per sample; nothing where the window is a single element at every position."""
     if pool.taps == 1 and not any(s > 1 for s in pool.strides) and not any(pool.pads):

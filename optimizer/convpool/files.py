@@ -42,7 +42,8 @@ def write_atomically(out: Path, data: bytes) -> None:
         raise
 
 
-def check_external_data(model: ModelProto, base_dir: Path | None) -> None:
+def check_external_data(model: ModelProto, base_dir: Path | None) -> frozenset[str]:
+    """The locations of the model's external data, each inside `base_dir` and large enough.  Raises ModelError."""
     sizes: dict[str, int] = {}
     for tensor in tensors(model):
         if tensor.data_location != TensorProto.EXTERNAL:
@@ -65,9 +66,10 @@ def check_external_data(model: ModelProto, base_dir: Path | None) -> None:
             raise ModelError(
                 f"{where}: external data {info.location!r}; got {length} bytes at {offset} of {size}, expected {needed}"
             )
+    return frozenset(sizes)
 
 
-def locations(model: ModelProto) -> frozenset[str]:
+def _locations(model: ModelProto) -> frozenset[str]:
     external = (tensor for tensor in tensors(model) if tensor.data_location == TensorProto.EXTERNAL)
     return frozenset(ExternalDataInfo(tensor).location for tensor in external)
 
@@ -145,7 +147,7 @@ def move_to_external(
     if not moving:
         return
     location, number = f"{out.name}.data", 0
-    while location in taken or location in locations(model):
+    while location in taken or location in _locations(model):
         number += 1
         location = f"{out.name}.{number}.data"
     data = b"".join(tensor.raw_data for tensor in moving)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -95,6 +96,7 @@ class PoolSpec:
         )
 
 
+@lru_cache
 def pool_first(conv: ConvSpec, pool: PoolSpec) -> tuple[PoolSpec, ConvSpec]:
     """The pooling and the convolution that, in this order, equal `pool` after `conv`.  `pool` must have no pads."""
     if any(pool.pads):
@@ -115,6 +117,7 @@ def pool_first(conv: ConvSpec, pool: PoolSpec) -> tuple[PoolSpec, ConvSpec]:
     )
 
 
+@lru_cache
 def fused_spec(conv: ConvSpec, pool: PoolSpec) -> ConvSpec:
     """The one convolution that equals `pool` after `conv`; its kernel is `fuse_kernel` of theirs."""
     kernel, dilations = [], []

@@ -18,7 +18,6 @@ from convpool import operator
 from convpool.errors import ModelError, OutputError, first_line
 from convpool.files import (
     check_external_data,
-    locations,
     move_to_external,
     place_external_data,
     write_atomically,
@@ -54,7 +53,7 @@ class LoadedModel:
     @property
     def has_external_data(self) -> bool:
         """Whether any tensor lies in an external file."""
-        return any(tensor.data_location == TensorProto.EXTERNAL for tensor in tensors(self.proto))
+        return bool(self.data_files)
 
 
 def load(source: object, base_dir: Path | None = None) -> LoadedModel:
@@ -73,26 +72,25 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     else:
         model = LoadedModel(_from_graphsurgeon(source), base_dir, 0)
     _check_versions(model.proto)
-    check_external_data(model.proto, model.base_dir)
-    model.data_files = locations(model.proto)
+    model.data_files = check_external_data(model.proto, model.base_dir)
     model.proto = in_order(model.proto)
-    check(model.proto, "the model")
+    check(model, "the model")
     model.inferred = infer_shapes(model.proto)
     if model.inferred is not None:
         _check_convolutions(model.inferred)
     return model
 
 
-def check(model: ModelProto, what: str, full: bool = False) -> None:
+def check(loaded: LoadedModel, what: str, full: bool = False) -> None:
     """onnx's checker, also for a model whose external data is not loaded.  Raises ModelError."""
     operator.register_schema()
-    probe = model
+    probe = model = loaded.proto
     if any(not value.type.tensor_type.HasField("shape") for value in _typed_values(model)):
         probe = ModelProto()
         probe.CopyFrom(model)
         _fill_missing_shapes(probe)
     try:
-        if any(tensor.data_location == TensorProto.EXTERNAL for tensor in tensors(probe)):
+        if loaded.has_external_data:
             _check_with_stand_ins(probe, full)
         else:
             onnx.checker.check_model(probe, full_check=full)
@@ -100,7 +98,7 @@ def check(model: ModelProto, what: str, full: bool = False) -> None:
         raise ModelError(f"{what} is not valid ONNX: {first_line(error)}") from error
 
 
-def passes_full_check(model: ModelProto) -> bool:
+def passes_full_check(model: LoadedModel) -> bool:
     """Whether onnx's checker with strict shape inference accepts the model."""
     try:
         check(model, "", full=True)

@@ -14,12 +14,12 @@ def in_order(model: ModelProto) -> ModelProto:
 
     Converters write such graphs and runtimes sort them; onnx's checker and one-pass algorithms do not.
     """
-    if all(_order(graph.node) is None for graph in _node_lists(model)):
+    orders = [_order(graph.node) for graph in _node_lists(model)]
+    if all(order is None for order in orders):
         return model
     result = ModelProto()
     result.CopyFrom(model)
-    for graph in _node_lists(result):
-        order = _order(graph.node)
+    for graph, order in zip(_node_lists(result), orders, strict=True):
         if order is not None:
             nodes = [graph.node[index] for index in order]
             graph.ClearField("node")

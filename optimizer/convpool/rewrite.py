@@ -7,6 +7,7 @@ constants, and those that nothing reads any more go at the end, unless they are 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 
 from convpool import operator
 from convpool.geometry import ConvSpec, PoolSpec, fuse_kernel
-from convpool.graph import Constant, Scope, graphs_within, index_model, opset_of, value_names
+from convpool.graph import Scope, graphs_within, index_model, opset_of, value_names
 from convpool.lowering import Form, form
 from convpool.passes.conv_pool import folded
 from convpool.plan import IDENTITY, Choice, ConvLeaf, JoinTree, Moved, OpaqueLeaf, Plan, Reject, Tree, conv_leaves, tree_nodes
@@ -31,16 +32,18 @@ class Rewriter:
         self._names = value_names(model)
         self._annotated = any(len(graph.value_info) for graph in graphs_within(model.graph))
         self._maybe_dead: set[str] = set()
+        self._numbers: Counter[str] = Counter()
         self._fresh: set[str] = set()
         self.new_constants: set[str] = set()
         """Names of the constants made."""
-        self._channels_last: dict[tuple[int, str], str] = {}
+        self._shared: dict[tuple, str] = {}
         self._operator_used = False
 
     def apply(self, scope: Scope, plans: list[Plan]) -> None:
         """Apply plans of one scope, whose nodes are disjoint.  The scope's index is stale afterwards."""
         if any(choice.lowering == "convavgpool" for plan in plans for choice in plan.choices):
             self._use_operator(scope)
+        self._shared = {}
         removed: set[int] = set()
         inserted: dict[int, list[NodeProto]] = {}
         for plan in plans:
@@ -97,9 +100,10 @@ class Rewriter:
 
     def fresh(self, wanted: str) -> str:
         """`wanted`, with a number behind it if something has that name already."""
-        name, number = wanted, 1
+        name = wanted
         while name in self._names:
-            name, number = f"{wanted}_{number}", number + 1
+            self._numbers[wanted] += 1
+            name = f"{wanted}_{self._numbers[wanted]}"
         self._names.add(name)
         self._fresh.add(name)
         return name
@@ -117,16 +121,17 @@ class Rewriter:
         scope.proto.initializer.append(tensor)
         return name, []
 
-    def channels_last(self, scope: Scope, weight: str, value: Constant, nodes: list[NodeProto]) -> str:
-        """The constant `weight` [M, C/group, kernel...] as a channels-last constant, shared between its readers."""
-        key = (id(scope), weight)
-        if key not in self._channels_last:
-            name, new = self.constant(scope, np.moveaxis(value.array(), 1, -1), f"{weight}_channels_last")
+    def shared(
+        self, scope: Scope, key: tuple, make: Callable[[], np.ndarray], wanted: str, nodes: list[NodeProto]
+    ) -> str:
+        """A constant that `make` gives, made once in a scope for all that ask with the same key."""
+        if key not in self._shared:
+            name, new = self.constant(scope, make(), wanted)
             nodes.extend(new)
             if new:  # a node further back in the graph may not see this one
                 return name
-            self._channels_last[key] = name
-        return self._channels_last[key]
+            self._shared[key] = name
+        return self._shared[key]
 
     def _use_operator(self, scope: Scope) -> None:
         """Import the operator's domain; raise the IR version to one that has functions."""
@@ -200,19 +205,18 @@ class _Emitter:
         assert isinstance(found, Form)
         old = self._scope.nodes[leaf.node]
         x, weight, bias = leaf.input, old.input[1], old.input[2] if len(old.input) > 2 else ""
-        if leaf.affine is not IDENTITY or found.lowering == "fused":
+        if found.lowering == "fused" and leaf.affine is IDENTITY:
+            weight = self._fused(leaf, weight)
+        elif leaf.affine is not IDENTITY:
             array, bias_array = folded(leaf)
             if found.lowering == "fused":
-                spec = self._plan.pooling.spec
-                assert spec is not None
-                array = fuse_kernel(array, leaf.conv, spec).astype(array.dtype)
+                array = self._fuse(leaf, array)
             if found.lowering == "convavgpool":
                 weight = self._constant(np.moveaxis(array, 1, -1), f"{weight}_channels_last")
             else:
                 weight = self._constant(array, f"{weight}_{'fused' if found.lowering == 'fused' else 'scaled'}")
-            if leaf.affine is not IDENTITY:
-                wanted = f"{bias or old.output[0] + '_bias'}_scaled"
-                bias = "" if bias_array is None else self._constant(bias_array, wanted)
+            wanted = f"{bias or old.output[0] + '_bias'}_scaled"
+            bias = "" if bias_array is None else self._constant(bias_array, wanted)
         elif found.lowering == "convavgpool":
             weight = self._channels_last(leaf, weight)
         output = self._fresh_output(old)
@@ -233,11 +237,24 @@ class _Emitter:
 
     def _channels_last(self, leaf: ConvLeaf, weight: str) -> str:
         if leaf.weight is not None:
-            return self._rewriter.channels_last(self._scope, weight, leaf.weight, self._nodes)
+            value = leaf.weight
+            return self._rewriter.shared(
+                self._scope, (weight,), lambda: np.moveaxis(value.array(), 1, -1), f"{weight}_channels_last", self._nodes
+            )
         output = self._rewriter.fresh(f"{weight}_channels_last")
         perm = operator.channels_last_perm(leaf.conv.rank)
         self._nodes.append(helper.make_node("Transpose", [weight], [output], perm=perm))
         return output
+
+    def _fused(self, leaf: ConvLeaf, weight: str) -> str:
+        key = (weight, leaf.conv, self._plan.pooling.spec)
+        return self._rewriter.shared(
+            self._scope, key, lambda: self._fuse(leaf, folded(leaf)[0]), f"{weight}_fused", self._nodes
+        )
+
+    def _fuse(self, leaf: ConvLeaf, array: np.ndarray) -> np.ndarray:
+        assert self._plan.pooling.spec is not None
+        return fuse_kernel(array, leaf.conv, self._plan.pooling.spec).astype(array.dtype)
 
     def _pool(self, x: str, spec: PoolSpec | None) -> str:
         output = self._rewriter.fresh(f"{self._plan.pooling.output}_pooled_input")

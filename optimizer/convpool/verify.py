@@ -141,7 +141,7 @@ def unchanged(
 ) -> Verification:
     """The outcome where the result is the original: nothing to compare, but unusable input is still refused."""
     InputMaker(model.proto, data, input_shapes, seed)
-    if not passes_full_check(model.proto):
+    if not passes_full_check(model):
         runner = _Runner(model, "the original")
         if runner.error:
             raise ModelError(f"onnxruntime cannot load {runner.what}: {runner.error}")
