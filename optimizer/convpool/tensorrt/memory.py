@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ class PycudaMemory:
             if driver.Context.get_current() is None:
                 context = driver.Device(device).retain_primary_context()
                 context.push()
+                atexit.register(context.pop)  # pycuda ends the process at its exit if a context is still current
         except driver.Error as error:
             raise TensorRTError(f"CUDA device {device}: cannot be used; got {error}") from error
         self.stream = driver.Stream()
