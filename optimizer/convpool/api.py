@@ -52,7 +52,7 @@ def optimize(
     *,
     lowering: str = "convavgpool",
     check: int = 1,
-    exclude: Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
     fuse_pool_conv: bool = False,
     autotune: bool = False,
     data: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
@@ -68,7 +68,7 @@ def optimize(
     model: a path, serialised bytes, an onnx.ModelProto (not changed) or a gs.Graph.
     lowering: "convavgpool", "direct", "fused" or "auto" (direct or fused by cost).
     check: number of random input sets to verify with, 0 for none.
-    exclude: glob patterns; a site whose convolution's or pooling's name matches one stays as it is.
+    exclude: a glob pattern or several; a site whose convolution's or pooling's name matches one stays as it is.
     fuse_pool_conv: also make one node of AveragePool followed by Conv; saves traffic on a GPU, no arithmetic.
     autotune: time the lowerings of each site in onnxruntime here, and keep the fastest.
     data: input arrays by name or a .npz file, to verify with instead of random inputs.
@@ -89,7 +89,8 @@ def optimize(
     original = load(model, Path(base_dir) if base_dir is not None else None)
     result = LoadedModel(ModelProto(), original.base_dir, 0, data_files=original.data_files)
     result.proto.CopyFrom(original.proto)
-    run = _Run(result, original.inferred, lowering, exclude, fuse_pool_conv)
+    patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+    run = _Run(result, original.inferred, lowering, patterns, fuse_pool_conv)
     if autotune:
         run.tuner = tuning.Tuner(original, input_shapes or {}, seed, progress)
     run.to_fixpoint()

@@ -1,0 +1,85 @@
+"""Choosing lowerings by measurement: what is timed, and what a measurement decides.  The clock itself is not tested."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+import convpool
+from convpool import autotune
+from models import generators
+
+ALL = {
+    "convavgpool": {"original", "convavgpool", "fused"},
+    "direct": {"original", "direct"},
+    "fused": {"original", "fused"},
+    "auto": {"original", "direct", "fused"},
+}
+"""What each request has timed; direct is what onnxruntime makes of convavgpool."""
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Makes the lowering named by `clock["fastest"]` the fastest; `clock["timed"]` lists what was timed per site."""
+    state: dict = {"fastest": None, "timed": []}
+
+    def fake(sessions, arrays, rounds, budget_s):
+        for session in sessions.values():
+            session.run(None, arrays)
+        state["timed"].append(set(sessions))
+        return {name: 1.0 if name.split("+")[0] == state["fastest"] else 2.0 for name in sessions}
+
+    monkeypatch.setattr(autotune, "time_in_turn", fake)
+    return state
+
+
+@pytest.mark.parametrize("lowering", ALL)
+def test_every_form_of_the_request_is_timed_and_the_fastest_kept(clock, lowering):
+    for clock["fastest"] in sorted(ALL[lowering] - {"original"}):
+        clock["timed"].clear()
+        result = convpool.optimize(generators.generate("lenet5"), lowering=lowering, autotune=True)
+        assert clock["timed"] == [ALL[lowering]] * 2
+        assert [site.lowering for site in result.report.sites] == [clock["fastest"]] * 2
+        assert all(site.times_us[clock["fastest"]] == 1.0 for site in result.report.sites)
+        assert result.report.verification.passed
+
+
+def test_a_site_whose_original_is_fastest_stays(clock):
+    clock["fastest"] = "original"
+    model = generators.generate("lenet5")
+    result = convpool.optimize(model, autotune=True)
+    assert not result.changed and [site.status for site in result.report.sites] == ["rejected"] * 2
+    assert all("measured slower; got convavgpool 2.0 us" in site.reason for site in result.report.sites)
+
+
+def test_pairs_that_meet_before_the_pooling_are_timed_as_one_site(clock):
+    clock["fastest"] = "fused"
+    result = convpool.optimize(generators.generate("igebm_small"), lowering="auto", autotune=True)
+    rewritten = [site.lowering for site in result.report.sites if site.status == "rewritten"]
+    assert rewritten == ["fused"] * 4 and result.report.verification.passed
+
+
+def test_a_site_of_open_size_is_timed_at_the_shape_given(clock):
+    clock["fastest"] = "fused"
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[N,2,H,W] x) => (float[N,8,P,Q] y) {
+            s = Constant <value_ints = [8,2,3,3]> ()
+            w = ConstantOfShape <value = float[1] {0.5}> (s)
+            c = Conv <pads = [1,1,1,1]> (x, w)
+            y = AveragePool <kernel_shape = [2,2], strides = [2,2]> (c)
+        }""")
+    seen = []
+    result = convpool.optimize(
+        model, autotune=True, input_shapes={"x": [3, 2, 20, 24]}, progress=lambda *item: seen.append(item)
+    )
+    assert [site.lowering for site in result.report.sites] == ["fused"] and seen == [(0, 1, "y")]
+
+
+def test_real_clock_on_a_real_network():
+    result = convpool.optimize(generators.generate("sngan64_small"), lowering="auto", autotune=True)
+    for site in result.report.sites:
+        assert {"original", "direct"} <= set(site.times_us) <= ALL["auto"] and min(site.times_us.values()) > 0
+        fastest = min(site.times_us, key=lambda name: site.times_us[name])
+        assert site.lowering == (None if fastest == "original" else fastest)
+    assert result.report.verification.passed
