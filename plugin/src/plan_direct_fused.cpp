@@ -1,6 +1,5 @@
 // Chooses the box of output pixels that a direct_fused tile covers, and lays out its shared memory.
 #include <algorithm>
-#include <cmath>
 
 #include "tactics.h"
 
@@ -218,48 +217,6 @@ bool plan_direct_fused(const Problem &p, const Tactic &t, const Device &device, 
     const int64_t slots = int64_t{device.multiprocessors} * plan.blocks_per_multiprocessor;
     plan.grid = static_cast<int>(t.split > 1 ? tiles * t.split : std::min(tiles, slots));
     return true;
-}
-
-// A model of the time, in microseconds, fitted on an H200 (benchmarks/log.md). It ranks tactics; it predicts no figure.
-double expected_us(const Problem &p, const Tactic &t, const Device &device) {
-    if (t.family == Family::kGeneric) {
-        const double operations = 2.0 * p.n * p.m * p.out_pixels() * p.taps() * (p.c / p.group) * (p.pool_size() + 1);
-        return 3 + operations / 1e6 / (device.multiprocessors * 0.02);
-    }
-    // Multiply-adds per microsecond of one multiprocessor at full occupancy, by precision.
-    static constexpr double kRates[] = {1.5e6, 1.5e6, 0.7e6, 0.2e6};
-    const double rate = kRates[t.precision];
-    const double slice = kChunks * p.per_chunk();
-    if (t.direct_fused()) {
-        DirectFusedPlan plan;
-        std::string reason;
-        if (!plan_direct_fused(p, t, device, plan, reason)) return 1e30;
-        const DirectFusedParams &d = plan.params;
-        const double blocks = double(d.tiles) * t.split;
-        const double slots = double(device.multiprocessors) * plan.blocks_per_multiprocessor;
-        const double share = std::min(double(plan.blocks_per_multiprocessor),
-                                      std::max(1.0, blocks / device.multiprocessors));
-        const double halo = double(d.plane) + double(d.tile_images) * d.raw_h * d.raw_w;
-        const double small = t.block_m * t.block_n < 128 * 128 ? (t.block_m * t.block_n < 64 * 64 ? 2.2 : 1.5) : 1.0;
-        const double multiply = double(t.block_m) * t.block_n * d.shape.kh * d.shape.kw * slice / rate * small;
-        const double feed = halo * slice * 12 / rate;
-        const double per_slice = (multiply + feed) * share / std::min(1.0, 0.5 + 0.25 * share);
-        const double rounds = std::ceil(blocks / slots);
-        return 2.0 + rounds * (ceil_div(d.slices, t.split) * per_slice + 0.8) + (t.split > 1 ? 1.0 : 0.0);
-    }
-    const Shape2d s = gemm_shape(p, t);
-    const WorkspaceLayout layout = workspace_layout(p, t);
-    const double tiles = double(ceil_div(p.n * p.out_pixels(), t.block_m)) * ceil_div(p.m, t.block_n);
-    const double slots = double(device.multiprocessors) * t.min_blocks;
-    const double share = std::min(double(t.min_blocks), std::max(1.0, tiles / device.multiprocessors));
-    const double small = t.block_m * t.block_n < 128 * 128 ? 1.5 : 1.0;
-    const double multiply =
-        double(t.block_m) * t.block_n * s.kh * s.kw * ceil_div(s.c, int64_t(slice)) * slice / rate * small * 1.1;
-    double us = 2.0 + std::ceil(tiles / slots) * (multiply * share / std::min(1.0, 0.5 + 0.25 * share) + 0.8);
-    const double x_bytes = double(p.n) * p.c * p.in_pixels() * p.element_bytes();
-    if (layout.box_pass) us += 2.0 + (x_bytes + double(layout.x_bytes)) / 2.5e6;
-    if (layout.weight_pass) us += 2.5 + double(layout.weights_bytes) / 1e6;
-    return us;
 }
 
 }  // namespace convpool

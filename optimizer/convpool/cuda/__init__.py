@@ -8,12 +8,21 @@ Importing this, listing tactics and checking problems need no GPU; only `conv_av
 imported: arrays of pycuda, CuPy and PyTorch are taken as they come.
 """
 
-from convpool.cuda.errors import ArrayError, CudaError, LibraryError, ProblemError, UnsupportedError
+from convpool.cuda import library
+from convpool.cuda.errors import (
+    ArrayError,
+    ConvpoolError,
+    CudaError,
+    LibraryError,
+    ProblemError,
+    UnsupportedError,
+)
 from convpool.cuda.operator import conv_avg_pool
 from convpool.cuda.problem import Problem, Tactic, find_tactic, tactics
 
 __all__ = [
     "ArrayError",
+    "ConvpoolError",
     "CudaError",
     "LibraryError",
     "Problem",
@@ -22,5 +31,6 @@ __all__ = [
     "UnsupportedError",
     "conv_avg_pool",
     "find_tactic",
+    "library",
     "tactics",
 ]

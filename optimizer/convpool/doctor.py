@@ -1,0 +1,194 @@
+"""`convpool doctor`: what this machine has of what convpool's GPU parts need, and what to do about the rest.
+
+Looks without changing anything, and imports GPU packages only to ask whether they are there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import importlib.metadata
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+OK, MISSING, NOTE = "ok", "missing", "note"
+_MARKS = {OK: "[green]ok[/]", MISSING: "[red]missing[/]", NOTE: "[yellow]note[/]"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report; `advice` says what to do if state is not OK."""
+
+    what: str
+    state: str
+    found: str
+    advice: str = ""
+
+
+def _version(*distributions: str) -> str | None:
+    for name in distributions:
+        try:
+            return f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _gpus() -> list[tuple[str, int]]:
+    """(name, compute capability as major*10+minor) of every GPU, by the driver; empty without driver or GPU."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    if cuda.cuInit(0) != 0:
+        return []
+    count = ctypes.c_int()
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+    gpus = []
+    for index in range(count.value):
+        device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        if cuda.cuDeviceGet(ctypes.byref(device), index) == 0:
+            cuda.cuDeviceGetName(name, 256, device)
+            cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device)  # COMPUTE_CAPABILITY_MAJOR
+            cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
+            gpus.append((name.value.decode(), major.value * 10 + minor.value))
+    return gpus
+
+
+def _driver() -> Finding:
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Finding("driver", MISSING, "libcuda.so.1 not found", "install NVIDIA's driver; only the optimizer works without")
+    version = ctypes.c_int()
+    cuda.cuDriverGetVersion(ctypes.byref(version))
+    number = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+    smi = shutil.which("nvidia-smi")
+    if smi:
+        query = [smi, "--query-gpu=driver_version", "--format=csv,noheader"]
+        lines = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
+        number += f", driver {lines[0]}" if lines else ""
+    return Finding("driver", OK, number)
+
+
+def _covered(cc: int, architectures: list[int]) -> bool:
+    """Machine code runs within its major version from its minor on; PTX of the last one on anything later."""
+    return any(a // 10 == cc // 10 and a <= cc for a in architectures) or cc >= max(architectures)
+
+
+def _library(gpus: list[tuple[str, int]]) -> list[Finding]:
+    from convpool.cuda import LibraryError, library, tactics
+
+    try:
+        lib = library.load()
+    except LibraryError as error:
+        compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+        advice = (
+            f"reinstall with `pip install --force-reinstall --no-deps convpool` ({compiler} is there)"
+            if compiler
+            else "install a C++ compiler (Debian: apt-get install g++), then pip install --force-reinstall --no-deps convpool"
+        )
+        return [Finding("library", MISSING, str(error).split(";")[1].strip(), advice)]
+    cuda_version = lib.convpool_cuda_version()
+    architectures = [int(a) for a in lib.convpool_architectures().decode().split(";")]
+    built = f"{lib.convpool_version().decode()}, CUDA {cuda_version // 1000}.{cuda_version % 1000 // 10}, {len(tactics())} tactics"
+    findings = [Finding("library", OK, built)]
+    uncovered = [f"{name} ({cc / 10})" for name, cc in gpus if not _covered(cc, architectures)]
+    findings.append(
+        Finding(
+            "architectures",
+            MISSING if uncovered else OK,
+            ", ".join(f"sm_{a}" for a in architectures) + (f"; none for {', '.join(uncovered)}" if uncovered else ""),
+            "reinstall with CMAKE_ARGS=-DCONVPOOL_CUDA_ARCHITECTURES=<your compute capability>" if uncovered else "",
+        )
+    )
+    return findings
+
+
+def _packages() -> list[Finding]:
+    pycuda = _version("pycuda")
+    arrays = ", ".join(v for v in (pycuda, _version("cupy-cuda13x", "cupy-cuda12x", "cupy"), _version("torch")) if v)
+    tensorrt = _version("tensorrt", "tensorrt-cu12", "tensorrt-cu13", "tensorrt-lean-cu13", "tensorrt-rtx")
+    return [
+        Finding(
+            "array library",
+            OK if arrays else MISSING,
+            arrays or "none of pycuda, CuPy, PyTorch",
+            "" if arrays else "pip install pycuda (needs a CUDA toolkit), or CuPy or PyTorch",
+        ),
+        Finding(
+            "TensorRT",
+            OK if tensorrt else NOTE,
+            tensorrt or "no Python package of it found",
+            "" if tensorrt else "only needed to build engines: pip install tensorrt",
+        ),
+        Finding("onnxruntime", OK, _version("onnxruntime", "onnxruntime-gpu") or "not found"),
+    ]
+
+
+def _runs(gpus: list[tuple[str, int]]) -> Finding:
+    """Whether the library gets along with this GPU, as far as that can be told without running a kernel."""
+    from convpool.cuda import ConvpoolError, Problem
+
+    problem = Problem(n=1, c=32, m=32, spatial=(16, 16), kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2)
+    try:
+        tactic = problem.default_tactic()
+    except ConvpoolError as error:
+        return Finding("kernels", MISSING, str(error), "see the lines above")
+    return Finding("kernels", OK, f"{gpus[0][0]} would take {tactic.name.removeprefix('conv_avgpool_')} for a 3x3 layer")
+
+
+def findings() -> list[Finding]:
+    """Everything `convpool doctor` shows, top to bottom."""
+    gpus = _gpus()
+    found = [Finding("convpool", OK, f"{_version('convpool') or 'not installed'}, Python {sys.version.split()[0]}"), _driver()]
+    names = ", ".join(f"{name} (compute capability {cc / 10})" for name, cc in gpus)
+    too_old = bool(gpus) and max(cc for _, cc in gpus) < 75
+    found.append(
+        Finding(
+            "GPU",
+            OK if gpus and not too_old else MISSING,
+            names or "none",
+            "a GPU of compute capability 7.5 or later runs the kernels; the optimizer needs none" if not gpus or too_old else "",
+        )
+    )
+    library_findings = _library(gpus)
+    found += library_findings
+    if gpus and library_findings[0].state == OK:
+        found.append(_runs(gpus))
+    return found + _packages()
+
+
+@click.group()
+def main() -> None:
+    """convpool's tools beside the optimizer."""
+
+
+@main.command()
+def doctor() -> None:
+    """Show what the GPU parts find on this machine and what to do about the rest."""
+    console = Console()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for column in ("what", "state", "found"):
+        table.add_column(column, overflow="fold")
+    all_findings = findings()
+    for f in all_findings:
+        table.add_row(f.what, _MARKS[f.state], f.found)
+    console.print(table)
+    advice = [f for f in all_findings if f.advice]
+    for f in advice:
+        console.print(f"[bold]{f.what}[/]: {f.advice}", highlight=False)
+    states = {f.what: f.state for f in all_findings}
+    gpu_ready = all(states.get(k) == OK for k in ("driver", "GPU", "library", "architectures", "array library"))
+    console.print("Works: the optimizer" + (", the kernels" if gpu_ready else "; not yet: the kernels") + ".", highlight=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+// How long a tactic is expected to take: a model with few constants, fitted to the times of all float16 tactics on the 20
+// layers of benchmarks/gpu_conv_avgpool.py on an H200 (benchmarks/log.md). It is there to rank tactics.
+//
+// Blocks run in rounds of as many as fit. A round takes steps * max(latency, issue * blocks a multiprocessor holds) and a
+// while for the tile's start and end; box means and other passes over memory are added at the speed of memory.
+#include <algorithm>
+#include <cmath>
+
+#include "tactics.h"
+
+namespace convpool {
+namespace {
+
+constexpr double kLaunchUs = 1.8, kPassUs = 0.9, kBytesPerUs = 3.6e6;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+struct Step {
+    double issue_us;    // of a block that has a multiprocessor's tensor cores for itself
+    double latency_us;  // no shorter than this, however little there is to do
+};
+
+// Of 64 values of K of every pixel and channel of a tile: the Hopper implicit GEMM.
+Step gemm_sm90_step(const Tactic &t) {
+    struct Fitted { int block_m, block_n, stages; Step step; };
+    static constexpr Fitted kFitted[] = {
+        {64, 64, 4, {0.229, 0.259}},   {64, 64, 8, {0.2, 0.198}},     {128, 64, 4, {0.329, 0.061}},
+        {128, 64, 8, {0.335, 0.061}},  {128, 128, 3, {0.520, 0.061}}, {128, 128, 6, {0.489, 0.061}},
+        {128, 256, 4, {0.786, 0.061}}, {256, 64, 5, {0.581, 0.061}},  {256, 128, 4, {0.875, 0.563}}};
+    for (const Fitted &f : kFitted)
+        if (f.block_m == t.block_m && f.block_n == t.block_n && f.stages == t.stages) return f.step;
+    return {t.block_m * t.block_n * 64 / 1.8e6, 0.2};
+}
+
+// Microseconds that 10^6 products take a multiprocessor at float16; the other types take as long for as many bytes, and
+// 3xTF32 for its three products about twice as long again.
+double us_per_million(const Tactic &t) {
+    if (t.family == Family::kDirectFusedSm90) return 0.05 + 170.0 / t.block_n + 20.0 / t.block_m;
+    if (t.family == Family::kDirectFused) return 0.3 + 85.0 / t.block_n + 29.0 / t.block_m;
+    return t.block_m * t.block_n >= 128 * 128 ? 0.9 : 1.0;
+}
+
+Step portable_step(const Tactic &t) {
+    const double products = double(t.block_m) * t.block_n * 32 / 1e6;  // of 64 bytes of K, as float16
+    const double wider = t.precision == static_cast<int32_t>(Precision::kTF32x3) ? 2.2 : 1.0;
+    return {products * us_per_million(t) * wider, 0.26};
+}
+
+double rounds_us(int64_t tiles, int64_t steps, const Step &step, const Tactic &t, int blocks_a_multiprocessor,
+                 const Device &device) {
+    const int64_t blocks = tiles * t.split;
+    // Clusters leave multiprocessors over in a GPC whose number is no multiple of theirs.
+    const double usable = t.split == 1 ? 1.0 : t.split == 2 ? 0.98 : t.split == 4 ? 0.92 : 0.85;
+    const int64_t slots = std::max<int64_t>(
+        t.split, int64_t(device.multiprocessors * blocks_a_multiprocessor * usable) / t.split * t.split);
+    const double ends = 0.59 + 1.38 * t.block_m * t.block_n / 16384;
+    auto round = [&](int64_t held) { return steps * std::max(step.latency_us, step.issue_us * held) + ends; };
+    double us = double(blocks / slots) * round(blocks_a_multiprocessor);
+    if (blocks % slots != 0) us += round(ceil_div(blocks % slots, device.multiprocessors));
+    if (t.split > 1)
+        us += (t.split == 2 ? 1.05 : t.split == 4 ? 1.0 : 4.35) * (0.5 + 0.5 * t.block_m * t.block_n / 8192);
+    return us;
+}
+
+}  // namespace
+
+double expected_us(const Problem &p, const Tactic &t, const Device &device) {
+    if (t.family == Family::kGeneric) {
+        const double operations =
+            2.0 * p.n * p.m * p.out_pixels() * p.taps() * (double(p.c) / p.group) * (p.pool_size() + 1);
+        return 3 + operations / (device.multiprocessors * 2e4);
+    }
+    if (t.direct_fused()) {
+        DirectFusedPlan plan;
+        std::string reason;
+        if (!plan_direct_fused(p, t, device, plan, reason)) return 1e30;
+        const int64_t steps = ceil_div(plan.params.slices, t.split) * plan.params.taps;
+        return kLaunchUs +
+               rounds_us(plan.params.tiles, steps, portable_step(t), t, plan.blocks_per_multiprocessor, device);
+    }
+    const Shape2d s = gemm_shape(p, t);
+    const WorkspaceLayout layout = workspace_layout(p, t);
+    const int64_t tiles = ceil_div(p.n * p.out_pixels(), t.block_m) * ceil_div(p.m, t.block_n);
+    const int64_t row_chunks = int64_t{s.kh} * s.kw * (s.c / p.per_chunk());
+    const int64_t steps = t.sm90() ? ceil_div(ceil_div(row_chunks, 8), t.split)
+                                   : int64_t{s.kh} * s.kw * ceil_div(s.c / p.per_chunk(), 4);
+    double us = kLaunchUs + rounds_us(tiles, steps, t.sm90() ? gemm_sm90_step(t) : portable_step(t), t, t.min_blocks,
+                                      device);
+    if (layout.box_pass)
+        us += kPassUs + (double(p.n) * p.c * p.in_pixels() * p.element_bytes() + double(layout.x_bytes)) / kBytesPerUs;
+    // Fused weights are made once and kept by a caller that runs a layer again and again, so they do not count.
+    return us;
+}
+
+}  // namespace convpool

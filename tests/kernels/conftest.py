@@ -1,0 +1,36 @@
+"""GPU tests are skipped without a GPU, and fail instead where REQUIRE_GPU=1."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def gpu():
+    """A current CUDA context by pycuda; its device."""
+    try:
+        import pycuda.autoinit
+    except Exception as error:  # no pycuda, no driver, no device: each with its own exception
+        message = f"no GPU: {type(error).__name__}: {error}"
+        if os.environ.get("REQUIRE_GPU") == "1":
+            pytest.fail(message)
+        pytest.skip(message)
+    return pycuda.autoinit.device
+
+
+@pytest.fixture
+def torch_gpu():
+    """PyTorch with a GPU."""
+    try:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise RuntimeError("torch.cuda.is_available() is False")
+    except Exception as error:
+        message = f"no PyTorch with a GPU: {error}"
+        if os.environ.get("REQUIRE_GPU") == "1":
+            pytest.fail(message)
+        pytest.skip(message)
+    return torch

@@ -1,0 +1,113 @@
+"""The shapes that every tactic is tried on: chosen ones, then random ones from a fixed seed.
+
+A case is the keyword arguments of `convpool.cuda.Problem` without type and layout.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+CHANNELS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 72, 96, 130)
+MOST_PRODUCTS = 3e7  # keeps the float64 reference to some milliseconds
+
+
+def rewritten(n, c, m, spatial, kernel, pool, *, pads=0, stride=1, **options):
+    """The case that Conv(kernel, pads, stride) then AveragePool(pool, stride pool) is rewritten to."""
+    rank = len(spatial)
+    case = dict(n=n, c=c, m=m, spatial=tuple(spatial), kernel_shape=(kernel,) * rank, pool_kernel_shape=(pool,) * rank)
+    taken = min(pads, stride * (pool - 1))
+    case["pool_dilations"] = (stride,) * rank
+    case["pool_pads"] = (taken,) * (2 * rank)
+    case["pads"] = (pads - taken,) * (2 * rank)
+    if kernel == 1 and pads == 0:
+        case["pool_strides"] = (stride * pool,) * rank
+    else:
+        case["strides"] = (stride * pool,) * rank
+    return case | options
+
+
+def chosen() -> list[dict]:
+    cases = []
+    for kernel in (1, 3, 5, 7):
+        for pool in (2, 3):
+            for c, m in ((1, 8), (3, 16), (32, 32), (33, 17), (64, 128)):
+                cases.append(rewritten(2, c, m, (19, 23), kernel, pool, pads=kernel // 2, bias=True))
+    for size in (8, 9, 16, 17, 32):  # one image per tile, several images per tile, ragged tiles
+        for n in (1, 3, 7):
+            cases.append(rewritten(n, 40, 72, (size, size), 3, 2, pads=1, residual=True, activation="relu"))
+    for activation, alpha, beta in (
+        ("relu", 0, 0), ("leaky_relu", 0.5, 0), ("tanh", 0, 0), ("sigmoid", 0, 0), ("clip", -2, 3),
+    ):  # fmt: skip
+        for m in (24, 31):
+            epilogue = dict(bias=True, residual=True, activation=activation, alpha=alpha, beta=beta)
+            cases.append(rewritten(2, 24, m, (12, 14), 3, 2, pads=1, **epilogue))
+    for c in (256, 512, 520):  # enough slices for every split
+        cases.append(rewritten(1, c, 130, (8, 8), 3, 2, pads=1))
+        cases.append(rewritten(2, c, 64, (16, 16), 1, 2))
+    cases.append(rewritten(1, 72, 264, (20, 20), 3, 2, pads=1, bias=True))  # a tile of 256 channels and some
+    for group in (2, 3):
+        cases.append(rewritten(2, 24, 24, (11, 13), 3, 2, pads=1, group=group, bias=True))
+    cases.append(rewritten(1, 12, 12, (16, 16), 3, 2, pads=1, group=12))
+    for rank, size in ((1, 37), (3, 9)):
+        for kernel in (1, 3):
+            cases.append(rewritten(2, 9, 10, (size,) * rank, kernel, 2, pads=kernel // 2, bias=True))
+    cases.append(dict(n=1, c=16, m=16, spatial=(30, 30), kernel_shape=3, pool_kernel_shape=2, dilations=3, pads=(3,) * 4))
+    cases.append(dict(n=1, c=8, m=8, spatial=(21, 22), kernel_shape=3, pool_kernel_shape=1, pads=(1,) * 4, strides=2))
+    cases.append(dict(n=1, c=8, m=8, spatial=(9, 9), kernel_shape=3, pool_kernel_shape=3, pads=(5, 0, 0, 6)))
+    cases.append(dict(n=2, c=16, m=16, spatial=(1, 40), kernel_shape=(1, 5), pool_kernel_shape=(1, 2), strides=(1, 2)))
+    cases.append(dict(n=65, c=8, m=8, spatial=(2, 2), kernel_shape=2, pool_kernel_shape=1))  # one output pixel each
+    return cases
+
+
+def _legal(case: dict) -> bool:
+    rank = len(case["spatial"])
+
+    def values(name, default, count):
+        v = case.get(name, default)
+        return [v] * count if isinstance(v, int) else list(v)
+
+    size = list(case["spatial"])
+    for k, s, d, p in (("pool_kernel_shape", "pool_strides", "pool_dilations", "pool_pads"),
+                       ("kernel_shape", "strides", "dilations", "pads")):  # fmt: skip
+        kernel, stride, dilation = (values(name, 1, rank) for name in (k, s, d))
+        pads = values(p, 0, 2 * rank)
+        size = [
+            (size[i] + pads[i] + pads[i + rank] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in range(rank)
+        ]
+        if min(size) < 1:
+            return False
+    taps = math.prod(values("kernel_shape", 1, rank))
+    return case["n"] * case["m"] * math.prod(size) * taps * case["c"] / case.get("group", 1) <= MOST_PRODUCTS
+
+
+def random_cases(count: int, seed: int = 20) -> list[dict]:
+    rng = random.Random(seed)
+    cases: list[dict] = []
+    while len(cases) < count:
+        rank = rng.choice((1, 2, 2, 2, 2, 2, 2, 3))
+        spatial = tuple(rng.randint(1, 14 if rank == 3 else 33) for _ in range(rank))
+        n, c, m = rng.randint(1, 5), rng.choice(CHANNELS), rng.choice(CHANNELS)
+        kernel, pool = rng.choice((1, 1, 2, 3, 3, 3, 4, 5, 7)), rng.choice((1, 2, 2, 2, 3, 4))
+        options = dict(bias=rng.random() < 0.5, residual=rng.random() < 0.2)
+        options["activation"] = rng.choice((None, None, None, "relu", "leaky_relu", "tanh", "sigmoid", "clip"))
+        if options["activation"] == "leaky_relu":
+            options["alpha"] = 0.25
+        if options["activation"] == "clip":
+            options["alpha"], options["beta"] = -1.0, 2.0
+        if rng.random() < 0.1:
+            options["group"] = rng.choice([g for g in range(1, min(c, m) + 1) if c % g == 0 and m % g == 0])
+        if rng.random() < 0.5:
+            case = rewritten(n, c, m, spatial, kernel, pool, pads=rng.randint(0, kernel), stride=rng.choice((1, 1, 2)), **options)
+        else:
+            several = lambda low, high, times=1: tuple(rng.randint(low, high) for _ in range(rank * times))  # noqa: E731
+            case = dict(n=n, c=c, m=m, spatial=spatial, kernel_shape=several(1, kernel), pool_kernel_shape=several(1, pool))
+            case |= dict(strides=several(1, 4), dilations=several(1, 3), pads=several(0, 3, 2))
+            case |= dict(pool_strides=several(1, 3), pool_dilations=several(1, 2), pool_pads=several(0, 2, 2)) | options
+        if _legal(case):
+            cases.append(case)
+    return cases
+
+
+def all_cases() -> list[dict]:
+    return chosen() + random_cases(360)

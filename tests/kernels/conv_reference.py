@@ -1,0 +1,90 @@
+"""ConvAvgPool in float64 with numpy, straight from its definition, and how far a kernel may be from it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from convpool.cuda import Problem, Tactic
+
+UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
+
+
+def _attributes(p: Problem) -> dict[str, list[int]]:
+    rank, s = len(p.spatial), p.struct
+    names = ("pool_kernel", "pool_strides", "pool_dilations", "kernel", "strides", "dilations")
+    lists = {name: list(getattr(s, name)[:rank]) for name in names}
+    lists["pool_pads"], lists["pads"] = list(s.pool_pads[: 2 * rank]), list(s.pads[: 2 * rank])
+    return lists
+
+
+def _pad(x: np.ndarray, pads: list[int]) -> np.ndarray:
+    rank = len(pads) // 2
+    return np.pad(x, [(0, 0), (0, 0)] + [(pads[i], pads[i + rank]) for i in range(rank)])
+
+
+def _windows(x: np.ndarray, kernel: list[int], strides: list[int], dilations: list[int]):
+    """(offset, x at that offset of every window) for each place of the kernel; x is [N, C, spatial]."""
+    sizes = [(x.shape[2 + i] - dilations[i] * (k - 1) - 1) // strides[i] + 1 for i, k in enumerate(kernel)]
+    for offset in itertools.product(*(range(k) for k in kernel)):
+        starts = [o * d for o, d in zip(offset, dilations, strict=True)]
+        places = zip(starts, sizes, strides, strict=True)
+        yield offset, x[(slice(None), slice(None), *(slice(a, a + (n - 1) * s + 1, s) for a, n, s in places))]
+
+
+def linear(p: Problem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Conv(AveragePool(x), w) with x [N, C, spatial], w [M, kernel, C/group]; the result is [N, M, out]."""
+    a = _attributes(p)
+    places = _windows(_pad(x, a["pool_pads"]), a["pool_kernel"], a["pool_strides"], a["pool_dilations"])
+    pooled = sum(view for _, view in places) / np.prod(a["pool_kernel"])
+    per_group_c, per_group_m = p.c // p.group, p.m // p.group
+    parts = []
+    padded = _pad(pooled, a["pads"])
+    for g in range(p.group):
+        channels = padded[:, g * per_group_c : (g + 1) * per_group_c]
+        filters = w[g * per_group_m : (g + 1) * per_group_m]
+        parts.append(
+            sum(
+                np.einsum("nc...,mc->nm...", view, filters[(slice(None), *tap)], optimize=True)
+                for tap, view in _windows(channels, a["kernel"], a["strides"], a["dilations"])
+            )
+        )
+    return np.concatenate(parts, axis=1)
+
+
+def activate(p: Problem, y: np.ndarray) -> np.ndarray:
+    match p.activation:
+        case "relu":
+            return np.maximum(y, 0)
+        case "leaky_relu":
+            return np.where(y < 0, y * np.float64(np.float32(p.alpha)), y)
+        case "tanh":
+            return np.tanh(y)
+        case "sigmoid":
+            return 1 / (1 + np.exp(-y))
+        case "clip":
+            return np.clip(y, np.float32(p.alpha), np.float32(p.beta))
+    return y
+
+
+def bound(p: Problem, tactic: Tactic, x: np.ndarray, w: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """How far from the exact result a correct kernel may be; `before` is that result before the activation.
+
+    With S the sum of |box mean| |w|: each product has an operand rounded to the type that is multiplied (box means, or
+    fused weights: u; both to TF32: 2u; 3xTF32: three products of 22 bits), the K terms are added in fp32 by units that
+    truncate (K + 8 times 2^-23), and the result is rounded once to the type of y. Operands of float16 below 2^-14 are
+    subnormal: 2^-25 each. The activations are no steeper than 1; tanh and exp are good to a few units of fp32.
+    """
+    sums = linear(p, np.abs(x), np.abs(w))
+    terms = int(np.prod(p.w_shape[1:])) * 2  # filter_fused adds up to 16/9 as many at 3x3; each with smaller weights
+    operand = UNIT_ROUNDOFF[p.dtype]
+    if tactic.family == "generic":
+        operand = 2.0**-23
+    elif "tf32x3" in tactic.name:
+        operand = 3 * 2.0**-22
+    elif "tf32" in tactic.name:
+        operand = 2 * 2.0**-11
+    tiny = terms * 2.0**-25 * max(np.abs(x).max(), np.abs(w).max()) if p.dtype == "float16" else 1e-38
+    error = sums * (operand + (terms + 8) * 2.0**-23) + np.abs(before) * 2.0**-22 + tiny
+    return error * (1 + UNIT_ROUNDOFF[p.dtype]) + np.abs(activate(p, before)) * UNIT_ROUNDOFF[p.dtype] + 2.0**-24

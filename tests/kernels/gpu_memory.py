@@ -1,0 +1,47 @@
+"""GPU buffers with guard zones, for tests: everything around an array, and an output before it is written, is NaN."""
+
+from __future__ import annotations
+
+import numpy as np
+
+GUARD_BYTES = 4096
+POISON = 0xFF  # 0xFFFF and 0xFFFFFFFF are NaN in float16, bfloat16 and float32
+
+
+class Guarded:
+    """An array in GPU memory between two guard zones; `data` is copied in, or everything is left poisoned.
+
+    Shows itself by __cuda_array_interface__, as pycuda's arrays do, at an address aligned to 256 bytes.
+    """
+
+    def __init__(self, shape, dtype, data: np.ndarray | None = None) -> None:
+        import pycuda.driver as driver
+
+        self.shape, self.dtype = tuple(shape), np.dtype(dtype)
+        self.bytes = int(np.prod(self.shape)) * self.dtype.itemsize
+        self.total = 2 * GUARD_BYTES + (self.bytes + 255) // 256 * 256
+        self.memory = driver.mem_alloc(self.total)
+        driver.memset_d8(self.memory, POISON, self.total)
+        self.pointer = int(self.memory) + GUARD_BYTES
+        if data is not None:
+            driver.memcpy_htod(self.pointer, np.ascontiguousarray(data, self.dtype))
+
+    @property
+    def __cuda_array_interface__(self) -> dict:
+        kind = "<f4" if self.dtype.itemsize == 4 else "<f2"  # for bfloat16 the attribute dtype tells
+        return {"shape": self.shape, "typestr": kind, "data": (self.pointer, False), "version": 3, "strides": None}
+
+    def poison(self) -> None:
+        import pycuda.driver as driver
+
+        driver.memset_d8(self.memory, POISON, self.total)
+
+    def read(self) -> np.ndarray:
+        """The array; AssertionError if a guard zone was written."""
+        import pycuda.driver as driver
+
+        raw = np.empty(self.total, np.uint8)
+        driver.memcpy_dtoh(raw, self.memory)
+        assert (raw[:GUARD_BYTES] == POISON).all(), "written before the array"
+        assert (raw[GUARD_BYTES + self.bytes :] == POISON).all(), "written past the array"
+        return raw[GUARD_BYTES : GUARD_BYTES + self.bytes].view(self.dtype).reshape(self.shape)

@@ -1,0 +1,32 @@
+"""Runs every tactic that this GPU has on a few small cases, for compute-sanitizer to watch (sanitize.sh)."""
+
+from __future__ import annotations
+
+import sys
+
+import conv_cases
+import pycuda.autoinit
+import test_tactics
+
+from convpool.cuda import tactics
+
+SMALL = [
+    conv_cases.rewritten(2, 40, 72, (9, 9), 3, 2, pads=1, bias=True, residual=True, activation="relu"),
+    conv_cases.rewritten(1, 3, 17, (19, 21), 5, 3, pads=2),
+    conv_cases.rewritten(1, 264, 24, (16, 16), 3, 2, pads=1, bias=True),
+    conv_cases.rewritten(2, 24, 24, (8, 8), 1, 2),
+]
+
+if __name__ == "__main__":
+    test_tactics.CASES[:] = SMALL
+    major, minor = pycuda.autoinit.device.compute_capability()
+    runs = 0
+    for tactic in tactics():
+        if 10 * major + minor < tactic.min_cc:
+            continue
+        for index in range(len(SMALL)):
+            for dtype in [tactic.dtype] if tactic.dtype else test_tactics.NUMPY_TYPES:
+                layout = "NHWC" if (index + tactic.id) % 2 else "NCHW"
+                runs += test_tactics.check(index, tactic, dtype, layout, test_tactics.INTEGER)
+    print(f"{runs} checked runs")
+    sys.exit(0 if runs > 100 else 1)

@@ -1,0 +1,165 @@
+"""What `conv_avg_pool` takes as arrays and streams, and what it says of the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from convpool.cuda import ArrayError, Problem, ProblemError, arrays, conv_avg_pool
+
+
+class Fake:
+    """Describes an array in GPU memory that is never read: every call below is refused before."""
+
+    def __init__(self, shape, typestr="<f2", strides=None):
+        self.__cuda_array_interface__ = {
+            "shape": shape, "typestr": typestr, "data": (1 << 20, False), "version": 3, "strides": strides,
+        }  # fmt: skip
+
+
+X, W = Fake((2, 8, 16, 16)), Fake((4, 3, 3, 8))
+
+
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        (dict(x=np.zeros((2, 8, 16, 16), np.float16)), r"x: not in GPU memory"),
+        (dict(x=[1, 2]), r"x: no GPU array; got builtins\.list"),
+        (dict(x=Fake((8, 16))), r"x: wrong number of dimensions; got shape \(8, 16\)"),
+        (dict(x=Fake((2, 8, 16, 16), "<f8")), r"x: wrong type; got <f8"),
+        (dict(x=Fake((2, 8, 16, 16), strides=(4096, 2, 256, 16))), r"x: not contiguous"),
+        (dict(w=Fake((4, 3, 8))), r"w: wrong number of dimensions"),
+        (dict(w=Fake((4, 3, 3, 7))), r"w: wrong last dimension; got 7 with group 1"),
+        (dict(w=Fake((4, 3, 3, 8), "<f4")), r"w: wrong type; got float32, expected float16"),
+        (dict(b=Fake((5,))), r"b: wrong shape; got \(5,\), expected \(4,\)"),
+        (dict(out=Fake((2, 4, 8, 9))), r"out: wrong shape; got \(2, 4, 8, 9\), expected \(2, 4, 8, 8\)"),
+        (dict(residual=Fake((2, 4, 8, 8), "<f4")), r"residual: wrong type"),
+        (dict(out=None), r"out: missing; got None"),
+        (dict(stream=object()), r"stream: no CUDA stream; got object"),
+    ],
+)
+def test_wrong_array_is_named(arguments, reason):
+    good = dict(x=X, w=W, out=Fake((2, 4, 8, 8)), pool_kernel_shape=2, pool_pads=1, strides=2)
+    with pytest.raises(ArrayError, match=reason):
+        conv_avg_pool(**(good | arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        (dict(layout="CHWN"), r"layout: unknown"),
+        (dict(tactic="nothing"), r"tactic: unknown"),
+        (dict(weights_prepared=True), r"weights_prepared: nothing to reuse"),
+        (dict(tactic="conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4"), r"workspace: too small; got 0 bytes, expected \d+"),
+    ],
+)
+def test_wrong_option_is_named(arguments, reason):
+    good = dict(x=X, w=W, out=Fake((2, 4, 8, 8)), pool_kernel_shape=2, pool_pads=1, strides=2)
+    with pytest.raises(ProblemError, match=reason):
+        conv_avg_pool(**(good | arguments))
+
+
+def test_streams():
+    class Pycuda:
+        handle = 5
+
+    class Cupy:
+        ptr = 6
+
+    class Torch:
+        cuda_stream = 7
+
+    class Protocol:
+        def __cuda_stream__(self):
+            return (0, 8)
+
+    assert [arrays.stream_handle(s) for s in (None, 4, Pycuda(), Cupy(), Torch(), Protocol())] == [0, 4, 5, 6, 7, 8]
+
+
+def expected(x, w):
+    import conv_reference
+
+    problem = Problem(
+        n=x.shape[0], c=x.shape[1], m=w.shape[0], spatial=x.shape[2:], kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2
+    )
+    return conv_reference.linear(problem, x.astype(np.float64), w.astype(np.float64))
+
+
+def integers(shape, seed):
+    return (4 * np.random.default_rng(seed).integers(-2, 3, shape)).astype(np.float16)
+
+
+def test_pycuda(gpu):
+    import pycuda.driver as driver
+    import pycuda.gpuarray as gpuarray
+
+    x, w = integers((2, 8, 16, 16), 0), integers((24, 3, 3, 8), 1)
+    y = conv_avg_pool(gpuarray.to_gpu(x), gpuarray.to_gpu(w), pool_kernel_shape=2, pool_pads=1, strides=2)
+    assert isinstance(y, gpuarray.GPUArray) and y.dtype == np.float16
+    np.testing.assert_array_equal(y.get(), expected(x, w))
+    stream = driver.Stream()
+    tactic = "conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4"  # its workspace is allocated here
+    arguments = dict(pool_kernel_shape=2, pool_pads=1, strides=2, stream=stream, tactic=tactic)
+    y = conv_avg_pool(gpuarray.to_gpu(x), gpuarray.to_gpu(w), **arguments)
+    stream.synchronize()
+    np.testing.assert_array_equal(y.get(), expected(x, w))
+
+
+def test_pycuda_bfloat16(gpu):
+    import ml_dtypes
+    import pycuda.gpuarray as gpuarray
+
+    x, w = (integers(s, i).astype(ml_dtypes.bfloat16) for i, s in enumerate([(2, 8, 16, 16), (24, 3, 3, 8)]))
+    y = conv_avg_pool(gpuarray.to_gpu(x), gpuarray.to_gpu(w), pool_kernel_shape=2, pool_pads=1, strides=2)
+    np.testing.assert_array_equal(y.get(), expected(x, w).astype(ml_dtypes.bfloat16))
+
+
+def test_torch(torch_gpu):
+    torch = torch_gpu
+    x, w = integers((2, 8, 16, 16), 0), integers((24, 3, 3, 8), 1)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        gx, gw = torch.from_numpy(x).cuda().to(dtype), torch.from_numpy(w).cuda().to(dtype)
+        y = conv_avg_pool(gx, gw, pool_kernel_shape=2, pool_pads=1, strides=2)
+        assert y.dtype == dtype and y.device == gx.device
+        rounded = torch.from_numpy(expected(x, w)).to(dtype)
+        assert torch.equal(y.cpu(), rounded)
+    with pytest.raises(ArrayError, match="x: not in GPU memory"):
+        conv_avg_pool(gx.cpu(), gw, pool_kernel_shape=2)
+    with pytest.raises(ArrayError, match="x: not contiguous"):
+        conv_avg_pool(gx.permute(0, 2, 3, 1), gw, pool_kernel_shape=2, layout="NHWC")
+
+
+def test_cupy(torch_gpu):
+    cupy = pytest.importorskip("cupy")
+    x, w = integers((2, 8, 16, 16), 0), integers((24, 3, 3, 8), 1)
+    y = conv_avg_pool(cupy.asarray(x), cupy.asarray(w), pool_kernel_shape=2, pool_pads=1, strides=2)
+    assert isinstance(y, cupy.ndarray)
+    np.testing.assert_array_equal(cupy.asnumpy(y), expected(x, w))
+
+
+def test_prepared_weights_are_reused(torch_gpu):
+    torch = torch_gpu
+    x, w = integers((2, 8, 16, 16), 0), integers((24, 3, 3, 8), 1)
+    gx, gw = torch.from_numpy(x).cuda(), torch.from_numpy(w).cuda()
+    options = dict(pool_kernel_shape=2, pool_pads=1, strides=2, tactic="conv_avgpool_filter_fused_sm75_f16_m64n64k32_s4")
+    workspace = torch.zeros(1 << 20, device="cuda")
+    first = conv_avg_pool(gx, gw, workspace=workspace, **options)
+    gw.fill_(float("nan"))  # not read again
+    second = conv_avg_pool(gx, gw, workspace=workspace, weights_prepared=True, **options)
+    assert torch.equal(first, second)
+    assert torch.isnan(conv_avg_pool(gx, gw, workspace=workspace, **options)).all()
+
+
+def test_graph_capture(torch_gpu):
+    torch = torch_gpu
+    x, w = integers((2, 8, 16, 16), 0), integers((24, 3, 3, 8), 1)
+    gx, gw = torch.from_numpy(x).cuda(), torch.from_numpy(w).cuda()
+    out = torch.empty(2, 24, 8, 8, device="cuda", dtype=torch.float16)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream = torch.cuda.current_stream().cuda_stream
+        conv_avg_pool(gx, gw, pool_kernel_shape=2, pool_pads=1, strides=2, out=out, stream=stream)
+    gx.copy_(torch.from_numpy(2 * x))
+    graph.replay()
+    torch.cuda.synchronize()
+    np.testing.assert_array_equal(out.cpu().numpy(), 2 * expected(x, w))

@@ -1,0 +1,173 @@
+"""The library without a GPU: it loads, lists tactics, computes shapes, and refuses what is wrong with a reason."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import re
+import subprocess
+
+import conv_cases
+import conv_reference
+import numpy as np
+import pytest
+
+from convpool.cuda import Problem, ProblemError, find_tactic, library, tactics
+
+H200 = dict(cc=90, shared_bytes=227 * 1024)
+TURING = dict(cc=75, shared_bytes=64 * 1024)
+ADA = dict(cc=89, shared_bytes=99 * 1024)
+LAYER = dict(n=64, c=128, m=128, spatial=(32, 32), kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2, layout="NHWC")
+
+
+def test_tactics_are_listed_with_distinct_ids_and_names():
+    all_tactics = tactics()
+    assert {t.family for t in all_tactics} == {"generic", "direct_gemm", "direct_fused", "filter_fused"}
+    assert len({t.id for t in all_tactics}) == len({t.name for t in all_tactics}) == len(all_tactics)
+    assert 0 not in {t.id for t in all_tactics}
+
+
+def test_every_type_has_a_tactic_of_every_family():
+    for dtype, tf32 in (("float16", False), ("bfloat16", False), ("float32", True), ("float32", False)):
+        problem = Problem(**LAYER, dtype=dtype, allow_tf32=tf32)
+        families = {t.family for t in tactics() if problem.why_not(t, **H200) is None}
+        assert families == {"generic", "direct_gemm", "direct_fused", "filter_fused"}
+
+
+def test_library_exports_its_api_only():
+    symbols = subprocess.run(["nm", "-D", "--defined-only", str(library.library_path())], capture_output=True, text=True)
+    names = [line.split()[-1] for line in symbols.stdout.splitlines()]
+    assert names and all(name.startswith("convpool_") for name in names), names
+
+
+@pytest.mark.parametrize("case", conv_cases.all_cases()[::3], ids=lambda c: "x".join(map(str, c["spatial"])))
+def test_output_shape(case):
+    small = case | dict(n=1, c=case.get("group", 1), m=case.get("group", 1))
+    problem = Problem(**small, layout="NCHW")
+    y = conv_reference.linear(problem, np.zeros(problem.x_shape), np.zeros(problem.w_shape))
+    assert problem.y_shape == y.shape
+
+
+def changed(**fields) -> Problem:
+    return Problem(**(LAYER | fields))
+
+
+@pytest.mark.parametrize(
+    "fields, reason",
+    [
+        (dict(spatial=(1, 32), pool_pads=0), r"spatial\[0\]; got 1, expected at least the pooling window"),
+        (dict(spatial=(2, 32), pool_pads=0), r"pooled size\[0\]; got 1, expected at least the kernel"),
+        (dict(n=0), r"n; got 0, expected 1"),
+        (dict(c=2**31), r"c; got 2147483648, expected 1 to 2\^31 - 1"),
+        (dict(group=3), r"c; got 128, expected a multiple of group 3"),
+        (dict(m=127, group=2), r"m; got 127, expected a multiple of group 2"),
+        (dict(strides=0), r"strides\[0\]; got 0, expected 1"),
+        (dict(pads=(0, 0, -1, 0)), r"pads\[2\]; got -1, expected 0"),
+        (dict(activation="clip", alpha=2, beta=1), r"clip bounds; got alpha 2\.0+ and beta 1\.0+, expected alpha <= beta"),
+        (dict(n=2**20, spatial=(2**10, 2**10)), r"X has more than 2\^40 elements"),
+    ],
+)
+def test_wrong_problem_is_refused_with_a_reason(fields, reason):
+    with pytest.raises(ProblemError, match=reason):
+        changed(**fields).y_shape  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "fields, reason",
+    [
+        (dict(spatial=(1, 2, 3, 4)), r"spatial: wrong rank; got \(1, 2, 3, 4\)"),
+        (dict(dtype="float64"), r"dtype: unknown; got 'float64'"),
+        (dict(layout="NHCW"), r"layout: unknown; got 'NHCW'"),
+        (dict(pads=(1, 1)), r"pads: wrong length; got \[1, 1\], expected 4"),
+        (dict(activation="gelu"), r"activation: unknown; got 'gelu'"),
+    ],
+)
+def test_wrong_argument_is_named(fields, reason):
+    with pytest.raises(ProblemError, match=reason):
+        changed(**fields)
+
+
+@pytest.mark.parametrize(
+    "name, fields, device, reason",
+    [
+        ("direct_fused_sm75_f16_m64n64k32_s6", dict(group=2), H200, r"group; got 2, expected 1; use the tactic generic"),
+        ("direct_fused_sm75_f16_m64n64k32_s6", dict(dtype="bfloat16"), H200, r"dtype; got BF16, expected F16"),
+        ("direct_fused_sm75_f16_m64n64k32_s6", dict(spatial=(9, 9, 9)), H200, r"rank; got 3, expected 1 or 2"),
+        ("direct_fused_sm80_bf16_m64n64k32_s6", dict(dtype="bfloat16"), TURING, r"compute capability; got 75, expected 80"),
+        ("direct_gemm_sm80_tf32_m64n64k16_s4", dict(dtype="float32"), H200, r"allow_tf32; got 0, expected 1"),
+        ("direct_fused_sm90_f16_m64n64k32_s6_split8", dict(c=64), H200, r"channel slices; got 2, expected at least 8"),
+        ("direct_fused_sm75_f16_m128n256k32_s3", {}, ADA, r"shared memory of a block; got 101376 bytes, expected at least"),
+        ("direct_fused_sm75_f16_m64n64k32_s6", dict(kernel_shape=11), H200, r"taps of the kernel; got 121"),
+        ("filter_fused_sm75_f16_m64n64k32_s4", dict(pads=1, pool_pads=0), H200, r"leading pads of dimension 0; got 1"),
+    ],
+)
+def test_tactic_says_why_not(name, fields, device, reason):
+    why = changed(**fields).why_not(f"conv_avgpool_{name}", **device)
+    assert why is not None and why.startswith(f"conv_avgpool_{name}: ")
+    assert re.search(reason, why), why
+
+
+@pytest.mark.parametrize("device", [H200, TURING, ADA, dict(cc=80, shared_bytes=163 * 1024), dict(cc=120, shared_bytes=99 * 1024)])
+@pytest.mark.parametrize("dtype", library.DTYPES)
+def test_some_tactic_runs_every_case_on_every_gpu(device, dtype):
+    for case in conv_cases.all_cases()[::5]:
+        problem = Problem(**case, dtype=dtype)
+        assert problem.why_not("conv_avgpool_generic", **device) is None
+        assert problem.why_not(problem.default_tactic(**device, multiprocessors=40), **device) is None
+
+
+def test_default_tactic_needs_no_more_workspace_than_allowed():
+    for size in (0, 2**20, 2**30):
+        problem = changed(c=512, m=512, spatial=(64, 64))
+        chosen = problem.default_tactic(max_workspace_bytes=size, multiprocessors=132, **H200)
+        assert problem.workspace_bytes(chosen) <= size
+
+
+def test_large_layers_leave_generic_to_the_rest():
+    for dtype in library.DTYPES:
+        assert changed(dtype=dtype).default_tactic(multiprocessors=132, **H200).family != "generic"
+
+
+def test_unknown_tactic():
+    with pytest.raises(ProblemError, match="tactic: unknown; got 'fastest'"):
+        find_tactic("fastest")
+
+
+def test_struct_of_a_newer_caller_is_taken_if_the_rest_is_zero():
+    class Newer(ctypes.Structure):
+        _fields_ = [("old", library.ProblemStruct), ("later", ctypes.c_int32 * 4)]
+
+    lib = library.load()
+    newer = Newer(old=Problem(**LAYER).struct)
+    newer.old.struct_size = ctypes.sizeof(Newer)
+    pointer = ctypes.cast(ctypes.pointer(newer), ctypes.POINTER(library.ProblemStruct))
+    assert lib.convpool_output_shape(pointer, None) == 0
+    newer.later[2] = 1
+    assert lib.convpool_output_shape(pointer, None) == 1
+    assert "does not know" in library.last_error()
+    newer.old.struct_size = 8
+    assert lib.convpool_output_shape(pointer, None) == 1
+    assert "struct_size; got 8" in library.last_error()
+
+
+def test_null_pointers_are_refused():
+    lib = library.load()
+    problem = Problem(**LAYER).struct
+    assert lib.convpool_output_shape(None, None) == 1
+    assert lib.convpool_workspace_bytes(problem, 1, None) == 1
+    assert lib.convpool_launch(problem, 1, None, None) == 1
+    tensors = library.TensorsStruct(struct_size=ctypes.sizeof(library.TensorsStruct))
+    assert lib.convpool_launch(problem, 1, tensors, None) == 1
+    assert library.last_error() == "tensors: x is null"
+
+
+def test_workspace_holds_what_the_stages_write():
+    problem = changed(c=20, m=24, spatial=(16, 16), n=2)
+    padded = 24  # channels in whole 16-byte chunks
+    pooled, weights = 2 * 17 * 17 * padded * 2, 24 * 9 * padded * 2
+    assert problem.workspace_bytes("conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4") == -(-pooled // 256) * 256 + -(-weights // 256) * 256
+    assert problem.workspace_bytes("conv_avgpool_direct_fused_sm75_f16_m64n64k32_s6") == 0
+
+
+def test_problem_is_a_value():
+    assert changed() == changed() and dataclasses.replace(changed(), n=1) != changed()

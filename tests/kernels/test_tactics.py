@@ -1,0 +1,128 @@
+"""Every tactic on every case it supports, in both layouts: integers exactly, random data within a derived bound, the same
+bits twice, nothing outside written. Where a case fails, the message is a reproduction."""
+
+from __future__ import annotations
+
+import functools
+
+import conv_cases
+import conv_reference
+import ml_dtypes
+import numpy as np
+import pytest
+from gpu_memory import Guarded
+
+from convpool.cuda import Problem, conv_avg_pool, find_tactic, tactics
+
+NUMPY_TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+CASES = conv_cases.all_cases()
+RANDOM, INTEGER = "random", "integer"
+
+
+def make_problem(case: dict, dtype: str, layout: str, y_layout: str, tf32: bool, kind: str) -> Problem:
+    if kind == INTEGER and case.get("activation") in ("tanh", "sigmoid"):
+        case = case | {"activation": None}
+    return Problem(**case, dtype=dtype, layout=layout, y_layout=y_layout, allow_tf32=tf32)
+
+
+@functools.lru_cache(maxsize=None)
+def data_of(index: int, dtype: str, kind: str):
+    """x [N,C,...], w, b, residual [N,M,...] in float64, exactly representable in dtype, and the sum before the activation
+    without bias and residual. Integers: x is left to be multiplied by the size of the pooling window, or w is."""
+    p = make_problem(CASES[index], dtype, "NCHW", "NCHW", True, kind)
+    rng = np.random.default_rng(index)
+    shapes = (p.x_shape, p.w_shape, (p.m,), p.y_shape)
+    if kind == INTEGER:
+        x, w, b, r = (rng.integers(-2, 3, s).astype(np.float64) for s in shapes)
+    else:
+        scale = 1 / np.sqrt(np.prod(p.w_shape[1:]))
+        x, w, b, r = (rng.standard_normal(s) * f for s, f in zip(shapes, (1, scale, 1, 1), strict=True))
+        x, w, b, r = (a.astype(NUMPY_TYPES[dtype]).astype(np.float64) for a in (x, w, b, r))
+    return x, w, b, r, conv_reference.linear(p, x, w)
+
+
+def moved(array: np.ndarray, layout: str) -> np.ndarray:
+    return np.moveaxis(array, 1, -1) if layout == "NHWC" else array
+
+
+def run_twice(p: Problem, tactic, x, w, b, r) -> np.ndarray:
+    """y as [N, M, ...] in float64."""
+    dtype, y_layout = NUMPY_TYPES[p.dtype], p.y_layout or p.layout
+    gx, gw = Guarded(p.x_shape, dtype, moved(x, p.layout)), Guarded(p.w_shape, dtype, w)
+    gb = Guarded((p.m,), dtype, b) if p.bias else None
+    gr = Guarded(p.y_shape, dtype, moved(r, y_layout)) if p.residual else None
+    gy = Guarded(p.y_shape, dtype)
+    need = p.workspace_bytes(tactic)
+    workspace = Guarded((need // 4,), np.float32) if need else None
+    results = []
+    for _ in range(2):
+        gy.poison()
+        if workspace:
+            workspace.poison()
+        s = p.struct
+        rank = len(p.spatial)
+        conv_avg_pool(
+            gx, gw, gb, residual=gr, out=gy, workspace=workspace, tactic=tactic, layout=p.layout, y_layout=p.y_layout,
+            pool_kernel_shape=s.pool_kernel[:rank], pool_strides=s.pool_strides[:rank], pool_pads=s.pool_pads[: 2 * rank],
+            pool_dilations=s.pool_dilations[:rank], strides=s.strides[:rank], pads=s.pads[: 2 * rank],
+            dilations=s.dilations[:rank], group=p.group, activation=p.activation, alpha=p.alpha, beta=p.beta,
+            allow_tf32=p.allow_tf32,
+        )  # fmt: skip
+        results.append(gy.read())
+        if workspace:
+            workspace.read()
+    assert results[0].tobytes() == results[1].tobytes(), "two runs gave different bits"
+    for guarded, name in ((gx, "x"), (gw, "w"), (gb, "b"), (gr, "residual")):
+        if guarded is not None:
+            guarded.read(), name
+    y = results[0].astype(np.float64)
+    return np.moveaxis(y, -1, 1) if y_layout == "NHWC" else y
+
+
+def check(index: int, tactic, dtype: str, layout: str, kind: str) -> bool:
+    """False if the tactic does not support the case."""
+    y_layout = layout if index % 3 else {"NCHW": "NHWC", "NHWC": "NCHW"}[layout]
+    p = make_problem(CASES[index], dtype, layout, y_layout, "tf32x3" not in tactic.name, kind)
+    if p.why_not(tactic) is not None:
+        return False
+    x, w, b, r, linear = data_of(index, dtype, kind)
+    if kind == INTEGER:  # then box means, or fused weights, are integers
+        size = int(np.prod(p.struct.pool_kernel[: len(p.spatial)]))
+        x, w = (x, w * size) if tactic.family == "filter_fused" else (x * size, w)
+        linear = np.rint(linear * size)  # the reference divides by size first
+    before = linear + (b.reshape(1, -1, *[1] * len(p.spatial)) if p.bias else 0) + (r if p.residual else 0)
+    exact = conv_reference.activate(p, before)
+    try:
+        y = run_twice(p, tactic, x, w, b, r)
+        assert not np.isnan(y).any(), f"{np.isnan(y).sum()} of {y.size} outputs were not written"
+        if kind == INTEGER:
+            expected = exact.astype(np.float32).astype(NUMPY_TYPES[dtype]).astype(np.float64)
+            wrong = np.argwhere(y != expected)
+            assert not len(wrong), f"at {wrong[0]} got {y[tuple(wrong[0])]}, expected {expected[tuple(wrong[0])]}"
+        else:
+            allowed = conv_reference.bound(p, tactic, x, w, before)
+            excess = np.abs(y - exact) - allowed
+            at = np.unravel_index(np.argmax(excess), excess.shape)
+            assert excess[at] <= 0, f"at {at} got {y[at]}, expected {exact[at]} +- {allowed[at]}"
+    except Exception as error:
+        raise AssertionError(f"{tactic.name}, {kind} data, seed {index}, {p}: {error}") from error
+    return True
+
+
+def test_there_are_enough_shapes():
+    shapes = {str(sorted(case.items())) for case in CASES}
+    assert len(shapes) >= 400
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("kind", [INTEGER, RANDOM])
+@pytest.mark.parametrize("name", [t.name for t in tactics()])
+def test_tactic(gpu, name, kind, layout):
+    tactic = find_tactic(name)
+    if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc:
+        pytest.skip(f"needs compute capability {tactic.min_cc}")
+    types = [tactic.dtype] if tactic.dtype else list(NUMPY_TYPES)
+    tried = sum(check(i, tactic, dtype, layout, kind) for dtype in types for i in range(len(CASES)))
+    print(f"{name}: {tried} cases")
+    # A split needs as many slices of channels as it has blocks, which few of the cases have.
+    assert tried >= (len(CASES) * len(types) if tactic.family == "generic" else 3 if tactic.split_k > 1 else 40)
