@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from convpool import operator
 from convpool.api import OptimizeResult, optimize
 from convpool.errors import ConvpoolError, OptionError, OutputError, VerificationError
 from convpool.files import write_atomically
@@ -51,6 +52,8 @@ class InputShape(click.ParamType):
 @click.option("--exclude", multiple=True, metavar="PATTERN",
               help="Leave pairs alone whose convolution or pooling has a matching name (*, ? and [] as in a shell).")
 @click.option("--fuse-pool-conv", is_flag=True, help="Also make one node of AveragePool followed by Conv (GPU traffic).")
+@click.option("--domain", default=operator.DOMAIN, show_default=True, metavar="NAME",
+              help="Domain of the ConvAvgPool nodes written; onnxruntime's TensorRT provider wants trt.plugins.")
 @click.option("--autotune", is_flag=True, help="Time the forms of each pair in onnxruntime here and keep the fastest.")
 @click.option("--dry-run", is_flag=True, help="Do everything but write the model.")
 @click.option("--report", "report_path", metavar="FILE.json", help="Write the report as JSON.")
@@ -60,7 +63,7 @@ class InputShape(click.ParamType):
 @click.option("-v", "--verbose", is_flag=True, help="Show errors per output, all operators and measured times.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
-def command(model, output, report_path, quiet, verbose, dry_run, no_check, check, shapes, **options) -> None:
+def command(model, output, report_path, quiet, verbose, dry_run, no_check, check, shapes, domain, **options) -> None:
     """Rewrite convolution followed by average pooling in MODEL ('-' is stdin), exactly, and verify the result."""
     if quiet and verbose:
         raise OptionError("--quiet and --verbose exclude each other")
@@ -83,6 +86,7 @@ def command(model, output, report_path, quiet, verbose, dry_run, no_check, check
                 show(error.report, console, verbose=verbose)
             _write_report(report_path, error.report)
         raise
+    operator.move_to_domain(result.model, domain)
     if not dry_run:
         _write(result, out)
     _write_report(report_path, result.report)

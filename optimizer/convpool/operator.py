@@ -110,6 +110,26 @@ def function_proto(opset: int) -> FunctionProto:
     )
 
 
+def move_to_domain(model: onnx.ModelProto, domain: str) -> None:
+    """Give the model's ConvAvgPool nodes and their function another domain, for runtimes that look for it there."""
+    if domain == DOMAIN:
+        return
+    containers = [model.graph, *model.functions]
+    while containers:
+        for node in containers.pop().node:
+            if (node.domain, node.op_type) == (DOMAIN, OP_TYPE):
+                node.domain = domain
+            for attribute in node.attribute:
+                containers += [attribute.g] if attribute.HasField("g") else []
+                containers += attribute.graphs
+    for holder in (model, *model.functions):
+        if isinstance(holder, FunctionProto) and (holder.domain, holder.name) == (DOMAIN, OP_TYPE):
+            holder.domain = domain
+        for entry in holder.opset_import:
+            if entry.domain == DOMAIN:
+                entry.domain = domain
+
+
 def register_schema() -> None:
     """Make the operator known to onnx's checker and shape inference in this process; a second call does nothing."""
     if onnx.defs.has(OP_TYPE, VERSION, DOMAIN):

@@ -95,3 +95,21 @@ def test_mark_all_gives_every_float_tensor():
     prepare.mark_all(model)
     assert len(model.graph.output) == count
     assert len(run(model, random_inputs(model))) == count
+
+
+def test_another_domain_is_the_same_model(tmp_path):
+    """onnxruntime's TensorRT provider looks for plugins in a domain of its own; everyone else runs the function."""
+    from convpool.cli import command
+    from convpool.cli import run as run_cli
+
+    model = generate("wgan_gp_small", batch=2)
+    onnx.save(model, tmp_path / "a.onnx")
+    out = tmp_path / "b.onnx"
+    arguments = [str(tmp_path / "a.onnx"), "-o", str(out), "--domain", "trt.plugins", "-q"]
+    assert run_cli(command, "convpool-optimize", arguments) == 0
+    moved = onnx.load(out)
+    onnx.checker.check_model(moved)
+    assert {node.domain for node in moved.graph.node if prepare.is_operator(node)} == {"trt.plugins"}
+    assert "ai.convpool" not in {entry.domain for entry in moved.opset_import}
+    inputs = random_inputs(model)
+    np.testing.assert_allclose(run(moved, inputs)[0], run(model, inputs)[0], rtol=1e-4)
