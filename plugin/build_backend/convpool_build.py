@@ -1,0 +1,42 @@
+"""PEP 517 backend: scikit-build-core, plus nvcc from PyPI where a C++ compiler is there but no CUDA toolkit is.
+
+Without a C++ compiler, or if the CMake build fails, pyproject.toml has scikit-build-core make a wheel of the Python part
+alone; `convpool doctor` then says what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from scikit_build_core.build import *  # noqa: F403
+from scikit_build_core.build import get_requires_for_build_editable as _editable
+from scikit_build_core.build import get_requires_for_build_wheel as _wheel
+
+# The last release that keeps to CUDA 13.0, which every driver of series 580 and later runs.
+CUDA_FROM_PYPI = ["nvidia-cuda-nvcc==13.0.*", "nvidia-cuda-crt==13.0.*", "nvidia-nvvm==13.0.*", "nvidia-cuda-runtime==13.0.*",
+                  "nvidia-cuda-cccl==13.0.*"]  # fmt: skip
+
+
+def _has_toolkit() -> bool:
+    roots = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda", "/opt/cuda"]
+    return bool(
+        os.environ.get("CUDACXX") or shutil.which("nvcc") or any(Path(r, "bin", "nvcc").exists() for r in roots if r)
+    )
+
+
+def _has_compiler() -> bool:
+    return bool(os.environ.get("CXX") or any(shutil.which(name) for name in ("c++", "g++", "clang++")))
+
+
+def _cuda() -> list[str]:
+    return CUDA_FROM_PYPI if _has_compiler() and not _has_toolkit() else []
+
+
+def get_requires_for_build_wheel(config_settings=None) -> list[str]:
+    return [*_wheel(config_settings), *_cuda()]
+
+
+def get_requires_for_build_editable(config_settings=None) -> list[str]:
+    return [*_editable(config_settings), *_cuda()]
