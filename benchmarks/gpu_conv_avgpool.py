@@ -2,11 +2,12 @@
 
     python benchmarks/gpu_conv_avgpool.py --json benchmarks/results/h200_f16_nhwc.json
 
-Batch 64, 3x3 kernel, padding 1, pooling 2x2, stride 2 (Suita et al. 2020, tables 1 and 2), fp16, channels last. The
-baseline is cuDNN's convolution (PyTorch, channels last, benchmark mode, no bias on either side) followed by a pooling kernel written here that
-reads and writes 16 bytes a thread. Every method runs as a replayed CUDA graph over inputs rotated beyond the L2; a
-figure is the median of the replays, in microseconds a call. Outputs are compared before anything is timed. Needs
-PyTorch and CuPy.
+Batch 64, 3x3 kernel, padding 1, pooling 2x2, stride 2 (Suita et al. 2020, tables 1 and 2), fp16, channels last, no bias.
+The baseline is cuDNN's convolution (PyTorch, channels last, benchmark mode) followed by a pooling kernel written here
+that reads and writes 16 bytes a thread. Every method runs as a replayed CUDA graph over inputs rotated beyond the L2; a
+figure is the median of the replays, in microseconds a call. Outputs are compared before anything is timed. Weights stay
+the same, as in inference: what filter_fused makes of them is made once, before. "default" is the tactic that the library
+picks, with no measurement; "best" the fastest. Needs PyTorch and CuPy.
 """
 
 from __future__ import annotations

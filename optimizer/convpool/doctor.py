@@ -97,8 +97,9 @@ def _library(gpus: list[tuple[str, int]]) -> list[Finding]:
         )
         return [Finding("library", MISSING, str(error).split(";")[1].strip(), advice)]
     cuda_version = lib.convpool_cuda_version()
-    architectures = [int(a) for a in lib.convpool_architectures().decode().split(";")]
-    built = f"{lib.convpool_version().decode()}, CUDA {cuda_version // 1000}.{cuda_version % 1000 // 10}, {len(tactics())} tactics"
+    architectures = [int(a) for a in lib.convpool_architectures().decode().split(",")]
+    cuda = f"CUDA {cuda_version // 1000}.{cuda_version % 1000 // 10}"
+    built = f"{lib.convpool_version().decode()}, {cuda}, {len(tactics())} tactics"
     findings = [Finding("library", OK, built)]
     uncovered = [f"{name} ({cc / 10})" for name, cc in gpus if not _covered(cc, architectures)]
     findings.append(

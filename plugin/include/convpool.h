@@ -113,7 +113,7 @@ typedef struct {
 
 /* "0.1.0"; static storage. */
 CONVPOOL_API const char *convpool_version(void);
-/* The GPU architectures compiled in, e.g. "75;80;90;100;120"; static storage. */
+/* The GPU architectures compiled in, e.g. "75,80,90,100,120"; static storage. */
 CONVPOOL_API const char *convpool_architectures(void);
 /* CUDA runtime version compiled in, as 1000*major + 10*minor. */
 CONVPOOL_API int32_t convpool_cuda_version(void);

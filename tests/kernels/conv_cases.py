@@ -100,10 +100,13 @@ def random_cases(count: int, seed: int = 20) -> list[dict]:
         if rng.random() < 0.5:
             case = rewritten(n, c, m, spatial, kernel, pool, pads=rng.randint(0, kernel), stride=rng.choice((1, 1, 2)), **options)
         else:
-            several = lambda low, high, times=1: tuple(rng.randint(low, high) for _ in range(rank * times))  # noqa: E731
-            case = dict(n=n, c=c, m=m, spatial=spatial, kernel_shape=several(1, kernel), pool_kernel_shape=several(1, pool))
-            case |= dict(strides=several(1, 4), dilations=several(1, 3), pads=several(0, 3, 2))
-            case |= dict(pool_strides=several(1, 3), pool_dilations=several(1, 2), pool_pads=several(0, 2, 2)) | options
+            case = dict(n=n, c=c, m=m, spatial=spatial) | options
+            for name, low, high, numbers in (
+                ("kernel_shape", 1, kernel, rank), ("pool_kernel_shape", 1, pool, rank), ("strides", 1, 4, rank),
+                ("dilations", 1, 3, rank), ("pads", 0, 3, 2 * rank), ("pool_strides", 1, 3, rank),
+                ("pool_dilations", 1, 2, rank), ("pool_pads", 0, 2, 2 * rank),
+            ):  # fmt: skip
+                case[name] = tuple(rng.randint(low, high) for _ in range(numbers))
         if _legal(case):
             cases.append(case)
     return cases

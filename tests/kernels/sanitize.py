@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-import conv_cases
 import pycuda.autoinit
-import test_tactics
 
+import conv_cases
+import test_tactics
 from convpool.cuda import tactics
 
 SMALL = [

@@ -7,16 +7,18 @@ import dataclasses
 import re
 import subprocess
 
-import conv_cases
-import conv_reference
 import numpy as np
 import pytest
 
+import conv_cases
+import conv_reference
 from convpool.cuda import Problem, ProblemError, find_tactic, library, tactics
 
 H200 = dict(cc=90, shared_bytes=227 * 1024)
 TURING = dict(cc=75, shared_bytes=64 * 1024)
 ADA = dict(cc=89, shared_bytes=99 * 1024)
+AMPERE = dict(cc=80, shared_bytes=163 * 1024)
+BLACKWELL = dict(cc=120, shared_bytes=99 * 1024)
 LAYER = dict(n=64, c=128, m=128, spatial=(32, 32), kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2, layout="NHWC")
 
 
@@ -107,7 +109,7 @@ def test_tactic_says_why_not(name, fields, device, reason):
     assert re.search(reason, why), why
 
 
-@pytest.mark.parametrize("device", [H200, TURING, ADA, dict(cc=80, shared_bytes=163 * 1024), dict(cc=120, shared_bytes=99 * 1024)])
+@pytest.mark.parametrize("device", [H200, TURING, AMPERE, ADA, BLACKWELL])
 @pytest.mark.parametrize("dtype", library.DTYPES)
 def test_some_tactic_runs_every_case_on_every_gpu(device, dtype):
     for case in conv_cases.all_cases()[::5]:
@@ -164,8 +166,9 @@ def test_null_pointers_are_refused():
 def test_workspace_holds_what_the_stages_write():
     problem = changed(c=20, m=24, spatial=(16, 16), n=2)
     padded = 24  # channels in whole 16-byte chunks
-    pooled, weights = 2 * 17 * 17 * padded * 2, 24 * 9 * padded * 2
-    assert problem.workspace_bytes("conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4") == -(-pooled // 256) * 256 + -(-weights // 256) * 256
+    stages = (2 * 17 * 17 * padded * 2, 24 * 9 * padded * 2)  # pooled, weights
+    expected = sum(-(-size // 256) * 256 for size in stages)
+    assert problem.workspace_bytes("conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4") == expected
     assert problem.workspace_bytes("conv_avgpool_direct_fused_sm75_f16_m64n64k32_s6") == 0
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import functools
 
-import conv_cases
-import conv_reference
 import ml_dtypes
 import numpy as np
 import pytest
-from gpu_memory import Guarded
 
+import conv_cases
+import conv_reference
 from convpool.cuda import Problem, conv_avg_pool, find_tactic, tactics
+from gpu_memory import Guarded
 
 NUMPY_TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 CASES = conv_cases.all_cases()
@@ -25,7 +25,7 @@ def make_problem(case: dict, dtype: str, layout: str, y_layout: str, tf32: bool,
     return Problem(**case, dtype=dtype, layout=layout, y_layout=y_layout, allow_tf32=tf32)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def data_of(index: int, dtype: str, kind: str):
     """x [N,C,...], w, b, residual [N,M,...] in float64, exactly representable in dtype, and the sum before the activation
     without bias and residual. Integers: x is left to be multiplied by the size of the pooling window, or w is."""

@@ -1,0 +1,86 @@
+"""Runs the kernel tests and compute-sanitizer on this machine's GPU and records what they say.
+
+    python benchmarks/gpu_checks.py --json benchmarks/results/h200_kernel_tests.json --commit "$(git rev-parse HEAD)"
+
+Needs pycuda, pytest, PyTorch (for cuDNN's error) and compute-sanitizer. Exits with 1 if anything failed or was skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from convpool import cuda
+
+KERNEL_TESTS = Path(__file__).parent.parent / "tests" / "kernels"
+
+
+def gpu() -> dict:
+    query = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm"
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    values = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0].split(",")
+    return dict(zip(query.split(","), (v.strip() for v in values), strict=True))
+
+
+def run_tests(workers: str) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", str(KERNEL_TESTS), "-q", f"--junitxml={report}", "-p", "no:cacheprovider"]
+        command += ["-n", workers] if workers != "0" else []
+        done = subprocess.run(command, env=os.environ | {"REQUIRE_GPU": "1"}, capture_output=True, text=True)
+        print(done.stdout[-3000:])
+        suite = ElementTree.parse(report).getroot().find("testsuite")
+        counts = {key: int(suite.get(key)) for key in ("tests", "failures", "errors", "skipped")}
+        output = " ".join(node.text or "" for node in suite.iter("system-out"))
+    counts["checked_runs"] = sum(map(int, re.findall(r": (\d+) cases", output)))
+    return counts
+
+
+def run_sanitizer() -> dict:
+    environment = os.environ | {"PYTHON": sys.executable}
+    done = subprocess.run([str(KERNEL_TESTS / "sanitize.sh")], capture_output=True, text=True, env=environment)
+    print(done.stdout[-2000:])
+    parts = done.stdout.split("== ")[1:]
+    summaries = {part.split()[0]: re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", part) for part in parts}
+    runs = [int(n) for n in re.findall(r"(\d+) checked runs", done.stdout)]
+    return {"exit_status": done.returncode, "summaries": summaries, "checked_runs": runs}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", required=True, help="where to write the result")
+    parser.add_argument("--commit", default="", help="commit to record")
+    parser.add_argument("--workers", default="0", help="processes for pytest-xdist; 0: none")
+    arguments = parser.parse_args()
+    tests = run_tests(arguments.workers)
+    sanitizer = run_sanitizer()
+    sys.path.insert(0, str(KERNEL_TESTS))
+    import conv_cases
+
+    record = {
+        "command": " ".join(sys.argv),
+        "commit": arguments.commit,
+        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "gpu": gpu(),
+        "architectures": cuda.library.load().convpool_architectures().decode(),
+        "tactics": len(cuda.tactics()),
+        "shapes": len(conv_cases.all_cases()),
+        "tests": tests,
+        "compute_sanitizer": sanitizer,
+    }
+    Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record, indent=1))
+    bad = tests["failures"] + tests["errors"] + tests["skipped"] + sanitizer["exit_status"]
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
