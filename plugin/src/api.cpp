@@ -1,16 +1,14 @@
-// The C API: checks, dispatch and launches. Nothing throws out of here.
+// The C API: checks and choice. Nothing throws out of here.
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <string>
 
 #include <cuda_runtime_api.h>
 
 #include "convpool.h"
-#include "launch.h"
 #include "problem.h"
+#include "run.h"
 #include "tactics.h"
 
 #ifndef CONVPOOL_ARCHITECTURES
@@ -108,169 +106,6 @@ const Tactic &best_tactic(const Problem &problem, const Device &device, size_t m
     return *best;
 }
 
-// Raises a kernel's limit of dynamic shared memory, once per device. Two threads may both do it, to the same value.
-cudaError_t raise_shared_limit(const Tactic &tactic, const Device &device) {
-    constexpr int kDevices = 64;
-    static std::atomic<uint64_t> raised[256];  // by row: a bit per device
-    const int row = static_cast<int>(&tactic - &tactic_at(0));
-    const bool remembered = device.ordinal < kDevices && row < 256;
-    const uint64_t bit = remembered ? uint64_t{1} << device.ordinal : 0;
-    if (remembered && (raised[row].load(std::memory_order_acquire) & bit) != 0) return cudaSuccess;
-    // Loading the kernel is no stream operation, but a capture in strict mode on another thread would object to it.
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
-    if (error != cudaSuccess) return error;
-    error = cudaFuncSetAttribute(tactic.kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_per_block);
-    cudaThreadExchangeStreamCaptureMode(&mode);
-    if (error == cudaSuccess && remembered) raised[row].fetch_or(bit, std::memory_order_release);
-    return error;
-}
-
-cudaError_t launch_kernel(const Tactic &tactic, const Device &device, unsigned grid, size_t shared_bytes, void *params,
-                          cudaStream_t stream) {
-    cudaError_t error = raise_shared_limit(tactic, device);
-    if (error != cudaSuccess) return error;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(grid);
-    config.blockDim = dim3(tactic.threads());
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    cudaLaunchAttribute attributes[2]{};
-    config.attrs = attributes;
-    if (tactic.split > 1) {
-        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-        attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(tactic.split), 1, 1};
-    }
-    if (device.cc >= 90) {  // the kernels wait for the one before them themselves: wait_for_previous_kernel()
-        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-    }
-    void *arguments[] = {params};
-    return cudaLaunchKernelExC(&config, tactic.kernel(), arguments);
-}
-
-bool aligned(const void *pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
-
-Epilogue epilogue_of(const Problem &p, const convpool_tensors &t) {
-    return {p.has_bias ? t.b : nullptr, p.has_residual ? t.residual : nullptr, p.activation, p.alpha, p.beta};
-}
-
-// Rows of channels of Y, the residual (which has Y's layout) and the bias are whole aligned chunks.
-bool y_vectors(const Problem &p, const convpool_tensors &t) {
-    return p.y_channels_last && p.m % p.per_chunk() == 0 && aligned(t.y, 16) &&
-           (!p.has_residual || aligned(t.residual, 16)) && (!p.has_bias || aligned(t.b, 16));
-}
-
-cudaError_t run_generic(const Problem &p, const convpool_tensors &t, cudaStream_t stream) {
-    GenericParams g{};
-    g.x = t.x;
-    g.w = t.w;
-    g.y = t.y;
-    g.epilogue = epilogue_of(p, t);
-    g.outputs = p.n * p.m * p.out_pixels();
-    g.c_per_group = static_cast<int32_t>(p.c / p.group);
-    g.m_per_group = static_cast<int32_t>(p.m / p.group);
-    g.c = static_cast<int32_t>(p.c);
-    g.m = static_cast<int32_t>(p.m);
-    for (int i = 0; i < kRank; ++i) {
-        g.in[i] = static_cast<int32_t>(p.in[i]);
-        g.pooled[i] = static_cast<int32_t>(p.pooled[i]);
-        g.out[i] = static_cast<int32_t>(p.out[i]);
-        g.pool_kernel[i] = p.pool_kernel[i];
-        g.pool_strides[i] = p.pool_strides[i];
-        g.pool_pads[i] = p.pool_pads_begin[i];
-        g.pool_dilations[i] = p.pool_dilations[i];
-        g.kernel[i] = p.kernel[i];
-        g.strides[i] = p.strides[i];
-        g.pads[i] = p.pads_begin[i];
-        g.dilations[i] = p.dilations[i];
-    }
-    g.x_channels_last = p.x_channels_last;
-    g.y_channels_last = p.y_channels_last;
-    g.count = static_cast<float>(p.pool_size());
-    const Precision precision = p.dtype == CONVPOOL_F16    ? Precision::kF16
-                                : p.dtype == CONVPOOL_BF16 ? Precision::kBF16
-                                                           : Precision::kTF32x3;
-    return launch_generic(g, precision, stream);
-}
-
-cudaError_t run_direct_fused(const Problem &p, const Tactic &tactic, const Device &device, const convpool_tensors &t,
-                             cudaStream_t stream) {
-    DirectFusedPlan plan;
-    std::string reason;
-    if (!plan_direct_fused(p, tactic, device, plan, reason)) return cudaErrorInvalidValue;  // supports() has said so
-    DirectFusedParams &d = plan.params;
-    d.x = t.x;
-    d.w = t.w;
-    d.y = t.y;
-    d.epilogue = epilogue_of(p, t);
-    d.x_chunked = p.x_rows_chunked() && aligned(t.x, 16);
-    d.w_chunked = p.w_rows_chunked() && aligned(t.w, 16);
-    d.y_vectors = y_vectors(p, t);
-    return launch_kernel(tactic, device, plan.grid, plan.shared_bytes, &d, stream);
-}
-
-cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Device &device, const convpool_tensors &t,
-                              cudaStream_t stream) {
-    const WorkspaceLayout layout = workspace_layout(p, tactic);
-    const Shape2d shape = gemm_shape(p, tactic);
-    const Precision precision = static_cast<Precision>(tactic.precision);
-    char *workspace = static_cast<char *>(t.workspace);
-    const void *x = t.x, *w = t.w;
-    if (layout.weight_pass) {
-        w = workspace;
-        if ((t.flags & CONVPOOL_WEIGHTS_PREPARED) == 0) {
-            WeightParams params = weight_params(p, tactic);
-            params.w = t.w;
-            params.out = workspace;
-            const cudaError_t error = launch_fuse_weights(params, precision, stream);
-            if (error != cudaSuccess) return error;
-        }
-    }
-    if (layout.box_pass) {
-        BoxMeanParams b{};
-        b.x = t.x;
-        b.out = workspace + layout.weights_bytes;
-        x = b.out;
-        b.box = tactic.direct_gemm() ? box_of(p) : BoxMean{1, 1, 1, 1, 1, 1, 0, 0, 1.f, 1.f, 1};
-        b.n = shape.n;
-        b.c = static_cast<int32_t>(p.c);
-        b.h = static_cast<int32_t>(p.in[1]);
-        b.w = static_cast<int32_t>(p.in[2]);
-        b.out_h = shape.h;
-        b.out_w = shape.w;
-        b.chunks = shape.c / p.per_chunk();
-        b.x_channels_last = p.x_channels_last;
-        b.x_chunked = p.x_rows_chunked() && aligned(t.x, 16);
-        b.div_chunks = FastDiv(b.chunks);
-        b.div_out_w = FastDiv(b.out_w);
-        b.div_out_h = FastDiv(b.out_h);
-        const cudaError_t error = launch_box_mean(b, precision, device.cc >= 90, stream);
-        if (error != cudaSuccess) return error;
-    }
-    ImplicitGemmParams g{};
-    g.x = x;
-    g.w = w;
-    g.y = t.y;
-    g.epilogue = epilogue_of(p, t);
-    g.shape = shape;
-    g.y_vectors = y_vectors(p, t);
-    g.pixels = static_cast<int32_t>(p.n * p.out_pixels());
-    const int slice = 4 * p.per_chunk();
-    g.slices = (shape.c + slice - 1) / slice;
-    g.m_tiles = (shape.m + tactic.block_n - 1) / tactic.block_n;
-    g.div_out_w = FastDiv(shape.out_w);
-    g.div_out_hw = FastDiv(static_cast<uint32_t>(p.out_pixels()));
-    g.div_m_tiles = FastDiv(g.m_tiles);
-    g.split = tactic.split;
-    const int tap_chunks = shape.c / p.per_chunk();
-    g.chunks = shape.kh * shape.kw * tap_chunks;
-    g.div_tap_chunks = FastDiv(tap_chunks);
-    g.div_kw = FastDiv(shape.kw);
-    const int64_t tiles = (int64_t{g.pixels} + tactic.block_m - 1) / tactic.block_m * g.m_tiles;
-    return launch_kernel(tactic, device, static_cast<unsigned>(tiles * tactic.split), implicit_gemm_shared_bytes(tactic), &g, stream);
-}
-
 convpool_status check_tensors(const Problem &p, const convpool_tensors *t) {
     if (t == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: the pointer is null");
     if (t->struct_size != sizeof(convpool_tensors))
@@ -315,16 +150,11 @@ convpool_status launch(const Problem &problem, int32_t id, const convpool_tensor
         if (!aligned(t.workspace, 256))
             return fail(CONVPOOL_MISALIGNED, std::string(tactic->name()) + ": workspace is not aligned to 256 bytes");
     }
-    switch (tactic->family) {
-    case Family::kGeneric: error = run_generic(problem, t, stream); break;
-    case Family::kDirectFused:
-    case Family::kDirectFusedSm90: error = run_direct_fused(problem, *tactic, device, t, stream); break;
-    default:
-        if ((!layout.box_pass && !aligned(t.x, 16)) || (!layout.weight_pass && !aligned(t.w, 16)))
-            return fail(CONVPOOL_MISALIGNED, std::string(tactic->name()) +
-                                                 ": x and w are not aligned to 16 bytes; use direct_fused or generic");
-        error = run_implicit_gemm(problem, *tactic, device, t, stream);
-    }
+    const bool reads_chunks = tactic->direct_gemm() || tactic->filter_fused();
+    if (reads_chunks && ((!layout.box_pass && !aligned(t.x, 16)) || (!layout.weight_pass && !aligned(t.w, 16))))
+        return fail(CONVPOOL_MISALIGNED,
+                    std::string(tactic->name()) + ": x and w are not aligned to 16 bytes; use direct_fused or generic");
+    error = run_tactic(problem, *tactic, device, t, stream);
     return error == cudaSuccess ? CONVPOOL_OK : cuda_failure(tactic->name(), error);
 }
 
