@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import dataclasses
 import re
@@ -174,3 +175,19 @@ def test_workspace_holds_what_the_stages_write():
 
 def test_problem_is_a_value():
     assert changed() == changed() and dataclasses.replace(changed(), n=1) != changed()
+
+
+def test_reasons_belong_to_the_thread_that_asked():
+    def ask(c):
+        problem = Problem(**(LAYER | dict(c=c, group=3)))
+        reasons = set()
+        for _ in range(200):
+            with pytest.raises(ProblemError) as caught:
+                library.check(library.load().convpool_output_shape(problem.struct, None))
+            reasons.add(str(caught.value))
+        return reasons
+
+    channels = range(4, 36, 3)  # none is a multiple of 3
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for c, reasons in zip(channels, pool.map(ask, channels), strict=True):
+            assert reasons == {f"problem: c; got {c}, expected a multiple of group 3"}
