@@ -24,7 +24,7 @@ struct Step {
 Step gemm_sm90_step(const Tactic &t) {
     struct Fitted { int block_m, block_n, stages; Step step; };
     static constexpr Fitted kFitted[] = {
-        {64, 64, 4, {0.229, 0.259}},   {64, 64, 8, {0.2, 0.198}},     {128, 64, 4, {0.329, 0.061}},
+        {64, 64, 4, {0.229, 0.259}},   {64, 64, 8, {0.2, 0.198}},     {128, 64, 4, {0.329, 0.400}},
         {128, 64, 8, {0.335, 0.061}},  {128, 128, 3, {0.520, 0.061}}, {128, 128, 6, {0.489, 0.061}},
         {128, 256, 4, {0.786, 0.061}}, {256, 64, 5, {0.581, 0.061}},  {256, 128, 4, {0.875, 0.563}}};
     for (const Fitted &f : kFitted)
@@ -58,7 +58,7 @@ double rounds_us(int64_t tiles, int64_t steps, const Step &step, const Tactic &t
     double us = double(blocks / slots) * round(blocks_a_multiprocessor);
     if (blocks % slots != 0) us += round(ceil_div(blocks % slots, device.multiprocessors));
     if (t.split > 1)
-        us += (t.split == 2 ? 1.05 : t.split == 4 ? 1.0 : 4.35) * (0.5 + 0.5 * t.block_m * t.block_n / 8192);
+        us += (t.split == 2 ? 1.3 : t.split == 4 ? 1.3 : 4.35) * (0.5 + 0.5 * t.block_m * t.block_n / 8192);
     return us;
 }
 
