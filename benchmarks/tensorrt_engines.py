@@ -26,7 +26,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from convpool import optimize
 from convpool.modelio import LoadedModel
 from convpool.tensorrt import Engine, build_engine
 from convpool.tensorrt.library import tensorrt_module
@@ -115,10 +114,11 @@ def check_model(name: str, digits: str | None, level: int) -> list[dict]:
             for precision in ("fp32", "fp16"):
                 row = {"model": name, "precision": precision, "shapes": shapes,
                        "inputs": [{key: list(x.shape) for key, x in one.items()} for one in inputs]}  # fmt: skip
-                for which in ("plugin", "original"):
+                for which in ("plugin", "original") if shapes == "static" else ("plugin",):
                     path = Path(folder, f"{name}-{precision}-{shapes}-{which}.engine")
                     started = time.perf_counter()
                     engine = build_engine(model, precision=precision, profiles=profile, optimization_level=level,
+                                          timing_cache=Path(folder, "timing.cache"),
                                           plugin=which == "plugin", lowering=None if which == "plugin" else "none")  # fmt: skip
                     engine.save(path)
                     row[f"{which}_build_s"] = round(time.perf_counter() - started, 1)
@@ -136,19 +136,27 @@ def check_model(name: str, digits: str | None, level: int) -> list[dict]:
     return rows
 
 
+def run_limited(command: list[str], seconds: float) -> tuple[str, str]:
+    """What a command prints, and what went wrong; also what it printed before its time was up."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        return (error.stdout or b"").decode(), f"not done after {seconds} s"
+    return done.stdout, (done.stderr.strip() or f"exit status {done.returncode}") if done.returncode else ""
+
+
 def check(arguments: argparse.Namespace) -> dict:
     """Every model, a few at a time."""
     names = arguments.models or list(BATCHES)
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        command = [sys.executable, "-m", "benchmarks.tensorrt_engines", "check-one", "--level", str(arguments.level)]
-        if arguments.digits:
-            command += ["--digits", arguments.digits]
-        done = list(pool.map(lambda n: subprocess.run([*command, n], capture_output=True, text=True), names))
+        program = [sys.executable, "-m", "benchmarks.tensorrt_engines", "check-one"]
+        options = ["--level", str(arguments.level)] + (["--digits", arguments.digits] if arguments.digits else [])
+        done = list(pool.map(lambda n: run_limited([*program, n, *options], arguments.timeout), names))
     rows, failures = [], []
-    for name, result in zip(names, done, strict=True):
-        rows += [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-        if result.returncode:
-            failures.append({"model": name, "message": result.stderr.strip()[-1500:]})
+    for name, (output, message) in zip(names, done, strict=True):
+        rows += [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+        if message:
+            failures.append({"model": name, "message": message[-1500:]})
     return {"rows": rows, "failures": failures}
 
 
@@ -217,17 +225,14 @@ def timing(arguments: argparse.Namespace) -> dict:
     first = random_inputs(model)
     sets = max(2, 2 * L2_BYTES // max(1, sum(x.nbytes for x in first.values())))
     sets = min(sets, 40)
-    engines = {
-        "plugin": build_engine(model, precision=arguments.precision, optimization_level=arguments.level),
-        "original": build_engine(model, precision=arguments.precision, optimization_level=arguments.level, plugin=False,
-                                 lowering="none"),
-        "direct": build_engine(optimize(model, lowering="direct").model, precision=arguments.precision,
-                               optimization_level=arguments.level, plugin=False, lowering="none"),
-        "fused": build_engine(optimize(model, lowering="fused").model, precision=arguments.precision,
-                              optimization_level=arguments.level, plugin=False, lowering="none"),
-        "original_again": build_engine(model, precision=arguments.precision, optimization_level=arguments.level,
-                                       plugin=False, lowering="none"),
-    }  # fmt: skip
+    engines = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, plugin, lowering in (
+            ("plugin", True, "convavgpool"), ("original", False, "none"),
+            ("direct", False, "direct"), ("fused", False, "fused"), ("original_again", False, "none"),
+        ):  # fmt: skip
+            engines[name] = build_engine(model, precision=arguments.precision, optimization_level=arguments.level,
+                                         plugin=plugin, lowering=lowering, timing_cache=Path(folder, "timing.cache"))  # fmt: skip
     engines["plugin"].memory  # noqa: B018  a current context, which gpuarray needs
     rng = np.random.default_rng(0)
     device = [
@@ -272,6 +277,7 @@ def main() -> int:
     parser.add_argument("--digits", help="npz with the digits' test set as `inputs`")
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--jobs", type=int, default=5)
+    parser.add_argument("--timeout", type=float, default=1200, help="seconds for one model")
     parser.add_argument("--level", type=int, default=2, help="builder optimization level")
     parser.add_argument("--model", default="sngan64")
     parser.add_argument("--batch", type=int, default=64)

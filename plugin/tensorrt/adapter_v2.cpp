@@ -226,7 +226,9 @@ class Plugin final : public v2::IPluginV2DynamicExt {
             if (grant_.inputs == 0) throw std::logic_error("called before configurePlugin");
             const convpool_problem problem = layer_.problem(tensors(in, grant_.inputs, out, 1).data(), grant_.inputs);
             if (problem.n == 0) return 0;  // an empty batch
-            launch(problem, 0, inputs, outputs[0], workspace, granted_bytes(problem), stream);
+            if (std::memcmp(&problem, &chosen_.problem, sizeof problem) != 0)
+                chosen_ = {problem, default_tactic(problem, granted_bytes(problem), current_device()), granted_bytes(problem)};
+            launch(problem, chosen_.tactic, inputs, outputs[0], workspace, chosen_.granted, stream);
             return 0;
         });
     }
@@ -243,9 +245,18 @@ class Plugin final : public v2::IPluginV2DynamicExt {
         return workspace_bytes(problem, 0, grant_.device);
     }
 
+    // The last problem's tactic: weighing all of them takes longer than a small layer runs.  Each execution context has
+    // a clone of its own, so nothing else touches this during enqueue.
+    struct Chosen {
+        convpool_problem problem{};
+        int32_t tactic = 0;
+        size_t granted = 0;
+    };
+
     Layer layer_;
     Grant grant_;
     std::string namespace_;
+    Chosen chosen_;
 };
 
 class Creator final : public v2::IPluginCreator {

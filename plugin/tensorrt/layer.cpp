@@ -224,9 +224,14 @@ std::vector<int32_t> Layer::tactics(const std::vector<convpool_problem> &problem
     return ids;
 }
 
+int32_t default_tactic(const convpool_problem &problem, size_t workspace_size, const Device &device) {
+    int32_t tactic = 0;
+    check(convpool_default_tactic(&problem, device.cc, device.multiprocessors, device.shared_bytes, workspace_size, &tactic));
+    return tactic;
+}
+
 size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const Device &device) {
-    if (tactic == 0)
-        check(convpool_default_tactic(&problem, device.cc, device.multiprocessors, device.shared_bytes, SIZE_MAX, &tactic));
+    if (tactic == 0) tactic = default_tactic(problem, SIZE_MAX, device);
     size_t bytes = 0;
     check(convpool_workspace_bytes(&problem, tactic, &bytes));
     return bytes;

@@ -92,6 +92,8 @@ class Layer {
     std::string identity_;
 };
 
+// What the cost rule picks within `workspace_size` bytes.
+int32_t default_tactic(const convpool_problem &problem, size_t workspace_size, const Device &device);
 // Bytes that `tactic` needs; 0 stands for the default one of `device`.
 size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const Device &device);
 // Launches, and falls back to the default tactic within `workspace_size` where `tactic` cannot run these very tensors.

@@ -11,6 +11,7 @@ The plugin cannot see the TF32 flag, so its nodes say it themselves: with "tf32"
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -169,8 +170,27 @@ def _configure(trt: ModuleType, config: Any, weakly_typed: bool, options: _Optio
         if flag is None:
             raise OptionError(f"precision: got {options.precision}, expected one that TensorRT {trt.__version__} has")
         config.set_flag(flag)
+    if weakly_typed:
+        config.set_tactic_sources(_usable_sources(trt, config.get_tactic_sources()))
     if options.progress is not None and hasattr(trt, "IProgressMonitor") and hasattr(config, "progress_monitor"):
         config.progress_monitor = _monitor(trt, options.progress)
+
+
+def _usable_sources(trt: ModuleType, sources: int) -> int:
+    """Without the libraries that are not there: TensorRT 8.6 would stop at one, though it has kernels of its own."""
+    for name, library, symbol in (
+        ("CUBLAS", "libcublas.so.12", "cublasCreate_v2"),
+        ("CUBLAS_LT", "libcublasLt.so.12", "cublasLtCreate"),
+        ("CUDNN", "libcudnn.so.8", "cudnnCreate"),
+    ):
+        source = getattr(trt.TacticSource, name, None)
+        try:
+            found = hasattr(ctypes.CDLL(library), symbol)
+        except OSError:
+            found = False
+        if source is not None and not found:
+            sources &= ~(1 << int(source))
+    return sources
 
 
 def _monitor(trt: ModuleType, progress: Progress) -> Any:
