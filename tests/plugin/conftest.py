@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from convpool.tensorrt import TensorRTError, plugin_path
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -54,6 +56,17 @@ def built() -> Built:
     )
     assert files.plugin.is_file() and files.plugin_h100.is_file() and files.host.is_file()
     return files
+
+
+@pytest.fixture(scope="session")
+def plugin(request) -> Path:
+    """libconvpool_plugin.so: the installed package's, which users get, else the one built here."""
+    if "CONVPOOL_PLUGIN_BUILD" not in os.environ:
+        try:
+            return plugin_path()
+        except TensorRTError:
+            pass
+    return request.getfixturevalue("built").plugin
 
 
 def _has_nvcc() -> bool:

@@ -15,21 +15,21 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def test_exports_three_functions_only(built):
-    listing = subprocess.run(["nm", "-D", "--defined-only", built.plugin], capture_output=True, text=True, check=True)
+def test_exports_three_functions_only(plugin):
+    listing = subprocess.run(["nm", "-D", "--defined-only", plugin], capture_output=True, text=True, check=True)
     names = {line.split()[-1].partition("@")[0] for line in listing.stdout.splitlines()}
     assert names == {"getCreators", "getPluginCreators", "setLoggerFinder"}
 
 
-def test_links_neither_tensorrt_nor_cuda_libraries(built):
-    listing = subprocess.run(["readelf", "-d", built.plugin], capture_output=True, text=True, check=True)
+def test_links_neither_tensorrt_nor_cuda_libraries(plugin):
+    listing = subprocess.run(["readelf", "-d", plugin], capture_output=True, text=True, check=True)
     needed = set(re.findall(r"\(NEEDED\).*\[(.*?)\]", listing.stdout))
     allowed = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1",
                "ld-linux-x86-64.so.2"}  # fmt: skip
     assert needed and needed <= allowed
 
 
-def test_no_creators_for_a_process_without_tensorrt(built):
+def test_no_creators_for_a_process_without_tensorrt(plugin):
     """An old-interface object of the wrong layout would crash whoever calls it, so an unknown caller gets none."""
     script = (
         "import ctypes, sys\n"
@@ -37,7 +37,7 @@ def test_no_creators_for_a_process_without_tensorrt(built):
         "library.getPluginCreators(ctypes.byref(count)); old = count.value\n"
         "library.getCreators(ctypes.byref(count)); print(old, count.value)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, built.plugin], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", script, plugin], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", "1"]
     assert "TensorRT version; got 0, expected 8.6 or 9" in done.stderr
 

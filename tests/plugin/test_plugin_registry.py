@@ -32,38 +32,38 @@ creator = find_creator(trt)
 """
 
 
-def run(built, code: str, status: int = 0) -> tuple[object, str]:
+def run(plugin, code: str, status: int = 0) -> tuple[object, str]:
     """What the code prints as JSON last, and everything on stderr."""
-    environment = {**os.environ, "CONVPOOL_PLUGIN_LIBRARY": str(built.plugin)}
+    environment = {**os.environ, "CONVPOOL_PLUGIN_LIBRARY": str(plugin)}
     done = subprocess.run([sys.executable, "-c", PRELUDE + code], capture_output=True, text=True, env=environment)
     assert done.returncode == status, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None, done.stderr
 
 
-def test_loading_twice_is_loading_once(built):
-    first, _ = run(built, "load_plugin(trt); print(json.dumps([c.name for c in trt.get_plugin_registry().all_creators]))")
+def test_loading_twice_is_loading_once(plugin):
+    first, _ = run(plugin, "load_plugin(trt); print(json.dumps([c.name for c in trt.get_plugin_registry().all_creators]))")
     assert first.count("ConvAvgPool") == 1
 
 
-def test_lists_every_attribute_of_the_operator(built):
+def test_lists_every_attribute_of_the_operator(plugin):
     from convpool import operator
 
-    names, _ = run(built, "print(json.dumps([f.name for f in creator.field_names]))")
+    names, _ = run(plugin, "print(json.dumps([f.name for f in creator.field_names]))")
     node = set(operator._ATTRIBUTES) - {"weight_perm", "plugin_version", "plugin_namespace"}
     assert set(names) == node | {"allow_tf32"}
 
 
 @pytest.mark.parametrize("phase", ["BUILD", "RUNTIME"])
-def test_creates_the_plugin(built, phase):
+def test_creates_the_plugin(plugin, phase):
     code = f"""
-plugin = creator.create_plugin("layer", fields(**GOOD), trt.TensorRTPhase.{phase})
-kinds = [plugin.get_capability_interface(kind) for kind in
+made = creator.create_plugin("layer", fields(**GOOD), trt.TensorRTPhase.{phase})
+kinds = [made.get_capability_interface(kind) for kind in
          (trt.PluginCapabilityType.CORE, trt.PluginCapabilityType.BUILD, trt.PluginCapabilityType.RUNTIME)]
 core, build, _ = kinds
 print(json.dumps([[core.plugin_name, core.plugin_version, core.plugin_namespace], [k.interface_info.kind for k in kinds],
                   build.num_outputs, build.timing_cache_id, build.format_combination_limit]))
 """
-    (names, kinds, outputs, identity, _), errors = run(built, code)
+    (names, kinds, outputs, identity, _), errors = run(plugin, code)
     assert names == ["ConvAvgPool", "1", ""]
     assert kinds == ["PLUGIN_V3ONE_CORE", "PLUGIN_V3ONE_BUILD", "PLUGIN_V3ONE_RUNTIME"]
     assert outputs == 1
@@ -81,18 +81,18 @@ print(json.dumps([[core.plugin_name, core.plugin_version, core.plugin_namespace]
         ("pool_kernel_shape=[]", "pool_kernel_shape; got 0 values, expected 2"),
     ],
 )
-def test_refuses_wrong_attributes_by_name(built, change, message):
+def test_refuses_wrong_attributes_by_name(plugin, change, message):
     code = f"""
 made = [creator.create_plugin("layer", fields(**{{**GOOD, **dict({change})}}), phase)
         for phase in (trt.TensorRTPhase.BUILD, trt.TensorRTPhase.RUNTIME)]
-print(json.dumps([plugin is None for plugin in made]))
+print(json.dumps([one is None for one in made]))
 """
-    refused, errors = run(built, code)
+    refused, errors = run(plugin, code)
     assert refused == [True, True]
     assert errors.count(f"convpool: createPlugin: {message}") == 2
 
 
-def test_a_missing_library_says_what_to_do(built, monkeypatch, tmp_path):
+def test_a_missing_library_says_what_to_do(plugin, monkeypatch, tmp_path):
     from convpool.tensorrt import TensorRTError, plugin_path
 
     monkeypatch.setenv("CONVPOOL_PLUGIN_LIBRARY", str(tmp_path / "none.so"))
@@ -100,7 +100,7 @@ def test_a_missing_library_says_what_to_do(built, monkeypatch, tmp_path):
         plugin_path()
 
 
-def test_a_file_that_is_no_plugin_library_is_an_error(built, tmp_path):
+def test_a_file_that_is_no_plugin_library_is_an_error(plugin, tmp_path):
     wrong = tmp_path / "wrong.so"
     wrong.write_bytes(b"no library")
     code = "import tensorrt_lean_bindings as trt\nfrom convpool.tensorrt import load_plugin\nload_plugin(trt)"
