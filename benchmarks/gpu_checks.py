@@ -39,8 +39,6 @@ def run_tests(workers: str) -> dict:
         print(done.stdout[-3000:])
         suite = ElementTree.parse(report).getroot().find("testsuite")
         counts = {key: int(suite.get(key)) for key in ("tests", "failures", "errors", "skipped")}
-        output = " ".join(node.text or "" for node in suite.iter("system-out"))
-    counts["checked_runs"] = sum(map(int, re.findall(r": (\d+) cases", output)))
     return counts
 
 
@@ -48,8 +46,11 @@ def run_sanitizer() -> dict:
     environment = os.environ | {"PYTHON": sys.executable}
     done = subprocess.run([str(KERNEL_TESTS / "sanitize.sh")], capture_output=True, text=True, env=environment)
     print(done.stdout[-2000:])
-    parts = done.stdout.split("== ")[1:]
-    summaries = {part.split()[0]: re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", part) for part in parts}
+    parts = re.split(r"^== (\w+)$", done.stdout, flags=re.MULTILINE)[1:]
+    summaries = {
+        tool: re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", text)
+        for tool, text in zip(parts[::2], parts[1::2], strict=True)
+    }
     runs = [int(n) for n in re.findall(r"(\d+) checked runs", done.stdout)]
     return {"exit_status": done.returncode, "summaries": summaries, "checked_runs": runs}
 
