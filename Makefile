@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell git ls-files optimizer plugin pyproject.toml 2>/dev/null)
 
-.PHONY: demo test lint install bench-cpu clean
+.PHONY: demo test lint install bench-cpu bench-gpu clean
 
 demo: install
 	$(BIN)/python -m benchmarks.demo
@@ -25,6 +25,11 @@ $(VENV)/.installed: $(SOURCES)
 
 bench-cpu: install
 	$(BIN)/python -m benchmarks.cpu --json benchmarks/results/cpu.json
+
+# On a machine with a GPU, PyTorch and CuPy.
+bench-gpu: install
+	$(BIN)/python benchmarks/gpu_conv_avgpool.py --commit $$(git rev-parse HEAD) --json benchmarks/results/h200_f16_nhwc.json
+	$(BIN)/python benchmarks/gpu_checks.py --commit $$(git rev-parse HEAD) --json benchmarks/results/h200_kernel_tests.json
 
 clean:
 	rm -rf $(VENV) build dist

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,23 @@ def test_output_shown_is_what_the_command_prints(folder):
 @pytest.mark.parametrize("code", PYTHON)
 def test_code(code, folder):
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def gpu_table(record: dict) -> str:
+    """Speed-ups of the default tactic over cuDNN, input size by channels."""
+    found = {(row["size"], row["channels"]): row["cudnn_conv_then_pool_us"] / row["default_us"] for row in record["rows"]}
+    sizes, channels = (sorted({key[i] for key in found}) for i in (0, 1))
+    lines = ["| size | " + " | ".join(f"{c} channels" for c in channels) + " |", "|---" * (len(channels) + 1) + "|"]
+    lines += [f"| {n}x{n} | " + " | ".join(f"{found[n, c]:.2f}" for c in channels) + " |" for n in sizes]
+    mean = statistics.geometric_mean(found.values())
+    assert len(found) == 20 and abs(mean - record["geomean_speedup_default"]) < 1e-6
+    return "\n".join([*lines, "", f"Geometric mean: {mean:.2f}."])
+
+
+def test_gpu_figures_are_those_on_record():
+    record = json.loads((ROOT / "benchmarks" / "results" / "h200_f16_nhwc.json").read_text())
+    table = README.split("<!-- h200_f16_nhwc.json -->")[1].split("<!-- end -->")[0]
+    assert table.strip() == gpu_table(record)
 
 
 def test_cpu_figures_are_those_on_record():
