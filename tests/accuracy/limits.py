@@ -37,10 +37,12 @@ class Limit:
 
 
 LIMITS = {
-    "lenet5_digits": Limit(5, 1, "three convolutions and two products; Tanh between them only shrinks differences"),
+    "lenet5_digits": Limit(5, 2, "three convolutions and two products, Tanh between them; TensorRT's Tanh is an approximation: "
+                              "the original's own engine is 2.3e-6 off in float32"),
     "sngan64": Limit(11, 1, "five residual blocks of two convolutions, one product; the sum over places adds no error"),
     "wgan_gp": Limit(9, 2, "four residual blocks of two, one product; the mean over places cancels to about half"),
-    "stargan_v2": Limit(15, 1, "stem, six residual blocks of two, two convolutions; each block divides by sqrt(2)"),
+    "stargan_v2": Limit(15, 2, "stem, six residual blocks of two, two convolutions; the two logits of an untrained network "
+                            "cancel to a part of their terms: the original's own engine is 3.7e-6 and 7.4e-3 off"),
     "densenet121": Limit(120, 0.25, "120 layers in one chain, but dense blocks add what each layer gives to what is "
                                     "there: the chain's share is small, and normalisation keeps it so"),
     "densenet_transition1": Limit(1, 1, "one convolution of 256 terms"),
@@ -49,5 +51,6 @@ LIMITS = {
 }  # fmt: skip
 
 FP16_RATIO = 1.1
-"""An engine with the plugin may be this much further from float64 than the engine of the original model: both round
-the same tensors once, the one pooled before the convolution, the other convolved before the pooling."""
+"""An engine with the plugin may be this much further from float64, in the root mean square over many inputs, than the
+engine of the original model: both round the same tensors once, the one pooled before the convolution, the other
+convolved before the pooling."""
