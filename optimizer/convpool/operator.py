@@ -184,6 +184,9 @@ def _infer(context: onnx.shape_inference.InferenceContext) -> None:
         names = ("kernel_shape", "strides", "pads", "dilations")
         pool = PoolSpec(**{name: values[f"pool_{name}"] for name in names})
         conv = ConvSpec(**{name: values[name] for name in names})
+        for strides in (pool.strides, conv.strides):
+            if min(strides, default=1) < 1:
+                raise onnx.shape_inference.InferenceError(f"{OP_TYPE}: strides; got {strides}, expected at least 1")
         dims = x.tensor_type.shape.dim
         if len(dims) != conv.rank + 2:
             raise onnx.shape_inference.InferenceError(

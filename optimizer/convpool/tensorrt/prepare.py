@@ -19,7 +19,7 @@ from onnx.external_data_helper import load_external_data_for_model
 
 from convpool import operator
 from convpool.errors import ModelError
-from convpool.graph import subgraphs
+from convpool.graph import graphs_within
 from convpool.modelio import LoadedModel, load
 
 OLD_PARSER_OPSET = 17
@@ -117,7 +117,7 @@ def cast_floats(model: ModelProto, kind: int) -> None:
             _convert(tensor, kind)
     for node in _nodes(graph):
         _convert_attributes(node, kind)
-    for inner in _graphs(graph):
+    for inner in graphs_within(graph):
         for value in (*inner.value_info, *(() if inner is graph else (*inner.input, *inner.output))):
             if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name not in kept:
                 value.type.tensor_type.elem_type = kind
@@ -182,15 +182,8 @@ def _cast_ends(graph: GraphProto, kind: int) -> None:
     graph.node.extend(nodes)
 
 
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    yield graph
-    for node in graph.node:
-        for _, _, inner in subgraphs(node):
-            yield from _graphs(inner)
-
-
 def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    for inner in _graphs(graph):
+    for inner in graphs_within(graph):
         yield from inner.node
 
 
