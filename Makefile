@@ -25,6 +25,7 @@ $(VENV)/.installed: $(SOURCES)
 
 bench-cpu: install
 	$(BIN)/python -m benchmarks.cpu --json benchmarks/results/cpu.json
+	$(BIN)/python -m benchmarks.scale --json benchmarks/results/scale.json
 
 # On a machine with a GPU, PyTorch and CuPy.
 bench-gpu: install
