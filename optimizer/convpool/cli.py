@@ -70,7 +70,7 @@ def command(model, output, report_path, quiet, verbose, dry_run, no_check, check
     if no_check and options["data"]:
         raise OptionError("--no-check and --data exclude each other")
     out = _output_path(model, output)
-    if out is not None and not out.parent.is_dir() and not dry_run:
+    if output and out is not None and not out.parent.is_dir() and not dry_run:
         raise OutputError(f"{out}: no folder {str(out.parent)!r}; make it first")
     if report_path and not Path(report_path).parent.is_dir():
         raise OutputError(f"{report_path}: no folder {str(Path(report_path).parent)!r}; make it first")

@@ -168,6 +168,7 @@ def test_invalid_model(name, folder, capsys):
 OPTIONS = {
     "a folder": (["sub"], "a folder"),
     "the folder itself": (["."], "a folder"),
+    "model in no folder": (["none/model.onnx"], "none/model.onnx: no such file"),
     "no folder for the output": (["good.onnx", "-o", "none/out.onnx"], "no folder"),
     "a folder as output": (["good.onnx", "-o", "sub"], "a folder"),
     "no folder for the report": (["good.onnx", "--report", "none/report.json"], "no folder"),
