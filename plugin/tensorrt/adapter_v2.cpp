@@ -30,6 +30,14 @@ Tensor tensor(const v2::PluginTensorDesc &desc, const v2::Dims &dims) {
     return t;
 }
 
+std::vector<Tensor> tensors(const v2::DynamicPluginTensorDesc *in, int32_t inputs,
+                            const v2::DynamicPluginTensorDesc *out, int32_t outputs) {
+    std::vector<Tensor> all;
+    for (int32_t i = 0; i < inputs; ++i) all.push_back(tensor(in[i].desc, in[i].desc.dims));
+    for (int32_t i = 0; i < outputs; ++i) all.push_back(tensor(out[i].desc, out[i].desc.dims));
+    return all;
+}
+
 std::vector<Tensor> tensors(const v2::PluginTensorDesc *in, int32_t inputs, const v2::PluginTensorDesc *out,
                             int32_t outputs) {
     std::vector<Tensor> all;
@@ -48,12 +56,12 @@ void expect_one_output(int32_t outputs) {
 struct Grant {
     int32_t inputs = 0;
     Device device{};
-    int64_t largest[kMaxDims] = {};  // X
+    convpool_problem largest{};
 };
 
-static_assert(sizeof(Grant) == 16 + 8 * kMaxDims, "no padding: it is written as it stands");
+static_assert(sizeof(Grant) == 16 + sizeof(convpool_problem), "no padding: it is written as it stands");
 
-constexpr char kMagic[4] = {'C', 'P', 'A', '1'};
+constexpr char kMagic[4] = {'C', 'P', 'A', '2'};
 
 class Writer {
   public:
@@ -205,10 +213,24 @@ class Plugin final : public v2::IPluginV2DynamicExt {
             Grant grant;
             grant.inputs = inputs;
             grant.device = grant_.inputs == 0 ? current_device() : grant_.device;  // the builder's, once it has spoken
-            std::copy(std::begin(all[kX].d), std::end(all[kX].d), grant.largest);
+            grant.largest = largest;
             grant_ = grant;
+            if (attached_) reserve(layer_.problem(tensors(in, inputs, out, outputs).data(), inputs));  // another shape
             return 0;
         });
+    }
+
+    // Called on every execution context's own clone, before anything runs.
+    void attachToContext(cudnnContext *, cublasContext *, v2::IGpuAllocator *) noexcept override {
+        guarded("attachToContext", 0, [&] {
+            attached_ = true;
+            if (grant_.inputs != 0) reserve(grant_.largest);
+            return 0;
+        });
+    }
+    void detachFromContext() noexcept override {
+        attached_ = false;
+        kept_.release();
     }
 
     size_t getWorkspaceSize(const v2::PluginTensorDesc *in, int32_t inputs, const v2::PluginTensorDesc *out,
@@ -228,7 +250,7 @@ class Plugin final : public v2::IPluginV2DynamicExt {
             if (problem.n == 0) return 0;  // an empty batch
             if (std::memcmp(&problem, &chosen_.problem, sizeof problem) != 0)
                 chosen_ = {problem, default_tactic(problem, granted_bytes(problem), current_device()), granted_bytes(problem)};
-            launch(problem, chosen_.tactic, inputs, outputs[0], workspace, chosen_.granted, stream);
+            launch(problem, chosen_.tactic, inputs, outputs[0], workspace, chosen_.granted, kept_, stream);
             return 0;
         });
     }
@@ -236,13 +258,20 @@ class Plugin final : public v2::IPluginV2DynamicExt {
   private:
     // 0 where the shape lies outside what was configured, as for another optimization profile.
     size_t granted_bytes(convpool_problem problem) const {
-        const int64_t *largest = grant_.largest;
-        bool inside = problem.n <= largest[0] && problem.c == largest[1];
-        for (int i = 0; i < problem.rank; ++i) inside = inside && problem.spatial[i] <= largest[2 + i];
+        const convpool_problem &largest = grant_.largest;
+        bool inside = problem.n <= largest.n && problem.c == largest.c;
+        for (int i = 0; i < problem.rank; ++i) inside = inside && problem.spatial[i] <= largest.spatial[i];
         if (!inside) return 0;
-        problem.n = largest[0];
-        for (int i = 0; i < problem.rank; ++i) problem.spatial[i] = largest[2 + i];
+        problem.n = largest.n;
+        std::copy(std::begin(largest.spatial), std::end(largest.spatial), problem.spatial);
         return workspace_bytes(problem, 0, grant_.device);
+    }
+
+    // Memory for the weights of the tactic that this problem will run with.  Open sizes are -1: there is no such problem.
+    void reserve(const convpool_problem &problem) {
+        const bool open = problem.n < 1 || *std::min_element(problem.spatial, problem.spatial + layer_.rank()) < 1;
+        if (layer_.value(kConstantWeights) == 0 || open) return;
+        kept_.reserve(problem, default_tactic(problem, granted_bytes(problem), current_device()));
     }
 
     // The last problem's tactic: weighing all of them takes longer than a small layer runs.  Each execution context has
@@ -257,6 +286,8 @@ class Plugin final : public v2::IPluginV2DynamicExt {
     Grant grant_;
     std::string namespace_;
     Chosen chosen_;
+    bool attached_ = false;
+    KeptWeights kept_;
 };
 
 class Creator final : public v2::IPluginCreator {

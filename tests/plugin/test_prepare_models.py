@@ -78,6 +78,32 @@ def test_tf32_is_said_to_the_plugin_by_an_attribute():
     assert nodes and all(any(a.name == "allow_tf32" and a.i == 1 for a in node.attribute) for node in nodes)
 
 
+def test_constant_weights_are_those_that_nothing_can_change():
+    def said(model):
+        return [any(a.name == "constant_weights" and a.i == 1 for a in n.attribute) for n in nodes(model)]
+
+    def nodes(model):
+        return [node for node in model.graph.node if prepare.is_operator(node)]
+
+    rewritten = prepare.self_contained(optimize(generate("wgan_gp_small", batch=2), check=0).model)
+    assert nodes(rewritten) and not any(said(rewritten))
+    prepare.say_constant_weights(rewritten, True)
+    prepare.say_constant_weights(rewritten, True)
+    assert all(said(rewritten))
+    assert all(sum(a.name == "constant_weights" for a in node.attribute) == 1 for node in nodes(rewritten))
+    prepare.say_constant_weights(rewritten, False)
+    assert not any(said(rewritten))
+    # An initializer that is an input too may be overridden; a computed tensor is none at all.
+    first, second = nodes(rewritten)[:2]
+    tensor = next(t for t in rewritten.graph.initializer if t.name == first.input[1])
+    rewritten.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    rewritten.graph.node.insert(0, helper.make_node("Neg", [second.input[1]], ["negative"]))
+    second = nodes(rewritten)[1]
+    second.input[1] = "negative"
+    prepare.say_constant_weights(rewritten, True)
+    assert said(rewritten) == [False, False] + [True] * (len(nodes(rewritten)) - 2)
+
+
 def test_half_weights_are_those_of_the_operator_alone():
     rewritten = prepare.self_contained(optimize(generate("wgan_gp_small", batch=2), check=0).model)
     prepare.half_weights(rewritten, TensorProto.FLOAT16)

@@ -7,6 +7,8 @@
 | fp16, bf16 | the type's flag: TensorRT chooses per layer | the model's tensors cast, inputs and outputs float32 |
 
 The plugin cannot see the TF32 flag, so its nodes say it themselves: with "tf32" they get the attribute allow_tf32 = 1.
+Nor can it see which weights never change: the nodes whose weights are initializers get constant_weights = 1, unless the
+config says that the engine may be refitted.
 """
 
 from __future__ import annotations
@@ -132,23 +134,42 @@ def _build(trt: ModuleType, model: ModelProto, plugin: bool, options: _Options) 
         builder = trt.Builder(log)
     except TypeError as error:
         raise TensorRTError(f"TensorRT: no builder; got {log.explain(error)}") from error
-    network = builder.create_network(_network_flags(trt, weakly_typed))
-    parser = trt.OnnxParser(network, log)
-    if not parser.parse(prepare.serialized(model)):
-        errors = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
-        raise ModelError(f"TensorRT {trt.__version__} cannot read the model; got {log.explain(errors)}")
+    prepare.say_constant_weights(model, plugin)
+    network, parser = _parse(trt, builder, model, weakly_typed)
     config = builder.create_builder_config()
     _configure(trt, config, weakly_typed, options)
     _add_profiles(builder, config, network, options.profiles)
     cache = _timing_cache(config, options.timing_cache)
     if options.configure:
         options.configure(config)
+    if _refittable(trt, config):
+        prepare.say_constant_weights(model, False)
+        network, parser = _parse(trt, builder, model, weakly_typed)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise TensorRTError(f"TensorRT {trt.__version__} cannot build the engine; got {log.explain() or 'no message'}")
     if options.timing_cache is not None and cache is not None:
         write_atomically(options.timing_cache, bytes(config.get_timing_cache().serialize()))
+    del parser  # the network's weights were its own
     return Engine(bytes(plan), trt=trt)
+
+
+def _parse(trt: ModuleType, builder: Any, model: ModelProto, weakly_typed: bool) -> tuple[Any, Any]:
+    """The network and the parser, which must outlive it."""
+    log = logger(trt)
+    network = builder.create_network(_network_flags(trt, weakly_typed))
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse(prepare.serialized(model)):
+        errors = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
+        raise ModelError(f"TensorRT {trt.__version__} cannot read the model; got {log.explain(errors)}")
+    return network, parser
+
+
+def _refittable(trt: ModuleType, config: Any) -> bool:
+    """Whether weights of the engine may be changed after it is built."""
+    names = ("REFIT", "REFIT_IDENTICAL", "REFIT_INDIVIDUAL", "STRIP_PLAN")
+    flags = (getattr(trt.BuilderFlag, name, None) for name in names)
+    return any(flag is not None and config.get_flag(flag) for flag in flags)
 
 
 def _network_flags(trt: ModuleType, weakly_typed: bool) -> int:
@@ -168,7 +189,8 @@ def _configure(trt: ModuleType, config: Any, weakly_typed: bool, options: _Optio
     if weakly_typed and options.precision in _HALVES:
         flag = getattr(flags, options.precision.upper(), None)
         if flag is None:
-            raise OptionError(f"precision: got {options.precision}, expected one that TensorRT {trt.__version__} has")
+            raise OptionError(f"precision: got {options.precision}, which TensorRT {trt.__version__} does not have; "
+                              "expected fp32, tf32 or fp16, or a newer TensorRT")  # fmt: skip
         config.set_flag(flag)
     if weakly_typed:
         config.set_tactic_sources(_usable_sources(trt, config.get_tactic_sources()))
