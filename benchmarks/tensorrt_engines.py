@@ -2,11 +2,13 @@
 
     python -m benchmarks.tensorrt_engines check --json benchmarks/results/h200_trt86_engines.json [--digits FILE.npz]
     python -m benchmarks.tensorrt_engines time --json benchmarks/results/h200_trt86_sngan64.json
+    python -m benchmarks.tensorrt_engines tests --json benchmarks/results/h200_trt86_tests.json
 
 `check` builds each model in fp32 and fp16, with a static batch and with open ones, saves the engines and runs them in a
 new process; outputs are compared with onnxruntime and with float64 on the original model.  `time` builds one model with
 the plugin, as it is, and in standard operators, and replays CUDA graphs of all engines in turn over inputs rotated
-beyond the L2.  Needs TensorRT, pycuda and a GPU.
+beyond the L2.  `tests` runs tests/plugin and the engines of tests/accuracy with REQUIRE_GPU=1, a few processes at a time,
+and keeps what passed and the errors found.  Needs TensorRT, pycuda and a GPU.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import argparse
 import ctypes
 import datetime
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -167,6 +171,51 @@ def check(arguments: argparse.Namespace) -> dict:
     return {"rows": rows, "failures": failures}
 
 
+TEST_GROUPS = {
+    "plugin": ["tests/plugin"],
+    "densenet121_fp32": ["tests/accuracy", "-k", "test_tensorrt and densenet121 and fp32"],
+    "densenet121_tf32": ["tests/accuracy", "-k", "test_tensorrt and densenet121 and tf32"],
+    "densenet121_fp16": ["tests/accuracy", "-k", "test_tensorrt and densenet121 and fp16"],
+    "small": ["tests/accuracy", "-k", "test_tensorrt and (lenet5 or sngan64 or wgan_gp or densenet_transition)"],
+    "stargan_v2": ["tests/accuracy", "-k", "test_tensorrt and stargan_v2"],
+}
+
+
+def run_tests(group: str, seconds: float) -> dict:
+    """One group of tests: counts, what failed, and what the tests recorded."""
+    with tempfile.TemporaryDirectory() as folder:
+        junit = Path(folder, "junit.xml")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={junit}",
+                   *TEST_GROUPS[group]]  # fmt: skip
+        started = time.perf_counter()
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds,
+                                  env={**os.environ, "REQUIRE_GPU": "1"})  # fmt: skip
+            status, output = done.returncode, done.stdout
+        except subprocess.TimeoutExpired as error:
+            status, output = None, (error.stdout or b"").decode()
+        result = {"group": group, "exit_status": status, "seconds": round(time.perf_counter() - started, 1)}
+        print(group, output[-6000:], sep="\n", flush=True)
+        if not junit.exists():
+            return {**result, "passed": 0, "skipped": [], "failed": [f"not done after {seconds} s"], "recorded": []}
+        cases = list(ElementTree.parse(junit).iter("testcase"))
+    recorded = [
+        {"test": one.get("name"), **{p.get("name"): float(p.get("value")) for p in one.iter("property")}}
+        for one in cases if one.find("properties") is not None
+    ]  # fmt: skip
+    bad = [one.get("name") for one in cases if one.find("failure") is not None or one.find("error") is not None]
+    skipped = [f"{one.get('name')}: {one.find('skipped').get('message')}" for one in cases if one.find("skipped") is not None]
+    passed = len(cases) - len(bad) - len(skipped)
+    return {**result, "passed": passed, "skipped": skipped, "failed": bad, "recorded": recorded}
+
+
+def tests(arguments: argparse.Namespace) -> dict:
+    """Every group, a few at a time."""
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        groups = list(pool.map(lambda group: run_tests(group, arguments.timeout), TEST_GROUPS))
+    return {"groups": groups, "failures": [g["group"] for g in groups if g["exit_status"] != 0]}
+
+
 class Replay:
     """One engine as CUDA graphs, one per input set."""
 
@@ -278,7 +327,7 @@ def about() -> dict:
 def main() -> int:
     """Entry point; 1 if a case failed or missed its limit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("check", "check-one", "time", "run"))
+    parser.add_argument("what", choices=("check", "check-one", "time", "tests", "run"))
     parser.add_argument("names", nargs="*")
     parser.add_argument("--json")
     parser.add_argument("--digits", help="npz with the digits' test set as `inputs`")
@@ -301,7 +350,7 @@ def main() -> int:
     if arguments.what == "check-one":
         check_model(arguments.names[0], arguments.digits, arguments.level)
         return 0
-    results = {**about(), **(check(arguments) if arguments.what == "check" else timing(arguments))}
+    results = {**about(), **{"check": check, "time": timing, "tests": tests}[arguments.what](arguments)}
     text = json.dumps(results, indent=1) + "\n"
     if arguments.json:
         Path(arguments.json).write_text(text)
