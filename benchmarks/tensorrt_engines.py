@@ -185,8 +185,8 @@ def run_tests(group: str, seconds: float) -> dict:
     """One group of tests: counts, what failed, and what the tests recorded."""
     with tempfile.TemporaryDirectory() as folder:
         junit = Path(folder, "junit.xml")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={junit}",
-                   *TEST_GROUPS[group]]  # fmt: skip
+        options = ["-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={junit}"]
+        command = [sys.executable, "-m", "pytest", *options, *TEST_GROUPS[group]]
         started = time.perf_counter()
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds,
