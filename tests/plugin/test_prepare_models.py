@@ -36,6 +36,18 @@ def test_cast_floats_rounds_and_nothing_else(name):
         assert 1e-6 < error < 1e-2  # it did round, and no more than halves do
 
 
+def test_a_loaded_model_is_prepared_like_its_file(tmp_path):
+    """What convpool-build hands on, and what a path gives."""
+    from convpool.modelio import load
+    from convpool.tensorrt.build import _prepare
+
+    path = tmp_path / "model.onnx"
+    onnx.save(generate("wgan_gp_small", batch=2), path)
+    from_file, from_loaded = (_prepare(model, "convavgpool", True, False) for model in (path, load(path)))
+    assert prepare.has_operator(from_loaded) and from_loaded == from_file
+    assert not prepare.has_operator(_prepare(load(path), "none", True, False))
+
+
 def test_cast_floats_keeps_scales_and_clips_what_halves_cannot_hold():
     scales = helper.make_tensor("scales", TensorProto.FLOAT, [4], [1, 1, 2, 2])
     large = helper.make_tensor("large", TensorProto.FLOAT, [1], [1e9])

@@ -26,7 +26,7 @@ from onnx import ModelProto, TensorProto
 from convpool.api import optimize
 from convpool.errors import ModelError, OptionError
 from convpool.files import write_atomically
-from convpool.modelio import load
+from convpool.modelio import LoadedModel, load
 from convpool.tensorrt import prepare
 from convpool.tensorrt.engine import Engine
 from convpool.tensorrt.errors import TensorRTError
@@ -71,7 +71,7 @@ def build_engine(
 ) -> Engine:
     """Build an engine from a model, optimizing the model first if it has no ConvAvgPool nodes yet.
 
-    model: a path, serialised bytes, an onnx.ModelProto or a gs.Graph.
+    model: a path, serialised bytes, an onnx.ModelProto, a gs.Graph or what `convpool.modelio.load` gave.
     precision: "fp32", "tf32", "fp16" or "bf16", see the module's table.
     profiles: shapes of inputs with open dimensions; several profiles as a sequence.
     timing_cache: a file to take layer timings from and to add new ones to.
@@ -108,7 +108,7 @@ def _profiles(profiles: Profile | Sequence[Profile] | None) -> list[Profile]:
 
 
 def _prepare(model: object, lowering: str, plugin: bool, layers: bool) -> ModelProto:
-    loaded = load(model)
+    loaded = model if isinstance(model, LoadedModel) else load(model)
     if lowering == "none" or prepare.has_operator(loaded.proto):
         result = prepare.self_contained(loaded)
     else:
