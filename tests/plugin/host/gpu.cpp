@@ -17,7 +17,7 @@ std::vector<uint16_t> random_halves(size_t count, unsigned seed) {
 }  // namespace
 
 bool check_kept_weights(Gpu &gpu, const convpool_problem &largest, const std::function<Context(bool)> &make,
-                        const std::function<int32_t(const convpool_problem &)> &tactic) {
+                        const std::function<int32_t(const convpool_problem &)> &tactic, size_t granted) {
     auto with_batch = [&](int64_t n) {
         convpool_problem p = largest;
         p.n = n;
@@ -31,16 +31,18 @@ bool check_kept_weights(Gpu &gpu, const convpool_problem &largest, const std::fu
     const auto w1 = random_halves(w_count, 1), w2 = random_halves(w_count, 2), b = random_halves(largest.m, 3);
     const auto x = random_halves(size_t(n * largest.c * largest.spatial[0] * largest.spatial[1]), 4);
     const std::vector<uint16_t> poison(n * image, 0x7E00);  // NaN
-    size_t weights = 0, all = 0, least = 0;
+    size_t weights = 0, all = 0;
     CHECK(convpool_prepared_bytes(&largest, tactic(largest), &weights) == CONVPOOL_OK);
     CHECK(convpool_workspace_bytes(&largest, tactic(largest), &all) == CONVPOOL_OK);
-    const convpool_problem smaller = with_batch(half);
-    CHECK(convpool_workspace_bytes(&smaller, tactic(smaller), &least) == CONVPOOL_OK);
     const bool keeps = weights > 0 && weights == all;
 
     void *dx = gpu.allocate(2 * x.size()), *dw = gpu.allocate(2 * w_count), *other = gpu.allocate(2 * w_count);
     void *db = gpu.allocate(2 * b.size()), *dy = gpu.allocate(2 * poison.size());
-    void *workspace = gpu.allocate(std::max(all, least));
+    // What follows the granted bytes belongs to others: it must stay as it is.
+    const std::vector<uint16_t> guard(1 << 21, 0x5AA5);
+    char *const workspace = static_cast<char *>(gpu.allocate(granted + 2 * guard.size()));
+    void *const reference_workspace = gpu.allocate(granted);
+    gpu.upload(workspace + granted, guard);
     gpu.upload(dx, x);
     gpu.upload(db, b);
     gpu.upload(other, w2);
@@ -49,7 +51,7 @@ bool check_kept_weights(Gpu &gpu, const convpool_problem &largest, const std::fu
         const convpool_problem p = with_batch(batch);
         convpool_tensors t{};
         t.struct_size = sizeof t;
-        t.x = dx, t.w = dw, t.b = db, t.y = dy, t.workspace = workspace, t.workspace_bytes = std::max(all, least);
+        t.x = dx, t.w = dw, t.b = db, t.y = dy, t.workspace = reference_workspace, t.workspace_bytes = granted;
         gpu.upload(dw, w);
         gpu.upload(dy, poison);
         const bool ran = convpool_launch(&p, tactic(p), &t, gpu.stream) == CONVPOOL_OK;
@@ -93,6 +95,11 @@ bool check_kept_weights(Gpu &gpu, const convpool_problem &largest, const std::fu
         same(run(context, n, dw), y1, "a run on the first weights again");
         context.shape(half);
         same(run(context, half, dw), y1_half, "another shape");
+        for (int64_t batch = n / 4; batch > 0; batch /= 2) {
+            const auto wanted = reference(w1, batch);
+            context.shape(batch);
+            same(run(context, batch, dw), wanted, "a small batch");
+        }
         context.shape(n);
         same(run(context, n, dw), y1, "the first shape again");
 
@@ -111,6 +118,7 @@ bool check_kept_weights(Gpu &gpu, const convpool_problem &largest, const std::fu
         captured.shape(n);
         same(run(captured, n, dw), y1, "the first shape after graphs");
     }
+    CHECK(gpu.download(workspace + granted, guard.size()) == guard);
     return keeps;
 }
 

@@ -32,6 +32,7 @@ class Gpu {
     void upload(void *to, const std::vector<uint16_t> &values) {
         synchronize();
         call<unsigned long long, const void *, size_t>("cuMemcpyHtoD_v2", address(to), values.data(), 2 * values.size());
+        call<>("cuCtxSynchronize");  // the copy may still be on its way, and the stream does not wait for it
     }
     std::vector<uint16_t> download(const void *from, size_t count) {
         std::vector<uint16_t> values(count);
@@ -74,10 +75,11 @@ struct Context {
     std::function<bool(const void *const *, void *, void *)> run;
 };
 
-// Runs contexts that `make` makes with and without constant_weights, outside graphs and inside, and compares bit for bit
-// with convpool_launch of `tactic` of a problem.  Returns whether the context kept weights.
+// Runs contexts that `make` makes with and without constant_weights, outside graphs and inside, in `granted` bytes of
+// workspace, and compares bit for bit with convpool_launch of `tactic` of a problem.  Returns whether the context kept
+// weights.
 bool check_kept_weights(Gpu &gpu, const convpool_problem &largest, const std::function<Context(bool)> &make,
-                        const std::function<int32_t(const convpool_problem &)> &tactic);
+                        const std::function<int32_t(const convpool_problem &)> &tactic, size_t granted);
 
 bool run_v2(void *library, Gpu &gpu);
 bool run_v3(void *library, Gpu &gpu);

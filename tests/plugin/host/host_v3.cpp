@@ -426,7 +426,9 @@ bool run_v3(void *library, Gpu &gpu) {
             a.constant_weights = {constant};
             return context_of(gpu, a, largest, info.id);
         };
-        kept = check_kept_weights(gpu, largest, context, [&](const convpool_problem &) { return info.id; }) || kept;
+        size_t bytes = 0;
+        CHECK(convpool_workspace_bytes(&largest, info.id, &bytes) == CONVPOOL_OK);
+        kept = check_kept_weights(gpu, largest, context, [&](const convpool_problem &) { return info.id; }, bytes) || kept;
     }
     return kept;
 }
