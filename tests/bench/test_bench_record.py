@@ -16,7 +16,7 @@ from convpool.bench.figures import figures, geometric_mean, roofline_us, summary
 from convpool.bench.paper import paper_speed_up, paper_times
 from convpool.bench.plot import to_png
 from convpool.bench.rows import SUITES
-from convpool.bench.table import show
+from convpool.bench.table import markdown, show
 from convpool.bench.timing import input_sets, schedule, summarize
 from convpool.cuda import Problem
 from convpool.errors import OptionError
@@ -154,6 +154,19 @@ def test_a_record_without_gpu_figures_is_shown_too():
         entry["methods"] = {"cpu_loop": result(5)}
     text = _shown(data)
     assert "5.0" in text and "geometric mean" in text and "over the faster naive" not in text
+
+
+def test_the_table_in_markdown():
+    data = record()
+    for entry, shape in zip(data["rows"], ((8, 32), (8, 512)), strict=True):
+        entry["row"].update(h=shape[0], w=shape[0], c=shape[1], m=shape[1])
+    assert markdown(data).splitlines() == [
+        "| size | 32 channels | 512 channels |",
+        "|---|---|---|",
+        "| 8x8 | 2.00 / 1.50 | 3.60 / 3.60 |",
+        "",
+        "Geometric means: 2.68 / 2.32.",
+    ]
 
 
 def test_the_picture():

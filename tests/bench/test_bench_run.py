@@ -35,11 +35,12 @@ class PretendedCase:
     row, precision, sets = ROW, "fp16", 4
 
     def __init__(self):
-        self.device, self.timed = self, []
-        self.torch = Torch
+        self.device, self.timed, self.limits = self, [], []
+        self.torch, self.chosen = Torch, {}
 
-    def measure(self, call, sets, *, quick=False):
+    def measure(self, call, sets, *, quick=False, give_up_us=0):
         us, _ = call(0)
+        self.limits.append(give_up_us)
         self.timed.append((us, quick))
         return {"us": us, "spread_us": 0.1}
 
@@ -69,6 +70,7 @@ def test_the_fastest_algorithm_counts(case):
     found = measure(case, lambda: [candidate(9), candidate(5), candidate(7)])
     assert found == {"us": 5, "spread_us": 0.1, "error": 1e-4, "exact": True, "how": "at 5", "candidates": 3}
     assert case.timed[-1] == (5, False) and len(case.timed) == 4
+    assert case.limits[:3] == [float("inf"), 13.5, 7.5]  # half as long again as the fastest so far is hopeless
 
 
 def test_an_algorithm_with_a_wrong_result_does_not_count(case):

@@ -103,6 +103,8 @@ class Case:
         self.w_first, self.w_fused_first = (w.permute(0, 3, 1, 2).contiguous() for w in (self.w, self.w_fused))
         self._first: list[Any] | None = None
         self.weights_version = 0
+        self.chosen: dict[str, str] = {}  # the algorithm that a method was fastest with
+        self.memo: dict[str, Any] = {}
         self.out = torch.empty(self.shape(*row.out_size, row.m), device="cuda", dtype=self.dtype)
         self.use(NORMALS)
 

@@ -71,8 +71,8 @@ def _frontend_convs(case: Case, x: Any, w: Any, y: Any, stride: int, pad: int) -
         graph.check_support()
     except (RuntimeError, cudnn.cudnnGraphNotSupportedError):
         return  # no engine for this; PyTorch's call is left
-    seen = set()
-    for index in range(graph.get_execution_plan_count()):
+    seen, count = set(), graph.get_execution_plan_count()
+    for index in range(count):
         try:
             name = graph.get_plan_name_at_index(index)
             if name in seen:  # the ranking modes name the same engine again
@@ -87,7 +87,7 @@ def _frontend_convs(case: Case, x: Any, w: Any, y: Any, stride: int, pad: int) -
             pointers = {xt: x.data_ptr(), wt: filters.data_ptr(), yt: y.data_ptr()}
             graph.execute_plan_at_index(pointers, workspace.data_ptr(), index, handle)
 
-        yield f"cuDNN {name}", call
+        yield f"cuDNN plan {index + 1} of {count}, {name}", call
 
 
 def convolutions(case: Case, x: Any, w_last: Any, w_first: Any, y: Any, stride: int, pad: int) -> list[Conv]:
@@ -120,8 +120,8 @@ def fused(case: Case) -> list[Candidate]:
     return [Candidate(how, lambda i, conv=conv: conv(case.xs[i], case.out)) for how, conv in convs]
 
 
-def _after_means(case: Case, means: Callable[[int], None], z: Any) -> list[Candidate]:
-    """The convolution of box means that `means(i)` leaves in z."""
+def _after_means(case: Case, means: Callable[[int], None], z: Any, only: str = "") -> list[Candidate]:
+    """The convolution of box means that `means(i)` leaves in z; `only` by the algorithm of that name, if it is there."""
     row = case.row
     stride = 1 if row.pointwise else row.total_stride
 
@@ -132,8 +132,11 @@ def _after_means(case: Case, means: Callable[[int], None], z: Any) -> list[Candi
 
         return call
 
-    convs = convolutions(case, z, case.w, case.w_first, case.out, stride, row.pad - row.box_pad)
-    return [Candidate(how, after(conv)) for how, conv in convs]
+    if "convolutions of means" not in case.memo:
+        made = convolutions(case, z, case.w, case.w_first, case.out, stride, row.pad - row.box_pad)
+        case.memo["convolutions of means"] = made
+    convs = case.memo["convolutions of means"]
+    return [Candidate(how, after(conv)) for how, conv in [c for c in convs if c[0] == only] or convs]
 
 
 def direct(case: Case) -> list[Candidate]:
@@ -159,4 +162,4 @@ def summed_area(case: Case) -> list[Candidate]:
 
     if row.pointwise:
         raise Skip("a 1x1 layer's boxes do not overlap: the table gains nothing")
-    return _after_means(case, means, z)
+    return _after_means(case, means, z, only=case.chosen.get("cudnn_direct", ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import importlib.metadata
 import importlib.util
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,8 @@ METHODS = (*LIBRARIES, *TENSORRT, *ON_CPU, NO_WORKSPACE, OURS)
 
 SLOW_GPU_MACS, SLOW_CPU_MACS = 2 * 10**10, 10**9
 """Multiply-adds above which the slow methods are left out unless they are asked for."""
+HOPELESS = 1.5
+"""An algorithm whose first call takes so many times the fastest one's is not looked at closer."""
 PREFIX = "conv_avgpool_"
 
 Progress = Callable[[int, int, str], None]
@@ -137,6 +140,7 @@ class Run:
                     progress(name)
                     slow = name.startswith("textbook") and row.naive_macs > SLOW_GPU_MACS and not options.slow
                     methods[name] = {"skipped": "slow"} if slow else measure(case, lambda make=make: make(case))
+                    case.chosen[name] = methods[name].get("how", "")
             methods.update(self._ours(case, progress))
         for name, form in TENSORRT.items():
             if options.wants(name):
@@ -201,12 +205,15 @@ def _ranked(case: Case, candidates: list[Candidate]) -> Iterator[Candidate]:
     if len(candidates) == 1:
         yield candidates[0]
         return
-    timed = []
+    timed, least = [], math.inf
     for number, candidate in enumerate(candidates):
         try:
-            timed.append((case.device.measure(candidate.call, case.sets, quick=True)["us"], number))
+            us = case.device.measure(candidate.call, case.sets, quick=True, give_up_us=HOPELESS * least)["us"]
         except (ConvpoolError, RuntimeError, MemoryError) as error:
             _alive(case, error)
+            continue
+        timed.append((us, number))
+        least = min(least, us)
     for _, number in sorted(timed):
         yield candidates[number]
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from convpool.bench.figures import CLOSE, NO_WORKSPACE, OURS, TACTIC, Figures, figures, summary
+from convpool.bench.figures import CLOSE, NO_WORKSPACE, OURS, TACTIC, Figures, figures, geometric_mean, summary
 from convpool.bench.record import entry_row
 
 ORDER = (
@@ -105,3 +105,17 @@ def _problems(record: dict[str, Any]) -> list[str]:
         for (name, reason), rows in reasons.items()
     ]
     return lines
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """Speed-ups over the faster naive and over the fastest of all others, input size by channels, and their geometric
+    means, for a record of one suite in which each size and number of channels is there once."""
+    rows = {(entry_row(e).h, entry_row(e).c): figures(e, record["ceilings"]) for e in record["rows"]}
+    assert len(rows) == len(record["rows"]), "a size and number of channels twice"
+    sizes, channels = (sorted({key[i] for key in rows}) for i in (0, 1))
+    lines = ["| size | " + " | ".join(f"{c} channels" for c in channels) + " |", "|---" * (len(channels) + 1) + "|"]
+    for size in sizes:
+        cells = (f"{rows[size, c].over_naive:.2f} / {rows[size, c].over_others:.2f}" for c in channels)
+        lines.append(f"| {size}x{size} | " + " | ".join(cells) + " |")
+    means = (geometric_mean(getattr(row, ratio) for row in rows.values()) for ratio in ("over_naive", "over_others"))
+    return "\n".join([*lines, "", "Geometric means: " + " / ".join(f"{mean:.2f}" for mean in means) + "."])
