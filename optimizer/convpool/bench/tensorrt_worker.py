@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from convpool.bench import cpu
+from convpool.bench.case import LIMITS
 from convpool.bench.record import Result
 from convpool.bench.rows import Row
 from convpool.bench.timing import input_sets, schedule, summarize
 from convpool.errors import ConvpoolError, first_line
 
-LIMITS = {"fp16": 2e-3, "bf16": 1.6e-2, "tf32": 2e-3, "fp32": 1e-4}
 WORKSPACE_BYTES = 1 << 30
 RANDOM_VALUES = 1 << 24
 """Random inputs repeat after so many values; making more takes longer than measuring."""
