@@ -109,6 +109,7 @@ def test_a_run_is_added_to_an_earlier_one(tmp_path, own, recorded):
         (("batch1", "--rows", "huge*"), "--rows: no row's name matches huge*"),
         (("batch1", "--precision", "fp8"), "fp8"),
         (("batch1", "--replays", "1"), "--replays"),
+        (("batch1", "--plans", "0"), "--plans"),
         (("batch1", "--json", "nowhere/out.json"), "no folder 'nowhere'"),
         (("--merge", "nothing.json"), "nothing.json: cannot be read"),
     ],

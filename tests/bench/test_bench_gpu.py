@@ -30,8 +30,8 @@ NHWC_ONLY = {"sat_direct"}
 def test_every_method_is_right(gpu, precision, layout, tmp_path):
     (tmp_path / "own.json").write_text(json.dumps(ROWS))
     out = tmp_path / "out.json"
-    args = [str(tmp_path / "own.json"), "--precision", precision, "--layout", layout, "--replays", "2", "-q", "--json", str(out)]
-    assert run(cli.command, "convpool-bench", args) == 0
+    args = [str(tmp_path / "own.json"), "--precision", precision, "--layout", layout, "--json", str(out)]
+    assert run(cli.command, "convpool-bench", [*args, "--replays", "2", "--plans", "4", "-q"]) == 0
     record = records.load(str(out))
     assert record["ceilings"]["copy_tb_per_s"] > 0.05 and record["ceilings"]["tflops"][precision] > 0.5
     for entry in record["rows"]:
@@ -42,6 +42,18 @@ def test_every_method_is_right(gpu, precision, layout, tmp_path):
             # Means over 4 or 16 small integers, and the sums of their products, have few bits.
             if row.pool in (2, 4) and precision != "bf16":
                 assert methods[name]["exact"] or methods[name]["how"].startswith(("PyTorch", "cuDNN")), (row.name, name)
+
+
+def test_tensorrts_process_can_time(gpu):
+    pytest.importorskip("pycuda")
+    from convpool.bench.tensorrt_worker import Gpu
+
+    worker = Gpu()
+    source, target = (worker.memory.allocate(2**20) for _ in range(2))
+    found = worker.measure(
+        lambda i: worker.driver.memcpy_dtod_async(int(target), int(source), 2**20, worker.memory.stream), 4, 3
+    )
+    assert found["us"] > 0 and found["spread_us"] >= 0
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")

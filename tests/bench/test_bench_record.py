@@ -95,6 +95,15 @@ def test_json_and_back(tmp_path):
     assert back["rows"][1] == data["rows"][1]
 
 
+def test_a_recorded_command_names_no_folders():
+    words = ["convpool-bench", "own.json", "--rows", "*x8x8 *", "--json", "/a/b/c.json", "--csv=../d.csv"]
+    assert records.without_folders(words) == "convpool-bench own.json --rows '*x8x8 *' --json c.json --csv=d.csv"
+
+
+def test_errors_keep_three_digits():
+    assert records.significant(2.93347e-4) == 2.93e-4 and math.isnan(records.significant(math.nan))
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": 2, "rows": []}', '{"format": 1, "rows": [{"row": {"x": 1}}]}'])
 def test_what_is_no_record_is_told(text, tmp_path):
     path = tmp_path / "a.json"

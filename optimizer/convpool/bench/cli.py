@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import click
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from convpool.bench import record as records
@@ -24,6 +25,8 @@ from convpool.errors import ConvpoolError, OptionError, OutputError, Verificatio
 from convpool.table import make_console
 
 Work = list[tuple[Row, str]]
+WIDTH = 250
+"""Columns of the table where the output is no terminal."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,6 +39,7 @@ Work = list[tuple[Row, str]]
               help="Methods to measure (*, ? as in a shell; convpool:* are the tactics); repeat for more. Default: all.")
 @click.option("--rows", "patterns", multiple=True, metavar="PATTERN", help="Only rows with a matching name, e.g. '*x8x8 *'.")
 @click.option("--replays", type=click.IntRange(min=2), default=REPLAYS, show_default=True, help="Timed replays a figure.")
+@click.option("--plans", type=click.IntRange(min=1), help="How many of cuDNN's engines to try, by its ranking.  Default: all.")
 @click.option("--cpu", "on_cpu", is_flag=True, help="Also a plain loop and onnxruntime on the CPU.")
 @click.option("--slow", is_flag=True, help="Also slow methods on large rows.")
 @click.option("--tensorrt-python", metavar="PROGRAM", help="The Python that has TensorRT and pycuda; default: this one.")
@@ -68,7 +72,7 @@ def command(suites, listing, precisions, patterns, merged, json_path, csv_path, 
         raise OptionError(f"suite: got none, expected one of {', '.join(SUITES)}, a JSON file, or --merge")
     options = Options(**{**options, "methods": _methods(options["methods"])})
     earlier = [records.load(path) for path in merged]
-    made = records.new_record(" ".join(["convpool-bench", *sys.argv[1:]]), commit, protocol(options))
+    made = records.new_record(records.without_folders(["convpool-bench", *sys.argv[1:]]), commit, protocol(options))
     failure: BaseException | None = None
     if work:
         measuring = Run(made, work, options)
@@ -82,7 +86,8 @@ def command(suites, listing, precisions, patterns, merged, json_path, csv_path, 
         if failure is None or result["rows"]:
             records.write(path, form(result))
     if not quiet:
-        show(result, make_console(stderr=False))
+        console = make_console(stderr=False)
+        show(result, console if console.is_terminal else Console(highlight=False, width=WIDTH))
     if failure is not None:
         raise failure
     wrong = [name for entry in made["rows"] for name, found in entry["methods"].items() if "wrong" in found]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from convpool.bench.record import Result
+from convpool.bench.record import Result, significant
 from convpool.bench.rows import Row
 from convpool.bench.timing import summarize
 
@@ -126,4 +126,4 @@ def measure(name: str, row: Row) -> Result:
         start = time.perf_counter()
         call(x, w)
         times.append((time.perf_counter() - start) * 1e6)
-    return {**summarize(times), "error": error, "exact": False, "how": how}
+    return {**summarize(times), "error": significant(error), "exact": False, "how": how}

@@ -47,9 +47,10 @@ def source() -> str:
 
 
 class Device:
-    """The current GPU.  Everything runs on `stream`."""
+    """The current GPU.  Everything runs on `stream`.  plans: how many of cuDNN's engines to try, None: all."""
 
-    def __init__(self, replays: int) -> None:
+    def __init__(self, replays: int, plans: int | None = None) -> None:
+        self.plans = plans
         self.torch, self.cupy = modules()
         torch = self.torch
         torch.backends.cudnn.benchmark = True

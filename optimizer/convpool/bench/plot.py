@@ -35,17 +35,20 @@ def to_png(record: dict[str, Any]) -> bytes:
 
 
 def _speed_ups(axes: Any, found: list) -> None:
-    """A line for every suite, precision and size over the input channels; several rows at one point by their mean."""
-    lines: dict[str, dict[int, list[float]]] = {}
+    """A line for every suite, precision and size over the input channels, dashed over the fastest of all others; several
+    rows at one point by their mean."""
+    lines: dict[str, dict[int, list]] = {}
     for entry, row in found:
         layer = entry_row(entry)
         label = f"{layer.suite} {entry['precision']} {layer.h}x{layer.w}" + (f" batch {layer.n}" if layer.n != 64 else "")
-        lines.setdefault(label, {}).setdefault(layer.c, []).append(row.over_naive)
+        lines.setdefault(label, {}).setdefault(layer.c, []).append(row)
     for label, points in lines.items():
         channels = sorted(points)
-        axes.plot(channels, [geometric_mean(points[c]) for c in channels], marker="o", label=label)
+        (line,) = axes.plot(channels, [geometric_mean(r.over_naive for r in points[c]) for c in channels], "o-", label=label)
+        others = [geometric_mean(r.over_others for r in points[c]) for c in channels]
+        axes.plot(channels, others, "--", color=line.get_color(), linewidth=1)
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.set(xscale="log", xlabel="input channels", ylabel="speed-up over the faster naive", ylim=(0, None))
+    axes.set(xlabel="input channels", ylabel="speed-up over the faster naive (dashed: over all others)", ylim=(0, None))
     axes.set_xscale("log", base=2)
     axes.legend(fontsize="small", ncols=2 if len(lines) > 8 else 1)
 

@@ -7,7 +7,7 @@ A result is one of
     {"skipped": reason}                            not run here
 
 error is ||Y - R|| / ||R|| on random data against R in float64 (null where it is not finite); exact says whether data of
-small integers gave the rounded exact result; how names the algorithm chosen.
+small integers gave the rounded exact result, which needs windows of a power of two; how names the algorithm chosen.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import datetime
 import io
 import json
 import math
+import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -38,6 +40,11 @@ def new_record(command: str, commit: str, protocol: dict[str, Any]) -> dict[str,
         "format": FORMAT, "command": command, "commit": commit, "time": _now(), "machine": machine(), "protocol": protocol,
         "ceilings": {}, "rows": [],
     }  # fmt: skip
+
+
+def without_folders(words: list[str]) -> str:
+    """A command line whose paths are names only, quoted for a shell."""
+    return shlex.join(re.sub(r"[^=\s]*/", "", word) for word in words)
 
 
 def new_entry(row: Row, precision: str, layout: str) -> Entry:
@@ -117,6 +124,11 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def significant(value: float) -> float:
+    """A number to three significant digits, as errors are recorded."""
+    return float(f"{value:.3g}")
 
 
 CSV_COLUMNS = ("suite", "row", "precision", "layout", "method", "us", "spread_us", "error", "exact", "how", "note")

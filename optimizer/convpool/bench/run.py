@@ -14,7 +14,7 @@ from convpool.bench import cpu, cublas, cudnn, tactics, textbook
 from convpool.bench.case import LIMITS, NORMALS, Candidate, Case, Skip
 from convpool.bench.device import Device, DeviceError
 from convpool.bench.figures import NO_WORKSPACE, ON_CPU, OURS, TACTIC
-from convpool.bench.record import Entry, Result, new_entry
+from convpool.bench.record import Entry, Result, machine, new_entry, significant
 from convpool.bench.rows import Row
 from convpool.bench.tensorrt import Worker, WorkerError
 from convpool.errors import ConvpoolError, first_line
@@ -46,12 +46,14 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure.  methods: patterns as in a shell; tensorrt_python: the interpreter with TensorRT, None: this one."""
+    """What to measure.  methods: patterns as in a shell; plans: how many of cuDNN's engines to try, None: all;
+    tensorrt_python: the interpreter with TensorRT, None: this one."""
 
     precisions: tuple[str, ...] = ()
     layout: str = "nhwc"
     methods: tuple[str, ...] = ("*",)
     replays: int = 15
+    plans: int | None = None
     on_cpu: bool = False
     slow: bool = False
     tensorrt_python: str | None = None
@@ -70,7 +72,7 @@ def protocol(options: Options) -> dict[str, Any]:
         version = None
     return {
         "timing": "CUDA graph of calls on rotated inputs, L2 emptied before every replay; median and interquartile range",
-        "replays": options.replays, "bias": "none on either side",
+        "replays": options.replays, "plans": options.plans, "bias": "none on either side",
         "weights": "constant; what a method makes of them is made once, before", "convpool": version, "versions": {},
     }  # fmt: skip
 
@@ -91,7 +93,7 @@ class Run:
             self._use_tensorrt()
 
     def _use_gpu(self) -> None:
-        self.device = device = Device(self.options.replays)
+        self.device = device = Device(self.options.replays, self.options.plans)
         about = self.record["protocol"]
         about["compute_capability"] = device.compute_capability
         about["versions"].update(device.versions())
@@ -100,6 +102,7 @@ class Run:
             "copy_tb_per_s": device.copy_tb_per_s(),
             "tflops": {precision: device.tflops(precision) for precision in precisions},
         }
+        self.record["machine"] = machine()  # again, now that the clocks are up
 
     def _use_tensorrt(self) -> None:
         python = self.options.tensorrt_python
@@ -186,8 +189,8 @@ def measure(case: Case, make: Callable[[], list[Candidate]]) -> Result:
         for candidate in ranked:
             errors, exact = case.check(candidate)
             if all(error <= LIMITS[case.precision] for error in errors.values()):
-                result = {**case.device.measure(candidate.call, case.sets), "error": errors[NORMALS], "exact": exact,
-                          "how": candidate.how}  # fmt: skip
+                result = {**case.device.measure(candidate.call, case.sets), "error": significant(errors[NORMALS]),
+                          "exact": exact, "how": candidate.how}  # fmt: skip
                 if candidate.tactic is not None:
                     result["tactic"] = candidate.tactic
                 return result | ({"candidates": len(candidates)} if len(candidates) > 1 else {})

@@ -18,7 +18,7 @@ import numpy as np
 
 from convpool.bench import cpu
 from convpool.bench.case import LIMITS
-from convpool.bench.record import Result
+from convpool.bench.record import Result, significant
 from convpool.bench.rows import Row
 from convpool.bench.timing import input_sets, schedule, summarize
 from convpool.errors import ConvpoolError, first_line
@@ -223,7 +223,7 @@ def answer(trt: Any, gpu: Gpu, row: Row, precision: str, layout: str, form: str,
     how = f"TensorRT {trt.__version__}, level {level}"
     if not error <= LIMITS[precision]:
         return {"wrong": error, "how": how}
-    return {**gpu.measure(enqueue, sets, replays), "error": error, "exact": False, "how": how}
+    return {**gpu.measure(enqueue, sets, replays), "error": significant(error), "exact": False, "how": how}
 
 
 def main() -> int:

@@ -30,6 +30,6 @@ def schedule(estimate_us: float, sets: int, replays: int) -> tuple[int, int]:
 
 
 def summarize(times_us: list[float]) -> dict[str, float]:
-    """Median and interquartile range of microseconds a call, from at least 2 replays."""
+    """Median and interquartile range of microseconds a call, from at least 2 replays; to a nanosecond."""
     quartiles = statistics.quantiles(times_us, n=4)
-    return {"us": statistics.median(times_us), "spread_us": quartiles[2] - quartiles[0]}
+    return {"us": round(statistics.median(times_us), 3), "spread_us": round(quartiles[2] - quartiles[0], 3)}
