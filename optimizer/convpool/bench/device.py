@@ -57,7 +57,7 @@ class Device:
         self.replays = replays
         self.stream = torch.cuda.Stream()
         self.handle = self.stream.cuda_stream
-        self._cupy_stream = self.cupy.cuda.ExternalStream(self.handle)
+        self._cupy_stream = self.cupy.cuda.Stream.from_external(self.stream)
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self.l2_bytes = properties.L2_cache_size
         self.compute_capability = properties.major * 10 + properties.minor
