@@ -93,6 +93,7 @@ def test_json_and_back(tmp_path):
     back = records.load(str(path))
     assert back["rows"][0]["methods"]["cudnn_fused"] == {"wrong": None, "how": ""}
     assert back["rows"][1] == data["rows"][1]
+    assert path.read_text().count("\n") < 60 and '"cudnn_fused": {"wrong": null, "how": ""}' in path.read_text()
 
 
 def test_a_recorded_command_names_no_folders():

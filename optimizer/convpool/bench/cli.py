@@ -42,7 +42,7 @@ WIDTH = 250
 @click.option("--plans", type=click.IntRange(min=1), help="How many of cuDNN's engines to try, by its ranking.  Default: all.")
 @click.option("--cpu", "on_cpu", is_flag=True, help="Also a plain loop and onnxruntime on the CPU.")
 @click.option("--slow", is_flag=True, help="Also slow methods on large rows.")
-@click.option("--tensorrt-python", metavar="PROGRAM", help="The Python that has TensorRT, pycuda and convpool.  Default: this one.")
+@click.option("--tensorrt-python", metavar="PROGRAM", help="The Python with TensorRT, pycuda and convpool.  Default: this one.")
 @click.option("--tensorrt-level", type=click.IntRange(0, 5), default=3, show_default=True, help="Builder optimization level.")
 @click.option("--merge", "merged", multiple=True, metavar="FILE.json",
               help="Add the results of an earlier run; with no suite, show and write without measuring.")

@@ -114,8 +114,10 @@ def merge(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def to_json(record: dict[str, Any]) -> bytes:
-    """The file format; numbers that are not finite become null."""
-    return (json.dumps(_finite(record), indent=1) + "\n").encode()
+    """The file format, a line for every innermost object; numbers that are not finite become null."""
+    text = json.dumps(_finite(record), indent=1)
+    text = re.sub(r"\{\n([^{}]*)\n *\}", lambda found: "{" + re.sub(r"\n *", " ", found[1].strip()) + "}", text)
+    return (text + "\n").encode()
 
 
 def _finite(value: Any) -> Any:
