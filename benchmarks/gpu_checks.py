@@ -67,7 +67,7 @@ def main() -> int:
     import conv_cases
 
     record = {
-        "command": " ".join(sys.argv),
+        "command": " ".join(Path(argument).name for argument in sys.argv),
         "commit": arguments.commit,
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "gpu": gpu(),

@@ -219,7 +219,7 @@ template <class Config> struct DirectTma {
         for (int y = first; y < end; ++y) {
             const RawRow row = ahead;
             src += kColumns * 64;
-            ahead = load_row(src);  // the last one is not used, and lies in shared memory all the same
+            if (y + 1 < end) ahead = load_row(src);
             float even[kPerChunk], odd[kPerChunk];
             sum_pair(even, row.even, row.odd);
             sum_pair(odd, row.odd, row.next);
