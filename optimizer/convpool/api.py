@@ -208,6 +208,7 @@ class _Run:
     def _absorb(self, rewriter: Rewriter, inferred: ModelProto | None, phase: str) -> bool:
         """One pass over the operator's nodes; whether any took something in."""
         applied = False
+        left: dict[int, list[Reject]] = {}
         for scope in index_model(self._model.proto, self._model.read, inferred):
             plans: list[Absorption] = []
             changed: set[int] = set()
@@ -217,22 +218,24 @@ class _Run:
                     continue
                 plan, rejects = absorb.check(scope, index, phase, self._named)
                 own = {index, *plan.downstream, *([plan.scaled.node] if plan.scaled else [])} if plan else set()
+                number = self._given_by.get((scope.path, node.output[0]))
+                if rejects and number is not None:
+                    left[number] = rejects
                 if plan is None or own & (changed | leaving) or changed & set(plan.upstream):
-                    if plan is None and rejects and (report := self._given_by.get((scope.path, node.output[0]))) is not None:
-                        site = self._rewritten[report]
-                        beside = dict.fromkeys((*site.beside, *map(str, rejects)))
-                        self._rewritten[report] = replace(site, beside=tuple(beside))
                     continue  # if it was only in the way of another, the next pass sees it again
                 changed |= own
                 leaving |= set(plan.upstream)
                 plans.append(plan)
-                self._tell(scope, plan, rejects)
+                self._tell(scope, plan)
             if plans:
                 rewriter.absorb(scope, plans)
                 applied = True
+        for number, rejects in left.items() if not applied else ():
+            site = self._rewritten[number]
+            self._rewritten[number] = replace(site, beside=(*site.beside, *map(str, rejects)))
         return applied
 
-    def _tell(self, scope: Scope, plan: Absorption, rejects: list[Reject]) -> None:
+    def _tell(self, scope: Scope, plan: Absorption) -> None:
         """Note in the report of a node of the operator what it took in; one that an earlier run wrote gets a report."""
         node = scope.nodes[plan.node]
         number = self._given_by.pop((scope.path, node.output[0]), None)
@@ -242,12 +245,9 @@ class _Run:
                                               None, scope.path))  # fmt: skip
         site = self._rewritten[number]
         saved = None if plan.saved_bytes is None else plan.saved_bytes + (site.saved_bytes or 0)
-        beside = (*site.beside, *map(str, rejects))
         upstream = len(plan.upstream)
         absorbed = (*plan.names[:upstream], *site.absorbed, *plan.names[upstream:])
-        self._rewritten[number] = replace(
-            site, operator=plan.parts.op_type, absorbed=absorbed, saved_bytes=saved, beside=tuple(dict.fromkeys(beside))
-        )
+        self._rewritten[number] = replace(site, operator=plan.parts.op_type, absorbed=absorbed, saved_bytes=saved)
         self._given_by[scope.path, plan.output] = number
 
     def _verdicts(self, scope: Scope, main_opset: int):

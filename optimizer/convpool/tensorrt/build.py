@@ -110,7 +110,10 @@ def _prepare(model: object, lowering: str, plugin: bool, layers: bool) -> ModelP
     if lowering == "none" or prepare.has_operator(loaded.proto):
         result = prepare.self_contained(loaded)
     else:
-        optimized = optimize(loaded.proto, lowering=lowering, check=0, base_dir=loaded.base_dir)
+        siblings = prepare.PLUGIN_HAS_SIBLINGS
+        optimized = optimize(
+            loaded.proto, lowering=lowering, prologue=siblings, epilogue=siblings, check=0, base_dir=loaded.base_dir
+        )
         result = prepare.self_contained(load(optimized.model, loaded.base_dir))
     if layers:
         prepare.mark_all(result)

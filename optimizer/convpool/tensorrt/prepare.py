@@ -24,6 +24,9 @@ from convpool.modelio import LoadedModel, load
 
 OLD_PARSER_OPSET = 17
 """The newest opset that the parser of TensorRT 8.6 knows."""
+PLUGIN_HAS_SIBLINGS = False
+"""Whether the plugin runs the operators of version 2.  While it does not, it is never given one: `build` asks for none, and
+those that a model has already become standard operators."""
 _NUMPY_TYPES = {TensorProto.FLOAT16: np.dtype(np.float16), TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16)}
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 _FLOAT_ONLY_INPUTS = {"Resize": (1, 2), "Upsample": (1,)}
@@ -31,13 +34,13 @@ _FLOAT_ONLY_INPUTS = {"Resize": (1, 2), "Upsample": (1,)}
 
 
 def has_operator(model: ModelProto) -> bool:
-    """Whether the model has ConvAvgPool nodes."""
+    """Whether the model has nodes of convpool's operators."""
     return any(is_operator(node) for node in _nodes(model.graph))
 
 
 def is_operator(node: NodeProto) -> bool:
-    """Whether the node is a ConvAvgPool, in whatever domain a runtime wants it."""
-    return node.op_type == operator.OP_TYPE
+    """Whether the node is a ConvAvgPool or a sibling, in whatever domain a runtime wants it."""
+    return node.op_type in operator.OP_TYPES
 
 
 def self_contained(model: object) -> ModelProto:
@@ -54,6 +57,9 @@ def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool)
     """The model for the ONNX parser of TensorRT `major`; changed in place where it can be, so pass a copy."""
     if not plugin and has_operator(model):
         model = onnx.inliner.inline_local_functions(model)
+    elif not PLUGIN_HAS_SIBLINGS:
+        siblings = [(item.domain, item.name) for item in model.functions if item.name in operator.SIBLINGS]
+        model = onnx.inliner.inline_selected_functions(model, siblings) if siblings else model
     if major < 10:
         opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
         if opset > OLD_PARSER_OPSET:
