@@ -124,18 +124,17 @@ def check(
 def _behind(walk: _Walk, plan: Absorption) -> Absorption | None:
     """The plan with one more node behind taken in; None where there is none to take in."""
     scope, parts = plan.scope, plan.parts
-    readers = scope.readers.get(plan.output, [])
+    wanted = ("Sum", "BatchNormalization", "Identity", "Dropout", *BINARY, *ACTIVATIONS)
+    readers = [index for index in scope.readers.get(plan.output, []) if is_op(scope.nodes[index], *wanted)]
     if not readers or parts.after:
         return None
-    node = scope.nodes[readers[0]]
-    if not is_op(node, "Sum", "BatchNormalization", "Identity", "Dropout", *BINARY, *ACTIVATIONS):
-        return None
+    reader = readers[0]
+    node = scope.nodes[reader]
     others = scope.sole_reader(plan.output)
     if others is not None:
         found = reject(scope, plan.node, f"result '{plan.output}' {others}", "other readers", f"{node.op_type} alone")
         walk.rejects.append(found)
         return None
-    reader = readers[0]
     taken = replace(plan, output=node.output[0], downstream=(*plan.downstream, reader))
     if is_op(node, *ACTIVATIONS):
         alpha = _alpha(scope, reader)
