@@ -296,7 +296,8 @@ REFUSALS = {
         "Relu 'p': output 'p' is a graph output; got other readers, expected the convolution alone"),
     "captured by a branch": (
         f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\nz = If(flag) <"
-        "then_branch = t () => (float[1,16,12,12] i) { i = Sigmoid(p) }, else_branch = e () => (float[1,16,12,12] j) { j = Tanh(p) }>\ny = Identity(q)", {},
+        "then_branch = t () => (float[1,16,12,12] i) { i = Sigmoid(p) }, "
+        "else_branch = e () => (float[1,16,12,12] j) { j = Tanh(p) }>\ny = Identity(q)", {},
         {"inputs": "float[1,16,12,12] x, bool flag", "outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
         "Relu 'p': output 'p' is read by a subgraph; got other readers, expected the convolution alone"),
     "training BatchNormalization": (
