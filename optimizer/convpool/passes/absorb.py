@@ -200,9 +200,13 @@ def _residual(walk: _Walk, plan: Absorption, taken: Absorption) -> Absorption | 
     if plan.parts.residual:
         return reject(scope, reader, "residual", "a second one", "one")
     other = node.input[1] if node.input[0] == plan.output else node.input[0]
-    if not _same_shape(scope, plan.output, other, walk.rank):
-        shapes = [list(shape) if (shape := scope.info(name).shape) else "unknown" for name in (other, plan.output)]
-        return reject(scope, reader, "shape of the residual", shapes[0], f"provably the result's, {shapes[1]}")
+    shapes = [scope.info(name).shape for name in (plan.output, other)]
+    if shapes[0] is not None and (x := scope.info(plan.x).shape):
+        shapes[0] = (x[0], *shapes[0][1:])  # a value_info may have another name for the batch
+    same = shapes[0] == shapes[1] and shapes[0] is not None and len(shapes[0]) == walk.rank + 2 and None not in shapes[0]
+    if not same and not _same_origin(scope, plan.output, other, shapes, walk.rank):
+        got, expected = (list(shape) if shape is not None else "unknown" for shape in reversed(shapes))
+        return reject(scope, reader, "shape of the residual", got, f"provably the result's, {expected}")
     rival = scope.producer.get(other)
     if rival is not None and operator.is_operator(scope.nodes[rival]) and scope.sole_reader(other) is None:
         parts = operator.parts_of(scope.nodes[rival])
@@ -393,16 +397,11 @@ def _work(scope: Scope, index: int) -> int:
     return math.prod(dim for dim in shape[1:] if isinstance(dim, int)) if shape else 0
 
 
-def _same_shape(scope: Scope, y: str, other: str, rank: int) -> bool:
-    """Whether `other` provably has the shape of `y`, by their shapes or by how their sizes came about."""
-    a, b = scope.info(y).shape, scope.info(other).shape
-    if a is None or b is None or len(a) != rank + 2 or len(b) != rank + 2:
+def _same_origin(scope: Scope, y: str, other: str, shapes: list, rank: int) -> bool:
+    """Whether batch and channels are equal by their shapes, and spatial sizes by how they came about."""
+    if any(shape is None or len(shape) != rank + 2 or None in shape[:2] for shape in shapes):
         return False
-    if a[:2] != b[:2] or None in a[:2]:
-        return False
-    if a == b and None not in a:
-        return True
-    return spatial_origin(scope, y, rank) == spatial_origin(scope, other, rank)
+    return shapes[0][:2] == shapes[1][:2] and spatial_origin(scope, y, rank) == spatial_origin(scope, other, rank)
 
 
 def _saved_bytes(plan: Absorption) -> int | None:
