@@ -101,10 +101,9 @@ class Rewriter:
             if old or new.bias.any():
                 given["B"] = constant(("B", plan.node), lambda: new.bias, f"{old or stem + '_bias'}_scaled")
         if plan.affine is not None:
-            affine, channels = plan.affine, given["W"]
-            shape = scope.info(node.input[1]).shape
+            affine, shape = plan.affine, scope.info(node.input[1]).shape
             assert shape is not None and isinstance(shape[-1], int)
-            channels = shape[-1] * next(item.i for item in node.attribute if item.name == "group")
+            channels = shape[-1] * next((item.i for item in node.attribute if item.name == "group"), 1)
             for name, values in (("scale", affine.scale), ("shift", affine.shift)):
                 full = np.broadcast_to(values, (channels,))
                 given[name] = constant((name, plan.node), lambda full=full: full, f"{stem}_{name}")

@@ -10,6 +10,7 @@ from onnx import helper, numpy_helper
 import convpool
 from build import graph, operators
 from convpool import operator
+from convpool.cli import command, run
 from test_structure import POOL, rewrite
 
 PAIR = f"h = Conv<pads=[1,1,1,1]>(p, w)\ny = {POOL}(h)"
@@ -146,6 +147,22 @@ def test_a_map_behind_the_residual_goes_into_the_convolution_that_gives_it():
     assert list(conv.input) == ["x", "v_scaled"]  # scaled, and no bias made up for it
     both = graph(f"{TAIL}\n{SKIP}\nn = Add(q, r)\ny = Div(n, c)", {"v": (32, 16, 1, 1), "c": np.float32(1.5)})
     assert [node.op_type for node in rewrite(both, 2, "convavgpool").graph.node] == ["ConvAvgPool", "ConvAvgPoolAdd"]
+
+
+def test_an_excluded_convolution_is_not_scaled():
+    body = f"{TAIL}\nr = Conv<strides=[2,2]>(x, v)\nn = Add(q, r)\ny = Mul(n, c)"
+    model = graph(body, {"v": (32, 16, 1, 1), "c": np.float32(3)})
+    assert operators(convpool.optimize(model).model.graph) == {"Conv": 1, "ConvAvgPoolAdd": 1}
+    kept = convpool.optimize(model, exclude="r").model
+    assert operators(kept.graph) == {"Conv": 1, "ConvAvgPoolAdd": 1, "Mul": 1}
+    assert next(node for node in kept.graph.node if node.op_type == "Conv").input[1] == "v"
+
+
+def test_a_group_that_is_left_out_is_1():
+    old = convpool.optimize(graph(f"p = Relu(x)\nn = Mul(p, s)\n{PAIR.replace('(p,', '(n,')}", PER_CHANNEL), prologue=False).model
+    node = siblings(old)[0]
+    node.attribute.remove(next(item for item in node.attribute if item.name == "group"))
+    assert [node.op_type for node in convpool.optimize(old, check=0).model.graph.node] == ["Relu", "AffineConvAvgPool"]
 
 
 def test_an_activation_that_two_pairs_read_is_recomputed_in_each():
@@ -421,3 +438,16 @@ def test_weights_that_something_else_reads_are_not_edited():
     result = rewrite(model, 1, "convavgpool")
     kept = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.graph.initializer}
     assert np.array_equal(kept["w"], numpy_helper.to_array(model.graph.initializer[0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [([], "ReluConvAvgPoolRelu"), (["--no-prologue"], "ConvAvgPoolRelu"), (["--no-epilogue"], "ReluConvAvgPool"),
+     (["--no-prologue", "--no-epilogue"], "ConvAvgPool")],
+)  # fmt: skip
+def test_command_line(options, kind, tmp_path, capsys):
+    onnx.save(graph(f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\nz = Relu(q)\ny = Tanh(z)"), tmp_path / "in.onnx")
+    assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), *options]) == 0
+    assert siblings(onnx.load(tmp_path / "out.onnx"))[0].op_type == kind
+    shown = capsys.readouterr().out
+    assert ("rewritten as convavgpool" if kind == "ConvAvgPool" else f"rewritten as {kind} with Relu") in shown

@@ -141,7 +141,7 @@ def _behind(walk: _Walk, plan: Absorption) -> Absorption | None:
         return None if alpha is None else replace(taken, parts=replace(parts, after=node.op_type, after_alpha=alpha))
     step = _step(scope, reader, walk.rank)
     if isinstance(step, Step) and step.affine is not None and node.input[step.operand] == plan.output:
-        result: Absorption | Reject | None = _fold(taken, step)
+        result: Absorption | Reject | None = _fold(walk, taken, step)
     elif is_op(node, "Add", "Sum"):
         result = _residual(walk, plan, taken)
     else:
@@ -164,7 +164,7 @@ def _step(scope: Scope, index: int, rank: int) -> Step | Reject | None:
         return reject(scope, index, "attributes", f"a reference to the function's '{error}'", "values")
 
 
-def _fold(plan: Absorption, step: Step) -> Absorption | Reject:
+def _fold(walk: _Walk, plan: Absorption, step: Step) -> Absorption | Reject:
     """Condition (6): `step` behind the node, in its weights."""
     scope = plan.scope
     if step.affine is IDENTITY:
@@ -179,7 +179,7 @@ def _fold(plan: Absorption, step: Step) -> Absorption | Reject:
     own, other = _scaled(weights, step.affine), plan.scaled
     if plan.parts.residual and (step.affine.scale != 1).any():
         source = scope.producer.get(plan.residual or "")
-        giver = plan.scaled or (_giver(scope, source) if source is not None else None)
+        giver = plan.scaled or (_giver(walk, source) if source is not None else None)
         if giver is None:
             return reject(scope, step.node, "map behind a residual", "one that its convolution cannot take in",
                           "a convolution with constant weights that nothing else reads")  # fmt: skip
@@ -340,10 +340,11 @@ def _weights(scope: Scope, index: int) -> Weights | None:
     return Weights(index, array, bias.array() if bias else np.zeros(array.shape[0], array.dtype))
 
 
-def _giver(scope: Scope, index: int) -> Weights | None:
+def _giver(walk: _Walk, index: int) -> Weights | None:
     """Weights of the convolution that gives the residual, if they may be scaled."""
+    scope = walk.plan.scope
     node = scope.nodes[index]
-    if scope.sole_reader(node.output[0]) is not None:
+    if scope.sole_reader(node.output[0]) is not None or walk.excluded(label(node)):
         return None
     if operator.is_operator(node):
         parts = operator.parts_of(node)
@@ -388,7 +389,7 @@ def _channels(scope: Scope, index: int) -> tuple[int, int] | None:
     shape = scope.info(node.input[1]).shape
     if shape is None or not all(isinstance(dim, int) for dim in shape):
         return None
-    return shape[0], shape[-1] * int(attributes(node)["group"])
+    return shape[0], shape[-1] * int(attributes(node).get("group", 1))
 
 
 def _work(scope: Scope, index: int) -> int:
