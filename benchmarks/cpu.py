@@ -46,7 +46,7 @@ NETWORKS = {
     "wgan_gp, batch 8": ("wgan_gp", 8, "auto"),
     "wgan_gp_slices, batch 8": ("wgan_gp_slices", 8, "auto"),
     "stargan_v2, batch 1": ("stargan_v2", 1, "auto"),
-    "biggan128, batch 1": ("biggan128", 1, "auto"),
+    "biggan128, batch 8": ("biggan128", 8, "auto"),
     "biggan256, batch 1": ("biggan256", 1, "auto"),
     "densenet121, batch 1": ("densenet121", 1, "auto"),
 }

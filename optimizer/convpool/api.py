@@ -22,7 +22,7 @@ from convpool.lowering import REQUESTS
 from convpool.modelio import LoadedModel, infer_shapes, load, passes_full_check, save
 from convpool.modelio import check as check_model
 from convpool.passes import absorb, conv_pool, pool_conv
-from convpool.passes.absorb import Absorption
+from convpool.passes.absorption import Absorption
 from convpool.passes.conv_pool import Site
 from convpool.plan import Plan, Reject, conv_leaves, tree_nodes
 from convpool.report import Report, SiteReport, Summary

@@ -19,7 +19,7 @@ from convpool import operator
 from convpool.geometry import ConvSpec, PoolSpec, fuse_kernel
 from convpool.graph import Scope, graphs_within, index_model, opset_of, value_names
 from convpool.lowering import Form, form
-from convpool.passes.absorb import Absorption, Weights
+from convpool.passes.absorption import Absorption, Weights
 from convpool.passes.conv_pool import folded
 from convpool.plan import IDENTITY, Choice, ConvLeaf, JoinTree, Moved, OpaqueLeaf, Plan, Reject, Tree, conv_leaves, tree_nodes
 
