@@ -71,7 +71,8 @@ def make_behind(m: Maker, name: str, layer: Layer, after: list[int], known: bool
             axis = int(m.rng.integers(2, len(shape)))
             shape = (*shape[:axis], 1, *shape[axis + 1 :])
         other = m.feed(shape, ["N", *shape[1:]] if m.open_batch else None)
-        name = m.node(str(m.pick(["Add", "Sum"])), [name, other] if m.chance(0.5) else [other, name])
+        op_type = str(m.pick(["Add", "Sum"])) if m.opset >= 8 or not broadcast else "Add"  # Sum broadcasts from 8 on
+        name = m.node(op_type, [name, other] if m.chance(0.5) else [other, name])
         m.tags["residual"] = "broadcast" if broadcast and shape[2:] != tuple(after) else "equal"
         if m.epilogue is not None:
             m.epilogue = "Add" if m.tags["residual"] == "equal" else None
