@@ -27,9 +27,10 @@ bench-cpu: install
 	$(BIN)/python -m benchmarks.cpu --json benchmarks/results/cpu.json
 	$(BIN)/python -m benchmarks.scale --json benchmarks/results/scale.json
 
-# On a machine with a GPU, PyTorch and CuPy.
+# On a machine with a GPU.
 bench-gpu: install
-	$(BIN)/python benchmarks/gpu_conv_avgpool.py --commit $$(git rev-parse HEAD) --json benchmarks/results/h200_f16_nhwc.json
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check ".[bench,cuda]"
+	$(BIN)/convpool-bench suita-table2 --commit $$(git rev-parse HEAD) --json benchmarks/results/h200_suita_table2_fp16.json
 	$(BIN)/python benchmarks/gpu_checks.py --commit $$(git rev-parse HEAD) --json benchmarks/results/h200_kernel_tests.json
 
 clean:

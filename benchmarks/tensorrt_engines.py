@@ -1,12 +1,17 @@
-"""Whole models as TensorRT engines: with the plugin, and of the original model; accuracy and time.
+r"""Whole models as TensorRT engines: with the plugin, and of the original model; accuracy and time.
 
     python -m benchmarks.tensorrt_engines check --json benchmarks/results/h200_trt86_engines.json [--digits FILE.npz]
     python -m benchmarks.tensorrt_engines time --json benchmarks/results/h200_trt86_sngan64.json
+    python -m benchmarks.tensorrt_engines tests plugin --json benchmarks/results/h200_trt86_tests.json
+    python -m benchmarks.tensorrt_engines tests small stargan_v2 densenet121_fp32 densenet121_tf32 densenet121_fp16 \
+        --jobs 3 --json benchmarks/results/h200_trt86_accuracy.json
 
 `check` builds each model in fp32 and fp16, with a static batch and with open ones, saves the engines and runs them in a
 new process; outputs are compared with onnxruntime and with float64 on the original model.  `time` builds one model with
 the plugin, as it is, and in standard operators, and replays CUDA graphs of all engines in turn over inputs rotated
-beyond the L2.  Needs TensorRT, pycuda and a GPU.
+beyond the L2.  `tests` runs groups of tests/plugin and of the engines of tests/accuracy with REQUIRE_GPU=1, a few processes
+at a time, and keeps what passed and the errors found.  Builders share the GPU in turns: with 13 of them an H200 needed
+more than twice as long for each as with 5.  Needs TensorRT, pycuda and a GPU.
 """
 
 from __future__ import annotations
@@ -15,11 +20,15 @@ import argparse
 import ctypes
 import datetime
 import json
+import os
+import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -167,6 +176,58 @@ def check(arguments: argparse.Namespace) -> dict:
     return {"rows": rows, "failures": failures}
 
 
+INTERRUPT_S = 60  # TensorRT's builder is not interrupted: the test at hand goes on to its end
+TEST_GROUPS = {
+    "plugin": ["tests/plugin"],
+    "densenet121_fp32": ["tests/accuracy", "-k", "test_tensorrt and densenet121 and fp32"],
+    "densenet121_tf32": ["tests/accuracy", "-k", "test_tensorrt and densenet121 and tf32"],
+    "densenet121_fp16": ["tests/accuracy", "-k", "test_tensorrt and densenet121 and fp16"],
+    "small": ["tests/accuracy", "-k", "test_tensorrt and (lenet5 or sngan64 or wgan_gp or densenet_transition)"],
+    "stargan_v2": ["tests/accuracy", "-k", "test_tensorrt and stargan_v2"],
+}
+
+
+def run_tests(group: str, seconds: float) -> dict:
+    """One group of tests: counts, what failed, and what the tests recorded."""
+    with tempfile.TemporaryDirectory() as folder:
+        junit = Path(folder, "junit.xml")
+        options = ["-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={junit}"]
+        command = [sys.executable, "-m", "pytest", *options, *TEST_GROUPS[group]]
+        started = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "REQUIRE_GPU": "1"}) as process:
+            try:
+                output, late = process.communicate(timeout=seconds)[0], False
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGINT)  # pytest then writes down what it has
+                try:
+                    output = process.communicate(timeout=INTERRUPT_S)[0]
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    output = process.communicate()[0]
+                late = True
+        status = process.returncode
+        result = {"group": group, "exit_status": status, "seconds": round(time.perf_counter() - started, 1), "late": late}
+        print(group, output[-6000:], sep="\n", flush=True)
+        if not junit.exists():
+            return {**result, "passed": 0, "skipped": [], "failed": [f"not done after {seconds} s"], "recorded": []}
+        cases = list(ElementTree.parse(junit).iter("testcase"))
+    recorded = [
+        {"test": one.get("name"), **{p.get("name"): float(p.get("value")) for p in one.iter("property")}}
+        for one in cases if one.find("properties") is not None
+    ]  # fmt: skip
+    bad = [one.get("name") for one in cases if one.find("failure") is not None or one.find("error") is not None]
+    skipped = [f"{one.get('name')}: {one.find('skipped').get('message')}" for one in cases if one.find("skipped") is not None]
+    passed = re.search(r"(\d+) passed", output)  # of a test that was interrupted the file says nothing bad
+    return {**result, "passed": int(passed[1]) if passed else 0, "skipped": skipped, "failed": bad, "recorded": recorded}
+
+
+def tests(arguments: argparse.Namespace) -> dict:
+    """Every group, a few at a time."""
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        groups = list(pool.map(lambda group: run_tests(group, arguments.timeout), arguments.names or TEST_GROUPS))
+    return {"groups": groups, "failures": [g["group"] for g in groups if g["exit_status"] != 0 or g["late"]]}
+
+
 class Replay:
     """One engine as CUDA graphs, one per input set."""
 
@@ -278,8 +339,8 @@ def about() -> dict:
 def main() -> int:
     """Entry point; 1 if a case failed or missed its limit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("check", "check-one", "time", "run"))
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("what", choices=("check", "check-one", "time", "tests", "run"))
+    parser.add_argument("names", nargs="*", help="groups of `tests`, default all")
     parser.add_argument("--json")
     parser.add_argument("--digits", help="npz with the digits' test set as `inputs`")
     parser.add_argument("--models", nargs="*")
@@ -301,7 +362,7 @@ def main() -> int:
     if arguments.what == "check-one":
         check_model(arguments.names[0], arguments.digits, arguments.level)
         return 0
-    results = {**about(), **(check(arguments) if arguments.what == "check" else timing(arguments))}
+    results = {**about(), **{"check": check, "time": timing, "tests": tests}[arguments.what](arguments)}
     text = json.dumps(results, indent=1) + "\n"
     if arguments.json:
         Path(arguments.json).write_text(text)

@@ -30,6 +30,15 @@ Tensor tensor(const v2::PluginTensorDesc &desc, const v2::Dims &dims) {
     return t;
 }
 
+// The sizes that `sizes` picks.
+std::vector<Tensor> tensors(const v2::DynamicPluginTensorDesc *in, int32_t inputs, const v2::DynamicPluginTensorDesc *out,
+                            const v2::Dims v2::DynamicPluginTensorDesc::*sizes) {
+    std::vector<Tensor> all;
+    for (int32_t i = 0; i < inputs; ++i) all.push_back(tensor(in[i].desc, in[i].*sizes));
+    all.push_back(tensor(out[0].desc, out[0].*sizes));
+    return all;
+}
+
 std::vector<Tensor> tensors(const v2::PluginTensorDesc *in, int32_t inputs, const v2::PluginTensorDesc *out,
                             int32_t outputs) {
     std::vector<Tensor> all;
@@ -42,18 +51,28 @@ void expect_one_output(int32_t outputs) {
     if (outputs != 1) throw std::invalid_argument("outputs; got " + std::to_string(outputs) + ", expected 1");
 }
 
-// What the last configurePlugin said, by which enqueue knows how much workspace it was given: TensorRT passes the
-// pointer, not the size.  It asks getWorkspaceSize at the largest shapes, so the size is that of the default tactic for
-// these, on the device of the build, in the format at hand.  Belongs to the serialised form.
+// What enqueue must know of the build: TensorRT passes it a pointer to workspace, not its size.  It asked
+// getWorkspaceSize at the largest shapes of a profile, after configurePlugin had named its smallest and largest ones;
+// `bytes` is the least that this layer answers for the profiles it was configured for.  Belongs to the serialised form.
 struct Grant {
     int32_t inputs = 0;
     Device device{};
-    int64_t largest[kMaxDims] = {};  // X
+    int64_t bytes = 0;
+    convpool_problem largest{};
 };
 
-static_assert(sizeof(Grant) == 16 + 8 * kMaxDims, "no padding: it is written as it stands");
+static_assert(sizeof(Grant) == 24 + sizeof(convpool_problem), "no padding: it is written as it stands");
 
-constexpr char kMagic[4] = {'C', 'P', 'A', '1'};
+// A problem without its sizes: what stays the same from profile to profile.
+convpool_problem sizeless(convpool_problem problem) {
+    problem.n = 0;
+    std::fill(std::begin(problem.spatial), std::end(problem.spatial), 0);
+    return problem;
+}
+
+bool same(const convpool_problem &a, const convpool_problem &b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+
+constexpr char kMagic[4] = {'C', 'P', 'A', '3'};
 
 class Writer {
   public:
@@ -134,7 +153,11 @@ class Plugin final : public v2::IPluginV2DynamicExt {
     void terminate() noexcept override {}
     void destroy() noexcept override { delete this; }
     Plugin *clone() const noexcept override {
-        return guarded<Plugin *>("clone", nullptr, [&] { return new Plugin(layer_, grant_, namespace_); });
+        return guarded<Plugin *>("clone", nullptr, [&] {
+            Plugin *copy = new Plugin(layer_, grant_, namespace_);
+            copy->answer_ = answer_;
+            return copy;
+        });
     }
     void setPluginNamespace(const char *name) noexcept override {
         guarded("setPluginNamespace", 0, [&] { return namespace_ = name == nullptr ? "" : name, 0; });
@@ -196,19 +219,48 @@ class Plugin final : public v2::IPluginV2DynamicExt {
                          int32_t outputs) noexcept override {
         guarded("configurePlugin", 0, [&] {
             expect_one_output(outputs);
-            std::vector<Tensor> all;
-            for (int32_t i = 0; i < inputs; ++i) all.push_back(tensor(in[i].desc, in[i].max));
-            all.push_back(tensor(out[0].desc, out[0].max));
-            const convpool_problem largest = layer_.problem(all.data(), inputs);
+            const convpool_problem least =
+                layer_.problem(tensors(in, inputs, out, &v2::DynamicPluginTensorDesc::min).data(), inputs);
+            const convpool_problem largest =
+                layer_.problem(tensors(in, inputs, out, &v2::DynamicPluginTensorDesc::max).data(), inputs);
             if (convpool_output_shape(&largest, nullptr) != CONVPOOL_OK)
                 throw std::invalid_argument(convpool_last_error());
+            // An execution context says the shape at hand, as smallest and largest too: nothing about workspace.
+            if (attached_) {
+                reserve(largest);
+                return 0;
+            }
             Grant grant;
             grant.inputs = inputs;
             grant.device = grant_.inputs == 0 ? current_device() : grant_.device;  // the builder's, once it has spoken
-            std::copy(std::begin(all[kX].d), std::end(all[kX].d), grant.largest);
+            answer_ = workspace_bytes(largest, 0, grant.device);
+            if (convpool_output_shape(&least, nullptr) == CONVPOOL_OK && least.n > 0)  // small ones may want more
+                answer_ = std::max(answer_, workspace_bytes(least, 0, grant.device));
+            grant.bytes = static_cast<int64_t>(answer_);
+            grant.largest = largest;
+            if (grant_.inputs == inputs && same(sizeless(largest), sizeless(grant_.largest))) {  // another profile, or again
+                grant.bytes = std::min(grant.bytes, grant_.bytes);
+                grant.largest.n = std::max(largest.n, grant_.largest.n);
+                for (int i = 0; i < largest.rank; ++i)
+                    grant.largest.spatial[i] = std::max(largest.spatial[i], grant_.largest.spatial[i]);
+            }
             grant_ = grant;
+            chosen_ = {};
             return 0;
         });
+    }
+
+    // Called on every execution context's own clone, before anything runs.
+    void attachToContext(cudnnContext *, cublasContext *, v2::IGpuAllocator *) noexcept override {
+        guarded("attachToContext", 0, [&] {
+            attached_ = true;
+            if (grant_.inputs != 0) reserve(grant_.largest);
+            return 0;
+        });
+    }
+    void detachFromContext() noexcept override {
+        attached_ = false;
+        kept_.release();
     }
 
     size_t getWorkspaceSize(const v2::PluginTensorDesc *in, int32_t inputs, const v2::PluginTensorDesc *out,
@@ -216,7 +268,8 @@ class Plugin final : public v2::IPluginV2DynamicExt {
         return guarded<size_t>("getWorkspaceSize", 0, [&] {
             expect_one_output(outputs);
             const Device device = grant_.inputs == 0 ? current_device() : grant_.device;
-            return workspace_bytes(layer_.problem(tensors(in, inputs, out, outputs).data(), inputs), 0, device);
+            const convpool_problem problem = layer_.problem(tensors(in, inputs, out, outputs).data(), inputs);
+            return std::max(answer_, workspace_bytes(problem, 0, device));
         });
     }
 
@@ -226,23 +279,26 @@ class Plugin final : public v2::IPluginV2DynamicExt {
             if (grant_.inputs == 0) throw std::logic_error("called before configurePlugin");
             const convpool_problem problem = layer_.problem(tensors(in, grant_.inputs, out, 1).data(), grant_.inputs);
             if (problem.n == 0) return 0;  // an empty batch
-            if (std::memcmp(&problem, &chosen_.problem, sizeof problem) != 0)
+            if (!same(problem, chosen_.problem))
                 chosen_ = {problem, default_tactic(problem, granted_bytes(problem), current_device()), granted_bytes(problem)};
-            launch(problem, chosen_.tactic, inputs, outputs[0], workspace, chosen_.granted, stream);
+            launch(problem, chosen_.tactic, inputs, outputs[0], workspace, chosen_.granted, kept_, stream);
             return 0;
         });
     }
 
   private:
-    // 0 where the shape lies outside what was configured, as for another optimization profile.
-    size_t granted_bytes(convpool_problem problem) const {
-        const int64_t *largest = grant_.largest;
-        bool inside = problem.n <= largest[0] && problem.c == largest[1];
-        for (int i = 0; i < problem.rank; ++i) inside = inside && problem.spatial[i] <= largest[2 + i];
-        if (!inside) return 0;
-        problem.n = largest[0];
-        for (int i = 0; i < problem.rank; ++i) problem.spatial[i] = largest[2 + i];
-        return workspace_bytes(problem, 0, grant_.device);
+    // 0 where the shape lies outside every profile that was configured.
+    size_t granted_bytes(const convpool_problem &problem) const {
+        const convpool_problem &largest = grant_.largest;
+        bool inside = problem.n <= largest.n && problem.c == largest.c && grant_.bytes > 0;
+        for (int i = 0; i < problem.rank; ++i) inside = inside && problem.spatial[i] <= largest.spatial[i];
+        return inside ? static_cast<size_t>(grant_.bytes) : 0;
+    }
+
+    // Memory for the weights of the tactic that this problem will run with.
+    void reserve(const convpool_problem &problem) {
+        if (layer_.value(kConstantWeights) == 0 || problem.n < 1) return;
+        kept_.reserve(problem, default_tactic(problem, granted_bytes(problem), current_device()));
     }
 
     // The last problem's tactic: weighing all of them takes longer than a small layer runs.  Each execution context has
@@ -255,8 +311,11 @@ class Plugin final : public v2::IPluginV2DynamicExt {
 
     Layer layer_;
     Grant grant_;
+    size_t answer_ = 0;  // to getWorkspaceSize, at least, since the last configurePlugin of a builder
     std::string namespace_;
     Chosen chosen_;
+    bool attached_ = false;
+    KeptWeights kept_;
 };
 
 class Creator final : public v2::IPluginCreator {

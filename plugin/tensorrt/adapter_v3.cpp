@@ -182,6 +182,7 @@ class Plugin final : public v3::IPluginV3,
                 const convpool_status status = convpool_prepare(&problem, tactic_);
                 if (status != CONVPOOL_OK && status != CONVPOOL_UNSUPPORTED)  // the launch then falls back
                     throw std::runtime_error(convpool_last_error());
+                if (attached_ && layer_.value(kConstantWeights) != 0) kept_.reserve(problem, tactic_);
             }
             return 0;
         });
@@ -195,12 +196,17 @@ class Plugin final : public v3::IPluginV3,
             // TensorRT gives what getWorkspaceSize asked for at the largest shape, which this shape's need never passes;
             // without a tactic nothing is certain, and the default one does without.
             const size_t bytes = tactic_ == 0 ? 0 : workspace_bytes(problem, tactic_, current_device());
-            launch(problem, tactic_, inputs, outputs[0], workspace, bytes, stream);
+            launch(problem, tactic_, inputs, outputs[0], workspace, bytes, kept_, stream);
             return 0;
         });
     }
 
-    v3::IPluginV3 *attachToContext(v3::IPluginResourceContext *) noexcept override { return clone(); }
+    // Only what belongs to an execution context keeps weights: a builder's runs may be on anything.
+    v3::IPluginV3 *attachToContext(v3::IPluginResourceContext *) noexcept override {
+        Plugin *attached = clone();
+        if (attached != nullptr) attached->attached_ = true;
+        return attached;
+    }
     const v3::PluginFieldCollection *getFieldsToSerialize() noexcept override { return &collection_; }
 
   private:
@@ -241,6 +247,8 @@ class Plugin final : public v3::IPluginV3,
     std::vector<convpool_problem> problems_;  // smallest, typical, largest, of the last configurePlugin
     int32_t inputs_ = 0;                      // how many, of the last configurePlugin or onShapeChange
     int32_t tactic_ = 0;
+    bool attached_ = false;
+    KeptWeights kept_;
     std::vector<v3::PluginField> fields_;
     v3::PluginFieldCollection collection_{};
 };

@@ -84,6 +84,7 @@ const std::vector<Attribute> &Layer::attributes() {
         {"kernel_shape", 1, 1, kMost, true, 0},      {"strides", 1, 1, kMost, false, 1},
         {"pads", 2, 0, kMost, false, 0},             {"dilations", 1, 1, kMost, false, 1},
         {"group", 0, 1, INT32_MAX, false, 1},        {"allow_tf32", 0, 0, 1, false, 0},
+        {"constant_weights", 0, 0, 1, false, 0},
     };
     return all;
 }
@@ -238,7 +239,7 @@ size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const De
 }
 
 void launch(const convpool_problem &problem, int32_t tactic, const void *const *inputs, void *output, void *workspace,
-            size_t workspace_size, void *stream) {
+            size_t workspace_size, KeptWeights &kept, void *stream) {
     convpool_tensors tensors{};
     tensors.struct_size = sizeof tensors;
     tensors.x = inputs[kX];
@@ -247,7 +248,10 @@ void launch(const convpool_problem &problem, int32_t tactic, const void *const *
     tensors.y = output;
     tensors.workspace = workspace;
     tensors.workspace_bytes = workspace == nullptr ? 0 : workspace_size;
-    convpool_status status = convpool_launch(&problem, tactic, &tensors, stream);
+    convpool_tensors placed = tensors;
+    const bool keeps = kept.place(problem, tactic, stream, placed);
+    convpool_status status = convpool_launch(&problem, tactic, &placed, stream);
+    if (keeps) kept.launched(status == CONVPOOL_OK);
     if (tactic != 0 && (status == CONVPOOL_UNSUPPORTED || status == CONVPOOL_MISALIGNED))
         status = convpool_launch(&problem, 0, &tensors, stream);
     check(status);

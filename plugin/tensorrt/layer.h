@@ -4,6 +4,8 @@
 // Errors are exceptions whose message names the attribute or tensor; the adapters' guard turns them into a status.
 #pragma once
 
+#include "kept_weights.h"
+
 #include <convpool.h>
 
 #include <cstddef>
@@ -53,12 +55,13 @@ struct Attribute {
     int32_t fallback;
 };
 // Positions in Layer::attributes(), the order of serialisation.  Pooling and convolution have the same four.
-enum AttributeId : int { kPooling = 0, kConvolution = 4, kGroup = 8, kAllowTf32 = 9 };
+enum AttributeId : int { kPooling = 0, kConvolution = 4, kGroup = 8, kAllowTf32 = 9, kConstantWeights = 10 };
 enum Window : int { kKernelShape = 0, kStrides = 1, kPads = 2, kDilations = 3 };
 
 class Layer {
   public:
-    // allow_tf32 is not the operator's: it says how a builder wants float32 products to be formed.
+    // The last two are not the operator's.  allow_tf32 says how a builder wants float32 products to be formed;
+    // constant_weights that W never changes in the engine's life, so that what is made of it may be kept.
     static const std::vector<Attribute> &attributes();
 
     Layer(const Field *fields, int32_t count);
@@ -96,9 +99,10 @@ class Layer {
 int32_t default_tactic(const convpool_problem &problem, size_t workspace_size, const Device &device);
 // Bytes that `tactic` needs; 0 stands for the default one of `device`.
 size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const Device &device);
-// Launches, and falls back to the default tactic within `workspace_size` where `tactic` cannot run these very tensors.
+// Launches, on kept weights where there are any, and falls back to the default tactic within `workspace_size` where
+// `tactic` cannot run these very tensors.
 void launch(const convpool_problem &problem, int32_t tactic, const void *const *inputs, void *output, void *workspace,
-            size_t workspace_size, void *stream);
+            size_t workspace_size, KeptWeights &kept, void *stream);
 
 std::string shape_text(const Tensor &tensor);
 

@@ -7,6 +7,8 @@ TensorRT rows need a GPU, TensorRT, pycuda and the plugin.
 from __future__ import annotations
 
 import functools
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -25,19 +27,21 @@ from tests.plugin.gpu import require_gpu
 
 BATCHES = {"lenet5_digits": 32, "sngan64": 2, "wgan_gp": 4, "stargan_v2": 1, "densenet121": 1,
            "densenet_transition1": 1, "densenet_transition2": 1, "densenet_transition3": 1}  # fmt: skip
+ENGINE_SIZES = {"densenet121": {"size": 64}}
+"""Smaller inputs for engines: as many layers in less time."""
 RATIO_SETS = 16
 LOWERINGS = ("original", "convavgpool", "direct", "fused")
 KINDS = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
 
 
 @functools.cache
-def case(name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray], dict[str, np.ndarray]]:
+def case(name: str, engine: bool = False) -> tuple[onnx.ModelProto, dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Model, inputs and float64 outputs."""
     if name == "lenet5_digits":
         model = onnx.load(MODEL_PATH)
         inputs = {"image": load_test_set()[0][: BATCHES[name]]}
     else:
-        model = generate(name, batch=BATCHES[name])
+        model = generate(name, batch=BATCHES[name], **ENGINE_SIZES.get(name, {}) if engine else {})
         inputs = random_inputs(model)
     return model, inputs, run_float64(model, inputs)
 
@@ -92,24 +96,33 @@ def test_lenet5_keeps_every_label(lowering, precision):
 
 
 @functools.cache
+def cache_folder() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory()
+
+
+@functools.cache
 def engine(name: str, precision: str, plugin: bool) -> Engine:
-    model, inputs, _ = case(name)
+    model, inputs, _ = case(name, engine=True)
     return build_engine(model, precision=precision, plugin=plugin, lowering=None if plugin else "none",
-                        optimization_level=2, profiles={k: (x.shape,) * 3 for k, x in inputs.items()})  # fmt: skip
+                        optimization_level=2, profiles={k: (x.shape,) * 3 for k, x in inputs.items()},
+                        timing_cache=Path(cache_folder().name, "timing.cache"))  # fmt: skip
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
 @pytest.mark.parametrize("name", LIMITS)
-def test_tensorrt(name, precision):
+def test_tensorrt(name, precision, record_property):
     require_gpu()
-    _, inputs, reference = case(name)
-    assert 0 < largest(engine(name, precision, True).run(inputs), reference) <= LIMITS[name].relative(precision)
+    _, inputs, reference = case(name, engine=True)
+    error = largest(engine(name, precision, True).run(inputs), reference)
+    record_property("error", error)
+    record_property("limit", LIMITS[name].relative(precision))
+    assert 0 < error <= LIMITS[name].relative(precision)
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_tensorrt_fp16_is_as_exact_as_without_the_plugin(name):
+def test_tensorrt_fp16_is_as_exact_as_without_the_plugin(name, record_property):
     require_gpu()
-    model, inputs, _ = case(name)
+    model, inputs, _ = case(name, engine=True)
     if name == "lenet5_digits":
         images, batch = load_test_set()[0], BATCHES[name]
         sets = [{"image": images[i : i + batch]} for i in range(0, len(images) - batch + 1, batch)]
@@ -117,4 +130,5 @@ def test_tensorrt_fp16_is_as_exact_as_without_the_plugin(name):
         sets = [random_inputs(model, seed=seed) for seed in range(RATIO_SETS)]
     exact = [run_float64(model, one) for one in sets]
     errors = [root_mean_square([engine(name, "fp16", plugin).run(one) for one in sets], exact) for plugin in (True, False)]
+    record_property("fp16_ratio", errors[0] / errors[1])
     assert 0 < errors[0] <= FP16_RATIO * errors[1]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +13,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import cpu
+from convpool.bench import record as records
+from convpool.bench.cli import command as bench
+from convpool.bench.table import markdown
+from convpool.cli import run
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"^\$ (convpool-optimize .*?)(?:\s+#.*)?$", README, re.MULTILINE)
+BENCH = re.findall(r"^\$ convpool-bench (.*?)(?:\s+#.*)?$", README, re.MULTILINE)
 PYTHON = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
@@ -61,21 +66,27 @@ def test_code(code, folder):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def gpu_table(record: dict) -> str:
-    """Speed-ups of the default tactic over cuDNN, input size by channels."""
-    found = {(row["size"], row["channels"]): row["cudnn_conv_then_pool_us"] / row["default_us"] for row in record["rows"]}
-    sizes, channels = (sorted({key[i] for key in found}) for i in (0, 1))
-    lines = ["| size | " + " | ".join(f"{c} channels" for c in channels) + " |", "|---" * (len(channels) + 1) + "|"]
-    lines += [f"| {n}x{n} | " + " | ".join(f"{found[n, c]:.2f}" for c in channels) + " |" for n in sizes]
-    mean = statistics.geometric_mean(found.values())
-    assert len(found) == 20 and abs(mean - record["geomean_speedup_default"]) < 1e-6
-    return "\n".join([*lines, "", f"Geometric mean: {mean:.2f}."])
-
-
 def test_gpu_figures_are_those_on_record():
-    record = json.loads((ROOT / "benchmarks" / "results" / "h200_f16_nhwc.json").read_text())
-    table = README.split("<!-- h200_f16_nhwc.json -->")[1].split("<!-- end -->")[0]
-    assert table.strip() == gpu_table(record)
+    record = records.load(str(ROOT / "benchmarks" / "results" / "h200_suita_table2_fp16.json"))
+    assert len(record["rows"]) == 20
+    table = README.split("<!-- h200_suita_table2_fp16.json -->")[1].split("<!-- end -->")[0]
+    assert table.strip() == markdown(record)
+
+
+def test_the_readme_has_bench_commands():
+    assert len(BENCH) == 5
+
+
+@pytest.mark.parametrize("arguments", BENCH)
+def test_bench_command(arguments, tmp_path, monkeypatch, capsys):
+    """Every option is understood; what would be measured is listed only, since there may be no GPU."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.json").write_text('[{"c": 64, "m": 128, "size": 56}]')
+    shutil.copy(ROOT / "benchmarks" / "results" / "h200_suita_table2_fp16.json", tmp_path / "table2.json")
+    words = shlex.split(arguments)
+    assert run(bench, "convpool-bench", words if "--merge" in words else [*words, "--list"]) == 0
+    assert "suita-table2" in capsys.readouterr().out
+    assert (tmp_path / "table2.csv").exists() == ("table2.csv" in words)
 
 
 def test_cpu_figures_are_those_on_record():

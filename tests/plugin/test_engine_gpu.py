@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import onnx
 import pytest
 
 from convpool import optimize
@@ -210,3 +211,160 @@ def test_a_node_that_the_plugin_refuses_is_an_error_not_a_crash():
             attribute.ints[:] = [5] * len(attribute.ints)
     with pytest.raises((ModelError, TensorRTError), match=r"W: dimension 1; got 3, expected kernel_shape\[0\] = 5"):
         build_engine(rewritten, optimization_level=1)
+
+
+def half_channels_last(model, name: str, inputs: dict) -> Engine:
+    """An fp16 engine whose inputs and outputs are halves, channels last, as its ConvAvgPool node likes them best."""
+    import tensorrt as trt
+
+    from convpool.tensorrt import load_plugin, prepare
+    from convpool.tensorrt.library import logger
+
+    load_plugin()
+    ready = prepare.for_parser(prepare.self_contained(model), 8, plugin=True, allow_tf32=False)
+    prepare.half_weights(ready, onnx.TensorProto.FLOAT16)
+    prepare.say_constant_weights(ready, True)
+    builder = trt.Builder(logger(trt))
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH))
+    parser = trt.OnnxParser(network, logger(trt))
+    assert parser.parse(ready.SerializeToString())
+    for tensor in (network.get_input(0), network.get_output(0)):
+        tensor.dtype, tensor.allowed_formats = trt.float16, 1 << int(trt.TensorFormat.HWC8)
+    config = builder.create_builder_config()
+    config.set_flag(trt.BuilderFlag.FP16)
+    config.builder_optimization_level = 1
+    config.set_tactic_sources(0)
+    profile = builder.create_optimization_profile()
+    profile.set_shape(name, *inputs)
+    config.add_optimization_profile(profile)
+    return Engine(bytes(builder.build_serialized_network(network, config)))
+
+
+def test_weights_kept_from_run_to_run_are_right_in_every_order():
+    """Shapes in turn, with runs in graphs between them: every output bit for bit that of a context of its own."""
+    size, channels = 32, 64
+    model = generate("conv_pool", batch="dynamic", channels=channels, filters=128, size=size)
+    rewritten = optimize(model, check=0).model
+    name = rewritten.graph.input[0].name
+    engine = half_channels_last(rewritten, name, [(n, channels, size, size) for n in (1, 4, 8)])
+    if engine.inputs[name].dtype != np.float16:
+        pytest.fail("the engine's input is no half")
+    rng = np.random.default_rng(5)
+    given = {n: rng.standard_normal((n, size, size, channels)).astype(np.float16) for n in (1, 3, 8)}
+    cuda = ctypes.CDLL("libcuda.so.1")
+
+    class Running:
+        def __init__(self) -> None:
+            self.engine = Engine(engine.plan)
+            self.context, self.memory = self.engine._load().context, self.engine.memory
+            self.x, self.y = (self.memory.allocate(2 * 8 * size * size * c) for c in (channels, 128))
+            self.output = next(iter(self.engine.outputs))
+            self.stream = ctypes.c_void_p(self.memory.stream.handle)
+
+        def bind(self, n: int) -> None:
+            self.context.set_input_shape(name, (n, channels, size, size))
+            self.context.set_tensor_address(name, int(self.x))
+            self.context.set_tensor_address(self.output, int(self.y))
+            self.shape = tuple(self.context.get_tensor_shape(self.output))
+
+        def give(self, n: int) -> None:
+            self.memory.upload(self.x, given[n], None)
+            self.memory.upload(self.y, np.full(self.shape, np.nan, np.float16), None)
+
+        def take(self) -> bytes:
+            found = np.empty(self.shape, np.float16)
+            self.memory.download(found, self.y, None)
+            self.memory.synchronize(None)
+            assert np.isfinite(found).all()
+            return found.tobytes()
+
+        def run(self, n: int) -> bytes:
+            self.bind(n)
+            self.give(n)
+            self.engine.execute()
+            return self.take()
+
+        def capture(self):
+            graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+            assert cuda.cuStreamBeginCapture_v2(self.stream, 2) == 0
+            self.engine.execute()
+            assert cuda.cuStreamEndCapture(self.stream, ctypes.byref(graph)) == 0
+            assert cuda.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_ulonglong(0)) == 0
+            return executable
+
+        def replay(self, graph, n: int) -> bytes:
+            self.shape = (n, *self.shape[1:])
+            self.give(n)
+            assert cuda.cuGraphLaunch(graph, self.stream) == 0
+            return self.take()
+
+    alone = {n: Running().run(n) for n in given}
+    wanted = reference(model, {name: np.ascontiguousarray(given[3].transpose(0, 3, 1, 2)).astype(np.float32)})
+    found = np.frombuffer(alone[3], np.float16).reshape(3, *wanted.shape[2:], 128).transpose(0, 3, 1, 2)
+    assert np.abs(found - wanted).max() <= 5e-3 * np.abs(wanted).max()
+
+    together = Running()
+    for n in (8, 8, 3, 8, 1, 3, 3):
+        assert together.run(n) == alone[n]
+    graph = together.capture()  # of 3, after runs
+    assert together.replay(graph, 3) == alone[3]
+    assert together.run(8) == alone[8]
+    assert together.replay(graph, 3) == alone[3]
+    assert together.run(3) == alone[3]
+
+
+def test_weights_that_are_an_input_are_read_in_every_run():
+    """W as a tensor of the run: other values by the same address give other outputs."""
+    model = generate("wgan_gp_small", batch=2)
+    rewritten = optimize(model, check=0).model
+    node = next(node for node in rewritten.graph.node if node.op_type == "ConvAvgPool")
+    weights = next(tensor for tensor in rewritten.graph.initializer if tensor.name == node.input[1])
+    values = onnx.numpy_helper.to_array(weights)
+    rewritten.graph.input.append(onnx.helper.make_tensor_value_info(weights.name, weights.data_type, weights.dims))
+    rewritten.graph.initializer.remove(weights)
+    engine = build_engine(rewritten, optimization_level=1)
+    inputs = random_inputs(model)
+    for factor in (1.0, -0.5, 1.0, 0.25):
+        feed = {**inputs, weights.name: values * np.float32(factor)}
+        wanted = reference(rewritten, feed)
+        for _ in range(2):
+            found = engine.run(feed)["score"]
+            assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_refitted_weights_are_used(precision):
+    """An engine that may be refitted keeps nothing of its weights."""
+    import tensorrt as trt
+
+    from convpool.tensorrt.library import logger
+
+    model = generate("wgan_gp_small", batch=2)
+    rewritten = optimize(model, check=0).model
+    node = next(node for node in rewritten.graph.node if node.op_type == "ConvAvgPool")
+    weights = next(tensor for tensor in rewritten.graph.initializer if tensor.name == node.input[1])
+    engine = build_engine(rewritten, precision=precision, optimization_level=1,
+                          configure=lambda config: config.set_flag(trt.BuilderFlag.REFIT))  # fmt: skip
+    inputs = random_inputs(model)
+    limit = {"fp32": 1e-5, "fp16": 1e-2}[precision]
+    values = onnx.numpy_helper.to_array(weights)
+    for factor in (1.0, -0.5, 2.0):
+        changed = np.ascontiguousarray(values * np.float32(factor))
+        if factor != 1.0:
+            refitter = trt.Refitter(engine.handle, logger(trt))
+            kind = np.float16 if precision == "fp16" else np.float32
+            assert refitter.set_weights(weights.name, trt.WeightsRole.CONSTANT, changed.astype(kind))
+            assert refitter.refit_cuda_engine()
+        weights.CopyFrom(onnx.numpy_helper.from_array(changed, weights.name))
+        wanted = reference(rewritten, inputs)
+        for _ in range(2):
+            assert np.abs(engine.run(inputs)["score"] - wanted).max() <= limit * np.abs(wanted).max()
+
+
+def test_a_precision_that_this_tensorrt_does_not_have_is_refused():
+    import tensorrt as trt
+
+    if hasattr(trt.BuilderFlag, "BF16"):
+        pytest.skip(f"TensorRT {trt.__version__} has bf16")
+    with pytest.raises(OptionError, match=r"^precision: got bf16, which TensorRT .* does not have; expected fp32, tf32 or fp16"):
+        build_engine(generate("wgan_gp_small", batch=1), precision="bf16", optimization_level=1)

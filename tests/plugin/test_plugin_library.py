@@ -63,6 +63,17 @@ def test_host_drives_both_adapters(built, device):
     assert failed == 0 and checks > (10_000 if flag == "1" else 5_000)
 
 
+def test_both_adapters_run_on_a_gpu(built):
+    """Every tactic, bit for bit as convpool_launch; weights kept only where the node says that they are constant."""
+    if not _gpu_here():
+        missing = pytest.fail if os.environ.get("REQUIRE_GPU") == "1" else pytest.skip
+        missing("no GPU")
+    done = subprocess.run([built.host, built.plugin, "gpu"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    checks, failed = map(int, re.search(r"(\d+) checks, (\d+) failed", done.stdout).groups())
+    assert failed == 0 and checks > 300
+
+
 def test_declarations_agree_with_the_sdk(tmp_path):
     """The project's own declarations against the headers of an SDK: layouts and numbers to compile, slots to run."""
     folder = os.environ.get("CONVPOOL_TENSORRT_INCLUDE_DIR")

@@ -50,7 +50,7 @@ def test_lists_every_attribute_of_the_operator(plugin):
 
     names, _ = run(plugin, "print(json.dumps([f.name for f in creator.field_names]))")
     node = set(operator._ATTRIBUTES) - {"weight_perm", "plugin_version", "plugin_namespace"}
-    assert set(names) == node | {"allow_tf32"}
+    assert set(names) == node | {"allow_tf32", "constant_weights"}
 
 
 @pytest.mark.parametrize("phase", ["BUILD", "RUNTIME"])

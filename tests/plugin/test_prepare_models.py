@@ -36,6 +36,18 @@ def test_cast_floats_rounds_and_nothing_else(name):
         assert 1e-6 < error < 1e-2  # it did round, and no more than halves do
 
 
+def test_a_loaded_model_is_prepared_like_its_file(tmp_path):
+    """What convpool-build hands on, and what a path gives."""
+    from convpool.modelio import load
+    from convpool.tensorrt.build import _prepare
+
+    path = tmp_path / "model.onnx"
+    onnx.save(generate("wgan_gp_small", batch=2), path)
+    from_file, from_loaded = (_prepare(model, "convavgpool", True, False) for model in (path, load(path)))
+    assert prepare.has_operator(from_loaded) and from_loaded == from_file
+    assert not prepare.has_operator(_prepare(load(path), "none", True, False))
+
+
 def test_cast_floats_keeps_scales_and_clips_what_halves_cannot_hold():
     scales = helper.make_tensor("scales", TensorProto.FLOAT, [4], [1, 1, 2, 2])
     large = helper.make_tensor("large", TensorProto.FLOAT, [1], [1e9])
@@ -76,6 +88,32 @@ def test_tf32_is_said_to_the_plugin_by_an_attribute():
     rewritten = prepare.for_parser(rewritten, 8, plugin=True, allow_tf32=True)
     nodes = [node for node in rewritten.graph.node if prepare.is_operator(node)]
     assert nodes and all(any(a.name == "allow_tf32" and a.i == 1 for a in node.attribute) for node in nodes)
+
+
+def test_constant_weights_are_those_that_nothing_can_change():
+    def said(model):
+        return [any(a.name == "constant_weights" and a.i == 1 for a in n.attribute) for n in nodes(model)]
+
+    def nodes(model):
+        return [node for node in model.graph.node if prepare.is_operator(node)]
+
+    rewritten = prepare.self_contained(optimize(generate("wgan_gp_small", batch=2), check=0).model)
+    assert nodes(rewritten) and not any(said(rewritten))
+    prepare.say_constant_weights(rewritten, True)
+    prepare.say_constant_weights(rewritten, True)
+    assert all(said(rewritten))
+    assert all(sum(a.name == "constant_weights" for a in node.attribute) == 1 for node in nodes(rewritten))
+    prepare.say_constant_weights(rewritten, False)
+    assert not any(said(rewritten))
+    # An initializer that is an input too may be overridden; a computed tensor is none at all.
+    first, second = nodes(rewritten)[:2]
+    tensor = next(t for t in rewritten.graph.initializer if t.name == first.input[1])
+    rewritten.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    rewritten.graph.node.insert(0, helper.make_node("Neg", [second.input[1]], ["negative"]))
+    second = nodes(rewritten)[1]
+    second.input[1] = "negative"
+    prepare.say_constant_weights(rewritten, True)
+    assert said(rewritten) == [False, False] + [True] * (len(nodes(rewritten)) - 2)
 
 
 def test_half_weights_are_those_of_the_operator_alone():

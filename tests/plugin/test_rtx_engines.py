@@ -31,6 +31,33 @@ def test_builds(name, lowering, precision):
     assert built["bytes"] > 0.9 * element * built["weights"]  # the weights are in it
 
 
+def test_convpool_build_builds_what_it_loaded(tmp_path, monkeypatch, capsys):
+    """The whole program but for the plugin and the run, which need another TensorRT and a GPU."""
+    import functools
+
+    import onnx
+    import tensorrt_rtx_bindings as trt
+
+    from convpool import build_cli
+    from convpool.cli import run
+    from convpool.tensorrt import build_engine
+    from models.generators import generate
+
+    def for_ampere_and_later(config) -> None:
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(trt.ComputeCapability.SM80, 0)
+
+    monkeypatch.setattr(build_cli, "build_engine", functools.partial(build_engine, trt=trt, configure=for_ampere_and_later))
+    onnx.save(generate("wgan_gp_small", batch="dynamic"), tmp_path / "model.onnx")
+    engine, report = tmp_path / "m.engine", tmp_path / "report.json"
+    shapes = [f"--{kind}-shape=image:{n}x3x32x32" for kind, n in (("min", 1), ("max", 4))]
+    arguments = [str(tmp_path / "model.onnx"), "-o", str(engine), "--no-plugin", "--check", "0", "--report", str(report), *shapes]
+    assert run(build_cli.build_command, "convpool-build", arguments) == 0, capsys.readouterr().err
+    content = json.loads(report.read_text())
+    assert content["engine_bytes"] == engine.stat().st_size > 0 and content["plugin"] is False
+    assert "written" in capsys.readouterr().out
+
+
 def test_an_open_input_without_a_profile_is_refused():
     import tensorrt_rtx_bindings as trt
 

@@ -7,6 +7,8 @@
 | fp16, bf16 | the type's flag: TensorRT chooses per layer | the model's tensors cast, inputs and outputs float32 |
 
 The plugin cannot see the TF32 flag, so its nodes say it themselves: with "tf32" they get the attribute allow_tf32 = 1.
+Nor can it see which weights never change: the nodes whose weights are initializers get constant_weights = 1, unless the
+config says that the engine may be refitted.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from onnx import ModelProto, TensorProto
 from convpool.api import optimize
 from convpool.errors import ModelError, OptionError
 from convpool.files import write_atomically
-from convpool.modelio import load
+from convpool.modelio import LoadedModel, load
 from convpool.tensorrt import prepare
 from convpool.tensorrt.engine import Engine
 from convpool.tensorrt.errors import TensorRTError
@@ -69,7 +71,7 @@ def build_engine(
 ) -> Engine:
     """Build an engine from a model, optimizing the model first if it has no ConvAvgPool nodes yet.
 
-    model: a path, serialised bytes, an onnx.ModelProto or a gs.Graph.
+    model: a path, serialised bytes, an onnx.ModelProto, a gs.Graph or what `convpool.modelio.load` gave.
     precision: "fp32", "tf32", "fp16" or "bf16", see the module's table.
     profiles: shapes of inputs with open dimensions; several profiles as a sequence.
     timing_cache: a file to take layer timings from and to add new ones to.
@@ -106,7 +108,7 @@ def _profiles(profiles: Profile | Sequence[Profile] | None) -> list[Profile]:
 
 
 def _prepare(model: object, lowering: str, plugin: bool, layers: bool) -> ModelProto:
-    loaded = load(model)
+    loaded = model if isinstance(model, LoadedModel) else load(model)
     if lowering == "none" or prepare.has_operator(loaded.proto):
         result = prepare.self_contained(loaded)
     else:
@@ -135,23 +137,42 @@ def _build(trt: ModuleType, model: ModelProto, plugin: bool, options: _Options) 
         builder = trt.Builder(log)
     except TypeError as error:
         raise TensorRTError(f"TensorRT: no builder; got {log.explain(error)}") from error
-    network = builder.create_network(_network_flags(trt, weakly_typed))
-    parser = trt.OnnxParser(network, log)
-    if not parser.parse(prepare.serialized(model)):
-        errors = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
-        raise ModelError(f"TensorRT {trt.__version__} cannot read the model; got {log.explain(errors)}")
+    prepare.say_constant_weights(model, plugin)
+    network, parser = _parse(trt, builder, model, weakly_typed)
     config = builder.create_builder_config()
     _configure(trt, config, weakly_typed, options)
     _add_profiles(builder, config, network, options.profiles)
     cache = _timing_cache(config, options.timing_cache)
     if options.configure:
         options.configure(config)
+    if _refittable(trt, config):
+        prepare.say_constant_weights(model, False)
+        network, parser = _parse(trt, builder, model, weakly_typed)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise TensorRTError(f"TensorRT {trt.__version__} cannot build the engine; got {log.explain() or 'no message'}")
     if options.timing_cache is not None and cache is not None:
         write_atomically(options.timing_cache, bytes(config.get_timing_cache().serialize()))
+    del parser  # the network's weights were its own
     return Engine(bytes(plan), trt=trt)
+
+
+def _parse(trt: ModuleType, builder: Any, model: ModelProto, weakly_typed: bool) -> tuple[Any, Any]:
+    """The network and the parser, which must outlive it."""
+    log = logger(trt)
+    network = builder.create_network(_network_flags(trt, weakly_typed))
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse(prepare.serialized(model)):
+        errors = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
+        raise ModelError(f"TensorRT {trt.__version__} cannot read the model; got {log.explain(errors)}")
+    return network, parser
+
+
+def _refittable(trt: ModuleType, config: Any) -> bool:
+    """Whether weights of the engine may be changed after it is built."""
+    names = ("REFIT", "REFIT_IDENTICAL", "REFIT_INDIVIDUAL", "STRIP_PLAN")
+    flags = (getattr(trt.BuilderFlag, name, None) for name in names)
+    return any(flag is not None and config.get_flag(flag) for flag in flags)
 
 
 def _network_flags(trt: ModuleType, weakly_typed: bool) -> int:
@@ -171,7 +192,8 @@ def _configure(trt: ModuleType, config: Any, weakly_typed: bool, options: _Optio
     if weakly_typed and options.precision in _HALVES:
         flag = getattr(flags, options.precision.upper(), None)
         if flag is None:
-            raise OptionError(f"precision: got {options.precision}, expected one that TensorRT {trt.__version__} has")
+            raise OptionError(f"precision: got {options.precision}, which TensorRT {trt.__version__} does not have; "
+                              "expected fp32, tf32 or fp16, or a newer TensorRT")  # fmt: skip
         config.set_flag(flag)
     if weakly_typed:
         config.set_tactic_sources(_usable_sources(trt, config.get_tactic_sources()))

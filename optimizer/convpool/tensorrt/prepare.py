@@ -24,6 +24,7 @@ from convpool.modelio import LoadedModel, load
 
 OLD_PARSER_OPSET = 17
 """The newest opset that the parser of TensorRT 8.6 knows."""
+CONSTANT_WEIGHTS = "constant_weights"
 PLUGIN_HAS_SIBLINGS = False
 """Whether the plugin runs the operators of version 2.  While it does not, it is never given one: `build` asks for none, and
 those that a model has already become standard operators."""
@@ -80,6 +81,23 @@ def _without_trailing_blanks(model: ModelProto) -> ModelProto:
         while node.input and not node.input[-1]:
             del node.input[-1]
     return model
+
+
+def say_constant_weights(model: ModelProto, constant: bool) -> None:
+    """Tell the plugin, by the attribute constant_weights = 1, of nodes whose weights are initializers and nothing else.
+
+    It then keeps what it makes of them from run to run.  That must not be said of an engine that may be refitted: its
+    weights change in place, which no plugin can see.
+    """
+    given = {value.name for value in model.graph.input}
+    weights = {tensor.name for tensor in model.graph.initializer} - given
+    for node in filter(is_operator, _nodes(model.graph)):
+        others = [attribute for attribute in node.attribute if attribute.name != CONSTANT_WEIGHTS]
+        del node.attribute[:]
+        node.attribute.extend(others)
+    for node in filter(is_operator, model.graph.node):  # the main graph's, where a name has one meaning
+        if constant and node.input[1] in weights:
+            node.attribute.append(helper.make_attribute(CONSTANT_WEIGHTS, 1))
 
 
 def serialized(model: ModelProto) -> bytes:
@@ -201,4 +219,4 @@ def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
         yield from inner.node
 
 
-__all__ = ["cast_floats", "for_parser", "half_weights", "has_operator", "mark_all", "self_contained"]
+__all__ = ["cast_floats", "for_parser", "half_weights", "has_operator", "mark_all", "say_constant_weights", "self_contained"]

@@ -1,5 +1,6 @@
 // convpool_plugin_host LIBRARY DEVICE: drives both adapters of a plugin library through their whole life.
-// DEVICE: 1 if the library sees a device (its own or a pretended one), 0 if there is none.
+// DEVICE: 1 if the library sees a device (its own or a pretended one), 0 if there is none; gpu: runs layers on a GPU.
+#include "gpu.h"
 #include "host.h"
 
 #include <dlfcn.h>
@@ -74,7 +75,7 @@ extern "C" __attribute__((visibility("default"))) void *getLogger() {
 
 int main(int count, char **arguments) {
     using namespace host;
-    if (count != 3) return std::printf("usage: convpool_plugin_host LIBRARY 0|1\n"), 2;
+    if (count != 3) return std::printf("usage: convpool_plugin_host LIBRARY 0|1|gpu\n"), 2;
     void *library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return std::printf("%s\n", dlerror()), 2;
     const bool has_device = std::strcmp(arguments[2], "1") == 0;
@@ -86,8 +87,18 @@ int main(int count, char **arguments) {
         set_finder(&finder);
     }
     set_finder(nullptr);
-    drive_v3(library, has_device);
-    drive_v2(library, has_device);
+    if (std::strcmp(arguments[2], "gpu") == 0) {
+        try {
+            Gpu gpu;
+            CHECK(run_v3(library, gpu));  // some tactic keeps weights
+            CHECK(run_v2(library, gpu));
+        } catch (const std::exception &error) {
+            check(false, error.what(), __FILE__, __LINE__);
+        }
+    } else {
+        drive_v3(library, has_device);
+        drive_v2(library, has_device);
+    }
     std::printf("%d checks, %d failed\n", checks, failures);
     return failures == 0 ? 0 : 1;
 }

@@ -40,6 +40,7 @@ inline void refuses(bool failed, const std::string &word, const char *file, int 
 struct Attributes {
     std::vector<int32_t> pool_kernel{2, 2}, pool_strides{1, 1}, pool_pads{1, 1, 1, 1}, pool_dilations{1, 1};
     std::vector<int32_t> kernel{3, 3}, strides{2, 2}, pads{0, 0, 0, 0}, dilations{1, 1}, group{1};
+    std::vector<int32_t> constant_weights{};  // none: the field is left out
 };
 
 // The size that the operator gives, computed apart from the library: two windows, one after the other.

@@ -1,6 +1,7 @@
 // IPluginV3 through its whole life, with right and wrong input.
 #include "interface_v3.h"
 
+#include "gpu.h"
 #include "host.h"
 
 #include <dlfcn.h>
@@ -63,6 +64,7 @@ struct Fields {
         add("pads", a.pads);
         add("dilations", a.dilations);
         add("group", a.group);
+        if (!a.constant_weights.empty()) add("constant_weights", a.constant_weights);
         list.erase(std::remove_if(list.begin(), list.end(), [&](auto &f) { return without == f.name; }), list.end());
         collection = {static_cast<int32_t>(list.size()), list.data()};
     }
@@ -128,7 +130,7 @@ void identity() {
     CHECK(std::strcmp(parts.core->getPluginVersion(), "1") == 0);
     CHECK(std::strcmp(parts.core->getPluginNamespace(), "") == 0);
     EQUAL(parts.build->getNbOutputs(), 1);
-    EQUAL(creator->getFieldNames()->nbFields, 10);
+    EQUAL(creator->getFieldNames()->nbFields, 11);
 }
 
 void shapes() {
@@ -381,7 +383,55 @@ void wrong_shapes(bool has_device) {
     REFUSES(Parts(fresh.get()).runtime->enqueue(in, &out, inputs, outputs, nullptr, nullptr) != 0, "enqueue");
 }
 
+// One context of a layer with the tactic set.
+Context context_of(Gpu &gpu, const Attributes &a, const convpool_problem &largest, int32_t tactic) {
+    const int64_t c = largest.c, m = largest.m, h = largest.spatial[0], w = largest.spatial[1], k = a.kernel[0];
+    const int64_t oh = out_size(a, 0, h), ow = out_size(a, 1, w);
+    Owner loaded = make(a, v3::TensorRTPhase::kRUNTIME);
+    EQUAL(Parts(loaded.get()).runtime->setTactic(tactic), 0);
+    std::shared_ptr<v3::IPluginV3> plugin(Parts(loaded.get()).runtime->attachToContext(nullptr));
+    struct Now { v3::PluginTensorDesc in[3], out; };
+    auto now = std::make_shared<Now>();
+    Context context;
+    context.shape = [=](int64_t n) {
+        const auto type = DataType::kHALF;
+        *now = {{fixed({n, c, h, w}, type, TensorFormat::kHWC8), fixed({m, k, k, c}, type, TensorFormat::kLINEAR),
+                 fixed({m}, type, TensorFormat::kLINEAR)},
+                fixed({n, m, oh, ow}, type, TensorFormat::kHWC8)};
+        EQUAL(Parts(plugin.get()).runtime->onShapeChange(now->in, 3, &now->out, 1), 0);
+    };
+    context.run = [=, stream = gpu.stream](const void *const *inputs, void *output, void *workspace) {
+        return Parts(plugin.get()).runtime->enqueue(now->in, &now->out, inputs, &output, workspace, stream) == 0;
+    };
+    return context;
+}
+
 }  // namespace
+
+bool run_v3(void *library, Gpu &gpu) {
+    auto get = reinterpret_cast<v3::IPluginCreatorInterface *const *(*)(int32_t &)>(dlsym(library, "getCreators"));
+    version_number = 101600;
+    int32_t count = 0;
+    creator = static_cast<v3::IPluginCreatorV3One *>(get(count)[0]);
+    std::vector<convpool_tactic_info> infos(convpool_tactics(nullptr, 0));
+    infos[0].struct_size = sizeof infos[0];
+    convpool_tactics(infos.data(), static_cast<int32_t>(infos.size()));
+    Attributes a;
+    const convpool_problem largest =
+        problem_of(a, 4, 64, 128, {16, 24}, CONVPOOL_F16, CONVPOOL_CHANNELS_LAST, CONVPOOL_CHANNELS_LAST, true);
+    bool kept = false;
+    for (const convpool_tactic_info &info : infos) {
+        if (convpool_supports(&largest, info.id, 0, 0) != CONVPOOL_OK) continue;
+        auto context = [&](bool constant) {
+            a.constant_weights = {constant};
+            return context_of(gpu, a, largest, info.id);
+        };
+        size_t bytes = 0;
+        CHECK(convpool_workspace_bytes(&largest, info.id, &bytes) == CONVPOOL_OK);
+        kept = check_kept_weights(gpu, largest, context, [&](const convpool_problem &) { return info.id; }, bytes) || kept;
+    }
+    return kept;
+}
 
 void drive_v3(void *library, bool has_device) {
     auto get = reinterpret_cast<v3::IPluginCreatorInterface *const *(*)(int32_t &)>(dlsym(library, "getCreators"));

@@ -1,0 +1,166 @@
+"""convpool-bench: every way to compute a convolution followed by average pooling, side by side.
+
+Exit status: 0 measured or shown; 1 a method's output was wrong; 2 no GPU, or an unusable option or file, one line on
+stderr; 130 interrupted, what was measured is written.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from convpool.bench import record as records
+from convpool.bench.figures import TACTIC
+from convpool.bench.rows import LAYOUTS, PRECISIONS, SUITES, Row, load_rows
+from convpool.bench.run import METHODS, Options, Run, protocol
+from convpool.bench.table import show
+from convpool.bench.timing import REPLAYS
+from convpool.cli import run
+from convpool.errors import ConvpoolError, OptionError, OutputError, VerificationError
+from convpool.table import make_console
+
+Work = list[tuple[Row, str]]
+WIDTH = 250
+"""Columns of the table where the output is no terminal."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("suites", metavar="[SUITE|FILE.json]...", nargs=-1)
+@click.option("--list", "listing", is_flag=True, help="Show suites and methods, and the rows of the suites named; no GPU.")
+@click.option("--precision", "precisions", type=click.Choice(PRECISIONS), multiple=True,
+              help="Repeat for several; default: those of the suite.")
+@click.option("--layout", type=click.Choice(LAYOUTS), default="nhwc", show_default=True)
+@click.option("--methods", multiple=True, metavar="PATTERN",
+              help="Methods to measure (*, ? as in a shell; convpool:* are the tactics); repeat for more. Default: all.")
+@click.option("--rows", "patterns", multiple=True, metavar="PATTERN", help="Only rows with a matching name, e.g. '*x8x8 *'.")
+@click.option("--replays", type=click.IntRange(min=2), default=REPLAYS, show_default=True, help="Timed replays a figure.")
+@click.option("--plans", type=click.IntRange(min=1), help="How many of cuDNN's engines to try, by its ranking.  Default: all.")
+@click.option("--cpu", "on_cpu", is_flag=True, help="Also a plain loop and onnxruntime on the CPU.")
+@click.option("--slow", is_flag=True, help="Also slow methods on large rows.")
+@click.option("--tensorrt-python", metavar="PROGRAM", help="The Python with TensorRT, pycuda and convpool.  Default: this one.")
+@click.option("--tensorrt-level", type=click.IntRange(0, 5), default=3, show_default=True, help="Builder optimization level.")
+@click.option("--merge", "merged", multiple=True, metavar="FILE.json",
+              help="Add the results of an earlier run; with no suite, show and write without measuring.")
+@click.option("--json", "json_path", metavar="FILE", help="Write everything measured.")
+@click.option("--csv", "csv_path", metavar="FILE", help="Write a line for every row and method.")
+@click.option("--plot", "plot_path", metavar="FILE.png", help="Draw speed-ups and the roofline.")
+@click.option("--tune", "tune_path", metavar="FILE.json", help="Write the fastest tactic of every row.")
+@click.option("--commit", default="", help="Commit to record.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@click.version_option(package_name="convpool")
+def command(suites, listing, precisions, patterns, merged, json_path, csv_path, plot_path, tune_path, commit, quiet, **options):
+    """Measure convolution followed by average pooling, no bias, in every way known, on this machine's GPU.
+
+    Suites: suita-table1, suita-table2, tokura, densenet, batch1, or a JSON file with rows of your own: a list of objects with
+    c, m, size, and n, kernel, pad, stride, pool, pool_stride, label where they differ from 1, 3, kernel // 2, 1, 2, pool, "".
+    """
+    paths = {json_path: records.to_json, csv_path: records.to_csv, plot_path: _plot, tune_path: _tune}
+    paths = {path: write for path, write in paths.items() if path}
+    for path in paths:
+        if not Path(path).parent.is_dir():
+            raise OutputError(f"{path}: no folder {str(Path(path).parent)!r}; make it first")
+    work = _work(suites, precisions, patterns)
+    if listing:
+        _list(work)
+        return
+    if not work and not merged:
+        raise OptionError(f"suite: got none, expected one of {', '.join(SUITES)}, a JSON file, or --merge")
+    options = Options(**{**options, "methods": _methods(options["methods"])})
+    earlier = [records.load(path) for path in merged]
+    made = records.new_record(records.without_folders(["convpool-bench", *sys.argv[1:]]), commit, protocol(options))
+    failure: BaseException | None = None
+    if work:
+        measuring = Run(made, work, options)
+        try:
+            with _Bar(quiet) as bar:
+                measuring.measure(bar.update)
+        except (KeyboardInterrupt, ConvpoolError) as error:
+            failure = error
+    result = records.merge([*earlier, made] if work else earlier)
+    for path, form in paths.items():
+        if failure is None or result["rows"]:
+            records.write(path, form(result))
+    if not quiet:
+        console = make_console(stderr=False)
+        show(result, console if console.is_terminal else Console(highlight=False, width=WIDTH))
+    if failure is not None:
+        raise failure
+    wrong = [name for entry in made["rows"] for name, found in entry["methods"].items() if "wrong" in found]
+    if wrong:
+        raise VerificationError(f"wrong results: {', '.join(sorted(set(wrong)))}")
+
+
+def main() -> None:
+    """Entry point; turns exceptions into exit statuses and one line on stderr."""
+    sys.exit(run(command, "convpool-bench"))
+
+
+def _work(suites: tuple[str, ...], precisions: tuple[str, ...], patterns: tuple[str, ...]) -> Work:
+    """Rows with the precision to measure each in."""
+    work: Work = []
+    for suite in suites:
+        rows, usual, _ = SUITES[suite] if suite in SUITES else (load_rows(suite), ("fp16",), "")
+        for precision in precisions or usual:
+            work += [
+                (row, precision) for row in rows
+                if not patterns or any(fnmatch.fnmatchcase(row.name, pattern) for pattern in patterns)
+            ]  # fmt: skip
+    if suites and not work:
+        raise OptionError(f"--rows: no row's name matches {', '.join(patterns)}; --list SUITE shows the names")
+    return work
+
+
+def _methods(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    for pattern in patterns:
+        if not pattern.startswith(TACTIC) and not fnmatch.filter(METHODS, pattern):
+            raise OptionError(f"--methods: got {pattern!r}, expected one of {', '.join(METHODS)}, {TACTIC}*")
+    return patterns or ("*",)
+
+
+def _list(work: Work) -> None:
+    for name, (rows, precisions, what) in SUITES.items():
+        click.echo(f"{name:13} {len(rows):3} rows, {' and '.join(precisions)}: {what}")
+    click.echo(f"methods: {', '.join(METHODS)}, {TACTIC}TACTIC")
+    for row, precision in work:
+        click.echo(f"{row.suite:13} {precision} {row.name}" + (f" ({row.label})" if row.label else ""))
+
+
+def _plot(record: dict) -> bytes:
+    from convpool.bench.plot import to_png
+
+    return to_png(record)
+
+
+def _tune(record: dict) -> bytes:
+    return records.to_json(records.tuning(record))
+
+
+class _Bar:
+    """A progress bar on stderr where that is a terminal; nothing if `hidden`."""
+
+    def __init__(self, hidden: bool) -> None:
+        console = make_console(stderr=True)
+        hidden = hidden or not console.is_terminal
+        columns = (TimeElapsedColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        self._bar = Progress(*columns, console=console, transient=True, disable=hidden)
+        self._task = self._bar.add_task("", total=None)
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, done: int, total: int, what: str) -> None:
+        """Show what is being measured."""
+        self._bar.update(self._task, completed=done, total=total, description=what)
+
+
+if __name__ == "__main__":
+    main()

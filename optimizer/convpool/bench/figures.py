@@ -1,0 +1,109 @@
+"""Figures of a measured row, and geometric means over rows.
+
+Roofline of the direct method: the larger of its operations over the matrix rate and its bytes over the copy bandwidth,
+both measured in the same run.  "naive" is the original graph, convolution then pooling: the faster of cuDNN and TensorRT.
+"others" is every method on the GPU that is not this project's.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from convpool.bench.paper import paper_speed_up
+from convpool.bench.record import Entry, entry_row
+
+OURS = "convpool"
+NO_WORKSPACE = "convpool_no_workspace"
+TACTIC = "convpool:"
+NAIVE = ("cudnn_naive", "tensorrt_naive")
+ON_CPU = ("cpu_loop", "onnxruntime_cpu")
+CLOSE = 1.05
+"""The library's choice counts as good within 5% of the fastest tactic."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Microseconds and ratios of one row; None where something was not measured."""
+
+    times: dict[str, float]
+    ours_us: float | None
+    best_us: float | None
+    best: str | None
+    naive_us: float | None
+    others_us: float | None
+    other: str | None
+    roofline_us: float | None
+    paper: tuple[float, float] | None
+
+    def _over_ours(self, other: float | None) -> float | None:
+        return other / self.ours_us if other and self.ours_us else None
+
+    @property
+    def over_naive(self) -> float | None:
+        """Speed-up of the library's choice over the original graph."""
+        return self._over_ours(self.naive_us)
+
+    @property
+    def over_others(self) -> float | None:
+        """Speed-up of the library's choice over the fastest other method."""
+        return self._over_ours(self.others_us)
+
+    @property
+    def of_roofline(self) -> float | None:
+        """Roofline time over the library's."""
+        return self._over_ours(self.roofline_us)
+
+    @property
+    def choice(self) -> float | None:
+        """Time of the library's choice over that of the fastest tactic."""
+        return self.ours_us / self.best_us if self.ours_us and self.best_us else None
+
+
+def _least(times: dict[str, float]) -> tuple[float | None, str | None]:
+    name = min(times, key=times.__getitem__, default=None)
+    return (None, None) if name is None else (times[name], name)
+
+
+def roofline_us(entry: Entry, ceilings: dict[str, Any]) -> float | None:
+    """Least microseconds of the direct method on the machine of the record; None without its ceilings."""
+    rate, bandwidth = ceilings.get("tflops", {}).get(entry["precision"]), ceilings.get("copy_tb_per_s")
+    if not rate or not bandwidth:
+        return None
+    return max(entry["direct_flops"] / (rate * 1e6), entry["min_bytes"] / (bandwidth * 1e6))
+
+
+def figures(entry: Entry, ceilings: dict[str, Any]) -> Figures:
+    """The figures of one row."""
+    times = {name: result["us"] for name, result in entry["methods"].items() if result.get("us")}
+    best_us, best = _least({name: us for name, us in times.items() if name.startswith(TACTIC)})
+    naive_us, _ = _least({name: us for name, us in times.items() if name in NAIVE})
+    others_us, other = _least({name: us for name, us in times.items() if not name.startswith(OURS) and name not in ON_CPU})
+    return Figures(
+        times, times.get(OURS), best_us, best and best.removeprefix(TACTIC), naive_us, others_us, other,
+        roofline_us(entry, ceilings), paper_speed_up(entry_row(entry), entry["precision"]),
+    )  # fmt: skip
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Geometric mean of positive numbers; nan of none."""
+    logs = [math.log(value) for value in values]
+    return math.exp(statistics.fmean(logs)) if logs else math.nan
+
+
+def summary(rows: list[Figures]) -> list[dict[str, Any]]:
+    """Per ratio its name, geometric mean, least and number of rows; ratios that no row has are left out."""
+    lines = []
+    for what, values in (
+        ("over the faster naive", [row.over_naive for row in rows]),
+        ("over the fastest of all others", [row.over_others for row in rows]),
+        ("of the direct roofline", [row.of_roofline for row in rows]),
+        ("the paper's fastest over its naive (V100)", [row.paper[1] if row.paper else None for row in rows]),
+    ):
+        found = [value for value in values if value is not None]
+        if found:
+            lines.append({"what": what, "mean": geometric_mean(found), "least": min(found), "rows": len(found)})
+    return lines

@@ -1,0 +1,222 @@
+"""Layers to measure: a convolution followed by average pooling, the suites of the literature, and rows from a file.
+
+    Y = AvgPool_p,q(Conv_s(X, W)) = Conv_sq(BoxMean_p(X), W)
+
+Two cheaper forms follow, both as Suita et al. (JPDC 2020) have them.  direct: box means with windows dilated by s, then
+the k x k convolution with stride s q.  fused: one convolution with the (k + s (p - 1))^2 kernel, stride s q.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from convpool.errors import OptionError
+
+PRECISIONS = ("fp16", "bf16", "tf32", "fp32")
+LAYOUTS = ("nhwc", "nchw")
+ITEM_BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layer: X [n, c, h, w], a square kernel, square pooling, no bias.
+
+    kernel, pad, stride are the convolution's, pool and pool_stride the pooling's (which has no padding), all in elements.
+    """
+
+    n: int
+    c: int
+    m: int
+    h: int
+    w: int
+    kernel: int = 3
+    pad: int = 1
+    stride: int = 1
+    pool: int = 2
+    pool_stride: int = 2
+    suite: str = ""
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """What identifies the layer, e.g. 64x32x8x8 to 32, 3x3."""
+        text = f"{self.n}x{self.c}x{self.h}x{self.w} to {self.m}, {self.kernel}x{self.kernel}"
+        if self.pad != self.kernel // 2:
+            text += f" pad {self.pad}"
+        if self.stride != 1:
+            text += f" stride {self.stride}"
+        return text if (self.pool, self.pool_stride) == (2, 2) else f"{text}, pool {self.pool} stride {self.pool_stride}"
+
+    def _conv(self, size: int) -> int:
+        return (size + 2 * self.pad - self.kernel) // self.stride + 1
+
+    @property
+    def conv_size(self) -> tuple[int, int]:
+        """Spatial size between convolution and pooling."""
+        return self._conv(self.h), self._conv(self.w)
+
+    @property
+    def out_size(self) -> tuple[int, int]:
+        """Spatial size of Y; less than 1 if the layer has no output."""
+        rows, columns = ((size - self.pool) // self.pool_stride + 1 for size in self.conv_size)
+        return rows, columns
+
+    @property
+    def fused_kernel(self) -> int:
+        """Side of the kernel convolved with the box."""
+        return self.kernel + self.stride * (self.pool - 1)
+
+    @property
+    def total_stride(self) -> int:
+        """Stride of the direct and of the fused form."""
+        return self.stride * self.pool_stride
+
+    @property
+    def box_pad(self) -> int:
+        """Padding of the box means; what is left of `pad` is the convolution's."""
+        return min(self.pad, self.stride * (self.pool - 1))
+
+    @property
+    def box_size(self) -> tuple[int, int]:
+        """Spatial size of the box means at stride 1."""
+        reach = self.stride * (self.pool - 1)
+        return self.h + 2 * self.box_pad - reach, self.w + 2 * self.box_pad - reach
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether the box means alone carry the stride: a 1x1 convolution without padding."""
+        return self.kernel == 1 and self.pad == 0
+
+    @property
+    def naive_macs(self) -> int:
+        """Multiply-adds of the convolution as it stands."""
+        rows, columns = self.conv_size
+        return self.n * self.m * self.c * self.kernel**2 * rows * columns
+
+    @property
+    def direct_flops(self) -> int:
+        """Operations that the direct form cannot avoid: two for each multiply-add."""
+        rows, columns = self.out_size
+        return 2 * self.n * self.m * self.c * self.kernel**2 * rows * columns
+
+    def min_bytes(self, precision: str) -> int:
+        """X read once and Y written once; the weights stay in the cache."""
+        rows, columns = self.out_size
+        return ITEM_BYTES[precision] * self.n * (self.c * self.h * self.w + self.m * rows * columns)
+
+    def problem(self, precision: str, layout: str) -> dict[str, Any]:
+        """Arguments of `convpool.cuda.Problem`."""
+        pointwise = self.pointwise
+        return {
+            "n": self.n, "c": self.c, "m": self.m, "spatial": (self.h, self.w), "kernel_shape": self.kernel,
+            "pool_kernel_shape": self.pool, "pool_dilations": self.stride, "pool_pads": self.box_pad,
+            "pads": self.pad - self.box_pad, "pool_strides": self.total_stride if pointwise else 1,
+            "strides": 1 if pointwise else self.total_stride, "layout": layout.upper(),
+            "dtype": {"fp16": "float16", "bf16": "bfloat16"}.get(precision, "float32"), "allow_tf32": precision == "tf32",
+        }  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as they stand in a record."""
+        return asdict(self)
+
+
+def _suita(table: int) -> list[Row]:
+    return [
+        Row(64, c, c, size, size, suite=f"suita-table{table}")
+        for size in (8, 16, 32, 64) for c in (32, 64, 128, 256, 512)
+    ]  # fmt: skip
+
+
+def _tokura() -> list[Row]:
+    channels = (32, 64, 128, 256, 512)
+    return [Row(1, c, m, 32, 32, suite="tokura") for c in channels for m in channels]
+
+
+def _densenet() -> list[Row]:
+    # Transitions of DenseNet-121, 169 and 201 (growth 32, compression 0.5); the first two are the same in all.
+    sizes = ((256, 56, "121/169/201 1"), (512, 28, "121/169/201 2"), (1024, 14, "121 3"), (1280, 14, "169 3"),
+             (1792, 14, "201 3"))  # fmt: skip
+    return [
+        Row(n, c, c // 2, size, size, kernel=1, pad=0, suite="densenet", label=f"DenseNet-{label}")
+        for n in (1, 32) for c, size, label in sizes
+    ]  # fmt: skip
+
+
+def _batch1() -> list[Row]:
+    # (c, m, size) of stride-1 convolutions, as they stand in the networks.
+    spatial = {
+        "VGG-16": ((64, 64, 224), (128, 128, 112), (256, 256, 56), (512, 512, 28), (512, 512, 14)),
+        "ResNet-50": ((64, 64, 56), (128, 128, 28), (256, 256, 14), (512, 512, 7)),
+        "GoogLeNet": ((96, 128, 28), (112, 224, 14), (160, 320, 7)),
+        "SqueezeNet": ((16, 64, 55), (48, 192, 27)),
+    }
+    pointwise = {
+        "ResNet-50": ((64, 256, 56), (256, 64, 56), (512, 128, 28), (1024, 256, 14), (2048, 512, 7)),
+        "GoogLeNet": ((192, 64, 28), (480, 192, 14), (832, 256, 7)),
+        "SqueezeNet": ((128, 16, 55), (512, 64, 13)),
+    }
+    return [
+        Row(1, c, m, size, size, kernel=kernel, pad=kernel // 2, suite="batch1", label=network)
+        for kernel, networks in ((3, spatial), (1, pointwise))
+        for network, layers in networks.items() for c, m, size in layers
+    ]  # fmt: skip
+
+
+SUITES = {
+    "suita-table1": (_suita(1), ("fp32",), "Suita et al. 2020, table 1: batch 64, 3x3, pooling 2x2, fp32 in the paper"),
+    "suita-table2": (_suita(2), ("fp16",), "Suita et al. 2020, table 2: the same layers, fp16 in the paper"),
+    "tokura": (_tokura(), ("fp32", "fp16"), "Tokura et al. 2018, tables II and III: 32x32, batch 1, 25 pairs of channels"),
+    "densenet": (_densenet(), ("fp16",), "1x1 transitions of DenseNet-121, 169 and 201, batch 1 and 32"),
+    "batch1": (_batch1(), ("fp16",), "1x1 and 3x3 layers of known networks at batch 1, the case that cuConv studies"),
+}
+"""Name: rows, precisions unless others are asked for, what it is."""
+
+_NUMBERS = ("n", "c", "m", "h", "w", "kernel", "pad", "stride", "pool", "pool_stride")
+
+
+def load_rows(path: str) -> list[Row]:
+    """Rows from a JSON file: a list of objects, or an object with that list as `rows`.
+
+    Fields: c, m, size (one number or [h, w]) or h and w; n (1), kernel (3), pad (kernel // 2), stride (1), pool (2),
+    pool_stride (pool), label ("").  Raises OptionError with file, row and field.
+    """
+    try:
+        data = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{path}: cannot be read as JSON; got {error}; known suites: {', '.join(SUITES)}") from error
+    entries = data.get("rows") if isinstance(data, dict) else data
+    if not isinstance(entries, list) or not entries:
+        raise OptionError(f"{path}: no rows; got {type(entries).__name__}, expected a list of objects")
+    return [_row(f"{path}: row {number}", entry, Path(path).name) for number, entry in enumerate(entries, 1)]
+
+
+def _row(where: str, entry: Any, suite: str) -> Row:
+    if not isinstance(entry, dict):
+        raise OptionError(f"{where}: got {type(entry).__name__}, expected an object")
+    values = dict(entry)
+    if "size" in values:
+        size = values.pop("size")
+        values["h"], values["w"] = size if isinstance(size, list) and len(size) == 2 else (size, size)
+    values.setdefault("n", 1)
+    values.setdefault("kernel", 3)
+    values.setdefault("pad", values["kernel"] // 2 if isinstance(values["kernel"], int) else 0)
+    values.setdefault("pool", 2)
+    values.setdefault("pool_stride", values["pool"])
+    known = {field.name for field in fields(Row)}
+    for name in values:
+        if name not in known:
+            raise OptionError(f"{where}: unknown field '{name}'; expected {', '.join(sorted(known - {'suite'} | {'size'}))}")
+    for name in ("c", "m", "h", "w"):
+        if name not in values:
+            raise OptionError(f"{where}: no '{name}'; expected c, m and size")
+    for name in _NUMBERS:
+        value, least = values.get(name, 1), 0 if name == "pad" else 1
+        if type(value) is not int or not least <= value <= 1 << 20:
+            raise OptionError(f"{where}: {name}; got {value!r}, expected a whole number from {least} to {1 << 20}")
+    row = Row(**{**values, "label": str(values.get("label", "")), "suite": values.get("suite") or suite})
+    if min(row.conv_size) < 1 or min(row.out_size) < 1:
+        raise OptionError(f"{where}: no output; got {row.name}, expected a pooling window that fits")
+    return row

@@ -1,0 +1,62 @@
+"""TensorRT in a process of its own: another Python may have it than the one with PyTorch.
+
+The process runs `tensorrt_worker`, reads a request a line and answers with a result a line; it measures while this one
+waits.  One run so measures TensorRT beside the other methods.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from convpool.bench.record import Result
+from convpool.bench.rows import Row
+from convpool.errors import ConvpoolError
+
+
+class WorkerError(ConvpoolError):
+    """TensorRT's process cannot be started, or ended."""
+
+
+class Worker:
+    """A running worker.  python: the interpreter that has TensorRT and pycuda.  Raises WorkerError."""
+
+    def __init__(self, python: str | None = None) -> None:
+        command = [python or sys.executable, "-m", "convpool.bench.tensorrt_worker"]
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                             start_new_session=True)  # Ctrl-C ends the run, not the answer in hand
+        except OSError as error:
+            raise WorkerError(f"TensorRT: {command[0]} cannot be started; got {error.strerror or error}") from error
+        hello = self._answer()
+        if "error" in hello:
+            raise WorkerError(f"TensorRT: {hello['error']}")
+        self.version = hello["version"]
+
+    def measure(self, row: Row, precision: str, layout: str, form: str, replays: int, level: int) -> Result:
+        """The result of one form ("naive", "fused", "direct") at a builder optimization level."""
+        request = {"row": row.to_json(), "precision": precision, "layout": layout, "form": form, "replays": replays,
+                   "level": level}  # fmt: skip
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise WorkerError(f"TensorRT: its process ended; got {error.strerror or error}") from error
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        for line in self._process.stdout:
+            if line.startswith("{"):  # other lines are what libraries print
+                return json.loads(line)
+        raise WorkerError(f"TensorRT: its process ended; got exit status {self._process.wait()}, expected an answer")
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.stdin.close()
+        self._process.stdout.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()

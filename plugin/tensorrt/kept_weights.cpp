@@ -1,0 +1,81 @@
+#include "kept_weights.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+
+namespace convpool::tensorrt {
+namespace {
+
+// Allocation is no stream operation, but a capture in strict mode, on whatever thread, would object to it.
+class Relaxed {
+  public:
+    Relaxed() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+    ~Relaxed() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+  private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// Bytes of the workspace where it holds nothing but transformed weights; 0 where there are none, or where it holds
+// activations too, which are no part of what one context should keep.
+size_t weights_alone(const convpool_problem &problem, int32_t tactic) {
+    size_t weights = 0, all = 0;
+    if (convpool_prepared_bytes(&problem, tactic, &weights) != CONVPOOL_OK) return 0;
+    if (convpool_workspace_bytes(&problem, tactic, &all) != CONVPOOL_OK) return 0;
+    return weights == all ? weights : 0;
+}
+
+bool may_be_captured(void *stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status) != cudaSuccess) {
+        cudaGetLastError();
+        return true;
+    }
+    return status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace
+
+void KeptWeights::reserve(const convpool_problem &problem, int32_t tactic) {
+    const size_t wanted = weights_alone(problem, tactic);
+    if (wanted <= bytes_ || in_graph_) return;
+    release();
+    const Relaxed relaxed;
+    if (cudaMalloc(&memory_, wanted) != cudaSuccess) {
+        cudaGetLastError();
+        memory_ = nullptr;
+        return;
+    }
+    bytes_ = wanted;
+}
+
+void KeptWeights::release() {
+    prepared_ = in_graph_ = false;
+    bytes_ = 0;
+    if (memory_ == nullptr) return;
+    const Relaxed relaxed;
+    if (cudaFree(memory_) != cudaSuccess) cudaGetLastError();  // the device may be gone at the end of a process
+    memory_ = nullptr;
+}
+
+bool KeptWeights::place(const convpool_problem &problem, int32_t tactic, void *stream, convpool_tensors &tensors) {
+    if (memory_ == nullptr || tactic == 0) return false;
+    const bool same = prepared_ && tactic == tactic_ && tensors.w == w_ && std::memcmp(&problem, &problem_, sizeof problem) == 0;
+    if (same) {
+        in_graph_ = in_graph_ || may_be_captured(stream);
+        tensors.flags = CONVPOOL_WEIGHTS_PREPARED;
+    } else {
+        const size_t wanted = weights_alone(problem, tactic);
+        if (in_graph_ || wanted == 0 || wanted > bytes_ || may_be_captured(stream)) return false;
+        prepared_ = false;
+        problem_ = problem;
+        tactic_ = tactic;
+        w_ = tensors.w;
+    }
+    tensors.workspace = memory_;
+    tensors.workspace_bytes = bytes_;
+    return true;
+}
+
+}  // namespace convpool::tensorrt

@@ -1,0 +1,145 @@
+"""The command line without a GPU: listing, CPU rows, merging, one line on stderr for whatever cannot be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from recorded import record
+
+from convpool.bench import cli
+from convpool.bench import record as records
+from convpool.bench.device import DeviceError, modules
+from convpool.bench.rows import SUITES
+from convpool.cli import run
+
+
+def has_gpu() -> bool:
+    try:
+        modules()
+    except DeviceError:
+        return False
+    return True
+
+
+def bench(*args: str) -> int:
+    """Exit status of the command in this process."""
+    return run(cli.command, "convpool-bench", [str(arg) for arg in args])
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A file with one small row."""
+    path = tmp_path / "own.json"
+    path.write_text('[{"c": 4, "m": 6, "size": 9, "label": "mine"}]')
+    return path
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """The record made by hand, in a file."""
+    path = tmp_path / "recorded.json"
+    path.write_bytes(records.to_json(record()))
+    return path
+
+
+def one_line(capsys) -> str:
+    """stderr, which is one line of the program's."""
+    captured = capsys.readouterr()
+    assert captured.err.startswith("convpool-bench: ") and captured.err.count("\n") == 1 and captured.out == ""
+    return captured.err
+
+
+def test_listing_needs_no_gpu(capsys, own):
+    assert bench("--list", own, "densenet") == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in (*SUITES, "cudnn_naive", "tensorrt_direct", "sat_direct", "convpool:TACTIC"))
+    assert "own.json      fp16 1x4x9x9 to 6, 3x3 (mine)" in text
+    assert text.count("DenseNet-121/169/201 1") == 2
+
+
+def test_every_import_of_the_command_works_without_gpu_packages():
+    code = ("import sys; import convpool.bench.cli; bad = {'torch', 'cupy', 'tensorrt', 'pycuda', 'matplotlib', 'cudnn'} "
+            "& set(sys.modules); sys.exit(str(bad) if bad else 0)")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(has_gpu(), reason="this machine has a GPU")
+def test_without_a_gpu_it_says_so_in_one_line(capsys, tmp_path):
+    out = tmp_path / "out.json"
+    assert bench("suita-table1", "--json", out) == 2
+    assert "GPU" in one_line(capsys) and not out.exists()
+
+
+def test_cpu_methods_need_no_gpu(capsys, tmp_path, own):
+    out = tmp_path / "out.json"
+    assert bench(own, "--cpu", "--methods", "*_cpu", "--methods", "cpu_*", "--json", out, "--csv", tmp_path / "out.csv") == 0
+    (entry,) = records.load(str(out))["rows"]
+    assert set(entry["methods"]) == {"cpu_loop", "onnxruntime_cpu"} and entry["methods"]["onnxruntime_cpu"]["us"] > 0
+    assert (tmp_path / "out.csv").read_text().count("\n") == 3
+    assert "onnxruntime cpu" in capsys.readouterr().out
+
+
+def test_recorded_results_are_shown_and_written_again(capsys, tmp_path, recorded):
+    paths = [tmp_path / name for name in ("a.json", "a.csv", "a.png", "tune.json")]
+    options = [f"--{name}={path}" for name, path in zip(("json", "csv", "plot", "tune"), paths, strict=True)]
+    assert bench("--merge", recorded, *options) == 0
+    assert "geometric mean 2.68" in capsys.readouterr().out
+    assert json.loads(paths[0].read_text()) == json.loads(recorded.read_text())
+    assert paths[1].read_text().startswith("suite,row,") and paths[2].read_bytes().startswith(b"\x89PNG")
+    assert len(json.loads(paths[3].read_text())["entries"]) == 2
+
+
+def test_a_run_is_added_to_an_earlier_one(tmp_path, own, recorded):
+    out = tmp_path / "out.json"
+    assert bench(own, "--cpu", "--methods", "onnxruntime_cpu", "--merge", recorded, "--json", out, "-q") == 0
+    assert [entry["row"]["suite"] for entry in records.load(str(out))["rows"]] == ["suita-table2", "suita-table2", "own.json"]
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        ((), "suite: got none, expected one of suita-table1"),
+        (("nothing.json",), "nothing.json: cannot be read"),
+        (("suita-table3",), "suita-table3: cannot be read as JSON"),
+        (("batch1", "--methods", "cudnn"), "--methods: got 'cudnn', expected one of cudnn_naive"),
+        (("batch1", "--rows", "huge*"), "--rows: no row's name matches huge*"),
+        (("batch1", "--precision", "fp8"), "fp8"),
+        (("batch1", "--replays", "1"), "--replays"),
+        (("batch1", "--plans", "0"), "--plans"),
+        (("batch1", "--json", "nowhere/out.json"), "no folder 'nowhere'"),
+        (("--merge", "nothing.json"), "nothing.json: cannot be read"),
+    ],
+)
+def test_an_unusable_option_is_one_line(args, part, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert bench(*args) == 2
+    assert part in one_line(capsys)
+
+
+def test_an_interrupt_keeps_what_was_measured(tmp_path, own, monkeypatch, capsys):
+    own.write_text('[{"c": 4, "m": 6, "size": 9}, {"c": 4, "m": 6, "size": 8}]')
+    measured = []
+
+    def measure(name, row):
+        if measured:
+            raise KeyboardInterrupt
+        measured.append(row)
+        return {"us": 5.0, "spread_us": 0.1, "error": 1e-7, "exact": False, "how": ""}
+
+    monkeypatch.setattr("convpool.bench.cpu.measure", measure)
+    out = tmp_path / "out.json"
+    assert bench(own, "--cpu", "--methods", "cpu_loop", "--json", out) == 130
+    assert len(records.load(str(out))["rows"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.strip() == "convpool-bench: interrupted" and "5.0" in captured.out
+
+
+def test_a_wrong_result_is_exit_status_1(tmp_path, own, monkeypatch, capsys):
+    monkeypatch.setattr("convpool.bench.cpu.measure", lambda name, row: {"wrong": 0.5, "how": ""})
+    assert bench(own, "--cpu", "--methods", "cpu_loop") == 1
+    captured = capsys.readouterr()
+    assert "wrong results: cpu_loop" in captured.err and "WRONG 1x4x9x9 to 6, 3x3 fp16: cpu_loop" in captured.out

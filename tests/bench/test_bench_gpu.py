@@ -1,0 +1,68 @@
+"""On a GPU: every method is right on odd shapes, in every precision and layout; the ceilings are plausible."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from convpool.bench import cli
+from convpool.bench import record as records
+from convpool.bench.case import LIMITS
+from convpool.bench.device import ELEMENTS, source
+from convpool.bench.rows import LAYOUTS, PRECISIONS
+from convpool.bench.run import LIBRARIES
+from convpool.cli import run
+
+ROWS = [
+    {"n": 3, "c": 6, "m": 10, "size": [13, 11]},
+    {"n": 2, "c": 64, "m": 40, "size": 14, "kernel": 1},
+    {"n": 2, "c": 16, "m": 24, "size": 17, "stride": 2, "pool": 3, "pool_stride": 2},
+    {"n": 1, "c": 8, "m": 8, "size": 9, "kernel": 5, "pad": 1, "pool": 4},
+]
+NHWC_ONLY = {"sat_direct"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_method_is_right(gpu, precision, layout, tmp_path):
+    (tmp_path / "own.json").write_text(json.dumps(ROWS))
+    out = tmp_path / "out.json"
+    args = [str(tmp_path / "own.json"), "--precision", precision, "--layout", layout, "--json", str(out)]
+    assert run(cli.command, "convpool-bench", [*args, "--replays", "2", "--plans", "4", "-q"]) == 0
+    record = records.load(str(out))
+    assert record["ceilings"]["copy_tb_per_s"] > 0.05 and record["ceilings"]["tflops"][precision] > 0.5
+    for entry in record["rows"]:
+        row, methods = records.entry_row(entry), entry["methods"]
+        expected = set(LIBRARIES) - (NHWC_ONLY if layout == "nchw" or row.stride > 1 or row.kernel == 1 else set())
+        for name in expected | {"convpool", "convpool_no_workspace"}:
+            assert methods[name]["us"] > 0 and methods[name]["error"] <= LIMITS[precision], (row.name, name, methods[name])
+            # Means over 4 or 16 small integers, and the sums of their products, have few bits.
+            if row.pool in (2, 4) and precision != "bf16":
+                assert methods[name]["exact"] or methods[name]["how"].startswith(("PyTorch", "cuDNN")), (row.name, name)
+
+
+def test_tensorrts_process_can_time(gpu):
+    pytest.importorskip("pycuda")
+    from convpool.bench.tensorrt_worker import Gpu
+
+    worker = Gpu()
+    source, target = (worker.memory.allocate(2**20) for _ in range(2))
+    found = worker.measure(
+        lambda i: worker.driver.memcpy_dtod_async(int(target), int(source), 2**20, worker.memory.stream), 4, 3
+    )
+    assert found["us"] > 0 and found["spread_us"] >= 0
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+@pytest.mark.parametrize("element", sorted(set(ELEMENTS.values())))
+def test_the_kernels_compile_without_spilling(element, tmp_path):
+    path = tmp_path / "kernels.cu"
+    path.write_text(source())
+    command = ["nvcc", "-std=c++17", "-arch=sm_90", f"-DELEMENT={element}", "-cubin", "-Xptxas=-v", "-o", tmp_path / "out", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    used = [line for line in done.stderr.splitlines() if "spill stores" in line]
+    assert len(used) == 13 and all(" 0 bytes spill stores" in line for line in used)

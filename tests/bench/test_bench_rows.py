@@ -1,0 +1,122 @@
+"""Rows: the suites, their geometry, rows from a file."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from convpool.bench.cpu import reference
+from convpool.bench.rows import LAYOUTS, PRECISIONS, SUITES, Row, load_rows
+from convpool.bench.tensorrt_worker import fuse
+from convpool.cuda import LibraryError, Problem
+from convpool.errors import OptionError
+
+ALL = [row for rows, _, _ in SUITES.values() for row in rows]
+SHAPES = [
+    Row(2, 3, 4, 8, 8),
+    Row(1, 2, 3, 9, 7),
+    Row(1, 2, 3, 8, 6, kernel=1, pad=0),
+    Row(1, 2, 3, 11, 9, kernel=5, pad=1, pool=3, pool_stride=3),
+    Row(1, 2, 2, 12, 13, kernel=3, pad=2, stride=2, pool=3, pool_stride=1),
+    Row(1, 2, 2, 7, 7, kernel=1, pad=1, stride=2),
+]
+
+
+def test_suites_have_the_papers_rows():
+    assert [len(SUITES[name][0]) for name in SUITES] == [20, 20, 25, 10, 24]
+    assert {(row.h, row.c) for row in SUITES["suita-table1"][0]} == {
+        (size, c) for size in (8, 16, 32, 64) for c in (32, 64, 128, 256, 512)
+    }
+    assert {(row.c, row.m) for row in SUITES["tokura"][0]} == {
+        (c, m) for c in (32, 64, 128, 256, 512) for m in (32, 64, 128, 256, 512)
+    }
+    assert all(row.n == 1 for name in ("tokura", "batch1") for row in SUITES[name][0])
+    assert {row.n for row in SUITES["densenet"][0]} == {1, 32}
+    for rows, precisions, _ in SUITES.values():
+        assert len({row.name for row in rows}) == len(rows) and set(precisions) <= set(PRECISIONS)
+        assert all(min(row.out_size) >= 1 for row in rows)
+
+
+def test_counts_are_those_of_the_baselines():
+    row = SUITES["suita-table2"][0][0]  # 64x32x8x8 to 32
+    assert (row.direct_flops, row.min_bytes("fp16"), row.min_bytes("fp32")) == (18874368, 327680, 655360)
+    assert row.naive_macs == 64 * 32 * 32 * 9 * 64
+
+
+@pytest.mark.parametrize("row", SHAPES, ids=lambda row: row.name)
+def test_direct_and_fused_forms_compute_the_same(row):
+    random = np.random.default_rng(0)
+    x = random.integers(-3, 4, (row.n, row.c, row.h, row.w)).astype(float)
+    w = random.integers(-3, 4, (row.m, row.c, row.kernel, row.kernel)).astype(float)
+    right = reference(x, w, row)
+    assert right.shape == (row.n, row.m, *row.out_size)
+
+    def convolved(x, w, stride, pad):
+        one = Row(row.n, row.c, row.m, *x.shape[2:], kernel=w.shape[2], pad=pad, stride=stride, pool=1, pool_stride=1)
+        return reference(x, w, one)
+
+    np.testing.assert_allclose(convolved(x, fuse(w, row), row.total_stride, row.pad), right, atol=1e-12)
+    padded = np.pad(x, ((0, 0), (0, 0), (row.box_pad,) * 2, (row.box_pad,) * 2))
+    (rows, columns), s = row.box_size, row.stride
+    means = sum(padded[:, :, u * s :, v * s :][:, :, :rows, :columns] for u in range(row.pool) for v in range(row.pool))
+    step = row.total_stride if row.pointwise else 1
+    means = means[:, :, ::step, ::step]
+    if row.pointwise:
+        means = means[:, :, : row.out_size[0], : row.out_size[1]]
+    stride = 1 if row.pointwise else row.total_stride
+    np.testing.assert_allclose(convolved(means / row.pool**2, w, stride, row.pad - row.box_pad), right, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("row", [*SHAPES, *ALL[::7]], ids=lambda row: row.name)
+def test_the_librarys_problem_has_the_rows_output(row, layout):
+    for precision in PRECISIONS:
+        problem = Problem(**row.problem(precision, layout))
+        try:
+            shape = problem.y_shape
+        except LibraryError as error:
+            pytest.skip(str(error))
+        maps = (row.m, *row.out_size) if layout == "nchw" else (*row.out_size, row.m)
+        assert shape == (row.n, *maps)
+
+
+def test_rows_from_a_file(tmp_path):
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps({"rows": [
+        {"c": 8, "m": 16, "size": 12},
+        {"n": 4, "c": 8, "m": 16, "size": [12, 10], "kernel": 1, "pool": 3, "label": "mine"},
+        {"c": 8, "m": 8, "h": 9, "w": 8, "pad": 0, "stride": 2},
+    ]}))  # fmt: skip
+    first, second, third = load_rows(str(path))
+    assert first == Row(1, 8, 16, 12, 12, suite="own.json")
+    assert second == Row(4, 8, 16, 12, 10, kernel=1, pad=0, pool=3, pool_stride=3, suite="own.json", label="mine")
+    assert (third.h, third.w, third.pad, third.stride) == (9, 8, 0, 2)
+    assert [row.name for row in (first, second, third)] == [
+        "1x8x12x12 to 16, 3x3", "4x8x12x10 to 16, 1x1, pool 3 stride 3", "1x8x9x8 to 8, 3x3 pad 0 stride 2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "no rows; got list"),
+        ('{"rows": 3}', "no rows; got int"),
+        ("[3]", "row 1: got int, expected an object"),
+        ('[{"c": 8, "m": 8}]', "row 1: no 'h'; expected c, m and size"),
+        ('[{"c": 8, "m": 8, "size": 8}, {"c": 0, "m": 8, "size": 8}]', "row 2: c; got 0, expected a whole number from 1"),
+        ('[{"c": 8, "m": 8, "size": "8"}]', "row 1: h; got '8'"),
+        ('[{"c": 8, "m": 8, "size": 8, "kernel": 1.5}]', "row 1: kernel; got 1.5"),
+        ('[{"c": true, "m": 8, "size": 8}]', "row 1: c; got True"),
+        ('[{"c": 8, "m": 8, "size": 8, "groups": 2}]', "row 1: unknown field 'groups'; expected c, h, kernel"),
+        ('[{"c": 8, "m": 8, "size": 2, "pad": 0}]', "row 1: no output; got 1x8x2x2 to 8, 3x3 pad 0"),
+    ],
+)
+def test_a_wrong_file_is_told(text, part, tmp_path):
+    path = tmp_path / "own.json"
+    path.write_text(text)
+    with pytest.raises(OptionError) as caught:
+        load_rows(str(path))
+    assert str(caught.value).startswith(str(path)) and part in str(caught.value)

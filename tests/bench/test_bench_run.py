@@ -1,0 +1,240 @@
+"""The loop over methods, with a pretended GPU: which algorithm counts, wrong ones, failures, the library's choices."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from convpool.bench import cpu, run
+from convpool.bench.case import NORMALS, Candidate, Skip
+from convpool.bench.device import DeviceError
+from convpool.bench.record import new_record
+from convpool.bench.rows import Row
+from convpool.bench.run import Options, Run, measure, protocol
+from convpool.bench.tensorrt import Worker, WorkerError
+
+ROW = Row(1, 4, 6, 9, 8, suite="own")
+
+
+class Torch:
+    class cuda:
+        broken = False
+
+        @classmethod
+        def synchronize(cls):
+            if cls.broken:
+                raise RuntimeError("an illegal memory access was encountered")
+
+
+class PretendedCase:
+    """Candidates' calls return (microseconds, error) or raise."""
+
+    row, precision, sets = ROW, "fp16", 4
+
+    def __init__(self):
+        self.device, self.timed, self.limits = self, [], []
+        self.torch, self.chosen = Torch, {}
+
+    def measure(self, call, sets, *, quick=False, give_up_us=0):
+        us, _ = call(0)
+        self.limits.append(give_up_us)
+        self.timed.append((us, quick))
+        return {"us": us, "spread_us": 0.1}
+
+    def check(self, candidate):
+        _, error = candidate.call(0)
+        return {"integers": 0.0, NORMALS: error}, error < 1e-3
+
+
+@pytest.fixture
+def case():
+    yield PretendedCase()
+    Torch.cuda.broken = False
+
+
+def candidate(us, error=1e-4, **more):
+    return Candidate(f"at {us}", lambda i: (us, error), **more)
+
+
+def failing(message):
+    def call(i):
+        raise RuntimeError(message)
+
+    return Candidate("failing", call)
+
+
+def test_the_fastest_algorithm_counts(case):
+    found = measure(case, lambda: [candidate(9), candidate(5), candidate(7)])
+    assert found == {"us": 5, "spread_us": 0.1, "error": 1e-4, "exact": True, "how": "at 5", "candidates": 3}
+    assert case.timed[-1] == (5, False) and len(case.timed) == 4
+    assert case.limits[:3] == [float("inf"), 13.5, 7.5]  # half as long again as the fastest so far is hopeless
+
+
+def test_an_algorithm_with_a_wrong_result_does_not_count(case):
+    assert measure(case, lambda: [candidate(9), candidate(5, error=0.5)])["how"] == "at 9"
+
+
+def test_a_wrong_method_is_never_timed(case):
+    assert measure(case, lambda: [candidate(5, error=0.5)]) == {"wrong": 0.5, "how": "at 5"}
+    assert case.timed == []
+
+
+def test_an_output_that_is_not_a_number_is_wrong(case):
+    assert str(measure(case, lambda: [candidate(5, error=float("nan"))])["wrong"]) == "nan"
+
+
+def test_a_failing_algorithm_is_left_out(case):
+    assert measure(case, lambda: [failing("no"), candidate(6), candidate(7)])["how"] == "at 6"
+    assert measure(case, lambda: [failing("no plan")]) == {"skipped": "no plan"}
+    assert measure(case, lambda: [failing("a"), failing("b")]) == {"skipped": "no algorithm runs this"}
+
+
+def test_a_method_may_decline(case):
+    def make():
+        raise Skip("channels last only")
+
+    assert measure(case, make) == {"skipped": "channels last only"}
+
+
+def test_a_gpu_that_stopped_ends_the_run(case):
+    Torch.cuda.broken = True
+    with pytest.raises(DeviceError, match="1x4x9x8 to 6, 3x3; got no; an illegal memory access"):
+        measure(case, lambda: [failing("no")])
+
+
+def tactic(number, family="direct_gemm"):
+    from convpool.cuda import Tactic
+
+    return Tactic(number, f"conv_avgpool_t{number}", family, "float16", False, 75, 1)
+
+
+@pytest.fixture
+def pretended(monkeypatch, case):
+    """A run whose GPU has three tactics; the library picks 2, without workspace 3."""
+    all_tactics = [tactic(1), tactic(2), tactic(3, "generic")]
+    monkeypatch.setattr(run.tactics, "usable", lambda case: all_tactics)
+    monkeypatch.setattr(run.tactics, "choice", lambda case, workspace: all_tactics[1 if workspace else 2])
+    monkeypatch.setattr(run.tactics, "candidate", lambda case, t: candidate(10 * t.id, tactic=t.id))
+    libraries = {"cudnn_naive": lambda case: [candidate(50)], "textbook_gemm": lambda case: [candidate(99)]}
+    monkeypatch.setattr(run, "LIBRARIES", libraries)
+    monkeypatch.setattr(run.Run, "_use_gpu", lambda self: setattr(self, "device", case))
+    monkeypatch.setattr(run, "Case", lambda device, row, *_: setattr(case, "row", row) or case)
+
+    def make(rows=(ROW,), **options):
+        chosen = Options(**options)
+        record = new_record("convpool-bench", "", protocol(chosen))
+        return record, Run(record, [(row, "fp16") for row in rows], chosen)
+
+    return make
+
+
+def test_every_tactic_and_the_librarys_choices(pretended):
+    record, running = pretended(methods=("c*",))
+    shown = []
+    running.measure(lambda done, total, what: shown.append((done, total, what)))
+    (entry,) = record["rows"]
+    times = {name: found.get("us") for name, found in entry["methods"].items()}
+    assert times == {"cudnn_naive": 50, "convpool:t1": 10, "convpool:t2": 20, "convpool:t3": 30, "convpool": 20,
+                     "convpool_no_workspace": 30}  # fmt: skip
+    assert entry["methods"]["convpool"]["tactic"] == 2 and entry["input_sets"] == 4
+    assert shown[0] == (0, 1, "1x4x9x8 to 6, 3x3 cudnn_naive")
+
+
+def test_only_the_choice_is_measured_when_only_it_is_asked_for(pretended, case):
+    record, running = pretended(methods=("convpool",))
+    running.measure(lambda *_: None)
+    assert list(record["rows"][0]["methods"]) == ["convpool"] and [us for us, _ in case.timed] == [20]
+
+
+def test_slow_methods_wait_until_they_are_asked_for(pretended):
+    large = Row(64, 512, 512, 64, 64)
+    for slow in (False, True):
+        record, running = pretended(rows=(large,), methods=("c*", "text*"), slow=slow)
+        running.measure(lambda *_: None)
+        methods = record["rows"][0]["methods"]
+        assert (methods["textbook_gemm"] == {"skipped": "slow"}) == (not slow)
+        assert ("convpool:t3" in methods) == slow and methods["convpool_no_workspace"]["us"] == 30
+
+
+def test_what_was_measured_stays_after_an_interrupt(pretended, monkeypatch):
+    record, running = pretended(rows=(ROW, Row(1, 4, 6, 5, 5)), methods=("cudnn_naive", "convpool"))
+
+    def choose(case, workspace):
+        if len(record["rows"]) == 2:
+            raise KeyboardInterrupt
+        return tactic(2)
+
+    monkeypatch.setattr(run.tactics, "choice", choose)
+    with pytest.raises(KeyboardInterrupt):
+        running.measure(lambda *_: None)
+    assert [list(entry["methods"]) for entry in record["rows"]] == [["cudnn_naive", "convpool"], ["cudnn_naive"]]
+
+
+@pytest.mark.parametrize("name", ["cpu_loop", "onnxruntime_cpu"])
+@pytest.mark.parametrize("row", [ROW, Row(2, 3, 4, 9, 9, kernel=5, pad=1, stride=2, pool=3, pool_stride=1)], ids=lambda r: r.name)
+def test_the_cpus_methods_are_right(name, row, monkeypatch):
+    monkeypatch.setattr(cpu, "BUDGET_S", 0.0)
+    found = cpu.measure(name, row)
+    assert found.get("skipped") == "no C compiler" or (0 < found["error"] < 1e-6 and found["us"] > 0)
+
+
+def test_a_wrong_cpu_method_is_never_timed(monkeypatch):
+    monkeypatch.setattr(cpu, "_onnxruntime", lambda row, w: lambda x, w: np.zeros((row.n, row.m, *row.out_size)))
+    assert cpu.measure("onnxruntime_cpu", ROW) == {"wrong": 1.0, "how": "original graph, fp32"}
+
+
+def _worker(tmp_path, code: str) -> Worker:
+    """A worker that runs other code: its Python is a script that ignores -m and the module."""
+    program = tmp_path / "python"
+    program.write_text(f"#!{sys.executable}\nimport json, sys\n{code}\n")
+    program.chmod(0o755)
+    return Worker(str(program))
+
+
+def test_tensorrt_answers_from_a_process_of_its_own(tmp_path):
+    worker = _worker(tmp_path, """
+print("a library's greeting")
+print(json.dumps({"version": "8.6.0"}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    print(json.dumps({"us": asked["row"]["c"] + asked["level"], "how": asked["form"]}), flush=True)
+""")  # fmt: skip
+    assert worker.version == "8.6.0"
+    assert worker.measure(ROW, "fp16", "nhwc", "fused", 15, 3) == {"us": 7, "how": "fused"}
+    worker.close()
+
+
+def test_a_worker_that_cannot_work_is_told(tmp_path):
+    with pytest.raises(WorkerError, match="cannot be started"):
+        Worker(str(tmp_path / "nothing"))
+    with pytest.raises(WorkerError, match="TensorRT: tensorrt: cannot be imported"):
+        _worker(tmp_path, 'print(json.dumps({"error": "tensorrt: cannot be imported"}))')
+    with pytest.raises(WorkerError, match="its process ended; got exit status 3"):
+        _worker(tmp_path, "sys.exit(3)")
+
+
+def test_a_worker_that_ends_in_between_is_told(tmp_path):
+    worker = _worker(tmp_path, 'print(json.dumps({"version": "8.6.0"}), flush=True); sys.stdin.readline()')
+    with pytest.raises(WorkerError, match="its process ended"):
+        worker.measure(ROW, "fp16", "nhwc", "fused", 15, 3)
+    worker.close()
+
+
+def test_the_real_worker_says_what_is_missing(monkeypatch):
+    """Without TensorRT or a GPU it says so in one line; with both it says its version."""
+    try:
+        worker = Worker()
+    except WorkerError as error:
+        assert str(error).startswith("TensorRT: ") and "\n" not in str(error)
+    else:
+        assert worker.version
+        worker.close()
+
+
+def test_the_record_says_how_figures_come_about():
+    record = new_record("convpool-bench x", "abc", protocol(Options(replays=9)))
+    assert record["protocol"]["replays"] == 9 and record["protocol"]["bias"] == "none on either side"
+    assert json.loads(json.dumps(record)) == record

@@ -1,0 +1,38 @@
+"""TensorRT's networks are built by the real builder of TensorRT-RTX, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from convpool.bench.rows import Row
+from convpool.bench.tensorrt_worker import build
+from convpool.errors import ConvpoolError
+
+
+def test_every_form_is_built():
+    pytest.importorskip("tensorrt_rtx_bindings")
+    program = str(Path(__file__).with_name("rtx_build.py"))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    sizes = json.loads(done.stdout)
+    assert len(sizes) == 2 * 3 * 2 * 3 and min(sizes.values()) > 1000
+    for kernel, side in ((3, 4), (1, 2)):
+        for precision, item in (("fp16", 2), ("tf32", 4), ("fp32", 4)):
+            more = 24 * 16 * (side**2 - kernel**2) * item  # the fused form's engine holds the larger kernel
+            for layout in ("nhwc", "nchw"):
+                engine = f"{kernel} {precision} {layout}"
+                assert sizes[f"{engine} fused"] - sizes[f"{engine} naive"] > more / 2
+
+
+def test_box_means_of_a_strided_convolution_are_refused():
+    trt = pytest.importorskip("tensorrt_rtx_bindings")
+    row = Row(1, 8, 8, 9, 9, stride=2)
+    w = np.zeros((8, 8, 3, 3), np.float16)
+    with pytest.raises(ConvpoolError, match="no dilation"):
+        build(trt, row, "direct", "fp16", "nhwc", w, 3)

@@ -1,0 +1,87 @@
+// A GPU by the driver's library, which is looked up when asked for: the host program starts without one.
+#pragma once
+
+#include "host.h"
+
+#include <dlfcn.h>
+
+#include <stdexcept>
+
+struct CUstream_st;
+
+namespace host {
+
+class Gpu {
+  public:
+    Gpu() : driver_(dlopen("libcuda.so.1", RTLD_NOW)) {
+        if (driver_ == nullptr) throw std::runtime_error("no libcuda.so.1");
+        int device = 0;
+        void *context = nullptr;
+        call<unsigned>("cuInit", 0u);
+        call<int *, int>("cuDeviceGet", &device, 0);
+        call<void **, int>("cuDevicePrimaryCtxRetain", &context, device);
+        call<void *>("cuCtxSetCurrent", context);
+        call<CUstream_st **, unsigned>("cuStreamCreate", &stream, 1u);
+    }
+
+    void *allocate(size_t bytes) {
+        unsigned long long address = 0;
+        call<unsigned long long *, size_t>("cuMemAlloc_v2", &address, bytes == 0 ? 1 : bytes);
+        return reinterpret_cast<void *>(address);
+    }
+    void upload(void *to, const std::vector<uint16_t> &values) {
+        synchronize();
+        call<unsigned long long, const void *, size_t>("cuMemcpyHtoD_v2", address(to), values.data(), 2 * values.size());
+        call<>("cuCtxSynchronize");  // the copy may still be on its way, and the stream does not wait for it
+    }
+    std::vector<uint16_t> download(const void *from, size_t count) {
+        std::vector<uint16_t> values(count);
+        synchronize();
+        call<void *, unsigned long long, size_t>("cuMemcpyDtoH_v2", values.data(), address(from), 2 * count);
+        return values;
+    }
+    void synchronize() { call<CUstream_st *>("cuStreamSynchronize", stream); }
+
+    // What `body` queues on the stream, as a graph.
+    template <typename Body>
+    void *capture(Body &&body) {
+        void *graph = nullptr, *executable = nullptr;
+        call<CUstream_st *, int>("cuStreamBeginCapture_v2", stream, 0);  // strict: TensorRT's users may ask for it
+        body();
+        call<CUstream_st *, void **>("cuStreamEndCapture", stream, &graph);
+        call<void **, void *, unsigned long long>("cuGraphInstantiateWithFlags", &executable, graph, 0ull);
+        return executable;
+    }
+    void launch(void *graph) { call<void *, CUstream_st *>("cuGraphLaunch", graph, stream); }
+
+    CUstream_st *stream = nullptr;
+
+  private:
+    static unsigned long long address(const void *pointer) { return reinterpret_cast<unsigned long long>(pointer); }
+
+    template <typename... Arguments>
+    void call(const char *name, Arguments... arguments) {
+        auto function = reinterpret_cast<int (*)(Arguments...)>(dlsym(driver_, name));
+        const int error = function == nullptr ? -1 : function(arguments...);
+        if (error != 0) throw std::runtime_error(std::string(name) + ": error " + std::to_string(error));
+    }
+
+    void *driver_;
+};
+
+// One execution context's plugin: told a batch size, it runs on X, W, B, Y and a workspace; false if that failed.
+struct Context {
+    std::function<void(int64_t)> shape;
+    std::function<bool(const void *const *, void *, void *)> run;
+};
+
+// Runs contexts that `make` makes with and without constant_weights, outside graphs and inside, in `granted` bytes of
+// workspace, and compares bit for bit with convpool_launch of `tactic` of a problem.  Returns whether the context kept
+// weights.
+bool check_kept_weights(Gpu &gpu, const convpool_problem &largest, const std::function<Context(bool)> &make,
+                        const std::function<int32_t(const convpool_problem &)> &tactic, size_t granted);
+
+bool run_v2(void *library, Gpu &gpu);
+bool run_v3(void *library, Gpu &gpu);
+
+}  // namespace host
