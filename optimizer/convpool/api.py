@@ -55,8 +55,8 @@ def optimize(
     check: int = 1,
     exclude: str | Sequence[str] = (),
     fuse_pool_conv: bool = False,
-    prologue: bool = True,
-    epilogue: bool = True,
+    prologue: bool = operator.PLUGIN_HAS_SIBLINGS,
+    epilogue: bool = operator.PLUGIN_HAS_SIBLINGS,
     autotune: bool = False,
     data: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
@@ -73,7 +73,8 @@ def optimize(
     check: number of random input sets to verify with, 0 for none.
     exclude: a glob pattern or several; a site whose convolution's or pooling's name matches one stays as it is.
     fuse_pool_conv: also make one node of AveragePool followed by Conv; saves traffic on a GPU, no arithmetic.
-    prologue, epilogue: with lowering "convavgpool", also take in what stands before and behind the pairs.
+    prologue, epilogue: with lowering "convavgpool", also take in what stands before and behind the pairs.  onnxruntime
+        runs the result; the TensorRT plugin does not yet and would lose those nodes, so both are off by default.
     autotune: time the lowerings of each site in onnxruntime here, and keep the fastest.
     data: input arrays by name or a .npz file, to verify with instead of random inputs.
     input_shapes: shapes of inputs that the model leaves open, for verification and timing.

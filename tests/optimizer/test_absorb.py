@@ -8,10 +8,11 @@ import pytest
 from onnx import helper, numpy_helper
 
 import convpool
+import test_structure
 from build import graph, operators
 from convpool import operator
 from convpool.cli import command, run
-from test_structure import POOL, rewrite
+from test_structure import POOL
 
 PAIR = f"h = Conv<pads=[1,1,1,1]>(p, w)\ny = {POOL}(h)"
 TAIL = PAIR.replace("y =", "q =").replace("(p, w", "(x, w")
@@ -20,6 +21,20 @@ NORM = {"g": (16,), "b": (16,), "m": (16,), "d": np.full(16, 2, np.float32)}
 BEHIND = {"g": (32,), "b": (32,), "m": (32,), "d": np.full(32, 2, np.float32)}
 PER_CHANNEL = {"k": (16, 1, 1), "t": (1, 16, 1, 1), "s": np.float32(-0.5)}
 RESIDUAL = "float[1,16,12,12] x, float[1,32,6,6] r"
+
+
+BOTH = {"prologue": True, "epilogue": True}
+"""The options that this file is about; off by default."""
+
+
+def optimize(model: onnx.ModelProto, **options) -> convpool.OptimizeResult:
+    """`convpool.optimize` with both options unless said otherwise."""
+    return convpool.optimize(model, **(BOTH | options))
+
+
+def rewrite(model: onnx.ModelProto, pairs: int, lowering: str = "convavgpool", **options) -> onnx.ModelProto:
+    """`test_structure.rewrite`, likewise."""
+    return test_structure.rewrite(model, pairs, lowering, **(BOTH | options))
 
 
 def siblings(model: onnx.ModelProto) -> list[onnx.NodeProto]:
@@ -128,8 +143,8 @@ def test_what_an_excluded_pair_does_not_take_the_other_takes():
     model = graph(f"{TAIL}\n{SKIP}\ny = Add(r, q)", {"v": (32, 16, 1, 1)})
     for node, name in zip(model.graph.node, "abcde", strict=True):
         node.name = name
-    first = convpool.optimize(model, prologue=False, epilogue=False).model
-    found = convpool.optimize(first, exclude="a").model
+    first = optimize(model, prologue=False, epilogue=False).model
+    found = optimize(first, exclude="a").model
     assert [(node.name, node.op_type) for node in found.graph.node] == [("a", "ConvAvgPool"), ("c", "ConvAvgPoolAdd")]
 
 
@@ -152,17 +167,17 @@ def test_a_map_behind_the_residual_goes_into_the_convolution_that_gives_it():
 def test_an_excluded_convolution_is_not_scaled():
     body = f"{TAIL}\nr = Conv<strides=[2,2]>(x, v)\nn = Add(q, r)\ny = Mul(n, c)"
     model = graph(body, {"v": (32, 16, 1, 1), "c": np.float32(3)})
-    assert operators(convpool.optimize(model).model.graph) == {"Conv": 1, "ConvAvgPoolAdd": 1}
-    kept = convpool.optimize(model, exclude="r").model
+    assert operators(optimize(model).model.graph) == {"Conv": 1, "ConvAvgPoolAdd": 1}
+    kept = optimize(model, exclude="r").model
     assert operators(kept.graph) == {"Conv": 1, "ConvAvgPoolAdd": 1, "Mul": 1}
     assert next(node for node in kept.graph.node if node.op_type == "Conv").input[1] == "v"
 
 
 def test_a_group_that_is_left_out_is_1():
-    old = convpool.optimize(graph(f"p = Relu(x)\nn = Mul(p, s)\n{PAIR.replace('(p,', '(n,')}", PER_CHANNEL), prologue=False).model
+    old = optimize(graph(f"p = Relu(x)\nn = Mul(p, s)\n{PAIR.replace('(p,', '(n,')}", PER_CHANNEL), prologue=False).model
     node = siblings(old)[0]
     node.attribute.remove(next(item for item in node.attribute if item.name == "group"))
-    assert [node.op_type for node in convpool.optimize(old, check=0).model.graph.node] == ["Relu", "AffineConvAvgPool"]
+    assert [node.op_type for node in optimize(old, check=0).model.graph.node] == ["Relu", "AffineConvAvgPool"]
 
 
 def test_an_activation_that_two_pairs_read_is_recomputed_in_each():
@@ -173,8 +188,8 @@ def test_an_activation_that_two_pairs_read_is_recomputed_in_each():
     model = graph(body, {**PER_CHANNEL, "v": (32, 16, 1, 1)})
     for number, node in enumerate(model.graph.node):
         node.name = f"n{number}"
-    part = convpool.optimize(model, prologue=False).model
-    kept = convpool.optimize(part, exclude="n2").model  # then somebody has to compute it anyway
+    part = optimize(model, prologue=False).model
+    kept = optimize(part, exclude="n2").model  # then somebody has to compute it anyway
     assert operators(kept.graph) == {"Concat": 1, "ConvAvgPool": 2, "Mul": 1, "Relu": 1}
 
 
@@ -185,17 +200,17 @@ def test_pooling_in_front_takes_in_what_is_before_it():
 
 
 def test_a_model_of_version_1_gains_siblings_and_loses_the_function():
-    old = convpool.optimize(graph(f"p = Relu(x)\n{PAIR}"), prologue=False, epilogue=False).model
+    old = optimize(graph(f"p = Relu(x)\n{PAIR}"), prologue=False, epilogue=False).model
     assert {entry.domain: entry.version for entry in old.opset_import}["ai.convpool"] == 1
-    result = convpool.optimize(old)
+    result = optimize(old)
     assert [function.name for function in result.model.functions] == ["ReluConvAvgPool"]
     site = result.report.sites[0]
     assert (site.pattern, site.operator, site.absorbed) == ("conv_avg_pool", "ReluConvAvgPool", ("Relu 'p'",))
-    assert convpool.optimize(result.model).changed is False
+    assert optimize(result.model).changed is False
 
 
 def test_without_anything_around_it_the_model_is_version_1_s():
-    model = convpool.optimize(graph(PAIR.replace("(p,", "(x,"))).model
+    model = optimize(graph(PAIR.replace("(p,", "(x,"))).model
     assert {entry.domain: entry.version for entry in model.opset_import} == {"": 17, "ai.convpool": 1}
     assert [function.name for function in model.functions] == ["ConvAvgPool"]
     assert not {item.name for item in only(model).attribute} & {"residual", "activation", "alpha", "prologue_affine"}
@@ -204,7 +219,7 @@ def test_without_anything_around_it_the_model_is_version_1_s():
 
 def test_report():
     body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\nz = Relu(q)\ny = Tanh(z)"
-    site = convpool.optimize(graph(body, NORM)).report.sites[0]
+    site = optimize(graph(body, NORM)).report.sites[0]
     assert (site.lowering, site.operator) == ("convavgpool", "AffineReluConvAvgPoolRelu")
     assert site.absorbed == ("BatchNormalization 'n'", "Relu 'p'", "Relu 'z'")
     # Written and read no more: two maps of 16x12x12 before it, one of 32x6x6 behind it, in float32.
@@ -260,7 +275,7 @@ def test_types(dtype):
     body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\no = Add(q, r)\ny = Relu(o)"
     model = graph(body, constants, inputs=f"{onnx_type}[1,16,12,12] x, {onnx_type}[1,32,6,6] r",
                   outputs=f"{onnx_type}[a,b2,c,d2] y", opset=22, ir=10)  # fmt: skip
-    result = convpool.optimize(model, check=2)
+    result = optimize(model, check=2)
     node = only(result.model)
     assert node.op_type == "AffineReluConvAvgPoolAddRelu" and result.report.verification.passed
     types = {tensor.data_type for tensor in result.model.graph.initializer}
@@ -391,7 +406,7 @@ REFUSALS = {
 def test_refused_with_a_reason(name):
     body, constants, given, expected = REFUSALS[name]
     model = graph(body, constants, **given)
-    result = convpool.optimize(model, check=0)
+    result = optimize(model, check=0)
     assert expected in [reason for site in result.report.sites for reason in site.beside]
     onnx.checker.check_model(result.model, full_check=True)
     kind = siblings(result.model)[0].op_type
@@ -427,9 +442,9 @@ block <a>(x, w) => (y) {{ p = LeakyRelu<alpha : float = @a>(x) {PAIR} }}
 
 
 def test_a_node_of_that_name_in_another_domain_is_left_alone():
-    model = convpool.optimize(graph(f"p = Relu(x)\n{PAIR}"), prologue=False).model
+    model = optimize(graph(f"p = Relu(x)\n{PAIR}"), prologue=False).model
     operator.move_to_domain(model, "trt.plugins")
-    assert convpool.optimize(model, check=0).changed is False
+    assert optimize(model, check=0).changed is False
 
 
 def test_weights_that_something_else_reads_are_not_edited():
@@ -442,8 +457,8 @@ def test_weights_that_something_else_reads_are_not_edited():
 
 @pytest.mark.parametrize(
     ("options", "kind"),
-    [([], "ReluConvAvgPoolRelu"), (["--no-prologue"], "ConvAvgPoolRelu"), (["--no-epilogue"], "ReluConvAvgPool"),
-     (["--no-prologue", "--no-epilogue"], "ConvAvgPool")],
+    [([], "ConvAvgPool"), (["--prologue"], "ReluConvAvgPool"), (["--epilogue"], "ConvAvgPoolRelu"),
+     (["--prologue", "--epilogue"], "ReluConvAvgPoolRelu"), (["--no-prologue", "--no-epilogue"], "ConvAvgPool")],
 )  # fmt: skip
 def test_command_line(options, kind, tmp_path, capsys):
     onnx.save(graph(f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\nz = Relu(q)\ny = Tanh(z)"), tmp_path / "in.onnx")

@@ -175,7 +175,7 @@ mean <v>(x, w, f, e, a, s, q) => (y) {
 def test_shared_weights_are_never_edited(lowering):
     body = f"{PAIR.replace('y =', 'p =')}\nu = Conv<pads=[1,1,1,1]>(x, w)\nq = {POOL}(u)\nz = Conv(x, w)"
     model = graph(f"{body}\ny = Add(p, q)", outputs="float[a,b,c,d] y, float[a,b,e,f] z")
-    result = rewrite(model, 2, lowering, epilogue=False)
+    result = rewrite(model, 2, lowering)
     kept = {tensor.name: tensor for tensor in result.graph.initializer}
     assert kept["w"] == model.graph.initializer[0]
     assert len(kept) == {"convavgpool": 2, "fused": 2}.get(lowering, 1)

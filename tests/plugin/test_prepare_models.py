@@ -157,10 +157,10 @@ def test_another_domain_is_the_same_model(tmp_path):
 def test_a_plugin_without_siblings_gets_none(name, monkeypatch):
     model = generate(name, batch=2)
     inputs = random_inputs(model)
-    optimized = optimize(model, check=0).model
+    optimized = optimize(model, prologue=True, epilogue=True, check=0).model
     names = {node.op_type for node in optimized.graph.node}
     assert names & set(operator.SIBLINGS)
-    monkeypatch.setattr(prepare, "PLUGIN_HAS_SIBLINGS", False)
+    monkeypatch.setattr(operator, "PLUGIN_HAS_SIBLINGS", False)
     for_plugin = prepare.for_parser(prepare.self_contained(optimized), 10, plugin=True, allow_tf32=False)
     kept = {node.op_type for node in for_plugin.graph.node}
     assert not kept & set(operator.SIBLINGS) and ("ConvAvgPool" in kept) == ("ConvAvgPool" in names)
@@ -169,7 +169,7 @@ def test_a_plugin_without_siblings_gets_none(name, monkeypatch):
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
     built = build._prepare(model, "convavgpool", True, False)
     assert {node.op_type for node in built.graph.node} & set(operator.OP_TYPES) == {"ConvAvgPool"}
-    monkeypatch.setattr(prepare, "PLUGIN_HAS_SIBLINGS", True)
+    monkeypatch.setattr(operator, "PLUGIN_HAS_SIBLINGS", True)
     for_plugin = prepare.for_parser(prepare.self_contained(optimized), 10, plugin=True, allow_tf32=True)
     siblings = [node for node in for_plugin.graph.node if node.op_type in operator.SIBLINGS]
     assert siblings and all(any(item.name == "allow_tf32" for item in node.attribute) for node in siblings)

@@ -25,9 +25,6 @@ from convpool.modelio import LoadedModel, load
 OLD_PARSER_OPSET = 17
 """The newest opset that the parser of TensorRT 8.6 knows."""
 CONSTANT_WEIGHTS = "constant_weights"
-PLUGIN_HAS_SIBLINGS = False
-"""Whether the plugin runs the operators of version 2.  While it does not, it is never given one: `build` asks for none, and
-those that a model has already become standard operators."""
 _NUMPY_TYPES = {TensorProto.FLOAT16: np.dtype(np.float16), TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16)}
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 _FLOAT_ONLY_INPUTS = {"Resize": (1, 2), "Upsample": (1,)}
@@ -58,7 +55,7 @@ def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool)
     """The model for the ONNX parser of TensorRT `major`; changed in place where it can be, so pass a copy."""
     if not plugin and has_operator(model):
         model = _without_trailing_blanks(onnx.inliner.inline_local_functions(model))
-    elif not PLUGIN_HAS_SIBLINGS:
+    elif not operator.PLUGIN_HAS_SIBLINGS:  # those that a model has already become standard operators
         siblings = [(item.domain, item.name) for item in model.functions if item.name in operator.SIBLINGS]
         model = _without_trailing_blanks(onnx.inliner.inline_selected_functions(model, siblings)) if siblings else model
     if major < 10:
