@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 
 import convpool
 import test_structure
-from build import graph, operators
+from build import graph, operators, weights
 from convpool import operator
 from convpool.cli import command, run
 from test_structure import POOL
@@ -20,6 +20,7 @@ SKIP = f"u = Conv(x, v)\nr = {POOL}(u)"
 NORM = {"g": (16,), "b": (16,), "m": (16,), "d": np.full(16, 2, np.float32)}
 BEHIND = {"g": (32,), "b": (32,), "m": (32,), "d": np.full(32, 2, np.float32)}
 PER_CHANNEL = {"k": (16, 1, 1), "t": (1, 16, 1, 1), "s": np.float32(-0.5)}
+HALF = weights((32, 16, 3, 3), dtype=np.float16)
 RESIDUAL = "float[1,16,12,12] x, float[1,32,6,6] r"
 
 
@@ -342,6 +343,13 @@ REFUSALS = {
     "negative variance": (
         f"p = BatchNormalization(x, g, b, m, d)\n{PAIR}", {**NORM, "d": np.full(16, -1, np.float32)}, {},
         "BatchNormalization 'p': constant operands; got a division by 0, infinity or NaN, expected finite numbers"),
+    "a graph output by way of Identity": (f"p = Relu(x)\ni = Identity(p)\n{PAIR.replace('(p,', '(i,')}", {},
+        {"outputs": "float[a,b,c,d] y, float[a,b,e,f] p"},
+        "Relu 'p': output 'p' is a graph output; got other readers, expected the convolution alone"),
+    "BatchNormalization per position": (
+        f"p = BatchNormalization<spatial=0>(x, g, b, m, d)\n{PAIR}",
+        dict.fromkeys("gbm", (16, 12, 12)) | {"d": np.ones((16, 12, 12), np.float32)},
+        {"opset": 7}, "BatchNormalization 'p': spatial; got 0, expected 1"),
     "differs by position": (f"p = Mul(x, k)\n{PAIR}", {"k": (12, 12)}, {},
         "Mul 'p': operands; got two that vary over space, expected one that does not"),
     "differs by sample": (f"p = Add(x, k)\n{PAIR}", {"k": (2, 1, 1, 1)}, {"inputs": "float[2,16,12,12] x"},
@@ -360,6 +368,12 @@ REFUSALS = {
         "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected Relu alone"),
     "result is an output": (f"{TAIL}\ny = Relu(q)", {}, {"outputs": "float[a,b,c,d] y, float[a,b,e,f] q"},
         "ConvAvgPool 'q': result 'q' is a graph output; got other readers, expected Relu alone"),
+    "result captured by a branch": (
+        f"{TAIL}\ny = Relu(q)\nz = If(flag) <"
+        "then_branch = t () => (float[1,32,6,6] i) { i = Sigmoid(q) }, "
+        "else_branch = e () => (float[1,32,6,6] j) { j = Tanh(q) }>", {},
+        {"inputs": "float[1,16,12,12] x, bool flag", "outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
+        "ConvAvgPool 'q': result 'q' is read by a subgraph; got other readers, expected Relu alone"),
     "added to itself": (f"{TAIL}\ny = Add(q, q)", {}, {},
         "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected Add alone"),
     "residual by way of itself": (f"{TAIL}\nt = Tanh(q)\ny = Add(q, t)", {}, {},
@@ -387,19 +401,40 @@ REFUSALS = {
         "ConvAvgPool 'q': weights; got computed, or an input that a caller may override, expected constants"),
     "weights beyond the type": (
         f"{TAIL}\ny = Mul(q, s)", {"w": np.full((32, 16, 3, 3), 1e30, np.float32), "s": np.float32(1e30)}, {},
-        "Mul 'y': constants folded into weights; got numbers outside the type's range, expected finite ones"),
+        "Mul 'y': constants folded into weights; got numbers too large or small, expected ones that the type has"),
     "scale beyond the type": (
         f"n = Mul(x, s)\np = Mul(n, s)\n{PAIR}", {"s": np.float32(1e30)}, {},
-        "Mul 'p': scale and shift; got numbers outside the type's range, expected finite ones"),
+        "Mul 'p': scale and shift; got numbers too large or small, expected ones that the type has"),
+    "scale too small": (
+        f"n = Mul(x, s)\np = Mul(n, s)\n{PAIR}", {"w": HALF, "s": np.float16(1e-4)},
+        {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"},
+        "Mul 'p': scale and shift; got numbers too large or small, expected ones that the type has"),
+    "weights too small": (
+        f"{TAIL}\ny = Mul(q, s)", {"w": HALF / 64, "s": np.float16(1e-4)},
+        {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"},
+        "Mul 'y': constants folded into weights; got numbers too large or small, expected ones that the type has"),
     "widened behind": (
         "h = Conv<pads=[6,6,6,6]>(x, v)\n" + f"q = {POOL}(h)\ny = Mul(q, k)", {"v": (1, 16, 13, 13), "k": (8, 1, 1)}, {},
         "Mul 'y': channels; got constants that widen them, expected 1 or 1"),
     "a factor behind a residual": (f"{TAIL}\nn = Add(q, r)\ny = Mul(n, s)", {"s": np.float32(2)}, {"inputs": RESIDUAL},
         "Mul 'y': map behind a residual; got one that its convolution cannot take in, expected a convolution with constant "
         "weights that nothing else reads"),
+    "a factor behind a residual that is read elsewhere": (
+        f"{TAIL}\nr = Conv<strides=[2,2]>(x, v)\nn = Add(q, r)\ny = Mul(n, s)\nz = Tanh(r)",
+        {"v": (32, 16, 1, 1), "s": np.float32(2)}, {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
+        "Mul 'y': map behind a residual; got one that its convolution cannot take in, expected a convolution with constant "
+        "weights that nothing else reads"),
+    "a factor behind a residual of a sibling": (
+        f"{TAIL}\n{SKIP}\nt = Relu(r)\nn = Add(q, t)\ny = Mul(n, s)", {"v": (32, 16, 1, 1), "s": np.float32(2)}, {},
+        "Mul 'y': map behind a residual; got one that its convolution cannot take in, expected a convolution with constant "
+        "weights that nothing else reads"),
     "a second residual": (f"{TAIL}\nn = Add(q, r)\ny = Add(s, n)", {}, {"inputs": RESIDUAL + ", float[1,32,6,6] s"},
         "Add 'y': residual; got a second one, expected one"),
 }  # fmt: skip
+
+
+ADDED = {"a factor behind a residual of a sibling": {"ConvAvgPoolRelu", "ConvAvgPoolAdd"}}
+"""What is left where it is more than the residual before the one refused."""
 
 
 @pytest.mark.parametrize("name", REFUSALS)
@@ -409,8 +444,8 @@ def test_refused_with_a_reason(name):
     result = optimize(model, check=0)
     assert expected in [reason for site in result.report.sites for reason in site.beside]
     onnx.checker.check_model(result.model, full_check=True)
-    kind = siblings(result.model)[0].op_type
-    assert kind == ("ConvAvgPoolAdd" if "residual" in name.split()[-1] and "n = Add" in body else "ConvAvgPool")
+    kinds = {node.op_type for node in siblings(result.model)}
+    assert kinds == ADDED.get(name, {"ConvAvgPoolAdd"} if "n = Add" in body else {"ConvAvgPool"})
     if "beyond" not in name and "negative" not in name and "training" not in name:
         assert convpool.verify(model, result.model).passed
 
@@ -466,3 +501,78 @@ def test_command_line(options, kind, tmp_path, capsys):
     assert siblings(onnx.load(tmp_path / "out.onnx"))[0].op_type == kind
     shown = capsys.readouterr().out
     assert ("rewritten as convavgpool" if kind == "ConvAvgPool" else f"rewritten as {kind} with Relu") in shown
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5])
+def test_epsilon_before_and_behind(epsilon):
+    small = {"d": np.full(16, 0.25, np.float32), "e": np.full(32, 0.25, np.float32), "f": (32,), "k": (32,), "l": (32,)}
+    body = f"p = BatchNormalization<epsilon={epsilon}>(x, g, b, m, d)\n{PAIR.replace('y =', 'q =')}\n"
+    body += f"y = BatchNormalization<epsilon={epsilon}>(q, f, k, l, e)"
+    assert only(rewrite(graph(body, {**NORM, **small}), 1)).op_type == "AffineConvAvgPool"
+
+
+def test_a_channel_too_small_for_the_type_is_taken_in_beside_others():
+    scale = np.ones((16, 1, 1), np.float16)
+    scale[3] = 1e-4
+    body = f"n = Mul(x, s)\no = Mul(n, s)\np = Relu(o)\n{PAIR}"
+    given = {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"}
+    model = graph(body, {"w": HALF, "s": scale}, **given)
+    assert only(optimize(model).model).op_type == "AffineReluConvAvgPool"
+    scale[8:] = 1e-4  # all that the second of two groups adds up
+    grouped = graph(body.replace("Conv<", "Conv<group=2, "), {"w": HALF[:, :8], "s": scale}, **given)
+    assert [node.op_type for node in optimize(grouped).model.graph.node] == ["Mul", "Mul", "Relu", "ConvAvgPool"]
+
+
+def test_constants_that_others_read_stay_as_they_are():
+    body = (
+        f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\nt = Mul(q, c)\ny = Relu(t)\n"
+        "z = BatchNormalization(x, g, b, m, d)\nu = Mul(x, c2)\nv = Mul(r, c)"
+    )
+    outputs = "float[a,b,c,d] y, float[a,b,e,f] z, float[a,b,e,f] u, float[a,b,e,f] v"
+    given = {**NORM, "c": (32, 1, 1), "c2": (16, 1, 1)}
+    model = graph(body, given, inputs=RESIDUAL, outputs=outputs)
+    result = rewrite(model, 1)
+    assert siblings(result)[0].op_type == "AffineReluConvAvgPoolRelu"
+    before = {tensor.name: tensor for tensor in model.graph.initializer}
+    after = {tensor.name: tensor for tensor in result.graph.initializer}
+    assert all(after[name] == before[name] for name in (*NORM, "c", "c2"))
+
+
+def test_names_that_are_taken_are_not_taken_again():
+    # Every name that the operator's constants would like to have belongs to something else.
+    body = f"{PAIR.replace('y =', 'q =')}\nt = Mul(q, c)\ny = Relu(t)\n"
+    body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{body}"
+    names = ("w_channels_last", "w_channels_last_scaled", "q_scale", "q_shift", "q_bias", "y_scale", "y_shift", "y_bias",
+             "q_bias_scaled", "y_bias_scaled", "mean", "variance", "scaled", "activated", "pooled", "weight")  # fmt: skip
+    body += "\n".join(f"{name} = Relu(x)" for name in names) + f"\nz = Sum({', '.join(names)})"
+    model = graph(body, {**NORM, "c": (32, 1, 1)}, outputs="float[a,b,c,d] y, float[a,b,e,f] z")
+    assert siblings(rewrite(model, 1))[0].op_type == "AffineReluConvAvgPoolRelu"
+
+
+def test_external_constants(tmp_path):
+    body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\nt = Mul(q, c)\ny = Relu(t)"
+    model = graph(body, {**NORM, "c": (32, 1, 1)})
+    (tmp_path / "out").mkdir()
+    onnx.save(model, tmp_path / "in.onnx", save_as_external_data=True, location="in.data", size_threshold=0)
+    optimize(tmp_path / "in.onnx").save(tmp_path / "out" / "out.onnx")
+    assert only(onnx.load(tmp_path / "out" / "out.onnx")).op_type == "AffineReluConvAvgPoolRelu"
+    assert convpool.verify(tmp_path / "in.onnx", tmp_path / "out" / "out.onnx").passed
+
+
+def test_a_sparse_initializer_is_no_constant_to_fold():
+    dense = weights((1, 16, 1, 1))
+    values = numpy_helper.from_array(dense.reshape(-1), "t")
+    indices = numpy_helper.from_array(np.arange(16, dtype=np.int64), "t_indices")
+    model = graph(f"p = Add(x, t)\n{PAIR}")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [1, 16, 1, 1]))
+    result = convpool.optimize(model, **BOTH)
+    assert [node.op_type for node in result.model.graph.node] == ["Add", "ConvAvgPool"]
+    assert result.report.verification.passed
+
+
+def test_two_branches_of_a_network_scale_the_convolution_between_them_once():
+    # The second Mul finds the residual's convolution already scaled by the first.
+    body = f"{TAIL}\nr = Conv<strides=[2,2]>(x, v)\nn = Add(q, r)\no = Mul(n, c)\nf = Sub(o, c)\ny = Mul(f, c)"
+    model = rewrite(graph(body, {"v": (32, 16, 1, 1), "c": (32, 1, 1)}), 1)
+    assert operators(model.graph) == {"Conv": 1, "ConvAvgPoolAdd": 1}
+    assert len(model.graph.initializer) == 3  # two weights and the bias

@@ -66,12 +66,14 @@ def test_cast_floats_keeps_scales_and_clips_what_halves_cannot_hold():
     assert np.array_equal(run(model, {"x": ones})[0], np.ones((1, 1, 4, 4)))
 
 
-def test_old_parsers_get_standard_operators_without_the_plugin():
-    model = generate("wgan_gp_small", batch=2)
+@pytest.mark.parametrize("name", ["wgan_gp_small", "densenet_small"])  # the second has convolutions without a bias
+def test_old_parsers_get_standard_operators_without_the_plugin(name):
+    model = generate(name, batch=2)
     rewritten = optimize(model, check=0).model
     assert prepare.has_operator(rewritten)
     inlined = prepare.for_parser(prepare.self_contained(rewritten), 8, plugin=False, allow_tf32=False)
     assert not prepare.has_operator(inlined) and not inlined.functions
+    assert not any(node.input and not node.input[-1] for node in inlined.graph.node)  # TensorRT refuses a bias named ""
     inputs = random_inputs(model)
     assert np.array_equal(run(inlined, inputs)[0], run(rewritten, inputs)[0])
 

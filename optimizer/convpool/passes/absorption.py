@@ -17,6 +17,7 @@ from convpool.plan import Affine, Reject, reject
 ACTIVATIONS = operator.ACTIVATIONS[1:]
 LINEAR = ("BatchNormalization", "Identity", "Dropout", *BINARY)
 """Operators that may be maps per channel."""
+OUTSIDE, INSIDE = "numbers too large or small", "ones that the type has"
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,19 @@ def slope(scope: Scope, index: int) -> float | None:
 def holds(values: np.ndarray, dtype: np.dtype) -> bool:
     """Whether the type has finite numbers for all values."""
     return bool((np.abs(values) <= float(ml_dtypes.finfo(dtype).max)).all())
+
+
+def keeps(factors: np.ndarray, dtype: np.dtype) -> bool:
+    """Whether the type has these numbers, which others are multiplied by, finite and to its precision.
+
+    factors: [rows, ...].  A number too small for the type may lose digits, or all, beside a larger one in its row only:
+    what either is multiplied by is then added up.  A summand may always: the sum is no more precise than the type.
+    """
+    if not holds(factors, dtype):
+        return False
+    rows = factors.reshape(len(factors), -1)
+    lost = np.abs(rows.astype(dtype).astype(np.float64) - rows)
+    return bool((lost <= float(ml_dtypes.finfo(dtype).eps) * np.abs(rows).max(axis=1, keepdims=True)).all())
 
 
 def elem_type(scope: Scope, index: int) -> int:

@@ -9,7 +9,20 @@ import numpy as np
 
 from convpool import operator
 from convpool.graph import Scope, is_op, label
-from convpool.passes.absorption import ACTIVATIONS, LINEAR, Absorption, Walk, Weights, channels_of, holds, linear, slope
+from convpool.passes.absorption import (
+    ACTIVATIONS,
+    INSIDE,
+    LINEAR,
+    OUTSIDE,
+    Absorption,
+    Walk,
+    Weights,
+    channels_of,
+    holds,
+    keeps,
+    linear,
+    slope,
+)
 from convpool.passes.linear import Step
 from convpool.passes.trace import spatial_origin
 from convpool.plan import IDENTITY, Affine, Reject, reject
@@ -79,7 +92,7 @@ def _fold(walk: Walk, plan: Absorption, step: Step) -> Absorption | Reject:
         if other is None:
             own = None
     if own is None:
-        return reject(scope, step.node, "constants folded into weights", "numbers outside the type's range", "finite ones")
+        return reject(scope, step.node, "constants folded into weights", OUTSIDE, INSIDE)
     return replace(plan, weights=own, scaled=other)
 
 
@@ -137,14 +150,14 @@ def _weights(scope: Scope, index: int) -> Weights | None:
 
 
 def _scaled(weights: Weights, affine: Affine) -> Weights | None:
-    """The affine map behind the convolution, folded in; None if the type cannot hold the result."""
+    """The affine map behind the convolution, folded in; None if the type cannot hold the result to its precision."""
     dtype = weights.weight.dtype
     m = weights.weight.shape[0]
     scale = np.broadcast_to(affine.scale, (m,))
     with np.errstate(over="ignore", invalid="ignore"):
         weight = weights.weight.astype(np.float64) * scale.reshape(-1, *[1] * (weights.weight.ndim - 1))
         bias = weights.bias.astype(np.float64) * scale + affine.shift
-        if not holds(weight, dtype) or not holds(bias, dtype):
+        if not keeps(weight, dtype) or not holds(bias, dtype):
             return None
         return Weights(weights.node, weight.astype(dtype), bias.astype(dtype))
 

@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 from onnx import helper
 
 from convpool import operator
-from convpool.graph import Scope, is_op, label
-from convpool.passes.absorption import ACTIVATIONS, LINEAR, Absorption, Walk, channels_of, elem_type, holds, linear, slope
+from convpool.graph import Scope, attributes, is_op, label
+from convpool.passes.absorption import (
+    ACTIVATIONS,
+    INSIDE,
+    LINEAR,
+    OUTSIDE,
+    Absorption,
+    Walk,
+    channels_of,
+    elem_type,
+    holds,
+    keeps,
+    linear,
+    slope,
+)
 from convpool.passes.linear import Step
 from convpool.plan import IDENTITY, Affine, Reject, reject
 
@@ -57,8 +71,7 @@ def take_in(walk: Walk) -> None:
         walk.rejects.append(reject(scope, walk.plan.upstream[0], "prologue", got, "a tensor that stays as it is"))
         walk.plan = plan
     elif walk.plan.affine is not None and not _representable(plan, walk.plan.affine):
-        got = "numbers outside the type's range"
-        walk.rejects.append(reject(scope, walk.plan.upstream[0], "scale and shift", got, "finite ones"))
+        walk.rejects.append(reject(scope, walk.plan.upstream[0], "scale and shift", OUTSIDE, INSIDE))
         walk.plan = plan
 
 
@@ -123,5 +136,10 @@ def _host(scope: Scope, x: str) -> int | None:
 
 
 def _representable(plan: Absorption, affine: Affine) -> bool:
+    """Whether the type has scale and shift; channels are added up within the convolution's groups."""
     dtype = helper.tensor_dtype_to_np_dtype(elem_type(plan.scope, plan.node))
-    return holds(affine.scale, dtype) and holds(affine.shift, dtype)
+    group = int(attributes(plan.scope.nodes[plan.node]).get("group", 1))
+    channels = channels_of(plan.scope, plan.node)
+    assert channels is not None
+    scale = np.broadcast_to(affine.scale, (channels[1],)).reshape(group, -1)
+    return keeps(scale, dtype) and holds(affine.shift, dtype)
