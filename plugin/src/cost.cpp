@@ -1,5 +1,5 @@
 // How long a tactic is expected to take: a model with few constants, fitted to the times of all float16 tactics on the 20
-// layers of benchmarks/gpu_conv_avgpool.py on an H200 (benchmarks/log.md). It is there to rank tactics.
+// layers of convpool-bench's suita-table2 on an H200 (benchmarks/log.md). It is there to rank tactics.
 //
 // Blocks run in rounds of as many as fit. A round takes steps * max(latency, issue * blocks a multiprocessor holds) and a
 // while for the tile's start and end; box means and other passes over memory are added at the speed of memory.
@@ -45,8 +45,10 @@ double us_per_million(const Tactic &t) {
 
 Step portable_step(const Tactic &t) {
     const double products = double(t.block_m) * t.block_n * 32 / 1e6;  // of 64 bytes of K, as float16
-    const double wider = t.precision == static_cast<int32_t>(Precision::kTF32x3) ? 2.2 : 1.0;
-    return {products * us_per_million(t) * wider, 0.26};
+    const double wider = t.precision == static_cast<int32_t>(Precision::kTF32x3) ? 2.2
+                         : t.precision == static_cast<int32_t>(Precision::kTF32) ? 1.4
+                                                                                 : 1.0;
+    return {products * us_per_million(t) * wider, 0.26 * std::min(wider, 1.4)};
 }
 
 double rounds_us(int64_t tiles, int64_t steps, const Step &step, const Tactic &t, int blocks_a_multiprocessor,
@@ -65,6 +67,22 @@ double rounds_us(int64_t tiles, int64_t steps, const Step &step, const Tactic &t
     return us;
 }
 
+// Blocks take their tiles one after the other; microseconds of a slice and of a tile's end, by subtiles and channels.
+double direct_tma_us(const Problem &p, const DirectTmaPlan &plan, const Tactic &t) {
+    struct Fitted { int kernel, block_m, block_n; double slice_us, end_us; };
+    static constexpr Fitted kFitted[] = {
+        {3, 128, 256, 3.5, 4.0}, {3, 128, 128, 2.3, 1.5}, {3, 128, 64, 2.05, 1.0}, {3, 128, 32, 1.8, 0.6},
+        {3, 64, 256, 2.05, 1.5}, {3, 64, 128, 1.57, 0.8}, {3, 64, 64, 1.5, 0.5},
+        {1, 64, 256, 0.8, 0.8},  {1, 64, 128, 0.58, 0.4}, {1, 128, 64, 1.2, 0.4}};
+    for (const Fitted &f : kFitted)
+        if (f.kernel == t.kernel_size && f.block_m == t.block_m && f.block_n == t.block_n) {
+            const double bytes = (double(p.n) * p.c * p.in_pixels() + double(p.n) * p.m * p.out_pixels()) * p.element_bytes();
+            const double rounds = ceil_div(plan.params.tiles, plan.grid);
+            return 0.8 + std::max(rounds * (plan.params.slices * f.slice_us + f.end_us), bytes / kBytesPerUs);
+        }
+    return 1e30;
+}
+
 }  // namespace
 
 double expected_us(const Problem &p, const Tactic &t, const Device &device) {
@@ -72,6 +90,12 @@ double expected_us(const Problem &p, const Tactic &t, const Device &device) {
         const double operations =
             2.0 * p.n * p.m * p.out_pixels() * p.taps() * (double(p.c) / p.group) * (p.pool_size() + 1);
         return 3 + operations / (device.multiprocessors * 2e4);
+    }
+    if (t.direct_tma()) {
+        DirectTmaPlan plan;
+        std::string reason;
+        if (!plan_direct_tma(p, t, device, plan, reason)) return 1e30;
+        return kLaunchUs + direct_tma_us(p, plan, t);
     }
     if (t.direct_fused()) {
         DirectFusedPlan plan;

@@ -3,6 +3,7 @@
 // which no macro was defined vanish.
 #pragma once
 
+#define CONVPOOL_TMA_ROW(...)
 #define CONVPOOL_ROW(family, precision, ...) CONVPOOL_ROW_##family##_##precision(__VA_ARGS__)
 
 #define CONVPOOL_ROW_generic_ANY(...)

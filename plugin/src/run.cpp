@@ -6,6 +6,7 @@
 #include <string>
 
 #include "launch.h"
+#include "tensor_map.h"
 
 namespace convpool {
 
@@ -111,6 +112,50 @@ cudaError_t run_direct_fused(const Problem &p, const Tactic &tactic, const Devic
     return launch_kernel(tactic, device, plan.grid, plan.shared_bytes, &d, stream);
 }
 
+// TMA copies 16 bytes at least, from addresses that are multiples of it.
+bool tma_aligned(const Problem &p, const convpool_tensors &t) {
+    return aligned(t.x, 16) && aligned(t.w, 16) && y_vectors(p, t);
+}
+
+cudaError_t run_direct_tma(const Problem &p, const Tactic &tactic, const Device &device, const convpool_tensors &t,
+                           cudaStream_t stream) {
+    DirectTmaPlan plan;
+    std::string reason;
+    if (!plan_direct_tma(p, tactic, device, plan, reason)) return cudaErrorInvalidValue;  // supports() has said so
+    DirectTmaParams &d = plan.params;
+    d.y = t.y;
+    d.epilogue = epilogue_of(p, t);
+    const Precision precision = static_cast<Precision>(tactic.precision);
+    const uint64_t c = static_cast<uint64_t>(p.c), h = static_cast<uint64_t>(p.in[1]), w = static_cast<uint64_t>(p.in[2]);
+    const uint64_t pixel = c * p.element_bytes();
+    const uint32_t slice = static_cast<uint32_t>(4 * p.per_chunk());
+    for (int odd = 0; odd < 2; ++odd) {
+        const uint64_t sizes[] = {c, (w + 1 - odd) / 2, h, static_cast<uint64_t>(p.n)};
+        const uint64_t strides[] = {2 * pixel, w * pixel, h * w * pixel};
+        const uint32_t box[] = {slice, static_cast<uint32_t>(plan.shared.raw_columns),
+                                static_cast<uint32_t>(plan.shared.raw_rows), 1};
+        const cudaError_t error = encode_tensor_map(&d.x_map[odd], precision, 4,
+                                                    static_cast<const char *>(t.x) + odd * pixel, sizes, strides, box, 0, false);
+        if (error != cudaSuccess) return error;
+    }
+    const uint64_t sizes[] = {c, static_cast<uint64_t>(p.m), static_cast<uint64_t>(p.taps())};
+    const uint64_t strides[] = {pixel * p.taps(), pixel};
+    const uint32_t box[] = {slice, static_cast<uint32_t>(tactic.block_n), static_cast<uint32_t>(tactic.stage_taps)};
+    const cudaError_t error = encode_tensor_map(&d.w_map, precision, 3, t.w, sizes, strides, box, 64, true);
+    if (error != cudaSuccess) return error;
+    return launch_kernel(tactic, device, plan.grid, plan.shared.bytes, &d, stream);
+}
+
+// A tactic of the portable direct_fused for pointers that TMA cannot take: it needs no workspace and no alignment.
+const Tactic *portable_direct_fused(const Problem &p, const Tactic &like, const Device &device) {
+    for (int i = 0; i < tactic_count(); ++i) {
+        const Tactic &t = tactic_at(i);
+        if (t.family == Family::kDirectFused && t.precision == like.precision && reject_reason(p, t, device).empty())
+            return &t;
+    }
+    return nullptr;
+}
+
 cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Device &device, const convpool_tensors &t,
                               cudaStream_t stream) {
     const WorkspaceLayout layout = workspace_layout(p, tactic);
@@ -177,6 +222,11 @@ cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Devi
 cudaError_t run_tactic(const Problem &p, const Tactic &tactic, const Device &device, const convpool_tensors &t,
                        cudaStream_t stream) {
     if (tactic.family == Family::kGeneric) return run_generic(p, t, stream);
+    if (tactic.direct_tma()) {
+        if (tma_aligned(p, t)) return run_direct_tma(p, tactic, device, t, stream);
+        const Tactic *portable = portable_direct_fused(p, tactic, device);
+        return portable == nullptr ? run_generic(p, t, stream) : run_direct_fused(p, *portable, device, t, stream);
+    }
     return tactic.direct_fused() ? run_direct_fused(p, tactic, device, t, stream)
                                  : run_implicit_gemm(p, tactic, device, t, stream);
 }

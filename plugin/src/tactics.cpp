@@ -21,8 +21,12 @@ constexpr Family CONVPOOL_FAMILY_generic = Family::kGeneric, CONVPOOL_FAMILY_dir
 
 constexpr Tactic kTactics[] = {
 #define CONVPOOL_ROW(family, precision, ...) {CONVPOOL_FAMILY_##family, CONVPOOL_PRECISION_##precision, __VA_ARGS__},
+#define CONVPOOL_TMA_ROW(precision, id, subtiles, block_n, kernel, stage_taps, stages, raw_stages, mean_stages, mean_warps) \
+    {Family::kDirectTma, CONVPOOL_PRECISION_##precision, id, subtiles * 64, block_n, 0, 0, stages, 1, 1, kernel,              \
+     stage_taps, raw_stages, mean_stages, mean_warps},
 #include "tactics.def"
 #undef CONVPOOL_ROW
+#undef CONVPOOL_TMA_ROW
 };
 constexpr int kCount = sizeof(kTactics) / sizeof(kTactics[0]);
 
@@ -64,7 +68,8 @@ const char *Tactic::family_name() const {
     case Family::kDirectGemm:
     case Family::kDirectGemmSm90: return "direct_gemm";
     case Family::kDirectFused:
-    case Family::kDirectFusedSm90: return "direct_fused";
+    case Family::kDirectFusedSm90:
+    case Family::kDirectTma: return "direct_fused";
     case Family::kFilterFused:
     case Family::kFilterFusedSm90: return "filter_fused";
     default: return "generic";
@@ -84,11 +89,13 @@ const char *Tactic::name() const {
         for (const Tactic &t : kTactics) {
             std::string name = std::string("conv_avgpool_") + t.family_name();
             if (t.family != Family::kGeneric) {
-                const int k = t.sm90() && !t.direct_fused() ? 64 : kChunks * (t.precision <= 1 ? 8 : 4);
+                const int k = t.sm90() && !t.direct_fused() && !t.direct_tma() ? 64 : kChunks * (t.precision <= 1 ? 8 : 4);
                 name += "_sm" + std::to_string(t.min_cc()) + (t.sm90() ? "a_" : "_") + precisions[t.precision] + "_m" +
                         std::to_string(t.block_m) + "n" + std::to_string(t.block_n) + "k" + std::to_string(k) + "_s" +
                         std::to_string(t.stages);
                 if (t.split > 1) name += "_split" + std::to_string(t.split);
+                if (t.direct_tma())
+                    name += "_tma" + std::to_string(t.kernel_size) + "x" + std::to_string(t.kernel_size);
             }
             all.push_back(name);
         }
@@ -106,6 +113,8 @@ const void *Tactic::kernel() const {
                                       implicit_gemm_kernel_tf32x3};
     static constexpr Lookup fused_sm90[] = {direct_fused_sm90_kernel_f16, direct_fused_sm90_kernel_bf16};
     static constexpr Lookup gemm_sm90[] = {implicit_gemm_sm90_kernel_f16, implicit_gemm_sm90_kernel_bf16};
+    static constexpr Lookup tma[] = {direct_tma_kernel_f16, direct_tma_kernel_bf16, direct_tma_kernel_tf32};
+    if (direct_tma()) return tma[precision](id);
     if (sm90()) return (direct_fused() ? fused_sm90 : gemm_sm90)[precision](id);
     return (family == Family::kDirectFused ? fused : gemm)[precision](id);
 }
@@ -138,6 +147,12 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
           {"elements of a filter", p.taps() * p.c},
           {"pooled size", std::max(p.pooled[1], p.pooled[2])}})
         if (value > kMax) return got(t, name, std::to_string(value), "at most 2^30", kUseGeneric);
+    if (t.direct_tma()) {
+        DirectTmaPlan plan;
+        std::string reason;
+        plan_direct_tma(p, t, device, plan, reason);
+        return reason;
+    }
     if (t.direct_fused()) {
         DirectFusedPlan plan;
         std::string reason;

@@ -8,7 +8,8 @@
 namespace convpool {
 
 enum class Family : int32_t {
-    kGeneric, kDirectGemm, kDirectGemmSm90, kDirectFused, kDirectFusedSm90, kFilterFused, kFilterFusedSm90
+    kGeneric, kDirectGemm, kDirectGemmSm90, kDirectFused, kDirectFusedSm90, kFilterFused, kFilterFusedSm90,
+    kDirectTma
 };
 
 struct Tactic {
@@ -16,14 +17,17 @@ struct Tactic {
     int32_t precision;  // a Precision, or -1 for any
     int32_t id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split;
 
-    int threads() const { return warps_m * warps_n * 32; }
+    int kernel_size = 0, stage_taps = 0, raw_stages = 0, mean_stages = 0, mean_warps = 0;  // of kDirectTma
+
+    int threads() const { return family == Family::kDirectTma ? (1 + mean_warps + 8) * 32 : warps_m * warps_n * 32; }
     const char *family_name() const;
     const char *name() const;  // static storage
     int min_cc() const;
     bool sm90() const {
         return family == Family::kDirectGemmSm90 || family == Family::kDirectFusedSm90 ||
-               family == Family::kFilterFusedSm90;
+               family == Family::kFilterFusedSm90 || direct_tma();
     }
+    bool direct_tma() const { return family == Family::kDirectTma; }
     bool direct_gemm() const { return family == Family::kDirectGemm || family == Family::kDirectGemmSm90; }
     bool filter_fused() const { return family == Family::kFilterFused || family == Family::kFilterFusedSm90; }
     bool direct_fused() const { return family == Family::kDirectFused || family == Family::kDirectFusedSm90; }
@@ -45,6 +49,13 @@ struct DirectFusedPlan {
     int grid, shared_bytes, blocks_per_multiprocessor;
 };
 
+// What a direct_tma launch consists of.
+struct DirectTmaPlan {
+    DirectTmaParams params;  // pointers and tensor maps unset
+    DirectTmaShared shared;
+    int grid;
+};
+
 struct WorkspaceLayout {
     size_t weights_bytes, x_bytes, total;  // weights first, both multiples of 256
     bool box_pass, weight_pass;            // false: X or W is read as it is
@@ -56,6 +67,10 @@ std::string reject_reason(const Problem &problem, const Tactic &tactic, const De
 // False, with a reason, if no tile fits into the device's shared memory.
 bool plan_direct_fused(const Problem &problem, const Tactic &tactic, const Device &device, DirectFusedPlan &plan,
                        std::string &reason);
+
+// False, with a reason, if the problem is not of the form that the tactic is made for.
+bool plan_direct_tma(const Problem &problem, const Tactic &tactic, const Device &device, DirectTmaPlan &plan,
+                     std::string &reason);
 
 // direct_gemm and filter_fused: the convolution that the implicit GEMM runs, over box means or over X.
 Shape2d gemm_shape(const Problem &problem, const Tactic &tactic);

@@ -46,6 +46,13 @@ def chosen() -> list[dict]:
         cases.append(rewritten(1, c, 130, (8, 8), 3, 2, pads=1))
         cases.append(rewritten(2, c, 64, (16, 16), 1, 2))
     cases.append(rewritten(1, 72, 264, (20, 20), 3, 2, pads=1, bias=True))  # a tile of 256 channels and some
+    for kernel in (1, 3):  # more tiles than multiprocessors; images of 4 x 4 output pixels, some groups of four ragged
+        cases.append(rewritten(21, 40, 136, (64, 50), kernel, 2, pads=kernel // 2, bias=True, activation="relu"))
+        for n, size in ((3, 8), (9, 7), (8, 6)):
+            epilogue = dict(bias=True, residual=True, activation="leaky_relu", alpha=0.5)
+            cases.append(rewritten(n, 296, 72, (size, size), kernel, 2, pads=kernel // 2, **epilogue))
+    for pads in (0, 1, 2, 3):  # columns of X that start even and odd
+        cases.append(rewritten(2, 24, 40, (18, 21), 3, 2, pads=pads))
     for group in (2, 3):
         cases.append(rewritten(2, 24, 24, (11, 13), 3, 2, pads=1, group=group, bias=True))
     cases.append(rewritten(1, 12, 12, (16, 16), 3, 2, pads=1, group=12))
@@ -112,5 +119,22 @@ def random_cases(count: int, seed: int = 20) -> list[dict]:
     return cases
 
 
+def halved_cases(kernel: int, count: int) -> list[dict]:
+    """Windows of 2x2 at stride 2, whole chunks of channels: what the tactics by TMA are made for."""
+    rng = random.Random(kernel)
+    cases: list[dict] = []
+    while len(cases) < count:
+        n, c, m = rng.randint(1, 5), 8 * rng.randint(1, 17), 8 * rng.randint(1, 17)
+        spatial = (rng.randint(2, 40), rng.randint(2, 40))
+        options = dict(bias=rng.random() < 0.5, residual=rng.random() < 0.3)
+        options["activation"] = rng.choice((None, "relu", "leaky_relu"))
+        if options["activation"] == "leaky_relu":
+            options["alpha"] = 0.25
+        case = rewritten(n, c, m, spatial, kernel, 2, pads=rng.randint(0, 2) if kernel > 1 else 0, **options)
+        if _legal(case):
+            cases.append(case)
+    return cases
+
+
 def all_cases() -> list[dict]:
-    return chosen() + random_cases(360)
+    return chosen() + random_cases(360) + halved_cases(3, 30) + halved_cases(1, 55)

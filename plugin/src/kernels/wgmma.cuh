@@ -63,33 +63,42 @@ template <int kPending> CONVPOOL_DEVICE void wgmma_wait() {
 #define CONVPOOL_R32_3                                                                                             \
     "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118," \
     "%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define CONVPOOL_WGMMA(n, type) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " "
+#define CONVPOOL_D16(d, i) CONVPOOL_D4(d, i), CONVPOOL_D4(d, i + 1), CONVPOOL_D4(d, i + 2), CONVPOOL_D4(d, i + 3)
+#define CONVPOOL_R16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define CONVPOOL_WGMMA(n, k, type) "wgmma.mma_async.sync.aligned.m64n" #n "k" #k ".f32." type "." type " "
 
 // d[64][kFragments * 8] += a[64][2 chunks] b[kFragments * 8][2 chunks]^T, asynchronously. Thread's fragment i holds rows g
 // and g + 8 of its warp's 16, columns 8 i + 2 t and the next, as mma.sync's does.
 template <Precision P, int kFragments>
 CONVPOOL_DEVICE void wgmma(float (&d)[kFragments][4], uint64_t a, uint64_t b) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    static_assert(P == Precision::kF16 || P == Precision::kBF16, "16-bit operands");
-    static_assert(kFragments == 8 || kFragments == 16 || kFragments == 32, "64, 128 or 256 columns");
-#define CONVPOOL_ISSUE(type)                                                                                           \
-    if constexpr (kFragments == 8)                                                                                     \
-        asm volatile(CONVPOOL_WGMMA(64, type) "{" CONVPOOL_R32_0 "}, %32, %33, 1, 1, 1, 0, 0;"                         \
+    static_assert(kFragments == 4 || kFragments == 8 || kFragments == 16 || kFragments == 32,
+                  "32, 64, 128 or 256 columns");
+#define CONVPOOL_ISSUE(k, type, layout)                                                                                \
+    if constexpr (kFragments == 4)                                                                                     \
+        asm volatile(CONVPOOL_WGMMA(32, k, type) "{" CONVPOOL_R16 "}, %16, %17, 1, 1, 1" layout ";"                    \
+                     : CONVPOOL_D16(d, 0)                                                                              \
+                     : "l"(a), "l"(b));                                                                                \
+    else if constexpr (kFragments == 8)                                                                                \
+        asm volatile(CONVPOOL_WGMMA(64, k, type) "{" CONVPOOL_R32_0 "}, %32, %33, 1, 1, 1" layout ";"                  \
                      : CONVPOOL_D32(d, 0)                                                                              \
                      : "l"(a), "l"(b));                                                                                \
     else if constexpr (kFragments == 16)                                                                               \
-        asm volatile(CONVPOOL_WGMMA(128, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "}, %64, %65, 1, 1, 1, 0, 0;"     \
+        asm volatile(CONVPOOL_WGMMA(128, k, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1                                \
+                                                  "}, %64, %65, 1, 1, 1" layout ";"                                    \
                      : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8)                                                          \
                      : "l"(a), "l"(b));                                                                                \
     else                                                                                                               \
-        asm volatile(CONVPOOL_WGMMA(256, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "," CONVPOOL_R32_2                \
-                                               "," CONVPOOL_R32_3 "}, %128, %129, 1, 1, 1, 0, 0;"                      \
+        asm volatile(CONVPOOL_WGMMA(256, k, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "," CONVPOOL_R32_2             \
+                                                  "," CONVPOOL_R32_3 "}, %128, %129, 1, 1, 1" layout ";"               \
                      : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8), CONVPOOL_D32(d, 16), CONVPOOL_D32(d, 24)                \
                      : "l"(a), "l"(b))
     if constexpr (P == Precision::kF16) {
-        CONVPOOL_ISSUE("f16");
+        CONVPOOL_ISSUE(16, "f16", ", 0, 0");
+    } else if constexpr (P == Precision::kBF16) {
+        CONVPOOL_ISSUE(16, "bf16", ", 0, 0");
     } else {
-        CONVPOOL_ISSUE("bf16");
+        CONVPOOL_ISSUE(8, "tf32", "");
     }
 #undef CONVPOOL_ISSUE
 #endif

@@ -1,0 +1,524 @@
+// direct_fused on Hopper, 2x2 pooling of stride 2: TMA copies, box means and products each by warps of their own.
+//
+// For 3x3 kernels (of stride 2 over box means of stride 1) and 1x1 kernels. The output is cut into subtiles of 8 x 8
+// pixels; a block computes kSubtiles of them by kBlockN channels, slice after slice of 64 bytes of channels, tile after
+// tile. Its warps hand data on through rings in shared memory:
+//
+//     warp 0           weights of one tap and slice      -> ring of kStages       (TMA, 64-byte swizzle)
+//     kMeanWarps       pixels of X under the subtiles    -> ring of kRawStages    (TMA by the first, zeros outside)
+//                      box means of those pixels         -> ring of kMeanStages   (fp32 sums, rounded once)
+//     2 warpgroups     products of means and weights, accumulators in registers; then bias, residual, activation, Y
+//
+// X is read as two tensors, its even and its odd columns, so that columns two apart are neighbours in shared memory. Box
+// means lie in planes of one parity of row and column, [chunk][position] of 16 bytes each: eight neighbouring outputs see
+// through a tap (a, b) eight consecutive positions of plane (a % 2, b % 2), which is a core matrix of wgmma, so a tap is a
+// shifted start in its plane.
+//
+// Tried and slower: clusters that fetch weights for each other, or share the channels of a tile; a ring of raw pixels by
+// subtile instead of by slice; a kernel for 4 x 4 output pixels of four images (benchmarks/log.md).
+#pragma once
+
+#include "tensor_tile.cuh"
+#include "tma.cuh"
+#include "wgmma.cuh"
+
+namespace convpool {
+
+template <Precision kPrecision_, int kSubtiles_, int kBlockN_, int kKernel_, int kStageTaps_, int kStages_,
+          int kRawStages_, int kMeanStages_, int kMeanWarps_>
+struct DirectTmaConfig {
+    static constexpr Precision kPrecision = kPrecision_;
+    static constexpr int kSubtiles = kSubtiles_, kBlockN = kBlockN_, kKernel = kKernel_, kStageTaps = kStageTaps_,
+                         kStages = kStages_, kRawStages = kRawStages_, kMeanStages = kMeanStages_,
+                         kMeanWarps = kMeanWarps_;
+    static constexpr int kTaps = kKernel * kKernel, kPerChunk = Traits<kPrecision>::kPerChunk, kChunks = 4;
+    static constexpr int kThreads = 32 + kMeanWarps * 32 + 256;
+    static constexpr int kConsumerSubtiles = kSubtiles == 1 ? 1 : kSubtiles / 2;  // of a warpgroup
+    static constexpr int kConsumerN = kSubtiles == 1 ? kBlockN / 2 : kBlockN;
+    static constexpr int kFragments = kConsumerN / 8;
+    static constexpr DirectTmaShared kShared =
+        direct_tma_shared(kSubtiles, kBlockN, kKernel, kStageTaps, kStages, kRawStages, kMeanStages);
+
+    static_assert(kKernel == 1 || kKernel == 3, "the planes of box means are laid out for these");
+    static_assert(kMeanWarps % 4 == 3, "whole warpgroups, with the warp that copies");
+    static_assert(kSubtiles <= 2 && kRawStages >= 2, "a subtile or its channels' halves a warpgroup; copies run ahead");
+    static_assert(kTaps % kStageTaps == 0, "whole stages of weights in a slice");
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+template <class Config> struct DirectTma {
+    static constexpr Precision kPrecision = Config::kPrecision;
+    using Element = typename Traits<kPrecision>::Element;
+    static constexpr int kSubtiles = Config::kSubtiles, kKernel = Config::kKernel, kTaps = Config::kTaps,
+                         kStageTaps = Config::kStageTaps, kStages = Config::kStages, kChunks = Config::kChunks,
+                         kPerChunk = Config::kPerChunk;
+    static constexpr DirectTmaShared kShared = Config::kShared;
+    static constexpr int kRawStages = Config::kRawStages, kMeanStages = Config::kMeanStages;
+    static constexpr int kPlane = kShared.plane * 16;  // bytes from chunk to chunk
+    static constexpr int kColumns = kShared.raw_columns, kRows = kShared.raw_rows;  // of pixels of X, of one parity
+    static constexpr int kHalfBytes = kColumns * kRows * 64;
+
+    const DirectTmaParams &p;
+    const uint32_t shared;
+    const int warp, lane;
+
+    // A ring's place: buffer and parity of its phase.
+    template <int kLength> struct Ring {
+        int buffer = 0;
+        uint32_t parity = 0;
+        CONVPOOL_DEVICE void next() {
+            if (++buffer == kLength) {
+                buffer = 0;
+                parity ^= 1;
+            }
+        }
+    };
+
+    CONVPOOL_DEVICE uint32_t barrier(int index) const { return shared + kShared.barrier_offset + index * 8; }
+    CONVPOOL_DEVICE uint32_t weights_full(int i) const { return barrier(i); }
+    CONVPOOL_DEVICE uint32_t weights_empty(int i) const { return barrier(kStages + i); }
+    CONVPOOL_DEVICE uint32_t raw_full(int i) const { return barrier(2 * kStages + i); }
+    CONVPOOL_DEVICE uint32_t raw_empty(int i) const { return barrier(2 * kStages + kRawStages + i); }
+    CONVPOOL_DEVICE uint32_t means_full(int i) const { return barrier(2 * (kStages + kRawStages) + i); }
+    CONVPOOL_DEVICE uint32_t means_empty(int i) const {
+        return barrier(2 * (kStages + kRawStages) + kMeanStages + i);
+    }
+    CONVPOOL_DEVICE uint32_t weights_at(int i) const { return shared + i * kShared.weight_stage; }
+    CONVPOOL_DEVICE uint32_t raw_at(int i, int subtile) const {
+        return shared + kShared.raw_offset + (i * kSubtiles + subtile) * 2 * kHalfBytes;
+    }
+    CONVPOOL_DEVICE uint32_t means_at(int i, int subtile) const {
+        return shared + kShared.mean_offset + (i * kSubtiles + subtile) * kChunks * kPlane;
+    }
+
+    struct Tile {
+        int channel, subtile;  // the first of each
+    };
+    CONVPOOL_DEVICE Tile tile_at(int index) const {
+        uint32_t m_tile, group;
+        p.div_m_tiles.divmod(index, group, m_tile);  // channels first: neighbours share pixels
+        return {static_cast<int>(m_tile) * Config::kBlockN, static_cast<int>(group) * kSubtiles};
+    }
+    struct Corner {
+        int image, y, x;  // first output row and column
+    };
+    CONVPOOL_DEVICE Corner corner_of(int subtile) const {
+        uint32_t rest, column, row, image;
+        p.div_tiles_w.divmod(subtile, rest, column);
+        p.div_tiles_h.divmod(rest, image, row);
+        return {static_cast<int>(image), static_cast<int>(row) * 8, static_cast<int>(column) * 8};
+    }
+
+    CONVPOOL_DEVICE void copy_weights() const {
+        Ring<kStages> ring;
+        for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
+            const int channel = tile_at(index).channel;
+#pragma unroll 1
+            for (int slice = 0; slice < p.slices; ++slice)
+#pragma unroll
+                for (int tap = 0; tap < kTaps; tap += kStageTaps) {
+                    barrier_wait(weights_empty(ring.buffer), ring.parity ^ 1);
+                    barrier_expect(weights_full(ring.buffer), kShared.weight_stage);
+                    copy_box(weights_at(ring.buffer), &p.w_map, weights_full(ring.buffer), slice * kChunks * kPerChunk,
+                             channel, tap);
+                    ring.next();
+                }
+        }
+    }
+
+    // Copies raw pixels, slice after slice; one thread.
+    struct RawCopies {
+        const DirectTma &kernel;
+        int index = blockIdx.x, slice = 0;
+        Ring<kRawStages> ring;
+        int image[kSubtiles], y[kSubtiles], x[kSubtiles];
+
+        CONVPOOL_DEVICE explicit RawCopies(const DirectTma &k) : kernel(k) {
+            if (index < kernel.p.tiles) locate();
+        }
+        CONVPOOL_DEVICE void locate() {
+            const Tile tile = kernel.tile_at(index);
+#pragma unroll
+            for (int s = 0; s < kSubtiles; ++s) {
+                const Corner corner = kernel.corner_of(tile.subtile + s);
+                image[s] = corner.image;
+                y[s] = corner.y * 2 - kernel.p.pad_h;
+                x[s] = corner.x * 2 - kernel.p.pad_w;
+            }
+        }
+        CONVPOOL_DEVICE void next() {
+            if (index >= kernel.p.tiles) return;
+            barrier_wait(kernel.raw_empty(ring.buffer), ring.parity ^ 1);
+            const uint32_t full = kernel.raw_full(ring.buffer);
+            barrier_expect(full, kSubtiles * 2 * kHalfBytes);
+            const int channel = slice * kChunks * kPerChunk;
+#pragma unroll
+            for (int s = 0; s < kSubtiles; ++s) {
+                const uint32_t dst = kernel.raw_at(ring.buffer, s);
+                const int odd = x[s] & 1;
+                copy_box(dst, &kernel.p.x_map[odd], full, channel, (x[s] - odd) >> 1, y[s], image[s]);
+                copy_box(dst + kHalfBytes, &kernel.p.x_map[odd ^ 1], full, channel, (x[s] + odd) >> 1, y[s], image[s]);
+            }
+            ring.next();
+            if (++slice == kernel.p.slices) {
+                slice = 0;
+                index += gridDim.x;
+                if (index < kernel.p.tiles) locate();
+            }
+        }
+    };
+
+    // ---- box means ----
+
+    CONVPOOL_DEVICE static void store_mean(uint32_t dst, const float (&a)[kPerChunk], const float (&b)[kPerChunk]) {
+        float v[kPerChunk];
+#pragma unroll
+        for (int i = 0; i < kPerChunk; ++i) v[i] = (a[i] + b[i]) * 0.25f;
+        store_shared(dst, pack_chunk<kPrecision>(v));
+    }
+    // Of two neighbouring pixels.
+    CONVPOOL_DEVICE static void sum_pair(float (&h)[kPerChunk], const uint4 &left, const uint4 &right) {
+        float a[kPerChunk], b[kPerChunk];
+        unpack_chunk<kPrecision>(left, a);
+        unpack_chunk<kPrecision>(right, b);
+#pragma unroll
+        for (int i = 0; i < kPerChunk; ++i) h[i] = a[i] + b[i];
+    }
+
+    // Position, in bytes, of box mean (row, 2 * pair + odd) among the planes of 9 x 9, 9 x 8, 8 x 9 and 8 x 8.
+    CONVPOOL_DEVICE static uint32_t mean_position(int row, int pair, int odd) {
+        const int plane = row & 1 ? (odd ? 225 : 153) : (odd ? 81 : 0);
+        return (plane + (row >> 1) * (odd ? 8 : 9) + pair) * 16;
+    }
+
+    // Pixels of one row that two box means in a row see.
+    struct RawRow {
+        uint4 even, odd, next;
+    };
+    CONVPOOL_DEVICE static RawRow load_row(uint32_t src) {
+        return {load_shared(src), load_shared(src + kHalfBytes), load_shared(src + 64)};
+    }
+
+    // Rows `first` to `end` of a subtile's 17 x 17 box means: a lane walks down two columns of one chunk, with the pixels of
+    // the next row on their way; the last column is left over, and a lane forms a box mean of it.
+    CONVPOOL_DEVICE void form_means_3x3(uint32_t raw, uint32_t means, int first, int end) const {
+        const int chunk = lane & 3, pair = lane >> 2;
+        const uint32_t dst = means + chunk * kPlane;
+        uint32_t src = raw + (first * kColumns + pair) * 64 + chunk * 16;
+        RawRow ahead = load_row(src);
+        float above_even[kPerChunk], above_odd[kPerChunk];
+        {
+            const RawRow row = ahead;
+            src += kColumns * 64;
+            ahead = load_row(src);
+            sum_pair(above_even, row.even, row.odd);
+            sum_pair(above_odd, row.odd, row.next);
+        }
+#pragma unroll 2
+        for (int y = first; y < end; ++y) {
+            const RawRow row = ahead;
+            src += kColumns * 64;
+            ahead = load_row(src);  // the last one is not used, and lies in shared memory all the same
+            float even[kPerChunk], odd[kPerChunk];
+            sum_pair(even, row.even, row.odd);
+            sum_pair(odd, row.odd, row.next);
+            store_mean(dst + mean_position(y, pair, 0), above_even, even);
+            store_mean(dst + mean_position(y, pair, 1), above_odd, odd);
+#pragma unroll
+            for (int i = 0; i < kPerChunk; ++i) {
+                above_even[i] = even[i];
+                above_odd[i] = odd[i];
+            }
+        }
+        for (int i = lane; i < (end - first) * kChunks; i += 32) {
+            const int y = first + (i >> 2);
+            src = raw + (y * kColumns + 8) * 64 + (i & 3) * 16;
+            const uint4 a = load_shared(src), b = load_shared(src + kHalfBytes);
+            const uint4 c = load_shared(src + kColumns * 64), d = load_shared(src + kColumns * 64 + kHalfBytes);
+            float upper[kPerChunk], lower[kPerChunk];
+            sum_pair(upper, a, b);
+            sum_pair(lower, c, d);
+            store_mean(means + (i & 3) * kPlane + mean_position(y, 8, 0), upper, lower);
+        }
+    }
+
+    // Rows `first` to `end` of 8 x 8 box means.
+    CONVPOOL_DEVICE void form_means_1x1(uint32_t raw, uint32_t means, int first, int end) const {
+        const int chunk = lane & 3, column = lane >> 2;
+#pragma unroll 2
+        for (int y = first; y < end; ++y) {
+            const uint32_t src = raw + (2 * y * kColumns + column) * 64 + chunk * 16;
+            const uint4 a = load_shared(src), b = load_shared(src + kHalfBytes);
+            const uint4 c = load_shared(src + kColumns * 64), d = load_shared(src + kColumns * 64 + kHalfBytes);
+            float upper[kPerChunk], lower[kPerChunk];
+            sum_pair(upper, a, b);
+            sum_pair(lower, c, d);
+            store_mean(means + chunk * kPlane + (y * 8 + column) * 16, upper, lower);
+        }
+    }
+
+    CONVPOOL_DEVICE void form_means(int mean_warp) const {
+        // The subtiles' rows, one after the other, in equal parts.
+        constexpr int kMeanRows = kKernel == 3 ? 17 : 8;
+        const int begin = kSubtiles * kMeanRows * mean_warp / Config::kMeanWarps,
+                  end = kSubtiles * kMeanRows * (mean_warp + 1) / Config::kMeanWarps;
+        Ring<kRawStages> raw;
+        Ring<kMeanStages> means;
+        const bool copies = mean_warp == 0 && lane == 0;
+        RawCopies ahead(*this);
+        if (copies)
+            for (int i = 0; i + 1 < kRawStages; ++i) ahead.next();
+        for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
+#pragma unroll 1
+            for (int slice = 0; slice < p.slices; ++slice) {
+                if (copies) ahead.next();
+                __syncwarp();
+                barrier_wait(means_empty(means.buffer), means.parity ^ 1);
+                barrier_wait(raw_full(raw.buffer), raw.parity);
+#pragma unroll 1
+                for (int s = 0; s < kSubtiles; ++s) {
+                    const int from = max(begin - s * kMeanRows, 0), to = min(end - s * kMeanRows, kMeanRows);
+                    if (from >= to) continue;
+                    if constexpr (kKernel == 3)
+                        form_means_3x3(raw_at(raw.buffer, s), means_at(means.buffer, s), from, to);
+                    else
+                        form_means_1x1(raw_at(raw.buffer, s), means_at(means.buffer, s), from, to);
+                }
+                publish_shared();
+                __syncwarp();
+                if (lane == 0) {
+                    barrier_arrive(means_full(means.buffer));
+                    barrier_arrive(raw_empty(raw.buffer));
+                }
+                raw.next();
+                means.next();
+            }
+        }
+    }
+
+    // ---- products ----
+
+    using Sums = float[Config::kConsumerSubtiles][Config::kFragments][4];
+
+    CONVPOOL_DEVICE void multiply(int group) const {
+        const int first_subtile = kSubtiles == 1 ? 0 : group * Config::kConsumerSubtiles;
+        const int first_column = kSubtiles == 1 ? group * Config::kConsumerN : 0;
+        const bool elected = (threadIdx.x & 127) == 32;
+        const uint64_t weight_descriptor = matrix_descriptor(16, 8 * 64, kSwizzle64);
+        Ring<kStages> weights;
+        Ring<kMeanStages> means;
+        for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
+            Sums acc;
+#pragma unroll
+            for (int s = 0; s < Config::kConsumerSubtiles; ++s)
+#pragma unroll
+                for (int f = 0; f < Config::kFragments; ++f)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) acc[s][f][i] = 0.f;
+            int held_weights = -1, held_means = -1;  // buffers that products still under way read
+#pragma unroll 1
+            for (int slice = 0; slice < p.slices; ++slice) {
+                barrier_wait(means_full(means.buffer), means.parity);
+                const uint32_t a0 = means_at(means.buffer, first_subtile);
+#pragma unroll
+                for (int first_tap = 0; first_tap < kTaps; first_tap += kStageTaps) {
+                    barrier_wait(weights_full(weights.buffer), weights.parity);
+                    const uint32_t b0 = weights_at(weights.buffer) + first_column * 64;
+                    wgmma_begin();
+#pragma unroll
+                    for (int tap = first_tap; tap < first_tap + kStageTaps; ++tap) {
+                        const int row = tap / kKernel, column = tap % kKernel;
+                        const int pitch = kKernel == 1 || column % 2 ? 8 : 9;
+                        const int plane = kKernel == 1 ? 0 : row % 2 ? (column % 2 ? 225 : 153) : (column % 2 ? 81 : 0);
+                        const uint64_t mean_descriptor = matrix_descriptor(kPlane, pitch * 16, kNoSwizzle);
+                        const uint32_t a = a0 + (plane + row / 2 * pitch + column / 2) * 16;
+                        const uint32_t b = b0 + (tap - first_tap) * Config::kBlockN * 64;
+#pragma unroll
+                        for (int s = 0; s < Config::kConsumerSubtiles; ++s)
+#pragma unroll
+                            for (int k = 0; k < kChunks / 2; ++k)
+                                wgmma<kPrecision>(acc[s],
+                                                  at_address(mean_descriptor, a + s * kChunks * kPlane + k * 2 * kPlane),
+                                                  at_address(weight_descriptor, b + k * 32));
+                    }
+                    wgmma_commit();
+                    wgmma_wait<1>();
+                    if (held_weights >= 0 && elected) barrier_arrive(weights_empty(held_weights));
+                    if (first_tap == 0 && held_means >= 0 && elected) barrier_arrive(means_empty(held_means));
+                    held_weights = weights.buffer;
+                    weights.next();
+                }
+                held_means = means.buffer;
+                means.next();
+            }
+            wgmma_wait<0>();
+            if (elected) {
+                barrier_arrive(weights_empty(held_weights));
+                barrier_arrive(means_empty(held_means));
+            }
+            const Tile tile = tile_at(index);
+#pragma unroll
+            for (int s = 0; s < Config::kConsumerSubtiles; ++s)
+                finish(acc[s], tile.subtile + first_subtile + s, tile.channel + first_column);
+        }
+    }
+
+    // An output pixel of a subtile: where its channels are in Y.
+    CONVPOOL_DEVICE OutputPixel pixel_of(int subtile, int pixel) const {
+        const Corner corner = corner_of(subtile);
+        const int y = corner.y + pixel / 8, x = corner.x + pixel % 8;
+        return {((static_cast<int64_t>(corner.image) * p.out_h + y) * p.out_w + x) * p.m,
+                corner.image < p.images && y < p.out_h && x < p.out_w};
+    }
+
+    // ---- bias, residual, activation, Y, from registers ----
+
+    CONVPOOL_DEVICE void finish(float (&acc)[Config::kFragments][4], int subtile, int first_channel) const {
+        const int t = lane & 3, first_row = warp % 4 * 16 + (lane >> 2);
+        const OutputPixel pixel[2] = {pixel_of(subtile, first_row), pixel_of(subtile, first_row + 8)};
+        const int columns = p.m - first_channel;  // valid ones; a whole number of chunks
+        const Epilogue &e = p.epilogue;
+        if (e.bias != nullptr) {
+            const Element *bias = static_cast<const Element *>(e.bias) + first_channel + 2 * t;
+#pragma unroll
+            for (int f = 0; f < Config::kFragments; ++f)
+                if (f * 8 < columns) {
+                    float v[2];
+                    load_pair(bias + f * 8, v);
+                    acc[f][0] += v[0];
+                    acc[f][1] += v[1];
+                    acc[f][2] += v[0];
+                    acc[f][3] += v[1];
+                }
+        }
+        if (e.residual != nullptr) {
+            const Element *residual = static_cast<const Element *>(e.residual) + first_channel + 2 * t;
+#pragma unroll
+            for (int f = 0; f < Config::kFragments; ++f)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    if (f * 8 < columns && pixel[half].valid) {
+                        float v[2];
+                        load_pair(residual + pixel[half].base + f * 8, v);
+                        acc[f][2 * half] += v[0];
+                        acc[f][2 * half + 1] += v[1];
+                    }
+        }
+        if (e.activation != Activation::kNone) {
+            // Every activation offered here is a clip with a slope below zero.
+            const bool leaky = e.activation == Activation::kLeakyRelu, clip = e.activation == Activation::kClip;
+            const float slope = leaky ? e.alpha : 0.f;
+#pragma unroll
+            for (int f = 0; f < Config::kFragments; ++f)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float v = acc[f][i];
+                    if (clip) v = v < e.alpha ? e.alpha : (v > e.beta ? e.beta : v);
+                    else v = v < 0.f ? v * slope : v;
+                    acc[f][i] = v;
+                }
+        }
+        Element *out = static_cast<Element *>(p.y) + first_channel;
+        if constexpr (kPerChunk == 4) {
+#pragma unroll
+            for (int f = 0; f < Config::kFragments; ++f)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    if (f * 8 + 2 * t < columns && pixel[half].valid)
+                        *reinterpret_cast<float2 *>(out + pixel[half].base + f * 8 + 2 * t) =
+                            make_float2(acc[f][2 * half], acc[f][2 * half + 1]);
+        } else {
+            // Four fragments hold 32 channels of a pixel, two of each with every lane of four; lane t stores fragment t.
+            constexpr int kAcross = Config::kFragments < 4 ? Config::kFragments : 4;
+            static_assert(kAcross == 4, "whole groups of fragments");
+#pragma unroll
+            for (int f = 0; f < Config::kFragments; f += 4)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    uint32_t v[4];
+#pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        v[i] = pack2(acc[f + i][2 * half], acc[f + i][2 * half + 1], Element{});
+                    const uint4 chunk = transpose_quad(v, t);
+                    if ((f + t) * 8 < columns && pixel[half].valid)
+                        *reinterpret_cast<uint4 *>(out + pixel[half].base + (f + t) * 8) = chunk;
+                }
+        }
+    }
+
+    CONVPOOL_DEVICE static void load_pair(const Element *src, float (&v)[2]) {
+        if constexpr (kPerChunk == 4) {
+            const float2 f = *reinterpret_cast<const float2 *>(src);
+            v[0] = f.x;
+            v[1] = f.y;
+        } else {
+            unpack_word(*reinterpret_cast<const uint32_t *>(src), v, Element{});
+        }
+    }
+
+    // Lane t of four gives row t of a 4 x 4 matrix and receives its column t.
+    CONVPOOL_DEVICE static uint4 transpose_quad(const uint32_t (&v)[4], int t) {
+        uint32_t a[4], b[4];
+        const bool odd = t & 1, high = t & 2;
+        // Blocks of 1: (t, i) and (t ^ 1, i ^ 1) change places.
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? v[i] : v[i + 1], 1);
+            a[i] = odd ? other : v[i];
+            a[i + 1] = odd ? v[i + 1] : other;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const uint32_t other = __shfl_xor_sync(0xffffffffu, high ? a[i] : a[i + 2], 2);
+            b[i] = high ? other : a[i];
+            b[i + 2] = high ? a[i + 2] : other;
+        }
+        return {b[0], b[1], b[2], b[3]};
+    }
+
+    CONVPOOL_DEVICE void run() const {
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < kStages; ++i) {
+                barrier_init(weights_full(i), 1);
+                barrier_init(weights_empty(i), 2);
+            }
+            for (int i = 0; i < kRawStages; ++i) {
+                barrier_init(raw_full(i), 1);
+                barrier_init(raw_empty(i), Config::kMeanWarps);
+            }
+            for (int i = 0; i < kMeanStages; ++i) {
+                barrier_init(means_full(i), Config::kMeanWarps);
+                barrier_init(means_empty(i), 2);
+            }
+            publish_barriers();
+            prefetch_map(&p.w_map);
+            prefetch_map(&p.x_map[0]);
+            prefetch_map(&p.x_map[1]);
+        }
+        __syncthreads();
+        wait_for_previous_kernel();
+        let_next_kernel_start();
+        if (warp == 0) {
+            if (lane == 0) copy_weights();
+        } else if (warp <= Config::kMeanWarps) {
+            form_means(warp - 1);
+        } else {
+            multiply((warp - 1 - Config::kMeanWarps) / 4);
+        }
+    }
+};
+
+#endif
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    direct_tma_kernel(const __grid_constant__ DirectTmaParams params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) unsigned char memory[];
+    DirectTma<Config>{params, shared_address(memory), static_cast<int>(threadIdx.x >> 5),
+                      static_cast<int>(threadIdx.x & 31)}.run();
+#endif
+}
+
+}  // namespace convpool

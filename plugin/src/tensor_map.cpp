@@ -1,0 +1,41 @@
+#include "tensor_map.h"
+
+#include <cudaTypedefs.h>
+
+namespace convpool {
+namespace {
+
+// Through the runtime, so that the library needs no libcuda to load.
+PFN_cuTensorMapEncodeTiled_v12000 find_encode() {
+    void *function = nullptr;
+    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
+#else
+    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &result);
+#endif
+    if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+}
+
+}  // namespace
+
+cudaError_t encode_tensor_map(CUtensorMap *map, Precision precision, int rank, const void *address, const uint64_t *sizes,
+                              const uint64_t *strides, const uint32_t *box, int swizzle,
+                              bool operand) {
+    static const PFN_cuTensorMapEncodeTiled_v12000 encode = find_encode();
+    if (encode == nullptr) return cudaErrorNotSupported;
+    const CUtensorMapDataType type = precision == Precision::kF16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                     : precision == Precision::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                     : operand && precision == Precision::kTF32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                                                                     : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    const cuuint32_t element_strides[5] = {1, 1, 1, 1, 1};
+    const CUresult result =
+        encode(map, type, rank, const_cast<void *>(address), sizes, strides, box, element_strides,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_NONE,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace convpool

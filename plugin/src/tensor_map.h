@@ -1,0 +1,20 @@
+// Descriptions of tensors for TMA.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "params.h"
+
+namespace convpool {
+
+// A tensor of `rank` dimensions, the innermost first; strides[i] is that of dimension i + 1, in bytes. `swizzle` is 0 or 64.
+// `operand`: what is copied goes to the tensor cores as it is, and so is rounded to TF32 if that is the precision.
+// The driver's cuTensorMapEncodeTiled does it; cudaErrorNotSupported if it has none.
+cudaError_t encode_tensor_map(CUtensorMap *map, Precision precision, int rank, const void *address, const uint64_t *sizes,
+                              const uint64_t *strides, const uint32_t *box, int swizzle,
+                              bool operand);
+
+}  // namespace convpool
