@@ -218,6 +218,16 @@ def test_without_anything_around_it_the_model_is_version_1_s():
     assert len(only(model).input) == 2
 
 
+def test_by_default_nothing_is_taken_in():
+    model = graph(f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\nn = Mul(q, c)\ny = Relu(n)", {"c": (32, 1, 1)})
+    result = convpool.optimize(model)
+    assert [node.op_type for node in result.model.graph.node] == ["Relu", "ConvAvgPool", "Mul", "Relu"]
+    assert {entry.domain: entry.version for entry in result.model.opset_import} == {"": 17, "ai.convpool": 1}
+    assert result.report.sites[0].absorbed == result.report.sites[0].beside == ()
+    without = convpool.optimize(model, prologue=False, epilogue=False).model
+    assert result.model.SerializeToString(deterministic=True) == without.SerializeToString(deterministic=True)
+
+
 def test_report():
     body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\nz = Relu(q)\ny = Tanh(z)"
     site = optimize(graph(body, NORM)).report.sites[0]
