@@ -48,13 +48,18 @@ def sngan(net: Net, *, size=64, width=64) -> None:
     net.output(net.linear(x, "head/linear", 1), "score")
 
 
-def biggan(net: Net, *, size=128, width=96) -> None:
-    """BigGAN's 128x128 discriminator: five halving blocks, self-attention after the first, one more block."""
+def biggan(net: Net, *, size=128, width=96, factors: Sequence[int] = (2, 4, 8, 16), attention_after=1) -> None:
+    """BigGAN's discriminator, for 128x128 by default: halving blocks, self-attention between two of them, one more block.
+
+    ``factors``: channels over ``width`` of the halving blocks after the first; for 256x256 they are 2, 4, 8, 8, 16, and
+    the attention stands after the second block. Input [N, 3, size, size].
+    """
     x = _first_block(net, net.input("image", 3, size, size), "block1", width)
-    x = _attention(net, x, "attention")
-    for i, factor in enumerate((2, 4, 8, 16), 2):
-        x = residual_block(net, x, f"block{i}", width * factor, width * factor)
-    x = residual_block(net, x, "block6", x.shape[1], x.shape[1], down=False)
+    for i, factor in enumerate(factors, 1):
+        if i == attention_after:
+            x = _attention(net, x, "attention")
+        x = residual_block(net, x, f"block{i + 1}", width * factor, width * factor)
+    x = residual_block(net, x, f"block{len(factors) + 2}", x.shape[1], x.shape[1], down=False)
     x = net.reduce(net.act(x, "head/relu"), "head/sum", "ReduceSum", (2, 3))
     net.output(net.linear(x, "head/linear", 1), "score")
 

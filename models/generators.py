@@ -62,6 +62,12 @@ _GENERATORS = (
     Generator("condensenet74", densenets.condensenet, {}, {"concat_pool": 4}),
     Generator("sngan64", discriminators.sngan, {}, {"conv_pool": 9, "pool_conv": 1}),
     Generator("biggan128", discriminators.biggan, {}, {"conv_pool": 9, "pool_conv": 1}),
+    Generator(
+        "biggan256",
+        discriminators.biggan,
+        {"size": 256, "factors": (2, 4, 8, 8, 16), "attention_after": 2},
+        {"conv_pool": 11, "pool_conv": 1},
+    ),
     Generator("wgan_gp", discriminators.wgan_gp, {}, {"conv_pool": 3, "pool_conv": 1}),
     Generator("wgan_gp_slices", discriminators.wgan_gp, {"mean": "slices_div"}, _SLICES),
     Generator("stargan_v2", discriminators.stargan_v2, {}, {"conv_pool": 9}),

@@ -21,7 +21,8 @@ from convpool.inputs import load_arrays
 from convpool.lowering import REQUESTS
 from convpool.modelio import LoadedModel, infer_shapes, load, passes_full_check, save
 from convpool.modelio import check as check_model
-from convpool.passes import conv_pool, pool_conv
+from convpool.passes import absorb, conv_pool, pool_conv
+from convpool.passes.absorption import Absorption
 from convpool.passes.conv_pool import Site
 from convpool.plan import Plan, Reject, conv_leaves, tree_nodes
 from convpool.report import Report, SiteReport, Summary
@@ -54,6 +55,8 @@ def optimize(
     check: int = 1,
     exclude: str | Sequence[str] = (),
     fuse_pool_conv: bool = False,
+    prologue: bool = operator.PLUGIN_HAS_SIBLINGS,
+    epilogue: bool = operator.PLUGIN_HAS_SIBLINGS,
     autotune: bool = False,
     data: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
@@ -70,6 +73,8 @@ def optimize(
     check: number of random input sets to verify with, 0 for none.
     exclude: a glob pattern or several; a site whose convolution's or pooling's name matches one stays as it is.
     fuse_pool_conv: also make one node of AveragePool followed by Conv; saves traffic on a GPU, no arithmetic.
+    prologue, epilogue: with lowering "convavgpool", also take in what stands before and behind the pairs.  onnxruntime
+        runs the result; the TensorRT plugin does not yet and would lose those nodes, so both are off by default.
     autotune: time the lowerings of each site in onnxruntime here, and keep the fastest.
     data: input arrays by name or a .npz file, to verify with instead of random inputs.
     input_shapes: shapes of inputs that the model leaves open, for verification and timing.
@@ -93,6 +98,7 @@ def optimize(
     run = _Run(result, original.inferred, lowering, patterns, fuse_pool_conv)
     if autotune:
         run.tuner = tuning.Tuner(original, input_shapes or {}, seed, progress)
+    run.phases = tuple(name for name, on in (("epilogue", epilogue), ("prologue", prologue)) if on)
     run.to_fixpoint()
     if run.changed:
         _check_result(original, result)
@@ -132,6 +138,10 @@ class _Run:
         self.tuner: tuning.Tuner | None = None
         self.new_constants: set[str] = set()
         self.changed = False
+        self.phases: tuple[str, ...] = ()
+        """What nodes of the operator take in, in this order."""
+        self._given_by: dict[tuple[str, str], int] = {}
+        """Which report tells of the operator's node that gives a tensor of a scope."""
 
     def to_fixpoint(self) -> None:
         """Apply the passes until nothing more is found; each rewrite lowers the cost, so this ends."""
@@ -140,6 +150,10 @@ class _Run:
         while self._one_pass(rewriter, inferred):
             self.changed = True
             inferred = infer_shapes(self._model.proto)
+        for phase in self.phases if self._lowering == "convavgpool" else ():
+            while self._absorb(rewriter, inferred, phase):
+                self.changed = True
+                inferred = infer_shapes(self._model.proto)
         if self.changed:
             rewriter.finish()
             rewriter.annotate(inferred)
@@ -155,6 +169,7 @@ class _Run:
         applied = False
         for scope in index_model(self._model.proto, self._model.read, inferred):
             plans: list[Plan] = []
+            reports: list[list[SiteReport]] = []
             taken: set[int] = set()
             verdicts = list(self._verdicts(scope, main_opset))
             if self.tuner:
@@ -171,15 +186,70 @@ class _Run:
                         plan, times = self.tuner.tune(verdict, self._lowering, main_opset)
                     if isinstance(plan, Plan):
                         plans.append(plan)
-                        self._rewritten += _rewritten(plan, times)
+                        reports.append(_rewritten(plan, times))
                         continue
                     verdict = plan
                 if not rewriter.made(scope.nodes[site.root].output[0]):
                     self._kept.append(_kept(site, verdict))
             if plans:
-                rewriter.apply(scope, plans)
+                for found, outputs in zip(reports, rewriter.apply(scope, plans), strict=True):
+                    self._remember(scope, found, outputs)
                 applied = True
         return applied
+
+    def _remember(self, scope: Scope, reports: list[SiteReport], outputs: list[str]) -> None:
+        """Keep reports of one plan, whose nodes of the operator give `outputs`."""
+        rest = iter(outputs)
+        for report in reports:
+            if report.lowering == "convavgpool":
+                self._given_by[scope.path, next(rest)] = len(self._rewritten)
+                report = replace(report, operator=operator.OP_TYPE)
+            self._rewritten.append(report)
+
+    def _absorb(self, rewriter: Rewriter, inferred: ModelProto | None, phase: str) -> bool:
+        """One pass over the operator's nodes; whether any took something in."""
+        applied = False
+        left: dict[int, list[Reject]] = {}
+        for scope in index_model(self._model.proto, self._model.read, inferred):
+            plans: list[Absorption] = []
+            changed: set[int] = set()
+            leaving: set[int] = set()
+            for index, node in enumerate(scope.nodes):
+                if not operator.is_operator(node) or self._named(label(node)):
+                    continue
+                plan, rejects = absorb.check(scope, index, phase, self._named)
+                own = {index, *plan.downstream, *([plan.scaled.node] if plan.scaled else [])} if plan else set()
+                number = self._given_by.get((scope.path, node.output[0]))
+                if rejects and number is not None:
+                    left[number] = rejects
+                if plan is None or own & (changed | leaving) or changed & set(plan.upstream):
+                    continue  # if it was only in the way of another, the next pass sees it again
+                changed |= own
+                leaving |= set(plan.upstream)
+                plans.append(plan)
+                self._tell(scope, plan)
+            if plans:
+                rewriter.absorb(scope, plans)
+                applied = True
+        for number, rejects in left.items() if not applied else ():
+            site = self._rewritten[number]
+            self._rewritten[number] = replace(site, beside=(*site.beside, *map(str, rejects)))
+        return applied
+
+    def _tell(self, scope: Scope, plan: Absorption) -> None:
+        """Note in the report of a node of the operator what it took in; one that an earlier run wrote gets a report."""
+        node = scope.nodes[plan.node]
+        number = self._given_by.pop((scope.path, node.output[0]), None)
+        if number is None:
+            number = len(self._rewritten)
+            self._rewritten.append(SiteReport(label(node), label(node), "conv_avg_pool", "rewritten", "convavgpool", None, None,
+                                              None, scope.path))  # fmt: skip
+        site = self._rewritten[number]
+        saved = None if plan.saved_bytes is None else plan.saved_bytes + (site.saved_bytes or 0)
+        upstream = len(plan.upstream)
+        absorbed = (*plan.names[:upstream], *site.absorbed, *plan.names[upstream:])
+        self._rewritten[number] = replace(site, operator=plan.parts.op_type, absorbed=absorbed, saved_bytes=saved)
+        self._given_by[scope.path, plan.output] = number
 
     def _verdicts(self, scope: Scope, main_opset: int):
         for site in conv_pool.sites(scope):
@@ -196,7 +266,11 @@ class _Run:
                 yield site, None if self._excluded(site) else pool_conv.check(site, main_opset)
 
     def _excluded(self, site: Site) -> bool:
-        return any(fnmatchcase(name, pattern) for name in site.names for pattern in self._exclude)
+        return any(self._named(name) for name in site.names)
+
+    def _named(self, name: str) -> bool:
+        """Whether a pattern given to exclude matches."""
+        return any(fnmatchcase(name, pattern) for pattern in self._exclude)
 
 
 def _rewritten(plan: Plan, times: dict[str, float] | None) -> list[SiteReport]:
@@ -235,7 +309,7 @@ def _summary(original: LoadedModel, result: LoadedModel, reports: list[SiteRepor
 
 
 def _operators(model: ModelProto) -> dict[str, int]:
-    """How often each operator occurs, the body of ConvAvgPool left out."""
+    """How often each operator occurs, the bodies of convpool's own left out."""
     counts: Counter[str] = Counter()
 
     def visit(nodes) -> None:
@@ -246,7 +320,7 @@ def _operators(model: ModelProto) -> dict[str, int]:
 
     visit(model.graph.node)
     for function in model.functions:
-        if (function.domain, function.name) != (operator.DOMAIN, operator.OP_TYPE):
+        if function.domain != operator.DOMAIN:
             visit(function.node)
     return dict(sorted(counts.items()))
 

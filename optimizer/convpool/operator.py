@@ -1,4 +1,6 @@
-"""The operator ai.convpool::ConvAvgPool, version 1: average pooling, then convolution, as one node.
+"""The operators of the domain ai.convpool: average pooling, then convolution, as one node, and what stands around them.
+
+Version 1 has ConvAvgPool:
 
     Y = Conv(AveragePool(X, count_include_pad=1), OIHW(W), B)
 
@@ -18,13 +20,48 @@
 Pads hold all begins, then all ends.  Every attribute is present on every node.  Types: float16, bfloat16, float32,
 float64.  The numpy reference is `convpool.reference.conv_avg_pool`.
 
-Every model that convpool writes carries the operator as a model-local function of standard operators too, so
+Version 2 adds siblings, named after what they do, in the order in which they do it:
+
+    [Affine][Relu | LeakyRelu]ConvAvgPool[Add][Relu | LeakyRelu]
+
+    Z = before(scale * X + shift)
+    Y = after(Conv(AveragePool(Z, count_include_pad=1), OIHW(W), B) + R)
+
+Zero padding comes after the prologue: the border is 0, not before(shift).  Whatever a name leaves out is not done.
+
+| input | shape | in |
+|---|---|---|
+| X, W | as above | all siblings |
+| B | [M] | all siblings: zeros where the convolution has no bias |
+| scale, shift | [C] each | Affine... |
+| R | Y's shape exactly, nothing is broadcast | ...Add... |
+
+No input is optional, so none is ever "".  All have X's type.  Beside version 1's attributes, every sibling has:
+
+| attribute | meaning |
+|---|---|
+| prologue_affine | 1 if the inputs scale and shift are there, else 0 |
+| prologue_activation, prologue_alpha | 0 none, 1 Relu, 2 LeakyRelu with the slope prologue_alpha (float; 0 for the others) |
+| residual | 1 if the input R is there, else 0 |
+| activation, alpha | the same for what comes last |
+
+The function rounds to the type after each of its nodes; an implementation may keep more in between.  The reference is
+`convpool.reference.fused_conv_avg_pool`.
+
+Why siblings: a function's body cannot depend on which inputs a call has, a Mul by 1 or an Add of 0 would cost a pass,
+and TensorRT's parser looks functions up by name alone, so neither overloads nor domains can tell variants apart.  Why B
+is no longer optional: onnxruntime leaves an inlined Conv whose bias is "" out of its blocked layout.
+
+Every model that convpool writes carries the operators it uses as model-local functions of standard operators too, so
 that runtimes without the plugin run it as it stands.
 """
 
 from __future__ import annotations
 
 import atexit
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
 
 import onnx
 from onnx import AttributeProto, FunctionProto, NodeProto, helper
@@ -35,6 +72,12 @@ from convpool.geometry import ConvSpec, PoolSpec
 DOMAIN = "ai.convpool"
 OP_TYPE = "ConvAvgPool"
 VERSION = 1
+"""The version that has ConvAvgPool."""
+SIBLINGS_VERSION = 2
+"""The version that adds the siblings."""
+PLUGIN_HAS_SIBLINGS = False
+"""Whether the TensorRT plugin runs the siblings.  The default of the options prologue and epilogue, which make them, and
+what `convpool.tensorrt` goes by: a node that the plugin does not know would run as standard operators there."""
 MIN_IR_VERSION = 8
 """The first ONNX IR version with model-local functions."""
 POOL_DILATIONS_OPSET = 19
@@ -52,7 +95,80 @@ _INTS_ATTRIBUTES = (
     "weight_perm",
 )
 _ATTRIBUTES = (*_INTS_ATTRIBUTES, "group", "plugin_version", "plugin_namespace")
+_PART_INTS = ("prologue_affine", "prologue_activation", "residual", "activation")
+_PART_FLOATS = ("prologue_alpha", "alpha")
 _TYPES = ("tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)")
+ACTIVATIONS = ("", "Relu", "LeakyRelu")
+"""The standard operators by the number that prologue_activation and activation give."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a node does beside pooling and convolution; alphas count for LeakyRelu only and are 0 otherwise."""
+
+    affine: bool = False
+    before: str = ""
+    before_alpha: float = 0.0
+    residual: bool = False
+    after: str = ""
+    after_alpha: float = 0.0
+
+    @property
+    def op_type(self) -> str:
+        """The operator that does this."""
+        prologue = ("Affine" if self.affine else "") + self.before
+        return f"{prologue}{OP_TYPE}{'Add' if self.residual else ''}{self.after}"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The inputs' names, in order."""
+        return ("X", "W", "B", *(("scale", "shift") if self.affine else ()), *(("R",) if self.residual else ()))
+
+
+PLAIN = Parts()
+SIBLINGS = {
+    parts.op_type: parts
+    for affine, before, residual, after in product((False, True), ACTIVATIONS, (False, True), ACTIVATIONS)
+    if (parts := Parts(affine, before, 0.0, residual, after)) != PLAIN
+}
+"""Every operator of version 2 by name, with alphas of 0."""
+
+
+OP_TYPES = (OP_TYPE, *SIBLINGS)
+"""All operators of the domain."""
+
+
+def is_operator(node: NodeProto) -> bool:
+    """Whether the node is ConvAvgPool or a sibling."""
+    return node.domain == DOMAIN and node.op_type in OP_TYPES
+
+
+def parts_of(node: NodeProto) -> Parts:
+    """What a node of these operators does; its name and its attributes say the same."""
+    if node.op_type == OP_TYPE:
+        return PLAIN
+    kind = SIBLINGS[node.op_type]
+    alphas = {item.name: item.f for item in node.attribute if item.name in _PART_FLOATS}
+    return Parts(kind.affine, kind.before, alphas["prologue_alpha"], kind.residual, kind.after, alphas["alpha"])
+
+
+def give_parts(node: NodeProto, parts: Parts) -> None:
+    """Turn a node of these operators into the one that does `parts`; the inputs are the caller's."""
+    kept = [item for item in node.attribute if item.name not in (*_PART_INTS, *_PART_FLOATS)]
+    node.op_type = parts.op_type
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    if parts == PLAIN:
+        return
+    values: dict[str, int | float] = {
+        "prologue_affine": int(parts.affine),
+        "prologue_activation": ACTIVATIONS.index(parts.before),
+        "prologue_alpha": float(parts.before_alpha),
+        "residual": int(parts.residual),
+        "activation": ACTIVATIONS.index(parts.after),
+        "alpha": float(parts.after_alpha),
+    }
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in values.items())
 
 
 def weight_perm(rank: int) -> list[int]:
@@ -110,51 +226,118 @@ def function_proto(opset: int) -> FunctionProto:
     )
 
 
+def sibling_function_proto(op_type: str, opset: int) -> FunctionProto:
+    """A sibling as a function of the standard operators of `opset`; before 19 pool_dilations must be all 1."""
+    parts, plain = SIBLINGS[op_type], function_proto(opset)
+    before, after, x = [], [], "X"
+    if parts.affine:
+        # As BatchNormalization, which onnxruntime runs in one pass with a Relu behind it, in its blocked layout too.
+        # Mean 0 and variance 1 of shift's type: folded to constants when the function is inlined.
+        before.append(helper.make_node("Sub", ["shift", "shift"], ["mean"]))
+        before.append(helper.make_node("Exp", ["mean"], ["variance"]))
+        names = [x, "scale", "shift", "mean", "variance"]
+        before.append(helper.make_node("BatchNormalization", names, ["scaled"], epsilon=0.0))
+        x = "scaled"
+    if parts.before:
+        before.append(_activation(parts.before, x, "activated", "prologue_alpha"))
+        x = "activated"
+    transpose, pool, conv = plain.node
+    pool.input[0] = x
+    steps = [*(("Add",) if parts.residual else ()), *((parts.after,) if parts.after else ())]
+    y = conv.output[0] = "convolved" if steps else "Y"
+    if parts.residual:
+        after.append(helper.make_node("Add", [y, "R"], ["sum" if parts.after else "Y"]))
+        y = "sum"
+    if parts.after:
+        after.append(_activation(parts.after, y, "Y", "alpha"))
+    return helper.make_function(
+        DOMAIN,
+        op_type,
+        list(parts.inputs),
+        ["Y"],
+        [*before, transpose, pool, conv, *after],
+        [helper.make_opsetid("", opset)],
+        [*_ATTRIBUTES, *_PART_INTS, *_PART_FLOATS],
+        doc_string="ConvAvgPool with what its name says before and behind it; zero padding comes after the prologue.",
+    )
+
+
+def functions_for(op_types: set[str], opset: int) -> list[FunctionProto]:
+    """The functions of the operators named, in a fixed order."""
+    return [function_proto(opset) if name == OP_TYPE else sibling_function_proto(name, opset)
+            for name in OP_TYPES if name in op_types]  # fmt: skip
+
+
+def used_in(model: onnx.ModelProto) -> set[str]:
+    """Which of these operators the model's graphs and functions use."""
+    return {node.op_type for node in _all_nodes(model) if is_operator(node)}
+
+
 def move_to_domain(model: onnx.ModelProto, domain: str) -> None:
-    """Give the model's ConvAvgPool nodes and their function another domain, for runtimes that look for it there."""
+    """Give the model's nodes of these operators and their functions another domain, for runtimes that look for it there."""
     if domain == DOMAIN:
         return
-    containers = [model.graph, *model.functions]
-    while containers:
-        for node in containers.pop().node:
-            if (node.domain, node.op_type) == (DOMAIN, OP_TYPE):
-                node.domain = domain
-            for attribute in node.attribute:
-                containers += [attribute.g] if attribute.HasField("g") else []
-                containers += attribute.graphs
+    for node in list(_all_nodes(model)):
+        if is_operator(node):
+            node.domain = domain
     for holder in (model, *model.functions):
-        if isinstance(holder, FunctionProto) and (holder.domain, holder.name) == (DOMAIN, OP_TYPE):
+        if isinstance(holder, FunctionProto) and holder.domain == DOMAIN:
             holder.domain = domain
         for entry in holder.opset_import:
             if entry.domain == DOMAIN:
                 entry.domain = domain
 
 
+def _all_nodes(model: onnx.ModelProto) -> Iterator[NodeProto]:
+    containers = [model.graph, *model.functions]
+    while containers:
+        for node in containers.pop().node:
+            yield node
+            for attribute in node.attribute:
+                containers += [attribute.g] if attribute.HasField("g") else []
+                containers += attribute.graphs
+
+
 def register_schema() -> None:
-    """Make the operator known to onnx's checker and shape inference in this process; a second call does nothing."""
+    """Make the operators known to onnx's checker and shape inference in this process; a second call does nothing."""
     if onnx.defs.has(OP_TYPE, VERSION, DOMAIN):
         return
+    _register(OP_TYPE, VERSION, PLAIN)
+    for name, parts in SIBLINGS.items():
+        _register(name, SIBLINGS_VERSION, parts)
+
+
+def _register(name: str, version: int, parts: Parts) -> None:
     parameter, attribute = OpSchema.FormalParameter, OpSchema.Attribute
-    optional = OpSchema.FormalParameterOption.Optional
-    attributes = [
-        attribute(name, OpSchema.AttrType.INTS, "See the operator's documentation.", required=True)
-        for name in _INTS_ATTRIBUTES
-    ]
+    explained = "See the operator's documentation."
+    kinds = {key: OpSchema.AttrType.INTS for key in _INTS_ATTRIBUTES}
+    if parts != PLAIN:
+        kinds |= {key: OpSchema.AttrType.INT for key in _PART_INTS} | {key: OpSchema.AttrType.FLOAT for key in _PART_FLOATS}
+    attributes = [attribute(key, kind, explained, required=True) for key, kind in kinds.items()]
     attributes += [
         attribute("group", helper.make_attribute("group", 1), "Number of channel groups."),
         attribute("plugin_version", helper.make_attribute("plugin_version", "1"), "TensorRT plugin version."),
         attribute("plugin_namespace", helper.make_attribute("plugin_namespace", ""), "TensorRT plugin namespace."),
     ]
+    texts = {
+        "X": "Input, [N, C, spatial...].",
+        "W": "Weights, [M, kernel..., C/group].",
+        "B": "Bias, [M].",
+        "scale": "Factors of X, [C].",
+        "shift": "What is added then, [C].",
+        "R": "Added to the convolution, of Y's shape.",
+    }
+    optional = OpSchema.FormalParameterOption.Optional
+    inputs = [
+        parameter(key, "T", texts[key], **({"param_option": optional} if key == "B" and parts == PLAIN else {}))
+        for key in parts.inputs
+    ]
     schema = OpSchema(
-        OP_TYPE,
+        name,
         DOMAIN,
-        VERSION,
+        version,
         doc=__doc__ or "",
-        inputs=[
-            parameter("X", "T", "Input, [N, C, spatial...]."),
-            parameter("W", "T", "Weights, [M, kernel..., C/group]."),
-            parameter("B", "T", "Bias, [M].", param_option=optional),
-        ],
+        inputs=inputs,
         outputs=[parameter("Y", "T", "Output, [N, M, spatial...].")],
         type_constraints=[("T", list(_TYPES), "Floating-point tensors.")],
         attributes=attributes,
@@ -162,7 +345,15 @@ def register_schema() -> None:
     schema.set_type_and_shape_inference_function(_infer)
     onnx.defs.register_schema(schema)
     # onnx would release the Python function after the interpreter is gone, and crash.
-    atexit.register(onnx.defs.deregister_schema, OP_TYPE, VERSION, DOMAIN)
+    atexit.register(onnx.defs.deregister_schema, name, version, DOMAIN)
+
+
+def _activation(op_type: str, x: str, y: str, alpha: str) -> NodeProto:
+    """An activation in a function's body; the attribute `alpha` of the function is its slope."""
+    node = helper.make_node(op_type, [x], [y])
+    if op_type == "LeakyRelu":
+        node.attribute.append(AttributeProto(name="alpha", ref_attr_name=alpha, type=AttributeProto.FLOAT))
+    return node
 
 
 def _refer(node: NodeProto, **references: str) -> None:

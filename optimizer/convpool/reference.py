@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 
 from convpool.geometry import ConvSpec, PoolSpec
+from convpool.operator import Parts
 
 
 def average_pool(x: np.ndarray, spec: PoolSpec) -> np.ndarray:
@@ -46,6 +47,44 @@ def conv_avg_pool(x: np.ndarray, w: np.ndarray, b: np.ndarray | None, pool: Pool
     Returns float64 [N, M, output spatial...].
     """
     return conv(average_pool(x, pool), np.moveaxis(w, -1, 1), b, spec)
+
+
+def fused_conv_avg_pool(
+    x: np.ndarray,
+    w: np.ndarray,
+    b: np.ndarray,
+    pool: PoolSpec,
+    spec: ConvSpec,
+    parts: Parts,
+    scale: np.ndarray | None = None,
+    shift: np.ndarray | None = None,
+    residual: np.ndarray | None = None,
+) -> np.ndarray:
+    """The siblings of ConvAvgPool, by their definition in `convpool.operator`.
+
+    x, w, b as in `conv_avg_pool`; scale, shift: [C], where parts.affine; residual: the output's shape, where
+    parts.residual.  Returns float64 [N, M, output spatial...].
+    """
+    z = x.astype(np.float64)
+    if parts.affine:
+        assert scale is not None and shift is not None
+        z = z * _per_channel(scale, spec.rank) + _per_channel(shift, spec.rank)
+    y = conv_avg_pool(activation(z, parts.before, parts.before_alpha), w, b, pool, spec)
+    if parts.residual:
+        assert residual is not None and residual.shape == y.shape
+        y = y + residual.astype(np.float64)
+    return activation(y, parts.after, parts.after_alpha)
+
+
+def activation(x: np.ndarray, op_type: str, alpha: float) -> np.ndarray:
+    """Nothing (""), Relu, or LeakyRelu with slope `alpha`, elementwise."""
+    if not op_type:
+        return x
+    return np.where(x < 0, x * (alpha if op_type == "LeakyRelu" else 0.0), x)
+
+
+def _per_channel(values: np.ndarray, rank: int) -> np.ndarray:
+    return values.astype(np.float64).reshape(-1, *[1] * rank)
 
 
 def _pad(x: np.ndarray, pads: tuple[int, ...]) -> np.ndarray:

@@ -28,6 +28,14 @@ class SiteReport:
     scope: str = ""
     times_us: dict[str, float] | None = None
     """Median microseconds per lowering where they were timed (autotune)."""
+    operator: str | None = None
+    """The operator that stands there now, where it is one of convpool's."""
+    absorbed: tuple[str, ...] = ()
+    """Nodes before and behind the pair that it took in."""
+    saved_bytes: int | None = None
+    """Bytes a sample that these no longer write and read; None where nothing was taken in or sizes are unknown."""
+    beside: tuple[str, ...] = ()
+    """Why other nodes beside it were not taken in."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Applying plans: the only module that changes a model.
 
 A plan's nodes go and the new ones stand where its last node stood.  The pooling's output keeps its name, the new
-convolution the old one's name, doc string and metadata.  Weights are never edited in place: changed ones are new
+convolution the old one's name, doc string and metadata.  A node of the operator that takes in others stands where the last
+of them stood, with its output's name.  Weights are never edited in place: changed ones are new
 constants, and those that nothing reads any more go at the end, unless they are graph inputs.
 """
 
@@ -18,6 +19,7 @@ from convpool import operator
 from convpool.geometry import ConvSpec, PoolSpec, fuse_kernel
 from convpool.graph import Scope, graphs_within, index_model, opset_of, value_names
 from convpool.lowering import Form, form
+from convpool.passes.absorption import Absorption, Weights
 from convpool.passes.conv_pool import folded
 from convpool.plan import IDENTITY, Choice, ConvLeaf, JoinTree, Moved, OpaqueLeaf, Plan, Reject, Tree, conv_leaves, tree_nodes
 
@@ -39,19 +41,100 @@ class Rewriter:
         self._shared: dict[tuple, str] = {}
         self._operator_used = False
 
-    def apply(self, scope: Scope, plans: list[Plan]) -> None:
-        """Apply plans of one scope, whose nodes are disjoint.  The scope's index is stale afterwards."""
+    def apply(self, scope: Scope, plans: list[Plan]) -> list[list[str]]:
+        """Apply plans of one scope, whose nodes are disjoint.  The scope's index is stale afterwards.
+
+        Returns for each plan what its ConvAvgPool nodes give, in the order of its convolutions.
+        """
         if any(choice.lowering == "convavgpool" for plan in plans for choice in plan.choices):
-            self._use_operator(scope)
+            self._use_operator(scope, operator.VERSION)
+        self._shared = {}
+        removed: set[int] = set()
+        inserted: dict[int, list[NodeProto]] = {}
+        made = []
+        for plan in plans:
+            anchor = max(plan.pooling.root, *tree_nodes(plan.tree))
+            inserted[anchor] = _Emitter(self, scope, plan).run()
+            made.append([node.output[0] for node in inserted[anchor] if operator.is_operator(node)])
+            removed |= {*plan.pooling.nodes, *tree_nodes(plan.tree)}
+        self._replace(scope, removed, inserted, {plan.pooling.output for plan in plans})
+        return made
+
+    def absorb(self, scope: Scope, plans: list[Absorption]) -> None:
+        """Let nodes of the operator take in what stands around them.  The scope's index is stale afterwards.
+
+        No two plans share a node but upstream ones, which go if all that read them take them in.
+        """
+        self._use_operator(scope, operator.VERSION)
+        if any(plan.parts != operator.PLAIN for plan in plans):
+            self._use_operator(scope, operator.SIBLINGS_VERSION)
         self._shared = {}
         removed: set[int] = set()
         inserted: dict[int, list[NodeProto]] = {}
         for plan in plans:
-            anchor = max(plan.pooling.root, *tree_nodes(plan.tree))
-            inserted[anchor] = _Emitter(self, scope, plan).run()
-            removed |= {*plan.pooling.nodes, *tree_nodes(plan.tree)}
-        gone = {name for index in removed for name in scope.nodes[index].output}
-        gone -= {plan.pooling.output for plan in plans}
+            inserted[max(plan.node, *plan.downstream, plan.node)] = self._absorbing(plan)
+            removed |= {plan.node, *plan.downstream}
+            if plan.scaled is not None:
+                inserted[plan.scaled.node] = self._scaled(scope, plan.scaled)
+                removed.add(plan.scaled.node)
+        removed |= _unread(scope, {index for plan in plans for index in plan.upstream}, removed, inserted)
+        self._replace(scope, removed, inserted, {node.output[0] for nodes in inserted.values() for node in nodes})
+
+    def _absorbing(self, plan: Absorption) -> list[NodeProto]:
+        """The node of `plan` as it becomes, behind the constants that it needs."""
+        scope, parts = plan.scope, plan.parts
+        node, nodes = NodeProto(), []
+        node.CopyFrom(scope.nodes[plan.node])
+        before = operator.parts_of(node)
+        given = dict(zip(before.inputs, node.input, strict=False))
+        given["X"], stem = plan.x, node.output[0]
+        elem_type = scope.info(given["W"]).elem_type or scope.info(node.input[0]).elem_type
+        dtype = helper.tensor_dtype_to_np_dtype(elem_type)
+
+        def constant(key: tuple, make: Callable[[], np.ndarray], wanted: str) -> str:
+            return self.shared(scope, key, lambda: make().astype(dtype), wanted, nodes)
+
+        if plan.weights is not None:
+            new = plan.weights
+            old = given.get("B", "")
+            given["W"] = constant(("W", plan.node), lambda: new.weight, f"{given['W']}_scaled")
+            if old or new.bias.any():
+                given["B"] = constant(("B", plan.node), lambda: new.bias, f"{old or stem + '_bias'}_scaled")
+        if plan.affine is not None:
+            affine, shape = plan.affine, scope.info(node.input[1]).shape
+            assert shape is not None and isinstance(shape[-1], int)
+            channels = shape[-1] * next((item.i for item in node.attribute if item.name == "group"), 1)
+            for name, values in (("scale", affine.scale), ("shift", affine.shift)):
+                full = np.broadcast_to(values, (channels,))
+                given[name] = constant((name, plan.node), lambda full=full: full, f"{stem}_{name}")
+        if plan.residual is not None:
+            given["R"] = plan.residual
+        if parts != operator.PLAIN and not given.get("B"):
+            shape = scope.info(node.input[1]).shape
+            assert shape is not None
+            given["B"] = constant(("zeros", elem_type, shape[0]), lambda: np.zeros(shape[0]), f"{stem}_bias")
+        operator.give_parts(node, parts)
+        del node.input[:]
+        node.input.extend(given[name] for name in parts.inputs if name != "B" or given.get("B"))
+        node.output[0] = plan.output
+        return [*nodes, node]
+
+    def _scaled(self, scope: Scope, weights: Weights) -> list[NodeProto]:
+        """A convolution with other weights and bias."""
+        node, nodes = NodeProto(), []
+        node.CopyFrom(scope.nodes[weights.node])
+        old = node.input[2] if len(node.input) > 2 else ""
+        del node.input[2:]
+        node.input[1] = self.shared(scope, ("W", weights.node), lambda: weights.weight, f"{node.input[1]}_scaled", nodes)
+        if old or weights.bias.any():
+            wanted = f"{old or node.output[0] + '_bias'}_scaled"
+            node.input.append(self.shared(scope, ("B", weights.node), lambda: weights.bias, wanted, nodes))
+        node.input.extend(scope.nodes[weights.node].input[3:])
+        return [*nodes, node]
+
+    def _replace(self, scope: Scope, removed: set[int], inserted: dict[int, list[NodeProto]], kept: set[str]) -> None:
+        """Take nodes out and put others where `inserted` says; the tensors in `kept` stay what they are called."""
+        gone = {name for index in removed for name in scope.nodes[index].output} - kept
         self._maybe_dead |= {name for index in removed for name in scope.nodes[index].input} - gone
         nodes: list[NodeProto] = []
         for index, node in enumerate(scope.nodes):
@@ -76,9 +159,7 @@ class Rewriter:
                     _drop_by_name(scope.proto.initializer, names, lambda tensor: tensor.name)
                 _drop_by_name(scope.proto.value_info, names, lambda value: value.name)
         if self._operator_used:
-            known = {(function.domain, function.name) for function in self._model.functions}
-            if (operator.DOMAIN, operator.OP_TYPE) not in known:
-                self._model.functions.append(operator.function_proto(opset_of(self._model.opset_import)))
+            self._complete_functions()
 
     def annotate(self, inferred: ModelProto | None) -> None:
         """Give the new tensors value_info, from `inferred`, if the model had any value_info."""
@@ -133,7 +214,18 @@ class Rewriter:
             self._shared[key] = name
         return self._shared[key]
 
-    def _use_operator(self, scope: Scope) -> None:
+    def _complete_functions(self) -> None:
+        """Add the functions of the operators in use, and remove those that a sibling has replaced everywhere."""
+        used, known = operator.used_in(self._model), set()
+        for index in reversed(range(len(self._model.functions))):
+            function = self._model.functions[index]
+            if function.domain == operator.DOMAIN and function.name in operator.OP_TYPES:
+                known.add(function.name)
+                if function.name not in used:
+                    del self._model.functions[index]
+        self._model.functions.extend(operator.functions_for(used - known, opset_of(self._model.opset_import)))
+
+    def _use_operator(self, scope: Scope, version: int) -> None:
         """Import the operator's domain; raise the IR version to one that has functions."""
         self._operator_used = True
         outermost = scope
@@ -143,8 +235,11 @@ class Rewriter:
         if isinstance(outermost.proto, FunctionProto):
             imports.append(outermost.proto.opset_import)
         for entries in imports:
-            if all(entry.domain != operator.DOMAIN for entry in entries):
-                entries.append(helper.make_opsetid(operator.DOMAIN, operator.VERSION))
+            known = [entry for entry in entries if entry.domain == operator.DOMAIN]
+            for entry in known:
+                entry.version = max(entry.version, version)
+            if not known:
+                entries.append(helper.make_opsetid(operator.DOMAIN, version))
         if self._model.ir_version < 4:
             # From IR 4 on these would be inputs that a caller may override, and no longer constants.
             initializers = {tensor.name for tensor in self._model.graph.initializer}
@@ -322,6 +417,19 @@ def _conv_node(inputs: list[str], output: str, conv: ConvSpec) -> NodeProto:
         dilations=conv.dilations,
         group=conv.group,
     )
+
+
+def _unread(
+    scope: Scope, candidates: set[int], removed: set[int], inserted: dict[int, list[NodeProto]]
+) -> set[int]:
+    """The candidates whose results nothing reads any more once the other changes are made."""
+    read = {name for nodes in inserted.values() for node in nodes for name in node.input} | scope.outputs | scope.captured
+    dead: set[int] = set()
+    for index in sorted(candidates, reverse=True):  # readers stand behind what they read
+        readers = {reader for name in scope.nodes[index].output for reader in scope.readers.get(name, ())}
+        if readers <= removed | dead and not read & set(scope.nodes[index].output):
+            dead.add(index)
+    return dead
 
 
 def _is_constant_node(scope: Scope, name: str) -> bool:

@@ -42,7 +42,13 @@ def _sites(sites: list[SiteReport], verbose: bool) -> Table:
     table.add_column("after", justify="right", no_wrap=True)
     for site in sites:
         result = f"[{STYLES[site.status]}]{site.status}[/]"
-        result += f" as {site.lowering}" if site.lowering else f": {escape(site.reason or '')}"
+        form = site.operator if site.operator not in (None, "ConvAvgPool") else site.lowering
+        result += f" as {form}" if form else f": {escape(site.reason or '')}"
+        if site.absorbed:
+            names = ", ".join(site.absorbed if verbose else [name.split()[0] for name in site.absorbed])
+            result += f" with {escape(names)}"
+        if verbose and site.beside:
+            result += f" (without: {escape('; '.join(site.beside))})"
         if verbose and site.times_us:
             result += " (" + ", ".join(f"{name} {value:.1f} us" for name, value in site.times_us.items()) + ")"
         conv = f"{site.scope}: {site.conv}" if site.scope else site.conv

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
-from convpool import optimize
+from convpool import operator, optimize
 from convpool.modelio import LoadedModel
 from convpool.tensorrt import Engine, build_engine, prepare
 from convpool.verify import make_session
@@ -30,7 +30,8 @@ BATCHES = {"lenet5_digits": 32, "sngan64": 2, "wgan_gp": 4, "stargan_v2": 1, "de
 ENGINE_SIZES = {"densenet121": {"size": 64}}
 """Smaller inputs for engines: as many layers in less time."""
 RATIO_SETS = 16
-LOWERINGS = ("original", "convavgpool", "direct", "fused")
+LOWERINGS = ("original", "convavgpool", "siblings", "direct", "fused")
+"""As `optimize` has them; siblings: convavgpool with prologue and epilogue."""
 KINDS = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
 
 
@@ -49,6 +50,10 @@ def case(name: str, engine: bool = False) -> tuple[onnx.ModelProto, dict[str, np
 @functools.cache
 def lowered(name: str, lowering: str) -> onnx.ModelProto:
     model = case(name)[0]
+    if lowering == "siblings":
+        found = optimize(model, prologue=True, epilogue=True, check=0).model
+        assert name == "lenet5_digits" or any(node.op_type in operator.SIBLINGS for node in found.graph.node)
+        return found
     return model if lowering == "original" else optimize(model, lowering=lowering, check=0).model
 
 

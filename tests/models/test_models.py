@@ -48,7 +48,7 @@ def test_generator_gives_the_manifest_s_bytes(name):
     assert manifest.generator_entry(name) == MANIFEST["generators"][name]
 
 
-@pytest.mark.parametrize("name", [name for name in generators.names() if name != "biggan128"])
+@pytest.mark.parametrize("name", [name for name in generators.names() if not name.startswith(("biggan128", "biggan256"))])
 def test_sites_as_declared(name):
     model = generators.generate(name)
     entry = MANIFEST["generators"][name]

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 import convpool
+from convpool import operator
 from models import digits, generators, light
 
 PATTERNS = {
@@ -18,6 +19,19 @@ PATTERNS = {
 }
 """The manifest's kinds of sites, and the patterns the optimizer reports them as."""
 SMALL = [name for name in generators.names() if name.endswith("_small") or name.startswith(("conv_", "densenet_t", "disc"))]
+AROUND = {
+    "densenet_transition1": {"AffineReluConvAvgPool": 1},
+    "densenet_small": {"AffineReluConvAvgPool": 3},
+    "densenet_small_3d": {"AffineReluConvAvgPool": 3},
+    "discriminator_block": {"ConvAvgPool": 1, "ConvAvgPoolAdd": 1},
+    "sngan64_small": {"ConvAvgPool": 4, "ConvAvgPoolAdd": 4, "ConvAvgPoolAddRelu": 1},
+    "biggan_small": {"ConvAvgPool": 4, "ConvAvgPoolAdd": 5},
+    "wgan_gp_slices_small": {"ConvAvgPool": 1, "ConvAvgPoolAdd": 2},
+    "stargan_v2_small": {"LeakyReluConvAvgPoolLeakyRelu": 4, "ConvAvgPoolAdd": 2},
+    "igebm_small": {"ConvAvgPool": 1, "ConvAvgPoolAddLeakyRelu": 3},
+    "nextvit_small": {"ConvAvgPoolAdd": 3},
+}
+"""Networks, and the operators that are left of their pairs and what stands around these."""
 REJECTED = ("vgg_average", "squeeze_excite", "resnet_d")
 
 
@@ -35,6 +49,25 @@ def test_every_pair_is_found(name, lowering):
     found.pop("conv_add_global_pool", None)  # NextViT's head, which the manifest does not count
     assert found == wanted
     assert result.report.verification.inputs == 1 and result.report.verification.passed
+
+
+@pytest.mark.parametrize("batch", ["dynamic", 2])
+@pytest.mark.parametrize("name", AROUND)
+def test_what_stands_around_the_pairs_is_taken_in(name, batch):
+    model = convpool.optimize(generators.generate(name, batch=batch), prologue=True, epilogue=True).model
+    assert Counter(node.op_type for node in model.graph.node if node.domain == operator.DOMAIN) == AROUND[name]
+    plain = convpool.optimize(generators.generate(name, batch=batch), check=0).model
+    found = Counter(node.op_type for node in plain.graph.node if node.domain == operator.DOMAIN)
+    assert found == {"ConvAvgPool": sum(AROUND[name].values())}
+
+
+@pytest.mark.parametrize("siblings", [False, True])
+def test_resnet_d_shortcuts_under_the_option(siblings):
+    model = generators.generate("resnet_d")
+    result = convpool.optimize(model, fuse_pool_conv=True, prologue=siblings, epilogue=siblings)
+    assert rewritten(result) == {"pool_conv": 3} and result.report.verification.passed
+    found = [site.operator for site in result.report.sites if site.status == "rewritten"]
+    assert ("ConvAvgPoolAddRelu" in found) == siblings and (siblings or set(found) == {"ConvAvgPool"}), found
 
 
 @pytest.mark.parametrize("name", REJECTED)

@@ -100,6 +100,12 @@ def _operator(op_type: str, inputs: list, attributes: dict, opset: int) -> Trace
         return _map(inputs[0], lambda part: part[tuple(index)], 0)
     if op_type == "Relu":
         return Traced(np.maximum(inputs[0].value, 0), inputs[0].magnitude, inputs[0].roundings)
+    if op_type == "LeakyRelu":
+        slope = attributes.get("alpha", float(np.float32(0.01)))
+        value = np.where(inputs[0].value < 0, slope * inputs[0].value, inputs[0].value)
+        return Traced(value, inputs[0].magnitude * max(1, abs(slope)), inputs[0].roundings + 1)
+    if op_type == "Exp":
+        return _map(inputs[0], lambda part: np.exp(inputs[0].value), 1)
     if op_type == "Pad":
         return _pad(inputs, attributes, opset)
     raise AssertionError(f"the evaluator has no {op_type}; a test generated or a rewrite emitted an unforeseen node")

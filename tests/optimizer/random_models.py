@@ -30,6 +30,8 @@ class Case:
     dtype: str
     lowering: str
     must: bool
+    operator: str | None
+    """What its one node of convpool's operators must be, if there is one; None where that is not beyond doubt."""
     tags: dict[str, str] = field(default_factory=dict)
 
 
@@ -46,6 +48,8 @@ class Maker:
         self.rank, self.batch = int(self.pick([1, 2, 2, 2, 3])), int(self.pick([1, 1, 2]))
         self.wide = self.chance(0.15)  # a convolution padded so far that zeros behind it may be zeros in front of it
         self.count = 0
+        self.open_batch, self.prologue = False, ""
+        self.epilogue: str | None = ""
 
     def pick(self, options):
         return options[self.rng.integers(len(options))]
@@ -139,8 +143,9 @@ def make_conv(m: Maker, out: list[int]) -> tuple[str, Layer]:
     weight = m.constant(m.data(filters, channels // group, *kernel), kind)
     layer = Layer(kernel, strides, dilations, pads, group, channels, filters, size, out, kind, m.chance(0.1 if m.wide else 0.6))
     shape = (m.batch, channels, *size)
-    x = m.feed(shape, ["N", *shape[1:]] if m.chance(0.3) else None)
-    inputs = [m.node("Relu", [x]) if m.chance(0.2) and m.dtype != "float64" else x, weight]
+    m.open_batch = m.chance(0.3)
+    x = m.feed(shape, ["N", *shape[1:]] if m.open_batch else None)
+    inputs = [make_before(m, x, channels), weight]
     if layer.bias:
         inputs.append(m.constant(m.data(filters)))
     given = {"pads": pads} if not auto else {"auto_pad": auto, **({"pads": pads} if auto == "NOTSET" else {})}
@@ -153,6 +158,34 @@ def make_conv(m: Maker, out: list[int]) -> tuple[str, Layer]:
     if m.chance(0.4):
         del given["kernel_shape"]
     return m.node("Conv", inputs, **given), layer
+
+
+def make_before(m: Maker, x: str, channels: int) -> str:
+    """Nodes in front of the convolution, all of which its operator must take in: `m.prologue` names what they are."""
+    for _ in range(int(m.pick([0, 0, 0, 1, 1, 2]))):
+        x = make_linear(m, x, channels)
+        m.prologue = "Affine"
+    return make_activation(m, x, "prologue")
+
+
+def make_activation(m: Maker, name: str, attribute: str) -> str:
+    """Perhaps a Relu or LeakyRelu, noted in the string `attribute` of `m`."""
+    if m.dtype == "float64" or m.chance(0.6):
+        return name
+    kind = str(m.pick(["Relu", "LeakyRelu"] if m.dtype != "bfloat16" else ["Relu"]))
+    setattr(m, attribute, getattr(m, attribute) + kind)
+    return m.node(kind, [name], **({"alpha": float(m.pick([0.25, -0.5]))} if kind == "LeakyRelu" and m.chance(0.7) else {}))
+
+
+def make_linear(m: Maker, name: str, channels: int) -> str:
+    """A map per channel with constants."""
+    kind = str(m.pick(["BatchNormalization", "Add", "Sub", "Mul", "Div", "Sub reversed"]))
+    if kind == "BatchNormalization":
+        parameters = [m.constant(m.data(channels)) for _ in range(3)]
+        return m.node(kind, [name, *parameters, m.constant(np.abs(m.data(channels)))])
+    shapes = [(), (1,), (channels, *[1] * m.rank), (1, channels, *[1] * m.rank), (1,) * (m.rank + 2)]
+    other = m.constant(m.data(*m.pick(shapes)))
+    return m.node(kind.split()[0], [other, name] if kind.endswith("reversed") else [name, other])
 
 
 def make_middle(m: Maker, name: str, layer: Layer, sizes: list[int]) -> str:

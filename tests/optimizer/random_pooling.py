@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from random_models import TYPES, Case, Layer, Maker, make_conv, make_middle, volume, window_out
+from random_models import TYPES, Case, Layer, Maker, make_activation, make_conv, make_linear, make_middle, volume, window_out
 
 KINDS = ("average", "average", "average", "average", "global", "reduce", "slices")
 
@@ -41,12 +41,47 @@ def make_case(seed: int) -> Case:
         output = make_slices(m, name, sizes)
     else:
         output = make_average(m, name, sizes, window, strides, dilations)
-    if m.chance(0.3):
-        output = m.node("Relu", [output]) if m.dtype != "float64" else output
-    lowering = str(m.pick(["convavgpool", "convavgpool", "direct", "fused", "auto"]))
+    keeps_rank = m.nodes[-1].op_type != "ReduceMean" or bool(
+        next((item.i for item in m.nodes[-1].attribute if item.name == "keepdims"), 1)
+    )
+    after = window_out(sizes, extents if kind in ("average", "slices") else window, strides)
+    output = make_behind(m, output, layer, after, m.exact and others is None and keeps_rank)
+    lowering = str(m.pick(["convavgpool"] * 4 + ["direct", "fused", "auto"]))
     must = m.exact and pays(m, layer, lowering, window, strides, dilations, sizes, others)
     m.tags |= {"rank": str(m.rank), "join": "none" if others is None else others[1], "weights": layer.weight_kind}
-    return Case(seed, finish(m, output), m.feeds, m.dtype, lowering, must, m.tags)
+    named = others is None and m.exact and keeps_rank and m.epilogue is not None
+    expected = f"{m.prologue}ConvAvgPool{m.epilogue}" if named else None
+    return Case(seed, finish(m, output), m.feeds, m.dtype, lowering, must, expected, m.tags)
+
+
+def make_behind(m: Maker, name: str, layer: Layer, after: list[int], known: bool) -> str:
+    """Nodes behind the average: maps per channel, a residual, an activation; `m.epilogue` says what must be taken in.
+
+    known: the average gives [batch, filters, after...] beyond doubt.
+    """
+    m.epilogue = ""
+    constant = layer.weight_kind in ("initializer", "constant", "identity")
+    if known and m.chance(0.3):
+        name = make_linear(m, name, layer.filters)
+        m.epilogue = "" if constant else None
+    if known and m.chance(0.4):
+        shape = (m.batch, layer.filters, *after)
+        broadcast = m.chance(0.2) and any(n > 1 for n in after)
+        if broadcast:
+            axis = int(m.rng.integers(2, len(shape)))
+            shape = (*shape[:axis], 1, *shape[axis + 1 :])
+        other = m.feed(shape, ["N", *shape[1:]] if m.open_batch else None)
+        op_type = str(m.pick(["Add", "Sum"])) if m.opset >= 8 or not broadcast else "Add"  # Sum broadcasts from 8 on
+        name = m.node(op_type, [name, other] if m.chance(0.5) else [other, name])
+        m.tags["residual"] = "broadcast" if broadcast and shape[2:] != tuple(after) else "equal"
+        if m.epilogue is not None:
+            m.epilogue = "Add" if m.tags["residual"] == "equal" else None
+    if m.epilogue is None:
+        return m.node("Relu", [name]) if m.chance(0.3) and m.dtype != "float64" else name
+    if not constant and "middle" in m.tags:
+        m.epilogue = None  # its maps move behind the average, where they cannot be folded
+        return name
+    return make_activation(m, name, "epilogue")
 
 
 def make_join(m: Maker, name: str, layer: Layer, sizes: list[int]) -> tuple[str, str, Layer | None]:

@@ -65,3 +65,94 @@ def test_function_computes_the_reference(bias, opset):
     got = make_session(LoadedModel(model([2, 4, 10, 11], bias=bias, opset=opset), None, 0), optimize=False).run(None, feed)
     expected = reference.conv_avg_pool(feed["x"], w, b if bias else None, POOL, CONV)
     np.testing.assert_allclose(got[0], expected, rtol=0, atol=1e-4)
+
+
+SLOPES = {"": 0.0, "Relu": 0.0, "LeakyRelu": 0.25}
+
+
+def sibling(op_type: str, opset: int = 17, x_shape=(2, 4, 10, 11)) -> tuple[onnx.ModelProto, operator.Parts]:
+    """A model of one node with everything but its weights as inputs."""
+    kind = operator.SIBLINGS[op_type]
+    parts = operator.Parts(kind.affine, kind.before, SLOPES[kind.before], kind.residual, kind.after, 2 * SLOPES[kind.after])
+    shapes = {"X": list(x_shape), "W": [6, 3, 1, 2], "B": [6], "scale": [4], "shift": [4], "R": [2, 6, 5, 4]}
+    node = operator.make_node(list(parts.inputs), "Y", POOL, CONV, "node")
+    operator.give_parts(node, parts)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in parts.inputs],
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, [None] * 4)],
+    )
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(operator.DOMAIN, operator.SIBLINGS_VERSION)]
+    functions = operator.functions_for({op_type}, opset)
+    return helper.make_model(graph, opset_imports=imports, ir_version=8, functions=functions), parts
+
+
+def test_siblings_are_named_after_what_they_do():
+    assert len(operator.SIBLINGS) == 2 * 3 * 2 * 3 - 1
+    parts = operator.Parts(True, "LeakyRelu", 0.1, True, "Relu")
+    assert parts.op_type == "AffineLeakyReluConvAvgPoolAddRelu"
+    assert parts.inputs == ("X", "W", "B", "scale", "shift", "R")
+    assert operator.PLAIN.op_type == "ConvAvgPool" and operator.Parts(residual=True).inputs == ("X", "W", "B", "R")
+
+
+@pytest.mark.parametrize("op_type", operator.SIBLINGS)
+def test_sibling_says_in_attributes_what_its_name_says(op_type):
+    found, parts = sibling(op_type)
+    onnx.checker.check_model(found, full_check=True)
+    assert inferred(found) == [2, 6, 5, 4]
+    node = found.graph.node[0]
+    assert operator.parts_of(node) == parts
+    given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    assert (given["prologue_affine"], given["residual"]) == (int("Affine" in op_type), int("Add" in op_type))
+    names = ("", "Relu", "LeakyRelu")
+    before, after = op_type.removeprefix("Affine").split("ConvAvgPool")
+    assert (names[given["prologue_activation"]], names[given["activation"]]) == (before, after.removeprefix("Add"))
+    assert (given["prologue_alpha"], given["alpha"]) == (SLOPES[before], 2 * SLOPES[after.removeprefix("Add")])
+    operator.give_parts(node, operator.PLAIN)
+    assert node.op_type == "ConvAvgPool" and not {item.name for item in node.attribute} & {"residual", "alpha"}
+
+
+@pytest.mark.parametrize("opset", [7, 17])
+@pytest.mark.parametrize("op_type", operator.SIBLINGS)
+def test_sibling_computes_the_reference(op_type, opset):
+    rng = np.random.default_rng(1)
+    found, parts = sibling(op_type, opset)
+    feed = {
+        value.name: rng.integers(-3, 4, [dim.dim_value for dim in value.type.tensor_type.shape.dim]).astype(np.float32)
+        for value in found.graph.input
+    }
+    feed["X"] *= 24  # whole numbers after a slope of 1/4 and a mean over 6, to the rounding of 1/6
+    feed |= {"scale": np.array([1, -2, 0, 3], np.float32)} if parts.affine else {}
+    got = make_session(LoadedModel(found, None, 0), optimize=False).run(None, feed)[0]
+    expected = reference.fused_conv_avg_pool(
+        feed["X"], feed["W"], feed["B"], POOL, CONV, parts, feed.get("scale"), feed.get("shift"), feed.get("R")
+    )
+    np.testing.assert_allclose(got, expected, rtol=0, atol=5e-4)
+    assert np.abs(expected).max() > 10
+
+
+def test_the_border_is_zero_and_not_what_the_prologue_makes_of_zero():
+    pool, conv = PoolSpec((1, 2), (1, 1), (0, 1, 0, 0), (1, 1)), ConvSpec((1, 1), (1, 1), (1, 0, 0, 0), (1, 1))
+    one, shift = np.ones((1, 1, 1, 1)), np.array([5.0])
+    parts = operator.Parts(True, "Relu")
+    got = reference.fused_conv_avg_pool(one[:, :, :, :], one, np.zeros(1), pool, conv, parts, np.array([2.0]), shift)
+    assert got.tolist() == [[[[0.0], [3.5]]]]  # a padded row; the mean of 0 and 2 * 1 + 5
+    node = operator.make_node(list(parts.inputs), "Y", pool, conv)
+    operator.give_parts(node, parts)
+    shapes = {"X": [1, 1, 1, 1], "W": [1, 1, 1, 1], "B": [1], "scale": [1], "shift": [1]}
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in parts.inputs]
+    graph = helper.make_graph([node], "g", values, [helper.make_tensor_value_info("Y", TensorProto.FLOAT, [None] * 4)])
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(operator.DOMAIN, 2)]
+    found = helper.make_model(graph, opset_imports=imports, ir_version=8, functions=operator.functions_for({node.op_type}, 17))
+    feed = {"X": one, "W": one, "B": np.zeros(1), "scale": np.array([2.0]), "shift": shift}
+    session = make_session(LoadedModel(found, None, 0), optimize=False)
+    assert session.run(None, {key: value.astype(np.float32) for key, value in feed.items()})[0].tolist() == got.tolist()
+
+
+def test_moving_to_another_domain_takes_the_siblings_along():
+    found, _ = sibling("ReluConvAvgPoolAdd")
+    operator.move_to_domain(found, "trt.plugins")
+    assert found.graph.node[0].domain == found.functions[0].domain == "trt.plugins"
+    assert {entry.domain for entry in found.opset_import} == {"", "trt.plugins"}
+    make_session(LoadedModel(found, None, 0), optimize=False)

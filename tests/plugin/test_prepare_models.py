@@ -7,10 +7,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from convpool import optimize
+from convpool import operator, optimize
 from convpool.errors import ModelError
 from convpool.modelio import LoadedModel
-from convpool.tensorrt import prepare
+from convpool.tensorrt import build, prepare
 from convpool.verify import make_session
 from models.generators import generate, random_inputs
 
@@ -66,12 +66,14 @@ def test_cast_floats_keeps_scales_and_clips_what_halves_cannot_hold():
     assert np.array_equal(run(model, {"x": ones})[0], np.ones((1, 1, 4, 4)))
 
 
-def test_old_parsers_get_standard_operators_without_the_plugin():
-    model = generate("wgan_gp_small", batch=2)
+@pytest.mark.parametrize("name", ["wgan_gp_small", "densenet_small"])  # the second has convolutions without a bias
+def test_old_parsers_get_standard_operators_without_the_plugin(name):
+    model = generate(name, batch=2)
     rewritten = optimize(model, check=0).model
     assert prepare.has_operator(rewritten)
     inlined = prepare.for_parser(prepare.self_contained(rewritten), 8, plugin=False, allow_tf32=False)
     assert not prepare.has_operator(inlined) and not inlined.functions
+    assert not any(node.input and not node.input[-1] for node in inlined.graph.node)  # TensorRT refuses a bias named ""
     inputs = random_inputs(model)
     assert np.array_equal(run(inlined, inputs)[0], run(rewritten, inputs)[0])
 
@@ -85,7 +87,7 @@ def test_old_parsers_refuse_new_opsets():
 
 def test_tf32_is_said_to_the_plugin_by_an_attribute():
     rewritten = prepare.self_contained(optimize(generate("wgan_gp_small", batch=2), check=0).model)
-    prepare.for_parser(rewritten, 8, plugin=True, allow_tf32=True)
+    rewritten = prepare.for_parser(rewritten, 8, plugin=True, allow_tf32=True)
     nodes = [node for node in rewritten.graph.node if prepare.is_operator(node)]
     assert nodes and all(any(a.name == "allow_tf32" and a.i == 1 for a in node.attribute) for node in nodes)
 
@@ -151,3 +153,27 @@ def test_another_domain_is_the_same_model(tmp_path):
     assert "ai.convpool" not in {entry.domain for entry in moved.opset_import}
     inputs = random_inputs(model)
     np.testing.assert_allclose(run(moved, inputs)[0], run(model, inputs)[0], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["densenet_small", "sngan64_small", "stargan_v2_small"])
+def test_a_plugin_without_siblings_gets_none(name, monkeypatch):
+    model = generate(name, batch=2)
+    inputs = random_inputs(model)
+    optimized = optimize(model, prologue=True, epilogue=True, check=0).model
+    names = {node.op_type for node in optimized.graph.node}
+    assert names & set(operator.SIBLINGS)
+    monkeypatch.setattr(operator, "PLUGIN_HAS_SIBLINGS", False)
+    for_plugin = prepare.for_parser(prepare.self_contained(optimized), 10, plugin=True, allow_tf32=False)
+    kept = {node.op_type for node in for_plugin.graph.node}
+    assert not kept & set(operator.SIBLINGS) and ("ConvAvgPool" in kept) == ("ConvAvgPool" in names)
+    assert not any(node.input and not node.input[-1] for node in for_plugin.graph.node)
+    expected, got = run(model, inputs)[0], run(for_plugin, inputs)[0]
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    built = build._prepare(model, "convavgpool", True, False)
+    assert {node.op_type for node in built.graph.node} & set(operator.OP_TYPES) == {"ConvAvgPool"}
+    monkeypatch.setattr(operator, "PLUGIN_HAS_SIBLINGS", True)
+    for_plugin = prepare.for_parser(prepare.self_contained(optimized), 10, plugin=True, allow_tf32=True)
+    siblings = [node for node in for_plugin.graph.node if node.op_type in operator.SIBLINGS]
+    assert siblings and all(any(item.name == "allow_tf32" for item in node.attribute) for node in siblings)
+    built = build._prepare(model, "convavgpool", True, False)
+    assert {node.op_type for node in built.graph.node} == names

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from convpool.geometry import ConvSpec, Ints
+from convpool.geometry import ConvSpec, Ints, PoolSpec
 from convpool.graph import AttributeReference, Scope, attributes, is_op
+from convpool.operator import is_operator
 from convpool.passes.linear import BINARY, Step, linear_step, pad_conv
 from convpool.plan import IDENTITY, ConvLeaf, JoinTree, Moved, OpaqueLeaf, Reject, Tree, conv_leaves, reject
 
@@ -197,23 +198,22 @@ def _same_size(scope: Scope, names: list[str], rank: int) -> bool:
     if all(s is not None and len(s) == rank + 2 and None not in s[2:] for s in shapes):
         if len({s[2:] for s in shapes if s is not None}) == 1:
             return True
-    return len({_spatial_origin(scope, name, rank) for name in names}) == 1
+    return len({spatial_origin(scope, name, rank) for name in names}) == 1
 
 
-def _spatial_origin(scope: Scope, name: str, rank: int) -> tuple:
-    """A tensor and the resizing convolutions since it: equal origins have equal spatial sizes."""
-    resizings: list[tuple] = []
+def spatial_origin(scope: Scope, name: str, rank: int) -> tuple:
+    """A tensor and how sizes followed from its: equal origins have equal spatial sizes.
+
+    Windows of extent E and stride S give floor((n - E) / S) + 1 positions; behind one another they are one such window.
+    """
+    extents, strides = [1] * rank, [1] * rank
     while (index := scope.producer.get(name)) is not None:
         node = scope.nodes[index]
-        if is_op(node, "Conv"):
-            leaf = conv_leaf(scope, index, rank)
-            if isinstance(leaf, Reject):
-                break
-            conv = leaf.conv
-            total = tuple(a + b for a, b in zip(conv.pads[:rank], conv.pads[rank:], strict=True))
-            change = tuple((e - p, s) for e, p, s in zip(conv.extents, total, conv.strides, strict=True))
-            if any(item != (1, 1) for item in change):
-                resizings.append(change)
+        windows = _windows(scope, index, rank)
+        if windows is not None:
+            for window in reversed(windows):
+                for i, (e, s) in enumerate(window):
+                    extents[i], strides[i] = e - s + s * extents[i], s * strides[i]
             name = node.input[0]
         elif is_op(node, *BINARY) and (step := linear_step(scope, index, rank)) and isinstance(step, Step):
             name = node.input[step.operand]
@@ -221,5 +221,33 @@ def _spatial_origin(scope: Scope, name: str, rank: int) -> tuple:
             name = node.input[0]
         else:
             break
-    return (name, *resizings)
+    return (name, *extents, *strides)
 
+
+def _windows(scope: Scope, index: int, rank: int) -> list[list[tuple[int, int]]] | None:
+    """What a node does to sizes: per window, in order, extent less padding and stride of each axis; None if unknown."""
+    node = scope.nodes[index]
+    try:
+        if is_op(node, "Conv"):
+            leaf = conv_leaf(scope, index, rank)
+            return None if isinstance(leaf, Reject) else [_window(leaf.conv)]
+        values = attributes(node)
+    except AttributeReference:
+        return None
+    names = ("kernel_shape", "strides", "pads", "dilations")
+    if is_operator(node):
+        pool = PoolSpec(**{key: tuple(values[f"pool_{key}"]) for key in names})
+        return [_window(pool), _window(ConvSpec(**{key: tuple(values[key]) for key in names}))]
+    if is_op(node, "AveragePool") and not values.get("ceil_mode", 0) and values.get("auto_pad", b"NOTSET") == b"NOTSET":
+        defaults = (None, (1,) * rank, (0,) * (2 * rank), (1,) * rank)
+        given = {key: tuple(values.get(key, default)) for key, default in zip(names, defaults, strict=True)}
+        return [_window(PoolSpec(**given))] if len(given["kernel_shape"]) == rank else None
+    return None
+
+
+def _window(spec: ConvSpec | PoolSpec) -> list[tuple[int, int]]:
+    r = spec.rank
+    return [
+        (spec.dilations[i] * (spec.kernel_shape[i] - 1) + 1 - spec.pads[i] - spec.pads[r + i], spec.strides[i])
+        for i in range(r)
+    ]

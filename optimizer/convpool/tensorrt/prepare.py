@@ -32,13 +32,13 @@ _FLOAT_ONLY_INPUTS = {"Resize": (1, 2), "Upsample": (1,)}
 
 
 def has_operator(model: ModelProto) -> bool:
-    """Whether the model has ConvAvgPool nodes."""
+    """Whether the model has nodes of convpool's operators."""
     return any(is_operator(node) for node in _nodes(model.graph))
 
 
 def is_operator(node: NodeProto) -> bool:
-    """Whether the node is a ConvAvgPool, in whatever domain a runtime wants it."""
-    return node.op_type == operator.OP_TYPE
+    """Whether the node is a ConvAvgPool or a sibling, in whatever domain a runtime wants it."""
+    return node.op_type in operator.OP_TYPES
 
 
 def self_contained(model: object) -> ModelProto:
@@ -54,7 +54,10 @@ def self_contained(model: object) -> ModelProto:
 def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool) -> ModelProto:
     """The model for the ONNX parser of TensorRT `major`; changed in place where it can be, so pass a copy."""
     if not plugin and has_operator(model):
-        model = onnx.inliner.inline_local_functions(model)
+        model = _without_trailing_blanks(onnx.inliner.inline_local_functions(model))
+    elif not operator.PLUGIN_HAS_SIBLINGS:  # those that a model has already become standard operators
+        siblings = [(item.domain, item.name) for item in model.functions if item.name in operator.SIBLINGS]
+        model = _without_trailing_blanks(onnx.inliner.inline_selected_functions(model, siblings)) if siblings else model
     if major < 10:
         opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
         if opset > OLD_PARSER_OPSET:
@@ -66,6 +69,14 @@ def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool)
         for node in _nodes(model.graph):
             if is_operator(node):
                 node.attribute.append(helper.make_attribute("allow_tf32", 1))
+    return model
+
+
+def _without_trailing_blanks(model: ModelProto) -> ModelProto:
+    """Drop empty inputs at a node's end, as inlining leaves them for an optional bias; TensorRT refuses such a node."""
+    for node in _nodes(model.graph):
+        while node.input and not node.input[-1]:
+            del node.input[-1]
     return model
 
 

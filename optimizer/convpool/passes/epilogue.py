@@ -1,0 +1,175 @@
+"""Behind a node of the operator: maps per channel, a residual, an activation.  The conditions stand in `absorb`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from convpool import operator
+from convpool.graph import Scope, is_op, label
+from convpool.passes.absorption import (
+    ACTIVATIONS,
+    INSIDE,
+    LINEAR,
+    OUTSIDE,
+    Absorption,
+    Walk,
+    Weights,
+    channels_of,
+    holds,
+    keeps,
+    linear,
+    slope,
+)
+from convpool.passes.linear import Step
+from convpool.passes.trace import spatial_origin
+from convpool.plan import IDENTITY, Affine, Reject, reject
+
+
+def take_in(walk: Walk) -> None:
+    """Take in all that can be, into the plan of `walk`."""
+    current: Absorption | None = walk.plan
+    while current is not None:
+        if current.parts != walk.plan.parts or current.weights is not walk.plan.weights:
+            walk.plan = current  # an Identity alone is not worth a change
+        current = _behind(walk, current)
+
+
+def _behind(walk: Walk, plan: Absorption) -> Absorption | None:
+    """The plan with one more node behind taken in; None where there is none to take in."""
+    scope, parts = plan.scope, plan.parts
+    readers = [index for index in scope.readers.get(plan.output, []) if is_op(scope.nodes[index], "Sum", *LINEAR, *ACTIVATIONS)]
+    if not readers or parts.after:
+        return None
+    reader = readers[0]
+    node = scope.nodes[reader]
+    others = scope.sole_reader(plan.output)
+    if others is not None:
+        found = reject(scope, plan.node, f"result '{plan.output}' {others}", "other readers", f"{node.op_type} alone")
+        walk.rejects.append(found)
+        return None
+    taken = replace(plan, output=node.output[0], downstream=(*plan.downstream, reader))
+    if is_op(node, *ACTIVATIONS):
+        alpha = slope(scope, reader)
+        return None if alpha is None else replace(taken, parts=replace(parts, after=node.op_type, after_alpha=alpha))
+    step = linear(scope, reader, walk.rank)
+    if isinstance(step, Step) and step.affine is not None and node.input[step.operand] == plan.output:
+        result: Absorption | Reject | None = _fold(walk, taken, step)
+    elif is_op(node, "Add", "Sum"):
+        result = _residual(walk, plan, taken)
+    else:
+        result = step if isinstance(step, Reject) else reject(
+            scope, reader, "constant operands", "computed ones", "constants per channel"
+        )  # fmt: skip
+    if isinstance(result, Reject):
+        walk.rejects.append(result)
+        return None
+    return result
+
+
+def _fold(walk: Walk, plan: Absorption, step: Step) -> Absorption | Reject:
+    """Condition (6): `step` behind the node, in its weights."""
+    scope = plan.scope
+    if step.affine is IDENTITY:
+        return plan
+    assert step.affine is not None
+    m = plan.weights.bias.size if plan.weights else channels_of(scope, plan.node)[0]
+    if any(v.size not in (1, m) for v in (step.affine.scale, step.affine.shift)):
+        return reject(scope, step.node, "channels", "constants that widen them", f"{m} or 1")
+    weights = plan.weights or _weights(scope, plan.node)
+    if weights is None:
+        return reject(scope, plan.node, "weights", "computed, or an input that a caller may override", "constants")
+    own, other = _scaled(weights, step.affine), plan.scaled
+    if plan.parts.residual and (step.affine.scale != 1).any():
+        source = scope.producer.get(plan.residual or "")
+        giver = plan.scaled or (_giver(walk, source) if source is not None else None)
+        if giver is None:
+            return reject(scope, step.node, "map behind a residual", "one that its convolution cannot take in",
+                          "a convolution with constant weights that nothing else reads")  # fmt: skip
+        other = _scaled(giver, Affine(step.affine.scale, np.array(0.0)))
+        if other is None:
+            own = None
+    if own is None:
+        return reject(scope, step.node, "constants folded into weights", OUTSIDE, INSIDE)
+    return replace(plan, weights=own, scaled=other)
+
+
+def _residual(walk: Walk, plan: Absorption, taken: Absorption) -> Absorption | Reject | None:
+    """Condition (7): the other operand of the Add."""
+    scope, reader = plan.scope, taken.downstream[-1]
+    node = scope.nodes[reader]
+    if len(node.input) != 2:
+        return reject(scope, reader, "operands", len(node.input), 2)
+    if plan.parts.residual:
+        return reject(scope, reader, "residual", "a second one", "one")
+    other = node.input[1] if node.input[0] == plan.output else node.input[0]
+    shapes = [scope.info(name).shape for name in (plan.output, other)]
+    x = scope.info(plan.x).shape
+    if shapes[0] and shapes[1] and x and x[0] == shapes[1][0]:
+        shapes[0] = (x[0], *shapes[0][1:])  # the same batch, for which a value_info may have another name
+    same = shapes[0] == shapes[1] and shapes[0] is not None and len(shapes[0]) == walk.rank + 2 and None not in shapes[0]
+    if not same and not _same_origin(scope, plan.output, other, shapes, walk.rank):
+        got, expected = (list(shape) if shape is not None else "unknown" for shape in reversed(shapes))
+        return reject(scope, reader, "shape of the residual", got, f"provably the result's, {expected}")
+    rival = scope.producer.get(other)
+    if rival is not None and operator.is_operator(scope.nodes[rival]) and scope.sole_reader(other) is None:
+        parts = operator.parts_of(scope.nodes[rival])
+        able = not parts.after and not parts.residual and not walk.excluded(label(scope.nodes[rival]))
+        if able and (_work(scope, rival), rival) > (_work(scope, plan.node), plan.node):
+            return None
+    return replace(taken, residual=other, parts=replace(plan.parts, residual=True))
+
+
+def _giver(walk: Walk, index: int) -> Weights | None:
+    """Weights of the convolution that gives the residual, if they may be scaled."""
+    scope = walk.plan.scope
+    node = scope.nodes[index]
+    if scope.sole_reader(node.output[0]) is not None or walk.excluded(label(node)):
+        return None
+    if operator.is_operator(node):
+        parts = operator.parts_of(node)
+        if parts.after or parts.residual:
+            return None
+    elif not is_op(node, "Conv"):
+        return None
+    return _weights(scope, index)
+
+
+def _weights(scope: Scope, index: int) -> Weights | None:
+    """The constant weights and bias (zeros if there is none) of a Conv or a node of the operator."""
+    node = scope.nodes[index]
+    weight = scope.constant(node.input[1])
+    has_bias = len(node.input) > 2 and bool(node.input[2])
+    bias = scope.constant(node.input[2]) if has_bias else None
+    if weight is None or (has_bias and bias is None):
+        return None
+    array = weight.array()
+    return Weights(index, array, bias.array() if bias else np.zeros(array.shape[0], array.dtype))
+
+
+def _scaled(weights: Weights, affine: Affine) -> Weights | None:
+    """The affine map behind the convolution, folded in; None if the type cannot hold the result to its precision."""
+    dtype = weights.weight.dtype
+    m = weights.weight.shape[0]
+    scale = np.broadcast_to(affine.scale, (m,))
+    with np.errstate(over="ignore", invalid="ignore"):
+        weight = weights.weight.astype(np.float64) * scale.reshape(-1, *[1] * (weights.weight.ndim - 1))
+        bias = weights.bias.astype(np.float64) * scale + affine.shift
+        if not keeps(weight, dtype) or not holds(bias, dtype):
+            return None
+        return Weights(weights.node, weight.astype(dtype), bias.astype(dtype))
+
+
+def _work(scope: Scope, index: int) -> int:
+    """Multiply-adds per output position."""
+    shape = scope.info(scope.nodes[index].input[1]).shape
+    return math.prod(dim for dim in shape[1:] if isinstance(dim, int)) if shape else 0
+
+
+def _same_origin(scope: Scope, y: str, other: str, shapes: list, rank: int) -> bool:
+    """Whether batch and channels are equal by their shapes, and spatial sizes by how they came about."""
+    if any(shape is None or len(shape) != rank + 2 or None in shape[:2] for shape in shapes):
+        return False
+    return shapes[0][:2] == shapes[1][:2] and spatial_origin(scope, y, rank) == spatial_origin(scope, other, rank)

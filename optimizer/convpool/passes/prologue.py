@@ -1,0 +1,145 @@
+"""In front of a node of the operator: maps per channel, then an activation.  The conditions stand in `absorb`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from onnx import helper
+
+from convpool import operator
+from convpool.graph import Scope, attributes, is_op, label
+from convpool.passes.absorption import (
+    ACTIVATIONS,
+    INSIDE,
+    LINEAR,
+    OUTSIDE,
+    Absorption,
+    Walk,
+    channels_of,
+    elem_type,
+    holds,
+    keeps,
+    linear,
+    slope,
+)
+from convpool.passes.linear import Step
+from convpool.plan import IDENTITY, Affine, Reject, reject
+
+EPILOGUE_HOSTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+"""Operators into whose own epilogue runtimes fuse what is elementwise behind them."""
+
+
+def take_in(walk: Walk) -> None:
+    """Take in all that can be, into the plan of `walk`."""
+    plan = walk.plan
+    if _has_prologue(plan.scope, plan.node):
+        return
+    scope, x, parts, affine = plan.scope, plan.x, plan.parts, IDENTITY
+    upstream: list[int] = []
+    while (index := scope.producer.get(x)) is not None:
+        node = scope.nodes[index]
+        if not is_op(node, *LINEAR, *ACTIVATIONS):
+            break
+        if not _all_take(scope, x, plan.node, bool(upstream), walk.excluded):
+            found = reject(scope, index, f"output '{x}' {scope.sole_reader(x)}", "other readers", "the convolution alone")
+            walk.rejects.append(found)
+            break
+        if is_op(node, *ACTIVATIONS):
+            alpha = slope(scope, index)
+            if alpha is None or parts.before or affine is not IDENTITY:
+                break
+            parts, x = replace(parts, before=node.op_type, before_alpha=alpha), node.input[0]
+        else:
+            step = _fitting(walk, index)
+            if isinstance(step, Reject):
+                walk.rejects.append(step)
+                break
+            assert step.affine is not None
+            if step.affine is not IDENTITY:
+                affine = step.affine if affine is IDENTITY else affine.after(step.affine)
+            x = node.input[step.operand]
+        upstream.append(index)
+        if affine is not IDENTITY or parts.before:  # an Identity alone is not worth a change
+            parts = replace(parts, affine=affine is not IDENTITY)
+            given = affine if parts.affine else None
+            walk.plan = replace(plan, x=x, affine=given, parts=parts, upstream=tuple(upstream))
+    host = _host(scope, walk.plan.x) if walk.plan.upstream else None
+    if host is not None:
+        got = f"{scope.nodes[host].op_type} '{label(scope.nodes[host])}' before it, which takes it in"
+        walk.rejects.append(reject(scope, walk.plan.upstream[0], "prologue", got, "a tensor that stays as it is"))
+        walk.plan = plan
+    elif walk.plan.affine is not None and not _representable(plan, walk.plan.affine):
+        walk.rejects.append(reject(scope, walk.plan.upstream[0], "scale and shift", OUTSIDE, INSIDE))
+        walk.plan = plan
+
+
+def _fitting(walk: Walk, index: int) -> Step | Reject:
+    """Node `index` in front of the chain as a map per channel of a tensor of the same shape; condition (2)."""
+    scope, rank = walk.plan.scope, walk.rank
+    node = scope.nodes[index]
+    step = linear(scope, index, rank)
+    if isinstance(step, Reject):
+        return step
+    if step is None or step.affine is None:
+        return reject(scope, index, "constant operands", "computed ones", "constants per channel")
+    if step.affine is IDENTITY or is_op(node, "BatchNormalization"):
+        return step
+    channels = channels_of(scope, walk.plan.node)
+    shape = scope.info(node.input[step.operand]).shape
+    if shape is None or len(shape) != rank + 2:
+        return reject(scope, index, "rank", "unknown" if shape is None else len(shape), rank + 2)
+    sizes = {step.affine.scale.size, step.affine.shift.size}
+    assert channels is not None
+    if sizes != {1} and (shape[1] != channels[1] or not sizes <= {1, channels[1]}):
+        return reject(scope, index, "channels", shape[1], f"{channels[1]}, not widened")
+    return step
+
+
+def _all_take(scope: Scope, x: str, node: int, inside: bool, excluded: Callable[[str], bool]) -> bool:
+    """Whether whatever reads `x` takes it in: the chain so far, or nodes that may have a prologue and have none yet."""
+    if x in scope.outputs or x in scope.captured:
+        return False
+    readers = scope.readers.get(x, [])
+    if inside:
+        return len(readers) == 1
+    return all(
+        operator.is_operator(scope.nodes[i]) and scope.nodes[i].input[0] == x and x not in scope.nodes[i].input[1:]
+        and (i == node or not _has_prologue(scope, i) and not excluded(label(scope.nodes[i])))
+        for i in readers
+    )  # fmt: skip
+
+
+def _has_prologue(scope: Scope, index: int) -> bool:
+    parts = operator.parts_of(scope.nodes[index])
+    return parts.affine or bool(parts.before)
+
+
+def _host(scope: Scope, x: str) -> int | None:
+    """The layer that gives `x` to this chain alone, possibly by an Add, and into which runtimes fuse it; condition (4)."""
+    for _ in range(2):
+        index = scope.producer.get(x)
+        if index is None or scope.sole_reader(x) is not None:
+            return None
+        node = scope.nodes[index]
+        if is_op(node, *EPILOGUE_HOSTS):
+            return index
+        if not is_op(node, "Add", "Sum"):
+            return None
+        given = [name for name in node.input if (i := scope.producer.get(name)) is not None
+                 and is_op(scope.nodes[i], *EPILOGUE_HOSTS)]  # fmt: skip
+        if not given:
+            return None
+        x = given[0]
+    return None
+
+
+def _representable(plan: Absorption, affine: Affine) -> bool:
+    """Whether the type has scale and shift; channels are added up within the convolution's groups."""
+    dtype = helper.tensor_dtype_to_np_dtype(elem_type(plan.scope, plan.node))
+    group = int(attributes(plan.scope.nodes[plan.node]).get("group", 1))
+    channels = channels_of(plan.scope, plan.node)
+    assert channels is not None
+    scale = np.broadcast_to(affine.scale, (channels[1],)).reshape(group, -1)
+    return keeps(scale, dtype) and holds(affine.shift, dtype)

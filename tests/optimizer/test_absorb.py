@@ -1,0 +1,588 @@
+"""What stands before and behind a pair: each rule by which it is taken in, and each reason why it is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import convpool
+import test_structure
+from build import graph, operators, weights
+from convpool import operator
+from convpool.cli import command, run
+from test_structure import POOL
+
+PAIR = f"h = Conv<pads=[1,1,1,1]>(p, w)\ny = {POOL}(h)"
+TAIL = PAIR.replace("y =", "q =").replace("(p, w", "(x, w")
+SKIP = f"u = Conv(x, v)\nr = {POOL}(u)"
+NORM = {"g": (16,), "b": (16,), "m": (16,), "d": np.full(16, 2, np.float32)}
+BEHIND = {"g": (32,), "b": (32,), "m": (32,), "d": np.full(32, 2, np.float32)}
+PER_CHANNEL = {"k": (16, 1, 1), "t": (1, 16, 1, 1), "s": np.float32(-0.5)}
+HALF = weights((32, 16, 3, 3), dtype=np.float16)
+RESIDUAL = "float[1,16,12,12] x, float[1,32,6,6] r"
+
+
+BOTH = {"prologue": True, "epilogue": True}
+"""The options that this file is about; off by default."""
+
+
+def optimize(model: onnx.ModelProto, **options) -> convpool.OptimizeResult:
+    """`convpool.optimize` with both options unless said otherwise."""
+    return convpool.optimize(model, **(BOTH | options))
+
+
+def rewrite(model: onnx.ModelProto, pairs: int, lowering: str = "convavgpool", **options) -> onnx.ModelProto:
+    """`test_structure.rewrite`, likewise."""
+    return test_structure.rewrite(model, pairs, lowering, **(BOTH | options))
+
+
+def siblings(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """The nodes of convpool's operators."""
+    return [node for node in model.graph.node if operator.is_operator(node)]
+
+
+def only(model: onnx.ModelProto) -> onnx.NodeProto:
+    """The one node of a model in which all else was taken in."""
+    assert [operator.is_operator(node) for node in model.graph.node] == [True], operators(model.graph)
+    return model.graph.node[0]
+
+
+PROLOGUES = {
+    "Relu": ("p = Relu(x)", "Relu"),
+    "LeakyRelu": ("p = LeakyRelu<alpha=0.3>(x)", "LeakyRelu"),
+    "LeakyRelu without alpha": ("p = LeakyRelu(x)", "LeakyRelu"),
+    "BatchNormalization": ("p = BatchNormalization(x, g, b, m, d)", "Affine"),
+    "BatchNormalization and Relu": ("n = BatchNormalization(x, g, b, m, d)\np = Relu(n)", "AffineRelu"),
+    "Mul and Add and LeakyRelu": ("n = Mul(x, k)\no = Add(t, n)\np = LeakyRelu<alpha=0.1>(o)", "AffineLeakyRelu"),
+    "Sub and Div": ("n = Sub(x, k)\no = Sub(s, n)\nq = Div(o, s)\np = Relu(q)", "AffineRelu"),
+    "Identity and Dropout between": ("n = Dropout(x)\no = Mul(n, s)\nq = Identity(o)\np = Relu(q)", "AffineRelu"),
+}
+
+
+@pytest.mark.parametrize("name", PROLOGUES)
+def test_prologue_of_a_padded_convolution(name):
+    before, kind = PROLOGUES[name]
+    model = rewrite(graph(f"{before}\n{PAIR}", {**NORM, **PER_CHANNEL}), 1, "convavgpool")
+    nodes = [node.op_type for node in model.graph.node]
+    assert nodes in ([f"{kind}ConvAvgPool"], ["Dropout", f"{kind}ConvAvgPool"])
+    node = model.graph.node[-1]
+    values = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    slopes = {"LeakyRelu": 0.3, "LeakyRelu without alpha": 0.01, "Mul and Add and LeakyRelu": 0.1}
+    assert values["prologue_alpha"] == pytest.approx(slopes.get(name, 0.0)) and values["alpha"] == 0.0
+    assert len(node.input) == (5 if "Affine" in kind else 3)
+    assert {t.name for t in model.graph.initializer} == set(node.input[1:])  # nothing else is left over
+    rewrite(graph(f"{before}\n{PAIR}", {**NORM, **PER_CHANNEL}), 1, "convavgpool", prologue=False)
+
+
+def test_scale_and_shift_in_front_of_padding_are_exact():
+    # A shift folded into the bias would be right inside and wrong along the border, by the shift times the outer taps.
+    model = graph(f"n = Add(x, t)\n{PAIR.replace('(p,', '(n,')}", {"t": np.full((1, 16, 1, 1), 100, np.float32)})
+    node = only(rewrite(model, 1, "convavgpool"))
+    assert node.op_type == "AffineConvAvgPool"
+
+
+EPILOGUES = {
+    "Relu": ("y = Relu(q)", "Relu"),
+    "LeakyRelu": ("y = LeakyRelu<alpha=0.3>(q)", "LeakyRelu"),
+    "BatchNormalization": ("y = BatchNormalization(q, g, b, m, d)", ""),
+    "BatchNormalization and Relu": ("n = BatchNormalization(q, g, b, m, d)\ny = Relu(n)", "Relu"),
+    "Mul and Sub": ("n = Mul(c, q)\ny = Sub(n, c)", ""),
+    "Add of a tensor": ("y = Add(q, r)", "Add"),
+    "Add of a tensor, reversed": ("y = Add(r, q)", "Add"),
+    "Sum of two": ("y = Sum(q, r)", "Add"),
+    "Add and LeakyRelu": ("n = Add(q, r)\ny = LeakyRelu(n)", "AddLeakyRelu"),
+    "scaled, then Add and Relu": ("n = Mul(q, c)\no = Identity(n)\nf = Add(o, r)\ny = Relu(f)", "AddRelu"),
+    "Add, then a shift": ("n = Add(q, r)\ny = Add(n, c)", "Add"),
+}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_epilogue(name, bias):
+    behind, kind = EPILOGUES[name]
+    tail = TAIL.replace("w)", "w, e)") if bias else TAIL
+    model = graph(f"{tail}\n{behind}", {**BEHIND, "c": (32, 1, 1), "e": (32,)}, inputs=RESIDUAL)
+    node = only(rewrite(model, 1, "convavgpool"))
+    assert node.op_type == f"ConvAvgPool{kind}" and list(node.output) == ["y"]
+    assert list(node.input)[3:] == (["r"] if "Add" in kind else [])
+    plain = rewrite(model, 1, "convavgpool", epilogue=False)
+    assert siblings(plain)[0].op_type == "ConvAvgPool" and len(plain.graph.node) == 1 + behind.count("=") - behind.count("alpha=")
+
+
+def test_both_ends():
+    body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\no = Add(q, r)\ny = Relu(o)"
+    model = rewrite(graph(body, NORM, inputs=RESIDUAL), 1, "convavgpool")
+    node = only(model)
+    assert node.op_type == "AffineReluConvAvgPoolAddRelu"
+    assert list(node.input)[0] == "x" and list(node.input)[5] == "r"
+    shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    assert [shapes[name] for name in node.input[1:5]] == [[32, 3, 3, 16], [32], [16], [16]]
+    assert [function.name for function in model.functions] == [node.op_type]
+    assert {entry.domain: entry.version for entry in model.opset_import} == {"": 17, "ai.convpool": 2}
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_of_two_pairs_that_meet_the_one_with_more_taps_takes_the_other(order):
+    pairs = [TAIL, SKIP]
+    body = "\n".join(pairs[::-1] if order else pairs) + "\ny = Add(r, q)"
+    model = rewrite(graph(body, {"v": (32, 16, 1, 1)}), 2, "convavgpool")
+    first, second = model.graph.node
+    assert (first.op_type, second.op_type) == ("ConvAvgPool", "ConvAvgPoolAdd")
+    assert second.input[3] == first.output[0] == "r" and first.input[1].startswith("v")
+
+
+def test_of_two_equal_pairs_the_later_takes_the_other():
+    body = f"{TAIL}\n{TAIL.replace('h =', 'u =').replace('(h)', '(u)').replace('q =', 'r =')}\ny = Add(q, r)"
+    model = rewrite(graph(body), 2, "convavgpool")
+    assert [node.op_type for node in model.graph.node] == ["ConvAvgPool", "ConvAvgPoolAdd"]
+    assert model.graph.node[1].input[3] == "q"
+
+
+def test_what_an_excluded_pair_does_not_take_the_other_takes():
+    model = graph(f"{TAIL}\n{SKIP}\ny = Add(r, q)", {"v": (32, 16, 1, 1)})
+    for node, name in zip(model.graph.node, "abcde", strict=True):
+        node.name = name
+    first = optimize(model, prologue=False, epilogue=False).model
+    found = optimize(first, exclude="a").model
+    assert [(node.name, node.op_type) for node in found.graph.node] == [("a", "ConvAvgPool"), ("c", "ConvAvgPoolAdd")]
+
+
+def test_pooling_distributes_over_an_add_and_the_add_is_taken_in():
+    body = f"p = Conv<pads=[1,1,1,1]>(x, w)\nq = Conv(x, v)\nh = Add(p, q)\nn = {POOL}(h)\ny = LeakyRelu(n)"
+    model = rewrite(graph(body, {"v": (32, 16, 1, 1)}), 2, "convavgpool")
+    assert [node.op_type for node in model.graph.node] == ["ConvAvgPool", "ConvAvgPoolAddLeakyRelu"]
+
+
+def test_a_map_behind_the_residual_goes_into_the_convolution_that_gives_it():
+    body = f"{TAIL}\nr = Conv<strides=[2,2]>(x, v)\nn = Add(q, r)\no = Mul(n, c)\nf = Add(o, c)\ny = Relu(f)"
+    model = rewrite(graph(body, {"v": (32, 16, 1, 1), "c": (32, 1, 1)}), 1, "convavgpool")
+    assert operators(model.graph) == {"Conv": 1, "ConvAvgPoolAddRelu": 1}
+    conv = next(node for node in model.graph.node if node.op_type == "Conv")
+    assert list(conv.input) == ["x", "v_scaled"]  # scaled, and no bias made up for it
+    both = graph(f"{TAIL}\n{SKIP}\nn = Add(q, r)\ny = Div(n, c)", {"v": (32, 16, 1, 1), "c": np.float32(1.5)})
+    assert [node.op_type for node in rewrite(both, 2, "convavgpool").graph.node] == ["ConvAvgPool", "ConvAvgPoolAdd"]
+
+
+def test_an_excluded_convolution_is_not_scaled():
+    body = f"{TAIL}\nr = Conv<strides=[2,2]>(x, v)\nn = Add(q, r)\ny = Mul(n, c)"
+    model = graph(body, {"v": (32, 16, 1, 1), "c": np.float32(3)})
+    assert operators(optimize(model).model.graph) == {"Conv": 1, "ConvAvgPoolAdd": 1}
+    kept = optimize(model, exclude="r").model
+    assert operators(kept.graph) == {"Conv": 1, "ConvAvgPoolAdd": 1, "Mul": 1}
+    assert next(node for node in kept.graph.node if node.op_type == "Conv").input[1] == "v"
+
+
+def test_a_group_that_is_left_out_is_1():
+    old = optimize(graph(f"p = Relu(x)\nn = Mul(p, s)\n{PAIR.replace('(p,', '(n,')}", PER_CHANNEL), prologue=False).model
+    node = siblings(old)[0]
+    node.attribute.remove(next(item for item in node.attribute if item.name == "group"))
+    assert [node.op_type for node in optimize(old, check=0).model.graph.node] == ["Relu", "AffineConvAvgPool"]
+
+
+def test_an_activation_that_two_pairs_read_is_recomputed_in_each():
+    body = f"n = Mul(x, s)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\nu = Conv(p, v)\no = {POOL}(u)\ny = Concat<axis=1>(q, o)"
+    model = rewrite(graph(body, {**PER_CHANNEL, "v": (32, 16, 1, 1)}), 2, "convavgpool")
+    assert operators(model.graph) == {"AffineReluConvAvgPool": 2, "Concat": 1}
+    assert {node.input[0] for node in siblings(model)} == {"x"}
+    model = graph(body, {**PER_CHANNEL, "v": (32, 16, 1, 1)})
+    for number, node in enumerate(model.graph.node):
+        node.name = f"n{number}"
+    part = optimize(model, prologue=False).model
+    kept = optimize(part, exclude="n2").model  # then somebody has to compute it anyway
+    assert operators(kept.graph) == {"Concat": 1, "ConvAvgPool": 2, "Mul": 1, "Relu": 1}
+
+
+def test_pooling_in_front_takes_in_what_is_before_it():
+    body = f"p = Relu(x)\nh = {POOL}(p)\nq = Conv<pads=[1,1,1,1]>(h, w)\ny = Add(q, r)"
+    node = only(rewrite(graph(body, inputs=RESIDUAL), 1, "convavgpool", fuse_pool_conv=True))
+    assert node.op_type == "ReluConvAvgPoolAdd"
+
+
+def test_a_model_of_version_1_gains_siblings_and_loses_the_function():
+    old = optimize(graph(f"p = Relu(x)\n{PAIR}"), prologue=False, epilogue=False).model
+    assert {entry.domain: entry.version for entry in old.opset_import}["ai.convpool"] == 1
+    result = optimize(old)
+    assert [function.name for function in result.model.functions] == ["ReluConvAvgPool"]
+    site = result.report.sites[0]
+    assert (site.pattern, site.operator, site.absorbed) == ("conv_avg_pool", "ReluConvAvgPool", ("Relu 'p'",))
+    assert optimize(result.model).changed is False
+
+
+def test_without_anything_around_it_the_model_is_version_1_s():
+    model = optimize(graph(PAIR.replace("(p,", "(x,"))).model
+    assert {entry.domain: entry.version for entry in model.opset_import} == {"": 17, "ai.convpool": 1}
+    assert [function.name for function in model.functions] == ["ConvAvgPool"]
+    assert not {item.name for item in only(model).attribute} & {"residual", "activation", "alpha", "prologue_affine"}
+    assert len(only(model).input) == 2
+
+
+def test_by_default_nothing_is_taken_in():
+    model = graph(f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\nn = Mul(q, c)\ny = Relu(n)", {"c": (32, 1, 1)})
+    result = convpool.optimize(model)
+    assert [node.op_type for node in result.model.graph.node] == ["Relu", "ConvAvgPool", "Mul", "Relu"]
+    assert {entry.domain: entry.version for entry in result.model.opset_import} == {"": 17, "ai.convpool": 1}
+    assert result.report.sites[0].absorbed == result.report.sites[0].beside == ()
+    without = convpool.optimize(model, prologue=False, epilogue=False).model
+    assert result.model.SerializeToString(deterministic=True) == without.SerializeToString(deterministic=True)
+
+
+def test_report():
+    body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\nz = Relu(q)\ny = Tanh(z)"
+    site = optimize(graph(body, NORM)).report.sites[0]
+    assert (site.lowering, site.operator) == ("convavgpool", "AffineReluConvAvgPoolRelu")
+    assert site.absorbed == ("BatchNormalization 'n'", "Relu 'p'", "Relu 'z'")
+    # Written and read no more: two maps of 16x12x12 before it, one of 32x6x6 behind it, in float32.
+    assert site.saved_bytes == 2 * 4 * (2 * 16 * 144 + 32 * 36)
+    assert site.beside == ()
+
+
+@pytest.mark.parametrize("lowering", ["direct", "fused", "auto"])
+def test_other_lowerings_leave_it_to_the_runtime(lowering):
+    body = f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\ny = Add(q, r)"
+    model = rewrite(graph(body, inputs=RESIDUAL), 1, lowering)
+    assert {"Relu", "Add"} <= set(operators(model.graph))
+
+
+@pytest.mark.parametrize("opset", [7, 8, 9, 13, 14, 16, 21])
+def test_opsets(opset):
+    body = f"n = BatchNormalization(x, g, b, m, d)\np = LeakyRelu(n)\n{PAIR.replace('y =', 'q =')}\no = Add(q, r)\ny = Relu(o)"
+    model = rewrite(graph(body, NORM, inputs=RESIDUAL, opset=opset), 1, "convavgpool")
+    assert only(model).op_type == "AffineLeakyReluConvAvgPoolAddRelu"
+
+
+def test_opset_3_of_the_ir_loses_the_inputs_of_its_initializers():
+    body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR}"
+    model = rewrite(graph(body, NORM, opset=8, ir=3), 1, "convavgpool")
+    assert only(model).op_type == "AffineReluConvAvgPool" and [value.name for value in model.graph.input] == ["x"]
+
+
+OPEN = {"inputs": "float[N,16,H,W] x", "size": 16}
+
+
+def test_open_sizes_by_a_common_origin():
+    model = graph(f"{TAIL}\n{SKIP}\nn = Add(q, r)\ny = Relu(n)", {"v": (32, 16, 1, 1)}, inputs=OPEN["inputs"])
+    found = rewrite(model, 2, "convavgpool", size=16)
+    assert [node.op_type for node in found.graph.node] == ["ConvAvgPool", "ConvAvgPoolAddRelu"]
+    pooled = graph(f"{TAIL}\nr = {POOL}(z)\nz2 = Relu(r)\ny = Add(q, z2)",
+                   inputs="float[N,16,H,W] x, float[N,32,H,W] z")  # fmt: skip
+    # Two inputs that share the names of their sizes have equal sizes, but different origins.
+    assert {node.op_type for node in siblings(rewrite(pooled, 1, "convavgpool", size=16))} == {"ConvAvgPool"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "double"])
+def test_types(dtype):
+    kinds = {"float16": np.float16, "float32": np.float32, "double": np.float64}
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        kinds["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
+    onnx_type = "float" if dtype == "float32" else dtype
+    rng = np.random.default_rng(0)
+    shapes = {"w": (32, 16, 3, 3), "g": 16, "b": 16, "m": 16}
+    constants = {name: (rng.standard_normal(shape) / 8).astype(kinds[dtype]) for name, shape in shapes.items()}
+    constants["d"] = np.full(16, 2).astype(kinds[dtype])
+    body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\no = Add(q, r)\ny = Relu(o)"
+    model = graph(body, constants, inputs=f"{onnx_type}[1,16,12,12] x, {onnx_type}[1,32,6,6] r",
+                  outputs=f"{onnx_type}[a,b2,c,d2] y", opset=22, ir=10)  # fmt: skip
+    result = optimize(model, check=2)
+    node = only(result.model)
+    assert node.op_type == "AffineReluConvAvgPoolAddRelu" and result.report.verification.passed
+    types = {tensor.data_type for tensor in result.model.graph.initializer}
+    assert types == {helper.np_dtype_to_tensor_dtype(np.dtype(kinds[dtype]))}
+
+
+IF_BODY = f"""p = Relu(x)
+y = If(flag) <
+  then_branch = yes () => (float[1,32,6,6] a) {{ {PAIR.replace("y =", "q =")} a = Relu(q) }},
+  else_branch = no () => (float[1,32,6,6] c) {{ n = Relu(z) f = Conv<pads=[1,1,1,1]>(n, w) o = {POOL}(f) c = Add(o, r) }}
+>"""
+
+
+def test_inside_a_branch_and_not_across_its_border():
+    inputs = "float[1,16,12,12] x, float[1,16,12,12] z, float[1,32,6,6] r, bool flag"
+    model = rewrite(graph(IF_BODY, inputs=inputs), 2, "convavgpool")
+    assert [node.op_type for node in model.graph.node] == ["Relu", "If"]  # the branch only captures p
+    branches = [operators(attribute.g) for attribute in model.graph.node[1].attribute]
+    assert branches == [{"ConvAvgPoolRelu": 1}, {"ReluConvAvgPoolAdd": 1}]
+
+
+def test_inside_a_loop():
+    body = (
+        "n = Constant<value = int64 {3}>()\ny = Loop(n, flag, x) <body = step (int64 i, bool go, float[1,16,12,12] s) => "
+        f"(bool again, float[1,16,12,12] next) {{ again = Identity(go) p = Relu(s) {PAIR.replace('y =', 'o =')} "
+        'f = LeakyRelu(o) next = Resize<mode="nearest">(f, , scales) }>'
+    )
+    constants = {"w": (16, 16, 3, 3), "scales": np.array([1, 1, 2, 2], np.float32)}
+    model = rewrite(graph(body, constants, inputs="float[1,16,12,12] x, bool flag"), 1, "convavgpool")
+    loop = next(node for node in model.graph.node if node.op_type == "Loop")
+    assert operators(loop.attribute[0].g) == {"Identity": 1, "ReluConvAvgPoolLeakyRelu": 1, "Resize": 1}
+
+
+def test_inside_a_function_with_constants_of_its_own():
+    text = f"""
+<domain: "local", opset_import: ["" : 17]>
+block (x, w, g, b, m, d) => (y) {{ k = Constant<value = float {{2.0}}>() n = Mul(x, k) p = Relu(n) {PAIR} }}
+"""
+    model = graph("y = local.block(x, w, g, b, m, d)", NORM, functions=text, imports=', "local": 1')
+    found = rewrite(model, 1, "convavgpool")
+    assert "AffineReluConvAvgPool" in operators(found.functions[0])
+    assert {entry.domain: entry.version for entry in found.functions[0].opset_import} == {"": 17, "ai.convpool": 2}
+
+
+REFUSALS = {
+    # before the pair
+    "read elsewhere": (f"p = Relu(x)\n{PAIR}\nz = Sigmoid(p)", {}, {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
+        "Relu 'p': output 'p' has 2 readers; got other readers, expected the convolution alone"),
+    "a graph output": (f"p = Relu(x)\n{PAIR}", {}, {"outputs": "float[a,b,c,d] y, float[a,b,e,f] p"},
+        "Relu 'p': output 'p' is a graph output; got other readers, expected the convolution alone"),
+    "captured by a branch": (
+        f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\nz = If(flag) <"
+        "then_branch = t () => (float[1,16,12,12] i) { i = Sigmoid(p) }, "
+        "else_branch = e () => (float[1,16,12,12] j) { j = Tanh(p) }>\ny = Identity(q)", {},
+        {"inputs": "float[1,16,12,12] x, bool flag", "outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
+        "Relu 'p': output 'p' is read by a subgraph; got other readers, expected the convolution alone"),
+    "training BatchNormalization": (
+        f"p, i, j = BatchNormalization<training_mode=1>(x, g, b, m, d)\n{PAIR}", NORM, {},
+        "BatchNormalization 'p': form; got training, expected inference"),
+    "BatchNormalization by a caller": (
+        f"p = BatchNormalization(x, g, b, m, d)\n{PAIR}", {k: v for k, v in NORM.items() if k != "g"},
+        {"inputs": "float[1,16,12,12] x, float[16] g"},
+        "BatchNormalization 'p': constant operands; got computed ones, expected constants per channel"),
+    "negative variance": (
+        f"p = BatchNormalization(x, g, b, m, d)\n{PAIR}", {**NORM, "d": np.full(16, -1, np.float32)}, {},
+        "BatchNormalization 'p': constant operands; got a division by 0, infinity or NaN, expected finite numbers"),
+    "a graph output by way of Identity": (f"p = Relu(x)\ni = Identity(p)\n{PAIR.replace('(p,', '(i,')}", {},
+        {"outputs": "float[a,b,c,d] y, float[a,b,e,f] p"},
+        "Relu 'p': output 'p' is a graph output; got other readers, expected the convolution alone"),
+    "BatchNormalization per position": (
+        f"p = BatchNormalization<spatial=0>(x, g, b, m, d)\n{PAIR}",
+        dict.fromkeys("gbm", (16, 12, 12)) | {"d": np.ones((16, 12, 12), np.float32)},
+        {"opset": 7}, "BatchNormalization 'p': spatial; got 0, expected 1"),
+    "differs by position": (f"p = Mul(x, k)\n{PAIR}", {"k": (12, 12)}, {},
+        "Mul 'p': operands; got two that vary over space, expected one that does not"),
+    "differs by sample": (f"p = Add(x, k)\n{PAIR}", {"k": (2, 1, 1, 1)}, {"inputs": "float[2,16,12,12] x"},
+        "Add 'p': constant operands; got computed ones, expected constants per channel"),
+    "channels widened": (f"p = Mul(x, k)\n{PAIR}", {"k": (16, 1, 1)}, {"inputs": "float[1,1,12,12] x"},
+        "Mul 'p': channels; got 1, expected 16, not widened"),
+    "rank raised": (f"p = Mul(x, k)\n{PAIR}", {"k": (1, 1, 1, 1)}, {"inputs": "float[16,12,12] x"},
+        "Mul 'p': rank; got 3, expected 4"),
+    "behind a convolution": (f"c = Conv<pads=[1,1,1,1]>(x, v)\np = Relu(c)\n{PAIR}", {"v": (16, 16, 3, 3)}, {},
+        "Relu 'p': prologue; got Conv 'c' before it, which takes it in, expected a tensor that stays as it is"),
+    "behind a residual of a convolution": (
+        f"c = Conv<pads=[1,1,1,1]>(x, v)\ns = Add(x, c)\np = Relu(s)\n{PAIR}", {"v": (16, 16, 3, 3)}, {},
+        "Relu 'p': prologue; got Conv 'c' before it, which takes it in, expected a tensor that stays as it is"),
+    # behind it
+    "result read elsewhere": (f"{TAIL}\ny = Relu(q)\nz = Sigmoid(q)", {}, {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
+        "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected Relu alone"),
+    "result is an output": (f"{TAIL}\ny = Relu(q)", {}, {"outputs": "float[a,b,c,d] y, float[a,b,e,f] q"},
+        "ConvAvgPool 'q': result 'q' is a graph output; got other readers, expected Relu alone"),
+    "result captured by a branch": (
+        f"{TAIL}\ny = Relu(q)\nz = If(flag) <"
+        "then_branch = t () => (float[1,32,6,6] i) { i = Sigmoid(q) }, "
+        "else_branch = e () => (float[1,32,6,6] j) { j = Tanh(q) }>", {},
+        {"inputs": "float[1,16,12,12] x, bool flag", "outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
+        "ConvAvgPool 'q': result 'q' is read by a subgraph; got other readers, expected Relu alone"),
+    "added to itself": (f"{TAIL}\ny = Add(q, q)", {}, {},
+        "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected Add alone"),
+    "residual by way of itself": (f"{TAIL}\nt = Tanh(q)\ny = Add(q, t)", {}, {},
+        "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected Add alone"),
+    "residual that broadcasts over space": (f"{TAIL}\ny = Add(q, r)", {}, {"inputs": "float[1,16,12,12] x, float[1,32,1,6] r"},
+        "Add 'y': shape of the residual; got [1, 32, 1, 6], expected provably the result's, [1, 32, 6, 6]"),
+    "residual per channel": (f"{TAIL}\ny = Add(q, r)", {}, {"inputs": "float[1,16,12,12] x, float[1,32,1,1] r"},
+        "Add 'y': shape of the residual; got [1, 32, 1, 1], expected provably the result's, [1, 32, 6, 6]"),
+    "residual that widens the batch": (f"{TAIL}\ny = Add(q, r)", {}, {"inputs": "float[1,16,12,12] x, float[4,32,6,6] r"},
+        "Add 'y': shape of the residual; got [4, 32, 6, 6], expected provably the result's, [1, 32, 6, 6]"),
+    "residual of lower rank": (f"{TAIL}\ny = Add(q, r)", {}, {"inputs": "float[1,16,12,12] x, float[32,6,6] r"},
+        "Add 'y': shape of the residual; got [32, 6, 6], expected provably the result's, [1, 32, 6, 6]"),
+    "residual of open size": (f"{TAIL}\ny = Add(q, r)", {}, {"inputs": "float[N,16,12,12] x, float[M,32,6,6] r"},
+        "Add 'y': shape of the residual; got ['M', 32, 6, 6], expected provably the result's, ['N', 32, 6, 6]"),
+    "a sum of three": (f"{TAIL}\ny = Sum(q, r, s)", {}, {"inputs": RESIDUAL + ", float[1,32,6,6] s"},
+        "Sum 'y': operands; got 3, expected 2"),
+    "a difference": (f"{TAIL}\ny = Sub(q, r)", {}, {"inputs": RESIDUAL},
+        "Sub 'y': constant operands; got computed ones, expected constants per channel"),
+    "a product of maps": (f"{TAIL}\ny = Mul(q, r)", {}, {"inputs": RESIDUAL},
+        "Mul 'y': operands; got two that vary over space, expected one that does not"),
+    "a computed factor": (f"{TAIL}\ny = Mul(q, r)", {}, {"inputs": "float[1,16,12,12] x, float[1,32,1,1] r"},
+        "Mul 'y': constant operands; got computed ones, expected constants per channel"),
+    "computed weights": (f"{TAIL.replace('w)', 'v)')}\ny = Mul(q, s)", {"s": np.float32(2)},
+        {"inputs": "float[1,16,12,12] x, float[32,16,3,3] v"},
+        "ConvAvgPool 'q': weights; got computed, or an input that a caller may override, expected constants"),
+    "weights beyond the type": (
+        f"{TAIL}\ny = Mul(q, s)", {"w": np.full((32, 16, 3, 3), 1e30, np.float32), "s": np.float32(1e30)}, {},
+        "Mul 'y': constants folded into weights; got numbers too large or small, expected ones that the type has"),
+    "scale beyond the type": (
+        f"n = Mul(x, s)\np = Mul(n, s)\n{PAIR}", {"s": np.float32(1e30)}, {},
+        "Mul 'p': scale and shift; got numbers too large or small, expected ones that the type has"),
+    "scale too small": (
+        f"n = Mul(x, s)\np = Mul(n, s)\n{PAIR}", {"w": HALF, "s": np.float16(1e-4)},
+        {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"},
+        "Mul 'p': scale and shift; got numbers too large or small, expected ones that the type has"),
+    "weights too small": (
+        f"{TAIL}\ny = Mul(q, s)", {"w": HALF / 64, "s": np.float16(1e-4)},
+        {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"},
+        "Mul 'y': constants folded into weights; got numbers too large or small, expected ones that the type has"),
+    "widened behind": (
+        "h = Conv<pads=[6,6,6,6]>(x, v)\n" + f"q = {POOL}(h)\ny = Mul(q, k)", {"v": (1, 16, 13, 13), "k": (8, 1, 1)}, {},
+        "Mul 'y': channels; got constants that widen them, expected 1 or 1"),
+    "a factor behind a residual": (f"{TAIL}\nn = Add(q, r)\ny = Mul(n, s)", {"s": np.float32(2)}, {"inputs": RESIDUAL},
+        "Mul 'y': map behind a residual; got one that its convolution cannot take in, expected a convolution with constant "
+        "weights that nothing else reads"),
+    "a factor behind a residual that is read elsewhere": (
+        f"{TAIL}\nr = Conv<strides=[2,2]>(x, v)\nn = Add(q, r)\ny = Mul(n, s)\nz = Tanh(r)",
+        {"v": (32, 16, 1, 1), "s": np.float32(2)}, {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
+        "Mul 'y': map behind a residual; got one that its convolution cannot take in, expected a convolution with constant "
+        "weights that nothing else reads"),
+    "a factor behind a residual of a sibling": (
+        f"{TAIL}\n{SKIP}\nt = Relu(r)\nn = Add(q, t)\ny = Mul(n, s)", {"v": (32, 16, 1, 1), "s": np.float32(2)}, {},
+        "Mul 'y': map behind a residual; got one that its convolution cannot take in, expected a convolution with constant "
+        "weights that nothing else reads"),
+    "a second residual": (f"{TAIL}\nn = Add(q, r)\ny = Add(s, n)", {}, {"inputs": RESIDUAL + ", float[1,32,6,6] s"},
+        "Add 'y': residual; got a second one, expected one"),
+}  # fmt: skip
+
+
+ADDED = {"a factor behind a residual of a sibling": {"ConvAvgPoolRelu", "ConvAvgPoolAdd"}}
+"""What is left where it is more than the residual before the one refused."""
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refused_with_a_reason(name):
+    body, constants, given, expected = REFUSALS[name]
+    model = graph(body, constants, **given)
+    result = optimize(model, check=0)
+    assert expected in [reason for site in result.report.sites for reason in site.beside]
+    onnx.checker.check_model(result.model, full_check=True)
+    kinds = {node.op_type for node in siblings(result.model)}
+    assert kinds == ADDED.get(name, {"ConvAvgPoolAdd"} if "n = Add" in body else {"ConvAvgPool"})
+    if "beyond" not in name and "negative" not in name and "training" not in name:
+        assert convpool.verify(model, result.model).passed
+
+
+STOPS = {
+    "another activation": (f"p = Tanh(x)\n{PAIR}", "ConvAvgPool"),
+    "a second activation": (f"n = Relu(x)\np = LeakyRelu(n)\n{PAIR}", "LeakyReluConvAvgPool"),
+    "a map between activation and convolution": (f"n = Relu(x)\np = Mul(n, s)\n{PAIR}", "AffineConvAvgPool"),
+    "an activation behind an activation": (f"{TAIL}\nn = Relu(q)\ny = LeakyRelu(n)", "ConvAvgPoolRelu"),
+    "an Add behind an activation": (f"{TAIL}\nn = Relu(q)\ny = Add(n, r)", "ConvAvgPoolRelu"),
+    "an Identity alone": (f"p = Identity(x)\n{PAIR.replace('y =', 'q =')}\ny = Identity(q)", "ConvAvgPool"),
+}
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_stops_where_the_operator_s_order_ends(name):
+    body, kind = STOPS[name]
+    model = rewrite(graph(body, {"s": np.float32(-2)}, inputs=RESIDUAL), 1, "convavgpool")
+    assert siblings(model)[0].op_type == kind and len(model.graph.node) > 1
+
+
+def test_alpha_of_a_function_s_attribute_is_unknown():
+    text = f"""
+<domain: "local", opset_import: ["" : 17]>
+block <a>(x, w) => (y) {{ p = LeakyRelu<alpha : float = @a>(x) {PAIR} }}
+"""
+    model = rewrite(graph("y = local.block<a = 0.5>(x, w)", functions=text, imports=', "local": 1'), 1, "convavgpool")
+    assert operators(model.functions[0])["LeakyRelu"] == 1
+
+
+def test_a_node_of_that_name_in_another_domain_is_left_alone():
+    model = optimize(graph(f"p = Relu(x)\n{PAIR}"), prologue=False).model
+    operator.move_to_domain(model, "trt.plugins")
+    assert optimize(model, check=0).changed is False
+
+
+def test_weights_that_something_else_reads_are_not_edited():
+    body = f"{TAIL}\nn = Mul(q, c)\nz = Conv(x, w)\ny = Relu(n)"
+    model = graph(body, {"c": (32, 1, 1)}, outputs="float[a,b,c,d] y, float[a,b,e,f] z")
+    result = rewrite(model, 1, "convavgpool")
+    kept = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.graph.initializer}
+    assert np.array_equal(kept["w"], numpy_helper.to_array(model.graph.initializer[0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [([], "ConvAvgPool"), (["--prologue"], "ReluConvAvgPool"), (["--epilogue"], "ConvAvgPoolRelu"),
+     (["--prologue", "--epilogue"], "ReluConvAvgPoolRelu"), (["--no-prologue", "--no-epilogue"], "ConvAvgPool")],
+)  # fmt: skip
+def test_command_line(options, kind, tmp_path, capsys):
+    onnx.save(graph(f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\nz = Relu(q)\ny = Tanh(z)"), tmp_path / "in.onnx")
+    assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), *options]) == 0
+    assert siblings(onnx.load(tmp_path / "out.onnx"))[0].op_type == kind
+    shown = capsys.readouterr().out
+    assert ("rewritten as convavgpool" if kind == "ConvAvgPool" else f"rewritten as {kind} with Relu") in shown
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5])
+def test_epsilon_before_and_behind(epsilon):
+    small = {"d": np.full(16, 0.25, np.float32), "e": np.full(32, 0.25, np.float32), "f": (32,), "k": (32,), "l": (32,)}
+    body = f"p = BatchNormalization<epsilon={epsilon}>(x, g, b, m, d)\n{PAIR.replace('y =', 'q =')}\n"
+    body += f"y = BatchNormalization<epsilon={epsilon}>(q, f, k, l, e)"
+    assert only(rewrite(graph(body, {**NORM, **small}), 1)).op_type == "AffineConvAvgPool"
+
+
+def test_a_channel_too_small_for_the_type_is_taken_in_beside_others():
+    scale = np.ones((16, 1, 1), np.float16)
+    scale[3] = 1e-4
+    body = f"n = Mul(x, s)\no = Mul(n, s)\np = Relu(o)\n{PAIR}"
+    given = {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"}
+    model = graph(body, {"w": HALF, "s": scale}, **given)
+    assert only(optimize(model).model).op_type == "AffineReluConvAvgPool"
+    scale[8:] = 1e-4  # all that the second of two groups adds up
+    grouped = graph(body.replace("Conv<", "Conv<group=2, "), {"w": HALF[:, :8], "s": scale}, **given)
+    assert [node.op_type for node in optimize(grouped).model.graph.node] == ["Mul", "Mul", "Relu", "ConvAvgPool"]
+
+
+def test_constants_that_others_read_stay_as_they_are():
+    body = (
+        f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\nt = Mul(q, c)\ny = Relu(t)\n"
+        "z = BatchNormalization(x, g, b, m, d)\nu = Mul(x, c2)\nv = Mul(r, c)"
+    )
+    outputs = "float[a,b,c,d] y, float[a,b,e,f] z, float[a,b,e,f] u, float[a,b,e,f] v"
+    given = {**NORM, "c": (32, 1, 1), "c2": (16, 1, 1)}
+    model = graph(body, given, inputs=RESIDUAL, outputs=outputs)
+    result = rewrite(model, 1)
+    assert siblings(result)[0].op_type == "AffineReluConvAvgPoolRelu"
+    before = {tensor.name: tensor for tensor in model.graph.initializer}
+    after = {tensor.name: tensor for tensor in result.graph.initializer}
+    assert all(after[name] == before[name] for name in (*NORM, "c", "c2"))
+
+
+def test_names_that_are_taken_are_not_taken_again():
+    # Every name that the operator's constants would like to have belongs to something else.
+    body = f"{PAIR.replace('y =', 'q =')}\nt = Mul(q, c)\ny = Relu(t)\n"
+    body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{body}"
+    names = ("w_channels_last", "w_channels_last_scaled", "q_scale", "q_shift", "q_bias", "y_scale", "y_shift", "y_bias",
+             "q_bias_scaled", "y_bias_scaled", "mean", "variance", "scaled", "activated", "pooled", "weight")  # fmt: skip
+    body += "\n".join(f"{name} = Relu(x)" for name in names) + f"\nz = Sum({', '.join(names)})"
+    model = graph(body, {**NORM, "c": (32, 1, 1)}, outputs="float[a,b,c,d] y, float[a,b,e,f] z")
+    assert siblings(rewrite(model, 1))[0].op_type == "AffineReluConvAvgPoolRelu"
+
+
+def test_external_constants(tmp_path):
+    body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\nt = Mul(q, c)\ny = Relu(t)"
+    model = graph(body, {**NORM, "c": (32, 1, 1)})
+    (tmp_path / "out").mkdir()
+    onnx.save(model, tmp_path / "in.onnx", save_as_external_data=True, location="in.data", size_threshold=0)
+    optimize(tmp_path / "in.onnx").save(tmp_path / "out" / "out.onnx")
+    assert only(onnx.load(tmp_path / "out" / "out.onnx")).op_type == "AffineReluConvAvgPoolRelu"
+    assert convpool.verify(tmp_path / "in.onnx", tmp_path / "out" / "out.onnx").passed
+
+
+def test_a_sparse_initializer_is_no_constant_to_fold():
+    dense = weights((1, 16, 1, 1))
+    values = numpy_helper.from_array(dense.reshape(-1), "t")
+    indices = numpy_helper.from_array(np.arange(16, dtype=np.int64), "t_indices")
+    model = graph(f"p = Add(x, t)\n{PAIR}")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [1, 16, 1, 1]))
+    result = convpool.optimize(model, **BOTH)
+    assert [node.op_type for node in result.model.graph.node] == ["Add", "ConvAvgPool"]
+    assert result.report.verification.passed
+
+
+def test_two_branches_of_a_network_scale_the_convolution_between_them_once():
+    # The second Mul finds the residual's convolution already scaled by the first.
+    body = f"{TAIL}\nr = Conv<strides=[2,2]>(x, v)\nn = Add(q, r)\no = Mul(n, c)\nf = Sub(o, c)\ny = Mul(f, c)"
+    model = rewrite(graph(body, {"v": (32, 16, 1, 1), "c": (32, 1, 1)}), 1)
+    assert operators(model.graph) == {"Conv": 1, "ConvAvgPoolAdd": 1}
+    assert len(model.graph.initializer) == 3  # two weights and the bias
