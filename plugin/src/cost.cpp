@@ -21,6 +21,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 struct Step {
     double issue_us;    // of a block that has a multiprocessor's tensor cores for itself
     double latency_us;  // no shorter than this, however little there is to do
+    double chain_us = 0;  // of one tile's steps, one after the other: its least time whatever runs beside it
 };
 
 // Of 64 values of K of every pixel and channel of a tile: the Hopper implicit GEMM.
@@ -48,6 +49,8 @@ Step portable_step(const Tactic &t) {
     const double wider = t.precision == static_cast<int32_t>(Precision::kTF32x3) ? 2.2
                          : t.precision == static_cast<int32_t>(Precision::kTF32) ? 1.4
                                                                                  : 1.0;
+    if (t.precision == static_cast<int32_t>(Precision::kTF32x3) && !t.direct_fused())
+        return {0.385, 0.26, 1.2};  // of the 64x64 tiles that are all there are
     return {products * us_per_million(t) * wider, 0.26 * std::min(wider, 1.4)};
 }
 
@@ -62,6 +65,7 @@ double rounds_us(int64_t tiles, int64_t steps, const Step &step, const Tactic &t
     auto round = [&](int64_t held) { return steps * std::max(step.latency_us, step.issue_us * held) + ends; };
     double us = double(blocks / slots) * round(blocks_a_multiprocessor);
     if (blocks % slots != 0) us += round(ceil_div(blocks % slots, device.multiprocessors));
+    us = std::max(us, steps * step.chain_us + ends);
     if (t.split > 1)
         us += (t.split == 2 ? 1.3 : t.split == 4 ? 1.3 : 4.35) * (0.5 + 0.5 * t.block_m * t.block_n / 8192);
     return us;

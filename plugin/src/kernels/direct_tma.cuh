@@ -383,7 +383,7 @@ template <class Config> struct DirectTma {
             const Element *bias = static_cast<const Element *>(e.bias) + first_channel + 2 * t;
 #pragma unroll
             for (int f = 0; f < Config::kFragments; ++f)
-                if (f * 8 < columns) {
+                if (f * 8 + 2 * t < columns) {
                     float v[2];
                     load_pair(bias + f * 8, v);
                     acc[f][0] += v[0];
@@ -398,7 +398,7 @@ template <class Config> struct DirectTma {
             for (int f = 0; f < Config::kFragments; ++f)
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    if (f * 8 < columns && pixel[half].valid) {
+                    if (f * 8 + 2 * t < columns && pixel[half].valid) {
                         float v[2];
                         load_pair(residual + pixel[half].base + f * 8, v);
                         acc[f][2 * half] += v[0];
