@@ -8,7 +8,7 @@ Version 1 has ConvAvgPool:
 |---|---|
 | X | [N, C, spatial...] |
 | W | [M, kernel..., C/group]: channels last, as the tensor-core kernels read it |
-| B | [M], optional; left out when absent, never "" |
+| B | [M], optional; left out when absent, never "". `convpool` writes zeros: see docs/log.md |
 
 | attribute | meaning |
 |---|---|

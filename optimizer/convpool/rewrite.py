@@ -317,6 +317,7 @@ class _Emitter:
         output = self._fresh_output(old)
         if found.lowering == "convavgpool":
             assert found.pool is not None
+            bias = bias or self._zero_bias(old)
             inputs = [x, weight, bias] if bias else [x, weight]
             node = operator.make_node(inputs, output, found.pool, found.conv)
         else:
@@ -329,6 +330,19 @@ class _Emitter:
             node.ClearField("doc_string")
         self._nodes.append(node)
         return output
+
+    def _zero_bias(self, old: NodeProto) -> str:
+        """A bias of zeros, "" where the number of channels is not known.
+
+        Inlining the operator's function without one gives a Conv with an empty third input, which onnxruntime does not
+        take into its blocked layout.
+        """
+        info = self._scope.info(old.input[1])
+        if info.shape is None or not isinstance(info.shape[0], int) or not info.elem_type:
+            return ""
+        zeros = np.zeros(info.shape[0], helper.tensor_dtype_to_np_dtype(info.elem_type))
+        key = ("zeros", info.elem_type, info.shape[0])
+        return self._rewriter.shared(self._scope, key, lambda: zeros, f"{old.output[0]}_bias", self._nodes)
 
     def _channels_last(self, leaf: ConvLeaf, weight: str) -> str:
         if leaf.weight is not None:

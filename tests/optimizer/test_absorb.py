@@ -215,7 +215,8 @@ def test_without_anything_around_it_the_model_is_version_1_s():
     assert {entry.domain: entry.version for entry in model.opset_import} == {"": 17, "ai.convpool": 1}
     assert [function.name for function in model.functions] == ["ConvAvgPool"]
     assert not {item.name for item in only(model).attribute} & {"residual", "activation", "alpha", "prologue_affine"}
-    assert len(only(model).input) == 2
+    assert len(only(model).input) == 3
+    assert not numpy_helper.to_array(next(item for item in model.graph.initializer if item.name == only(model).input[2])).any()
 
 
 def test_by_default_nothing_is_taken_in():
