@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import TextColumn
 
 from convpool import operator
 from convpool.api import OptimizeResult, optimize
@@ -18,6 +18,7 @@ from convpool.errors import ConvpoolError, OptionError, OutputError, Verificatio
 from convpool.files import write_atomically
 from convpool.lowering import REQUESTS
 from convpool.modelio import serialize
+from convpool.progress import StepBar
 from convpool.report import Report
 from convpool.table import make_console, show
 
@@ -83,7 +84,7 @@ def command(model, output, report_path, quiet, verbose, dry_run, no_check, check
     console = make_console(stderr=out is None)
     source = sys.stdin.buffer.read() if model == "-" else Path(model)
     try:
-        with _Progress(quiet or not options["autotune"]) as progress:
+        with StepBar(TextColumn("timing"), hidden=quiet or not options["autotune"]) as progress:
             result = optimize(source, check=0 if no_check else check, input_shapes=dict(shapes),
                               progress=progress.update, **options)  # fmt: skip
     except VerificationError as error:
@@ -153,26 +154,6 @@ def _write_report(path: str | None, report: Report) -> None:
         write_atomically(Path(path), report.to_json().encode())
     except OSError as error:
         raise OutputError(f"{path}: cannot be written; {error.strerror or error}") from error
-
-
-class _Progress:
-    """A progress bar on stderr while sites are timed; nothing if `hidden`."""
-
-    def __init__(self, hidden: bool) -> None:
-        columns = (TextColumn("timing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-        self._bar = Progress(*columns, console=make_console(stderr=True), transient=True, disable=hidden)
-        self._task = self._bar.add_task("", total=None)
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def update(self, done: int, total: int, what: str) -> None:
-        """Show that site number `done` of `total` is being timed."""
-        self._bar.update(self._task, completed=done, total=total, description=what)
 
 
 if __name__ == "__main__":

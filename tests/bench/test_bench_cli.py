@@ -104,7 +104,7 @@ def test_a_run_is_added_to_an_earlier_one(tmp_path, own, recorded):
     [
         ((), "suite: got none, expected one of suita-table1"),
         (("nothing.json",), "nothing.json: cannot be read"),
-        (("suita-table3",), "suita-table3: cannot be read as JSON"),
+        (("suita-table3",), "suita-table3: cannot be read; got No such file or directory"),
         (("batch1", "--methods", "cudnn"), "--methods: got 'cudnn', expected one of cudnn_naive"),
         (("batch1", "--rows", "huge*"), "--rows: no row's name matches huge*"),
         (("batch1", "--precision", "fp8"), "fp8"),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TimeElapsedColumn
 
 from convpool.bench import record as records
 from convpool.bench.figures import TACTIC
@@ -22,6 +22,7 @@ from convpool.bench.table import show
 from convpool.bench.timing import REPLAYS
 from convpool.cli import run
 from convpool.errors import ConvpoolError, OptionError, OutputError, VerificationError
+from convpool.progress import StepBar
 from convpool.table import make_console
 
 Work = list[tuple[Row, str]]
@@ -64,20 +65,20 @@ def command(suites, listing, precisions, patterns, merged, json_path, csv_path, 
     for path in paths:
         if not Path(path).parent.is_dir():
             raise OutputError(f"{path}: no folder {str(Path(path).parent)!r}; make it first")
-    work = _work(suites, precisions, patterns)
+    work, methods = _work(suites, precisions, patterns), _methods(options["methods"])
     if listing:
         _list(work)
         return
     if not work and not merged:
         raise OptionError(f"suite: got none, expected one of {', '.join(SUITES)}, a JSON file, or --merge")
-    options = Options(**{**options, "methods": _methods(options["methods"])})
+    options = Options(**{**options, "methods": methods})
     earlier = [records.load(path) for path in merged]
     made = records.new_record(records.without_folders(["convpool-bench", *sys.argv[1:]]), commit, protocol(options))
     failure: BaseException | None = None
     if work:
         measuring = Run(made, work, options)
         try:
-            with _Bar(quiet) as bar:
+            with StepBar(TimeElapsedColumn(), hidden=quiet) as bar:
                 measuring.measure(bar.update)
         except (KeyboardInterrupt, ConvpoolError) as error:
             failure = error
@@ -138,28 +139,6 @@ def _plot(record: dict) -> bytes:
 
 def _tune(record: dict) -> bytes:
     return records.to_json(records.tuning(record))
-
-
-class _Bar:
-    """A progress bar on stderr where that is a terminal; nothing if `hidden`."""
-
-    def __init__(self, hidden: bool) -> None:
-        console = make_console(stderr=True)
-        hidden = hidden or not console.is_terminal
-        columns = (TimeElapsedColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-        self._bar = Progress(*columns, console=console, transient=True, disable=hidden)
-        self._task = self._bar.add_task("", total=None)
-
-    def __enter__(self) -> _Bar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def update(self, done: int, total: int, what: str) -> None:
-        """Show what is being measured."""
-        self._bar.update(self._task, completed=done, total=total, description=what)
 
 
 if __name__ == "__main__":

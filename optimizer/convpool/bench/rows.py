@@ -185,8 +185,11 @@ def load_rows(path: str) -> list[Row]:
     """
     try:
         data = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise OptionError(f"{path}: cannot be read as JSON; got {error}; known suites: {', '.join(SUITES)}") from error
+    except OSError as error:
+        expected = f"expected one of {', '.join(SUITES)} or a JSON file"
+        raise OptionError(f"{path}: cannot be read; got {error.strerror or error}, {expected}") from error
+    except ValueError as error:
+        raise OptionError(f"{path}: cannot be read as JSON; got {error}, expected a list of rows") from error
     entries = data.get("rows") if isinstance(data, dict) else data
     if not isinstance(entries, list) or not entries:
         raise OptionError(f"{path}: no rows; got {type(entries).__name__}, expected a list of objects")

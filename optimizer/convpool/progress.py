@@ -1,0 +1,28 @@
+"""The progress bar of the commands that go through a known number of steps."""
+
+from __future__ import annotations
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+
+from convpool.table import make_console
+
+
+class StepBar:
+    """A bar on stderr, `first` to its left; nothing if `hidden` or where stderr is no terminal."""
+
+    def __init__(self, first: ProgressColumn, *, hidden: bool) -> None:
+        console = make_console(stderr=True)
+        columns = (first, BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        self._bar = Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal)
+        self._task = self._bar.add_task("", total=None)
+
+    def __enter__(self) -> StepBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, done: int, total: int, what: str) -> None:
+        """Show that step number `done` of `total` is under way, and what it is."""
+        self._bar.update(self._task, completed=done, total=total, description=what)
