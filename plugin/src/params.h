@@ -133,12 +133,18 @@ struct ImplicitGemmParams {
     FastDiv div_out_w, div_out_hw, div_m_tiles, div_tap_chunks, div_kw;
 };
 
+// How the passes before an implicit GEMM write fp32: as it is, rounded to TF32, or as the two TF32 numbers whose sum it is to
+// 21 bits, kHalfChannels big ones and then their small ones.
+enum class NumberFormat : int32_t { kAsIs, kTF32, kTF32Halves };
+constexpr int kHalfChannels = 16;
+
 // Box means, or a plain copy where ph = pw = 1, to channels last, channels padded to whole chunks with zeros.
 struct BoxMeanParams {
     const void *x;
     void *out;
     BoxMean box;
-    int32_t n, c, h, w, out_h, out_w, chunks, x_channels_last, x_chunked;
+    NumberFormat format;
+    int32_t n, c, h, w, out_h, out_w, chunks, x_channels_last, x_chunked;  // chunks: of X, padded; halves count once
     FastDiv div_chunks, div_out_w, div_out_h, div_strips;
 };
 
@@ -151,6 +157,7 @@ struct WeightParams {
     int32_t m, c, kh, kw, tap_step_h, tap_step_w;  // taps of the conv, in steps of the fused kernel
     int32_t fused_h, fused_w, fused_dilation_h, fused_dilation_w;
     int32_t chunks;
+    NumberFormat format;
 };
 
 // generic, normalised to rank 3 with leading ones.

@@ -185,9 +185,10 @@ cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Devi
         b.w = static_cast<int32_t>(p.in[2]);
         b.out_h = shape.h;
         b.out_w = shape.w;
-        b.chunks = shape.c / p.per_chunk();
+        b.format = tactic.number_format();
+        b.chunks = shape.c / p.per_chunk() / (tactic.reads_halves() ? 2 : 1);
         b.x_channels_last = p.x_channels_last;
-        b.x_chunked = p.x_rows_chunked() && aligned(t.x, 16);
+        b.x_chunked = p.x_rows_chunked() && aligned(t.x, 16) && int64_t{b.chunks} * p.per_chunk() == p.c;
         b.div_chunks = FastDiv(b.chunks);
         b.div_out_w = FastDiv(b.out_w);
         b.div_out_h = FastDiv(b.out_h);

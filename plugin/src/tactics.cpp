@@ -89,7 +89,8 @@ const char *Tactic::name() const {
         for (const Tactic &t : kTactics) {
             std::string name = std::string("conv_avgpool_") + t.family_name();
             if (t.family != Family::kGeneric) {
-                const int k = t.sm90() && !t.direct_fused() && !t.direct_tma() ? 64 : kChunks * (t.precision <= 1 ? 8 : 4);
+                const bool row = t.sm90() && !t.direct_fused() && !t.direct_tma();  // of 128 bytes, else of 64
+                const int k = (row && !t.reads_halves() ? 2 : 1) * kChunks * (t.precision <= 1 ? 8 : 4);
                 name += "_sm" + std::to_string(t.min_cc()) + (t.sm90() ? "a_" : "_") + precisions[t.precision] + "_m" +
                         std::to_string(t.block_m) + "n" + std::to_string(t.block_n) + "k" + std::to_string(k) + "_s" +
                         std::to_string(t.stages);
@@ -112,7 +113,8 @@ const void *Tactic::kernel() const {
     static constexpr Lookup gemm[] = {implicit_gemm_kernel_f16, implicit_gemm_kernel_bf16, implicit_gemm_kernel_tf32,
                                       implicit_gemm_kernel_tf32x3};
     static constexpr Lookup fused_sm90[] = {direct_fused_sm90_kernel_f16, direct_fused_sm90_kernel_bf16};
-    static constexpr Lookup gemm_sm90[] = {implicit_gemm_sm90_kernel_f16, implicit_gemm_sm90_kernel_bf16};
+    static constexpr Lookup gemm_sm90[] = {implicit_gemm_sm90_kernel_f16, implicit_gemm_sm90_kernel_bf16,
+                                           implicit_gemm_sm90_kernel_tf32, implicit_gemm_sm90_kernel_tf32x3};
     static constexpr Lookup tma[] = {direct_tma_kernel_f16, direct_tma_kernel_bf16, direct_tma_kernel_tf32};
     if (direct_tma()) return tma[precision](id);
     if (sm90()) return (direct_fused() ? fused_sm90 : gemm_sm90)[precision](id);
@@ -165,6 +167,10 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
     if (layout.box_pass && passes * chunks > (int64_t{1} << 31) - 1)
         return got(t, "16-byte chunks of the tensor to convolve", std::to_string(passes * chunks), "less than 2^31",
                    "use direct_fused or generic");
+    const Shape2d gemm = gemm_shape(p, t);
+    for (auto [name, value] : {Limit{"elements of an image to convolve, channels padded", int64_t{gemm.h} * gemm.w * gemm.c},
+                               {"elements of a filter, channels padded", int64_t{gemm.kh} * gemm.kw * gemm.c}})
+        if (value > kMax) return got(t, name, std::to_string(value), "at most 2^30", "use direct_fused or generic");
     if (layout.weight_pass && p.m > 65535)
         return got(t, "output channels", std::to_string(p.m), "at most 65535", "use direct_fused or generic");
     if (implicit_gemm_shared_bytes(t) > device.shared_per_block)
@@ -184,9 +190,8 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
                 return got(t, "trailing" + side, std::to_string(p.pads_end[i]),
                            "0, or pooling pads that reach past X", "use direct_fused or direct_gemm");
         }
-        const Shape2d shape = gemm_shape(p, t);
-        if (int64_t{shape.kh} * shape.kw * chunks * 16 > kMax)
-            return got(t, "bytes of a fused filter", std::to_string(int64_t{shape.kh} * shape.kw * chunks * 16),
+        if (int64_t{gemm.kh} * gemm.kw * chunks * 16 > kMax)
+            return got(t, "bytes of a fused filter", std::to_string(int64_t{gemm.kh} * gemm.kw * chunks * 16),
                        "at most 2^30", "use direct_fused or direct_gemm");
     }
     return {};
@@ -230,7 +235,8 @@ bool pools(const Problem &p) {
 Shape2d gemm_shape(const Problem &p, const Tactic &t) {
     Shape2d s{};
     s.n = static_cast<int32_t>(p.n);
-    s.c = static_cast<int32_t>(ceil_div(p.c, p.per_chunk()) * p.per_chunk());
+    s.c = static_cast<int32_t>(t.reads_halves() ? ceil_div(p.c, kHalfChannels) * 2 * kHalfChannels
+                                                : ceil_div(p.c, p.per_chunk()) * p.per_chunk());
     s.m = static_cast<int32_t>(p.m);
     s.out_h = static_cast<int32_t>(p.out[1]);
     s.out_w = static_cast<int32_t>(p.out[2]);
@@ -268,8 +274,9 @@ WorkspaceLayout workspace_layout(const Problem &p, const Tactic &t) {
     if (!t.direct_gemm() && !t.filter_fused()) return layout;
     const bool direct = t.direct_gemm();
     const Shape2d s = gemm_shape(p, t);
-    layout.weight_pass = !p.w_rows_chunked() || (!direct && p.pool_size() > 1);
-    layout.box_pass = !p.x_rows_chunked() || (direct && pools(p));
+    const bool converted = t.number_format() != NumberFormat::kAsIs;
+    layout.weight_pass = converted || !p.w_rows_chunked() || (!direct && p.pool_size() > 1);
+    layout.box_pass = converted || !p.x_rows_chunked() || (direct && pools(p));
     if (layout.weight_pass)
         layout.weights_bytes = round_up_256(size_t{1} * s.m * s.kh * s.kw * s.c * p.element_bytes());
     if (layout.box_pass) layout.x_bytes = round_up_256(size_t{1} * s.n * s.h * s.w * s.c * p.element_bytes());
@@ -292,7 +299,8 @@ WeightParams weight_params(const Problem &p, const Tactic &t) {
     w.kw = p.kernel[2];
     w.fused_h = s.kh;
     w.fused_w = s.kw;
-    w.chunks = s.c / p.per_chunk();
+    w.format = t.number_format();
+    w.chunks = s.c / p.per_chunk() / (t.reads_halves() ? 2 : 1);
     if (t.filter_fused()) {
         const FusedKernel h = fused_kernel(p, 1), v = fused_kernel(p, 2);
         w.box = box_of(p);

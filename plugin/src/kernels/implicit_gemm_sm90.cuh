@@ -1,8 +1,12 @@
 // Implicit GEMM on Hopper: the same convolution as implicit_gemm.cuh, by wgmma.
 //
 // The sum over taps and channels is one long row of 16-byte chunks, as the weights lie in memory: chunk k is channels
-// 8 (k mod C/8) .. of tap k / (C/8). A stage of the ring holds 8 chunks of it, so 64 values whatever C is, of the tile's
-// pixels (gathered, zeros outside the tensor) and channels, both in wgmma's 128-byte swizzle.
+// 8 (k mod C/8) .. of tap k / (C/8). A stage of the ring holds 8 chunks of it, so 64 values (32 of fp32) whatever C is, of
+// the tile's pixels (gathered, zeros outside the tensor) and channels, both in wgmma's 128-byte swizzle.
+//
+// Both operands of TF32 come rounded to it. Full fp32 is 3xTF32: they come as halves, the big ones of 16 channels and then
+// their small ones, which fill a stage. big*big, small*big and big*small are three products of the same bytes. The tensor
+// cores truncate as they accumulate, so every few stages start from zero and are added to the sum by a rounded addition.
 #pragma once
 
 #include "tensor_tile.cuh"
@@ -14,6 +18,8 @@ template <class Config> struct ImplicitGemmSm90 {
     using Element = typename Traits<Config::kPrecision>::Element;
     static constexpr int kChunks = 8, kPerChunk = Config::kPerChunk, kRowBytes = kChunks * 16;
     static constexpr int kStages = Config::kStages;
+    static constexpr bool kHalves = Config::kPrecision == Precision::kTF32x3;
+    static constexpr int kSumStages = 4;  // of halves, between rounded additions
     static constexpr int kPixelBytes = Config::kBlockM * kRowBytes;
     static constexpr int kStageBytes = kPixelBytes + Config::kBlockN * kRowBytes;
     static constexpr int kRowsAtOnce = Config::kThreads / kChunks;
@@ -89,8 +95,17 @@ template <class Config> struct ImplicitGemmSm90 {
             if (step < steps) fetch(step, step);
             copy_commit();
         }
-        Accumulators<Config> acc;
+        Accumulators<Config> acc, part;
         clear<Config>(acc);
+        if constexpr (kHalves) clear<Config>(part);
+        auto add_part = [&] {
+            wgmma_wait<0>();
+#pragma unroll
+            for (int f = 0; f < Config::kFragmentsN; ++f)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) acc[0][f][i] += part[0][f][i];
+            clear<Config>(part);
+        };
         int stage = 0, free_stage = kStages - 2;
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
@@ -100,16 +115,30 @@ template <class Config> struct ImplicitGemmSm90 {
             if (step + kStages - 2 < steps) fetch(step + kStages - 2, free_stage);
             copy_commit();
             wgmma_begin();
+            const uint32_t a = pixels + stage * kStageBytes, b = weights + stage * kStageBytes;
+            auto multiply = [&](Accumulators<Config> &sum, int of_a, int of_b) {
+                wgmma<Config::kPrecision>(sum[0], at_address(descriptor, a + of_a * 32), at_address(descriptor, b + of_b * 32));
+            };
+            if constexpr (kHalves) {
 #pragma unroll
-            for (int k = 0; k < kChunks / 2; ++k)
-                wgmma<Config::kPrecision>(acc[0], at_address(descriptor, pixels + stage * kStageBytes + k * 32),
-                                          at_address(descriptor, weights + stage * kStageBytes + k * 32));
+                for (int k = 0; k < 2; ++k) {
+                    multiply(part, k + 2, k);
+                    multiply(part, k, k + 2);
+                    multiply(part, k, k);
+                }
+            } else {
+#pragma unroll
+                for (int k = 0; k < kChunks / 2; ++k) multiply(acc, k, k);
+            }
             wgmma_commit();
             wgmma_wait<1>();
+            if constexpr (kHalves)
+                if (step % kSumStages == kSumStages - 1) add_part();
             stage = stage + 1 == kStages ? 0 : stage + 1;
             free_stage = free_stage + 1 == kStages ? 0 : free_stage + 1;
         }
-        wgmma_wait<0>();
+        if constexpr (kHalves) add_part();
+        else wgmma_wait<0>();
         copy_wait<0>();
         __syncthreads();  // the ring's place is free for the accumulators
 

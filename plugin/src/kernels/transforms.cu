@@ -12,6 +12,33 @@ template <> struct Chunked<float> { static constexpr Precision kPrecision = Prec
 
 constexpr int kThreads = 256;
 
+// Stores a chunk of a pixel in the format asked for; other types than fp32 have one.
+template <class Element>
+CONVPOOL_DEVICE void store_chunk(void *out, int64_t pixel, int chunks, int chunk, NumberFormat format,
+                                 const float (&v)[16 / sizeof(Element)]) {
+    uint4 *const to = static_cast<uint4 *>(out);
+    const uint4 packed = pack_chunk<Chunked<Element>::kPrecision>(v);
+    if constexpr (sizeof(Element) == 4) {
+        if (format != NumberFormat::kAsIs) {
+            uint4 big, small;
+            split_tf32(packed.x, big.x, small.x);
+            split_tf32(packed.y, big.y, small.y);
+            split_tf32(packed.z, big.z, small.z);
+            split_tf32(packed.w, big.w, small.w);
+            if (format == NumberFormat::kTF32) {
+                to[pixel * chunks + chunk] = big;
+            } else {
+                constexpr int kHalf = kHalfChannels / 4;
+                uint4 *const place = to + (pixel * chunks + chunk / kHalf * kHalf) * 2 + chunk % kHalf;
+                place[0] = big;
+                place[kHalf] = small;
+            }
+            return;
+        }
+    }
+    to[pixel * chunks + chunk] = packed;
+}
+
 template <class Element> CONVPOOL_DEVICE void load_elements(float (&out)[16 / sizeof(Element)], const Element *src,
                                                             int64_t step, int count) {
 #pragma unroll
@@ -52,7 +79,6 @@ template <class Element> __global__ void __launch_bounds__(kThreads)
     unpack_chunk<kPrecision>(loaded[0][1], other);
 #pragma unroll
     for (int j = 0; j < kPerChunk; ++j) above[j] += other[j];
-    uint4 *out = static_cast<uint4 *>(p.out);
 #pragma unroll
     for (int i = 0; i < kStrip; ++i) {
         unpack_chunk<kPrecision>(loaded[i + 1][0], below);
@@ -65,8 +91,8 @@ template <class Element> __global__ void __launch_bounds__(kThreads)
         }
         const int y = strip * kStrip + i;
         if (y < p.out_h)
-            out[((static_cast<int64_t>(n) * p.out_h + y) * p.out_w + column) * p.chunks + chunk] =
-                pack_chunk<kPrecision>(other);
+            store_chunk<Element>(p.out, (static_cast<int64_t>(n) * p.out_h + y) * p.out_w + column, p.chunks, chunk, p.format,
+                                 other);
     }
 }
 
@@ -125,7 +151,7 @@ template <class Element> __global__ void __launch_bounds__(kThreads)
             for (int i = 0; i < kPerChunk; ++i) sum[i] = mean_of(sum[i], p.box);
         }
         const int64_t pixel = (static_cast<int64_t>(n) * p.out_h + oy) * p.out_w + ox;
-        reinterpret_cast<uint4 *>(p.out)[pixel * p.chunks + chunk] = pack_chunk<kPrecision>(sum);
+        store_chunk<Element>(p.out, pixel, p.chunks, chunk, p.format, sum);
     }
 }
 
@@ -153,6 +179,21 @@ __global__ void __launch_bounds__(kThreads) fuse_weights_kernel(const __grid_con
                 }
             }
             if (p.box.count != 1.f) sum = mean_of(sum, p.box);
+        }
+        if constexpr (sizeof(Element) == 4) {
+            if (p.format != NumberFormat::kAsIs) {
+                uint32_t big, small;
+                split_tf32(__float_as_uint(sum), big, small);
+                if (p.format == NumberFormat::kTF32) {
+                    out[static_cast<int64_t>(m) * row + item] = __uint_as_float(big);
+                } else {
+                    const int group = c / kHalfChannels * kHalfChannels;
+                    float *const place = out + (static_cast<int64_t>(m) * row + tap * channels + group) * 2 + (c - group);
+                    place[0] = __uint_as_float(big);
+                    place[kHalfChannels] = __uint_as_float(small);
+                }
+                continue;
+            }
         }
         out[static_cast<int64_t>(m) * row + item] = from_float<Element>(sum);
     }
