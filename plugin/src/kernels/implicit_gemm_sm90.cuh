@@ -61,10 +61,18 @@ template <class Config> struct ImplicitGemmSm90 {
 
         const int all_steps = (p.chunks + kChunks - 1) / kChunks;
         const int first_step = all_steps * rank / p.split, steps = all_steps * (rank + 1) / p.split - first_step;
-        wait_for_previous_kernel();
-        let_next_kernel_start();
         // A copy of no bytes reads nothing, so its source may lie anywhere.
-        auto fetch = [&](int step, int stage) {
+        auto fetch_weights = [&](int step, int stage) {
+            const int k = (first_step + step) * kChunks + chunk;
+            const uint32_t dst = shared + stage * kStageBytes + kPixelBytes + place;
+            const Element *src = weight_row + k * kPerChunk;
+#pragma unroll
+            for (int i = 0; i < kWeightRows; ++i) {
+                copy_chunk(dst + i * kRowsAtOnce * kRowBytes, src, k < p.chunks && i * kRowsAtOnce < weight_rows);
+                src += kRowsAtOnce * row_length;
+            }
+        };
+        auto fetch_pixels = [&](int step, int stage) {
             const int k = (first_step + step) * kChunks + chunk;
             uint32_t tap, c, a, b;
             p.div_tap_chunks.divmod(k, tap, c);
@@ -72,27 +80,36 @@ template <class Config> struct ImplicitGemmSm90 {
             const bool inside = k < p.chunks;
             const int dy = a * s.dilation_h, dx = b * s.dilation_w;
             const int shift = (dy * s.w + dx) * s.c + c * kPerChunk;
-            uint32_t dst = shared + stage * kStageBytes + place;
+            const uint32_t dst = shared + stage * kStageBytes + place;
 #pragma unroll
             for (int i = 0; i < kRows; ++i) {
                 const bool valid = inside && static_cast<uint32_t>(y0[i] + dy) < static_cast<uint32_t>(s.h) &&
                                    static_cast<uint32_t>(x0[i] + dx) < static_cast<uint32_t>(s.w);
                 copy_chunk(dst + i * kRowsAtOnce * kRowBytes, origin[i] + shift, valid);
             }
-            dst += kPixelBytes;
-            const Element *src = weight_row + k * kPerChunk;
-#pragma unroll
-            for (int i = 0; i < kWeightRows; ++i) {
-                copy_chunk(dst + i * kRowsAtOnce * kRowBytes, src, inside && i * kRowsAtOnce < weight_rows);
-                src += kRowsAtOnce * row_length;
-            }
         };
 
         const uint64_t descriptor = matrix_descriptor(16, 8 * kRowBytes, kSwizzle128);
         const uint32_t pixels = shared + warp / 4 * 64 * kRowBytes, weights = shared + kPixelBytes;
+        if (p.early_weights) {
+#pragma unroll 1
+            for (int step = 0; step < kStages - 2 && step < steps; ++step) fetch_weights(step, step);
+            // The others on their way to the L2, a part by each pixel tile: a line is a step's part of a filter.
+            const int later = max(steps - (kStages - 2), 0), rows = min(Config::kBlockN, s.m - first_channel);
+            const int pixel_tiles = gridDim.x / (p.split * p.m_tiles);
+            const char *const from = reinterpret_cast<const char *>(w + first_channel * row_length) +
+                                     static_cast<int64_t>(first_step + kStages - 2) * kRowBytes;
+            for (int i = pixel_tile * Config::kThreads + thread; i < later * rows; i += pixel_tiles * Config::kThreads)
+                prefetch_line(from + static_cast<int64_t>(i / later) * row_length * sizeof(Element) + i % later * kRowBytes);
+        }
+        wait_for_previous_kernel();
+        let_next_kernel_start();
 #pragma unroll 1
         for (int step = 0; step < kStages - 2; ++step) {
-            if (step < steps) fetch(step, step);
+            if (step < steps) {
+                if (!p.early_weights) fetch_weights(step, step);
+                fetch_pixels(step, step);
+            }
             copy_commit();
         }
         Accumulators<Config> acc, part;
@@ -112,7 +129,10 @@ template <class Config> struct ImplicitGemmSm90 {
             copy_wait<kStages - 3>();
             publish_shared();
             __syncthreads();
-            if (step + kStages - 2 < steps) fetch(step + kStages - 2, free_stage);
+            if (step + kStages - 2 < steps) {
+                fetch_pixels(step + kStages - 2, free_stage);
+                fetch_weights(step + kStages - 2, free_stage);
+            }
             copy_commit();
             wgmma_begin();
             const uint32_t a = pixels + stage * kStageBytes, b = weights + stage * kStageBytes;
