@@ -1,10 +1,12 @@
 /* convpool.h: convolution of box means on NVIDIA GPUs, C API of libconvpool.so.
  *
- *     Y = act(Conv(AveragePool(X, count_include_pad=1), W) + B + R)
+ *     Y = act(Conv(AveragePool(f(X), count_include_pad=1), W) + B + R),  f(x) = pre(scale[c] * x + shift[c])
  *
- * X [N,C,spatial...] or [N,spatial...,C], W [M,kernel...,C/group] (channels last), B [M], Y and R [N,M,out...] or
- * [N,out...,M]. AveragePool takes pool_*, Conv takes kernel, strides, pads, dilations and group; both pad with zeros,
- * and Conv's zeros stand around the pooled tensor. All tensors of a problem share one dtype; sums are kept in fp32.
+ * X [N,C,spatial...] or [N,spatial...,C], scale and shift [C], W [M,kernel...,C/group] (channels last), B [M], Y and R
+ * [N,M,out...] or [N,out...,M]. AveragePool takes pool_*, Conv takes kernel, strides, pads, dilations and group; both pad
+ * with zeros: AveragePool's stand around f(X), and Conv's around the pooled tensor. All tensors of a problem share one
+ * dtype; sums are kept in fp32. The product and sum of f are rounded once, to fp32 or to the dtype; where the 16-bit types
+ * take the latter, f(x) and the slope of LEAKY_RELU are rounded to the dtype too.
  *
  * Rank 1 to 3. Arrays below hold `rank` leading entries, slowest dimension first; pads hold the `rank` leading pads, then
  * the `rank` trailing ones, as in ONNX. Unused entries are ignored.
@@ -83,10 +85,13 @@ typedef struct {
     int32_t has_residual;
     int32_t activation; /* convpool_activation */
     float alpha, beta;
-    int32_t reserved[8]; /* zero */
+    int32_t prologue_affine;     /* f scales and shifts X by channel */
+    int32_t prologue_activation; /* pre: ACT_NONE, ACT_RELU or ACT_LEAKY_RELU */
+    float prologue_alpha;        /* pre's slope of LEAKY_RELU */
+    int32_t reserved[5];         /* zero */
 } convpool_problem;
 
-/* Device pointers. b and residual are read only if the problem has them. Y overlaps no input. */
+/* Device pointers. b, residual, scale and shift are read only if the problem has them. Y overlaps no input. */
 typedef struct {
     uint32_t struct_size;
     uint32_t flags; /* CONVPOOL_WEIGHTS_PREPARED or 0 */
@@ -94,6 +99,7 @@ typedef struct {
     void *y;
     void *workspace;
     size_t workspace_bytes;
+    const void *scale, *shift;
 } convpool_tensors;
 
 /* The workspace still holds, untouched, what an earlier launch of the same tactic and problem with the same W left in

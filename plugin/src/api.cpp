@@ -116,7 +116,8 @@ convpool_status check_tensors(const Problem &p, const convpool_tensors *t) {
                                                    ", expected 0 or CONVPOOL_WEIGHTS_PREPARED");
     struct Pointer { const char *name; const void *value; bool needed; };
     for (auto [name, value, needed] : {Pointer{"x", t->x, true}, {"w", t->w, true}, {"b", t->b, p.has_bias},
-                                       {"residual", t->residual, p.has_residual}, {"y", t->y, true}}) {
+                                       {"residual", t->residual, p.has_residual}, {"y", t->y, true},
+                                       {"scale", t->scale, p.prologue_affine}, {"shift", t->shift, p.prologue_affine}}) {
         if (!needed) continue;
         if (value == nullptr)
             return fail(CONVPOOL_INVALID_ARGUMENT, std::string("tensors: ") + name + " is null");

@@ -31,6 +31,15 @@ struct FastDiv {
 #endif
 };
 
+// f(x) = activation(scale[channel] * x + shift[channel]), before X is padded with zeros.
+struct Prologue {
+    const void *scale, *shift;  // null: 1 and 0
+    Activation activation;      // kNone, kRelu or kLeakyRelu
+    float alpha;
+
+    bool present() const { return scale != nullptr || activation != Activation::kNone; }
+};
+
 struct Epilogue {
     const void *bias;      // null: none
     const void *residual;  // null: none
@@ -165,6 +174,7 @@ struct WeightParams {
 struct GenericParams {
     const void *x, *w;
     void *y;
+    Prologue prologue;
     Epilogue epilogue;
     int64_t outputs;
     int32_t c_per_group, m_per_group, m, c;

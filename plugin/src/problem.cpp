@@ -49,6 +49,8 @@ bool check_problem(const convpool_problem *d, Problem &out, std::string &error) 
     if (d->activation == CONVPOOL_ACT_CLIP && !(d->alpha <= d->beta))
         return reject("clip bounds; got alpha " + std::to_string(d->alpha) + " and beta " + std::to_string(d->beta) +
                       ", expected alpha <= beta");
+    if (d->prologue_activation < CONVPOOL_ACT_NONE || d->prologue_activation > CONVPOOL_ACT_LEAKY_RELU)
+        return reject(mismatch("prologue_activation", d->prologue_activation, "0 (none), 1 (relu) or 2 (leaky_relu)"));
     for (auto [name, size] : {std::pair{"n", d->n}, std::pair{"c", d->c}, std::pair{"m", d->m}})
         if (size < 1 || size >= kMaxSize) return reject(mismatch(name, size, "1 to 2^31 - 1"));
     if (d->group < 1) return reject(mismatch("group", d->group, "1 or more"));
@@ -70,6 +72,9 @@ bool check_problem(const convpool_problem *d, Problem &out, std::string &error) 
     p.activation = static_cast<Activation>(d->activation);
     p.alpha = d->alpha;
     p.beta = d->beta;
+    p.prologue_affine = d->prologue_affine != 0;
+    p.prologue_activation = static_cast<Activation>(d->prologue_activation);
+    p.prologue_alpha = d->prologue_alpha;
     for (int i = 0; i < kRank; ++i) {
         p.in[i] = p.pooled[i] = p.out[i] = 1;
         p.pool_kernel[i] = p.pool_strides[i] = p.pool_dilations[i] = 1;

@@ -22,6 +22,9 @@ struct Problem {
     int32_t kernel[kRank], strides[kRank], pads_begin[kRank], pads_end[kRank], dilations[kRank];
     Activation activation;
     float alpha, beta;
+    bool prologue_affine;
+    Activation prologue_activation;
+    float prologue_alpha;
 
     int element_bytes() const { return dtype == CONVPOOL_F32 ? 4 : 2; }
     int per_chunk() const { return 16 / element_bytes(); }
@@ -29,6 +32,7 @@ struct Problem {
     int64_t taps() const { return int64_t{1} * kernel[0] * kernel[1] * kernel[2]; }
     int64_t out_pixels() const { return out[0] * out[1] * out[2]; }
     int64_t in_pixels() const { return in[0] * in[1] * in[2]; }
+    bool has_prologue() const { return prologue_affine || prologue_activation != Activation::kNone; }
     // Rows of channels are whole 16-byte chunks.
     bool x_rows_chunked() const { return x_channels_last && c % per_chunk() == 0; }
     bool w_rows_chunked() const { return (c / group) % per_chunk() == 0; }

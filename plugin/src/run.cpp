@@ -53,6 +53,11 @@ cudaError_t launch_kernel(const Tactic &tactic, const Device &device, unsigned g
     return cudaLaunchKernelExC(&config, tactic.kernel(), arguments);
 }
 
+Prologue prologue_of(const Problem &p, const convpool_tensors &t) {
+    return {p.prologue_affine ? t.scale : nullptr, p.prologue_affine ? t.shift : nullptr, p.prologue_activation,
+            p.prologue_alpha};
+}
+
 Epilogue epilogue_of(const Problem &p, const convpool_tensors &t) {
     return {p.has_bias ? t.b : nullptr, p.has_residual ? t.residual : nullptr, p.activation, p.alpha, p.beta};
 }
@@ -68,6 +73,7 @@ cudaError_t run_generic(const Problem &p, const convpool_tensors &t, cudaStream_
     g.x = t.x;
     g.w = t.w;
     g.y = t.y;
+    g.prologue = prologue_of(p, t);
     g.epilogue = epilogue_of(p, t);
     g.outputs = p.n * p.m * p.out_pixels();
     g.c_per_group = static_cast<int32_t>(p.c / p.group);

@@ -140,6 +140,8 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
         return got(t, "allow_tf32", "0", "1", "use a tf32x3 tactic for full precision");
     if (p.rank > 2) return got(t, "rank", std::to_string(p.rank), "1 or 2", kUseGeneric);
     if (p.group != 1) return got(t, "group", std::to_string(p.group), "1", kUseGeneric);
+    if (p.has_prologue())
+        return got(t, "prologue", p.prologue_affine ? "scale and shift" : "an activation", "none", kUseGeneric);
     // Coordinates and products of them are 32-bit in the kernels.
     constexpr int64_t kMax = int64_t{1} << 30;
     struct Limit { const char *name; int64_t value; };

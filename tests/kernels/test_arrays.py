@@ -34,6 +34,8 @@ X, W = Fake((2, 8, 16, 16)), Fake((4, 3, 3, 8))
         (dict(b=Fake((5,))), r"b: wrong shape; got \(5,\), expected \(4,\)"),
         (dict(out=Fake((2, 4, 8, 9))), r"out: wrong shape; got \(2, 4, 8, 9\), expected \(2, 4, 8, 8\)"),
         (dict(residual=Fake((2, 4, 8, 8), "<f4")), r"residual: wrong type"),
+        (dict(scale=Fake((8,))), r"shift: missing; got None, expected an array, since scale is given"),
+        (dict(scale=Fake((8,)), shift=Fake((4,))), r"shift: wrong shape; got \(4,\), expected \(8,\)"),
         (dict(out=None), r"out: missing; got None"),
         (dict(stream=object()), r"stream: no CUDA stream; got object"),
     ],

@@ -67,6 +67,7 @@ def changed(**fields) -> Problem:
         (dict(strides=0), r"strides\[0\]; got 0, expected 1"),
         (dict(pads=(0, 0, -1, 0)), r"pads\[2\]; got -1, expected 0"),
         (dict(activation="clip", alpha=2, beta=1), r"clip bounds; got alpha 2\.0+ and beta 1\.0+, expected alpha <= beta"),
+        (dict(prologue_activation="tanh"), r"prologue_activation; got 3, expected 0 \(none\), 1 \(relu\) or 2"),
         (dict(n=2**20, spatial=(2**10, 2**10)), r"X has more than 2\^40 elements"),
     ],
 )
@@ -83,6 +84,7 @@ def test_wrong_problem_is_refused_with_a_reason(fields, reason):
         (dict(layout="NHCW"), r"layout: unknown; got 'NHCW'"),
         (dict(pads=(1, 1)), r"pads: wrong length; got \[1, 1\], expected 4"),
         (dict(activation="gelu"), r"activation: unknown; got 'gelu'"),
+        (dict(prologue_activation="gelu"), r"prologue_activation: unknown; got 'gelu'"),
     ],
 )
 def test_wrong_argument_is_named(fields, reason):
@@ -162,6 +164,22 @@ def test_null_pointers_are_refused():
     tensors = library.TensorsStruct(struct_size=ctypes.sizeof(library.TensorsStruct))
     assert lib.convpool_launch(problem, 1, tensors, None) == 1
     assert library.last_error() == "tensors: x is null"
+
+
+@pytest.mark.parametrize(
+    "pointers, status, reason",
+    [
+        (dict(shift=1 << 20), 1, "tensors: scale is null"),
+        (dict(scale=1 << 20), 1, "tensors: shift is null"),
+        (dict(scale=1 << 20, shift=(1 << 20) + 1), 4, "tensors: shift is not aligned to its 2-byte elements"),
+    ],
+)
+def test_scale_and_shift_of_a_prologue_are_checked(pointers, status, reason):
+    tensors = library.TensorsStruct(struct_size=ctypes.sizeof(library.TensorsStruct), x=1 << 20, w=1 << 20, y=1 << 20)
+    for name, value in pointers.items():
+        setattr(tensors, name, value)
+    assert library.load().convpool_launch(changed(prologue_affine=True).struct, 1, tensors, None) == status
+    assert library.last_error() == reason
 
 
 def test_workspace_holds_what_the_stages_write():

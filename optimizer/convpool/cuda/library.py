@@ -53,7 +53,10 @@ class ProblemStruct(ctypes.Structure):
         ("activation", ctypes.c_int32),
         ("alpha", ctypes.c_float),
         ("beta", ctypes.c_float),
-        ("reserved", ctypes.c_int32 * 8),
+        ("prologue_affine", ctypes.c_int32),
+        ("prologue_activation", ctypes.c_int32),
+        ("prologue_alpha", ctypes.c_float),
+        ("reserved", ctypes.c_int32 * 5),
     ]
 
 
@@ -70,6 +73,8 @@ class TensorsStruct(ctypes.Structure):
         ("y", ctypes.c_void_p),
         ("workspace", ctypes.c_void_p),
         ("workspace_bytes", ctypes.c_size_t),
+        ("scale", ctypes.c_void_p),
+        ("shift", ctypes.c_void_p),
     ]
 
 

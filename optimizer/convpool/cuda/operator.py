@@ -1,6 +1,6 @@
 """`conv_avg_pool`: the operator on GPU arrays.
 
-    Y = act(Conv(AveragePool(X, count_include_pad=1), OIHW(W), B) + R)
+    Y = act(Conv(AveragePool(f(X), count_include_pad=1), OIHW(W), B) + R),  f(x) = pre(scale[c] * x + shift[c])
 
 The convolution of box means is the average pooling of the convolution (Suita et al., JPDC 2020; Kasagi et al., MLSP
 2017), with a quarter of the multiplications where the pooling is 2x2.
@@ -54,6 +54,10 @@ def conv_avg_pool(
     *,
     pool_kernel_shape: Sequence[int] | int,
     residual: Any = None,
+    scale: Any = None,
+    shift: Any = None,
+    prologue_activation: str | None = None,
+    prologue_alpha: float = 0.0,
     pool_strides: Sequence[int] | int | None = None,
     pool_pads: Sequence[int] | int | None = None,
     pool_dilations: Sequence[int] | int | None = None,
@@ -75,12 +79,13 @@ def conv_avg_pool(
 ) -> Any:
     """Runs ConvAvgPool on the current device, on `stream`, without waiting for it; returns `out`.
 
-    x is [N, C, spatial...] or, in layout NHWC, [N, spatial..., C]; w is [M, kernel..., C/group]; b is [M]; residual and
-    out are [N, M, out...] or [N, out..., M] in y_layout (default: layout).  All have one type, float16, bfloat16 or
-    float32, are contiguous, and come from pycuda, CuPy, PyTorch or anything with DLPack or __cuda_array_interface__.
+    x is [N, C, spatial...] or, in layout NHWC, [N, spatial..., C]; w is [M, kernel..., C/group]; b is [M]; scale and
+    shift, both or neither, are [C]; residual and out are [N, M, out...] or [N, out..., M] in y_layout (default: layout).
+    All have one type, float16, bfloat16 or float32, are contiguous, and come from pycuda, CuPy, PyTorch or anything with
+    DLPack or __cuda_array_interface__.
     pool_* are AveragePool's attributes and strides, pads, dilations Conv's, over the pooled tensor; a single number
     stands for every dimension.  activation is None, "relu", "leaky_relu" (slope alpha), "tanh", "sigmoid" or "clip" (to
-    alpha..beta).
+    alpha..beta); prologue_activation, before the pooling, None, "relu" or "leaky_relu" (slope prologue_alpha).
 
     out is allocated by the library that made x if it is left out.  tactic is an id or name of `tactics()`; left out,
     the library's cost rule picks one within `workspace` (any GPU array; its bytes count), so without one only among those
@@ -92,13 +97,17 @@ def conv_avg_pool(
     Raises ArrayError (an array of wrong type, shape, order or device), ProblemError (arguments that are no
     ConvAvgPool), UnsupportedError (the tactic does not run this), CudaError.
     """
+    if (scale is None) != (shift is None):
+        missing, given = ("scale", "shift") if scale is None else ("shift", "scale")
+        raise ArrayError(f"{missing}: missing; got None, expected an array, since {given} is given; give both or neither")
     views = {name: arrays.view(name, a) for name, a in (("x", x), ("w", w))}
     vx = views["x"]
     options = dict(
         pool_kernel_shape=pool_kernel_shape, pool_strides=pool_strides, pool_pads=pool_pads,
         pool_dilations=pool_dilations, strides=strides, pads=pads, dilations=dilations, activation=activation,
         alpha=alpha, beta=beta, allow_tf32=allow_tf32, bias=b is not None, residual=residual is not None,
-        y_layout=y_layout,
+        y_layout=y_layout, prologue_affine=scale is not None, prologue_activation=prologue_activation,
+        prologue_alpha=prologue_alpha,
     )  # fmt: skip
     problem = _describe(vx, views["w"], layout, group, options)
     _expect(views["w"], problem.w_shape, vx)
@@ -107,7 +116,10 @@ def conv_avg_pool(
         out = arrays.empty_like_maker(x, y_shape, vx.dtype, stream)
         if out is None:
             raise ArrayError(f"out: missing; got None, expected an array, since {type(x).__name__} is of no known library")
-    for name, array, shape in (("b", b, (problem.m,)), ("residual", residual, y_shape), ("out", out, y_shape)):
+    for name, array, shape in (
+        ("b", b, (problem.m,)), ("residual", residual, y_shape), ("scale", scale, (problem.c,)),
+        ("shift", shift, (problem.c,)), ("out", out, y_shape),
+    ):  # fmt: skip
         if array is not None:
             views[name] = arrays.view(name, array)
             _expect(views[name], shape, vx)
@@ -127,8 +139,8 @@ def conv_avg_pool(
     tensors = library.TensorsStruct(struct_size=ctypes.sizeof(library.TensorsStruct))
     tensors.flags = library.WEIGHTS_PREPARED if weights_prepared else 0
     tensors.x, tensors.w, tensors.y = vx.pointer, views["w"].pointer, views["out"].pointer
-    tensors.b = views["b"].pointer if b is not None else None
-    tensors.residual = views["residual"].pointer if residual is not None else None
+    for name in ("b", "residual", "scale", "shift"):
+        setattr(tensors, name, views[name].pointer if name in views else None)
     tensors.workspace = space.pointer if space is not None else None
     tensors.workspace_bytes = space_bytes
     chosen = 0 if tactic is None else find_tactic(tactic).id

@@ -1,6 +1,6 @@
 """Descriptions of ConvAvgPool problems, and the tactics that run them.  Needs no GPU.
 
-    Y = act(Conv(AveragePool(X, count_include_pad=1), W) + B + R)
+    Y = act(Conv(AveragePool(f(X), count_include_pad=1), W) + B + R),  f(x) = pre(scale[c] * x + shift[c])
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ class Problem:
     then all trailing ones).  A single number stands for every dimension.
 
     kernel_shape is the convolution's, pool_kernel_shape the pooling window's.  dtype is "float16", "bfloat16" or
-    "float32"; alpha is LeakyReLU's slope or Clip's lower bound, beta Clip's upper bound.  ProblemError names the argument
-    that is wrong.
+    "float32"; alpha is LeakyReLU's slope or Clip's lower bound, beta Clip's upper bound.  prologue_affine says that X is
+    scaled and shifted by channel, prologue_activation (None, "relu" or "leaky_relu" of slope prologue_alpha) what follows.
+    ProblemError names the argument that is wrong.
     """
 
     n: int
@@ -111,6 +112,9 @@ class Problem:
     alpha: float = 0.0
     beta: float = 0.0
     allow_tf32: bool = False
+    prologue_affine: bool = False
+    prologue_activation: str | None = None
+    prologue_alpha: float = 0.0
     struct: library.ProblemStruct = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -119,9 +123,10 @@ class Problem:
             raise ProblemError(f"spatial: wrong rank; got {tuple(self.spatial)}, expected 1 to 3 sizes")
         if self.dtype not in library.DTYPES:
             raise ProblemError(f"dtype: unknown; got {self.dtype!r}, expected one of {', '.join(library.DTYPES)}")
-        if self.activation not in library.ACTIVATIONS:
-            names = ", ".join(a for a in library.ACTIVATIONS if a)
-            raise ProblemError(f"activation: unknown; got {self.activation!r}, expected None or one of {names}")
+        for name in ("activation", "prologue_activation"):
+            if (value := getattr(self, name)) not in library.ACTIVATIONS:
+                names = ", ".join(a for a in library.ACTIVATIONS if a)
+                raise ProblemError(f"{name}: unknown; got {value!r}, expected None or one of {names}")
         s = library.ProblemStruct()
         s.struct_size = ctypes.sizeof(s)
         s.rank = rank
@@ -132,6 +137,9 @@ class Problem:
         s.n, s.c, s.m, s.group = self.n, self.c, self.m, self.group
         s.activation = library.ACTIVATIONS[self.activation]
         s.alpha, s.beta = self.alpha, self.beta
+        s.prologue_affine = self.prologue_affine
+        s.prologue_activation = library.ACTIVATIONS[self.prologue_activation]
+        s.prologue_alpha = self.prologue_alpha
         s.spatial[:rank] = self.spatial
         for name, values, default in (
             ("pool_kernel", self.pool_kernel_shape, 1),

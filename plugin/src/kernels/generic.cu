@@ -1,6 +1,6 @@
 // generic: one thread per output, any rank, stride, dilation and group. The definition, sums in fp32.
 #include "../launch.h"
-#include "common.cuh"
+#include "prologue.cuh"
 
 namespace convpool {
 namespace {
@@ -45,6 +45,9 @@ template <class Element> __global__ void __launch_bounds__(kThreads)
             if (!inside) continue;
             const Element *weights = w + (static_cast<int64_t>(m) * taps + tap) * p.c_per_group;
             for (int c = 0; c < p.c_per_group; ++c) {
+                const int channel = group * p.c_per_group + c;
+                const float scale = channel_value<Element>(p.prologue.scale, channel, 1.f);
+                const float shift = channel_value<Element>(p.prologue.shift, channel, 0.f);
                 float box = 0.f;
                 for (int i = 0; i < p.pool_kernel[0]; ++i) {
                     const int z = origin[0] + i * p.pool_dilations[0];
@@ -56,7 +59,8 @@ template <class Element> __global__ void __launch_bounds__(kThreads)
                             const int column = origin[2] + k * p.pool_dilations[2];
                             if (column < 0 || column >= p.in[2]) continue;
                             const int64_t at = (static_cast<int64_t>(z) * p.in[1] + y) * p.in[2] + column;
-                            box += to_float(image[at * pixel_step + c * x_step]);
+                            const float value = to_float(image[at * pixel_step + c * x_step]);
+                            box += activate(fmaf(value, scale, shift), p.prologue);
                         }
                     }
                 }
