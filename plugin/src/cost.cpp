@@ -89,6 +89,14 @@ double direct_tma_us(const Problem &p, const DirectTmaPlan &plan, const Tactic &
     return 1e30;
 }
 
+// Each step waits for its pixels, which were asked for one step before.
+double pointwise_us(const Problem &p, const PointwisePlan &plan, const Tactic &t, const Device &device) {
+    const int64_t steps = ceil_div(ceil_div(plan.params.chunks, 8), t.split);
+    const double bytes = (double(p.n) * p.c * p.in_pixels() + double(p.n) * p.m * p.out_pixels()) * p.element_bytes();
+    const Step step{0.1 + t.block_m * t.block_n / 8192.0 * 0.1, 1.0};
+    return std::max(rounds_us(plan.grid / t.split, steps, step, t, t.min_blocks, device), bytes / kBytesPerUs);
+}
+
 }  // namespace
 
 double expected_us(const Problem &p, const Tactic &t, const Device &device) {
@@ -102,6 +110,12 @@ double expected_us(const Problem &p, const Tactic &t, const Device &device) {
         std::string reason;
         if (!plan_direct_tma(p, t, device, plan, reason)) return 1e30;
         return kLaunchUs + direct_tma_us(p, plan, t);
+    }
+    if (t.pointwise()) {
+        PointwisePlan plan;
+        std::string reason;
+        if (!plan_pointwise(p, t, device, plan, reason)) return 1e30;
+        return kLaunchUs + pointwise_us(p, plan, t, device);
     }
     if (t.direct_fused()) {
         DirectFusedPlan plan;

@@ -128,6 +128,22 @@ struct DirectTmaParams {
     FastDiv div_m_tiles, div_tiles_w, div_tiles_h;
 };
 
+// direct_fused for 1x1 kernels and 2x2 pooling: kernels/pointwise_sm90.cuh. Lengths in chunks of 16 bytes.
+struct PointwiseParams {
+    const void *x, *w;
+    void *y;
+    Prologue prologue;
+    Epilogue epilogue;
+    int32_t h, w_pixels, chunks, m, out_h, out_w;
+    int32_t stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;  // from output pixels to their windows in X
+    int32_t column, row;                                              // between pixels of a window
+    int32_t y_channels_last, y_vectors;
+    int32_t pixels;  // n * out_h * out_w
+    int32_t split;   // thread blocks of a cluster that share the sum
+    FastDiv div_out_w, div_out_hw, div_m_tiles;
+};
+constexpr int kPointwiseMeanStages = 3;
+
 // implicit GEMM over a channels-last tensor: direct_gemm and filter_fused.
 struct ImplicitGemmParams {
     const void *x, *w;  // x [n,h,w,c], w [m,kh,kw,c], c a whole number of chunks

@@ -67,3 +67,9 @@
 #ifndef CONVPOOL_ROW_filter_fused_sm90_BF16
 #define CONVPOOL_ROW_filter_fused_sm90_BF16(...)
 #endif
+#ifndef CONVPOOL_ROW_pointwise_sm90_F16
+#define CONVPOOL_ROW_pointwise_sm90_F16(...)
+#endif
+#ifndef CONVPOOL_ROW_pointwise_sm90_BF16
+#define CONVPOOL_ROW_pointwise_sm90_BF16(...)
+#endif

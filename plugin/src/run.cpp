@@ -152,7 +152,22 @@ cudaError_t run_direct_tma(const Problem &p, const Tactic &tactic, const Device 
     return launch_kernel(tactic, device, plan.grid, plan.shared.bytes, &d, stream);
 }
 
-// A tactic of the portable direct_fused for pointers that TMA cannot take: it needs no workspace and no alignment.
+cudaError_t run_pointwise(const Problem &p, const Tactic &tactic, const Device &device, const convpool_tensors &t,
+                          cudaStream_t stream) {
+    PointwisePlan plan;
+    std::string reason;
+    if (!plan_pointwise(p, tactic, device, plan, reason)) return cudaErrorInvalidValue;  // supports() has said so
+    PointwiseParams &d = plan.params;
+    d.x = t.x;
+    d.w = t.w;
+    d.y = t.y;
+    d.prologue = prologue_of(p, t);
+    d.epilogue = epilogue_of(p, t);
+    d.y_vectors = y_vectors(p, t);
+    return launch_kernel(tactic, device, plan.grid, plan.shared_bytes, &d, stream);
+}
+
+// A tactic of the portable direct_fused for pointers that the Hopper one cannot take: it needs no workspace and no alignment.
 const Tactic *portable_direct_fused(const Problem &p, const Tactic &like, const Device &device) {
     for (int i = 0; i < tactic_count(); ++i) {
         const Tactic &t = tactic_at(i);
@@ -230,8 +245,11 @@ cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Devi
 cudaError_t run_tactic(const Problem &p, const Tactic &tactic, const Device &device, const convpool_tensors &t,
                        cudaStream_t stream) {
     if (tactic.family == Family::kGeneric) return run_generic(p, t, stream);
-    if (tactic.direct_tma()) {
-        if (tma_aligned(p, t)) return run_direct_tma(p, tactic, device, t, stream);
+    if (tactic.direct_tma() && tma_aligned(p, t)) return run_direct_tma(p, tactic, device, t, stream);
+    if (tactic.pointwise() && aligned(t.x, 16) && aligned(t.w, 16) &&
+        (!p.prologue_affine || (aligned(t.scale, 16) && aligned(t.shift, 16))))
+        return run_pointwise(p, tactic, device, t, stream);
+    if (tactic.direct_tma() || tactic.pointwise()) {
         const Tactic *portable = portable_direct_fused(p, tactic, device);
         return portable == nullptr ? run_generic(p, t, stream) : run_direct_fused(p, *portable, device, t, stream);
     }

@@ -16,6 +16,7 @@ constexpr Family CONVPOOL_FAMILY_generic = Family::kGeneric, CONVPOOL_FAMILY_dir
                  CONVPOOL_FAMILY_direct_fused = Family::kDirectFused,
                  CONVPOOL_FAMILY_direct_fused_sm90 = Family::kDirectFusedSm90,
                  CONVPOOL_FAMILY_direct_gemm_sm90 = Family::kDirectGemmSm90,
+                 CONVPOOL_FAMILY_pointwise_sm90 = Family::kPointwiseSm90,
                  CONVPOOL_FAMILY_filter_fused = Family::kFilterFused,
                  CONVPOOL_FAMILY_filter_fused_sm90 = Family::kFilterFusedSm90;
 
@@ -69,7 +70,8 @@ const char *Tactic::family_name() const {
     case Family::kDirectGemmSm90: return "direct_gemm";
     case Family::kDirectFused:
     case Family::kDirectFusedSm90:
-    case Family::kDirectTma: return "direct_fused";
+    case Family::kDirectTma:
+    case Family::kPointwiseSm90: return "direct_fused";
     case Family::kFilterFused:
     case Family::kFilterFusedSm90: return "filter_fused";
     default: return "generic";
@@ -95,6 +97,7 @@ const char *Tactic::name() const {
                         std::to_string(t.block_m) + "n" + std::to_string(t.block_n) + "k" + std::to_string(k) + "_s" +
                         std::to_string(t.stages);
                 if (t.split > 1) name += "_split" + std::to_string(t.split);
+                if (t.pointwise()) name += "_1x1";
                 if (t.direct_tma())
                     name += "_tma" + std::to_string(t.kernel_size) + "x" + std::to_string(t.kernel_size);
             }
@@ -116,7 +119,9 @@ const void *Tactic::kernel() const {
     static constexpr Lookup gemm_sm90[] = {implicit_gemm_sm90_kernel_f16, implicit_gemm_sm90_kernel_bf16,
                                            implicit_gemm_sm90_kernel_tf32, implicit_gemm_sm90_kernel_tf32x3};
     static constexpr Lookup tma[] = {direct_tma_kernel_f16, direct_tma_kernel_bf16, direct_tma_kernel_tf32};
+    static constexpr Lookup pointwise_sm90[] = {pointwise_sm90_kernel_f16, pointwise_sm90_kernel_bf16};
     if (direct_tma()) return tma[precision](id);
+    if (pointwise()) return pointwise_sm90[precision](id);
     if (sm90()) return (direct_fused() ? fused_sm90 : gemm_sm90)[precision](id);
     return (family == Family::kDirectFused ? fused : gemm)[precision](id);
 }
@@ -140,7 +145,7 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
         return got(t, "allow_tf32", "0", "1", "use a tf32x3 tactic for full precision");
     if (p.rank > 2) return got(t, "rank", std::to_string(p.rank), "1 or 2", kUseGeneric);
     if (p.group != 1) return got(t, "group", std::to_string(p.group), "1", kUseGeneric);
-    if (p.has_prologue())
+    if (p.has_prologue() && !t.pointwise())
         return got(t, "prologue", p.prologue_affine ? "scale and shift" : "an activation", "none", kUseGeneric);
     // Coordinates and products of them are 32-bit in the kernels.
     constexpr int64_t kMax = int64_t{1} << 30;
@@ -155,6 +160,12 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
         DirectTmaPlan plan;
         std::string reason;
         plan_direct_tma(p, t, device, plan, reason);
+        return reason;
+    }
+    if (t.pointwise()) {
+        PointwisePlan plan;
+        std::string reason;
+        plan_pointwise(p, t, device, plan, reason);
         return reason;
     }
     if (t.direct_fused()) {

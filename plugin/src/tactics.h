@@ -9,7 +9,7 @@ namespace convpool {
 
 enum class Family : int32_t {
     kGeneric, kDirectGemm, kDirectGemmSm90, kDirectFused, kDirectFusedSm90, kFilterFused, kFilterFusedSm90,
-    kDirectTma
+    kDirectTma, kPointwiseSm90
 };
 
 struct Tactic {
@@ -25,9 +25,10 @@ struct Tactic {
     int min_cc() const;
     bool sm90() const {
         return family == Family::kDirectGemmSm90 || family == Family::kDirectFusedSm90 ||
-               family == Family::kFilterFusedSm90 || direct_tma();
+               family == Family::kFilterFusedSm90 || direct_tma() || pointwise();
     }
     bool direct_tma() const { return family == Family::kDirectTma; }
+    bool pointwise() const { return family == Family::kPointwiseSm90; }
     bool direct_gemm() const { return family == Family::kDirectGemm || family == Family::kDirectGemmSm90; }
     bool filter_fused() const { return family == Family::kFilterFused || family == Family::kFilterFusedSm90; }
     bool direct_fused() const { return family == Family::kDirectFused || family == Family::kDirectFusedSm90; }
@@ -64,6 +65,12 @@ struct DirectTmaPlan {
     int grid;
 };
 
+// What a pointwise launch consists of.
+struct PointwisePlan {
+    PointwiseParams params;  // pointers unset
+    int grid, shared_bytes;
+};
+
 struct WorkspaceLayout {
     size_t weights_bytes, x_bytes, total;  // weights first, both multiples of 256
     bool box_pass, weight_pass;            // false: X or W is read as it is
@@ -79,6 +86,9 @@ bool plan_direct_fused(const Problem &problem, const Tactic &tactic, const Devic
 // False, with a reason, if the problem is not of the form that the tactic is made for.
 bool plan_direct_tma(const Problem &problem, const Tactic &tactic, const Device &device, DirectTmaPlan &plan,
                      std::string &reason);
+
+bool plan_pointwise(const Problem &problem, const Tactic &tactic, const Device &device, PointwisePlan &plan,
+                    std::string &reason);
 
 // direct_gemm and filter_fused: the convolution that the implicit GEMM runs, over box means or over X.
 Shape2d gemm_shape(const Problem &problem, const Tactic &tactic);

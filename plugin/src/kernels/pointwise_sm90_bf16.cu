@@ -1,0 +1,21 @@
+// The pointwise_sm90 rows of tactics.def in this precision.
+#include "../launch.h"
+#include "pointwise_sm90.cuh"
+
+#define CONVPOOL_ROW_pointwise_sm90_BF16(id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split) \
+    case id:                                                                                          \
+        return reinterpret_cast<const void *>(                                                        \
+            &pointwise_sm90_kernel<                                                                   \
+                TileConfig<Precision::kBF16, block_m, block_n, warps_m, warps_n, stages, min_blocks>>);
+#include "../row_filter.h"
+
+namespace convpool {
+
+const void *pointwise_sm90_kernel_bf16(int id) {
+    switch (id) {
+#include "../tactics.def"
+    default: return nullptr;
+    }
+}
+
+}  // namespace convpool
