@@ -36,8 +36,6 @@ struct Prologue {
     const void *scale, *shift;  // null: 1 and 0
     Activation activation;      // kNone, kRelu or kLeakyRelu
     float alpha;
-
-    bool present() const { return scale != nullptr || activation != Activation::kNone; }
 };
 
 struct Epilogue {
@@ -69,6 +67,7 @@ constexpr int kMaxTaps = 81;  // of direct_fused
 struct DirectFusedParams {
     const void *x, *w;
     void *y;
+    Prologue prologue;
     Epilogue epilogue;
     BoxMean box;
     Shape2d shape;
@@ -164,10 +163,11 @@ struct ImplicitGemmParams {
 enum class NumberFormat : int32_t { kAsIs, kTF32, kTF32Halves };
 constexpr int kHalfChannels = 16;
 
-// Box means, or a plain copy where ph = pw = 1, to channels last, channels padded to whole chunks with zeros.
+// Box means of f(X), or a copy where ph = pw = 1, to channels last, channels padded to whole chunks with zeros.
 struct BoxMeanParams {
     const void *x;
     void *out;
+    Prologue prologue;
     BoxMean box;
     NumberFormat format;
     int32_t n, c, h, w, out_h, out_w, chunks, x_channels_last, x_chunked;  // chunks: of X, padded; halves count once

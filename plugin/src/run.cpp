@@ -111,6 +111,7 @@ cudaError_t run_direct_fused(const Problem &p, const Tactic &tactic, const Devic
     d.x = t.x;
     d.w = t.w;
     d.y = t.y;
+    d.prologue = prologue_of(p, t);
     d.epilogue = epilogue_of(p, t);
     d.x_chunked = p.x_rows_chunked() && aligned(t.x, 16);
     d.w_chunked = p.w_rows_chunked() && aligned(t.w, 16);
@@ -199,6 +200,7 @@ cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Devi
         b.x = t.x;
         b.out = workspace + layout.weights_bytes;
         x = b.out;
+        b.prologue = prologue_of(p, t);
         b.box = tactic.direct_gemm() ? box_of(p) : BoxMean{1, 1, 1, 1, 1, 1, 0, 0, 1.f, 1.f, 1};
         b.n = shape.n;
         b.c = static_cast<int32_t>(p.c);

@@ -145,8 +145,9 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
         return got(t, "allow_tf32", "0", "1", "use a tf32x3 tactic for full precision");
     if (p.rank > 2) return got(t, "rank", std::to_string(p.rank), "1 or 2", kUseGeneric);
     if (p.group != 1) return got(t, "group", std::to_string(p.group), "1", kUseGeneric);
-    if (p.has_prologue() && !t.pointwise())
-        return got(t, "prologue", p.prologue_affine ? "scale and shift" : "an activation", "none", kUseGeneric);
+    if (p.has_prologue() && (t.family == Family::kDirectFusedSm90 || t.direct_tma()))
+        return got(t, "prologue", p.prologue_affine ? "scale and shift" : "an activation", "none",
+                   "use another direct_fused tactic");
     // Coordinates and products of them are 32-bit in the kernels.
     constexpr int64_t kMax = int64_t{1} << 30;
     struct Limit { const char *name; int64_t value; };
@@ -289,7 +290,7 @@ WorkspaceLayout workspace_layout(const Problem &p, const Tactic &t) {
     const Shape2d s = gemm_shape(p, t);
     const bool converted = t.number_format() != NumberFormat::kAsIs;
     layout.weight_pass = converted || !p.w_rows_chunked() || (!direct && p.pool_size() > 1);
-    layout.box_pass = converted || !p.x_rows_chunked() || (direct && pools(p));
+    layout.box_pass = converted || !p.x_rows_chunked() || (direct && pools(p)) || p.has_prologue();
     if (layout.weight_pass)
         layout.weights_bytes = round_up_256(size_t{1} * s.m * s.kh * s.kw * s.c * p.element_bytes());
     if (layout.box_pass) layout.x_bytes = round_up_256(size_t{1} * s.n * s.h * s.w * s.c * p.element_bytes());

@@ -9,6 +9,8 @@ import math
 import random
 
 CHANNELS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 72, 96, 130)
+PROLOGUES = [(a, b) for a in (True, False) for b in ("relu", "leaky_relu", None) if a or b]
+"""Whether X is scaled and shifted, and the activation after that."""
 MOST_PRODUCTS = 3e7  # keeps the float64 reference to some milliseconds
 
 
@@ -63,6 +65,19 @@ def chosen() -> list[dict]:
     cases.append(dict(n=1, c=8, m=8, spatial=(21, 22), kernel_shape=3, pool_kernel_shape=1, pads=(1,) * 4, strides=2))
     cases.append(dict(n=1, c=8, m=8, spatial=(9, 9), kernel_shape=3, pool_kernel_shape=3, pads=(5, 0, 0, 6)))
     cases.append(dict(n=2, c=16, m=16, spatial=(1, 40), kernel_shape=(1, 5), pool_kernel_shape=(1, 2), strides=(1, 2)))
+    for affine, before in PROLOGUES:
+        prologue = dict(prologue_affine=affine, prologue_activation=before, prologue_alpha=0.25)
+        both = dict(bias=True, residual=True, activation="relu")
+        cases.append(rewritten(3, 40, 72, (34, 31), 3, 2, pads=1, **prologue, **both))  # tiles inside and at borders
+        cases.append(rewritten(2, 24, 40, (18, 21), 3, 2, pads=0, **prologue, **both))
+        cases.append(rewritten(2, 72, 40, (19, 34), 1, 2, **prologue, **both))
+        cases.append(rewritten(2, 33, 17, (13, 17), 3, 3, pads=2, **prologue))
+        cases.append(rewritten(1, 264, 64, (16, 16), 3, 2, pads=1, **prologue))
+        cases.append(rewritten(2, 9, 10, (9, 9, 9), 3, 2, pads=1, **prologue))
+        cases.append(rewritten(2, 24, 24, (11, 13), 3, 2, pads=1, group=3, **prologue))
+        cases.append(dict(n=1, c=16, m=16, spatial=(15, 16), kernel_shape=3, pool_kernel_shape=1, pads=(1,) * 4) | prologue)
+        shrunk = dict(pool_kernel_shape=2, pool_strides=2, pool_pads=1, pads=1)  # zeros of two kinds around f(X)
+        cases.append(dict(n=1, c=16, m=16, spatial=(15, 16), kernel_shape=3) | shrunk | prologue)
     cases.append(dict(n=65, c=8, m=8, spatial=(2, 2), kernel_shape=2, pool_kernel_shape=1))  # one output pixel each
     return cases
 
@@ -136,5 +151,13 @@ def halved_cases(kernel: int, count: int) -> list[dict]:
     return cases
 
 
+def with_prologues(cases: list[dict]) -> list[dict]:
+    """The cases, each with one of the prologues."""
+    rng = random.Random(len(cases))
+    described = (dict(prologue_affine=a, prologue_activation=b, prologue_alpha=0.25) for a, b in PROLOGUES * len(cases))
+    return [case | prologue for case, prologue in zip(rng.sample(cases, len(cases)), described, strict=False)]
+
+
 def all_cases() -> list[dict]:
-    return chosen() + random_cases(360) + halved_cases(3, 30) + halved_cases(1, 55)
+    plain = random_cases(360) + halved_cases(3, 30) + halved_cases(1, 55)
+    return chosen() + plain + with_prologues(plain[::6] + halved_cases(3, 30))

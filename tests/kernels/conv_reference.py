@@ -33,6 +33,19 @@ def _windows(x: np.ndarray, kernel: list[int], strides: list[int], dilations: li
         yield offset, x[(slice(None), slice(None), *(slice(a, a + (n - 1) * s + 1, s) for a, n, s in places))]
 
 
+def prologue(p: Problem, x: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """f(x) of x [N, C, spatial]; scale and shift [C]."""
+    if p.prologue_affine:
+        channels = (1, -1, *[1] * len(p.spatial))
+        x = x * scale.reshape(channels) + shift.reshape(channels)
+    match p.prologue_activation:
+        case "relu":
+            return np.maximum(x, 0)
+        case "leaky_relu":
+            return np.where(x < 0, x * np.float64(np.float32(p.prologue_alpha)), x)
+    return x
+
+
 def linear(p: Problem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     """Conv(AveragePool(x), w) with x [N, C, spatial], w [M, kernel, C/group]; the result is [N, M, out]."""
     a = _attributes(p)
@@ -69,12 +82,13 @@ def activate(p: Problem, y: np.ndarray) -> np.ndarray:
 
 
 def bound(p: Problem, tactic: Tactic, x: np.ndarray, w: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """How far from the exact result a correct kernel may be; `before` is that result before the activation.
+    """How far from the exact result a correct kernel may be; x is f(X), and `before` that result before the activation.
 
     With S the sum of |box mean| |w|: each product has an operand rounded to the type that is multiplied (box means, or
     fused weights: u; both to TF32: 2u; 3xTF32: three products of 22 bits), the K terms are added in fp32 by units that
     truncate (K + 8 times 2^-23), and the result is rounded once to the type of y. Operands of float16 below 2^-14 are
-    subnormal: 2^-25 each. The activations are no steeper than 1; tanh and exp are good to a few units of fp32.
+    subnormal: 2^-25 each. A prologue is one rounding to the type or to fp32, of fma, and with a slope two more, of the slope
+    and of the product. The activations are no steeper than 1; tanh and exp are good to a few units of fp32.
     """
     sums = linear(p, np.abs(x), np.abs(w))
     terms = int(np.prod(p.w_shape[1:])) * 2  # filter_fused adds up to 16/9 as many at 3x3; each with smaller weights
@@ -85,6 +99,10 @@ def bound(p: Problem, tactic: Tactic, x: np.ndarray, w: np.ndarray, before: np.n
         operand = 3 * 2.0**-22
     elif "tf32" in tactic.name:
         operand = 2 * 2.0**-11
-    tiny = terms * 2.0**-25 * max(np.abs(x).max(), np.abs(w).max()) if p.dtype == "float16" else 1e-38
-    error = sums * (operand + (terms + 8) * 2.0**-23) + np.abs(before) * 2.0**-22 + tiny
+    prologue = 0.0
+    if p.prologue_affine or p.prologue_activation:
+        fp32 = p.dtype == "float32" or tactic.family == "generic"
+        prologue = (3 if p.prologue_activation == "leaky_relu" else 1) * (2.0**-24 if fp32 else UNIT_ROUNDOFF[p.dtype])
+    tiny = (2 if prologue else 1) * terms * 2.0**-25 * max(np.abs(x).max(), np.abs(w).max()) if p.dtype == "float16" else 1e-38
+    error = sums * (operand + prologue + (terms + 8) * 2.0**-23) + np.abs(before) * 2.0**-22 + tiny
     return error * (1 + UNIT_ROUNDOFF[p.dtype]) + np.abs(activate(p, before)) * UNIT_ROUNDOFF[p.dtype] + 2.0**-24

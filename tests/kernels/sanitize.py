@@ -15,6 +15,10 @@ SMALL = [
     conv_cases.rewritten(1, 3, 17, (19, 21), 5, 3, pads=2),
     conv_cases.rewritten(1, 264, 24, (16, 16), 3, 2, pads=1, bias=True),
     conv_cases.rewritten(2, 24, 24, (8, 8), 1, 2),
+    *(
+        conv_cases.rewritten(2, 40, 72, (19, 18), kernel, 2, pads=kernel // 2, prologue_affine=True, prologue_activation="relu")
+        for kernel in (1, 3)
+    ),
 ]
 
 if __name__ == "__main__":

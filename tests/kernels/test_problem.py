@@ -14,6 +14,9 @@ import pytest
 import conv_cases
 import conv_reference
 from convpool.cuda import Problem, ProblemError, find_tactic, library, tactics
+from convpool.geometry import ConvSpec, PoolSpec
+from convpool.operator import Parts
+from convpool.reference import fused_conv_avg_pool
 
 H200 = dict(cc=90, shared_bytes=227 * 1024)
 TURING = dict(cc=75, shared_bytes=64 * 1024)
@@ -35,6 +38,30 @@ def test_every_type_has_a_tactic_of_every_family():
         problem = Problem(**LAYER, dtype=dtype, allow_tf32=tf32)
         families = {t.family for t in tactics() if problem.why_not(t, **H200) is None}
         assert families == {"generic", "direct_gemm", "direct_fused", "filter_fused"}
+
+
+@pytest.mark.parametrize("affine, before", conv_cases.PROLOGUES)
+def test_every_type_has_a_tactic_of_every_family_for_every_prologue(affine, before):
+    for dtype, tf32 in (("float16", False), ("bfloat16", False), ("float32", True), ("float32", False)):
+        problem = Problem(**LAYER, dtype=dtype, allow_tf32=tf32, prologue_affine=affine, prologue_activation=before)
+        families = {t.family for t in tactics() if problem.why_not(t, **H200) is None}
+        assert families == {"generic", "direct_gemm", "direct_fused", "filter_fused"}
+
+
+@pytest.mark.parametrize("affine, before", conv_cases.PROLOGUES)
+def test_reference_of_a_prologue_is_that_of_the_operator(affine, before):
+    rng = np.random.default_rng(3)
+    problem = Problem(
+        n=2, c=3, m=4, spatial=(7, 6), kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2, pads=1,
+        prologue_affine=affine, prologue_activation=before, prologue_alpha=0.25,
+    )  # fmt: skip
+    x, w, scale, shift = (rng.standard_normal(s) for s in (problem.x_shape, problem.w_shape, (3,), (3,)))
+    parts = Parts(affine, {None: "", "relu": "Relu", "leaky_relu": "LeakyRelu"}[before], 0.25)
+    pool = PoolSpec(kernel_shape=(2, 2), strides=(1, 1), pads=(1,) * 4, dilations=(1, 1))
+    spec = ConvSpec(kernel_shape=(3, 3), strides=(2, 2), pads=(1,) * 4, dilations=(1, 1), group=1)
+    expected = fused_conv_avg_pool(x, w, np.zeros(4), pool, spec, parts, scale, shift)
+    got = conv_reference.linear(problem, conv_reference.prologue(problem, x, scale, shift), w)
+    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_library_exports_its_api_only():
@@ -103,6 +130,9 @@ def test_wrong_argument_is_named(fields, reason):
         ("direct_fused_sm90_f16_m64n64k32_s6_split8", dict(c=64), H200, r"channel slices; got 2, expected at least 8"),
         ("direct_fused_sm75_f16_m128n256k32_s3", {}, ADA, r"shared memory of a block; got 101376 bytes, expected at least"),
         ("direct_fused_sm75_f16_m64n64k32_s6", dict(kernel_shape=11), H200, r"taps of the kernel; got 121"),
+        ("direct_fused_sm90a_f16_m128n128k32_s4", dict(prologue_affine=True), H200,
+         r"prologue; got scale and shift, expected none; use another direct_fused tactic"),
+        ("direct_fused_sm90a_f16_m128n128k32_s4", dict(prologue_activation="relu"), H200, r"prologue; got an activation"),
         ("filter_fused_sm75_f16_m64n64k32_s4", dict(pads=1, pool_pads=0), H200, r"leading pads of dimension 0; got 1"),
     ],
 )
@@ -189,6 +219,15 @@ def test_workspace_holds_what_the_stages_write():
     expected = sum(-(-size // 256) * 256 for size in stages)
     assert problem.workspace_bytes("conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4") == expected
     assert problem.workspace_bytes("conv_avgpool_direct_fused_sm75_f16_m64n64k32_s6") == 0
+
+
+def test_a_prologue_needs_a_copy_of_x_where_there_was_none():
+    plain = changed(n=2, spatial=(16, 16), pool_kernel_shape=1, pool_pads=0, pads=1)
+    for family in ("direct_gemm", "filter_fused"):
+        tactic = f"conv_avgpool_{family}_sm75_f16_m64n64k32_s4"
+        assert plain.workspace_bytes(tactic) == 0
+        problem = dataclasses.replace(plain, prologue_activation="relu")
+        assert problem.workspace_bytes(tactic) == 2 * 16 * 16 * 128 * 2
 
 
 def test_problem_is_a_value():

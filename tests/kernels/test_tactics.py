@@ -27,30 +27,37 @@ def make_problem(case: dict, dtype: str, layout: str, y_layout: str, tf32: bool,
 
 @functools.cache
 def data_of(index: int, dtype: str, kind: str):
-    """x [N,C,...], w, b, residual [N,M,...] in float64, exactly representable in dtype, and the sum before the activation
-    without bias and residual. Integers: x is left to be multiplied by the size of the pooling window, or w is."""
+    """x [N,C,...], w, b, residual [N,M,...], scale, shift in float64, exactly representable in dtype, and the sum before the
+    activation without bias and residual. Integers: x and shift are left to be multiplied by the size of the pooling window,
+    or w is; with a slope of 1/4 in the prologue they are multiples of 4."""
     p = make_problem(CASES[index], dtype, "NCHW", "NCHW", True, kind)
     rng = np.random.default_rng(index)
-    shapes = (p.x_shape, p.w_shape, (p.m,), p.y_shape)
+    shapes = (p.x_shape, p.w_shape, (p.m,), p.y_shape, (p.c,), (p.c,))
     if kind == INTEGER:
-        x, w, b, r = (rng.integers(-2, 3, s).astype(np.float64) for s in shapes)
+        unit = 4 if p.prologue_activation == "leaky_relu" else 1
+        most, factors = (2, 2, 2, 2, 1, 1), (unit, 1, 1, 1, 1, unit)
+        data = [rng.integers(-a, a + 1, s).astype(np.float64) * f for s, a, f in zip(shapes, most, factors, strict=True)]
     else:
-        scale = 1 / np.sqrt(np.prod(p.w_shape[1:]))
-        x, w, b, r = (rng.standard_normal(s) * f for s, f in zip(shapes, (1, scale, 1, 1), strict=True))
-        x, w, b, r = (a.astype(NUMPY_TYPES[dtype]).astype(np.float64) for a in (x, w, b, r))
-    return x, w, b, r, conv_reference.linear(p, x, w)
+        small = 1 / np.sqrt(np.prod(p.w_shape[1:]))
+        data = [rng.standard_normal(s) * f for s, f in zip(shapes, (1, small, 1, 1, 1, 1), strict=True)]
+        data = [a.astype(NUMPY_TYPES[dtype]).astype(np.float64) for a in data]
+    x, w, _, _, scale, shift = data
+    return *data, conv_reference.linear(p, conv_reference.prologue(p, x, scale, shift), w)
 
 
 def moved(array: np.ndarray, layout: str) -> np.ndarray:
     return np.moveaxis(array, 1, -1) if layout == "NHWC" else array
 
 
-def run_twice(p: Problem, tactic, x, w, b, r) -> np.ndarray:
+def run_twice(p: Problem, tactic, x, w, b, r, scale, shift) -> np.ndarray:
     """y as [N, M, ...] in float64."""
     dtype, y_layout = NUMPY_TYPES[p.dtype], p.y_layout or p.layout
     gx, gw = Guarded(p.x_shape, dtype, moved(x, p.layout)), Guarded(p.w_shape, dtype, w)
     gb = Guarded((p.m,), dtype, b) if p.bias else None
     gr = Guarded(p.y_shape, dtype, moved(r, y_layout)) if p.residual else None
+    factors = {}
+    if p.prologue_affine:
+        factors = {name: Guarded((p.c,), dtype, values) for name, values in (("scale", scale), ("shift", shift))}
     gy = Guarded(p.y_shape, dtype)
     need = p.workspace_bytes(tactic)
     workspace = Guarded((need // 4,), np.float32) if need else None
@@ -66,13 +73,13 @@ def run_twice(p: Problem, tactic, x, w, b, r) -> np.ndarray:
             pool_kernel_shape=s.pool_kernel[:rank], pool_strides=s.pool_strides[:rank], pool_pads=s.pool_pads[: 2 * rank],
             pool_dilations=s.pool_dilations[:rank], strides=s.strides[:rank], pads=s.pads[: 2 * rank],
             dilations=s.dilations[:rank], group=p.group, activation=p.activation, alpha=p.alpha, beta=p.beta,
-            allow_tf32=p.allow_tf32,
+            allow_tf32=p.allow_tf32, prologue_activation=p.prologue_activation, prologue_alpha=p.prologue_alpha, **factors,
         )  # fmt: skip
         results.append(gy.read())
         if workspace:
             workspace.read()
     assert results[0].tobytes() == results[1].tobytes(), "two runs gave different bits"
-    for guarded, name in ((gx, "x"), (gw, "w"), (gb, "b"), (gr, "residual")):
+    for guarded, name in ((gx, "x"), (gw, "w"), (gb, "b"), (gr, "residual"), *((v, k) for k, v in factors.items())):
         if guarded is not None:
             guarded.read(), name
     y = results[0].astype(np.float64)
@@ -85,22 +92,25 @@ def check(index: int, tactic, dtype: str, layout: str, kind: str) -> bool:
     p = make_problem(CASES[index], dtype, layout, y_layout, "tf32x3" not in tactic.name, kind)
     if p.why_not(tactic) is not None:
         return False
-    x, w, b, r, linear = data_of(index, dtype, kind)
+    x, w, b, r, scale, shift, linear = data_of(index, dtype, kind)
     if kind == INTEGER:  # then box means, or fused weights, are integers
         size = int(np.prod(p.struct.pool_kernel[: len(p.spatial)]))
-        x, w = (x, w * size) if tactic.family == "filter_fused" else (x * size, w)
+        if tactic.family == "filter_fused":
+            w = w * size
+        else:
+            x, shift = x * size, shift * size
         linear = np.rint(linear * size)  # the reference divides by size first
     before = linear + (b.reshape(1, -1, *[1] * len(p.spatial)) if p.bias else 0) + (r if p.residual else 0)
     exact = conv_reference.activate(p, before)
     try:
-        y = run_twice(p, tactic, x, w, b, r)
+        y = run_twice(p, tactic, x, w, b, r, scale, shift)
         assert not np.isnan(y).any(), f"{np.isnan(y).sum()} of {y.size} outputs were not written"
         if kind == INTEGER:
             expected = exact.astype(np.float32).astype(NUMPY_TYPES[dtype]).astype(np.float64)
             wrong = np.argwhere(y != expected)
             assert not len(wrong), f"at {wrong[0]} got {y[tuple(wrong[0])]}, expected {expected[tuple(wrong[0])]}"
         else:
-            allowed = conv_reference.bound(p, tactic, x, w, before)
+            allowed = conv_reference.bound(p, tactic, conv_reference.prologue(p, x, scale, shift), w, before)
             excess = np.abs(y - exact) - allowed
             at = np.unravel_index(np.argmax(excess), excess.shape)
             assert excess[at] <= 0, f"at {at} got {y[at]}, expected {exact[at]} +- {allowed[at]}"

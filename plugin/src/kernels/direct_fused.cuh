@@ -3,7 +3,7 @@
 // A block computes kBlockM output pixels (a box of tile_images x 2^tile_h_log2 x 2^tile_w_log2) by kBlockN channels. For
 // each slice of channels it
 //   1. copies the pixels of X that the tile needs (raw) to shared memory, asynchronously, a slice ahead;
-//   2. forms every box mean of the tile once (P);
+//   2. forms every box mean of the tile once (P), after it has applied a prologue to raw, in place;
 //   3. multiplies, for each tap (a, b) of the kernel, the tile's pixels of P, shifted by the tap, by the tap's weights,
 //      which a ring of kStages buffers brings in. If all weights of a block fit, they are copied once and stay.
 // Blocks are persistent: copies for the next tile are under way while one is finished.
@@ -16,6 +16,7 @@
 // GEMM row r of a tile is image r >> (h+w), row (r >> w) mod 2^h, column r mod 2^w, with h, w the log2 of the box.
 #pragma once
 
+#include "prologue.cuh"
 #include "tensor_tile.cuh"
 
 namespace convpool {
@@ -44,11 +45,18 @@ template <class Config> struct DirectFused {
                 static_cast<int>(row) << p.tile_h_log2, static_cast<int>(column) << p.tile_w_log2};
     }
 
+    // The first row and column of X that a tile covers.
+    CONVPOOL_DEVICE int first_row(const Tile &tile) const {
+        return (tile.out_y * p.shape.stride_h - p.shape.pad_h) * p.box.stride_h - p.box.pad_h;
+    }
+    CONVPOOL_DEVICE int first_column(const Tile &tile) const {
+        return (tile.out_x * p.shape.stride_w - p.shape.pad_w) * p.box.stride_w - p.box.pad_w;
+    }
+
     // ---- 1: pixels of X, a warp per row ----
     CONVPOOL_DEVICE void load_raw(const Tile &tile, int slice) const {
         const Shape2d &s = p.shape;
-        const int y0 = (tile.out_y * s.stride_h - s.pad_h) * p.box.stride_h - p.box.pad_h;
-        const int x0 = (tile.out_x * s.stride_w - s.pad_w) * p.box.stride_w - p.box.pad_w;
+        const int y0 = first_row(tile), x0 = first_column(tile);
         const int c0 = slice * Config::kSliceChannels;
         const Element *x = static_cast<const Element *>(p.x);
         for (int row = warp; row < p.tile_images * p.raw_h; row += Config::kWarps) {
@@ -83,6 +91,32 @@ template <class Config> struct DirectFused {
                                                           s.x_channels_last ? 1 : plane, valid ? s.c - c : 0);
                     }
                 }
+            }
+        }
+    }
+
+    // The prologue of the pixels, in place and rounded to X's type; the zeros outside X stay.
+    CONVPOOL_DEVICE void apply_prologue(const Tile &tile, int slice) const {
+        constexpr Precision kStored = Config::kPrecision == Precision::kTF32 ? Precision::kTF32x3 : Config::kPrecision;
+        const Shape2d &s = p.shape;
+        const int y0 = first_row(tile), x0 = first_column(tile);
+        const int c = slice * Config::kSliceChannels + lane % kChunks * kPerChunk;
+        if (c >= s.c) return;
+        ChunkPrologue<kStored> f;
+        f.load(p.prologue, c, s.c);
+#pragma unroll 1
+        for (int row = warp; row < p.tile_images * p.raw_h; row += Config::kWarps) {
+            uint32_t image, dy;
+            p.div_raw_h.divmod(row, image, dy);
+            if (static_cast<uint32_t>(y0 + static_cast<int>(dy)) >= static_cast<uint32_t>(s.h)) continue;
+            const uint32_t line = shared + p.raw_offset + row * p.raw_w * kChunks * 16;
+#pragma unroll 1
+            for (int i = lane; i < p.raw_w * kChunks; i += 32) {
+                if (static_cast<uint32_t>(x0 + i / kChunks) >= static_cast<uint32_t>(s.w)) continue;
+                float v[kPerChunk];
+                unpack_chunk<kStored>(load_shared(line + i * 16), v);
+                f.apply(p.prologue, v);
+                store_shared(line + i * 16, pack_chunk<kStored>(v));
             }
         }
     }
@@ -314,6 +348,10 @@ template <class Config> struct DirectFused {
                 if (wait_all) copy_wait<0>();
                 wait_all = p.resident || taps < Config::kStages;
                 __syncthreads();  // raw is complete, and P no longer read
+                if (is_present(p.prologue)) {
+                    apply_prologue(tile, slice);
+                    __syncthreads();
+                }
                 form_means(tile);
 #pragma unroll 1
                 for (int tap = 0; tap < taps; ++tap) {

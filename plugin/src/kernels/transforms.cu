@@ -1,6 +1,8 @@
 // The small kernels around the implicit GEMM: box means (or a copy) to channels last, and weights of the fused kernel.
+#include <type_traits>
+
 #include "../launch.h"
-#include "common.cuh"
+#include "prologue.cuh"
 
 namespace convpool {
 namespace {
@@ -50,7 +52,7 @@ template <class Element> CONVPOOL_DEVICE void load_elements(float (&out)[16 / si
 // serves two windows, and all loads are under way before the first is used.
 constexpr int kStrip = 4;
 
-template <class Element> __global__ void __launch_bounds__(kThreads)
+template <class Element, bool kPrologue> __global__ void __launch_bounds__(kThreads)
     box_pairs_kernel(const __grid_constant__ BoxMeanParams p, uint32_t items) {
     constexpr Precision kPrecision = Chunked<Element>::kPrecision;
     constexpr int kPerChunk = Traits<kPrecision>::kPerChunk;
@@ -74,15 +76,23 @@ template <class Element> __global__ void __launch_bounds__(kThreads)
         loaded[i][0] = inside && left ? x[at] : uint4{0, 0, 0, 0};
         loaded[i][1] = inside && right ? x[at + p.chunks] : uint4{0, 0, 0, 0};
     }
+    ChunkPrologue<kPrecision> f;
+    if constexpr (kPrologue) f.load(p.prologue, chunk * kPerChunk, p.c);
+    auto unpack = [&](int i, int side, float(&v)[kPerChunk]) {
+        unpack_chunk<kPrecision>(loaded[i][side], v);
+        if constexpr (kPrologue)
+            if (static_cast<uint32_t>(y0 + i) < static_cast<uint32_t>(p.h) && (side == 0 ? left : right))
+                f.apply(p.prologue, v);
+    };
     float above[kPerChunk], below[kPerChunk], other[kPerChunk];
-    unpack_chunk<kPrecision>(loaded[0][0], above);
-    unpack_chunk<kPrecision>(loaded[0][1], other);
+    unpack(0, 0, above);
+    unpack(0, 1, other);
 #pragma unroll
     for (int j = 0; j < kPerChunk; ++j) above[j] += other[j];
 #pragma unroll
     for (int i = 0; i < kStrip; ++i) {
-        unpack_chunk<kPrecision>(loaded[i + 1][0], below);
-        unpack_chunk<kPrecision>(loaded[i + 1][1], other);
+        unpack(i + 1, 0, below);
+        unpack(i + 1, 1, other);
 #pragma unroll
         for (int j = 0; j < kPerChunk; ++j) {
             below[j] += other[j];
@@ -97,7 +107,7 @@ template <class Element> __global__ void __launch_bounds__(kThreads)
 }
 
 // A thread makes one chunk of one pixel. For channels first, neighbouring threads take neighbouring pixels.
-template <class Element> __global__ void __launch_bounds__(kThreads)
+template <class Element, bool kPrologue> __global__ void __launch_bounds__(kThreads)
     box_mean_kernel(const __grid_constant__ BoxMeanParams p, int64_t items) {
     constexpr Precision kPrecision = Chunked<Element>::kPrecision;
     constexpr int kPerChunk = Traits<kPrecision>::kPerChunk;
@@ -125,6 +135,8 @@ template <class Element> __global__ void __launch_bounds__(kThreads)
             n = q;
         }
         const int c = chunk * kPerChunk;
+        ChunkPrologue<kPrecision> f;
+        if constexpr (kPrologue) f.load(p.prologue, c, p.c);
         float sum[kPerChunk] = {};
         for (int u = 0; u < p.box.ph; ++u) {
             const int y = static_cast<int>(oy) * p.box.stride_h - p.box.pad_h + u * p.box.dilation_h;
@@ -142,6 +154,7 @@ template <class Element> __global__ void __launch_bounds__(kThreads)
                 else
                     load_elements<Element>(value, x + (static_cast<int64_t>(n) * p.c + c) * plane + pixel, plane,
                                            p.c - c);
+                if constexpr (kPrologue) f.apply(p.prologue, value);
 #pragma unroll
                 for (int i = 0; i < kPerChunk; ++i) sum[i] += value[i];
             }
@@ -219,10 +232,15 @@ cudaError_t launch_box_mean(const BoxMeanParams &params, Precision precision, bo
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
     config.numAttrs = overlap ? 1 : 0;
-    auto launch = [&](auto element) {
+    auto launch_with = [&](auto element, auto prologue) {
         using Element = decltype(element);
-        if (pairs) return cudaLaunchKernelEx(&config, box_pairs_kernel<Element>, p, static_cast<uint32_t>(items));
-        return cudaLaunchKernelEx(&config, box_mean_kernel<Element>, p, items);
+        constexpr bool kPrologue = decltype(prologue)::value;
+        if (pairs)
+            return cudaLaunchKernelEx(&config, box_pairs_kernel<Element, kPrologue>, p, static_cast<uint32_t>(items));
+        return cudaLaunchKernelEx(&config, box_mean_kernel<Element, kPrologue>, p, items);
+    };
+    auto launch = [&](auto element) {
+        return is_present(p.prologue) ? launch_with(element, std::true_type{}) : launch_with(element, std::false_type{});
     };
     if (precision == Precision::kF16) return launch(__half{});
     if (precision == Precision::kBF16) return launch(__nv_bfloat16{});
