@@ -12,7 +12,12 @@
  * the `rank` trailing ones, as in ONNX. Unused entries are ignored.
  *
  * A tactic is one kernel configuration. Its id is never 0 and never reused. `convpool_supports` says whether a tactic can
- * run a problem on the current CUDA device and, if not, why; `convpool_default_tactic` picks one by a cost rule.
+ * run a problem on the current CUDA device and, if not, why; `convpool_default_tactic` picks one: the fastest where the
+ * library has a measurement of this very problem on such a device, else by a cost rule.
+ *
+ * The environment variable CONVPOOL_TUNED, read once, names a file of such measurements (convpool-bench --tune writes it),
+ * which count before those compiled in; "off" leaves the choice to the cost rule. If the file cannot be used, choosing
+ * succeeds as if there were none, and convpool_last_error then says why.
  *
  * Every function may be called from several threads at once. None throws, allocates device memory or synchronises;
  * `convpool_launch` may be captured into a CUDA graph. Functions that read the current device say so; the others need no
@@ -146,7 +151,7 @@ CONVPOOL_API convpool_status convpool_supports(const convpool_problem *problem, 
 CONVPOOL_API convpool_status convpool_workspace_bytes(const convpool_problem *problem, int32_t tactic, size_t *bytes);
 CONVPOOL_API convpool_status convpool_prepared_bytes(const convpool_problem *problem, int32_t tactic, size_t *bytes);
 
-/* The tactic that the cost rule expects to be fastest; cc, multiprocessors, shared_bytes 0: those of the current device.
+/* The tactic measured or expected to be fastest; cc, multiprocessors, shared_bytes 0: those of the current device.
  * max_workspace_bytes bounds its workspace. There always is one: generic runs every legal problem. */
 CONVPOOL_API convpool_status convpool_default_tactic(const convpool_problem *problem, int32_t cc,
                                                      int32_t multiprocessors, int32_t shared_bytes,

@@ -10,6 +10,7 @@
 #include "problem.h"
 #include "run.h"
 #include "tactics.h"
+#include "tuned.h"
 
 #ifndef CONVPOOL_ARCHITECTURES
 #error "the build defines CONVPOOL_ARCHITECTURES"
@@ -90,13 +91,19 @@ convpool_status read_tactic(int32_t id, const Tactic *&tactic) {
                                                                    ", expected one that convpool_tactics lists");
 }
 
+// The tactic measured fastest, or by the cost rule. That the measured ones could not be read stays the last message.
 const Tactic &best_tactic(const Problem &problem, const Device &device, size_t max_workspace_bytes) {
-    const Tactic *best = find_tactic(1);
+    auto runs = [&](const Tactic &t) {
+        return reject_reason(problem, t, device).empty() && workspace_layout(problem, t).total <= max_workspace_bytes;
+    };
+    last_error = tuned_error();
+    const Tactic *best = find_tactic(tuned_tactic(problem, device));
+    if (best != nullptr && runs(*best)) return *best;
+    best = find_tactic(1);
     double best_us = 1e300;
     for (int i = 0; i < tactic_count(); ++i) {
         const Tactic &t = tactic_at(i);
-        if (!reject_reason(problem, t, device).empty()) continue;
-        if (workspace_layout(problem, t).total > max_workspace_bytes) continue;
+        if (!runs(t)) continue;
         const double us = expected_us(problem, t, device);
         if (us < best_us) {
             best_us = us;

@@ -1,7 +1,10 @@
 #include "layer.h"
 
+#include <atomic>
 #include <cstring>
 #include <stdexcept>
+
+#include "logging.h"
 
 namespace convpool::tensorrt {
 namespace {
@@ -228,6 +231,9 @@ std::vector<int32_t> Layer::tactics(const std::vector<convpool_problem> &problem
 int32_t default_tactic(const convpool_problem &problem, size_t workspace_size, const Device &device) {
     int32_t tactic = 0;
     check(convpool_default_tactic(&problem, device.cc, device.multiprocessors, device.shared_bytes, workspace_size, &tactic));
+    // A file of measured tactics that cannot be used is told once.
+    static std::atomic_flag told = ATOMIC_FLAG_INIT;
+    if (*convpool_last_error() != '\0' && !told.test_and_set()) log_error(convpool_last_error());
     return tactic;
 }
 

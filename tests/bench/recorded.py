@@ -30,6 +30,7 @@ def record() -> dict:
     }  # fmt: skip
     return {
         "format": 1, "command": "convpool-bench suita-table2", "commit": "", "time": "2026-01-01T00:00:00+00:00",
-        "machine": {"name": "NVIDIA H200"}, "protocol": {"convpool": "0.1.0", "compute_capability": 90, "versions": {}},
+        "machine": {"name": "NVIDIA H200"},
+        "protocol": {"convpool": "0.1.0", "compute_capability": 90, "multiprocessors": 132, "versions": {}},
         "ceilings": {"copy_tb_per_s": 4.0, "tflops": {"fp16": 800.0}}, "rows": [small, large],
     }  # fmt: skip

@@ -1,10 +1,9 @@
-"""Records: merging, CSV, the tuning table, figures and means, the table and the picture."""
+"""Records: merging, CSV, the table of tactics, figures and means, the table and the picture."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 
 import pytest
@@ -12,13 +11,13 @@ from recorded import record, result
 from rich.console import Console
 
 from convpool.bench import record as records
-from convpool.bench.figures import figures, geometric_mean, roofline_us, summary
+from convpool.bench import tuned
+from convpool.bench.figures import figures, geometric_mean, overview, roofline_us, summary
 from convpool.bench.paper import paper_speed_up, paper_times
 from convpool.bench.plot import to_png
 from convpool.bench.rows import SUITES
 from convpool.bench.table import markdown, show
 from convpool.bench.timing import input_sets, schedule, summarize
-from convpool.cuda import Problem
 from convpool.errors import OptionError
 
 
@@ -123,14 +122,43 @@ def test_csv_has_every_result():
     assert by_method["64x512x64x64 to 512, 3x3", "cudnn_fused"]["note"] == "slow"
 
 
-def test_the_tuning_table_names_the_fastest_tactic_of_each_problem():
-    table = json.loads(records.to_json(records.tuning(record())))
-    assert (table["format"], table["device"], table["compute_capability"]) == (1, "NVIDIA H200", 90)
-    assert [(entry["tactic"], entry["us"]) for entry in table["entries"]] == [(1001, 4), (1001, 400)]
-    for entry, measured in zip(table["entries"], record()["rows"], strict=True):
-        problem = Problem(**entry["problem"])
-        row = records.entry_row(measured)
-        assert (problem.n, problem.c, tuple(problem.spatial)) == (row.n, row.c, (row.h, row.w))
+def test_the_tuning_table_names_the_fastest_tactic_of_each_problem(tmp_path):
+    path = tmp_path / "tuned.def"
+    data = record()
+    path.write_bytes(tuned.merged(data, str(path)))
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith("//") and [line.split("  // ")[1] for line in lines[1:]] == [
+        "4.0 us, conv_avgpool_direct_gemm_a", "400.0 us, conv_avgpool_direct_gemm_a"
+    ]  # fmt: skip
+    # cc, multiprocessors, tactic, f16, no TF32, channels last twice, no residual, group, n, c, m, rank; two dimensions
+    axis = "8, 2, 1, 1, 1, 1, 3, 2, 0, 0, 1"
+    assert lines[1].startswith(f"CONVPOOL_TUNED(90, 132, 1001, 0, 0, 1, 1, 0, 1, 64, 32, 32, 2, {axis}, {axis})  //")
+    # A later run replaces the row of its problem and leaves the others and the comments alone.
+    del data["rows"][1]
+    data["rows"][0]["methods"]["convpool:filter_fused_b"]["us"] = 3
+    path.write_text(f"// kept\n\n{lines[1]}\n{lines[2]}\n")
+    later = tuned.merged(data, str(path)).decode().splitlines()
+    assert (later[:2], later[3:]) == (["// kept", ""], [lines[2]])
+    assert later[2].startswith("CONVPOOL_TUNED(90, 132, 3001, ")
+
+
+def test_a_tuning_table_that_cannot_be_made_is_refused(tmp_path):
+    path = tmp_path / "tuned.def"
+    path.write_text("// fine\nCONVPOOL_TUNED(90, x)\n")
+    with pytest.raises(OptionError, match=r"tuned.def: line 2: no row; got 'CONVPOOL_TUNED\(90, x\)'"):
+        tuned.merged(record(), str(path))
+    old = record()
+    del old["protocol"]["multiprocessors"]
+    with pytest.raises(OptionError, match="does not say its GPU's multiprocessors"):
+        tuned.merged(old, str(tmp_path / "other.def"))
+
+
+def test_the_overview_counts_close_choices_and_gives_the_share_of_copy_bandwidth():
+    found = overview(record())
+    assert found["choice"] == {"rows": 2, "close": 1, "within": 1.05}
+    small, large = found["rows"]
+    assert (small["name"], small["over_naive"], small["choice"]) == ("64x32x8x8 to 32, 3x3", 2, 1)
+    assert small["of_copy"] == pytest.approx(327680 / 4e6 / 4, rel=1e-2) and large["choice"] == 1.25
 
 
 def _shown(data) -> str:
@@ -148,9 +176,9 @@ def test_the_table():
     assert header.split("  ")[0] == "layer" and "fastest tactic" in header and "tensorrt fused" not in header
     small = next(line.split() for line in lines if line.startswith("64x32x8x8"))
     # layer (3 words); cudnn naive, fused; tensorrt naive; wrong textbook; cpu loop; ours; fastest; ratios; the paper's
-    assert small == "64x32x8x8 to 32, 3x3 8.0 6.0 10.0 wrong 1.0 4.0 4.0 2.00 1.50 2% 70 2.07".split()
+    assert small == "64x32x8x8 to 32, 3x3 8.0 6.0 10.0 wrong 1.0 4.0 4.0 2.00 1.50 2% 2% 70 2.07".split()
     large = next(line.split() for line in lines if line.startswith("64x512"))
-    assert large == "64x512x64x64 to 512, 3x3 2000.0 - 1800.0 500.0 400.0 3.60 3.60 77% 15300 2.48".split()
+    assert large == "64x512x64x64 to 512, 3x3 2000.0 - 1800.0 500.0 400.0 3.60 3.60 77% 17% 15300 2.48".split()
     assert "over the faster naive: geometric mean 2.68, least 2.00, 2 rows" in text
     assert "the library's choice is within 5% of the fastest tactic in 1 of 2 rows" in text
     assert "WRONG 64x32x8x8 to 32, 3x3 fp16: textbook_direct, relative error 0.25" in text

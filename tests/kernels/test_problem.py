@@ -5,14 +5,19 @@ from __future__ import annotations
 import concurrent.futures
 import ctypes
 import dataclasses
+import json
+import os
 import re
 import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import conv_cases
 import conv_reference
+from convpool.bench import tuned
 from convpool.cuda import Problem, ProblemError, find_tactic, library, tactics
 from convpool.geometry import ConvSpec, PoolSpec
 from convpool.operator import Parts
@@ -248,3 +253,99 @@ def test_reasons_belong_to_the_thread_that_asked():
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for c, reasons in zip(channels, pool.map(ask, channels), strict=True):
             assert reasons == {f"problem: c; got {c}, expected a multiple of group 3"}
+
+
+CHOOSE = """
+import json, sys, warnings
+from convpool.cuda import Problem
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    ids = [Problem(**fields).default_tactic(**device).id for fields, device in json.loads(sys.argv[1])]
+print(json.dumps([ids, [str(one.message) for one in told]]))
+"""
+WHOLE_H200 = H200 | dict(multiprocessors=132, max_workspace_bytes=2**30)
+NONE = "conv_avgpool_generic"
+SLOW = "conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4"
+
+
+def chosen(table: str | None, *asked: tuple[dict, dict]) -> tuple[list[int], list[str]]:
+    """Ids that a new process chooses with CONVPOOL_TUNED set so, and what it warns of; the variable is read once."""
+    environment = {**os.environ, "CONVPOOL_TUNED": table or ""}
+    command = [sys.executable, "-c", CHOOSE, json.dumps(asked)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return tuple(json.loads(done.stdout))
+
+
+def row(tactic: str, *, cc: int = 90, **fields) -> str:
+    problem = changed(**fields)
+    return f"CONVPOOL_TUNED({', '.join(map(str, tuned.numbers(problem, cc, 132, find_tactic(tactic).id)))})\n"
+
+
+def test_a_measured_tactic_is_chosen_for_its_problem_and_device_only(tmp_path):
+    others = [dict(n=63), dict(spatial=(32, 31)), dict(layout="NCHW"), dict(y_layout="NCHW"), dict(residual=True),
+              dict(dtype="bfloat16"), dict(m=64), dict(pads=1), dict(pool_pads=(1, 1, 1, 2)), dict(strides=1)]  # fmt: skip
+    asked = [(LAYER, WHOLE_H200), (LAYER | dict(bias=True, activation="relu"), WHOLE_H200),
+             (LAYER, WHOLE_H200 | dict(multiprocessors=114)), (LAYER, WHOLE_H200 | dict(max_workspace_bytes=0))]  # fmt: skip
+    asked += [(LAYER | other, WHOLE_H200) for other in others]
+    by_rule, told = chosen("off", *asked)
+    slow = find_tactic(SLOW).id
+    assert not told and slow not in by_rule
+    path = tmp_path / "tuned.def"
+    path.write_text("// measured\n\n" + row(NONE) + "  " + row(SLOW).strip() + "  // 9.1 us, the later row counts\r\n")
+    assert chosen(str(path), *asked) == ([slow, slow, *by_rule[2:]], [])
+
+
+def test_every_field_of_a_row_is_where_the_library_looks(tmp_path):
+    """Numbers differ wherever they may, so that none can stand for another."""
+    problems = [
+        dict(n=67, c=72, m=136, spatial=(97, 89)[:rank], kernel_shape=(3, 4)[:rank], pool_kernel_shape=(2, 5)[:rank],
+             pool_strides=(1, 2)[:rank], pool_pads=(1, 2)[:rank] + (0, 3)[:rank], pool_dilations=(3, 4)[:rank],
+             strides=(4, 3)[:rank], pads=(0, 1)[:rank] + (2, 3)[:rank], dilations=(2, 5)[:rank], residual=True, dtype=dtype,
+             allow_tf32=True, layout="NCHW", y_layout="NHWC")
+        for rank, dtype in ((1, "float32"), (2, "float16"))
+    ]  # fmt: skip
+    asked = [(problem, WHOLE_H200) for problem in problems]
+    assert find_tactic(NONE).id not in chosen("off", *asked)[0]
+    path = tmp_path / "tuned.def"
+    path.write_text("".join(row(NONE, **problem) for problem in problems))
+    assert chosen(str(path), *asked) == ([find_tactic(NONE).id] * 2, [])
+
+
+def test_a_row_whose_tactic_cannot_run_leaves_the_choice_to_the_rule(tmp_path):
+    path = tmp_path / "tuned.def"
+    gone = row(NONE).replace("(90, 132, 1,", "(90, 132, 999999,")
+    wrong_type = row("conv_avgpool_direct_gemm_sm80_bf16_m64n64k32_s4", n=63)
+    path.write_text(gone + wrong_type)
+    asked = [(LAYER, WHOLE_H200), (LAYER | dict(n=63), WHOLE_H200)]
+    assert chosen(str(path), *asked) == chosen("off", *asked)
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("// fine\nCONVPOOL_TUNED(90, 132)\n", r"line 2 is no row; got CONVPOOL_TUNED\(90, 132\), expected CONVPOOL_TUNED\("),
+        ('{"format": 1}\n', r'line 1 is no row; got {"format": 1}'),
+        (row(NONE).replace(")", ") 1"), r"line 1 is no row"),
+        (row(NONE).replace("90", "90000000000"), r"line 1 is no row"),
+        (row(NONE).replace(" 132", " -1"), r"line 1 is no row"),
+        (row(SLOW) + row(SLOW)[:-9] + "\n", r"line 2 is no row"),
+        (None, r"cannot be opened; got No such file or directory, expected a file of rows"),
+        (Path, r"cannot be read; got an error while reading"),
+    ],
+)
+def test_an_unusable_file_of_measurements_is_told_and_not_used(text, reason, tmp_path):
+    path = tmp_path / "tuned.def"
+    if text is Path:
+        path.mkdir()
+    elif text is not None:
+        path.write_text(text)
+    found, told = chosen(str(path), (LAYER, WHOLE_H200))
+    assert found == chosen(None, (LAYER, WHOLE_H200))[0]
+    assert len(told) == 1 and told[0].startswith(f"CONVPOOL_TUNED: {path}") and re.search(reason, told[0]), told
+    assert told[0].endswith("the file is not used, write it with convpool-bench --tune")
+
+
+def test_the_rows_compiled_in_are_rows(tmp_path):
+    path = Path(__file__).parents[2] / "plugin" / "src" / "tuned.def"
+    assert chosen(str(path), (LAYER, WHOLE_H200))[1] == []

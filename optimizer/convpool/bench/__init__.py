@@ -3,7 +3,8 @@
 | module | holds |
 |---|---|
 | `rows` | layers to measure: the suites, rows from a file |
-| `record` | what a run measured, as JSON and CSV; merging runs; the tuning table |
+| `record` | what a run measured, as JSON and CSV; merging runs |
+| `tuned` | the fastest tactics as the table that the library reads |
 | `figures`, `table`, `plot` | speed-ups, rooflines, the table in the papers' layout, pictures |
 | `paper` | the papers' own figures |
 | `run` | the loop over rows and methods |

@@ -7,6 +7,7 @@ stderr; 130 interrupted, what was measured is written.
 from __future__ import annotations
 
 import fnmatch
+import os
 import sys
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from rich.console import Console
 from rich.progress import TimeElapsedColumn
 
 from convpool.bench import record as records
-from convpool.bench.figures import TACTIC
+from convpool.bench import tuned
+from convpool.bench.figures import TACTIC, overview
 from convpool.bench.rows import LAYOUTS, PRECISIONS, SUITES, Row, load_rows
 from convpool.bench.run import METHODS, Options, Run, protocol
 from convpool.bench.table import show
@@ -50,7 +52,8 @@ WIDTH = 250
 @click.option("--json", "json_path", metavar="FILE", help="Write everything measured.")
 @click.option("--csv", "csv_path", metavar="FILE", help="Write a line for every row and method.")
 @click.option("--plot", "plot_path", metavar="FILE.png", help="Draw speed-ups and the roofline.")
-@click.option("--tune", "tune_path", metavar="FILE.json", help="Write the fastest tactic of every row.")
+@click.option("--tune", "tune_path", metavar="FILE.def",
+              help="Add each row's fastest tactic to a table for the library: plugin/src/tuned.def, or for CONVPOOL_TUNED.")
 @click.option("--commit", default="", help="Commit to record.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
@@ -60,7 +63,8 @@ def command(suites, listing, precisions, patterns, merged, json_path, csv_path, 
     Suites: suita-table1, suita-table2, tokura, densenet, batch1, or a JSON file with rows of your own: a list of objects with
     c, m, size, and n, kernel, pad, stride, pool, pool_stride, label where they differ from 1, 3, kernel // 2, 1, 2, pool, "".
     """
-    paths = {json_path: records.to_json, csv_path: records.to_csv, plot_path: _plot, tune_path: _tune}
+    paths = {json_path: records.to_json, csv_path: records.to_csv, plot_path: _plot,
+             tune_path: lambda record: tuned.merged(record, tune_path)}  # fmt: skip
     paths = {path: write for path, write in paths.items() if path}
     for path in paths:
         if not Path(path).parent.is_dir():
@@ -71,6 +75,8 @@ def command(suites, listing, precisions, patterns, merged, json_path, csv_path, 
         return
     if not work and not merged:
         raise OptionError(f"suite: got none, expected one of {', '.join(SUITES)}, a JSON file, or --merge")
+    if tune_path and work:
+        os.environ["CONVPOOL_TUNED"] = tuned.OFF  # what the cost rule alone would choose is measured beside the tactics
     options = Options(**{**options, "methods": methods})
     earlier = [records.load(path) for path in merged]
     made = records.new_record(records.without_folders(["convpool-bench", *sys.argv[1:]]), commit, protocol(options))
@@ -83,6 +89,7 @@ def command(suites, listing, precisions, patterns, merged, json_path, csv_path, 
         except (KeyboardInterrupt, ConvpoolError) as error:
             failure = error
     result = records.merge([*earlier, made] if work else earlier)
+    result["summary"] = overview(result)
     for path, form in paths.items():
         if failure is None or result["rows"]:
             records.write(path, form(result))
@@ -135,10 +142,6 @@ def _plot(record: dict) -> bytes:
     from convpool.bench.plot import to_png
 
     return to_png(record)
-
-
-def _tune(record: dict) -> bytes:
-    return records.to_json(records.tuning(record))
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ class Device:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self.l2_bytes = properties.L2_cache_size
         self.compute_capability = properties.major * 10 + properties.minor
+        self.multiprocessors = properties.multi_processor_count
         self._flush = torch.ones(2 * self.l2_bytes // 4, device="cuda")
         self._sink = torch.empty((), device="cuda")
 

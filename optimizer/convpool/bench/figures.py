@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convpool.bench.paper import paper_speed_up
-from convpool.bench.record import Entry, entry_row
+from convpool.bench.record import Entry, entry_row, significant
 
 OURS = "convpool"
 NO_WORKSPACE = "convpool_no_workspace"
@@ -37,6 +37,7 @@ class Figures:
     others_us: float | None
     other: str | None
     roofline_us: float | None
+    copy_us: float | None
     paper: tuple[float, float] | None
 
     def _over_ours(self, other: float | None) -> float | None:
@@ -56,6 +57,11 @@ class Figures:
     def of_roofline(self) -> float | None:
         """Roofline time over the library's."""
         return self._over_ours(self.roofline_us)
+
+    @property
+    def of_copy(self) -> float | None:
+        """Time to copy X and Y's bytes over the library's: its share of the copy bandwidth."""
+        return self._over_ours(self.copy_us)
 
     @property
     def choice(self) -> float | None:
@@ -82,9 +88,11 @@ def figures(entry: Entry, ceilings: dict[str, Any]) -> Figures:
     best_us, best = _least({name: us for name, us in times.items() if name.startswith(TACTIC)})
     naive_us, _ = _least({name: us for name, us in times.items() if name in NAIVE})
     others_us, other = _least({name: us for name, us in times.items() if not name.startswith(OURS) and name not in ON_CPU})
+    bandwidth = ceilings.get("copy_tb_per_s")
     return Figures(
         times, times.get(OURS), best_us, best and best.removeprefix(TACTIC), naive_us, others_us, other,
-        roofline_us(entry, ceilings), paper_speed_up(entry_row(entry), entry["precision"]),
+        roofline_us(entry, ceilings), entry["min_bytes"] / (bandwidth * 1e6) if bandwidth else None,
+        paper_speed_up(entry_row(entry), entry["precision"]),
     )  # fmt: skip
 
 
@@ -107,3 +115,27 @@ def summary(rows: list[Figures]) -> list[dict[str, Any]]:
         if found:
             lines.append({"what": what, "mean": geometric_mean(found), "least": min(found), "rows": len(found)})
     return lines
+
+
+def overview(record: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of the figures in a record: {choice, rows}.
+
+    choice: of how many rows the library's choice was timed beside the tactics, and in how many it was close to the fastest;
+    `protocol` says what chose.  rows: ratios of every row to three digits, None where something was not measured.
+    """
+    found = [(entry, figures(entry, record["ceilings"])) for entry in record["rows"]]
+    choices = [row.choice for _, row in found if row.choice is not None]
+    ratios = ("over_naive", "over_others", "of_roofline", "of_copy", "choice")
+    return {
+        "choice": {"rows": len(choices), "close": close_choices(choices), "within": CLOSE},
+        "rows": [
+            {"name": entry_row(entry).name, "precision": entry["precision"], "layout": entry["layout"]}
+            | {ratio: value and significant(value) for ratio in ratios for value in [getattr(row, ratio)]}
+            for entry, row in found
+        ],
+    }
+
+
+def close_choices(choices: list[float]) -> int:
+    """How many choices are within 5% of the fastest tactic."""
+    return sum(choice <= CLOSE for choice in choices)

@@ -1,4 +1,4 @@
-"""What a run measured, as data: rows with one result per method; JSON, CSV, merging, the tuning table.
+"""What a run measured, as data: rows with one result per method; JSON, CSV, merging.
 
 A result is one of
 
@@ -148,22 +148,6 @@ def to_csv(record: dict[str, Any]) -> bytes:
             note = f"wrong: {result['wrong']}" if "wrong" in result else result.get("skipped", "")
             writer.writerow({**common, **result, "method": method, "note": note})
     return text.getvalue().encode()
-
-
-def tuning(record: dict[str, Any]) -> dict[str, Any]:
-    """The fastest tactic of every row: {format, device, compute_capability, convpool, entries}, each entry with the
-    arguments of `convpool.cuda.Problem`, the tactic's id and name, and its microseconds."""
-    entries = []
-    for entry in record["rows"]:
-        times = {name: result for name, result in entry["methods"].items() if "tactic" in result and "us" in result}
-        if times:
-            best = min(times.values(), key=lambda result: result["us"])
-            problem = entry_row(entry).problem(entry["precision"], entry["layout"])
-            entries.append({"problem": problem, "tactic": best["tactic"], "name": best["how"], "us": best["us"]})
-    return {
-        "format": FORMAT, "device": record["machine"].get("name"), "convpool": record["protocol"].get("convpool"),
-        "compute_capability": record["protocol"].get("compute_capability"), "entries": entries,
-    }  # fmt: skip
 
 
 def write(path: str, data: bytes) -> None:

@@ -6,11 +6,12 @@ import fnmatch
 import importlib.metadata
 import importlib.util
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from convpool.bench import cpu, cublas, cudnn, tactics, textbook
+from convpool.bench import cpu, cublas, cudnn, tactics, textbook, tuned
 from convpool.bench.case import LIMITS, NORMALS, Candidate, Case, Skip
 from convpool.bench.device import Device, DeviceError
 from convpool.bench.figures import NO_WORKSPACE, ON_CPU, OURS, TACTIC
@@ -74,6 +75,7 @@ def protocol(options: Options) -> dict[str, Any]:
         "timing": "CUDA graph of calls on rotated inputs, L2 emptied before every replay; median and interquartile range",
         "replays": options.replays, "plans": options.plans, "bias": "none on either side",
         "weights": "constant; what a method makes of them is made once, before", "convpool": version, "versions": {},
+        "choice": "cost rule" if os.environ.get("CONVPOOL_TUNED") == tuned.OFF else "measured before, else cost rule",
     }  # fmt: skip
 
 
@@ -95,7 +97,7 @@ class Run:
     def _use_gpu(self) -> None:
         self.device = device = Device(self.options.replays, self.options.plans)
         about = self.record["protocol"]
-        about["compute_capability"] = device.compute_capability
+        about["compute_capability"], about["multiprocessors"] = device.compute_capability, device.multiprocessors
         about["versions"].update(device.versions())
         precisions = dict.fromkeys(precision for _, precision in self.work)
         self.record["ceilings"] = {

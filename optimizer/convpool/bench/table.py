@@ -8,7 +8,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from convpool.bench.figures import CLOSE, NO_WORKSPACE, OURS, TACTIC, Figures, figures, geometric_mean, summary
+from convpool.bench.figures import (
+    CLOSE,
+    NO_WORKSPACE,
+    OURS,
+    TACTIC,
+    Figures,
+    close_choices,
+    figures,
+    geometric_mean,
+    summary,
+)  # fmt: skip
 from convpool.bench.record import entry_row
 
 ORDER = (
@@ -54,14 +64,14 @@ def _table(entries: list[dict], found: list[Figures]) -> Table:
     methods = [name for name in ORDER if name in present]
     for name in methods:
         table.add_column(name.replace("_", " "), justify="right")
-    for name in ("fastest tactic", "x naive", "x others", "roofline", "V100 us", "V100 x"):
+    for name in ("fastest tactic", "x naive", "x others", "roofline", "copy", "V100 us", "V100 x"):
         table.add_column(name, justify="right")
     for entry, row in zip(entries, found, strict=True):
         cells = [_cell(entry["methods"].get(name)) for name in methods]
         paper = ("", "") if row.paper is None else (f"{row.paper[0]:.0f}", f"{row.paper[1]:.2f}")
         table.add_row(
             escape(entry_row(entry).name), *cells, _number(row.best_us, ".1f"), _number(row.over_naive, ".2f"),
-            _number(row.over_others, ".2f"), _number(row.of_roofline, ".0%"), *paper,
+            _number(row.over_others, ".2f"), _number(row.of_roofline, ".0%"), _number(row.of_copy, ".0%"), *paper,
         )  # fmt: skip
     return table
 
@@ -85,7 +95,7 @@ def _means(found: list[Figures]) -> list[str]:
     ]
     choices = [row.choice for row in found if row.choice is not None]
     if choices:
-        good = sum(choice <= CLOSE for choice in choices)
+        good = close_choices(choices)
         lines.append(f"the library's choice is within {CLOSE - 1:.0%} of the fastest tactic in {good} of {len(choices)} rows")
     return lines
 

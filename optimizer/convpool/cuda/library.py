@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import warnings
 from pathlib import Path
 
 from convpool.cuda.errors import CudaError, LibraryError, ProblemError, UnsupportedError
@@ -144,6 +145,13 @@ def check(status: int) -> None:
     """Raises what a status code stands for, with the library's message."""
     if status != _OK:
         raise _EXCEPTIONS.get(status, ProblemError)(last_error())
+
+
+def warn_of_tuned_file() -> None:
+    """A RuntimeWarning where the last call chose a tactic without the file that CONVPOOL_TUNED names, since it is unusable."""
+    message = last_error()
+    if message:
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def unsupported_reason(status: int) -> str | None:

@@ -88,11 +88,11 @@ def conv_avg_pool(
     alpha..beta); prologue_activation, before the pooling, None, "relu" or "leaky_relu" (slope prologue_alpha).
 
     out is allocated by the library that made x if it is left out.  tactic is an id or name of `tactics()`; left out,
-    the library's cost rule picks one within `workspace` (any GPU array; its bytes count), so without one only among those
-    that need none.  The fastest often need some: `Problem.default_tactic(max_workspace_bytes=...)` names them.  A tactic
-    that needs more workspace than given gets it allocated by x's library.  weights_prepared says that the workspace still
-    holds what an earlier call with the same w, tactic and shapes left there, so that w is not transformed again.  float32
-    is computed at full precision unless allow_tf32.
+    the library picks one, as measured or by its cost rule, within `workspace` (any GPU array; its bytes count), so without
+    one only among those that need none.  The fastest often need some: `Problem.default_tactic(max_workspace_bytes=...)`
+    names them.  A tactic that needs more workspace than given gets it allocated by x's library.  weights_prepared says
+    that the workspace still holds what an earlier call with the same w, tactic and shapes left there, so that w is not
+    transformed again.  float32 is computed at full precision unless allow_tf32.
 
     Raises ArrayError (an array of wrong type, shape, order or device), ProblemError (arguments that are no
     ConvAvgPool), UnsupportedError (the tactic does not run this), CudaError.
@@ -146,4 +146,6 @@ def conv_avg_pool(
     chosen = 0 if tactic is None else find_tactic(tactic).id
     handle = arrays.stream_handle(stream)
     library.check(library.load().convpool_launch(problem.struct, chosen, tensors, handle))
+    if chosen == 0:
+        library.warn_of_tuned_file()
     return out

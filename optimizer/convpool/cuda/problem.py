@@ -187,11 +187,12 @@ class Problem:
     def default_tactic(
         self, *, max_workspace_bytes: int = 0, cc: int = 0, multiprocessors: int = 0, shared_bytes: int = 0
     ) -> Tactic:
-        """The tactic that the library's cost rule picks; a device may be described as in `why_not`."""
+        """The tactic that the library picks, as measured or by its cost rule; a device may be described as in `why_not`."""
         chosen = ctypes.c_int32()
         library.check(
             library.load().convpool_default_tactic(
                 self.struct, cc, multiprocessors, shared_bytes, max_workspace_bytes, chosen
             )
         )
+        library.warn_of_tuned_file()
         return find_tactic(chosen.value)

@@ -1,0 +1,73 @@
+"""The fastest tactics of a run as rows of `plugin/src/tuned.def`, which the library asks before its cost rule."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from convpool.bench.figures import TACTIC
+from convpool.bench.record import entry_row
+from convpool.cuda import Problem
+from convpool.errors import OptionError
+
+OFF = "off"
+"""Value of CONVPOOL_TUNED that leaves the choice to the cost rule."""
+TACTIC_FIELD = 2
+_ROW = re.compile(r"\s*CONVPOOL_TUNED\(([\d, ]+)\)\s*(?://.*)?")
+_HEADER = "// Tactics by measurement, for the environment variable CONVPOOL_TUNED; the columns stand in plugin/src/tuned.def.\n"
+
+
+def numbers(problem: Problem, cc: int, multiprocessors: int, tactic: int) -> list[int]:
+    """The numbers of a row, in the order that `tuned.def` says."""
+    s, rank = problem.struct, len(problem.spatial)
+    tf32 = int(problem.dtype == "float32" and problem.allow_tf32)
+    head = [cc, multiprocessors, tactic, s.dtype, tf32, s.x_layout, s.y_layout, s.has_residual, s.group, s.n, s.c, s.m, rank]
+    for i in range(rank):
+        head += [s.spatial[i], s.pool_kernel[i], s.pool_strides[i], s.pool_pads[i], s.pool_pads[rank + i], s.pool_dilations[i],
+                 s.kernel[i], s.strides[i], s.pads[i], s.pads[rank + i], s.dilations[i]]  # fmt: skip
+    return head
+
+
+def rows(record: dict[str, Any]) -> list[str]:
+    """A line for every row of a record with a tactic measured.  Raises OptionError where the record does not say its GPU."""
+    about, lines = record["protocol"], []
+    for entry in record["rows"]:
+        times = [found for name, found in entry["methods"].items() if name.startswith(TACTIC) and "us" in found]
+        if not times:
+            continue
+        cc, multiprocessors = about.get("compute_capability"), about.get("multiprocessors")
+        if not cc or not multiprocessors:
+            raise OptionError("--tune: the record does not say its GPU's multiprocessors; got one of an older convpool-bench, "
+                              "expected a new one; measure again")  # fmt: skip
+        best = min(times, key=lambda found: found["us"])
+        problem = Problem(**entry_row(entry).problem(entry["precision"], entry["layout"]))
+        text = ", ".join(map(str, numbers(problem, cc, multiprocessors, best["tactic"])))
+        lines.append(f"CONVPOOL_TUNED({text})  // {best['us']:.1f} us, {best['how']}")
+    return lines
+
+
+def merged(record: dict[str, Any], path: str) -> bytes:
+    """The file at `path` (a new one if there is none) with the rows of the record: in place where it has the problem already,
+    else at its end.  Raises OptionError for a line that is no row."""
+    try:
+        lines = Path(path).read_text().splitlines() if Path(path).exists() else _HEADER.splitlines()
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{path}: cannot be read; got {error}, expected a file of rows") from error
+    places = {}
+    for number, line in enumerate(lines):
+        if line.strip() and not line.lstrip().startswith("//"):
+            places[_key(line, f"{path}: line {number + 1}")] = number
+    for line in rows(record):
+        place = places.setdefault(_key(line, "--tune"), len(lines))
+        lines[place : place + 1] = [line]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _key(line: str, where: str) -> tuple[int, ...]:
+    """The numbers of a row without the tactic."""
+    found = _ROW.fullmatch(line)
+    if found is None:
+        raise OptionError(f"{where}: no row; got {line.strip()[:60]!r}, expected CONVPOOL_TUNED(numbers)")
+    values = [int(number) for number in found[1].split(",")]
+    return (*values[:TACTIC_FIELD], *values[TACTIC_FIELD + 1 :])

@@ -1,0 +1,17 @@
+// Tactics by measurement, asked before the cost rule: the rows of tuned.def and of the file that CONVPOOL_TUNED names.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tactics.h"
+
+namespace convpool {
+
+// The tactic measured fastest for exactly this problem on such a device; 0 if there is no row.
+int32_t tuned_tactic(const Problem &problem, const Device &device);
+
+// Why the file that CONVPOOL_TUNED names is not used; empty if it is, or if there is none.
+const std::string &tuned_error();
+
+}  // namespace convpool
