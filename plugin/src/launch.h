@@ -24,8 +24,8 @@ const void *implicit_gemm_sm90_kernel_bf16(int id);
 const void *implicit_gemm_sm90_kernel_tf32(int id);
 const void *implicit_gemm_sm90_kernel_tf32x3(int id);
 
-const void *pointwise_sm90_kernel_f16(int id);
-const void *pointwise_sm90_kernel_bf16(int id);
+const void *pointwise_sm90_kernel_f16(int id, bool prologue);
+const void *pointwise_sm90_kernel_bf16(int id, bool prologue);
 
 const void *direct_tma_kernel_f16(int id);
 const void *direct_tma_kernel_bf16(int id);

@@ -139,9 +139,24 @@ struct PointwiseParams {
     int32_t y_channels_last, y_vectors;
     int32_t pixels;  // n * out_h * out_w
     int32_t split;   // thread blocks of a cluster that share the sum
+    int32_t tiles;
     FastDiv div_out_w, div_out_hw, div_m_tiles;
 };
-constexpr int kPointwiseMeanStages = 3;
+
+// Shared memory of a pointwise block, in bytes: weights, box means (or accumulators on their way out), pixels of X.
+struct PointwiseShared {
+    int weight_stage, mean_offset, pixel_offset, pixel_stage, bytes;
+};
+constexpr PointwiseShared pointwise_shared(int block_m, int block_n, int warps, int warp_n, int stages) {
+    PointwiseShared s{};
+    s.weight_stage = block_n * 128;
+    s.mean_offset = stages * s.weight_stage;
+    const int means = 3 * block_m * 128, staging = warps * 16 * ((warp_n < 64 ? warp_n : 64) + 8) * 4;
+    s.pixel_offset = s.mean_offset + (means > staging ? means : staging);
+    s.pixel_stage = 4 * block_m * 128;
+    s.bytes = s.pixel_offset + (stages - 1) * s.pixel_stage;
+    return s;
+}
 
 // implicit GEMM over a channels-last tensor: direct_gemm and filter_fused.
 struct ImplicitGemmParams {

@@ -22,10 +22,10 @@ bool plan_pointwise(const Problem &p, const Tactic &t, const Device &device, Poi
         if (p.pads_begin[i] > 0 || (p.out[i] - 1) * p.strides[i] >= p.pooled[i])
             return reject("pads" + axis, std::to_string(p.pads_begin[i]) + " and " + std::to_string(p.pads_end[i]), "0");
     }
-    // The ring's place is where a cluster exchanges accumulators.
-    const int ring = (t.stages * t.block_n + kPointwiseMeanStages * t.block_m) * 128;
-    const int exchange = t.block_m * t.warps_n * (t.block_n / t.warps_n + 8) * 4;
-    plan.shared_bytes = t.split > 1 ? std::max(ring, exchange) : ring;
+    // A cluster exchanges accumulators from the start on.
+    const int warp_n = t.block_n / t.warps_n, exchange = t.block_m * t.warps_n * (warp_n + 8) * 4;
+    plan.shared_bytes = std::max(pointwise_shared(t.block_m, t.block_n, t.warps_m * t.warps_n, warp_n, t.stages).bytes,
+                                 t.split > 1 ? exchange : 0);
     if (plan.shared_bytes > device.shared_per_block)
         return reject("shared memory of a block", std::to_string(device.shared_per_block), std::to_string(plan.shared_bytes));
     PointwiseParams &d = plan.params;
@@ -55,7 +55,8 @@ bool plan_pointwise(const Problem &p, const Tactic &t, const Device &device, Poi
     if (m_tiles * pixel_tiles * t.split > (int64_t{1} << 30))
         return reject("tiles", std::to_string(m_tiles * pixel_tiles), "at most 2^30");
     d.div_m_tiles = FastDiv(static_cast<uint32_t>(m_tiles));
-    plan.grid = static_cast<int>(m_tiles * pixel_tiles * t.split);
+    d.tiles = static_cast<int32_t>(m_tiles * pixel_tiles);
+    plan.grid = t.split > 1 ? d.tiles * t.split : std::min(d.tiles, device.multiprocessors * t.min_blocks);
     return true;
 }
 

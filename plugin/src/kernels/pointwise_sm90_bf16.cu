@@ -2,16 +2,17 @@
 #include "../launch.h"
 #include "pointwise_sm90.cuh"
 
-#define CONVPOOL_ROW_pointwise_sm90_BF16(id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split) \
-    case id:                                                                                          \
-        return reinterpret_cast<const void *>(                                                        \
-            &pointwise_sm90_kernel<                                                                   \
-                TileConfig<Precision::kBF16, block_m, block_n, warps_m, warps_n, stages, min_blocks>>);
+#define CONVPOOL_ROW_pointwise_sm90_BF16(id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split)       \
+    case id: {                                                                                                   \
+        using Config = TileConfig<Precision::kBF16, block_m, block_n, warps_m, warps_n, stages, min_blocks>;       \
+        return prologue ? reinterpret_cast<const void *>(&pointwise_sm90_kernel<Config, true>)                    \
+                        : reinterpret_cast<const void *>(&pointwise_sm90_kernel<Config, false>);                  \
+    }
 #include "../row_filter.h"
 
 namespace convpool {
 
-const void *pointwise_sm90_kernel_bf16(int id) {
+const void *pointwise_sm90_kernel_bf16(int id, bool prologue) {
     switch (id) {
 #include "../tactics.def"
     default: return nullptr;
