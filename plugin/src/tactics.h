@@ -31,7 +31,7 @@ struct Tactic {
     bool direct_gemm() const { return family == Family::kDirectGemm || family == Family::kDirectGemmSm90; }
     bool filter_fused() const { return family == Family::kFilterFused || family == Family::kFilterFusedSm90; }
     bool direct_fused() const { return family == Family::kDirectFused || family == Family::kDirectFusedSm90; }
-    const void *kernel() const;  // null for generic
+    const void *kernel(bool prologue) const;  // null for generic
 };
 
 int tactic_count();

@@ -71,6 +71,7 @@ def chosen() -> list[dict]:
         cases.append(rewritten(3, 40, 72, (34, 31), 3, 2, pads=1, **prologue, **both))  # tiles inside and at borders
         cases.append(rewritten(2, 24, 40, (18, 21), 3, 2, pads=0, **prologue, **both))
         cases.append(rewritten(2, 72, 40, (19, 34), 1, 2, **prologue, **both))
+        cases.append(rewritten(2, 136, 72, (16, 16), 3, 2, pads=1, residual=True, activation="leaky_relu", alpha=0.5, **prologue))
         cases.append(rewritten(2, 33, 17, (13, 17), 3, 3, pads=2, **prologue))
         cases.append(rewritten(1, 264, 64, (16, 16), 3, 2, pads=1, **prologue))
         cases.append(rewritten(2, 9, 10, (9, 9, 9), 3, 2, pads=1, **prologue))
@@ -160,4 +161,4 @@ def with_prologues(cases: list[dict]) -> list[dict]:
 
 def all_cases() -> list[dict]:
     plain = random_cases(360) + halved_cases(3, 30) + halved_cases(1, 55)
-    return chosen() + plain + with_prologues(plain[::6] + halved_cases(3, 30))
+    return chosen() + plain + with_prologues(plain[::6] + halved_cases(3, 30) + halved_cases(1, 30))
