@@ -126,7 +126,8 @@ struct DirectTmaParams {
     int32_t slices, tiles;
     FastDiv div_m_tiles, div_tiles_w, div_tiles_h;
     Prologue prologue;
-    int32_t h, w, c;  // of X
+    int32_t h, w, c;   // of X
+    int32_t resident;  // all weights fit into their ring: copied once
 };
 
 // implicit GEMM over a channels-last tensor: direct_gemm and filter_fused.

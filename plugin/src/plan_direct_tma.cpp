@@ -72,6 +72,7 @@ bool plan_direct_tma(const Problem &p, const Tactic &t, const Device &device, Di
     if (groups * std::max<int64_t>(m_tiles, subtiles) > (int64_t{1} << 30))
         return reject("tiles", std::to_string(groups * m_tiles), "at most 2^30");
     d.tiles = static_cast<int32_t>(groups * m_tiles);
+    d.resident = m_tiles == 1 && int64_t{d.slices} * p.taps() <= int64_t{t.stages} * t.stage_taps;
     d.div_m_tiles = FastDiv(static_cast<uint32_t>(m_tiles));
     d.div_tiles_h = FastDiv(static_cast<uint32_t>(tiles_h));
     d.div_tiles_w = FastDiv(static_cast<uint32_t>(tiles_w));

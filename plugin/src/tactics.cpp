@@ -21,7 +21,8 @@ constexpr Family CONVPOOL_FAMILY_generic = Family::kGeneric, CONVPOOL_FAMILY_dir
 
 constexpr Tactic kTactics[] = {
 #define CONVPOOL_ROW(family, precision, ...) {CONVPOOL_FAMILY_##family, CONVPOOL_PRECISION_##precision, __VA_ARGS__},
-#define CONVPOOL_TMA_ROW(precision, id, subtiles, block_n, kernel, stage_taps, stages, raw_stages, mean_stages, mean_warps) \
+#define CONVPOOL_TMA_ROW(precision, id, subtiles, block_n, kernel, stage_taps, stages, raw_stages, mean_stages, mean_warps, \
+                         mean_groups)                                                                                        \
     {Family::kDirectTma, CONVPOOL_PRECISION_##precision, id, subtiles * 64, block_n, 0, 0, stages, 1, 1, kernel,              \
      stage_taps, raw_stages, mean_stages, mean_warps},
 #include "tactics.def"

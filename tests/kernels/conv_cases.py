@@ -53,6 +53,8 @@ def chosen() -> list[dict]:
         for n, size in ((3, 8), (9, 7), (8, 6)):
             epilogue = dict(bias=True, residual=True, activation="leaky_relu", alpha=0.5)
             cases.append(rewritten(n, 296, 72, (size, size), kernel, 2, pads=kernel // 2, **epilogue))
+    for kernel, c, m in ((3, 32, 64), (1, 72, 120)):  # the same, with few enough weights to stay in shared memory
+        cases.append(rewritten(21, c, m, (64, 50), kernel, 2, pads=kernel // 2, bias=True))
     for pads in (0, 1, 2, 3):  # columns of X that start even and odd
         cases.append(rewritten(2, 24, 40, (18, 21), 3, 2, pads=pads))
     for group in (2, 3):

@@ -7,6 +7,7 @@
 //     warp 0           weights of one tap and slice      -> ring of kStages       (TMA, 64-byte swizzle)
 //     kMeanWarps       pixels of X under the subtiles    -> ring of kRawStages    (TMA by the first, zeros outside)
 //                      prologue, box means of those      -> ring of kMeanStages   (fp32 sums, rounded once)
+//                      of a slice by all of them, or, in kMeanGroups but the first, of slices in turn
 //     2 warpgroups     products of means and weights, accumulators in registers; then bias, residual, activation, Y
 //
 // X is read as two tensors, its even and its odd columns, so that columns two apart are neighbours in shared memory. Box
@@ -28,12 +29,13 @@
 namespace convpool {
 
 template <Precision kPrecision_, int kSubtiles_, int kBlockN_, int kKernel_, int kStageTaps_, int kStages_,
-          int kRawStages_, int kMeanStages_, int kMeanWarps_>
+          int kRawStages_, int kMeanStages_, int kMeanWarps_, int kMeanGroups_>
 struct DirectTmaConfig {
     static constexpr Precision kPrecision = kPrecision_;
     static constexpr int kSubtiles = kSubtiles_, kBlockN = kBlockN_, kKernel = kKernel_, kStageTaps = kStageTaps_,
                          kStages = kStages_, kRawStages = kRawStages_, kMeanStages = kMeanStages_,
-                         kMeanWarps = kMeanWarps_;
+                         kMeanWarps = kMeanWarps_, kMeanGroups = kMeanGroups_;
+    static constexpr int kSliceWarps = kMeanGroups == 1 ? kMeanWarps : (kMeanWarps - 1) / kMeanGroups;
     static constexpr int kTaps = kKernel * kKernel, kPerChunk = Traits<kPrecision>::kPerChunk, kChunks = 4;
     static constexpr int kThreads = 32 + kMeanWarps * 32 + 256;
     static constexpr int kConsumerSubtiles = kSubtiles == 1 ? 1 : kSubtiles / 2;  // of a warpgroup
@@ -44,6 +46,7 @@ struct DirectTmaConfig {
 
     static_assert(kKernel == 1 || kKernel == 3, "the planes of box means are laid out for these");
     static_assert(kMeanWarps % 4 == 3, "whole warpgroups, with the warp that copies");
+    static_assert(kMeanGroups == 1 || kMeanGroups * kSliceWarps + 1 == kMeanWarps, "equal groups, and the warp that copies");
     static_assert(kSubtiles <= 2 && kRawStages >= 2, "a subtile or its channels' halves a warpgroup; copies run ahead");
     static_assert(kTaps % kStageTaps == 0, "whole stages of weights in a slice");
 };
@@ -115,7 +118,8 @@ template <class Config, bool kPrologue> struct DirectTma {
 
     CONVPOOL_DEVICE void copy_weights() const {
         Ring<kStages> ring;
-        for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
+        const int end = p.resident ? min(p.tiles, static_cast<int>(blockIdx.x) + 1) : p.tiles;
+        for (int index = blockIdx.x; index < end; index += gridDim.x) {
             const int channel = tile_at(index).channel;
 #pragma unroll 1
             for (int slice = 0; slice < p.slices; ++slice)
@@ -309,13 +313,19 @@ template <class Config, bool kPrologue> struct DirectTma {
 
     CONVPOOL_DEVICE void form_means(int mean_warp) const {
         // The subtiles' rows, one after the other, in equal parts.
-        constexpr int kMeanRows = kKernel == 3 ? 17 : 8;
-        const int begin = kSubtiles * kMeanRows * mean_warp / Config::kMeanWarps,
-                  end = kSubtiles * kMeanRows * (mean_warp + 1) / Config::kMeanWarps;
+        constexpr int kMeanRows = kKernel == 3 ? 17 : 8, kGroups = Config::kMeanGroups, kSliceWarps = Config::kSliceWarps;
+        const int member = kGroups == 1 ? mean_warp : (mean_warp - 1) % kSliceWarps;
+        const int begin = kSubtiles * kMeanRows * member / kSliceWarps,
+                  end = kSubtiles * kMeanRows * (member + 1) / kSliceWarps;
         Ring<kRawStages> raw;
         Ring<kMeanStages> means;
         const bool copies = mean_warp == 0 && lane == 0;
         RawCopies ahead(*this);
+        if (kGroups > 1 && mean_warp == 0) {
+            while (copies && ahead.index < p.tiles) ahead.next();
+            return;
+        }
+        int others = kGroups == 1 ? 0 : (mean_warp - 1) / kSliceWarps;  // slices left until this group's next
         PixelFunction f(p);
         if (copies)
             for (int i = 0; i + 1 < kRawStages; ++i) ahead.next();
@@ -323,6 +333,13 @@ template <class Config, bool kPrologue> struct DirectTma {
             if constexpr (kPrologue) f.start_tile(*this, index);
 #pragma unroll 1
             for (int slice = 0; slice < p.slices; ++slice) {
+                if (kGroups > 1 && others > 0) {
+                    --others;
+                    raw.next();
+                    means.next();
+                    continue;
+                }
+                others = kGroups - 1;
                 // Before the waits below, which cover its latency.
                 if constexpr (kPrologue) f.start_slice(slice, lane);
                 if (copies) ahead.next();
@@ -370,6 +387,7 @@ template <class Config, bool kPrologue> struct DirectTma {
                 for (int f = 0; f < Config::kFragments; ++f)
 #pragma unroll
                     for (int i = 0; i < 4; ++i) acc[s][f][i] = 0.f;
+            if (p.resident) weights = {};
             int held_weights = -1, held_means = -1;  // buffers that products still under way read
 #pragma unroll 1
             for (int slice = 0; slice < p.slices; ++slice) {
@@ -539,10 +557,10 @@ template <class Config, bool kPrologue> struct DirectTma {
             }
             for (int i = 0; i < kRawStages; ++i) {
                 barrier_init(raw_full(i), 1);
-                barrier_init(raw_empty(i), Config::kMeanWarps);
+                barrier_init(raw_empty(i), Config::kSliceWarps);
             }
             for (int i = 0; i < kMeanStages; ++i) {
-                barrier_init(means_full(i), Config::kMeanWarps);
+                barrier_init(means_full(i), Config::kSliceWarps);
                 barrier_init(means_empty(i), 2);
             }
             publish_barriers();
