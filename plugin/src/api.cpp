@@ -290,7 +290,7 @@ convpool_status convpool_prepare(const convpool_problem *problem, int32_t tactic
         if (status != CONVPOOL_OK) return status;
         if (std::string reason = reject_reason(p, *t, device); !reason.empty())
             return fail(CONVPOOL_UNSUPPORTED, reason);
-        const cudaError_t error = t->kernel() == nullptr ? cudaSuccess : raise_shared_limit(*t, device);
+        const cudaError_t error = t->family == Family::kGeneric ? cudaSuccess : raise_shared_limit(p, *t, device);
         return error == cudaSuccess ? CONVPOOL_OK : cuda_failure(t->name(), error);
     });
 }

@@ -83,8 +83,9 @@ double direct_tma_us(const Problem &p, const DirectTmaPlan &plan, const Tactic &
     for (const Fitted &f : kFitted)
         if (f.kernel == t.kernel_size && f.block_m == t.block_m && f.block_n == t.block_n) {
             const double bytes = (double(p.n) * p.c * p.in_pixels() + double(p.n) * p.m * p.out_pixels()) * p.element_bytes();
+            const double slice_us = f.slice_us * (p.has_prologue() ? 1.1 : 1.0);  // not measured
             const double rounds = ceil_div(plan.params.tiles, plan.grid);
-            return 0.8 + std::max(rounds * (plan.params.slices * f.slice_us + f.end_us), bytes / kBytesPerUs);
+            return 0.8 + std::max(rounds * (plan.params.slices * slice_us + f.end_us), bytes / kBytesPerUs);
         }
     return 1e30;
 }

@@ -27,9 +27,9 @@ const void *implicit_gemm_sm90_kernel_tf32x3(int id);
 const void *pointwise_sm90_kernel_f16(int id, bool prologue);
 const void *pointwise_sm90_kernel_bf16(int id, bool prologue);
 
-const void *direct_tma_kernel_f16(int id);
-const void *direct_tma_kernel_bf16(int id);
-const void *direct_tma_kernel_tf32(int id);
+const void *direct_tma_kernel_f16(int id, bool prologue);
+const void *direct_tma_kernel_bf16(int id, bool prologue);
+const void *direct_tma_kernel_tf32(int id, bool prologue);
 
 // overlap: may start while the kernel before it ends (compute capability 9.0 and later).
 cudaError_t launch_box_mean(const BoxMeanParams &params, Precision precision, bool overlap, cudaStream_t stream);

@@ -125,6 +125,9 @@ struct DirectTmaParams {
     int32_t pad_h, pad_w;  // of X
     int32_t slices, tiles;
     FastDiv div_m_tiles, div_tiles_w, div_tiles_h;
+    Prologue prologue;
+    int32_t h, w, c;   // of X
+    int32_t resident;  // all weights fit into their ring: copied once
 };
 
 // direct_fused for 1x1 kernels and 2x2 pooling: kernels/pointwise_sm90.cuh. Lengths in chunks of 16 bytes.

@@ -63,12 +63,16 @@ bool plan_direct_tma(const Problem &p, const Tactic &t, const Device &device, Di
     // Where a box mean of stride s starts: s * (output * stride - pad) - pool_pad.
     d.pad_h = static_cast<int32_t>(p.pads_begin[1] * p.pool_strides[1] + p.pool_pads_begin[1]);
     d.pad_w = static_cast<int32_t>(p.pads_begin[2] * p.pool_strides[2] + p.pool_pads_begin[2]);
+    d.h = static_cast<int32_t>(p.in[1]);
+    d.w = static_cast<int32_t>(p.in[2]);
+    d.c = static_cast<int32_t>(p.c);
     d.slices = static_cast<int32_t>(ceil_div(p.c, 4 * p.per_chunk()));
     const int64_t tiles_h = ceil_div(p.out[1], 8), tiles_w = ceil_div(p.out[2], 8), m_tiles = ceil_div(p.m, t.block_n);
     const int64_t groups = ceil_div(p.n * tiles_h * tiles_w, subtiles);
     if (groups * std::max<int64_t>(m_tiles, subtiles) > (int64_t{1} << 30))
         return reject("tiles", std::to_string(groups * m_tiles), "at most 2^30");
     d.tiles = static_cast<int32_t>(groups * m_tiles);
+    d.resident = m_tiles == 1 && int64_t{d.slices} * p.taps() <= int64_t{t.stages} * t.stage_taps;
     d.div_m_tiles = FastDiv(static_cast<uint32_t>(m_tiles));
     d.div_tiles_h = FastDiv(static_cast<uint32_t>(tiles_h));
     d.div_tiles_w = FastDiv(static_cast<uint32_t>(tiles_w));

@@ -11,28 +11,29 @@
 namespace convpool {
 
 // Raises a kernel's limit of dynamic shared memory, once per device. Two threads may both do it, to the same value.
-cudaError_t raise_shared_limit(const Tactic &tactic, const Device &device) {
+cudaError_t raise_shared_limit(const Problem &p, const Tactic &tactic, const Device &device) {
     constexpr int kDevices = 64;
-    static std::atomic<uint64_t> raised[256];  // by row: a bit per device
+    static std::atomic<uint64_t> raised[2][256];  // without and with a prologue, by row: a bit per device
     const int row = static_cast<int>(&tactic - &tactic_at(0));
     const bool remembered = device.ordinal < kDevices && row < 256;
     const uint64_t bit = remembered ? uint64_t{1} << device.ordinal : 0;
-    if (remembered && (raised[row].load(std::memory_order_acquire) & bit) != 0) return cudaSuccess;
+    if (remembered && (raised[p.has_prologue()][row].load(std::memory_order_acquire) & bit) != 0) return cudaSuccess;
     // Loading the kernel is no stream operation, but a capture in strict mode on another thread would object to it.
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
     if (error != cudaSuccess) return error;
-    error = cudaFuncSetAttribute(tactic.kernel(), cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_per_block);
+    error = cudaFuncSetAttribute(tactic.kernel(p.has_prologue()), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 device.shared_per_block);
     cudaThreadExchangeStreamCaptureMode(&mode);
-    if (error == cudaSuccess && remembered) raised[row].fetch_or(bit, std::memory_order_release);
+    if (error == cudaSuccess && remembered) raised[p.has_prologue()][row].fetch_or(bit, std::memory_order_release);
     return error;
 }
 
 namespace {
 
-cudaError_t launch_kernel(const Tactic &tactic, const Device &device, unsigned grid, size_t shared_bytes, void *params,
-                          cudaStream_t stream) {
-    cudaError_t error = raise_shared_limit(tactic, device);
+cudaError_t launch_kernel(const Problem &p, const Tactic &tactic, const Device &device, unsigned grid, size_t shared_bytes,
+                          void *params, cudaStream_t stream) {
+    cudaError_t error = raise_shared_limit(p, tactic, device);
     if (error != cudaSuccess) return error;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(grid);
@@ -50,7 +51,7 @@ cudaError_t launch_kernel(const Tactic &tactic, const Device &device, unsigned g
         attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
     }
     void *arguments[] = {params};
-    return cudaLaunchKernelExC(&config, tactic.kernel(), arguments);
+    return cudaLaunchKernelExC(&config, tactic.kernel(p.has_prologue()), arguments);
 }
 
 Prologue prologue_of(const Problem &p, const convpool_tensors &t) {
@@ -116,12 +117,13 @@ cudaError_t run_direct_fused(const Problem &p, const Tactic &tactic, const Devic
     d.x_chunked = p.x_rows_chunked() && aligned(t.x, 16);
     d.w_chunked = p.w_rows_chunked() && aligned(t.w, 16);
     d.y_vectors = y_vectors(p, t);
-    return launch_kernel(tactic, device, plan.grid, plan.shared_bytes, &d, stream);
+    return launch_kernel(p, tactic, device, plan.grid, plan.shared_bytes, &d, stream);
 }
 
-// TMA copies 16 bytes at least, from addresses that are multiples of it.
+// TMA copies 16 bytes at least, from addresses that are multiples of it; scale and shift are read as such.
 bool tma_aligned(const Problem &p, const convpool_tensors &t) {
-    return aligned(t.x, 16) && aligned(t.w, 16) && y_vectors(p, t);
+    return aligned(t.x, 16) && aligned(t.w, 16) && y_vectors(p, t) &&
+           (!p.prologue_affine || (aligned(t.scale, 16) && aligned(t.shift, 16)));
 }
 
 cudaError_t run_direct_tma(const Problem &p, const Tactic &tactic, const Device &device, const convpool_tensors &t,
@@ -131,6 +133,7 @@ cudaError_t run_direct_tma(const Problem &p, const Tactic &tactic, const Device 
     if (!plan_direct_tma(p, tactic, device, plan, reason)) return cudaErrorInvalidValue;  // supports() has said so
     DirectTmaParams &d = plan.params;
     d.y = t.y;
+    d.prologue = prologue_of(p, t);
     d.epilogue = epilogue_of(p, t);
     const Precision precision = static_cast<Precision>(tactic.precision);
     const uint64_t c = static_cast<uint64_t>(p.c), h = static_cast<uint64_t>(p.in[1]), w = static_cast<uint64_t>(p.in[2]);
@@ -150,7 +153,7 @@ cudaError_t run_direct_tma(const Problem &p, const Tactic &tactic, const Device 
     const uint32_t box[] = {slice, static_cast<uint32_t>(tactic.block_n), static_cast<uint32_t>(tactic.stage_taps)};
     const cudaError_t error = encode_tensor_map(&d.w_map, precision, 3, t.w, sizes, strides, box, 64, true);
     if (error != cudaSuccess) return error;
-    return launch_kernel(tactic, device, plan.grid, plan.shared.bytes, &d, stream);
+    return launch_kernel(p, tactic, device, plan.grid, plan.shared.bytes, &d, stream);
 }
 
 cudaError_t run_pointwise(const Problem &p, const Tactic &tactic, const Device &device, const convpool_tensors &t,
@@ -165,7 +168,7 @@ cudaError_t run_pointwise(const Problem &p, const Tactic &tactic, const Device &
     d.prologue = prologue_of(p, t);
     d.epilogue = epilogue_of(p, t);
     d.y_vectors = y_vectors(p, t);
-    return launch_kernel(tactic, device, plan.grid, plan.shared_bytes, &d, stream);
+    return launch_kernel(p, tactic, device, plan.grid, plan.shared_bytes, &d, stream);
 }
 
 // A tactic of the portable direct_fused for pointers that the Hopper one cannot take: it needs no workspace and no alignment.
@@ -239,7 +242,8 @@ cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Devi
     g.div_tap_chunks = FastDiv(tap_chunks);
     g.div_kw = FastDiv(shape.kw);
     const int64_t tiles = (int64_t{g.pixels} + tactic.block_m - 1) / tactic.block_m * g.m_tiles;
-    return launch_kernel(tactic, device, static_cast<unsigned>(tiles * tactic.split), implicit_gemm_shared_bytes(tactic), &g, stream);
+    return launch_kernel(p, tactic, device, static_cast<unsigned>(tiles * tactic.split), implicit_gemm_shared_bytes(tactic),
+                         &g, stream);
 }
 
 }  // namespace

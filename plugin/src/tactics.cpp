@@ -22,7 +22,8 @@ constexpr Family CONVPOOL_FAMILY_generic = Family::kGeneric, CONVPOOL_FAMILY_dir
 
 constexpr Tactic kTactics[] = {
 #define CONVPOOL_ROW(family, precision, ...) {CONVPOOL_FAMILY_##family, CONVPOOL_PRECISION_##precision, __VA_ARGS__},
-#define CONVPOOL_TMA_ROW(precision, id, subtiles, block_n, kernel, stage_taps, stages, raw_stages, mean_stages, mean_warps) \
+#define CONVPOOL_TMA_ROW(precision, id, subtiles, block_n, kernel, stage_taps, stages, raw_stages, mean_stages, mean_warps, \
+                         mean_groups)                                                                                        \
     {Family::kDirectTma, CONVPOOL_PRECISION_##precision, id, subtiles * 64, block_n, 0, 0, stages, 1, 1, kernel,              \
      stage_taps, raw_stages, mean_stages, mean_warps},
 #include "tactics.def"
@@ -108,7 +109,7 @@ const char *Tactic::name() const {
     return names[this - kTactics].c_str();
 }
 
-const void *Tactic::kernel() const {
+const void *Tactic::kernel(bool prologue) const {
     if (family == Family::kGeneric) return nullptr;
     using Lookup = const void *(*)(int);
     static constexpr Lookup fused[] = {direct_fused_kernel_f16, direct_fused_kernel_bf16, direct_fused_kernel_tf32,
@@ -118,10 +119,11 @@ const void *Tactic::kernel() const {
     static constexpr Lookup fused_sm90[] = {direct_fused_sm90_kernel_f16, direct_fused_sm90_kernel_bf16};
     static constexpr Lookup gemm_sm90[] = {implicit_gemm_sm90_kernel_f16, implicit_gemm_sm90_kernel_bf16,
                                            implicit_gemm_sm90_kernel_tf32, implicit_gemm_sm90_kernel_tf32x3};
-    static constexpr Lookup tma[] = {direct_tma_kernel_f16, direct_tma_kernel_bf16, direct_tma_kernel_tf32};
-    static constexpr Lookup pointwise_sm90[] = {pointwise_sm90_kernel_f16, pointwise_sm90_kernel_bf16};
-    if (direct_tma()) return tma[precision](id);
-    if (pointwise()) return pointwise_sm90[precision](id);
+    using LookupWithPrologue = const void *(*)(int, bool);
+    static constexpr LookupWithPrologue tma[] = {direct_tma_kernel_f16, direct_tma_kernel_bf16, direct_tma_kernel_tf32};
+    static constexpr LookupWithPrologue pointwise_sm90[] = {pointwise_sm90_kernel_f16, pointwise_sm90_kernel_bf16};
+    if (direct_tma()) return tma[precision](id, prologue);
+    if (pointwise()) return pointwise_sm90[precision](id, prologue);
     if (sm90()) return (direct_fused() ? fused_sm90 : gemm_sm90)[precision](id);
     return (family == Family::kDirectFused ? fused : gemm)[precision](id);
 }
@@ -145,7 +147,7 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
         return got(t, "allow_tf32", "0", "1", "use a tf32x3 tactic for full precision");
     if (p.rank > 2) return got(t, "rank", std::to_string(p.rank), "1 or 2", kUseGeneric);
     if (p.group != 1) return got(t, "group", std::to_string(p.group), "1", kUseGeneric);
-    if (p.has_prologue() && (t.family == Family::kDirectFusedSm90 || t.direct_tma()))
+    if (p.has_prologue() && t.family == Family::kDirectFusedSm90)
         return got(t, "prologue", p.prologue_affine ? "scale and shift" : "an activation", "none",
                    "use another direct_fused tactic");
     // Coordinates and products of them are 32-bit in the kernels.

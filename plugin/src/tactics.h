@@ -40,7 +40,7 @@ struct Tactic {
                                                                        : NumberFormat::kAsIs;
     }
     bool reads_halves() const { return number_format() == NumberFormat::kTF32Halves; }
-    const void *kernel() const;  // null for generic
+    const void *kernel(bool prologue) const;  // null for generic
 };
 
 int tactic_count();

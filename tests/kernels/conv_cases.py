@@ -53,6 +53,8 @@ def chosen() -> list[dict]:
         for n, size in ((3, 8), (9, 7), (8, 6)):
             epilogue = dict(bias=True, residual=True, activation="leaky_relu", alpha=0.5)
             cases.append(rewritten(n, 296, 72, (size, size), kernel, 2, pads=kernel // 2, **epilogue))
+    for kernel, c, m in ((3, 32, 64), (1, 72, 120)):  # the same, with few enough weights to stay in shared memory
+        cases.append(rewritten(21, c, m, (64, 50), kernel, 2, pads=kernel // 2, bias=True))
     for pads in (0, 1, 2, 3):  # columns of X that start even and odd
         cases.append(rewritten(2, 24, 40, (18, 21), 3, 2, pads=pads))
     for group in (2, 3):
@@ -71,6 +73,7 @@ def chosen() -> list[dict]:
         cases.append(rewritten(3, 40, 72, (34, 31), 3, 2, pads=1, **prologue, **both))  # tiles inside and at borders
         cases.append(rewritten(2, 24, 40, (18, 21), 3, 2, pads=0, **prologue, **both))
         cases.append(rewritten(2, 72, 40, (19, 34), 1, 2, **prologue, **both))
+        cases.append(rewritten(2, 136, 72, (16, 16), 3, 2, pads=1, residual=True, activation="leaky_relu", alpha=0.5, **prologue))
         cases.append(rewritten(2, 33, 17, (13, 17), 3, 3, pads=2, **prologue))
         cases.append(rewritten(1, 264, 64, (16, 16), 3, 2, pads=1, **prologue))
         cases.append(rewritten(2, 9, 10, (9, 9, 9), 3, 2, pads=1, **prologue))
@@ -160,4 +163,4 @@ def with_prologues(cases: list[dict]) -> list[dict]:
 
 def all_cases() -> list[dict]:
     plain = random_cases(360) + halved_cases(3, 30) + halved_cases(1, 55)
-    return chosen() + plain + with_prologues(plain[::6] + halved_cases(3, 30))
+    return chosen() + plain + with_prologues(plain[::6] + halved_cases(3, 30) + halved_cases(1, 30))

@@ -11,18 +11,20 @@ POISON = 0xFF  # 0xFFFF and 0xFFFFFFFF are NaN in float16, bfloat16 and float32
 class Guarded:
     """An array in GPU memory between two guard zones; `data` is copied in, or everything is left poisoned.
 
-    Shows itself by __cuda_array_interface__, as pycuda's arrays do, at an address aligned to 256 bytes.
+    Shows itself by __cuda_array_interface__, as pycuda's arrays do, at an address aligned to 256 bytes, or one element
+    further if it is `skewed`.
     """
 
-    def __init__(self, shape, dtype, data: np.ndarray | None = None) -> None:
+    def __init__(self, shape, dtype, data: np.ndarray | None = None, skewed: bool = False) -> None:
         import pycuda.driver as driver
 
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
         self.bytes = int(np.prod(self.shape)) * self.dtype.itemsize
-        self.total = 2 * GUARD_BYTES + (self.bytes + 255) // 256 * 256
+        self.start = GUARD_BYTES + (self.dtype.itemsize if skewed else 0)
+        self.total = 2 * GUARD_BYTES + (self.bytes + 511) // 256 * 256
         self.memory = driver.mem_alloc(self.total)
         driver.memset_d8(self.memory, POISON, self.total)
-        self.pointer = int(self.memory) + GUARD_BYTES
+        self.pointer = int(self.memory) + self.start
         if data is not None:
             driver.memcpy_htod(self.pointer, np.ascontiguousarray(data, self.dtype))
 
@@ -42,6 +44,7 @@ class Guarded:
 
         raw = np.empty(self.total, np.uint8)
         driver.memcpy_dtoh(raw, self.memory)
-        assert (raw[:GUARD_BYTES] == POISON).all(), "written before the array"
-        assert (raw[GUARD_BYTES + self.bytes :] == POISON).all(), "written past the array"
-        return raw[GUARD_BYTES : GUARD_BYTES + self.bytes].view(self.dtype).reshape(self.shape)
+        end = self.start + self.bytes
+        assert (raw[: self.start] == POISON).all(), "written before the array"
+        assert (raw[end:] == POISON).all(), "written past the array"
+        return raw[self.start : end].view(self.dtype).reshape(self.shape)

@@ -49,16 +49,20 @@ def moved(array: np.ndarray, layout: str) -> np.ndarray:
     return np.moveaxis(array, 1, -1) if layout == "NHWC" else array
 
 
-def run_twice(p: Problem, tactic, x, w, b, r, scale, shift) -> np.ndarray:
-    """y as [N, M, ...] in float64."""
+def run_twice(p: Problem, tactic, x, w, b, r, scale, shift, skewed: str = "") -> np.ndarray:
+    """y as [N, M, ...] in float64; the array named `skewed` is aligned to its elements only."""
     dtype, y_layout = NUMPY_TYPES[p.dtype], p.y_layout or p.layout
-    gx, gw = Guarded(p.x_shape, dtype, moved(x, p.layout)), Guarded(p.w_shape, dtype, w)
-    gb = Guarded((p.m,), dtype, b) if p.bias else None
-    gr = Guarded(p.y_shape, dtype, moved(r, y_layout)) if p.residual else None
+
+    def guarded(name, shape, data=None):
+        return Guarded(shape, dtype, data, skewed=name == skewed)
+
+    gx, gw = guarded("x", p.x_shape, moved(x, p.layout)), guarded("w", p.w_shape, w)
+    gb = guarded("b", (p.m,), b) if p.bias else None
+    gr = guarded("residual", p.y_shape, moved(r, y_layout)) if p.residual else None
     factors = {}
     if p.prologue_affine:
-        factors = {name: Guarded((p.c,), dtype, values) for name, values in (("scale", scale), ("shift", shift))}
-    gy = Guarded(p.y_shape, dtype)
+        factors = {name: guarded(name, (p.c,), values) for name, values in (("scale", scale), ("shift", shift))}
+    gy = guarded("y", p.y_shape)
     need = p.workspace_bytes(tactic)
     workspace = Guarded((need // 4,), np.float32) if need else None
     results = []
@@ -79,14 +83,14 @@ def run_twice(p: Problem, tactic, x, w, b, r, scale, shift) -> np.ndarray:
         if workspace:
             workspace.read()
     assert results[0].tobytes() == results[1].tobytes(), "two runs gave different bits"
-    for guarded, name in ((gx, "x"), (gw, "w"), (gb, "b"), (gr, "residual"), *((v, k) for k, v in factors.items())):
-        if guarded is not None:
-            guarded.read(), name
+    for read_only in (gx, gw, gb, gr, *factors.values()):
+        if read_only is not None:
+            read_only.read()
     y = results[0].astype(np.float64)
     return np.moveaxis(y, -1, 1) if y_layout == "NHWC" else y
 
 
-def check(index: int, tactic, dtype: str, layout: str, kind: str) -> bool:
+def check(index: int, tactic, dtype: str, layout: str, kind: str, skewed: str = "") -> bool:
     """False if the tactic does not support the case."""
     y_layout = layout if index % 3 else {"NCHW": "NHWC", "NHWC": "NCHW"}[layout]
     p = make_problem(CASES[index], dtype, layout, y_layout, "tf32x3" not in tactic.name, kind)
@@ -103,7 +107,7 @@ def check(index: int, tactic, dtype: str, layout: str, kind: str) -> bool:
     before = linear + (b.reshape(1, -1, *[1] * len(p.spatial)) if p.bias else 0) + (r if p.residual else 0)
     exact = conv_reference.activate(p, before)
     try:
-        y = run_twice(p, tactic, x, w, b, r, scale, shift)
+        y = run_twice(p, tactic, x, w, b, r, scale, shift, skewed)
         assert not np.isnan(y).any(), f"{np.isnan(y).sum()} of {y.size} outputs were not written"
         if kind == INTEGER:
             expected = exact.astype(np.float32).astype(NUMPY_TYPES[dtype]).astype(np.float64)
@@ -139,3 +143,14 @@ def test_tactic(gpu, name, kind, layout):
         return
     # A split needs as many slices of channels as it has blocks, which few of the cases have.
     assert tried >= (len(CASES) * len(types) if tactic.family == "generic" else 3 if tactic.split_k > 1 else 40)
+
+
+@pytest.mark.parametrize("skewed", ["x", "w", "b", "residual", "scale", "shift", "y"])
+@pytest.mark.parametrize("name", [t.name for t in tactics() if "_tma3x3" in t.name])
+def test_arrays_that_tma_cannot_take(gpu, name, skewed):
+    tactic = find_tactic(name)
+    if gpu.compute_capability() != (9, 0):
+        pytest.skip("needs compute capability 90")
+    wanted = dict(prologue_affine=True, bias=True, residual=True, kernel_shape=(3, 3))
+    case = next(i for i, c in enumerate(CASES) if i % 3 and wanted.items() <= c.items())  # check() moves Y at every third
+    assert check(case, tactic, tactic.dtype, "NHWC", INTEGER, skewed)

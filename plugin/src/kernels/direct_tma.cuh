@@ -6,7 +6,8 @@
 //
 //     warp 0           weights of one tap and slice      -> ring of kStages       (TMA, 64-byte swizzle)
 //     kMeanWarps       pixels of X under the subtiles    -> ring of kRawStages    (TMA by the first, zeros outside)
-//                      box means of those pixels         -> ring of kMeanStages   (fp32 sums, rounded once)
+//                      prologue, box means of those      -> ring of kMeanStages   (fp32 sums, rounded once)
+//                      of a slice by all of them, or, in kMeanGroups but the first, of slices in turn
 //     2 warpgroups     products of means and weights, accumulators in registers; then bias, residual, activation, Y
 //
 // X is read as two tensors, its even and its odd columns, so that columns two apart are neighbours in shared memory. Box
@@ -18,6 +19,9 @@
 // subtile instead of by slice; a kernel for 4 x 4 output pixels of four images (benchmarks/log.md).
 #pragma once
 
+#include <type_traits>
+
+#include "prologue.cuh"
 #include "tensor_tile.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
@@ -25,12 +29,13 @@
 namespace convpool {
 
 template <Precision kPrecision_, int kSubtiles_, int kBlockN_, int kKernel_, int kStageTaps_, int kStages_,
-          int kRawStages_, int kMeanStages_, int kMeanWarps_>
+          int kRawStages_, int kMeanStages_, int kMeanWarps_, int kMeanGroups_>
 struct DirectTmaConfig {
     static constexpr Precision kPrecision = kPrecision_;
     static constexpr int kSubtiles = kSubtiles_, kBlockN = kBlockN_, kKernel = kKernel_, kStageTaps = kStageTaps_,
                          kStages = kStages_, kRawStages = kRawStages_, kMeanStages = kMeanStages_,
-                         kMeanWarps = kMeanWarps_;
+                         kMeanWarps = kMeanWarps_, kMeanGroups = kMeanGroups_;
+    static constexpr int kSliceWarps = kMeanGroups == 1 ? kMeanWarps : (kMeanWarps - 1) / kMeanGroups;
     static constexpr int kTaps = kKernel * kKernel, kPerChunk = Traits<kPrecision>::kPerChunk, kChunks = 4;
     static constexpr int kThreads = 32 + kMeanWarps * 32 + 256;
     static constexpr int kConsumerSubtiles = kSubtiles == 1 ? 1 : kSubtiles / 2;  // of a warpgroup
@@ -41,13 +46,14 @@ struct DirectTmaConfig {
 
     static_assert(kKernel == 1 || kKernel == 3, "the planes of box means are laid out for these");
     static_assert(kMeanWarps % 4 == 3, "whole warpgroups, with the warp that copies");
+    static_assert(kMeanGroups == 1 || kMeanGroups * kSliceWarps + 1 == kMeanWarps, "equal groups, and the warp that copies");
     static_assert(kSubtiles <= 2 && kRawStages >= 2, "a subtile or its channels' halves a warpgroup; copies run ahead");
     static_assert(kTaps % kStageTaps == 0, "whole stages of weights in a slice");
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-template <class Config> struct DirectTma {
+template <class Config, bool kPrologue> struct DirectTma {
     static constexpr Precision kPrecision = Config::kPrecision;
     using Element = typename Traits<kPrecision>::Element;
     static constexpr int kSubtiles = Config::kSubtiles, kKernel = Config::kKernel, kTaps = Config::kTaps,
@@ -112,7 +118,8 @@ template <class Config> struct DirectTma {
 
     CONVPOOL_DEVICE void copy_weights() const {
         Ring<kStages> ring;
-        for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
+        const int end = p.resident ? min(p.tiles, static_cast<int>(blockIdx.x) + 1) : p.tiles;
+        for (int index = blockIdx.x; index < end; index += gridDim.x) {
             const int channel = tile_at(index).channel;
 #pragma unroll 1
             for (int slice = 0; slice < p.slices; ++slice)
@@ -169,6 +176,51 @@ template <class Config> struct DirectTma {
         }
     };
 
+    // ---- prologue ----
+
+    // f of a lane's pixels. Outside X they are zero as copied; where a shift may have made f(0) another number they become
+    // zero again.
+    struct PixelPrologue {
+        static constexpr int kPixels = kKernel == 3 ? 18 : 16;  // rows and columns of X under a subtile
+        const DirectTmaParams &p;
+        PackedPrologue<kPrecision> chunk;
+        int y[kSubtiles], x[kSubtiles];  // of each subtile's first pixel
+        int first_y = 0, first_x = 0;    // of the present subtile
+        bool border = false;             // it has pixels outside X that count
+
+        CONVPOOL_DEVICE explicit PixelPrologue(const DirectTmaParams &params) : p(params), chunk(params.prologue) {}
+        CONVPOOL_DEVICE void start_tile(const DirectTma &kernel, int index) {
+            if (p.prologue.scale == nullptr) return;
+            const Tile tile = kernel.tile_at(index);
+#pragma unroll
+            for (int s = 0; s < kSubtiles; ++s) {
+                const Corner corner = kernel.corner_of(tile.subtile + s);
+                y[s] = corner.y * 2 - p.pad_h;
+                x[s] = corner.x * 2 - p.pad_w;
+            }
+        }
+        CONVPOOL_DEVICE void start_slice(int slice, int lane) {
+            chunk.load(p.prologue, (slice * kChunks + (lane & 3)) * kPerChunk, p.c);
+        }
+        CONVPOOL_DEVICE void start_subtile(int s) {
+            if (p.prologue.scale == nullptr) return;
+            first_y = s == 0 ? y[0] : y[kSubtiles - 1];
+            first_x = s == 0 ? x[0] : x[kSubtiles - 1];
+            border = first_y < 0 || first_x < 0 || first_y + kPixels > p.h || first_x + kPixels > p.w;
+        }
+        CONVPOOL_DEVICE uint4 operator()(const uint4 &pixel, int row, int column) const {
+            const uint4 v = chunk(pixel);
+            const bool outside = border && (static_cast<uint32_t>(first_y + row) >= static_cast<uint32_t>(p.h) ||
+                                            static_cast<uint32_t>(first_x + column) >= static_cast<uint32_t>(p.w));
+            return outside ? uint4{0, 0, 0, 0} : v;
+        }
+    };
+    struct NoPrologue {
+        CONVPOOL_DEVICE explicit NoPrologue(const DirectTmaParams &) {}
+        CONVPOOL_DEVICE uint4 operator()(const uint4 &pixel, int, int) const { return pixel; }
+    };
+    using PixelFunction = std::conditional_t<kPrologue, PixelPrologue, NoPrologue>;
+
     // ---- box means ----
 
     CONVPOOL_DEVICE static void store_mean(uint32_t dst, const float (&a)[kPerChunk], const float (&b)[kPerChunk]) {
@@ -199,17 +251,29 @@ template <class Config> struct DirectTma {
     CONVPOOL_DEVICE static RawRow load_row(uint32_t src) {
         return {load_shared(src), load_shared(src + kHalfBytes), load_shared(src + 64)};
     }
+    CONVPOOL_DEVICE static RawRow apply(const PixelFunction &f, const RawRow &raw, int row, int pair) {
+        return {f(raw.even, row, 2 * pair), f(raw.odd, row, 2 * pair + 1), f(raw.next, row, 2 * pair + 2)};
+    }
+    // Two by two pixels.
+    CONVPOOL_DEVICE static void form_mean(const PixelFunction &f, uint32_t src, uint32_t dst, int row, int column) {
+        const uint4 a = load_shared(src), b = load_shared(src + kHalfBytes);
+        const uint4 c = load_shared(src + kColumns * 64), d = load_shared(src + kColumns * 64 + kHalfBytes);
+        float upper[kPerChunk], lower[kPerChunk];
+        sum_pair(upper, f(a, row, column), f(b, row, column + 1));
+        sum_pair(lower, f(c, row + 1, column), f(d, row + 1, column + 1));
+        store_mean(dst, upper, lower);
+    }
 
     // Rows `first` to `end` of a subtile's 17 x 17 box means: a lane walks down two columns of one chunk, with the pixels of
     // the next row on their way; the last column is left over, and a lane forms a box mean of it.
-    CONVPOOL_DEVICE void form_means_3x3(uint32_t raw, uint32_t means, int first, int end) const {
+    CONVPOOL_DEVICE void form_means_3x3(const PixelFunction &f, uint32_t raw, uint32_t means, int first, int end) const {
         const int chunk = lane & 3, pair = lane >> 2;
         const uint32_t dst = means + chunk * kPlane;
         uint32_t src = raw + (first * kColumns + pair) * 64 + chunk * 16;
         RawRow ahead = load_row(src);
         float above_even[kPerChunk], above_odd[kPerChunk];
         {
-            const RawRow row = ahead;
+            const RawRow row = apply(f, ahead, first, pair);
             src += kColumns * 64;
             ahead = load_row(src);
             sum_pair(above_even, row.even, row.odd);
@@ -217,7 +281,7 @@ template <class Config> struct DirectTma {
         }
 #pragma unroll 2
         for (int y = first; y < end; ++y) {
-            const RawRow row = ahead;
+            const RawRow row = apply(f, ahead, y + 1, pair);
             src += kColumns * 64;
             if (y + 1 < end) ahead = load_row(src);
             float even[kPerChunk], odd[kPerChunk];
@@ -233,45 +297,51 @@ template <class Config> struct DirectTma {
         }
         for (int i = lane; i < (end - first) * kChunks; i += 32) {
             const int y = first + (i >> 2);
-            src = raw + (y * kColumns + 8) * 64 + (i & 3) * 16;
-            const uint4 a = load_shared(src), b = load_shared(src + kHalfBytes);
-            const uint4 c = load_shared(src + kColumns * 64), d = load_shared(src + kColumns * 64 + kHalfBytes);
-            float upper[kPerChunk], lower[kPerChunk];
-            sum_pair(upper, a, b);
-            sum_pair(lower, c, d);
-            store_mean(means + (i & 3) * kPlane + mean_position(y, 8, 0), upper, lower);
+            form_mean(f, raw + (y * kColumns + 8) * 64 + chunk * 16, dst + mean_position(y, 8, 0), y, 16);
         }
     }
 
     // Rows `first` to `end` of 8 x 8 box means.
-    CONVPOOL_DEVICE void form_means_1x1(uint32_t raw, uint32_t means, int first, int end) const {
+    CONVPOOL_DEVICE void form_means_1x1(const PixelFunction &f, uint32_t raw, uint32_t means, int first, int end) const {
         const int chunk = lane & 3, column = lane >> 2;
 #pragma unroll 2
         for (int y = first; y < end; ++y) {
-            const uint32_t src = raw + (2 * y * kColumns + column) * 64 + chunk * 16;
-            const uint4 a = load_shared(src), b = load_shared(src + kHalfBytes);
-            const uint4 c = load_shared(src + kColumns * 64), d = load_shared(src + kColumns * 64 + kHalfBytes);
-            float upper[kPerChunk], lower[kPerChunk];
-            sum_pair(upper, a, b);
-            sum_pair(lower, c, d);
-            store_mean(means + chunk * kPlane + (y * 8 + column) * 16, upper, lower);
+            form_mean(f, raw + (2 * y * kColumns + column) * 64 + chunk * 16,
+                      means + chunk * kPlane + (y * 8 + column) * 16, 2 * y, 2 * column);
         }
     }
 
     CONVPOOL_DEVICE void form_means(int mean_warp) const {
         // The subtiles' rows, one after the other, in equal parts.
-        constexpr int kMeanRows = kKernel == 3 ? 17 : 8;
-        const int begin = kSubtiles * kMeanRows * mean_warp / Config::kMeanWarps,
-                  end = kSubtiles * kMeanRows * (mean_warp + 1) / Config::kMeanWarps;
+        constexpr int kMeanRows = kKernel == 3 ? 17 : 8, kGroups = Config::kMeanGroups, kSliceWarps = Config::kSliceWarps;
+        const int member = kGroups == 1 ? mean_warp : (mean_warp - 1) % kSliceWarps;
+        const int begin = kSubtiles * kMeanRows * member / kSliceWarps,
+                  end = kSubtiles * kMeanRows * (member + 1) / kSliceWarps;
         Ring<kRawStages> raw;
         Ring<kMeanStages> means;
         const bool copies = mean_warp == 0 && lane == 0;
         RawCopies ahead(*this);
+        if (kGroups > 1 && mean_warp == 0) {
+            while (copies && ahead.index < p.tiles) ahead.next();
+            return;
+        }
+        int others = kGroups == 1 ? 0 : (mean_warp - 1) / kSliceWarps;  // slices left until this group's next
+        PixelFunction f(p);
         if (copies)
             for (int i = 0; i + 1 < kRawStages; ++i) ahead.next();
         for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
+            if constexpr (kPrologue) f.start_tile(*this, index);
 #pragma unroll 1
             for (int slice = 0; slice < p.slices; ++slice) {
+                if (kGroups > 1 && others > 0) {
+                    --others;
+                    raw.next();
+                    means.next();
+                    continue;
+                }
+                others = kGroups - 1;
+                // Before the waits below, which cover its latency.
+                if constexpr (kPrologue) f.start_slice(slice, lane);
                 if (copies) ahead.next();
                 __syncwarp();
                 barrier_wait(means_empty(means.buffer), means.parity ^ 1);
@@ -280,10 +350,11 @@ template <class Config> struct DirectTma {
                 for (int s = 0; s < kSubtiles; ++s) {
                     const int from = max(begin - s * kMeanRows, 0), to = min(end - s * kMeanRows, kMeanRows);
                     if (from >= to) continue;
+                    if constexpr (kPrologue) f.start_subtile(s);
                     if constexpr (kKernel == 3)
-                        form_means_3x3(raw_at(raw.buffer, s), means_at(means.buffer, s), from, to);
+                        form_means_3x3(f, raw_at(raw.buffer, s), means_at(means.buffer, s), from, to);
                     else
-                        form_means_1x1(raw_at(raw.buffer, s), means_at(means.buffer, s), from, to);
+                        form_means_1x1(f, raw_at(raw.buffer, s), means_at(means.buffer, s), from, to);
                 }
                 publish_shared();
                 __syncwarp();
@@ -316,6 +387,7 @@ template <class Config> struct DirectTma {
                 for (int f = 0; f < Config::kFragments; ++f)
 #pragma unroll
                     for (int i = 0; i < 4; ++i) acc[s][f][i] = 0.f;
+            if (p.resident) weights = {};
             int held_weights = -1, held_means = -1;  // buffers that products still under way read
 #pragma unroll 1
             for (int slice = 0; slice < p.slices; ++slice) {
@@ -485,10 +557,10 @@ template <class Config> struct DirectTma {
             }
             for (int i = 0; i < kRawStages; ++i) {
                 barrier_init(raw_full(i), 1);
-                barrier_init(raw_empty(i), Config::kMeanWarps);
+                barrier_init(raw_empty(i), Config::kSliceWarps);
             }
             for (int i = 0; i < kMeanStages; ++i) {
-                barrier_init(means_full(i), Config::kMeanWarps);
+                barrier_init(means_full(i), Config::kSliceWarps);
                 barrier_init(means_empty(i), 2);
             }
             publish_barriers();
@@ -511,14 +583,19 @@ template <class Config> struct DirectTma {
 
 #endif
 
-template <class Config>
+template <class Config, bool kPrologue>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     direct_tma_kernel(const __grid_constant__ DirectTmaParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
-    DirectTma<Config>{params, shared_address(memory), static_cast<int>(threadIdx.x >> 5),
+    DirectTma<Config, kPrologue>{params, shared_address(memory), static_cast<int>(threadIdx.x >> 5),
                       static_cast<int>(threadIdx.x & 31)}.run();
 #endif
+}
+
+template <class Config> const void *direct_tma_kernel_of(bool prologue) {
+    return prologue ? reinterpret_cast<const void *>(&direct_tma_kernel<Config, true>)
+                    : reinterpret_cast<const void *>(&direct_tma_kernel<Config, false>);
 }
 
 }  // namespace convpool

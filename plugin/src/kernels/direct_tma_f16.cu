@@ -7,12 +7,11 @@
 #define CONVPOOL_TMA_BF16(...)
 #define CONVPOOL_TMA_TF32(...)
 #define CONVPOOL_TMA_F16(id, ...) \
-    case id:                      \
-        return reinterpret_cast<const void *>(&direct_tma_kernel<DirectTmaConfig<Precision::kF16, __VA_ARGS__>>);
+    case id: return direct_tma_kernel_of<DirectTmaConfig<Precision::kF16, __VA_ARGS__>>(prologue);
 
 namespace convpool {
 
-const void *direct_tma_kernel_f16(int id) {
+const void *direct_tma_kernel_f16(int id, bool prologue) {
     switch (id) {
 #include "../tactics.def"
     default: return nullptr;

@@ -46,4 +46,76 @@ template <Precision P> struct ChunkPrologue {
     }
 };
 
+// ---- of packed chunks, from sm_80 on ----
+
+// max(a * b + c, 0) of each value in a word, rounded once; NaN stays NaN.
+CONVPOOL_DEVICE uint32_t fma_relu(uint32_t a, uint32_t b, uint32_t c, __half) {
+    uint32_t d;
+    asm("fma.rn.relu.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+CONVPOOL_DEVICE uint32_t fma_relu(uint32_t a, uint32_t b, uint32_t c, __nv_bfloat16) {
+    uint32_t d;
+    asm("fma.rn.relu.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+CONVPOOL_DEVICE uint32_t fma_relu(uint32_t a, uint32_t b, uint32_t c, float) {
+    float d;
+    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(d) : "f"(fmaf(__uint_as_float(a), __uint_as_float(b), __uint_as_float(c))));
+    return __float_as_uint(d);
+}
+CONVPOOL_DEVICE uint32_t fma_packed(uint32_t a, uint32_t b, uint32_t c, __half) {
+    uint32_t d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+CONVPOOL_DEVICE uint32_t fma_packed(uint32_t a, uint32_t b, uint32_t c, __nv_bfloat16) {
+    uint32_t d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+CONVPOOL_DEVICE uint32_t fma_packed(uint32_t a, uint32_t b, uint32_t c, float) {
+    return __float_as_uint(fmaf(__uint_as_float(a), __uint_as_float(b), __uint_as_float(c)));
+}
+
+// f of one chunk in X's type, two 16-bit values an instruction: relu(v) - slope * relu(-v), where the second part is left
+// out without a slope and exact with a slope of 1, which stands for no activation.
+template <Precision P> struct PackedPrologue {
+    using Element = typename Traits<P>::Element;
+    uint4 scale, shift;
+    uint32_t minus_slope;
+    bool sloped;
+
+    CONVPOOL_DEVICE explicit PackedPrologue(const Prologue &p)
+        : scale(filled(1.f)), shift(filled(0.f)),
+          minus_slope(packed(p.activation == Activation::kLeakyRelu ? -p.alpha : -1.f)),
+          sloped(p.activation != Activation::kRelu) {}
+
+    // Whole, aligned chunks of channels; zeros past the last, where X is zero too.
+    CONVPOOL_DEVICE void load(const Prologue &p, int first_channel, int channels) {
+        if (p.scale == nullptr) return;
+        scale = shift = uint4{0, 0, 0, 0};
+        if (first_channel >= channels) return;
+        scale = *reinterpret_cast<const uint4 *>(static_cast<const Element *>(p.scale) + first_channel);
+        shift = *reinterpret_cast<const uint4 *>(static_cast<const Element *>(p.shift) + first_channel);
+    }
+    CONVPOOL_DEVICE uint4 operator()(const uint4 &x) const {
+        constexpr uint32_t kSigns = sizeof(Element) == 4 ? 0x80000000u : 0x80008000u;
+        auto word = [&](uint32_t v, uint32_t a, uint32_t b) {
+            const uint32_t positive = fma_relu(v, a, b, Element{});
+            if (!sloped) return positive;
+            return fma_packed(fma_relu(v, a ^ kSigns, b ^ kSigns, Element{}), minus_slope, positive, Element{});
+        };
+        return {word(x.x, scale.x, shift.x), word(x.y, scale.y, shift.y), word(x.z, scale.z, shift.z),
+                word(x.w, scale.w, shift.w)};
+    }
+
+private:
+    CONVPOOL_DEVICE static uint32_t packed(float v) {
+        if constexpr (sizeof(Element) == 4) return __float_as_uint(v);
+        else return pack2(v, v, Element{});
+    }
+    CONVPOOL_DEVICE static uint4 filled(float v) { return {packed(v), packed(v), packed(v), packed(v)}; }
+};
+
 }  // namespace convpool
