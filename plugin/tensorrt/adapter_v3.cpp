@@ -44,6 +44,7 @@ std::vector<Tensor> tensors(const v3::DynamicPluginTensorDesc *in, int32_t input
 std::vector<Tensor> tensors(const v3::PluginTensorDesc *in, int32_t inputs, const v3::PluginTensorDesc *out,
                             int32_t outputs) {
     std::vector<Tensor> all;
+    all.reserve(static_cast<size_t>(inputs + outputs));  // in every run
     for (int32_t i = 0; i < inputs; ++i) all.push_back(tensor(in[i], in[i].dims));
     for (int32_t i = 0; i < outputs; ++i) all.push_back(tensor(out[i], out[i].dims));
     return all;
