@@ -227,6 +227,14 @@ def test_without_the_options_nothing_is_taken_in():
     assert result.report.sites[0].absorbed == result.report.sites[0].beside == ()
 
 
+def test_by_default_everything_is_taken_in():
+    model = graph(f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\ny = Relu(q)")
+    result = convpool.optimize(model).model
+    assert only(result).op_type == "ReluConvAvgPoolRelu"
+    asked = convpool.optimize(model, prologue=True, epilogue=True).model
+    assert result.SerializeToString(deterministic=True) == asked.SerializeToString(deterministic=True)
+
+
 def test_report():
     body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\nz = Relu(q)\ny = Tanh(z)"
     site = optimize(graph(body, NORM)).report.sites[0]
@@ -501,7 +509,7 @@ def test_weights_that_something_else_reads_are_not_edited():
 
 @pytest.mark.parametrize(
     ("options", "kind"),
-    [([], "ConvAvgPool"), (["--prologue", "--no-epilogue"], "ReluConvAvgPool"),
+    [([], "ReluConvAvgPoolRelu"), (["--prologue", "--no-epilogue"], "ReluConvAvgPool"),
      (["--no-prologue", "--epilogue"], "ConvAvgPoolRelu"), (["--prologue", "--epilogue"], "ReluConvAvgPoolRelu"),
      (["--no-prologue", "--no-epilogue"], "ConvAvgPool")],
 )  # fmt: skip
