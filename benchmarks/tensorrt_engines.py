@@ -187,14 +187,15 @@ TEST_GROUPS = {
 }
 
 
-def run_tests(group: str, seconds: float) -> dict:
+def run_tests(group: str, seconds: float, digits: str | None = None) -> dict:
     """One group of tests: counts, what failed, and what the tests recorded."""
+    environment = {**os.environ, "REQUIRE_GPU": "1", **({"CONVPOOL_DIGITS": str(Path(digits).resolve())} if digits else {})}
     with tempfile.TemporaryDirectory() as folder:
         junit = Path(folder, "junit.xml")
         options = ["-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={junit}"]
         command = [sys.executable, "-m", "pytest", *options, *TEST_GROUPS[group]]
         started = time.perf_counter()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "REQUIRE_GPU": "1"}) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
             try:
                 output, late = process.communicate(timeout=seconds)[0], False
             except subprocess.TimeoutExpired:
@@ -229,7 +230,7 @@ def tests(arguments: argparse.Namespace) -> int:
         raise SystemExit(f"tests: no group {unknown[0]!r}; expected {', '.join(TEST_GROUPS)}")
     groups = []
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for done in as_completed(pool.submit(run_tests, name, arguments.timeout) for name in names):
+        for done in as_completed(pool.submit(run_tests, name, arguments.timeout, arguments.digits) for name in names):
             groups.append({**done.result(), **about(), "commit": arguments.commit})
             print(json.dumps(groups[-1]), flush=True)
             if arguments.json:
@@ -282,7 +283,7 @@ def main() -> int:
     parser.add_argument("what", choices=("check", "check-one", "time", "tests", "run"))
     parser.add_argument("names", nargs="*", help="networks of `time`, groups of `tests`; default all")
     parser.add_argument("--json")
-    parser.add_argument("--digits", help="npz with the digits' test set as `inputs`")
+    parser.add_argument("--digits", help="npz with the digits' test set as `inputs`, where there is no scikit-learn")
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--jobs", type=int, default=5)
     parser.add_argument("--timeout", type=float, default=1200, help="seconds for one model")
