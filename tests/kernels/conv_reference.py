@@ -81,16 +81,16 @@ def activate(p: Problem, y: np.ndarray) -> np.ndarray:
     return y
 
 
-def bound(p: Problem, tactic: Tactic, x: np.ndarray, w: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """How far from the exact result a correct kernel may be; x is f(X), and `before` that result before the activation.
+def bound(p: Problem, tactic: Tactic, x: np.ndarray, w: np.ndarray, sums: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """How far from the exact result a correct kernel may be; x is f(X), `sums` is linear(|x|, |w|), and `before` the exact
+    result before the activation.
 
-    With S the sum of |box mean| |w|: each product has an operand rounded to the type that is multiplied (box means, or
+    With `sums` of |box mean| |w|: each product has an operand rounded to the type that is multiplied (box means, or
     fused weights: u; both to TF32: 2u; 3xTF32: three products of 22 bits), the K terms are added in fp32 by units that
     truncate (K + 8 times 2^-23), and the result is rounded once to the type of y. Operands of float16 below 2^-14 are
     subnormal: 2^-25 each. A prologue is one rounding to the type or to fp32, of fma, and with a slope two more, of the slope
     and of the product. The activations are no steeper than 1; tanh and exp are good to a few units of fp32.
     """
-    sums = linear(p, np.abs(x), np.abs(w))
     terms = int(np.prod(p.w_shape[1:])) * 2  # filter_fused adds up to 16/9 as many at 3x3; each with smaller weights
     operand = UNIT_ROUNDOFF[p.dtype]
     if tactic.family == "generic":

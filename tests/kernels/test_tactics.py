@@ -45,6 +45,15 @@ def data_of(index: int, dtype: str, kind: str):
     return *data, conv_reference.linear(p, conv_reference.prologue(p, x, scale, shift), w)
 
 
+@functools.cache
+def magnitudes(index: int, dtype: str):
+    """f(x), and the sum of its magnitudes times those of w, of random data."""
+    p = make_problem(CASES[index], dtype, "NCHW", "NCHW", True, RANDOM)
+    x, w, _, _, scale, shift, _ = data_of(index, dtype, RANDOM)
+    x = conv_reference.prologue(p, x, scale, shift)
+    return x, conv_reference.linear(p, np.abs(x), np.abs(w))
+
+
 def moved(array: np.ndarray, layout: str) -> np.ndarray:
     return np.moveaxis(array, 1, -1) if layout == "NHWC" else array
 
@@ -114,7 +123,8 @@ def check(index: int, tactic, dtype: str, layout: str, kind: str, skewed: str = 
             wrong = np.argwhere(y != expected)
             assert not len(wrong), f"at {wrong[0]} got {y[tuple(wrong[0])]}, expected {expected[tuple(wrong[0])]}"
         else:
-            allowed = conv_reference.bound(p, tactic, conv_reference.prologue(p, x, scale, shift), w, before)
+            x_after, sums = magnitudes(index, dtype)
+            allowed = conv_reference.bound(p, tactic, x_after, w, sums, before)
             excess = np.abs(y - exact) - allowed
             at = np.unravel_index(np.argmax(excess), excess.shape)
             assert excess[at] <= 0, f"at {at} got {y[at]}, expected {exact[at]} +- {allowed[at]}"
