@@ -25,12 +25,14 @@ $(VENV)/.installed: $(SOURCES)
 
 bench-cpu: install
 	$(BIN)/python -m benchmarks.cpu --json benchmarks/results/cpu.json
+	$(BIN)/python -m benchmarks.plots benchmarks/results/cpu.json docs/speedup_cpu.png
 	$(BIN)/python -m benchmarks.scale --json benchmarks/results/scale.json
 
 # On a machine with a GPU.
 bench-gpu: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check ".[bench,cuda]"
-	$(BIN)/convpool-bench suita-table2 --commit $$(git rev-parse HEAD) --json benchmarks/results/h200_suita_table2_fp16.json
+	$(BIN)/convpool-bench suita-table2 --commit $$(git rev-parse HEAD) --json benchmarks/results/h200_suita_table2_fp16.json \
+		--plot docs/speedup_gpu_layers.png
 	$(BIN)/python benchmarks/gpu_checks.py --commit $$(git rev-parse HEAD) --json benchmarks/results/h200_kernel_tests.json
 
 clean:

@@ -1,40 +1,40 @@
 r"""Whole models as TensorRT engines: with the plugin, and of the original model; accuracy and time.
 
     python -m benchmarks.tensorrt_engines check --json benchmarks/results/h200_trt86_engines.json [--digits FILE.npz]
-    python -m benchmarks.tensorrt_engines time --json benchmarks/results/h200_trt86_sngan64.json
-    python -m benchmarks.tensorrt_engines tests plugin --json benchmarks/results/h200_trt86_tests.json
-    python -m benchmarks.tensorrt_engines tests small stargan_v2 densenet121_fp32 densenet121_tf32 densenet121_fp16 \
-        --jobs 3 --json benchmarks/results/h200_trt86_accuracy.json
+    python -m benchmarks.tensorrt_engines time sngan64 wgan_gp --json benchmarks/results/h200_trt86_networks.json \
+        --engines build/engines
+    python -m benchmarks.tensorrt_engines tests plugin lenet5 sngan64 --json benchmarks/results/h200_trt86_tests.json
 
 `check` builds each model in fp32 and fp16, with a static batch and with open ones, saves the engines and runs them in a
-new process; outputs are compared with onnxruntime and with float64 on the original model.  `time` builds one model with
-the plugin, as it is, and in standard operators, and replays CUDA graphs of all engines in turn over inputs rotated
-beyond the L2.  `tests` runs groups of tests/plugin and of the engines of tests/accuracy with REQUIRE_GPU=1, a few processes
-at a time, and keeps what passed and the errors found.  Builders share the GPU in turns: with 13 of them an H200 needed
-more than twice as long for each as with 5.  Needs TensorRT, pycuda and a GPU.
+new process; outputs are compared with onnxruntime and with float64 on the original model.  `time` is described in
+`benchmarks.network_times`; it keeps its engines in a folder, and `--lowerings` times some of them.  `tests` runs groups of
+tests/plugin and of the engines of tests/accuracy with REQUIRE_GPU=1, a few processes at a time, and keeps what passed and
+the errors found.  `time` and `tests` put each row or group into the file as soon as it is done, in place of an earlier one.
+Builders share the GPU in turns: with 13 of them an H200 needed more than twice as long for each as with 5.  Needs
+TensorRT, pycuda and a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import datetime
 import json
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import numpy as np
 import onnx
 
+from benchmarks import network_times
+from convpool.files import write_atomically
 from convpool.modelio import LoadedModel
 from convpool.tensorrt import Engine, build_engine
 from convpool.tensorrt.library import tensorrt_module
@@ -47,8 +47,6 @@ from tests.accuracy.reference64 import run_float64
 
 BATCHES = {"lenet5_digits": 8, "sngan64": 4, "wgan_gp": 4, "stargan_v2": 1, "densenet_transition1": 4}
 STATIC_SETS = 16
-L2_BYTES = 60 * 2**20
-RELAXED_CAPTURE = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: TensorRT may call what a strict capture refuses
 
 
 def make_model(name: str, batch: int | str) -> onnx.ModelProto:
@@ -182,19 +180,22 @@ TEST_GROUPS = {
     "densenet121_fp32": ["tests/accuracy", "-k", "test_tensorrt and densenet121 and fp32"],
     "densenet121_tf32": ["tests/accuracy", "-k", "test_tensorrt and densenet121 and tf32"],
     "densenet121_fp16": ["tests/accuracy", "-k", "test_tensorrt and densenet121 and fp16"],
-    "small": ["tests/accuracy", "-k", "test_tensorrt and (lenet5 or sngan64 or wgan_gp or densenet_transition)"],
-    "stargan_v2": ["tests/accuracy", "-k", "test_tensorrt and stargan_v2"],
+    **{
+        name: ["tests/accuracy", "-k", f"test_tensorrt and {name}"]
+        for name in ("lenet5", "sngan64", "wgan_gp", "stargan_v2", "densenet_transition")
+    },
 }
 
 
-def run_tests(group: str, seconds: float) -> dict:
+def run_tests(group: str, seconds: float, digits: str | None = None) -> dict:
     """One group of tests: counts, what failed, and what the tests recorded."""
+    environment = {**os.environ, "REQUIRE_GPU": "1", **({"CONVPOOL_DIGITS": str(Path(digits).resolve())} if digits else {})}
     with tempfile.TemporaryDirectory() as folder:
         junit = Path(folder, "junit.xml")
         options = ["-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={junit}"]
         command = [sys.executable, "-m", "pytest", *options, *TEST_GROUPS[group]]
         started = time.perf_counter()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "REQUIRE_GPU": "1"}) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
             try:
                 output, late = process.communicate(timeout=seconds)[0], False
             except subprocess.TimeoutExpired:
@@ -221,108 +222,48 @@ def run_tests(group: str, seconds: float) -> dict:
     return {**result, "passed": int(passed[1]) if passed else 0, "skipped": skipped, "failed": bad, "recorded": recorded}
 
 
-def tests(arguments: argparse.Namespace) -> dict:
-    """Every group, a few at a time."""
+def tests(arguments: argparse.Namespace) -> int:
+    """Every group, a few at a time, each written as soon as it is done; 1 if one did not pass whole."""
+    names = arguments.names or list(TEST_GROUPS)
+    unknown = [name for name in names if name not in TEST_GROUPS]
+    if unknown:
+        raise SystemExit(f"tests: no group {unknown[0]!r}; expected {', '.join(TEST_GROUPS)}")
+    groups = []
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        groups = list(pool.map(lambda group: run_tests(group, arguments.timeout), arguments.names or TEST_GROUPS))
-    return {"groups": groups, "failures": [g["group"] for g in groups if g["exit_status"] != 0 or g["late"]]}
+        for done in as_completed(pool.submit(run_tests, name, arguments.timeout, arguments.digits) for name in names):
+            groups.append({**done.result(), **about(), "commit": arguments.commit})
+            print(json.dumps(groups[-1]), flush=True)
+            if arguments.json:
+                add_group(Path(arguments.json), groups[-1])
+    return 1 if any(group["exit_status"] != 0 or group["late"] for group in groups) else 0
 
 
-class Replay:
-    """One engine as CUDA graphs, one per input set."""
-
-    def __init__(self, engine: Engine, inputs: list[dict]) -> None:
-        self._cuda = ctypes.CDLL("libcuda.so.1")
-        self._stream = engine.memory.stream
-        self._graphs = []
-        for one in inputs:
-            engine.bind(one)
-            engine.execute()  # once outside: TensorRT may allocate on the first run
-            engine.memory.synchronize(None)
-            graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
-            stream = ctypes.c_void_p(self._stream.handle)
-            self._check(self._cuda.cuStreamBeginCapture_v2(stream, RELAXED_CAPTURE))
-            engine.execute()
-            self._check(self._cuda.cuStreamEndCapture(stream, ctypes.byref(graph)))
-            self._check(self._cuda.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_ulonglong(0)))
-            self._graphs.append(executable)
-
-    def microseconds(self) -> float:
-        """Time of a run: all input sets once, divided by their number."""
-        import pycuda.driver as driver
-
-        start, stop = driver.Event(), driver.Event()
-        start.record(self._stream)
-        for graph in self._graphs:
-            self._check(self._cuda.cuGraphLaunch(graph, ctypes.c_void_p(self._stream.handle)))
-        stop.record(self._stream)
-        stop.synchronize()
-        return start.time_till(stop) * 1000 / len(self._graphs)
-
-    @staticmethod
-    def _check(code: int) -> None:
-        if code:
-            raise RuntimeError(f"CUDA driver: error {code}")
+def add_group(path: Path, group: dict) -> None:
+    """Put a group into the record at `path`, in place of an earlier one of its name."""
+    record = json.loads(path.read_text()) if path.exists() else {"groups": []}
+    groups = [*(one for one in record["groups"] if one["group"] != group["group"]), group]
+    record["groups"] = sorted(groups, key=lambda one: list(TEST_GROUPS).index(one["group"]))
+    write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
 
 
-def layer_times(engine: Engine, runs: int = 20) -> dict[str, float]:
-    """Microseconds per layer by TensorRT's profiler, which adds its own cost to each."""
-    trt = tensorrt_module()
-    totals: dict[str, float] = {}
-
-    class Profiler(trt.IProfiler):
-        def __init__(self) -> None:
-            trt.IProfiler.__init__(self)
-
-        def report_layer_time(self, layer_name: str, ms: float) -> None:
-            totals[layer_name] = totals.get(layer_name, 0.0) + ms * 1000 / runs
-
-    context = engine._load().context
-    context.profiler = Profiler()
-    for _ in range(runs):
-        engine.execute()
-        engine.memory.synchronize(None)
-    return {name: round(value, 2) for name, value in totals.items()}
-
-
-def timing(arguments: argparse.Namespace) -> dict:
-    """One model's engines beside each other."""
-    import pycuda.gpuarray as gpuarray
-
-    model = make_model(arguments.model, arguments.batch)
-    first = random_inputs(model)
-    sets = max(2, 2 * L2_BYTES // max(1, sum(x.nbytes for x in first.values())))
-    sets = min(sets, 40)
-    engines = {}
+def timing(arguments: argparse.Namespace) -> int:
+    """Every network asked for, each written as soon as it is done; 1 if a lowering was wrong or could not be run."""
+    names = arguments.names or list(network_times.NETWORKS)
+    unknown = [name for name in names if name not in network_times.NETWORKS]
+    if unknown:
+        raise SystemExit(f"time: no network {unknown[0]!r}; expected {', '.join(network_times.NETWORKS)}")
     with tempfile.TemporaryDirectory() as folder:
-        for name, plugin, lowering in (
-            ("plugin", True, "convavgpool"), ("original", False, "none"),
-            ("direct", False, "direct"), ("fused", False, "fused"), ("original_again", False, "none"),
-        ):  # fmt: skip
-            engines[name] = build_engine(model, precision=arguments.precision, optimization_level=arguments.level,
-                                         plugin=plugin, lowering=lowering, timing_cache=Path(folder, "timing.cache"))  # fmt: skip
-    engines["plugin"].memory  # noqa: B018  a current context, which gpuarray needs
-    rng = np.random.default_rng(0)
-    device = [
-        {name: gpuarray.to_gpu(x + rng.standard_normal(x.shape).astype(x.dtype)) for name, x in first.items()}
-        for _ in range(sets)
-    ]
-    replays = {name: Replay(engine, device) for name, engine in engines.items()}
-    times: dict[str, list[float]] = {name: [] for name in replays}
-    for round_number in range(arguments.rounds + 2):
-        for name, replay in replays.items():
-            value = replay.microseconds()
-            if round_number >= 2:
-                times[name].append(value)
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    spread = {name: statistics.quantiles(values, n=4) for name, values in times.items()}
-    return {
-        "model": arguments.model, "batch": arguments.batch, "precision": arguments.precision, "input_sets": sets,
-        "rounds": arguments.rounds, "median_us": medians,
-        "quartiles_us": {name: [q[0], q[2]] for name, q in spread.items()},
-        "original_over": {name: medians["original"] / value for name, value in medians.items()},
-        "layers_us": {name: layer_times(engine) for name, engine in engines.items()} if arguments.layers else None,
-    }  # fmt: skip
+        engines = Path(arguments.engines or folder)
+        engines.mkdir(parents=True, exist_ok=True)
+        options = network_times.Options(engines, tuple(arguments.lowerings), arguments.precision, arguments.level,
+                                        arguments.batch, arguments.rounds, arguments.layers)  # fmt: skip
+        path = Path(arguments.json or Path(folder, "times.json"))
+        for name in names:
+            row = {**network_times.time_network(name, options), **about(), "commit": arguments.commit}
+            print(json.dumps(row), flush=True)
+            record = network_times.add_row(path, row)
+    print(network_times.markdown(record), *network_times.problems(record), sep="\n")
+    return 1 if network_times.problems(record) else 0
 
 
 def about() -> dict:
@@ -340,18 +281,21 @@ def main() -> int:
     """Entry point; 1 if a case failed or missed its limit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("check", "check-one", "time", "tests", "run"))
-    parser.add_argument("names", nargs="*", help="groups of `tests`, default all")
+    parser.add_argument("names", nargs="*", help="networks of `time`, groups of `tests`; default all")
     parser.add_argument("--json")
-    parser.add_argument("--digits", help="npz with the digits' test set as `inputs`")
+    parser.add_argument("--digits", help="npz with the digits' test set as `inputs`, where there is no scikit-learn")
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--jobs", type=int, default=5)
     parser.add_argument("--timeout", type=float, default=1200, help="seconds for one model")
     parser.add_argument("--level", type=int, default=2, help="builder optimization level")
-    parser.add_argument("--model", default="sngan64")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--precision", default="fp16")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--layers", action="store_true", help="also the time of every layer, by TensorRT's profiler")
+    parser.add_argument("--commit", default="", help="commit to record")
+    group = parser.add_argument_group("time")
+    group.add_argument("--engines", help="folder that keeps engines and TensorRT's timings for a later call")
+    group.add_argument("--lowerings", nargs="+", choices=network_times.LOWERINGS, default=network_times.USUAL)
+    group.add_argument("--batch", type=int, help="in place of each network's own")
+    group.add_argument("--precision", choices=("fp16", "tf32", "fp32"), default="fp16")
+    group.add_argument("--rounds", type=int, default=30)
+    group.add_argument("--layers", action="store_true", help="also the time of every layer, by TensorRT's profiler")
     arguments = parser.parse_args()
     if arguments.what == "run":
         engine, given, result = arguments.names
@@ -362,7 +306,9 @@ def main() -> int:
     if arguments.what == "check-one":
         check_model(arguments.names[0], arguments.digits, arguments.level)
         return 0
-    results = {**about(), **{"check": check, "time": timing, "tests": tests}[arguments.what](arguments)}
+    if arguments.what in ("time", "tests"):
+        return {"time": timing, "tests": tests}[arguments.what](arguments)
+    results = {**about(), **check(arguments)}
     text = json.dumps(results, indent=1) + "\n"
     if arguments.json:
         Path(arguments.json).write_text(text)

@@ -223,6 +223,24 @@ def test_a_worker_that_ends_in_between_is_told(tmp_path):
     worker.close()
 
 
+def test_a_row_that_ends_tensorrts_process_is_skipped_and_the_next_one_measured(tmp_path):
+    ends = """
+print(json.dumps({"version": "8.6.0"}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["row"]["c"] == 5:
+        sys.exit(3)
+    print(json.dumps({"us": 7}), flush=True)
+"""
+    _worker(tmp_path, ends).close()
+    made = new_record("convpool-bench x", "", protocol(Options()))
+    work = [(Row(1, c, 6, 9, 8, suite="own"), "fp16") for c in (4, 5, 6)]
+    options = Options(methods=("tensorrt_naive",), tensorrt_python=str(tmp_path / "python"))
+    Run(made, work, options).measure(lambda done, rows, what: None)
+    found = [entry["methods"]["tensorrt_naive"] for entry in made["rows"]]
+    assert found[::2] == [{"us": 7}] * 2 and "its process ended; got exit status 3" in found[1]["skipped"]
+
+
 def test_the_real_worker_says_what_is_missing(monkeypatch):
     """Without TensorRT or a GPU it says so in one line; with both it says its version."""
     try:

@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"^\$ (convpool-optimize .*?)(?:\s+#.*)?$", README, re.MULTILINE)
 BENCH = re.findall(r"^\$ convpool-bench (.*?)(?:\s+#.*)?$", README, re.MULTILINE)
+DRAWN = re.findall(r"\((docs/\w+\.png)\)\n\nDrawn by `(.*?)`", README)
+MOST_PICTURE_BYTES = 60_000
 PYTHON = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
@@ -93,3 +95,27 @@ def test_cpu_figures_are_those_on_record():
     record = json.loads((ROOT / "benchmarks" / "results" / "cpu.json").read_text())
     table = README.split("<!-- cpu.json -->")[1].split("<!-- end -->")[0]
     assert table.strip() == cpu.markdown(record).strip()
+
+
+def picture_of(path: Path) -> str:
+    """Which rows a picture says that it shows."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return image.info["Description"]
+
+
+def test_every_picture_has_its_command():
+    assert len(DRAWN) == 3 == README.count("![")
+
+
+@pytest.mark.parametrize("path, command", DRAWN)
+def test_pictures_are_of_the_figures_on_record(path, command, tmp_path, monkeypatch):
+    """The command draws a picture of the same rows as the one in the repository."""
+    monkeypatch.chdir(ROOT)
+    assert (ROOT / path).stat().st_size < MOST_PICTURE_BYTES
+    words = shlex.split(command.replace(path, str(tmp_path / "drawn.png")))
+    programs = {"convpool-bench": [sys.executable, "-m", "convpool.bench.cli"], "python": [sys.executable]}
+    done = subprocess.run([*programs[words[0]], *words[1:]], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert picture_of(tmp_path / "drawn.png") == picture_of(ROOT / path)

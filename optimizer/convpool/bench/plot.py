@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 from typing import Any
 
 from convpool.bench.figures import figures, geometric_mean
@@ -24,14 +26,24 @@ def to_png(record: dict[str, Any]) -> bytes:
     found = [(entry, row) for entry, row in found if row.over_naive is not None]
     if not found:
         raise OptionError("--plot: nothing to draw; got no row with both convpool and a naive method, expected one")
-    figure = Figure(figsize=(15, 6), layout="constrained")
+    figure = Figure(figsize=(12, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
     _speed_ups(left, found)
     _roofline(right, found, record["ceilings"])
     figure.suptitle(record["machine"].get("name", ""))
+    return save(figure, record["rows"])
+
+
+def save(figure: Any, rows: Any) -> bytes:
+    """The figure as PNG, which says of which rows it is: see `digest`."""
     data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=120)
+    figure.savefig(data, format="png", dpi=72, metadata={"Description": digest(rows)}, pil_kwargs={"optimize": True})
     return data.getvalue()
+
+
+def digest(rows: Any) -> str:
+    """What tells whether a picture is of these rows of a record."""
+    return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 
 
 def _speed_ups(axes: Any, found: list) -> None:

@@ -150,14 +150,25 @@ class Run:
         for name, form in TENSORRT.items():
             if options.wants(name):
                 progress(name)
-                methods[name] = {"skipped": self._no_worker} if self.worker is None else self.worker.measure(
-                    row, entry["precision"], options.layout, form, options.replays, options.tensorrt_level
-                )  # fmt: skip
+                methods[name] = self._tensorrt(row, entry["precision"], form)
         for name in ON_CPU if options.on_cpu else ():
             if options.wants(name):
                 progress(name)
                 slow = row.naive_macs > SLOW_CPU_MACS and not options.slow
                 methods[name] = {"skipped": "slow"} if slow else cpu.measure(name, row)
+
+    def _tensorrt(self, row: Row, precision: str, form: str) -> Result:
+        """TensorRT's result.  A row that ends its process is skipped, and the next one gets a new process."""
+        options = self.options
+        if self.worker is None:
+            return {"skipped": self._no_worker}
+        try:
+            return self.worker.measure(row, precision, options.layout, form, options.replays, options.tensorrt_level)
+        except WorkerError as error:
+            self.worker.close()
+            self.worker = None
+            self._use_tensorrt()
+            return {"skipped": first_line(error)}
 
     def _ours(self, case: Case, progress: Callable[[str], None]) -> dict[str, Result]:
         """Results of the tactics asked for and of the library's two choices, which are tactics too."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 from convpool.bench.record import Result
@@ -54,7 +55,8 @@ class Worker:
 
     def close(self) -> None:
         """End the process."""
-        self._process.stdin.close()
+        with suppress(OSError):  # what a process that has ended did not take
+            self._process.stdin.close()
         self._process.stdout.close()
         try:
             self._process.wait(10)

@@ -58,7 +58,9 @@ def build(trt: Any, row: Row, form: str, precision: str, layout: str, w: np.ndar
     if kind is None:
         raise ConvpoolError(f"TensorRT {trt.__version__} has no bf16")
     x = network.add_input("x", kind, (row.n, row.c, row.h, row.w))
-    y = _layers(trt, network, row, form, x, trt.Weights(kind, w.ctypes.data, w.size))
+    # TensorRT 8.6 has no weights of an address, and numpy no bfloat16 of its own.
+    weights = trt.Weights(kind, w.ctypes.data, w.size) if precision == "bf16" else trt.Weights(w)
+    y = _layers(trt, network, row, form, x, weights)
     y.name = "y"
     network.mark_output(y)
     wanted = trt.TensorFormat.LINEAR if layout == "nchw" else trt.TensorFormat.HWC8 if half else trt.TensorFormat.HWC
@@ -242,6 +244,11 @@ def main() -> int:
             result = answer(trt, gpu, Row(**request.pop("row")), **request)
         except Exception as error:  # the bindings' exceptions share no base class; the next request may work
             result = {"skipped": first_line(error)}
+            try:
+                gpu.memory.synchronize(None)
+            except ConvpoolError as broken:  # nothing works in this process any more, and another one is started
+                print(f"{first_line(error)}; {first_line(broken)}", file=sys.stderr, flush=True)
+                return 3
         print(json.dumps(result), flush=True)
     return 0
 

@@ -53,6 +53,7 @@ class _Options:
     optimization_level: int | None
     progress: Progress | None
     configure: Callable[[Any], None] | None
+    configure_network: Callable[[Any], None] | None
 
 
 def build_engine(
@@ -69,6 +70,7 @@ def build_engine(
     progress: Progress | None = None,
     trt: ModuleType | None = None,
     configure: Callable[[Any], None] | None = None,
+    configure_network: Callable[[Any], None] | None = None,
 ) -> Engine:
     """Build an engine from a model, optimizing the model first if it has no ConvAvgPool nodes yet.
 
@@ -82,7 +84,8 @@ def build_engine(
     lowering: as in `convpool.optimize`, or "none" for the model as it is; default "convavgpool" with the plugin and
     "auto" without.
     layers: keep intermediate tensors as outputs, to compare them; slows the engine down.
-    trt: TensorRT's package, default `import tensorrt`.  configure: called with the builder's config last of all.
+    trt: TensorRT's package, default `import tensorrt`.  configure, configure_network: called last of all with the builder's
+    config and with the network, for instance to set types and formats of inputs and outputs.
 
     Raises OptionError, ModelError, or TensorRTError with TensorRT's own messages.
     """
@@ -93,7 +96,7 @@ def build_engine(
         raise OptionError(f"lowering: got {lowering!r}, expected one of {', '.join(LOWERINGS)}")
     options = _Options(
         precision, _profiles(profiles), Path(timing_cache) if timing_cache else None, workspace_bytes,
-        optimization_level, progress, configure,
+        optimization_level, progress, configure, configure_network,
     )  # fmt: skip
     trt = trt or tensorrt_module()
     prepared = _prepare(model, lowering, plugin, layers)
@@ -149,6 +152,8 @@ def _build(trt: ModuleType, model: ModelProto, plugin: bool, options: _Options) 
     if _refittable(trt, config):
         prepare.say_constant_weights(model, False)
         network, parser = _parse(trt, builder, model, weakly_typed)
+    if options.configure_network:
+        options.configure_network(network)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise TensorRTError(f"TensorRT {trt.__version__} cannot build the engine; got {log.explain() or 'no message'}")

@@ -150,6 +150,11 @@ class Engine:
             loaded.context.set_tensor_address(name, int(self._buffer(name, size)))
         return shapes
 
+    def point(self, inputs: Mapping[str, Any]) -> None:
+        """Let the next `execute` read other GPU arrays of the shapes that `bind` has set; also between captured runs."""
+        for name, value in inputs.items():
+            self._load().context.set_tensor_address(name, gpu_arrays.view(name, value).pointer)
+
     def execute(self, stream: Any = None) -> None:
         """Run on what `bind` has set, without waiting; may be captured into a CUDA graph."""
         loaded = self._load()

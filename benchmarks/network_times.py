@@ -1,0 +1,319 @@
+"""Times of whole networks as TensorRT engines; the command is `python -m benchmarks.tensorrt_engines time`.
+
+Every lowering of a network is an engine of its own.  Its output for one batch is compared with onnxruntime's on the original
+first, within the limits of tests/accuracy; one that is further off is not timed.  An engine is timed as one CUDA graph of
+calls on inputs rotated beyond the L2 cache, replayed in turn with those of the other lowerings so that all see the same
+clocks; each timed replay follows another of the same graph, which hides the launch.  Figures are medians over the rounds.
+
+A DenseNet transition stands inside a network, so its engines read and write what TensorRT has there: half precision with the
+channels last.  The other networks read float images as they are exported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from convpool import operator, optimize
+from convpool.bench.timing import input_sets, summarize
+from convpool.errors import ConvpoolError, OptionError, first_line
+from convpool.files import write_atomically
+from convpool.modelio import LoadedModel
+from convpool.tensorrt import Engine, build_engine, plugin_path
+from convpool.tensorrt.library import tensorrt_module
+from convpool.verify import make_session
+from models.generators import generate, random_inputs
+from tests.accuracy.errors import largest
+from tests.accuracy.limits import LIMITS
+
+LEAST_CALLS = 16
+"""Calls in a graph, so that its start weighs little."""
+WARM_UP_ROUNDS = 2
+RELAXED_CAPTURE = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: TensorRT may call what a strict capture refuses
+
+Arrays = dict[str, np.ndarray]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A row: its batch, how many times as fast as the original it is to be, whether it is a piece of a network."""
+
+    batch: int
+    bar: float
+    inside: bool = False
+
+
+NETWORKS = {
+    "sngan64": Network(64, 1.8),
+    "stargan_v2": Network(1, 1.6),
+    "wgan_gp": Network(64, 1.6),
+    "densenet_transition1": Network(32, 2.5, inside=True),
+    "densenet_transition2": Network(32, 2.5, inside=True),
+    "densenet_transition3": Network(32, 2.5, inside=True),
+    "densenet121": Network(32, 1.08),
+}
+"""Rows by generator."""
+STANDARD, OURS = ("direct", "fused"), ("siblings", "plugin")
+LOWERINGS: dict[str, dict[str, Any] | None] = {
+    "original": None,
+    "direct": {"lowering": "direct"},
+    "fused": {"lowering": "fused"},
+    "plugin": {"lowering": "convavgpool"},
+    "siblings": {"lowering": "convavgpool", "prologue": True, "epilogue": True},
+}
+"""Arguments of `convpool.optimize`; plugin: ConvAvgPool alone; siblings: with what stands before and after it."""
+USUAL = ("original", "direct", "fused", "siblings")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to build and time.  batch: in place of a row's own; engines: a folder that keeps engines and TensorRT's timings."""
+
+    engines: Path
+    lowerings: tuple[str, ...] = USUAL
+    precision: str = "fp16"
+    level: int = 2
+    batch: int | None = None
+    rounds: int = 30
+    layers: bool = False
+
+
+def lowered(model: onnx.ModelProto, lowering: str) -> onnx.ModelProto:
+    """The model in one lowering.  Raises OptionError where the plugin does not run it."""
+    arguments = LOWERINGS[lowering]
+    if arguments is None:
+        return model
+    if lowering == "siblings" and not operator.PLUGIN_HAS_SIBLINGS:
+        raise OptionError("siblings: the plugin runs none; got operator.PLUGIN_HAS_SIBLINGS False, expected True; time 'plugin'")
+    return optimize(model, **{"prologue": False, "epilogue": False, **arguments}, check=0).model
+
+
+def half_channels_last(network: Any) -> None:
+    """Make a TensorRT network's inputs and outputs half precision with the channels last."""
+    trt = tensorrt_module()
+    for tensor in (
+        *map(network.get_input, range(network.num_inputs)), *map(network.get_output, range(network.num_outputs))
+    ):  # fmt: skip
+        tensor.dtype = trt.DataType.HALF
+        tensor.allowed_formats = 1 << int(trt.TensorFormat.HWC8)
+
+
+def to_channels_last(arrays: Arrays) -> Arrays:
+    """[N, C, H, W] as half precision with the channels last in memory, under the shape that the engine gives: [N, C, H, W]."""
+    return {
+        name: np.ascontiguousarray(x.transpose(0, 2, 3, 1), np.float16).reshape(x.shape) for name, x in arrays.items()
+    }
+
+
+def from_channels_last(arrays: Arrays) -> Arrays:
+    """What `to_channels_last` gives, as [N, C, H, W] in memory too."""
+    return {
+        name: x.reshape(x.shape[0], *x.shape[2:], x.shape[1]).transpose(0, 3, 1, 2) for name, x in arrays.items()
+    }
+
+
+def get_engine(name: str, lowering: str, model: onnx.ModelProto, batch: int, options: Options) -> Engine:
+    """The engine of a lowered model, from the folder where it is one of this model, TensorRT and plugin; else built."""
+    plugin = lowering in OURS
+    inside = NETWORKS[name].inside and options.precision == "fp16"
+    digest = hashlib.sha256(model.SerializeToString(deterministic=True))
+    digest.update(repr((options.precision, options.level, inside, tensorrt_module().__version__)).encode())
+    if plugin:
+        digest.update(plugin_path().read_bytes())
+    path = options.engines / f"{name}-{batch}-{options.precision}-{lowering}-{digest.hexdigest()[:12]}.engine"
+    if path.exists():
+        return Engine.load(path)
+    engine = build_engine(
+        model, precision=options.precision, optimization_level=options.level, plugin=plugin, lowering="none",
+        timing_cache=options.engines / "timing.cache", configure_network=half_channels_last if inside else None,
+    )  # fmt: skip
+    engine.save(path)
+    return engine
+
+
+class Replay:
+    """An engine's calls on every input set in turn, as one CUDA graph."""
+
+    def __init__(self, engine: Engine, inputs: list[dict[str, Any]]) -> None:
+        """inputs: GPU arrays by name, which must stay alive."""
+        self._cuda, self._stream = ctypes.CDLL("libcuda.so.1"), engine.memory.stream
+        self.calls = max(LEAST_CALLS, len(inputs))
+        engine.bind(inputs[0])
+        engine.execute()  # once outside: TensorRT and the plugin may allocate in the first run
+        engine.memory.synchronize(None)
+        handle, graph, self._graph = ctypes.c_void_p(self._stream.handle), ctypes.c_void_p(), ctypes.c_void_p()
+        self._check(self._cuda.cuStreamBeginCapture_v2(handle, RELAXED_CAPTURE))
+        for call in range(self.calls):
+            engine.point(inputs[call % len(inputs)])
+            engine.execute()
+        self._check(self._cuda.cuStreamEndCapture(handle, ctypes.byref(graph)))
+        self._check(self._cuda.cuGraphInstantiateWithFlags(ctypes.byref(self._graph), graph, ctypes.c_ulonglong(0)))
+        self._check(self._cuda.cuGraphDestroy(graph))
+
+    def microseconds(self) -> float:
+        """Time of a call."""
+        import pycuda.driver as driver
+
+        start, stop = driver.Event(), driver.Event()
+        self._launch()
+        start.record(self._stream)
+        self._launch()
+        stop.record(self._stream)
+        stop.synchronize()
+        return start.time_till(stop) * 1000 / self.calls
+
+    def close(self) -> None:
+        """Free the graph."""
+        self._check(self._cuda.cuGraphExecDestroy(self._graph))
+
+    def _launch(self) -> None:
+        self._check(self._cuda.cuGraphLaunch(self._graph, ctypes.c_void_p(self._stream.handle)))
+
+    @staticmethod
+    def _check(code: int) -> None:
+        if code:
+            raise RuntimeError(f"CUDA driver: error {code}")
+
+
+def layer_times(engine: Engine, runs: int = 20) -> dict[str, float]:
+    """Microseconds per layer by TensorRT's profiler, which adds its own cost to each."""
+    trt = tensorrt_module()
+    totals: dict[str, float] = {}
+
+    class Profiler(trt.IProfiler):
+        def __init__(self) -> None:
+            trt.IProfiler.__init__(self)
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            totals[layer_name] = totals.get(layer_name, 0.0) + ms * 1000 / runs
+
+    context = engine._load().context
+    context.profiler = Profiler()
+    for _ in range(runs):
+        engine.execute()
+        engine.memory.synchronize(None)
+    return {name: round(value, 2) for name, value in totals.items()}
+
+
+def time_network(name: str, options: Options) -> Row:
+    """Build, check and time one network; a lowering gives {"us", "spread_us", "error", "nodes"}, {"wrong"} or {"skipped"}."""
+    network, batch = NETWORKS[name], options.batch or NETWORKS[name].batch
+    inside = network.inside and options.precision == "fp16"
+    model, limit = generate(name, batch=batch), LIMITS[name].relative(options.precision)
+    inputs = random_inputs(model)
+    if inside:
+        inputs = {key: x.astype(np.float16).astype(np.float32) for key, x in inputs.items()}
+    session = make_session(LoadedModel(model, None, 0), optimize=True)
+    reference = dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs), strict=True))
+    found: dict[str, dict[str, Any]] = {}
+    engines: dict[str, Engine] = {}
+    for lowering in options.lowerings:
+        try:
+            form = lowered(model, lowering)
+            engine = get_engine(name, lowering, form, batch, options)
+            outputs = engine.run(to_channels_last(inputs) if inside else inputs)
+        except (ConvpoolError, RuntimeError) as error:
+            found[lowering] = {"skipped": first_line(error)}
+            continue
+        error = largest(from_channels_last(outputs) if inside else outputs, reference)
+        if not error <= limit:
+            found[lowering] = {"wrong": error}
+            continue
+        nodes = Counter(node.op_type for node in form.graph.node if node.op_type in operator.OP_TYPES)
+        found[lowering] = {"error": error, **({"nodes": dict(nodes)} if nodes else {})}
+        engines[lowering] = engine
+    row = {"network": name, "batch": batch, "precision": options.precision, "level": options.level, "bar": network.bar,
+           "limit": limit, "half_channels_last": inside, "rounds": options.rounds, "lowerings": found}  # fmt: skip
+    if engines:
+        row["input_sets"] = _time(engines, model, inside, options.rounds, found)
+    if options.layers:
+        row["layers_us"] = {lowering: layer_times(engine) for lowering, engine in engines.items()}
+    return row
+
+
+def _time(
+    engines: dict[str, Engine], model: onnx.ModelProto, inside: bool, rounds: int, found: dict[str, dict[str, Any]]
+) -> int:
+    """Add each engine's time to what was found; the number of input sets."""
+    next(iter(engines.values())).memory  # noqa: B018  a current context, which gpuarray needs
+    import pycuda.driver as driver
+    import pycuda.gpuarray as gpuarray
+
+    l2_bytes = driver.Context.get_device().get_attribute(driver.device_attribute.L2_CACHE_SIZE)
+
+    def on_gpu(seed: int) -> dict[str, Any]:
+        one = random_inputs(model, seed=seed)
+        return {name: gpuarray.to_gpu(x) for name, x in (to_channels_last(one) if inside else one).items()}
+
+    arrays = [on_gpu(0)]
+    sets = input_sets(sum(x.nbytes for x in arrays[0].values()), l2_bytes)
+    arrays += map(on_gpu, range(1, sets))
+    replays = {lowering: Replay(engine, arrays) for lowering, engine in engines.items()}
+    times: dict[str, list[float]] = {lowering: [] for lowering in replays}
+    for number in range(WARM_UP_ROUNDS + rounds):
+        for lowering, replay in replays.items():
+            us = replay.microseconds()
+            if number >= WARM_UP_ROUNDS:
+                times[lowering].append(us)
+    for lowering, replay in replays.items():
+        found[lowering].update(summarize(times[lowering]))
+        replay.close()
+    return sets
+
+
+def times_of(row: Row) -> dict[str, float]:
+    """Microseconds of the lowerings that were timed."""
+    return {lowering: found["us"] for lowering, found in row["lowerings"].items() if "us" in found}
+
+
+def ratios(row: Row) -> tuple[float | None, float | None]:
+    """How many times as fast the plugin is as the original, and as the best lowering in standard operators."""
+    times = times_of(row)
+    ours = next((times[lowering] for lowering in OURS if lowering in times), None)
+    standard = min((times[lowering] for lowering in STANDARD if lowering in times), default=None)
+    return tuple(other / ours if other and ours else None for other in (times.get("original"), standard))
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The table of a record: microseconds by lowering, what they come to, and what was asked for."""
+    lines = [
+        "| network, batch | " + " | ".join(LOWERINGS) + " | over original | asked | over best of direct, fused |",
+        "|---" * (len(LOWERINGS) + 4) + "|",
+    ]
+    for row in record["rows"]:
+        times = times_of(row)
+        cells = [f"{times[name]:.1f}" if name in times else "" for name in LOWERINGS]
+        over = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios(row)]
+        lines.append(f"| {row['network']}, {row['batch']} | {' | '.join(cells)} | {over[0]} | {row['bar']} | {over[1]} |")
+    return "\n".join(lines)
+
+
+def problems(record: dict[str, Any]) -> list[str]:
+    """A line for every lowering that was wrong or not run."""
+    return [
+        f"{row['network']}: {name}: " + (f"error {found['wrong']:.2g}, limit {row['limit']:.2g}" if "wrong" in found
+                                         else f"not run: {found['skipped']}")
+        for row in record["rows"] for name, found in row["lowerings"].items() if "us" not in found
+    ]  # fmt: skip
+
+
+def add_row(path: Path, row: Row, order: tuple[str, ...] = tuple(NETWORKS)) -> dict[str, Any]:
+    """Put a row into the record at `path`, in place of an earlier one of the same network, batch and precision."""
+
+    def key(one: Row) -> tuple:
+        return one["network"], one["batch"], one["precision"]
+
+    earlier = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = [*(one for one in earlier if key(one) != key(row)), row]
+    record = {"rows": sorted(rows, key=lambda one: (order.index(one["network"]), one["batch"], one["precision"]))}
+    write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
+    return record

@@ -1,0 +1,110 @@
+"""Times of whole networks, all but the engines: the check before the timing, records, the table."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import network_times, tensorrt_engines
+from benchmarks.network_times import NETWORKS, Options, from_channels_last, time_network, to_channels_last
+from convpool import operator
+from convpool.bench.timing import summarize
+from convpool.modelio import LoadedModel
+from convpool.tensorrt import TensorRTError
+from convpool.verify import make_session
+
+
+def row(network: str, batch: int = 1, **us: float) -> dict:
+    lowerings = {name: {"us": value, "spread_us": 0.1, "error": 1e-3} for name, value in us.items()}
+    return {"network": network, "batch": batch, "precision": "fp16", "bar": NETWORKS[network].bar, "limit": 2e-3,
+            "lowerings": lowerings}  # fmt: skip
+
+
+class FakeEngine:
+    """What TensorRT would compute, by onnxruntime and off by a factor; channels last at both ends where it stands inside."""
+
+    def __init__(self, model, inside: bool, factor: float) -> None:
+        self.session, self.inside, self.factor = make_session(LoadedModel(model, None, 0), optimize=True), inside, factor
+
+    def run(self, inputs):
+        if self.inside:
+            assert all(x.dtype == np.float16 for x in inputs.values())
+            inputs = {name: x.astype(np.float32) for name, x in from_channels_last(inputs).items()}
+        names = [output.name for output in self.session.get_outputs()]
+        outputs = {name: y * self.factor for name, y in zip(names, self.session.run(None, inputs), strict=True)}
+        return to_channels_last(outputs) if self.inside else outputs
+
+
+@pytest.mark.parametrize("name", ["densenet_transition3", "wgan_gp"])
+def test_a_network_is_checked_before_it_is_timed(name, monkeypatch, tmp_path):
+    def get_engine(name, lowering, model, batch, options):
+        if lowering == "plugin":
+            raise TensorRTError("no builder")
+        return FakeEngine(model, NETWORKS[name].inside, 1.2 if lowering == "fused" else 1)
+
+    def pretend(engines, model, inside, rounds, found):
+        for lowering in engines:
+            found[lowering].update(summarize([3.0, 4.0, 5.0]))
+        return 4
+
+    monkeypatch.setattr(operator, "PLUGIN_HAS_SIBLINGS", True)
+    monkeypatch.setattr(network_times, "get_engine", get_engine)
+    monkeypatch.setattr(network_times, "_time", pretend)
+    found = time_network(name, Options(tmp_path, tuple(network_times.LOWERINGS), batch=1))
+    lowerings = found["lowerings"]
+    assert lowerings["plugin"] == {"skipped": "no builder"}
+    assert set(lowerings["fused"]) == {"wrong"} and lowerings["fused"]["wrong"] == pytest.approx(0.2, rel=0.1)
+    for lowering in ("original", "direct", "siblings"):
+        assert lowerings[lowering]["us"] == 4 and 0 <= lowerings[lowering]["error"] <= found["limit"]
+    siblings = {"AffineReluConvAvgPool": 1} if name == "densenet_transition3" else {"ConvAvgPoolAdd": 2, "ConvAvgPool": 1}
+    assert lowerings["siblings"]["nodes"] == siblings and "nodes" not in lowerings["direct"]
+    assert (found["batch"], found["input_sets"], found["half_channels_last"]) == (1, 4, NETWORKS[name].inside)
+
+
+def test_siblings_are_not_timed_as_standard_operators(monkeypatch, tmp_path):
+    """TensorRT would run them as their function says, without the plugin."""
+    monkeypatch.setattr(operator, "PLUGIN_HAS_SIBLINGS", False)
+    found = time_network("densenet_transition3", Options(tmp_path, ("siblings",), batch=1))
+    assert "the plugin runs none" in found["lowerings"]["siblings"]["skipped"] and "input_sets" not in found
+
+
+def test_channels_last_is_a_change_of_memory_only():
+    x = np.arange(2 * 8 * 3 * 5, dtype=np.float32).reshape(2, 8, 3, 5)
+    last = to_channels_last({"x": x})["x"]
+    assert last.shape == x.shape and last.ravel()[:9].tolist() == [*x[0, :, 0, 0], x[0, 0, 0, 1]]
+    np.testing.assert_array_equal(from_channels_last({"x": last})["x"], x)
+
+
+def test_rows_are_added_in_order_and_replaced(tmp_path):
+    path = tmp_path / "times.json"
+    for one in (row("densenet121", 32, original=9), row("sngan64", 64, original=3), row("densenet121", 1, original=2),
+                row("densenet121", 32, original=8)):  # fmt: skip
+        network_times.add_row(path, one)
+    rows = json.loads(path.read_text())["rows"]
+    assert [(one["network"], one["batch"], one["lowerings"]["original"]["us"]) for one in rows] == [
+        ("sngan64", 64, 3), ("densenet121", 1, 2), ("densenet121", 32, 8)
+    ]  # fmt: skip
+
+
+def test_the_table_compares_with_the_original_and_the_best_standard_form():
+    whole = row("sngan64", 64, original=360, direct=300, fused=270, plugin=250, siblings=180)
+    part = row("wgan_gp", 64, original=100, plugin=50)
+    part["lowerings"] |= {"fused": {"wrong": 0.5}, "siblings": {"skipped": "no builder"}}
+    record = {"rows": [whole, part]}
+    assert network_times.markdown(record).splitlines()[2:] == [
+        "| sngan64, 64 | 360.0 | 300.0 | 270.0 | 250.0 | 180.0 | 2.00 | 1.8 | 1.50 |",
+        "| wgan_gp, 64 | 100.0 |  |  | 50.0 |  | 2.00 | 1.6 |  |",
+    ]
+    assert network_times.problems(record) == [
+        "wgan_gp: fused: error 0.5, limit 0.002", "wgan_gp: siblings: not run: no builder"
+    ]  # fmt: skip
+
+
+def test_groups_of_tests_are_added_in_order_and_replaced(tmp_path):
+    path = tmp_path / "tests.json"
+    for name, passed in (("wgan_gp", 4), ("plugin", 60), ("wgan_gp", 3)):
+        tensorrt_engines.add_group(path, {"group": name, "passed": passed})
+    groups = json.loads(path.read_text())["groups"]
+    assert groups == [{"group": "plugin", "passed": 60}, {"group": "wgan_gp", "passed": 3}]
