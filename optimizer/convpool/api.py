@@ -73,8 +73,7 @@ def optimize(
     check: number of random input sets to verify with, 0 for none.
     exclude: a glob pattern or several; a site whose convolution's or pooling's name matches one stays as it is.
     fuse_pool_conv: also make one node of AveragePool followed by Conv; saves traffic on a GPU, no arithmetic.
-    prologue, epilogue: with lowering "convavgpool", also take in what stands before and behind the pairs.  onnxruntime
-        runs the result; the TensorRT plugin does not yet and would lose those nodes, so both are off by default.
+    prologue, epilogue: with lowering "convavgpool", also take in what stands before and behind the pairs.
     autotune: time the lowerings of each site in onnxruntime here, and keep the fastest.
     data: input arrays by name or a .npz file, to verify with instead of random inputs.
     input_shapes: shapes of inputs that the model leaves open, for verification and timing.

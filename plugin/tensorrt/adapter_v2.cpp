@@ -21,6 +21,10 @@ struct Api {
 
 constexpr int32_t kFailure = -1;
 
+v2::PluginFieldType field_type(const Attribute &attribute) {
+    return attribute.real ? v2::PluginFieldType::kFLOAT32 : v2::PluginFieldType::kINT32;
+}
+
 // TensorRT's number of a plugin of this interface: the runtime's own version below, the interface above.
 int32_t dynamic_version() noexcept { return (3 << 24) | (runtime_version_number() & 0xFFFFFF); }
 
@@ -42,6 +46,7 @@ std::vector<Tensor> tensors(const v2::DynamicPluginTensorDesc *in, int32_t input
 std::vector<Tensor> tensors(const v2::PluginTensorDesc *in, int32_t inputs, const v2::PluginTensorDesc *out,
                             int32_t outputs) {
     std::vector<Tensor> all;
+    all.reserve(static_cast<size_t>(inputs + outputs));  // in every run
     for (int32_t i = 0; i < inputs; ++i) all.push_back(tensor(in[i], in[i].dims));
     for (int32_t i = 0; i < outputs; ++i) all.push_back(tensor(out[i], out[i].dims));
     return all;
@@ -123,21 +128,22 @@ std::vector<char> to_bytes(const Layer &layer, const Grant &grant) {
     return writer.bytes();
 }
 
-Layer layer_from(Reader &reader) {
+// What an operator's creator is handed is of that operator, so its name is not written.
+Layer layer_from(const Operator &op, Reader &reader) {
     for (char letter : kMagic)
         if (reader.get<char>() != letter)
             throw std::invalid_argument("serialised layer: no such data; the engine is from another version, build it anew");
-    std::vector<std::vector<int32_t>> values(Layer::attributes().size());
+    std::vector<std::vector<int32_t>> values(op.attributes().size());
     std::vector<Field> fields;
     for (size_t a = 0; a < values.size(); ++a) {
         const int32_t count = reader.get<int32_t>();
         if (count < 0 || count > 2 * CONVPOOL_MAX_RANK)
             throw std::invalid_argument("serialised layer: values; got " + std::to_string(count) + ", expected 0 to 6");
         for (int32_t i = 0; i < count; ++i) values[a].push_back(reader.get<int32_t>());
-        fields.push_back({Layer::attributes()[a].name, values[a].data(), static_cast<int32_t>(v2::PluginFieldType::kINT32),
-                          count});
+        const Attribute &attribute = op.attributes()[a];
+        fields.push_back({attribute.name, values[a].data(), static_cast<int32_t>(field_type(attribute)), count});
     }
-    return Layer(fields.data(), static_cast<int32_t>(fields.size()));
+    return Layer(op, fields.data(), static_cast<int32_t>(fields.size()));
 }
 
 class Plugin final : public v2::IPluginV2DynamicExt {
@@ -146,7 +152,7 @@ class Plugin final : public v2::IPluginV2DynamicExt {
         : layer_(std::move(layer)), grant_(grant), namespace_(std::move(name_space)) {}
 
     int32_t getTensorRTVersion() const noexcept override { return dynamic_version(); }
-    const char *getPluginType() const noexcept override { return kName; }
+    const char *getPluginType() const noexcept override { return layer_.op().name.c_str(); }
     const char *getPluginVersion() const noexcept override { return kVersion; }
     int32_t getNbOutputs() const noexcept override { return 1; }
     int32_t initialize() noexcept override { return 0; }
@@ -178,7 +184,7 @@ class Plugin final : public v2::IPluginV2DynamicExt {
     v2::DataType getOutputDataType(int32_t index, const v2::DataType *inputs, int32_t count) const noexcept override {
         return guarded("getOutputDataType", v2::DataType::kFLOAT, [&] {
             if (index != 0) throw std::invalid_argument("output; got " + std::to_string(index) + ", expected 0");
-            Layer::check_input_count(count);
+            layer_.check_input_count(count);
             for (int32_t i = 0; i < count; ++i) layer_.check_type(i, static_cast<int32_t>(inputs[i]));
             return inputs[kX];
         });
@@ -190,16 +196,8 @@ class Plugin final : public v2::IPluginV2DynamicExt {
         failure.nbDims = -1;
         return guarded("getOutputDimensions", failure, [&] {
             if (index != 0) throw std::invalid_argument("output; got " + std::to_string(index) + ", expected 0");
-            Layer::check_input_count(count);
-            int64_t sizes[kMaxDims];
-            for (int i = 0; i < kMaxDims; ++i) {
-                const bool known = i < inputs[kW].nbDims && inputs[kW].d[i]->isConstant();
-                sizes[i] = known ? inputs[kW].d[i]->getConstantValue() : -1;
-            }
-            layer_.check_weights(inputs[kW].nbDims, sizes);
-            layer_.check_rank(inputs[kX].nbDims);
             v2::DimsExprs output{};
-            output_shape<Api>(layer_, inputs, output, builder);
+            output_shape<Api>(layer_, inputs, count, output, builder);
             return output;
         });
     }
@@ -208,7 +206,7 @@ class Plugin final : public v2::IPluginV2DynamicExt {
                                    int32_t outputs) noexcept override {
         return guarded("supportsFormatCombination", false, [&] {
             expect_one_output(outputs);
-            Layer::check_input_count(inputs);
+            layer_.check_input_count(inputs);
             std::vector<Tensor> all;
             for (int32_t i = 0; i <= std::min(position, inputs); ++i) all.push_back(tensor(in_out[i], in_out[i].dims));
             return layer_.supports(position, all.data(), inputs);
@@ -277,7 +275,9 @@ class Plugin final : public v2::IPluginV2DynamicExt {
                     void *const *outputs, void *workspace, CUstream_st *stream) noexcept override {
         return guarded("enqueue", kFailure, [&] {
             if (grant_.inputs == 0) throw std::logic_error("called before configurePlugin");
-            const convpool_problem problem = layer_.problem(tensors(in, grant_.inputs, out, 1).data(), grant_.inputs);
+            const std::vector<Tensor> all = tensors(in, grant_.inputs, out, 1);
+            const convpool_problem problem = layer_.problem(all.data(), grant_.inputs);
+            layer_.check_residual(all.data(), grant_.inputs);
             if (problem.n == 0) return 0;  // an empty batch
             if (!same(problem, chosen_.problem))
                 chosen_ = {problem, default_tactic(problem, granted_bytes(problem), current_device()), granted_bytes(problem)};
@@ -320,14 +320,15 @@ class Plugin final : public v2::IPluginV2DynamicExt {
 
 class Creator final : public v2::IPluginCreator {
   public:
-    Creator() {
-        for (const Attribute &attribute : Layer::attributes())
-            fields_.push_back({attribute.name, nullptr, v2::PluginFieldType::kINT32, 1});
+    explicit Creator(const Operator &op) : op_(op) {
+        for (const Attribute &attribute : op.attributes())
+            fields_.push_back({attribute.name, nullptr, field_type(attribute), 1});
         collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
     }
+    Creator(const Creator &) = delete;  // the collection points to its own fields
 
     int32_t getTensorRTVersion() const noexcept override { return runtime_version_number(); }
-    const char *getPluginName() const noexcept override { return kName; }
+    const char *getPluginName() const noexcept override { return op_.name.c_str(); }
     const char *getPluginVersion() const noexcept override { return kVersion; }
     const v2::PluginFieldCollection *getFieldNames() noexcept override { return &collection_; }
 
@@ -340,14 +341,14 @@ class Creator final : public v2::IPluginCreator {
                 const v2::PluginField &field = given->fields[i];
                 fields.push_back({field.name, field.data, static_cast<int32_t>(field.type), field.length});
             }
-            return new Plugin(Layer(fields.data(), static_cast<int32_t>(fields.size())), Grant{}, namespace_);
+            return new Plugin(Layer(op_, fields.data(), static_cast<int32_t>(fields.size())), Grant{}, namespace_);
         });
     }
 
     v2::IPluginV2 *deserializePlugin(const char *, const void *data, size_t length) noexcept override {
         return guarded<v2::IPluginV2 *>("deserializePlugin", nullptr, [&] {
             Reader reader(data, length);
-            Layer layer = layer_from(reader);
+            Layer layer = layer_from(op_, reader);
             const Grant grant = reader.get<Grant>();
             reader.finish();
             return new Plugin(std::move(layer), grant, namespace_);
@@ -360,6 +361,7 @@ class Creator final : public v2::IPluginCreator {
     const char *getPluginNamespace() const noexcept override { return namespace_.c_str(); }
 
   private:
+    const Operator &op_;
     std::string namespace_ = kNamespace;
     std::vector<v2::PluginField> fields_;
     v2::PluginFieldCollection collection_{};
@@ -372,15 +374,19 @@ class Creator final : public v2::IPluginCreator {
 extern "C" __attribute__((visibility("default")))
 convpool::tensorrt::v2::IPluginCreator *const *getPluginCreators(int32_t &count) {
     using namespace convpool::tensorrt;
-    static v2::IPluginCreator *const creators[] = {[]() -> v2::IPluginCreator * {
-        static Creator creator;
-        return &creator;
-    }()};
-    const int32_t version = runtime_version();
-    const bool fits = version >= 80600 && version < 100000;
-    if (!fits)
-        log_error("getPluginCreators: TensorRT version; got " + std::to_string(version) +
-                  ", expected 8.6 or 9; use getCreators");
-    count = fits ? 1 : 0;
-    return creators;
+    count = 0;
+    return guarded<v2::IPluginCreator *const *>("getPluginCreators", nullptr, [&] {
+        static std::vector<Creator> creators(operators().begin(), operators().end());
+        static const std::vector<v2::IPluginCreator *> all = [] {
+            std::vector<v2::IPluginCreator *> pointers;
+            for (Creator &creator : creators) pointers.push_back(&creator);
+            return pointers;
+        }();
+        const int32_t version = runtime_version();
+        if (version < 80600 || version >= 100000)
+            throw std::runtime_error("TensorRT version; got " + std::to_string(version) +
+                                     ", expected 8.6 or 9; use getCreators");
+        count = static_cast<int32_t>(all.size());
+        return all.data();
+    });
 }

@@ -21,6 +21,10 @@ struct Api {
 
 constexpr int32_t kFailure = -1;
 
+v3::PluginFieldType field_type(const Attribute &attribute) {
+    return attribute.real ? v3::PluginFieldType::kFLOAT32 : v3::PluginFieldType::kINT32;
+}
+
 Tensor tensor(const v3::PluginTensorDesc &desc, const v3::Dims &dims) {
     Tensor t{static_cast<int32_t>(desc.type), static_cast<int32_t>(desc.format), dims.nbDims, {}};
     std::copy(std::begin(dims.d), std::end(dims.d), t.d);
@@ -40,6 +44,7 @@ std::vector<Tensor> tensors(const v3::DynamicPluginTensorDesc *in, int32_t input
 std::vector<Tensor> tensors(const v3::PluginTensorDesc *in, int32_t inputs, const v3::PluginTensorDesc *out,
                             int32_t outputs) {
     std::vector<Tensor> all;
+    all.reserve(static_cast<size_t>(inputs + outputs));  // in every run
     for (int32_t i = 0; i < inputs; ++i) all.push_back(tensor(in[i], in[i].dims));
     for (int32_t i = 0; i < outputs; ++i) all.push_back(tensor(out[i], out[i].dims));
     return all;
@@ -74,7 +79,7 @@ class Plugin final : public v3::IPluginV3,
         return guarded<Plugin *>("clone", nullptr, [&] { return new Plugin(*this); });
     }
 
-    const char *getPluginName() const noexcept override { return kName; }
+    const char *getPluginName() const noexcept override { return layer_.op().name.c_str(); }
     const char *getPluginVersion() const noexcept override { return kVersion; }
     const char *getPluginNamespace() const noexcept override { return kNamespace; }
 
@@ -84,7 +89,7 @@ class Plugin final : public v3::IPluginV3,
                                int32_t input_count) const noexcept override {
         return guarded("getOutputDataTypes", kFailure, [&] {
             expect_one_output(outputs);
-            Layer::check_input_count(input_count);
+            layer_.check_input_count(input_count);
             for (int32_t i = 0; i < input_count; ++i) layer_.check_type(i, static_cast<int32_t>(inputs[i]));
             types[0] = inputs[kX];
             return 0;
@@ -96,9 +101,7 @@ class Plugin final : public v3::IPluginV3,
                             v3::IExprBuilder &builder) noexcept override {
         return guarded("getOutputShapes", kFailure, [&] {
             expect_one_output(output_count);
-            Layer::check_input_count(input_count);
-            check_shapes(layer_, inputs);
-            output_shape<Api>(layer_, inputs, outputs[0], builder);
+            output_shape<Api>(layer_, inputs, input_count, outputs[0], builder);
             return 0;
         });
     }
@@ -107,7 +110,7 @@ class Plugin final : public v3::IPluginV3,
                                    int32_t outputs) noexcept override {
         return guarded("supportsFormatCombination", false, [&] {
             expect_one_output(outputs);
-            Layer::check_input_count(inputs);
+            layer_.check_input_count(inputs);
             std::vector<Tensor> all;
             for (int32_t i = 0; i <= std::min(position, inputs); ++i)
                 all.push_back(tensor(in_out[i].desc, in_out[i].desc.dims));
@@ -174,7 +177,9 @@ class Plugin final : public v3::IPluginV3,
         return guarded("onShapeChange", kFailure, [&] {
             expect_one_output(outputs);
             inputs_ = inputs;
-            const convpool_problem problem = layer_.problem(tensors(in, inputs, out, outputs).data(), inputs);
+            const std::vector<Tensor> all = tensors(in, inputs, out, outputs);
+            const convpool_problem problem = layer_.problem(all.data(), inputs);
+            layer_.check_residual(all.data(), inputs);
             if (problem.n == 0) return 0;
             if (convpool_output_shape(&problem, nullptr) != CONVPOOL_OK)
                 throw std::invalid_argument(convpool_last_error());
@@ -191,7 +196,9 @@ class Plugin final : public v3::IPluginV3,
     int32_t enqueue(const v3::PluginTensorDesc *in, const v3::PluginTensorDesc *out, const void *const *inputs,
                     void *const *outputs, void *workspace, CUstream_st *stream) noexcept override {
         return guarded("enqueue", kFailure, [&] {
-            const convpool_problem problem = layer_.problem(tensors(in, inputs_, out, 1).data(), inputs_);
+            const std::vector<Tensor> all = tensors(in, inputs_, out, 1);
+            const convpool_problem problem = layer_.problem(all.data(), inputs_);
+            layer_.check_residual(all.data(), inputs_);
             if (problem.n == 0) return 0;  // an empty batch
             // TensorRT gives what getWorkspaceSize asked for at the largest shape, which this shape's need never passes;
             // without a tactic nothing is certain, and the default one does without.
@@ -210,16 +217,6 @@ class Plugin final : public v3::IPluginV3,
     const v3::PluginFieldCollection *getFieldsToSerialize() noexcept override { return &collection_; }
 
   private:
-    static void check_shapes(const Layer &layer, const v3::DimsExprs *inputs) {
-        int64_t sizes[kMaxDims];
-        for (int i = 0; i < kMaxDims; ++i) {
-            const bool known = i < inputs[kW].nbDims && inputs[kW].d[i]->isConstant();
-            sizes[i] = known ? inputs[kW].d[i]->getConstantValue() : -1;
-        }
-        layer.check_weights(inputs[kW].nbDims, sizes);
-        layer.check_rank(inputs[kX].nbDims);
-    }
-
     std::vector<convpool_problem> problems(const v3::DynamicPluginTensorDesc *in, int32_t inputs,
                                            const v3::DynamicPluginTensorDesc *out, int32_t outputs) const {
         using Desc = v3::DynamicPluginTensorDesc;
@@ -237,8 +234,9 @@ class Plugin final : public v3::IPluginV3,
     }
 
     void point_fields() {
-        for (size_t a = 0; a < Layer::attributes().size(); ++a)
-            fields_.push_back({Layer::attributes()[a].name, layer_.values()[a].data(), v3::PluginFieldType::kINT32,
+        const std::vector<Attribute> &attributes = layer_.op().attributes();
+        for (size_t a = 0; a < attributes.size(); ++a)
+            fields_.push_back({attributes[a].name, layer_.values()[a].data(), field_type(attributes[a]),
                                static_cast<int32_t>(layer_.values()[a].size())});
         collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
     }
@@ -255,11 +253,12 @@ class Plugin final : public v3::IPluginV3,
 
 class Creator final : public v3::IPluginCreatorV3One {
   public:
-    Creator() {
-        for (const Attribute &attribute : Layer::attributes())
-            fields_.push_back({attribute.name, nullptr, v3::PluginFieldType::kINT32, 1});
+    explicit Creator(const Operator &op) : op_(op) {
+        for (const Attribute &attribute : op.attributes())
+            fields_.push_back({attribute.name, nullptr, field_type(attribute), 1});
         collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
     }
+    Creator(const Creator &) = delete;  // the collection points to its own fields
 
     v3::IPluginV3 *createPlugin(const char *, const v3::PluginFieldCollection *given,
                                 v3::TensorRTPhase) noexcept override {
@@ -271,15 +270,16 @@ class Creator final : public v3::IPluginCreatorV3One {
                 const v3::PluginField &field = given->fields[i];
                 fields.push_back({field.name, field.data, static_cast<int32_t>(field.type), field.length});
             }
-            return new Plugin(Layer(fields.data(), static_cast<int32_t>(fields.size())));
+            return new Plugin(Layer(op_, fields.data(), static_cast<int32_t>(fields.size())));
         });
     }
     const v3::PluginFieldCollection *getFieldNames() noexcept override { return &collection_; }
-    const char *getPluginName() const noexcept override { return kName; }
+    const char *getPluginName() const noexcept override { return op_.name.c_str(); }
     const char *getPluginVersion() const noexcept override { return kVersion; }
     const char *getPluginNamespace() const noexcept override { return kNamespace; }
 
   private:
+    const Operator &op_;
     std::vector<v3::PluginField> fields_;
     v3::PluginFieldCollection collection_{};
 };
@@ -290,12 +290,17 @@ class Creator final : public v3::IPluginCreatorV3One {
 extern "C" __attribute__((visibility("default")))
 convpool::tensorrt::v3::IPluginCreatorInterface *const *getCreators(int32_t &count) {
     using namespace convpool::tensorrt;
-    static v3::IPluginCreatorInterface *const creators[] = {[]() -> v3::IPluginCreatorInterface * {
-        static Creator creator;
-        return &creator;
-    }()};
-    count = 1;
-    return creators;
+    count = 0;
+    return guarded<v3::IPluginCreatorInterface *const *>("getCreators", nullptr, [&] {
+        static std::vector<Creator> creators(operators().begin(), operators().end());
+        static const std::vector<v3::IPluginCreatorInterface *> all = [] {
+            std::vector<v3::IPluginCreatorInterface *> pointers;
+            for (Creator &creator : creators) pointers.push_back(&creator);
+            return pointers;
+        }();
+        count = static_cast<int32_t>(all.size());
+        return all.data();
+    });
 }
 
 extern "C" __attribute__((visibility("default"))) void setLoggerFinder(void *finder) {

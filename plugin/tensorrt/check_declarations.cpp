@@ -44,6 +44,7 @@ SAME_NUMBER(TensorFormat, kLINEAR);
 SAME_NUMBER(TensorFormat, kHWC8);
 SAME_NUMBER(TensorFormat, kDHWC8);
 SAME_NUMBER(TensorFormat, kHWC);
+SAME_NUMBER(PluginFieldType, kFLOAT32);
 SAME_NUMBER(PluginFieldType, kINT32);
 SAME_NUMBER(DimensionOperation, kSUM);
 SAME_NUMBER(DimensionOperation, kFLOOR_DIV);

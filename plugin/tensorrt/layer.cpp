@@ -1,6 +1,7 @@
 #include "layer.h"
 
 #include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <stdexcept>
 
@@ -12,9 +13,7 @@ namespace {
 // TensorRT's numbers.
 enum Type : int32_t { kFloat = 0, kHalf = 1, kBFloat16 = 7 };
 enum Format : int32_t { kLinear = 0, kHwc8 = 2, kDhwc8 = 6, kHwc = 8 };
-enum FieldType : int32_t { kInt32Field = 5, kInt64Field = 10 };
-
-const char *const kTensorNames[] = {"X", "W", "B"};
+enum FieldType : int32_t { kFloat32Field = 1, kInt32Field = 5, kInt64Field = 10 };
 
 [[noreturn]] void refuse(const std::string &what, const std::string &got, const std::string &expected) {
     throw std::invalid_argument(what + "; got " + got + ", expected " + expected);
@@ -53,22 +52,36 @@ bool convpool_format(const Tensor &t, int32_t &layout) {
     }
 }
 
-std::vector<int32_t> read_field(const Field &field) {
+// The values; of floats their bits.
+std::vector<int32_t> read_field(const Field &field, bool real) {
     std::vector<int32_t> values;
     const bool wide = field.type == kInt64Field;
-    if (!wide && field.type != kInt32Field)
-        refuse(std::string(field.name) + ": type of the field", std::to_string(field.type), "integers");
+    if (real ? field.type != kFloat32Field : !wide && field.type != kInt32Field)
+        refuse(std::string(field.name) + ": type of the field", std::to_string(field.type), real ? "float" : "integers");
     if (field.length < 0 || (field.length > 0 && field.data == nullptr))
         refuse(std::string(field.name) + ": field", "length " + std::to_string(field.length) + " without data",
                "its values");
     for (int32_t i = 0; i < field.length; ++i) {
-        const int64_t value = wide ? static_cast<const int64_t *>(field.data)[i]
-                                   : static_cast<const int32_t *>(field.data)[i];
+        int32_t word = 0;
+        if (!wide) std::memcpy(&word, static_cast<const char *>(field.data) + i * sizeof word, sizeof word);
+        const int64_t value = wide ? static_cast<const int64_t *>(field.data)[i] : word;
         if (value < INT32_MIN || value > INT32_MAX)
             refuse(std::string(field.name) + ": value", std::to_string(value), "at most 2^31 - 1");
         values.push_back(static_cast<int32_t>(value));
     }
     return values;
+}
+
+float float_of(int32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+std::string float_text(float value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.9g", value);
+    return text;
 }
 
 }  // namespace
@@ -79,7 +92,28 @@ Device current_device() {
     return device;
 }
 
-const std::vector<Attribute> &Layer::attributes() {
+const std::vector<Operator> &operators() {
+    static const std::vector<Operator> &all = *[] {
+        const char *const activations[] = {"", "Relu", "LeakyRelu"};  // by their convpool_activation
+        auto *made = new std::vector<Operator>;
+        for (bool affine : {false, true})
+            for (int32_t before : {CONVPOOL_ACT_NONE, CONVPOOL_ACT_RELU, CONVPOOL_ACT_LEAKY_RELU})
+                for (bool residual : {false, true})
+                    for (int32_t after : {CONVPOOL_ACT_NONE, CONVPOOL_ACT_RELU, CONVPOOL_ACT_LEAKY_RELU}) {
+                        Operator op{affine, before, residual, after, {}, {"X", "W", "B"}};
+                        op.name = std::string(affine ? "Affine" : "") + activations[before] + "ConvAvgPool" +
+                                  (residual ? "Add" : "") + activations[after];
+                        for (const char *name : {"scale", "shift"})
+                            if (affine) op.inputs.push_back(name);
+                        if (residual) op.inputs.push_back("R");
+                        made->push_back(op);
+                    }
+        return made;
+    }();
+    return all;
+}
+
+const std::vector<Attribute> &Operator::attributes() const {
     constexpr int32_t kMost = 65535;  // convpool.h's own bound
     static const std::vector<Attribute> all = {
         {"pool_kernel_shape", 1, 1, kMost, true, 0}, {"pool_strides", 1, 1, kMost, false, 1},
@@ -89,52 +123,84 @@ const std::vector<Attribute> &Layer::attributes() {
         {"group", 0, 1, INT32_MAX, false, 1},        {"allow_tf32", 0, 0, 1, false, 0},
         {"constant_weights", 0, 0, 1, false, 0},
     };
-    return all;
+    static const std::vector<Attribute> of_siblings = [] {
+        std::vector<Attribute> longer = all;
+        longer.insert(longer.end(), {{"prologue_affine", 0, 0, 1, true, 0},
+                                     {"prologue_activation", 0, 0, CONVPOOL_ACT_LEAKY_RELU, true, 0},
+                                     {"prologue_alpha", 0, 0, 0, true, 0, true},
+                                     {"residual", 0, 0, 1, true, 0},
+                                     {"activation", 0, 0, CONVPOOL_ACT_LEAKY_RELU, true, 0},
+                                     {"alpha", 0, 0, 0, true, 0, true}});
+        return longer;
+    }();
+    return plain() ? all : of_siblings;
 }
 
-Layer::Layer(const Field *fields, int32_t count) {
+Layer::Layer(const Operator &op, const Field *fields, int32_t count) : op_(&op) {
+    const std::vector<Attribute> &attributes = op.attributes();
     if (count < 0 || (count > 0 && fields == nullptr)) refuse("fields", std::to_string(count), "a list");
-    values_.resize(attributes().size());
-    std::vector<bool> seen(attributes().size());
+    values_.resize(attributes.size());
+    std::vector<bool> seen(attributes.size());
     for (int32_t f = 0; f < count; ++f) {
         if (fields[f].name == nullptr) refuse("fields: name of field " + std::to_string(f), "null", "a name");
-        for (size_t a = 0; a < attributes().size(); ++a)
-            if (std::strcmp(attributes()[a].name, fields[f].name) == 0) {
-                values_[a] = read_field(fields[f]);
+        for (size_t a = 0; a < attributes.size(); ++a)
+            if (std::strcmp(attributes[a].name, fields[f].name) == 0) {
+                values_[a] = read_field(fields[f], attributes[a].real);
                 seen[a] = true;
             }
     }
     rank_ = static_cast<int32_t>(values_[kConvolution + kKernelShape].size());
-    for (size_t a = 0; a < attributes().size(); ++a)
-        if (attributes()[a].required && !seen[a]) refuse(attributes()[a].name, "no such attribute", "one on the node");
+    for (size_t a = 0; a < attributes.size(); ++a)
+        if (attributes[a].required && !seen[a]) refuse(attributes[a].name, "no such attribute", "one on the node");
     if (rank_ < 1 || rank_ > CONVPOOL_MAX_RANK) refuse("kernel_shape", std::to_string(rank_) + " values", "1 to 3");
-    for (size_t a = 0; a < attributes().size(); ++a) {
-        const Attribute &attribute = attributes()[a];
+    for (size_t a = 0; a < attributes.size(); ++a) {
+        const Attribute &attribute = attributes[a];
         const size_t length = attribute.values == 0 ? 1 : static_cast<size_t>(attribute.values) * rank_;
         if (!seen[a]) values_[a].assign(length, attribute.fallback);
         if (values_[a].size() != length)
             refuse(attribute.name, std::to_string(values_[a].size()) + " values",
                    std::to_string(length) + " for a kernel_shape of " + std::to_string(rank_));
-        for (size_t i = 0; i < length; ++i)
+        for (size_t i = 0; i < length && !attribute.real; ++i)
             if (values_[a][i] < attribute.least || values_[a][i] > attribute.most)
                 refuse(std::string(attribute.name) + "[" + std::to_string(i) + "]", std::to_string(values_[a][i]),
                        std::to_string(attribute.least) + " to " + std::to_string(attribute.most));
     }
-    identity_ = std::string("convpool ") + convpool_version();
-    for (size_t a = 0; a < attributes().size(); ++a) {
-        identity_ += std::string("; ") + attributes()[a].name;
-        for (int32_t value : values_[a]) identity_ += " " + std::to_string(value);
+    if (!op.plain()) check_name();
+    identity_ = std::string("convpool ") + convpool_version() + "; " + op.name;
+    for (size_t a = 0; a < attributes.size(); ++a) {
+        identity_ += std::string("; ") + attributes[a].name;
+        for (int32_t value : values_[a])
+            identity_ += " " + (attributes[a].real ? float_text(float_of(value)) : std::to_string(value));
     }
 }
 
-void Layer::check_input_count(int32_t count) {
-    if (count != 2 && count != 3) refuse("inputs", std::to_string(count), "X, W and, if there is a bias, B");
+// The attributes say again what the name says.
+void Layer::check_name() const {
+    struct Said { int id; int32_t value; };
+    for (auto [id, said] : {Said{kPrologueAffine, op_->affine}, {kPrologueActivation, op_->before},
+                            {kResidual, op_->residual}, {kActivation, op_->after}})
+        if (value(id) != said)
+            refuse(op_->name + ": " + op_->attributes()[id].name, std::to_string(value(id)),
+                   std::to_string(said) + " by the operator's name");
+    for (auto [id, activation] : {Said{kPrologueAlpha, op_->before}, {kAlpha, op_->after}})
+        if (activation != CONVPOOL_ACT_LEAKY_RELU && float_of(value(id)) != 0.f)
+            refuse(op_->name + ": " + op_->attributes()[id].name, float_text(float_of(value(id))),
+                   "0, as the operator's name has no LeakyRelu there");
+}
+
+void Layer::check_input_count(int32_t count) const {
+    const int32_t most = static_cast<int32_t>(op_->inputs.size());
+    if (count == most || (op_->plain() && count == kB)) return;
+    std::string names;
+    for (const std::string &name : op_->inputs) names += (names.empty() ? "" : ", ") + name;
+    refuse(op_->name + ": inputs", std::to_string(count),
+           std::to_string(most) + ": " + names + (op_->plain() ? "; or 2 without B" : ""));
 }
 
 void Layer::check_type(int32_t index, int32_t type) const {
     int32_t dtype = 0;
     if (!convpool_type(type, dtype))
-        refuse(std::string(kTensorNames[index]) + ": type", type_name(type), "float, half or bfloat16");
+        refuse(op_->inputs[index] + ": type", type_name(type), "float, half or bfloat16");
 }
 
 void Layer::check_rank(int32_t dimensions) const {
@@ -156,14 +222,24 @@ void Layer::check_weights(int32_t dimensions, const int64_t *sizes) const {
         refuse("W: dimension 0", std::to_string(sizes[0]), "a multiple of group " + std::to_string(value(kGroup)));
 }
 
+void Layer::check_residual(const Tensor *tensors, int32_t inputs) const {
+    if (!op_->residual) return;
+    const Tensor &r = tensors[inputs - 1], &y = tensors[inputs];
+    bool same = r.rank == y.rank;
+    for (int i = 0; i < y.rank && same; ++i) same = r.d[i] < 0 || y.d[i] < 0 || r.d[i] == y.d[i];
+    if (!same) refuse("R: shape", shape_text(r), "that of Y, " + shape_text(y) + ": nothing is broadcast");
+}
+
 bool Layer::supports(int32_t position, const Tensor *tensors, int32_t inputs) const {
     check_input_count(inputs);
     if (position < 0 || position > inputs) refuse("position", std::to_string(position), "that of a tensor");
     const Tensor &tensor = tensors[position];
     int32_t dtype = 0, layout = 0;
     if (!convpool_type(tensor.type, dtype) || tensor.type != tensors[kX].type) return false;
-    const bool activations = position == kX || position == inputs;
-    return activations ? convpool_format(tensor, layout) : tensor.format == kLinear;
+    const int32_t residual = op_->residual ? inputs - 1 : inputs;
+    if (position != kX && position < residual) return tensor.format == kLinear;
+    const bool as_residual = position == residual || position == kX || tensor.format == tensors[residual].format;
+    return as_residual && convpool_format(tensor, layout);
 }
 
 convpool_problem Layer::problem(const Tensor *tensors, int32_t inputs) const {
@@ -172,7 +248,7 @@ convpool_problem Layer::problem(const Tensor *tensors, int32_t inputs) const {
     for (int i = 0; i < inputs; ++i) {
         check_type(i, tensors[i].type);
         if (tensors[i].type != x.type)
-            refuse(std::string(kTensorNames[i]) + ": type", type_name(tensors[i].type), "that of X, " + type_name(x.type));
+            refuse(op_->inputs[i] + ": type", type_name(tensors[i].type), "that of X, " + type_name(x.type));
     }
     check_rank(x.rank);
     check_weights(w.rank, w.d);
@@ -182,6 +258,11 @@ convpool_problem Layer::problem(const Tensor *tensors, int32_t inputs) const {
                std::to_string(channels) + " by W " + shape_text(w) + " and group " + std::to_string(value(kGroup)));
     if (inputs > kB && (tensors[kB].rank != 1 || tensors[kB].d[0] != w.d[0]))
         refuse("B: shape", shape_text(tensors[kB]), "[" + std::to_string(w.d[0]) + "]");
+    for (int i : {kScale, kShift})
+        if (op_->affine && (tensors[i].rank != 1 || tensors[i].d[0] != channels))
+            refuse(op_->inputs[i] + ": shape", shape_text(tensors[i]), "[" + std::to_string(channels) + "]");
+    if (op_->residual && tensors[inputs - 1].format != y.format)
+        refuse("R: format", std::to_string(tensors[inputs - 1].format), "that of Y, " + std::to_string(y.format));
 
     convpool_problem p{};
     p.struct_size = sizeof p;
@@ -195,6 +276,14 @@ convpool_problem Layer::problem(const Tensor *tensors, int32_t inputs) const {
     p.m = w.d[0];
     p.group = value(kGroup);
     p.has_bias = inputs > kB;
+    p.has_residual = op_->residual;
+    p.activation = op_->after;
+    p.prologue_affine = op_->affine;
+    p.prologue_activation = op_->before;
+    if (!op_->plain()) {
+        p.alpha = float_of(value(kAlpha));
+        p.prologue_alpha = float_of(value(kPrologueAlpha));
+    }
     for (int i = 0; i < rank_; ++i) {
         p.spatial[i] = x.d[2 + i];
         p.pool_kernel[i] = value(kPooling + kKernelShape, i);
@@ -251,6 +340,8 @@ void launch(const convpool_problem &problem, int32_t tactic, const void *const *
     tensors.x = inputs[kX];
     tensors.w = inputs[kW];
     tensors.b = problem.has_bias ? inputs[kB] : nullptr;
+    if (problem.prologue_affine) tensors.scale = inputs[kScale], tensors.shift = inputs[kShift];
+    if (problem.has_residual) tensors.residual = inputs[problem.prologue_affine ? kShift + 1 : kB + 1];
     tensors.y = output;
     tensors.workspace = workspace;
     tensors.workspace_bytes = workspace == nullptr ? 0 : workspace_size;

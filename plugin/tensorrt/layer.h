@@ -1,5 +1,5 @@
-// One ConvAvgPool layer as the adapters see it: its attributes, checked, and the questions that TensorRT asks about it,
-// answered by the C API.  No TensorRT type, no kernel, no GPU call but through convpool.h.
+// A layer of one of the operators of ai.convpool as the adapters see it: its attributes, checked, and the questions that
+// TensorRT asks about it, answered by the C API.  No TensorRT type, no kernel, no GPU call but through convpool.h.
 //
 // Errors are exceptions whose message names the attribute or tensor; the adapters' guard turns them into a status.
 #pragma once
@@ -15,13 +15,12 @@
 
 namespace convpool::tensorrt {
 
-inline constexpr char kName[] = "ConvAvgPool";
 inline constexpr char kVersion[] = "1";
 inline constexpr char kNamespace[] = "";
 inline constexpr int kMaxDims = 8;
 
-// Inputs in order; the bias may be absent.
-enum Input : int { kX = 0, kW = 1, kB = 2 };
+// Inputs in order; ConvAvgPool's bias may be absent.  R, where an operator has it, is the last.
+enum Input : int { kX = 0, kW = 1, kB = 2, kScale = 3, kShift = 4 };
 
 // A tensor as TensorRT describes it.  `type` and `format` are TensorRT's numbers, the same in every version.
 struct Tensor {
@@ -46,32 +45,52 @@ struct Device {
 // The current device; throws without one.
 Device current_device();
 
-// One attribute of the operator: `values` entries a spatial dimension, 0 for a scalar.
+// One attribute of an operator: `values` entries a spatial dimension, 0 for a scalar.  A real one is a float, unbounded.
 struct Attribute {
     const char *name;
     int32_t values;
     int32_t least, most;
     bool required;
     int32_t fallback;
+    bool real = false;
 };
-// Positions in Layer::attributes(), the order of serialisation.  Pooling and convolution have the same four.
-enum AttributeId : int { kPooling = 0, kConvolution = 4, kGroup = 8, kAllowTf32 = 9, kConstantWeights = 10 };
+// Positions in Operator::attributes(), the order of serialisation.  Pooling and convolution have the same four.
+enum AttributeId : int {
+    kPooling = 0, kConvolution = 4, kGroup = 8, kAllowTf32 = 9, kConstantWeights = 10,
+    kPrologueAffine = 11, kPrologueActivation, kPrologueAlpha, kResidual, kActivation, kAlpha
+};
 enum Window : int { kKernelShape = 0, kStrides = 1, kPads = 2, kDilations = 3 };
+
+// An operator of ai.convpool: [Affine][Relu|LeakyRelu]ConvAvgPool[Add][Relu|LeakyRelu] does what its name says.
+struct Operator {
+    bool affine;
+    int32_t before;  // convpool_activation in front of the pooling
+    bool residual;
+    int32_t after;  // convpool_activation of what comes last
+    std::string name;
+    std::vector<std::string> inputs;
+
+    bool plain() const { return !affine && before == CONVPOOL_ACT_NONE && !residual && after == CONVPOOL_ACT_NONE; }
+    // allow_tf32 and constant_weights are not the operator's.  The first says how a builder wants float32 products to be
+    // formed; the second that W never changes in the engine's life, so that what is made of it may be kept.
+    const std::vector<Attribute> &attributes() const;
+};
+// ConvAvgPool and its 35 siblings.  They stay to the very end of the process, as engines may.
+const std::vector<Operator> &operators();
 
 class Layer {
   public:
-    // The last two are not the operator's.  allow_tf32 says how a builder wants float32 products to be formed;
-    // constant_weights that W never changes in the engine's life, so that what is made of it may be kept.
-    static const std::vector<Attribute> &attributes();
-
-    Layer(const Field *fields, int32_t count);
+    // op: one of operators().
+    Layer(const Operator &op, const Field *fields, int32_t count);
 
     // Output types and sizes, before any is known: throws if input `index` cannot have this type.
-    static void check_input_count(int32_t count);
+    void check_input_count(int32_t count) const;
     void check_type(int32_t index, int32_t type) const;
     void check_rank(int32_t dimensions_of_x) const;
-    // Checks of the weights, whose sizes are constants in most networks; -1 stands for an unknown size.
+    // Checks of the weights, whose sizes are constants in most networks; -1 stands for an unknown size, here and below.
     void check_weights(int32_t dimensions, const int64_t *sizes) const;
+    // The residual, if there is one, against the output; no part of problem(), as bounds of open sizes need not agree.
+    void check_residual(const Tensor *tensors, int32_t inputs) const;
 
     // Whether tensor `position` of inputs then outputs may have its type and format, given those before it.
     bool supports(int32_t position, const Tensor *tensors, int32_t inputs) const;
@@ -82,14 +101,19 @@ class Layer {
     // Ids of the tactics that can run every one of the problems on the device.
     std::vector<int32_t> tactics(const std::vector<convpool_problem> &problems, const Device &device) const;
 
+    const Operator &op() const { return *op_; }
     int32_t rank() const { return rank_; }
     // One value of attribute `id`; pads: the leading sides, then the trailing ones.
     int32_t value(int id, int i = 0) const { return values_[id].at(i); }
+    // As op().attributes(); a real one by its bits.
     const std::vector<std::vector<int32_t>> &values() const { return values_; }
     // Everything that the layer's speed depends on besides shapes and types; static for the object's life.
     const std::string &identity() const { return identity_; }
 
   private:
+    void check_name() const;
+
+    const Operator *op_;
     int32_t rank_ = 0;
     std::vector<std::vector<int32_t>> values_;  // one per attribute
     std::string identity_;
@@ -106,13 +130,27 @@ void launch(const convpool_problem &problem, int32_t tactic, const void *const *
 
 std::string shape_text(const Tensor &tensor);
 
+// What is known of a shape while the network is made.
+template <typename Api>
+Tensor known_sizes(const typename Api::DimsExprs &shape) {
+    Tensor t{0, 0, shape.nbDims, {}};
+    for (int i = 0; i < shape.nbDims && i < kMaxDims; ++i)
+        t.d[i] = shape.d[i]->isConstant() ? static_cast<int64_t>(shape.d[i]->getConstantValue()) : -1;
+    return t;
+}
+
 // Sizes of the output as expressions of the input's: [N, M, ...], each spatial one two windows' places,
 //     places(size) = floor((size + pads - (dilation * (kernel - 1) + 1)) / stride) + 1.
-// Api has the members Expr, Builder, kSum, kFloorDiv of one TensorRT version's interface.
+// Throws where constant sizes contradict each other.  Api has the members Expr, Builder, kSum, kFloorDiv of one TensorRT
+// version's interface.
 template <typename Api>
-void output_shape(const Layer &layer, const typename Api::DimsExprs *inputs, typename Api::DimsExprs &output,
-                  typename Api::Builder &builder) {
+void output_shape(const Layer &layer, const typename Api::DimsExprs *inputs, int32_t count,
+                  typename Api::DimsExprs &output, typename Api::Builder &builder) {
     using Expr = const typename Api::Expr *;
+    layer.check_input_count(count);
+    const Tensor w = known_sizes<Api>(inputs[kW]);
+    layer.check_weights(w.rank, w.d);
+    layer.check_rank(inputs[kX].nbDims);
     auto places = [&](Expr size, int i, int group) -> Expr {
         const int32_t window = layer.value(group + kDilations, i) * (layer.value(group + kKernelShape, i) - 1) + 1;
         const int32_t pads = layer.value(group + kPads, i) + layer.value(group + kPads, i + layer.rank());
@@ -127,6 +165,11 @@ void output_shape(const Layer &layer, const typename Api::DimsExprs *inputs, typ
         const Expr pooled = places(inputs[kX].d[2 + i], i, kPooling);
         output.d[2 + i] = places(pooled, i, kConvolution);
     }
+    if (!layer.op().residual) return;
+    std::vector<Tensor> known;
+    for (int i = 0; i < count; ++i) known.push_back(known_sizes<Api>(inputs[i]));
+    known.push_back(known_sizes<Api>(output));
+    layer.check_residual(known.data(), count);
 }
 
 }  // namespace convpool::tensorrt

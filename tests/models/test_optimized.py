@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
+import onnx
+import onnxruntime
 import pytest
 
 import convpool
@@ -56,9 +59,27 @@ def test_every_pair_is_found(name, lowering):
 def test_what_stands_around_the_pairs_is_taken_in(name, batch):
     model = convpool.optimize(generators.generate(name, batch=batch), prologue=True, epilogue=True).model
     assert Counter(node.op_type for node in model.graph.node if node.domain == operator.DOMAIN) == AROUND[name]
-    plain = convpool.optimize(generators.generate(name, batch=batch), check=0).model
+    plain = convpool.optimize(generators.generate(name, batch=batch), prologue=False, epilogue=False, check=0).model
     found = Counter(node.op_type for node in plain.graph.node if node.domain == operator.DOMAIN)
     assert found == {"ConvAvgPool": sum(AROUND[name].values())}
+
+
+def ran(model: onnx.ModelProto, folder: Path) -> Counter[str]:
+    """The operators that onnxruntime runs for a model, layouts changed and functions inlined."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # it warns that the file is for this machine only
+    options.optimized_model_filepath = str(folder / "ran.onnx")
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return Counter(node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node)
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_onnxruntime_runs_nothing_more_for_siblings(name, tmp_path):
+    model = generators.generate(name)
+    plain, siblings = (
+        ran(convpool.optimize(model, prologue=on, epilogue=on, check=0).model, tmp_path) for on in (False, True)
+    )
+    assert siblings <= plain and siblings.total() > 0
 
 
 @pytest.mark.parametrize("siblings", [False, True])

@@ -219,14 +219,20 @@ def test_without_anything_around_it_the_model_is_version_1_s():
     assert not numpy_helper.to_array(next(item for item in model.graph.initializer if item.name == only(model).input[2])).any()
 
 
-def test_by_default_nothing_is_taken_in():
+def test_without_the_options_nothing_is_taken_in():
     model = graph(f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\nn = Mul(q, c)\ny = Relu(n)", {"c": (32, 1, 1)})
-    result = convpool.optimize(model)
+    result = convpool.optimize(model, prologue=False, epilogue=False)
     assert [node.op_type for node in result.model.graph.node] == ["Relu", "ConvAvgPool", "Mul", "Relu"]
     assert {entry.domain: entry.version for entry in result.model.opset_import} == {"": 17, "ai.convpool": 1}
     assert result.report.sites[0].absorbed == result.report.sites[0].beside == ()
-    without = convpool.optimize(model, prologue=False, epilogue=False).model
-    assert result.model.SerializeToString(deterministic=True) == without.SerializeToString(deterministic=True)
+
+
+def test_by_default_everything_is_taken_in():
+    model = graph(f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\ny = Relu(q)")
+    result = convpool.optimize(model).model
+    assert only(result).op_type == "ReluConvAvgPoolRelu"
+    asked = convpool.optimize(model, prologue=True, epilogue=True).model
+    assert result.SerializeToString(deterministic=True) == asked.SerializeToString(deterministic=True)
 
 
 def test_report():
@@ -503,8 +509,9 @@ def test_weights_that_something_else_reads_are_not_edited():
 
 @pytest.mark.parametrize(
     ("options", "kind"),
-    [([], "ConvAvgPool"), (["--prologue"], "ReluConvAvgPool"), (["--epilogue"], "ConvAvgPoolRelu"),
-     (["--prologue", "--epilogue"], "ReluConvAvgPoolRelu"), (["--no-prologue", "--no-epilogue"], "ConvAvgPool")],
+    [([], "ReluConvAvgPoolRelu"), (["--prologue", "--no-epilogue"], "ReluConvAvgPool"),
+     (["--no-prologue", "--epilogue"], "ConvAvgPoolRelu"), (["--prologue", "--epilogue"], "ReluConvAvgPoolRelu"),
+     (["--no-prologue", "--no-epilogue"], "ConvAvgPool")],
 )  # fmt: skip
 def test_command_line(options, kind, tmp_path, capsys):
     onnx.save(graph(f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\nz = Relu(q)\ny = Tanh(z)"), tmp_path / "in.onnx")

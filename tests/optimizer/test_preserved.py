@@ -13,6 +13,7 @@ from convpool import operator
 from test_structure import IF_BODY, IF_INPUTS, PAIR, POOL, rewrite
 
 LOWERINGS = ("convavgpool", "direct", "fused")
+PLAIN = {"prologue": False, "epilogue": False}
 
 
 def documented() -> onnx.ModelProto:
@@ -38,7 +39,7 @@ def documented() -> onnx.ModelProto:
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_names_documentation_and_metadata(lowering):
     model = documented()
-    result = rewrite(model, 1, lowering)
+    result = rewrite(model, 1, lowering, **PLAIN)
     for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
         assert getattr(result, name) == getattr(model, name)
     assert list(result.metadata_props) == list(model.metadata_props)
@@ -66,7 +67,7 @@ def test_annotations_of_tensors_that_are_gone_go():
 def test_value_info_covers_new_tensors_and_drops_old_ones(lowering):
     model = onnx.shape_inference.infer_shapes(documented())
     assert {value.name for value in model.graph.value_info} == {"h", "y"}
-    result = rewrite(model, 1, lowering)
+    result = rewrite(model, 1, lowering, **PLAIN)
     made = {name for node in result.graph.node for name in node.output} - {"z"}
     infos = {value.name: value.type.tensor_type for value in result.graph.value_info}
     assert made <= set(infos) and "h" not in infos
@@ -97,7 +98,7 @@ k = Add(m, o)
 y = {POOL}(k)
 z = Relu(y)"""
     model = graph(body, inputs="float[1,16,12,12] x, float[1,32,1,1] v", outputs="float[a,b,c,d] z")
-    result = rewrite(model, 1, "convavgpool")
+    result = rewrite(model, 1, "convavgpool", **PLAIN)
     seen = {"x", "v", *(tensor.name for tensor in result.graph.initializer)}
     for node in result.graph.node:
         assert set(node.input) <= seen

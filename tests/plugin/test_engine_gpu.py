@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from convpool import optimize
+from convpool import operator, optimize
 from convpool.errors import ModelError, OptionError
 from convpool.modelio import LoadedModel
 from convpool.tensorrt import Engine, TensorRTError, build_engine
@@ -61,9 +62,6 @@ def test_open_sizes(layer, shape):
 def test_the_plugin_runs_the_node(layer):
     """The engine's layers are asked, not believed."""
     import tensorrt as trt
-
-    def detailed(config) -> None:
-        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
 
     model = layer[0]
     shape = [2, layer[2], 16, 16]
@@ -211,6 +209,126 @@ def test_a_node_that_the_plugin_refuses_is_an_error_not_a_crash():
             attribute.ints[:] = [5] * len(attribute.ints)
     with pytest.raises((ModelError, TensorRTError), match=r"W: dimension 1; got 3, expected kernel_shape\[0\] = 5"):
         build_engine(rewritten, optimization_level=1)
+
+
+AROUND = """<ir_version: 8, opset_import: ["": 17]>
+block (float[BATCH,64,HEIGHT,WIDTH] x) => (float[BATCH,32,P,Q] y) {
+  n = BatchNormalization(x, g, b, m, d)
+  p = LeakyRelu<alpha = 0.25>(n)
+  c = Conv<pads = [1, 1, 1, 1]>(p, w, v)
+  q = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(c)
+  h = Conv(x, u)
+  r = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(h)
+  a = Add(q, r)
+  y = LeakyRelu<alpha = 0.1>(a)
+}"""
+
+
+def residual_block(sizes: dict[str, object]) -> onnx.ModelProto:
+    """A block with every part that a node takes in; its shortcut is a node of its own, pooled by itself."""
+    text = AROUND
+    for name, size in sizes.items():
+        text = re.sub(rf"\b{name}\b", str(size), text)
+    model = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(7)
+    shapes = {"g": (64,), "b": (64,), "m": (64,), "d": (64,), "w": (32, 64, 3, 3), "v": (32,), "u": (32, 64, 1, 1)}
+    for name, shape in shapes.items():
+        values = rng.uniform(0.5, 2, shape) if name in "gd" else rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values.astype(np.float32), name))
+    return model
+
+
+def plugin_layers(engine: Engine) -> int:
+    import tensorrt as trt
+
+    text = engine.handle.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+    return len(re.findall(r'"LayerType"\s*:\s*"PluginV', text))
+
+
+def detailed(config) -> None:
+    import tensorrt as trt
+
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+
+
+SIBLINGS = ["AffineLeakyReluConvAvgPoolAddLeakyRelu", "ConvAvgPool"]
+
+
+@pytest.mark.parametrize(("precision", "limit"), [("fp32", 4e-6), ("tf32", 4e-3), ("fp16", 8e-3)])
+def test_siblings_of_open_sizes(precision, limit):
+    """Prologue and residual in one node; the engine goes through its file's bytes, so each operator is found by its name."""
+    model = residual_block({"BATCH": "batch", "HEIGHT": "height", "WIDTH": "width"})
+    rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
+    assert sorted(node.op_type for node in rewritten.graph.node) == SIBLINGS
+    profile = {"x": ([1, 64, 16, 16], [4, 64, 32, 32], [8, 64, 48, 48])}
+    engine = build_engine(rewritten, precision=precision, profiles=profile, optimization_level=1, configure=detailed)
+    assert plugin_layers(engine) == len(SIBLINGS)
+    rng = np.random.default_rng(8)
+    for shape in ((1, 16, 16), (8, 48, 48), (3, 18, 32), (5, 31, 47)):
+        x = {"x": rng.standard_normal((shape[0], 64, *shape[1:])).astype(np.float32)}
+        wanted, found = reference(model, x), engine.run(x)["y"]
+        assert found.shape == wanted.shape
+        assert 0 < np.abs(found - wanted).max() <= limit * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(("precision", "limit"), [("fp32", 4e-6), ("fp16", 8e-3)])
+def test_siblings_of_fixed_sizes(precision, limit, tmp_path):
+    model = residual_block({"BATCH": 4, "HEIGHT": 16, "WIDTH": 20, "P": 8, "Q": 10})
+    rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
+    assert sorted(node.op_type for node in rewritten.graph.node) == SIBLINGS
+    engine = build_engine(rewritten, precision=precision, optimization_level=1, configure=detailed)
+    assert plugin_layers(engine) == len(SIBLINGS)
+    x = random_inputs(model)
+    wanted, found = reference(model, x), engine.run(x)["y"]
+    assert np.abs(found - wanted).max() <= limit * np.abs(wanted).max()
+    engine.save(tmp_path / "block.engine")
+    np.save(tmp_path / "x.npy", x["x"])
+    code = (
+        "import sys, numpy as np\nfrom convpool.tensorrt import Engine\n"
+        "np.save(sys.argv[3], Engine.load(sys.argv[1]).run({'x': np.load(sys.argv[2])})['y'])"
+    )
+    files = [str(tmp_path / part) for part in ("block.engine", "x.npy", "y.npy")]
+    subprocess.run([sys.executable, "-c", code, *files], check=True)
+    assert np.array_equal(np.load(tmp_path / "y.npy"), found)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("densenet_small", "AffineReluConvAvgPool"), ("stargan_v2_small", "LeakyReluConvAvgPoolLeakyRelu"),
+     ("sngan64_small", "ConvAvgPoolAddRelu")],
+)  # fmt: skip
+def test_networks_of_siblings(name, kind):
+    model = generate(name, batch=2)
+    rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
+    nodes = [node.op_type for node in rewritten.graph.node if node.domain == operator.DOMAIN]
+    assert kind in nodes
+    engine = build_engine(rewritten, precision="fp16", optimization_level=1, configure=detailed)
+    assert plugin_layers(engine) == len(nodes)
+    inputs = random_inputs(model)
+    wanted, found = reference(model, inputs), next(iter(engine.run(inputs).values()))
+    assert np.abs(found - wanted).max() <= 2e-2 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [("attribute", "AffineLeakyReluConvAvgPoolAddLeakyRelu: residual; got 0, expected 1 by the operator's name"),
+     ("input", "AffineLeakyReluConvAvgPoolAddLeakyRelu: inputs; got 5, expected 6: X, W, B, scale, shift, R"),
+     ("shape", r"R: shape; got \[4, 32, 16, 20\], expected that of Y, \[4, 32, 8, 10\]")],
+)  # fmt: skip
+def test_a_sibling_that_contradicts_itself_is_refused(change, message):
+    model = residual_block({"BATCH": 4, "HEIGHT": 16, "WIDTH": 20, "P": 8, "Q": 10})
+    rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
+    node = next(node for node in rewritten.graph.node if node.op_type in operator.SIBLINGS)
+    if change == "attribute":
+        next(item for item in node.attribute if item.name == "residual").i = 0
+    elif change == "input":
+        node.input.pop()
+    else:
+        rewritten.graph.node.insert(0, onnx.helper.make_node("Conv", ["x", "ones"], ["large"]))
+        rewritten.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((32, 64, 1, 1), np.float32), "ones"))
+        node.input[-1] = "large"
+    with pytest.raises((ModelError, TensorRTError), match=message):
+        build_engine(rewritten, optimization_level=1).run(random_inputs(model))
 
 
 def half_channels_last(model, name: str, inputs: dict) -> Engine:

@@ -38,7 +38,7 @@ def test_no_creators_for_a_process_without_tensorrt(plugin):
         "library.getCreators(ctypes.byref(count)); print(old, count.value)\n"
     )
     done = subprocess.run([sys.executable, "-c", script, plugin], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["0", "1"]
+    assert done.stdout.split() == ["0", "36"]
     assert "TensorRT version; got 0, expected 8.6 or 9" in done.stderr
 
 
@@ -60,7 +60,7 @@ def test_host_drives_both_adapters(built, device):
     done = subprocess.run([built.host, library, flag], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     checks, failed = map(int, re.search(r"(\d+) checks, (\d+) failed", done.stdout).groups())
-    assert failed == 0 and checks > (10_000 if flag == "1" else 5_000)
+    assert failed == 0 and checks > (50_000 if flag == "1" else 40_000)
 
 
 def test_both_adapters_run_on_a_gpu(built):

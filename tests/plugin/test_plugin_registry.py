@@ -5,12 +5,16 @@ Each test is a process of its own: a registry lives as long as its process, and 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 
 import pytest
+from onnx import helper
+
+from convpool import operator
 
 pytest.importorskip("tensorrt_lean_bindings")
 
@@ -23,9 +27,13 @@ from convpool.tensorrt.library import find_creator, load_plugin
 GOOD = dict(pool_kernel_shape=[2, 2], pool_strides=[1, 1], pool_pads=[1] * 4, pool_dilations=[1, 1],
             kernel_shape=[3, 3], strides=[2, 2], pads=[0] * 4, dilations=[1, 1], group=[1])
 
+# As the ONNX parser passes attributes on: integers, or floats.
 def fields(**values):
-    kind = trt.PluginFieldType.INT32
-    return trt.PluginFieldCollection([trt.PluginField(k, np.array(v, np.int32), kind) for k, v in values.items()])
+    def field(name, value):
+        real = isinstance(value, float)
+        kind = trt.PluginFieldType.FLOAT32 if real else trt.PluginFieldType.INT32
+        return trt.PluginField(name, np.array(value, np.float32 if real else np.int32).reshape(-1), kind)
+    return trt.PluginFieldCollection([field(*item) for item in values.items()])
 
 load_plugin(trt)
 creator = find_creator(trt)
@@ -42,15 +50,20 @@ def run(plugin, code: str, status: int = 0) -> tuple[object, str]:
 
 def test_loading_twice_is_loading_once(plugin):
     first, _ = run(plugin, "load_plugin(trt); print(json.dumps([c.name for c in trt.get_plugin_registry().all_creators]))")
-    assert first.count("ConvAvgPool") == 1
+    assert sorted(name for name in first if "ConvAvgPool" in name) == sorted(operator.OP_TYPES)
 
 
-def test_lists_every_attribute_of_the_operator(plugin):
-    from convpool import operator
-
-    names, _ = run(plugin, "print(json.dumps([f.name for f in creator.field_names]))")
-    node = set(operator._ATTRIBUTES) - {"weight_perm", "plugin_version", "plugin_namespace"}
-    assert set(names) == node | {"allow_tf32", "constant_weights"}
+def test_lists_every_attribute_of_the_operators(plugin):
+    code = f"""
+print(json.dumps({{name: [[f.name, str(f.type)] for f in find_creator(trt, name).field_names] for name in {operator.OP_TYPES}}}))
+"""
+    found, _ = run(plugin, code)
+    plain = set(operator._ATTRIBUTES) - {"weight_perm", "plugin_version", "plugin_namespace"} | {"allow_tf32", "constant_weights"}
+    siblings = plain | set(operator._PART_INTS) | set(operator._PART_FLOATS)
+    for name, fields in found.items():
+        assert {field for field, _ in fields} == (plain if name == "ConvAvgPool" else siblings)
+        reals = {field for field, kind in fields if "FLOAT32" in kind}
+        assert reals == (set() if name == "ConvAvgPool" else set(operator._PART_FLOATS))
 
 
 @pytest.mark.parametrize("phase", ["BUILD", "RUNTIME"])
@@ -90,6 +103,71 @@ print(json.dumps([one is None for one in made]))
     refused, errors = run(plugin, code)
     assert refused == [True, True]
     assert errors.count(f"convpool: createPlugin: {message}") == 2
+
+
+def node_attributes(op_type: str, **changes) -> dict[str, object]:
+    """The attributes of a sibling's node that the optimizer writes, as Python values, without those that are not fields."""
+    node = helper.make_node("ConvAvgPool", ["x", "w", "b"], ["y"], domain=operator.DOMAIN)
+    kind = operator.SIBLINGS[op_type]
+    before, after = (slope if step == "LeakyRelu" else 0.0 for step, slope in ((kind.before, 0.25), (kind.after, 0.1)))
+    operator.give_parts(node, dataclasses.replace(kind, before_alpha=before, after_alpha=after))
+    assert node.op_type == op_type
+    return {item.name: helper.get_attribute_value(item) for item in node.attribute} | changes
+
+
+def test_creates_every_sibling_from_the_optimizer_s_attributes(plugin):
+    """In both phases; then once more from the attributes of each other sibling, which its name contradicts."""
+    wanted = {name: node_attributes(name) for name in operator.SIBLINGS}
+    code = f"""
+wanted = {wanted}
+core, build = trt.PluginCapabilityType.CORE, trt.PluginCapabilityType.BUILD
+made, refused = {{}}, 0
+for name, attributes in wanted.items():
+    for phase in (trt.TensorRTPhase.BUILD, trt.TensorRTPhase.RUNTIME):
+        one = find_creator(trt, name).create_plugin("layer", fields(**GOOD, **attributes), phase)
+        made[one.get_capability_interface(core).plugin_name] = one.get_capability_interface(build).timing_cache_id
+    for other, others in wanted.items():
+        made_of_others = find_creator(trt, name).create_plugin("layer", fields(**GOOD, **others), trt.TensorRTPhase.BUILD)
+        refused += made_of_others is None
+print(json.dumps([made, refused]))
+"""
+    (made, refused), errors = run(plugin, code)
+    assert list(made) == list(wanted) and len(set(made.values())) == 35
+    assert refused == 35 * 34 == errors.count("by the operator's name")
+    assert "prologue_alpha 0.25; " in made["LeakyReluConvAvgPool"] and made["LeakyReluConvAvgPool"].endswith("; alpha 0")
+
+
+@pytest.mark.parametrize(
+    ("op_type", "change", "message"),
+    [
+        ("ReluConvAvgPoolAdd", {"residual": 0}, "ReluConvAvgPoolAdd: residual; got 0, expected 1 by the operator's name"),
+        ("ReluConvAvgPool", {"prologue_activation": 3}, "prologue_activation[0]; got 3, expected 0 to 2"),
+        ("ConvAvgPoolRelu", {"alpha": 0.5}, "ConvAvgPoolRelu: alpha; got 0.5, expected 0, as the operator's name has no"),
+        ("ConvAvgPoolLeakyRelu", {"alpha": 1}, "alpha: type of the field; got 5, expected float"),
+    ],
+)  # fmt: skip
+def test_refuses_a_sibling_that_contradicts_its_name(plugin, op_type, change, message):
+    code = f"""
+attributes = {node_attributes(op_type, **change)}
+made = find_creator(trt, "{op_type}").create_plugin("layer", fields(**GOOD, **attributes), trt.TensorRTPhase.BUILD)
+print(json.dumps(made is None))
+"""
+    refused, errors = run(plugin, code)
+    assert refused and f"convpool: createPlugin: {message}" in errors
+
+
+def test_a_library_without_one_of_the_operators_is_refused(plugin):
+    code = """
+from convpool import operator
+from convpool.tensorrt import TensorRTError
+operator.OP_TYPES += ("TanhConvAvgPool",)
+try:
+    load_plugin(trt)
+except TensorRTError as error:
+    print(json.dumps(str(error)))
+"""
+    message, _ = run(plugin, code)
+    assert "plugins; got no TanhConvAvgPool in TensorRT" in message and "expected 37; build the library" in message
 
 
 def test_a_missing_library_says_what_to_do(plugin, monkeypatch, tmp_path):

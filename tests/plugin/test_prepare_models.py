@@ -129,6 +129,19 @@ def test_half_weights_are_those_of_the_operator_alone():
                 assert kinds[name] == wanted, (node.op_type, name)
 
 
+def test_half_weights_of_a_prologue_that_two_nodes_share():
+    """Also where one has it as its prologue and something else reads it: then it stays."""
+    model = prepare.self_contained(optimize(generate("densenet_small", batch=2), prologue=True, epilogue=True, check=0).model)
+    first, second, third = (node for node in model.graph.node if node.op_type == "AffineReluConvAvgPool")
+    shared, kept = first.input[3], third.input[4]
+    second.input[3] = shared
+    model.graph.node.append(helper.make_node("Neg", [kept], ["elsewhere"]))
+    prepare.half_weights(model, TensorProto.FLOAT16)
+    kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    halves = {name for node in (first, second, third) for name in node.input[1:]} - {kept}
+    assert {kinds[name] for name in halves} == {TensorProto.FLOAT16} and kinds[kept] == TensorProto.FLOAT
+
+
 def test_mark_all_gives_every_float_tensor():
     model = generate("wgan_gp_small", batch=2)
     count = sum(len(node.output) for node in model.graph.node)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from convpool import operator
 from convpool.tensorrt.errors import TensorRTError
 
 LIBRARY = "libconvpool_plugin.so"
@@ -51,11 +52,11 @@ def version(trt: ModuleType) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def find_creator(trt: ModuleType) -> Any:
-    """The registry's creator of ConvAvgPool, or None."""
+def find_creator(trt: ModuleType, op_type: str = operator.OP_TYPE) -> Any:
+    """The registry's creator of one of the operators, or None."""
     registry = trt.get_plugin_registry()
     find = getattr(registry, "get_creator", None) or registry.get_plugin_creator
-    return find("ConvAvgPool", "1", "")
+    return find(op_type, "1", "")
 
 
 def load_plugin(trt: ModuleType | None = None) -> Path:
@@ -65,16 +66,18 @@ def load_plugin(trt: ModuleType | None = None) -> Path:
     """
     trt = trt or tensorrt_module()
     path = plugin_path()
-    if find_creator(trt) is not None:
-        return path
-    log = logger(trt)
-    try:
-        ctypes.CDLL(str(path))  # the registry does not say why it could not open a file
-        _handles[trt.__name__] = trt.get_plugin_registry().load_library(str(path))
-    except Exception as error:  # the bindings' exceptions share no base class
-        raise TensorRTError(f"{path}: cannot be loaded as a plugin library; got {log.explain(error)}") from error
     if find_creator(trt) is None:
-        raise TensorRTError(f"{path}: no plugin; TensorRT {trt.__version__} found no ConvAvgPool in it{log.explain()}")
+        log = logger(trt)
+        try:
+            ctypes.CDLL(str(path))  # the registry does not say why it could not open a file
+            _handles[trt.__name__] = trt.get_plugin_registry().load_library(str(path))
+        except Exception as error:  # the bindings' exceptions share no base class
+            raise TensorRTError(f"{path}: cannot be loaded as a plugin library; got {log.explain(error)}") from error
+    missing = [name for name in operator.OP_TYPES if find_creator(trt, name) is None]
+    if missing:
+        got = "none of the operators" if len(missing) == len(operator.OP_TYPES) else f"no {missing[0]}"
+        raise TensorRTError(f"{path}: plugins; got {got} in TensorRT {trt.__version__}, expected {len(operator.OP_TYPES)}; "
+                            f"build the library of this version of convpool {logger(trt).explain()}".rstrip())  # fmt: skip
     return path
 
 

@@ -106,21 +106,17 @@ def serialized(model: ModelProto) -> bytes:
 
 
 def half_weights(model: ModelProto, kind: int) -> None:
-    """Give ConvAvgPool nodes weights and biases of type `kind` (FLOAT16).
+    """Give the operators' nodes constants of type `kind` (FLOAT16): weights, biases, scales and shifts that only they read.
 
     For weakly typed networks, where TensorRT would otherwise convert the float32 constants in every run.
     """
-    uses: dict[str, int] = {}
-    for node in _nodes(model.graph):
-        for name in node.input:
-            uses[name] = uses.get(name, 0) + 1
+    elsewhere = {node.input[index] for node in _nodes(model.graph) for index in range(len(node.input))
+                 if index == 0 or not is_operator(node)}  # fmt: skip
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        if is_operator(node):
-            for name in node.input[1:]:
-                tensor = initializers.get(name)
-                if tensor is not None and tensor.data_type == TensorProto.FLOAT and uses[name] == 1:
-                    _convert(tensor, kind)
+    for node in filter(is_operator, model.graph.node):
+        for name in node.input[1:]:
+            if name in initializers and name not in elsewhere:
+                _convert(initializers[name], kind)
 
 
 def mark_all(model: ModelProto) -> None:

@@ -46,11 +46,17 @@ bool check_kept_weights(Gpu &gpu, const convpool_problem &largest, const std::fu
     gpu.upload(dx, x);
     gpu.upload(db, b);
     gpu.upload(other, w2);
+    const auto scale = random_halves(largest.c, 5), shift = random_halves(largest.c, 6), r = random_halves(poison.size(), 7);
+    void *dscale = gpu.allocate(2 * scale.size()), *dshift = gpu.allocate(2 * shift.size()), *dr = gpu.allocate(2 * r.size());
+    gpu.upload(dscale, scale);
+    gpu.upload(dshift, shift);
+    gpu.upload(dr, r);
     auto result = [&](int64_t batch) { return gpu.download(dy, batch * image); };
     auto reference = [&](const std::vector<uint16_t> &w, int64_t batch) {
         const convpool_problem p = with_batch(batch);
         convpool_tensors t{};
         t.struct_size = sizeof t;
+        t.scale = dscale, t.shift = dshift, t.residual = dr;
         t.x = dx, t.w = dw, t.b = db, t.y = dy, t.workspace = reference_workspace, t.workspace_bytes = granted;
         gpu.upload(dw, w);
         gpu.upload(dy, poison);
@@ -69,8 +75,10 @@ bool check_kept_weights(Gpu &gpu, const convpool_problem &largest, const std::fu
             check(got == wanted, where + what + " differs" + (logged.empty() ? "" : "; " + logged), __FILE__, __LINE__);
         };
         auto queue = [&](Context &context, void *w) {
-            const void *inputs[] = {dx, w, db};
-            CHECK(context.run(inputs, dy, workspace));
+            std::vector<const void *> inputs{dx, w, db};
+            if (largest.prologue_affine) inputs.insert(inputs.end(), {dscale, dshift});
+            if (largest.has_residual) inputs.push_back(dr);
+            CHECK(context.run(inputs.data(), dy, workspace));
         };
         auto run = [&](Context &context, int64_t batch, void *w) {
             gpu.upload(dy, poison);

@@ -69,7 +69,7 @@ class Gpu {
     void *driver_;
 };
 
-// One execution context's plugin: told a batch size, it runs on X, W, B, Y and a workspace; false if that failed.
+// One execution context's plugin: told a batch size, it runs on its inputs, Y and a workspace; false if that failed.
 struct Context {
     std::function<void(int64_t)> shape;
     std::function<bool(const void *const *, void *, void *)> run;

@@ -36,6 +36,31 @@ struct Finder {
 
 }  // namespace
 
+Attributes with(const Around &around, Attributes a) {
+    a.around = around;
+    return a;
+}
+
+std::string Attributes::op_type() const {
+    static const char *const names[] = {"", "Relu", "LeakyRelu"};
+    return std::string(around.affine ? "Affine" : "") + names[around.before] + "ConvAvgPool" +
+           (around.residual ? "Add" : "") + names[around.after];
+}
+
+std::vector<Attributes> every_operator() {
+    std::vector<Attributes> all;
+    for (int i = 0; i < 36; ++i) {
+        const int before = i / 2 % 3, after = i / 12;
+        all.push_back(with({i % 2, before, before == 2 ? 0.25f : 0.f, i / 6 % 2, after, after == 2 ? 0.1f : 0.f}));
+    }
+    return all;
+}
+
+std::vector<Attributes> some_siblings() {
+    return {with({1, 1, 0.f, 0, 0, 0.f}), with({0, 2, 0.2f, 1, 0, 0.f}), with({0, 0, 0.f, 1, 1, 0.f}),
+            with({1, 0, 0.f, 0, 2, 0.125f}), with({1, 2, 0.5f, 1, 2, 1e-3f})};
+}
+
 convpool_problem problem_of(const Attributes &a, int64_t n, int64_t c, int64_t m, std::vector<int64_t> spatial, int dtype,
                             int x_layout, int y_layout, bool bias) {
     convpool_problem p{};
@@ -49,6 +74,12 @@ convpool_problem problem_of(const Attributes &a, int64_t n, int64_t c, int64_t m
     p.m = m;
     p.group = a.group[0];
     p.has_bias = bias;
+    p.prologue_affine = a.around.affine;
+    p.prologue_activation = a.around.before;
+    p.prologue_alpha = a.around.before_alpha;
+    p.has_residual = a.around.residual;
+    p.activation = a.around.after;
+    p.alpha = a.around.after_alpha;
     for (int i = 0; i < p.rank; ++i) {
         p.spatial[i] = spatial[i];
         p.pool_kernel[i] = a.pool_kernel[i];

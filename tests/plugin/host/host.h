@@ -36,12 +36,40 @@ inline void refuses(bool failed, const std::string &word, const char *file, int 
                   #got "; got " + std::to_string(got) + ", expected " + std::to_string(expected), __FILE__, __LINE__)
 #define REFUSES(failed, word) ((logged.clear()), ::host::refuses((failed), (word), __FILE__, __LINE__))
 
+// What a sibling does around pooling and convolution; ConvAvgPool does none of it.  before, after: 0, 1 Relu, 2 LeakyRelu.
+struct Around {
+    int32_t affine = 0, before = 0;
+    float before_alpha = 0.f;
+    int32_t residual = 0, after = 0;
+    float after_alpha = 0.f;
+};
+
 // A layer's attributes, as the ONNX parser would pass them.
 struct Attributes {
     std::vector<int32_t> pool_kernel{2, 2}, pool_strides{1, 1}, pool_pads{1, 1, 1, 1}, pool_dilations{1, 1};
     std::vector<int32_t> kernel{3, 3}, strides{2, 2}, pads{0, 0, 0, 0}, dilations{1, 1}, group{1};
     std::vector<int32_t> constant_weights{};  // none: the field is left out
+    Around around{};
+
+    bool plain() const { return !around.affine && !around.before && !around.residual && !around.after; }
+    std::string op_type() const;
+    // X, W, B and what the operator has beside them: scale and shift, which are vectors of as many channels, and R, as Y.
+    int input_count() const { return 3 + 2 * around.affine + around.residual; }
+    template <typename Desc>
+    std::vector<Desc> inputs(Desc x, Desc w, Desc b, Desc scale, Desc y) const {
+        std::vector<Desc> all{x, w, b};
+        if (around.affine) all.insert(all.end(), 2, scale);
+        if (around.residual) all.push_back(y);
+        return all;
+    }
 };
+
+// The attributes with other surroundings.
+Attributes with(const Around &around, Attributes a = {});
+// One layer of every operator, ConvAvgPool first.
+std::vector<Attributes> every_operator();
+// A handful that together have every part.
+std::vector<Attributes> some_siblings();
 
 // The size that the operator gives, computed apart from the library: two windows, one after the other.
 inline int64_t out_size(const Attributes &a, int axis, int64_t size) {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
 
 namespace host {
@@ -51,11 +52,28 @@ struct Destroy {
 };
 using Owner = std::unique_ptr<v2::IPluginV2DynamicExt, Destroy>;
 
-v2::IPluginCreator *creator = nullptr;
+std::map<std::string, v2::IPluginCreator *> creators;
+v2::IPluginCreator *creator = nullptr;  // ConvAvgPool's
+
+using GetCreators = v2::IPluginCreator *const *(*)(int32_t &);
+
+bool find_creators(GetCreators get) {
+    int32_t count = 0;
+    v2::IPluginCreator *const *list = get(count);
+    EQUAL(count, 36);
+    creators.clear();
+    for (int32_t i = 0; i < count; ++i) creators[list[i]->getPluginName()] = list[i];
+    EQUAL(creators.size(), 36u);
+    for (const Attributes &a : every_operator())
+        check(creators.count(a.op_type()) == 1, "no creator of " + a.op_type(), __FILE__, __LINE__);
+    creator = creators["ConvAvgPool"];
+    return failures == 0;
+}
 
 Owner own(v2::IPluginV2 *plugin) { return Owner(static_cast<v2::IPluginV2DynamicExt *>(plugin)); }
 
-Owner make(const Attributes &a) {
+// What `by`'s creator makes of the attributes.
+Owner make_by(const std::string &by, const Attributes &a) {
     std::vector<v2::PluginField> list;
     auto add = [&](const char *name, const std::vector<int32_t> &values) {
         list.push_back({name, values.data(), v2::PluginFieldType::kINT32, static_cast<int32_t>(values.size())});
@@ -70,9 +88,20 @@ Owner make(const Attributes &a) {
     add("dilations", a.dilations);
     add("group", a.group);
     if (!a.constant_weights.empty()) add("constant_weights", a.constant_weights);
+    auto add_one = [&](const char *name, const void *value, v2::PluginFieldType type) {
+        if (!a.plain()) list.push_back({name, value, type, 1});
+    };
+    add_one("prologue_affine", &a.around.affine, v2::PluginFieldType::kINT32);
+    add_one("prologue_activation", &a.around.before, v2::PluginFieldType::kINT32);
+    add_one("prologue_alpha", &a.around.before_alpha, v2::PluginFieldType::kFLOAT32);
+    add_one("residual", &a.around.residual, v2::PluginFieldType::kINT32);
+    add_one("activation", &a.around.after, v2::PluginFieldType::kINT32);
+    add_one("alpha", &a.around.after_alpha, v2::PluginFieldType::kFLOAT32);
     v2::PluginFieldCollection fields{static_cast<int32_t>(list.size()), list.data()};
-    return own(creator->createPlugin("layer", &fields));
+    return own(creators.at(by)->createPlugin("layer", &fields));
 }
+
+Owner make(const Attributes &a) { return make_by(a.op_type(), a); }
 
 std::vector<char> bytes_of(const v2::IPluginV2 &plugin) {
     std::vector<char> bytes(plugin.getSerializationSize() + 8, '#');
@@ -96,25 +125,116 @@ v2::DynamicPluginTensorDesc dynamic(std::vector<int32_t> least, const std::vecto
     return t;
 }
 
-void identity() {
-    Owner plugin = make({});
+void identity(const Attributes &a) {
+    Owner plugin = make(a);
     CHECK(plugin != nullptr);
+    v2::IPluginCreator *const creator = creators.at(a.op_type());
     EQUAL(plugin->getTensorRTVersion(), (3 << 24) | version_number);
     EQUAL(creator->getTensorRTVersion(), version_number);
-    CHECK(std::strcmp(creator->getPluginName(), "ConvAvgPool") == 0);
     CHECK(std::strcmp(creator->getPluginVersion(), "1") == 0);
     CHECK(std::strcmp(creator->getPluginNamespace(), "") == 0);
-    EQUAL(creator->getFieldNames()->nbFields, 11);
-    CHECK(std::strcmp(plugin->getPluginType(), "ConvAvgPool") == 0);
+    EQUAL(creator->getFieldNames()->nbFields, a.plain() ? 11 : 17);
+    CHECK(plugin->getPluginType() == a.op_type());
     CHECK(std::strcmp(plugin->getPluginVersion(), "1") == 0);
     EQUAL(plugin->getNbOutputs(), 1);
     EQUAL(plugin->initialize(), 0);
     plugin->setPluginNamespace("elsewhere");
     Owner copy = own(plugin->clone());
     CHECK(std::strcmp(copy->getPluginNamespace(), "elsewhere") == 0);
+    CHECK(copy->getPluginType() == a.op_type());
     plugin->setPluginNamespace(nullptr);
     CHECK(std::strcmp(plugin->getPluginNamespace(), "") == 0);
     plugin->terminate();
+
+    // An engine finds the creator by the name, and what it saved is taken by no other.
+    const std::vector<char> saved = bytes_of(*plugin);
+    for (const Attributes &other : every_operator()) {
+        Owner loaded = own(creators.at(other.op_type())->deserializePlugin("layer", saved.data(), saved.size()));
+        CHECK((loaded != nullptr) == (other.op_type() == a.op_type()));
+        CHECK(loaded == nullptr || (bytes_of(*loaded) == saved && loaded->getPluginType() == a.op_type()));
+    }
+    if (a.plain()) return;
+    for (const Attributes &other : every_operator())
+        if (!other.plain() && other.op_type() != a.op_type())
+            REFUSES(make_by(a.op_type(), other) == nullptr, " by the operator's name");
+    REFUSES(make_by(a.op_type(), {}) == nullptr, "prologue_affine; got no such attribute");
+    const std::vector<DataType> types(8, DataType::kHALF);
+    for (int32_t count = 0; count <= 8; ++count) {
+        logged.clear();
+        plugin->getOutputDataType(0, types.data(), count);
+        const std::string refusal = a.op_type() + ": inputs; got " + std::to_string(count);
+        EQUAL(logged.find(refusal) == std::string::npos, count == a.input_count());
+    }
+}
+
+// Engines built before there were siblings: the bytes of a ConvAvgPool are what they were.
+void old_engines() {
+    std::vector<char> saved{'C', 'P', 'A', '3'};
+    auto put = [&](const std::vector<int32_t> &values) {
+        auto bytes = [&](int32_t value) {
+            saved.insert(saved.end(), reinterpret_cast<char *>(&value), reinterpret_cast<char *>(&value + 1));
+        };
+        bytes(static_cast<int32_t>(values.size()));
+        for (int32_t value : values) bytes(value);
+    };
+    const Attributes a;
+    for (const auto &values : {a.pool_kernel, a.pool_strides, a.pool_pads, a.pool_dilations, a.kernel, a.strides, a.pads,
+                               a.dilations, a.group, {0}, {1}})
+        put(values);
+    saved.resize(saved.size() + 24 + 248);
+    Owner loaded = own(creator->deserializePlugin("layer", saved.data(), saved.size()));
+    CHECK(loaded != nullptr);
+    CHECK(bytes_of(*loaded) == saved);
+}
+
+// Siblings' own inputs: their shapes, and the residual's format, which is the output's.
+void wrong_sibling_inputs(bool has_device) {
+    const auto f16 = DataType::kHALF;
+    const auto linear = TensorFormat::kLINEAR, hwc8 = TensorFormat::kHWC8;
+    const Attributes a = with({1, 0, 0.f, 1, 2, 0.1f});
+    Owner plugin = make(a);
+    for (TensorFormat x : {linear, hwc8})
+        for (TensorFormat r : {linear, hwc8})
+            for (TensorFormat y : {linear, hwc8}) {
+                auto all = a.inputs(fixed({2, 16, 8, 8}, f16, x), fixed({8, 3, 3, 16}, f16, linear), fixed({8}, f16, linear),
+                                    fixed({16}, f16, linear), fixed({2, 8, 4, 4}, f16, r));
+                all.push_back(fixed({2, 8, 4, 4}, f16, y));
+                for (int position = 0; position <= 6; ++position)
+                    EQUAL(plugin->supportsFormatCombination(position, all.data(), 6, 1), position < 6 || r == y);
+                all[3].format = hwc8;
+                EQUAL(plugin->supportsFormatCombination(3, all.data(), 6, 1), false);
+            }
+    Expr e1(1), e2(2), e3(3), e4(4), e8(8), e16(16);
+    auto shape = [&](v2::DimsExprs r) {
+        v2::DimsExprs inputs[6] = {{4, {&e2, &e16, &e8, &e8}}, {4, {&e8, &e3, &e3, &e16}}, {1, {&e8}}, {1, {&e16}}, {1, {&e16}}, r};
+        Builder builder;
+        return plugin->getOutputDimensions(0, inputs, 6, builder).nbDims;
+    };
+    EQUAL(shape({4, {&e2, &e8, &e4, &e4}}), 4);
+    REFUSES(shape({4, {&e2, &e8, &e1, &e1}}) < 0, "R: shape; got [2, 8, 1, 1], expected that of Y, [2, 8, 4, 4]");
+    if (!has_device) return;
+    auto configure = [&](int32_t scale, int32_t shift) {
+        auto vector = [&](int32_t size) { return dynamic({size}, {size}, f16, linear); };
+        const auto y = dynamic({2, 8, 4, 4}, {2, 8, 4, 4}, f16, linear);
+        auto in = a.inputs(dynamic({2, 16, 8, 8}, {2, 16, 8, 8}, f16, linear),
+                           dynamic({8, 3, 3, 16}, {8, 3, 3, 16}, f16, linear), vector(8), vector(scale), y);
+        in[4] = vector(shift);
+        logged.clear();
+        plugin->configurePlugin(in.data(), 6, &y, 1);
+        return logged.empty();
+    };
+    CHECK(configure(16, 16));
+    REFUSES(!configure(15, 16), "scale: shape; got [15], expected [16]");
+    REFUSES(!configure(16, 8), "shift: shape; got [8], expected [16]");
+    const v2::PluginTensorDesc y = fixed({2, 8, 4, 4}, f16, linear);
+    auto now = a.inputs(fixed({2, 16, 8, 8}, f16, linear), fixed({8, 3, 3, 16}, f16, linear), fixed({8}, f16, linear),
+                        fixed({16}, f16, linear), fixed({2, 8, 4, 1}, f16, linear));
+    const void *inputs[6] = {};
+    void *outputs[1] = {nullptr};
+    REFUSES(plugin->enqueue(now.data(), &y, inputs, outputs, nullptr, nullptr) != 0,
+            "R: shape; got [2, 8, 4, 1], expected that of Y, [2, 8, 4, 4]");
+    now.back() = y;
+    REFUSES(plugin->enqueue(now.data(), &y, inputs, outputs, nullptr, nullptr) != 0, "x is null");
 }
 
 void shapes() {
@@ -149,24 +269,27 @@ void shapes() {
     REFUSES((plugin->getOutputDataType(0, wrong, 2), true), "X: type; got int8");
 }
 
-void life(DataType type, int dtype, TensorFormat format, bool bias, bool has_device) {
-    const Attributes a;
+void life(const Attributes &a, DataType type, int dtype, TensorFormat format, bool bias, bool has_device) {
     const int32_t c = 64, m = 128;
-    const int inputs = bias ? 3 : 2;
+    const int inputs = bias ? a.input_count() : 2;
     const int layout = format == TensorFormat::kLINEAR ? CONVPOOL_CHANNELS_FIRST : CONVPOOL_CHANNELS_LAST;
     const auto linear = TensorFormat::kLINEAR;
     Owner plugin = make(a);
-    v2::PluginTensorDesc tensors[4] = {fixed({64, c, 64, 64}, type, format), fixed({m, 3, 3, c}, type, linear),
-                                       fixed({m}, type, linear), fixed({64, m, 32, 32}, type, format)};
-    if (!bias) tensors[2] = tensors[3];
+    const v2::PluginTensorDesc w = fixed({m, 3, 3, c}, type, linear), b = fixed({m}, type, linear),
+                               vector = fixed({c}, type, linear);
+    auto tensors = a.inputs(fixed({64, c, 64, 64}, type, format), w, b, vector, fixed({64, m, 32, 32}, type, format));
+    tensors.resize(inputs);
+    tensors.push_back(fixed({64, m, 32, 32}, type, format));
     for (int position = 0; position <= inputs; ++position)
-        EQUAL(plugin->supportsFormatCombination(position, tensors, inputs, 1), true);
-    v2::PluginTensorDesc odd[3] = {fixed({1, 12, 8, 8}, DataType::kHALF, TensorFormat::kHWC8), tensors[1], tensors[2]};
-    EQUAL(plugin->supportsFormatCombination(0, odd, 2, 1), false);
+        EQUAL(plugin->supportsFormatCombination(position, tensors.data(), inputs, 1), true);
+    const v2::PluginTensorDesc odd = fixed({1, 12, 8, 8}, DataType::kHALF, TensorFormat::kHWC8);
+    EQUAL(plugin->supportsFormatCombination(0, &odd, inputs, 1), false);
 
-    v2::DynamicPluginTensorDesc in[3] = {dynamic({1, c, 16, 16}, {64, c, 64, 64}, type, format),
-                                         dynamic({m, 3, 3, c}, {m, 3, 3, c}, type, linear), dynamic({m}, {m}, type, linear)};
-    v2::DynamicPluginTensorDesc out = dynamic({1, m, 8, 8}, {64, m, 32, 32}, type, format);
+    const v2::DynamicPluginTensorDesc out = dynamic({1, m, 8, 8}, {64, m, 32, 32}, type, format);
+    const auto described = a.inputs(dynamic({1, c, 16, 16}, {64, c, 64, 64}, type, format),
+                                    dynamic({m, 3, 3, c}, {m, 3, 3, c}, type, linear), dynamic({m}, {m}, type, linear),
+                                    dynamic({c}, {c}, type, linear), out);
+    const v2::DynamicPluginTensorDesc *const in = described.data();
     logged.clear();
     plugin->configurePlugin(in, inputs, &out, 1);
     if (!has_device) {
@@ -183,10 +306,10 @@ void life(DataType type, int dtype, TensorFormat format, bool bias, bool has_dev
     size_t least_bytes = 0;
     CHECK(convpool_default_tactic(&least, 90, 132, 232448, SIZE_MAX, &tactic) == CONVPOOL_OK);
     CHECK(convpool_workspace_bytes(&least, tactic, &least_bytes) == CONVPOOL_OK);
-    EQUAL(plugin->getWorkspaceSize(tensors, inputs, &tensors[inputs], 1), std::max(bytes, least_bytes));
+    EQUAL(plugin->getWorkspaceSize(tensors.data(), inputs, &tensors[inputs], 1), std::max(bytes, least_bytes));
 
     const std::vector<char> saved = bytes_of(*plugin);
-    Owner loaded = own(creator->deserializePlugin("layer", saved.data(), saved.size()));
+    Owner loaded = own(creators.at(a.op_type())->deserializePlugin("layer", saved.data(), saved.size()));
     CHECK(loaded != nullptr);
     CHECK(bytes_of(*loaded) == saved);
     plugin.reset();
@@ -195,18 +318,19 @@ void life(DataType type, int dtype, TensorFormat format, bool bias, bool has_dev
     context->attachToContext(nullptr, nullptr, nullptr);
     loaded.reset();
     EQUAL(context->initialize(), 0);
-    const void *pointers[3] = {nullptr, nullptr, nullptr};
+    const void *pointers[6] = {};
     void *outputs[1] = {nullptr};
-    v2::PluginTensorDesc now[3] = {fixed({4, c, 16, 16}, type, format), tensors[1], tensors[2]};
-    v2::PluginTensorDesc result = fixed({4, m, 8, 8}, type, format);
-    REFUSES(context->enqueue(now, &result, pointers, outputs, nullptr, nullptr) != 0, "x is null");
+    const v2::PluginTensorDesc result = fixed({4, m, 8, 8}, type, format);
+    auto now = a.inputs(fixed({4, c, 16, 16}, type, format), w, b, vector, result);
+    REFUSES(context->enqueue(now.data(), &result, pointers, outputs, nullptr, nullptr) != 0, "x is null");
     now[0].dims.d[1] = 32;
-    REFUSES(context->enqueue(now, &result, pointers, outputs, nullptr, nullptr) != 0, "X: channels; got 32");
+    REFUSES(context->enqueue(now.data(), &result, pointers, outputs, nullptr, nullptr) != 0, "X: channels; got 32");
     context->detachFromContext();
 }
 
-void damaged() {
-    Owner plugin = make({});
+void damaged(const Attributes &a) {
+    Owner plugin = make(a);
+    v2::IPluginCreator *const creator = creators.at(a.op_type());
     const std::vector<char> saved = bytes_of(*plugin);
     for (size_t length = 0; length < saved.size(); ++length)
         REFUSES(creator->deserializePlugin("layer", saved.data(), length) == nullptr, "serialised layer");
@@ -220,6 +344,9 @@ void damaged() {
         Owner made = own(creator->deserializePlugin("layer", bad.data(), bad.size()));
         if (i < 4) CHECK(made == nullptr);
     }
+}
+
+void wrong_layers() {
     Attributes zero;
     zero.strides = {2, 0};
     REFUSES(make(zero) == nullptr, "strides[1]; got 0");
@@ -239,36 +366,42 @@ Context context_of(Gpu &gpu, const Attributes &a, const convpool_problem &larges
     const auto type = DataType::kHALF;
     const auto linear = TensorFormat::kLINEAR, hwc8 = TensorFormat::kHWC8;
     const int32_t oh = int32_t(out_size(a, 0, h)), ow = int32_t(out_size(a, 1, w));
-    auto describe = [=](int32_t batch, v2::DynamicPluginTensorDesc *in, v2::DynamicPluginTensorDesc &out) {
-        in[0] = dynamic({1, c, h, w}, {n, c, h, w}, type, hwc8);
-        in[1] = dynamic({m, k, k, c}, {m, k, k, c}, type, linear);
-        in[2] = dynamic({m}, {m}, type, linear);
+    using Tensors = std::vector<v2::DynamicPluginTensorDesc>;
+    auto describe = [=](int32_t batch, Tensors &in, v2::DynamicPluginTensorDesc &out) {
         out = dynamic({1, m, oh, ow}, {n, m, oh, ow}, type, hwc8);
-        in[0].desc.dims.d[0] = out.desc.dims.d[0] = batch;
+        out.desc.dims.d[0] = batch;
+        in = a.inputs(dynamic({1, c, h, w}, {n, c, h, w}, type, hwc8), dynamic({m, k, k, c}, {m, k, k, c}, type, linear),
+                      dynamic({m}, {m}, type, linear), dynamic({c}, {c}, type, linear), out);
+        in[0].desc.dims.d[0] = batch;
     };
-    v2::DynamicPluginTensorDesc in[3], out;
+    const int32_t count = a.input_count();
+    Tensors in;
+    v2::DynamicPluginTensorDesc out;
     Owner built = make(a);
     describe(-1, in, out);
-    built->configurePlugin(in, 3, &out, 1);
+    built->configurePlugin(in.data(), count, &out, 1);
     const std::vector<char> saved = bytes_of(*built);
-    Owner loaded = own(creator->deserializePlugin("layer", saved.data(), saved.size()));
+    Owner loaded = own(creators.at(a.op_type())->deserializePlugin("layer", saved.data(), saved.size()));
     std::shared_ptr<v2::IPluginV2DynamicExt> plugin(loaded->clone(), Destroy());
     plugin->attachToContext(nullptr, nullptr, nullptr);
     auto batch = std::make_shared<int32_t>(n);
     Context context;
     context.shape = [=](int64_t size) {
-        v2::DynamicPluginTensorDesc now[3], result;
+        Tensors now;
+        v2::DynamicPluginTensorDesc result;
         *batch = int32_t(size);
         describe(*batch, now, result);
-        now[0].min = now[0].max = now[0].desc.dims;  // as TensorRT 8.6 tells an execution context
+        for (auto &tensor : now) tensor.min = tensor.max = tensor.desc.dims;  // as TensorRT 8.6 tells an execution context
         result.min = result.max = result.desc.dims;
-        plugin->configurePlugin(now, 3, &result, 1);
+        plugin->configurePlugin(now.data(), count, &result, 1);
     };
     context.run = [=, stream = gpu.stream](const void *const *inputs, void *output, void *workspace) {
-        v2::DynamicPluginTensorDesc now[3], result;
+        Tensors now;
+        v2::DynamicPluginTensorDesc result;
         describe(*batch, now, result);
-        const v2::PluginTensorDesc tensors[3] = {now[0].desc, now[1].desc, now[2].desc};
-        return plugin->enqueue(tensors, &result.desc, inputs, &output, workspace, stream) == 0;
+        std::vector<v2::PluginTensorDesc> tensors;
+        for (const auto &tensor : now) tensors.push_back(tensor.desc);
+        return plugin->enqueue(tensors.data(), &result.desc, inputs, &output, workspace, stream) == 0;
     };
     return context;
 }
@@ -276,44 +409,43 @@ Context context_of(Gpu &gpu, const Attributes &a, const convpool_problem &larges
 }  // namespace
 
 bool run_v2(void *library, Gpu &gpu) {
-    auto get = reinterpret_cast<v2::IPluginCreator *const *(*)(int32_t &)>(dlsym(library, "getPluginCreators"));
     version_number = 8600;
-    int32_t count = 0;
-    creator = get(count)[0];
+    if (!find_creators(reinterpret_cast<GetCreators>(dlsym(library, "getPluginCreators")))) return false;
     bool kept = false, restricted = false;
-    for (int32_t kernel : {1, 3})
-        for (int64_t channels : {32, 64, 256})
-            for (int64_t size : {8, 16}) {
-                Attributes a;  // Conv, then a pooling of 2x2, as the operator says it
-                a.pool_pads = {0, 0, 0, 0};
-                a.kernel = {kernel, kernel};
-                a.pads = std::vector<int32_t>(4, kernel / 2);
-                const convpool_problem largest = problem_of(a, 64, channels, 2 * channels, {size, size}, CONVPOOL_F16,
-                                                            CONVPOOL_CHANNELS_LAST, CONVPOOL_CHANNELS_LAST, true);
-                auto wanted = [&](int64_t n, size_t limit, int32_t &tactic) {
-                    convpool_problem problem = largest;
-                    problem.n = n;
-                    size_t bytes = 0;
-                    CHECK(convpool_default_tactic(&problem, 0, 0, 0, limit, &tactic) == CONVPOOL_OK);
-                    CHECK(convpool_workspace_bytes(&problem, tactic, &bytes) == CONVPOOL_OK);
-                    return bytes;
-                };
-                int32_t id = 0;
-                const size_t granted = std::max(wanted(1, SIZE_MAX, id), wanted(largest.n, SIZE_MAX, id));
-                for (int64_t n = 1; n < largest.n; n *= 2) restricted = wanted(n, SIZE_MAX, id) > granted || restricted;
-                auto chosen = [&](const convpool_problem &problem) { return wanted(problem.n, granted, id), id; };
-                auto context = [&](bool constant) {
-                    a.constant_weights = {constant};
-                    return context_of(gpu, a, largest);
-                };
-                kept = check_kept_weights(gpu, largest, context, chosen, granted) || kept;
-            }
+    for (const Around &around : {Around{}, some_siblings().back().around})
+        for (int32_t kernel : {1, 3})
+            for (int64_t channels : {32, 64, 256})
+                for (int64_t size : {8, 16}) {
+                    Attributes a = with(around);  // Conv, then a pooling of 2x2, as the operator says it
+                    a.pool_pads = {0, 0, 0, 0};
+                    a.kernel = {kernel, kernel};
+                    a.pads = std::vector<int32_t>(4, kernel / 2);
+                    const convpool_problem largest = problem_of(a, 64, channels, 2 * channels, {size, size}, CONVPOOL_F16,
+                                                                CONVPOOL_CHANNELS_LAST, CONVPOOL_CHANNELS_LAST, true);
+                    auto wanted = [&](int64_t n, size_t limit, int32_t &tactic) {
+                        convpool_problem problem = largest;
+                        problem.n = n;
+                        size_t bytes = 0;
+                        CHECK(convpool_default_tactic(&problem, 0, 0, 0, limit, &tactic) == CONVPOOL_OK);
+                        CHECK(convpool_workspace_bytes(&problem, tactic, &bytes) == CONVPOOL_OK);
+                        return bytes;
+                    };
+                    int32_t id = 0;
+                    const size_t granted = std::max(wanted(1, SIZE_MAX, id), wanted(largest.n, SIZE_MAX, id));
+                    for (int64_t n = 1; n < largest.n; n *= 2) restricted = wanted(n, SIZE_MAX, id) > granted || restricted;
+                    auto chosen = [&](const convpool_problem &problem) { return wanted(problem.n, granted, id), id; };
+                    auto context = [&](bool constant) {
+                        a.constant_weights = {constant};
+                        return context_of(gpu, a, largest);
+                    };
+                    kept = check_kept_weights(gpu, largest, context, chosen, granted) || kept;
+                }
     CHECK(restricted);  // some batch alone would have taken more workspace than there is
     return kept;
 }
 
 void drive_v2(void *library, bool has_device) {
-    auto get = reinterpret_cast<v2::IPluginCreator *const *(*)(int32_t &)>(dlsym(library, "getPluginCreators"));
+    auto get = reinterpret_cast<GetCreators>(dlsym(library, "getPluginCreators"));
     CHECK(get != nullptr);
     if (get == nullptr) return;
     for (int32_t version : {8503, 100001, 101600, 110400}) {  // other Dims, or no such interface
@@ -323,18 +455,23 @@ void drive_v2(void *library, bool has_device) {
     }
     for (int32_t version : {8600, 8601, 9300}) {
         version_number = version;
-        int32_t count = 0;
-        v2::IPluginCreator *const *creators = get(count);
-        EQUAL(count, 1);
-        creator = creators[0];
-        identity();
+        if (!find_creators(get)) return;
+        for (const Attributes &a : every_operator()) identity(a);
+        old_engines();
         shapes();
         for (bool bias : {true, false}) {
-            life(DataType::kHALF, CONVPOOL_F16, TensorFormat::kHWC8, bias, has_device);
-            life(DataType::kHALF, CONVPOOL_F16, TensorFormat::kLINEAR, bias, has_device);
-            life(DataType::kFLOAT, CONVPOOL_F32, TensorFormat::kLINEAR, bias, has_device);
+            life({}, DataType::kHALF, CONVPOOL_F16, TensorFormat::kHWC8, bias, has_device);
+            life({}, DataType::kHALF, CONVPOOL_F16, TensorFormat::kLINEAR, bias, has_device);
+            life({}, DataType::kFLOAT, CONVPOOL_F32, TensorFormat::kLINEAR, bias, has_device);
         }
-        damaged();
+        for (const Attributes &a : some_siblings()) {
+            life(a, DataType::kHALF, CONVPOOL_F16, TensorFormat::kHWC8, true, has_device);
+            life(a, DataType::kFLOAT, CONVPOOL_F32, TensorFormat::kLINEAR, true, has_device);
+        }
+        damaged({});
+        damaged(some_siblings().back());
+        wrong_layers();
+        wrong_sibling_inputs(has_device);
     }
 }
 

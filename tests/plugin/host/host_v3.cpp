@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <set>
 
@@ -65,6 +66,15 @@ struct Fields {
         add("dilations", a.dilations);
         add("group", a.group);
         if (!a.constant_weights.empty()) add("constant_weights", a.constant_weights);
+        auto add_one = [&](const char *name, const void *value, PluginFieldType type) {
+            if (!a.plain()) list.push_back({name, value, type, 1});
+        };
+        add_one("prologue_affine", &a.around.affine, PluginFieldType::kINT32);
+        add_one("prologue_activation", &a.around.before, PluginFieldType::kINT32);
+        add_one("prologue_alpha", &a.around.before_alpha, PluginFieldType::kFLOAT32);
+        add_one("residual", &a.around.residual, PluginFieldType::kINT32);
+        add_one("activation", &a.around.after, PluginFieldType::kINT32);
+        add_one("alpha", &a.around.after_alpha, PluginFieldType::kFLOAT32);
         list.erase(std::remove_if(list.begin(), list.end(), [&](auto &f) { return without == f.name; }), list.end());
         collection = {static_cast<int32_t>(list.size()), list.data()};
     }
@@ -104,11 +114,31 @@ struct Parts {
 
 using Owner = std::unique_ptr<v3::IPluginV3>;
 
-v3::IPluginCreatorV3One *creator = nullptr;
+std::map<std::string, v3::IPluginCreatorV3One *> creators;
+v3::IPluginCreatorV3One *creator = nullptr;  // ConvAvgPool's
+
+bool find_creators(void *library) {
+    auto get = reinterpret_cast<v3::IPluginCreatorInterface *const *(*)(int32_t &)>(dlsym(library, "getCreators"));
+    CHECK(get != nullptr);
+    if (get == nullptr) return false;
+    int32_t count = 0;
+    v3::IPluginCreatorInterface *const *list = get(count);
+    EQUAL(count, 36);
+    creators.clear();
+    for (int32_t i = 0; i < count; ++i) {
+        auto *one = static_cast<v3::IPluginCreatorV3One *>(list[i]);
+        creators[one->getPluginName()] = one;
+    }
+    EQUAL(creators.size(), 36u);
+    for (const Attributes &a : every_operator())
+        check(creators.count(a.op_type()) == 1, "no creator of " + a.op_type(), __FILE__, __LINE__);
+    creator = creators["ConvAvgPool"];
+    return failures == 0;
+}
 
 Owner make(const Attributes &a, v3::TensorRTPhase phase = v3::TensorRTPhase::kBUILD) {
     Fields fields(a);
-    return Owner(creator->createPlugin("layer", &fields.collection, phase));
+    return Owner(creators.at(a.op_type())->createPlugin("layer", &fields.collection, phase));
 }
 
 bool is_kind(v3::IVersionedInterface *object, const char *kind) {
@@ -116,9 +146,10 @@ bool is_kind(v3::IVersionedInterface *object, const char *kind) {
     return std::strcmp(info.kind, kind) == 0 && info.major == 1 && info.minor == 0;
 }
 
-void identity() {
-    Owner plugin = make({});
+void identity(const Attributes &a) {
+    Owner plugin = make(a);
     CHECK(plugin != nullptr);
+    v3::IPluginCreatorV3One *const creator = creators.at(a.op_type());
     Parts parts(plugin.get());
     CHECK(is_kind(plugin.get(), "PLUGIN"));
     CHECK(is_kind(parts.core, "PLUGIN_V3ONE_CORE"));
@@ -126,11 +157,85 @@ void identity() {
     CHECK(is_kind(parts.runtime, "PLUGIN_V3ONE_RUNTIME"));
     CHECK(is_kind(creator, "PLUGIN CREATOR_V3ONE"));
     CHECK(plugin->getCapabilityInterface(static_cast<v3::PluginCapabilityType>(9)) == nullptr);
-    CHECK(std::strcmp(parts.core->getPluginName(), "ConvAvgPool") == 0);
+    CHECK(parts.core->getPluginName() == a.op_type());
     CHECK(std::strcmp(parts.core->getPluginVersion(), "1") == 0);
     CHECK(std::strcmp(parts.core->getPluginNamespace(), "") == 0);
     EQUAL(parts.build->getNbOutputs(), 1);
-    EQUAL(creator->getFieldNames()->nbFields, 11);
+    CHECK(std::strcmp(creator->getPluginVersion(), "1") == 0);
+    CHECK(std::strcmp(creator->getPluginNamespace(), "") == 0);
+    const v3::PluginFieldCollection *known = creator->getFieldNames();
+    EQUAL(known->nbFields, a.plain() ? 11 : 17);
+    for (int32_t i = 0; i < known->nbFields; ++i) {
+        const bool real = std::string(known->fields[i].name).find("alpha") != std::string::npos;
+        CHECK(known->fields[i].type == (real ? PluginFieldType::kFLOAT32 : PluginFieldType::kINT32));
+    }
+    Owner loaded(creator->createPlugin("layer", parts.runtime->getFieldsToSerialize(), v3::TensorRTPhase::kRUNTIME));
+    CHECK(loaded != nullptr);
+    CHECK(std::strcmp(Parts(loaded.get()).core->getPluginName(), parts.core->getPluginName()) == 0);
+    CHECK(std::strcmp(Parts(loaded.get()).build->getTimingCacheID(), parts.build->getTimingCacheID()) == 0);
+    Owner copy(plugin->clone());
+    CHECK(std::strcmp(Parts(copy.get()).core->getPluginName(), parts.core->getPluginName()) == 0);
+}
+
+// No two operators, and no two slopes, share a timing cache's entries.
+void timing_ids() {
+    std::vector<Attributes> all = every_operator();
+    all.push_back(with({0, 2, 0.26f, 0, 0, 0.f}));
+    all.push_back(with({0, 2, 0.2600001f, 0, 0, 0.f}));
+    std::set<std::string> ids;
+    for (const Attributes &a : all) {
+        Owner plugin = make(a);
+        ids.insert(Parts(plugin.get()).build->getTimingCacheID());
+        CHECK(std::strcmp(Parts(plugin.get()).build->getMetadataString(), Parts(plugin.get()).build->getTimingCacheID()) == 0);
+    }
+    EQUAL(ids.size(), all.size());
+}
+
+// A sibling whose attributes or number of inputs say something else than its name.
+void contradictions(const Attributes &right) {
+    const std::string name = right.op_type();
+    auto refuse = [&](const char *attribute, const void *value, const std::string &words) {
+        Fields fields(right);
+        for (v3::PluginField &field : fields.list)
+            if (std::strcmp(field.name, attribute) == 0) field.data = value;
+        for (v3::TensorRTPhase phase : {v3::TensorRTPhase::kBUILD, v3::TensorRTPhase::kRUNTIME})
+            REFUSES(creators.at(name)->createPlugin("layer", &fields.collection, phase) == nullptr, words);
+    };
+    const Around &around = right.around;
+    struct Case { const char *attribute; int32_t right, most; };
+    for (const Case &c : {Case{"prologue_affine", around.affine, 1}, {"prologue_activation", around.before, 2},
+                          {"residual", around.residual, 1}, {"activation", around.after, 2}}) {
+        for (int32_t wrong = 0; wrong <= c.most; ++wrong)
+            if (wrong != c.right)
+                refuse(c.attribute, &wrong, name + ": " + c.attribute + "; got " + std::to_string(wrong) + ", expected " +
+                                                std::to_string(c.right) + " by the operator's name");
+        const int32_t past = c.most + 1;
+        refuse(c.attribute, &past, std::string(c.attribute) + "[0]; got " + std::to_string(past));
+    }
+    const float slope = 0.5f;
+    if (around.before != 2) refuse("prologue_alpha", &slope, name + ": prologue_alpha; got 0.5, expected 0");
+    if (around.after != 2) refuse("alpha", &slope, name + ": alpha; got 0.5, expected 0");
+    for (const char *attribute : {"prologue_affine", "prologue_activation", "prologue_alpha", "residual", "activation", "alpha"}) {
+        Fields fields(right, attribute);
+        REFUSES(creators.at(name)->createPlugin("layer", &fields.collection, v3::TensorRTPhase::kBUILD) == nullptr,
+                std::string(attribute) + "; got no such attribute");
+    }
+    Fields fields(right);
+    fields.list.back().type = PluginFieldType::kINT32;
+    REFUSES(creators.at(name)->createPlugin("layer", &fields.collection, v3::TensorRTPhase::kBUILD) == nullptr,
+            "alpha: type of the field; got 5, expected float");
+
+    Owner plugin = make(right);
+    const std::vector<DataType> types(8, DataType::kHALF);
+    DataType output{};
+    for (int32_t count = 0; count <= 8; ++count) {
+        auto call = [&] { return Parts(plugin.get()).build->getOutputDataTypes(&output, 1, types.data(), count); };
+        if (count == right.input_count())
+            EQUAL(call(), 0);
+        else
+            REFUSES(call() != 0, name + ": inputs; got " + std::to_string(count) + ", expected " +
+                                     std::to_string(right.input_count()) + ": X, W, B");
+    }
 }
 
 void shapes() {
@@ -226,21 +331,22 @@ void formats() {
     REFUSES(parts.build->getOutputDataTypes(&output, 2, inputs, 2) != 0, "outputs; got 2");
 }
 
-// configurePlugin to enqueue, for one type, format and presence of a bias.
-void life(DataType type, int dtype, TensorFormat format, bool bias, bool has_device) {
-    const Attributes a;
+// configurePlugin to enqueue, for one layer, type, format and presence of a bias.
+void life(const Attributes &a, DataType type, int dtype, TensorFormat format, bool bias, bool has_device) {
     const int64_t c = 64, m = 128;
-    const int inputs = bias ? 3 : 2;
+    const int inputs = bias ? a.input_count() : 2;
     const int layout = format == TensorFormat::kLINEAR ? CONVPOOL_CHANNELS_FIRST : CONVPOOL_CHANNELS_LAST;
     const auto linear = TensorFormat::kLINEAR;
     Owner plugin = make(a);
     Parts parts(plugin.get());
-    v3::DynamicPluginTensorDesc in[3] = {dynamic({1, c, 16, 16}, {64, c, 64, 64}, type, format),
-                                         dynamic({m, 3, 3, c}, {m, 3, 3, c}, type, linear), dynamic({m}, {m}, type, linear)};
-    v3::DynamicPluginTensorDesc out = dynamic({1, m, 8, 8}, {64, m, 32, 32}, type, format);
+    const v3::DynamicPluginTensorDesc out = dynamic({1, m, 8, 8}, {64, m, 32, 32}, type, format);
+    const auto described = a.inputs(dynamic({1, c, 16, 16}, {64, c, 64, 64}, type, format),
+                                    dynamic({m, 3, 3, c}, {m, 3, 3, c}, type, linear), dynamic({m}, {m}, type, linear),
+                                    dynamic({c}, {c}, type, linear), out);
+    const v3::DynamicPluginTensorDesc *const in = described.data();
     EQUAL(parts.build->configurePlugin(in, inputs, &out, 1), 0);
     const std::string id = parts.build->getTimingCacheID();
-    CHECK(id.find("kernel_shape 3 3") != std::string::npos);
+    CHECK(id.find("; " + a.op_type() + "; ") != std::string::npos && id.find("kernel_shape 3 3") != std::string::npos);
     const int32_t count = parts.build->getNbTactics();
     if (!has_device) {
         REFUSES(parts.build->getNbTactics() == 0, "getNbTactics");
@@ -249,7 +355,7 @@ void life(DataType type, int dtype, TensorFormat format, bool bias, bool has_dev
     std::vector<int32_t> tactics(count);
     EQUAL(parts.build->getValidTactics(tactics.data(), count), 0);
     const std::set<int32_t> unique(tactics.begin(), tactics.end());
-    CHECK(count > 1);
+    CHECK(count > (a.plain() ? 1 : 0));
     EQUAL(unique.size(), tactics.size());
     EQUAL(unique.count(0), 0u);
     REFUSES(parts.build->getValidTactics(tactics.data(), count + 1) != 0, "tactics; got room for");
@@ -277,7 +383,7 @@ void life(DataType type, int dtype, TensorFormat format, bool bias, bool has_dev
 
     // Serialise, make anew for running, attach to two contexts, and drop what they came from.
     const v3::PluginFieldCollection *saved = parts.runtime->getFieldsToSerialize();
-    Owner loaded(creator->createPlugin("layer", saved, v3::TensorRTPhase::kRUNTIME));
+    Owner loaded(creators.at(a.op_type())->createPlugin("layer", saved, v3::TensorRTPhase::kRUNTIME));
     CHECK(loaded != nullptr);
     plugin.reset();
     CHECK(id == Parts(loaded.get()).build->getTimingCacheID());
@@ -286,19 +392,20 @@ void life(DataType type, int dtype, TensorFormat format, bool bias, bool has_dev
     Owner second(Parts(loaded.get()).runtime->attachToContext(nullptr));
     CHECK(first != nullptr && second != nullptr && first != second);
     loaded.reset();
-    v3::PluginTensorDesc now[3] = {fixed({4, c, 16, 16}, type, format), fixed({m, 3, 3, c}, type, linear),
-                                   fixed({m}, type, linear)};
     v3::PluginTensorDesc result = fixed({4, m, 8, 8}, type, format);
-    const void *pointers[3] = {nullptr, nullptr, nullptr};
+    auto now = a.inputs(fixed({4, c, 16, 16}, type, format), fixed({m, 3, 3, c}, type, linear), fixed({m}, type, linear),
+                        fixed({c}, type, linear), result);
+    const void *pointers[6] = {};
     void *outputs[1] = {nullptr};
     Parts running(second.get());
     logged.clear();
-    running.runtime->onShapeChange(now, inputs, &result, 1);  // loads kernels: fails where the device is pretended
-    REFUSES(running.runtime->enqueue(now, &result, pointers, outputs, nullptr, nullptr) != 0, "x is null");
+    running.runtime->onShapeChange(now.data(), inputs, &result, 1);  // loads kernels: fails where the device is pretended
+    REFUSES(running.runtime->enqueue(now.data(), &result, pointers, outputs, nullptr, nullptr) != 0, "x is null");
     now[0].dims.d[0] = 0;
     result.dims.d[0] = 0;
-    EQUAL(running.runtime->onShapeChange(now, inputs, &result, 1), 0);
-    EQUAL(running.runtime->enqueue(now, &result, pointers, outputs, nullptr, nullptr), 0);
+    if (a.around.residual) now.back() = result;
+    EQUAL(running.runtime->onShapeChange(now.data(), inputs, &result, 1), 0);
+    EQUAL(running.runtime->enqueue(now.data(), &result, pointers, outputs, nullptr, nullptr), 0);
 }
 
 void wrong_layers() {
@@ -348,6 +455,83 @@ void wrong_layers() {
     CHECK(made != nullptr);
 }
 
+// Siblings' own inputs: their shapes, and the residual's type and format, which are the output's.
+void wrong_sibling_inputs() {
+    const auto f16 = DataType::kHALF, f32 = DataType::kFLOAT;
+    const auto linear = TensorFormat::kLINEAR, hwc8 = TensorFormat::kHWC8;
+    const Attributes a = with({1, 1, 0.f, 1, 0, 0.f});
+    Owner plugin = make(a);
+    Parts parts(plugin.get());
+
+    // X, W, B, scale, shift, R, Y, as long as each is supported.
+    auto formats = [&](DataType type, TensorFormat x, TensorFormat r, TensorFormat y) {
+        const v3::DynamicPluginTensorDesc map = dynamic({1, 8, 4, 4}, {4, 8, 32, 32}, type, r), one = dynamic({16}, {16}, type, linear);
+        std::vector<v3::DynamicPluginTensorDesc> all{dynamic({1, 16, 8, 8}, {4, 16, 64, 64}, type, x),
+                                                     dynamic({8, 3, 3, 16}, {8, 3, 3, 16}, type, linear),
+                                                     dynamic({8}, {8}, type, linear), one, one, map, map};
+        all[6].desc.format = y;
+        return all;
+    };
+    auto supported = [&](const std::vector<v3::DynamicPluginTensorDesc> &all) {
+        int position = 0;
+        while (position < 7 && parts.build->supportsFormatCombination(position, all.data(), 6, 1)) ++position;
+        return position;  // the first that is refused
+    };
+    for (TensorFormat x : {linear, hwc8})
+        for (TensorFormat r : {linear, hwc8})
+            for (TensorFormat y : {linear, hwc8}) EQUAL(supported(formats(f16, x, r, y)), r == y ? 7 : 6);
+    EQUAL(supported(formats(f32, TensorFormat::kHWC, linear, TensorFormat::kHWC)), 6);
+    EQUAL(supported(formats(f32, linear, TensorFormat::kHWC, TensorFormat::kHWC)), 7);
+    EQUAL(supported(formats(f16, linear, TensorFormat::kCHW16, TensorFormat::kCHW16)), 5);
+    for (int position : {3, 4, 5, 6}) {
+        auto all = formats(f16, hwc8, hwc8, hwc8);
+        all[position].desc.type = f32;
+        EQUAL(supported(all), position);
+        all = formats(f16, hwc8, linear, linear);
+        all[position].desc.format = hwc8;
+        EQUAL(supported(all), position == 5 ? 6 : position);  // R may; Y then differs from it
+    }
+
+    auto configure = [&](std::vector<int64_t> scale, std::vector<int64_t> shift, DataType shift_type, TensorFormat r) {
+        v3::DynamicPluginTensorDesc in[6] = {
+            dynamic({2, 16, 8, 8}, {2, 16, 8, 8}, f16, linear), dynamic({8, 3, 3, 16}, {8, 3, 3, 16}, f16, linear),
+            dynamic({8}, {8}, f16, linear), dynamic(scale, scale, f16, linear), dynamic(shift, shift, shift_type, linear),
+            dynamic({2, 8, 4, 4}, {2, 8, 4, 4}, f16, r)};
+        const v3::DynamicPluginTensorDesc out = dynamic({2, 8, 4, 4}, {2, 8, 4, 4}, f16, linear);
+        return parts.build->configurePlugin(in, 6, &out, 1);
+    };
+    EQUAL(configure({16}, {16}, f16, linear), 0);
+    REFUSES(configure({8}, {16}, f16, linear) != 0, "scale: shape; got [8], expected [16]");
+    REFUSES(configure({1, 16}, {16}, f16, linear) != 0, "scale: shape; got [1, 16], expected [16]");
+    REFUSES(configure({16}, {1}, f16, linear) != 0, "shift: shape; got [1], expected [16]");
+    REFUSES(configure({16}, {16}, f32, linear) != 0, "shift: type; got float, expected that of X, half");
+    REFUSES(configure({16}, {16}, f16, hwc8) != 0, "R: format; got 2, expected that of Y, 0");
+
+    // R of another shape: where it is a constant when the network is made, else in the run.
+    Expr n(2, false), e1(1), e3(3), e4(4), e8(8), e16(16);
+    auto shape = [&](v3::DimsExprs r) {
+        v3::DimsExprs inputs[6] = {{4, {&n, &e16, &e8, &e8}}, {4, {&e8, &e3, &e3, &e16}}, {1, {&e8}}, {1, {&e16}}, {1, {&e16}}, r};
+        v3::DimsExprs output{};
+        Builder builder;
+        return parts.build->getOutputShapes(inputs, 6, nullptr, 0, &output, 1, builder);
+    };
+    EQUAL(shape({4, {&n, &e8, &e4, &e4}}), 0);
+    REFUSES(shape({4, {&n, &e8, &e1, &e4}}) != 0, "R: shape; got [-1, 8, 1, 4], expected that of Y, [-1, 8, 4, 4]");
+    REFUSES(shape({4, {&n, &e1, &e4, &e4}}) != 0, "R: shape; got [-1, 1, 4, 4]");
+    REFUSES(shape({3, {&e8, &e4, &e4}}) != 0, "R: shape; got [8, 4, 4]");
+    const v3::PluginTensorDesc vector = fixed({16}, f16, linear), y = fixed({2, 8, 4, 4}, f16, linear);
+    v3::PluginTensorDesc now[6] = {fixed({2, 16, 8, 8}, f16, linear), fixed({8, 3, 3, 16}, f16, linear),
+                                   fixed({8}, f16, linear), vector, vector, fixed({1, 8, 4, 4}, f16, linear)};
+    const void *inputs[6] = {};
+    void *outputs[1] = {nullptr};
+    const char *const words = "R: shape; got [1, 8, 4, 4], expected that of Y, [2, 8, 4, 4]";
+    REFUSES(parts.runtime->onShapeChange(now, 6, &y, 1) != 0, words);
+    REFUSES(parts.runtime->enqueue(now, &y, inputs, outputs, nullptr, nullptr) != 0, words);
+    now[5] = y;
+    EQUAL(parts.runtime->onShapeChange(now, 6, &y, 1), 0);
+    REFUSES(parts.runtime->enqueue(now, &y, inputs, outputs, nullptr, nullptr) != 0, "x is null");
+}
+
 void wrong_shapes(bool has_device) {
     Attributes a;
     a.group = {2};
@@ -390,18 +574,18 @@ Context context_of(Gpu &gpu, const Attributes &a, const convpool_problem &larges
     Owner loaded = make(a, v3::TensorRTPhase::kRUNTIME);
     EQUAL(Parts(loaded.get()).runtime->setTactic(tactic), 0);
     std::shared_ptr<v3::IPluginV3> plugin(Parts(loaded.get()).runtime->attachToContext(nullptr));
-    struct Now { v3::PluginTensorDesc in[3], out; };
+    struct Now { std::vector<v3::PluginTensorDesc> in; v3::PluginTensorDesc out; };
     auto now = std::make_shared<Now>();
     Context context;
     context.shape = [=](int64_t n) {
         const auto type = DataType::kHALF;
-        *now = {{fixed({n, c, h, w}, type, TensorFormat::kHWC8), fixed({m, k, k, c}, type, TensorFormat::kLINEAR),
-                 fixed({m}, type, TensorFormat::kLINEAR)},
-                fixed({n, m, oh, ow}, type, TensorFormat::kHWC8)};
-        EQUAL(Parts(plugin.get()).runtime->onShapeChange(now->in, 3, &now->out, 1), 0);
+        now->out = fixed({n, m, oh, ow}, type, TensorFormat::kHWC8);
+        now->in = a.inputs(fixed({n, c, h, w}, type, TensorFormat::kHWC8), fixed({m, k, k, c}, type, TensorFormat::kLINEAR),
+                           fixed({m}, type, TensorFormat::kLINEAR), fixed({c}, type, TensorFormat::kLINEAR), now->out);
+        EQUAL(Parts(plugin.get()).runtime->onShapeChange(now->in.data(), a.input_count(), &now->out, 1), 0);
     };
     context.run = [=, stream = gpu.stream](const void *const *inputs, void *output, void *workspace) {
-        return Parts(plugin.get()).runtime->enqueue(now->in, &now->out, inputs, &output, workspace, stream) == 0;
+        return Parts(plugin.get()).runtime->enqueue(now->in.data(), &now->out, inputs, &output, workspace, stream) == 0;
     };
     return context;
 }
@@ -409,52 +593,56 @@ Context context_of(Gpu &gpu, const Attributes &a, const convpool_problem &larges
 }  // namespace
 
 bool run_v3(void *library, Gpu &gpu) {
-    auto get = reinterpret_cast<v3::IPluginCreatorInterface *const *(*)(int32_t &)>(dlsym(library, "getCreators"));
     version_number = 101600;
-    int32_t count = 0;
-    creator = static_cast<v3::IPluginCreatorV3One *>(get(count)[0]);
+    if (!find_creators(library)) return false;
     std::vector<convpool_tactic_info> infos(convpool_tactics(nullptr, 0));
     infos[0].struct_size = sizeof infos[0];
     convpool_tactics(infos.data(), static_cast<int32_t>(infos.size()));
-    Attributes a;
-    const convpool_problem largest =
-        problem_of(a, 4, 64, 128, {16, 24}, CONVPOOL_F16, CONVPOOL_CHANNELS_LAST, CONVPOOL_CHANNELS_LAST, true);
     bool kept = false;
-    for (const convpool_tactic_info &info : infos) {
-        if (convpool_supports(&largest, info.id, 0, 0) != CONVPOOL_OK) continue;
-        auto context = [&](bool constant) {
-            a.constant_weights = {constant};
-            return context_of(gpu, a, largest, info.id);
-        };
-        size_t bytes = 0;
-        CHECK(convpool_workspace_bytes(&largest, info.id, &bytes) == CONVPOOL_OK);
-        kept = check_kept_weights(gpu, largest, context, [&](const convpool_problem &) { return info.id; }, bytes) || kept;
+    for (Attributes a : {Attributes{}, some_siblings().front(), some_siblings().back()}) {
+        const convpool_problem largest =
+            problem_of(a, 4, 64, 128, {16, 24}, CONVPOOL_F16, CONVPOOL_CHANNELS_LAST, CONVPOOL_CHANNELS_LAST, true);
+        for (const convpool_tactic_info &info : infos) {
+            if (convpool_supports(&largest, info.id, 0, 0) != CONVPOOL_OK) continue;
+            auto context = [&](bool constant) {
+                a.constant_weights = {constant};
+                return context_of(gpu, a, largest, info.id);
+            };
+            size_t bytes = 0;
+            CHECK(convpool_workspace_bytes(&largest, info.id, &bytes) == CONVPOOL_OK);
+            const bool keeps =
+                check_kept_weights(gpu, largest, context, [&](const convpool_problem &) { return info.id; }, bytes);
+            kept = kept || keeps;
+        }
     }
     return kept;
 }
 
 void drive_v3(void *library, bool has_device) {
-    auto get = reinterpret_cast<v3::IPluginCreatorInterface *const *(*)(int32_t &)>(dlsym(library, "getCreators"));
-    CHECK(get != nullptr);
-    if (get == nullptr) return;
     for (int32_t version : {100001, 101600, 110400}) {
         version_number = version;
-        int32_t count = 0;
-        v3::IPluginCreatorInterface *const *creators = get(count);
-        EQUAL(count, 1);
-        creator = static_cast<v3::IPluginCreatorV3One *>(creators[0]);
-        identity();
+        if (!find_creators(library)) return;
+        for (const Attributes &a : every_operator()) {
+            identity(a);
+            if (!a.plain()) contradictions(a);
+        }
+        timing_ids();
         shapes();
         formats();
         for (bool bias : {true, false}) {
-            life(DataType::kHALF, CONVPOOL_F16, TensorFormat::kHWC8, bias, has_device);
-            life(DataType::kHALF, CONVPOOL_F16, TensorFormat::kLINEAR, bias, has_device);
-            life(DataType::kBF16, CONVPOOL_BF16, TensorFormat::kHWC8, bias, has_device);
-            life(DataType::kFLOAT, CONVPOOL_F32, TensorFormat::kLINEAR, bias, has_device);
-            life(DataType::kFLOAT, CONVPOOL_F32, TensorFormat::kHWC, bias, has_device);
+            life({}, DataType::kHALF, CONVPOOL_F16, TensorFormat::kHWC8, bias, has_device);
+            life({}, DataType::kHALF, CONVPOOL_F16, TensorFormat::kLINEAR, bias, has_device);
+            life({}, DataType::kBF16, CONVPOOL_BF16, TensorFormat::kHWC8, bias, has_device);
+            life({}, DataType::kFLOAT, CONVPOOL_F32, TensorFormat::kLINEAR, bias, has_device);
+            life({}, DataType::kFLOAT, CONVPOOL_F32, TensorFormat::kHWC, bias, has_device);
+        }
+        for (const Attributes &a : some_siblings()) {
+            life(a, DataType::kHALF, CONVPOOL_F16, TensorFormat::kHWC8, true, has_device);
+            life(a, DataType::kFLOAT, CONVPOOL_F32, TensorFormat::kLINEAR, true, has_device);
         }
         wrong_layers();
         wrong_shapes(has_device);
+        wrong_sibling_inputs();
     }
 }
 
