@@ -11,7 +11,7 @@
 namespace convpool {
 namespace {
 
-constexpr int kTacticField = 2, kRankField = 12, kHeadFields = 13, kAxisFields = 11;
+constexpr int kTacticField = 2, kRankField = 13, kHeadFields = 14, kAxisFields = 11;
 using Row = std::array<int32_t, kHeadFields + kRank * kAxisFields>;  // in the order of tuned.def; zeros past the rank
 
 constexpr Row kCompiledIn[] = {
@@ -71,7 +71,8 @@ File read_file(const char *path) {
         Row row;
         if (!parse_row(line.c_str() + start, row))
             return fail(": line " + std::to_string(number) + " is no row; got " + line.substr(start, 60) + ", expected " +
-                        kName + "(13 numbers and 11 for every dimension)");
+                        kName + "(" + std::to_string(kHeadFields) + " numbers and " + std::to_string(kAxisFields) +
+                        " for every dimension)");
         file.rows.push_back(row);
     }
     if (stream.bad()) return fail(" cannot be read; got an error while reading, expected a file of rows");
@@ -87,7 +88,7 @@ const File &file() {
 Row key_of(const Problem &p, const Device &device) {
     auto narrow = [](int64_t value) { return value > INT32_MAX ? -1 : static_cast<int32_t>(value); };
     Row row{device.cc, device.multiprocessors, 0, p.dtype, p.dtype == CONVPOOL_F32 && p.allow_tf32, p.x_channels_last,
-            p.y_channels_last, p.has_residual, p.group, narrow(p.n), narrow(p.c), narrow(p.m), p.rank};
+            p.y_channels_last, p.has_residual, p.has_prologue(), p.group, narrow(p.n), narrow(p.c), narrow(p.m), p.rank};
     auto out = row.begin() + kHeadFields;
     for (int i = kRank - p.rank; i < kRank; ++i)
         for (int32_t value : {narrow(p.in[i]), p.pool_kernel[i], p.pool_strides[i], p.pool_pads_begin[i], p.pool_pads_end[i],

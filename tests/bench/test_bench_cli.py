@@ -60,6 +60,12 @@ def test_listing_needs_no_gpu(capsys, own):
     assert text.count("DenseNet-121/169/201 1") == 2
 
 
+def test_a_prologue_is_asked_for_all_rows(capsys):
+    assert bench("--list", "densenet", "--prologue") == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if " fp16 " in line and "1x1" in line]
+    assert len(rows) == 10 and all(", prologue (DenseNet" in line for line in rows)
+
+
 def test_every_import_of_the_command_works_without_gpu_packages():
     code = ("import sys; import convpool.bench.cli; bad = {'torch', 'cupy', 'tensorrt', 'pycuda', 'matplotlib', 'cudnn'} "
             "& set(sys.modules); sys.exit(str(bad) if bad else 0)")  # fmt: skip

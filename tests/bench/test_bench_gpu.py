@@ -19,6 +19,8 @@ from convpool.cli import run
 ROWS = [
     {"n": 3, "c": 6, "m": 10, "size": [13, 11]},
     {"n": 2, "c": 64, "m": 40, "size": 14, "kernel": 1},
+    {"n": 2, "c": 64, "m": 40, "size": 14, "kernel": 1, "prologue": True},
+    {"n": 2, "c": 24, "m": 16, "size": [11, 13], "prologue": True},
     {"n": 2, "c": 16, "m": 24, "size": 17, "stride": 2, "pool": 3, "pool_stride": 2},
     {"n": 1, "c": 8, "m": 8, "size": 9, "kernel": 5, "pad": 1, "pool": 4},
 ]

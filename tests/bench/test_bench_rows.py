@@ -45,6 +45,20 @@ def test_counts_are_those_of_the_baselines():
     assert row.naive_macs == 64 * 32 * 32 * 9 * 64
 
 
+def test_a_prologue_is_part_of_the_row(tmp_path):
+    path = tmp_path / "own.json"
+    path.write_text('[{"c": 8, "m": 4, "size": 6, "kernel": 1, "prologue": true}, {"c": 8, "m": 4, "size": 6, "kernel": 1}]')
+    row, plain = load_rows(str(path))
+    assert row.name == plain.name + ", prologue" and Row(**row.to_json()) == row
+    assert (row.prologue_bytes("fp16"), row.prologue_bytes("fp32"), plain.prologue_bytes("fp16")) == (1152, 2304, 0)
+    problem = Problem(**row.problem("fp16", "nhwc"))
+    assert (problem.prologue_affine, problem.prologue_activation) == (True, "relu")
+    assert not Problem(**plain.problem("fp16", "nhwc")).prologue_affine
+    path.write_text('[{"c": 8, "m": 4, "size": 6, "prologue": 1}]')
+    with pytest.raises(OptionError, match="row 1: prologue; got 1, expected true or false"):
+        load_rows(str(path))
+
+
 @pytest.mark.parametrize("row", SHAPES, ids=lambda row: row.name)
 def test_direct_and_fused_forms_compute_the_same(row):
     random = np.random.default_rng(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 
@@ -239,6 +240,25 @@ for line in sys.stdin:
     Run(made, work, options).measure(lambda done, rows, what: None)
     found = [entry["methods"]["tensorrt_naive"] for entry in made["rows"]]
     assert found[::2] == [{"us": 7}] * 2 and "its process ended; got exit status 3" in found[1]["skipped"]
+
+
+def test_another_methods_prologue_is_a_kernel_at_the_speed_of_memory(tmp_path):
+    _worker(tmp_path, """
+print(json.dumps({"version": "8.6.0"}), flush=True)
+for line in sys.stdin:
+    print(json.dumps({"us": 7.0}), flush=True)
+""").close()
+    row = Row(1, 1000, 6, 20, 100, suite="own", prologue=True)  # 4 MB of half precision
+    options = Options(methods=("tensorrt_naive",), tensorrt_python=str(tmp_path / "python"))
+
+    def found(ceilings: dict, row: Row) -> dict:
+        made = {**new_record("convpool-bench x", "", protocol(options)), "ceilings": ceilings}
+        Run(made, [(row, "fp16")], options).measure(lambda done, rows, what: None)
+        return made["rows"][0]["methods"]["tensorrt_naive"]
+
+    assert found({"copy_tb_per_s": 4.0}, row) == {"us": 9.0, "prologue_us": 2.0}
+    assert found({"copy_tb_per_s": 4.0}, dataclasses.replace(row, prologue=False)) == {"us": 7.0}
+    assert "needs the copy bandwidth" in found({}, row)["skipped"]
 
 
 def test_the_real_worker_says_what_is_missing(monkeypatch):

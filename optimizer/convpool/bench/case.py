@@ -74,6 +74,7 @@ def reference(torch: Any, x: Any, w: Any, row: Row) -> Any:
 class Case:
     """The tensors of one row in one precision and layout.
 
+    raws: input sets before the row's prologue, scale and shift [C]; without one the raws are the xs, and both are None.
     xs: input sets, [N, H, W, C] or [N, C, H, W] by layout; out: Y in the same order.  w [M, k, k, C] and w_fused
     [M, k', k', C]; w_first and w_fused_first have the channels before the taps.  All keep their addresses.
     """
@@ -95,9 +96,14 @@ class Case:
 
         deviation = (row.kernel**2 * row.c) ** -0.5
         data = {INTEGERS: (integers(shape), integers(weights)), NORMALS: (normals(shape), normals(weights, deviation))}
+        self.scale = self.shift = None
+        if row.prologue:  # whole numbers, so that integers stay exact
+            self.scale = torch.randint(1, 3, (row.c,), device="cuda", generator=generator).to(self.dtype)
+            self.shift = torch.randint(-1, 2, (row.c,), device="cuda", generator=generator).to(self.dtype)
         self._references = {kind: self._reference(*tensors) for kind, tensors in data.items()}
         self._data = {kind: (self._ordered(x), w) for kind, (x, w) in data.items()}
-        self.xs = [self._ordered(normals(shape)) for _ in range(self.sets)]
+        self.raws = [self._ordered(normals(shape)) for _ in range(self.sets)]
+        self.xs = [self._after_prologue(raw, layout) for raw in self.raws] if row.prologue else self.raws
         self.w = torch.empty_like(data[NORMALS][1])
         self.w_fused = fuse_weights(torch, self.w, row)
         self.w_first, self.w_fused_first = (w.permute(0, 3, 1, 2).contiguous() for w in (self.w, self.w_fused))
@@ -120,15 +126,25 @@ class Case:
     def _ordered(self, x: Any) -> Any:
         return x if self.layout == "nhwc" else x.permute(0, 3, 1, 2).contiguous()
 
+    def _after_prologue(self, x: Any, layout: str) -> Any:
+        """relu(scale[c] x + shift[c]) in the type of x."""
+        shape = (-1,) if layout == "nhwc" else (-1, 1, 1)
+        scale, shift = (values.to(x.dtype).reshape(shape) for values in (self.scale, self.shift))
+        return (scale * x + shift).relu_()
+
     def _reference(self, x: Any, w: Any) -> Any:
-        torch = self.device.torch
-        parts = [reference(torch, part, w, self.row) for part in x.split(IMAGES_AT_ONCE)]
+        torch, parts = self.device.torch, []
+        for part in x.split(IMAGES_AT_ONCE):
+            part = part.double()
+            parts.append(reference(torch, self._after_prologue(part, "nhwc") if self.row.prologue else part, w, self.row))
         return torch.cat(parts)
 
     def use(self, kind: str) -> None:
         """Make set 0 and the weights those of `kind`, in place."""
         x, w = self._data[kind]
-        self.xs[0].copy_(x)
+        self.raws[0].copy_(x)
+        if self.row.prologue:
+            self.xs[0].copy_(self._after_prologue(x, self.layout))
         self.w.copy_(w)
         self.w_fused.copy_(fuse_weights(self.device.torch, w, self.row))
         self.w_first.copy_(self.w.permute(0, 3, 1, 2))

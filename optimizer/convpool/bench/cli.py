@@ -6,6 +6,7 @@ stderr; 130 interrupted, what was measured is written.
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import os
 import sys
@@ -41,6 +42,8 @@ WIDTH = 250
 @click.option("--methods", multiple=True, metavar="PATTERN",
               help="Methods to measure (*, ? as in a shell; convpool:* are the tactics); repeat for more. Default: all.")
 @click.option("--rows", "patterns", multiple=True, metavar="PATTERN", help="Only rows with a matching name, e.g. '*x8x8 *'.")
+@click.option("--prologue", is_flag=True,
+              help="Scale, shift and ReLU in front of every row; other methods: as a kernel at the speed of a copy.")
 @click.option("--replays", type=click.IntRange(min=2), default=REPLAYS, show_default=True, help="Timed replays a figure.")
 @click.option("--plans", type=click.IntRange(min=1), help="How many of cuDNN's engines to try, by its ranking.  Default: all.")
 @click.option("--cpu", "on_cpu", is_flag=True, help="Also a plain loop and onnxruntime on the CPU.")
@@ -57,7 +60,9 @@ WIDTH = 250
 @click.option("--commit", default="", help="Commit to record.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
-def command(suites, listing, precisions, patterns, merged, json_path, csv_path, plot_path, tune_path, commit, quiet, **options):
+def command(
+    suites, listing, precisions, patterns, prologue, merged, json_path, csv_path, plot_path, tune_path, commit, quiet, **options
+):
     """Measure convolution followed by average pooling, no bias, in every way known, on this machine's GPU.
 
     Suites: suita-table1, suita-table2, tokura, densenet, batch1, or a JSON file with rows of your own: a list of objects with
@@ -69,7 +74,7 @@ def command(suites, listing, precisions, patterns, merged, json_path, csv_path, 
     for path in paths:
         if not Path(path).parent.is_dir():
             raise OutputError(f"{path}: no folder {str(Path(path).parent)!r}; make it first")
-    work, methods = _work(suites, precisions, patterns), _methods(options["methods"])
+    work, methods = _work(suites, precisions, patterns, prologue), _methods(options["methods"])
     if listing:
         _list(work)
         return
@@ -108,11 +113,12 @@ def main() -> None:
     sys.exit(run(command, "convpool-bench"))
 
 
-def _work(suites: tuple[str, ...], precisions: tuple[str, ...], patterns: tuple[str, ...]) -> Work:
+def _work(suites: tuple[str, ...], precisions: tuple[str, ...], patterns: tuple[str, ...], prologue: bool) -> Work:
     """Rows with the precision to measure each in."""
     work: Work = []
     for suite in suites:
         rows, usual, _ = SUITES[suite] if suite in SUITES else (load_rows(suite), ("fp16",), "")
+        rows = [dataclasses.replace(row, prologue=True) for row in rows] if prologue else rows
         for precision in precisions or usual:
             work += [
                 (row, precision) for row in rows

@@ -8,6 +8,7 @@ A result is one of
 
 error is ||Y - R|| / ||R|| on random data against R in float64 (null where it is not finite); exact says whether data of
 small integers gave the rounded exact result, which needs windows of a power of two; how names the algorithm chosen.
+prologue_us is the part of us that a row's prologue takes as a kernel of its own at the speed of memory.
 """
 
 from __future__ import annotations

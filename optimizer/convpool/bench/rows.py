@@ -25,6 +25,7 @@ class Row:
     """One layer: X [n, c, h, w], a square kernel, square pooling, no bias.
 
     kernel, pad, stride are the convolution's, pool and pool_stride the pooling's (which has no padding), all in elements.
+    prologue: a scale and a shift for every channel, then ReLU, stand in front, as in a DenseNet transition.
     """
 
     n: int
@@ -39,6 +40,7 @@ class Row:
     pool_stride: int = 2
     suite: str = ""
     label: str = ""
+    prologue: bool = False
 
     @property
     def name(self) -> str:
@@ -48,7 +50,9 @@ class Row:
             text += f" pad {self.pad}"
         if self.stride != 1:
             text += f" stride {self.stride}"
-        return text if (self.pool, self.pool_stride) == (2, 2) else f"{text}, pool {self.pool} stride {self.pool_stride}"
+        if (self.pool, self.pool_stride) != (2, 2):
+            text += f", pool {self.pool} stride {self.pool_stride}"
+        return f"{text}, prologue" if self.prologue else text
 
     def _conv(self, size: int) -> int:
         return (size + 2 * self.pad - self.kernel) // self.stride + 1
@@ -110,13 +114,19 @@ class Row:
     def problem(self, precision: str, layout: str) -> dict[str, Any]:
         """Arguments of `convpool.cuda.Problem`."""
         pointwise = self.pointwise
+        prologue = {"prologue_affine": True, "prologue_activation": "relu"} if self.prologue else {}
         return {
+            **prologue,
             "n": self.n, "c": self.c, "m": self.m, "spatial": (self.h, self.w), "kernel_shape": self.kernel,
             "pool_kernel_shape": self.pool, "pool_dilations": self.stride, "pool_pads": self.box_pad,
             "pads": self.pad - self.box_pad, "pool_strides": self.total_stride if pointwise else 1,
             "strides": 1 if pointwise else self.total_stride, "layout": layout.upper(),
             "dtype": {"fp16": "float16", "bf16": "bfloat16"}.get(precision, "float32"), "allow_tf32": precision == "tf32",
         }  # fmt: skip
+
+    def prologue_bytes(self, precision: str) -> int:
+        """What a kernel of its own for the prologue reads and writes; 0 without one."""
+        return 2 * ITEM_BYTES[precision] * self.n * self.c * self.h * self.w if self.prologue else 0
 
     def to_json(self) -> dict[str, Any]:
         """The fields as they stand in a record."""
@@ -181,7 +191,7 @@ def load_rows(path: str) -> list[Row]:
     """Rows from a JSON file: a list of objects, or an object with that list as `rows`.
 
     Fields: c, m, size (one number or [h, w]) or h and w; n (1), kernel (3), pad (kernel // 2), stride (1), pool (2),
-    pool_stride (pool), label ("").  Raises OptionError with file, row and field.
+    pool_stride (pool), label (""), prologue (false).  Raises OptionError with file, row and field.
     """
     try:
         data = json.loads(Path(path).read_text())
@@ -219,6 +229,8 @@ def _row(where: str, entry: Any, suite: str) -> Row:
         value, least = values.get(name, 1), 0 if name == "pad" else 1
         if type(value) is not int or not least <= value <= 1 << 20:
             raise OptionError(f"{where}: {name}; got {value!r}, expected a whole number from {least} to {1 << 20}")
+    if type(values.get("prologue", False)) is not bool:
+        raise OptionError(f"{where}: prologue; got {values['prologue']!r}, expected true or false")
     row = Row(**{**values, "label": str(values.get("label", "")), "suite": values.get("suite") or suite})
     if min(row.conv_size) < 1 or min(row.out_size) < 1:
         raise OptionError(f"{where}: no output; got {row.name}, expected a pooling window that fits")

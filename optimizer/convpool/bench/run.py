@@ -144,18 +144,31 @@ class Run:
                 if options.wants(name):
                     progress(name)
                     slow = name.startswith("textbook") and row.naive_macs > SLOW_GPU_MACS and not options.slow
-                    methods[name] = {"skipped": "slow"} if slow else measure(case, lambda make=make: make(case))
+                    found = {"skipped": "slow"} if slow else measure(case, lambda make=make: make(case))
+                    methods[name] = self._after_prologue(row, entry["precision"], found)
                     case.chosen[name] = methods[name].get("how", "")
             methods.update(self._ours(case, progress))
         for name, form in TENSORRT.items():
             if options.wants(name):
                 progress(name)
-                methods[name] = self._tensorrt(row, entry["precision"], form)
+                found = self._tensorrt(row, entry["precision"], form)
+                methods[name] = self._after_prologue(row, entry["precision"], found)
         for name in ON_CPU if options.on_cpu else ():
             if options.wants(name):
                 progress(name)
                 slow = row.naive_macs > SLOW_CPU_MACS and not options.slow
-                methods[name] = {"skipped": "slow"} if slow else cpu.measure(name, row)
+                reason = "without a prologue only" if row.prologue else "slow" if slow else ""
+                methods[name] = {"skipped": reason} if reason else cpu.measure(name, row)
+
+    def _after_prologue(self, row: Row, precision: str, found: Result) -> Result:
+        """A library's result with the time of the row's prologue added: a kernel of its own at the speed of memory."""
+        size_bytes, bandwidth = row.prologue_bytes(precision), self.record["ceilings"].get("copy_tb_per_s")
+        if "us" not in found or not size_bytes:
+            return found
+        if bandwidth is None:
+            return {"skipped": "the prologue's time needs the copy bandwidth, which is measured with another method beside"}
+        prologue_us = round(size_bytes / (bandwidth * 1e6), 3)
+        return {**found, "us": round(found["us"] + prologue_us, 3), "prologue_us": prologue_us}
 
     def _tensorrt(self, row: Row, precision: str, form: str) -> Result:
         """TensorRT's result.  A row that ends its process is skipped, and the next one gets a new process."""

@@ -28,14 +28,15 @@ def candidate(case: Case, tactic: cuda.Tactic) -> Candidate:
     if reason is not None:
         raise Skip(reason)
     workspace = case.empty(max(64, problem.workspace_bytes(tactic) // 4), dtype=case.device.torch.float32)
-    shapes = ("n", "c", "m", "spatial", "kernel_shape", "dtype")  # conv_avg_pool has them from its arrays
+    shapes = ("n", "c", "m", "spatial", "kernel_shape", "dtype", "prologue_affine")  # conv_avg_pool has them from its arrays
     options = {key: value for key, value in arguments.items() if key not in shapes}
     prepared = -1
 
     def call(i: int) -> None:
         nonlocal prepared
-        cuda.conv_avg_pool(case.xs[i], case.w, out=case.out, workspace=workspace, tactic=tactic, stream=case.device.handle,
-                           weights_prepared=prepared == case.weights_version, **options)  # fmt: skip
+        cuda.conv_avg_pool(case.raws[i], case.w, scale=case.scale, shift=case.shift, out=case.out, workspace=workspace,
+                           tactic=tactic, stream=case.device.handle, weights_prepared=prepared == case.weights_version,
+                           **options)  # fmt: skip
         prepared = case.weights_version
 
     return Candidate(tactic.name, call, tactic=tactic.id)

@@ -22,7 +22,9 @@ def numbers(problem: Problem, cc: int, multiprocessors: int, tactic: int) -> lis
     """The numbers of a row, in the order that `tuned.def` says."""
     s, rank = problem.struct, len(problem.spatial)
     tf32 = int(problem.dtype == "float32" and problem.allow_tf32)
-    head = [cc, multiprocessors, tactic, s.dtype, tf32, s.x_layout, s.y_layout, s.has_residual, s.group, s.n, s.c, s.m, rank]
+    prologue = int(bool(problem.prologue_affine) or problem.prologue_activation not in (None, "none"))
+    head = [cc, multiprocessors, tactic, s.dtype, tf32, s.x_layout, s.y_layout, s.has_residual, prologue, s.group, s.n, s.c,
+            s.m, rank]  # fmt: skip
     for i in range(rank):
         head += [s.spatial[i], s.pool_kernel[i], s.pool_strides[i], s.pool_pads[i], s.pool_pads[rank + i], s.pool_dilations[i],
                  s.kernel[i], s.strides[i], s.pads[i], s.pads[rank + i], s.dilations[i]]  # fmt: skip
