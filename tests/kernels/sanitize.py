@@ -9,7 +9,6 @@ import pycuda.autoinit
 import conv_cases
 import test_tactics
 from convpool.cuda import tactics
-from gpu_memory import Guarded
 
 SMALL = [
     conv_cases.rewritten(2, 40, 72, (9, 9), 3, 2, pads=1, bias=True, residual=True, activation="relu"),
@@ -23,7 +22,6 @@ SMALL = [
 ]
 
 if __name__ == "__main__":
-    Guarded.pooled = False
     test_tactics.CASES[:] = SMALL
     major, minor = pycuda.autoinit.device.compute_capability()
     runs = 0

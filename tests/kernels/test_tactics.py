@@ -12,7 +12,7 @@ import pytest
 import conv_cases
 import conv_reference
 from convpool.cuda import Problem, conv_avg_pool, find_tactic, tactics
-from gpu_memory import Guarded
+from gpu_memory import Arena
 
 NUMPY_TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 CASES = conv_cases.all_cases()
@@ -60,27 +60,25 @@ def moved(array: np.ndarray, layout: str) -> np.ndarray:
 
 def run_twice(p: Problem, tactic, x, w, b, r, scale, shift, skewed: str = "") -> np.ndarray:
     """y as [N, M, ...] in float64; the array named `skewed` is aligned to its elements only."""
-    dtype, y_layout = NUMPY_TYPES[p.dtype], p.y_layout or p.layout
+    dtype, y_layout, arena = NUMPY_TYPES[p.dtype], p.y_layout or p.layout, Arena()
 
-    def guarded(name, shape, data=None):
-        return Guarded(shape, dtype, data, skewed=name == skewed)
+    def placed(name: str, data: np.ndarray):
+        return arena.input(data, dtype, skewed == name)
 
-    gx, gw = guarded("x", p.x_shape, moved(x, p.layout)), guarded("w", p.w_shape, w)
-    gb = guarded("b", (p.m,), b) if p.bias else None
-    gr = guarded("residual", p.y_shape, moved(r, y_layout)) if p.residual else None
-    factors = {}
-    if p.prologue_affine:
-        factors = {name: guarded(name, (p.c,), values) for name, values in (("scale", scale), ("shift", shift))}
-    gy = guarded("y", p.y_shape)
+    gx, gw = placed("x", moved(x, p.layout)), placed("w", w)
+    gb = placed("b", b) if p.bias else None
+    gr = placed("residual", moved(r, y_layout)) if p.residual else None
+    factors = {"scale": placed("scale", scale), "shift": placed("shift", shift)} if p.prologue_affine else {}
+    gy = arena.output(p.y_shape, dtype, skewed == "y")
     need = p.workspace_bytes(tactic)
-    workspace = Guarded((need // 4,), np.float32) if need else None
+    workspace = arena.output((need // 4,), np.float32) if need else None
+    arena.upload()
+    s = p.struct
+    rank = len(p.spatial)
     results = []
-    for _ in range(2):
-        gy.poison()
-        if workspace:
-            workspace.poison()
-        s = p.struct
-        rank = len(p.spatial)
+    for again in (False, True):
+        if again:
+            arena.reset()
         conv_avg_pool(
             gx, gw, gb, residual=gr, out=gy, workspace=workspace, tactic=tactic, layout=p.layout, y_layout=p.y_layout,
             pool_kernel_shape=s.pool_kernel[:rank], pool_strides=s.pool_strides[:rank], pool_pads=s.pool_pads[: 2 * rank],
@@ -88,13 +86,8 @@ def run_twice(p: Problem, tactic, x, w, b, r, scale, shift, skewed: str = "") ->
             dilations=s.dilations[:rank], group=p.group, activation=p.activation, alpha=p.alpha, beta=p.beta,
             allow_tf32=p.allow_tf32, prologue_activation=p.prologue_activation, prologue_alpha=p.prologue_alpha, **factors,
         )  # fmt: skip
-        results.append(gy.read())
-        if workspace:
-            workspace.read()
+        results.append(gy.of(arena.download()))
     assert results[0].tobytes() == results[1].tobytes(), "two runs gave different bits"
-    for read_only in (gx, gw, gb, gr, *factors.values()):
-        if read_only is not None:
-            read_only.read()
     y = results[0].astype(np.float64)
     return np.moveaxis(y, -1, 1) if y_layout == "NHWC" else y
 

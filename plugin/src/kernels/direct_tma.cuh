@@ -478,16 +478,14 @@ template <class Config, bool kPrologue> struct DirectTma {
                     }
         }
         if (e.activation != Activation::kNone) {
-            // Every activation offered here is a clip with a slope below zero.
             const bool leaky = e.activation == Activation::kLeakyRelu, clip = e.activation == Activation::kClip;
-            const float slope = leaky ? e.alpha : 0.f;
 #pragma unroll
             for (int f = 0; f < Config::kFragments; ++f)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     float v = acc[f][i];
                     if (clip) v = v < e.alpha ? e.alpha : (v > e.beta ? e.beta : v);
-                    else v = v < 0.f ? v * slope : v;
+                    else v = v < 0.f ? (leaky ? v * e.alpha : 0.f) : v;  // of -inf, too
                     acc[f][i] = v;
                 }
         }

@@ -81,7 +81,7 @@ template <class Config, bool kPrologue> struct PointwiseSm90 {
             weights = static_cast<const uint4 *>(k.p.w) + static_cast<int64_t>(t.channel + k.thread_row) * k.p.chunks;
         }
         CONVPOOL_DEVICE void next(int tile_stride) {
-            if (tile < k.p.tiles) {
+            if (tile < k.p.tiles && k.steps > 0) {
                 const int c = (k.first_step + step) * kChunks + k.chunk;
                 const bool valid = c < k.p.chunks;
                 uint32_t dst = k.pixels_at(pixel_stage);
