@@ -138,25 +138,43 @@ template <class Element, bool kPrologue> __global__ void __launch_bounds__(kThre
         ChunkPrologue<kPrecision> f;
         if constexpr (kPrologue) f.load(p.prologue, c, p.c);
         float sum[kPerChunk] = {};
-        for (int u = 0; u < p.box.ph; ++u) {
-            const int y = static_cast<int>(oy) * p.box.stride_h - p.box.pad_h + u * p.box.dilation_h;
-            if (static_cast<uint32_t>(y) >= static_cast<uint32_t>(p.h)) continue;
-            for (int v = 0; v < p.box.pw; ++v) {
-                const int column = static_cast<int>(ox) * p.box.stride_w - p.box.pad_w + v * p.box.dilation_w;
-                if (static_cast<uint32_t>(column) >= static_cast<uint32_t>(p.w)) continue;
-                const int64_t pixel = static_cast<int64_t>(y) * p.w + column;
+        auto add = [&](float(&value)[kPerChunk]) {
+            if constexpr (kPrologue) f.apply(p.prologue, value);
+#pragma unroll
+            for (int i = 0; i < kPerChunk; ++i) sum[i] += value[i];
+        };
+        const int y0 = static_cast<int>(oy) * p.box.stride_h - p.box.pad_h;
+        const int x0 = static_cast<int>(ox) * p.box.stride_w - p.box.pad_w;
+        const int window = p.box.ph * p.box.pw;
+        constexpr int kAtOnce = 4;  // loads of chunks under way together: a window of 2x2
+        int u = 0, v = 0;
+        for (int t = 0; t < window; t += kAtOnce) {
+            bool inside[kAtOnce];
+            int64_t pixel[kAtOnce];
+            uint4 loaded[kAtOnce];
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                const int y = y0 + u * p.box.dilation_h, column = x0 + v * p.box.dilation_w;
+                inside[j] = t + j < window && static_cast<uint32_t>(y) < static_cast<uint32_t>(p.h) &&
+                            static_cast<uint32_t>(column) < static_cast<uint32_t>(p.w);
+                pixel[j] = static_cast<int64_t>(y) * p.w + column;
+                if (p.x_chunked && inside[j]) loaded[j] = *reinterpret_cast<const uint4 *>(x + (n * plane + pixel[j]) * p.c + c);
+                if (++v == p.box.pw) {
+                    v = 0;
+                    ++u;
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                if (!inside[j]) continue;
                 float value[kPerChunk];
                 if (p.x_chunked)
-                    unpack_chunk<kPrecision>(
-                        *reinterpret_cast<const uint4 *>(x + (n * plane + pixel) * p.c + c), value);
+                    unpack_chunk<kPrecision>(loaded[j], value);
                 else if (p.x_channels_last)
-                    load_elements<Element>(value, x + (n * plane + pixel) * p.c + c, 1, p.c - c);
+                    load_elements<Element>(value, x + (n * plane + pixel[j]) * p.c + c, 1, p.c - c);
                 else
-                    load_elements<Element>(value, x + (static_cast<int64_t>(n) * p.c + c) * plane + pixel, plane,
-                                           p.c - c);
-                if constexpr (kPrologue) f.apply(p.prologue, value);
-#pragma unroll
-                for (int i = 0; i < kPerChunk; ++i) sum[i] += value[i];
+                    load_elements<Element>(value, x + (static_cast<int64_t>(n) * p.c + c) * plane + pixel[j], plane, p.c - c);
+                add(value);
             }
         }
         if (p.box.count != 1.f) {
