@@ -1,9 +1,10 @@
 """Times of whole networks as TensorRT engines; the command is `python -m benchmarks.tensorrt_engines time`.
 
 Every lowering of a network is an engine of its own.  Its output for one batch is compared with onnxruntime's on the original
-first; one with the plugin that is further off than tests/accuracy allows is not timed.  An engine is timed as one CUDA graph of
-calls on inputs rotated beyond the L2 cache, replayed in turn with those of the other lowerings so that all see the same
-clocks; each timed replay follows another of the same graph, which hides the launch.  Figures are medians over the rounds.
+first; one that is further off than tests/accuracy allows, or without the plugin twice as far, is not timed.  An engine is
+timed as one CUDA graph of calls on inputs rotated beyond the L2 cache, replayed in turn with those of the other lowerings so
+that all see the same clocks; each timed replay follows another of the same graph, which hides the launch.  Figures are
+medians over the rounds.
 
 A DenseNet transition stands inside a network, so its engines read and write what TensorRT has there: half precision with the
 channels last.  The other networks read float images as they are exported.
@@ -227,7 +228,7 @@ def time_network(name: str, options: Options) -> Row:
             found[lowering] = {"skipped": first_line(error)}
             continue
         error = largest(from_channels_last(outputs) if inside else outputs, reference)
-        if lowering in OURS and not error <= limit:  # TensorRT's own kernels are what they are
+        if not error <= limit * (1 if lowering in OURS else 2):  # TensorRT's own kernels may round more often
             found[lowering] = {"wrong": error}
             continue
         nodes = Counter(node.op_type for node in form.graph.node if node.op_type in operator.OP_TYPES)
