@@ -64,6 +64,9 @@
 #ifndef CONVPOOL_ROW_filter_fused_sm90_F16
 #define CONVPOOL_ROW_filter_fused_sm90_F16(...)
 #endif
+#ifndef CONVPOOL_ROW_filter_fused_sm90_TF32
+#define CONVPOOL_ROW_filter_fused_sm90_TF32(...)
+#endif
 #ifndef CONVPOOL_ROW_filter_fused_sm90_BF16
 #define CONVPOOL_ROW_filter_fused_sm90_BF16(...)
 #endif

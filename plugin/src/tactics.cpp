@@ -292,7 +292,7 @@ WorkspaceLayout workspace_layout(const Problem &p, const Tactic &t) {
     const Shape2d s = gemm_shape(p, t);
     const bool converted = t.number_format() != NumberFormat::kAsIs;
     layout.weight_pass = converted || !p.w_rows_chunked() || (!direct && p.pool_size() > 1);
-    layout.box_pass = converted || !p.x_rows_chunked() || (direct && pools(p)) || p.has_prologue();
+    layout.box_pass = (converted && direct) || !p.x_rows_chunked() || (direct && pools(p)) || p.has_prologue();
     if (layout.weight_pass)
         layout.weights_bytes = round_up_256(size_t{1} * s.m * s.kh * s.kw * s.c * p.element_bytes());
     if (layout.box_pass) layout.x_bytes = round_up_256(size_t{1} * s.n * s.h * s.w * s.c * p.element_bytes());

@@ -32,9 +32,9 @@ struct Tactic {
     bool direct_gemm() const { return family == Family::kDirectGemm || family == Family::kDirectGemmSm90; }
     bool filter_fused() const { return family == Family::kFilterFused || family == Family::kFilterFusedSm90; }
     bool direct_fused() const { return family == Family::kDirectFused || family == Family::kDirectFusedSm90; }
-    // direct_gemm on Hopper: operands in the form that wgmma needs, from passes of their own.
+    // Implicit GEMM on Hopper: how wgmma needs fp32 operands, from passes of their own.
     NumberFormat number_format() const {
-        if (family != Family::kDirectGemmSm90) return NumberFormat::kAsIs;
+        if (family != Family::kDirectGemmSm90 && family != Family::kFilterFusedSm90) return NumberFormat::kAsIs;
         return precision == static_cast<int32_t>(Precision::kTF32)     ? NumberFormat::kTF32
                : precision == static_cast<int32_t>(Precision::kTF32x3) ? NumberFormat::kTF32Halves
                                                                        : NumberFormat::kAsIs;

@@ -4,7 +4,7 @@
 // 8 (k mod C/8) .. of tap k / (C/8). A stage of the ring holds 8 chunks of it, so 64 values (32 of fp32) whatever C is, of
 // the tile's pixels (gathered, zeros outside the tensor) and channels, both in wgmma's 128-byte swizzle.
 //
-// Both operands of TF32 come rounded to it. Full fp32 is 3xTF32: they come as halves, the big ones of 16 channels and then
+// Weights of TF32 come rounded to it, pixels too or are rounded by the thread that copied them. Full fp32 is 3xTF32: they come as halves, the big ones of 16 channels and then
 // their small ones, which fill a stage. big*big, small*big and big*small are three products of the same bytes. The tensor
 // cores truncate as they accumulate, so every few stages start from zero and are added to the sum by a rounded addition.
 #pragma once
@@ -89,6 +89,17 @@ template <class Config> struct ImplicitGemmSm90 {
             }
         };
 
+        // The tensor cores would truncate.
+        auto round_pixels = [&](int stage) {
+            uint32_t at = shared + stage * kStageBytes + place;
+#pragma unroll 1
+            for (int i = 0; i < kRows; ++i) {
+                const uint4 v = load_shared(at);
+                store_shared(at, {round_to_tf32(v.x), round_to_tf32(v.y), round_to_tf32(v.z), round_to_tf32(v.w)});
+                at += kRowsAtOnce * kRowBytes;
+            }
+        };
+
         const uint64_t descriptor = matrix_descriptor(16, 8 * kRowBytes, kSwizzle128);
         const uint32_t pixels = shared + warp / 4 * 64 * kRowBytes, weights = shared + kPixelBytes;
         if (p.early_weights) {
@@ -127,6 +138,8 @@ template <class Config> struct ImplicitGemmSm90 {
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             copy_wait<kStages - 3>();
+            if constexpr (Config::kPrecision == Precision::kTF32)
+                if (p.round_pixels) round_pixels(stage);
             publish_shared();
             __syncthreads();
             if (step + kStages - 2 < steps) {

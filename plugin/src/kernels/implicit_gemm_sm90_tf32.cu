@@ -1,4 +1,4 @@
-// The implicit GEMMs of the direct_gemm_sm90 rows of tactics.def in this precision.
+// The implicit GEMMs of the direct_gemm_sm90 and filter_fused_sm90 rows of tactics.def in this precision.
 #include "../launch.h"
 #include "implicit_gemm_sm90.cuh"
 
@@ -8,6 +8,7 @@
             &implicit_gemm_sm90_kernel<                                                                              \
                 TileConfig<Precision::kTF32, block_m, block_n, warps_m, warps_n, stages, min_blocks>>);
 #define CONVPOOL_ROW_direct_gemm_sm90_TF32 CONVPOOL_CASE
+#define CONVPOOL_ROW_filter_fused_sm90_TF32 CONVPOOL_CASE
 #include "../row_filter.h"
 
 namespace convpool {
