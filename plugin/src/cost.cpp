@@ -1,106 +1,170 @@
-// How long a tactic is expected to take: a model with few constants, fitted to the times of all float16 tactics on the 20
-// layers of convpool-bench's suita-table2 on an H200 (benchmarks/log.md). It is there to rank tactics.
+// How long a tactic is expected to take: a model with few constants, fitted to the times of nearly all tactics on an H200 in
+// convpool-bench's suita-table2, tokura, densenet and batch1 (float16, TF32 and full fp32, with and without a prologue). It is
+// there to rank tactics. Constants are microseconds.
 //
 // Blocks run in rounds of as many as fit. A round takes steps * max(latency, issue * blocks a multiprocessor holds) and a
 // while for the tile's start and end; box means and other passes over memory are added at the speed of memory.
 #include <algorithm>
-#include <cmath>
 
 #include "tactics.h"
 
 namespace convpool {
 namespace {
 
-// A slice of a 1x1 layer has too few products to hide its loads and box means behind: on an H200 the 1x1 layers of the
-// SNGAN discriminator took 18 us in 4 slices and 31 us in 8.
-constexpr double kPointwiseSliceUs = 3.3;
-constexpr double kLaunchUs = 1.8, kPassUs = 0.9, kBytesPerUs = 3.6e6;
+constexpr double kBytesPerUs = 3.75e6;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+double x_bytes(const Problem &p) { return double(p.n) * p.c * p.in_pixels() * p.element_bytes(); }
+double y_bytes(const Problem &p) { return double(p.n) * p.m * p.out_pixels() * p.element_bytes(); }
+bool is_tf32(const Tactic &t) { return t.precision == static_cast<int32_t>(Precision::kTF32); }
+bool is_tf32x3(const Tactic &t) { return t.precision == static_cast<int32_t>(Precision::kTF32x3); }
+double tile_share(const Tactic &t) { return t.block_m * t.block_n / 16384.0; }  // of a tile of 128x128
+
 struct Step {
-    double issue_us;    // of a block that has a multiprocessor's tensor cores for itself
-    double latency_us;  // no shorter than this, however little there is to do
-    double chain_us = 0;  // of one tile's steps, one after the other: its least time whatever runs beside it
+    double issue_us;        // of a block that has a multiprocessor's tensor cores for itself
+    double latency_us = 0;  // no shorter than this, however little there is to do
 };
 
-// Of 128 bytes of K of every pixel and channel of a tile: the Hopper implicit GEMM.
+// One block's work: steps, and what it takes besides.
+struct Block {
+    int64_t steps;
+    Step step;
+    double ends_us;
+};
+
+double gemm_ends_us(const Tactic &t) { return 1.38 + 0.96 * tile_share(t); }
+
+// Of 128 bytes of K of every pixel and channel of a tile: the Hopper implicit GEMM. Latencies where blocks share a
+// multiprocessor; elsewhere they are not told from the issue.
 Step gemm_sm90_step(const Tactic &t) {
-    const double products = t.reads_halves() ? 1.5 : 1.0;
     struct Fitted { int block_m, block_n, stages; Step step; };
     static constexpr Fitted kFitted[] = {
-        {64, 64, 4, {0.229, 0.259}},   {64, 64, 8, {0.2, 0.198}},     {128, 64, 4, {0.329, 0.400}},
-        {128, 64, 8, {0.335, 0.061}},  {128, 128, 3, {0.520, 0.061}}, {128, 128, 6, {0.489, 0.061}},
-        {128, 256, 4, {0.786, 0.061}}, {256, 64, 5, {0.581, 0.061}},  {256, 128, 4, {0.875, 0.563}}};
+        {64, 64, 4, {0.172, 0.227}}, {64, 64, 8, {0.200}},   {128, 64, 4, {0.304, 0.310}},
+        {128, 64, 8, {0.307}},       {128, 128, 3, {0.516}}, {128, 128, 6, {0.475}},
+        {128, 256, 4, {0.768}},      {256, 64, 5, {0.574}},  {256, 128, 4, {0.838}}};
+    // Three products of half the channels.
+    const double products = t.reads_halves() ? 1.34 : 1.0;
+    // X comes from memory, box means from the cache: a ring of 8 stages hides the difference, one of 4 does not.
+    const double memory = t.filter_fused() && t.stages <= 4 ? 1.22 : 1.0;
     for (const Fitted &f : kFitted)
         if (f.block_m == t.block_m && f.block_n == t.block_n && f.stages == t.stages)
-            return {f.step.issue_us * products, f.step.latency_us * products};
-    return {t.block_m * t.block_n * 64 / 1.8e6, 0.2};
+            return {f.step.issue_us * products, f.step.latency_us * products * memory};
+    return {t.block_m * t.block_n * 64 / 1.8e6 * products, 0.2 * products};
 }
 
-// Microseconds that 10^6 products take a multiprocessor at float16; the other types take as long for as many bytes, and
-// 3xTF32 for its three products about twice as long again.
-double us_per_million(const Tactic &t) {
-    if (t.family == Family::kDirectFusedSm90) return 0.05 + 170.0 / t.block_n + 20.0 / t.block_m;
-    if (t.family == Family::kDirectFused) return 0.3 + 85.0 / t.block_n + 29.0 / t.block_m;
-    return t.block_m * t.block_n >= 128 * 128 ? 0.9 : 1.0;
+// Of 64 bytes of K, by mma.sync. A block alone lacks the warps to fill the tensor cores.
+Step portable_gemm_step(const Tactic &t) {
+    if (is_tf32x3(t)) return {0.385, 0.525};  // of the 64x64 tiles that are all there are
+    const double wider = is_tf32(t) ? 1.2 : 1.0;
+    return {tile_share(t) * (t.block_m * t.block_n >= 128 * 128 ? 0.42 : 0.585) * wider, (0.1 + 0.6 * tile_share(t)) * wider};
 }
 
-Step portable_step(const Tactic &t) {
-    const double products = double(t.block_m) * t.block_n * 32 / 1e6;  // of 64 bytes of K, as float16
-    const double wider = t.precision == static_cast<int32_t>(Precision::kTF32x3) ? 2.2
-                         : t.precision == static_cast<int32_t>(Precision::kTF32) ? 1.4
-                                                                                 : 1.0;
-    if (t.precision == static_cast<int32_t>(Precision::kTF32x3) && !t.direct_fused())
-        return {0.385, 0.26, 1.2};  // of the 64x64 tiles that are all there are
-    return {products * us_per_million(t) * wider, 0.26 * std::min(wider, 1.4)};
+Step direct_fused_step(const Tactic &t) {
+    const double products = t.block_m * t.block_n * 32 / 1e6;
+    if (t.sm90()) return {products * (0.07 + 26.0 / t.block_n + 29.0 / t.block_m), 0.14};
+    const double wider = is_tf32x3(t) ? 1.6 : 1.0;
+    return {products * (0.19 + 59.0 / t.block_n + 54.0 / t.block_m) * wider, (0.23 + 0.65 * tile_share(t)) * wider};
 }
 
-double rounds_us(int64_t tiles, int64_t steps, const Step &step, const Tactic &t, int blocks_a_multiprocessor,
-                 const Device &device) {
+double split_us(const Tactic &t) {
+    if (t.split == 1) return 0;
+    return (t.split == 2 ? 1.65 : t.split == 4 ? 1.1 : 1.5) * (0.7 + 0.6 * tile_share(t));
+}
+
+// crowded: the kernel before still holds the multiprocessors, so blocks of the first round fill one after the other.
+double rounds_us(int64_t tiles, const Block &block, const Tactic &t, int blocks_a_multiprocessor, const Device &device,
+                 bool crowded = false) {
     const int64_t blocks = tiles * t.split;
     // Clusters leave multiprocessors over in a GPC whose number is no multiple of theirs.
-    const double usable = t.split == 1 ? 1.0 : t.split == 2 ? 0.98 : t.split == 4 ? 0.92 : 0.85;
-    const int64_t slots = std::max<int64_t>(
-        t.split, int64_t(device.multiprocessors * blocks_a_multiprocessor * usable) / t.split * t.split);
-    const double ends = 0.59 + 1.38 * t.block_m * t.block_n / 16384;
-    auto round = [&](int64_t held) { return steps * std::max(step.latency_us, step.issue_us * held) + ends; };
-    double us = double(blocks / slots) * round(blocks_a_multiprocessor);
-    if (blocks % slots != 0) us += round(ceil_div(blocks % slots, device.multiprocessors));
-    us = std::max(us, steps * step.chain_us + ends);
-    if (t.split > 1)
-        us += (t.split == 2 ? 1.3 : t.split == 4 ? 1.3 : 4.35) * (0.5 + 0.5 * t.block_m * t.block_n / 8192);
+    const double usable = device.multiprocessors * (t.split == 1 ? 1.0 : t.split == 2 ? 0.98 : t.split == 4 ? 0.92 : 0.85);
+    const int64_t slots = std::max<int64_t>(t.split, int64_t(usable * blocks_a_multiprocessor) / t.split * t.split);
+    const double place_us = t.split >= 4 ? 0.003 : 0;  // clusters start one after the other
+    auto round = [&](int64_t held, int64_t running) {
+        return block.steps * std::max(block.step.latency_us, block.step.issue_us * held) + block.ends_us + split_us(t) +
+               place_us * running;
+    };
+    const int64_t last = blocks % slots;
+    double us = double(blocks / slots) * round(blocks_a_multiprocessor, slots);
+    if (last != 0) {
+        const int together = crowded && blocks < slots ? blocks_a_multiprocessor : 1;
+        const int64_t held = ceil_div(last, std::max<int64_t>(1, int64_t(usable / together)));
+        us += round(std::min<int64_t>(blocks_a_multiprocessor, held), last);
+    }
     return us;
 }
 
-// Blocks take their tiles one after the other; microseconds of a slice and of a tile's end, by subtiles and channels.
+// Blocks take their tiles one after the other. Nothing hides the first slice of X and the last round of Y.
 double direct_tma_us(const Problem &p, const DirectTmaPlan &plan, const Tactic &t) {
-    struct Fitted { int kernel, block_m, block_n; double slice_us, end_us; };
+    // Of a slice, of one with a prologue, and of a tile's end. The same shape with other stages differs in its mean warps.
+    struct Fitted { int kernel, block_m, block_n, stages; double slice_us, prologue_us, end_us; };
     static constexpr Fitted kFitted[] = {
-        {3, 128, 256, 3.5, 4.0}, {3, 128, 128, 2.3, 1.5}, {3, 128, 64, 2.05, 1.0}, {3, 128, 32, 1.8, 0.6},
-        {3, 64, 256, 2.05, 1.5}, {3, 64, 128, 1.57, 0.8}, {3, 64, 64, 1.55, 0.5},
-        {1, 64, 256, 0.8, 0.8},  {1, 64, 128, 0.58, 0.4}, {1, 128, 64, 1.2, 0.4}};
+        {3, 128, 256, 4, 3.47, 6.24, 4.8}, {3, 128, 128, 3, 2.25, 3.71, 1.33}, {3, 128, 64, 5, 2.06, 3.82, 0.42},
+        {3, 128, 32, 5, 1.97, 3.71, 0.31}, {3, 64, 256, 8, 2.05, 3.13, 1.11},  {3, 64, 128, 4, 1.52, 2.90, 0.77},
+        {3, 64, 64, 6, 1.52, 3.08, 0.23},  {1, 64, 256, 3, 0.53, 1.20, 0.50},  {1, 64, 128, 6, 0.51, 1.19, 0.05},
+        {1, 128, 64, 4, 0.91, 1.85, 0.03}, {1, 64, 128, 8, 0.35, 0.79, 0.51},  {1, 64, 256, 4, 0.50, 0.84, 0.81}};
     for (const Fitted &f : kFitted)
-        if (f.kernel == t.kernel_size && f.block_m == t.block_m && f.block_n == t.block_n) {
-            const double bytes = (double(p.n) * p.c * p.in_pixels() + double(p.n) * p.m * p.out_pixels()) * p.element_bytes();
-            const double slice_us = f.slice_us * (p.has_prologue() ? 1.1 : 1.0);  // not measured
+        if (f.kernel == t.kernel_size && f.block_m == t.block_m && f.block_n == t.block_n && f.stages == t.stages) {
+            double slice_us = f.slice_us * (is_tf32(t) ? 0.92 : 1.0);
+            if (p.has_prologue()) slice_us = std::max(slice_us, f.prologue_us);
             const double rounds = ceil_div(plan.params.tiles, plan.grid);
-            return 0.8 + std::max(rounds * (plan.params.slices * slice_us + f.end_us), bytes / kBytesPerUs);
+            const double exposed_bytes = (x_bytes(p) / plan.params.slices + y_bytes(p)) / rounds;
+            return 2.03 + std::max(rounds * (plan.params.slices * slice_us + f.end_us) + exposed_bytes / kBytesPerUs,
+                                   (x_bytes(p) + y_bytes(p)) / kBytesPerUs);
         }
     return 1e30;
 }
 
-// Each step waits for its pixels, which were asked for one step before.
 double pointwise_us(const Problem &p, const PointwisePlan &plan, const Tactic &t, const Device &device) {
-    const int64_t steps = ceil_div(ceil_div(plan.params.chunks, 8), t.split);
-    const double bytes = (double(p.n) * p.c * p.in_pixels() + double(p.n) * p.m * p.out_pixels()) * p.element_bytes();
-    const Step step{0.1 + t.block_m * t.block_n / 8192.0 * 0.1, 1.0};
-    return std::max(rounds_us(plan.grid / t.split, steps, step, t, t.min_blocks, device), bytes / kBytesPerUs);
+    Block block{ceil_div(ceil_div(plan.params.chunks, 8), t.split), {}, 0};
+    if (t.min_blocks == 2) block = {block.steps, {0.635, 0.95}, 1.97};
+    else if (t.block_n == 64) block = {block.steps, {0.65}, 1.67};
+    else if (t.block_n == 128) block = {block.steps, {0.78}, 1.86};
+    else block = {block.steps, {1.14}, 3.29};
+    if (p.has_prologue()) {
+        block.step.issue_us += 0.53;
+        block.step.latency_us += 0.53;
+    }
+    return std::max(rounds_us(plan.params.tiles, block, t, t.min_blocks, device),
+                    (x_bytes(p) + y_bytes(p)) / kBytesPerUs + split_us(t));
+}
+
+double direct_fused_us(const Problem &p, const DirectFusedPlan &plan, const Tactic &t, const Device &device) {
+    const int64_t slices = ceil_div(plan.params.slices, t.split);
+    Block block{slices * plan.params.taps, direct_fused_step(t), 1.65 + 0.83 * tile_share(t)};
+    // Box means of a slice, as far as products do not hide them; those of one tap hide nothing, whatever runs beside them.
+    const double means_us = (t.sm90() ? 4.0 : plan.params.taps == 1 ? 2.25 : 1.7) * (p.has_prologue() ? 3.0 : 1.0);
+    if (plan.params.taps == 1) {
+        block.step.issue_us += means_us;
+        block.step.latency_us += means_us;
+    } else {
+        block.ends_us += slices * means_us;
+    }
+    return rounds_us(plan.params.tiles, block, t, plan.blocks_per_multiprocessor, device);
+}
+
+double box_pass_us(const Problem &p, const WorkspaceLayout &layout) {
+    const double bytes_us = (x_bytes(p) + double(layout.x_bytes)) / kBytesPerUs;
+    const double strided_us = p.pool_strides[1] > 1 || p.pool_strides[2] > 1 ? 1.33 : 0;  // windows share no sums
+    return strided_us + (p.has_prologue() ? 2.23 + 1.55 * bytes_us : 1.43 + bytes_us);
+}
+
+double implicit_gemm_us(const Problem &p, const Tactic &t, const Device &device) {
+    const Shape2d s = gemm_shape(p, t);
+    const WorkspaceLayout layout = workspace_layout(p, t);
+    const int64_t tiles = ceil_div(p.n * p.out_pixels(), t.block_m) * ceil_div(p.m, t.block_n);
+    const int64_t tap_chunks = s.c / p.per_chunk(), taps = int64_t{s.kh} * s.kw;
+    const int64_t steps = t.sm90() ? ceil_div(ceil_div(taps * tap_chunks, 8), t.split) : taps * ceil_div(tap_chunks, 4);
+    const Block block{steps, t.sm90() ? gemm_sm90_step(t) : portable_gemm_step(t), gemm_ends_us(t)};
+    const bool crowded = layout.box_pass && device.cc >= 90;  // where launches overlap
+    // Fused weights are made once and kept by a caller that runs a layer again and again, so they do not count.
+    return rounds_us(tiles, block, t, t.min_blocks, device, crowded) + (layout.box_pass ? box_pass_us(p, layout) : 0);
 }
 
 }  // namespace
 
 double expected_us(const Problem &p, const Tactic &t, const Device &device) {
+    std::string reason;
     if (t.family == Family::kGeneric) {
         const double operations =
             2.0 * p.n * p.m * p.out_pixels() * p.taps() * (double(p.c) / p.group) * (p.pool_size() + 1);
@@ -108,37 +172,17 @@ double expected_us(const Problem &p, const Tactic &t, const Device &device) {
     }
     if (t.direct_tma()) {
         DirectTmaPlan plan;
-        std::string reason;
-        if (!plan_direct_tma(p, t, device, plan, reason)) return 1e30;
-        return kLaunchUs + direct_tma_us(p, plan, t);
+        return plan_direct_tma(p, t, device, plan, reason) ? direct_tma_us(p, plan, t) : 1e30;
     }
     if (t.pointwise()) {
         PointwisePlan plan;
-        std::string reason;
-        if (!plan_pointwise(p, t, device, plan, reason)) return 1e30;
-        return kLaunchUs + pointwise_us(p, plan, t, device);
+        return plan_pointwise(p, t, device, plan, reason) ? pointwise_us(p, plan, t, device) : 1e30;
     }
     if (t.direct_fused()) {
         DirectFusedPlan plan;
-        std::string reason;
-        if (!plan_direct_fused(p, t, device, plan, reason)) return 1e30;
-        const int64_t steps = ceil_div(plan.params.slices, t.split) * plan.params.taps;
-        Step step = portable_step(t);
-        if (plan.params.taps == 1) step.latency_us = std::max(step.latency_us, kPointwiseSliceUs);
-        return kLaunchUs + rounds_us(plan.params.tiles, steps, step, t, plan.blocks_per_multiprocessor, device);
+        return plan_direct_fused(p, t, device, plan, reason) ? direct_fused_us(p, plan, t, device) : 1e30;
     }
-    const Shape2d s = gemm_shape(p, t);
-    const WorkspaceLayout layout = workspace_layout(p, t);
-    const int64_t tiles = ceil_div(p.n * p.out_pixels(), t.block_m) * ceil_div(p.m, t.block_n);
-    const int64_t row_chunks = int64_t{s.kh} * s.kw * (s.c / p.per_chunk());
-    const int64_t steps = t.sm90() ? ceil_div(ceil_div(row_chunks, 8), t.split)
-                                   : int64_t{s.kh} * s.kw * ceil_div(s.c / p.per_chunk(), 4);
-    double us = kLaunchUs + rounds_us(tiles, steps, t.sm90() ? gemm_sm90_step(t) : portable_step(t), t, t.min_blocks,
-                                      device);
-    if (layout.box_pass)
-        us += kPassUs + (double(p.n) * p.c * p.in_pixels() * p.element_bytes() + double(layout.x_bytes)) / kBytesPerUs;
-    // Fused weights are made once and kept by a caller that runs a layer again and again, so they do not count.
-    return us;
+    return implicit_gemm_us(p, t, device);
 }
 
 }  // namespace convpool
