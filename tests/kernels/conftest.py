@@ -9,8 +9,13 @@ import pytest
 
 @pytest.fixture(scope="session")
 def gpu():
-    """A current CUDA context by pycuda; its device."""
+    """A current CUDA context by pycuda; its device.  pytest-xdist's processes take the GPUs in turn."""
     try:
+        import pycuda.driver
+
+        pycuda.driver.init()
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+        os.environ.setdefault("CUDA_DEVICE", str(int(worker) % pycuda.driver.Device.count()))
         import pycuda.autoinit
     except Exception as error:  # no pycuda, no driver, no device: each with its own exception
         message = f"no GPU: {type(error).__name__}: {error}"
