@@ -149,12 +149,12 @@ def test_tactic(gpu, name, kind, layout):
 
 
 @pytest.mark.parametrize("skewed", ["x", "w", "b", "residual", "scale", "shift", "y"])
-@pytest.mark.parametrize("name", [t.name for t in tactics() if "_tma3x3" in t.name])
-def test_arrays_that_tma_cannot_take(gpu, name, skewed):
+@pytest.mark.parametrize("name", [t.name for t in tactics() if t.name.endswith(("_tma3x3", "_1x1"))])
+def test_arrays_that_the_kernel_cannot_take(gpu, name, skewed):
     tactic = find_tactic(name)
     if gpu.compute_capability() != (9, 0):
         pytest.skip("needs compute capability 90")
-    wanted = dict(prologue_affine=True, bias=True, residual=True, kernel_shape=(3, 3))
+    wanted = dict(prologue_affine=True, bias=True, residual=True, kernel_shape=(3, 3) if name.endswith("3x3") else (1, 1))
     case = next(i for i, c in enumerate(CASES) if i % 3 and wanted.items() <= c.items())  # check() moves Y at every third
     assert check(case, tactic, tactic.dtype, "NHWC", INTEGER, skewed)
 
