@@ -53,9 +53,9 @@ class InputShape(click.ParamType):
 @click.option("--exclude", multiple=True, metavar="PATTERN",
               help="Leave pairs alone whose convolution or pooling has a matching name (*, ? and [] as in a shell).")
 @click.option("--fuse-pool-conv", is_flag=True, help="Also make one node of AveragePool followed by Conv (GPU traffic).")
-@click.option("--prologue/--no-prologue", default=operator.PLUGIN_HAS_SIBLINGS, show_default=True,
+@click.option("--prologue/--no-prologue", default=True, show_default=True,
               help="With convavgpool: take in the scale and shift, Relu and LeakyRelu before it.")
-@click.option("--epilogue/--no-epilogue", default=operator.PLUGIN_HAS_SIBLINGS, show_default=True,
+@click.option("--epilogue/--no-epilogue", default=True, show_default=True,
               help="With convavgpool: take in the maps per channel, the Add and the Relu or LeakyRelu behind it.")
 @click.option("--domain", default=operator.DOMAIN, show_default=True, metavar="NAME",
               help="Domain of the ConvAvgPool nodes written; onnxruntime's TensorRT provider wants trt.plugins.")

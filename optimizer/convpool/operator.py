@@ -75,9 +75,6 @@ VERSION = 1
 """The version that has ConvAvgPool."""
 SIBLINGS_VERSION = 2
 """The version that adds the siblings."""
-PLUGIN_HAS_SIBLINGS = True
-"""Whether the TensorRT plugin runs the siblings.  The default of the options prologue and epilogue, which make them, and
-what `convpool.tensorrt` goes by: a node that the plugin does not know would run as standard operators there."""
 MIN_IR_VERSION = 8
 """The first ONNX IR version with model-local functions."""
 POOL_DILATIONS_OPSET = 19

@@ -49,7 +49,8 @@ typedef enum {
     CONVPOOL_INVALID_ARGUMENT = 1, /* a null pointer, an unknown enum, a shape that is no ConvAvgPool */
     CONVPOOL_UNSUPPORTED = 2,      /* a legal problem that this tactic or device does not run */
     CONVPOOL_WORKSPACE_TOO_SMALL = 3,
-    CONVPOOL_MISALIGNED = 4, /* a pointer that is not aligned to its element, or a workspace not to 256 bytes */
+    CONVPOOL_MISALIGNED = 4, /* a pointer that is not aligned to its element, a workspace not to 256 bytes; X or W not to 16
+                                bytes where the direct_gemm or filter_fused tactic asked for reads it in place */
     CONVPOOL_CUDA_ERROR = 5
 } convpool_status;
 
@@ -146,8 +147,8 @@ CONVPOOL_API convpool_status convpool_device(int32_t *cc, int32_t *multiprocesso
 CONVPOOL_API convpool_status convpool_supports(const convpool_problem *problem, int32_t tactic, int32_t cc,
                                                int32_t shared_bytes);
 
-/* Bytes of device workspace (256-byte aligned) that a launch needs; 0 for most tactics. cc and shared_bytes as above are
- * not needed: the size depends on problem and tactic only. */
+/* Bytes of device workspace (256-byte aligned) that a launch needs; 0 for direct_fused and generic. It depends on
+ * problem and tactic only, on no device. convpool_prepared_bytes: its first part, which transformed weights take. */
 CONVPOOL_API convpool_status convpool_workspace_bytes(const convpool_problem *problem, int32_t tactic, size_t *bytes);
 CONVPOOL_API convpool_status convpool_prepared_bytes(const convpool_problem *problem, int32_t tactic, size_t *bytes);
 

@@ -91,10 +91,14 @@ convpool_status read_tactic(int32_t id, const Tactic *&tactic) {
                                                                    ", expected one that convpool_tactics lists");
 }
 
-// The tactic measured fastest, or by the cost rule. That the measured ones could not be read stays the last message.
-const Tactic &best_tactic(const Problem &problem, const Device &device, size_t max_workspace_bytes) {
+bool is_implicit_gemm(const Tactic &t) { return t.direct_gemm() || t.filter_fused(); }
+
+// The tactic measured fastest, or by the cost rule; where X or W is not aligned to 16 bytes, one that takes it so. That the
+// measured ones could not be read stays the last message.
+const Tactic &best_tactic(const Problem &problem, const Device &device, size_t max_workspace_bytes, bool vectors_aligned) {
     auto runs = [&](const Tactic &t) {
-        return reject_reason(problem, t, device).empty() && workspace_layout(problem, t).total <= max_workspace_bytes;
+        return (vectors_aligned || !is_implicit_gemm(t)) && reject_reason(problem, t, device).empty() &&
+               workspace_layout(problem, t).total <= max_workspace_bytes;
     };
     last_error = tuned_error();
     const Tactic *best = find_tactic(tuned_tactic(problem, device));
@@ -142,7 +146,7 @@ convpool_status launch(const Problem &problem, int32_t id, const convpool_tensor
     const bool vectors_aligned = aligned(t.x, 16) && aligned(t.w, 16);
     const Tactic *tactic = nullptr;
     if (id == 0) {
-        tactic = &best_tactic(problem, device, vectors_aligned ? t.workspace_bytes : 0);
+        tactic = &best_tactic(problem, device, t.workspace_bytes, vectors_aligned);
     } else {
         if (convpool_status status = read_tactic(id, tactic); status != CONVPOOL_OK) return status;
         if (std::string reason = reject_reason(problem, *tactic, device); !reason.empty())
@@ -158,8 +162,7 @@ convpool_status launch(const Problem &problem, int32_t id, const convpool_tensor
         if (!aligned(t.workspace, 256))
             return fail(CONVPOOL_MISALIGNED, std::string(tactic->name()) + ": workspace is not aligned to 256 bytes");
     }
-    const bool reads_chunks = tactic->direct_gemm() || tactic->filter_fused();
-    if (reads_chunks && ((!layout.box_pass && !aligned(t.x, 16)) || (!layout.weight_pass && !aligned(t.w, 16))))
+    if (is_implicit_gemm(*tactic) && ((!layout.box_pass && !aligned(t.x, 16)) || (!layout.weight_pass && !aligned(t.w, 16))))
         return fail(CONVPOOL_MISALIGNED,
                     std::string(tactic->name()) + ": x and w are not aligned to 16 bytes; use direct_fused or generic");
     error = run_tactic(problem, *tactic, device, t, stream);
@@ -274,7 +277,7 @@ convpool_status convpool_default_tactic(const convpool_problem *problem, int32_t
         if (status == CONVPOOL_OK) status = device_for(cc, multiprocessors, shared_bytes, device);
         if (status != CONVPOOL_OK) return status;
         if (tactic == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "tactic: the pointer is null");
-        *tactic = best_tactic(p, device, max_workspace_bytes).id;
+        *tactic = best_tactic(p, device, max_workspace_bytes, true).id;
         return CONVPOOL_OK;
     });
 }

@@ -42,9 +42,11 @@ bool plan_pointwise(const Problem &p, const Tactic &t, const Device &device, Poi
     d.dilation_w = p.pool_dilations[2];
     d.pad_h = p.pool_pads_begin[1];
     d.pad_w = p.pool_pads_begin[2];
-    const int64_t row = p.pool_dilations[1] * p.in[2] * d.chunks;
-    if (row > (int64_t{1} << 30)) return reject("chunks between rows of a window", std::to_string(row), "at most 2^30");
-    d.column = p.pool_dilations[2] * d.chunks;
+    const int64_t column = int64_t{p.pool_dilations[2]} * d.chunks, row = p.pool_dilations[1] * p.in[2] * d.chunks;
+    for (auto [between, chunks] : {std::pair{"columns", column}, std::pair{"rows", row}})
+        if (chunks > (int64_t{1} << 30))
+            return reject(std::string("chunks between ") + between + " of a window", std::to_string(chunks), "at most 2^30");
+    d.column = static_cast<int32_t>(column);
     d.row = static_cast<int32_t>(row);
     d.y_channels_last = p.y_channels_last;
     d.pixels = static_cast<int32_t>(p.n * p.out_pixels());

@@ -69,13 +69,18 @@ bool y_vectors(const Problem &p, const convpool_tensors &t) {
            (!p.has_residual || aligned(t.residual, 16)) && (!p.has_bias || aligned(t.b, 16));
 }
 
+// For kernels that read X and W where they are.
+template <class Params> void set_arrays(Params &params, const Problem &p, const convpool_tensors &t) {
+    params.x = t.x;
+    params.w = t.w;
+    params.y = t.y;
+    params.prologue = prologue_of(p, t);
+    params.epilogue = epilogue_of(p, t);
+}
+
 cudaError_t run_generic(const Problem &p, const convpool_tensors &t, cudaStream_t stream) {
     GenericParams g{};
-    g.x = t.x;
-    g.w = t.w;
-    g.y = t.y;
-    g.prologue = prologue_of(p, t);
-    g.epilogue = epilogue_of(p, t);
+    set_arrays(g, p, t);
     g.outputs = p.n * p.m * p.out_pixels();
     g.c_per_group = static_cast<int32_t>(p.c / p.group);
     g.m_per_group = static_cast<int32_t>(p.m / p.group);
@@ -109,11 +114,7 @@ cudaError_t run_direct_fused(const Problem &p, const Tactic &tactic, const Devic
     std::string reason;
     if (!plan_direct_fused(p, tactic, device, plan, reason)) return cudaErrorInvalidValue;  // supports() has said so
     DirectFusedParams &d = plan.params;
-    d.x = t.x;
-    d.w = t.w;
-    d.y = t.y;
-    d.prologue = prologue_of(p, t);
-    d.epilogue = epilogue_of(p, t);
+    set_arrays(d, p, t);
     d.x_chunked = p.x_rows_chunked() && aligned(t.x, 16);
     d.w_chunked = p.w_rows_chunked() && aligned(t.w, 16);
     d.y_vectors = y_vectors(p, t);
@@ -162,11 +163,7 @@ cudaError_t run_pointwise(const Problem &p, const Tactic &tactic, const Device &
     std::string reason;
     if (!plan_pointwise(p, tactic, device, plan, reason)) return cudaErrorInvalidValue;  // supports() has said so
     PointwiseParams &d = plan.params;
-    d.x = t.x;
-    d.w = t.w;
-    d.y = t.y;
-    d.prologue = prologue_of(p, t);
-    d.epilogue = epilogue_of(p, t);
+    set_arrays(d, p, t);
     d.y_vectors = y_vectors(p, t);
     return launch_kernel(p, tactic, device, plan.grid, plan.shared_bytes, &d, stream);
 }
@@ -212,7 +209,7 @@ cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Devi
         b.out_h = shape.h;
         b.out_w = shape.w;
         b.format = tactic.number_format();
-        b.chunks = shape.c / p.per_chunk() / (tactic.reads_halves() ? 2 : 1);
+        b.chunks = static_cast<int32_t>(pass_chunks(p, tactic));
         b.x_channels_last = p.x_channels_last;
         b.x_chunked = p.x_rows_chunked() && aligned(t.x, 16) && int64_t{b.chunks} * p.per_chunk() == p.c;
         b.div_chunks = FastDiv(b.chunks);

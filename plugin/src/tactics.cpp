@@ -178,14 +178,14 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
         return {};
     }
     const WorkspaceLayout layout = workspace_layout(p, t);
-    const int64_t chunks = ceil_div(p.c, p.per_chunk());
+    const int64_t chunks = pass_chunks(p, t), channels = chunks * p.per_chunk() * (t.reads_halves() ? 2 : 1);
     const int64_t passes = t.direct_gemm() ? p.n * p.pooled[1] * p.pooled[2] : p.n * p.in_pixels();
     if (layout.box_pass && passes * chunks > (int64_t{1} << 31) - 1)
         return got(t, "16-byte chunks of the tensor to convolve", std::to_string(passes * chunks), "less than 2^31",
                    "use direct_fused or generic");
     const Shape2d gemm = gemm_shape(p, t);
-    for (auto [name, value] : {Limit{"elements of an image to convolve, channels padded", int64_t{gemm.h} * gemm.w * gemm.c},
-                               {"elements of a filter, channels padded", int64_t{gemm.kh} * gemm.kw * gemm.c}})
+    for (auto [name, value] : {Limit{"elements of an image to convolve, channels padded", int64_t{gemm.h} * gemm.w * channels},
+                               {"elements of a filter, channels padded", int64_t{gemm.kh} * gemm.kw * channels}})
         if (value > kMax) return got(t, name, std::to_string(value), "at most 2^30", "use direct_fused or generic");
     if (layout.weight_pass && p.m > 65535)
         return got(t, "output channels", std::to_string(p.m), "at most 65535", "use direct_fused or generic");
@@ -248,11 +248,15 @@ bool pools(const Problem &p) {
 
 }  // namespace
 
+int64_t pass_chunks(const Problem &p, const Tactic &t) {
+    const int whole = t.reads_halves() ? kHalfChannels : p.per_chunk();
+    return ceil_div(p.c, whole) * whole / p.per_chunk();
+}
+
 Shape2d gemm_shape(const Problem &p, const Tactic &t) {
     Shape2d s{};
     s.n = static_cast<int32_t>(p.n);
-    s.c = static_cast<int32_t>(t.reads_halves() ? ceil_div(p.c, kHalfChannels) * 2 * kHalfChannels
-                                                : ceil_div(p.c, p.per_chunk()) * p.per_chunk());
+    s.c = static_cast<int32_t>(pass_chunks(p, t) * p.per_chunk() * (t.reads_halves() ? 2 : 1));
     s.m = static_cast<int32_t>(p.m);
     s.out_h = static_cast<int32_t>(p.out[1]);
     s.out_w = static_cast<int32_t>(p.out[2]);
@@ -316,7 +320,7 @@ WeightParams weight_params(const Problem &p, const Tactic &t) {
     w.fused_h = s.kh;
     w.fused_w = s.kw;
     w.format = t.number_format();
-    w.chunks = s.c / p.per_chunk() / (t.reads_halves() ? 2 : 1);
+    w.chunks = static_cast<int32_t>(pass_chunks(p, t));
     if (t.filter_fused()) {
         const FusedKernel h = fused_kernel(p, 1), v = fused_kernel(p, 2);
         w.box = box_of(p);

@@ -86,11 +86,13 @@ bool plan_direct_fused(const Problem &problem, const Tactic &tactic, const Devic
 // False, with a reason, if the problem is not of the form that the tactic is made for.
 bool plan_direct_tma(const Problem &problem, const Tactic &tactic, const Device &device, DirectTmaPlan &plan,
                      std::string &reason);
-
 bool plan_pointwise(const Problem &problem, const Tactic &tactic, const Device &device, PointwisePlan &plan,
                     std::string &reason);
 
-// direct_gemm and filter_fused: the convolution that the implicit GEMM runs, over box means or over X.
+// direct_gemm and filter_fused: the 16-byte chunks of channels of a pixel or tap that the passes before the GEMM write, halves
+// counted once.
+int64_t pass_chunks(const Problem &problem, const Tactic &tactic);
+// The convolution that the implicit GEMM runs, over box means or over X.
 Shape2d gemm_shape(const Problem &problem, const Tactic &tactic);
 WorkspaceLayout workspace_layout(const Problem &problem, const Tactic &tactic);
 int implicit_gemm_shared_bytes(const Tactic &tactic);

@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks import network_times, tensorrt_engines
 from benchmarks.network_times import NETWORKS, Options, from_channels_last, time_network, to_channels_last
-from convpool import operator
 from convpool.bench.timing import summarize
 from convpool.modelio import LoadedModel
 from convpool.tensorrt import TensorRTError
@@ -49,7 +48,6 @@ def test_a_network_is_checked_before_it_is_timed(name, monkeypatch, tmp_path):
             found[lowering].update(summarize([3.0, 4.0, 5.0]))
         return 4
 
-    monkeypatch.setattr(operator, "PLUGIN_HAS_SIBLINGS", True)
     monkeypatch.setattr(network_times, "get_engine", get_engine)
     monkeypatch.setattr(network_times, "_time", pretend)
     found = time_network(name, Options(tmp_path, tuple(network_times.LOWERINGS), batch=1))
@@ -61,13 +59,6 @@ def test_a_network_is_checked_before_it_is_timed(name, monkeypatch, tmp_path):
     siblings = {"AffineReluConvAvgPool": 1} if name == "densenet_transition3" else {"ConvAvgPoolAdd": 2, "ConvAvgPool": 1}
     assert lowerings["siblings"]["nodes"] == siblings and "nodes" not in lowerings["direct"]
     assert (found["batch"], found["input_sets"], found["half_channels_last"]) == (1, 4, NETWORKS[name].inside)
-
-
-def test_siblings_are_not_timed_as_standard_operators(monkeypatch, tmp_path):
-    """TensorRT would run them as their function says, without the plugin."""
-    monkeypatch.setattr(operator, "PLUGIN_HAS_SIBLINGS", False)
-    found = time_network("densenet_transition3", Options(tmp_path, ("siblings",), batch=1))
-    assert "the plugin runs none" in found["lowerings"]["siblings"]["skipped"] and "input_sets" not in found
 
 
 def test_channels_last_is_a_change_of_memory_only():

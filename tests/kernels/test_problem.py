@@ -139,6 +139,12 @@ def test_wrong_argument_is_named(fields, reason):
          r"prologue; got scale and shift, expected none; use another direct_fused tactic"),
         ("direct_fused_sm90a_f16_m128n128k32_s4", dict(prologue_activation="relu"), H200, r"prologue; got an activation"),
         ("filter_fused_sm75_f16_m64n64k32_s4", dict(pads=1, pool_pads=0), H200, r"leading pads of dimension 0; got 1"),
+        ("direct_gemm_sm90a_tf32x3_m64n64k16_s8", dict(dtype="float32", n=16, c=1, spatial=(2**13 - 1, 2**13 - 1)), H200,
+         r"16-byte chunks of the tensor to convolve; got 4294967296, expected less than 2\^31"),  # of 16 channels' halves
+        ("direct_fused_sm90a_f16_m64n64k64_s5_1x1",
+         dict(n=1, c=2**19, spatial=(2, 2), kernel_shape=1, strides=1, pool_pads=(0, 2**15) * 2, pool_dilations=(1, 2**15)),
+         H200,
+         r"chunks between columns of a window; got 2147483648, expected at most 2\^30"),
     ],
 )
 def test_tactic_says_why_not(name, fields, device, reason):

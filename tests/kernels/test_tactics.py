@@ -70,7 +70,7 @@ def run_twice(p: Problem, tactic, x, w, b, r, scale, shift, skewed: str = "") ->
     gr = placed("residual", moved(r, y_layout)) if p.residual else None
     factors = {"scale": placed("scale", scale), "shift": placed("shift", shift)} if p.prologue_affine else {}
     gy = arena.output(p.y_shape, dtype, skewed == "y")
-    need = p.workspace_bytes(tactic)
+    need = p.workspace_bytes(tactic) if tactic is not None else 0
     workspace = arena.output((need // 4,), np.float32) if need else None
     arena.upload()
     s = p.struct
@@ -149,11 +149,21 @@ def test_tactic(gpu, name, kind, layout):
 
 
 @pytest.mark.parametrize("skewed", ["x", "w", "b", "residual", "scale", "shift", "y"])
-@pytest.mark.parametrize("name", [t.name for t in tactics() if "_tma3x3" in t.name])
-def test_arrays_that_tma_cannot_take(gpu, name, skewed):
+@pytest.mark.parametrize("name", [t.name for t in tactics() if t.name.endswith(("_tma3x3", "_1x1"))])
+def test_arrays_that_the_kernel_cannot_take(gpu, name, skewed):
     tactic = find_tactic(name)
     if gpu.compute_capability() != (9, 0):
         pytest.skip("needs compute capability 90")
-    wanted = dict(prologue_affine=True, bias=True, residual=True, kernel_shape=(3, 3))
+    wanted = dict(prologue_affine=True, bias=True, residual=True, kernel_shape=(3, 3) if name.endswith("3x3") else (1, 1))
     case = next(i for i, c in enumerate(CASES) if i % 3 and wanted.items() <= c.items())  # check() moves Y at every third
     assert check(case, tactic, tactic.dtype, "NHWC", INTEGER, skewed)
+
+
+@pytest.mark.parametrize("skewed", ["x", "w"])
+def test_default_tactic_takes_arrays_aligned_to_their_elements(gpu, skewed):
+    """Without pooling and workspace, where implicit GEMM, the choice for other arrays on an H200, reads X and W in place."""
+    p = Problem(n=2, c=64, m=64, spatial=(16, 16), kernel_shape=3, pool_kernel_shape=1, pads=1, layout="NHWC")
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-2, 3, shape).astype(np.float64) for shape in ((2, 64, 16, 16), p.w_shape))
+    y = run_twice(p, None, x, w, None, None, None, None, skewed)
+    np.testing.assert_array_equal(y, conv_reference.linear(p, x, w))

@@ -169,24 +169,11 @@ def test_another_domain_is_the_same_model(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["densenet_small", "sngan64_small", "stargan_v2_small"])
-def test_a_plugin_without_siblings_gets_none(name, monkeypatch):
-    model = generate(name, batch=2)
-    inputs = random_inputs(model)
-    optimized = optimize(model, prologue=True, epilogue=True, check=0).model
+def test_the_plugin_gets_the_siblings(name):
+    optimized = optimize(generate(name, batch=2), check=0).model
     names = {node.op_type for node in optimized.graph.node}
-    assert names & set(operator.SIBLINGS)
-    monkeypatch.setattr(operator, "PLUGIN_HAS_SIBLINGS", False)
-    for_plugin = prepare.for_parser(prepare.self_contained(optimized), 10, plugin=True, allow_tf32=False)
-    kept = {node.op_type for node in for_plugin.graph.node}
-    assert not kept & set(operator.SIBLINGS) and ("ConvAvgPool" in kept) == ("ConvAvgPool" in names)
-    assert not any(node.input and not node.input[-1] for node in for_plugin.graph.node)
-    expected, got = run(model, inputs)[0], run(for_plugin, inputs)[0]
-    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-    built = build._prepare(model, "convavgpool", True, False)
-    assert {node.op_type for node in built.graph.node} & set(operator.OP_TYPES) == {"ConvAvgPool"}
-    monkeypatch.setattr(operator, "PLUGIN_HAS_SIBLINGS", True)
     for_plugin = prepare.for_parser(prepare.self_contained(optimized), 10, plugin=True, allow_tf32=True)
     siblings = [node for node in for_plugin.graph.node if node.op_type in operator.SIBLINGS]
     assert siblings and all(any(item.name == "allow_tf32" for item in node.attribute) for node in siblings)
-    built = build._prepare(model, "convavgpool", True, False)
+    built = build._prepare(generate(name, batch=2), "convavgpool", True, False)
     assert {node.op_type for node in built.graph.node} == names

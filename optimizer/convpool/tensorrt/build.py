@@ -23,7 +23,6 @@ from typing import Any
 
 from onnx import ModelProto, TensorProto
 
-from convpool import operator
 from convpool.api import optimize
 from convpool.errors import ModelError, OptionError
 from convpool.files import write_atomically
@@ -116,10 +115,7 @@ def _prepare(model: object, lowering: str, plugin: bool, layers: bool) -> ModelP
     if lowering == "none" or prepare.has_operator(loaded.proto):
         result = prepare.self_contained(loaded)
     else:
-        siblings = operator.PLUGIN_HAS_SIBLINGS
-        optimized = optimize(
-            loaded.proto, lowering=lowering, prologue=siblings, epilogue=siblings, check=0, base_dir=loaded.base_dir
-        )
+        optimized = optimize(loaded.proto, lowering=lowering, check=0, base_dir=loaded.base_dir)
         result = prepare.self_contained(load(optimized.model, loaded.base_dir))
     if layers:
         prepare.mark_all(result)

@@ -55,9 +55,6 @@ def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool)
     """The model for the ONNX parser of TensorRT `major`; changed in place where it can be, so pass a copy."""
     if not plugin and has_operator(model):
         model = _without_trailing_blanks(onnx.inliner.inline_local_functions(model))
-    elif not operator.PLUGIN_HAS_SIBLINGS:  # those that a model has already become standard operators
-        siblings = [(item.domain, item.name) for item in model.functions if item.name in operator.SIBLINGS]
-        model = _without_trailing_blanks(onnx.inliner.inline_selected_functions(model, siblings)) if siblings else model
     if major < 10:
         opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
         if opset > OLD_PARSER_OPSET:

@@ -146,13 +146,6 @@ CONVPOOL_DEVICE void copy_chunk(uint32_t dst, const void *src, bool valid) {
     store_shared(dst, v);
 #endif
 }
-// 16 bytes that nobody writes meanwhile and this multiprocessor does not read again.
-CONVPOOL_DEVICE uint4 load_once(const uint4 *src) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(src));
-    return v;
-}
 // A line of 128 bytes on its way to the L2, ahead of its use.
 CONVPOOL_DEVICE void prefetch_line(const void *src) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(src));

@@ -47,6 +47,7 @@ struct DirectTmaConfig {
     static_assert(kKernel == 1 || kKernel == 3, "the planes of box means are laid out for these");
     static_assert(kMeanWarps % 4 == 3, "whole warpgroups, with the warp that copies");
     static_assert(kMeanGroups == 1 || kMeanGroups * kSliceWarps + 1 == kMeanWarps, "equal groups, and the warp that copies");
+    static_assert(kMeanGroups <= kMeanStages, "a group that skips slices sees every phase of a buffer it waits for");
     static_assert(kSubtiles <= 2 && kRawStages >= 2, "a subtile or its channels' halves a warpgroup; copies run ahead");
     static_assert(kTaps % kStageTaps == 0, "whole stages of weights in a slice");
 };

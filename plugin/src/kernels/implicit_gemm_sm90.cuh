@@ -4,9 +4,10 @@
 // 8 (k mod C/8) .. of tap k / (C/8). A stage of the ring holds 8 chunks of it, so 64 values (32 of fp32) whatever C is, of
 // the tile's pixels (gathered, zeros outside the tensor) and channels, both in wgmma's 128-byte swizzle.
 //
-// Weights of TF32 come rounded to it, pixels too or are rounded by the thread that copied them. Full fp32 is 3xTF32: they come as halves, the big ones of 16 channels and then
-// their small ones, which fill a stage. big*big, small*big and big*small are three products of the same bytes. The tensor
-// cores truncate as they accumulate, so every few stages start from zero and are added to the sum by a rounded addition.
+// Weights of TF32 come rounded to it; pixels too, or the thread that copied them rounds them. Full fp32 is 3xTF32: both come
+// as halves, the big ones of 16 channels and then their small ones, which fill a stage. big*big, small*big and big*small are
+// three products of the same bytes. The tensor cores truncate as they accumulate, so every few stages start from zero and are
+// added to the sum by a rounded addition.
 #pragma once
 
 #include "tensor_tile.cuh"
