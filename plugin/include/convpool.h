@@ -6,7 +6,8 @@
  * [N,M,out...] or [N,out...,M]. AveragePool takes pool_*, Conv takes kernel, strides, pads, dilations and group; both pad
  * with zeros: AveragePool's stand around f(X), and Conv's around the pooled tensor. All tensors of a problem share one
  * dtype; sums are kept in fp32. The product and sum of f are rounded once, to fp32 or to the dtype; where the 16-bit types
- * take the latter, f(x) and the slope of LEAKY_RELU are rounded to the dtype too.
+ * take the latter, f(x) and the slope of LEAKY_RELU are rounded to the dtype too. Full fp32 on tensor cores (tactics named
+ * tf32x3) makes NaN of an infinity in X or W; generic does not.
  *
  * Rank 1 to 3. Arrays below hold `rank` leading entries, slowest dimension first; pads hold the `rank` leading pads, then
  * the `rank` trailing ones, as in ONNX. Unused entries are ignored.

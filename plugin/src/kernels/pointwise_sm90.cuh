@@ -159,10 +159,9 @@ template <class Config, bool kPrologue> struct PointwiseSm90 {
         uint4 scale{}, shift{}, next_scale{}, next_shift{};
         auto load_affine = [&](int step) {  // of the step after the one at hand
             const int c = (first_step + step) * kChunks + chunk;
-            if (p.prologue.scale != nullptr && c < p.chunks) {
-                next_scale = static_cast<const uint4 *>(p.prologue.scale)[c];
-                next_shift = static_cast<const uint4 *>(p.prologue.shift)[c];
-            }
+            const bool valid = p.prologue.scale != nullptr && c < p.chunks;
+            next_scale = valid ? static_cast<const uint4 *>(p.prologue.scale)[c] : uint4{};
+            next_shift = valid ? static_cast<const uint4 *>(p.prologue.shift)[c] : uint4{};
         };
         wait_for_previous_kernel();
         let_next_kernel_start();
