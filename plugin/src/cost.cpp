@@ -62,7 +62,6 @@ Step portable_gemm_step(const Tactic &t) {
 
 Step direct_fused_step(const Tactic &t) {
     const double products = t.block_m * t.block_n * 32 / 1e6;
-    if (t.sm90()) return {products * (0.07 + 26.0 / t.block_n + 29.0 / t.block_m), 0.14};
     const double wider = is_tf32x3(t) ? 1.6 : 1.0;
     return {products * (0.19 + 59.0 / t.block_n + 54.0 / t.block_m) * wider, (0.23 + 0.65 * tile_share(t)) * wider};
 }
@@ -96,15 +95,14 @@ double rounds_us(int64_t tiles, const Block &block, const Tactic &t, int blocks_
 
 // Blocks take their tiles one after the other. Nothing hides the first slice of X and the last round of Y.
 double direct_tma_us(const Problem &p, const DirectTmaPlan &plan, const Tactic &t) {
-    // Of a slice, of one with a prologue, and of a tile's end. The same shape with other stages differs in its mean warps.
-    struct Fitted { int kernel, block_m, block_n, stages; double slice_us, prologue_us, end_us; };
+    // Of a slice, of one with a prologue, and of a tile's end.
+    struct Fitted { int kernel, block_m, block_n; double slice_us, prologue_us, end_us; };
     static constexpr Fitted kFitted[] = {
-        {3, 128, 256, 4, 3.47, 6.24, 4.8}, {3, 128, 128, 3, 2.25, 3.71, 1.33}, {3, 128, 64, 5, 2.06, 3.82, 0.42},
-        {3, 128, 32, 5, 1.97, 3.71, 0.31}, {3, 64, 256, 8, 2.05, 3.13, 1.11},  {3, 64, 128, 4, 1.52, 2.90, 0.77},
-        {3, 64, 64, 6, 1.52, 3.08, 0.23},  {1, 64, 256, 3, 0.53, 1.20, 0.50},  {1, 64, 128, 6, 0.51, 1.19, 0.05},
-        {1, 128, 64, 4, 0.91, 1.85, 0.03}, {1, 64, 128, 8, 0.35, 0.79, 0.51},  {1, 64, 256, 4, 0.50, 0.84, 0.81}};
+        {3, 128, 256, 3.47, 6.24, 4.8}, {3, 128, 128, 2.25, 3.71, 1.33}, {3, 128, 64, 2.06, 3.82, 0.42},
+        {3, 128, 32, 1.97, 3.71, 0.31}, {3, 64, 256, 2.05, 3.13, 1.11},  {3, 64, 128, 1.52, 2.90, 0.77},
+        {3, 64, 64, 1.52, 3.08, 0.23},  {1, 64, 128, 0.35, 0.79, 0.51},  {1, 64, 256, 0.50, 0.84, 0.81}};
     for (const Fitted &f : kFitted)
-        if (f.kernel == t.kernel_size && f.block_m == t.block_m && f.block_n == t.block_n && f.stages == t.stages) {
+        if (f.kernel == t.kernel_size && f.block_m == t.block_m && f.block_n == t.block_n) {
             double slice_us = f.slice_us * (is_tf32(t) ? 0.92 : 1.0);
             if (p.has_prologue()) slice_us = std::max(slice_us, f.prologue_us);
             const double rounds = ceil_div(plan.params.tiles, plan.grid);
@@ -117,8 +115,7 @@ double direct_tma_us(const Problem &p, const DirectTmaPlan &plan, const Tactic &
 
 double pointwise_us(const Problem &p, const PointwisePlan &plan, const Tactic &t, const Device &device) {
     Block block{ceil_div(ceil_div(plan.params.chunks, 8), t.split), {}, 0};
-    if (t.min_blocks == 2) block = {block.steps, {0.635, 0.95}, 1.97};
-    else if (t.block_n == 64) block = {block.steps, {0.65}, 1.67};
+    if (t.block_n == 64) block = {block.steps, {0.65}, 1.67};
     else if (t.block_n == 128) block = {block.steps, {0.78}, 1.86};
     else block = {block.steps, {1.14}, 3.29};
     if (p.has_prologue()) {
@@ -133,7 +130,7 @@ double direct_fused_us(const Problem &p, const DirectFusedPlan &plan, const Tact
     const int64_t slices = ceil_div(plan.params.slices, t.split);
     Block block{slices * plan.params.taps, direct_fused_step(t), 1.65 + 0.83 * tile_share(t)};
     // Box means of a slice, as far as products do not hide them; those of one tap hide nothing, whatever runs beside them.
-    const double means_us = (t.sm90() ? 4.0 : plan.params.taps == 1 ? 2.25 : 1.7) * (p.has_prologue() ? 3.0 : 1.0);
+    const double means_us = (plan.params.taps == 1 ? 2.25 : 1.7) * (p.has_prologue() ? 3.0 : 1.0);
     if (plan.params.taps == 1) {
         block.step.issue_us += means_us;
         block.step.latency_us += means_us;

@@ -12,8 +12,6 @@ const void *direct_fused_kernel_f16(int id);
 const void *direct_fused_kernel_bf16(int id);
 const void *direct_fused_kernel_tf32(int id);
 const void *direct_fused_kernel_tf32x3(int id);
-const void *direct_fused_sm90_kernel_f16(int id);
-const void *direct_fused_sm90_kernel_bf16(int id);
 const void *implicit_gemm_kernel_f16(int id);
 const void *implicit_gemm_kernel_bf16(int id);
 const void *implicit_gemm_kernel_tf32(int id);

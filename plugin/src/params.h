@@ -85,10 +85,8 @@ struct DirectFusedParams {
     int32_t box_pairs;           // windows of 2x2, one apart
     int32_t segments, segment_h; // the rows of box means a thread walks down
     int32_t walks;               // tile_images * segments * halo_w * kChunks
-    int32_t rows_a_tap;          // sm90: rows of a walk made during one tap
     int32_t phase_pitch;         // chunks between column phases; a row has stride_w phases
     int32_t plane;               // chunks between planes of P: all positions of one channel chunk
-    int32_t mean_bytes;                 // of a buffer of P, the first at 0
     int32_t raw_offset, weight_offset;  // bytes into shared memory
     FastDiv div_m_tiles, div_tiles_w, div_tiles_h, div_raw_h, div_halo_w, div_stride_w, div_segments;
     int32_t tap_offsets[kMaxTaps];  // bytes from an output pixel's place in P to what a tap of it reads

@@ -24,10 +24,9 @@ struct Box {
     int64_t tiles;  // boxes that cover the output
     int64_t staging;  // bytes through which accumulators pass, at P's place
     int64_t mean_bytes() const { return std::max(kChunks * 16 * plane, staging); }
-    int buffers;  // of P
     int64_t raw_bytes() const { return kChunks * 16 * images * raw_h * raw_w; }
     // Weights follow, from a multiple of 1024 on, which their swizzle counts from.
-    int64_t pixel_bytes() const { return ceil_div(buffers * mean_bytes() + raw_bytes(), 1024) * 1024; }
+    int64_t pixel_bytes() const { return ceil_div(mean_bytes() + raw_bytes(), 1024) * 1024; }
 };
 
 // Accumulators of `rows` pixels and up to `columns` channels of every warp, a pitch of 8 floats more: Staging.
@@ -41,7 +40,6 @@ Box make_box(const Problem &p, const Tactic &t, int images, int h_log2, int w_lo
     b.h_log2 = h_log2;
     b.w_log2 = w_log2;
     b.staging = staging_bytes(t, 16, 64);
-    b.buffers = t.sm90() ? 2 : 1;
     const int h = 1 << h_log2, w = 1 << w_log2;
     b.halo_h = int64_t{h - 1} * p.strides[1] + int64_t{p.kernel[1] - 1} * p.dilations[1] + 1;
     b.halo_w = int64_t{w - 1} * p.strides[2] + int64_t{p.kernel[2] - 1} * p.dilations[2] + 1;
@@ -53,14 +51,12 @@ Box make_box(const Problem &p, const Tactic &t, int images, int h_log2, int w_lo
     return b;
 }
 
-// Rows per segment: with few segments threads idle, with many the pair sums at their borders are made twice. Warpgroups
-// take one walk a thread.
-int segment_height(const Box &b, int threads, bool one_each) {
+// Rows per segment: with few segments threads idle, with many the pair sums at their borders are made twice.
+int segment_height(const Box &b, int threads) {
     int best = static_cast<int>(b.halo_h);
     int64_t best_cost = INT64_MAX;
     for (int height = 1; height <= b.halo_h; ++height) {
         const int64_t walks = b.images * ceil_div(b.halo_h, height) * b.halo_w * kChunks;
-        if (one_each && walks > threads) continue;
         const int64_t cost = ceil_div(walks, threads) * (2 * height + 3);
         if (cost < best_cost) {
             best_cost = cost;
@@ -88,15 +84,9 @@ bool plan_direct_fused(const Problem &p, const Tactic &t, const Device &device, 
                                                   device.shared_per_multiprocessor / (bytes + kReservedSharedBytes)));
     };
 
-    const bool warpgroups = t.sm90();
     if (taps > kMaxTaps) {
         reason = std::string(t.name()) + ": taps of the kernel; got " + std::to_string(taps) + ", expected at most " +
                  std::to_string(kMaxTaps) + "; use direct_gemm or generic";
-        return false;
-    }
-    if (warpgroups && taps < t.stages) {
-        reason = std::string(t.name()) + ": taps of the kernel; got " + std::to_string(taps) + ", expected at least " +
-                 std::to_string(t.stages) + "; use another direct_fused tactic";
         return false;
     }
 
@@ -108,9 +98,7 @@ bool plan_direct_fused(const Problem &p, const Tactic &t, const Device &device, 
         for (int h_log2 = 0; images << h_log2 <= t.block_m; ++h_log2) {
             int w_log2 = 0;
             while (images << (h_log2 + w_log2) < t.block_m) ++w_log2;
-            if (warpgroups && (w_log2 != 3 || h_log2 < 3)) continue;  // a warpgroup takes 8 rows of 8 pixels
             const Box box = make_box(p, t, images, h_log2, w_log2);
-            if (warpgroups && images * box.halo_w * kChunks > t.threads()) continue;  // one walk a thread
             const int64_t bytes = std::max(least, box.pixel_bytes() + t.stages * stage_bytes);
             smallest = std::min(smallest, bytes);
             if (bytes > device.shared_per_block || box.plane * kChunks * 16 > INT32_MAX / 2) continue;
@@ -124,11 +112,6 @@ bool plan_direct_fused(const Problem &p, const Tactic &t, const Device &device, 
                 best = box;
             }
         }
-    }
-    if (best_cost == 0 && smallest == INT64_MAX) {
-        reason = std::string(t.name()) + ": the halo of 8 output columns; got too many chunks, expected at most " +
-                 std::to_string(t.threads()) + "; use another direct_fused tactic";
-        return false;
     }
     if (best_cost == 0) {
         reason = std::string(t.name()) + ": shared memory of a block; got " + std::to_string(device.shared_per_block) +
@@ -182,14 +165,12 @@ bool plan_direct_fused(const Problem &p, const Tactic &t, const Device &device, 
     d.taps = taps;
     d.box_pairs = p.pool_kernel[1] == 2 && p.pool_kernel[2] == 2 && p.pool_strides[1] == 1 && p.pool_strides[2] == 1 &&
                   p.pool_dilations[1] == 1 && p.pool_dilations[2] == 1;
-    d.segment_h = segment_height(best, t.threads(), warpgroups);
+    d.segment_h = segment_height(best, t.threads());
     d.segments = static_cast<int32_t>(ceil_div(best.halo_h, d.segment_h));
     d.walks = best.images * d.segments * d.halo_w * kChunks;
-    d.rows_a_tap = static_cast<int32_t>(ceil_div(d.segment_h, std::max(1, taps - (t.stages - 2))));
     d.phase_pitch = static_cast<int32_t>(best.phase_pitch);
     d.plane = static_cast<int32_t>(best.plane);
-    d.mean_bytes = static_cast<int32_t>(best.mean_bytes());
-    d.raw_offset = static_cast<int32_t>(best.buffers * best.mean_bytes());
+    d.raw_offset = static_cast<int32_t>(best.mean_bytes());
     d.weight_offset = static_cast<int32_t>(best.pixel_bytes());
     d.div_m_tiles = FastDiv(d.m_tiles);
     d.div_tiles_w = FastDiv(d.tiles_w);
@@ -208,7 +189,7 @@ bool plan_direct_fused(const Problem &p, const Tactic &t, const Device &device, 
     const int64_t all_stages = ceil_div(slices, t.split) * taps;
     const int64_t kept = std::max(least, best.pixel_bytes() + all_stages * stage_bytes);
     const bool one_tile_each = tiles * t.split <= int64_t{device.multiprocessors} * occupancy(kept);
-    d.resident = !warpgroups && kept <= device.shared_per_block && (d.m_tiles == 1 || one_tile_each) &&
+    d.resident = kept <= device.shared_per_block && (d.m_tiles == 1 || one_tile_each) &&
                  (occupancy(kept) == occupancy(pipelined) || (t.split == 1 && one_tile_each));
     d.weight_stages = static_cast<int32_t>(d.resident ? all_stages : t.stages);
     const int64_t bytes = d.resident ? kept : pipelined;

@@ -43,12 +43,6 @@
 #ifndef CONVPOOL_ROW_filter_fused_TF32X3
 #define CONVPOOL_ROW_filter_fused_TF32X3(...)
 #endif
-#ifndef CONVPOOL_ROW_direct_fused_sm90_F16
-#define CONVPOOL_ROW_direct_fused_sm90_F16(...)
-#endif
-#ifndef CONVPOOL_ROW_direct_fused_sm90_BF16
-#define CONVPOOL_ROW_direct_fused_sm90_BF16(...)
-#endif
 #ifndef CONVPOOL_ROW_direct_gemm_sm90_F16
 #define CONVPOOL_ROW_direct_gemm_sm90_F16(...)
 #endif

@@ -14,7 +14,6 @@ constexpr int CONVPOOL_PRECISION_ANY = -1, CONVPOOL_PRECISION_F16 = 0, CONVPOOL_
               CONVPOOL_PRECISION_TF32 = 2, CONVPOOL_PRECISION_TF32X3 = 3;
 constexpr Family CONVPOOL_FAMILY_generic = Family::kGeneric, CONVPOOL_FAMILY_direct_gemm = Family::kDirectGemm,
                  CONVPOOL_FAMILY_direct_fused = Family::kDirectFused,
-                 CONVPOOL_FAMILY_direct_fused_sm90 = Family::kDirectFusedSm90,
                  CONVPOOL_FAMILY_direct_gemm_sm90 = Family::kDirectGemmSm90,
                  CONVPOOL_FAMILY_pointwise_sm90 = Family::kPointwiseSm90,
                  CONVPOOL_FAMILY_filter_fused = Family::kFilterFused,
@@ -70,7 +69,6 @@ const char *Tactic::family_name() const {
     case Family::kDirectGemm:
     case Family::kDirectGemmSm90: return "direct_gemm";
     case Family::kDirectFused:
-    case Family::kDirectFusedSm90:
     case Family::kDirectTma:
     case Family::kPointwiseSm90: return "direct_fused";
     case Family::kFilterFused:
@@ -92,7 +90,7 @@ const char *Tactic::name() const {
         for (const Tactic &t : kTactics) {
             std::string name = std::string("conv_avgpool_") + t.family_name();
             if (t.family != Family::kGeneric) {
-                const bool row = t.sm90() && !t.direct_fused() && !t.direct_tma();  // of 128 bytes, else of 64
+                const bool row = t.sm90() && !t.direct_tma();  // of 128 bytes, else of 64
                 const int k = (row && !t.reads_halves() ? 2 : 1) * kChunks * (t.precision <= 1 ? 8 : 4);
                 name += "_sm" + std::to_string(t.min_cc()) + (t.sm90() ? "a_" : "_") + precisions[t.precision] + "_m" +
                         std::to_string(t.block_m) + "n" + std::to_string(t.block_n) + "k" + std::to_string(k) + "_s" +
@@ -116,7 +114,6 @@ const void *Tactic::kernel(bool prologue) const {
                                        direct_fused_kernel_tf32x3};
     static constexpr Lookup gemm[] = {implicit_gemm_kernel_f16, implicit_gemm_kernel_bf16, implicit_gemm_kernel_tf32,
                                       implicit_gemm_kernel_tf32x3};
-    static constexpr Lookup fused_sm90[] = {direct_fused_sm90_kernel_f16, direct_fused_sm90_kernel_bf16};
     static constexpr Lookup gemm_sm90[] = {implicit_gemm_sm90_kernel_f16, implicit_gemm_sm90_kernel_bf16,
                                            implicit_gemm_sm90_kernel_tf32, implicit_gemm_sm90_kernel_tf32x3};
     using LookupWithPrologue = const void *(*)(int, bool);
@@ -124,7 +121,7 @@ const void *Tactic::kernel(bool prologue) const {
     static constexpr LookupWithPrologue pointwise_sm90[] = {pointwise_sm90_kernel_f16, pointwise_sm90_kernel_bf16};
     if (direct_tma()) return tma[precision](id, prologue);
     if (pointwise()) return pointwise_sm90[precision](id, prologue);
-    if (sm90()) return (direct_fused() ? fused_sm90 : gemm_sm90)[precision](id);
+    if (sm90()) return gemm_sm90[precision](id);
     return (family == Family::kDirectFused ? fused : gemm)[precision](id);
 }
 
@@ -147,9 +144,6 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
         return got(t, "allow_tf32", "0", "1", "use a tf32x3 tactic for full precision");
     if (p.rank > 2) return got(t, "rank", std::to_string(p.rank), "1 or 2", kUseGeneric);
     if (p.group != 1) return got(t, "group", std::to_string(p.group), "1", kUseGeneric);
-    if (p.has_prologue() && t.family == Family::kDirectFusedSm90)
-        return got(t, "prologue", p.prologue_affine ? "scale and shift" : "an activation", "none",
-                   "use another direct_fused tactic");
     // Coordinates and products of them are 32-bit in the kernels.
     constexpr int64_t kMax = int64_t{1} << 30;
     struct Limit { const char *name; int64_t value; };

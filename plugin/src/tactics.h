@@ -8,7 +8,7 @@
 namespace convpool {
 
 enum class Family : int32_t {
-    kGeneric, kDirectGemm, kDirectGemmSm90, kDirectFused, kDirectFusedSm90, kFilterFused, kFilterFusedSm90,
+    kGeneric, kDirectGemm, kDirectGemmSm90, kDirectFused, kFilterFused, kFilterFusedSm90,
     kDirectTma, kPointwiseSm90
 };
 
@@ -24,14 +24,13 @@ struct Tactic {
     const char *name() const;  // static storage
     int min_cc() const;
     bool sm90() const {
-        return family == Family::kDirectGemmSm90 || family == Family::kDirectFusedSm90 ||
-               family == Family::kFilterFusedSm90 || direct_tma() || pointwise();
+        return family == Family::kDirectGemmSm90 || family == Family::kFilterFusedSm90 || direct_tma() || pointwise();
     }
     bool direct_tma() const { return family == Family::kDirectTma; }
     bool pointwise() const { return family == Family::kPointwiseSm90; }
     bool direct_gemm() const { return family == Family::kDirectGemm || family == Family::kDirectGemmSm90; }
     bool filter_fused() const { return family == Family::kFilterFused || family == Family::kFilterFusedSm90; }
-    bool direct_fused() const { return family == Family::kDirectFused || family == Family::kDirectFusedSm90; }
+    bool direct_fused() const { return family == Family::kDirectFused; }
     // Implicit GEMM on Hopper: how wgmma needs fp32 operands, from passes of their own.
     NumberFormat number_format() const {
         if (family != Family::kDirectGemmSm90 && family != Family::kFilterFusedSm90) return NumberFormat::kAsIs;

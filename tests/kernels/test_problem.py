@@ -135,9 +135,6 @@ def test_wrong_argument_is_named(fields, reason):
         ("direct_fused_sm90_f16_m64n64k32_s6_split8", dict(c=64), H200, r"channel slices; got 2, expected at least 8"),
         ("direct_fused_sm75_f16_m128n256k32_s3", {}, ADA, r"shared memory of a block; got 101376 bytes, expected at least"),
         ("direct_fused_sm75_f16_m64n64k32_s6", dict(kernel_shape=11), H200, r"taps of the kernel; got 121"),
-        ("direct_fused_sm90a_f16_m128n128k32_s4", dict(prologue_affine=True), H200,
-         r"prologue; got scale and shift, expected none; use another direct_fused tactic"),
-        ("direct_fused_sm90a_f16_m128n128k32_s4", dict(prologue_activation="relu"), H200, r"prologue; got an activation"),
         ("filter_fused_sm75_f16_m64n64k32_s4", dict(pads=1, pool_pads=0), H200, r"leading pads of dimension 0; got 1"),
         ("direct_gemm_sm90a_tf32x3_m64n64k16_s8", dict(dtype="float32", n=16, c=1, spatial=(2**13 - 1, 2**13 - 1)), H200,
          r"16-byte chunks of the tensor to convolve; got 4294967296, expected less than 2\^31"),  # of 16 channels' halves

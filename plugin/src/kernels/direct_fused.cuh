@@ -122,9 +122,8 @@ template <class Config> struct DirectFused {
     }
 
     // ---- 2: box means, a thread per chunk, column and segment of rows, which it walks down ----
-    // What a thread walks is the same in every tile and slice.
     struct Walk {
-        uint32_t src, dst;  // bytes from the start of raw, of a buffer of P
+        uint32_t src, dst;  // bytes from the start of raw, of P
         int row, count;     // first row of the segment, 0 rows: nothing to do
         int column;
     };
@@ -143,30 +142,26 @@ template <class Config> struct DirectFused {
                 row, min(p.segment_h, p.halo_h - row), static_cast<int>(column)};
     }
 
-    // Rows [begin, end) of the walk.
-    CONVPOOL_DEVICE void walk_rows(const Walk &walk, const Tile &tile, uint32_t buffer_offset, int begin,
-                                   int end) const {
+    CONVPOOL_DEVICE void walk_rows(const Walk &walk, const Tile &tile) const {
         const Shape2d &s = p.shape;
-        end = min(end, walk.count);
-        if (begin >= end) return;
+        if (walk.count <= 0) return;
         const uint32_t raw_pitch = p.raw_w * kChunks * 16, row_step = s.stride_w * p.phase_pitch * 16;
-        const uint32_t src = shared + p.raw_offset + walk.src + begin * p.box.stride_h * raw_pitch;
-        const uint32_t dst = shared + buffer_offset + walk.dst + begin * row_step;
-        const int row = tile.out_y * s.stride_h - s.pad_h + walk.row + begin;
+        const uint32_t src = shared + p.raw_offset + walk.src, dst = shared + walk.dst;
+        const int row = tile.out_y * s.stride_h - s.pad_h + walk.row;
         const bool column_inside = static_cast<uint32_t>(tile.out_x * s.stride_w - s.pad_w + walk.column) <
                                    static_cast<uint32_t>(s.pooled_w);
         // Beyond the pooled tensor stands the convolution's zero padding, not a mean of what raw holds there.
         const uint32_t rows_inside = column_inside ? s.pooled_h : 0;
         if (p.box_pairs)
-            walk_pairs(src, raw_pitch, dst, row_step, row, end - begin, rows_inside);
+            walk_pairs(src, raw_pitch, dst, row_step, row, walk.count, rows_inside);
         else
-            walk_boxes(src, raw_pitch, dst, row_step, row, end - begin, rows_inside);
+            walk_boxes(src, raw_pitch, dst, row_step, row, walk.count, rows_inside);
     }
 
     CONVPOOL_DEVICE void form_means(const Tile &tile) const {
 #pragma unroll 1
         for (int item = thread; item < p.walks; item += Config::kThreads)
-            walk_rows(walk_of(item), tile, 0, 0, p.segment_h);
+            walk_rows(walk_of(item), tile);
     }
 
     CONVPOOL_DEVICE void row_pair(uint32_t src, float (&sum)[kPerChunk]) const {
