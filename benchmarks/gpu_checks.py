@@ -35,7 +35,7 @@ def run_tests(workers: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", str(KERNEL_TESTS), "-q", f"--junitxml={report}", "-p", "no:cacheprovider"]
-        command += ["-n", workers] if workers != "0" else []
+        command += ["-n", workers, "--dist", "loadgroup"] if workers != "0" else []
         # Many processes with many threads each would wait for one another.
         subprocess.run(command, env=os.environ | {"REQUIRE_GPU": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
         suite = ElementTree.parse(report).getroot().find("testsuite")

@@ -17,6 +17,16 @@ from gpu_memory import Arena
 NUMPY_TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 CASES = conv_cases.all_cases()
 RANDOM, INTEGER = "random", "integer"
+GROUPS = {"float16": 8, "bfloat16": 4, "float32": 4}
+
+
+def names(wanted=lambda name: True) -> list:
+    """The tactics by name.  With `--dist loadgroup` a process of pytest-xdist gets tactics of one type, whose data it makes."""
+    chosen = [tactic for tactic in tactics() if wanted(tactic.name)]
+    groups = [f"{tactic.dtype}-{number % GROUPS.get(tactic.dtype, 1)}" for number, tactic in enumerate(chosen)]
+    return [
+        pytest.param(tactic.name, marks=pytest.mark.xdist_group(group)) for tactic, group in zip(chosen, groups, strict=True)
+    ]
 
 
 def make_problem(case: dict, dtype: str, layout: str, y_layout: str, tf32: bool, kind: str) -> Problem:
@@ -133,7 +143,7 @@ def test_there_are_enough_shapes():
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("kind", [INTEGER, RANDOM])
-@pytest.mark.parametrize("name", [t.name for t in tactics()])
+@pytest.mark.parametrize("name", names())
 def test_tactic(gpu, name, kind, layout):
     tactic = find_tactic(name)
     if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc:
@@ -149,7 +159,7 @@ def test_tactic(gpu, name, kind, layout):
 
 
 @pytest.mark.parametrize("skewed", ["x", "w", "b", "residual", "scale", "shift", "y"])
-@pytest.mark.parametrize("name", [t.name for t in tactics() if t.name.endswith(("_tma3x3", "_1x1"))])
+@pytest.mark.parametrize("name", names(lambda name: name.endswith(("_tma3x3", "_1x1"))))
 def test_arrays_that_the_kernel_cannot_take(gpu, name, skewed):
     tactic = find_tactic(name)
     if gpu.compute_capability() != (9, 0):
