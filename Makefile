@@ -40,7 +40,7 @@ bench-gpu: install
 	$(BENCH) suita-table2 --precision tf32 --precision fp32 --json $(RESULTS)/h200_suita_table2_tf32_fp32.json
 	$(BENCH) densenet batch1 --precision fp16 --json $(RESULTS)/h200_densenet_batch1.json
 	$(BENCH) densenet --prologue --precision fp16 --json $(RESULTS)/h200_densenet_prologue.json
-	$(BENCH) tokura --json $(RESULTS)/h200_tokura.json
+	$(BENCH) tokura --precision fp16 --precision tf32 --json $(RESULTS)/h200_tokura.json
 
 clean:
 	rm -rf $(VENV) build dist

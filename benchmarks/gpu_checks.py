@@ -46,7 +46,7 @@ def run_tests(workers: str) -> dict:
 def run_sanitizer() -> dict:
     environment = os.environ | {"PYTHON": sys.executable}
     done = subprocess.run([str(KERNEL_TESTS / "sanitize.sh")], capture_output=True, text=True, env=environment)
-    print(done.stdout[-2000:])
+    print(done.stdout)
     parts = re.split(r"^== (\w+)$", done.stdout, flags=re.MULTILINE)[1:]
     summaries = {
         tool: re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", text)
