@@ -308,7 +308,7 @@ def main() -> int:
         return 0
     if arguments.what in ("time", "tests"):
         return {"time": timing, "tests": tests}[arguments.what](arguments)
-    results = {**about(), **check(arguments)}
+    results = {**about(), "commit": arguments.commit, **check(arguments)}
     text = json.dumps(results, indent=1) + "\n"
     if arguments.json:
         Path(arguments.json).write_text(text)
