@@ -1,4 +1,5 @@
-"""float16 against float64: the error is no larger than 1.1 times that of cuDNN's convolution followed by pooling."""
+"""Against float64: the error in float16 is no larger than 1.1 times that of cuDNN's convolution followed by pooling, in full
+float32 than twice."""
 
 from __future__ import annotations
 
@@ -40,20 +41,33 @@ def test_float16_error(torch_gpu, n, c, m, size):
     assert tried >= 10
 
 
-def test_full_precision_error_is_within_twice_plain_float32(torch_gpu):
+FULL_PRECISION = [(4, 128, 128, 3, 16), (8, 256, 128, 1, 28), (4, 16, 32, 3, 32), (2, 512, 64, 3, 8), (4, 1, 16, 5, 28)]
+HALVES_UNIT = 2.0**-22  # what two TF32 numbers keep of a float32, however short the sum
+
+
+@pytest.mark.parametrize("n,c,m,kernel,size", FULL_PRECISION)
+def test_full_precision_error_is_within_twice_plain_float32(torch_gpu, n, c, m, kernel, size):
     torch = torch_gpu
     functional = torch.nn.functional
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     generator = torch.Generator(device="cuda").manual_seed(1)
-    x = torch.randn(4, 128, 16, 16, device="cuda", generator=generator)
-    w = torch.randn(128, 128, 3, 3, device="cuda", generator=generator) / math.sqrt(9 * 128)
-    exact = functional.avg_pool2d(functional.conv2d(x.double(), w.double(), padding=1), 2)
-    plain = functional.avg_pool2d(functional.conv2d(x, w, padding=1), 2)
-    allowed = 2 * (plain.double() - exact).norm()
+    x = torch.randn(n, c, size, size, device="cuda", generator=generator)
+    w = torch.randn(m, c, kernel, kernel, device="cuda", generator=generator) / math.sqrt(kernel**2 * c)
+    pad = kernel // 2
+    exact = functional.avg_pool2d(functional.conv2d(x.double(), w.double(), padding=pad), 2)
+    plain = functional.avg_pool2d(functional.conv2d(x, w, padding=pad), 2)
+    error_of_plain = (plain.double() - exact).norm()
+    allowed = max(2 * error_of_plain, HALVES_UNIT * exact.norm())
     x_last, w_last = x.permute(0, 2, 3, 1).contiguous(), w.permute(0, 2, 3, 1).contiguous()
+    problem = Problem(n=n, c=c, m=m, spatial=(size, size), kernel_shape=kernel, pool_kernel_shape=2, pool_pads=pad, strides=2,
+                      layout="NHWC", dtype="float32")  # fmt: skip
+    tried = 0
     for tactic in tactics():
-        if "tf32x3" not in tactic.name and tactic.family != "generic":
+        if ("tf32x3" not in tactic.name and tactic.family != "generic") or problem.why_not(tactic) is not None:
             continue
-        y = conv_avg_pool(x_last, w_last, pool_kernel_shape=2, pool_pads=1, strides=2, layout="NHWC", tactic=tactic)
-        ratio = float((y.permute(0, 3, 1, 2).double() - exact).norm() / allowed * 2)
-        assert ratio <= 2, f"{tactic.name}: error {ratio:.3f} times that of fp32, expected at most 2"
+        y = conv_avg_pool(x_last, w_last, pool_kernel_shape=2, pool_pads=pad, strides=2, layout="NHWC", tactic=tactic)
+        error = (y.permute(0, 3, 1, 2).double() - exact).norm()
+        assert error <= allowed, f"{tactic.name}: error {float(error / error_of_plain):.3f} times that of fp32, limit " \
+                                 f"{float(allowed / error_of_plain):.3f}"  # fmt: skip
+        tried += 1
+    assert tried >= 3

@@ -6,8 +6,10 @@
 //
 // Weights of TF32 come rounded to it; pixels too, or the thread that copied them rounds them. Full fp32 is 3xTF32: both come
 // as halves, the big ones of 16 channels and then their small ones, which fill a stage. big*big, small*big and big*small are
-// three products of the same bytes. The tensor cores truncate as they accumulate, so every few stages start from zero and are
-// added to the sum by a rounded addition.
+// three products of the same bytes. The tensor cores truncate as they accumulate, each step an error of one sign: the last two,
+// 2^-11 of the whole, have a sum of their own, and the first starts from zero every other stage and is added by a rounded
+// addition. Emulated on random numbers, 256 to a sum, the error is 1.6e-7; with all in one sum, added every four stages, 5.8e-7;
+// a chain of float32 additions has 2.8e-7, and pooling its results halves it.
 #pragma once
 
 #include "tensor_tile.cuh"
@@ -20,7 +22,7 @@ template <class Config> struct ImplicitGemmSm90 {
     static constexpr int kChunks = 8, kPerChunk = Config::kPerChunk, kRowBytes = kChunks * 16;
     static constexpr int kStages = Config::kStages;
     static constexpr bool kHalves = Config::kPrecision == Precision::kTF32x3;
-    static constexpr int kSumStages = 4;  // of halves, between rounded additions
+    static constexpr int kSumStages = 2;  // of halves, between rounded additions
     static constexpr int kPixelBytes = Config::kBlockM * kRowBytes;
     static constexpr int kStageBytes = kPixelBytes + Config::kBlockN * kRowBytes;
     static constexpr int kRowsAtOnce = Config::kThreads / kChunks;
@@ -124,16 +126,17 @@ template <class Config> struct ImplicitGemmSm90 {
             }
             copy_commit();
         }
-        Accumulators<Config> acc, part;
+        Accumulators<Config> acc, part, small;
         clear<Config>(acc);
-        if constexpr (kHalves) clear<Config>(part);
-        auto add_part = [&] {
-            wgmma_wait<0>();
+        if constexpr (kHalves) {
+            clear<Config>(part);
+            clear<Config>(small);
+        }
+        auto add = [&](const Accumulators<Config> &sum) {
 #pragma unroll
             for (int f = 0; f < Config::kFragmentsN; ++f)
 #pragma unroll
-                for (int i = 0; i < 4; ++i) acc[0][f][i] += part[0][f][i];
-            clear<Config>(part);
+                for (int i = 0; i < 4; ++i) acc[0][f][i] += sum[0][f][i];
         };
         int stage = 0, free_stage = kStages - 2;
 #pragma unroll 1
@@ -156,8 +159,8 @@ template <class Config> struct ImplicitGemmSm90 {
             if constexpr (kHalves) {
 #pragma unroll
                 for (int k = 0; k < 2; ++k) {
-                    multiply(part, k + 2, k);
-                    multiply(part, k, k + 2);
+                    multiply(small, k + 2, k);
+                    multiply(small, k, k + 2);
                     multiply(part, k, k);
                 }
             } else {
@@ -166,13 +169,21 @@ template <class Config> struct ImplicitGemmSm90 {
             }
             wgmma_commit();
             wgmma_wait<1>();
-            if constexpr (kHalves)
-                if (step % kSumStages == kSumStages - 1) add_part();
+            if constexpr (kHalves) {
+                if (step % kSumStages == kSumStages - 1) {
+                    wgmma_wait<0>();
+                    add(part);
+                    clear<Config>(part);
+                }
+            }
             stage = stage + 1 == kStages ? 0 : stage + 1;
             free_stage = free_stage + 1 == kStages ? 0 : free_stage + 1;
         }
-        if constexpr (kHalves) add_part();
-        else wgmma_wait<0>();
+        wgmma_wait<0>();
+        if constexpr (kHalves) {
+            add(part);
+            add(small);
+        }
         copy_wait<0>();
         __syncthreads();  // the ring's place is free for the accumulators
 
