@@ -42,7 +42,7 @@ from convpool.verify import make_session
 from models.digits import MODEL_PATH
 from models.generators import generate, random_inputs
 from tests.accuracy.errors import largest, root_mean_square
-from tests.accuracy.limits import FP16_RATIO, LIMITS
+from tests.accuracy.limits import LIMITS, RATIOS
 from tests.accuracy.reference64 import run_float64
 
 BATCHES = {"lenet5_digits": 8, "sngan64": 4, "wgan_gp": 4, "stargan_v2": 1, "densenet_transition1": 4}
@@ -141,9 +141,7 @@ def check_model(name: str, digits: str | None, level: int) -> list[dict]:
                             np.array_equal(y["logits"].argmax(1), r["logits"].argmax(1))
                             for y, r in zip(outputs, runtime, strict=True)
                         )
-                row["fp16_ratio"] = None
-                if "original_error_l2" in row and precision == "fp16":
-                    row["fp16_ratio"] = row["plugin_error_l2"] / row["original_error_l2"]
+                row["ratio"] = row["plugin_error_l2"] / row["original_error_l2"] if "original_error_l2" in row else None
                 row["limit"] = LIMITS[name].relative(precision)
                 rows.append(row)
                 print(json.dumps(row), flush=True)
@@ -313,7 +311,10 @@ def main() -> int:
     if arguments.json:
         Path(arguments.json).write_text(text)
     print(text)
-    bad = [row for row in results.get("rows", []) if row["plugin_error"] > row["limit"] or (row["fp16_ratio"] or 0) > FP16_RATIO]
+    bad = [
+        row for row in results["rows"]
+        if row["plugin_error"] > row["limit"] or (row["ratio"] or 0) > RATIOS[row["precision"]]
+    ]  # fmt: skip
     return 1 if bad or results.get("failures") else 0
 
 

@@ -22,7 +22,7 @@ from convpool.verify import make_session
 from models.digits import MODEL_PATH, load_test_set
 from models.generators import generate, random_inputs
 from tests.accuracy.errors import largest, root_mean_square
-from tests.accuracy.limits import FP16_RATIO, LIMITS
+from tests.accuracy.limits import LIMITS, RATIOS
 from tests.accuracy.reference64 import run_float64
 from tests.plugin.gpu import require_gpu
 
@@ -133,8 +133,9 @@ def test_tensorrt(name, precision, record_property):
     assert 0 < error <= LIMITS[name].relative(precision)
 
 
+@pytest.mark.parametrize("precision", RATIOS)
 @pytest.mark.parametrize("name", LIMITS)
-def test_tensorrt_fp16_is_as_exact_as_without_the_plugin(name, record_property):
+def test_tensorrt_is_as_exact_as_without_the_plugin(name, precision, record_property):
     require_gpu()
     model, inputs, _ = case(name, engine=True)
     if name == "lenet5_digits":
@@ -143,6 +144,7 @@ def test_tensorrt_fp16_is_as_exact_as_without_the_plugin(name, record_property):
     else:
         sets = [random_inputs(model, seed=seed) for seed in range(RATIO_SETS)]
     exact = [run_float64(model, one) for one in sets]
-    errors = [root_mean_square([engine(name, "fp16", plugin).run(one) for one in sets], exact) for plugin in (True, False)]
-    record_property("fp16_ratio", errors[0] / errors[1])
-    assert 0 < errors[0] <= FP16_RATIO * errors[1]
+    errors = [root_mean_square([engine(name, precision, plugin).run(one) for one in sets], exact) for plugin in (True, False)]
+    record_property("ratio", errors[0] / errors[1])
+    record_property("limit", RATIOS[precision])
+    assert 0 < errors[0] <= RATIOS[precision] * errors[1]
