@@ -107,10 +107,12 @@ typedef struct {
     void *workspace;
     size_t workspace_bytes;
     const void *scale, *shift;
+    void *prepared; /* null, or device memory (256-byte aligned) that takes the transformed weights in the workspace's place */
+    size_t prepared_bytes;
 } convpool_tensors;
 
-/* The workspace still holds, untouched, what an earlier launch of the same tactic and problem with the same W left in
- * its first convpool_prepared_bytes(): that part is not computed again. */
+/* `prepared`, or without it the workspace's first convpool_prepared_bytes(), still holds, untouched, what an earlier launch
+ * of the same tactic and problem with the same W left there: that part is not computed again. */
 #define CONVPOOL_WEIGHTS_PREPARED 1u
 
 typedef struct {
@@ -149,7 +151,8 @@ CONVPOOL_API convpool_status convpool_supports(const convpool_problem *problem, 
                                                int32_t shared_bytes);
 
 /* Bytes of device workspace (256-byte aligned) that a launch needs; 0 for direct_fused and generic. It depends on
- * problem and tactic only, on no device. convpool_prepared_bytes: its first part, which transformed weights take. */
+ * problem and tactic only, on no device. convpool_prepared_bytes: its first part, which transformed weights take; a launch
+ * with `prepared` of at least that size needs so much less workspace. */
 CONVPOOL_API convpool_status convpool_workspace_bytes(const convpool_problem *problem, int32_t tactic, size_t *bytes);
 CONVPOOL_API convpool_status convpool_prepared_bytes(const convpool_problem *problem, int32_t tactic, size_t *bytes);
 
@@ -159,7 +162,7 @@ CONVPOOL_API convpool_status convpool_default_tactic(const convpool_problem *pro
                                                      int32_t multiprocessors, int32_t shared_bytes,
                                                      size_t max_workspace_bytes, int32_t *tactic);
 
-/* Loads the tactic's kernels on the current device, so that a later launch loads nothing. Optional. */
+/* Loads the tactic's kernels, those of its passes included, so that a later launch loads nothing. Optional. */
 CONVPOOL_API convpool_status convpool_prepare(const convpool_problem *problem, int32_t tactic);
 
 /* Runs the problem on `stream` (a cudaStream_t; null: the default stream) of the current device. tactic 0: the default

@@ -140,6 +140,8 @@ convpool_status check_tensors(const Problem &p, const convpool_tensors *t) {
 }
 
 convpool_status launch(const Problem &problem, int32_t id, const convpool_tensors &t, cudaStream_t stream) {
+    if (id == 0 && t.prepared != nullptr)
+        return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: prepared, and tactic 0; expected the tactic that it is for");
     Device device;
     cudaError_t error = current_device(device);
     if (error != cudaSuccess) return cuda_failure("no current CUDA device", error);
@@ -153,14 +155,17 @@ convpool_status launch(const Problem &problem, int32_t id, const convpool_tensor
             return fail(CONVPOOL_UNSUPPORTED, reason);
     }
     const WorkspaceLayout layout = workspace_layout(problem, *tactic);
-    if (layout.total > 0) {
-        if (t.workspace == nullptr || t.workspace_bytes < layout.total)
-            return fail(CONVPOOL_WORKSPACE_TOO_SMALL,
-                        std::string(tactic->name()) + ": workspace; got " +
-                            std::to_string(t.workspace == nullptr ? 0 : t.workspace_bytes) + " bytes, expected " +
-                            std::to_string(layout.total));
-        if (!aligned(t.workspace, 256))
-            return fail(CONVPOOL_MISALIGNED, std::string(tactic->name()) + ": workspace is not aligned to 256 bytes");
+    const bool kept = t.prepared != nullptr;
+    struct Memory { const char *name; const void *start; size_t bytes, needed; };
+    for (auto [name, start, bytes, needed] : {Memory{"prepared", t.prepared, t.prepared_bytes, kept ? layout.weights_bytes : 0},
+                                              {"workspace", t.workspace, t.workspace_bytes, kept ? layout.x_bytes : layout.total}}) {
+        if (needed == 0) continue;
+        if (start == nullptr || bytes < needed)
+            return fail(CONVPOOL_WORKSPACE_TOO_SMALL, std::string(tactic->name()) + ": " + name + "; got " +
+                                                          std::to_string(start == nullptr ? 0 : bytes) +
+                                                          " bytes, expected " + std::to_string(needed));
+        if (!aligned(start, 256))
+            return fail(CONVPOOL_MISALIGNED, std::string(tactic->name()) + ": " + name + " is not aligned to 256 bytes");
     }
     if (is_implicit_gemm(*tactic) && ((!layout.box_pass && !aligned(t.x, 16)) || (!layout.weight_pass && !aligned(t.w, 16))))
         return fail(CONVPOOL_MISALIGNED,
@@ -293,7 +298,7 @@ convpool_status convpool_prepare(const convpool_problem *problem, int32_t tactic
         if (status != CONVPOOL_OK) return status;
         if (std::string reason = reject_reason(p, *t, device); !reason.empty())
             return fail(CONVPOOL_UNSUPPORTED, reason);
-        const cudaError_t error = t->family == Family::kGeneric ? cudaSuccess : raise_shared_limit(p, *t, device);
+        const cudaError_t error = load_kernels(p, *t, device);
         return error == cudaSuccess ? CONVPOOL_OK : cuda_failure(t->name(), error);
     });
 }

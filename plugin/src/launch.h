@@ -32,6 +32,9 @@ const void *direct_tma_kernel_tf32(int id, bool prologue);
 // overlap: may start while the kernel before it ends (compute capability 9.0 and later).
 cudaError_t launch_box_mean(const BoxMeanParams &params, Precision precision, bool overlap, cudaStream_t stream);
 cudaError_t launch_fuse_weights(const WeightParams &params, Precision precision, cudaStream_t stream);
+// Loads the kernels that these two launch, on the current device.
+cudaError_t load_passes(Precision precision, bool prologue);
 cudaError_t launch_generic(const GenericParams &params, Precision precision, cudaStream_t stream);
+cudaError_t load_generic(Precision precision);
 
 }  // namespace convpool

@@ -9,21 +9,35 @@
 #include "tensor_map.h"
 
 namespace convpool {
+namespace {
 
-// Raises a kernel's limit of dynamic shared memory, once per device. Two threads may both do it, to the same value.
-cudaError_t raise_shared_limit(const Problem &p, const Tactic &tactic, const Device &device) {
+// Of a problem's arrays; float32 stands for all that is computed on it.
+Precision storage_precision(const Problem &p) {
+    return p.dtype == CONVPOOL_F16 ? Precision::kF16 : p.dtype == CONVPOOL_BF16 ? Precision::kBF16 : Precision::kTF32x3;
+}
+
+}  // namespace
+
+// Two threads may both do it, to the same effect.
+cudaError_t load_kernels(const Problem &p, const Tactic &tactic, const Device &device) {
     constexpr int kDevices = 64;
     static std::atomic<uint64_t> raised[2][256];  // without and with a prologue, by row: a bit per device
     const int row = static_cast<int>(&tactic - &tactic_at(0));
-    const bool remembered = device.ordinal < kDevices && row < 256;
+    const bool remembered = device.ordinal < kDevices && row < 256 && tactic.family != Family::kGeneric;  // one per type
     const uint64_t bit = remembered ? uint64_t{1} << device.ordinal : 0;
     if (remembered && (raised[p.has_prologue()][row].load(std::memory_order_acquire) & bit) != 0) return cudaSuccess;
     // Loading the kernel is no stream operation, but a capture in strict mode on another thread would object to it.
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
     if (error != cudaSuccess) return error;
-    error = cudaFuncSetAttribute(tactic.kernel(p.has_prologue()), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 device.shared_per_block);
+    if (tactic.family == Family::kGeneric) {
+        error = load_generic(storage_precision(p));
+    } else {
+        error = cudaFuncSetAttribute(tactic.kernel(p.has_prologue()), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     device.shared_per_block);
+        if (error == cudaSuccess && (tactic.direct_gemm() || tactic.filter_fused()))
+            error = load_passes(static_cast<Precision>(tactic.precision), p.has_prologue());
+    }
     cudaThreadExchangeStreamCaptureMode(&mode);
     if (error == cudaSuccess && remembered) raised[p.has_prologue()][row].fetch_or(bit, std::memory_order_release);
     return error;
@@ -33,7 +47,7 @@ namespace {
 
 cudaError_t launch_kernel(const Problem &p, const Tactic &tactic, const Device &device, unsigned grid, size_t shared_bytes,
                           void *params, cudaStream_t stream) {
-    cudaError_t error = raise_shared_limit(p, tactic, device);
+    cudaError_t error = load_kernels(p, tactic, device);
     if (error != cudaSuccess) return error;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(grid);
@@ -102,10 +116,7 @@ cudaError_t run_generic(const Problem &p, const convpool_tensors &t, cudaStream_
     g.x_channels_last = p.x_channels_last;
     g.y_channels_last = p.y_channels_last;
     g.count = static_cast<float>(p.pool_size());
-    const Precision precision = p.dtype == CONVPOOL_F16    ? Precision::kF16
-                                : p.dtype == CONVPOOL_BF16 ? Precision::kBF16
-                                                           : Precision::kTF32x3;
-    return launch_generic(g, precision, stream);
+    return launch_generic(g, storage_precision(p), stream);
 }
 
 cudaError_t run_direct_fused(const Problem &p, const Tactic &tactic, const Device &device, const convpool_tensors &t,
@@ -183,22 +194,25 @@ cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Devi
     const WorkspaceLayout layout = workspace_layout(p, tactic);
     const Shape2d shape = gemm_shape(p, tactic);
     const Precision precision = static_cast<Precision>(tactic.precision);
-    char *workspace = static_cast<char *>(t.workspace);
+    char *const workspace = static_cast<char *>(t.workspace);
     const void *x = t.x, *w = t.w;
+    cudaError_t error = load_kernels(p, tactic, device);  // the passes' too, before the first of them
+    if (error != cudaSuccess) return error;
     if (layout.weight_pass) {
-        w = workspace;
+        void *const prepared = t.prepared != nullptr ? t.prepared : workspace;
+        w = prepared;
         if ((t.flags & CONVPOOL_WEIGHTS_PREPARED) == 0) {
             WeightParams params = weight_params(p, tactic);
             params.w = t.w;
-            params.out = workspace;
-            const cudaError_t error = launch_fuse_weights(params, precision, stream);
+            params.out = prepared;
+            error = launch_fuse_weights(params, precision, stream);
             if (error != cudaSuccess) return error;
         }
     }
     if (layout.box_pass) {
         BoxMeanParams b{};
         b.x = t.x;
-        b.out = workspace + layout.weights_bytes;
+        b.out = workspace + (t.prepared != nullptr ? 0 : layout.weights_bytes);
         x = b.out;
         b.prologue = prologue_of(p, t);
         b.box = tactic.direct_gemm() ? box_of(p) : BoxMean{1, 1, 1, 1, 1, 1, 0, 0, 1.f, 1.f, 1};
@@ -215,7 +229,7 @@ cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Devi
         b.div_chunks = FastDiv(b.chunks);
         b.div_out_w = FastDiv(b.out_w);
         b.div_out_h = FastDiv(b.out_h);
-        const cudaError_t error = launch_box_mean(b, precision, device.cc >= 90, stream);
+        error = launch_box_mean(b, precision, device.cc >= 90, stream);
         if (error != cudaSuccess) return error;
     }
     ImplicitGemmParams g{};

@@ -12,8 +12,9 @@ namespace convpool {
 
 inline bool aligned(const void *pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
-// Lets the tactic's kernel for the problem use the device's shared memory, which also loads it; done once per device.
-cudaError_t raise_shared_limit(const Problem &problem, const Tactic &tactic, const Device &device);
+// Loads what the tactic launches for the problem, and lets its main kernel use the device's shared memory; does nothing
+// when called again on a device.
+cudaError_t load_kernels(const Problem &problem, const Tactic &tactic, const Device &device);
 
 cudaError_t run_tactic(const Problem &problem, const Tactic &tactic, const Device &device,
                        const convpool_tensors &tensors, cudaStream_t stream);

@@ -17,13 +17,9 @@ class Relaxed {
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Bytes of the workspace where it holds nothing but transformed weights; 0 where there are none, or where it holds
-// activations too, which are no part of what one context should keep.
-size_t weights_alone(const convpool_problem &problem, int32_t tactic) {
-    size_t weights = 0, all = 0;
-    if (convpool_prepared_bytes(&problem, tactic, &weights) != CONVPOOL_OK) return 0;
-    if (convpool_workspace_bytes(&problem, tactic, &all) != CONVPOOL_OK) return 0;
-    return weights == all ? weights : 0;
+size_t prepared_bytes(const convpool_problem &problem, int32_t tactic) {
+    size_t bytes = 0;
+    return convpool_prepared_bytes(&problem, tactic, &bytes) == CONVPOOL_OK ? bytes : 0;
 }
 
 bool may_be_captured(void *stream) {
@@ -38,7 +34,7 @@ bool may_be_captured(void *stream) {
 }  // namespace
 
 void KeptWeights::reserve(const convpool_problem &problem, int32_t tactic) {
-    const size_t wanted = weights_alone(problem, tactic);
+    const size_t wanted = prepared_bytes(problem, tactic);
     if (wanted <= bytes_ || in_graph_) return;
     release();
     const Relaxed relaxed;
@@ -66,15 +62,15 @@ bool KeptWeights::place(const convpool_problem &problem, int32_t tactic, void *s
         in_graph_ = in_graph_ || may_be_captured(stream);
         tensors.flags = CONVPOOL_WEIGHTS_PREPARED;
     } else {
-        const size_t wanted = weights_alone(problem, tactic);
+        const size_t wanted = prepared_bytes(problem, tactic);
         if (in_graph_ || wanted == 0 || wanted > bytes_ || may_be_captured(stream)) return false;
         prepared_ = false;
         problem_ = problem;
         tactic_ = tactic;
         w_ = tensors.w;
     }
-    tensors.workspace = memory_;
-    tensors.workspace_bytes = bytes_;
+    tensors.prepared = memory_;
+    tensors.prepared_bytes = bytes_;
     return true;
 }
 

@@ -31,7 +31,7 @@ class KeptWeights {
     void reserve(const convpool_problem &problem, int32_t tactic);
     void release();
 
-    // Points the tensors' workspace here if this launch can run on kept weights, or make them; false: it is left alone.
+    // Points the tensors' prepared weights here if this launch can run on kept weights, or make them; false: it is left alone.
     bool place(const convpool_problem &problem, int32_t tactic, void *stream, convpool_tensors &tensors);
     // Whether the launch that `place` said true for was queued.
     void launched(bool queued) { prepared_ = queued; }

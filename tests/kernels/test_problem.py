@@ -204,6 +204,13 @@ def test_null_pointers_are_refused():
     assert library.last_error() == "tensors: x is null"
 
 
+def test_prepared_weights_need_a_tactic():
+    tensors = library.TensorsStruct(struct_size=ctypes.sizeof(library.TensorsStruct), x=1 << 20, w=1 << 20, y=1 << 20,
+                                    prepared=1 << 20, prepared_bytes=256)  # fmt: skip
+    assert library.load().convpool_launch(Problem(**LAYER).struct, 0, tensors, None) == 1
+    assert library.last_error().startswith("tensors: prepared, and tactic 0")
+
+
 @pytest.mark.parametrize(
     "pointers, status, reason",
     [

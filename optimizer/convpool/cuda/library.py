@@ -76,6 +76,8 @@ class TensorsStruct(ctypes.Structure):
         ("workspace_bytes", ctypes.c_size_t),
         ("scale", ctypes.c_void_p),
         ("shift", ctypes.c_void_p),
+        ("prepared", ctypes.c_void_p),
+        ("prepared_bytes", ctypes.c_size_t),
     ]
 
 

@@ -75,6 +75,13 @@ template <class Element> __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
+cudaError_t load_generic(Precision precision) {
+    cudaFuncAttributes attributes;
+    if (precision == Precision::kF16) return cudaFuncGetAttributes(&attributes, generic_kernel<__half>);
+    if (precision == Precision::kBF16) return cudaFuncGetAttributes(&attributes, generic_kernel<__nv_bfloat16>);
+    return cudaFuncGetAttributes(&attributes, generic_kernel<float>);
+}
+
 cudaError_t launch_generic(const GenericParams &params, Precision precision, cudaStream_t stream) {
     const int64_t blocks = (params.outputs + kThreads - 1) / kThreads;
     const unsigned grid = static_cast<unsigned>(blocks < (1 << 20) ? blocks : (1 << 20));

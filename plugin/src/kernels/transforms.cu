@@ -230,6 +230,13 @@ __global__ void __launch_bounds__(kThreads) fuse_weights_kernel(const __grid_con
     }
 }
 
+template <class Element, bool kPrologue> cudaError_t load() {
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaFuncGetAttributes(&attributes, box_pairs_kernel<Element, kPrologue>);
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, box_mean_kernel<Element, kPrologue>);
+    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, fuse_weights_kernel<Element>) : error;
+}
+
 }  // namespace
 
 cudaError_t launch_box_mean(const BoxMeanParams &params, Precision precision, bool overlap, cudaStream_t stream) {
@@ -263,6 +270,12 @@ cudaError_t launch_box_mean(const BoxMeanParams &params, Precision precision, bo
     if (precision == Precision::kF16) return launch(__half{});
     if (precision == Precision::kBF16) return launch(__nv_bfloat16{});
     return launch(float{});
+}
+
+cudaError_t load_passes(Precision precision, bool prologue) {
+    if (precision == Precision::kF16) return prologue ? load<__half, true>() : load<__half, false>();
+    if (precision == Precision::kBF16) return prologue ? load<__nv_bfloat16, true>() : load<__nv_bfloat16, false>();
+    return prologue ? load<float, true>() : load<float, false>();
 }
 
 cudaError_t launch_fuse_weights(const WeightParams &params, Precision precision, cudaStream_t stream) {

@@ -31,10 +31,9 @@ bool check_kept_weights(Gpu &gpu, const convpool_problem &largest, const std::fu
     const auto w1 = random_halves(w_count, 1), w2 = random_halves(w_count, 2), b = random_halves(largest.m, 3);
     const auto x = random_halves(size_t(n * largest.c * largest.spatial[0] * largest.spatial[1]), 4);
     const std::vector<uint16_t> poison(n * image, 0x7E00);  // NaN
-    size_t weights = 0, all = 0;
+    size_t weights = 0;
     CHECK(convpool_prepared_bytes(&largest, tactic(largest), &weights) == CONVPOOL_OK);
-    CHECK(convpool_workspace_bytes(&largest, tactic(largest), &all) == CONVPOOL_OK);
-    const bool keeps = weights > 0 && weights == all;
+    const bool keeps = weights > 0;
 
     void *dx = gpu.allocate(2 * x.size()), *dw = gpu.allocate(2 * w_count), *other = gpu.allocate(2 * w_count);
     void *db = gpu.allocate(2 * b.size()), *dy = gpu.allocate(2 * poison.size());

@@ -576,11 +576,12 @@ Context context_of(Gpu &gpu, const Attributes &a, const convpool_problem &larges
     std::shared_ptr<v3::IPluginV3> plugin(Parts(loaded.get()).runtime->attachToContext(nullptr));
     struct Now { std::vector<v3::PluginTensorDesc> in; v3::PluginTensorDesc out; };
     auto now = std::make_shared<Now>();
+    const auto format = largest.x_layout == CONVPOOL_CHANNELS_LAST ? TensorFormat::kHWC8 : TensorFormat::kLINEAR;
     Context context;
     context.shape = [=](int64_t n) {
         const auto type = DataType::kHALF;
-        now->out = fixed({n, m, oh, ow}, type, TensorFormat::kHWC8);
-        now->in = a.inputs(fixed({n, c, h, w}, type, TensorFormat::kHWC8), fixed({m, k, k, c}, type, TensorFormat::kLINEAR),
+        now->out = fixed({n, m, oh, ow}, type, format);
+        now->in = a.inputs(fixed({n, c, h, w}, type, format), fixed({m, k, k, c}, type, TensorFormat::kLINEAR),
                            fixed({m}, type, TensorFormat::kLINEAR), fixed({c}, type, TensorFormat::kLINEAR), now->out);
         EQUAL(Parts(plugin.get()).runtime->onShapeChange(now->in.data(), a.input_count(), &now->out, 1), 0);
     };
@@ -599,9 +600,13 @@ bool run_v3(void *library, Gpu &gpu) {
     infos[0].struct_size = sizeof infos[0];
     convpool_tactics(infos.data(), static_cast<int32_t>(infos.size()));
     bool kept = false;
-    for (Attributes a : {Attributes{}, some_siblings().front(), some_siblings().back()}) {
+    const Attributes plain{};
+    struct Case { Attributes attributes; int64_t channels; };  // of 60 channels, weights and box means both need memory
+    for (const Case &one : {Case{plain, 64}, {plain, 60}, {some_siblings().front(), 64}, {some_siblings().back(), 64}}) {
+        Attributes a = one.attributes;
+        const auto layout = one.channels % 8 == 0 ? CONVPOOL_CHANNELS_LAST : CONVPOOL_CHANNELS_FIRST;
         const convpool_problem largest =
-            problem_of(a, 4, 64, 128, {16, 24}, CONVPOOL_F16, CONVPOOL_CHANNELS_LAST, CONVPOOL_CHANNELS_LAST, true);
+            problem_of(a, 4, one.channels, 128, {16, 24}, CONVPOOL_F16, layout, layout, true);
         for (const convpool_tactic_info &info : infos) {
             if (convpool_supports(&largest, info.id, 0, 0) != CONVPOOL_OK) continue;
             auto context = [&](bool constant) {
