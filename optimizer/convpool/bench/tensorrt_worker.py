@@ -73,7 +73,7 @@ def build(trt: Any, row: Row, form: str, precision: str, layout: str, w: np.ndar
     if hasattr(config, "builder_optimization_level"):
         config.builder_optimization_level = level
     if hasattr(trt.BuilderFlag, "TF32"):
-        (config.set_flag if precision == "tf32" else config.clear_flag)(trt.BuilderFlag.TF32)
+        (config.clear_flag if precision == "fp32" else config.set_flag)(trt.BuilderFlag.TF32)
     if weak and half:
         config.set_flag(getattr(trt.BuilderFlag, precision.upper()))
     sources = [getattr(trt.TacticSource, name, None) for name in ("EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS")]

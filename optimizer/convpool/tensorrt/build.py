@@ -6,6 +6,8 @@
 | tf32 | the TF32 flag | the TF32 flag |
 | fp16, bf16 | the type's flag: TensorRT chooses per layer | the model's tensors cast, inputs and outputs float32 |
 
+In fp16 and bf16 the TF32 flag stays on for what is left in float32, as it is by default in TensorRT and trtexec.
+
 The plugin cannot see the TF32 flag, so its nodes say it themselves: with "tf32" they get the attribute allow_tf32 = 1.
 Nor can it see which weights never change: the nodes whose weights are initializers get constant_weights = 1, unless the
 config says that the engine may be refitted.
@@ -190,7 +192,7 @@ def _configure(trt: ModuleType, config: Any, weakly_typed: bool, options: _Optio
         config.builder_optimization_level = options.optimization_level
     flags = trt.BuilderFlag
     if hasattr(flags, "TF32"):
-        (config.set_flag if options.precision == "tf32" else config.clear_flag)(flags.TF32)
+        (config.clear_flag if options.precision == "fp32" else config.set_flag)(flags.TF32)
     if weakly_typed and options.precision in _HALVES:
         flag = getattr(flags, options.precision.upper(), None)
         if flag is None:
