@@ -95,7 +95,7 @@ def test_recorded_results_are_shown_and_written_again(capsys, tmp_path, recorded
     assert bench("--merge", recorded, *options) == 0
     assert "geometric mean 2.68" in capsys.readouterr().out
     written = json.loads(paths[0].read_text())
-    assert written.pop("summary")["choice"] == {"rows": 2, "close": 1, "within": 1.05}
+    assert written.pop("summary")["choice"] == {"within": 1.05, "convpool": {"rows": 2, "close": 1}}
     assert written == json.loads(recorded.read_text())
     assert paths[1].read_text().startswith("suite,row,") and paths[2].read_bytes().startswith(b"\x89PNG")
     assert paths[3].read_text().count("\nCONVPOOL_TUNED(90, 132, 1001, ") == 2

@@ -12,6 +12,7 @@ from convpool.bench.figures import (
     CLOSE,
     NO_WORKSPACE,
     OURS,
+    RULE,
     TACTIC,
     Figures,
     close_choices,
@@ -24,7 +25,8 @@ from convpool.bench.record import entry_row
 ORDER = (
     "cudnn_naive", "cudnn_fused", "cudnn_direct", "cublas_fused", "cublas_direct",
     "tensorrt_naive", "tensorrt_fused", "tensorrt_direct",
-    "sat_direct", "textbook_direct", "textbook_tiled", "textbook_gemm", "cpu_loop", "onnxruntime_cpu", NO_WORKSPACE, OURS,
+    "sat_direct", "textbook_direct", "textbook_tiled", "textbook_gemm", "cpu_loop", "onnxruntime_cpu", NO_WORKSPACE, RULE,
+    OURS,
 )  # fmt: skip
 
 
@@ -93,10 +95,10 @@ def _means(found: list[Figures]) -> list[str]:
         f"{line['what']}: geometric mean [bold]{line['mean']:.2f}[/], least {line['least']:.2f}, {line['rows']} rows"
         for line in summary(found)
     ]
-    choices = [row.choice for row in found if row.choice is not None]
-    if choices:
-        good = close_choices(choices)
-        lines.append(f"the library's choice is within {CLOSE - 1:.0%} of the fastest tactic in {good} of {len(choices)} rows")
+    for name, counts in close_choices(found).items():
+        whose = {OURS: "library's", RULE: "cost rule's"}[name]
+        lines.append(f"the {whose} choice is within {CLOSE - 1:.0%} of the fastest tactic in {counts['close']} of "
+                     f"{counts['rows']} rows")  # fmt: skip
     return lines
 
 
