@@ -9,6 +9,7 @@ import sys
 import pytest
 from recorded import record
 
+from convpool import cuda
 from convpool.bench import cli
 from convpool.bench import record as records
 from convpool.bench.device import DeviceError, modules
@@ -78,6 +79,15 @@ def test_without_a_gpu_it_says_so_in_one_line(capsys, tmp_path):
     out = tmp_path / "out.json"
     assert bench("suita-table1", "--json", out) == 2
     assert "GPU" in one_line(capsys) and not out.exists()
+
+
+def test_the_current_device_is_asked_of_the_cuda_runtime():
+    try:
+        device = cuda.current_device()
+    except cuda.CudaError as error:
+        assert str(error).startswith("no current CUDA device") and not has_gpu()
+    else:
+        assert device["cc"] >= 50 and device["multiprocessors"] > 0 and device["shared_bytes"] >= 48 * 1024
 
 
 def test_cpu_methods_need_no_gpu(capsys, tmp_path, own):

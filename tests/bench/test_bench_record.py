@@ -191,7 +191,11 @@ def test_the_cost_rules_choice_is_counted_and_shown_beside_the_librarys():
     text = _shown(data)
     assert "the cost rule's choice is within 5% of the fastest tactic in 1 of 1 rows" in text
     assert "the library's choice is within 5% of the fastest tactic in 1 of 2 rows" in text
-    assert "convpool rule" in text and "cost rule" not in _shown(record())
+    assert "convpool rule" in text and "cost rule" not in _shown(record()) and "all tables" not in text
+    data["rows"] += [{**entry, "precision": "tf32"} for entry in with_rule()["rows"]]
+    text = _shown(data)
+    assert "all tables: the library's choice is within 5% of the fastest tactic in 2 of 4 rows" in text
+    assert "all tables: the cost rule's choice is within 5% of the fastest tactic in 2 of 3 rows" in text
 
 
 def test_the_cost_rules_choice_is_no_row_of_the_tuning_table(tmp_path):
