@@ -9,6 +9,7 @@ import sys
 import pytest
 from recorded import record
 
+from convpool import cuda
 from convpool.bench import cli
 from convpool.bench import record as records
 from convpool.bench.device import DeviceError, modules
@@ -80,6 +81,15 @@ def test_without_a_gpu_it_says_so_in_one_line(capsys, tmp_path):
     assert "GPU" in one_line(capsys) and not out.exists()
 
 
+def test_the_current_device_is_asked_of_the_cuda_runtime():
+    try:
+        device = cuda.current_device()
+    except cuda.CudaError as error:
+        assert str(error).startswith("no current CUDA device") and not has_gpu()
+    else:
+        assert device["cc"] >= 50 and device["multiprocessors"] > 0 and device["shared_bytes"] >= 48 * 1024
+
+
 def test_cpu_methods_need_no_gpu(capsys, tmp_path, own):
     out = tmp_path / "out.json"
     assert bench(own, "--cpu", "--methods", "*_cpu", "--methods", "cpu_*", "--json", out, "--csv", tmp_path / "out.csv") == 0
@@ -95,7 +105,7 @@ def test_recorded_results_are_shown_and_written_again(capsys, tmp_path, recorded
     assert bench("--merge", recorded, *options) == 0
     assert "geometric mean 2.68" in capsys.readouterr().out
     written = json.loads(paths[0].read_text())
-    assert written.pop("summary")["choice"] == {"rows": 2, "close": 1, "within": 1.05}
+    assert written.pop("summary")["choice"] == {"within": 1.05, "convpool": {"rows": 2, "close": 1}}
     assert written == json.loads(recorded.read_text())
     assert paths[1].read_text().startswith("suite,row,") and paths[2].read_bytes().startswith(b"\x89PNG")
     assert paths[3].read_text().count("\nCONVPOOL_TUNED(90, 132, 1001, ") == 2

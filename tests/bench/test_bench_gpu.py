@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from convpool import cuda
 from convpool.bench import cli
 from convpool.bench import record as records
 from convpool.bench.case import LIMITS
@@ -39,11 +40,20 @@ def test_every_method_is_right(gpu, precision, layout, tmp_path):
     for entry in record["rows"]:
         row, methods = records.entry_row(entry), entry["methods"]
         expected = set(LIBRARIES) - (NHWC_ONLY if layout == "nchw" or row.stride > 1 or row.kernel == 1 else set())
-        for name in expected | {"convpool", "convpool_no_workspace"}:
+        assert methods["convpool_rule"]["tactic"] == methods["convpool"]["tactic"]  # the table has none of these layers
+        for name in expected | {"convpool", "convpool_no_workspace", "convpool_rule"}:
             assert methods[name]["us"] > 0 and methods[name]["error"] <= LIMITS[precision], (row.name, name, methods[name])
             # Means over 4 or 16 small integers, and the sums of their products, have few bits.
             if row.pool in (2, 4) and precision != "bf16":
                 assert methods[name]["exact"] or methods[name]["how"].startswith(("PyTorch", "cuDNN")), (row.name, name)
+
+
+def test_the_library_and_pytorch_know_the_same_gpu(gpu):
+    torch, _ = gpu
+    about = torch.cuda.get_device_properties(0)
+    device = cuda.current_device()
+    assert (device["cc"], device["multiprocessors"]) == (10 * about.major + about.minor, about.multi_processor_count)
+    assert device["shared_bytes"] >= 48 * 1024
 
 
 def test_tensorrts_process_can_time(gpu):

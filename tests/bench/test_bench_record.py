@@ -77,6 +77,16 @@ def test_merge_adds_rows_and_methods_and_later_results_win():
     assert first["rows"][0]["methods"]["tensorrt_naive"]["us"] == 10  # the arguments stay as they are
 
 
+def test_merge_keeps_the_seconds_of_each_method():
+    old, first, second = record(), record(), record()
+    first["rows"][0]["seconds"] = {"data": 1.0, "cudnn_naive": 2.0}
+    second["rows"][0]["seconds"] = {"data": 0.5, "tensorrt_naive": 3.0}
+    for order in ([old, first, second], [first, old, second]):
+        small, large = records.merge(order)["rows"]
+        assert small["seconds"] == {"data": 0.5, "cudnn_naive": 2.0, "tensorrt_naive": 3.0} and "seconds" not in large
+    assert first["rows"][0]["seconds"] == {"data": 1.0, "cudnn_naive": 2.0}
+
+
 def test_rows_of_other_precisions_and_layouts_are_others():
     first, second = record(), record()
     for entry in second["rows"]:
@@ -155,10 +165,42 @@ def test_a_tuning_table_that_cannot_be_made_is_refused(tmp_path):
 
 def test_the_overview_counts_close_choices_and_gives_the_share_of_copy_bandwidth():
     found = overview(record())
-    assert found["choice"] == {"rows": 2, "close": 1, "within": 1.05}
+    assert found["choice"] == {"within": 1.05, "convpool": {"rows": 2, "close": 1}}
     small, large = found["rows"]
     assert (small["name"], small["over_naive"], small["choice"]) == ("64x32x8x8 to 32, 3x3", 2, 1)
     assert small["of_copy"] == pytest.approx(327680 / 4e6 / 4, rel=1e-2) and large["choice"] == 1.25
+    assert small["rule_choice"] is None
+
+
+def with_rule() -> dict:
+    """The record with the cost rule's choice: slower than the library's in the first row, faster in the second."""
+    data = record()
+    for entry, tactic in zip(data["rows"], ("filter_fused_b", "direct_gemm_a"), strict=True):
+        entry["methods"]["convpool_rule"] = entry["methods"][f"convpool:{tactic}"]
+    return data
+
+
+def test_the_cost_rules_choice_is_counted_and_shown_beside_the_librarys():
+    data = with_rule()
+    assert overview(data)["choice"] == {
+        "within": 1.05, "convpool": {"rows": 2, "close": 1}, "convpool_rule": {"rows": 2, "close": 1}
+    }  # fmt: skip
+    assert [row["rule_choice"] for row in overview(data)["rows"]] == [1.25, 1]
+    assert [figures(entry, {}).over_others for entry in data["rows"]] == [1.5, 3.6]  # it is none of the others
+    del data["rows"][0]["methods"]["convpool_rule"]
+    text = _shown(data)
+    assert "the cost rule's choice is within 5% of the fastest tactic in 1 of 1 rows" in text
+    assert "the library's choice is within 5% of the fastest tactic in 1 of 2 rows" in text
+    assert "convpool rule" in text and "cost rule" not in _shown(record()) and "all tables" not in text
+    data["rows"] += [{**entry, "precision": "tf32"} for entry in with_rule()["rows"]]
+    text = _shown(data)
+    assert "all tables: the library's choice is within 5% of the fastest tactic in 2 of 4 rows" in text
+    assert "all tables: the cost rule's choice is within 5% of the fastest tactic in 2 of 3 rows" in text
+
+
+def test_the_cost_rules_choice_is_no_row_of_the_tuning_table(tmp_path):
+    path = str(tmp_path / "tuned.def")
+    assert tuned.merged(with_rule(), path) == tuned.merged(record(), path)
 
 
 def _shown(data) -> str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from contextlib import nullcontext
+from unittest.mock import MagicMock, Mock
 
 import numpy as np
 import pytest
 
-from convpool.bench import cpu, run
+from convpool import cuda
+from convpool.bench import cpu, cudnn, run, tactics, tuned
 from convpool.bench.case import NORMALS, Candidate, Skip
-from convpool.bench.device import DeviceError
+from convpool.bench.device import Device, DeviceError
 from convpool.bench.record import new_record
-from convpool.bench.rows import Row
+from convpool.bench.rows import SUITES, Row
 from convpool.bench.run import Options, Run, measure, protocol
 from convpool.bench.tensorrt import Worker, WorkerError
 
@@ -114,10 +117,12 @@ def tactic(number, family="direct_gemm"):
 
 @pytest.fixture
 def pretended(monkeypatch, case):
-    """A run whose GPU has three tactics; the library picks 2, without workspace 3."""
+    """A run whose GPU has three tactics; the library picks 2, without workspace 3, by its rule 1."""
     all_tactics = [tactic(1), tactic(2), tactic(3, "generic")]
     monkeypatch.setattr(run.tactics, "usable", lambda case: all_tactics)
     monkeypatch.setattr(run.tactics, "choice", lambda case, workspace: all_tactics[1 if workspace else 2])
+    monkeypatch.setattr(run.tactics, "by_rule", lambda work, layout, device: [all_tactics[0]] * len(work))
+    monkeypatch.setattr(run.cuda, "current_device", dict)
     monkeypatch.setattr(run.tactics, "candidate", lambda case, t: candidate(10 * t.id, tactic=t.id))
     libraries = {"cudnn_naive": lambda case: [candidate(50)], "textbook_gemm": lambda case: [candidate(99)]}
     monkeypatch.setattr(run, "LIBRARIES", libraries)
@@ -132,22 +137,97 @@ def pretended(monkeypatch, case):
     return make
 
 
-def test_every_tactic_and_the_librarys_choices(pretended):
+def test_every_tactic_and_the_librarys_choices(pretended, case):
     record, running = pretended(methods=("c*",))
     shown = []
     running.measure(lambda done, total, what: shown.append((done, total, what)))
     (entry,) = record["rows"]
     times = {name: found.get("us") for name, found in entry["methods"].items()}
     assert times == {"cudnn_naive": 50, "convpool:t1": 10, "convpool:t2": 20, "convpool:t3": 30, "convpool": 20,
-                     "convpool_no_workspace": 30}  # fmt: skip
-    assert entry["methods"]["convpool"]["tactic"] == 2 and entry["input_sets"] == 4
+                     "convpool_no_workspace": 30, "convpool_rule": 10}  # fmt: skip
+    assert [entry["methods"][name]["tactic"] for name in ("convpool", "convpool_rule")] == [2, 1]
+    assert len(case.timed) == 4 and entry["input_sets"] == 4  # the choices are tactics that were measured anyway
+    assert set(entry["seconds"]) == {"data", "cudnn_naive", "convpool"} and min(entry["seconds"].values()) >= 0
     assert shown[0] == (0, 1, "1x4x9x8 to 6, 3x3 cudnn_naive")
 
 
-def test_only_the_choice_is_measured_when_only_it_is_asked_for(pretended, case):
-    record, running = pretended(methods=("convpool",))
+@pytest.mark.parametrize("name, us", [("convpool", 20), ("convpool_rule", 10)])
+def test_only_the_choice_is_measured_when_only_it_is_asked_for(pretended, case, name, us):
+    record, running = pretended(methods=(name,))
     running.measure(lambda *_: None)
-    assert list(record["rows"][0]["methods"]) == ["convpool"] and [us for us, _ in case.timed] == [20]
+    assert list(record["rows"][0]["methods"]) == [name] and [us for us, _ in case.timed] == [us]
+
+
+H200 = {"cc": 90, "multiprocessors": 132, "shared_bytes": 227 * 1024}
+
+
+def test_the_cost_rules_choice_does_not_see_measurements(tmp_path, monkeypatch):
+    """The variable names a measurement that all processes but the rule's own would follow."""
+    row = SUITES["suita-table2"][0][0]
+    other = cuda.find_tactic("conv_avgpool_generic")
+    problem = cuda.Problem(**row.problem("fp16", "nhwc"))
+    path = tmp_path / "tuned.def"
+    path.write_text(f"CONVPOOL_TUNED({', '.join(map(str, tuned.numbers(problem, 90, 132, other.id)))})\n")
+    monkeypatch.setenv("CONVPOOL_TUNED", str(path))
+    work = [(row, "fp16"), (SUITES["suita-table2"][0][-1], "tf32"), (SUITES["densenet"][0][0], "fp16")]
+    chosen = tactics.by_rule(work, "nhwc", H200)
+    for (row, precision), tactic in zip(work, chosen, strict=True):
+        problem = cuda.Problem(**row.problem(precision, "nhwc"))
+        assert problem.why_not(tactic, cc=90, shared_bytes=227 * 1024) is None and tactic.family != "generic"
+    assert chosen[1].tf32 and len(set(chosen)) == 3
+
+
+def test_a_cost_rule_that_cannot_be_asked_is_told():
+    with pytest.raises(cuda.LibraryError, match="cost rule: its process failed; got .*device: a negative size"):
+        tactics.by_rule([(ROW, "fp16")], "nhwc", {**H200, "multiprocessors": -1})
+
+
+class PretendedTorch:
+    """What `Device.measure` needs of PyTorch: a graph that does nothing."""
+
+    class cuda:
+        stream = staticmethod(lambda stream: nullcontext())
+        graph = staticmethod(lambda graph, **options: nullcontext())
+        CUDAGraph = Mock
+
+    sum = Mock()
+
+
+@pytest.mark.parametrize(
+    ("replays_us", "give_up_us", "us", "left"),
+    [
+        ([20, 21, 20, 22, 20], 30, 20, 0),
+        ([20, 21, 20, 22, 20], 10, 20.5, 3),  # twice slower: hopeless
+        ([99, 9, 9, 9, 9], 10, 9, 0),  # one disturbed replay is not enough
+    ],
+)
+def test_a_hopeless_algorithm_is_given_up_after_two_replays(replays_us, give_up_us, us, left):
+    device = object.__new__(Device)
+    device.torch, device.stream, device.replays, device._flush, device._sink = PretendedTorch, Mock(), 15, None, None
+    elapsed = [50, *(4 * us for us in replays_us)]  # a first look, then replays of 4 calls
+    device._elapsed_us = lambda work: elapsed.pop(0)
+    assert device.measure(lambda i: None, 4, quick=True, give_up_us=give_up_us)["us"] == us and len(elapsed) == left
+
+
+def test_an_engine_of_cudnn_is_tried_once(monkeypatch):
+    names, built = ["a", "b", "a", "b", "c", "d"], []
+
+    def build(index):
+        built.append(index)
+        if names[index] == "b":
+            raise RuntimeError("not for this GPU")
+
+    graph, frontend = MagicMock(), MagicMock(cudnnGraphNotSupportedError=NotImplementedError)
+    graph.get_execution_plan_count.return_value, graph.get_plan_name_at_index = len(names), names.__getitem__
+    graph.build_plan_at_index, graph.get_workspace_size_plan_at_index = build, lambda index: 0
+    frontend.pygraph.return_value = graph
+    monkeypatch.setattr(cudnn, "_frontend", lambda device: (frontend, None))
+    tensor = MagicMock(shape=(1, 1, 1, 1), stride=lambda: (1, 1, 1, 1))
+    for plans, indices in ((None, [0, 1, 4, 5]), (2, [0, 1, 4])):
+        built.clear()
+        case = MagicMock(precision="fp16", layout="nchw", device=MagicMock(plans=plans))
+        found = [name for name, _ in cudnn._frontend_convs(case, tensor, tensor, tensor, 1, 1)]
+        assert built == indices and found[:2] == ["cuDNN plan 1 of 6, a", "cuDNN plan 5 of 6, c"]
 
 
 def test_slow_methods_wait_until_they_are_asked_for(pretended):

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from convpool.bench import cpu
 from convpool.bench.rows import Row
-from convpool.bench.tensorrt_worker import build
+from convpool.bench.tensorrt_worker import _data, _ends, build
 from convpool.errors import ConvpoolError
 
 
@@ -28,6 +29,17 @@ def test_every_form_is_built():
             for layout in ("nhwc", "nchw"):
                 engine = f"{kernel} {precision} {layout}"
                 assert sizes[f"{engine} fused"] - sizes[f"{engine} naive"] > more / 2
+
+
+@pytest.mark.parametrize("row", [Row(3, 5, 4, 9, 8), Row(1, 5, 4, 9, 8, stride=2)], ids=lambda row: row.name)
+def test_the_data_of_a_row_is_made_once_and_right_in_both_layouts(row):
+    w, x, right = _data(row, "fp32", "nchw")
+    assert _data(row, "fp32", "nchw")[1] is x
+    np.testing.assert_array_equal(right, cpu.reference(x, w, row)[[0, -1]])
+    same_w, last, same = _data(row, "fp32", "nhwc")
+    np.testing.assert_array_equal(w, same_w)
+    np.testing.assert_array_equal(same, cpu.reference(last.transpose(0, 3, 1, 2), w, row)[[0, -1]])
+    np.testing.assert_array_equal(_ends(last, "nhwc"), last[[0, -1]].transpose(0, 3, 1, 2))
 
 
 def test_box_means_of_a_strided_convolution_are_refused():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import os
 import sys
 from pathlib import Path
 
@@ -80,8 +79,6 @@ def command(
         return
     if not work and not merged:
         raise OptionError(f"suite: got none, expected one of {', '.join(SUITES)}, a JSON file, or --merge")
-    if tune_path and work:
-        os.environ["CONVPOOL_TUNED"] = tuned.OFF  # what the cost rule alone would choose is measured beside the tactics
     options = Options(**{**options, "methods": methods})
     earlier = [records.load(path) for path in merged]
     made = records.new_record(records.without_folders(["convpool-bench", *sys.argv[1:]]), commit, protocol(options))

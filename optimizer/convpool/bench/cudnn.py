@@ -71,19 +71,20 @@ def _frontend_convs(case: Case, x: Any, w: Any, y: Any, stride: int, pad: int) -
         graph.check_support()
     except (RuntimeError, cudnn.cudnnGraphNotSupportedError):
         return  # no engine for this; PyTorch's call is left
-    seen, count = set(), graph.get_execution_plan_count()
+    tried, built, count = set(), 0, graph.get_execution_plan_count()
     for index in range(count):
-        if len(seen) == case.device.plans:
+        if built == case.device.plans:
             return
         try:
             name = graph.get_plan_name_at_index(index)
-            if name in seen:  # the ranking modes name the same engine again
+            if name in tried:  # the ranking modes name the same engine again
                 continue
+            tried.add(name)
             graph.build_plan_at_index(index)
             workspace = case.empty(max(1, graph.get_workspace_size_plan_at_index(index)), dtype=case.device.torch.uint8)
         except (RuntimeError, cudnn.cudnnGraphNotSupportedError):
             continue  # barred by its notes, or not for this GPU
-        seen.add(name)
+        built += 1
 
         def call(x: Any, y: Any, index: int = index, workspace: Any = workspace) -> None:
             pointers = {xt: x.data_ptr(), wt: filters.data_ptr(), yt: y.data_ptr()}

@@ -17,7 +17,9 @@ MATRIX = 8192
 """Side of the square matrices whose product gives the matrix rate."""
 COPY_BYTES = 2**30
 HOPELESS_US = 200
-"""Only calls above this are given up early: below, the CPU's launches blur a first look."""
+"""Only calls above this are given up at the first look: below, the CPU's launches blur it."""
+LOOKS = 2
+"""Replays after which a call below that is given up: one may have been disturbed."""
 THREADS = 256
 
 
@@ -102,8 +104,8 @@ class Device:
     ) -> dict[str, float]:
         """Median and spread of microseconds of `call(i)`, i rotating through the sets.
 
-        quick: fewer replays.  give_up_us: a call that takes longer at a first look gets no closer one.  call only enqueues
-        on `stream`; what it allocates comes from the graph's own memory.
+        quick: fewer replays.  give_up_us: a call that takes longer at a first look, or in the first two replays, gets no closer
+        one.  call only enqueues on `stream`; what it allocates comes from the graph's own memory.
         """
         torch = self.torch
         with torch.cuda.stream(self.stream):
@@ -122,6 +124,8 @@ class Device:
             for _ in range(replays):
                 torch.sum(self._flush, dim=0, out=self._sink)
                 times.append(self._elapsed_us(graph.replay) / calls)
+                if len(times) == LOOKS and min(times) > give_up_us:
+                    break
         return summarize(times)
 
     def _elapsed_us(self, work: Callable[[], Any]) -> float:

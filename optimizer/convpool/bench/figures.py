@@ -18,11 +18,13 @@ from convpool.bench.record import Entry, entry_row, significant
 
 OURS = "convpool"
 NO_WORKSPACE = "convpool_no_workspace"
+RULE = "convpool_rule"
+"""What the library would choose without measurements, by its cost rule alone."""
 TACTIC = "convpool:"
 NAIVE = ("cudnn_naive", "tensorrt_naive")
 ON_CPU = ("cpu_loop", "onnxruntime_cpu")
 CLOSE = 1.05
-"""The library's choice counts as good within 5% of the fastest tactic."""
+"""A choice counts as good within 5% of the fastest tactic."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Figures:
 
     times: dict[str, float]
     ours_us: float | None
+    rule_us: float | None
     best_us: float | None
     best: str | None
     naive_us: float | None
@@ -68,6 +71,11 @@ class Figures:
         """Time of the library's choice over that of the fastest tactic."""
         return self.ours_us / self.best_us if self.ours_us and self.best_us else None
 
+    @property
+    def rule_choice(self) -> float | None:
+        """Time of the cost rule's choice over that of the fastest tactic."""
+        return self.rule_us / self.best_us if self.rule_us and self.best_us else None
+
 
 def _least(times: dict[str, float]) -> tuple[float | None, str | None]:
     name = min(times, key=times.__getitem__, default=None)
@@ -90,7 +98,7 @@ def figures(entry: Entry, ceilings: dict[str, Any]) -> Figures:
     others_us, other = _least({name: us for name, us in times.items() if not name.startswith(OURS) and name not in ON_CPU})
     bandwidth = ceilings.get("copy_tb_per_s")
     return Figures(
-        times, times.get(OURS), best_us, best and best.removeprefix(TACTIC), naive_us, others_us, other,
+        times, times.get(OURS), times.get(RULE), best_us, best and best.removeprefix(TACTIC), naive_us, others_us, other,
         roofline_us(entry, ceilings), entry["min_bytes"] / (bandwidth * 1e6) if bandwidth else None,
         paper_speed_up(entry_row(entry), entry["precision"]),
     )  # fmt: skip
@@ -120,14 +128,14 @@ def summary(rows: list[Figures]) -> list[dict[str, Any]]:
 def overview(record: dict[str, Any]) -> dict[str, Any]:
     """What is kept of the figures in a record: {choice, rows}.
 
-    choice: of how many rows the library's choice was timed beside the tactics, and in how many it was close to the fastest;
-    `protocol` says what chose.  rows: ratios of every row to three digits, None where something was not measured.
+    choice: of how many rows the library's choice and the cost rule's were timed beside the tactics, and in how many each was
+    close to the fastest; `protocol` says what chose for the library.  rows: ratios of every row to three digits, None where
+    something was not measured.
     """
     found = [(entry, figures(entry, record["ceilings"])) for entry in record["rows"]]
-    choices = [row.choice for _, row in found if row.choice is not None]
-    ratios = ("over_naive", "over_others", "of_roofline", "of_copy", "choice")
+    ratios = ("over_naive", "over_others", "of_roofline", "of_copy", "choice", "rule_choice")
     return {
-        "choice": {"rows": len(choices), "close": close_choices(choices), "within": CLOSE},
+        "choice": {"within": CLOSE} | close_choices(row for _, row in found),
         "rows": [
             {"name": entry_row(entry).name, "precision": entry["precision"], "layout": entry["layout"]}
             | {ratio: value and significant(value) for ratio in ratios for value in [getattr(row, ratio)]}
@@ -136,6 +144,12 @@ def overview(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def close_choices(choices: list[float]) -> int:
-    """How many choices are within 5% of the fastest tactic."""
-    return sum(choice <= CLOSE for choice in choices)
+def close_choices(rows: Iterable[Figures]) -> dict[str, dict[str, int]]:
+    """Of the library's choice and the cost rule's by method: {rows, close}, how many rows have it and in how many it is within
+    5% of the fastest tactic; without one that no row has."""
+    rows = list(rows)
+    choices = {OURS: [row.choice for row in rows], RULE: [row.rule_choice for row in rows]}
+    found = {name: [ratio for ratio in ratios if ratio is not None] for name, ratios in choices.items()}
+    return {
+        name: {"rows": len(ratios), "close": sum(ratio <= CLOSE for ratio in ratios)} for name, ratios in found.items() if ratios
+    }

@@ -32,7 +32,8 @@ from convpool.files import write_atomically
 FORMAT = 1
 Result = dict[str, Any]
 Entry = dict[str, Any]
-"""A row as measured: `row`, `precision`, `layout`, `direct_flops`, `min_bytes`, `methods`, and `input_sets`."""
+"""A row as measured: `row`, `precision`, `layout`, `direct_flops`, `min_bytes`, `methods`, `input_sets`, and `seconds`: of wall
+time by method (`convpool`: all tactics) and for the row's `data`.  Records of older versions have no `seconds`."""
 
 
 def new_record(command: str, commit: str, protocol: dict[str, Any]) -> dict[str, Any]:
@@ -110,6 +111,8 @@ def merge(records: list[dict[str, Any]]) -> dict[str, Any]:
             key = _key(entry)
             held = rows.setdefault(key, {**entry, "methods": {}})
             held["methods"].update(entry["methods"])
+            if "seconds" in entry:
+                held["seconds"] = {**held.get("seconds", {}), **entry["seconds"]}
     result["rows"] = list(rows.values())
     return result if len(records) == 1 else {**result, "merged": sources}
 

@@ -7,14 +7,17 @@ import importlib.metadata
 import importlib.util
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from convpool import cuda
 from convpool.bench import cpu, cublas, cudnn, tactics, textbook, tuned
 from convpool.bench.case import LIMITS, NORMALS, Candidate, Case, Skip
 from convpool.bench.device import Device, DeviceError
-from convpool.bench.figures import NO_WORKSPACE, ON_CPU, OURS, TACTIC
+from convpool.bench.figures import NO_WORKSPACE, ON_CPU, OURS, RULE, TACTIC
 from convpool.bench.record import Entry, Result, machine, new_entry, significant
 from convpool.bench.rows import Row
 from convpool.bench.tensorrt import Worker, WorkerError
@@ -32,7 +35,8 @@ LIBRARIES: dict[str, Callable[[Case], list[Candidate]]] = {
     "textbook_gemm": textbook.unrolled,
 }
 TENSORRT = {f"tensorrt_{form}": form for form in ("naive", "fused", "direct")}
-METHODS = (*LIBRARIES, *TENSORRT, *ON_CPU, NO_WORKSPACE, OURS)
+CHOICES = (NO_WORKSPACE, RULE, OURS)
+METHODS = (*LIBRARIES, *TENSORRT, *ON_CPU, *CHOICES)
 """Every method by name; tactics come on top, as convpool:TACTIC."""
 
 SLOW_GPU_MACS, SLOW_CPU_MACS = 2 * 10**10, 10**9
@@ -88,9 +92,11 @@ class Run:
         self.device: Device | None = None
         self.worker: Worker | None = None
         self._no_worker = ""
-        ours = options.wants(OURS) or options.wants(NO_WORKSPACE) or any(p.startswith(TACTIC) for p in options.methods)
-        if ours or any(map(options.wants, LIBRARIES)):
+        self._by_rule: dict[tuple[Row, str], cuda.Tactic] = {}
+        if any(map(options.wants, (*LIBRARIES, *CHOICES))) or any(p.startswith(TACTIC) for p in options.methods):
             self._use_gpu()
+        if options.wants(RULE):
+            self._by_rule = dict(zip(work, tactics.by_rule(work, options.layout, cuda.current_device()), strict=True))
         if any(map(options.wants, TENSORRT)):
             self._use_tensorrt()
 
@@ -136,29 +142,34 @@ class Run:
                 self.worker.close()
 
     def _row(self, row: Row, entry: Entry, progress: Callable[[str], None]) -> None:
-        options, methods = self.options, entry["methods"]
+        options, methods, seconds = self.options, entry["methods"], entry.setdefault("seconds", {})
         if self.device is not None:
-            case = Case(self.device, row, entry["precision"], options.layout)
+            with _timed(seconds, "data"):
+                case = Case(self.device, row, entry["precision"], options.layout)
             entry["input_sets"] = case.sets
             for name, make in LIBRARIES.items():
                 if options.wants(name):
                     progress(name)
                     slow = name.startswith("textbook") and row.naive_macs > SLOW_GPU_MACS and not options.slow
-                    found = {"skipped": "slow"} if slow else measure(case, lambda make=make: make(case))
+                    with _timed(seconds, name):
+                        found = {"skipped": "slow"} if slow else measure(case, lambda make=make: make(case))
                     methods[name] = self._after_prologue(row, entry["precision"], found)
                     case.chosen[name] = methods[name].get("how", "")
-            methods.update(self._ours(case, progress))
+            with _timed(seconds, OURS):
+                methods.update(self._ours(case, progress))
         for name, form in TENSORRT.items():
             if options.wants(name):
                 progress(name)
-                found = self._tensorrt(row, entry["precision"], form)
+                with _timed(seconds, name):
+                    found = self._tensorrt(row, entry["precision"], form)
                 methods[name] = self._after_prologue(row, entry["precision"], found)
         for name in ON_CPU if options.on_cpu else ():
             if options.wants(name):
                 progress(name)
                 slow = row.naive_macs > SLOW_CPU_MACS and not options.slow
                 reason = "without a prologue only" if row.prologue else "slow" if slow else ""
-                methods[name] = {"skipped": reason} if reason else cpu.measure(name, row)
+                with _timed(seconds, name):
+                    methods[name] = {"skipped": reason} if reason else cpu.measure(name, row)
 
     def _after_prologue(self, row: Row, precision: str, found: Result) -> Result:
         """A library's result with the time of the row's prologue added: a kernel of its own at the speed of memory."""
@@ -184,11 +195,13 @@ class Run:
             return {"skipped": first_line(error)}
 
     def _ours(self, case: Case, progress: Callable[[str], None]) -> dict[str, Result]:
-        """Results of the tactics asked for and of the library's two choices, which are tactics too."""
+        """Results of the tactics asked for and of the choices, which are tactics too."""
         options = self.options
         choices = {
             name: tactics.choice(case, workspace=name == OURS) for name in (NO_WORKSPACE, OURS) if options.wants(name)
         }
+        if options.wants(RULE):
+            choices[RULE] = self._by_rule[case.row, case.precision]
         measured: dict[int, Result] = {}
         results = {}
         for tactic in tactics.usable(case):
@@ -201,6 +214,16 @@ class Run:
             if asked:
                 results[name] = measured[tactic.id]
         return results | {name: measured[tactic.id] for name, tactic in choices.items()}
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], what: str) -> Iterator[None]:
+    """Keeps the wall seconds of a block."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[what] = round(time.perf_counter() - start, 2)
 
 
 def measure(case: Case, make: Callable[[], list[Candidate]]) -> Result:

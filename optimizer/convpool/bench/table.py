@@ -12,6 +12,7 @@ from convpool.bench.figures import (
     CLOSE,
     NO_WORKSPACE,
     OURS,
+    RULE,
     TACTIC,
     Figures,
     close_choices,
@@ -24,7 +25,8 @@ from convpool.bench.record import entry_row
 ORDER = (
     "cudnn_naive", "cudnn_fused", "cudnn_direct", "cublas_fused", "cublas_direct",
     "tensorrt_naive", "tensorrt_fused", "tensorrt_direct",
-    "sat_direct", "textbook_direct", "textbook_tiled", "textbook_gemm", "cpu_loop", "onnxruntime_cpu", NO_WORKSPACE, OURS,
+    "sat_direct", "textbook_direct", "textbook_tiled", "textbook_gemm", "cpu_loop", "onnxruntime_cpu", NO_WORKSPACE, RULE,
+    OURS,
 )  # fmt: skip
 
 
@@ -35,12 +37,17 @@ def show(record: dict[str, Any], console: Console) -> None:
     groups: dict[tuple, list] = {}
     for entry in record["rows"]:
         groups.setdefault((entry["row"]["suite"], entry["precision"], entry["layout"]), []).append(entry)
+    everything = []
     for (suite, precision, layout), entries in groups.items():
         found = [figures(entry, record["ceilings"]) for entry in entries]
+        everything += found
         console.print(f"\n[bold]{escape(suite)}[/], {precision}, {layout}: microseconds")
         console.print(_table(entries, found))
-        for line in _means(found):
+        for line in [*_means(found), *_choices(found)]:
             console.print(line, soft_wrap=True)
+    if len(groups) > 1:
+        for line in _choices(everything):
+            console.print(f"[bold]all tables[/]: {line}", soft_wrap=True)
     for line in _problems(record):
         console.print(line, soft_wrap=True)
 
@@ -89,15 +96,18 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _means(found: list[Figures]) -> list[str]:
-    lines = [
+    return [
         f"{line['what']}: geometric mean [bold]{line['mean']:.2f}[/], least {line['least']:.2f}, {line['rows']} rows"
         for line in summary(found)
     ]
-    choices = [row.choice for row in found if row.choice is not None]
-    if choices:
-        good = close_choices(choices)
-        lines.append(f"the library's choice is within {CLOSE - 1:.0%} of the fastest tactic in {good} of {len(choices)} rows")
-    return lines
+
+
+def _choices(found: list[Figures]) -> list[str]:
+    whose = {OURS: "library's", RULE: "cost rule's"}
+    return [
+        f"the {whose[name]} choice is within {CLOSE - 1:.0%} of the fastest tactic in {counts['close']} of {counts['rows']} rows"
+        for name, counts in close_choices(found).items()
+    ]
 
 
 def _problems(record: dict[str, Any]) -> list[str]:

@@ -1,9 +1,20 @@
-"""This project's tactics.  What a tactic makes of the weights is made once, outside the timing, as in inference."""
+"""This project's tactics.  What a tactic makes of the weights is made once, outside the timing, as in inference.
+
+As a program it answers `by_rule`.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
 from convpool import cuda
+from convpool.bench import tuned
 from convpool.bench.case import Candidate, Case, Skip
+from convpool.bench.rows import Row
 
 ANY_WORKSPACE_BYTES = 2**40
 
@@ -18,6 +29,22 @@ def choice(case: Case, *, workspace: bool) -> cuda.Tactic:
     """The tactic that the library picks, with all the workspace that it wants or without any."""
     problem = cuda.Problem(**case.row.problem(case.precision, case.layout))
     return problem.default_tactic(max_workspace_bytes=ANY_WORKSPACE_BYTES if workspace else 0)
+
+
+def by_rule(work: Sequence[tuple[Row, str]], layout: str, device: dict[str, int]) -> list[cuda.Tactic]:
+    """The tactics that the cost rule alone picks for rows and their precisions with all the workspace that it wants, on a
+    device as `cuda.current_device` has it.  Needs no GPU.
+
+    The library reads CONVPOOL_TUNED once in a process, so another one is asked.  Raises LibraryError if that one fails.
+    """
+    asked = {"device": device, "problems": [row.problem(precision, layout) for row, precision in work]}
+    done = subprocess.run([sys.executable, "-m", "convpool.bench.tactics"], input=json.dumps(asked), capture_output=True,
+                          text=True, check=False, env={**os.environ, "CONVPOOL_TUNED": tuned.OFF})  # fmt: skip
+    if done.returncode:
+        message = done.stderr.strip().rpartition("\n")[2]
+        raise cuda.LibraryError(f"cost rule: its process failed; got {message or f'exit status {done.returncode}'}, "
+                                "expected tactics")  # fmt: skip
+    return [cuda.find_tactic(number) for number in json.loads(done.stdout)]
 
 
 def candidate(case: Case, tactic: cuda.Tactic) -> Candidate:
@@ -40,3 +67,17 @@ def candidate(case: Case, tactic: cuda.Tactic) -> Candidate:
         prepared = case.weights_version
 
     return Candidate(tactic.name, call, tactic=tactic.id)
+
+
+def main() -> None:
+    """Answer on stdout, with tactics' ids, what `by_rule` asks on stdin."""
+    asked = json.load(sys.stdin)
+    chosen = [
+        cuda.Problem(**problem).default_tactic(max_workspace_bytes=ANY_WORKSPACE_BYTES, **asked["device"])
+        for problem in asked["problems"]
+    ]  # fmt: skip
+    print(json.dumps([tactic.id for tactic in chosen]))
+
+
+if __name__ == "__main__":
+    main()

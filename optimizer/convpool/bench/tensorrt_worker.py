@@ -10,6 +10,7 @@ the run, so that nothing is converted.  cuBLAS and cuDNN are not among its tacti
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import sys
 from typing import Any
@@ -48,7 +49,7 @@ def build(trt: Any, row: Row, form: str, precision: str, layout: str, w: np.ndar
 
     log = logger(trt)
     log.explain()
-    builder = trt.Builder(log)
+    builder = _builder(trt)
     weak = "rtx" not in trt.__name__ and version(trt)[0] < 10
     flag = "EXPLICIT_BATCH" if weak else "STRONGLY_TYPED"
     flags = trt.NetworkDefinitionCreationFlag
@@ -83,6 +84,14 @@ def build(trt: Any, row: Row, form: str, precision: str, layout: str, w: np.ndar
     if plan is None:
         raise ConvpoolError(f"TensorRT {trt.__version__} cannot build it; got {log.explain() or 'no message'}")
     return bytes(plan)
+
+
+@functools.cache
+def _builder(trt: Any) -> Any:
+    """One builder for all requests: every new one loads TensorRT's kernels."""
+    from convpool.tensorrt.library import logger
+
+    return trt.Builder(logger(trt))
 
 
 def _layers(trt: Any, network: Any, row: Row, form: str, x: Any, weights: Any) -> Any:
@@ -184,15 +193,30 @@ def _types(precision: str) -> np.dtype:
     return np.dtype(np.float16 if precision == "fp16" else np.float32)
 
 
-def answer(trt: Any, gpu: Gpu, row: Row, precision: str, layout: str, form: str, replays: int, level: int) -> Result:
-    """Build, check on the first and last image, time."""
-    if layout == "nhwc" and precision in ("fp16", "bf16") and (row.c % 8 or row.m % 8):
-        raise ConvpoolError("TensorRT pads channels to multiples of 8 in this layout")
+@functools.lru_cache(maxsize=1)  # the forms of a row follow one another
+def _data(row: Row, precision: str, layout: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """W [M, C, k, k] and X of random normal numbers, X in the layout, and Y [2, M, P, Q] of its first and last image in
+    float64."""
     random, dtype = np.random.default_rng(row.c), _types(precision)
     w = (random.standard_normal((row.m, row.c, row.kernel, row.kernel)) / (row.c * row.kernel**2) ** 0.5).astype(dtype)
     values = row.n * row.c * row.h * row.w
     x = np.resize(random.standard_normal(min(values, RANDOM_VALUES), np.float32).astype(dtype), values)
     x = x.reshape((row.n, row.h, row.w, row.c) if layout == "nhwc" else (row.n, row.c, row.h, row.w))
+    return w, x, cpu.reference(_ends(x, layout), w, row)
+
+
+def _ends(tensor: np.ndarray, layout: str) -> np.ndarray:
+    """The first and the last image, channels first, in float64."""
+    ends = tensor[[0, -1]]
+    return (ends.transpose(0, 3, 1, 2) if layout == "nhwc" else ends).astype(np.float64)
+
+
+def answer(trt: Any, gpu: Gpu, row: Row, precision: str, layout: str, form: str, replays: int, level: int) -> Result:
+    """Build, check on the first and last image, time."""
+    if layout == "nhwc" and precision in ("fp16", "bf16") and (row.c % 8 or row.m % 8):
+        raise ConvpoolError("TensorRT pads channels to multiples of 8 in this layout")
+    w, x, right = _data(row, precision, layout)
+    dtype = x.dtype
     used = np.ascontiguousarray(fuse(w.astype(np.float64), row).astype(dtype) if form == "fused" else w)
     from convpool.tensorrt.library import logger
 
@@ -218,10 +242,7 @@ def answer(trt: Any, gpu: Gpu, row: Row, precision: str, layout: str, form: str,
     enqueue(0)
     gpu.memory.download(y, out, None)
     gpu.memory.synchronize(None)
-    ends = [0, n - 1]
-    first = [(a[ends].transpose(0, 3, 1, 2) if layout == "nhwc" else a[ends]).astype(np.float64) for a in (x, y)]
-    right = cpu.reference(first[0], w, row)
-    error = float(np.linalg.norm(first[1] - right) / np.linalg.norm(right))
+    error = float(np.linalg.norm(_ends(y, layout) - right) / np.linalg.norm(right))
     how = f"TensorRT {trt.__version__}, level {level}"
     if not error <= LIMITS[precision]:
         return {"wrong": error, "how": how}
@@ -250,6 +271,7 @@ def main() -> int:
                 print(f"{first_line(error)}; {first_line(broken)}", file=sys.stderr, flush=True)
                 return 3
         print(json.dumps(result), flush=True)
+    _builder.cache_clear()  # while the GPU's context is there
     return 0
 
 

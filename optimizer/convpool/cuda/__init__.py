@@ -18,7 +18,7 @@ from convpool.cuda.errors import (
     UnsupportedError,
 )
 from convpool.cuda.operator import conv_avg_pool
-from convpool.cuda.problem import Problem, Tactic, find_tactic, tactics
+from convpool.cuda.problem import Problem, Tactic, current_device, find_tactic, tactics
 
 __all__ = [
     "ArrayError",
@@ -30,6 +30,7 @@ __all__ = [
     "Tactic",
     "UnsupportedError",
     "conv_avg_pool",
+    "current_device",
     "find_tactic",
     "library",
     "tactics",

@@ -58,6 +58,13 @@ def find_tactic(which: int | str | Tactic) -> Tactic:
     raise ProblemError(f"tactic: unknown; got {which!r}, expected an id or name of convpool.cuda.tactics()")
 
 
+def current_device() -> dict[str, int]:
+    """The current GPU as `Problem.default_tactic` takes it: cc, multiprocessors, shared_bytes.  CudaError without one."""
+    cc, multiprocessors, shared_bytes = (ctypes.c_int32() for _ in range(3))
+    library.check(library.load().convpool_device(cc, multiprocessors, shared_bytes))
+    return {"cc": cc.value, "multiprocessors": multiprocessors.value, "shared_bytes": shared_bytes.value}
+
+
 def channels_last(layout: str) -> bool:
     """Whether a layout name puts the channels last."""
     try:
