@@ -34,6 +34,15 @@ FOLDABLE = (
 """Operators of shape arithmetic that are evaluated where all their inputs are constants."""
 MAX_FOLDED_ELEMENTS = 4096
 """Largest tensor taken into or made by that: sizes, axes, and per-channel parameters."""
+ARITHMETIC = (
+    "Abs", "Add", "Concat", "Div", "Exp", "Flatten", "Gemm", "Identity", "MatMul", "Max", "Min", "Mul", "Neg", "Pow",
+    "Reciprocal", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Reshape", "Slice", "Sqrt", "Squeeze", "Sub",
+    "Transpose", "Unsqueeze",
+)  # fmt: skip
+"""Operators that reparametrised weights are made of.  Not Cast or DequantizeLinear: they are there to keep a file small."""
+COMPUTING_IR_VERSION = 8
+MAX_WEIGHT_ELEMENTS = 2**27
+"""Most elements that weights are computed from."""
 UNKNOWN = TensorInfo(0, None)
 
 
@@ -78,6 +87,7 @@ class Scope:
         self.readers: dict[str, list[int]] = {}
         self.captured: set[str] = set()
         self._folded: dict[str, Constant | None] = {}
+        self._weights: dict[str, Constant | None] = {}
         self.children: list[Scope] = []
         for index, node in enumerate(self.nodes):
             for name in node.output:
@@ -161,6 +171,55 @@ class Scope:
         except Exception:  # whatever the reference implementation has against it: then it is not folded
             return None
         if result.size > MAX_FOLDED_ELEMENTS:
+            return None
+        return Constant(numpy_helper.from_array(result, name), self._read)
+
+    def weights(self, name: str) -> Constant | None:
+        """As `constant`, and of any size: what spectral or weight normalisation computes from constants, by onnxruntime."""
+        constant = self.constant(name)
+        if constant is not None:
+            return constant
+        if name not in self._weights:
+            nodes = self.arithmetic(name)
+            self._weights[name] = None if nodes is None else self._compute(name, nodes)
+        return self._weights[name]
+
+    def arithmetic(self, name: str) -> list[int] | None:
+        """The nodes that compute `name` from constants, by ARITHMETIC alone; None if it comes about in another way."""
+        found: set[int] = set()
+        names = [name]
+        while names:
+            name = names.pop()
+            index = self.producer.get(name)
+            if index is None or is_op(self.nodes[index], "Constant"):
+                if name and self.constant(name) is None:
+                    return None
+            elif index not in found:
+                node = self.nodes[index]
+                if not is_op(node, *ARITHMETIC) or any(attribute.ref_attr_name for attribute in node.attribute):
+                    return None
+                found.add(index)
+                names.extend(node.input)
+        return sorted(found) or None
+
+    def _compute(self, name: str, indices: list[int]) -> Constant | None:
+        nodes = [self.nodes[index] for index in indices]
+        made = {output for node in nodes for output in node.output}
+        leaves = {source: self.constant(source) for node in nodes for source in node.input if source and source not in made}
+        if sum(math.prod(leaf.shape) for leaf in leaves.values() if leaf) > MAX_WEIGHT_ELEMENTS:
+            return None
+        stored = [numpy_helper.from_array(leaf.array(), source) for source, leaf in leaves.items() if leaf]
+        graph = helper.make_graph(nodes, "weights", [], [onnx.ValueInfoProto(name=name)], stored)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=COMPUTING_IR_VERSION)
+        try:
+            import onnxruntime
+
+            options = onnxruntime.SessionOptions()
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.log_severity_level = 4
+            session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+            (result,) = session.run([name], {})
+        except Exception:  # a type or opset that it does not have: then these are no constants
             return None
         return Constant(numpy_helper.from_array(result, name), self._read)
 

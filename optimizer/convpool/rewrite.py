@@ -449,7 +449,9 @@ def _unread(
 def _is_constant_node(scope: Scope, name: str) -> bool:
     """Whether a node without effect but this constant gives `name`: it may go when nothing reads it."""
     index = scope.producer.get(name)
-    return index is not None and scope.constant(name) is not None and len(scope.nodes[index].output) == 1
+    if index is None or len(scope.nodes[index].output) > 1:
+        return False
+    return scope.constant(name) is not None or scope.arithmetic(name) is not None
 
 
 def _drop_by_name(entries, names: set[str], name_of) -> None:

@@ -49,6 +49,51 @@ def test_a_chain_from_an_input_is_no_constant():
     assert operators(rewrite(model, 1).graph) == {**DIRECT, "Constant": 1, "Mul": 1, "Unsqueeze": 1}
 
 
+# As exports of torch.nn.utils.spectral_norm compute them: W / (u' W v).
+SPECTRAL = (
+    "m = Reshape(raw, rows)\ns = MatMul(m, v)\nsigma = MatMul(u, s)\nk = Div(raw, sigma)\n"
+    f"h = Conv<pads=[1,1,1,1]>(x, k)\ny = {POOL}(h)"
+)
+SPECTRAL_CONSTANTS = {"raw": (128, 16, 3, 3), "rows": [128, -1], "u": (128,), "v": (144,)}
+FORMS = {
+    "direct": {"AveragePool": 1, "Conv": 1, "Reshape": 1, "MatMul": 2, "Div": 1},
+    "fused": {"Conv": 1},
+    "convavgpool": {"ConvAvgPool": 1},
+}
+
+
+@pytest.mark.parametrize("lowering", FORMS)
+def test_spectral_normalisation_is_computed_once(lowering):
+    model = graph(SPECTRAL, SPECTRAL_CONSTANTS)
+    result = convpool.optimize(model, lowering=lowering, check=1).model
+    assert operators(result.graph) == FORMS[lowering]
+    if lowering == "convavgpool":
+        assert {tensor.name for tensor in result.graph.initializer} == {"k_channels_last", "h_bias"}
+
+
+@pytest.mark.parametrize(
+    "body, inputs",
+    [
+        (SPECTRAL, "float[1,16,12,12] x, float[128] u"),  # a caller may give another one
+        (SPECTRAL.replace("k = Div(raw, sigma)", "d = Div(raw, sigma)\nk = Cast<to=1>(d)"), "float[1,16,12,12] x"),
+        (SPECTRAL.replace("m = Reshape(raw, rows)", "r = RandomNormalLike(raw)\nm = Reshape(r, rows)"), "float[1,16,12,12] x"),
+    ],
+)
+def test_weights_that_are_not_arithmetic_on_constants_stay_computed(body, inputs):
+    model = graph(body, SPECTRAL_CONSTANTS, inputs=inputs)
+    result = convpool.optimize(model, check=0).model
+    found = operators(result.graph)
+    assert found["ConvAvgPool"] == found["Transpose"] == found["Div"] == 1
+    fused = convpool.optimize(model, lowering="fused", check=0)
+    assert fused.report.summary.rewritten == 0 and "weights; got computed" in fused.report.sites[0].reason
+
+
+def test_what_else_reads_a_computed_weight_keeps_it():
+    model = graph(f"{SPECTRAL}\nz = ReduceSum(k)", SPECTRAL_CONSTANTS, outputs="float[a,b,c,d] y, float[e,f,g,h] z")
+    assert operators(rewrite(model, 1, lowering="convavgpool").graph) == {
+        "ConvAvgPool": 1, "Reshape": 1, "MatMul": 2, "Div": 1, "ReduceSum": 1}  # fmt: skip
+
+
 @pytest.mark.parametrize("make", ["ConstantOfShape(n)", "Expand(zero, n)"])
 def test_large_tensors_are_never_made(make):
     body = f"{PAIR}\nk = {make}\nj = Add(v, k)\nz = ReduceSum(j)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from convpool import operator, optimize
 from convpool.errors import ModelError
@@ -90,6 +90,40 @@ def test_tf32_is_said_to_the_plugin_by_an_attribute():
     rewritten = prepare.for_parser(rewritten, 8, plugin=True, allow_tf32=True)
     nodes = [node for node in rewritten.graph.node if prepare.is_operator(node)]
     assert nodes and all(any(a.name == "allow_tf32" and a.i == 1 for a in node.attribute) for node in nodes)
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+def test_weights_computed_from_constants_become_initializers(optimized):
+    """Spectral normalisation: W / (u' W v)."""
+    model = generate("wgan_gp_small", batch=2)
+    inputs = random_inputs(model)
+    convolutions = [index for index, node in enumerate(model.graph.node) if node.op_type == "Conv"]
+    for index in reversed(convolutions):
+        node = model.graph.node[index]
+        name, weight = node.input[1], next(t for t in model.graph.initializer if t.name == node.input[1])
+        m, rest = weight.dims[0], int(np.prod(weight.dims[1:]))
+        random = np.random.default_rng(index)
+        for key, value in (("rows", np.array([m, -1])), ("u", random.random(m, np.float32) + 1),
+                           ("v", random.random((rest, 1), np.float32) + 1)):  # fmt: skip
+            model.graph.initializer.append(numpy_helper.from_array(value, f"{name}.{key}"))
+        chain = [("Reshape", [name, f"{name}.rows"], "m"), ("Abs", [f"{name}.m"], "a"),
+                 ("MatMul", [f"{name}.a", f"{name}.v"], "s"), ("MatMul", [f"{name}.u", f"{name}.s"], "sigma"),
+                 ("Div", [name, f"{name}.sigma"], "w")]  # fmt: skip
+        node.input[1] = f"{name}.w"
+        for op_type, sources, output in reversed(chain):
+            model.graph.node.insert(index, helper.make_node(op_type, sources, [f"{name}.{output}"]))
+    exact = run(model, inputs)
+    folded = prepare.self_contained(optimize(model, check=1).model if optimized else model)
+    prepare.fold_weights(folded)
+    onnx.checker.check_model(folded)
+    left = {node.op_type for node in folded.graph.node}
+    assert not left & {"Div", "Abs", "Reshape"}
+    names = {tensor.name for tensor in folded.graph.initializer}
+    weighted = [node for node in folded.graph.node if node.op_type == "Conv" or prepare.is_operator(node)]
+    assert len(weighted) == len(convolutions) and all(node.input[1] in names for node in weighted)
+    assert names <= {name for node in folded.graph.node for name in node.input}
+    for wanted, got in zip(exact, run(folded, inputs), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
 
 
 def test_constant_weights_are_those_that_nothing_can_change():

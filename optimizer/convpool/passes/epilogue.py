@@ -140,7 +140,7 @@ def _giver(walk: Walk, index: int) -> Weights | None:
 def _weights(scope: Scope, index: int) -> Weights | None:
     """The constant weights and bias (zeros if there is none) of a Conv or a node of the operator."""
     node = scope.nodes[index]
-    weight = scope.constant(node.input[1])
+    weight = scope.weights(node.input[1])
     has_bias = len(node.input) > 2 and bool(node.input[2])
     bias = scope.constant(node.input[2]) if has_bias else None
     if weight is None or (has_bias and bias is None):

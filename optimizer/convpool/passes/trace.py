@@ -99,7 +99,7 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
     conv = ConvSpec(kernel, strides, pads, dilations, int(values.get("group", 1)))
     bias = node.input[2] if len(node.input) > 2 else ""
     return ConvLeaf(
-        index, node.input[0], conv, scope.constant(node.input[1]), scope.constant(bias) if bias else None,
+        index, node.input[0], conv, scope.weights(node.input[1]), scope.constant(bias) if bias else None,
         (m, c, *kernel), size if known else None, nodes=(index,),
     )  # fmt: skip
 

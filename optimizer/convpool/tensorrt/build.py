@@ -119,6 +119,7 @@ def _prepare(model: object, lowering: str, plugin: bool, layers: bool) -> ModelP
     else:
         optimized = optimize(loaded.proto, lowering=lowering, check=0, base_dir=loaded.base_dir)
         result = prepare.self_contained(load(optimized.model, loaded.base_dir))
+    prepare.fold_weights(result)
     if layers:
         prepare.mark_all(result)
     return result

@@ -19,12 +19,13 @@ from onnx.external_data_helper import load_external_data_for_model
 
 from convpool import operator
 from convpool.errors import ModelError
-from convpool.graph import graphs_within
+from convpool.graph import graphs_within, index_model, is_op
 from convpool.modelio import LoadedModel, load
 
 OLD_PARSER_OPSET = 17
 """The newest opset that the parser of TensorRT 8.6 knows."""
 CONSTANT_WEIGHTS = "constant_weights"
+WEIGHTED = ("Conv", "ConvTranspose", "Gemm")
 _NUMPY_TYPES = {TensorProto.FLOAT16: np.dtype(np.float16), TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16)}
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 _FLOAT_ONLY_INPUTS = {"Resize": (1, 2), "Upsample": (1,)}
@@ -75,6 +76,38 @@ def _without_trailing_blanks(model: ModelProto) -> ModelProto:
         while node.input and not node.input[-1]:
             del node.input[-1]
     return model
+
+
+def fold_weights(model: ModelProto) -> None:
+    """Make initializers of weights that the main graph computes from constants, as spectral normalisation leaves them.
+
+    TensorRT would compute them in every run.
+    """
+    graph, scope = model.graph, index_model(model, numpy_helper.to_array)[0]
+    folded: set[str] = set()
+    chains: set[int] = set()
+    for node in graph.node:
+        name = node.input[1] if len(node.input) > 1 and (is_op(node, *WEIGHTED) or is_operator(node)) else ""
+        nodes = scope.arithmetic(name) if name in scope.producer and name not in folded else None
+        value = scope.weights(name) if nodes else None
+        if value is not None:
+            graph.initializer.append(numpy_helper.from_array(value.array(), name))
+            folded.add(name)
+            chains.update(nodes)
+    read = {name for index, node in enumerate(graph.node) if index not in chains for name in node.input}
+    read |= scope.captured | scope.outputs
+    leaves: set[str] = set()
+    for index in sorted(chains, reverse=True):  # readers stand behind what they read
+        node = graph.node[index]
+        if set(node.output) <= folded or not set(node.output) & read:
+            leaves.update(node.input)
+            del graph.node[index]
+        else:
+            read.update(node.input)
+    unread = leaves - read - {value.name for value in graph.input}
+    for index in reversed(range(len(graph.initializer))):
+        if graph.initializer[index].name in unread:
+            del graph.initializer[index]
 
 
 def say_constant_weights(model: ModelProto, constant: bool) -> None:
