@@ -55,6 +55,7 @@ class Network:
 
 NETWORKS = {
     "sngan64": Network(64, 1.8),
+    "sngan64_in_place": Network(64, 1.8),
     "stargan_v2": Network(1, 1.6),
     "wgan_gp": Network(64, 1.6),
     "densenet_transition1": Network(32, 2.5, inside=True),

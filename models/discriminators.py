@@ -19,10 +19,17 @@ from collections.abc import Callable, Sequence
 from models.builder import Net
 
 
-def residual_block(net: Net, x, name: str, hidden: int, out: int, *, down=True, down_sample: Callable | None = None):
-    """Pre-activation residual block: ReLU, Conv3, ReLU, Conv3, pool; shortcut Conv1, pool; Add."""
+def residual_block(
+    net: Net, x, name: str, hidden: int, out: int, *, down=True, down_sample: Callable | None = None, in_place=False
+):
+    """Pre-activation residual block: ReLU, Conv3, ReLU, Conv3, pool; shortcut Conv1, pool; Add.
+
+    in_place: the shortcut reads what the first ReLU gives, as where PyTorch's works in place.
+    """
     down_sample = down_sample or net.pool
-    h = net.conv(net.act(x, f"{name}/relu1"), f"{name}/conv1", hidden, 3)
+    h = net.act(x, f"{name}/relu1")
+    x = h if in_place else x
+    h = net.conv(h, f"{name}/conv1", hidden, 3)
     h = net.conv(net.act(h, f"{name}/relu2"), f"{name}/conv2", out, 3)
     if not down:
         return net.add(h, x, f"{name}/add")
@@ -39,11 +46,14 @@ def _first_block(net: Net, x, name: str, out: int, *, down_sample: Callable | No
     return net.add(down_sample(h, f"{name}/pool"), shortcut, f"{name}/add")
 
 
-def sngan(net: Net, *, size=64, width=64) -> None:
-    """SNGAN's 64x64 discriminator: five blocks, each halving; global sum, linear. Input [N, 3, size, size]."""
+def sngan(net: Net, *, size=64, width=64, in_place=False) -> None:
+    """SNGAN's 64x64 discriminator: five blocks, each halving; global sum, linear. Input [N, 3, size, size].
+
+    in_place: of residual_block; torch-mimicry's SNGAN is so, the authors' own is not.
+    """
     x = _first_block(net, net.input("image", 3, size, size), "block1", width)
     for i, factor in enumerate((2, 4, 8, 16), 2):
-        x = residual_block(net, x, f"block{i}", x.shape[1], width * factor)
+        x = residual_block(net, x, f"block{i}", x.shape[1], width * factor, in_place=in_place)
     x = net.reduce(net.act(x, "head/relu"), "head/sum", "ReduceSum", (2, 3))
     net.output(net.linear(x, "head/linear", 1), "score")
 

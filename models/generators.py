@@ -61,6 +61,7 @@ _GENERATORS = (
     Generator("sparcnet", densenets.sparcnet, {}, {"conv_pool": 7}),
     Generator("condensenet74", densenets.condensenet, {}, {"concat_pool": 4}),
     Generator("sngan64", discriminators.sngan, {}, {"conv_pool": 9, "pool_conv": 1}),
+    Generator("sngan64_in_place", discriminators.sngan, {"in_place": True}, {"conv_pool": 9, "pool_conv": 1}),
     Generator("biggan128", discriminators.biggan, {}, {"conv_pool": 9, "pool_conv": 1}),
     Generator(
         "biggan256",
@@ -89,6 +90,9 @@ _GENERATORS = (
         {"concat_pool": 2},
     ),
     Generator("sngan64_small", discriminators.sngan, {"width": 8}, {"conv_pool": 9, "pool_conv": 1}),
+    Generator(
+        "sngan64_in_place_small", discriminators.sngan, {"width": 8, "in_place": True}, {"conv_pool": 9, "pool_conv": 1}
+    ),
     Generator("biggan_small", discriminators.biggan, {"size": 64, "width": 8}, {"conv_pool": 9, "pool_conv": 1}),
     Generator("wgan_gp_small", discriminators.wgan_gp, {"width": 16}, {"conv_pool": 3, "pool_conv": 1}),
     Generator("wgan_gp_slices_small", discriminators.wgan_gp, {"width": 16, "mean": "slices_div"}, _SLICES),

@@ -26,7 +26,7 @@ from tests.accuracy.limits import LIMITS, RATIOS
 from tests.accuracy.reference64 import run_float64
 from tests.plugin.gpu import require_gpu
 
-BATCHES = {"lenet5_digits": 32, "sngan64": 2, "wgan_gp": 4, "stargan_v2": 1, "densenet121": 1,
+BATCHES = {"lenet5_digits": 32, "sngan64": 2, "sngan64_in_place": 2, "wgan_gp": 4, "stargan_v2": 1, "densenet121": 1,
            "densenet_transition1": 1, "densenet_transition2": 1, "densenet_transition3": 1}  # fmt: skip
 ENGINE_SIZES = {"densenet121": {"size": 64}}
 """Smaller inputs for engines: as many layers in less time."""

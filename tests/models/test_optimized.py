@@ -28,6 +28,7 @@ AROUND = {
     "densenet_small_3d": {"AffineReluConvAvgPool": 3},
     "discriminator_block": {"ConvAvgPool": 1, "ConvAvgPoolAdd": 1},
     "sngan64_small": {"ConvAvgPool": 4, "ConvAvgPoolAdd": 4, "ConvAvgPoolAddRelu": 1},
+    "sngan64_in_place_small": {"ConvAvgPool": 4, "ConvAvgPoolAddRelu": 5},
     "biggan_small": {"ConvAvgPool": 4, "ConvAvgPoolAdd": 5},
     "wgan_gp_slices_small": {"ConvAvgPool": 1, "ConvAvgPoolAdd": 2},
     "stargan_v2_small": {"LeakyReluConvAvgPoolLeakyRelu": 4, "ConvAvgPoolAdd": 2},
