@@ -129,6 +129,7 @@ void identity(const Attributes &a) {
     Owner plugin = make(a);
     CHECK(plugin != nullptr);
     v2::IPluginCreator *const creator = creators.at(a.op_type());
+    starve([&] { return own(creator->createPlugin("layer", nullptr)) == nullptr && !logged.empty(); });
     EQUAL(plugin->getTensorRTVersion(), (3 << 24) | version_number);
     EQUAL(creator->getTensorRTVersion(), version_number);
     CHECK(std::strcmp(creator->getPluginVersion(), "1") == 0);
@@ -262,11 +263,34 @@ void shapes() {
     REFUSES(shape(0, x, {2, {&e, &e}}, 2), "W: number of dimensions");
     REFUSES(shape(0, {3, {&e, &e, &e}}, w, 2), "X: number of dimensions");
     REFUSES(shape(0, x, w, 1), "inputs; got 1");
+    Attributes wide;
+    wide.pool_kernel = wide.pool_dilations = {65535, 65535};
+    plugin = make(wide);
+    REFUSES(shape(0, x, w, 2), "window; got 4294770691 elements, expected at most 2^31 - 1");
+    plugin = make({});
     REFUSES(shape(1, x, w, 2), "output; got 1");
     const DataType types[3] = {DataType::kHALF, DataType::kHALF, DataType::kHALF};
     CHECK(plugin->getOutputDataType(0, types, 3) == DataType::kHALF);
     const DataType wrong[2] = {DataType::kINT8, DataType::kHALF};
     REFUSES((plugin->getOutputDataType(0, wrong, 2), true), "X: type; got int8");
+}
+
+// Behind the attributes stand the number of inputs, the builder's device, the workspace and the largest problem.  Any byte
+// may be damaged: refused or taken, never a crash.  tensors: inputs and output.
+void damaged_grant(const Attributes &a, const std::vector<char> &saved, const std::vector<v2::PluginTensorDesc> &tensors) {
+    const size_t grant = saved.size() - 24 - sizeof(convpool_problem), problem = grant + 24;
+    for (size_t i = grant; i < saved.size(); ++i) {
+        std::vector<char> bad = saved;
+        bad[i] = static_cast<char>(bad[i] ^ 0xff);
+        Owner made = own(creators.at(a.op_type())->deserializePlugin("layer", bad.data(), bad.size()));
+        const bool counts = i < grant + 4 || (i >= problem && i < problem + 8);  // inputs; struct_size and rank
+        CHECK(!counts || made == nullptr);
+        if (made == nullptr) continue;
+        made->attachToContext(nullptr, nullptr, nullptr);
+        const void *inputs[6] = {};
+        void *outputs[1] = {nullptr};
+        CHECK(made->enqueue(tensors.data(), &tensors.back(), inputs, outputs, nullptr, nullptr) != 0);
+    }
 }
 
 void life(const Attributes &a, DataType type, int dtype, TensorFormat format, bool bias, bool has_device) {
@@ -313,6 +337,10 @@ void life(const Attributes &a, DataType type, int dtype, TensorFormat format, bo
     CHECK(loaded != nullptr);
     CHECK(bytes_of(*loaded) == saved);
     plugin.reset();
+    damaged_grant(a, saved, tensors);
+    v2::IPluginCreator *const creator = creators.at(a.op_type());
+    starve([&] { return own(creator->deserializePlugin("layer", saved.data(), saved.size())) != nullptr; });
+    starve([&] { return own(loaded->clone()) != nullptr; });
     Owner context = own(loaded->clone());
     CHECK(bytes_of(*context) == saved);
     context->attachToContext(nullptr, nullptr, nullptr);
@@ -407,6 +435,10 @@ Context context_of(Gpu &gpu, const Attributes &a, const convpool_problem &larges
 }
 
 }  // namespace
+
+bool creators_answer_v2() {
+    return std::all_of(creators.begin(), creators.end(), [](auto &item) { return item.first == item.second->getPluginName(); });
+}
 
 bool run_v2(void *library, Gpu &gpu) {
     version_number = 8600;
