@@ -128,6 +128,30 @@ def test_two_contexts_take_turns(layer):
         assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
 
 
+def test_threads_run_engines_of_their_own(layer, tmp_path):
+    """In a process of its own, which pycuda would end with the first thread that leaves a context behind."""
+    _, name, channels, engine = layer
+    engine.save(tmp_path / "layer.engine")
+    code = f"""
+import sys, threading, numpy as np
+from convpool.tensorrt import Engine
+x = {{{name!r}: np.random.default_rng(0).standard_normal((3, {channels}, 24, 24)).astype(np.float32)}}
+found, kept = [], []
+def body():
+    engine = Engine.load(sys.argv[1])
+    found.extend(next(iter(engine.run(x).values())).tobytes() for _ in range(5))
+    kept.append(engine)  # outlives its thread
+for started in (4, 1):
+    threads = [threading.Thread(target=body) for _ in range(started)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+body()
+print(len(found), len(set(found)))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "layer.engine")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["30", "1"]), done.stderr
+
+
 def test_runs_are_captured_into_a_graph(layer):
     model, name, channels, engine = layer
     x = np.random.default_rng(3).standard_normal((4, channels, 32, 32)).astype(np.float32)

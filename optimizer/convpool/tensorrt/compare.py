@@ -64,6 +64,9 @@ class EngineRunner:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.input_names, self.output_names = list(engine.inputs), list(engine.outputs)
+        for info in (*engine.inputs.values(), *engine.outputs.values()):
+            if info.format != "LINEAR":
+                raise OptionError(f"engine: tensor '{info.name}'; got format {info.format}, expected LINEAR to compare")
 
     def run(self, arrays: Arrays) -> dict[str, np.ndarray]:
         """All outputs by name."""
