@@ -106,6 +106,9 @@ def compare(
     """
     if set(first.input_names) != set(second.input_names):
         raise OptionError(f"inputs differ; got {', '.join(first.input_names)} and {', '.join(second.input_names)}")
+    for name in input_shapes or {}:
+        if name not in first.input_names:
+            raise OptionError(f"input shape: no input '{name}'; expected one of {', '.join(first.input_names) or 'none'}")
     names = [name for name in first.output_names if name in second.output_names]
     if not names:
         raise OptionError("no output in common; got "
@@ -153,6 +156,9 @@ def _random(rng: np.random.Generator, dtype: np.dtype, shape: Sequence[int]) -> 
 
 
 def _judge(name: str, reference, result, rtol: float, relative_atol: float, atol: float | None) -> OutputError:
+    for value in (reference, result):
+        if not isinstance(value, np.ndarray) or value.dtype.kind in "OSU":
+            raise OptionError(f"output '{name}': no tensor of numbers, which cannot be compared; take it out of the model")
     if reference.shape != result.shape:
         return OutputError(name, np.inf, np.inf, False, f"shape {result.shape}, expected {reference.shape}")
     r, y = reference.astype(np.float64), result.astype(np.float64)
