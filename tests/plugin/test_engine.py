@@ -7,13 +7,14 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 import types
 
 import numpy as np
 import pytest
 
 from convpool.errors import OptionError
-from convpool.tensorrt import Engine, TensorRTError
+from convpool.tensorrt import Engine, TensorRTError, load_plugin
 from convpool.tensorrt import engine as engine_module
 from convpool.tensorrt.compare import EngineRunner
 from convpool.tensorrt.memory import PycudaMemory
@@ -147,6 +148,42 @@ print(*map(len, driver.stacks.values()))
     assert (done.stdout.split(), done.stderr) == (["1", "0"], "")
 
 
+def test_threads_register_the_plugin_once(plugin, monkeypatch):
+    """A second registration of the same names is an error to TensorRT."""
+    registered, barrier = [], threading.Barrier(4)
+
+    class Registry:
+        def load_library(self, path):
+            time.sleep(0.05)
+            registered.append(path)
+
+        def get_creator(self, name, version, namespace):
+            if not registered:
+                time.sleep(0.01)
+            return name if registered else None
+
+    trt = types.SimpleNamespace(__name__="threads", __version__="10.0.0", get_plugin_registry=Registry, ILogger=ILogger)
+    monkeypatch.setenv("CONVPOOL_PLUGIN_LIBRARY", str(plugin))
+
+    def body():
+        barrier.wait()
+        load_plugin(trt)
+
+    threads = [threading.Thread(target=body) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert registered == [str(plugin)]
+
+
+class ILogger:
+    Severity = enum.Enum("Severity", "ERROR INTERNAL_ERROR")
+
+    def __init__(self) -> None:
+        pass
+
+
 class TensorIOMode(enum.Enum):
     INPUT, OUTPUT = 0, 1
 
@@ -163,22 +200,13 @@ class Played:
     """A TensorRT whose engine copies input x to output y; changed by the tests."""
 
     __name__, __version__ = "played", "10.0.0"
-    TensorIOMode, TensorLocation = TensorIOMode, TensorLocation
+    TensorIOMode, TensorLocation, ILogger = TensorIOMode, TensorLocation, ILogger
     nptype = staticmethod(lambda kind: kind if kind is not None else np.dtype("fp8"))
 
     def __init__(self, driver, shape=(-1, 3), dtype=np.float32, order=TensorFormat.LINEAR, location=TensorLocation.DEVICE):
         self.driver, self.shape, self.dtype, self.order, self.location = driver, shape, dtype, order, location
         self.refuse, self.addresses, self.shape_now = "", {}, None
         self.num_io_tensors, self.num_optimization_profiles = 2, 1
-        self.get_plugin_registry = None
-
-        class ILogger:
-            Severity = enum.Enum("Severity", "ERROR INTERNAL_ERROR")
-
-            def __init__(self) -> None:
-                pass
-
-        self.ILogger = ILogger
 
     def Runtime(self, log):
         return self
