@@ -141,7 +141,8 @@ def _input_sets(first: Runner, second: Runner, count: int, data: Arrays | None, 
         known = {value.name for value in feeds(proto)}
         maker = InputMaker(proto, data, {name: shape for name, shape in shapes.items() if name in known}, seed)
         for number in range(count):
-            yield maker.runnable(number, lambda arrays: first.run(arrays))
+            arrays, outputs = maker.runnable(number, lambda arrays: list(first.run(arrays).values()))
+            yield arrays, dict(zip(first.output_names, outputs, strict=True))
         return
     for number in range(count):
         rng = np.random.default_rng([seed, number])
