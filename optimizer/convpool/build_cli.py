@@ -65,6 +65,8 @@ def build_command(
     for path in (output, report_path, timing_cache):
         if path:
             _check_output(Path(path))
+            if Path(path).exists() and Path(model).exists() and Path(path).samefile(model):
+                raise OutputError(f"{path}: the model itself, which would be overwritten; give another file name")
     arrays = load_arrays(data)
     original = load(Path(model))
     profile = _profile(dict(least), dict(typical), dict(largest))
