@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -291,6 +292,25 @@ def test_integers_are_narrowed_only_where_they_fit(engine_of):
         engine.run({"x": np.array([[1, 2**32 + 2, 3]])})
     with pytest.raises(OptionError, match="input 'x': type; got float64, expected int32"):
         engine.run({"x": np.zeros((1, 3))})
+
+
+def test_gpu_arrays_live_until_others_take_their_place(engine_of):
+    class Array:
+        def __init__(self) -> None:
+            self.__cuda_array_interface__ = {"shape": (2, 3), "typestr": "<f4", "data": (4096, False), "version": 3}
+
+    engine = engine_of()
+    arrays = [Array(), Array(), Array()]
+    alive = [weakref.ref(array) for array in arrays]
+    engine.bind({"x": arrays[0]})
+    engine.point({"x": arrays[1]})
+    assert engine._trt.addresses["x"] == 4096
+    del arrays[:2]
+    gc.collect()
+    assert [reference() is not None for reference in alive] == [False, True, True]
+    engine.bind({"x": arrays.pop()})
+    gc.collect()
+    assert [reference() is not None for reference in alive] == [False, False, True]
 
 
 @pytest.mark.parametrize("what", ["shape", "address"])

@@ -53,6 +53,8 @@ class _Loaded:
     inputs: dict[str, TensorInfo]
     outputs: dict[str, TensorInfo]
     buffers: dict[str, _Buffer] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
+    """The inputs that the next runs read, which must not go before."""
     profile: int = 0
 
 
@@ -107,7 +109,7 @@ class Engine:
 
         inputs: host arrays, or GPU arrays (DLPack or CUDA array interface), by name.  Where the engine's format is not
         LINEAR, arrays have the shape that the engine says and their elements in the format's order.
-        stream: a pycuda stream; default one of the engine's own.
+        stream: a pycuda stream; default one of the engine's own, which waits for the default stream's work and for no other.
         on_device: return device buffers (pycuda allocations that the next run overwrites) without waiting, in place of
         host arrays.
 
@@ -138,6 +140,7 @@ class Engine:
             if name not in values:
                 raise OptionError(f"engine: no input '{name}'; expected {', '.join(values)}")
         self._choose_profile({name: tuple(value.shape) for name, value in values.items()}, stream)
+        loaded.given = values
         for name, value in values.items():
             self._expect(loaded.context.set_input_shape(name, tuple(value.shape)), name, f"shape {list(value.shape)}")
             if isinstance(value, np.ndarray):
@@ -159,7 +162,8 @@ class Engine:
     def point(self, inputs: Mapping[str, Any]) -> None:
         """Let the next `execute` read other GPU arrays of the shapes that `bind` has set; also between captured runs."""
         for name, value in inputs.items():
-            self._set_address(name, gpu_arrays.view(name, value).pointer)
+            self._load().given[name] = gpu_arrays.view(name, value)
+            self._set_address(name, self._load().given[name].pointer)
 
     def execute(self, stream: Any = None) -> None:
         """Run on what `bind` has set, without waiting; may be captured into a CUDA graph."""
