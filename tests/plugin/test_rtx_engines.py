@@ -162,6 +162,7 @@ def interrupted(*arguments, progress, **options):
     return build_engine(*arguments, progress=first, trt=trt, configure=for_ampere_and_later, **options)
 
 build_cli.build_engine = interrupted
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start without
 sys.exit(run(build_cli.build_command, "convpool-build", ["model.onnx", "-o", "m.engine", "--no-plugin", "--check", "0", "-q"]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=300)
