@@ -202,9 +202,8 @@ class Played:
 
     __name__, __version__ = "played", "10.0.0"
     TensorIOMode, TensorLocation, ILogger = TensorIOMode, TensorLocation, ILogger
-    nptype = staticmethod(lambda kind: kind if kind is not None else np.dtype("fp8"))
 
-    def __init__(self, driver, shape=(-1, 3), dtype=np.float32, order=TensorFormat.LINEAR, location=TensorLocation.DEVICE):
+    def __init__(self, driver, shape=(-1, 3), dtype="FLOAT", order=TensorFormat.LINEAR, location=TensorLocation.DEVICE):
         self.driver, self.shape, self.dtype, self.order, self.location = driver, shape, dtype, order, location
         self.refuse, self.addresses, self.shape_now = "", {}, None
         self.num_io_tensors, self.num_optimization_profiles = 2, 1
@@ -231,7 +230,7 @@ class Played:
         return self.shape if self.shape_now is None else self.shape_now
 
     def get_tensor_dtype(self, name):
-        return self.dtype
+        return f"DataType.{self.dtype}"  # as an enumeration's text
 
     def get_tensor_location(self, name):
         return self.location
@@ -285,7 +284,7 @@ def test_a_scalar_stays_one(engine_of):
 
 
 def test_integers_are_narrowed_only_where_they_fit(engine_of):
-    engine = engine_of(dtype=np.int32)
+    engine = engine_of(dtype="INT32")
     assert np.array_equal(engine.run({"x": np.array([[1, -2, 3]])})["y"], [[1, -2, 3]])
     assert np.array_equal(engine.run({"x": np.array([[True, False, True]])})["y"], [[1, 0, 1]])
     with pytest.raises(OptionError, match="input 'x': values; got int64 ones that int32 does not hold"):
@@ -338,8 +337,16 @@ def test_memory_that_is_no_plain_array_is_refused(engine_of):
 
 
 def test_a_type_that_numpy_lacks_is_an_error(engine_of):
-    with pytest.raises(TensorRTError, match="engine: tensor 'x': type None; expected one that numpy has"):
-        engine_of(dtype=None).inputs  # noqa: B018
+    with pytest.raises(TensorRTError, match="engine: tensor 'x': type; got FP8, expected FLOAT, "):
+        engine_of(dtype="FP8").inputs  # noqa: B018
+
+
+@pytest.mark.parametrize("kind", ["FLOAT", "HALF", "BF16", "INT8", "INT32", "INT64", "BOOL", "UINT8"])
+def test_every_other_type_goes_through(engine_of, kind):
+    engine = engine_of(dtype=kind)
+    x = np.array([[0, 1, 1]]).astype(engine.inputs["x"].dtype)
+    y = engine.run({"x": x})["y"]
+    assert y.dtype == x.dtype and np.array_equal(y, x)
 
 
 def test_failures_of_the_gpu_are_typed(engine_of, driver):

@@ -81,7 +81,7 @@ Runner = ModelRunner | EngineRunner
 
 
 def open_runner(path: str, *, layers: bool = False) -> Runner:
-    """A runner for a file: an engine if it is no ONNX model.  Raises ModelError, OptionError or TensorRTError."""
+    """A runner for a file: an engine by its suffix, else an ONNX model.  Raises ModelError, OptionError or TensorRTError."""
     if Path(path).suffix.lower() in (".engine", ".plan", ".trt"):
         return EngineRunner(Engine.load(path))
     return ModelRunner(load(path), layers=layers)

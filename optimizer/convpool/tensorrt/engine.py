@@ -19,6 +19,8 @@ from convpool.tensorrt.library import load_plugin, logger, tensorrt_module
 from convpool.tensorrt.memory import PycudaMemory
 
 Shape = tuple[int, ...]
+_NUMPY_TYPES = {"FLOAT": "float32", "HALF": "float16", "INT8": "int8", "INT32": "int32", "INT64": "int64", "BOOL": "bool",
+                "UINT8": "uint8"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ class Engine:
                 for number in range(engine.num_optimization_profiles)
             ) if is_input else ()  # fmt: skip
             order = str(engine.get_tensor_format(name)).rpartition(".")[2]
-            info = TensorInfo(name, tuple(engine.get_tensor_shape(name)), _numpy_type(trt, engine, name), profiles, order)
+            info = TensorInfo(name, tuple(engine.get_tensor_shape(name)), _numpy_type(engine, name), profiles, order)
             (inputs if is_input else outputs)[name] = info
         self._loaded = _Loaded(runtime, engine, context, memory, inputs, outputs)
         return self._loaded
@@ -284,13 +286,13 @@ def _check_memory(trt: ModuleType, engine: Any, name: str) -> None:
                             f"which it pads, expected a multiple of {chunk} in dimension {axis}")  # fmt: skip
 
 
-def _numpy_type(trt: ModuleType, engine: Any, name: str) -> np.dtype:
-    kind = engine.get_tensor_dtype(name)
-    if str(kind).rpartition(".")[2] == "BF16":
+def _numpy_type(engine: Any, name: str) -> np.dtype:
+    """By the type's name: TensorRT's own nptype has no bfloat16."""
+    kind = str(engine.get_tensor_dtype(name)).rpartition(".")[2]
+    if kind == "BF16":
         import ml_dtypes
 
         return np.dtype(ml_dtypes.bfloat16)
-    try:
-        return np.dtype(trt.nptype(kind))
-    except TypeError as error:
-        raise TensorRTError(f"engine: tensor '{name}': type {kind}; expected one that numpy has") from error
+    if kind not in _NUMPY_TYPES:
+        raise TensorRTError(f"engine: tensor '{name}': type; got {kind}, expected {', '.join(_NUMPY_TYPES)} or BF16")
+    return np.dtype(_NUMPY_TYPES[kind])
