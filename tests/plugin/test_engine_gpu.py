@@ -152,6 +152,36 @@ print(len(found), len(set(found)))
     assert (done.returncode, done.stdout.split()) == (0, ["30", "1"]), done.stderr
 
 
+def test_each_device_runs_its_own_engine(layer, tmp_path):
+    import pycuda.driver as driver
+
+    if driver.Device.count() < 2:
+        pytest.skip("one GPU")
+    _, name, channels, engine = layer
+    engine.save(tmp_path / "layer.engine")
+    code = f"""
+import sys, threading, numpy as np
+import pycuda.driver as driver
+from convpool.tensorrt import Engine, TensorRTError
+x = {{{name!r}: np.random.default_rng(0).standard_normal((3, {channels}, 24, 24)).astype(np.float32)}}
+found, devices = [], []
+def body(device):
+    engine = Engine.load(sys.argv[1], device=device)
+    found.append(next(iter(engine.run(x).values())).tobytes())
+    devices.append(driver.Context.get_device().pci_bus_id())
+body(0)
+thread = threading.Thread(target=body, args=(1,))
+thread.start()
+thread.join()
+try:
+    Engine.load(sys.argv[1], device=1).run(x)
+except TensorRTError as error:
+    print(len(set(found)), len(set(devices)), "another device" in str(error))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "layer.engine")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["1", "2", "True"]), done.stderr
+
+
 def test_runs_are_captured_into_a_graph(layer):
     model, name, channels, engine = layer
     x = np.random.default_rng(3).standard_normal((4, channels, 32, 32)).astype(np.float32)
