@@ -152,6 +152,34 @@ print(len(found), len(set(found)))
     assert (done.returncode, done.stdout.split()) == (0, ["30", "1"]), done.stderr
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_threads_with_contexts_of_their_own(precision, tmp_path):
+    """cuCtxCreate in each thread: kernels and what is set for them belong to a context, not to the device."""
+    model, name, channels, profile = open_layer()
+    build_engine(model, precision=precision, profiles=profile, optimization_level=1).save(tmp_path / "layer.engine")
+    code = f"""
+import sys, threading, numpy as np
+import pycuda.driver as driver
+from convpool.tensorrt import Engine
+x = {{{name!r}: np.random.default_rng(0).standard_normal((3, {channels}, 24, 24)).astype(np.float32)}}
+found = []
+def body():
+    context = driver.Device(0).make_context()
+    engine = Engine.load(sys.argv[1])
+    found.append(next(iter(engine.run(x).values())).tobytes())
+    del engine
+    context.pop()
+driver.init()
+for _ in range(3):
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+print(len(found), len(set(found)))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "layer.engine")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["3", "1"]), done.stderr
+
+
 def test_each_device_runs_its_own_engine(layer, tmp_path):
     import pycuda.driver as driver
 
