@@ -157,7 +157,9 @@ void check_grant(const Layer &layer, const Grant &grant) {
 class Plugin final : public v2::IPluginV2DynamicExt {
   public:
     Plugin(Layer layer, Grant grant, std::string name_space)
-        : layer_(std::move(layer)), grant_(grant), namespace_(std::move(name_space)) {}
+        : layer_(std::move(layer)), grant_(grant), namespace_(std::move(name_space)) {
+        if (grant.inputs != 0) grants_.push_back(grant);
+    }
 
     int32_t getTensorRTVersion() const noexcept override { return dynamic_version(); }
     const char *getPluginType() const noexcept override { return layer_.op().name.c_str(); }
@@ -170,6 +172,7 @@ class Plugin final : public v2::IPluginV2DynamicExt {
         return guarded<Plugin *>("clone", nullptr, [&] {
             Plugin *copy = new Plugin(layer_, grant_, namespace_);
             copy->answer_ = answer_;
+            copy->grants_ = grants_;
             return copy;
         });
     }
@@ -244,14 +247,16 @@ class Plugin final : public v2::IPluginV2DynamicExt {
                 answer = std::max(answer, workspace_bytes(least, 0, grant.device));
             grant.bytes = static_cast<int64_t>(answer);
             grant.largest = largest;
-            if (grant_.inputs == inputs && same(sizeless(largest), sizeless(grant_.largest))) {  // another profile, or again
-                grant.bytes = std::min(grant.bytes, grant_.bytes);
-                grant.largest.n = std::max(largest.n, grant_.largest.n);
-                for (int i = 0; i < largest.rank; ++i)
-                    grant.largest.spatial[i] = std::max(largest.spatial[i], grant_.largest.spatial[i]);
-            }
+            auto known = std::find_if(grants_.begin(), grants_.end(), [&](const Grant &earlier) {
+                return earlier.inputs == inputs && same(sizeless(largest), sizeless(earlier.largest));
+            });
+            if (known == grants_.end()) known = grants_.insert(known, grant);
+            known->bytes = std::min(known->bytes, grant.bytes);  // another profile, or again
+            known->largest.n = std::max(known->largest.n, largest.n);
+            for (int i = 0; i < largest.rank; ++i)
+                known->largest.spatial[i] = std::max(known->largest.spatial[i], largest.spatial[i]);
             answer_ = answer;
-            grant_ = grant;
+            grant_ = *known;
             chosen_ = {};
             return 0;
         });
@@ -323,6 +328,7 @@ class Plugin final : public v2::IPluginV2DynamicExt {
 
     Layer layer_;
     Grant grant_;
+    std::vector<Grant> grants_;  // one for each set of types and formats, which a builder may try in turn
     size_t answer_ = 0;  // to getWorkspaceSize, at least, since the last configurePlugin of a builder
     std::string namespace_;
     Chosen chosen_;

@@ -293,6 +293,36 @@ void damaged_grant(const Attributes &a, const std::vector<char> &saved, const st
     }
 }
 
+// A builder may try another format between two profiles: what the shapes of both may use is the lesser of its answers.
+void profiles_and_formats() {
+    const auto f16 = DataType::kHALF;
+    const auto linear = TensorFormat::kLINEAR, hwc8 = TensorFormat::kHWC8;
+    struct Answer { int64_t asked, stored; };
+    auto configure = [&](v2::IPluginV2DynamicExt &plugin, int32_t n, int32_t size, TensorFormat format) {
+        const auto in = {dynamic({n, 64, size, size}, {n, 64, size, size}, f16, format),
+                         dynamic({128, 3, 3, 64}, {128, 3, 3, 64}, f16, linear), dynamic({128}, {128}, f16, linear)};
+        const auto out = dynamic({n, 128, size / 2, size / 2}, {n, 128, size / 2, size / 2}, f16, format);
+        plugin.configurePlugin(in.begin(), 3, &out, 1);
+        std::vector<v2::PluginTensorDesc> tensors;
+        for (const auto &tensor : in) tensors.push_back(tensor.desc);
+        Answer answer{static_cast<int64_t>(plugin.getWorkspaceSize(tensors.data(), 3, &out.desc, 1)), 0};
+        const std::vector<char> saved = bytes_of(plugin);  // ..., inputs, device, bytes, largest problem
+        std::memcpy(&answer.stored, &saved[saved.size() - sizeof(convpool_problem) - 8], 8);
+        return answer;
+    };
+    Owner plugin = make({});
+    const Answer small = configure(*plugin, 4, 16, linear);
+    CHECK(small.asked > 0 && small.stored == small.asked);
+    for (bool cloned : {false, true}) {
+        if (cloned) plugin = own(plugin->clone());
+        const Answer other = configure(*plugin, 64, 32, hwc8);
+        CHECK(other.asked > 0 && other.stored == other.asked);
+        const Answer large = configure(*plugin, 64, 32, linear);
+        CHECK(large.asked > small.asked);
+        EQUAL(large.stored, small.asked);
+    }
+}
+
 void life(const Attributes &a, DataType type, int dtype, TensorFormat format, bool bias, bool has_device) {
     const int32_t c = 64, m = 128;
     const int inputs = bias ? a.input_count() : 2;
@@ -500,6 +530,7 @@ void drive_v2(void *library, bool has_device) {
             life(a, DataType::kHALF, CONVPOOL_F16, TensorFormat::kHWC8, true, has_device);
             life(a, DataType::kFLOAT, CONVPOOL_F32, TensorFormat::kLINEAR, true, has_device);
         }
+        if (has_device) profiles_and_formats();
         damaged({});
         damaged(some_siblings().back());
         wrong_layers();
