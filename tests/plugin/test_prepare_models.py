@@ -139,6 +139,24 @@ def test_tf32_is_said_to_the_plugin_by_an_attribute():
     assert nodes and all(any(a.name == "allow_tf32" and a.i == 1 for a in node.attribute) for node in nodes)
 
 
+def test_attributes_said_to_the_plugin_by_hand_are_valid_and_the_precision_decides():
+    """As docs/tensorrt.md has them for other tools' engines: the file loads, runs, and is built by convpool-build too."""
+    model = generate("wgan_gp_small", batch=2)
+    inputs = random_inputs(model)
+    rewritten = optimize(model, check=0).model
+    wanted = run(rewritten, inputs)[0]
+    for node in filter(prepare.is_operator, rewritten.graph.node):
+        node.attribute.extend(helper.make_attribute(name, 1) for name in ("allow_tf32", "constant_weights"))
+    prepared = prepare.self_contained(rewritten)  # after convpool's check
+    assert np.array_equal(run(prepared, inputs)[0], wanted)
+    for allowed in (True, False):
+        ready = prepare.for_parser(prepare.self_contained(prepared), 10, plugin=True, allow_tf32=allowed)
+        for node in filter(prepare.is_operator, ready.graph.node):
+            assert [a.i for a in node.attribute if a.name == "allow_tf32"] == ([1] if allowed else [])
+    plain = prepare.for_parser(prepared, 10, plugin=False, allow_tf32=True)
+    assert np.array_equal(run(plain, inputs)[0], wanted)
+
+
 def test_constant_weights_are_those_that_nothing_can_change():
     def said(model):
         return [any(a.name == "constant_weights" and a.i == 1 for a in n.attribute) for n in nodes(model)]

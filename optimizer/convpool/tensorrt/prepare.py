@@ -26,7 +26,7 @@ from convpool.modelio import LoadedModel, load
 
 OLD_PARSER_OPSET = 17
 """The newest opset that the parser of TensorRT 8.6 knows."""
-CONSTANT_WEIGHTS = "constant_weights"
+CONSTANT_WEIGHTS, ALLOW_TF32 = "constant_weights", "allow_tf32"
 _NUMPY_TYPES = {TensorProto.FLOAT16: np.dtype(np.float16), TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16)}
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 _FLOAT_ONLY_INPUTS = {"Resize": (1, 2), "Upsample": (1,)}
@@ -68,11 +68,18 @@ def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool)
                 f"model: opset; got {opset}, expected at most {OLD_PARSER_OPSET} for TensorRT {major}; export it with "
                 f"opset {OLD_PARSER_OPSET}"
             )
-    if plugin and allow_tf32:
-        for node in _nodes(model.graph):
-            if is_operator(node):
-                node.attribute.append(helper.make_attribute("allow_tf32", 1))
+    for node in filter(is_operator, _nodes(model.graph)):
+        _say(node, ALLOW_TF32, plugin and allow_tf32)
     return model
+
+
+def _say(node: NodeProto, name: str, truth: bool) -> None:
+    """Give the node the attribute `name` = 1, or none of that name."""
+    others = [attribute for attribute in node.attribute if attribute.name != name]
+    del node.attribute[:]
+    node.attribute.extend(others)
+    if truth:
+        node.attribute.append(helper.make_attribute(name, 1))
 
 
 def _without_trailing_blanks(model: ModelProto) -> ModelProto:
@@ -92,12 +99,9 @@ def say_constant_weights(model: ModelProto, constant: bool) -> None:
     given = {value.name for value in model.graph.input}
     weights = {tensor.name for tensor in model.graph.initializer} - given
     for node in filter(is_operator, _nodes(model.graph)):
-        others = [attribute for attribute in node.attribute if attribute.name != CONSTANT_WEIGHTS]
-        del node.attribute[:]
-        node.attribute.extend(others)
+        _say(node, CONSTANT_WEIGHTS, False)
     for node in filter(is_operator, model.graph.node):  # the main graph's, where a name has one meaning
-        if constant and node.input[1] in weights:
-            node.attribute.append(helper.make_attribute(CONSTANT_WEIGHTS, 1))
+        _say(node, CONSTANT_WEIGHTS, constant and node.input[1] in weights)
 
 
 def serialized(model: ModelProto) -> bytes:
