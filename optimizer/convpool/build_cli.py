@@ -6,6 +6,7 @@ installation, one line on stderr.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import time
@@ -22,9 +23,10 @@ from convpool.errors import OptionError, OutputError, VerificationError
 from convpool.inputs import load_arrays
 from convpool.modelio import load, write_atomically
 from convpool.table import make_console
-from convpool.tensorrt import PRECISIONS, build_engine
+from convpool.tensorrt import PRECISIONS, TensorRTError, build_engine
 from convpool.tensorrt.build import LOWERINGS
 from convpool.tensorrt.compare import EngineRunner, ModelRunner, compare, open_runner
+from convpool.tensorrt.library import tensorrt_module
 from convpool.verify import Verification
 
 _SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
@@ -60,12 +62,16 @@ def build_command(
 ) -> None:  # fmt: skip
     """Build a TensorRT engine from MODEL, run it, and compare it with onnxruntime on MODEL."""
     out = Path(output)
-    _check_folder(out)
-    if report_path:
-        _check_folder(Path(report_path))
+    for path in (output, report_path, timing_cache):
+        if path:
+            _check_output(Path(path))
+            if Path(path).exists() and Path(model).exists() and Path(path).samefile(model):
+                raise OutputError(f"{path}: the model itself, which would be overwritten; give another file name")
     arrays = load_arrays(data)
     original = load(Path(model))
     profile = _profile(dict(least), dict(typical), dict(largest))
+    if check or arrays is not None:
+        _check_can_run()
     started = time.perf_counter()
     with _Progress(quiet) as progress:
         engine = build_engine(
@@ -113,7 +119,7 @@ def build_command(
 def verify_command(first, second, layers, precision, check, data, shapes, rtol, atol, seed, report_path, quiet) -> None:
     """Compare FIRST and SECOND, each an ONNX model or an engine (.engine, .plan, .trt); errors are against FIRST."""
     if report_path:
-        _check_folder(Path(report_path))
+        _check_output(Path(report_path))
     verification = compare(
         open_runner(first, layers=layers), open_runner(second, layers=layers), check=check, data=load_arrays(data),
         input_shapes=dict(shapes), precision=precision, rtol=rtol, atol=atol, seed=seed,
@@ -148,9 +154,18 @@ def _profile(least: dict, typical: dict, largest: dict):
     return profile or None
 
 
-def _check_folder(path: Path) -> None:
+def _check_output(path: Path) -> None:
     if not path.parent.is_dir():
         raise OutputError(f"{path}: no folder {str(path.parent)!r}; make it first")
+    if path.is_dir():
+        raise OutputError(f"{path}: a folder; expected a file name")
+
+
+def _check_can_run() -> None:
+    """Before the minutes of a build whose engine could then not be checked."""
+    tensorrt_module()
+    if importlib.util.find_spec("pycuda") is None:
+        raise TensorRTError("pycuda: not installed, but the engine is run to be checked; pip install pycuda, or say --check 0")
 
 
 def _write_report(path: str | None, content: dict) -> None:

@@ -73,8 +73,14 @@ def _driver() -> Finding:
     smi = shutil.which("nvidia-smi")
     if smi:
         query = [smi, "--query-gpu=driver_version", "--format=csv,noheader"]
-        lines = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
-        number += f", driver {lines[0]}" if lines else ""
+        try:
+            asked = subprocess.run(query, capture_output=True, text=True, timeout=30)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return Finding("driver", NOTE, f"{number}; nvidia-smi: {error}", "see what keeps nvidia-smi from answering")
+        lines = (asked.stdout + asked.stderr).splitlines() or [f"status {asked.returncode}"]
+        if asked.returncode:
+            return Finding("driver", NOTE, f"{number}; nvidia-smi: {lines[0]}", "see what keeps nvidia-smi from answering")
+        number += f", driver {lines[0]}"
     return Finding("driver", OK, number)
 
 
@@ -116,7 +122,7 @@ def _library(gpus: list[tuple[str, int]]) -> list[Finding]:
 def _packages() -> list[Finding]:
     pycuda = _version("pycuda")
     arrays = ", ".join(v for v in (pycuda, _version("cupy-cuda13x", "cupy-cuda12x", "cupy"), _version("torch")) if v)
-    tensorrt = _version("tensorrt", "tensorrt-cu12", "tensorrt-cu13", "tensorrt-lean-cu13", "tensorrt-rtx")
+    tensorrt = _version("tensorrt", "tensorrt-cu12", "tensorrt-cu13")  # lean and RTX build no engines with plugins
     return [
         Finding(
             "array library",
@@ -187,7 +193,7 @@ def doctor() -> None:
     for f in advice:
         console.print(f"[bold]{f.what}[/]: {f.advice}", highlight=False)
     states = {f.what: f.state for f in all_findings}
-    gpu_ready = all(states.get(k) == OK for k in ("driver", "GPU", "library", "architectures", "array library"))
+    gpu_ready = all(states.get(k, MISSING) != MISSING for k in ("driver", "GPU", "library", "architectures", "array library"))
     console.print("Works: the optimizer" + (", the kernels" if gpu_ready else "; not yet: the kernels") + ".", highlight=False)
 
 

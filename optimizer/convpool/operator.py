@@ -315,6 +315,8 @@ def _register(name: str, version: int, parts: Parts) -> None:
         attribute("group", helper.make_attribute("group", 1), "Number of channel groups."),
         attribute("plugin_version", helper.make_attribute("plugin_version", "1"), "TensorRT plugin version."),
         attribute("plugin_namespace", helper.make_attribute("plugin_namespace", ""), "TensorRT plugin namespace."),
+        attribute("allow_tf32", helper.make_attribute("allow_tf32", 0), "To the plugin: float32 products in TF32."),
+        attribute("constant_weights", helper.make_attribute("constant_weights", 0), "To the plugin: W never changes."),
     ]
     texts = {
         "X": "Input, [N, C, spatial...].",

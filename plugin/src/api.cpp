@@ -49,10 +49,10 @@ template <class Body> convpool_status guarded(Body body) noexcept {
 }
 
 cudaError_t current_device(Device &device) {
-    cudaError_t error = cudaGetDevice(&device.ordinal);
-    int major = 0, minor = 0;
+    int number = 0, major = 0, minor = 0;
+    cudaError_t error = cudaGetDevice(&number);
     auto attribute = [&](int &value, cudaDeviceAttr name) {
-        if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, name, device.ordinal);
+        if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, name, number);
     };
     attribute(major, cudaDevAttrComputeCapabilityMajor);
     attribute(minor, cudaDevAttrComputeCapabilityMinor);

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "driver.h"
 #include "launch.h"
-#include "tensor_map.h"
 
 namespace convpool {
 namespace {
@@ -20,12 +20,11 @@ Precision storage_precision(const Problem &p) {
 
 // Two threads may both do it, to the same effect.
 cudaError_t load_kernels(const Problem &p, const Tactic &tactic, const Device &device) {
-    constexpr int kDevices = 64;
-    static std::atomic<uint64_t> raised[2][256];  // without and with a prologue, by row: a bit per device
+    static std::atomic<uint64_t> loaded[2][256];  // without and with a prologue, by row: the last context it was done in
     const int row = static_cast<int>(&tactic - &tactic_at(0));
-    const bool remembered = device.ordinal < kDevices && row < 256 && tactic.family != Family::kGeneric;  // one per type
-    const uint64_t bit = remembered ? uint64_t{1} << device.ordinal : 0;
-    if (remembered && (raised[p.has_prologue()][row].load(std::memory_order_acquire) & bit) != 0) return cudaSuccess;
+    const bool remembered = row < 256 && tactic.family != Family::kGeneric;  // which has a kernel for each type
+    const uint64_t context = remembered ? current_context() : 0;
+    if (context != 0 && loaded[p.has_prologue()][row].load(std::memory_order_acquire) == context) return cudaSuccess;
     // Loading the kernel is no stream operation, but a capture in strict mode on another thread would object to it.
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
@@ -39,7 +38,7 @@ cudaError_t load_kernels(const Problem &p, const Tactic &tactic, const Device &d
             error = load_passes(static_cast<Precision>(tactic.precision), p.has_prologue());
     }
     cudaThreadExchangeStreamCaptureMode(&mode);
-    if (error == cudaSuccess && remembered) raised[p.has_prologue()][row].fetch_or(bit, std::memory_order_release);
+    if (error == cudaSuccess && context != 0) loaded[p.has_prologue()][row].store(context, std::memory_order_release);
     return error;
 }
 

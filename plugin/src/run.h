@@ -13,7 +13,7 @@ namespace convpool {
 inline bool aligned(const void *pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
 // Loads what the tactic launches for the problem, and lets its main kernel use the device's shared memory; does nothing
-// when called again on a device.
+// when called again in a context.
 cudaError_t load_kernels(const Problem &problem, const Tactic &tactic, const Device &device);
 
 cudaError_t run_tactic(const Problem &problem, const Tactic &tactic, const Device &device,

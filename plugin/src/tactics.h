@@ -47,7 +47,6 @@ const Tactic &tactic_at(int index);
 const Tactic *find_tactic(int id);
 
 struct Device {
-    int ordinal = -1;  // -1: described, not present
     int cc = 0, multiprocessors = 0, shared_per_block = 0, shared_per_multiprocessor = 0;
 };
 

@@ -146,10 +146,20 @@ Layer layer_from(const Operator &op, Reader &reader) {
     return Layer(op, fields.data(), static_cast<int32_t>(fields.size()));
 }
 
+// What a damaged engine could make enqueue or the C API read past its end: the number of inputs, the problem's size.
+void check_grant(const Layer &layer, const Grant &grant) {
+    if (grant.inputs == 0) return;
+    layer.check_input_count(grant.inputs);
+    if (grant.bytes < 0 || grant.largest.struct_size != sizeof(convpool_problem) || grant.largest.rank != layer.rank())
+        throw std::invalid_argument("serialised layer: no such problem; the engine is damaged");
+}
+
 class Plugin final : public v2::IPluginV2DynamicExt {
   public:
     Plugin(Layer layer, Grant grant, std::string name_space)
-        : layer_(std::move(layer)), grant_(grant), namespace_(std::move(name_space)) {}
+        : layer_(std::move(layer)), grant_(grant), namespace_(std::move(name_space)) {
+        if (grant.inputs != 0) grants_.push_back(grant);
+    }
 
     int32_t getTensorRTVersion() const noexcept override { return dynamic_version(); }
     const char *getPluginType() const noexcept override { return layer_.op().name.c_str(); }
@@ -162,6 +172,7 @@ class Plugin final : public v2::IPluginV2DynamicExt {
         return guarded<Plugin *>("clone", nullptr, [&] {
             Plugin *copy = new Plugin(layer_, grant_, namespace_);
             copy->answer_ = answer_;
+            copy->grants_ = grants_;
             return copy;
         });
     }
@@ -225,24 +236,27 @@ class Plugin final : public v2::IPluginV2DynamicExt {
                 throw std::invalid_argument(convpool_last_error());
             // An execution context says the shape at hand, as smallest and largest too: nothing about workspace.
             if (attached_) {
-                reserve(largest);
+                make_ready(largest);
                 return 0;
             }
             Grant grant;
             grant.inputs = inputs;
             grant.device = grant_.inputs == 0 ? current_device() : grant_.device;  // the builder's, once it has spoken
-            answer_ = workspace_bytes(largest, 0, grant.device);
+            size_t answer = workspace_bytes(largest, 0, grant.device);
             if (convpool_output_shape(&least, nullptr) == CONVPOOL_OK && least.n > 0)  // small ones may want more
-                answer_ = std::max(answer_, workspace_bytes(least, 0, grant.device));
-            grant.bytes = static_cast<int64_t>(answer_);
+                answer = std::max(answer, workspace_bytes(least, 0, grant.device));
+            grant.bytes = static_cast<int64_t>(answer);
             grant.largest = largest;
-            if (grant_.inputs == inputs && same(sizeless(largest), sizeless(grant_.largest))) {  // another profile, or again
-                grant.bytes = std::min(grant.bytes, grant_.bytes);
-                grant.largest.n = std::max(largest.n, grant_.largest.n);
-                for (int i = 0; i < largest.rank; ++i)
-                    grant.largest.spatial[i] = std::max(largest.spatial[i], grant_.largest.spatial[i]);
-            }
-            grant_ = grant;
+            auto known = std::find_if(grants_.begin(), grants_.end(), [&](const Grant &earlier) {
+                return earlier.inputs == inputs && same(sizeless(largest), sizeless(earlier.largest));
+            });
+            if (known == grants_.end()) known = grants_.insert(known, grant);
+            known->bytes = std::min(known->bytes, grant.bytes);  // another profile, or again
+            known->largest.n = std::max(known->largest.n, largest.n);
+            for (int i = 0; i < largest.rank; ++i)
+                known->largest.spatial[i] = std::max(known->largest.spatial[i], largest.spatial[i]);
+            answer_ = answer;
+            grant_ = *known;
             chosen_ = {};
             return 0;
         });
@@ -252,7 +266,7 @@ class Plugin final : public v2::IPluginV2DynamicExt {
     void attachToContext(cudnnContext *, cublasContext *, v2::IGpuAllocator *) noexcept override {
         guarded("attachToContext", 0, [&] {
             attached_ = true;
-            if (grant_.inputs != 0) reserve(grant_.largest);
+            if (grant_.inputs != 0) make_ready(grant_.largest);
             return 0;
         });
     }
@@ -295,10 +309,13 @@ class Plugin final : public v2::IPluginV2DynamicExt {
         return inside ? static_cast<size_t>(grant_.bytes) : 0;
     }
 
-    // Memory for the weights of the tactic that this problem will run with.
-    void reserve(const convpool_problem &problem) {
-        if (layer_.value(kConstantWeights) == 0 || problem.n < 1) return;
-        kept_.reserve(problem, default_tactic(problem, granted_bytes(problem), current_device()));
+    // Memory for the weights of the tactic that this problem will run with, and its kernel, so that the first enqueue may
+    // lie in a graph capture.
+    void make_ready(const convpool_problem &problem) {
+        if (problem.n < 1) return;
+        const int32_t tactic = default_tactic(problem, granted_bytes(problem), current_device());
+        if (layer_.value(kConstantWeights) != 0) kept_.reserve(problem, tactic);
+        if (convpool_prepare(&problem, tactic) != CONVPOOL_OK) throw std::runtime_error(convpool_last_error());
     }
 
     // The last problem's tactic: weighing all of them takes longer than a small layer runs.  Each execution context has
@@ -311,6 +328,7 @@ class Plugin final : public v2::IPluginV2DynamicExt {
 
     Layer layer_;
     Grant grant_;
+    std::vector<Grant> grants_;  // one for each set of types and formats, which a builder may try in turn
     size_t answer_ = 0;  // to getWorkspaceSize, at least, since the last configurePlugin of a builder
     std::string namespace_;
     Chosen chosen_;
@@ -351,6 +369,7 @@ class Creator final : public v2::IPluginCreator {
             Layer layer = layer_from(op_, reader);
             const Grant grant = reader.get<Grant>();
             reader.finish();
+            check_grant(layer, grant);
             return new Plugin(std::move(layer), grant, namespace_);
         });
     }
@@ -376,10 +395,10 @@ convpool::tensorrt::v2::IPluginCreator *const *getPluginCreators(int32_t &count)
     using namespace convpool::tensorrt;
     count = 0;
     return guarded<v2::IPluginCreator *const *>("getPluginCreators", nullptr, [&] {
-        static std::vector<Creator> creators(operators().begin(), operators().end());
-        static const std::vector<v2::IPluginCreator *> all = [] {
-            std::vector<v2::IPluginCreator *> pointers;
-            for (Creator &creator : creators) pointers.push_back(&creator);
+        static auto &creators = *new std::vector<Creator>(operators().begin(), operators().end());  // to the very end
+        static const auto &all = *[] {
+            auto *pointers = new std::vector<v2::IPluginCreator *>;
+            for (Creator &creator : creators) pointers->push_back(&creator);
             return pointers;
         }();
         const int32_t version = runtime_version();

@@ -292,10 +292,10 @@ convpool::tensorrt::v3::IPluginCreatorInterface *const *getCreators(int32_t &cou
     using namespace convpool::tensorrt;
     count = 0;
     return guarded<v3::IPluginCreatorInterface *const *>("getCreators", nullptr, [&] {
-        static std::vector<Creator> creators(operators().begin(), operators().end());
-        static const std::vector<v3::IPluginCreatorInterface *> all = [] {
-            std::vector<v3::IPluginCreatorInterface *> pointers;
-            for (Creator &creator : creators) pointers.push_back(&creator);
+        static auto &creators = *new std::vector<Creator>(operators().begin(), operators().end());  // to the very end
+        static const auto &all = *[] {
+            auto *pointers = new std::vector<v3::IPluginCreatorInterface *>;
+            for (Creator &creator : creators) pointers->push_back(&creator);
             return pointers;
         }();
         count = static_cast<int32_t>(all.size());

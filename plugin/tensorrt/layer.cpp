@@ -63,8 +63,14 @@ std::vector<int32_t> read_field(const Field &field, bool real) {
                "its values");
     for (int32_t i = 0; i < field.length; ++i) {
         int32_t word = 0;
-        if (!wide) std::memcpy(&word, static_cast<const char *>(field.data) + i * sizeof word, sizeof word);
-        const int64_t value = wide ? static_cast<const int64_t *>(field.data)[i] : word;
+        int64_t value = 0;
+        const char *const data = static_cast<const char *>(field.data);  // aligned to nothing
+        if (wide) {
+            std::memcpy(&value, data + i * sizeof value, sizeof value);
+        } else {
+            std::memcpy(&word, data + i * sizeof word, sizeof word);
+            value = word;
+        }
         if (value < INT32_MIN || value > INT32_MAX)
             refuse(std::string(field.name) + ": value", std::to_string(value), "at most 2^31 - 1");
         values.push_back(static_cast<int32_t>(value));
@@ -115,7 +121,7 @@ const std::vector<Operator> &operators() {
 
 const std::vector<Attribute> &Operator::attributes() const {
     constexpr int32_t kMost = 65535;  // convpool.h's own bound
-    static const std::vector<Attribute> all = {
+    static const auto &all = *new std::vector<Attribute>{  // to the very end, as operators()
         {"pool_kernel_shape", 1, 1, kMost, true, 0}, {"pool_strides", 1, 1, kMost, false, 1},
         {"pool_pads", 2, 0, kMost, false, 0},        {"pool_dilations", 1, 1, kMost, false, 1},
         {"kernel_shape", 1, 1, kMost, true, 0},      {"strides", 1, 1, kMost, false, 1},
@@ -123,14 +129,14 @@ const std::vector<Attribute> &Operator::attributes() const {
         {"group", 0, 1, INT32_MAX, false, 1},        {"allow_tf32", 0, 0, 1, false, 0},
         {"constant_weights", 0, 0, 1, false, 0},
     };
-    static const std::vector<Attribute> of_siblings = [] {
-        std::vector<Attribute> longer = all;
-        longer.insert(longer.end(), {{"prologue_affine", 0, 0, 1, true, 0},
-                                     {"prologue_activation", 0, 0, CONVPOOL_ACT_LEAKY_RELU, true, 0},
-                                     {"prologue_alpha", 0, 0, 0, true, 0, true},
-                                     {"residual", 0, 0, 1, true, 0},
-                                     {"activation", 0, 0, CONVPOOL_ACT_LEAKY_RELU, true, 0},
-                                     {"alpha", 0, 0, 0, true, 0, true}});
+    static const auto &of_siblings = *[] {
+        auto *longer = new std::vector<Attribute>(all);
+        longer->insert(longer->end(), {{"prologue_affine", 0, 0, 1, true, 0},
+                                       {"prologue_activation", 0, 0, CONVPOOL_ACT_LEAKY_RELU, true, 0},
+                                       {"prologue_alpha", 0, 0, 0, true, 0, true},
+                                       {"residual", 0, 0, 1, true, 0},
+                                       {"activation", 0, 0, CONVPOOL_ACT_LEAKY_RELU, true, 0},
+                                       {"alpha", 0, 0, 0, true, 0, true}});
         return longer;
     }();
     return plain() ? all : of_siblings;
@@ -322,7 +328,7 @@ int32_t default_tactic(const convpool_problem &problem, size_t workspace_size, c
     check(convpool_default_tactic(&problem, device.cc, device.multiprocessors, device.shared_bytes, workspace_size, &tactic));
     // A file of measured tactics that cannot be used is told once.
     static std::atomic_flag told = ATOMIC_FLAG_INIT;
-    if (*convpool_last_error() != '\0' && !told.test_and_set()) log_error(convpool_last_error());
+    if (*convpool_last_error() != '\0' && !told.test_and_set()) log_error("tuned tactics", convpool_last_error());
     return tactic;
 }
 

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -152,9 +153,11 @@ void output_shape(const Layer &layer, const typename Api::DimsExprs *inputs, int
     layer.check_weights(w.rank, w.d);
     layer.check_rank(inputs[kX].nbDims);
     auto places = [&](Expr size, int i, int group) -> Expr {
-        const int32_t window = layer.value(group + kDilations, i) * (layer.value(group + kKernelShape, i) - 1) + 1;
+        const int64_t window = int64_t{layer.value(group + kDilations, i)} * (layer.value(group + kKernelShape, i) - 1) + 1;
         const int32_t pads = layer.value(group + kPads, i) + layer.value(group + kPads, i + layer.rank());
-        Expr reach = builder.operation(Api::kSum, *size, *builder.constant(pads - window));
+        if (window > INT32_MAX)
+            throw std::invalid_argument("window; got " + std::to_string(window) + " elements, expected at most 2^31 - 1");
+        Expr reach = builder.operation(Api::kSum, *size, *builder.constant(pads - static_cast<int32_t>(window)));
         Expr steps = builder.operation(Api::kFloorDiv, *reach, *builder.constant(layer.value(group + kStrides, i)));
         return builder.operation(Api::kSum, *steps, *builder.constant(1));
     };

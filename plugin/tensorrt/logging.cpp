@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <string>
 
 namespace convpool::tensorrt {
 
@@ -84,9 +85,9 @@ int32_t runtime_version() noexcept {
     return number >= 10000 ? number : number / 1000 * 10000 + number % 1000;
 }
 
-void log_error(const std::string &message) noexcept {
+void log_error(const char *where, const char *what) noexcept {
     try {
-        write(("convpool: " + message).c_str());
+        write((std::string("convpool: ") + where + ": " + what).c_str());
     } catch (...) {  // a logger that throws, or no memory for the text: nothing is left to tell it to
     }
 }

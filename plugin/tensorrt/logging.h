@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <exception>
-#include <string>
 #include <utility>
 
 namespace convpool::tensorrt {
@@ -16,8 +15,8 @@ int32_t runtime_version() noexcept;
 // What that TensorRT's getInferLibVersion returns: as above from 10 on, major * 1000 + minor * 100 + patch before.
 int32_t runtime_version_number() noexcept;
 
-// Writes "convpool: <message>" to TensorRT's logger as an error; to stderr if there is none.
-void log_error(const std::string &message) noexcept;
+// Writes "convpool: <where>: <what>" to TensorRT's logger as an error; to stderr if there is none.
+void log_error(const char *where, const char *what) noexcept;
 
 // Runs a callback's body; nothing may be thrown into TensorRT, so an exception becomes `failure` and a logged message.
 template <typename Result, typename Body>
@@ -25,9 +24,9 @@ Result guarded(const char *where, Result failure, Body &&body) noexcept {
     try {
         return std::forward<Body>(body)();
     } catch (const std::exception &error) {
-        log_error(std::string(where) + ": " + error.what());
+        log_error(where, error.what());
     } catch (...) {
-        log_error(std::string(where) + ": unknown exception");
+        log_error(where, "unknown exception");
     }
     return failure;
 }

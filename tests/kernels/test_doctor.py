@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes.util
+import os
+
+import pytest
 from click.testing import CliRunner
 
 from convpool import doctor
@@ -21,6 +25,35 @@ def test_missing_library_comes_with_advice(monkeypatch, tmp_path):
     monkeypatch.setenv("CONVPOOL_LIBRARY", str(tmp_path / "libconvpool.so"))
     library = next(f for f in doctor.findings() if f.what == "library")
     assert library.state == doctor.MISSING and "install" in library.advice
+
+
+def test_a_library_that_is_another_comes_with_advice(monkeypatch):
+    monkeypatch.setenv("CONVPOOL_LIBRARY", ctypes.util.find_library("m"))
+    monkeypatch.setattr("pathlib.Path.exists", lambda path: True)  # the loader knows where
+    library = next(f for f in doctor.findings() if f.what == "library")
+    assert library.state == doctor.MISSING and "undefined symbol" in library.found and "install" in library.advice
+
+
+@pytest.mark.parametrize(
+    ("script", "state", "found"),
+    [
+        ("echo 580.1", doctor.OK, "CUDA 13.0, driver 580.1"),
+        ("echo NVIDIA-SMI has failed; exit 9", doctor.NOTE, "CUDA 13.0; nvidia-smi: NVIDIA-SMI has failed"),
+        ("exit 3", doctor.NOTE, "CUDA 13.0; nvidia-smi: status 3"),
+    ],
+)
+def test_an_nvidia_smi_that_fails_is_no_driver_version(monkeypatch, tmp_path, script, state, found):
+    class Driver:
+        def cuDriverGetVersion(self, version):
+            version._obj.value = 13000
+
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\n{script}\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda name: Driver())
+    driver = doctor._driver()
+    assert (driver.state, driver.found) == (state, found)
 
 
 def test_covered_architectures():

@@ -70,6 +70,12 @@ def test_verify_refuses_models_of_other_inputs(pair, tmp_path, capsys):
         (["MODEL", "-o", "x.engine", "--min-shape", "image:9x3x32x32", "--max-shape", "image:2x3x32x32"],
          "expected the same rank and smallest <= typical <= largest"),
         (["MODEL", "-o", "x.engine", "--precision", "fp8"], "'fp8' is not one of"),
+        (["MODEL", "-o", "./a.onnx"], "a.onnx: the model itself, which would be overwritten"),
+        (["MODEL", "-o", "x.engine", "--timing-cache", "a.onnx"], "a.onnx: the model itself, which would be overwritten"),
+        (["MODEL", "-o", "."], ".: a folder; expected a file name"),
+        (["MODEL", "-o", "x.engine", "--report", "."], ".: a folder; expected a file name"),
+        (["MODEL", "-o", "x.engine", "--timing-cache", "nowhere/t.cache"], "nowhere/t.cache: no folder 'nowhere'; make it first"),
+        (["MODEL", "-o", "x.engine", "--timing-cache", "."], ".: a folder; expected a file name"),
     ],
 )  # fmt: skip
 def test_build_refuses_in_one_line(pair, tmp_path, monkeypatch, capsys, arguments, message):
@@ -87,6 +93,45 @@ def test_build_without_tensorrt_says_how_to_get_it(pair, tmp_path, monkeypatch, 
     assert run(build_command, "convpool-build", [pair[0], "-o", str(tmp_path / "x.engine")]) == 2
     error = capsys.readouterr().err
     assert "tensorrt: cannot be imported; got" in error and "pip install tensorrt" in error
+
+
+def test_build_without_pycuda_says_so_before_it_builds(pair, tmp_path, monkeypatch, capsys):
+    from convpool import build_cli
+
+    monkeypatch.setattr(build_cli, "tensorrt_module", lambda: None)
+    monkeypatch.setattr(build_cli.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(build_cli, "build_engine", lambda *_, **__: pytest.fail("built"))
+    assert run(build_command, "convpool-build", [pair[0], "-o", str(tmp_path / "x.engine")]) == 2
+    message = "convpool-build: pycuda: not installed, but the engine is run to be checked; pip install pycuda, or say --check 0"
+    assert capsys.readouterr().err.strip() == message
+
+
+def test_verify_does_not_compare_empty_outputs_where_a_larger_input_gives_some(tmp_path):
+    """Of 64 rows, which come first for an open size, nothing is left: anything would agree."""
+    for name, op in (("a", "Identity"), ("b", "Neg")):
+        text = f"""<ir_version: 8, opset_import: ["": 17]> g (float[1,rows] x) => (float[1,left] y) <int64[1] from = {{64}},
+            int64[1] to = {{9999}}, int64[1] axis = {{1}}> {{ s = Slice(x, from, to, axis) y = {op}(s) }}"""
+        onnx.save(onnx.parser.parse_model(text), tmp_path / f"{name}.onnx")
+    a, b = str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx")
+    assert run(verify_command, "convpool-verify", [a, a, "-q"]) == 0
+    assert run(verify_command, "convpool-verify", [a, b, "-q"]) == 1
+
+
+def test_verify_refuses_the_shape_of_no_input(pair, capsys):
+    assert run(verify_command, "convpool-verify", [*pair, "--input-shape", "picture:2x3x32x32"]) == 2
+    message = "convpool-verify: input shape: no input 'picture'; expected one of image"
+    assert capsys.readouterr().err.strip() == message
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['string[1] y) { y = Constant<value_strings = ["a"]>() z = Neg(x) }', "seq(float[1,2]) y) { y = SequenceConstruct(x, x) }"],
+)
+def test_verify_refuses_outputs_that_are_no_numbers(tmp_path, capsys, text):
+    path = str(tmp_path / "m.onnx")
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g (float[1,2] x) => ({text}'), path)
+    assert run(verify_command, "convpool-verify", [path, path]) == 2
+    assert "convpool-verify: output 'y': no tensor of numbers, which cannot be compared" in capsys.readouterr().err
 
 
 def test_profiles_fill_in_what_is_left_out():

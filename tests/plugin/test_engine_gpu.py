@@ -128,6 +128,88 @@ def test_two_contexts_take_turns(layer):
         assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
 
 
+def test_threads_run_engines_of_their_own(layer, tmp_path):
+    """In a process of its own, which pycuda would end with the first thread that leaves a context behind."""
+    _, name, channels, engine = layer
+    engine.save(tmp_path / "layer.engine")
+    code = f"""
+import sys, threading, numpy as np
+from convpool.tensorrt import Engine
+x = {{{name!r}: np.random.default_rng(0).standard_normal((3, {channels}, 24, 24)).astype(np.float32)}}
+found, kept = [], []
+def body():
+    engine = Engine.load(sys.argv[1])
+    found.extend(next(iter(engine.run(x).values())).tobytes() for _ in range(5))
+    kept.append(engine)  # outlives its thread
+for started in (4, 1):
+    threads = [threading.Thread(target=body) for _ in range(started)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+body()
+print(len(found), len(set(found)))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "layer.engine")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["30", "1"]), done.stderr
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_threads_with_contexts_of_their_own(precision, tmp_path):
+    """cuCtxCreate in each thread: kernels and what is set for them belong to a context, not to the device."""
+    model, name, channels, profile = open_layer()
+    build_engine(model, precision=precision, profiles=profile, optimization_level=1).save(tmp_path / "layer.engine")
+    code = f"""
+import sys, threading, numpy as np
+import pycuda.driver as driver
+from convpool.tensorrt import Engine
+x = {{{name!r}: np.random.default_rng(0).standard_normal((3, {channels}, 24, 24)).astype(np.float32)}}
+found = []
+def body():
+    context = driver.Device(0).make_context()
+    engine = Engine.load(sys.argv[1])
+    found.append(next(iter(engine.run(x).values())).tobytes())
+    del engine
+    context.pop()
+driver.init()
+for _ in range(3):
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+print(len(found), len(set(found)))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "layer.engine")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["3", "1"]), done.stderr
+
+
+def test_each_device_runs_its_own_engine(layer, tmp_path):
+    import pycuda.driver as driver
+
+    if driver.Device.count() < 2:
+        pytest.skip("one GPU")
+    _, name, channels, engine = layer
+    engine.save(tmp_path / "layer.engine")
+    code = f"""
+import sys, threading, numpy as np
+import pycuda.driver as driver
+from convpool.tensorrt import Engine, TensorRTError
+x = {{{name!r}: np.random.default_rng(0).standard_normal((3, {channels}, 24, 24)).astype(np.float32)}}
+found, devices = [], []
+def body(device):
+    engine = Engine.load(sys.argv[1], device=device)
+    found.append(next(iter(engine.run(x).values())).tobytes())
+    devices.append(driver.Context.get_device().pci_bus_id())
+body(0)
+thread = threading.Thread(target=body, args=(1,))
+thread.start()
+thread.join()
+try:
+    Engine.load(sys.argv[1], device=1).run(x)
+except TensorRTError as error:
+    print(len(set(found)), len(set(devices)), "another device" in str(error))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "layer.engine")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["1", "2", "True"]), done.stderr
+
+
 def test_runs_are_captured_into_a_graph(layer):
     model, name, channels, engine = layer
     x = np.random.default_rng(3).standard_normal((4, channels, 32, 32)).astype(np.float32)

@@ -66,6 +66,27 @@ def test_cast_floats_keeps_scales_and_clips_what_halves_cannot_hold():
     assert np.array_equal(run(model, {"x": ones})[0], np.ones((1, 1, 4, 4)))
 
 
+def test_cast_floats_keeps_scales_of_constant_nodes_and_converts_what_branches_hold():
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[1,1,2,2] x, bool c) => (float[1,1,4,4] y) {
+      scales = Constant<value = float[4] {1, 1, 2, 2}>()
+      z = Resize<mode = "nearest">(x, , scales)
+      y = If (c) <
+        then_branch = t () => (float[1,1,4,4] a) <float[1] three = {3}> { a = Mul(z, three) },
+        else_branch = e () => (float[1,1,4,4] b) { half = Constant<value = float {0.5}>() b = Mul(z, half) }
+      >
+    }"""
+    model = onnx.parser.parse_model(text)
+    branch = model.graph.node[-1].attribute[0].g
+    assert [tensor.name for tensor in branch.initializer] == ["three"]
+    prepare.cast_floats(model, TensorProto.FLOAT16)
+    onnx.checker.check_model(model, full_check=True)
+    assert branch.initializer[0].data_type == TensorProto.FLOAT16
+    for condition, factor in ((True, 3), (False, 0.5)):
+        found = run(model, {"x": np.ones((1, 1, 2, 2), np.float32), "c": np.array(condition)})[0]
+        assert np.array_equal(found, np.full((1, 1, 4, 4), factor))
+
+
 @pytest.mark.parametrize("name", ["wgan_gp_small", "densenet_small"])  # the second has convolutions without a bias
 def test_old_parsers_get_standard_operators_without_the_plugin(name):
     model = generate(name, batch=2)
@@ -76,6 +97,32 @@ def test_old_parsers_get_standard_operators_without_the_plugin(name):
     assert not any(node.input and not node.input[-1] for node in inlined.graph.node)  # TensorRT refuses a bias named ""
     inputs = random_inputs(model)
     assert np.array_equal(run(inlined, inputs)[0], run(rewritten, inputs)[0])
+
+
+def test_functions_leave_nothing_before_the_plugin():
+    """TensorRT 10.0 to 10.6 would run the function of the node's name; those that remain are inlined, as 8.6 reads none."""
+    rewritten = prepare.self_contained(optimize(generate("densenet_small", batch=2), check=0).model)
+    inputs = random_inputs(rewritten)
+    wanted = run(rewritten, inputs)
+    names = [node.op_type for node in rewritten.graph.node if prepare.is_operator(node)]
+    body = [helper.make_node("Constant", [], ["two"], value=helper.make_tensor("", TensorProto.FLOAT, [], [2.0])),
+            helper.make_node("Mul", ["a", "two"], ["b"])]  # fmt: skip
+    rewritten.functions.append(helper.make_function("own", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", 17)]))
+    rewritten.opset_import.append(helper.make_opsetid("own", 1))
+    output = rewritten.graph.output[0].name
+    rewritten.graph.node.append(helper.make_node("Twice", [output], ["twice"], domain="own"))
+    rewritten.graph.output[0].name = "twice"
+    for major in (8, 10):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(rewritten)
+        ready = prepare.for_parser(copy, major, plugin=True, allow_tf32=False)
+        assert not ready.functions
+        assert [node.op_type for node in ready.graph.node if prepare.is_operator(node)] == names and names
+    plain = prepare.for_parser(rewritten, 10, plugin=False, allow_tf32=False)
+    assert np.array_equal(run(plain, inputs)[0], 2 * wanted[0])
+    prepare.cast_floats(plain, TensorProto.FLOAT16)
+    error = np.abs(run(plain, inputs)[0] - 2 * wanted[0]).max() / np.abs(wanted[0]).max()
+    assert 0 < error < 2e-2
 
 
 def test_old_parsers_refuse_new_opsets():
@@ -124,6 +171,24 @@ def test_weights_computed_from_constants_become_initializers(optimized):
     assert names <= {name for node in folded.graph.node for name in node.input}
     for wanted, got in zip(exact, run(folded, inputs), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
+
+
+def test_attributes_said_to_the_plugin_by_hand_are_valid_and_the_precision_decides():
+    """As docs/tensorrt.md has them for other tools' engines: the file loads, runs, and is built by convpool-build too."""
+    model = generate("wgan_gp_small", batch=2)
+    inputs = random_inputs(model)
+    rewritten = optimize(model, check=0).model
+    wanted = run(rewritten, inputs)[0]
+    for node in filter(prepare.is_operator, rewritten.graph.node):
+        node.attribute.extend(helper.make_attribute(name, 1) for name in ("allow_tf32", "constant_weights"))
+    prepared = prepare.self_contained(rewritten)  # after convpool's check
+    assert np.array_equal(run(prepared, inputs)[0], wanted)
+    for allowed in (True, False):
+        ready = prepare.for_parser(prepare.self_contained(prepared), 10, plugin=True, allow_tf32=allowed)
+        for node in filter(prepare.is_operator, ready.graph.node):
+            assert [a.i for a in node.attribute if a.name == "allow_tf32"] == ([1] if allowed else [])
+    plain = prepare.for_parser(prepared, 10, plugin=False, allow_tf32=True)
+    assert np.array_equal(run(plain, inputs)[0], wanted)
 
 
 def test_constant_weights_are_those_that_nothing_can_change():

@@ -43,10 +43,6 @@ def test_convpool_build_builds_what_it_loaded(tmp_path, monkeypatch, capsys):
     from convpool.tensorrt import build_engine
     from models.generators import generate
 
-    def for_ampere_and_later(config) -> None:
-        config.num_compute_capabilities = 1
-        config.set_compute_capability(trt.ComputeCapability.SM80, 0)
-
     monkeypatch.setattr(build_cli, "build_engine", functools.partial(build_engine, trt=trt, configure=for_ampere_and_later))
     onnx.save(generate("wgan_gp_small", batch="dynamic"), tmp_path / "model.onnx")
     engine, report = tmp_path / "m.engine", tmp_path / "report.json"
@@ -72,9 +68,106 @@ def test_an_open_input_without_a_profile_is_refused():
         ({"picture": ([1], [1], [1])}, "profile: no input 'picture'; expected image"),
         ({"image": ([1, 3, 32], [1, 3, 32], [1, 3, 32])}, r"profile: input 'image'; got \[1, 3, 32\], expected"),
         ({"image": ([1, 4, 32, 32],) * 3}, r"profile: input 'image'; got \[1, 4, 32, 32\], expected \[-1, 3, 32, 32\]"),
+        ({"image": ([-1, 3, 32, 32],) * 3}, r"profile: input 'image'; got \[-1, 3, 32, 32\], expected"),
+        ({"image": ([1, 3, 32, 32],) * 2}, "profile: input 'image'; got 2 shapes, expected its smallest, typical and largest"),
+        ({"image": ([4, 3, 32, 32], [4, 3, 32, 32], [1, 3, 32, 32])}, "expected smallest <= typical <= largest"),
     ):
         with pytest.raises(OptionError, match=message):
             build_engine(model, lowering="direct", plugin=False, trt=trt, profiles=profile)
+
+
+def test_a_profile_of_an_input_that_is_not_open_is_refused():
+    """An engine of batch 2 would be built all the same, and 64 be refused when it runs."""
+    import tensorrt_rtx_bindings as trt
+
+    from convpool.errors import OptionError
+    from convpool.tensorrt import build_engine
+    from models.generators import generate
+
+    profile = {"image": ([1, 3, 32, 32], [8, 3, 32, 32], [64, 3, 32, 32])}
+    with pytest.raises(OptionError, match=r"profile: input 'image'; got \[1, 3, 32, 32\], expected \[2, 3, 32, 32\]"):
+        build_engine(generate("wgan_gp_small", batch=2), lowering="direct", plugin=False, trt=trt, profiles=profile)
+
+
+def for_ampere_and_later(config) -> None:
+    import tensorrt_rtx_bindings as trt
+
+    config.num_compute_capabilities = 1
+    config.set_compute_capability(trt.ComputeCapability.SM80, 0)
+
+
+def test_timing_caches(tmp_path):
+    import tensorrt_rtx_bindings as trt
+
+    from convpool.errors import OutputError
+    from convpool.tensorrt import build_engine
+    from models.generators import generate
+
+    def build(path):
+        return build_engine(generate("wgan_gp_small", batch=2), plugin=False, trt=trt, timing_cache=path,
+                            configure=for_ampere_and_later)  # fmt: skip
+
+    cache = tmp_path / "t.cache"
+    build(cache)
+    written = cache.read_bytes()
+    cache.write_bytes(b"damaged")
+    build(cache)
+    assert written and len(cache.read_bytes()) == len(written)
+    with pytest.raises(OutputError, match="timing cache .*t.cache: no folder '.*nowhere'; make it first"):
+        build(tmp_path / "nowhere" / "t.cache")
+
+
+def test_a_progress_function_that_raises_stops_the_build(capfd):
+    import tensorrt_rtx_bindings as trt
+
+    from convpool.tensorrt import build_engine
+    from models.generators import generate
+
+    told = []
+
+    def progress(*step):
+        told.append(step)
+        if len(told) == stop:
+            raise KeyError("enough")
+
+    for stop in (1, 2, 20):  # in phase_start, in a phase within, in step_complete
+        told.clear()
+        with pytest.raises(KeyError, match="enough"):
+            build_engine(generate("wgan_gp_small", batch=2), plugin=False, trt=trt, configure=for_ampere_and_later,
+                         progress=progress)  # fmt: skip
+        assert len(told) == stop
+    assert capfd.readouterr().err == ""
+
+
+def test_ctrl_c_stops_the_build_with_status_130(tmp_path):
+    import onnx
+
+    from models.generators import generate
+
+    onnx.save(generate("sngan64_small", batch=2), tmp_path / "model.onnx")
+    code = f"""
+import functools, os, signal, sys, threading
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+import tensorrt_rtx_bindings as trt
+from convpool import build_cli
+from convpool.cli import run
+from convpool.tensorrt import build_engine
+from tests.plugin.test_rtx_engines import for_ampere_and_later
+
+def interrupted(*arguments, progress, **options):
+    steps = []
+    def first(*step):
+        steps.append(step)
+        if len(steps) == 3: threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT)).start()
+    return build_engine(*arguments, progress=first, trt=trt, configure=for_ampere_and_later, **options)
+
+build_cli.build_engine = interrupted
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start without
+sys.exit(run(build_cli.build_command, "convpool-build", ["model.onnx", "-o", "m.engine", "--no-plugin", "--check", "0", "-q"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert (done.returncode, done.stderr.strip()) == (130, "convpool-build: interrupted")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
 def test_a_model_that_tensorrt_cannot_read_is_an_error_with_its_message():

@@ -129,7 +129,10 @@ def _load(path: Path) -> ctypes.CDLL:
         "convpool_launch": (i32, [problem, i32, ctypes.POINTER(TensorsStruct), ctypes.c_void_p]),
     }
     for name, (result, arguments) in signatures.items():
-        function = getattr(lib, name)
+        try:
+            function = getattr(lib, name)
+        except AttributeError as error:
+            raise LibraryError(f"libconvpool: another library; got {error}, expected this version's {path.name}") from error
         function.restype, function.argtypes = result, arguments
     return lib
 

@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +29,7 @@ from typing import Any
 from onnx import ModelProto, TensorProto
 
 from convpool.api import optimize
-from convpool.errors import ModelError, OptionError
+from convpool.errors import ModelError, OptionError, OutputError
 from convpool.files import write_atomically
 from convpool.modelio import LoadedModel, load
 from convpool.tensorrt import prepare
@@ -42,7 +45,7 @@ DEFAULT_WORKSPACE_BYTES = 1 << 30
 Profile = Mapping[str, tuple[Sequence[int], Sequence[int], Sequence[int]]]
 """For each input with open dimensions its smallest, typical and largest shape."""
 Progress = Callable[[str, int, int], None]
-"""Called with (phase, steps done, steps in all); TensorRT 10 and later report steps."""
+"""Called with (phase, steps done, steps in all); TensorRT 10 and later report steps.  What it raises stops the build."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def build_engine(
     trt: TensorRT's package, default `import tensorrt`.  configure, configure_network: called last of all with the builder's
     config and with the network, for instance to set types and formats of inputs and outputs.
 
-    Raises OptionError, ModelError, or TensorRTError with TensorRT's own messages.
+    Raises OptionError, ModelError, OutputError, or TensorRTError with TensorRT's own messages.
     """
     if precision not in PRECISIONS:
         raise OptionError(f"precision: got {precision!r}, expected one of {', '.join(PRECISIONS)}")
@@ -99,6 +102,8 @@ def build_engine(
         precision, _profiles(profiles), Path(timing_cache) if timing_cache else None, workspace_bytes,
         optimization_level, progress, configure, configure_network,
     )  # fmt: skip
+    if options.timing_cache is not None and not options.timing_cache.parent.is_dir():
+        raise OutputError(f"timing cache {timing_cache}: no folder {str(options.timing_cache.parent)!r}; make it first")
     trt = trt or tensorrt_module()
     prepared = _prepare(model, lowering, plugin, layers)
     if plugin and prepare.has_operator(prepared):
@@ -144,6 +149,7 @@ def _build(trt: ModuleType, model: ModelProto, plugin: bool, options: _Options) 
     network, parser = _parse(trt, builder, model, weakly_typed)
     config = builder.create_builder_config()
     _configure(trt, config, weakly_typed, options)
+    monitor = _monitor(trt, config, options.progress)
     _add_profiles(builder, config, network, options.profiles)
     cache = _timing_cache(config, options.timing_cache)
     if options.configure:
@@ -153,11 +159,17 @@ def _build(trt: ModuleType, model: ModelProto, plugin: bool, options: _Options) 
         network, parser = _parse(trt, builder, model, weakly_typed)
     if options.configure_network:
         options.configure_network(network)
-    plan = builder.build_serialized_network(network, config)
+    with _interruptible(monitor):
+        plan = builder.build_serialized_network(network, config)
+    if monitor is not None and monitor.error is not None:
+        raise monitor.error
     if plan is None:
         raise TensorRTError(f"TensorRT {trt.__version__} cannot build the engine; got {log.explain() or 'no message'}")
     if options.timing_cache is not None and cache is not None:
-        write_atomically(options.timing_cache, bytes(config.get_timing_cache().serialize()))
+        try:
+            write_atomically(options.timing_cache, bytes(config.get_timing_cache().serialize()))
+        except OSError as error:
+            raise OutputError(f"timing cache {options.timing_cache}: cannot be written; {error.strerror or error}") from error
     del parser  # the network's weights were its own
     return Engine(bytes(plan), trt=trt)
 
@@ -202,8 +214,6 @@ def _configure(trt: ModuleType, config: Any, weakly_typed: bool, options: _Optio
         config.set_flag(flag)
     if weakly_typed:
         config.set_tactic_sources(_usable_sources(trt, config.get_tactic_sources()))
-    if options.progress is not None and hasattr(trt, "IProgressMonitor") and hasattr(config, "progress_monitor"):
-        config.progress_monitor = _monitor(trt, options.progress)
 
 
 def _usable_sources(trt: ModuleType, sources: int) -> int:
@@ -223,34 +233,70 @@ def _usable_sources(trt: ModuleType, sources: int) -> int:
     return sources
 
 
-def _monitor(trt: ModuleType, progress: Progress) -> Any:
+def _monitor(trt: ModuleType, config: Any, progress: Progress | None) -> Any:
+    """What TensorRT tells of its steps, now set in the config; None without a progress function or such a monitor.
+
+    TensorRT prints an exception in a callback and goes on: the monitor keeps it as `error` and stops the build.
+    """
+    if progress is None or not hasattr(trt, "IProgressMonitor") or not hasattr(config, "progress_monitor"):
+        return None
+
     class Monitor(trt.IProgressMonitor):
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
             self._steps: dict[str, int] = {}
+            self.error: BaseException | None = None
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
             self._steps[phase_name] = num_steps
-            progress(phase_name, 0, num_steps)
+            self._tell(phase_name, 0, num_steps)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            progress(phase_name, step + 1, self._steps.get(phase_name, 0))
-            return True
+            self._tell(phase_name, step + 1, self._steps.get(phase_name, 0))
+            return self.error is None
 
         def phase_finish(self, phase_name: str) -> None:
             steps = self._steps.pop(phase_name, 0)
-            progress(phase_name, steps, steps)
+            self._tell(phase_name, steps, steps)
 
-    return Monitor()
+        def _tell(self, *step: Any) -> None:
+            try:
+                if self.error is None:
+                    progress(*step)
+            except BaseException as error:
+                self.error = error
+
+    config.progress_monitor = Monitor()
+    return config.progress_monitor
+
+
+@contextmanager
+def _interruptible(monitor: Any) -> Iterator[None]:
+    """Ctrl-C stops the build at its next step: Python would raise KeyboardInterrupt in a callback, where it is printed."""
+    own = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT)
+    if monitor is None or not own or before is not signal.default_int_handler:
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        monitor.error = KeyboardInterrupt()
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _add_profiles(builder: Any, config: Any, network: Any, profiles: list[Profile]) -> None:
     inputs = {network.get_input(i).name: tuple(network.get_input(i).shape) for i in range(network.num_inputs)}
     open_inputs = [name for name, shape in inputs.items() if -1 in shape]
     for profile in profiles:
-        for name in profile:
+        for name, shapes in profile.items():
             if name not in inputs:
                 raise OptionError(f"profile: no input '{name}'; expected {', '.join(inputs)}")
+            _check_shapes(name, inputs[name], shapes)
     if open_inputs and not profiles:
         raise OptionError(f"profile: input '{open_inputs[0]}' has the open shape {list(inputs[open_inputs[0]])}; "
                           "give its smallest, typical and largest shape")  # fmt: skip
@@ -259,14 +305,20 @@ def _add_profiles(builder: Any, config: Any, network: Any, profiles: list[Profil
         for name in open_inputs:
             if name not in profile:
                 raise OptionError(f"profile: no shapes for input '{name}', which is open: {list(inputs[name])}")
-            made.set_shape(name, *(_fit(name, inputs[name], shape) for shape in profile[name]))
+            made.set_shape(name, *(tuple(map(int, shape)) for shape in profile[name]))
         config.add_optimization_profile(made)
 
 
-def _fit(name: str, dims: tuple[int, ...], shape: Sequence[int]) -> tuple[int, ...]:
-    if len(shape) != len(dims) or any(d not in (-1, s) for d, s in zip(dims, shape, strict=True)):
-        raise OptionError(f"profile: input '{name}'; got {list(shape)}, expected {list(dims)} with -1 replaced")
-    return tuple(int(size) for size in shape)
+def _check_shapes(name: str, dims: tuple[int, ...], shapes: Sequence[Sequence[int]]) -> None:
+    """Also of an input that is not open: a shape that it cannot have is a mistake, not to be passed over."""
+    if len(shapes) != 3:
+        raise OptionError(f"profile: input '{name}'; got {len(shapes)} shapes, expected its smallest, typical and largest")
+    for shape in shapes:
+        if len(shape) != len(dims) or any(d not in (-1, s) or s < 0 for d, s in zip(dims, shape, strict=True)):
+            raise OptionError(f"profile: input '{name}'; got {list(shape)}, expected {list(dims)} with -1 replaced")
+    if not all(low <= middle <= high for low, middle, high in zip(*shapes, strict=True)):
+        raise OptionError(f"profile: input '{name}'; got {' / '.join(str(list(shape)) for shape in shapes)}, expected "
+                          "smallest <= typical <= largest")  # fmt: skip
 
 
 def _timing_cache(config: Any, path: Path | None) -> Any:

@@ -64,6 +64,9 @@ class EngineRunner:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.input_names, self.output_names = list(engine.inputs), list(engine.outputs)
+        for info in (*engine.inputs.values(), *engine.outputs.values()):
+            if info.format != "LINEAR":
+                raise OptionError(f"engine: tensor '{info.name}'; got format {info.format}, expected LINEAR to compare")
 
     def run(self, arrays: Arrays) -> dict[str, np.ndarray]:
         """All outputs by name."""
@@ -78,7 +81,7 @@ Runner = ModelRunner | EngineRunner
 
 
 def open_runner(path: str, *, layers: bool = False) -> Runner:
-    """A runner for a file: an engine if it is no ONNX model.  Raises ModelError, OptionError or TensorRTError."""
+    """A runner for a file: an engine by its suffix, else an ONNX model.  Raises ModelError, OptionError or TensorRTError."""
     if Path(path).suffix.lower() in (".engine", ".plan", ".trt"):
         return EngineRunner(Engine.load(path))
     return ModelRunner(load(path), layers=layers)
@@ -103,6 +106,9 @@ def compare(
     """
     if set(first.input_names) != set(second.input_names):
         raise OptionError(f"inputs differ; got {', '.join(first.input_names)} and {', '.join(second.input_names)}")
+    for name in input_shapes or {}:
+        if name not in first.input_names:
+            raise OptionError(f"input shape: no input '{name}'; expected one of {', '.join(first.input_names) or 'none'}")
     names = [name for name in first.output_names if name in second.output_names]
     if not names:
         raise OptionError("no output in common; got "
@@ -135,7 +141,8 @@ def _input_sets(first: Runner, second: Runner, count: int, data: Arrays | None, 
         known = {value.name for value in feeds(proto)}
         maker = InputMaker(proto, data, {name: shape for name, shape in shapes.items() if name in known}, seed)
         for number in range(count):
-            yield maker.runnable(number, lambda arrays: first.run(arrays))
+            arrays, outputs = maker.runnable(number, lambda arrays: list(first.run(arrays).values()))
+            yield arrays, dict(zip(first.output_names, outputs, strict=True))
         return
     for number in range(count):
         rng = np.random.default_rng([seed, number])
@@ -150,6 +157,9 @@ def _random(rng: np.random.Generator, dtype: np.dtype, shape: Sequence[int]) -> 
 
 
 def _judge(name: str, reference, result, rtol: float, relative_atol: float, atol: float | None) -> OutputError:
+    for value in (reference, result):
+        if not isinstance(value, np.ndarray) or value.dtype.kind in "OSU":
+            raise OptionError(f"output '{name}': no tensor of numbers, which cannot be compared; take it out of the model")
     if reference.shape != result.shape:
         return OutputError(name, np.inf, np.inf, False, f"shape {result.shape}, expected {reference.shape}")
     r, y = reference.astype(np.float64), result.astype(np.float64)

@@ -19,16 +19,23 @@ from convpool.tensorrt.library import load_plugin, logger, tensorrt_module
 from convpool.tensorrt.memory import PycudaMemory
 
 Shape = tuple[int, ...]
+_NUMPY_TYPES = {"FLOAT": "float32", "HALF": "float16", "INT8": "int8", "INT32": "int32", "INT64": "int64", "BOOL": "bool",
+                "UINT8": "uint8"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """An input or output.  shape: -1 where open; profiles: (smallest, typical, largest) per profile, for inputs."""
+    """An input or output.
+
+    shape: -1 where open; profiles: (smallest, typical, largest) per profile, for inputs; format: TensorRT's name of the
+    order in memory.
+    """
 
     name: str
     shape: Shape
     dtype: np.dtype
     profiles: tuple[tuple[Shape, Shape, Shape], ...] = ()
+    format: str = "LINEAR"
 
 
 @dataclass
@@ -48,6 +55,8 @@ class _Loaded:
     inputs: dict[str, TensorInfo]
     outputs: dict[str, TensorInfo]
     buffers: dict[str, _Buffer] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
+    """The inputs that the next runs read, which must not go before."""
     profile: int = 0
 
 
@@ -55,15 +64,15 @@ class Engine:
     """A TensorRT engine.  Deserialised when first run or asked for its tensors; one object is for one thread.
 
     plan: the serialised engine, as trtexec and other tools read it.  trt: TensorRT's package, default
-    `import tensorrt`; device: number of the GPU.
+    `import tensorrt`; device: number of the GPU, default that of the current context, else 0.
     """
 
-    def __init__(self, plan: bytes, *, trt: ModuleType | None = None, device: int = 0) -> None:
+    def __init__(self, plan: bytes, *, trt: ModuleType | None = None, device: int | None = None) -> None:
         self.plan, self._trt, self._device = plan, trt, device
         self._loaded: _Loaded | None = None
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, trt: ModuleType | None = None, device: int = 0) -> Engine:
+    def load(cls, path: str | os.PathLike[str], *, trt: ModuleType | None = None, device: int | None = None) -> Engine:
         """Read an engine from a file.  Raises OptionError if it cannot be read."""
         try:
             return cls(Path(path).read_bytes(), trt=trt, device=device)
@@ -100,8 +109,9 @@ class Engine:
     def run(self, inputs: Mapping[str, Any], *, stream: Any = None, on_device: bool = False) -> dict[str, Any]:
         """Run once and return the outputs by name.
 
-        inputs: host arrays, or GPU arrays (DLPack or CUDA array interface), by name.
-        stream: a pycuda stream; default one of the engine's own.
+        inputs: host arrays, or GPU arrays (DLPack or CUDA array interface), by name.  Where the engine's format is not
+        LINEAR, arrays have the shape that the engine says and their elements in the format's order.
+        stream: a pycuda stream; default one of the engine's own, which waits for the default stream's work and for no other.
         on_device: return device buffers (pycuda allocations that the next run overwrites) without waiting, in place of
         host arrays.
 
@@ -132,14 +142,15 @@ class Engine:
             if name not in values:
                 raise OptionError(f"engine: no input '{name}'; expected {', '.join(values)}")
         self._choose_profile({name: tuple(value.shape) for name, value in values.items()}, stream)
+        loaded.given = values
         for name, value in values.items():
-            loaded.context.set_input_shape(name, tuple(value.shape))
+            self._expect(loaded.context.set_input_shape(name, tuple(value.shape)), name, f"shape {list(value.shape)}")
             if isinstance(value, np.ndarray):
                 buffer = self._buffer(name, value.nbytes)
                 loaded.memory.upload(buffer, value, stream)
-                loaded.context.set_tensor_address(name, int(buffer))
+                self._set_address(name, int(buffer))
             else:
-                loaded.context.set_tensor_address(name, value.pointer)
+                self._set_address(name, value.pointer)
         shapes = {}
         for name, info in loaded.outputs.items():
             shape = tuple(loaded.context.get_tensor_shape(name))
@@ -147,19 +158,29 @@ class Engine:
                 raise TensorRTError(f"engine: output '{name}' has a shape that depends on the data: {list(shape)}")
             shapes[name] = shape
             size = int(np.prod(shape, dtype=np.int64)) * info.dtype.itemsize
-            loaded.context.set_tensor_address(name, int(self._buffer(name, size)))
+            self._set_address(name, int(self._buffer(name, size)))
         return shapes
 
     def point(self, inputs: Mapping[str, Any]) -> None:
         """Let the next `execute` read other GPU arrays of the shapes that `bind` has set; also between captured runs."""
         for name, value in inputs.items():
-            self._load().context.set_tensor_address(name, gpu_arrays.view(name, value).pointer)
+            self._load().given[name] = gpu_arrays.view(name, value)
+            self._set_address(name, self._load().given[name].pointer)
 
     def execute(self, stream: Any = None) -> None:
         """Run on what `bind` has set, without waiting; may be captured into a CUDA graph."""
         loaded = self._load()
         if not loaded.context.execute_async_v3(gpu_arrays.stream_handle(stream or loaded.memory.stream)):
             raise TensorRTError(f"engine: the run failed; got {logger(self._module()).explain() or 'no message'}")
+
+    def _set_address(self, name: str, pointer: int) -> None:
+        self._expect(self._load().context.set_tensor_address(name, pointer), name, f"address {pointer:#x}")
+
+    def _expect(self, accepted: bool, name: str, what: str) -> None:
+        """Raise TensorRTError for what TensorRT does not take: it would run on with what it had before."""
+        if not accepted:
+            reason = logger(self._module()).explain() or "no message"
+            raise TensorRTError(f"engine: tensor '{name}': {what} is refused; got {reason}")
 
     def _module(self) -> ModuleType:
         if self._trt is None:
@@ -178,7 +199,10 @@ class Engine:
             missing = str(error)  # an engine without the plugin's layers loads all the same
         else:
             missing = ""
-        runtime = trt.Runtime(log)
+        try:
+            runtime = trt.Runtime(log)
+        except TypeError as error:
+            raise TensorRTError(f"TensorRT: no runtime; got {log.explain(error)}") from error
         engine = runtime.deserialize_cuda_engine(self.plan)
         if engine is None:
             raise TensorRTError(f"engine: cannot be loaded by TensorRT {trt.__version__}; got {log.explain(missing)}")
@@ -188,12 +212,14 @@ class Engine:
         inputs, outputs = {}, {}
         for index in range(engine.num_io_tensors):
             name = engine.get_tensor_name(index)
+            _check_memory(trt, engine, name)
             is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
             profiles = tuple(
                 tuple(tuple(shape) for shape in engine.get_tensor_profile_shape(name, number))
                 for number in range(engine.num_optimization_profiles)
             ) if is_input else ()  # fmt: skip
-            info = TensorInfo(name, tuple(engine.get_tensor_shape(name)), _numpy_type(trt, engine, name), profiles)
+            order = str(engine.get_tensor_format(name)).rpartition(".")[2]
+            info = TensorInfo(name, tuple(engine.get_tensor_shape(name)), _numpy_type(engine, name), profiles, order)
             (inputs if is_input else outputs)[name] = info
         self._loaded = _Loaded(runtime, engine, context, memory, inputs, outputs)
         return self._loaded
@@ -217,7 +243,10 @@ class Engine:
         floats = array.dtype.kind == "f" and info.dtype.kind in "fV"
         if array.dtype != info.dtype and not floats and not np.can_cast(array.dtype, info.dtype, "same_kind"):
             raise OptionError(f"input '{info.name}': type; got {array.dtype}, expected {info.dtype}")
-        return np.ascontiguousarray(array, info.dtype)
+        converted = np.asarray(array, info.dtype, order="C")
+        if array.dtype.kind in "iu" and info.dtype.kind in "iu" and not np.array_equal(converted, array):
+            raise OptionError(f"input '{info.name}': values; got {array.dtype} ones that {info.dtype} does not hold")
+        return converted
 
     def _choose_profile(self, shapes: dict[str, Shape], stream: Any) -> None:
         """Make a profile current that all shapes lie in."""
@@ -246,10 +275,24 @@ class Engine:
         return held.memory
 
 
-def _numpy_type(trt: ModuleType, engine: Any, name: str) -> np.dtype:
-    kind = engine.get_tensor_dtype(name)
-    if str(kind).rpartition(".")[2] == "BF16":
+def _check_memory(trt: ModuleType, engine: Any, name: str) -> None:
+    """Raise TensorRTError for a tensor that is no plain array in GPU memory: TensorRT would read or write past it."""
+    if engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
+        raise TensorRTError(f"engine: tensor '{name}': got one in host memory (its values are a shape), expected GPU memory")
+    dims, axis = tuple(engine.get_tensor_shape(name)), engine.get_tensor_vectorized_dim(name)
+    chunk = engine.get_tensor_components_per_element(name) if axis >= 0 else 1
+    if chunk > 1 and (dims[axis] < 0 or dims[axis] % chunk):
+        raise TensorRTError(f"engine: tensor '{name}': format {engine.get_tensor_format_desc(name)}; got shape {list(dims)}, "
+                            f"which it pads, expected a multiple of {chunk} in dimension {axis}")  # fmt: skip
+
+
+def _numpy_type(engine: Any, name: str) -> np.dtype:
+    """By the type's name: TensorRT's own nptype has no bfloat16."""
+    kind = str(engine.get_tensor_dtype(name)).rpartition(".")[2]
+    if kind == "BF16":
         import ml_dtypes
 
         return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(trt.nptype(kind))
+    if kind not in _NUMPY_TYPES:
+        raise TensorRTError(f"engine: tensor '{name}': type; got {kind}, expected {', '.join(_NUMPY_TYPES)} or BF16")
+    return np.dtype(_NUMPY_TYPES[kind])

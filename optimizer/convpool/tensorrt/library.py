@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ LIBRARY = "libconvpool_plugin.so"
 _OLDEST, _NEWEST = (8, 6), 11
 _handles: dict[str, Any] = {}
 _loggers: dict[str, Any] = {}
+_loading = threading.Lock()
 
 
 def plugin_path() -> Path:
@@ -66,19 +68,24 @@ def load_plugin(trt: ModuleType | None = None) -> Path:
     """
     trt = trt or tensorrt_module()
     path = plugin_path()
-    if find_creator(trt) is None:
-        log = logger(trt)
-        try:
-            ctypes.CDLL(str(path))  # the registry does not say why it could not open a file
-            _handles[trt.__name__] = trt.get_plugin_registry().load_library(str(path))
-        except Exception as error:  # the bindings' exceptions share no base class
-            raise TensorRTError(f"{path}: cannot be loaded as a plugin library; got {log.explain(error)}") from error
+    with _loading:
+        if find_creator(trt) is None:
+            _register(trt, path)
     missing = [name for name in operator.OP_TYPES if find_creator(trt, name) is None]
     if missing:
         got = "none of the operators" if len(missing) == len(operator.OP_TYPES) else f"no {missing[0]}"
         raise TensorRTError(f"{path}: plugins; got {got} in TensorRT {trt.__version__}, expected {len(operator.OP_TYPES)}; "
                             f"build the library of this version of convpool {logger(trt).explain()}".rstrip())  # fmt: skip
     return path
+
+
+def _register(trt: ModuleType, path: Path) -> None:
+    log = logger(trt)
+    try:
+        ctypes.CDLL(str(path))  # the registry does not say why it could not open a file
+        _handles[trt.__name__] = trt.get_plugin_registry().load_library(str(path))
+    except Exception as error:  # the bindings' exceptions share no base class
+        raise TensorRTError(f"{path}: cannot be loaded as a plugin library; got {log.explain(error)}") from error
 
 
 def logger(trt: ModuleType) -> Any:

@@ -1,9 +1,11 @@
 """A model in the form that one TensorRT version reads: everything that differs between versions, on the ONNX side.
 
-| TensorRT | opset | local functions | half precision |
-|---|---|---|---|
-| 8.6, 9 | up to 17 | not read: the plugin, or they are inlined | a flag of the builder |
-| 10, 11 | as the parser | read | types in the model: `cast_floats` |
+| TensorRT | opset | half precision |
+|---|---|---|
+| 8.6, 9 | up to 17 | a flag of the builder |
+| 10, 11 | as the parser | types in the model: `cast_floats` |
+
+Local functions, which 8.6 does not read and 10 sometimes takes before a plugin, are inlined or left to the plugin.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from convpool.modelio import LoadedModel, load
 
 OLD_PARSER_OPSET = 17
 """The newest opset that the parser of TensorRT 8.6 knows."""
-CONSTANT_WEIGHTS = "constant_weights"
+CONSTANT_WEIGHTS, ALLOW_TF32 = "constant_weights", "allow_tf32"
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm")
 _NUMPY_TYPES = {TensorProto.FLOAT16: np.dtype(np.float16), TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16)}
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
@@ -54,7 +56,11 @@ def self_contained(model: object) -> ModelProto:
 
 def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool) -> ModelProto:
     """The model for the ONNX parser of TensorRT `major`; changed in place where it can be, so pass a copy."""
-    if not plugin and has_operator(model):
+    if plugin and has_operator(model):  # TensorRT 10.0 to 10.6 take a function before a plugin of the same name
+        others = [function for function in model.functions if function.name not in operator.OP_TYPES]
+        del model.functions[:]
+        model.functions.extend(others)
+    if model.functions:
         model = _without_trailing_blanks(onnx.inliner.inline_local_functions(model))
     if major < 10:
         opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
@@ -63,11 +69,18 @@ def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool)
                 f"model: opset; got {opset}, expected at most {OLD_PARSER_OPSET} for TensorRT {major}; export it with "
                 f"opset {OLD_PARSER_OPSET}"
             )
-    if plugin and allow_tf32:
-        for node in _nodes(model.graph):
-            if is_operator(node):
-                node.attribute.append(helper.make_attribute("allow_tf32", 1))
+    for node in filter(is_operator, _nodes(model.graph)):
+        _say(node, ALLOW_TF32, plugin and allow_tf32)
     return model
+
+
+def _say(node: NodeProto, name: str, truth: bool) -> None:
+    """Give the node the attribute `name` = 1, or none of that name."""
+    others = [attribute for attribute in node.attribute if attribute.name != name]
+    del node.attribute[:]
+    node.attribute.extend(others)
+    if truth:
+        node.attribute.append(helper.make_attribute(name, 1))
 
 
 def _without_trailing_blanks(model: ModelProto) -> ModelProto:
@@ -119,12 +132,9 @@ def say_constant_weights(model: ModelProto, constant: bool) -> None:
     given = {value.name for value in model.graph.input}
     weights = {tensor.name for tensor in model.graph.initializer} - given
     for node in filter(is_operator, _nodes(model.graph)):
-        others = [attribute for attribute in node.attribute if attribute.name != CONSTANT_WEIGHTS]
-        del node.attribute[:]
-        node.attribute.extend(others)
+        _say(node, CONSTANT_WEIGHTS, False)
     for node in filter(is_operator, model.graph.node):  # the main graph's, where a name has one meaning
-        if constant and node.input[1] in weights:
-            node.attribute.append(helper.make_attribute(CONSTANT_WEIGHTS, 1))
+        _say(node, CONSTANT_WEIGHTS, constant and node.input[1] in weights)
 
 
 def serialized(model: ModelProto) -> bytes:
@@ -167,12 +177,13 @@ def cast_floats(model: ModelProto, kind: int) -> None:
     """
     graph = model.graph
     kept = _float_only(graph)
-    for tensor in graph.initializer:
-        if tensor.name not in kept:
-            _convert(tensor, kind)
     for node in _nodes(graph):
-        _convert_attributes(node, kind)
+        if node.op_type != "Constant" or node.output[0] not in kept:
+            _convert_attributes(node, kind)
     for inner in graphs_within(graph):
+        for tensor in inner.initializer:
+            if tensor.name not in kept:
+                _convert(tensor, kind)
         for value in (*inner.value_info, *(() if inner is graph else (*inner.input, *inner.output))):
             if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name not in kept:
                 value.type.tensor_type.elem_type = kind
@@ -184,9 +195,6 @@ def _float_only(graph: GraphProto) -> set[str]:
     for node in _nodes(graph):
         for index in _FLOAT_ONLY_INPUTS.get(node.op_type, ()):
             names.update(node.input[index : index + 1])
-    for node in _nodes(graph):  # what a Constant node gives to them is kept by its output's name
-        if node.op_type == "Constant" and node.output[0] in names:
-            names.add(node.name)
     return names
 
 

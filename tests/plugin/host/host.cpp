@@ -5,7 +5,22 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <cstring>
+#include <new>
+
+namespace {
+long allocations_left = -1;  // of the library too; -1: as many as there are
+}
+
+void *operator new(size_t size) {
+    void *memory = allocations_left == 0 ? nullptr : std::malloc(size == 0 ? 1 : size);
+    if (memory == nullptr) throw std::bad_alloc();
+    if (allocations_left > 0) --allocations_left;
+    return memory;
+}
+void operator delete(void *memory) noexcept { std::free(memory); }
+void operator delete(void *memory, size_t) noexcept { std::free(memory); }
 
 namespace host {
 
@@ -17,7 +32,7 @@ namespace {
 
 // TensorRT 8 to 10, and 11, whose logger has four slots before.
 struct PlainLogger {
-    virtual void log(int32_t, const char *message) noexcept { logged += std::string(message) + "\n"; }
+    virtual void log(int32_t, const char *message) noexcept { logged.append(message).append("\n"); }
     virtual ~PlainLogger() = default;
 } plain_logger;
 
@@ -26,7 +41,7 @@ struct VersionedLogger {
     virtual int32_t getAPILanguage() const noexcept { return 0; }
     virtual Info getInterfaceInfo() const noexcept { return {"ILogger", 1, 0}; }
     virtual ~VersionedLogger() = default;
-    virtual void log(int32_t, const char *message) noexcept { logged += "11: " + std::string(message) + "\n"; }
+    virtual void log(int32_t, const char *message) noexcept { logged.append("11: ").append(message).append("\n"); }
 } versioned_logger;
 
 struct Finder {
@@ -34,7 +49,27 @@ struct Finder {
     virtual ~Finder() = default;
 };
 
+// After the library's own static objects: engines may live as long, and TensorRT's registry does.
+void at_exit() {
+    if (creators_answer_v2() && creators_answer_v3()) return;
+    std::printf("creators are gone before the process is\n");
+    std::_Exit(1);
+}
+
 }  // namespace
+
+void starve(const std::function<bool()> &body) {
+    logged.clear();
+    logged.reserve(1 << 16);
+    bool passed = false;
+    for (long count = 0; !passed && count < 1000; ++count) {
+        logged.clear();
+        allocations_left = count;
+        passed = body();
+        allocations_left = -1;
+    }
+    CHECK(passed);
+}
 
 Attributes with(const Around &around, Attributes a) {
     a.around = around;
@@ -107,6 +142,7 @@ extern "C" __attribute__((visibility("default"))) void *getLogger() {
 int main(int count, char **arguments) {
     using namespace host;
     if (count != 3) return std::printf("usage: convpool_plugin_host LIBRARY 0|1|gpu\n"), 2;
+    std::atexit(at_exit);
     void *library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return std::printf("%s\n", dlerror()), 2;
     const bool has_device = std::strcmp(arguments[2], "1") == 0;

@@ -88,7 +88,13 @@ inline int64_t out_size(const Attributes &a, int axis, int64_t size) {
 convpool_problem problem_of(const Attributes &a, int64_t n, int64_t c, int64_t m, std::vector<int64_t> spatial, int dtype,
                             int x_layout, int y_layout, bool bias);
 
+// Runs `body`, which says whether it came through, without any memory, then with one allocation, and so on until it does.
+void starve(const std::function<bool()> &body);
+
 void drive_v2(void *library, bool has_device);
 void drive_v3(void *library, bool has_device);
+// Whether the creators that they found still answer.
+bool creators_answer_v2();
+bool creators_answer_v3();
 
 }  // namespace host

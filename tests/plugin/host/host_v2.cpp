@@ -129,6 +129,7 @@ void identity(const Attributes &a) {
     Owner plugin = make(a);
     CHECK(plugin != nullptr);
     v2::IPluginCreator *const creator = creators.at(a.op_type());
+    starve([&] { return own(creator->createPlugin("layer", nullptr)) == nullptr && !logged.empty(); });
     EQUAL(plugin->getTensorRTVersion(), (3 << 24) | version_number);
     EQUAL(creator->getTensorRTVersion(), version_number);
     CHECK(std::strcmp(creator->getPluginVersion(), "1") == 0);
@@ -262,11 +263,64 @@ void shapes() {
     REFUSES(shape(0, x, {2, {&e, &e}}, 2), "W: number of dimensions");
     REFUSES(shape(0, {3, {&e, &e, &e}}, w, 2), "X: number of dimensions");
     REFUSES(shape(0, x, w, 1), "inputs; got 1");
+    Attributes wide;
+    wide.pool_kernel = wide.pool_dilations = {65535, 65535};
+    plugin = make(wide);
+    REFUSES(shape(0, x, w, 2), "window; got 4294770691 elements, expected at most 2^31 - 1");
+    plugin = make({});
     REFUSES(shape(1, x, w, 2), "output; got 1");
     const DataType types[3] = {DataType::kHALF, DataType::kHALF, DataType::kHALF};
     CHECK(plugin->getOutputDataType(0, types, 3) == DataType::kHALF);
     const DataType wrong[2] = {DataType::kINT8, DataType::kHALF};
     REFUSES((plugin->getOutputDataType(0, wrong, 2), true), "X: type; got int8");
+}
+
+// Behind the attributes stand the number of inputs, the builder's device, the workspace and the largest problem.  Any byte
+// may be damaged: refused or taken, never a crash.  tensors: inputs and output.
+void damaged_grant(const Attributes &a, const std::vector<char> &saved, const std::vector<v2::PluginTensorDesc> &tensors) {
+    const size_t grant = saved.size() - 24 - sizeof(convpool_problem), problem = grant + 24;
+    for (size_t i = grant; i < saved.size(); ++i) {
+        std::vector<char> bad = saved;
+        bad[i] = static_cast<char>(bad[i] ^ 0xff);
+        Owner made = own(creators.at(a.op_type())->deserializePlugin("layer", bad.data(), bad.size()));
+        const bool counts = i < grant + 4 || (i >= problem && i < problem + 8);  // inputs; struct_size and rank
+        CHECK(!counts || made == nullptr);
+        if (made == nullptr) continue;
+        made->attachToContext(nullptr, nullptr, nullptr);
+        const void *inputs[6] = {};
+        void *outputs[1] = {nullptr};
+        CHECK(made->enqueue(tensors.data(), &tensors.back(), inputs, outputs, nullptr, nullptr) != 0);
+    }
+}
+
+// A builder may try another format between two profiles: what the shapes of both may use is the lesser of its answers.
+void profiles_and_formats() {
+    const auto f16 = DataType::kHALF;
+    const auto linear = TensorFormat::kLINEAR, hwc8 = TensorFormat::kHWC8;
+    struct Answer { int64_t asked, stored; };
+    auto configure = [&](v2::IPluginV2DynamicExt &plugin, int32_t n, int32_t size, TensorFormat format) {
+        const auto in = {dynamic({n, 64, size, size}, {n, 64, size, size}, f16, format),
+                         dynamic({128, 3, 3, 64}, {128, 3, 3, 64}, f16, linear), dynamic({128}, {128}, f16, linear)};
+        const auto out = dynamic({n, 128, size / 2, size / 2}, {n, 128, size / 2, size / 2}, f16, format);
+        plugin.configurePlugin(in.begin(), 3, &out, 1);
+        std::vector<v2::PluginTensorDesc> tensors;
+        for (const auto &tensor : in) tensors.push_back(tensor.desc);
+        Answer answer{static_cast<int64_t>(plugin.getWorkspaceSize(tensors.data(), 3, &out.desc, 1)), 0};
+        const std::vector<char> saved = bytes_of(plugin);  // ..., inputs, device, bytes, largest problem
+        std::memcpy(&answer.stored, &saved[saved.size() - sizeof(convpool_problem) - 8], 8);
+        return answer;
+    };
+    Owner plugin = make({});
+    const Answer small = configure(*plugin, 4, 16, linear);
+    CHECK(small.asked > 0 && small.stored == small.asked);
+    for (bool cloned : {false, true}) {
+        if (cloned) plugin = own(plugin->clone());
+        const Answer other = configure(*plugin, 64, 32, hwc8);
+        CHECK(other.asked > 0 && other.stored == other.asked);
+        const Answer large = configure(*plugin, 64, 32, linear);
+        CHECK(large.asked > small.asked);
+        EQUAL(large.stored, small.asked);
+    }
 }
 
 void life(const Attributes &a, DataType type, int dtype, TensorFormat format, bool bias, bool has_device) {
@@ -313,6 +367,10 @@ void life(const Attributes &a, DataType type, int dtype, TensorFormat format, bo
     CHECK(loaded != nullptr);
     CHECK(bytes_of(*loaded) == saved);
     plugin.reset();
+    damaged_grant(a, saved, tensors);
+    v2::IPluginCreator *const creator = creators.at(a.op_type());
+    starve([&] { return own(creator->deserializePlugin("layer", saved.data(), saved.size())) != nullptr; });
+    starve([&] { return own(loaded->clone()) != nullptr; });
     Owner context = own(loaded->clone());
     CHECK(bytes_of(*context) == saved);
     context->attachToContext(nullptr, nullptr, nullptr);
@@ -408,6 +466,10 @@ Context context_of(Gpu &gpu, const Attributes &a, const convpool_problem &larges
 
 }  // namespace
 
+bool creators_answer_v2() {
+    return std::all_of(creators.begin(), creators.end(), [](auto &item) { return item.first == item.second->getPluginName(); });
+}
+
 bool run_v2(void *library, Gpu &gpu) {
     version_number = 8600;
     if (!find_creators(reinterpret_cast<GetCreators>(dlsym(library, "getPluginCreators")))) return false;
@@ -468,6 +530,7 @@ void drive_v2(void *library, bool has_device) {
             life(a, DataType::kHALF, CONVPOOL_F16, TensorFormat::kHWC8, true, has_device);
             life(a, DataType::kFLOAT, CONVPOOL_F32, TensorFormat::kLINEAR, true, has_device);
         }
+        if (has_device) profiles_and_formats();
         damaged({});
         damaged(some_siblings().back());
         wrong_layers();

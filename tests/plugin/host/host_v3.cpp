@@ -175,6 +175,11 @@ void identity(const Attributes &a) {
     CHECK(std::strcmp(Parts(loaded.get()).build->getTimingCacheID(), parts.build->getTimingCacheID()) == 0);
     Owner copy(plugin->clone());
     CHECK(std::strcmp(Parts(copy.get()).core->getPluginName(), parts.core->getPluginName()) == 0);
+    starve([&] { return Owner(plugin->clone()) != nullptr; });
+    starve([&] {
+        const v3::PluginFieldCollection *fields = parts.runtime->getFieldsToSerialize();
+        return Owner(creator->createPlugin("layer", fields, v3::TensorRTPhase::kRUNTIME)) != nullptr;
+    });
 }
 
 // No two operators, and no two slopes, share a timing cache's entries.
@@ -283,6 +288,11 @@ void shapes() {
     REFUSES(shape(right[0], {3, {&e16, &e3, &e16}}, 2), "W: number of dimensions");
     REFUSES(shape({3, {&e1, &e16, &e16}}, right[1], 2), "X: number of dimensions");
     REFUSES(shape(right[0], right[1], 1), "inputs; got 1");
+    Attributes wide;
+    wide.pool_kernel = wide.pool_dilations = {65535, 65535};
+    parts = Parts((plugin = make(wide)).get());
+    REFUSES(shape(right[0], right[1], 2), "window; got 4294770691 elements, expected at most 2^31 - 1");
+    parts = Parts((plugin = make({})).get());
     REFUSES(shape(right[0], right[1], 4), "inputs; got 4");
 }
 
@@ -592,6 +602,10 @@ Context context_of(Gpu &gpu, const Attributes &a, const convpool_problem &larges
 }
 
 }  // namespace
+
+bool creators_answer_v3() {
+    return std::all_of(creators.begin(), creators.end(), [](auto &item) { return item.first == item.second->getPluginName(); });
+}
 
 bool run_v3(void *library, Gpu &gpu) {
     version_number = 101600;

@@ -1,4 +1,4 @@
-// Descriptions of tensors for TMA.
+// Functions of the CUDA driver, found through the runtime, so that the library needs no libcuda to load.
 #pragma once
 
 #include <cuda.h>
@@ -16,5 +16,8 @@ namespace convpool {
 cudaError_t encode_tensor_map(CUtensorMap *map, Precision precision, int rank, const void *address, const uint64_t *sizes,
                               const uint64_t *strides, const uint32_t *box, int swizzle,
                               bool operand);
+
+// The current context's number, unique in the process; 0 if there is none, or the driver does not say.
+uint64_t current_context();
 
 }  // namespace convpool

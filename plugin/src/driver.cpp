@@ -1,22 +1,21 @@
-#include "tensor_map.h"
+#include "driver.h"
 
 #include <cudaTypedefs.h>
 
 namespace convpool {
 namespace {
 
-// Through the runtime, so that the library needs no libcuda to load.
-PFN_cuTensorMapEncodeTiled_v12000 find_encode() {
+// As of CUDA 12.0; null if the driver has no such function.
+template <class Function> Function find(const char *name) {
     void *function = nullptr;
     cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
+    const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result);
 #else
-    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &result);
+    const cudaError_t error = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &result);
 #endif
     if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) return nullptr;
-    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+    return reinterpret_cast<Function>(function);
 }
 
 }  // namespace
@@ -24,7 +23,7 @@ PFN_cuTensorMapEncodeTiled_v12000 find_encode() {
 cudaError_t encode_tensor_map(CUtensorMap *map, Precision precision, int rank, const void *address, const uint64_t *sizes,
                               const uint64_t *strides, const uint32_t *box, int swizzle,
                               bool operand) {
-    static const PFN_cuTensorMapEncodeTiled_v12000 encode = find_encode();
+    static const auto encode = find<PFN_cuTensorMapEncodeTiled_v12000>("cuTensorMapEncodeTiled");
     if (encode == nullptr) return cudaErrorNotSupported;
     const CUtensorMapDataType type = precision == Precision::kF16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                      : precision == Precision::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
@@ -36,6 +35,12 @@ cudaError_t encode_tensor_map(CUtensorMap *map, Precision precision, int rank, c
                CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_NONE,
                CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+uint64_t current_context() {
+    static const auto get_id = find<PFN_cuCtxGetId_v12000>("cuCtxGetId");
+    unsigned long long id = 0;
+    return get_id != nullptr && get_id(nullptr, &id) == CUDA_SUCCESS ? id : 0;
 }
 
 }  // namespace convpool

@@ -1,0 +1,365 @@
+"""`Engine` without a GPU: pycuda and TensorRT are played, to see what they are told and what becomes of their refusals."""
+
+from __future__ import annotations
+
+import enum
+import gc
+import subprocess
+import sys
+import threading
+import time
+import types
+import weakref
+
+import numpy as np
+import pytest
+
+from convpool.errors import OptionError
+from convpool.tensorrt import Engine, TensorRTError, load_plugin
+from convpool.tensorrt import engine as engine_module
+from convpool.tensorrt.compare import EngineRunner
+from convpool.tensorrt.memory import PycudaMemory
+
+# As pycuda: a stack of contexts for each thread, which must be empty when the thread ends.
+PYCUDA = """
+import sys, threading, types
+
+class Error(Exception): pass
+class Buffer:
+    def __init__(self, size): self.data, self.address = bytearray(size), id(self)
+    def __int__(self): buffers[self.address] = self.data; return self.address
+class Stream:
+    handle = 7
+    def synchronize(self):
+        if broken: raise Error("an illegal memory access was encountered")
+class Context:
+    def __init__(self, device): self.device = device
+    def push(self): stacks.setdefault(threading.get_ident(), []).append(self)
+    @staticmethod
+    def pop():
+        if not stacks.get(threading.get_ident()): raise Error("cannot pop non-current context")
+        stacks[threading.get_ident()].pop()
+    @staticmethod
+    def get_current(): return (stacks.get(threading.get_ident()) or [None])[-1]
+    @staticmethod
+    def get_device(): return Device(Context.get_current().device)
+class Device:
+    def __init__(self, number):
+        if number > 1: raise Error("invalid device ordinal")
+        self.number = number
+    def __eq__(self, other): return self.number == other.number
+    def retain_primary_context(self): return Context(self.number)
+def init(): pass
+def mem_alloc(size): return Buffer(size)
+def memcpy_htod_async(to, array, stream): buffers[to][:array.nbytes] = array.tobytes()
+def memcpy_dtoh_async(array, to, stream):
+    if broken: raise Error("an illegal memory access was encountered")
+    array[:] = list(buffers[to][:array.nbytes])
+stacks, buffers, broken = {}, {}, []
+"""
+
+
+def played_pycuda() -> types.ModuleType:
+    driver = types.ModuleType("pycuda.driver")
+    exec(PYCUDA, driver.__dict__)
+    return driver
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    driver = played_pycuda()
+    package = types.ModuleType("pycuda")
+    package.driver = driver
+    monkeypatch.setitem(sys.modules, "pycuda", package)
+    monkeypatch.setitem(sys.modules, "pycuda.driver", driver)
+    monkeypatch.setattr("atexit.register", lambda *_: None)
+    return driver
+
+
+def in_a_thread(body) -> None:
+    errors = []
+
+    def guarded():
+        try:
+            body()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=guarded)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_a_thread_leaves_no_context_behind(driver):
+    """pycuda would end the process."""
+    seen = []
+
+    def body():
+        kept = [PycudaMemory(), PycudaMemory()]
+        seen.append((threading.get_ident(), len(driver.stacks[threading.get_ident()])))
+        assert kept
+
+    for _ in range(2):
+        in_a_thread(body)
+    assert [depth for _, depth in seen] == [1, 1]
+    assert all(not driver.stacks[thread] for thread, _ in seen)
+
+
+def test_a_context_of_the_caller_s_is_used_and_stays(driver):
+    depths = []
+
+    def body():
+        driver.Context(1).push()
+        for device in (None, 1):
+            PycudaMemory(device)
+        with pytest.raises(TensorRTError, match="CUDA device 0: cannot be used; got a context of another device"):
+            PycudaMemory(0)
+        gc.collect()
+        depths.append(len(driver.stacks[threading.get_ident()]))
+
+    in_a_thread(body)
+    assert depths == [1] and [len(stack) for stack in driver.stacks.values()] == [1]
+
+
+def test_a_context_that_the_caller_pops_is_no_error_at_the_end(driver):
+    def body():
+        PycudaMemory()
+        driver.Context.pop()
+        PycudaMemory()
+
+    in_a_thread(body)
+    assert [len(stack) for stack in driver.stacks.values()] == [0]
+
+
+def test_the_main_thread_s_context_is_popped_at_exit():
+    code = f"""
+import types, sys
+driver = types.ModuleType("pycuda.driver"); exec({PYCUDA!r}, driver.__dict__)
+package = types.ModuleType("pycuda"); package.driver = driver
+sys.modules.update({{"pycuda": package, "pycuda.driver": driver}})
+import atexit
+atexit.register(lambda: print(*map(len, driver.stacks.values())))
+from convpool.tensorrt.memory import PycudaMemory
+memory = PycudaMemory()
+print(*map(len, driver.stacks.values()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout.split(), done.stderr) == (["1", "0"], "")
+
+
+def test_threads_register_the_plugin_once(plugin, monkeypatch):
+    """A second registration of the same names is an error to TensorRT."""
+    registered, barrier = [], threading.Barrier(4)
+
+    class Registry:
+        def load_library(self, path):
+            time.sleep(0.05)
+            registered.append(path)
+
+        def get_creator(self, name, version, namespace):
+            if not registered:
+                time.sleep(0.01)
+            return name if registered else None
+
+    trt = types.SimpleNamespace(__name__="threads", __version__="10.0.0", get_plugin_registry=Registry, ILogger=ILogger)
+    monkeypatch.setenv("CONVPOOL_PLUGIN_LIBRARY", str(plugin))
+
+    def body():
+        barrier.wait()
+        load_plugin(trt)
+
+    threads = [threading.Thread(target=body) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert registered == [str(plugin)]
+
+
+class ILogger:
+    Severity = enum.Enum("Severity", "ERROR INTERNAL_ERROR")
+
+    def __init__(self) -> None:
+        pass
+
+
+class TensorIOMode(enum.Enum):
+    INPUT, OUTPUT = 0, 1
+
+
+class TensorLocation(enum.Enum):
+    DEVICE, HOST = 0, 1
+
+
+class TensorFormat(enum.Enum):
+    LINEAR, HWC8 = 0, 1
+
+
+class Played:
+    """A TensorRT whose engine copies input x to output y; changed by the tests."""
+
+    __name__, __version__ = "played", "10.0.0"
+    TensorIOMode, TensorLocation, ILogger = TensorIOMode, TensorLocation, ILogger
+
+    def __init__(self, driver, shape=(-1, 3), dtype="FLOAT", order=TensorFormat.LINEAR, location=TensorLocation.DEVICE):
+        self.driver, self.shape, self.dtype, self.order, self.location = driver, shape, dtype, order, location
+        self.refuse, self.addresses, self.shape_now = "", {}, None
+        self.num_io_tensors, self.num_optimization_profiles = 2, 1
+
+    def Runtime(self, log):
+        return self
+
+    def deserialize_cuda_engine(self, plan):
+        return self
+
+    def create_execution_context(self):
+        return self
+
+    def get_tensor_name(self, index):
+        return "xy"[index]
+
+    def get_tensor_mode(self, name):
+        return TensorIOMode.INPUT if name == "x" else TensorIOMode.OUTPUT
+
+    def get_tensor_profile_shape(self, name, number):
+        return [tuple(size if size >= 0 else n for size in self.shape) for n in (0, 2, 4)]
+
+    def get_tensor_shape(self, name):
+        return self.shape if self.shape_now is None else self.shape_now
+
+    def get_tensor_dtype(self, name):
+        return f"DataType.{self.dtype}"  # as an enumeration's text
+
+    def get_tensor_location(self, name):
+        return self.location
+
+    def get_tensor_format(self, name):
+        return self.order
+
+    def get_tensor_format_desc(self, name):
+        return self.order.name
+
+    def get_tensor_vectorized_dim(self, name):
+        return 1 if self.order is TensorFormat.HWC8 else -1
+
+    def get_tensor_components_per_element(self, name):
+        return 8 if self.order is TensorFormat.HWC8 else -1
+
+    def set_input_shape(self, name, shape):
+        self.shape_now = shape
+        return self.refuse != "shape"
+
+    def set_tensor_address(self, name, address):
+        self.addresses[name] = address
+        return self.refuse != "address"
+
+    def execute_async_v3(self, stream):
+        buffers = self.driver.buffers
+        buffers[self.addresses["y"]][:] = buffers[self.addresses["x"]]
+        return True
+
+
+@pytest.fixture
+def engine_of(driver, monkeypatch):
+    monkeypatch.setattr(engine_module, "load_plugin", lambda trt: None)
+
+    def make(**arguments) -> Engine:
+        return Engine(b"plan", trt=Played(driver, **arguments))
+
+    return make
+
+
+@pytest.mark.parametrize("batch", [0, 1, 4])
+def test_runs_hand_over_what_they_are_given(engine_of, batch):
+    x = np.arange(batch * 6, dtype=np.float64).reshape(batch, 6)[:, ::2]  # not contiguous, and of another type
+    y = engine_of().run({"x": x})["y"]
+    assert y.dtype == np.float32 and np.array_equal(y, x)
+
+
+def test_a_scalar_stays_one(engine_of):
+    y = engine_of(shape=()).run({"x": 2.5})["y"]
+    assert y.shape == () and y == 2.5
+
+
+def test_integers_are_narrowed_only_where_they_fit(engine_of):
+    engine = engine_of(dtype="INT32")
+    assert np.array_equal(engine.run({"x": np.array([[1, -2, 3]])})["y"], [[1, -2, 3]])
+    assert np.array_equal(engine.run({"x": np.array([[True, False, True]])})["y"], [[1, 0, 1]])
+    with pytest.raises(OptionError, match="input 'x': values; got int64 ones that int32 does not hold"):
+        engine.run({"x": np.array([[1, 2**32 + 2, 3]])})
+    with pytest.raises(OptionError, match="input 'x': type; got float64, expected int32"):
+        engine.run({"x": np.zeros((1, 3))})
+
+
+def test_gpu_arrays_live_until_others_take_their_place(engine_of):
+    class Array:
+        def __init__(self) -> None:
+            self.__cuda_array_interface__ = {"shape": (2, 3), "typestr": "<f4", "data": (4096, False), "version": 3}
+
+    engine = engine_of()
+    arrays = [Array(), Array(), Array()]
+    alive = [weakref.ref(array) for array in arrays]
+    engine.bind({"x": arrays[0]})
+    engine.point({"x": arrays[1]})
+    assert engine._trt.addresses["x"] == 4096
+    del arrays[:2]
+    gc.collect()
+    assert [reference() is not None for reference in alive] == [False, True, True]
+    engine.bind({"x": arrays.pop()})
+    gc.collect()
+    assert [reference() is not None for reference in alive] == [False, False, True]
+
+
+@pytest.mark.parametrize("what", ["shape", "address"])
+def test_what_tensorrt_refuses_is_an_error(engine_of, what):
+    """It would run on with the shape or the address of before."""
+    engine = engine_of()
+    x = np.ones((2, 3), np.float32)
+    engine.run({"x": x})
+    engine._trt.refuse = what
+    with pytest.raises(TensorRTError, match=f"engine: tensor 'x': {what} .* is refused; got"):
+        engine.run({"x": x})
+
+
+def test_memory_that_is_no_plain_array_is_refused(engine_of):
+    with pytest.raises(TensorRTError, match="engine: tensor 'x': got one in host memory"):
+        engine_of(location=TensorLocation.HOST).run({"x": np.ones((2, 3), np.float32)})
+    padded = "engine: tensor 'x': format HWC8; got shape .*, which it pads, expected a multiple of 8 in dimension 1"
+    for channels in (12, -1):
+        with pytest.raises(TensorRTError, match=padded):
+            engine_of(shape=(-1, channels), order=TensorFormat.HWC8).inputs  # noqa: B018
+    dense = engine_of(shape=(-1, 16), order=TensorFormat.HWC8)
+    assert dense.inputs["x"].format == "HWC8"
+    with pytest.raises(OptionError, match="engine: tensor 'x'; got format HWC8, expected LINEAR to compare"):
+        EngineRunner(dense)
+
+
+def test_a_type_that_numpy_lacks_is_an_error(engine_of):
+    with pytest.raises(TensorRTError, match="engine: tensor 'x': type; got FP8, expected FLOAT, "):
+        engine_of(dtype="FP8").inputs  # noqa: B018
+
+
+@pytest.mark.parametrize("kind", ["FLOAT", "HALF", "BF16", "INT8", "INT32", "INT64", "BOOL", "UINT8"])
+def test_every_other_type_goes_through(engine_of, kind):
+    engine = engine_of(dtype=kind)
+    x = np.array([[0, 1, 1]]).astype(engine.inputs["x"].dtype)
+    y = engine.run({"x": x})["y"]
+    assert y.dtype == x.dtype and np.array_equal(y, x)
+
+
+def test_failures_of_the_gpu_are_typed(engine_of, driver):
+    engine = engine_of()
+    engine.run({"x": np.ones((2, 3), np.float32)})
+    driver.broken.append(True)
+    with pytest.raises(TensorRTError, match="GPU memory: 24 bytes cannot be copied from the GPU; got an illegal"):
+        engine.run({"x": np.ones((2, 3), np.float32)})
+
+
+def test_a_device_that_is_not_there(driver):
+    def body():
+        with pytest.raises(TensorRTError, match="CUDA device 5: cannot be used; got invalid device ordinal"):
+            PycudaMemory(5)
+
+    in_a_thread(body)
