@@ -5,7 +5,7 @@
 namespace convpool {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 128, kChain = 16;
 
 template <class Element> __global__ void __launch_bounds__(kThreads)
     generic_kernel(const __grid_constant__ GenericParams p) {
@@ -44,6 +44,7 @@ template <class Element> __global__ void __launch_bounds__(kThreads)
             }
             if (!inside) continue;
             const Element *weights = w + (static_cast<int64_t>(m) * taps + tap) * p.c_per_group;
+            float part = 0.f;  // of at most kChain products: a long chain of additions rounds off more
             for (int c = 0; c < p.c_per_group; ++c) {
                 const int channel = group * p.c_per_group + c;
                 const float scale = channel_value<Element>(p.prologue.scale, channel, 1.f);
@@ -64,8 +65,13 @@ template <class Element> __global__ void __launch_bounds__(kThreads)
                         }
                     }
                 }
-                sum = fmaf(box / p.count, to_float(weights[c]), sum);
+                part = fmaf(box / p.count, to_float(weights[c]), part);
+                if (c % kChain == kChain - 1) {
+                    sum += part;
+                    part = 0.f;
+                }
             }
+            sum += part;
         }
         if (p.epilogue.bias != nullptr) sum += to_float(static_cast<const Element *>(p.epilogue.bias)[m]);
         if (p.epilogue.residual != nullptr) sum += to_float(static_cast<const Element *>(p.epilogue.residual)[item]);
