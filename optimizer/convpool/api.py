@@ -47,6 +47,11 @@ class OptimizeResult:
         """Write the model to `path` atomically; external data is linked or copied beside it.  Raises OutputError."""
         save(self._loaded, Path(path), self._new_constants)
 
+    def move_to_domain(self, domain: str) -> None:
+        """Give the model's nodes of convpool's operators, and their functions, another domain (`--domain`)."""
+        if operator.move_to_domain(self.model, domain):
+            self._loaded.source = None  # no longer what was read
+
 
 def optimize(
     model: object,

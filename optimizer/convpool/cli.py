@@ -74,6 +74,8 @@ def command(model, output, report_path, quiet, verbose, dry_run, no_check, check
         raise OptionError("--quiet and --verbose exclude each other")
     if no_check and options["data"]:
         raise OptionError("--no-check and --data exclude each other")
+    if domain == "" or f"{domain}.".startswith("ai.onnx."):
+        raise OptionError(f"--domain: got {domain!r}, where ONNX has its own operators; expected another, as trt.plugins")
     out = _output_path(model, output)
     if output and out is not None and not out.parent.is_dir() and not dry_run:
         raise OutputError(f"{out}: no folder {str(out.parent)!r}; make it first")
@@ -91,7 +93,7 @@ def command(model, output, report_path, quiet, verbose, dry_run, no_check, check
                 show(error.report, console, verbose=verbose)
             _write_report(report_path, error.report)
         raise
-    operator.move_to_domain(result.model, domain)
+    result.move_to_domain(domain)
     if not dry_run:
         _write(result, out)
     _write_report(report_path, result.report)

@@ -521,6 +521,14 @@ def test_command_line(options, kind, tmp_path, capsys):
     assert ("rewritten as convavgpool" if kind == "ConvAvgPool" else f"rewritten as {kind} with Relu") in shown
 
 
+def test_domain_of_a_model_in_which_nothing_is_left_to_rewrite(tmp_path):
+    onnx.save(graph(f"p = Relu(x)\n{PAIR}"), tmp_path / "in.onnx")
+    steps = [[str(tmp_path / "in.onnx"), "-q"], [str(tmp_path / "in.convpool.onnx"), "-q", "--domain", "trt.plugins"]]
+    assert [run(command, "convpool-optimize", step) for step in steps] == [0, 0]
+    moved = onnx.load(tmp_path / "in.convpool.convpool.onnx")
+    assert [node.domain for node in moved.graph.node] == ["trt.plugins"]
+
+
 @pytest.mark.parametrize("epsilon", [0.0, 0.5])
 def test_epsilon_before_and_behind(epsilon):
     small = {"d": np.full(16, 0.25, np.float32), "e": np.full(32, 0.25, np.float32), "f": (32,), "k": (32,), "l": (32,)}

@@ -190,6 +190,8 @@ OPTIONS = {
     "data of another type": (["good.onnx", "--data", "typed.npz"], "got type int64, expected float32"),
     "negative tolerance": (["good.onnx", "--rtol", "-1"], "-1"),
     "negative seed": (["good.onnx", "--seed", "-1"], "-1"),
+    "ONNX's own domain": (["good.onnx", "--domain", "ai.onnx.ml"], "--domain: got 'ai.onnx.ml'"),
+    "empty domain": (["good.onnx", "--domain", ""], "--domain: got ''"),
     "unknown option": (["good.onnx", "--faster"], "--faster"),
     "no model": ([], "MODEL"),
     "quiet and verbose": (["good.onnx", "-q", "-v"], "exclude each other"),
