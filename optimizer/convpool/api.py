@@ -263,7 +263,10 @@ class _Run:
                 yield site, Reject("model", "opset", str(scope.opset), f"at least {MIN_OPSET}")
             else:
                 verdict = conv_pool.check(site, self._lowering, main_opset)
-                if verdict is not None:
+                convs = conv_leaves(verdict.tree) if isinstance(verdict, Plan) else ()
+                if any(self._named(label(scope.nodes[leaf.node])) for leaf in convs):
+                    yield site, None
+                elif verdict is not None:
                     yield site, verdict
         if self._reverse and self._lowering == "convavgpool" and scope.opset >= MIN_OPSET:
             for site in pool_conv.sites(scope):

@@ -203,3 +203,10 @@ def test_excluded_by_name():
         result = rewrite(model, 0, exclude=[pattern])
         assert operators(result.graph) == DIRECT
     assert operators(rewrite(model, 1, "fused", exclude=["conv"]).graph) == {"Conv": 1}
+
+
+@pytest.mark.parametrize("pattern", ["p", "q", "y"])
+def test_any_excluded_convolution_of_a_join_keeps_it(pattern):
+    model = graph(f"p = Conv(x, w)\nq = Conv(x, u)\nh = Add(p, q)\ny = {POOL}(h)", {"u": (32, 16, 3, 3)})
+    result = convpool.optimize(model, check=0, exclude=pattern)
+    assert not result.changed and [site.status for site in result.report.sites] == ["excluded"]
