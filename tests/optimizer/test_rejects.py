@@ -236,6 +236,9 @@ CASES = {
         "AveragePool 'h': dilations; got [2, 2], expected ones"),
     "pool_conv partial window": (pool_conv("kernel_shape=[5,5], strides=[5,5], ceil_mode=1"), {}, {}, FUSE, 
         "AveragePool 'h': ceil_mode; got a partial window or an unknown size, expected whole windows"),
+    "pool_conv window": (
+        pool_conv("kernel_shape=[13,2], strides=[13,2]"), {}, {"outputs": "float[a,b,c,d] y"}, FUSE, 
+        "AveragePool 'h': window; got [13, 2], expected no larger than the padded feature map, [12, 12]"),
     "pool_conv read twice": (
         pool_conv("kernel_shape=[2,2], strides=[2,2]") + "\nz = Relu(h)", {},
         {"outputs": "float[a,b,c,d] y, float[a,b,c,d] z"}, FUSE, 

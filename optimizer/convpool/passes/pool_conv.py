@@ -3,8 +3,8 @@
     x - AveragePool(stride = kernel) - Conv        x - ConvAvgPool
 
 It saves no arithmetic, only traffic on a GPU.  Conditions: (1) no attribute refers to a function's; (2) the pooling's
-strides equal its kernel; (3) its padding counts as zeros in the mean; (4) ceil_mode adds no window; (5) nobody else
-reads what it gives.
+strides equal its kernel; (3) its padding counts as zeros in the mean; (4) its window fits the map, and ceil_mode adds none;
+(5) nobody else reads what it gives.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def _check(site: Site, rank: int, main_opset: int) -> Plan | Reject:
     if any(d > 1 for d in dilations):
         return reject(scope, index, "dilations", list(dilations), "ones")
     size = spatial_size(scope, node.input[0], rank)
+    if size is not None and any(n + pads[i] + pads[rank + i] < kernel[i] for i, n in enumerate(size)):
+        return reject(scope, index, "window", list(kernel), f"no larger than the padded feature map, {list(size)}")
     if values.get("ceil_mode", 0):
         whole = size is not None and all(
             (n + pads[i] + pads[rank + i]) % k == 0 for i, (n, k) in enumerate(zip(size, kernel, strict=True))
