@@ -88,6 +88,8 @@ class ConvLeaf:
     """The convolution and the nodes between it and the join or pooling, all of which go."""
     folded: tuple[Moved, ...] = ()
     """The nodes whose effect is in `affine`."""
+    passed: tuple[int, ...] = ()
+    """Pads in front of the convolution, which reads from before them: nearest first, and they may have other readers."""
 
 
 @dataclass(frozen=True)

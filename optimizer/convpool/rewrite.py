@@ -57,6 +57,8 @@ class Rewriter:
             inserted[anchor] = _Emitter(self, scope, plan).run()
             made.append([node.output[0] for node in inserted[anchor] if operator.is_operator(node)])
             removed |= {*plan.pooling.nodes, *tree_nodes(plan.tree)}
+        passed = {index for plan in plans for leaf in conv_leaves(plan.tree) for index in leaf.passed}
+        removed |= _unread(scope, passed, removed, inserted)
         self._replace(scope, removed, inserted, {plan.pooling.output for plan in plans})
         return made
 

@@ -21,6 +21,7 @@ from convpool.cost import Cost
 from convpool.geometry import Ints, PoolSpec
 from convpool.graph import AttributeReference, Scope, is_op, label
 from convpool.lowering import ORDERS, Form, form, form_cost
+from convpool.passes.linear import Step, linear_step
 from convpool.passes.pooling import may_be_pooling, recognise
 from convpool.passes.trace import conv_leaf, conv_rank, conv_upstream, spatial_size, trace
 from convpool.plan import (
@@ -85,10 +86,13 @@ def check(site: Site, lowering: str, main_opset: int) -> Plan | Reject | None:
         if pooling is None or isinstance(pooling, Reject):
             return pooling
         tree = trace(scope, pooling.input, rank, frozenset(pooling.nodes))
+        if isinstance(tree, Reject):
+            return tree
+        merged = _merged_pad(scope, tree, pooling.spec)
     except AttributeReference as error:
         return reject(scope, site.root, "attributes", f"a reference to the function's '{error}'", "values")
-    if isinstance(tree, Reject):
-        return tree
+    if merged is not None:
+        return merged
     tree = _unfold_overflow(tree)
     if pooling.spec is None:
         size = size or _tree_size(tree)
@@ -97,6 +101,19 @@ def check(site: Site, lowering: str, main_opset: int) -> Plan | Reject | None:
             pooling = replace(pooling, spec=PoolSpec(size, ones, zeros, ones))
     plan = Plan(scope, _pattern(scope, pooling, tree), pooling, tree)
     return _choose(plan, lowering, main_opset)
+
+
+def _merged_pad(scope: Scope, tree: Tree, pool: PoolSpec | None) -> Reject | None:
+    """Why a tensor cannot be pooled as it is: onnxruntime would merge the Pad that gives it into the pooling, and fail."""
+    for leaf in opaque_leaves(tree):
+        index = scope.producer.get(leaf.tensor)
+        if pool is None or index is None or not is_op(scope.nodes[index], "Pad"):
+            continue
+        step = linear_step(scope, index, pool.rank)
+        if isinstance(step, Step) and any(pad >= k for pad, k in zip(step.pads or (), pool.kernel_shape * 2, strict=True)):
+            return reject(scope, index, "Pad that the pooling would follow", list(step.pads or ()),
+                          f"less than {list(pool.kernel_shape)}, as onnxruntime demands")  # fmt: skip
+    return None
 
 
 def macs(site: Site) -> int | None:
