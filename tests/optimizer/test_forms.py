@@ -59,6 +59,16 @@ def test_linear_operators_between_vanish(name, lowering):
     assert operators(result.graph) == (DIRECT if lowering == "direct" else {"Conv": 1})
 
 
+@pytest.mark.parametrize("factor", [1e-5, 2.0**15])
+@pytest.mark.parametrize("lowering", ["convavgpool", "direct", "fused"])
+def test_a_factor_that_half_precision_weights_cannot_take_in_moves_behind(lowering, factor):
+    constants = {"w": np.full((32, 16, 3, 3), 8 if factor > 1 else 0.01, np.float16), "k": np.float16(factor)}
+    model = graph(f"c = Conv<pads=[1,1,1,1]>(x, w)\nh = Mul(c, k)\ny = {POOL}(h)", constants,
+                  inputs="float16[1,16,12,12] x", outputs="float16[a,b,c,d] y")  # fmt: skip
+    result = convpool.optimize(model, check=0, lowering=lowering)
+    assert result.report.summary.rewritten == 1 and operators(result.model.graph)["Mul"] == 1
+
+
 @pytest.mark.parametrize(
     ("operator", "operands"), [("Mul", "c, n"), ("Mul", "n, c"), ("Add", "c, n"), ("Sub", "n, c"), ("Div", "c, n")]
 )
