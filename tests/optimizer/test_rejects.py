@@ -255,6 +255,14 @@ CASES = {
         "p = Pad(x, two)\nc = Conv<pads=[3,3,3,3]>(x, v)\n" + "h = Add(c, p)\n" + POOL,
         {"two": [0, 0, 2, 2, 0, 0, 2, 2], "v": (16, 16, 3, 3)}, {}, {}, 
         "Pad 'p': Pad that the pooling would follow; got [2, 2, 2, 2], expected less than [2, 2], as onnxruntime demands"),
+    "fused weights too small": (
+        ALONE, {"w": np.full((32, 16, 3, 3), 3e-5, np.float16)},
+        {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"}, {"lowering": "fused"}, 
+        "Conv 'h': fused weights; got numbers too large or small, expected ones that the type has"),
+    "fused weights too large": (
+        "h = Conv<pads=[2,2,2,2]>(x, v)\ny = GlobalAveragePool(h)", {"v": (128, 128, 5, 5)},
+        {"inputs": "float[1,128,56,56] x"}, {"lowering": "fused"}, 
+        "Conv 'h': elements of the fused weights; got 58,982,400, expected at most 16,777,216"),
     "few channels": (ALONE, {"w": (1, 16, 1, 1)}, {}, {"lowering": "direct"}, 
         "Conv 'h': saves nothing as direct; got 784 multiply-adds and 3,136 additions after 3,136 and 196, expected a saving"),
     "opset 6": (ALONE, {}, {"opset": 6}, {}, 
