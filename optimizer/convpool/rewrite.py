@@ -159,6 +159,7 @@ class Rewriter:
                     del scope.proto.node[index]
                 if isinstance(scope.proto, GraphProto):
                     _drop_by_name(scope.proto.initializer, names, lambda tensor: tensor.name)
+                    _drop_by_name(scope.proto.quantization_annotation, names, lambda item: item.tensor_name)
                 _drop_by_name(scope.proto.value_info, names, lambda value: value.name)
         if self._operator_used:
             self._complete_functions()

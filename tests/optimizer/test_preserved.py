@@ -60,6 +60,7 @@ def test_names_documentation_and_metadata(lowering):
 def test_annotations_of_tensors_that_are_gone_go():
     result = rewrite(documented(), 1, "fused")
     assert [item.tensor_name for item in result.graph.quantization_annotation if item.tensor_name == "h"] == []
+    assert "w" not in {item.tensor_name for item in result.graph.quantization_annotation}
     assert {"y", "x"} <= {item.tensor_name for item in result.graph.quantization_annotation}
 
 
