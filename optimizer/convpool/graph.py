@@ -76,6 +76,8 @@ class Scope:
         )
         # Before IR 4 an initializer had to be a graph input too, and was none that a caller could override.
         self.constants_as_inputs = parent is None and ir_version < 4
+        self.trained: set[str] = set()
+        """Initializers that the model's training information assigns to."""
         self.producer: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
         self.captured: set[str] = set()
@@ -122,7 +124,7 @@ class Scope:
         if depth > MAX_FOLDED_NODES:
             return None
         if name in self.initializers:
-            if name in self.inputs and not self.constants_as_inputs:
+            if name in self.trained or name in self.inputs and not self.constants_as_inputs:
                 return None
             return Constant(self.initializers[name], self._read)
         if name in self.producer:
@@ -275,6 +277,8 @@ def index_model(
         return scope
 
     visit(model.graph, inferred.graph if inferred is not None else None, None, opset_of(model.opset_import), "")
+    for training in model.training_info:
+        scopes[0].trained |= {entry.key for entry in (*training.initialization_binding, *training.update_binding)}
     for key in _callers_first(functions):
         function = functions[key]
         arguments = _argument_infos(function, calls[key])
