@@ -81,6 +81,8 @@ def command(model, output, report_path, quiet, verbose, dry_run, no_check, check
         raise OutputError(f"{out}: no folder {str(out.parent)!r}; make it first")
     if report_path and not Path(report_path).parent.is_dir():
         raise OutputError(f"{report_path}: no folder {str(Path(report_path).parent)!r}; make it first")
+    if report_path and Path(report_path).resolve() in {Path(path).resolve() for path in (model, out) if path}:
+        raise OutputError(f"{report_path}: a model's name, and the report's; give the report another")
     console = make_console(stderr=out is None)
     source = sys.stdin.buffer.read() if model == "-" else Path(model)
     try:

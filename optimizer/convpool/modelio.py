@@ -141,6 +141,9 @@ def save(model: LoadedModel, out: Path, new_constants: set[str]) -> None:
         raise OutputError(f"{out}: no folder {str(out.parent)!r}; make it first")
     if out.is_dir():
         raise OutputError(f"{out}: a folder; expected a file name")
+    folders = (model.base_dir, out.parent) if model.base_dir is not None else ()
+    if out.resolve() in {(folder / name).resolve() for folder in folders for name in model.data_files}:
+        raise OutputError(f"{out}: holds weights of the model; expected another name")
     created: list[Path] = []
     proto = model.proto
     try:

@@ -173,6 +173,8 @@ OPTIONS = {
     "a folder as output": (["good.onnx", "-o", "sub"], "a folder"),
     "no folder for the report": (["good.onnx", "--report", "none/report.json"], "no folder"),
     "a folder as report": (["good.onnx", "--dry-run", "--report", "sub"], "sub"),
+    "report over the model": (["good.onnx", "--report", "sub/../good.onnx"], "a model's name, and the report's"),
+    "report over the output": (["good.onnx", "-o", "x.onnx", "--report", "x.onnx"], "a model's name, and the report's"),
     "lowering": (["good.onnx", "--lowering", "best"], "best"),
     "negative check": (["good.onnx", "--check", "-1"], "-1"),
     "check that is no number": (["good.onnx", "--check", "many"], "many"),
