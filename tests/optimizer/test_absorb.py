@@ -467,6 +467,12 @@ def test_refused_with_a_reason(name):
         assert convpool.verify(model, result.model).passed
 
 
+def test_parameters_that_do_not_fit_the_channels_are_refused():
+    result = optimize(graph(f"p = BatchNormalization(x, f, f, f, f)\n{PAIR}", {"f": np.ones(5, np.float32)}), check=0)
+    assert [node.op_type for node in siblings(result.model)] == ["ConvAvgPool"]
+    assert result.report.sites[0].beside == ("BatchNormalization 'p': parameters; got {5}, expected 16 of each",)
+
+
 STOPS = {
     "another activation": (f"p = Tanh(x)\n{PAIR}", "ConvAvgPool"),
     "a second activation": (f"n = Relu(x)\np = LeakyRelu(n)\n{PAIR}", "LeakyReluConvAvgPool"),

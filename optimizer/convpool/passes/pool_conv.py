@@ -15,7 +15,7 @@ from convpool.geometry import PoolSpec
 from convpool.graph import AttributeReference, Scope, attributes, is_op
 from convpool.passes.conv_pool import Site
 from convpool.passes.trace import conv_leaf, conv_rank, spatial_size
-from convpool.plan import Choice, Plan, Pooling, Reject, reject
+from convpool.plan import Choice, Plan, Pooling, Reject, malformed, reject
 
 
 def sites(scope: Scope) -> Iterator[Site]:
@@ -45,9 +45,11 @@ def _check(site: Site, rank: int, main_opset: int) -> Plan | Reject:
     values = attributes(node)
     kernel = tuple(values["kernel_shape"])
     ones, zeros = (1,) * rank, (0,) * (2 * rank)
-    strides, dilations = tuple(values.get("strides", ones)), tuple(values.get("dilations", ones))
-    pads = tuple(values.get("pads", zeros))
-    if len(kernel) != rank or strides != kernel:
+    if (wrong := malformed(scope, index, values, rank)) is not None:
+        return wrong
+    strides, dilations = tuple(values.get("strides") or ones), tuple(values.get("dilations") or ones)
+    pads = tuple(values.get("pads") or zeros)
+    if strides != kernel:
         return reject(scope, index, "strides", list(strides), f"kernel_shape, {list(kernel)}")
     if values.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         return reject(scope, index, "auto_pad", values["auto_pad"].decode(), "explicit pads")

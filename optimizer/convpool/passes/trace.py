@@ -17,7 +17,7 @@ from convpool.geometry import ConvSpec, Ints, PoolSpec
 from convpool.graph import AttributeReference, Scope, attributes, is_op
 from convpool.operator import is_operator
 from convpool.passes.linear import BINARY, Step, linear_step, pad_conv
-from convpool.plan import IDENTITY, ConvLeaf, JoinTree, Moved, OpaqueLeaf, Reject, Tree, conv_leaves, reject
+from convpool.plan import IDENTITY, ConvLeaf, JoinTree, Moved, OpaqueLeaf, Reject, Tree, conv_leaves, malformed, reject
 
 JOINS = ("Add", "Sub", "Sum", "Concat")
 ELEMENTWISE = (
@@ -84,6 +84,8 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
     kernel = tuple(values.get("kernel_shape") or (weight_shape[2:] if weight_shape else ()))
     if len(kernel) != rank or not all(isinstance(dim, int) for dim in kernel):
         return reject(scope, index, "shape of the weights", weight_shape, f"a static kernel with {rank} axes")
+    if (wrong := malformed(scope, index, {**values, "kernel_shape": kernel}, rank)) is not None:
+        return wrong
     if weight_shape is not None and kernel != tuple(weight_shape[2:]):
         return reject(scope, index, "kernel_shape", list(kernel), f"{list(weight_shape[2:])}, as the weights have")
     channels = weight_shape[:2] if weight_shape is not None else (None, None)
@@ -275,9 +277,11 @@ def _windows(scope: Scope, index: int, rank: int) -> list[list[tuple[int, int]]]
         pool = PoolSpec(**{key: tuple(values[f"pool_{key}"]) for key in names})
         return [_window(pool), _window(ConvSpec(**{key: tuple(values[key]) for key in names}))]
     if is_op(node, "AveragePool") and not values.get("ceil_mode", 0) and values.get("auto_pad", b"NOTSET") == b"NOTSET":
-        defaults = (None, (1,) * rank, (0,) * (2 * rank), (1,) * rank)
-        given = {key: tuple(values.get(key, default)) for key, default in zip(names, defaults, strict=True)}
-        return [_window(PoolSpec(**given))] if len(given["kernel_shape"]) == rank else None
+        defaults = ((), (1,) * rank, (0,) * (2 * rank), (1,) * rank)
+        if malformed(scope, index, values, rank) is not None:
+            return None
+        given = {key: tuple(values.get(key) or default) for key, default in zip(names, defaults, strict=True)}
+        return [_window(PoolSpec(**given))]
     return None
 
 
