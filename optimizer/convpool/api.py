@@ -47,6 +47,11 @@ class OptimizeResult:
         """Write the model to `path` atomically; external data is linked or copied beside it.  Raises OutputError."""
         save(self._loaded, Path(path), self._new_constants)
 
+    def move_to_domain(self, domain: str) -> None:
+        """Give the model's nodes of convpool's operators, and their functions, another domain (`--domain`)."""
+        if operator.move_to_domain(self.model, domain):
+            self._loaded.source = None  # no longer what was read
+
 
 def optimize(
     model: object,
@@ -165,7 +170,7 @@ class _Run:
     def _one_pass(self, rewriter: Rewriter, inferred: ModelProto | None) -> bool:
         self._kept = []
         main_opset = opset_of(self._model.proto.opset_import)
-        applied = False
+        found: list[tuple[Scope, list[Plan], list[list[SiteReport]]]] = []
         for scope in index_model(self._model.proto, self._model.read, inferred):
             plans: list[Plan] = []
             reports: list[list[SiteReport]] = []
@@ -191,10 +196,13 @@ class _Run:
                 if not rewriter.made(scope.nodes[site.root].output[0]):
                     self._kept.append(_kept(site, verdict))
             if plans:
-                for found, outputs in zip(reports, rewriter.apply(scope, plans), strict=True):
-                    self._remember(scope, found, outputs)
-                applied = True
-        return applied
+                found.append((scope, plans, reports))
+        # Inner scopes first: applying plans to an outer one copies its nodes, and the graphs in them.
+        outputs = [rewriter.apply(scope, plans) for scope, plans, _ in reversed(found)]
+        for (scope, _, reports), made in zip(found, reversed(outputs), strict=True):
+            for report, names in zip(reports, made, strict=True):
+                self._remember(scope, report, names)
+        return bool(found)
 
     def _remember(self, scope: Scope, reports: list[SiteReport], outputs: list[str]) -> None:
         """Keep reports of one plan, whose nodes of the operator give `outputs`."""
@@ -207,7 +215,7 @@ class _Run:
 
     def _absorb(self, rewriter: Rewriter, inferred: ModelProto | None, phase: str) -> bool:
         """One pass over the operator's nodes; whether any took something in."""
-        applied = False
+        found: list[tuple[Scope, list[Absorption]]] = []
         left: dict[int, list[Reject]] = {}
         for scope in index_model(self._model.proto, self._model.read, inferred):
             plans: list[Absorption] = []
@@ -228,12 +236,13 @@ class _Run:
                 plans.append(plan)
                 self._tell(scope, plan)
             if plans:
-                rewriter.absorb(scope, plans)
-                applied = True
-        for number, rejects in left.items() if not applied else ():
+                found.append((scope, plans))
+        for scope, plans in reversed(found):  # inner ones first, as above
+            rewriter.absorb(scope, plans)
+        for number, rejects in left.items() if not found else ():
             site = self._rewritten[number]
             self._rewritten[number] = replace(site, beside=(*site.beside, *map(str, rejects)))
-        return applied
+        return bool(found)
 
     def _tell(self, scope: Scope, plan: Absorption) -> None:
         """Note in the report of a node of the operator what it took in; one that an earlier run wrote gets a report."""
@@ -258,7 +267,10 @@ class _Run:
                 yield site, Reject("model", "opset", str(scope.opset), f"at least {MIN_OPSET}")
             else:
                 verdict = conv_pool.check(site, self._lowering, main_opset)
-                if verdict is not None:
+                convs = conv_leaves(verdict.tree) if isinstance(verdict, Plan) else ()
+                if any(self._named(label(scope.nodes[leaf.node])) for leaf in convs):
+                    yield site, None
+                elif verdict is not None:
                     yield site, verdict
         if self._reverse and self._lowering == "convavgpool" and scope.opset >= MIN_OPSET:
             for site in pool_conv.sites(scope):

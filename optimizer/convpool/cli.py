@@ -74,11 +74,15 @@ def command(model, output, report_path, quiet, verbose, dry_run, no_check, check
         raise OptionError("--quiet and --verbose exclude each other")
     if no_check and options["data"]:
         raise OptionError("--no-check and --data exclude each other")
+    if domain == "" or f"{domain}.".startswith("ai.onnx."):
+        raise OptionError(f"--domain: got {domain!r}, where ONNX has its own operators; expected another, as trt.plugins")
     out = _output_path(model, output)
     if output and out is not None and not out.parent.is_dir() and not dry_run:
         raise OutputError(f"{out}: no folder {str(out.parent)!r}; make it first")
     if report_path and not Path(report_path).parent.is_dir():
         raise OutputError(f"{report_path}: no folder {str(Path(report_path).parent)!r}; make it first")
+    if report_path and Path(report_path).resolve() in {Path(path).resolve() for path in (model, out) if path}:
+        raise OutputError(f"{report_path}: a model's name, and the report's; give the report another")
     console = make_console(stderr=out is None)
     source = sys.stdin.buffer.read() if model == "-" else Path(model)
     try:
@@ -91,7 +95,7 @@ def command(model, output, report_path, quiet, verbose, dry_run, no_check, check
                 show(error.report, console, verbose=verbose)
             _write_report(report_path, error.report)
         raise
-    operator.move_to_domain(result.model, domain)
+    result.move_to_domain(domain)
     if not dry_run:
         _write(result, out)
     _write_report(report_path, result.report)

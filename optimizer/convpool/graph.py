@@ -34,6 +34,8 @@ FOLDABLE = (
 """Operators of shape arithmetic that are evaluated where all their inputs are constants."""
 MAX_FOLDED_ELEMENTS = 4096
 """Largest tensor taken into or made by that: sizes, axes, and per-channel parameters."""
+MAX_FOLDED_NODES = 100
+"""Longest chain of nodes looked through to a constant."""
 ARITHMETIC = (
     "Abs", "Add", "Concat", "Div", "Exp", "Flatten", "Gemm", "Identity", "MatMul", "Max", "Min", "Mul", "Neg", "Pow",
     "Reciprocal", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Reshape", "Slice", "Sqrt", "Squeeze", "Sub",
@@ -83,6 +85,8 @@ class Scope:
         )
         # Before IR 4 an initializer had to be a graph input too, and was none that a caller could override.
         self.constants_as_inputs = parent is None and ir_version < 4
+        self.trained: set[str] = set()
+        """Initializers that the model's training information assigns to."""
         self.producer: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
         self.captured: set[str] = set()
@@ -121,37 +125,40 @@ class Scope:
         constant = self.constant(name)
         return TensorInfo(constant.data_type, constant.shape) if constant else UNKNOWN
 
-    def constant(self, name: str) -> Constant | None:
+    def constant(self, name: str, depth: int = 0) -> Constant | None:
         """The constant behind `name`, None when it is computed at run time or a caller may replace it.
 
-        Seen through Identity, and through small shape arithmetic on constants, which exporters leave unfolded.
+        Seen through Identity, and through small shape arithmetic on constants, which exporters leave unfolded.  depth:
+        nodes seen through so far.
         """
+        if depth > MAX_FOLDED_NODES:
+            return None
         if name in self.initializers:
-            if name in self.inputs and not self.constants_as_inputs:
+            if name in self.trained or name in self.inputs and not self.constants_as_inputs:
                 return None
             return Constant(self.initializers[name], self._read)
         if name in self.producer:
             node = self.nodes[self.producer[name]]
             if is_op(node, "Identity"):
-                return self.constant(node.input[0])
+                return self.constant(node.input[0], depth + 1)
             if is_op(node, "Constant"):
                 tensor = _constant_tensor(node)
                 return Constant(tensor, self._read) if tensor is not None else None
             if is_op(node, *FOLDABLE):
                 if name not in self._folded:
                     self._folded[name] = None  # ends the search on a graph with a cycle
-                    self._folded[name] = self._fold(node, name)
+                    self._folded[name] = self._fold(node, name, depth + 1)
                 return self._folded[name]
             return None
         if self.parent is not None and name not in self.inputs:
-            return self.parent.constant(name)
+            return self.parent.constant(name, depth)
         return None
 
-    def _fold(self, node: NodeProto, name: str) -> Constant | None:
+    def _fold(self, node: NodeProto, name: str, depth: int) -> Constant | None:
         """Evaluate a node whose inputs are all small constants, by onnx's reference implementation."""
         inputs = {}
         for source in filter(None, node.input):
-            constant = self.constant(source)
+            constant = self.constant(source, depth)
             if constant is None or math.prod(constant.shape) > MAX_FOLDED_ELEMENTS:
                 return None
             inputs[source] = constant.array()
@@ -329,6 +336,8 @@ def index_model(
         return scope
 
     visit(model.graph, inferred.graph if inferred is not None else None, None, opset_of(model.opset_import), "")
+    for training in model.training_info:
+        scopes[0].trained |= {entry.key for entry in (*training.initialization_binding, *training.update_binding)}
     for key in _callers_first(functions):
         function = functions[key]
         arguments = _argument_infos(function, calls[key])

@@ -4,7 +4,7 @@
 |---|---|---|
 | convavgpool | ai.convpool::ConvAvgPool, with the operator as a model-local function | static sizes where the mean is global |
 | direct | AveragePool, Conv | |
-| fused | Conv with the kernel convolved with the box | constant weights |
+| fused | Conv with the kernel convolved with the box | constant weights, which do not grow out of proportion |
 | auto | direct or fused, whichever the cost model puts ahead | |
 
 `convavgpool` falls back to the next form that the model admits, `direct` and `fused` do not.
@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from convpool import cost
@@ -30,6 +31,9 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "auto": ("direct", "fused"),
 }
 """For each request the lowerings to try, in order; for auto the order is by cost."""
+MAX_FUSED_ELEMENTS = 2**24
+MAX_FUSED_GROWTH = 16
+"""Fused weights may be as large as the one, or as many times as large as the other: a mean over 56 x 56 makes them 300."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,12 @@ def form(scope: Scope, leaf: ConvLeaf, pool: PoolSpec | None, lowering: str, mai
     if lowering == "fused":
         if leaf.weight is None:
             return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
-        return Form("fused", None, fused_spec(conv, pool))
+        fused = fused_spec(conv, pool)
+        channels = math.prod(leaf.weight_shape[:2])
+        limit = max(MAX_FUSED_ELEMENTS, MAX_FUSED_GROWTH * channels * conv.taps)
+        if channels * fused.taps > limit:
+            return reject(scope, leaf.node, "elements of the fused weights", f"{channels * fused.taps:,}", f"at most {limit:,}")
+        return Form("fused", None, fused)
     if pool.taps == 1:
         # Nothing to average: the convolution alone takes fewer positions.
         if lowering == "convavgpool":

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from convpool import operator
 from convpool.errors import ModelError, OutputError, first_line
@@ -22,7 +22,7 @@ from convpool.files import (
     place_external_data,
     write_atomically,
 )
-from convpool.graph import is_op, opset_of, tensors
+from convpool.graph import graphs_within, is_op, opset_of, tensors
 from convpool.order import in_order
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1
@@ -108,7 +108,11 @@ def passes_full_check(model: LoadedModel) -> bool:
 
 
 def infer_shapes(model: ModelProto) -> ModelProto | None:
-    """The model with inferred shapes, node for node; None where inference fails or the model is too large for it."""
+    """The model with inferred shapes, node for node; None where inference fails or the model is too large for it.
+
+    The model's own value_info counts where it adds to what follows from the inputs, not where it contradicts that:
+    whoever changes the inputs' sizes often leaves it as it was, and runtimes overlook it.
+    """
     operator.register_schema()
     probe = ModelProto()
     probe.CopyFrom(model)
@@ -116,10 +120,34 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
         if tensor.data_location != TensorProto.EXTERNAL and len(tensor.raw_data) > 2**14:
             tensor.ClearField("raw_data")  # no shape depends on the values of a large tensor
             tensor.data_location = TensorProto.EXTERNAL
+    claims = []
+    for graph in graphs_within(probe.graph):
+        claims.append(list(graph.value_info))
+        graph.ClearField("value_info")
     try:
-        return onnx.shape_inference.infer_shapes(probe, data_prop=True)
+        result = onnx.shape_inference.infer_shapes(probe, data_prop=True)
+        for graph, typed, claimed in zip(graphs_within(probe.graph), graphs_within(result.graph), claims, strict=True):
+            known = {value.name: value for value in (*typed.value_info, *typed.input, *typed.output)}
+            graph.value_info.extend(value for value in claimed if _adds(value, known.get(value.name)))
+        if any(len(graph.value_info) for graph in graphs_within(probe.graph)):
+            result = onnx.shape_inference.infer_shapes(probe, data_prop=True)
+        return result
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError):
         return None
+
+
+def _adds(claim: ValueInfoProto, known: ValueInfoProto | None) -> bool:
+    """Whether `claim` tells something about a tensor beside what is known, and agrees with that."""
+    if known is None or not known.type.tensor_type.HasField("shape"):
+        return True
+    if not claim.type.tensor_type.HasField("shape"):
+        return False
+    claimed, found = (value.type.tensor_type.shape.dim for value in (claim, known))
+    if len(claimed) != len(found):
+        return False
+    dims = list(zip(claimed, found, strict=True))
+    agree = all(c.dim_value == k.dim_value for c, k in dims if c.HasField("dim_value") and k.HasField("dim_value"))
+    return agree and any(c.WhichOneof("value") and not k.HasField("dim_value") for c, k in dims)
 
 
 def serialize(model: ModelProto) -> bytes:
@@ -141,6 +169,9 @@ def save(model: LoadedModel, out: Path, new_constants: set[str]) -> None:
         raise OutputError(f"{out}: no folder {str(out.parent)!r}; make it first")
     if out.is_dir():
         raise OutputError(f"{out}: a folder; expected a file name")
+    folders = (model.base_dir, out.parent) if model.base_dir is not None else ()
+    if out.resolve() in {(folder / name).resolve() for folder in folders for name in model.data_files}:
+        raise OutputError(f"{out}: holds weights of the model; expected another name")
     created: list[Path] = []
     proto = model.proto
     try:

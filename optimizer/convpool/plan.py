@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,14 @@ class Reject:
 def reject(scope: Scope, node: int, condition: str, got: object, expected: object) -> Reject:
     """A Reject that names node number `node` of `scope`."""
     return Reject(f"{scope.nodes[node].op_type} '{label(scope.nodes[node])}'", condition, str(got), str(expected))
+
+
+def malformed(scope: Scope, node: int, values: dict[str, Any], rank: int) -> Reject | None:
+    """Why the windows that a node's attributes `values` give are none on `rank` axes; onnx's checker does not look."""
+    for name, count, least in (("kernel_shape", rank, 1), ("strides", rank, 1), ("dilations", rank, 1), ("pads", 2 * rank, 0)):
+        if (got := values.get(name)) and (len(got) != count or min(got) < least):
+            return reject(scope, node, name, list(got), f"{count} numbers of at least {least}")
+    return None
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,8 @@ class ConvLeaf:
     """The convolution and the nodes between it and the join or pooling, all of which go."""
     folded: tuple[Moved, ...] = ()
     """The nodes whose effect is in `affine`."""
+    passed: tuple[int, ...] = ()
+    """Pads in front of the convolution, which reads from before them: nearest first, and they may have other readers."""
 
 
 @dataclass(frozen=True)

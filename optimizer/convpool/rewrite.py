@@ -57,6 +57,8 @@ class Rewriter:
             inserted[anchor] = _Emitter(self, scope, plan).run()
             made.append([node.output[0] for node in inserted[anchor] if operator.is_operator(node)])
             removed |= {*plan.pooling.nodes, *tree_nodes(plan.tree)}
+        passed = {index for plan in plans for leaf in conv_leaves(plan.tree) for index in leaf.passed}
+        removed |= _unread(scope, passed, removed, inserted)
         self._replace(scope, removed, inserted, {plan.pooling.output for plan in plans})
         return made
 
@@ -157,6 +159,7 @@ class Rewriter:
                     del scope.proto.node[index]
                 if isinstance(scope.proto, GraphProto):
                     _drop_by_name(scope.proto.initializer, names, lambda tensor: tensor.name)
+                    _drop_by_name(scope.proto.quantization_annotation, names, lambda item: item.tensor_name)
                 _drop_by_name(scope.proto.value_info, names, lambda value: value.name)
         if self._operator_used:
             self._complete_functions()

@@ -467,6 +467,12 @@ def test_refused_with_a_reason(name):
         assert convpool.verify(model, result.model).passed
 
 
+def test_parameters_that_do_not_fit_the_channels_are_refused():
+    result = optimize(graph(f"p = BatchNormalization(x, f, f, f, f)\n{PAIR}", {"f": np.ones(5, np.float32)}), check=0)
+    assert [node.op_type for node in siblings(result.model)] == ["ConvAvgPool"]
+    assert result.report.sites[0].beside == ("BatchNormalization 'p': parameters; got {5}, expected 16 of each",)
+
+
 STOPS = {
     "another activation": (f"p = Tanh(x)\n{PAIR}", "ConvAvgPool"),
     "a second activation": (f"n = Relu(x)\np = LeakyRelu(n)\n{PAIR}", "LeakyReluConvAvgPool"),
@@ -519,6 +525,14 @@ def test_command_line(options, kind, tmp_path, capsys):
     assert siblings(onnx.load(tmp_path / "out.onnx"))[0].op_type == kind
     shown = capsys.readouterr().out
     assert ("rewritten as convavgpool" if kind == "ConvAvgPool" else f"rewritten as {kind} with Relu") in shown
+
+
+def test_domain_of_a_model_in_which_nothing_is_left_to_rewrite(tmp_path):
+    onnx.save(graph(f"p = Relu(x)\n{PAIR}"), tmp_path / "in.onnx")
+    steps = [[str(tmp_path / "in.onnx"), "-q"], [str(tmp_path / "in.convpool.onnx"), "-q", "--domain", "trt.plugins"]]
+    assert [run(command, "convpool-optimize", step) for step in steps] == [0, 0]
+    moved = onnx.load(tmp_path / "in.convpool.convpool.onnx")
+    assert [node.domain for node in moved.graph.node] == ["trt.plugins"]
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5])

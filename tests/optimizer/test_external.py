@@ -165,6 +165,16 @@ def test_data_file_with_the_name_of_the_new_one(tmp_path):
     assert_same_outputs(path, tmp_path / "out.onnx")
 
 
+def test_the_model_is_not_written_over_its_own_data(tmp_path):
+    result = convpool.optimize(make(tmp_path / "a"), check=0)
+    (tmp_path / "b").mkdir()
+    for folder in ("a", "b"):
+        before = {file.name: file.read_bytes() for file in (tmp_path / folder).iterdir()}
+        with pytest.raises(OutputError, match="holds weights of the model"):
+            result.save(tmp_path / folder / "w.bin")
+        assert {file.name: file.read_bytes() for file in (tmp_path / folder).iterdir()} == before
+
+
 def test_rewriting_in_place(tmp_path):
     path = make(tmp_path)
     expected = runtime.run(str(path), random_feeds(onnx.load(path, load_external_data=False)))

@@ -7,6 +7,8 @@ import pytest
 
 import convpool
 from build import graph, operators
+from convpool.modelio import LoadedModel
+from convpool.verify import make_session
 from test_structure import PAIR, POOL, rewrite
 
 CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
@@ -55,6 +57,16 @@ def test_linear_operators_between_vanish(name, lowering):
     body = f"c = Conv<pads=[1,1,1,1]>(x, w, bias)\n{MIDDLES[name]}\ny = {POOL}(h)"
     result = rewrite(graph(body, {**CONSTANTS, "bias": (32,)}), 1, lowering)
     assert operators(result.graph) == (DIRECT if lowering == "direct" else {"Conv": 1})
+
+
+@pytest.mark.parametrize("factor", [1e-5, 2.0**15])
+@pytest.mark.parametrize("lowering", ["convavgpool", "direct", "fused"])
+def test_a_factor_that_half_precision_weights_cannot_take_in_moves_behind(lowering, factor):
+    constants = {"w": np.full((32, 16, 3, 3), 8 if factor > 1 else 0.01, np.float16), "k": np.float16(factor)}
+    model = graph(f"c = Conv<pads=[1,1,1,1]>(x, w)\nh = Mul(c, k)\ny = {POOL}(h)", constants,
+                  inputs="float16[1,16,12,12] x", outputs="float16[a,b,c,d] y")  # fmt: skip
+    result = convpool.optimize(model, check=0, lowering=lowering)
+    assert result.report.summary.rewritten == 1 and operators(result.model.graph)["Mul"] == 1
 
 
 @pytest.mark.parametrize(
@@ -121,6 +133,49 @@ def test_residual_of_open_size_by_windows_of_the_same_origin(name):
         result = convpool.optimize(model, lowering="direct", check=0)
         assert "spatial sizes of the operands" in str([site.reason for site in result.report.sites])
         assert result.model.SerializeToString() == model.SerializeToString()
+
+
+def test_an_operand_of_lower_rank_is_not_pooled():
+    body = f"p = Mul(x, two)\nq = Conv<pads=[1,1,1,1]>(p, w)\nh = Add(q, x)\ny = {POOL}(h)"
+    model = graph(body, {"two": np.full((1, 1, 1, 1), 2, "f"), "w": (16, 16, 3, 3)}, inputs="float[16,12,12] x")
+    result = convpool.optimize(model, check=0)
+    assert not result.changed and "spatial sizes of the operands" in result.report.sites[0].reason
+
+
+def test_long_ways_to_the_pooling_and_to_a_constant():
+    count = 2000
+    chain = "c0 = Relu(x)\n" + "".join(f"c{i + 1} = Add(c{i}, x)\n" for i in range(count))
+    same = "w0 = Identity(w)\n" + "".join(f"w{i + 1} = Identity(w{i})\n" for i in range(count))
+    body = f"{chain}{same}p = Conv<pads=[1,1,1,1]>(x, w{count})\nh = Add(p, c{count})\ny = {POOL}(h)"
+    result = convpool.optimize(graph(body, {"w": (16, 16, 3, 3)}), lowering="direct", check=1)
+    assert result.report.summary.rewritten == 1
+
+
+PADS = {  # Pads and the convolution behind them
+    "Pad": ("c = Pad(x, two)\np = Conv(c, w)", True),
+    "Pad and padding": ("c = Pad(x, two)\np = Conv<pads=[1,1,1,1]>(c, w)", True),
+    "SAME": ("c = Pad(x, two)\np = Conv<auto_pad=\"SAME_UPPER\">(c, w)", True),
+    "two and an Identity": ("a = Pad(x, two)\nb = Identity(a)\nc = Pad(b, two)\np = Conv(c, w)", True),
+    "of ones": ("c = Pad(x, two, one)\np = Conv(c, w)", False),
+    "that crops": ("c = Pad(x, crop)\np = Conv(c, w)", False),
+}
+
+
+@pytest.mark.parametrize("lowering", ["convavgpool", "direct", "fused"])
+@pytest.mark.parametrize("name", PADS)
+def test_pads_in_front_go_into_the_convolution(name, lowering):
+    body, gone = PADS[name]
+    constants = {"two": [0, 0, 2, 2, 0, 0, 2, 2], "crop": [0, 0, -1, 0, 0, 0, 0, 0], "one": np.float32(1)}
+    result = rewrite(graph(f"{body}\ny = {POOL}(p)", constants), 1, lowering)
+    assert "Pad" not in operators(result.graph) if gone else operators(result.graph)["Pad"] == 1
+    make_session(LoadedModel(result, None, 0), optimize=True)  # merges Pads into the AveragePool behind them
+
+
+def test_a_pad_in_front_that_something_else_reads_stays():
+    body = f"c = Pad(x, two)\np = Conv(c, w)\ny = {POOL}(p)\nz = Relu(c)"
+    constants = {"two": [0, 0, 2, 2, 0, 0, 2, 2]}
+    result = rewrite(graph(body, constants, outputs="float[a,b,c,d] y, float[a,b,c,d] z"), 1)
+    assert operators(result.graph) == {**DIRECT, "Pad": 1, "Relu": 1}
 
 
 SLICES = {
@@ -203,3 +258,10 @@ def test_excluded_by_name():
         result = rewrite(model, 0, exclude=[pattern])
         assert operators(result.graph) == DIRECT
     assert operators(rewrite(model, 1, "fused", exclude=["conv"]).graph) == {"Conv": 1}
+
+
+@pytest.mark.parametrize("pattern", ["p", "q", "y"])
+def test_any_excluded_convolution_of_a_join_keeps_it(pattern):
+    model = graph(f"p = Conv(x, w)\nq = Conv(x, u)\nh = Add(p, q)\ny = {POOL}(h)", {"u": (32, 16, 3, 3)})
+    result = convpool.optimize(model, check=0, exclude=pattern)
+    assert not result.changed and [site.status for site in result.report.sites] == ["excluded"]

@@ -156,3 +156,18 @@ def test_moving_to_another_domain_takes_the_siblings_along():
     assert found.graph.node[0].domain == found.functions[0].domain == "trt.plugins"
     assert {entry.domain for entry in found.opset_import} == {"", "trt.plugins"}
     make_session(LoadedModel(found, None, 0), optimize=False)
+
+
+def test_moving_to_a_domain_where_siblings_are_already():
+    found, _ = sibling("ReluConvAvgPoolAdd")
+    operator.move_to_domain(found, "trt.plugins")
+    more, _ = sibling("ReluConvAvgPoolAdd")
+    found.functions.extend(more.functions)
+    found.opset_import.extend(entry for entry in more.opset_import if entry.domain)
+    found.graph.node.extend(more.graph.node)
+    found.graph.node[1].name = found.graph.node[1].output[0] = "second"
+    found.graph.output.add().CopyFrom(helper.make_tensor_value_info("second", TensorProto.FLOAT, [None] * 4))
+    operator.move_to_domain(found, "trt.plugins")
+    assert [(entry.domain, entry.version) for entry in found.opset_import] == [("", 17), ("trt.plugins", 2)]
+    assert [(function.domain, function.name) for function in found.functions] == [("trt.plugins", "ReluConvAvgPoolAdd")]
+    make_session(LoadedModel(found, None, 0), optimize=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import convpool
 from build import graph, operators, weights
@@ -60,6 +60,7 @@ def test_names_documentation_and_metadata(lowering):
 def test_annotations_of_tensors_that_are_gone_go():
     result = rewrite(documented(), 1, "fused")
     assert [item.tensor_name for item in result.graph.quantization_annotation if item.tensor_name == "h"] == []
+    assert "w" not in {item.tensor_name for item in result.graph.quantization_annotation}
     assert {"y", "x"} <= {item.tensor_name for item in result.graph.quantization_annotation}
 
 
@@ -75,6 +76,19 @@ def test_value_info_covers_new_tensors_and_drops_old_ones(lowering):
     if lowering == "direct":
         dims = infos["y_pooled_input"].shape.dim
         assert [dims[0].dim_param, dims[1].dim_value, dims[2].dim_value] == ["batch", 16, 13]
+
+
+@pytest.mark.parametrize(("body", "claimed", "found"), [
+    ("r = Relu(x)", 12, 12), ("r = Relu(x)", 24, 12), ("r = Reshape(x, s)", 12, 12),
+])  # fmt: skip
+def test_value_info_counts_where_the_inputs_do_not_contradict_it(body, claimed, found):
+    text = f"{body}\nh = Conv<pads=[1,1,1,1]>(r, w)\ny = GlobalAveragePool(h)"
+    model = graph(text, inputs="float[1,16,12,12] x" + (", int64[n] s" if "s)" in body else ""))
+    model.graph.value_info.append(helper.make_tensor_value_info("r", TensorProto.FLOAT, [1, 16, claimed, claimed]))
+    feeds = {"x": weights((1, 16, 12, 12)), "s": np.array([1, 16, 12, 12])}
+    result = convpool.optimize(model, data={value.name: feeds[value.name] for value in model.graph.input})
+    attributes = {item.name: item for item in result.model.graph.node[-1].attribute}
+    assert list(attributes["pool_kernel_shape"].ints) == [found, found]
 
 
 def test_no_value_info_where_there_was_none():
@@ -163,6 +177,19 @@ def test_training_information_stays():
     model.training_info.add().algorithm.name = "training"
     result = convpool.optimize(model, check=0)
     assert list(result.model.training_info) == list(model.training_info)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_weights_that_training_changes_stay_as_they_are(lowering):
+    model = graph(f"{PAIR.replace('y =', 'p =')}\ny = Mul(p, k)", {"k": (32, 1, 1)})
+    training = model.training_info.add()
+    for name, binding in (("w", training.update_binding), ("k", training.initialization_binding)):
+        binding.add(key=name, value=f"{name}_new")
+    result = convpool.optimize(model, check=1, lowering=lowering)
+    assert result.changed == (lowering != "fused")
+    kept = {tensor.name: tensor for tensor in result.model.graph.initializer}
+    assert [kept[tensor.name] for tensor in model.graph.initializer] == list(model.graph.initializer)
+    assert {"w", "k"} <= {name for node in result.model.graph.node for name in node.input}
 
 
 def test_report_counts_what_the_result_holds():

@@ -224,6 +224,33 @@ CASES = {
     "mean over an open size, fused": (
         "h = Conv(x, w)\ny = GlobalAveragePool(h)", {"w": (32, 16, 1, 1)}, OPEN, {"lowering": "fused"}, 
         "Conv 'h': mean over a feature map; got unknown sizes, expected static sizes, or a 1x1 Conv"),
+    # attributes that onnx's checker lets pass and no runtime takes
+    "strides of 0": ("h = Conv<strides=[0,1]>(x, w)\n" + POOL, {}, {}, {}, 
+        "Conv 'h': strides; got [0, 1], expected 2 numbers of at least 1"),
+    "dilations of 0": ("h = Conv<dilations=[0,1]>(x, w)\n" + POOL, {}, {}, {"lowering": "fused"}, 
+        "Conv 'h': dilations; got [0, 1], expected 2 numbers of at least 1"),
+    "negative pads": ("h = Conv<pads=[-1,-1,-1,-1]>(x, w)\n" + POOL, {}, {}, {}, 
+        "Conv 'h': pads; got [-1, -1, -1, -1], expected 4 numbers of at least 0"),
+    "pads of one axis": ("h = Conv<pads=[1,1]>(x, w)\n" + POOL, {}, {}, {}, 
+        "Conv 'h': pads; got [1, 1], expected 4 numbers of at least 0"),
+    "pool strides of 0": (CONV + pool("kernel_shape=[2,2], strides=[0,2]"), {}, {}, {}, 
+        "AveragePool 'y': strides; got [0, 2], expected 2 numbers of at least 1"),
+    "pool strides of one axis": (CONV + pool("kernel_shape=[2,2], strides=[2]"), {}, {}, {}, 
+        "AveragePool 'y': strides; got [2], expected 2 numbers of at least 1"),
+    "pool_conv strides of one axis": (pool_conv("kernel_shape=[2,2], strides=[2]"), {}, {}, FUSE, 
+        "AveragePool 'h': strides; got [2], expected 2 numbers of at least 1"),
+    "pads for two axes": (slot("h = Pad(c, p)"), {"p": [0, 0, 1, 1]}, {}, {}, 
+        "Pad 'h': pads of Pad; got [0, 0, 1, 1], expected 8 numbers"),
+    "pads beside axes": (slot("h = Pad(c, p, , a)"), {"p": [1, 1, 1], "a": [2, 3]}, {"opset": 18}, {}, 
+        "Pad 'h': pads of Pad; got [1, 1, 1], expected 4 numbers"),
+    "value of Pad without elements": (slot("h = Pad(c, p, v)"), {"p": [0] * 8, "v": np.zeros(0, np.float32)}, {}, {}, 
+        "Pad 'h': value of Pad; got shape [0], expected one number"),
+    "parameters of two sizes": (slot("h = BatchNormalization(c, s, b, s, s)"), {"s": (32,), "b": (5,)}, {}, {}, 
+        "BatchNormalization 'h': parameters; got [[32], [5], [32], [32]], expected one shape"),
+    "Slices without an end": (
+        FOUR.replace("s4 = Slice(h, d, e, a, s)", "s4 = Slice(h, d, f1, a, s)") + "t = Sum(s1, s2, s3, s4)\ny = Mul(t, q)",
+        {**QUARTER, "f1": [LAST]}, {}, {}, 
+        "Slice 's4': Slice; got other axes, or bounds that are computed, expected constant strides over spatial axes"),
     # passes/pool_conv.py
     "pool_conv strides": (pool_conv("kernel_shape=[2,2]"), {}, {}, FUSE, 
         "AveragePool 'h': strides; got [1, 1], expected kernel_shape, [2, 2]"),
@@ -236,6 +263,9 @@ CASES = {
         "AveragePool 'h': dilations; got [2, 2], expected ones"),
     "pool_conv partial window": (pool_conv("kernel_shape=[5,5], strides=[5,5], ceil_mode=1"), {}, {}, FUSE, 
         "AveragePool 'h': ceil_mode; got a partial window or an unknown size, expected whole windows"),
+    "pool_conv window": (
+        pool_conv("kernel_shape=[13,2], strides=[13,2]"), {}, {"outputs": "float[a,b,c,d] y"}, FUSE, 
+        "AveragePool 'h': window; got [13, 2], expected no larger than the padded feature map, [12, 12]"),
     "pool_conv read twice": (
         pool_conv("kernel_shape=[2,2], strides=[2,2]") + "\nz = Relu(h)", {},
         {"outputs": "float[a,b,c,d] y, float[a,b,c,d] z"}, FUSE, 
@@ -248,6 +278,18 @@ CASES = {
     "saves nothing": (CONV + pool("kernel_shape=[2,2]"), {}, {}, {}, 
         "Conv 'h': saves nothing as convavgpool; got 557,568 multiply-adds and 10,816 additions after 663,552 and "
         "15,488, expected a saving"),
+    "Pad that the pooling would follow": (
+        "p = Pad(x, two)\nc = Conv<pads=[3,3,3,3]>(x, v)\n" + "h = Add(c, p)\n" + POOL,
+        {"two": [0, 0, 2, 2, 0, 0, 2, 2], "v": (16, 16, 3, 3)}, {}, {}, 
+        "Pad 'p': Pad that the pooling would follow; got [2, 2, 2, 2], expected less than [2, 2], as onnxruntime demands"),
+    "fused weights too small": (
+        ALONE, {"w": np.full((32, 16, 3, 3), 3e-5, np.float16)},
+        {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"}, {"lowering": "fused"}, 
+        "Conv 'h': fused weights; got numbers too large or small, expected ones that the type has"),
+    "fused weights too large": (
+        "h = Conv<pads=[2,2,2,2]>(x, v)\ny = GlobalAveragePool(h)", {"v": (128, 128, 5, 5)},
+        {"inputs": "float[1,128,56,56] x"}, {"lowering": "fused"}, 
+        "Conv 'h': elements of the fused weights; got 58,982,400, expected at most 16,777,216"),
     "few channels": (ALONE, {"w": (1, 16, 1, 1)}, {}, {"lowering": "direct"}, 
         "Conv 'h': saves nothing as direct; got 784 multiply-adds and 3,136 additions after 3,136 and 196, expected a saving"),
     "opset 6": (ALONE, {}, {"opset": 6}, {}, 

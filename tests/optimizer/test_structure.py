@@ -57,6 +57,21 @@ def test_both_branches_of_an_if_with_captured_weights(lowering):
     assert outer == ({"w", "v"} if lowering in ("direct", "auto") else set())
 
 
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_pairs_outside_and_inside_a_branch_are_reported_once(lowering):
+    inner = f"h = Conv<pads=[1,1,1,1]>(r, w) q = {POOL}(h) a = Relu(q)"
+    text = f"""g = Conv<pads=[1,1,1,1]>(x, w)
+p = {POOL}(g)
+r = Relu(p)
+y = If(flag) <then_branch = yes () => (float[1,16,3,3] a) {{ {inner} }},
+  else_branch = no () => (float[1,16,3,3] b) {{ b = {POOL}(r) }}>"""
+    result = convpool.optimize(graph(text, {"w": (16, 16, 3, 3)}, inputs=IF_INPUTS), lowering=lowering)
+    rewritten = [site for site in result.report.sites if site.status == "rewritten"]
+    assert [(site.conv, site.scope) for site in rewritten] == [("g", ""), ("h", "y.then_branch")]
+    taken_in = [("Relu 'r'",), ("Relu 'a'",)] if lowering == "convavgpool" else [(), ()]
+    assert [site.absorbed for site in rewritten] == taken_in
+
+
 def test_branches_with_equal_names_and_own_weights():
     text = IF_BODY.replace("b)", "a)").replace("k =", "h =").replace("(k)", "(h)").replace("b =", "a =")
     model = graph(text.replace("(x, v)", "(x, w)"), inputs=IF_INPUTS)

@@ -14,13 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
 from convpool import cost
 from convpool.cost import Cost
 from convpool.geometry import Ints, PoolSpec
 from convpool.graph import AttributeReference, Scope, is_op, label
 from convpool.lowering import ORDERS, Form, form, form_cost
+from convpool.passes.absorption import INSIDE, OUTSIDE, holds, keeps
+from convpool.passes.linear import Step, linear_step
 from convpool.passes.pooling import may_be_pooling, recognise
 from convpool.passes.trace import conv_leaf, conv_rank, conv_upstream, spatial_size, trace
 from convpool.plan import (
@@ -85,10 +87,13 @@ def check(site: Site, lowering: str, main_opset: int) -> Plan | Reject | None:
         if pooling is None or isinstance(pooling, Reject):
             return pooling
         tree = trace(scope, pooling.input, rank, frozenset(pooling.nodes))
+        if isinstance(tree, Reject):
+            return tree
+        merged = _merged_pad(scope, tree, pooling.spec)
     except AttributeReference as error:
         return reject(scope, site.root, "attributes", f"a reference to the function's '{error}'", "values")
-    if isinstance(tree, Reject):
-        return tree
+    if merged is not None:
+        return merged
     tree = _unfold_overflow(tree)
     if pooling.spec is None:
         size = size or _tree_size(tree)
@@ -97,6 +102,19 @@ def check(site: Site, lowering: str, main_opset: int) -> Plan | Reject | None:
             pooling = replace(pooling, spec=PoolSpec(size, ones, zeros, ones))
     plan = Plan(scope, _pattern(scope, pooling, tree), pooling, tree)
     return _choose(plan, lowering, main_opset)
+
+
+def _merged_pad(scope: Scope, tree: Tree, pool: PoolSpec | None) -> Reject | None:
+    """Why a tensor cannot be pooled as it is: onnxruntime would merge the Pad that gives it into the pooling, and fail."""
+    for leaf in opaque_leaves(tree):
+        index = scope.producer.get(leaf.tensor)
+        if pool is None or index is None or not is_op(scope.nodes[index], "Pad"):
+            continue
+        step = linear_step(scope, index, pool.rank)
+        if isinstance(step, Step) and any(pad >= k for pad, k in zip(step.pads or (), pool.kernel_shape * 2, strict=True)):
+            return reject(scope, index, "Pad that the pooling would follow", list(step.pads or ()),
+                          f"less than {list(pool.kernel_shape)}, as onnxruntime demands")  # fmt: skip
+    return None
 
 
 def macs(site: Site) -> int | None:
@@ -120,7 +138,7 @@ def _choose(plan: Plan, lowering: str, main_opset: int) -> Plan | Reject:
     for attempt in attempts:
         forms = []
         for leaf in conv_leaves(plan.tree):
-            admitted = [form(plan.scope, leaf, plan.pooling.spec, name, main_opset) for name in attempt]
+            admitted = [_form(plan, leaf, name, main_opset) for name in attempt]
             usable = [item for item in admitted if isinstance(item, Form)]
             if not usable:
                 failure = failure or next(item for item in admitted if isinstance(item, Reject))
@@ -133,6 +151,18 @@ def _choose(plan: Plan, lowering: str, main_opset: int) -> Plan | Reject:
             failure = failure or outcome
     assert failure is not None
     return failure
+
+
+def _form(plan: Plan, leaf: ConvLeaf, lowering: str, main_opset: int) -> Form | Reject:
+    """`lowering.form`, or why the type cannot hold the fused weights: each is a share of those that there are."""
+    found = form(plan.scope, leaf, plan.pooling.spec, lowering, main_opset)
+    narrow = leaf.weight is not None and leaf.weight.data_type == TensorProto.FLOAT16
+    if isinstance(found, Form) and found.lowering == "fused" and narrow:
+        assert plan.pooling.spec is not None
+        weight, _ = _folded(leaf)
+        if not keeps(weight / plan.pooling.spec.taps, np.dtype(np.float16)):
+            return reject(plan.scope, leaf.node, "fused weights", OUTSIDE, INSIDE)
+    return found
 
 
 def _judge(plan: Plan, forms: list[Form]) -> Plan | Reject:
@@ -189,13 +219,16 @@ def _moving(tree: Tree) -> list[int]:
 
 
 def _unfold_overflow(tree: Tree) -> Tree:
-    """Let affine maps move behind the pooling where folded weights would not be finite in their type."""
+    """Let affine maps move behind the pooling where their type cannot hold the folded weights."""
     if isinstance(tree, JoinTree):
         return replace(tree, children=tuple(_unfold_overflow(child) for child in tree.children))
     if not isinstance(tree, ConvLeaf) or tree.affine is IDENTITY:
         return tree
+    assert tree.weight is not None
+    dtype = helper.tensor_dtype_to_np_dtype(tree.weight.data_type)
     with np.errstate(over="ignore", invalid="ignore"):
-        if all(np.isfinite(array.astype(np.float64)).all() for array in folded(tree) if array is not None):
+        weight, bias = _folded(tree)
+        if keeps(weight, dtype) and (bias is None or holds(bias, dtype)):
             return tree
     return replace(tree, affine=IDENTITY, behind=(*tree.folded, *tree.behind))
 
@@ -203,16 +236,21 @@ def _unfold_overflow(tree: Tree) -> Tree:
 def folded(leaf: ConvLeaf) -> tuple[np.ndarray, np.ndarray | None]:
     """Weights [M, C/group, kernel...] and bias [M] or None with the affine map folded in, in the weights' type."""
     assert leaf.weight is not None
-    weight = leaf.weight.array()
-    bias = None if leaf.bias is None else leaf.bias.array()
     if leaf.affine is IDENTITY:
-        return weight, bias
-    dtype = weight.dtype
+        return leaf.weight.array(), None if leaf.bias is None else leaf.bias.array()
+    dtype = helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)
+    weight, bias = _folded(leaf)
+    return weight.astype(dtype), None if bias is None else bias.astype(dtype)
+
+
+def _folded(leaf: ConvLeaf) -> tuple[np.ndarray, np.ndarray | None]:
+    """`folded` in float64."""
+    assert leaf.weight is not None
     scale = np.broadcast_to(leaf.affine.scale, leaf.weight_shape[:1])
-    old_bias = np.zeros(leaf.weight_shape[0]) if bias is None else bias.astype(np.float64)
-    new_bias = scale * old_bias + leaf.affine.shift
-    new_weight = weight.astype(np.float64) * scale.reshape(-1, *[1] * (weight.ndim - 1))
-    return new_weight.astype(dtype), new_bias.astype(dtype) if new_bias.any() or bias is not None else None
+    old_bias = np.zeros(leaf.weight_shape[0]) if leaf.bias is None else leaf.bias.array().astype(np.float64)
+    bias = scale * old_bias + leaf.affine.shift
+    weight = leaf.weight.array().astype(np.float64) * scale.reshape(-1, *[1] * (len(leaf.weight_shape) - 1))
+    return weight, bias if bias.any() or leaf.bias is not None else None
 
 
 def _tree_size(tree: Tree) -> Ints | None:

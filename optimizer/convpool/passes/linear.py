@@ -107,6 +107,8 @@ def _batch_normalization(scope: Scope, index: int) -> Step | Reject:
     constants = [scope.constant(name) for name in node.input[1:5]]
     if any(c is None for c in constants):
         return Step(index, 0, None)
+    if len({c.shape for c in constants if c is not None}) > 1:
+        return reject(scope, index, "parameters", [list(c.shape) for c in constants if c is not None], "one shape")
     scale, shift, mean, variance = (c.array().astype(np.float64) for c in constants if c is not None)
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = scale / np.sqrt(variance + np.float64(values.get("epsilon", np.float32(1e-5))))
@@ -169,16 +171,22 @@ def _pad(scope: Scope, index: int, rank: int) -> Step | Reject:
         constant = scope.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         if read is None or (constant is None and len(node.input) > 2 and node.input[2]):
             return reject(scope, index, "pads or value of Pad", "a computed tensor", "constants")
+        if constant is not None and constant.array().size != 1:
+            return reject(scope, index, "value of Pad", f"shape {list(constant.shape)}", "one number")
         pads, fill = read, float(constant.array().reshape(-1)[0]) if constant is not None else 0.0
         if len(node.input) > 3 and node.input[3]:
             axes = scope.constant_ints(node.input[3])
             if axes is None:
                 return reject(scope, index, "axes of Pad", "a computed tensor", "a constant")
+            if len(pads) != 2 * len(axes):
+                return reject(scope, index, "pads of Pad", list(pads), f"{2 * len(axes)} numbers")
             full = [0] * (2 * (rank + 2))
             for i, axis in enumerate(axes):
                 full[axis % (rank + 2)] = pads[i]
                 full[axis % (rank + 2) + rank + 2] = pads[len(axes) + i]
             pads = tuple(full)
+    if len(pads) != 2 * (rank + 2):
+        return reject(scope, index, "pads of Pad", list(pads), f"{2 * (rank + 2)} numbers")
     if any(pads) and mode != "constant":
         return reject(scope, index, "mode of Pad", mode, "constant")
     if any(pads) and fill != 0:

@@ -3,8 +3,8 @@
     x - AveragePool(stride = kernel) - Conv        x - ConvAvgPool
 
 It saves no arithmetic, only traffic on a GPU.  Conditions: (1) no attribute refers to a function's; (2) the pooling's
-strides equal its kernel; (3) its padding counts as zeros in the mean; (4) ceil_mode adds no window; (5) nobody else
-reads what it gives.
+strides equal its kernel; (3) its padding counts as zeros in the mean; (4) its window fits the map, and ceil_mode adds none;
+(5) nobody else reads what it gives.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from convpool.geometry import PoolSpec
 from convpool.graph import AttributeReference, Scope, attributes, is_op
 from convpool.passes.conv_pool import Site
 from convpool.passes.trace import conv_leaf, conv_rank, spatial_size
-from convpool.plan import Choice, Plan, Pooling, Reject, reject
+from convpool.plan import Choice, Plan, Pooling, Reject, malformed, reject
 
 
 def sites(scope: Scope) -> Iterator[Site]:
@@ -45,9 +45,11 @@ def _check(site: Site, rank: int, main_opset: int) -> Plan | Reject:
     values = attributes(node)
     kernel = tuple(values["kernel_shape"])
     ones, zeros = (1,) * rank, (0,) * (2 * rank)
-    strides, dilations = tuple(values.get("strides", ones)), tuple(values.get("dilations", ones))
-    pads = tuple(values.get("pads", zeros))
-    if len(kernel) != rank or strides != kernel:
+    if (wrong := malformed(scope, index, values, rank)) is not None:
+        return wrong
+    strides, dilations = tuple(values.get("strides") or ones), tuple(values.get("dilations") or ones)
+    pads = tuple(values.get("pads") or zeros)
+    if strides != kernel:
         return reject(scope, index, "strides", list(strides), f"kernel_shape, {list(kernel)}")
     if values.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         return reject(scope, index, "auto_pad", values["auto_pad"].decode(), "explicit pads")
@@ -57,6 +59,8 @@ def _check(site: Site, rank: int, main_opset: int) -> Plan | Reject:
     if any(d > 1 for d in dilations):
         return reject(scope, index, "dilations", list(dilations), "ones")
     size = spatial_size(scope, node.input[0], rank)
+    if size is not None and any(n + pads[i] + pads[rank + i] < kernel[i] for i, n in enumerate(size)):
+        return reject(scope, index, "window", list(kernel), f"no larger than the padded feature map, {list(size)}")
     if values.get("ceil_mode", 0):
         whole = size is not None and all(
             (n + pads[i] + pads[rank + i]) % k == 0 for i, (n, k) in enumerate(zip(size, kernel, strict=True))

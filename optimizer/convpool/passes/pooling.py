@@ -18,7 +18,7 @@ import math
 from convpool.geometry import Ints, PoolSpec
 from convpool.graph import Scope, attributes, is_op
 from convpool.passes.slice_mean import may_be_mean, recognise_mean
-from convpool.plan import Pooling, Reject, reject
+from convpool.plan import Pooling, Reject, malformed, reject
 
 
 def may_be_pooling(scope: Scope, index: int) -> str | None:
@@ -50,11 +50,13 @@ def _average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Poo
     kernel = tuple(values["kernel_shape"])
     if len(kernel) != rank:
         return reject(scope, index, "kernel_shape", kernel, f"{rank} dimensions, as the convolution has")
+    if (wrong := malformed(scope, index, values, rank)) is not None:
+        return wrong
     ones, zeros = (1,) * rank, (0,) * (2 * rank)
-    strides, dilations = tuple(values.get("strides", ones)), tuple(values.get("dilations", ones))
+    strides, dilations = tuple(values.get("strides") or ones), tuple(values.get("dilations") or ones)
     spec = PoolSpec(kernel, strides, zeros, dilations)
     auto_pad = values.get("auto_pad", b"NOTSET").decode()
-    pads = tuple(values.get("pads", zeros)) if auto_pad == "NOTSET" else zeros
+    pads = tuple(values.get("pads") or zeros) if auto_pad == "NOTSET" else zeros
     windows = [d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True)]
     if size is not None and any(n < w for n, w in zip(size, windows, strict=True)):
         return reject(scope, index, "window", windows, f"no larger than the feature map, {list(size)}")

@@ -84,14 +84,16 @@ def _fitting(walk: Walk, index: int) -> Step | Reject:
         return step
     if step is None or step.affine is None:
         return reject(scope, index, "constant operands", "computed ones", "constants per channel")
-    if step.affine is IDENTITY or is_op(node, "BatchNormalization"):
+    if step.affine is IDENTITY:
         return step
     channels = channels_of(scope, walk.plan.node)
+    assert channels is not None
+    sizes = {step.affine.scale.size, step.affine.shift.size}
+    if is_op(node, "BatchNormalization"):
+        return step if sizes == {channels[1]} else reject(scope, index, "parameters", sizes, f"{channels[1]} of each")
     shape = scope.info(node.input[step.operand]).shape
     if shape is None or len(shape) != rank + 2:
         return reject(scope, index, "rank", "unknown" if shape is None else len(shape), rank + 2)
-    sizes = {step.affine.scale.size, step.affine.shift.size}
-    assert channels is not None
     if sizes != {1} and (shape[1] != channels[1] or not sizes <= {1, channels[1]}):
         return reject(scope, index, "channels", shape[1], f"{channels[1]}, not widened")
     return step

@@ -226,7 +226,7 @@ def _slice_ranges(
         starts, ends = read[0], read[1]
         axes = read[2] if len(read) > 2 and inputs[3] else tuple(range(len(starts)))
         steps = read[3] if len(read) > 3 and inputs[4] else (1,) * len(starts)
-        if axes is None or steps is None:
+        if axes is None or steps is None or not len(starts) == len(ends) == len(axes) == len(steps):
             return None
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
             axis %= rank + 2

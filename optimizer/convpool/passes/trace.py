@@ -17,7 +17,7 @@ from convpool.geometry import ConvSpec, Ints, PoolSpec
 from convpool.graph import AttributeReference, Scope, attributes, is_op
 from convpool.operator import is_operator
 from convpool.passes.linear import BINARY, Step, linear_step, pad_conv
-from convpool.plan import IDENTITY, ConvLeaf, JoinTree, Moved, OpaqueLeaf, Reject, Tree, conv_leaves, reject
+from convpool.plan import IDENTITY, ConvLeaf, JoinTree, Moved, OpaqueLeaf, Reject, Tree, conv_leaves, malformed, reject
 
 JOINS = ("Add", "Sub", "Sum", "Concat")
 ELEMENTWISE = (
@@ -31,6 +31,8 @@ NOMINAL_CHANNELS = 64
 """Stands for a channel count that is unknown, in cost comparisons only."""
 SEARCH_LIMIT = 24
 """Nodes that the search for that convolution visits at most: candidates are local."""
+DEPTH_LIMIT = 100
+"""Nodes on a way from the pooling that are looked at: below a join, what lies further back is pooled as it is."""
 
 
 def conv_upstream(scope: Scope, tensor: str) -> int | None:
@@ -82,6 +84,8 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
     kernel = tuple(values.get("kernel_shape") or (weight_shape[2:] if weight_shape else ()))
     if len(kernel) != rank or not all(isinstance(dim, int) for dim in kernel):
         return reject(scope, index, "shape of the weights", weight_shape, f"a static kernel with {rank} axes")
+    if (wrong := malformed(scope, index, {**values, "kernel_shape": kernel}, rank)) is not None:
+        return wrong
     if weight_shape is not None and kernel != tuple(weight_shape[2:]):
         return reject(scope, index, "kernel_shape", list(kernel), f"{list(weight_shape[2:])}, as the weights have")
     channels = weight_shape[:2] if weight_shape is not None else (None, None)
@@ -104,10 +108,12 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
     )  # fmt: skip
 
 
-def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozenset()) -> Tree | Reject:
+def trace(
+    scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozenset(), depth: int = 0
+) -> Tree | Reject:
     """The tree of convolutions behind `tensor` as a Tree, or a Reject.
 
-    inside: nodes of the average itself, which may read `tensor` any number of times.
+    inside: nodes of the average itself, which may read `tensor` any number of times; depth: nodes from the average.
     """
     index = scope.producer.get(tensor)
     if index is None:
@@ -119,16 +125,43 @@ def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozens
     if others is not None:
         return reject(scope, index, f"output '{tensor}' {others}", "other readers", "the pooling alone")
     if is_op(node, "Conv"):
-        return conv_leaf(scope, index, rank)
+        leaf = conv_leaf(scope, index, rank)
+        return leaf if isinstance(leaf, Reject) else _with_pads_in_front(scope, leaf)
+    if depth == DEPTH_LIMIT:
+        return reject(scope, index, "nodes between convolution and pooling", f"over {DEPTH_LIMIT}", "fewer")
     step = linear_step(scope, index, rank)
     if isinstance(step, Reject):
         return step
     if step is not None:
-        tree = trace(scope, node.input[step.operand], rank)
+        tree = trace(scope, node.input[step.operand], rank, depth=depth + 1)
         return tree if isinstance(tree, Reject) else _absorb(scope, tree, step)
     if is_op(node, *JOINS):
-        return _join(scope, index, rank)
+        return _join(scope, index, rank, depth)
     return reject(scope, index, "between convolution and pooling", node.op_type, "linear operators only")
+
+
+def _with_pads_in_front(scope: Scope, leaf: ConvLeaf) -> ConvLeaf:
+    """`leaf` with zero Pads in front of it taken into its own.
+
+    A Pad left in front of an AveragePool is merged into it by onnxruntime, which then refuses pads that reach the kernel.
+    """
+    name, rank, passed = leaf.input, leaf.conv.rank, []
+    while (index := scope.producer.get(name)) is not None and is_op(scope.nodes[index], "Identity", "Pad"):
+        try:
+            step = linear_step(scope, index, rank)
+        except AttributeReference:
+            break
+        if not isinstance(step, Step) or min(step.pads or (0,)) < 0:
+            break
+        name = scope.nodes[index].input[0]
+        passed.append(index)
+        if step.pads is not None and any(step.pads):
+            pads = tuple(own + more for own, more in zip(leaf.conv.pads, step.pads, strict=True))
+            size = leaf.size and tuple(
+                n - begin - end for n, begin, end in zip(leaf.size, step.pads[:rank], step.pads[rank:], strict=True)
+            )
+            leaf = replace(leaf, input=name, conv=replace(leaf.conv, pads=pads), size=size, passed=tuple(passed))
+    return leaf
 
 
 def _absorb(scope: Scope, tree: Tree, step: Step) -> Tree | Reject:
@@ -161,7 +194,7 @@ def _foldable(scope: Scope, leaf: ConvLeaf, step: Step) -> bool:
     return all(v.size in (1, channels) for v in (step.affine.scale, step.affine.shift))
 
 
-def _join(scope: Scope, index: int, rank: int) -> JoinTree | Reject:
+def _join(scope: Scope, index: int, rank: int, depth: int) -> JoinTree | Reject:
     node = scope.nodes[index]
     if is_op(node, "Concat"):
         axis = attributes(node).get("axis", 1) % (rank + 2)
@@ -171,7 +204,7 @@ def _join(scope: Scope, index: int, rank: int) -> JoinTree | Reject:
         return reject(scope, index, "spatial sizes of the operands", "not provably equal", "equal sizes")
     children, failures = [], []
     for name in node.input:
-        child = trace(scope, name, rank)
+        child = trace(scope, name, rank, depth=depth + 1)
         if isinstance(child, Reject):
             failures.append(child)
             child = OpaqueLeaf(name)
@@ -193,9 +226,14 @@ def _same_pads(auto_pad: str, kernel: Ints, strides: Ints, dilations: Ints, size
 
 
 def _same_size(scope: Scope, names: list[str], rank: int) -> bool:
-    """Whether the tensors provably have equal ranks and spatial sizes: by their shapes, or by how they came about."""
+    """Whether the tensors provably have equal spatial sizes: by their shapes, or by how they came about.
+
+    One of another rank is broadcast, and cannot be pooled as it is.
+    """
     shapes = [scope.info(name).shape for name in names]
-    if all(s is not None and len(s) == rank + 2 and None not in s[2:] for s in shapes):
+    if any(s is not None and len(s) != rank + 2 for s in shapes):
+        return False
+    if all(s is not None and None not in s[2:] for s in shapes):
         if len({s[2:] for s in shapes if s is not None}) == 1:
             return True
     return len({spatial_origin(scope, name, rank) for name in names}) == 1
@@ -239,9 +277,11 @@ def _windows(scope: Scope, index: int, rank: int) -> list[list[tuple[int, int]]]
         pool = PoolSpec(**{key: tuple(values[f"pool_{key}"]) for key in names})
         return [_window(pool), _window(ConvSpec(**{key: tuple(values[key]) for key in names}))]
     if is_op(node, "AveragePool") and not values.get("ceil_mode", 0) and values.get("auto_pad", b"NOTSET") == b"NOTSET":
-        defaults = (None, (1,) * rank, (0,) * (2 * rank), (1,) * rank)
-        given = {key: tuple(values.get(key, default)) for key, default in zip(names, defaults, strict=True)}
-        return [_window(PoolSpec(**given))] if len(given["kernel_shape"]) == rank else None
+        defaults = ((), (1,) * rank, (0,) * (2 * rank), (1,) * rank)
+        if malformed(scope, index, values, rank) is not None:
+            return None
+        given = {key: tuple(values.get(key) or default) for key, default in zip(names, defaults, strict=True)}
+        return [_window(PoolSpec(**given))]
     return None
 
 
