@@ -1,6 +1,7 @@
 """Does the optimized model compute what the original does?  Both run in onnxruntime on the same inputs.
 
-onnxruntime's own graph optimisations are off on both sides, so that a difference is convpool's.  A model with
+onnxruntime's own graph optimisations are off on both sides, so that a difference is convpool's.  That it also loads the
+result with them, as by default, is tried at the end: some of them stumble over graphs that are valid.  A model with
 half-precision or double tensors is judged against the original in float32 (every such tensor, attribute and type made
 float32), since halves alone say little about who is right, and onnxruntime has no CPU kernels for some types.
 
@@ -132,6 +133,11 @@ def compare(
             raise VerificationError(f"verification: the original runs, but not the result: {error}") from error
         judge.add(wanted, own, result, lambda a=arrays: native.run(a), nudge)
         shapes = {name: list(array.shape) for name, array in arrays.items()}
+    error = _load_error(optimized)
+    if error and not _load_error(original):
+        raise VerificationError(
+            f"verification: onnxruntime's graph optimisations, on by default, take the original, but not the result: {error}"
+        )
     what = "the original in onnxruntime" + (", in float32" if exact else "")
     return judge.verdict(what, count, shapes)
 
@@ -172,6 +178,15 @@ class _Runner:
             return self._session.run(None, feed)
         except Exception as error:
             raise ModelError(f"onnxruntime cannot run {self.what}: {first_line(error)}") from error
+
+
+def _load_error(model: LoadedModel) -> str:
+    """What keeps onnxruntime from loading a model with its graph optimisations, or ""."""
+    try:
+        make_session(model, optimize=True)
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        return first_line(error)
+    return ""
 
 
 def _nudged_runs(reference: _Runner, arrays: Arrays, seed: int) -> list[list[object]]:

@@ -235,3 +235,15 @@ def test_a_result_that_does_not_run_fails_the_verification():
     for result in (broken, wider):
         with pytest.raises(VerificationError, match="not the result"):
             convpool.verify(model, LoadedModel(result, None, 0))
+
+
+def test_a_result_that_onnxruntimes_own_optimisations_break_fails():
+    """They merge a Pad into the pooling's pads, which must stay smaller than its window."""
+    shapes = dict(inputs="float[1,1,8] x", outputs="float[a,b,c] y")
+    pool = "AveragePool<kernel_shape=[2], strides=[2]>"
+    original = graph(f"c = Concat<axis=2>(z, x, z)\ny = {pool}(c)", {"z": np.zeros((1, 1, 2), np.float32)}, **shapes)
+    assert convpool.verify(original, original).passed
+    result = graph(f"c = Pad(x, p)\ny = {pool}(c)", {"p": [0, 0, 2, 0, 0, 2]}, **shapes)
+    with pytest.raises(VerificationError, match="graph optimisations, on by default, take the original, but not the result"):
+        convpool.verify(original, result)
+    assert convpool.verify(result, result).passed  # what they do to the original is not the result's fault
