@@ -198,11 +198,12 @@ def _show(verification: Verification, quiet: bool) -> None:
 
 
 class _Progress:
-    """What TensorRT is at, on stderr; nothing if `hidden`."""
+    """What TensorRT is at, on stderr; nothing if `hidden` or where stderr is no terminal."""
 
     def __init__(self, hidden: bool) -> None:
         columns = (SpinnerColumn(), TextColumn("building"), TimeElapsedColumn(), TextColumn("{task.description}"))
-        self._bar = Progress(*columns, console=make_console(stderr=True), transient=True, disable=hidden)
+        console = make_console(stderr=True)
+        self._bar = Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal)
         self._task = self._bar.add_task("", total=None)
 
     def __enter__(self) -> _Progress:

@@ -39,6 +39,7 @@ class InputShape(click.ParamType):
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model")
+@click.argument("others", nargs=-1, metavar="")
 @click.option("-o", "--output", metavar="OUT",
               help="Where to write; '-' is stdout. Default: MODEL's name with .convpool.onnx, beside it.")
 @click.option("--lowering", type=click.Choice(REQUESTS), default="convavgpool", show_default=True,
@@ -68,8 +69,10 @@ class InputShape(click.ParamType):
 @click.option("-v", "--verbose", is_flag=True, help="Show errors per output, all operators and measured times.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
-def command(model, output, report_path, quiet, verbose, dry_run, no_check, check, shapes, domain, **options) -> None:
+def command(model, others, output, report_path, quiet, verbose, dry_run, no_check, check, shapes, domain, **options) -> None:
     """Rewrite convolution followed by average pooling in MODEL ('-' is stdin), exactly, and verify the result."""
+    if others:
+        raise OptionError(f"{others[0]}: a second file; expected one MODEL; name the output with -o")
     if quiet and verbose:
         raise OptionError("--quiet and --verbose exclude each other")
     if no_check and options["data"]:
@@ -81,6 +84,8 @@ def command(model, output, report_path, quiet, verbose, dry_run, no_check, check
         raise OutputError(f"{out}: no folder {str(out.parent)!r}; make it first")
     if report_path and not Path(report_path).parent.is_dir():
         raise OutputError(f"{report_path}: no folder {str(Path(report_path).parent)!r}; make it first")
+    if report_path and Path(report_path).is_dir():
+        raise OutputError(f"{report_path}: a folder; expected a file name")
     if report_path and Path(report_path).resolve() in {Path(path).resolve() for path in (model, out) if path}:
         raise OutputError(f"{report_path}: a model's name, and the report's; give the report another")
     console = make_console(stderr=out is None)
@@ -96,9 +101,9 @@ def command(model, output, report_path, quiet, verbose, dry_run, no_check, check
             _write_report(report_path, error.report)
         raise
     result.move_to_domain(domain)
+    _write_report(report_path, result.report)
     if not dry_run:
         _write(result, out)
-    _write_report(report_path, result.report)
     if not quiet:
         show(result.report, console, verbose=verbose)
         if out is not None:

@@ -172,7 +172,8 @@ OPTIONS = {
     "no folder for the output": (["good.onnx", "-o", "none/out.onnx"], "no folder"),
     "a folder as output": (["good.onnx", "-o", "sub"], "a folder"),
     "no folder for the report": (["good.onnx", "--report", "none/report.json"], "no folder"),
-    "a folder as report": (["good.onnx", "--dry-run", "--report", "sub"], "sub"),
+    "a folder as report": (["good.onnx", "--report", "sub"], "sub: a folder; expected a file name"),
+    "report that cannot be written": (["good.onnx", "--report", "/dev/full"], "/dev/full: cannot be written; No space left"),
     "report over the model": (["good.onnx", "--report", "sub/../good.onnx"], "a model's name, and the report's"),
     "report over the output": (["good.onnx", "-o", "x.onnx", "--report", "x.onnx"], "a model's name, and the report's"),
     "lowering": (["good.onnx", "--lowering", "best"], "best"),
@@ -196,6 +197,7 @@ OPTIONS = {
     "empty domain": (["good.onnx", "--domain", ""], "--domain: got ''"),
     "unknown option": (["good.onnx", "--faster"], "--faster"),
     "no model": ([], "MODEL"),
+    "output as a second file": (["good.onnx", "out.onnx"], "expected one MODEL; name the output with -o"),
     "quiet and verbose": (["good.onnx", "-q", "-v"], "exclude each other"),
     "data without a check": (["good.onnx", "--no-check", "--data", "text.npz"], "exclude each other"),
 }
