@@ -7,6 +7,7 @@ option, one line on stderr, nothing written.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -119,8 +120,6 @@ def run(cli: click.Command, name: str, args: list[str] | None = None) -> int:
     """Run a click command and return its exit status: 1 for a failed verification, 2 for anything unusable."""
     try:
         cli.main(args=args, prog_name=name, standalone_mode=False)
-    except click.exceptions.Exit as done:
-        return done.exit_code
     except click.ClickException as error:
         return _fail(name, error.format_message(), 2)
     except (click.Abort, KeyboardInterrupt):
@@ -129,8 +128,12 @@ def run(cli: click.Command, name: str, args: list[str] | None = None) -> int:
         return _fail(name, str(error), 1)
     except ConvpoolError as error:
         return _fail(name, str(error), 2)
-    except BrokenPipeError:
+    except SystemExit:  # what click and rich make of a closed pipe, with a status that means a mismatch here
         return 2
+    except OSError as error:
+        with suppress(OSError):
+            sys.stdout.close()  # else the interpreter tries once more to write what is left
+        return _fail(name, f"{error.filename or 'stdout'}: {error.strerror or error}", 2)
     return 0
 
 
@@ -150,8 +153,8 @@ def _write(result: OptimizeResult, out: Path | None) -> None:
     if out is not None:
         result.save(out)
         return
-    sys.stdout.buffer.write(serialize(result.model))
-    sys.stdout.buffer.flush()
+    with open(sys.stdout.fileno(), "wb", closefd=False) as stdout:  # sys.stdout.buffer may write a part (PYTHONUNBUFFERED)
+        stdout.write(serialize(result.model))
 
 
 def _write_report(path: str | None, report: Report) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto
 
-from convpool.errors import ModelError, VerificationError, first_line
+from convpool.errors import ModelError, OptionError, VerificationError, first_line
 from convpool.float32 import HALF_TYPES, float_types, to_float32
 from convpool.inputs import Arrays, InputMaker, load_arrays
 from convpool.modelio import LoadedModel, load, passes_full_check, serialize
@@ -64,7 +64,7 @@ def verify(
     data: input arrays by name, or a .npz file with them, in place of random ones.  input_shapes: shapes for inputs
     whose dimensions the model leaves open.  rtol, atol (absolute, in output units): replace the default tolerances.
     Raises ModelError if the original cannot be run, VerificationError if only the optimized one cannot, OptionError for
-    data or shapes that do not fit.
+    data or shapes that do not fit, or no check.
 
     onnxruntime's own graph optimisations are off on both sides, so that a difference is convpool's.  That it also loads the
     result with them, as by default, is tried at the end: some of them stumble over graphs that are valid.  A model with
@@ -86,6 +86,8 @@ def verify(
     by a part in 2^18, of the order of what summing in another order does, move at most four times fewer elements beyond the
     tolerance, and by at least half as much.
     """
+    if check < 1:
+        raise OptionError(f"check: got {check}, expected 1 or more")
     first, second = (m if isinstance(m, LoadedModel) else load(m) for m in (original, optimized))
     return compare(first, second, check, load_arrays(data), dict(input_shapes or {}), rtol, atol, seed)
 

@@ -219,6 +219,11 @@ def test_unusable_argument(given, error):
         convpool.optimize(good(), **given)
 
 
+def test_a_verification_that_would_compare_nothing():
+    with pytest.raises(OptionError, match="check: got 0, expected 1 or more"):
+        convpool.verify(good(), good(), check=0)
+
+
 @pytest.mark.parametrize("source", [3, None, ["model.onnx"], np.zeros(3)])
 def test_source_of_another_type(source):
     with pytest.raises(ModelError, match="expected a path, bytes, ModelProto or gs.Graph"):
@@ -257,6 +262,19 @@ def test_no_traceback_from_the_installed_module(folder):
         [sys.executable, "-m", "convpool.cli", str(folder / "bad.onnx")], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+
+
+@pytest.mark.parametrize("arguments", [["-o", "-"], ["--dry-run"], ["--help"]])
+def test_stdout_that_takes_nothing(folder, arguments):
+    words = [sys.executable, "-m", "convpool.cli", str(folder / "good.onnx"), *arguments]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "convpool-optimize: stdout: No space left on device\n")
+    closed, pipe = os.pipe()
+    os.close(closed)
+    with open(pipe, "wb") as broken:
+        done = subprocess.run(words, stdout=broken, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
 
 
 def test_good_model_from_stdin_to_stdout(folder):
