@@ -35,7 +35,8 @@ _SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model")
 @click.option("-o", "--output", required=True, metavar="ENGINE", help="Where to write the engine.")
-@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True)
+@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True,
+              help="What layers may compute in; float32 inputs and outputs stay so. fp32: without TF32.")
 @click.option("--min-shape", "least", **_SHAPE, help="Smallest shape of an input with open sizes; repeat for more inputs.")
 @click.option("--opt-shape", "typical", **_SHAPE, help="The shape that the engine is tuned for; default the largest.")
 @click.option("--max-shape", "largest", **_SHAPE, help="Largest shape; default the typical one.")

@@ -211,7 +211,8 @@ def test_unusable_option(name, folder, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(("given", "error"), [
-    ({"lowering": "best"}, OptionError), ({"check": -1}, OptionError), ({"data": {"z": np.zeros(1)}}, OptionError),
+    ({"lowering": "best"}, OptionError), ({"check": -1}, OptionError), ({"seed": -1}, OptionError),
+    ({"data": {"z": np.zeros(1)}}, OptionError),
     ({"data": "none.npz"}, OptionError), ({"input_shapes": {"x": [1, 16, 12]}}, OptionError),
 ])  # fmt: skip
 def test_unusable_argument(given, error):
