@@ -189,7 +189,7 @@ def command(context: click.Context) -> None:
 
 @command.command()
 def doctor() -> None:
-    """Show what the GPU parts find on this machine and what to do about the rest."""
+    """Show what the GPU parts find here, and what is missing."""
     console = make_console(stderr=False)
     table = Table(box=None, show_header=False, pad_edge=False)
     for column in ("what", "state", "found"):
