@@ -1,7 +1,7 @@
 """convpool-optimize: the command line of `convpool.optimize`.
 
-Exit status: 0 written, also when nothing matched; 1 original and result disagree, nothing written; 2 unusable model or
-option, one line on stderr, nothing written.
+Exit status: 0 written, also when nothing matched; 1 original and result disagree, nothing written; 2 unusable model,
+option or output, one line on stderr, nothing written.
 """
 
 from __future__ import annotations
