@@ -33,11 +33,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="list the networks, their sites and arguments")
     parser.add_argument("-o", "--output", type=Path, help="the ONNX file to write (default: NAME.onnx)")
     parser.add_argument("--batch", type=_batch, default="dynamic", help="'dynamic' (default) or a number")
-    parser.add_argument("--seed", type=int, default=generators.DEFAULT_SEED)
-    parser.add_argument("--opset", type=int, default=generators.DEFAULT_OPSET)
+    parser.add_argument("--seed", type=int, default=generators.DEFAULT_SEED, help="of the weights (default: %(default)s)")
+    parser.add_argument("--opset", type=int, default=generators.DEFAULT_OPSET, help="default: %(default)s")
     parser.add_argument("--dtype", default="float32", choices=("float16", "float32", "float64"))
     parser.add_argument("--size", type=int, help="height and width (depth, or samples) of the input")
-    parser.add_argument("--set", type=_setting, action="append", default=[], metavar="KEY=VALUE", dest="settings")
+    parser.add_argument("--set", type=_setting, action="append", default=[], metavar="KEY=VALUE", dest="settings",
+                        help="an argument of the network, as --list shows them; repeat for more")
     return parser
 
 
@@ -62,7 +63,10 @@ def main(argv: list[str] | None = None) -> int:
         model = generators.generate(options.name, batch=options.batch, seed=options.seed, opset=options.opset,
                                     dtype=options.dtype, **args)  # fmt: skip
         output.write_bytes(generators.serialize(model))
-    except (KeyError, TypeError, ValueError, OSError) as error:
+    except OSError as error:
+        print(f"{output}: cannot be written; {error.strerror or error}", file=sys.stderr)
+        return 2
+    except (KeyError, TypeError, ValueError) as error:
         print(error.args[0] if isinstance(error, KeyError) else error, file=sys.stderr)
         return 2
     print(f"{output}: {len(model.graph.node)} nodes, {output.stat().st_size / 1e6:.1f} MB")

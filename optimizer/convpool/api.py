@@ -94,6 +94,8 @@ def optimize(
         raise OptionError(f"lowering: got {lowering!r}, expected one of {', '.join(REQUESTS)}")
     if check < 0:
         raise OptionError(f"check: got {check}, expected 0 or more")
+    if seed < 0:
+        raise OptionError(f"seed: got {seed}, expected 0 or more")
     arrays = load_arrays(data)  # before any work: a wrong file should fail at once
     original = load(model, Path(base_dir) if base_dir is not None else None)
     result = LoadedModel(ModelProto(), original.base_dir, 0, data_files=original.data_files)

@@ -35,7 +35,8 @@ _SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model")
 @click.option("-o", "--output", required=True, metavar="ENGINE", help="Where to write the engine.")
-@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True)
+@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True,
+              help="What layers may compute in; float32 inputs and outputs stay so. fp32: without TF32.")
 @click.option("--min-shape", "least", **_SHAPE, help="Smallest shape of an input with open sizes; repeat for more inputs.")
 @click.option("--opt-shape", "typical", **_SHAPE, help="The shape that the engine is tuned for; default the largest.")
 @click.option("--max-shape", "largest", **_SHAPE, help="Largest shape; default the typical one.")
@@ -198,11 +199,12 @@ def _show(verification: Verification, quiet: bool) -> None:
 
 
 class _Progress:
-    """What TensorRT is at, on stderr; nothing if `hidden`."""
+    """What TensorRT is at, on stderr; nothing if `hidden` or where stderr is no terminal."""
 
     def __init__(self, hidden: bool) -> None:
         columns = (SpinnerColumn(), TextColumn("building"), TimeElapsedColumn(), TextColumn("{task.description}"))
-        self._bar = Progress(*columns, console=make_console(stderr=True), transient=True, disable=hidden)
+        console = make_console(stderr=True)
+        self._bar = Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal)
         self._task = self._bar.add_task("", total=None)
 
     def __enter__(self) -> _Progress:

@@ -1,12 +1,13 @@
 """convpool-optimize: the command line of `convpool.optimize`.
 
-Exit status: 0 written, also when nothing matched; 1 original and result disagree, nothing written; 2 unusable model or
-option, one line on stderr, nothing written.
+Exit status: 0 written, also when nothing matched; 1 original and result disagree, nothing written; 2 unusable model,
+option or output, one line on stderr, nothing written.
 """
 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -39,6 +40,7 @@ class InputShape(click.ParamType):
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model")
+@click.argument("others", nargs=-1, metavar="")
 @click.option("-o", "--output", metavar="OUT",
               help="Where to write; '-' is stdout. Default: MODEL's name with .convpool.onnx, beside it.")
 @click.option("--lowering", type=click.Choice(REQUESTS), default="convavgpool", show_default=True,
@@ -68,8 +70,10 @@ class InputShape(click.ParamType):
 @click.option("-v", "--verbose", is_flag=True, help="Show errors per output, all operators and measured times.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
-def command(model, output, report_path, quiet, verbose, dry_run, no_check, check, shapes, domain, **options) -> None:
+def command(model, others, output, report_path, quiet, verbose, dry_run, no_check, check, shapes, domain, **options) -> None:
     """Rewrite convolution followed by average pooling in MODEL ('-' is stdin), exactly, and verify the result."""
+    if others:
+        raise OptionError(f"{others[0]}: a second file; expected one MODEL; name the output with -o")
     if quiet and verbose:
         raise OptionError("--quiet and --verbose exclude each other")
     if no_check and options["data"]:
@@ -81,6 +85,8 @@ def command(model, output, report_path, quiet, verbose, dry_run, no_check, check
         raise OutputError(f"{out}: no folder {str(out.parent)!r}; make it first")
     if report_path and not Path(report_path).parent.is_dir():
         raise OutputError(f"{report_path}: no folder {str(Path(report_path).parent)!r}; make it first")
+    if report_path and Path(report_path).is_dir():
+        raise OutputError(f"{report_path}: a folder; expected a file name")
     if report_path and Path(report_path).resolve() in {Path(path).resolve() for path in (model, out) if path}:
         raise OutputError(f"{report_path}: a model's name, and the report's; give the report another")
     console = make_console(stderr=out is None)
@@ -96,9 +102,9 @@ def command(model, output, report_path, quiet, verbose, dry_run, no_check, check
             _write_report(report_path, error.report)
         raise
     result.move_to_domain(domain)
+    _write_report(report_path, result.report)
     if not dry_run:
         _write(result, out)
-    _write_report(report_path, result.report)
     if not quiet:
         show(result.report, console, verbose=verbose)
         if out is not None:
@@ -114,8 +120,6 @@ def run(cli: click.Command, name: str, args: list[str] | None = None) -> int:
     """Run a click command and return its exit status: 1 for a failed verification, 2 for anything unusable."""
     try:
         cli.main(args=args, prog_name=name, standalone_mode=False)
-    except click.exceptions.Exit as done:
-        return done.exit_code
     except click.ClickException as error:
         return _fail(name, error.format_message(), 2)
     except (click.Abort, KeyboardInterrupt):
@@ -124,8 +128,12 @@ def run(cli: click.Command, name: str, args: list[str] | None = None) -> int:
         return _fail(name, str(error), 1)
     except ConvpoolError as error:
         return _fail(name, str(error), 2)
-    except BrokenPipeError:
+    except SystemExit:  # what click and rich make of a closed pipe, with a status that means a mismatch here
         return 2
+    except OSError as error:
+        with suppress(OSError):
+            sys.stdout.close()  # else the interpreter tries once more to write what is left
+        return _fail(name, f"{error.filename or 'stdout'}: {error.strerror or error}", 2)
     return 0
 
 
@@ -145,8 +153,8 @@ def _write(result: OptimizeResult, out: Path | None) -> None:
     if out is not None:
         result.save(out)
         return
-    sys.stdout.buffer.write(serialize(result.model))
-    sys.stdout.buffer.flush()
+    with open(sys.stdout.fileno(), "wb", closefd=False) as stdout:  # sys.stdout.buffer may write a part (PYTHONUNBUFFERED)
+        stdout.write(serialize(result.model))
 
 
 def _write_report(path: str | None, report: Report) -> None:

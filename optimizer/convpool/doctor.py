@@ -14,10 +14,13 @@ import sys
 from dataclasses import dataclass
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from convpool.cli import run
+from convpool.table import make_console
+
 OK, MISSING, NOTE = "ok", "missing", "note"
+_REINSTALL = "run `pip install --force-reinstall --no-deps .` in convpool's repository"
 _MARKS = {OK: "[green]ok[/]", MISSING: "[red]missing[/]", NOTE: "[yellow]note[/]"}
 
 
@@ -97,23 +100,25 @@ def _library(gpus: list[tuple[str, int]]) -> list[Finding]:
     except LibraryError as error:
         compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
         advice = (
-            f"reinstall with `pip install --force-reinstall --no-deps convpool` ({compiler} is there)"
+            f"{_REINSTALL} ({compiler} is there)"
             if compiler
-            else "install a C++ compiler (Debian: apt-get install g++), then pip install --force-reinstall --no-deps convpool"
+            else f"install a C++ compiler (Debian: apt-get install g++), then {_REINSTALL}"
         )
-        return [Finding("library", MISSING, str(error).split(";")[1].strip(), advice)]
+        found = "; ".join(str(error).removeprefix("libconvpool: ").split("; ")[:2])
+        return [Finding("library", MISSING, found, advice)]
     cuda_version = lib.convpool_cuda_version()
     architectures = [int(a) for a in lib.convpool_architectures().decode().split(",")]
     cuda = f"CUDA {cuda_version // 1000}.{cuda_version % 1000 // 10}"
     built = f"{lib.convpool_version().decode()}, {cuda}, {len(tactics())} tactics"
     findings = [Finding("library", OK, built)]
-    uncovered = [f"{name} ({cc / 10})" for name, cc in gpus if not _covered(cc, architectures)]
+    uncovered = [(name, cc) for name, cc in gpus if not _covered(cc, architectures)]
+    wanted = ",".join(sorted({str(cc) for _, cc in uncovered}))
     findings.append(
         Finding(
             "architectures",
             MISSING if uncovered else OK,
-            ", ".join(f"sm_{a}" for a in architectures) + (f"; none for {', '.join(uncovered)}" if uncovered else ""),
-            "reinstall with CMAKE_ARGS=-DCONVPOOL_CUDA_ARCHITECTURES=<your compute capability>" if uncovered else "",
+            ", ".join(f"sm_{a}" for a in architectures) + ("".join(f"; none for {name} ({cc / 10})" for name, cc in uncovered)),
+            f"set CONVPOOL_CUDA_ARCHITECTURES={wanted}, then {_REINSTALL}" if uncovered else "",
         )
     )
     return findings
@@ -173,15 +178,19 @@ def findings() -> list[Finding]:
     return found + _packages()
 
 
-@click.group()
-def main() -> None:
-    """convpool's tools beside the optimizer."""
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="convpool")
+@click.pass_context
+def command(context: click.Context) -> None:
+    """What is installed here.  The tools are convpool-optimize, convpool-verify, convpool-build and convpool-bench."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
-@main.command()
+@command.command()
 def doctor() -> None:
-    """Show what the GPU parts find on this machine and what to do about the rest."""
-    console = Console()
+    """Show what the GPU parts find here, and what is missing."""
+    console = make_console(stderr=False)
     table = Table(box=None, show_header=False, pad_edge=False)
     for column in ("what", "state", "found"):
         table.add_column(column, overflow="fold")
@@ -195,6 +204,11 @@ def doctor() -> None:
     states = {f.what: f.state for f in all_findings}
     gpu_ready = all(states.get(k, MISSING) != MISSING for k in ("driver", "GPU", "library", "architectures", "array library"))
     console.print("Works: the optimizer" + (", the kernels" if gpu_ready else "; not yet: the kernels") + ".", highlight=False)
+
+
+def main() -> None:
+    """Entry point; turns exceptions into exit statuses and one line on stderr."""
+    sys.exit(run(command, "convpool"))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 | fused | Conv with the kernel convolved with the box | constant weights, which do not grow out of proportion |
 | auto | direct or fused, whichever the cost model puts ahead | |
 
-`convavgpool` falls back to the next form that the model admits, `direct` and `fused` do not.
+`convavgpool` falls back to the next form that the model admits and that pays, `direct` and `fused` do not.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Version 1 has ConvAvgPool:
 |---|---|
 | X | [N, C, spatial...] |
 | W | [M, kernel..., C/group]: channels last, as the tensor-core kernels read it |
-| B | [M], optional; left out when absent, never "". `convpool` writes zeros: see docs/log.md |
+| B | [M], optional; left out when absent, never "". convpool writes zeros, see below |
 
 | attribute | meaning |
 |---|---|
@@ -50,7 +50,8 @@ The function rounds to the type after each of its nodes; an implementation may k
 
 Why siblings: a function's body cannot depend on which inputs a call has, a Mul by 1 or an Add of 0 would cost a pass,
 and TensorRT's parser looks functions up by name alone, so neither overloads nor domains can tell variants apart.  Why B
-is no longer optional: onnxruntime leaves an inlined Conv whose bias is "" out of its blocked layout.
+is not optional, and always there in what convpool writes: onnxruntime leaves an inlined Conv whose bias is "" out of its
+blocked layout.
 
 Every model that convpool writes carries the operators it uses as model-local functions of standard operators too, so
 that runtimes without the plugin run it as it stands.

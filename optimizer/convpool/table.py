@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from convpool import operator
 from convpool.report import Report, SiteReport
 
 STYLES = {"rewritten": "green", "rejected": "yellow", "excluded": "dim"}
@@ -61,7 +62,9 @@ def _totals(report: Report, verbose: bool) -> list[str]:
     summary = report.summary
     lines = []
     if not report.sites:
-        lines.append("Nothing to rewrite: no convolution feeds an average pooling.")
+        done = sum(count for name, count in summary.operators_before.items() if name in operator.OP_TYPES)
+        there = f" (nodes of convpool's operators: {done})" if done else ""
+        lines.append(f"Nothing to rewrite: no convolution feeds an average pooling{there}.")
     elif not summary.rewritten:
         lines.append(f"Nothing rewritten: none of the {len(report.sites)} candidates qualifies.")
     else:

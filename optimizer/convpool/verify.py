@@ -1,25 +1,4 @@
-"""Does the optimized model compute what the original does?  Both run in onnxruntime on the same inputs.
-
-onnxruntime's own graph optimisations are off on both sides, so that a difference is convpool's.  That it also loads the
-result with them, as by default, is tried at the end: some of them stumble over graphs that are valid.  A model with
-half-precision or double tensors is judged against the original in float32 (every such tensor, attribute and type made
-float32), since halves alone say little about who is right, and onnxruntime has no CPU kernels for some types.
-
-Default tolerances, |y - r| <= atol + rtol |r| per element, with atol in units of max |r|:
-
-| type | rtol | atol | why |
-|---|---|---|---|
-| float32, float64 | 1e-3 | 1e-4 | a rounding error of 6e-8 grows with depth; a wrong rewrite is off by 1e-1 |
-| float16 | 2e-2 | 1e-2 | 16 units in the last place |
-| bfloat16 | 1e-1 | 5e-2 | likewise |
-
-A half-precision output also passes when it is no further from float32 than twice the original's own is.
-
-Behind a QuantizeLinear, Round, ArgMax or comparison, the last bit of a sum decides now and then over a whole step.  An
-output beyond the default tolerance therefore passes when the original does the same to itself: when inputs changed
-by a part in 2^18, of the order of what summing in another order does, move at most four times fewer elements beyond the
-tolerance, and by at least half as much.
-"""
+"""Does the optimized model compute what the original does?  Both run in onnxruntime on the same inputs."""
 
 from __future__ import annotations
 
@@ -31,7 +10,7 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto
 
-from convpool.errors import ModelError, VerificationError, first_line
+from convpool.errors import ModelError, OptionError, VerificationError, first_line
 from convpool.float32 import HALF_TYPES, float_types, to_float32
 from convpool.inputs import Arrays, InputMaker, load_arrays
 from convpool.modelio import LoadedModel, load, passes_full_check, serialize
@@ -44,7 +23,7 @@ NUDGED_RUNS = 4
 
 
 @dataclass(frozen=True)
-class OutputError:
+class OutputErrors:
     """Largest differences of one output over all inputs tried.
 
     max_abs_error is in the output's units, max_rel_error relative to the reference's largest magnitude.
@@ -65,7 +44,7 @@ class Verification:
     reference: str
     inputs: int
     input_shapes: dict[str, list[int]]
-    outputs: list[OutputError] = field(default_factory=list)
+    outputs: list[OutputErrors] = field(default_factory=list)
 
 
 def verify(
@@ -85,8 +64,30 @@ def verify(
     data: input arrays by name, or a .npz file with them, in place of random ones.  input_shapes: shapes for inputs
     whose dimensions the model leaves open.  rtol, atol (absolute, in output units): replace the default tolerances.
     Raises ModelError if the original cannot be run, VerificationError if only the optimized one cannot, OptionError for
-    data or shapes that do not fit.
+    data or shapes that do not fit, or no check.
+
+    onnxruntime's own graph optimisations are off on both sides, so that a difference is convpool's.  That it also loads the
+    result with them, as by default, is tried at the end: some of them stumble over graphs that are valid.  A model with
+    half-precision or double tensors is judged against the original in float32 (every such tensor, attribute and type made
+    float32), since halves alone say little about who is right, and onnxruntime has no CPU kernels for some types.
+
+    Default tolerances, |y - r| <= atol + rtol |r| per element, with atol in units of max |r|:
+
+    | type | rtol | atol | why |
+    |---|---|---|---|
+    | float32, float64 | 1e-3 | 1e-4 | a rounding error of 6e-8 grows with depth; a wrong rewrite is off by 1e-1 |
+    | float16 | 2e-2 | 1e-2 | 16 units in the last place |
+    | bfloat16 | 1e-1 | 5e-2 | likewise |
+
+    A half-precision output also passes when it is no further from float32 than twice the original's own is.
+
+    Behind a QuantizeLinear, Round, ArgMax or comparison, the last bit of a sum decides now and then over a whole step.  An
+    output beyond the default tolerance therefore passes when the original does the same to itself: when inputs changed
+    by a part in 2^18, of the order of what summing in another order does, move at most four times fewer elements beyond the
+    tolerance, and by at least half as much.
     """
+    if check < 1:
+        raise OptionError(f"check: got {check}, expected 1 or more")
     first, second = (m if isinstance(m, LoadedModel) else load(m) for m in (original, optimized))
     return compare(first, second, check, load_arrays(data), dict(input_shapes or {}), rtol, atol, seed)
 
@@ -227,7 +228,7 @@ class _Judge:
     ) -> None:
         self._names, self._tolerance, self._halves = names, tolerance, halves
         self._rtol, self._atol = rtol, atol
-        self._results: dict[str, OutputError] = {}
+        self._results: dict[str, OutputErrors] = {}
 
     def add(self, reference: list, original: list, result: list, again, nudge) -> None:
         """Compare one run's outputs.
@@ -239,7 +240,7 @@ class _Judge:
         for index, name in enumerate(self._names):
             found = self._one(name, reference[index], original[index], result[index])
             if not found.passed and not _equal(again()[index], original[index]):
-                found = OutputError(name, found.max_abs_error, found.max_rel_error, True, "random: not comparable")
+                found = OutputErrors(name, found.max_abs_error, found.max_rel_error, True, "random: not comparable")
             elif not found.passed and self._rtol is None and self._atol is None:
                 nudged = nudge() if nudged is None else nudged
                 if self._jumps_alike(reference[index], result[index], [run[index] for run in nudged]):
@@ -272,21 +273,21 @@ class _Judge:
         )
         return Verification(passed, reference, inputs, shapes, outputs)
 
-    def _one(self, name: str, reference, original, result) -> OutputError:
+    def _one(self, name: str, reference, original, result) -> OutputErrors:
         if not all(isinstance(value, np.ndarray) for value in (reference, original, result)):
             return self._sequence(name, reference, original, result)
         if reference.shape != result.shape:
-            return OutputError(name, np.inf, np.inf, False, f"shape {result.shape}, expected {reference.shape}")
+            return OutputErrors(name, np.inf, np.inf, False, f"shape {result.shape}, expected {reference.shape}")
         if reference.dtype.kind not in "fiub" and reference.dtype.name != "bfloat16":
             same = bool(np.array_equal(reference, result))
-            return OutputError(name, 0.0 if same else np.inf, 0.0 if same else np.inf, same)
+            return OutputErrors(name, 0.0 if same else np.inf, 0.0 if same else np.inf, same)
         r, y = reference.astype(np.float64), result.astype(np.float64)
         odd = ~np.isfinite(r)
         if not np.array_equal(r[odd], y[odd], equal_nan=True) or not np.isfinite(y[~odd]).all():
-            return OutputError(name, np.inf, np.inf, False, "NaN or infinity in other places")
+            return OutputErrors(name, np.inf, np.inf, False, "NaN or infinity in other places")
         r, y, own = r[~odd], y[~odd], original.astype(np.float64)[~odd]
         if r.size == 0:
-            return OutputError(name, 0.0, 0.0, True)
+            return OutputErrors(name, 0.0, 0.0, True)
         difference, largest = np.abs(y - r), float(np.abs(r).max())
         rtol = self._tolerance[0] if self._rtol is None else self._rtol
         atol = self._tolerance[1] * largest if self._atol is None else self._atol
@@ -294,16 +295,16 @@ class _Judge:
         if not passed and self._halves and self._rtol is None and self._atol is None:
             passed = bool(difference.max() <= 2 * np.abs(own - r).max())
         error = float(difference.max())
-        return OutputError(name, error, error / largest if largest else float(error > 0), passed)
+        return OutputErrors(name, error, error / largest if largest else float(error > 0), passed)
 
-    def _sequence(self, name: str, reference, original, result) -> OutputError:
+    def _sequence(self, name: str, reference, original, result) -> OutputErrors:
         """Sequences element by element; maps and missing optionals by equality."""
         if isinstance(reference, list) and isinstance(result, list) and len(reference) == len(result):
             parts = [self._one(name, *items) for items in zip(reference, original, result, strict=True)]
-            worst = min(parts, key=lambda p: (p.passed, -p.max_abs_error), default=OutputError(name, 0.0, 0.0, True))
+            worst = min(parts, key=lambda p: (p.passed, -p.max_abs_error), default=OutputErrors(name, 0.0, 0.0, True))
             return worst
         same = _equal(reference, result)
-        return OutputError(name, 0.0 if same else np.inf, 0.0 if same else np.inf, same)
+        return OutputErrors(name, 0.0 if same else np.inf, 0.0 if same else np.inf, same)
 
 
 def _equal(a: object, b: object) -> bool:

@@ -9,10 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from convpool import doctor
+from convpool.cli import run
 
 
 def test_report_fits_a_screen_and_names_every_part():
-    result = CliRunner().invoke(doctor.main, ["doctor"], env={"COLUMNS": "100"})
+    result = CliRunner().invoke(doctor.command, ["doctor"], env={"COLUMNS": "100"})
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert len(lines) <= 30
@@ -21,10 +22,18 @@ def test_report_fits_a_screen_and_names_every_part():
     assert lines[-1].startswith("Works: the optimizer")
 
 
+@pytest.mark.parametrize(("arguments", "status", "lines"), [([], 0, 0), (["doctors"], 2, 1), (["doctor", "-x"], 2, 1)])
+def test_help_without_a_command_and_mistakes_in_one_line(arguments, status, lines, capsys):
+    assert run(doctor.command, "convpool", arguments) == status
+    captured = capsys.readouterr()
+    assert len(captured.err.splitlines()) == lines and ("convpool-optimize" in captured.out) == (status == 0)
+
+
 def test_missing_library_comes_with_advice(monkeypatch, tmp_path):
     monkeypatch.setenv("CONVPOOL_LIBRARY", str(tmp_path / "libconvpool.so"))
     library = next(f for f in doctor.findings() if f.what == "library")
     assert library.state == doctor.MISSING and "install" in library.advice
+    assert library.found == f"not found; got {tmp_path}/libconvpool.so, expected the built library"
 
 
 def test_a_library_that_is_another_comes_with_advice(monkeypatch):

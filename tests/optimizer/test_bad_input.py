@@ -172,7 +172,8 @@ OPTIONS = {
     "no folder for the output": (["good.onnx", "-o", "none/out.onnx"], "no folder"),
     "a folder as output": (["good.onnx", "-o", "sub"], "a folder"),
     "no folder for the report": (["good.onnx", "--report", "none/report.json"], "no folder"),
-    "a folder as report": (["good.onnx", "--dry-run", "--report", "sub"], "sub"),
+    "a folder as report": (["good.onnx", "--report", "sub"], "sub: a folder; expected a file name"),
+    "report that cannot be written": (["good.onnx", "--report", "/dev/full"], "/dev/full: cannot be written; No space left"),
     "report over the model": (["good.onnx", "--report", "sub/../good.onnx"], "a model's name, and the report's"),
     "report over the output": (["good.onnx", "-o", "x.onnx", "--report", "x.onnx"], "a model's name, and the report's"),
     "lowering": (["good.onnx", "--lowering", "best"], "best"),
@@ -196,6 +197,7 @@ OPTIONS = {
     "empty domain": (["good.onnx", "--domain", ""], "--domain: got ''"),
     "unknown option": (["good.onnx", "--faster"], "--faster"),
     "no model": ([], "MODEL"),
+    "output as a second file": (["good.onnx", "out.onnx"], "expected one MODEL; name the output with -o"),
     "quiet and verbose": (["good.onnx", "-q", "-v"], "exclude each other"),
     "data without a check": (["good.onnx", "--no-check", "--data", "text.npz"], "exclude each other"),
 }
@@ -209,12 +211,18 @@ def test_unusable_option(name, folder, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(("given", "error"), [
-    ({"lowering": "best"}, OptionError), ({"check": -1}, OptionError), ({"data": {"z": np.zeros(1)}}, OptionError),
+    ({"lowering": "best"}, OptionError), ({"check": -1}, OptionError), ({"seed": -1}, OptionError),
+    ({"data": {"z": np.zeros(1)}}, OptionError),
     ({"data": "none.npz"}, OptionError), ({"input_shapes": {"x": [1, 16, 12]}}, OptionError),
 ])  # fmt: skip
 def test_unusable_argument(given, error):
     with pytest.raises(error):
         convpool.optimize(good(), **given)
+
+
+def test_a_verification_that_would_compare_nothing():
+    with pytest.raises(OptionError, match="check: got 0, expected 1 or more"):
+        convpool.verify(good(), good(), check=0)
 
 
 @pytest.mark.parametrize("source", [3, None, ["model.onnx"], np.zeros(3)])
@@ -255,6 +263,19 @@ def test_no_traceback_from_the_installed_module(folder):
         [sys.executable, "-m", "convpool.cli", str(folder / "bad.onnx")], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+
+
+@pytest.mark.parametrize("arguments", [["-o", "-"], ["--dry-run"], ["--help"]])
+def test_stdout_that_takes_nothing(folder, arguments):
+    words = [sys.executable, "-m", "convpool.cli", str(folder / "good.onnx"), *arguments]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "convpool-optimize: stdout: No space left on device\n")
+    closed, pipe = os.pipe()
+    os.close(closed)
+    with open(pipe, "wb") as broken:
+        done = subprocess.run(words, stdout=broken, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
 
 
 def test_good_model_from_stdin_to_stdout(folder):

@@ -43,9 +43,9 @@ def test_a_loaded_model_is_prepared_like_its_file(tmp_path):
 
     path = tmp_path / "model.onnx"
     onnx.save(generate("wgan_gp_small", batch=2), path)
-    from_file, from_loaded = (_prepare(model, "convavgpool", True, False) for model in (path, load(path)))
+    from_file, from_loaded = (_prepare(model, "convavgpool", False) for model in (path, load(path)))
     assert prepare.has_operator(from_loaded) and from_loaded == from_file
-    assert not prepare.has_operator(_prepare(load(path), "none", True, False))
+    assert not prepare.has_operator(_prepare(load(path), "none", False))
 
 
 def test_cast_floats_keeps_scales_and_clips_what_halves_cannot_hold():
@@ -274,5 +274,5 @@ def test_the_plugin_gets_the_siblings(name):
     for_plugin = prepare.for_parser(prepare.self_contained(optimized), 10, plugin=True, allow_tf32=True)
     siblings = [node for node in for_plugin.graph.node if node.op_type in operator.SIBLINGS]
     assert siblings and all(any(item.name == "allow_tf32" for item in node.attribute) for node in siblings)
-    built = build._prepare(generate(name, batch=2), "convavgpool", True, False)
+    built = build._prepare(generate(name, batch=2), "convavgpool", False)
     assert {node.op_type for node in built.graph.node} == names

@@ -21,6 +21,7 @@ HOPELESS_US = 200
 LOOKS = 2
 """Replays after which a call below that is given up: one may have been disturbed."""
 THREADS = 256
+INSTALL = "pip install '.[bench]' in convpool's repository"
 
 
 class DeviceError(ConvpoolError):
@@ -33,13 +34,13 @@ def modules() -> tuple[Any, Any]:
         import torch
     except ImportError as error:
         raise DeviceError(f"PyTorch: cannot be imported; got {error}, expected PyTorch and an NVIDIA GPU; "
-                          "pip install 'convpool[bench]'") from error  # fmt: skip
+                          + INSTALL) from error  # fmt: skip
     if not torch.cuda.is_available():
         raise DeviceError("GPU: none found by PyTorch; got torch.cuda.is_available() False, expected an NVIDIA GPU")
     try:
         import cupy
     except ImportError as error:
-        raise DeviceError(f"CuPy: cannot be imported; got {error}; pip install 'convpool[bench]'") from error
+        raise DeviceError(f"CuPy: cannot be imported; got {error}; {INSTALL}") from error
     return torch, cupy
 
 

@@ -83,8 +83,10 @@ def load(path: str) -> dict[str, Any]:
     """A record from a file.  Raises OptionError if it is none."""
     try:
         data = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise OptionError(f"{path}: cannot be read as JSON; got {error}") from error
+    except OSError as error:
+        raise OptionError(f"{path}: cannot be read; {error.strerror or error}") from error
+    except ValueError as error:
+        raise OptionError(f"{path}: cannot be read as JSON; got {error}, expected a record of convpool-bench") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("rows"), list):
         raise OptionError(f"{path}: no record of convpool-bench; expected an object with format {FORMAT} and rows")
     try:

@@ -95,7 +95,7 @@ def conv_avg_pool(
     transformed again.  float32 is computed at full precision unless allow_tf32.
 
     Raises ArrayError (an array of wrong type, shape, order or device), ProblemError (arguments that are no
-    ConvAvgPool), UnsupportedError (the tactic does not run this), CudaError.
+    ConvAvgPool), UnsupportedError (the tactic does not run this), LibraryError (no libconvpool.so), CudaError.
     """
     if (scale is None) != (shift is None):
         missing, given = ("scale", "shift") if scale is None else ("shift", "scale")

@@ -105,7 +105,7 @@ def build_engine(
     if options.timing_cache is not None and not options.timing_cache.parent.is_dir():
         raise OutputError(f"timing cache {timing_cache}: no folder {str(options.timing_cache.parent)!r}; make it first")
     trt = trt or tensorrt_module()
-    prepared = _prepare(model, lowering, plugin, layers)
+    prepared = _prepare(model, lowering, layers)
     if plugin and prepare.has_operator(prepared):
         load_plugin(trt)
     return _build(trt, prepared, plugin, options)
@@ -117,7 +117,7 @@ def _profiles(profiles: Profile | Sequence[Profile] | None) -> list[Profile]:
     return [profiles] if isinstance(profiles, Mapping) else list(profiles)
 
 
-def _prepare(model: object, lowering: str, plugin: bool, layers: bool) -> ModelProto:
+def _prepare(model: object, lowering: str, layers: bool) -> ModelProto:
     loaded = model if isinstance(model, LoadedModel) else load(model)
     if lowering == "none" or prepare.has_operator(loaded.proto):
         result = prepare.self_contained(loaded)

@@ -23,7 +23,7 @@ from convpool.inputs import Arrays, InputMaker, feeds
 from convpool.modelio import LoadedModel, first_line, load
 from convpool.tensorrt import prepare
 from convpool.tensorrt.engine import Engine
-from convpool.verify import FLOAT32_TOLERANCE, TOLERANCES, OutputError, Verification, make_session
+from convpool.verify import FLOAT32_TOLERANCE, TOLERANCES, OutputErrors, Verification, make_session
 
 PRECISION_TOLERANCES = {
     "fp32": FLOAT32_TOLERANCE,
@@ -115,7 +115,7 @@ def compare(
                           f"{', '.join(first.output_names)} and {', '.join(second.output_names)}")  # fmt: skip
     tolerance = PRECISION_TOLERANCES[precision]
     limits = (tolerance[0] if rtol is None else rtol, tolerance[1], atol)
-    worst: dict[str, OutputError] = {}
+    worst: dict[str, OutputErrors] = {}
     shapes: dict[str, list[int]] = {}
     count = 1 if data is not None else check
     for arrays, wanted in _input_sets(first, second, count, data, dict(input_shapes or {}), seed):
@@ -156,23 +156,23 @@ def _random(rng: np.random.Generator, dtype: np.dtype, shape: Sequence[int]) -> 
     return (rng.integers(0, 2, shape) if dtype.kind in "iub" else rng.standard_normal(shape)).astype(dtype)
 
 
-def _judge(name: str, reference, result, rtol: float, relative_atol: float, atol: float | None) -> OutputError:
+def _judge(name: str, reference, result, rtol: float, relative_atol: float, atol: float | None) -> OutputErrors:
     for value in (reference, result):
         if not isinstance(value, np.ndarray) or value.dtype.kind in "OSU":
             raise OptionError(f"output '{name}': no tensor of numbers, which cannot be compared; take it out of the model")
     if reference.shape != result.shape:
-        return OutputError(name, np.inf, np.inf, False, f"shape {result.shape}, expected {reference.shape}")
+        return OutputErrors(name, np.inf, np.inf, False, f"shape {result.shape}, expected {reference.shape}")
     r, y = reference.astype(np.float64), result.astype(np.float64)
     odd = ~np.isfinite(r)
     if not np.array_equal(r[odd], y[odd], equal_nan=True) or not np.isfinite(y[~odd]).all():
-        return OutputError(name, np.inf, np.inf, False, "NaN or infinity in other places")
+        return OutputErrors(name, np.inf, np.inf, False, "NaN or infinity in other places")
     r, y = r[~odd], y[~odd]
     if r.size == 0:
-        return OutputError(name, 0.0, 0.0, True)
+        return OutputErrors(name, 0.0, 0.0, True)
     difference, largest = np.abs(y - r), float(np.abs(r).max())
     allowed = (relative_atol * largest if atol is None else atol) + rtol * np.abs(r)
     error = float(difference.max())
-    return OutputError(name, error, error / largest if largest else float(error > 0), bool((difference <= allowed).all()))
+    return OutputErrors(name, error, error / largest if largest else float(error > 0), bool((difference <= allowed).all()))
 
 
 __all__ = ["EngineRunner", "ModelRunner", "compare", "open_runner"]
