@@ -28,19 +28,20 @@ bench-cpu: install
 	$(BIN)/python -m benchmarks.plots benchmarks/results/cpu.json docs/speedup_cpu.png
 	$(BIN)/python -m benchmarks.scale --json benchmarks/results/scale.json
 
-# On a machine with a GPU.  BENCH_FLAGS="--tensorrt-python PROGRAM" adds TensorRT's kernels.
+# On a machine with a GPU, whose name the files get.  BENCH_FLAGS="--tensorrt-python PROGRAM" adds TensorRT's kernels.
+GPU ?= gpu
 BENCH_FLAGS ?=
-RESULTS := benchmarks/results
+RESULTS := benchmarks/results/$(GPU)
 bench-gpu: COMMIT = $(shell git rev-parse HEAD)
 bench-gpu: BENCH = $(BIN)/convpool-bench $(BENCH_FLAGS) --commit $(COMMIT)
 bench-gpu: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check ".[bench,cuda]"
-	$(BIN)/python benchmarks/gpu_checks.py --commit $(COMMIT) --json $(RESULTS)/h200_kernel_tests.json
-	$(BENCH) suita-table2 --precision fp16 --json $(RESULTS)/h200_suita_table2_fp16.json
-	$(BENCH) suita-table2 --precision tf32 --precision fp32 --json $(RESULTS)/h200_suita_table2_tf32_fp32.json
-	$(BENCH) densenet batch1 --precision fp16 --json $(RESULTS)/h200_densenet_batch1.json
-	$(BENCH) densenet --prologue --precision fp16 --json $(RESULTS)/h200_densenet_prologue.json
-	$(BENCH) tokura --precision fp16 --precision tf32 --json $(RESULTS)/h200_tokura.json
+	$(BIN)/python benchmarks/gpu_checks.py --commit $(COMMIT) --json $(RESULTS)_kernel_tests.json
+	$(BENCH) suita-table2 --precision fp16 --json $(RESULTS)_suita_table2_fp16.json
+	$(BENCH) suita-table2 --precision tf32 --precision fp32 --json $(RESULTS)_suita_table2_tf32_fp32.json
+	$(BENCH) densenet batch1 --precision fp16 --json $(RESULTS)_densenet_batch1.json
+	$(BENCH) densenet --prologue --precision fp16 --json $(RESULTS)_densenet_prologue.json
+	$(BENCH) tokura --precision fp16 --precision tf32 --json $(RESULTS)_tokura.json
 
 clean:
 	rm -rf $(VENV) build dist
