@@ -72,6 +72,9 @@ convpool_status device_for(int32_t cc, int32_t multiprocessors, int32_t shared_b
     }
     if (cc < 0 || multiprocessors < 0 || shared_bytes < 0)
         return fail(CONVPOOL_INVALID_ARGUMENT, "device: a negative size; expected 0 or more");
+    if (shared_bytes > 1 << 24)
+        return fail(CONVPOOL_INVALID_ARGUMENT, "device: shared_bytes; got " + std::to_string(shared_bytes) +
+                                                   ", expected at most 2^24: bytes that a block may have");
     device.cc = cc;
     device.multiprocessors = multiprocessors > 0 ? multiprocessors : 1;
     device.shared_per_block = shared_bytes > 0 ? shared_bytes : 48 * 1024;
@@ -148,7 +151,7 @@ convpool_status launch(const Problem &problem, int32_t id, const convpool_tensor
     const bool vectors_aligned = aligned(t.x, 16) && aligned(t.w, 16);
     const Tactic *tactic = nullptr;
     if (id == 0) {
-        tactic = &best_tactic(problem, device, t.workspace_bytes, vectors_aligned);
+        tactic = &best_tactic(problem, device, t.workspace != nullptr ? t.workspace_bytes : 0, vectors_aligned);
     } else {
         if (convpool_status status = read_tactic(id, tactic); status != CONVPOOL_OK) return status;
         if (std::string reason = reject_reason(problem, *tactic, device); !reason.empty())
