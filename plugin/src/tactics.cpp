@@ -210,9 +210,9 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
         for (int i = 1; i < kRank; ++i) {
             const int64_t seen = (p.out[i] - 1) * p.strides[i] * p.pool_strides[i] + fused_kernel(p, i).reach;
             const int64_t pad = int64_t{p.pads_begin[i]} * p.pool_strides[i] + p.pool_pads_begin[i];
-            if (std::max(seen, pad) > kMax)
+            if (std::max(seen, pad) >= kMax)  // a row that is none counts as -2^30
                 return got(t, "pixels that Y sees along dimension " + std::to_string(i - (kRank - p.rank)),
-                           std::to_string(std::max(seen, pad)), "at most 2^30", "use direct_gemm or generic");
+                           std::to_string(std::max(seen, pad)), "less than 2^30", "use direct_gemm or generic");
         }
         const int64_t taps = fused_kernel(p, 1).size * fused_kernel(p, 2).size;
         if (taps > kMax)
