@@ -242,11 +242,29 @@ def test_null_pointers_are_refused():
     assert library.last_error() == "tensors: x is null"
 
 
-def test_prepared_weights_need_a_tactic():
-    tensors = library.TensorsStruct(struct_size=ctypes.sizeof(library.TensorsStruct), x=1 << 20, w=1 << 20, y=1 << 20,
-                                    prepared=1 << 20, prepared_bytes=256)  # fmt: skip
+@pytest.mark.parametrize("field, value", [("prepared", 1 << 20), ("flags", library.WEIGHTS_PREPARED)])
+def test_prepared_weights_need_a_tactic(field, value):
+    tensors = library.TensorsStruct(struct_size=ctypes.sizeof(library.TensorsStruct), x=1 << 20, w=1 << 20, y=1 << 20)
+    setattr(tensors, field, value)
     assert library.load().convpool_launch(Problem(**LAYER).struct, 0, tensors, None) == 1
-    assert library.last_error().startswith("tensors: prepared, and tactic 0")
+    assert library.last_error().startswith(f"tensors: {field}, and tactic 0")
+
+
+def test_tensors_of_a_newer_caller_are_taken_if_the_rest_is_zero():
+    class Newer(ctypes.Structure):
+        _fields_ = [("old", library.TensorsStruct), ("later", ctypes.c_int32 * 4)]
+
+    newer = Newer()
+    pointer = ctypes.cast(ctypes.pointer(newer), ctypes.POINTER(library.TensorsStruct))
+    size = ctypes.sizeof(library.TensorsStruct)
+    for struct_size, later, reason in (
+        (ctypes.sizeof(Newer), 0, "tensors: x is null"),
+        (ctypes.sizeof(Newer), 1, f"tensors: byte {size + 8} is set, of a field that this version does not know; expected 0"),
+        (size - 8, 0, f"tensors: struct_size; got {size - 8}, expected {size} or more"),
+    ):
+        newer.old.struct_size, newer.later[2] = struct_size, later
+        assert library.load().convpool_launch(Problem(**LAYER).struct, 1, pointer, None) == 1
+        assert library.last_error() == reason
 
 
 @pytest.mark.parametrize(
