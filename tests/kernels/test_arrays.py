@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from convpool.cuda import ArrayError, Problem, ProblemError, arrays, conv_avg_pool
+from convpool.cuda import ArrayError, Problem, ProblemError, arrays, conv_avg_pool, library
 
 
 class Fake:
@@ -76,6 +76,12 @@ def test_wrong_array_is_named(arguments, reason):
     good = dict(x=X, w=W, out=Fake((2, 4, 8, 8)), pool_kernel_shape=2, pool_pads=1, strides=2)
     with pytest.raises(ArrayError, match=reason):
         conv_avg_pool(**(good | arguments))
+
+
+def test_array_of_another_than_the_current_device(monkeypatch):
+    monkeypatch.setattr(library, "current_ordinal", lambda: 1)
+    with pytest.raises(ArrayError, match=r"x: not on the current device; got device 0, expected 1"):
+        conv_avg_pool(FakeDlpack((2, 8, 16, 16)), W, out=Fake(OUT), pool_kernel_shape=2, pool_pads=1, strides=2)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +175,18 @@ def test_torch(torch_gpu):
         conv_avg_pool(gx.cpu(), gw, pool_kernel_shape=2)
     with pytest.raises(ArrayError, match="x: not contiguous"):
         conv_avg_pool(gx.permute(0, 2, 3, 1), gw, pool_kernel_shape=2, layout="NHWC")
+
+
+def test_the_current_device_is_told_from_another(torch_gpu):
+    torch = torch_gpu
+    for device in range(torch.cuda.device_count()):
+        with torch.cuda.device(device):
+            x, w = torch.zeros(2, 8, 16, 16, device=device), torch.zeros(24, 3, 3, 8, device=device)
+            assert library.current_ordinal() == device
+            assert conv_avg_pool(x, w, pool_kernel_shape=2).device == x.device
+            for other in range(device):
+                with pytest.raises(ArrayError, match=f"x: not on the current device; got device {other}, expected {device}"):
+                    conv_avg_pool(x.to(f"cuda:{other}"), w, pool_kernel_shape=2)
 
 
 def test_cupy(torch_gpu):

@@ -114,6 +114,8 @@ def conv_avg_pool(
         raise ArrayError(f"{missing}: missing; got None, expected an array, since {given} is given; give both or neither")
     views = {name: arrays.view(name, a) for name, a in (("x", x), ("w", w))}
     vx = views["x"]
+    if None not in (vx.device, current := library.current_ordinal()) and vx.device != current:
+        raise ArrayError(f"x: not on the current device; got device {vx.device}, expected {current}; make x's the current one")
     options = dict(
         pool_kernel_shape=pool_kernel_shape, pool_strides=pool_strides, pool_pads=pool_pads,
         pool_dilations=pool_dilations, strides=strides, pads=pads, dilations=dilations, activation=activation,
