@@ -9,6 +9,8 @@
  * take the latter, f(x) and the slope of LEAKY_RELU are rounded to the dtype too. Full fp32 on tensor cores (tactics named
  * tf32x3) makes NaN of an infinity in X or W; generic does not.
  *
+ * No tensor has more than 2^40 elements; no size, padding included, and no product of `kernel` reaches 2^31.
+ *
  * Rank 1 to 3. Arrays below hold `rank` leading entries, slowest dimension first; pads hold the `rank` leading pads, then
  * the `rank` trailing ones, as in ONNX. Unused entries are ignored.
  *

@@ -72,6 +72,9 @@ convpool_status device_for(int32_t cc, int32_t multiprocessors, int32_t shared_b
     }
     if (cc < 0 || multiprocessors < 0 || shared_bytes < 0)
         return fail(CONVPOOL_INVALID_ARGUMENT, "device: a negative size; expected 0 or more");
+    if (shared_bytes > 1 << 24)
+        return fail(CONVPOOL_INVALID_ARGUMENT, "device: shared_bytes; got " + std::to_string(shared_bytes) +
+                                                   ", expected at most 2^24: bytes that a block may have");
     device.cc = cc;
     device.multiprocessors = multiprocessors > 0 ? multiprocessors : 1;
     device.shared_per_block = shared_bytes > 0 ? shared_bytes : 48 * 1024;
@@ -119,9 +122,14 @@ const Tactic &best_tactic(const Problem &problem, const Device &device, size_t m
 
 convpool_status check_tensors(const Problem &p, const convpool_tensors *t) {
     if (t == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: the pointer is null");
-    if (t->struct_size != sizeof(convpool_tensors))
+    if (t->struct_size < sizeof(convpool_tensors))
         return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: struct_size; got " + std::to_string(t->struct_size) +
-                                                   ", expected " + std::to_string(sizeof(convpool_tensors)));
+                                                   ", expected " + std::to_string(sizeof(convpool_tensors)) + " or more");
+    const unsigned char *bytes = reinterpret_cast<const unsigned char *>(t);
+    for (size_t i = sizeof(convpool_tensors); i < t->struct_size; ++i)
+        if (bytes[i] != 0)
+            return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: byte " + std::to_string(i) +
+                                                       " is set, of a field that this version does not know; expected 0");
     if ((t->flags & ~CONVPOOL_WEIGHTS_PREPARED) != 0)
         return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: flags; got " + std::to_string(t->flags) +
                                                    ", expected 0 or CONVPOOL_WEIGHTS_PREPARED");
@@ -140,15 +148,16 @@ convpool_status check_tensors(const Problem &p, const convpool_tensors *t) {
 }
 
 convpool_status launch(const Problem &problem, int32_t id, const convpool_tensors &t, cudaStream_t stream) {
-    if (id == 0 && t.prepared != nullptr)
-        return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: prepared, and tactic 0; expected the tactic that it is for");
+    if (id == 0 && (t.prepared != nullptr || t.flags != 0))
+        return fail(CONVPOOL_INVALID_ARGUMENT, std::string("tensors: ") + (t.prepared != nullptr ? "prepared" : "flags") +
+                                                   ", and tactic 0; expected the tactic that it is for");
     Device device;
     cudaError_t error = current_device(device);
     if (error != cudaSuccess) return cuda_failure("no current CUDA device", error);
     const bool vectors_aligned = aligned(t.x, 16) && aligned(t.w, 16);
     const Tactic *tactic = nullptr;
     if (id == 0) {
-        tactic = &best_tactic(problem, device, t.workspace_bytes, vectors_aligned);
+        tactic = &best_tactic(problem, device, t.workspace != nullptr ? t.workspace_bytes : 0, vectors_aligned);
     } else {
         if (convpool_status status = read_tactic(id, tactic); status != CONVPOOL_OK) return status;
         if (std::string reason = reject_reason(problem, *tactic, device); !reason.empty())

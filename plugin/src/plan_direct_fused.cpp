@@ -7,7 +7,7 @@ namespace convpool {
 namespace {
 
 constexpr int kChunks = 4;                 // TileConfig::kChunks
-constexpr int kReservedSharedBytes = 1024; // of every resident block, taken by the system
+constexpr int64_t kMaxExtent = 1 << 20;   // past it no shared memory holds a line, and products of extents leave 64 bits
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -45,6 +45,7 @@ Box make_box(const Problem &p, const Tactic &t, int images, int h_log2, int w_lo
     b.halo_w = int64_t{w - 1} * p.strides[2] + int64_t{p.kernel[2] - 1} * p.dilations[2] + 1;
     b.raw_h = (b.halo_h - 1) * p.pool_strides[1] + int64_t{p.pool_kernel[1] - 1} * p.pool_dilations[1] + 1;
     b.raw_w = (b.halo_w - 1) * p.pool_strides[2] + int64_t{p.pool_kernel[2] - 1} * p.pool_dilations[2] + 1;
+    for (int64_t *extent : {&b.halo_h, &b.halo_w, &b.raw_h, &b.raw_w}) *extent = std::min(*extent, kMaxExtent);
     b.phase_pitch = ceil_div(b.halo_w, p.strides[2]) | 1;
     b.plane = pad_plane(images * b.halo_h * p.strides[2] * b.phase_pitch);
     b.tiles = ceil_div(p.n, images) * ceil_div(p.out[1], h) * ceil_div(p.out[2], w);
@@ -79,9 +80,9 @@ bool plan_direct_fused(const Problem &p, const Tactic &t, const Device &device, 
         return false;
     }
     const int64_t least = t.split > 1 ? staging_bytes(t, t.block_m / t.warps_m, t.block_n) : 0;  // exchange of accumulators
+    const int reserved = device.cc >= 80 ? 1024 : 0;  // of every resident block, taken by the system
     auto occupancy = [&](int64_t bytes) {
-        return static_cast<int>(std::min<int64_t>(t.min_blocks,
-                                                  device.shared_per_multiprocessor / (bytes + kReservedSharedBytes)));
+        return static_cast<int>(std::min<int64_t>(t.min_blocks, device.shared_per_multiprocessor / (bytes + reserved)));
     };
 
     if (taps > kMaxTaps) {

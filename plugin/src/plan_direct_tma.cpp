@@ -36,8 +36,8 @@ bool plan_direct_tma(const Problem &p, const Tactic &t, const Device &device, Di
             return reject("pooling stride" + axis,
                           std::to_string(p.pool_strides[i]) + ", kernel dilation " + std::to_string(p.dilations[i]),
                           "1, dilation 1");
-        if (p.pool_strides[i] * p.strides[i] != 2)
-            return reject("stride" + axis, std::to_string(p.pool_strides[i] * p.strides[i]), "2");
+        if (const int64_t stride = int64_t{p.pool_strides[i]} * p.strides[i]; stride != 2)
+            return reject("stride" + axis, std::to_string(stride), "2");
         // Box means over the padding of Conv must be zero as they are computed: over padding alone.
         const int64_t last = (p.out[i] - 1) * p.strides[i] - p.pads_begin[i] + p.kernel[i] - 1;
         if ((p.pads_begin[i] > 0 && p.pool_pads_begin[i] != 1) ||

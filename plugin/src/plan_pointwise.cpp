@@ -36,8 +36,9 @@ bool plan_pointwise(const Problem &p, const Tactic &t, const Device &device, Poi
     d.m = static_cast<int32_t>(p.m);
     d.out_h = static_cast<int32_t>(p.out[1]);
     d.out_w = static_cast<int32_t>(p.out[2]);
-    d.stride_h = p.strides[1] * p.pool_strides[1];
-    d.stride_w = p.strides[2] * p.pool_strides[2];
+    // Past 32 bits only where there is one output, and no step.
+    d.stride_h = static_cast<int32_t>(int64_t{p.strides[1]} * p.pool_strides[1]);
+    d.stride_w = static_cast<int32_t>(int64_t{p.strides[2]} * p.pool_strides[2]);
     d.dilation_h = p.pool_dilations[1];
     d.dilation_w = p.pool_dilations[2];
     d.pad_h = p.pool_pads_begin[1];

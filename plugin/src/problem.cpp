@@ -117,7 +117,15 @@ bool check_problem(const convpool_problem *d, Problem &out, std::string &error) 
         if (p.out[k] < 1)
             return reject(mismatch(entry("pooled size", i).c_str(), p.pooled[k],
                                    "at least the kernel of dimension " + std::to_string(i)));
+        // Coordinates are 32-bit in generic, which runs whatever passes here.
+        const int64_t padded = p.in[k] + p.pool_pads_begin[k] + p.pool_pads_end[k];
+        const int64_t padded_pooled = p.pooled[k] + p.pads_begin[k] + p.pads_end[k];
+        if (padded >= kMaxSize)
+            return reject(mismatch((entry("spatial", i) + " with its padding").c_str(), padded, "less than 2^31"));
+        if (padded_pooled >= kMaxSize)
+            return reject(mismatch((entry("pooled size", i) + " with its padding").c_str(), padded_pooled, "less than 2^31"));
     }
+    if (p.taps() >= kMaxSize) return reject(mismatch("taps of the kernel", p.taps(), "less than 2^31"));
     // Products of sizes in 64 bits: no tensor has more than 2^40 elements, far past any device's memory.
     constexpr double kMaxElements = 1099511627776.0;
     auto product = [](double a, const int64_t *sizes) { return a * sizes[0] * sizes[1] * sizes[2]; };

@@ -59,7 +59,7 @@ cudaError_t launch_kernel(const Problem &p, const Tactic &tactic, const Device &
         attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
         attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(tactic.split), 1, 1};
     }
-    if (device.cc >= 90) {  // the kernels wait for the one before them themselves: wait_for_previous_kernel()
+    if (code_architecture(device.cc) >= 90) {  // the kernels wait for the one before them themselves: wait_for_previous_kernel()
         attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
     }
@@ -228,7 +228,7 @@ cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Devi
         b.div_chunks = FastDiv(b.chunks);
         b.div_out_w = FastDiv(b.out_w);
         b.div_out_h = FastDiv(b.out_h);
-        error = launch_box_mean(b, precision, device.cc >= 90, stream);
+        error = launch_box_mean(b, precision, code_architecture(device.cc) >= 90, stream);
         if (error != cudaSuccess) return error;
     }
     ImplicitGemmParams g{};

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <numeric>
 
@@ -52,6 +54,24 @@ std::string got(const Tactic &t, const std::string &what, const std::string &val
 }
 
 const char *kUseGeneric = "use the tactic generic";
+
+// Conv of dilation d over a pooling of stride s and dilation e reads X at a*d*s + u*e: steps of the fused kernel.
+struct FusedKernel {
+    int64_t size, dilation, tap_step, reach;  // reach: pixels from the first to the last
+};
+
+FusedKernel fused_kernel(const Problem &p, int i) {
+    const int64_t step = int64_t{p.dilations[i]} * p.pool_strides[i];
+    int64_t dilation = 1;
+    if (p.kernel[i] > 1 && p.pool_kernel[i] > 1) dilation = std::gcd(step, int64_t{p.pool_dilations[i]});
+    else if (p.kernel[i] > 1) dilation = step;
+    else if (p.pool_kernel[i] > 1) dilation = p.pool_dilations[i];
+    const int64_t reach = (p.kernel[i] - 1) * step + int64_t{p.pool_kernel[i] - 1} * p.pool_dilations[i];
+    return {reach / dilation + 1, dilation, step, reach};
+}
+
+// Of what reject_reason has not refused, the value itself.
+int32_t narrow(int64_t value) { return static_cast<int32_t>(std::min<int64_t>(value, INT32_MAX)); }
 
 }  // namespace
 
@@ -125,6 +145,16 @@ const void *Tactic::kernel(bool prologue) const {
     return (family == Family::kDirectFused ? fused : gemm)[precision](id);
 }
 
+int code_architecture(int cc) {
+    int own = 0, last = 0;
+    for (const char *text = CONVPOOL_ARCHITECTURES; text != nullptr; text = std::strchr(text, ',')) {
+        text += *text == ',';
+        last = std::atoi(text);
+        if (last / 10 == cc / 10 && last <= cc) own = std::max(own, last);
+    }
+    return own != 0 ? own : last <= cc ? last : 0;
+}
+
 // ---- legality -----------------------------------------------------------------------------------------------------
 
 std::string reject_reason(const Problem &p, const Tactic &t, const Device &device) {
@@ -132,6 +162,11 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
         return got(t, "compute capability", std::to_string(device.cc), std::to_string(t.min_cc()) + " or more",
                    kUseGeneric);
     if (t.family == Family::kGeneric) return {};
+    // Code of an older architecture has empty kernels where it lacks the instructions.
+    const int code = code_architecture(device.cc);
+    if (code != 0 && code < t.min_cc())
+        return got(t, "architecture of the code that such a device runs", std::to_string(code),
+                   std::to_string(t.min_cc()) + " or more", "build the library for it, or use another tactic");
     if (t.sm90() && (device.cc != 90 || !CONVPOOL_HAS_SM90A))
         return got(t, "compute capability", std::to_string(device.cc) + (CONVPOOL_HAS_SM90A ? "" : ", built without 90"),
                    "90, and a library built for it", "use a tactic without sm90a");
@@ -171,6 +206,18 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
         if (!plan_direct_fused(p, t, device, plan, reason)) return reason;
         return {};
     }
+    if (t.filter_fused()) {
+        for (int i = 1; i < kRank; ++i) {
+            const int64_t seen = (p.out[i] - 1) * p.strides[i] * p.pool_strides[i] + fused_kernel(p, i).reach;
+            const int64_t pad = int64_t{p.pads_begin[i]} * p.pool_strides[i] + p.pool_pads_begin[i];
+            if (std::max(seen, pad) >= kMax)  // a row that is none counts as -2^30
+                return got(t, "pixels that Y sees along dimension " + std::to_string(i - (kRank - p.rank)),
+                           std::to_string(std::max(seen, pad)), "less than 2^30", "use direct_gemm or generic");
+        }
+        const int64_t taps = fused_kernel(p, 1).size * fused_kernel(p, 2).size;
+        if (taps > kMax)
+            return got(t, "taps of the fused filter", std::to_string(taps), "at most 2^30", "use direct_gemm or generic");
+    }
     const WorkspaceLayout layout = workspace_layout(p, t);
     const int64_t chunks = pass_chunks(p, t), channels = chunks * p.per_chunk() * (t.reads_halves() ? 2 : 1);
     const int64_t passes = t.direct_gemm() ? p.n * p.pooled[1] * p.pooled[2] : p.n * p.in_pixels();
@@ -181,6 +228,11 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
     for (auto [name, value] : {Limit{"elements of an image to convolve, channels padded", int64_t{gemm.h} * gemm.w * channels},
                                {"elements of a filter, channels padded", int64_t{gemm.kh} * gemm.kw * channels}})
         if (value > kMax) return got(t, name, std::to_string(value), "at most 2^30", "use direct_fused or generic");
+    // Padding lets a filter reach further than an image, while the kernel adds 32-bit distances to 64-bit places.
+    const int64_t span = ((int64_t{gemm.kh} - 1) * gemm.dilation_h * gemm.w + (int64_t{gemm.kw} - 1) * gemm.dilation_w + 1) * channels;
+    if (t.sm90() && span > kMax)
+        return got(t, "elements between a filter's first and last tap", std::to_string(span), "at most 2^30",
+                   "use a tactic without sm90a");
     if (layout.weight_pass && p.m > 65535)
         return got(t, "output channels", std::to_string(p.m), "at most 65535", "use direct_fused or generic");
     if (implicit_gemm_shared_bytes(t) > device.shared_per_block)
@@ -217,21 +269,6 @@ BoxMean box_of(const Problem &p) {
 }
 
 namespace {
-
-// Conv of dilation d over a pooling of stride s and dilation e reads X at a*d*s + u*e: steps of the fused kernel.
-struct FusedKernel {
-    int size, dilation, tap_step;
-};
-
-FusedKernel fused_kernel(const Problem &p, int i) {
-    const int step = p.dilations[i] * p.pool_strides[i];
-    int dilation = 1;
-    if (p.kernel[i] > 1 && p.pool_kernel[i] > 1) dilation = std::gcd(step, p.pool_dilations[i]);
-    else if (p.kernel[i] > 1) dilation = step;
-    else if (p.pool_kernel[i] > 1) dilation = p.pool_dilations[i];
-    const int reach = (p.kernel[i] - 1) * step + (p.pool_kernel[i] - 1) * p.pool_dilations[i];
-    return {reach / dilation + 1, dilation, step};
-}
 
 bool pools(const Problem &p) {
     for (int i = 0; i < kRank; ++i)
@@ -271,14 +308,14 @@ Shape2d gemm_shape(const Problem &p, const Tactic &t) {
         const FusedKernel h = fused_kernel(p, 1), w = fused_kernel(p, 2);
         s.h = static_cast<int32_t>(p.in[1]);
         s.w = static_cast<int32_t>(p.in[2]);
-        s.kh = h.size;
-        s.kw = w.size;
-        s.dilation_h = h.dilation;
-        s.dilation_w = w.dilation;
-        s.stride_h = p.strides[1] * p.pool_strides[1];
-        s.stride_w = p.strides[2] * p.pool_strides[2];
-        s.pad_h = p.pads_begin[1] * p.pool_strides[1] + p.pool_pads_begin[1];
-        s.pad_w = p.pads_begin[2] * p.pool_strides[2] + p.pool_pads_begin[2];
+        s.kh = narrow(h.size);
+        s.kw = narrow(w.size);
+        s.dilation_h = narrow(h.dilation);
+        s.dilation_w = narrow(w.dilation);
+        s.stride_h = narrow(int64_t{p.strides[1]} * p.pool_strides[1]);
+        s.stride_w = narrow(int64_t{p.strides[2]} * p.pool_strides[2]);
+        s.pad_h = narrow(int64_t{p.pads_begin[1]} * p.pool_strides[1] + p.pool_pads_begin[1]);
+        s.pad_w = narrow(int64_t{p.pads_begin[2]} * p.pool_strides[2] + p.pool_pads_begin[2]);
     }
     return s;
 }
@@ -318,10 +355,10 @@ WeightParams weight_params(const Problem &p, const Tactic &t) {
     if (t.filter_fused()) {
         const FusedKernel h = fused_kernel(p, 1), v = fused_kernel(p, 2);
         w.box = box_of(p);
-        w.tap_step_h = h.tap_step;
-        w.tap_step_w = v.tap_step;
-        w.fused_dilation_h = h.dilation;
-        w.fused_dilation_w = v.dilation;
+        w.tap_step_h = narrow(h.tap_step);
+        w.tap_step_w = narrow(v.tap_step);
+        w.fused_dilation_h = narrow(h.dilation);
+        w.fused_dilation_w = narrow(v.dilation);
     } else {
         w.box = {1, 1, 1, 1, 1, 1, 0, 0, 1.f, 1.f, 1};
         w.tap_step_h = w.tap_step_w = w.fused_dilation_h = w.fused_dilation_w = 1;

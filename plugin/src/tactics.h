@@ -50,6 +50,10 @@ struct Device {
     int cc = 0, multiprocessors = 0, shared_per_block = 0, shared_per_multiprocessor = 0;
 };
 
+// The architecture of the code that a device of this compute capability runs, except for tactics named sm90a: compiled for
+// its major version, else PTX of the last architecture built for. 0: none.
+int code_architecture(int cc);
+
 // What a direct_fused launch consists of.
 struct DirectFusedPlan {
     DirectFusedParams params;  // pointers unset

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 
-from convpool.cuda import ArrayError, Problem, ProblemError, arrays, conv_avg_pool
+from convpool.cuda import ArrayError, Problem, ProblemError, arrays, conv_avg_pool, library
 
 
 class Fake:
     """Describes an array in GPU memory that is never read: every call below is refused before."""
 
-    def __init__(self, shape, typestr="<f2", strides=None):
+    def __init__(self, shape, typestr="<f2", strides=None, address=1 << 20, read_only=False, mask=None):
         self.__cuda_array_interface__ = {
-            "shape": shape, "typestr": typestr, "data": (1 << 20, False), "version": 3, "strides": strides,
+            "shape": shape, "typestr": typestr, "data": (address, read_only), "version": 3, "strides": strides, "mask": mask,
         }  # fmt: skip
 
 
+class FakeDlpack:
+    """The same by DLPack; the tensor lives as long as this."""
+
+    def __init__(self, shape, dtype=(2, 16, 1), device=(2, 0), address=1 << 24):
+        self.sizes = (ctypes.c_int64 * len(shape))(*shape)
+        self.device = device
+        self.tensor = arrays._DLTensor(address, device, len(shape), dtype, self.sizes, None, 0)
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, stream=None):
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.tensor), b"dltensor", None)
+
+
 X, W = Fake((2, 8, 16, 16)), Fake((4, 3, 3, 8))
+OUT = (2, 4, 8, 8)
+IMPLICIT_GEMM = "conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4"
+WORKSPACE = -(-2 * 17 * 17 * 8 * 2 // 256) * 256  # its bytes for X and W: box means
 
 
 @pytest.mark.parametrize(
@@ -36,6 +58,16 @@ X, W = Fake((2, 8, 16, 16)), Fake((4, 3, 3, 8))
         (dict(residual=Fake((2, 4, 8, 8), "<f4")), r"residual: wrong type"),
         (dict(scale=Fake((8,))), r"shift: missing; got None, expected an array, since scale is given"),
         (dict(scale=Fake((8,)), shift=Fake((4,))), r"shift: wrong shape; got \(4,\), expected \(8,\)"),
+        (dict(x=Fake((2, 8, 16, 16), "<f4", strides=(8193, 1024, 64, 4))), r"x: not contiguous"),
+        (dict(x=Fake((2, 8, 16, 16), "<f8", strides=(16384, 2048, 128, 8))), r"x: wrong type; got <f8"),
+        (dict(x=Fake((2, 8, 16, 16), mask=Fake((2, 8, 16, 16)))), r"x: masked"),
+        (dict(out=Fake(OUT, address=2 << 20, read_only=True)), r"out: read-only"),
+        (dict(out=Fake(OUT, address=(1 << 20) + 2 * 2 * 8 * 16 * 16 - 2)), r"out: overlaps x; got memory in common"),
+        (dict(out=Fake(OUT, address=2 << 20), residual=Fake(OUT, address=2 << 20)), r"out: overlaps residual"),
+        (dict(out=Fake(OUT, address=2 << 20), workspace=Fake((1024,), "|u1", address=(2 << 20) - 256), tactic=1),
+         r"out: overlaps workspace"),
+        (dict(x=FakeDlpack((2, 8, 16, 16)), workspace=FakeDlpack((1 << 20,), device=(2, 1)), tactic=IMPLICIT_GEMM),
+         r"workspace: on another device; got device 1, expected 0"),
         (dict(out=None), r"out: missing; got None"),
         (dict(stream=object()), r"stream: no CUDA stream; got object"),
     ],
@@ -46,13 +78,27 @@ def test_wrong_array_is_named(arguments, reason):
         conv_avg_pool(**(good | arguments))
 
 
+def test_array_of_another_than_the_current_device(monkeypatch):
+    monkeypatch.setattr(library, "current_ordinal", lambda: 1)
+    with pytest.raises(ArrayError, match=r"x: not on the current device; got device 0, expected 1"):
+        conv_avg_pool(FakeDlpack((2, 8, 16, 16)), W, out=Fake(OUT), pool_kernel_shape=2, pool_pads=1, strides=2)
+
+
 @pytest.mark.parametrize(
     "arguments, reason",
     [
         (dict(layout="CHWN"), r"layout: unknown"),
         (dict(tactic="nothing"), r"tactic: unknown"),
         (dict(weights_prepared=True), r"weights_prepared: nothing to reuse"),
-        (dict(tactic="conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4"), r"workspace: too small; got 0 bytes, expected \d+"),
+        (dict(tactic=IMPLICIT_GEMM), r"workspace: too small; got 0 bytes, expected \d+"),
+        (dict(tactic=IMPLICIT_GEMM, workspace=Fake((WORKSPACE - 1,), "|u1")), rf"too small; got {WORKSPACE - 1} bytes"),
+        (dict(tactic=IMPLICIT_GEMM, workspace=FakeDlpack((WORKSPACE - 1,), (1, 8, 1))), rf"too small; got {WORKSPACE - 1} bytes"),
+        (dict(tactic=IMPLICIT_GEMM, workspace=Fake((WORKSPACE // 8 - 1,), "<f8", (8,))), rf"small; got {WORKSPACE - 8} bytes"),
+        (dict(tactic=IMPLICIT_GEMM, workspace=Fake((1,)), weights_prepared=True), r"weights_prepared: no workspace of this"),
+        (dict(x=Fake((2, 8, 0, 16), strides=(256, 32, 32, 2))), r"spatial\[0\]; got 0, expected 1"),
+        (dict(strides=2**32 + 2), r"strides: out of range; got 4294967298, expected a 32-bit number"),
+        (dict(pool_kernel_shape=2.0), r"pool_kernel: no whole number; got 2\.0"),
+        (dict(pads=(0, 0, 0.5, 0)), r"pads: no whole number; got 0\.5"),
     ],
 )
 def test_wrong_option_is_named(arguments, reason):
@@ -131,12 +177,42 @@ def test_torch(torch_gpu):
         conv_avg_pool(gx.permute(0, 2, 3, 1), gw, pool_kernel_shape=2, layout="NHWC")
 
 
+def test_the_current_device_is_told_from_another(torch_gpu):
+    torch = torch_gpu
+    for device in range(torch.cuda.device_count()):
+        with torch.cuda.device(device):
+            x, w = torch.zeros(2, 8, 16, 16, device=device), torch.zeros(24, 3, 3, 8, device=device)
+            assert library.current_ordinal() == device
+            assert conv_avg_pool(x, w, pool_kernel_shape=2).device == x.device
+            for other in range(device):
+                with pytest.raises(ArrayError, match=f"x: not on the current device; got device {other}, expected {device}"):
+                    conv_avg_pool(x.to(f"cuda:{other}"), w, pool_kernel_shape=2)
+
+
 def test_cupy(torch_gpu):
     cupy = pytest.importorskip("cupy")
     x, w = integers((2, 8, 16, 16), 0), integers((24, 3, 3, 8), 1)
     y = conv_avg_pool(cupy.asarray(x), cupy.asarray(w), pool_kernel_shape=2, pool_pads=1, strides=2)
     assert isinstance(y, cupy.ndarray)
     np.testing.assert_array_equal(cupy.asnumpy(y), expected(x, w))
+
+
+def test_memory_of_torch_is_not_in_use_elsewhere(torch_gpu):
+    """Work still to come on the current stream fills memory that was freed already; y, of another stream, must not be there."""
+    torch = torch_gpu
+    x, w = integers((2, 8, 16, 16), 0), integers((24, 3, 3, 8), 1)
+    gx, gw = torch.from_numpy(x).cuda(), torch.from_numpy(w).cuda()
+    side = torch.cuda.Stream()
+    for stream, current in ((side, torch.cuda.default_stream()), (None, side)):
+        with torch.cuda.stream(current):
+            freed = torch.empty(2, 24, 8, 8, device="cuda", dtype=torch.float16)
+            torch.cuda.synchronize()
+            torch.cuda._sleep(100_000_000)
+            freed.fill_(float("nan"))
+            del freed
+            y = conv_avg_pool(gx, gw, pool_kernel_shape=2, pool_pads=1, strides=2, stream=stream)
+        torch.cuda.synchronize()
+        np.testing.assert_array_equal(y.cpu().numpy(), expected(x, w))
 
 
 def test_prepared_weights_are_reused(torch_gpu):

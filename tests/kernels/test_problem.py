@@ -101,6 +101,11 @@ def changed(**fields) -> Problem:
         (dict(activation="clip", alpha=2, beta=1), r"clip bounds; got alpha 2\.0+ and beta 1\.0+, expected alpha <= beta"),
         (dict(prologue_activation="tanh"), r"prologue_activation; got 3, expected 0 \(none\), 1 \(relu\) or 2"),
         (dict(n=2**20, spatial=(2**10, 2**10)), r"X has more than 2\^40 elements"),
+        (dict(n=1, c=1, m=1, spatial=(32, 2**31 - 1)), r"spatial\[1\] with its padding; got 2147483649, expected less"),
+        (dict(n=1, c=1, m=1, spatial=(32, 2**31 - 1), pool_pads=0, pads=1),
+         r"pooled size\[1\] with its padding; got 2147483648, expected less than 2\^31"),
+        (dict(n=1, c=1, m=1, spatial=(1, 1), kernel_shape=2**16 - 1, pool_kernel_shape=1, pool_pads=0, pads=2**15 - 1),
+         r"taps of the kernel; got 4294836225, expected less than 2\^31"),
     ],
 )
 def test_wrong_problem_is_refused_with_a_reason(fields, reason):
@@ -115,6 +120,9 @@ def test_wrong_problem_is_refused_with_a_reason(fields, reason):
         (dict(dtype="float64"), r"dtype: unknown; got 'float64'"),
         (dict(layout="NHCW"), r"layout: unknown; got 'NHCW'"),
         (dict(pads=(1, 1)), r"pads: wrong length; got \[1, 1\], expected 4"),
+        (dict(n=2**64 + 1), r"n: out of range; got 18446744073709551617, expected a 64-bit number"),
+        (dict(group=2**32 + 1), r"group: out of range; got 4294967297, expected a 32-bit number"),
+        (dict(spatial=(32, 32.0)), r"spatial: no whole number; got 32\.0"),
         (dict(activation="gelu"), r"activation: unknown; got 'gelu'"),
         (dict(prologue_activation="gelu"), r"prologue_activation: unknown; got 'gelu'"),
     ],
@@ -142,12 +150,42 @@ def test_wrong_argument_is_named(fields, reason):
          dict(n=1, c=2**19, spatial=(2, 2), kernel_shape=1, strides=1, pool_pads=(0, 2**15) * 2, pool_dilations=(1, 2**15)),
          H200,
          r"chunks between columns of a window; got 2147483648, expected at most 2\^30"),
+        ("filter_fused_sm75_f16_m64n64k32_s4",  # steps of 65535^2 pixels
+         dict(spatial=(32, 200000), pool_kernel_shape=1, pool_pads=0, pool_strides=(1, 65535), kernel_shape=(1, 2), strides=1,
+              pads=(0, 65535, 0, 0), dilations=(1, 65535)), H200, r"pixels that Y sees along dimension 1; got 4295032830"),
+        ("filter_fused_sm75_f16_m64n64k32_s4",
+         dict(n=1, c=1, m=1, spatial=(1000, 1000), kernel_shape=2, pool_kernel_shape=20000, pool_pads=30000, dilations=30011,
+              strides=1), H200, r"taps of the fused filter; got 2501100121, expected at most 2\^30"),
+        ("direct_gemm_sm90a_f16_m64n64k64_s4",  # the middle tap, in X, is 2^31 elements from the first, in the padding
+         dict(n=1, c=4096, spatial=(8, 4096), pool_kernel_shape=1, pool_pads=0, strides=1, dilations=(128, 1), pads=(128, 1) * 2),
+         H200, r"elements between a filter's first and last tap; got 429\d+, expected at most 2\^30"),
+        ("direct_fused_sm75_f16_m128n128k32_s3",  # bytes of the pixels under a tile: past 2^63
+         dict(n=1, c=1, m=8, spatial=(1, 640000000), pool_kernel_shape=(1, 60000), pool_dilations=(1, 10600), pool_pads=0,
+              pool_strides=(65535, 1), kernel_shape=1, strides=(28, 1)), H200, r"shared memory of a block; got 232448 bytes"),
     ],
 )
 def test_tactic_says_why_not(name, fields, device, reason):
     why = changed(**fields).why_not(f"conv_avgpool_{name}", **device)
     assert why is not None and why.startswith(f"conv_avgpool_{name}: ")
     assert re.search(reason, why), why
+
+
+def test_tactics_need_code_of_their_architecture():
+    """A device runs code of its own major version, else PTX of the last; split and TF32 are empty in that of an older one."""
+    built = [int(arch) for arch in library.load().convpool_architectures().decode().split(",")]
+    for cc in (75, 80, 90, 100, 120):
+        own = [arch for arch in built if arch // 10 == cc // 10 and arch <= cc]
+        code = max(own) if own else built[-1] if built[-1] <= cc else 0
+        for dtype in library.DTYPES:
+            problem = changed(dtype=dtype, c=512, allow_tf32=True)
+            for tactic in tactics():
+                why = problem.why_not(tactic, cc=cc, shared_bytes=H200["shared_bytes"])
+                assert ("architecture of the code" in (why or "")) == (0 < code < tactic.min_cc <= cc), (tactic.name, cc, why)
+
+
+def test_absurd_device_is_refused():
+    with pytest.raises(ProblemError, match=r"shared_bytes; got 2147483647, expected at most 2\^24"):
+        changed().why_not(1, cc=90, shared_bytes=2**31 - 1)
 
 
 @pytest.mark.parametrize("device", [H200, TURING, AMPERE, ADA, BLACKWELL])
@@ -204,11 +242,29 @@ def test_null_pointers_are_refused():
     assert library.last_error() == "tensors: x is null"
 
 
-def test_prepared_weights_need_a_tactic():
-    tensors = library.TensorsStruct(struct_size=ctypes.sizeof(library.TensorsStruct), x=1 << 20, w=1 << 20, y=1 << 20,
-                                    prepared=1 << 20, prepared_bytes=256)  # fmt: skip
+@pytest.mark.parametrize("field, value", [("prepared", 1 << 20), ("flags", library.WEIGHTS_PREPARED)])
+def test_prepared_weights_need_a_tactic(field, value):
+    tensors = library.TensorsStruct(struct_size=ctypes.sizeof(library.TensorsStruct), x=1 << 20, w=1 << 20, y=1 << 20)
+    setattr(tensors, field, value)
     assert library.load().convpool_launch(Problem(**LAYER).struct, 0, tensors, None) == 1
-    assert library.last_error().startswith("tensors: prepared, and tactic 0")
+    assert library.last_error().startswith(f"tensors: {field}, and tactic 0")
+
+
+def test_tensors_of_a_newer_caller_are_taken_if_the_rest_is_zero():
+    class Newer(ctypes.Structure):
+        _fields_ = [("old", library.TensorsStruct), ("later", ctypes.c_int32 * 4)]
+
+    newer = Newer()
+    pointer = ctypes.cast(ctypes.pointer(newer), ctypes.POINTER(library.TensorsStruct))
+    size = ctypes.sizeof(library.TensorsStruct)
+    for struct_size, later, reason in (
+        (ctypes.sizeof(Newer), 0, "tensors: x is null"),
+        (ctypes.sizeof(Newer), 1, f"tensors: byte {size + 8} is set, of a field that this version does not know; expected 0"),
+        (size - 8, 0, f"tensors: struct_size; got {size - 8}, expected {size} or more"),
+    ):
+        newer.old.struct_size, newer.later[2] = struct_size, later
+        assert library.load().convpool_launch(Problem(**LAYER).struct, 1, pointer, None) == 1
+        assert library.last_error() == reason
 
 
 @pytest.mark.parametrize(

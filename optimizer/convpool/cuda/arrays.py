@@ -23,8 +23,14 @@ class ArrayView:
     pointer: int
     shape: tuple[int, ...]
     dtype: str
+    itemsize: int
     device: int | None
+    read_only: bool
     owner: Any
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
 
 
 class _DLDevice(ctypes.Structure):
@@ -53,11 +59,11 @@ _CAI_TYPES = {"<f2": "float16", "<f4": "float32"}
 _NO_SYNC = -1  # the stream argument with which a producer waits for nothing
 
 
-def _check_dense(name: str, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> None:
-    """strides in elements, or None for C order."""
-    if strides is None:
+def _check_dense(name: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, unit: int) -> None:
+    """strides, that of neighbours being `unit`, or None for C order."""
+    if strides is None or 0 in shape:
         return
-    expected = 1
+    expected = unit
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size != 1 and stride != expected:
             raise ArrayError(
@@ -81,9 +87,10 @@ def _dlpack(name: str, array: Any) -> ArrayView:
         raise ArrayError(f"{name}: not in GPU memory; got DLPack device type {tensor.device.type}, expected CUDA")
     key = (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
     shape = tuple(tensor.shape[: tensor.ndim])
-    _check_dense(name, shape, tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None)
+    _check_dense(name, shape, tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None, 1)
     pointer = (tensor.data or 0) + tensor.byte_offset
-    return ArrayView(name, pointer, shape, _DL_TYPES.get(key, f"DLPack type {key}"), tensor.device.id, (array, capsule))
+    dtype, itemsize = _DL_TYPES.get(key, f"DLPack type {key}"), (tensor.dtype.bits * tensor.dtype.lanes + 7) // 8
+    return ArrayView(name, pointer, shape, dtype, itemsize, tensor.device.id, False, (array, capsule))
 
 
 def _cuda_array_interface(name: str, array: Any) -> ArrayView:
@@ -92,10 +99,12 @@ def _cuda_array_interface(name: str, array: Any) -> ArrayView:
     dtype = _CAI_TYPES.get(typestr, typestr)
     if str(getattr(array, "dtype", "")) == "bfloat16":  # no typestr of its own: ml_dtypes shows <V2
         dtype = "bfloat16"
-    if interface.get("strides") is not None:
-        size = 4 if dtype == "float32" else 2
-        _check_dense(name, shape, tuple(s // size for s in interface["strides"]))
-    return ArrayView(name, interface["data"][0], shape, dtype, None, array)
+    if interface.get("mask") is not None:
+        raise ArrayError(f"{name}: masked; got a mask, expected an array without one")
+    itemsize = int(typestr[2:].partition("[")[0])
+    _check_dense(name, shape, interface.get("strides"), itemsize)
+    pointer, read_only = interface["data"]
+    return ArrayView(name, pointer, shape, dtype, itemsize, None, read_only, array)
 
 
 def view(name: str, array: Any) -> ArrayView:
@@ -138,7 +147,8 @@ def _maker(array: Any) -> str:
 def empty_like_maker(array: Any, shape: tuple[int, ...], dtype: str, stream: Any) -> Any:
     """An uninitialised array of the library that made `array`, on its device, or None if the library is not known.
 
-    Memory that PyTorch made is recorded as used by `stream`, so it is not handed out again before the work is done.
+    Memory of PyTorch is that of `stream`, where nothing before the work still uses it, and is recorded as used by PyTorch's
+    current stream, so that it is not handed out again before the work there is done.
     """
     maker = _maker(array)
     if maker == "pycuda":
@@ -154,12 +164,13 @@ def empty_like_maker(array: Any, shape: tuple[int, ...], dtype: str, stream: Any
             return cupy.empty(shape, dtype)
     if maker == "torch":
         torch = sys.modules["torch"]
-        made = torch.empty(shape, dtype=getattr(torch, dtype), device=array.device)
-        handle = stream_handle(stream)
-        made.record_stream(torch.cuda.ExternalStream(handle, device=array.device))
+        current, handle = torch.cuda.current_stream(array.device), stream_handle(stream)
+        if handle:
+            used = torch.cuda.ExternalStream(handle, device=array.device)
+        else:  # of which ExternalStream would make a new stream
+            used = torch.cuda.default_stream(array.device)
+        with torch.cuda.stream(used):
+            made = torch.empty(shape, dtype=getattr(torch, dtype), device=array.device)
+        made.record_stream(current)
         return made
     return None
-
-
-def byte_count(array_view: ArrayView) -> int:
-    return math.prod(array_view.shape) * (4 if array_view.dtype in ("float32", "<i4") else 2)

@@ -142,6 +142,22 @@ def load() -> ctypes.CDLL:
     return _load(library_path())
 
 
+@functools.cache
+def _driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
+def current_ordinal() -> int | None:
+    """The number of the device that a launch would run on; None where the driver does not say."""
+    number = ctypes.c_int()
+    if _driver() is None or _driver().cuCtxGetDevice(ctypes.byref(number)) != 0:
+        return None
+    return number.value
+
+
 def last_error() -> str:
     return load().convpool_last_error().decode()
 

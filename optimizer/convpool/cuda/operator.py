@@ -43,8 +43,20 @@ def _expect(view: arrays.ArrayView, shape: tuple[int, ...], x: arrays.ArrayView)
         raise ArrayError(f"{view.name}: wrong shape; got {view.shape}, expected {shape}")
     if view.dtype != x.dtype:
         raise ArrayError(f"{view.name}: wrong type; got {view.dtype}, expected {x.dtype}, the type of x")
+    _expect_device(view, x)
+
+
+def _expect_device(view: arrays.ArrayView, x: arrays.ArrayView) -> None:
     if None not in (view.device, x.device) and view.device != x.device:
         raise ArrayError(f"{view.name}: on another device; got device {view.device}, expected {x.device}, that of x")
+
+
+def _expect_own_memory(view: arrays.ArrayView, all_views: list[arrays.ArrayView]) -> None:
+    if view.read_only:
+        raise ArrayError(f"{view.name}: read-only; got an array that must not be written, expected one that may")
+    for other in all_views:
+        if other is not view and max(view.pointer, other.pointer) < min(view.pointer + view.nbytes, other.pointer + other.nbytes):
+            raise ArrayError(f"{view.name}: overlaps {other.name}; got memory in common, expected an array of its own")
 
 
 def conv_avg_pool(
@@ -82,7 +94,7 @@ def conv_avg_pool(
     x is [N, C, spatial...] or, in layout NHWC, [N, spatial..., C]; w is [M, kernel..., C/group]; b is [M]; scale and
     shift, both or neither, are [C]; residual and out are [N, M, out...] or [N, out..., M] in y_layout (default: layout).
     All have one type, float16, bfloat16 or float32, are contiguous, and come from pycuda, CuPy, PyTorch or anything with
-    DLPack or __cuda_array_interface__.
+    DLPack or __cuda_array_interface__.  out and workspace share no memory with another array.
     pool_* are AveragePool's attributes and strides, pads, dilations Conv's, over the pooled tensor; a single number
     stands for every dimension.  activation is None, "relu", "leaky_relu" (slope alpha), "tanh", "sigmoid" or "clip" (to
     alpha..beta); prologue_activation, before the pooling, None, "relu" or "leaky_relu" (slope prologue_alpha).
@@ -102,6 +114,8 @@ def conv_avg_pool(
         raise ArrayError(f"{missing}: missing; got None, expected an array, since {given} is given; give both or neither")
     views = {name: arrays.view(name, a) for name, a in (("x", x), ("w", w))}
     vx = views["x"]
+    if None not in (vx.device, current := library.current_ordinal()) and vx.device != current:
+        raise ArrayError(f"x: not on the current device; got device {vx.device}, expected {current}; make x's the current one")
     options = dict(
         pool_kernel_shape=pool_kernel_shape, pool_strides=pool_strides, pool_pads=pool_pads,
         pool_dilations=pool_dilations, strides=strides, pads=pads, dilations=dilations, activation=activation,
@@ -125,12 +139,16 @@ def conv_avg_pool(
             _expect(views[name], shape, vx)
 
     space = None if workspace is None else arrays.view("workspace", workspace)
-    space_bytes = 0 if space is None else arrays.byte_count(space)
+    space_bytes = 0 if space is None else space.nbytes
+    if space is not None:
+        _expect_device(space, vx)
     if weights_prepared and (workspace is None or tactic is None):
         raise ProblemError("weights_prepared: nothing to reuse; got no workspace or no tactic, expected both")
     if tactic is not None:
         needed = problem.workspace_bytes(tactic)
         if needed > space_bytes:
+            if weights_prepared:
+                raise ProblemError(f"weights_prepared: no workspace of this tactic; got {space_bytes} bytes, expected {needed}")
             workspace = arrays.empty_like_maker(x, (needed // 4,), "float32", stream)
             if workspace is None:
                 raise ProblemError(f"workspace: too small; got {space_bytes} bytes, expected {needed} for this tactic")
@@ -145,6 +163,11 @@ def conv_avg_pool(
     tensors.workspace_bytes = space_bytes
     chosen = 0 if tactic is None else find_tactic(tactic).id
     handle = arrays.stream_handle(stream)
+    if space is not None:
+        views["workspace"] = space
+    for name in ("out", "workspace"):
+        if name in views:
+            _expect_own_memory(views[name], list(views.values()))
     library.check(library.load().convpool_launch(problem.struct, chosen, tensors, handle))
     if chosen == 0:
         library.warn_of_tuned_file()

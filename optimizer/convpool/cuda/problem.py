@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from convpool.cuda import library
@@ -73,16 +74,25 @@ def channels_last(layout: str) -> bool:
         raise ProblemError(f"layout: unknown; got {layout!r}, expected one of {', '.join(_LAYOUTS)}") from None
 
 
+def _whole(name: str, value: int, bits: int) -> int:
+    """ctypes would cut off what does not fit."""
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        raise ProblemError(f"{name}: no whole number; got {value!r}, expected one") from None
+    if not -(2 ** (bits - 1)) <= whole < 2 ** (bits - 1):
+        raise ProblemError(f"{name}: out of range; got {whole}, expected a {bits}-bit number")
+    return whole
+
+
 def _numbers(name: str, values: Sequence[int] | int | None, count: int, default: int) -> list[int]:
     if values is None:
         return [default] * count
-    if isinstance(values, int):
-        return [values] * count
-    values = [int(v) for v in values]
+    if not isinstance(values, Iterable):
+        return [_whole(name, values, 32)] * count
+    values = [_whole(name, v, 32) for v in values]
     if len(values) != count:
         raise ProblemError(f"{name}: wrong length; got {values}, expected {count} numbers")
-    if any(not -(2**31) <= v < 2**31 for v in values):
-        raise ProblemError(f"{name}: out of range; got {values}, expected 32-bit numbers")
     return values
 
 
@@ -141,13 +151,14 @@ class Problem:
         s.x_layout = channels_last(self.layout)
         s.y_layout = channels_last(self.y_layout or self.layout)
         s.allow_tf32, s.has_bias, s.has_residual = self.allow_tf32, self.bias, self.residual
-        s.n, s.c, s.m, s.group = self.n, self.c, self.m, self.group
+        s.n, s.c, s.m = _whole("n", self.n, 64), _whole("c", self.c, 64), _whole("m", self.m, 64)
+        s.group = _whole("group", self.group, 32)
         s.activation = library.ACTIVATIONS[self.activation]
         s.alpha, s.beta = self.alpha, self.beta
         s.prologue_affine = self.prologue_affine
         s.prologue_activation = library.ACTIVATIONS[self.prologue_activation]
         s.prologue_alpha = self.prologue_alpha
-        s.spatial[:rank] = self.spatial
+        s.spatial[:rank] = [_whole("spatial", size, 64) for size in self.spatial]
         for name, values, default in (
             ("pool_kernel", self.pool_kernel_shape, 1),
             ("pool_strides", self.pool_strides, 1),

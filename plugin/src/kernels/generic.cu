@@ -90,14 +90,13 @@ cudaError_t load_generic(Precision precision) {
 
 cudaError_t launch_generic(const GenericParams &params, Precision precision, cudaStream_t stream) {
     const int64_t blocks = (params.outputs + kThreads - 1) / kThreads;
-    const unsigned grid = static_cast<unsigned>(blocks < (1 << 20) ? blocks : (1 << 20));
-    if (precision == Precision::kF16)
-        generic_kernel<__half><<<grid, kThreads, 0, stream>>>(params);
-    else if (precision == Precision::kBF16)
-        generic_kernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(params);
-    else
-        generic_kernel<float><<<grid, kThreads, 0, stream>>>(params);
-    return cudaGetLastError();
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks < (1 << 20) ? blocks : (1 << 20)));
+    config.blockDim = dim3(kThreads);
+    config.stream = stream;
+    if (precision == Precision::kF16) return cudaLaunchKernelEx(&config, generic_kernel<__half>, params);
+    if (precision == Precision::kBF16) return cudaLaunchKernelEx(&config, generic_kernel<__nv_bfloat16>, params);
+    return cudaLaunchKernelEx(&config, generic_kernel<float>, params);
 }
 
 }  // namespace convpool

@@ -281,14 +281,13 @@ cudaError_t load_passes(Precision precision, bool prologue) {
 cudaError_t launch_fuse_weights(const WeightParams &params, Precision precision, cudaStream_t stream) {
     const int per_chunk = precision == Precision::kF16 || precision == Precision::kBF16 ? 8 : 4;
     const int row = params.fused_h * params.fused_w * params.chunks * per_chunk;
-    const dim3 grid((row + kThreads - 1) / kThreads, params.m);
-    if (precision == Precision::kF16)
-        fuse_weights_kernel<__half><<<grid, kThreads, 0, stream>>>(params);
-    else if (precision == Precision::kBF16)
-        fuse_weights_kernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(params);
-    else
-        fuse_weights_kernel<float><<<grid, kThreads, 0, stream>>>(params);
-    return cudaGetLastError();
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3((row + kThreads - 1) / kThreads, params.m);
+    config.blockDim = dim3(kThreads);
+    config.stream = stream;
+    if (precision == Precision::kF16) return cudaLaunchKernelEx(&config, fuse_weights_kernel<__half>, params);
+    if (precision == Precision::kBF16) return cudaLaunchKernelEx(&config, fuse_weights_kernel<__nv_bfloat16>, params);
+    return cudaLaunchKernelEx(&config, fuse_weights_kernel<float>, params);
 }
 
 }  // namespace convpool
