@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <numeric>
+#include <vector>
 
 #include "launch.h"
 
@@ -146,13 +147,18 @@ const void *Tactic::kernel(bool prologue) const {
 }
 
 int code_architecture(int cc) {
-    int own = 0, last = 0;
-    for (const char *text = CONVPOOL_ARCHITECTURES; text != nullptr; text = std::strchr(text, ',')) {
-        text += *text == ',';
-        last = std::atoi(text);
-        if (last / 10 == cc / 10 && last <= cc) own = std::max(own, last);
-    }
-    return own != 0 ? own : last <= cc ? last : 0;
+    static const std::vector<int> built = [] {  // asked for every tactic of every launch's choice
+        std::vector<int> numbers;
+        for (const char *text = CONVPOOL_ARCHITECTURES; text != nullptr; text = std::strchr(text, ',')) {
+            text += *text == ',';
+            numbers.push_back(std::atoi(text));
+        }
+        return numbers;
+    }();
+    int own = 0;
+    for (int number : built)
+        if (number / 10 == cc / 10 && number <= cc) own = std::max(own, number);
+    return own != 0 ? own : built.back() <= cc ? built.back() : 0;
 }
 
 // ---- legality -----------------------------------------------------------------------------------------------------
