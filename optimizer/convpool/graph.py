@@ -219,13 +219,10 @@ class Scope:
         graph = helper.make_graph(nodes, "weights", [], [onnx.ValueInfoProto(name=name)], stored)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=COMPUTING_IR_VERSION)
         try:
-            import onnxruntime
+            from convpool.modelio import LoadedModel
+            from convpool.verify import make_session
 
-            options = onnxruntime.SessionOptions()
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-            options.log_severity_level = 4
-            session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-            (result,) = session.run([name], {})
+            (result,) = make_session(LoadedModel(model, None, 0), optimize=False).run([name], {})
         except Exception:  # a type or opset that it does not have: then these are no constants
             return None
         return Constant(numpy_helper.from_array(result, name), self._read)
