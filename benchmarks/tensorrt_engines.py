@@ -271,7 +271,7 @@ def about() -> dict:
     return {
         "command": " ".join(["python", "-m", "benchmarks.tensorrt_engines", *(Path(word).name for word in sys.argv[1:])]),
         "date": datetime.date.today().isoformat(), "tensorrt": trt.__version__,
-        "gpu": subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip(),
+        "gpu": subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0],
     }  # fmt: skip
 
 
