@@ -33,6 +33,7 @@ from convpool.tensorrt.library import tensorrt_module
 from convpool.verify import make_session
 from models.generators import generate, random_inputs
 from tests.accuracy.errors import largest
+from tests.accuracy.half_io import Arrays, from_channels_last, half_channels_last, to_channels_last
 from tests.accuracy.limits import LIMITS
 
 LEAST_CALLS = 16
@@ -40,7 +41,6 @@ LEAST_CALLS = 16
 WARM_UP_ROUNDS = 2
 RELAXED_CAPTURE = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: TensorRT may call what a strict capture refuses
 
-Arrays = dict[str, np.ndarray]
 Row = dict[str, Any]
 
 
@@ -95,30 +95,6 @@ def lowered(model: onnx.ModelProto, lowering: str) -> onnx.ModelProto:
     if arguments is None:
         return model
     return optimize(model, **{"prologue": False, "epilogue": False, **arguments}, check=0).model
-
-
-def half_channels_last(network: Any) -> None:
-    """Make a TensorRT network's inputs and outputs half precision with the channels last."""
-    trt = tensorrt_module()
-    for tensor in (
-        *map(network.get_input, range(network.num_inputs)), *map(network.get_output, range(network.num_outputs))
-    ):  # fmt: skip
-        tensor.dtype = trt.DataType.HALF
-        tensor.allowed_formats = 1 << int(trt.TensorFormat.HWC8)
-
-
-def to_channels_last(arrays: Arrays) -> Arrays:
-    """[N, C, H, W] as half precision with the channels last in memory, under the shape that the engine gives: [N, C, H, W]."""
-    return {
-        name: np.ascontiguousarray(x.transpose(0, 2, 3, 1), np.float16).reshape(x.shape) for name, x in arrays.items()
-    }
-
-
-def from_channels_last(arrays: Arrays) -> Arrays:
-    """What `to_channels_last` gives, as [N, C, H, W] in memory too."""
-    return {
-        name: x.reshape(x.shape[0], *x.shape[2:], x.shape[1]).transpose(0, 3, 1, 2) for name, x in arrays.items()
-    }
 
 
 def get_engine(name: str, lowering: str, model: onnx.ModelProto, batch: int, options: Options) -> Engine:

@@ -22,6 +22,7 @@ from convpool.verify import make_session
 from models.digits import MODEL_PATH, load_test_set
 from models.generators import generate, random_inputs
 from tests.accuracy.errors import largest, root_mean_square
+from tests.accuracy.half_io import from_channels_last, half_channels_last, to_channels_last
 from tests.accuracy.limits import LIMITS, RATIOS
 from tests.accuracy.reference64 import run_float64
 from tests.plugin.gpu import require_gpu
@@ -114,12 +115,24 @@ def cache_folder() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory()
 
 
+def halves_outside(name: str, precision: str) -> bool:
+    """Whether the engine is of a lone layer with halves at both ends: with floats there TensorRT may leave it in TF32."""
+    return name.startswith("densenet_transition") and precision == "fp16"
+
+
 @functools.cache
 def engine(name: str, precision: str, plugin: bool) -> Engine:
     model, inputs, _ = case(name, engine=True)
     return build_engine(model, precision=precision, plugin=plugin, lowering=None if plugin else "none",
                         optimization_level=2, profiles={k: (x.shape,) * 3 for k, x in inputs.items()},
-                        timing_cache=Path(cache_folder().name, "timing.cache"))  # fmt: skip
+                        timing_cache=Path(cache_folder().name, "timing.cache"),
+                        configure_network=half_channels_last if halves_outside(name, precision) else None)  # fmt: skip
+
+
+def run_engine(name: str, precision: str, plugin: bool, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    if halves_outside(name, precision):
+        return from_channels_last(engine(name, precision, plugin).run(to_channels_last(inputs)))
+    return engine(name, precision, plugin).run(inputs)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
@@ -127,7 +140,7 @@ def engine(name: str, precision: str, plugin: bool) -> Engine:
 def test_tensorrt(name, precision, record_property):
     require_gpu()
     _, inputs, reference = case(name, engine=True)
-    error = largest(engine(name, precision, True).run(inputs), reference)
+    error = largest(run_engine(name, precision, True, inputs), reference)
     record_property("error", error)
     record_property("limit", LIMITS[name].relative(precision))
     assert 0 < error <= LIMITS[name].relative(precision)
@@ -143,8 +156,10 @@ def test_tensorrt_is_as_exact_as_without_the_plugin(name, precision, record_prop
         sets = [{"image": images[i : i + batch]} for i in range(0, len(images) - batch + 1, batch)]
     else:
         sets = [random_inputs(model, seed=seed) for seed in range(RATIO_SETS)]
+    if halves_outside(name, precision):  # which both engines would round alike
+        sets = [{key: x.astype(np.float16).astype(np.float32) for key, x in one.items()} for one in sets]
     exact = [run_float64(model, one) for one in sets]
-    errors = [root_mean_square([engine(name, precision, plugin).run(one) for one in sets], exact) for plugin in (True, False)]
+    errors = [root_mean_square([run_engine(name, precision, plugin, one) for one in sets], exact) for plugin in (True, False)]
     record_property("ratio", errors[0] / errors[1])
     record_property("limit", RATIOS[precision])
     assert 0 < errors[0] <= RATIOS[precision] * errors[1]

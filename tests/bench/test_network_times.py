@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from benchmarks import network_times, tensorrt_engines
-from benchmarks.network_times import NETWORKS, Options, from_channels_last, time_network, to_channels_last
+from benchmarks.network_times import NETWORKS, Options, time_network
 from convpool.bench.timing import summarize
 from convpool.modelio import LoadedModel
 from convpool.tensorrt import TensorRTError
 from convpool.verify import make_session
+from tests.accuracy.half_io import from_channels_last, to_channels_last
 
 
 def row(network: str, batch: int = 1, **us: float) -> dict:
