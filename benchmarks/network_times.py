@@ -46,7 +46,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Network:
-    """A row: its batch, how many times as fast as the original it is to be, whether it is a piece of a network."""
+    """A row: its batch, how many times as fast as the original it is to be in fp16, whether it is a piece of a network."""
 
     batch: int
     bar: float
@@ -209,7 +209,8 @@ def time_network(name: str, options: Options) -> Row:
         nodes = Counter(node.op_type for node in form.graph.node if node.op_type in operator.OP_TYPES)
         found[lowering] = {"error": error, **({"nodes": dict(nodes)} if nodes else {})}
         engines[lowering] = engine
-    row = {"network": name, "batch": batch, "precision": options.precision, "level": options.level, "bar": network.bar,
+    row = {"network": name, "batch": batch, "precision": options.precision, "level": options.level,
+           "bar": network.bar if options.precision == "fp16" else None,
            "limit": limit, "half_channels_last": inside, "rounds": options.rounds, "lowerings": found}  # fmt: skip
     if engines:
         row["input_sets"] = _time(engines, model, inside, options.rounds, found)
@@ -264,24 +265,27 @@ def ratios(row: Row) -> tuple[float | None, float | None]:
 def markdown(record: dict[str, Any]) -> str:
     """The table of a record: microseconds by lowering, what they come to, and what was asked for."""
     lines = [
-        "| network, batch | " + " | ".join(LOWERINGS) + " | over original | asked | over best of direct, fused |",
+        "| network, batch, precision | " + " | ".join(LOWERINGS) + " | over original | asked | over best of direct, fused |",
         "|---" * (len(LOWERINGS) + 4) + "|",
     ]
     for row in record["rows"]:
         times = times_of(row)
         cells = [f"{times[name]:.1f}" if name in times else "" for name in LOWERINGS]
         over = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios(row)]
-        lines.append(f"| {row['network']}, {row['batch']} | {' | '.join(cells)} | {over[0]} | {row['bar']} | {over[1]} |")
+        name = f"{row['network']}, {row['batch']}, {row['precision']}"
+        lines.append(f"| {' | '.join([name, *cells, over[0], str(row['bar'] or ''), over[1]])} |")
     return "\n".join(lines)
 
 
 def problems(record: dict[str, Any]) -> list[str]:
     """A line for every lowering that was wrong or not run."""
     return [
-        f"{row['network']}: {name}: " + (f"error {found['wrong']:.2g}, limit {row['limit']:.2g}" if "wrong" in found
-                                         else f"not run: {found['skipped']}")
-        for row in record["rows"] for name, found in row["lowerings"].items() if "us" not in found
-    ]  # fmt: skip
+        f"{row['network']}, {row['precision']}: {name}: "
+        + (f"error {found['wrong']:.3g}, limit {row['limit']:.3g}" if "wrong" in found else f"not run: {found['skipped']}")
+        for row in record["rows"]
+        for name, found in row["lowerings"].items()
+        if "us" not in found
+    ]
 
 
 def add_row(path: Path, row: Row, order: tuple[str, ...] = tuple(NETWORKS)) -> dict[str, Any]:

@@ -46,7 +46,8 @@ _SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
 @click.option("--optimization-level", type=click.IntRange(0, 5), help="TensorRT's; the default is its own.")
 @click.option("--no-plugin", is_flag=True, help="Standard operators only.")
 @click.option("--lowering", type=click.Choice(LOWERINGS),
-              help="Form of a rewritten pair; default the plugin's operator, or auto with --no-plugin. none: as MODEL is.")
+              help="Form of a rewritten pair; default the plugin's operator (convavgpool), auto with --no-plugin, fused in "
+              "tf32. none: as MODEL is.")
 @click.option("--layers", is_flag=True, help="Keep intermediate tensors as outputs, for convpool-verify --layers.")
 @click.option("--check", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
               help="Compare with onnxruntime on MODEL, on N sets of random inputs.")

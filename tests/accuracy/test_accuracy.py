@@ -123,7 +123,7 @@ def halves_outside(name: str, precision: str) -> bool:
 @functools.cache
 def engine(name: str, precision: str, plugin: bool) -> Engine:
     model, inputs, _ = case(name, engine=True)
-    return build_engine(model, precision=precision, plugin=plugin, lowering=None if plugin else "none",
+    return build_engine(model, precision=precision, plugin=plugin, lowering="convavgpool" if plugin else "none",
                         optimization_level=2, profiles={k: (x.shape,) * 3 for k, x in inputs.items()},
                         timing_cache=Path(cache_folder().name, "timing.cache"),
                         configure_network=half_channels_last if halves_outside(name, precision) else None)  # fmt: skip

@@ -86,11 +86,11 @@ def test_the_table_compares_with_the_original_and_the_best_standard_form():
     part["lowerings"] |= {"fused": {"wrong": 0.5}, "siblings": {"skipped": "no builder"}}
     record = {"rows": [whole, part]}
     assert network_times.markdown(record).splitlines()[2:] == [
-        "| sngan64, 64 | 360.0 | 300.0 | 270.0 | 250.0 | 180.0 | 2.00 | 1.8 | 1.50 |",
-        "| wgan_gp, 64 | 100.0 |  |  | 50.0 |  | 2.00 | 1.6 |  |",
+        "| sngan64, 64, fp16 | 360.0 | 300.0 | 270.0 | 250.0 | 180.0 | 2.00 | 1.8 | 1.50 |",
+        "| wgan_gp, 64, fp16 | 100.0 |  |  | 50.0 |  | 2.00 | 1.6 |  |",
     ]
     assert network_times.problems(record) == [
-        "wgan_gp: fused: error 0.5, limit 0.002", "wgan_gp: siblings: not run: no builder"
+        "wgan_gp, fp16: fused: error 0.5, limit 0.002", "wgan_gp, fp16: siblings: not run: no builder"
     ]  # fmt: skip
 
 

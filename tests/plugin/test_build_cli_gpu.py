@@ -70,7 +70,7 @@ def test_builds_checks_and_reports(folder, tmp_path, capsys, precision):
     assert [output["name"] for output in content["verification"]["outputs"]] == ["score"]
     printed = capsys.readouterr()
     assert "agrees" in printed.out and f"written   {engine}" in printed.out and precision in printed.out
-    assert b"ConvAvgPool" in engine.read_bytes()
+    assert (b"ConvAvgPool" in engine.read_bytes()) == (precision != "tf32")  # where it is slower than a fused convolution
     assert verify(folder / "model.onnx", engine, "--precision", precision, "-q") == 0
 
 

@@ -276,3 +276,12 @@ def test_the_plugin_gets_the_siblings(name):
     assert siblings and all(any(item.name == "allow_tf32" for item in node.attribute) for node in siblings)
     built = build._prepare(generate(name, batch=2), "convavgpool", False)
     assert {node.op_type for node in built.graph.node} == names
+
+
+@pytest.mark.parametrize("precision", build.PRECISIONS)
+def test_where_no_lowering_is_asked_for_pairs_go_to_the_plugin_but_in_tf32(precision):
+    lowering = build.default_lowering(precision, plugin=True)
+    made = build._prepare(generate("conv_pool", batch=1), lowering, layers=False)
+    assert prepare.has_operator(made) == (precision != "tf32")
+    assert not any(node.op_type == "AveragePool" for node in made.graph.node)
+    assert build.default_lowering(precision, plugin=False) == "auto"

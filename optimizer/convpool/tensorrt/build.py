@@ -85,8 +85,7 @@ def build_engine(
     workspace_bytes: the most that TensorRT may use beside weights and activations.
     optimization_level: TensorRT's 0 to 5; None: its default.
     plugin: load the plugin and let it run the ConvAvgPool nodes; else they become standard operators.
-    lowering: as in `convpool.optimize`, or "none" for the model as it is; default "convavgpool" with the plugin and
-    "auto" without.
+    lowering: as in `convpool.optimize`, or "none" for the model as it is; default: `default_lowering`.
     layers: keep intermediate tensors as outputs, to compare them; slows the engine down.
     trt: TensorRT's package, default `import tensorrt`.  configure, configure_network: called last of all with the builder's
     config and with the network, for instance to set types and formats of inputs and outputs.
@@ -95,7 +94,7 @@ def build_engine(
     """
     if precision not in PRECISIONS:
         raise OptionError(f"precision: got {precision!r}, expected one of {', '.join(PRECISIONS)}")
-    lowering = lowering or ("convavgpool" if plugin else "auto")
+    lowering = lowering or default_lowering(precision, plugin)
     if lowering not in LOWERINGS:
         raise OptionError(f"lowering: got {lowering!r}, expected one of {', '.join(LOWERINGS)}")
     options = _Options(
@@ -109,6 +108,17 @@ def build_engine(
     if plugin and prepare.has_operator(prepared):
         load_plugin(trt)
     return _build(trt, prepared, plugin, options)
+
+
+def default_lowering(precision: str, plugin: bool) -> str:
+    """The form of rewritten pairs where none is asked for: "convavgpool" with the plugin, "auto" without, "fused" in "tf32".
+
+    TensorRT 8.6 keeps float tensors channels first between its own layers and the plugin's.  In TF32 that made networks slower
+    with the plugin than without, and fused convolutions the fastest: docs/tensorrt.md.
+    """
+    if not plugin:
+        return "auto"
+    return "fused" if precision == "tf32" else "convavgpool"
 
 
 def _profiles(profiles: Profile | Sequence[Profile] | None) -> list[Profile]:
