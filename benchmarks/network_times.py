@@ -12,7 +12,6 @@ channels last.  The other networks read float images as they are exported.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 from collections import Counter
@@ -30,16 +29,12 @@ from convpool.files import write_atomically
 from convpool.modelio import LoadedModel
 from convpool.tensorrt import Engine, build_engine, plugin_path
 from convpool.tensorrt.library import tensorrt_module
+from convpool.tensorrt.timing import time_in_turn
 from convpool.verify import make_session
 from models.generators import generate, random_inputs
 from tests.accuracy.errors import largest
 from tests.accuracy.half_io import Arrays, from_channels_last, half_channels_last, to_channels_last
 from tests.accuracy.limits import LIMITS
-
-LEAST_CALLS = 16
-"""Calls in a graph, so that its start weighs little."""
-WARM_UP_ROUNDS = 2
-RELAXED_CAPTURE = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: TensorRT may call what a strict capture refuses
 
 Row = dict[str, Any]
 
@@ -114,50 +109,6 @@ def get_engine(name: str, lowering: str, model: onnx.ModelProto, batch: int, opt
     )  # fmt: skip
     engine.save(path)
     return engine
-
-
-class Replay:
-    """An engine's calls on every input set in turn, as one CUDA graph."""
-
-    def __init__(self, engine: Engine, inputs: list[dict[str, Any]]) -> None:
-        """inputs: GPU arrays by name, which must stay alive."""
-        self._cuda, self._stream = ctypes.CDLL("libcuda.so.1"), engine.memory.stream
-        self.calls = max(LEAST_CALLS, len(inputs))
-        engine.bind(inputs[0])
-        engine.execute()  # once outside: TensorRT and the plugin may allocate in the first run
-        engine.memory.synchronize(None)
-        handle, graph, self._graph = ctypes.c_void_p(self._stream.handle), ctypes.c_void_p(), ctypes.c_void_p()
-        self._check(self._cuda.cuStreamBeginCapture_v2(handle, RELAXED_CAPTURE))
-        for call in range(self.calls):
-            engine.point(inputs[call % len(inputs)])
-            engine.execute()
-        self._check(self._cuda.cuStreamEndCapture(handle, ctypes.byref(graph)))
-        self._check(self._cuda.cuGraphInstantiateWithFlags(ctypes.byref(self._graph), graph, ctypes.c_ulonglong(0)))
-        self._check(self._cuda.cuGraphDestroy(graph))
-
-    def microseconds(self) -> float:
-        """Time of a call."""
-        import pycuda.driver as driver
-
-        start, stop = driver.Event(), driver.Event()
-        self._launch()
-        start.record(self._stream)
-        self._launch()
-        stop.record(self._stream)
-        stop.synchronize()
-        return start.time_till(stop) * 1000 / self.calls
-
-    def close(self) -> None:
-        """Free the graph."""
-        self._check(self._cuda.cuGraphExecDestroy(self._graph))
-
-    def _launch(self) -> None:
-        self._check(self._cuda.cuGraphLaunch(self._graph, ctypes.c_void_p(self._stream.handle)))
-
-    @staticmethod
-    def _check(code: int) -> None:
-        if code:
-            raise RuntimeError(f"CUDA driver: error {code}")
 
 
 def layer_times(engine: Engine, inputs: Arrays, runs: int = 20) -> dict[str, float]:
@@ -236,16 +187,8 @@ def _time(
     arrays = [on_gpu(0)]
     sets = input_sets(sum(x.nbytes for x in arrays[0].values()), l2_bytes)
     arrays += map(on_gpu, range(1, sets))
-    replays = {lowering: Replay(engine, arrays) for lowering, engine in engines.items()}
-    times: dict[str, list[float]] = {lowering: [] for lowering in replays}
-    for number in range(WARM_UP_ROUNDS + rounds):
-        for lowering, replay in replays.items():
-            us = replay.microseconds()
-            if number >= WARM_UP_ROUNDS:
-                times[lowering].append(us)
-    for lowering, replay in replays.items():
-        found[lowering].update(summarize(times[lowering]))
-        replay.close()
+    for lowering, times in time_in_turn(engines, arrays, rounds).items():
+        found[lowering].update(summarize(times))
     return sets
 
 

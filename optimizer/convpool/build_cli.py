@@ -23,7 +23,7 @@ from convpool.errors import OptionError, OutputError, VerificationError
 from convpool.inputs import load_arrays
 from convpool.modelio import load, write_atomically
 from convpool.table import make_console
-from convpool.tensorrt import PRECISIONS, TensorRTError, build_engine
+from convpool.tensorrt import PRECISIONS, Fastest, TensorRTError, build_engine, build_fastest
 from convpool.tensorrt.build import LOWERINGS
 from convpool.tensorrt.compare import EngineRunner, ModelRunner, compare, open_runner
 from convpool.tensorrt.library import tensorrt_module
@@ -48,6 +48,8 @@ _SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
 @click.option("--lowering", type=click.Choice(LOWERINGS),
               help="Form of a rewritten pair; default the plugin's operator (convavgpool), auto with --no-plugin, fused in "
               "tf32. none: as MODEL is.")
+@click.option("--autotune", is_flag=True, help="Build MODEL as it is and every form of its pairs, time the engines on this "
+              "GPU, keep the fastest.")
 @click.option("--layers", is_flag=True, help="Keep intermediate tensors as outputs, for convpool-verify --layers.")
 @click.option("--check", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
               help="Compare with onnxruntime on MODEL, on N sets of random inputs.")
@@ -60,7 +62,7 @@ _SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
 @click.version_option(package_name="convpool")
 def build_command(
     model, output, precision, least, typical, largest, timing_cache, workspace_mib, optimization_level, no_plugin,
-    lowering, layers, check, data, rtol, atol, seed, report_path, quiet,
+    lowering, autotune, layers, check, data, rtol, atol, seed, report_path, quiet,
 ) -> None:  # fmt: skip
     """Build a TensorRT engine from MODEL, run it, and compare it with onnxruntime on MODEL."""
     out = Path(output)
@@ -72,15 +74,19 @@ def build_command(
     arrays = load_arrays(data)
     original = load(Path(model))
     profile = _profile(dict(least), dict(typical), dict(largest))
-    if check or arrays is not None:
-        _check_can_run()
-    started = time.perf_counter()
+    if autotune and lowering:
+        raise OptionError(f"--autotune: got --lowering {lowering} too; expected one of them")
+    if check or arrays is not None or autotune:
+        _check_can_run("timed" if autotune else "checked")
+    started, fastest = time.perf_counter(), None
     with _Progress(quiet) as progress:
-        engine = build_engine(
-            original, precision=precision, profiles=profile, timing_cache=timing_cache,
-            workspace_bytes=workspace_mib << 20, optimization_level=optimization_level, plugin=not no_plugin,
-            lowering=lowering, layers=layers, progress=progress.update,
-        )  # fmt: skip
+        options = {
+            "precision": precision, "profiles": profile, "timing_cache": timing_cache, "workspace_bytes": workspace_mib << 20,
+            "optimization_level": optimization_level, "plugin": not no_plugin, "layers": layers, "progress": progress.update,
+        }  # fmt: skip
+        if autotune:
+            fastest = build_fastest(original, **options)
+        engine = fastest.engine if fastest else build_engine(original, lowering=lowering, **options)
     seconds = time.perf_counter() - started
     verification = None
     if check or arrays is not None:
@@ -91,7 +97,10 @@ def build_command(
     _write_report(report_path, {
         "model": model, "engine": output, "precision": precision, "plugin": not no_plugin, "build_seconds": seconds,
         "engine_bytes": len(engine.plan), "verification": verification and asdict(verification),
+        "autotune": fastest and {"lowering": fastest.lowering, "times_us": fastest.times_us, "left_out": fastest.left_out},
     })  # fmt: skip
+    if fastest is not None and not quiet:
+        _show_times(fastest)
     if verification is not None:
         _show(verification, quiet)
     engine.save(out)
@@ -163,11 +172,12 @@ def _check_output(path: Path) -> None:
         raise OutputError(f"{path}: a folder; expected a file name")
 
 
-def _check_can_run() -> None:
-    """Before the minutes of a build whose engine could then not be checked."""
+def _check_can_run(what_for: str) -> None:
+    """Before the minutes of a build whose engine could then not be run."""
     tensorrt_module()
     if importlib.util.find_spec("pycuda") is None:
-        raise TensorRTError("pycuda: not installed, but the engine is run to be checked; pip install pycuda, or say --check 0")
+        without = "--check 0" if what_for == "checked" else "no --autotune"
+        raise TensorRTError(f"pycuda: not installed, but the engine is run to be {what_for}; pip install pycuda, or say {without}")
 
 
 def _write_report(path: str | None, content: dict) -> None:
@@ -197,6 +207,19 @@ def _show(verification: Verification, quiet: bool) -> None:
             f"verification: output '{worst.name}' differs; got {worst.note or f'{worst.max_abs_error:.3g} absolute'}, "
             f"{worst.max_rel_error:.3g} relative error, expected within tolerance"
         )
+
+
+def _show_times(fastest: Fastest) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("lowering", "us", "over MODEL", ""):
+        table.add_column(column, justify="right" if column in ("us", "over MODEL") else "left")
+    original = fastest.times_us.get("none")
+    for name, value in fastest.times_us.items():
+        over = f"{original / value:.2f}" if original else ""
+        table.add_row(name, f"{value:.1f}", over, "kept" if name == fastest.lowering else "")
+    for name, reason in fastest.left_out.items():
+        table.add_row(name, "", "", escape(f"left out: {reason}"))
+    make_console(stderr=False).print(table)
 
 
 class _Progress:

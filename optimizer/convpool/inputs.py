@@ -105,15 +105,12 @@ class InputMaker:
                 dim if isinstance(dim, int) else self._named.get(dim or "", 1 if axis == 0 else open_size)
                 for axis, dim in enumerate(_dims(value))
             ]
-            arrays[value.name] = _random_array(rng, value, tuple(dims))
+            arrays[value.name] = random_array(rng, _dtype(value), dims)
         return arrays
 
 
-def _random_array(rng: np.random.Generator, value: ValueInfoProto, shape: tuple[int, ...]) -> np.ndarray:
-    """Normal floats; integers and truth values from {0, 1}, which every index and flag allows."""
-    if not value.type.HasField("tensor_type"):
-        raise ModelError(f"input '{value.name}': not a tensor; give it as data or switch the check off")
-    dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+def random_array(rng: np.random.Generator, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
+    """Normal floats; integers and truth values from {0, 1}, which every index and flag allows; strings "a"."""
     if dtype == np.dtype(object) or dtype.kind in "SU":
         return np.full(shape, "a", dtype=object)
     if dtype.kind in "iub":
@@ -121,6 +118,12 @@ def _random_array(rng: np.random.Generator, value: ValueInfoProto, shape: tuple[
     if dtype.kind == "c":
         return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
     return rng.standard_normal(shape).astype(dtype)
+
+
+def _dtype(value: ValueInfoProto) -> np.dtype:
+    if not value.type.HasField("tensor_type"):
+        raise ModelError(f"input '{value.name}': not a tensor; give it as data or switch the check off")
+    return helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
 
 
 def _dims(value: ValueInfoProto) -> list[int | str | None]:

@@ -81,6 +81,16 @@ def test_engines_of_standard_operators(folder, tmp_path, options):
     assert b"ConvAvgPool" not in engine.read_bytes()
 
 
+def test_the_fastest_form_is_kept(folder, tmp_path, capsys):
+    engine, report = tmp_path / "m.engine", tmp_path / "report.json"
+    assert build(folder / "model.onnx", engine, "--precision", "fp16", "--autotune", "--report", report) == 0
+    found = json.loads(report.read_text())["autotune"]
+    assert set(found["times_us"]) == {"none", "convavgpool", "direct", "fused"} and not found["left_out"]
+    assert found["lowering"] == min(found["times_us"], key=found["times_us"].get) and min(found["times_us"].values()) > 0
+    assert (b"ConvAvgPool" in engine.read_bytes()) == (found["lowering"] == "convavgpool")
+    assert verify(folder / "model.onnx", engine, "--precision", "fp16", "-q") == 0
+
+
 def test_a_saved_engine_is_verified_in_another_process(folder, tmp_path):
     engine = tmp_path / "m.plan"
     done = entry_point("build_main", folder / "model.convpool.onnx", "-o", engine, "--precision", "fp16", *FAST)

@@ -19,7 +19,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from convpool.errors import ModelError, OptionError
-from convpool.inputs import Arrays, InputMaker, feeds
+from convpool.inputs import Arrays, InputMaker, feeds, random_array
 from convpool.modelio import LoadedModel, first_line, load
 from convpool.tensorrt import prepare
 from convpool.tensorrt.engine import Engine
@@ -147,13 +147,9 @@ def _input_sets(first: Runner, second: Runner, count: int, data: Arrays | None, 
     for number in range(count):
         rng = np.random.default_rng([seed, number])
         arrays = data if data is not None else {
-            name: _random(rng, info.dtype, shapes[name]) for name, info in first._engine.inputs.items()
+            name: random_array(rng, info.dtype, shapes[name]) for name, info in first._engine.inputs.items()
         }  # fmt: skip
         yield arrays, first.run(arrays)
-
-
-def _random(rng: np.random.Generator, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
-    return (rng.integers(0, 2, shape) if dtype.kind in "iub" else rng.standard_normal(shape)).astype(dtype)
 
 
 def _judge(name: str, reference, result, rtol: float, relative_atol: float, atol: float | None) -> OutputErrors:
