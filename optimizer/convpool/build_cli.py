@@ -177,7 +177,9 @@ def _check_can_run(what_for: str) -> None:
     tensorrt_module()
     if importlib.util.find_spec("pycuda") is None:
         without = "--check 0" if what_for == "checked" else "no --autotune"
-        raise TensorRTError(f"pycuda: not installed, but the engine is run to be {what_for}; pip install pycuda, or say {without}")
+        raise TensorRTError(
+            f"pycuda: not installed, but the engine is run to be {what_for}; pip install pycuda, or say {without}"
+        )
 
 
 def _write_report(path: str | None, content: dict) -> None:
