@@ -59,15 +59,17 @@ NETWORKS = {
     "densenet121": Network(32, 1.08),
 }
 """Rows by generator."""
-STANDARD, OURS = ("direct", "fused"), ("siblings", "plugin")
+STANDARD, OURS = ("direct", "fused"), ("siblings", "plugin", "pool_conv")
 LOWERINGS: dict[str, dict[str, Any] | None] = {
     "original": None,
     "direct": {"lowering": "direct"},
     "fused": {"lowering": "fused"},
     "plugin": {"lowering": "convavgpool"},
     "siblings": {"lowering": "convavgpool", "prologue": True, "epilogue": True},
+    "pool_conv": {"lowering": "convavgpool", "prologue": True, "epilogue": True, "fuse_pool_conv": True},
 }
-"""Arguments of `convpool.optimize`; plugin: ConvAvgPool alone; siblings: with what stands before and after it."""
+"""Arguments of `convpool.optimize`; plugin: ConvAvgPool alone; siblings: with what stands before and after it; pool_conv: and
+poolings in front of a convolution too."""
 USUAL = ("original", "direct", "fused", "siblings")
 
 
