@@ -23,6 +23,7 @@ import numpy as np
 import onnx
 
 from convpool import operator, optimize
+from convpool.bench.tensorrt_worker import TIMING_ITERATIONS
 from convpool.bench.timing import input_sets, summarize
 from convpool.errors import ConvpoolError, first_line
 from convpool.files import write_atomically
@@ -99,7 +100,7 @@ def get_engine(name: str, lowering: str, model: onnx.ModelProto, batch: int, opt
     plugin = lowering in OURS
     inside = NETWORKS[name].inside and options.precision == "fp16"
     digest = hashlib.sha256(model.SerializeToString(deterministic=True))
-    digest.update(repr((options.precision, options.level, inside, tensorrt_module().__version__)).encode())
+    digest.update(repr((options.precision, options.level, inside, TIMING_ITERATIONS, tensorrt_module().__version__)).encode())
     if plugin:
         digest.update(plugin_path().read_bytes())
     path = options.engines / f"{name}-{batch}-{options.precision}-{lowering}-{digest.hexdigest()[:12]}.engine"
@@ -108,6 +109,7 @@ def get_engine(name: str, lowering: str, model: onnx.ModelProto, batch: int, opt
     engine = build_engine(
         model, precision=options.precision, optimization_level=options.level, plugin=plugin, lowering="none",
         timing_cache=options.engines / "timing.cache", configure_network=half_channels_last if inside else None,
+        configure=lambda config: setattr(config, "avg_timing_iterations", TIMING_ITERATIONS),
     )  # fmt: skip
     engine.save(path)
     return engine

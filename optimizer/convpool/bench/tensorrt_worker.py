@@ -25,6 +25,8 @@ from convpool.bench.timing import input_sets, schedule, summarize
 from convpool.errors import ConvpoolError, first_line
 
 WORKSPACE_BYTES = 1 << 30
+TIMING_ITERATIONS = 8
+"""That TensorRT averages over as it chooses a kernel.  By its own single one it takes slow kernels now and then."""
 RANDOM_VALUES = 1 << 24
 """Random inputs repeat after so many values; making more takes longer than measuring."""
 RELAXED_CAPTURE = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: TensorRT may call what a strict capture refuses
@@ -73,6 +75,8 @@ def build(trt: Any, row: Row, form: str, precision: str, layout: str, w: np.ndar
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, WORKSPACE_BYTES)
     if hasattr(config, "builder_optimization_level"):
         config.builder_optimization_level = level
+    if hasattr(config, "avg_timing_iterations"):
+        config.avg_timing_iterations = TIMING_ITERATIONS
     if hasattr(trt.BuilderFlag, "TF32"):
         (config.clear_flag if precision == "fp32" else config.set_flag)(trt.BuilderFlag.TF32)
     if weak and half:
