@@ -23,14 +23,13 @@ import numpy as np
 import onnx
 
 from convpool import operator, optimize
-from convpool.bench.tensorrt_worker import TIMING_ITERATIONS
 from convpool.bench.timing import input_sets, summarize
 from convpool.errors import ConvpoolError, first_line
 from convpool.files import write_atomically
 from convpool.modelio import LoadedModel
 from convpool.tensorrt import Engine, build_engine, plugin_path
 from convpool.tensorrt.library import tensorrt_module
-from convpool.tensorrt.timing import time_in_turn
+from convpool.tensorrt.timing import TIMING_ITERATIONS, choose_patiently, time_in_turn
 from convpool.verify import make_session
 from models.generators import generate, random_inputs
 from tests.accuracy.errors import largest
@@ -108,8 +107,8 @@ def get_engine(name: str, lowering: str, model: onnx.ModelProto, batch: int, opt
         return Engine.load(path)
     engine = build_engine(
         model, precision=options.precision, optimization_level=options.level, plugin=plugin, lowering="none",
-        timing_cache=options.engines / "timing.cache", configure_network=half_channels_last if inside else None,
-        configure=lambda config: setattr(config, "avg_timing_iterations", TIMING_ITERATIONS),
+        timing_cache=options.engines / f"timing-{TIMING_ITERATIONS}.cache", configure=choose_patiently,
+        configure_network=half_channels_last if inside else None,
     )  # fmt: skip
     engine.save(path)
     return engine
@@ -137,7 +136,10 @@ def layer_times(engine: Engine, inputs: Arrays, runs: int = 20) -> dict[str, flo
 
 
 def time_network(name: str, options: Options) -> Row:
-    """Build, check and time one network; a lowering gives {"us", "spread_us", "error", "nodes"}, {"wrong"} or {"skipped"}."""
+    """Build, check and time one network.
+
+    A lowering gives {"us", "spread_us", "error", "nodes"}, {"wrong"}, {"skipped"}, or {"same_as"} where it changes nothing.
+    """
     network, batch = NETWORKS[name], options.batch or NETWORKS[name].batch
     inside = network.inside and options.precision == "fp16"
     model, limit = generate(name, batch=batch), LIMITS[name].relative(options.precision)
@@ -149,9 +151,14 @@ def time_network(name: str, options: Options) -> Row:
     found: dict[str, dict[str, Any]] = {}
     engines: dict[str, Engine] = {}
     given = to_channels_last(inputs) if inside else inputs
+    made: dict[bytes, str] = {}
     for lowering in options.lowerings:
         try:
             form = lowered(model, lowering)
+            same = made.setdefault(form.SerializeToString(deterministic=True), lowering)
+            if same != lowering:
+                found[lowering] = {"same_as": same}
+                continue
             engine = get_engine(name, lowering, form, batch, options)
             outputs = engine.run(given)
         except (ConvpoolError, RuntimeError) as error:
@@ -231,7 +238,7 @@ def problems(record: dict[str, Any]) -> list[str]:
         + (f"error {found['wrong']:.3g}, limit {row['limit']:.3g}" if "wrong" in found else f"not run: {found['skipped']}")
         for row in record["rows"]
         for name, found in row["lowerings"].items()
-        if "us" not in found
+        if "us" not in found and "same_as" not in found
     ]
 
 

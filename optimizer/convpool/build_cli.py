@@ -23,7 +23,7 @@ from convpool.errors import OptionError, OutputError, VerificationError
 from convpool.inputs import load_arrays
 from convpool.modelio import load, write_atomically
 from convpool.table import make_console
-from convpool.tensorrt import PRECISIONS, Fastest, TensorRTError, build_engine, build_fastest
+from convpool.tensorrt import PRECISIONS, TensorRTError, Timed, build_engine, build_fastest
 from convpool.tensorrt.build import LOWERINGS
 from convpool.tensorrt.compare import EngineRunner, ModelRunner, compare, open_runner
 from convpool.tensorrt.library import tensorrt_module
@@ -47,9 +47,9 @@ _SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
 @click.option("--no-plugin", is_flag=True, help="Standard operators only.")
 @click.option("--lowering", type=click.Choice(LOWERINGS),
               help="Form of a rewritten pair; default the plugin's operator (convavgpool), auto with --no-plugin, fused in "
-              "tf32. none: as MODEL is.")
+              "tf32, where 1x1 pairs stay as they are. none: as MODEL is.")
 @click.option("--autotune", is_flag=True, help="Build MODEL as it is and every form of its pairs, time the engines on this "
-              "GPU, keep the fastest.")
+              "GPU, keep the fastest whose outputs agree.")
 @click.option("--layers", is_flag=True, help="Keep intermediate tensors as outputs, for convpool-verify --layers.")
 @click.option("--check", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
               help="Compare with onnxruntime on MODEL, on N sets of random inputs.")
@@ -74,33 +74,39 @@ def build_command(
     arrays = load_arrays(data)
     original = load(Path(model))
     profile = _profile(dict(least), dict(typical), dict(largest))
-    if autotune and lowering:
-        raise OptionError(f"--autotune: got --lowering {lowering} too; expected one of them")
-    if check or arrays is not None or autotune:
+    if autotune and (lowering or layers):
+        raise OptionError(f"--autotune: got --{'lowering' if lowering else 'layers'} too; expected one of them")
+    checked = check or arrays is not None
+    if checked or autotune:
         _check_can_run("timed" if autotune else "checked")
-    started, fastest = time.perf_counter(), None
+    started, timed = time.perf_counter(), None
     with _Progress(quiet) as progress:
         options = {
             "precision": precision, "profiles": profile, "timing_cache": timing_cache, "workspace_bytes": workspace_mib << 20,
-            "optimization_level": optimization_level, "plugin": not no_plugin, "layers": layers, "progress": progress.update,
+            "optimization_level": optimization_level, "plugin": not no_plugin, "progress": progress.update,
         }  # fmt: skip
         if autotune:
-            fastest = build_fastest(original, **options)
-        engine = fastest.engine if fastest else build_engine(original, lowering=lowering, **options)
+            timed = build_fastest(original, **options)
+        engines = timed.engines if timed else {"": build_engine(original, lowering=lowering, layers=layers, **options)}
     seconds = time.perf_counter() - started
     verification = None
-    if check or arrays is not None:
-        verification = compare(
-            ModelRunner(original, layers=layers), EngineRunner(engine), check=max(check, 1), data=arrays,
-            precision=precision, rtol=rtol, atol=atol, seed=seed,
-        )  # fmt: skip
+    for form, engine in engines.items():  # the fastest first
+        if checked:
+            verification = compare(
+                ModelRunner(original, layers=layers), EngineRunner(engine), check=max(check, 1), data=arrays,
+                precision=precision, rtol=rtol, atol=atol, seed=seed,
+            )  # fmt: skip
+        if verification is None or verification.passed:
+            break
+        if timed:
+            timed.left_out[form] = "outputs differ"
     _write_report(report_path, {
         "model": model, "engine": output, "precision": precision, "plugin": not no_plugin, "build_seconds": seconds,
         "engine_bytes": len(engine.plan), "verification": verification and asdict(verification),
-        "autotune": fastest and {"lowering": fastest.lowering, "times_us": fastest.times_us, "left_out": fastest.left_out},
+        "autotune": timed and {"lowering": form, "times_us": timed.times_us, "left_out": timed.left_out},
     })  # fmt: skip
-    if fastest is not None and not quiet:
-        _show_times(fastest)
+    if timed and not quiet:
+        _show_times(timed, form)
     if verification is not None:
         _show(verification, quiet)
     engine.save(out)
@@ -176,9 +182,9 @@ def _check_can_run(what_for: str) -> None:
     """Before the minutes of a build whose engine could then not be run."""
     tensorrt_module()
     if importlib.util.find_spec("pycuda") is None:
-        without = "--check 0" if what_for == "checked" else "no --autotune"
+        without = "say --check 0" if what_for == "checked" else "leave out --autotune"
         raise TensorRTError(
-            f"pycuda: not installed, but the engine is run to be {what_for}; pip install pycuda, or say {without}"
+            f"pycuda: not installed, but the engine is run to be {what_for}; pip install pycuda, or {without}"
         )
 
 
@@ -211,16 +217,18 @@ def _show(verification: Verification, quiet: bool) -> None:
         )
 
 
-def _show_times(fastest: Fastest) -> None:
+def _show_times(timed: Timed, kept: str) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("lowering", "us", "over MODEL", ""):
         table.add_column(column, justify="right" if column in ("us", "over MODEL") else "left")
-    original = fastest.times_us.get("none")
-    for name, value in fastest.times_us.items():
+    original = timed.times_us.get("none")
+    for form, value in timed.times_us.items():
         over = f"{original / value:.2f}" if original else ""
-        table.add_row(name, f"{value:.1f}", over, "kept" if name == fastest.lowering else "")
-    for name, reason in fastest.left_out.items():
-        table.add_row(name, "", "", escape(f"left out: {reason}"))
+        left_out = escape(timed.left_out.get(form, ""))
+        table.add_row(form, f"{value:.1f}", over, f"left out: {left_out}" if left_out else "kept" if form == kept else "")
+    for form, reason in timed.left_out.items():
+        if form not in timed.times_us:
+            table.add_row(form, "", "", escape(f"left out: {reason}"))
     make_console(stderr=False).print(table)
 
 

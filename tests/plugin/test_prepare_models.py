@@ -39,13 +39,12 @@ def test_cast_floats_rounds_and_nothing_else(name):
 def test_a_loaded_model_is_prepared_like_its_file(tmp_path):
     """What convpool-build hands on, and what a path gives."""
     from convpool.modelio import load
-    from convpool.tensorrt.build import _prepare
 
     path = tmp_path / "model.onnx"
     onnx.save(generate("wgan_gp_small", batch=2), path)
-    from_file, from_loaded = (_prepare(model, "convavgpool", False) for model in (path, load(path)))
+    from_file, from_loaded = (build.prepared_model(model, "convavgpool") for model in (path, load(path)))
     assert prepare.has_operator(from_loaded) and from_loaded == from_file
-    assert not prepare.has_operator(_prepare(load(path), "none", False))
+    assert not prepare.has_operator(build.prepared_model(load(path), "none"))
 
 
 def test_cast_floats_keeps_scales_and_clips_what_halves_cannot_hold():
@@ -274,14 +273,15 @@ def test_the_plugin_gets_the_siblings(name):
     for_plugin = prepare.for_parser(prepare.self_contained(optimized), 10, plugin=True, allow_tf32=True)
     siblings = [node for node in for_plugin.graph.node if node.op_type in operator.SIBLINGS]
     assert siblings and all(any(item.name == "allow_tf32" for item in node.attribute) for node in siblings)
-    built = build._prepare(generate(name, batch=2), "convavgpool", False)
+    built = build.prepared_model(generate(name, batch=2), "convavgpool")
     assert {node.op_type for node in built.graph.node} == names
 
 
 @pytest.mark.parametrize("precision", build.PRECISIONS)
 def test_where_no_lowering_is_asked_for_pairs_go_to_the_plugin_but_in_tf32(precision):
     lowering = build.default_lowering(precision, plugin=True)
-    made = build._prepare(generate("conv_pool", batch=1), lowering, layers=False)
-    assert prepare.has_operator(made) == (precision != "tf32")
-    assert not any(node.op_type == "AveragePool" for node in made.graph.node)
+    for name, left in (("conv_pool", 0), ("densenet_transition1", 1)):  # a 1x1 pair has no fused form that saves anything
+        made = build.prepared_model(generate(name, batch=1), lowering)
+        assert prepare.has_operator(made) == (precision != "tf32")
+        assert sum(node.op_type == "AveragePool" for node in made.graph.node) == (left if precision == "tf32" else 0)
     assert build.default_lowering(precision, plugin=False) == "auto"

@@ -25,8 +25,6 @@ from convpool.bench.timing import input_sets, schedule, summarize
 from convpool.errors import ConvpoolError, first_line
 
 WORKSPACE_BYTES = 1 << 30
-TIMING_ITERATIONS = 8
-"""That TensorRT averages over as it chooses a kernel.  By its own single one it takes slow kernels now and then."""
 RANDOM_VALUES = 1 << 24
 """Random inputs repeat after so many values; making more takes longer than measuring."""
 RELAXED_CAPTURE = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: TensorRT may call what a strict capture refuses
@@ -48,6 +46,7 @@ def build(trt: Any, row: Row, form: str, precision: str, layout: str, w: np.ndar
     Raises ConvpoolError where TensorRT cannot build it.
     """
     from convpool.tensorrt.library import logger, version
+    from convpool.tensorrt.timing import choose_patiently
 
     log = logger(trt)
     log.explain()
@@ -75,8 +74,7 @@ def build(trt: Any, row: Row, form: str, precision: str, layout: str, w: np.ndar
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, WORKSPACE_BYTES)
     if hasattr(config, "builder_optimization_level"):
         config.builder_optimization_level = level
-    if hasattr(config, "avg_timing_iterations"):
-        config.avg_timing_iterations = TIMING_ITERATIONS
+    choose_patiently(config)
     if hasattr(trt.BuilderFlag, "TF32"):
         (config.clear_flag if precision == "fp32" else config.set_flag)(trt.BuilderFlag.TF32)
     if weak and half:
@@ -155,7 +153,7 @@ class Gpu:
         handle, graph, executable = ctypes.c_void_p(stream.handle), ctypes.c_void_p(), ctypes.c_void_p()
         enqueue(0)
         stream.synchronize()
-        calls, replays = schedule(max(self._elapsed_us(lambda: enqueue(0)), 1.0), sets, replays)
+        calls, replays = schedule(max(self.memory.elapsed_us(lambda: enqueue(0)), 1.0), sets, replays)
         self._check(self.cuda.cuStreamBeginCapture_v2(handle, RELAXED_CAPTURE))
         for i in range(calls):
             enqueue(i)
@@ -170,18 +168,10 @@ class Gpu:
         for _ in range(replays):
             count = np.uint64(2 * self.l2_bytes // 16)
             self._flush(self._flushed, self._flushed, count, block=(256, 1, 1), grid=(512, 1), stream=stream)
-            times.append(self._elapsed_us(replay) / calls)
+            times.append(self.memory.elapsed_us(replay) / calls)
         self._check(self.cuda.cuGraphExecDestroy(executable))
         self._check(self.cuda.cuGraphDestroy(graph))
         return summarize(times)
-
-    def _elapsed_us(self, work: Any) -> float:
-        start, stop = self.driver.Event(), self.driver.Event()
-        start.record(self.memory.stream)
-        work()
-        stop.record(self.memory.stream)
-        stop.synchronize()
-        return start.time_till(stop) * 1000
 
     @staticmethod
     def _check(code: int) -> None:

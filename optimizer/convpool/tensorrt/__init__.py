@@ -9,7 +9,7 @@ Works with the Python packages of TensorRT 8.6 to 11.  Importing this needs neit
 running do, and running also needs pycuda.
 """
 
-from convpool.tensorrt.autotune import Fastest, build_fastest
+from convpool.tensorrt.autotune import Timed, build_fastest
 from convpool.tensorrt.build import PRECISIONS, Profile, build_engine
 from convpool.tensorrt.engine import Engine, TensorInfo
 from convpool.tensorrt.errors import TensorRTError
@@ -18,10 +18,10 @@ from convpool.tensorrt.library import load_plugin, plugin_path
 __all__ = [
     "PRECISIONS",
     "Engine",
-    "Fastest",
     "Profile",
     "TensorInfo",
     "TensorRTError",
+    "Timed",
     "build_engine",
     "build_fastest",
     "load_plugin",

@@ -6,72 +6,103 @@ formats where its layers meet the plugin's.  So whole engines are timed, the ori
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from convpool.errors import ConvpoolError, OptionError, first_line
+from convpool.errors import ConvpoolError, OptionError, OutputError, first_line
 from convpool.inputs import random_array
 from convpool.modelio import LoadedModel, load
 from convpool.tensorrt import prepare
-from convpool.tensorrt.build import build_engine
+from convpool.tensorrt.build import build_engine, prepared_model
 from convpool.tensorrt.engine import Engine
-from convpool.tensorrt.timing import time_in_turn
+from convpool.tensorrt.errors import TensorRTError
+from convpool.tensorrt.timing import choose_patiently, time_in_turn
 
 FORMS = ("none", "convavgpool", "direct", "fused")
 """As `build_engine` names them; none: the model as it is."""
 
 
 @dataclass(frozen=True)
-class Fastest:
-    """The engine kept, its form, median microseconds of every form that was timed, and why others were not."""
+class Timed:
+    """The engines of a model's forms, fastest first, median microseconds a run, and why other forms have none."""
 
-    engine: Engine
-    lowering: str
+    engines: dict[str, Engine]
     times_us: dict[str, float]
     left_out: dict[str, str]
 
 
-def build_fastest(model: object, *, plugin: bool = True, timing_cache: Any = None, **options: Any) -> Fastest:
-    """Build an engine for every form of the model's pairs and keep the one that is fastest here, at the typical shapes.
+def build_fastest(
+    model: object,
+    *,
+    plugin: bool = True,
+    timing_cache: str | os.PathLike[str] | None = None,
+    configure: Callable[[Any], None] | None = None,
+    **options: Any,
+) -> Timed:
+    """Build an engine for every form of the model's pairs and time them here, at the first profile's typical shapes.
 
-    model, options: as for `build_engine`, but `lowering`.  plugin: without it only standard operators are tried.
-    timing_cache: where None, the builds share one that is thrown away.
+    model, options: as for `build_engine`, but `lowering` and `layers`.  plugin: without it only standard operators are tried.
+    timing_cache: where None, the builds share one that is thrown away.  A form that comes out as another one does, that cannot
+    be built, or that cannot be run or captured into a CUDA graph, is left out.
 
-    Raises OptionError for a model that has the operator's nodes already, and what `build_engine` raises where no form at
-    all can be built.
+    Outputs are not compared: `convpool.tensorrt.compare` does that, and `convpool-build --autotune`.  Raises OptionError for a
+    model that has the operator's nodes already, OutputError for a cache that cannot be written, and TensorRTError, or what
+    `build_engine` raises, where no form is left.
     """
     loaded = model if isinstance(model, LoadedModel) else load(model)
     if prepare.has_operator(loaded.proto):
         raise OptionError("autotune: the model has ConvAvgPool nodes already; expected the original model, whose forms are timed")
+
+    def set_up(config: Any) -> None:
+        choose_patiently(config)
+        if configure is not None:
+            configure(config)
+
     engines: dict[str, Engine] = {}
-    failures: dict[str, ConvpoolError] = {}
+    left_out: dict[str, str] = {}
+    seen: dict[bytes, str] = {}
+    failure: ConvpoolError | None = None
     with tempfile.TemporaryDirectory() as folder:
-        cache = timing_cache or Path(folder, "timing.cache")
-        for form in FORMS:
-            if form == "convavgpool" and not plugin:
+        options |= {"timing_cache": timing_cache or Path(folder, "timing.cache"), "configure": set_up, "plugin": plugin}
+        for form in FORMS if plugin else [form for form in FORMS if form != "convavgpool"]:
+            form_model = prepared_model(loaded, form)
+            same = seen.setdefault(form_model.SerializeToString(deterministic=True), form)
+            if same != form:
+                left_out[form] = f"the same as {same}"
                 continue
             try:
-                engine = build_engine(loaded, plugin=plugin, lowering=form, timing_cache=cache, **options)
-                engine.inputs  # noqa: B018  loads it, so that one that cannot be loaded is left out too
-                engines[form] = engine
-            except OptionError:
+                engines[form] = build_engine(form_model, lowering="none", **options)
+            except (OptionError, OutputError):
                 raise
             except ConvpoolError as error:
-                failures[form] = error
-    if not engines:
-        raise next(iter(failures.values()))
-    times = time_in_turn(engines, [typical_inputs(next(iter(engines.values())))])
+                left_out[form], failure = first_line(error), failure or error
+    if failure and not engines:
+        raise failure
+    times = time_in_turn(engines, [typical_inputs(engines)], left_out=left_out)
+    if not times:
+        reasons = "; ".join(f"{form}: {reason}" for form, reason in left_out.items())
+        raise TensorRTError(f"autotune: no form's engine could be timed; got {reasons}; leave out autotune")
     medians = {form: statistics.median(values) for form, values in times.items()}
-    best = min(medians, key=medians.__getitem__)
-    return Fastest(engines[best], best, medians, {form: first_line(error) for form, error in failures.items()})
+    fastest_first = sorted(medians, key=medians.__getitem__)
+    return Timed({form: engines[form] for form in fastest_first}, {form: medians[form] for form in fastest_first}, left_out)
 
 
-def typical_inputs(engine: Engine, seed: int = 0) -> dict[str, np.ndarray]:
-    """Random inputs of the first profile's typical shapes."""
+def typical_inputs(engines: dict[str, Engine], seed: int = 0) -> dict[str, np.ndarray]:
+    """Random inputs of the first profile's typical shapes, by the first of the engines that can be loaded."""
     rng = np.random.default_rng(seed)
-    return {name: random_array(rng, info.dtype, info.profiles[0][1]) for name, info in engine.inputs.items()}
+    for number, engine in enumerate(engines.values(), 1):
+        try:
+            inputs = engine.inputs
+        except TensorRTError:
+            if number == len(engines):
+                raise
+        else:
+            return {name: random_array(rng, info.dtype, info.profiles[0][1]) for name, info in inputs.items()}
+    return {}

@@ -104,7 +104,7 @@ def build_engine(
     if options.timing_cache is not None and not options.timing_cache.parent.is_dir():
         raise OutputError(f"timing cache {timing_cache}: no folder {str(options.timing_cache.parent)!r}; make it first")
     trt = trt or tensorrt_module()
-    prepared = _prepare(model, lowering, layers)
+    prepared = prepared_model(model, lowering, layers)
     if plugin and prepare.has_operator(prepared):
         load_plugin(trt)
     return _build(trt, prepared, plugin, options)
@@ -113,8 +113,9 @@ def build_engine(
 def default_lowering(precision: str, plugin: bool) -> str:
     """The form of rewritten pairs where none is asked for: "convavgpool" with the plugin, "auto" without, "fused" in "tf32".
 
-    TensorRT 8.6 keeps float tensors channels first between its own layers and the plugin's.  In TF32 that made networks slower
-    with the plugin than without, and fused convolutions the fastest: docs/tensorrt.md.
+    TensorRT 8.6 keeps float tensors channels first between its own layers and the plugin's.  In TF32 that made networks of 3x3
+    pairs slower with the plugin than without, and fused convolutions the fastest: docs/tensorrt.md.  1x1 pairs have no fused
+    form that saves anything, so they stay as they are.
     """
     if not plugin:
         return "auto"
@@ -127,7 +128,8 @@ def _profiles(profiles: Profile | Sequence[Profile] | None) -> list[Profile]:
     return [profiles] if isinstance(profiles, Mapping) else list(profiles)
 
 
-def _prepare(model: object, lowering: str, layers: bool) -> ModelProto:
+def prepared_model(model: object, lowering: str, layers: bool = False) -> ModelProto:
+    """What an engine is built from: the model in the form asked for, self-contained, its weights initializers."""
     loaded = model if isinstance(model, LoadedModel) else load(model)
     if lowering == "none" or prepare.has_operator(loaded.proto):
         result = prepare.self_contained(loaded)

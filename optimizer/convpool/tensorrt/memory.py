@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -81,6 +81,16 @@ class PycudaMemory:
         """Wait for the stream.  Raises TensorRTError if what ran on it failed."""
         with self._errors("GPU: the engine's work failed"):
             self._owned(stream).synchronize()
+
+    def elapsed_us(self, work: Callable[[], None]) -> float:
+        """Microseconds that what `work` puts on the stream takes on the GPU.  Raises TensorRTError if it failed."""
+        with self._errors("GPU: the engine's work failed"):
+            start, stop = self._driver.Event(), self._driver.Event()
+            start.record(self.stream)
+            work()
+            stop.record(self.stream)
+            stop.synchronize()
+            return start.time_till(stop) * 1000
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
+from convpool.errors import first_line
 from convpool.tensorrt.engine import Engine
 from convpool.tensorrt.errors import TensorRTError
 
@@ -13,21 +15,40 @@ ROUNDS = 30
 WARM_UP_ROUNDS = 2
 LEAST_CALLS = 16
 """Calls in a graph, so that its start weighs little."""
+TIMING_ITERATIONS = 8
+"""How many runs TensorRT is told to average over as it chooses a kernel.  By its own one, it takes a slow one now and then."""
 _RELAXED_CAPTURE = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: TensorRT may call what a strict capture refuses
 
 
+def choose_patiently(config: Any) -> None:
+    """Set a builder's config so that engines can be compared."""
+    if hasattr(config, "avg_timing_iterations"):  # TensorRT-RTX chooses as an engine is first run
+        config.avg_timing_iterations = TIMING_ITERATIONS
+
+
 def time_in_turn(
-    engines: Mapping[str, Engine], inputs: Sequence[Mapping[str, Any]], rounds: int = ROUNDS
+    engines: Mapping[str, Engine],
+    inputs: Sequence[Mapping[str, Any]],
+    rounds: int = ROUNDS,
+    left_out: dict[str, str] | None = None,
 ) -> dict[str, list[float]]:
     """Microseconds a call, one figure a round, for engines that take the same inputs.
 
     inputs: one set of arrays by name, or several sets of GPU arrays of the same shapes, which the calls take in turn.
-    Raises TensorRTError for an engine whose run cannot be captured into a CUDA graph.
+    left_out: takes the reason, by name, for each engine that cannot be loaded, run, or captured into a CUDA graph.  Without it
+    such an engine raises TensorRTError.
     """
-    replays: dict[str, _Replay] = {}
-    try:
+    with ExitStack() as graphs:
+        replays: dict[str, _Replay] = {}
         for name, engine in engines.items():
-            replays[name] = _Replay(engine, inputs)
+            try:
+                replays[name] = _Replay(engine, inputs)
+            except TensorRTError as error:
+                if left_out is None:
+                    raise
+                left_out[name] = first_line(error)
+            else:
+                graphs.callback(replays[name].close)
         for _ in range(WARM_UP_ROUNDS):
             for replay in replays.values():
                 replay.microseconds()
@@ -36,51 +57,44 @@ def time_in_turn(
             for name, replay in replays.items():
                 times[name].append(replay.microseconds())
         return times
-    finally:
-        for replay in replays.values():
-            replay.close()
 
 
 class _Replay:
     """An engine's calls on every input set in turn, as one CUDA graph."""
 
     def __init__(self, engine: Engine, inputs: Sequence[Mapping[str, Any]]) -> None:
-        self._cuda, self._stream = ctypes.CDLL("libcuda.so.1"), engine.memory.stream
-        self.calls = max(LEAST_CALLS, len(inputs))
         engine.bind(inputs[0])
         engine.execute()  # once outside: TensorRT and the plugin may allocate in the first run
-        engine.memory.synchronize(None)
-        handle, graph, self._graph = ctypes.c_void_p(self._stream.handle), ctypes.c_void_p(), ctypes.c_void_p()
-        _check(self._cuda.cuStreamBeginCapture_v2(handle, _RELAXED_CAPTURE))
+        self._memory, self._cuda = engine.memory, ctypes.CDLL("libcuda.so.1")
+        self._memory.synchronize(None)
+        self.calls = max(LEAST_CALLS, len(inputs))
+        self._handle, graph, self._graph = ctypes.c_void_p(self._memory.stream.handle), ctypes.c_void_p(), ctypes.c_void_p()
+        _check(self._cuda.cuStreamBeginCapture_v2(self._handle, _RELAXED_CAPTURE))
         try:
-            for call in range(self.calls):
-                if len(inputs) > 1:
-                    engine.point(inputs[call % len(inputs)])
-                engine.execute()
+            try:
+                for call in range(self.calls):
+                    if len(inputs) > 1:
+                        engine.point(inputs[call % len(inputs)])
+                    engine.execute()
+            finally:
+                ended = self._cuda.cuStreamEndCapture(self._handle, ctypes.byref(graph))
+            _check(ended)
+            _check(self._cuda.cuGraphInstantiateWithFlags(ctypes.byref(self._graph), graph, ctypes.c_ulonglong(0)))
         finally:
-            ended = self._cuda.cuStreamEndCapture(handle, ctypes.byref(graph))
-        _check(ended)
-        _check(self._cuda.cuGraphInstantiateWithFlags(ctypes.byref(self._graph), graph, ctypes.c_ulonglong(0)))
-        _check(self._cuda.cuGraphDestroy(graph))
+            if graph:
+                self._cuda.cuGraphDestroy(graph)
 
     def microseconds(self) -> float:
         """Time of a call.  The timed replay follows another one, which hides its launch."""
-        import pycuda.driver as driver
-
-        start, stop = driver.Event(), driver.Event()
         self._launch()
-        start.record(self._stream)
-        self._launch()
-        stop.record(self._stream)
-        stop.synchronize()
-        return start.time_till(stop) * 1000 / self.calls
+        return self._memory.elapsed_us(self._launch) / self.calls
 
     def close(self) -> None:
         """Free the graph."""
-        _check(self._cuda.cuGraphExecDestroy(self._graph))
+        self._cuda.cuGraphExecDestroy(self._graph)
 
     def _launch(self) -> None:
-        _check(self._cuda.cuGraphLaunch(self._graph, ctypes.c_void_p(self._stream.handle)))
+        _check(self._cuda.cuGraphLaunch(self._graph, self._handle))
 
 
 def _check(code: int) -> None:
