@@ -159,12 +159,6 @@ template <class Element, bool kPrologue> __global__ void __launch_bounds__(kThre
 
 // ---- channels first: by quads, four channels of a pixel ----
 
-template <class Element> using Quad = std::conditional_t<sizeof(Element) == 4, uint4, uint2>;
-
-CONVPOOL_DEVICE uint4 pack_quad(const float (&v)[4], float) { return pack_chunk<Precision::kTF32x3>(v); }
-template <class Element> CONVPOOL_DEVICE uint2 pack_quad(const float (&v)[4], Element tag) {
-    return {pack2(v[0], v[1], tag), pack2(v[2], v[3], tag)};
-}
 CONVPOOL_DEVICE void store_quad(void *out, int64_t position, NumberFormat format, const uint4 &v) {
     store_chunk<float>(out, position, format, v);
 }
