@@ -172,18 +172,20 @@ template <class Element, bool kPrologue> struct QuadStrip {
     using Sum = float[4];
 
     const BoxMeanParams &p;
-    const Element *const x;  // the image
     const int channels, y0, x0;
-    int planes[4];  // where its channels start; for one that X lacks, the last, and its means become zero
+    const Element *planes[4];  // for a channel that X lacks the last it has; its means become zero
     float scale[4], shift[4];
 
     CONVPOOL_DEVICE QuadStrip(const BoxMeanParams &params, int n, int c, int strip, int column)
-        : p(params), x(static_cast<const Element *>(p.x) + static_cast<int64_t>(n) * p.c * (p.h * p.w)),
-          channels(p.c - c), y0(strip * kStrip * p.box.stride_h - p.box.pad_h), x0(column * p.box.stride_w - p.box.pad_w) {
+        : p(params), channels(p.c - c), y0(strip * kStrip * p.box.stride_h - p.box.pad_h),
+          x0(column * p.box.stride_w - p.box.pad_w) {
+        const Element *const image = static_cast<const Element *>(p.x) + static_cast<int64_t>(n) * p.c * (p.h * p.w);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int channel = min(c + i, p.c - 1);
-            planes[i] = channel * (p.h * p.w);
+            planes[i] = image + channel * (p.h * p.w);
+            asm("" : "+l"(planes[i]));  // or each load's address would be summed up from p.x
+            __builtin_assume(__isGlobal(planes[i]));
             if constexpr (kPrologue) {
                 scale[i] = channel_value<Element>(p.prologue.scale, channel, 1.f);
                 shift[i] = channel_value<Element>(p.prologue.shift, channel, 0.f);
@@ -192,18 +194,18 @@ template <class Element, bool kPrologue> struct QuadStrip {
     }
     CONVPOOL_DEVICE bool row_inside(int y) const { return static_cast<uint32_t>(y) < static_cast<uint32_t>(p.h); }
     CONVPOOL_DEVICE bool column_inside(int at) const { return static_cast<uint32_t>(at) < static_cast<uint32_t>(p.w); }
-    CONVPOOL_DEVICE const Element *pixel(int y, int column) const { return x + static_cast<int64_t>(y) * p.w + column; }
 
-    CONVPOOL_DEVICE void load(Loaded &out, const Element *at, bool inside) const {
+    CONVPOOL_DEVICE void load(Loaded &out, int pixel, bool inside) const {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) out[i] = inside ? at[planes[i]] : from_float<Element>(0.f);
+        for (int i = 0; i < 4; ++i) out[i] = inside ? planes[i][pixel] : from_float<Element>(0.f);
     }
     CONVPOOL_DEVICE void add(Sum &sum, const Loaded &loaded, bool inside) const {
+        const uint32_t mask = inside ? ~0u : 0;  // no branch, which loads could not pass
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float value = to_float(loaded[i]);
             if constexpr (kPrologue)
-                value = inside ? activate(fmaf(value, scale[i], shift[i]), p.prologue) : 0.f;
+                value = __uint_as_float(__float_as_uint(activate(fmaf(value, scale[i], shift[i]), p.prologue)) & mask);
             sum[i] += value;
         }
     }
@@ -220,7 +222,7 @@ template <class Element, bool kPrologue> struct QuadStrip {
         Loaded loaded[kStrip + 1][2];
 #pragma unroll
         for (int i = 0; i <= kStrip; ++i) {
-            const Element *const at = pixel(y0 + i, x0);
+            const int at = (y0 + i) * p.w + x0;
             load(loaded[i][0], at, row_inside(y0 + i) && left);
             load(loaded[i][1], at + 1, row_inside(y0 + i) && right);
         }
@@ -254,7 +256,7 @@ template <class Element, bool kPrologue> struct QuadStrip {
             for (int j = 0; j < kAtOnce; ++j) {
                 const int at_y = y + u * p.box.dilation_h, at_x = x0 + v * p.box.dilation_w;
                 inside[j] = t + j < places && row_inside(at_y) && column_inside(at_x);
-                load(loaded[j], pixel(at_y, at_x), inside[j]);
+                load(loaded[j], at_y * p.w + at_x, inside[j]);
                 if (++v < p.box.pw) continue;
                 v = 0;
                 if (++u < p.box.ph) continue;
