@@ -289,7 +289,10 @@ template <class Element, bool kPrologue, bool kPairs> __global__ void __launch_b
     wait_for_previous_kernel();
     let_next_kernel_start();
     const uint32_t across = 1u << across_log2, block_walks = kThreads >> across_log2;
-    const uint32_t first_walk = blockIdx.x / groups * block_walks, first_quad = blockIdx.x % groups * across;
+    // From the last image on: its X, which was written last, is still in the L2, as the means of the first image will be when
+    // the GEMM begins with them.
+    const uint32_t block = gridDim.x - 1 - blockIdx.x;
+    const uint32_t first_walk = block / groups * block_walks, first_quad = block % groups * across;
     // kLine walks of one quad, written at once, and kLine places in a row, read at once, meet in no bank.
     auto place = [&](uint32_t walk, uint32_t quad) {
         const uint32_t i = walk * across + quad;
