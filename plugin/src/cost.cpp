@@ -4,6 +4,8 @@
 //
 // Blocks run in rounds of as many as fit. A round takes steps * max(latency, issue * blocks a multiprocessor holds) and a
 // while for the tile's start and end; box means and other passes over memory are added at the speed of memory.
+//
+// What channels first costs besides is reckoned from the kernels, not fitted: `convpool-bench --layout nchw` measures it.
 #include <algorithm>
 
 #include "tactics.h"
@@ -12,6 +14,9 @@ namespace convpool {
 namespace {
 
 constexpr double kBytesPerUs = 3.75e6;
+constexpr double kMemoryLatencyUs = 0.6;          // of a load that a warp waits for
+constexpr double kStoreRoundUs = 0.03;            // of 32 lanes that take sums from shared memory and store them
+constexpr double kChannelsFirstPassBytes = 1.15;  // a byte of a pass that transposes, in bytes of one that does not
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -71,6 +76,14 @@ double split_us(const Tactic &t) {
     return (t.split == 2 ? 1.65 : t.split == 4 ? 1.1 : 1.5) * (0.7 + 0.6 * tile_share(t));
 }
 
+// Y channels first: the rounds of stores of a tile that channels last does not have, where it stores a chunk a lane.
+double channels_first_ends_us(const Problem &p, const Tactic &t, bool runs) {
+    if (p.y_channels_last) return 0;
+    const double elements = double(t.block_m) * t.block_n / (t.threads() * t.split);  // of a lane
+    const double rounds = elements / (runs ? kRunPixels : 1) - elements / p.per_chunk();
+    return rounds * (kStoreRoundUs + (p.has_residual ? kMemoryLatencyUs : 0));
+}
+
 // crowded: the kernel before still holds the multiprocessors, so blocks of the first round fill one after the other.
 double rounds_us(int64_t tiles, const Block &block, const Tactic &t, int blocks_a_multiprocessor, const Device &device,
                  bool crowded = false) {
@@ -118,6 +131,7 @@ double pointwise_us(const Problem &p, const PointwisePlan &plan, const Tactic &t
     if (t.block_n == 64) block = {block.steps, {0.65}, 1.67};
     else if (t.block_n == 128) block = {block.steps, {0.78}, 1.86};
     else block = {block.steps, {1.14}, 3.29};
+    block.ends_us += channels_first_ends_us(p, t, false);
     if (p.has_prologue()) {
         block.step.issue_us += 0.53;
         block.step.latency_us += 0.53;
@@ -128,20 +142,26 @@ double pointwise_us(const Problem &p, const PointwisePlan &plan, const Tactic &t
 
 double direct_fused_us(const Problem &p, const DirectFusedPlan &plan, const Tactic &t, const Device &device) {
     const int64_t slices = ceil_div(plan.params.slices, t.split);
-    Block block{slices * plan.params.taps, direct_fused_step(t), 1.65 + 0.83 * tile_share(t)};
+    const DirectFusedParams &d = plan.params;
+    Block block{slices * d.taps, direct_fused_step(t), 1.65 + 0.83 * tile_share(t)};
+    block.ends_us += channels_first_ends_us(p, t, p.out[2] % kRunPixels == 0);
+    // Channels first, a warp gathers a chunk of a row of pixels at a time, and waits for each.
+    const int64_t rows = ceil_div(int64_t{d.tile_images} * d.raw_h, t.threads() / 32);
+    if (!p.x_channels_last) block.ends_us += slices * rows * 4 * ceil_div(d.raw_w, 32) * kMemoryLatencyUs;
     // Box means of a slice, as far as products do not hide them; those of one tap hide nothing, whatever runs beside them.
-    const double means_us = (plan.params.taps == 1 ? 2.25 : 1.7) * (p.has_prologue() ? 3.0 : 1.0);
-    if (plan.params.taps == 1) {
+    const double means_us = (d.taps == 1 ? 2.25 : 1.7) * (p.has_prologue() ? 3.0 : 1.0);
+    if (d.taps == 1) {
         block.step.issue_us += means_us;
         block.step.latency_us += means_us;
     } else {
         block.ends_us += slices * means_us;
     }
-    return rounds_us(plan.params.tiles, block, t, plan.blocks_per_multiprocessor, device);
+    return rounds_us(d.tiles, block, t, plan.blocks_per_multiprocessor, device);
 }
 
 double box_pass_us(const Problem &p, const WorkspaceLayout &layout) {
-    const double bytes_us = (x_bytes(p) + double(layout.x_bytes)) / kBytesPerUs;
+    const double transposed = p.x_channels_last ? 1.0 : kChannelsFirstPassBytes;
+    const double bytes_us = (x_bytes(p) + double(layout.x_bytes)) * transposed / kBytesPerUs;
     const double strided_us = p.pool_strides[1] > 1 || p.pool_strides[2] > 1 ? 1.33 : 0;  // windows share no sums
     return strided_us + (p.has_prologue() ? 2.23 + 1.55 * bytes_us : 1.43 + bytes_us);
 }
@@ -152,7 +172,9 @@ double implicit_gemm_us(const Problem &p, const Tactic &t, const Device &device)
     const int64_t tiles = ceil_div(p.n * p.out_pixels(), t.block_m) * ceil_div(p.m, t.block_n);
     const int64_t tap_chunks = s.c / p.per_chunk(), taps = int64_t{s.kh} * s.kw;
     const int64_t steps = t.sm90() ? ceil_div(ceil_div(taps * tap_chunks, 8), t.split) : taps * ceil_div(tap_chunks, 4);
-    const Block block{steps, t.sm90() ? gemm_sm90_step(t) : portable_gemm_step(t), gemm_ends_us(t)};
+    const bool runs = t.sm90() && p.out_pixels() % kRunPixels == 0;
+    const Block block{steps, t.sm90() ? gemm_sm90_step(t) : portable_gemm_step(t),
+                      gemm_ends_us(t) + channels_first_ends_us(p, t, runs)};
     const bool crowded = layout.box_pass && device.cc >= 90;  // where launches overlap
     // Fused weights are made once and kept by a caller that runs a layer again and again, so they do not count.
     return rounds_us(tiles, block, t, t.min_blocks, device, crowded) + (layout.box_pass ? box_pass_us(p, layout) : 0);

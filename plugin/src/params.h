@@ -61,6 +61,8 @@ struct Shape2d {
     int32_t x_channels_last, y_channels_last;
 };
 
+constexpr int kRunPixels = 4;  // of a channel of Y, channels first: stored together
+
 constexpr int kMaxTaps = 81;  // of direct_fused
 
 // direct_fused. Lengths in chunks of 16 bytes unless said otherwise.
@@ -73,6 +75,7 @@ struct DirectFusedParams {
     Shape2d shape;
     int32_t x_chunked, w_chunked;  // rows of channels are whole aligned chunks: cp.async
     int32_t y_vectors;             // rows of channels of Y, residual and bias are whole aligned chunks
+    int32_t y_runs;                // channels first: rows of pixels of Y and residual are whole aligned runs
     int32_t tile_images, tile_h_log2, tile_w_log2;
     int32_t tiles_h, tiles_w, m_tiles, tiles;
     int32_t slices;        // channel slices
@@ -165,7 +168,7 @@ struct ImplicitGemmParams {
     void *y;
     Epilogue epilogue;
     Shape2d shape;  // shape.h, w: of x here; pooled_* unused
-    int32_t y_vectors;
+    int32_t y_vectors, y_runs;
     int32_t pixels;  // n * out_h * out_w
     int32_t slices, m_tiles;
     int32_t split;   // thread blocks of a cluster that share the sum

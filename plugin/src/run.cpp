@@ -82,6 +82,13 @@ bool y_vectors(const Problem &p, const convpool_tensors &t) {
            (!p.has_residual || aligned(t.residual, 16)) && (!p.has_bias || aligned(t.b, 16));
 }
 
+// Channels of Y and of the residual, channels first, are whole aligned runs of pixels.
+bool y_runs(const Problem &p, const convpool_tensors &t) {
+    const int bytes = kRunPixels * p.element_bytes();
+    return !p.y_channels_last && p.out_pixels() % kRunPixels == 0 && aligned(t.y, bytes) &&
+           (!p.has_residual || aligned(t.residual, bytes));
+}
+
 // For kernels that read X and W where they are.
 template <class Params> void set_arrays(Params &params, const Problem &p, const convpool_tensors &t) {
     params.x = t.x;
@@ -128,6 +135,7 @@ cudaError_t run_direct_fused(const Problem &p, const Tactic &tactic, const Devic
     d.x_chunked = p.x_rows_chunked() && aligned(t.x, 16);
     d.w_chunked = p.w_rows_chunked() && aligned(t.w, 16);
     d.y_vectors = y_vectors(p, t);
+    d.y_runs = y_runs(p, t) && p.out[2] % kRunPixels == 0 && 1 << d.tile_w_log2 >= kRunPixels;  // none leaves a tile's row
     return launch_kernel(p, tactic, device, plan.grid, plan.shared_bytes, &d, stream);
 }
 
@@ -238,6 +246,7 @@ cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Devi
     g.epilogue = epilogue_of(p, t);
     g.shape = shape;
     g.y_vectors = y_vectors(p, t);
+    g.y_runs = y_runs(p, t);
     g.pixels = static_cast<int32_t>(p.n * p.out_pixels());
     const int slice = 4 * p.per_chunk();
     g.slices = (shape.c + slice - 1) / slice;

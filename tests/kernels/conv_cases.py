@@ -81,6 +81,17 @@ def chosen() -> list[dict]:
         cases.append(dict(n=1, c=16, m=16, spatial=(15, 16), kernel_shape=3, pool_kernel_shape=1, pads=(1,) * 4) | prologue)
         shrunk = dict(pool_kernel_shape=2, pool_strides=2, pool_pads=1, pads=1)  # zeros of two kinds around f(X)
         cases.append(dict(n=1, c=16, m=16, spatial=(15, 16), kernel_shape=3) | shrunk | prologue)
+    # Box means of channels first: rows longer and shorter than a warp, ragged groups of channels and strips of rows.
+    for c, spatial in ((36, (3, 301)), (20, (70, 2)), (33, (5, 62)), (20, (515,)), (130, (2, 2))):
+        cases.append(rewritten(2, c, 16, spatial, 3, 2, pads=1, bias=True))
+    tall = dict(kernel_shape=(3, 1), pool_kernel_shape=(2, 1), pads=(1, 0, 1, 0), strides=(2, 1))
+    cases.append(dict(n=2, c=12, m=8, spatial=(70, 1)) | tall)
+    for h in (3, 4, 5):  # places of windows that are no multiple of four
+        cases.append(dict(n=3, c=6, m=8, spatial=(h, 9), kernel_shape=1, pool_kernel_shape=(3, 1)))
+    apart = dict(pool_kernel_shape=3, pool_strides=2, pool_dilations=2, pool_pads=2)
+    cases.append(dict(n=2, c=18, m=8, spatial=(12, 37), kernel_shape=1) | apart)
+    # Y channels first: images of whole runs of pixels whose rows are not.
+    cases.append(rewritten(3, 24, 24, (12, 12), 3, 2, pads=1, bias=True, residual=True, activation="leaky_relu", alpha=0.5))
     cases.append(dict(n=65, c=8, m=8, spatial=(2, 2), kernel_shape=2, pool_kernel_shape=1))  # one output pixel each
     return cases
 

@@ -169,6 +169,18 @@ def test_arrays_that_the_kernel_cannot_take(gpu, name, skewed):
     assert check(case, tactic, tactic.dtype, "NHWC", INTEGER, skewed)
 
 
+@pytest.mark.parametrize("skewed", ["x", "residual", "y"])
+@pytest.mark.parametrize("name", names(lambda name: "m64n64" in name and "tma" not in name and "1x1" not in name))
+def test_channels_first_arrays_aligned_to_their_elements(gpu, name, skewed):
+    """Of images that are whole runs of pixels, which aligned arrays are read and written in."""
+    tactic = find_tactic(name)
+    if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc:
+        pytest.skip(f"needs compute capability {tactic.min_cc}")
+    wanted = dict(c=296, spatial=(8, 8), residual=True)  # slices enough for a split of 8
+    case = next(i for i, c in enumerate(CASES) if i % 3 and wanted.items() <= c.items())
+    assert check(case, tactic, tactic.dtype, "NCHW", INTEGER, skewed)
+
+
 @pytest.mark.parametrize("skewed", ["x", "w"])
 def test_default_tactic_takes_arrays_aligned_to_their_elements(gpu, skewed):
     """Without pooling and workspace, where implicit GEMM, the choice for other arrays on an H200, reads X and W in place."""

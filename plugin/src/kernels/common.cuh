@@ -10,6 +10,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../params.h"
 
@@ -105,6 +106,18 @@ template <Precision P> CONVPOOL_DEVICE uint4 pack_chunk(const float (&v)[Traits<
         typename Traits<P>::Element tag{};
         return {pack2(v[0], v[1], tag), pack2(v[2], v[3], tag), pack2(v[4], v[5], tag), pack2(v[6], v[7], tag)};
     }
+}
+
+// Four numbers in a row, rounded once.
+template <class Element> using Quad = std::conditional_t<sizeof(Element) == 4, uint4, uint2>;
+CONVPOOL_DEVICE uint4 pack_quad(const float (&v)[4], float) { return pack_chunk<Precision::kTF32x3>(v); }
+template <class Element> CONVPOOL_DEVICE uint2 pack_quad(const float (&v)[4], Element tag) {
+    return {pack2(v[0], v[1], tag), pack2(v[2], v[3], tag)};
+}
+CONVPOOL_DEVICE void unpack_quad(const uint4 &quad, float (&out)[4], float) { unpack_chunk<Precision::kTF32x3>(quad, out); }
+template <class Element> CONVPOOL_DEVICE void unpack_quad(const uint2 &quad, float (&out)[4], Element tag) {
+    unpack_word(quad.x, out, tag);
+    unpack_word(quad.y, out + 2, tag);
 }
 
 // A launch may overlap the end of the kernel before it in the stream (programmatic dependent launch): before anything is

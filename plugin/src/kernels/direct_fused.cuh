@@ -303,7 +303,8 @@ template <class Config> struct DirectFused {
 
     CONVPOOL_DEVICE OutputView output_view() const {
         const Shape2d &s = p.shape;
-        return {p.y, s.y_channels_last ? 1 : static_cast<int64_t>(s.out_h) * s.out_w, s.m, p.y_vectors != 0};
+        return {p.y, s.y_channels_last ? 1 : static_cast<int64_t>(s.out_h) * s.out_w, s.m, p.y_vectors != 0,
+                p.y_runs != 0};
     }
 
     CONVPOOL_DEVICE void run() const {

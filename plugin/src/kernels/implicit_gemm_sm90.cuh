@@ -188,7 +188,7 @@ template <class Config> struct ImplicitGemmSm90 {
         __syncthreads();  // the ring's place is free for the accumulators
 
         const int64_t out_pixels = static_cast<int64_t>(s.out_h) * s.out_w;
-        const OutputView view{p.y, s.y_channels_last ? 1 : out_pixels, s.m, p.y_vectors != 0};
+        const OutputView view{p.y, s.y_channels_last ? 1 : out_pixels, s.m, p.y_vectors != 0, p.y_runs != 0};
         auto pixel_of = [&](int row) {
             const int pixel = first_pixel + row;
             uint32_t n, rest;

@@ -15,9 +15,10 @@ template <class Element> CONVPOOL_DEVICE float channel_value(const void *values,
 }
 
 CONVPOOL_DEVICE float activate(float v, const Prologue &p) {
-    if (p.activation == Activation::kRelu) return v < 0.f ? 0.f : v;
-    if (p.activation == Activation::kLeakyRelu) return v < 0.f ? v * p.alpha : v;
-    return v;
+    // No branches: there would be one for each value of a chunk.
+    const float slope = p.activation == Activation::kLeakyRelu ? p.alpha : 1.f;
+    const float negative = p.activation == Activation::kRelu ? 0.f : v * slope;
+    return v < 0.f ? negative : v;
 }
 
 // f of one chunk of channels, in fp32. Channels that X does not have stay zero, which they are.

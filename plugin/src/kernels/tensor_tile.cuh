@@ -149,7 +149,8 @@ struct OutputView {
     void *y;
     int64_t step;  // between channels
     int32_t m;
-    bool vectors;  // Y, residual and bias are whole aligned chunks of channels
+    bool vectors;       // Y, residual and bias are whole aligned chunks of channels
+    bool runs = false;  // channels first: Y and residual are whole aligned runs of kRunPixels
 };
 
 template <class Config> struct Staging {
@@ -209,6 +210,38 @@ CONVPOOL_DEVICE void finish_element(float v, const Epilogue &e, const OutputView
     static_cast<Element *>(view.y)[index] = from_float<Element>(activate(v, e));
 }
 
+// The same of kRunPixels pixels of one channel, whose sums lie `pitch` bytes apart.
+template <Precision P>
+CONVPOOL_DEVICE void finish_run(uint32_t source, uint32_t pitch, int run, const Epilogue &e, const OutputView &view,
+                                int64_t index, int channel) {
+    using Element = typename Traits<P>::Element;
+    static_assert(kRunPixels == 4, "a quad");
+    // Four runs of a channel, of rows that start in one bank, each begin with another of their rows, so that they meet in none.
+    float v[4], addend[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = load_shared_float(source + ((i + run) & 3) * pitch);
+    auto exchange = [&](bool wanted, int i, int j) {
+        const float first = wanted ? v[j] : v[i];
+        v[j] = wanted ? v[i] : v[j];
+        v[i] = first;
+    };
+    exchange(run & 2, 0, 2);
+    exchange(run & 2, 1, 3);
+    exchange(run & 1, 0, 3);
+    exchange(run & 1, 1, 3);
+    exchange(run & 1, 2, 3);
+    const float bias = e.bias != nullptr ? to_float(static_cast<const Element *>(e.bias)[channel]) : 0.f;
+    if (e.residual != nullptr)
+        unpack_quad(*reinterpret_cast<const Quad<Element> *>(static_cast<const Element *>(e.residual) + index), addend, Element{});
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        v[i] += bias;
+        if (e.residual != nullptr) v[i] += addend[i];
+        v[i] = activate(v[i], e);
+    }
+    *reinterpret_cast<Quad<Element> *>(static_cast<Element *>(view.y) + index) = pack_quad(v, Element{});
+}
+
 // Stores kRows pixels x kColumns channels of fp32 sums that lie at `source`, kColumns + 8 floats a pixel.
 template <class Config, int kRows, int kColumns, class PixelOf>
 CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const OutputView &view, int first_row, int channel0,
@@ -224,6 +257,16 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
             if (pixel.valid && channel0 + column < view.m)
                 finish_chunk<P>(source + (row * kPitch + column) * 4, e, view, pixel.base + channel0 + column,
                                 channel0 + column);
+        }
+    } else if (view.runs) {
+        constexpr int kRuns = kRows / kRunPixels;
+#pragma unroll 1
+        for (int i = lane; i < kRuns * kColumns; i += 32) {  // neighbours store neighbouring runs of a channel
+            const int run = i % kRuns, column = i / kRuns;
+            const OutputPixel pixel = pixel_of(first_row + run * kRunPixels);
+            if (pixel.valid && channel0 + column < view.m)
+                finish_run<P>(source + (run * kRunPixels * kPitch + column) * 4, kPitch * 4, run, e, view,
+                              pixel.base + (channel0 + column) * view.step, channel0 + column);
         }
     } else {
 #pragma unroll 1

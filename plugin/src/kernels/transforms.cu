@@ -1,4 +1,5 @@
 // The small kernels around the implicit GEMM: box means (or a copy) to channels last, and weights of the fused kernel.
+#include <algorithm>
 #include <type_traits>
 
 #include "../launch.h"
@@ -14,44 +15,32 @@ template <> struct Chunked<float> { static constexpr Precision kPrecision = Prec
 
 constexpr int kThreads = 256;
 
-// Stores a chunk of a pixel in the format asked for; other types than fp32 have one.
+// Stores a chunk, of those of all pixels the one at `position`, in the format asked for; other types than fp32 have one.
 template <class Element>
-CONVPOOL_DEVICE void store_chunk(void *out, int64_t pixel, int chunks, int chunk, NumberFormat format,
-                                 const float (&v)[16 / sizeof(Element)]) {
-    uint4 *const to = static_cast<uint4 *>(out);
-    const uint4 packed = pack_chunk<Chunked<Element>::kPrecision>(v);
-    if constexpr (sizeof(Element) == 4) {
-        if (format != NumberFormat::kAsIs) {
-            uint4 big, small;
-            split_tf32(packed.x, big.x, small.x);
-            split_tf32(packed.y, big.y, small.y);
-            split_tf32(packed.z, big.z, small.z);
-            split_tf32(packed.w, big.w, small.w);
-            if (format == NumberFormat::kTF32) {
-                to[pixel * chunks + chunk] = big;
-            } else {
-                constexpr int kHalf = kHalfChannels / 4;
-                uint4 *const place = to + (pixel * chunks + chunk / kHalf * kHalf) * 2 + chunk % kHalf;
-                place[0] = big;
-                place[kHalf] = small;
-            }
-            return;
-        }
+CONVPOOL_DEVICE void store_chunk(void *out, int64_t position, NumberFormat format, const uint4 &v) {
+    uint4 *const to = static_cast<uint4 *>(out) + position;
+    if (sizeof(Element) == 2 || format == NumberFormat::kAsIs) {
+        *to = v;
+    } else if (format == NumberFormat::kTF32) {
+        *to = {round_to_tf32(v.x), round_to_tf32(v.y), round_to_tf32(v.z), round_to_tf32(v.w)};
+    } else {
+        constexpr int kHalf = kHalfChannels / 4;  // chunks of a pixel are a multiple of it
+        uint4 *const place = to + (position - position % kHalf);
+        uint4 big, small;
+        split_tf32(v.x, big.x, small.x);
+        split_tf32(v.y, big.y, small.y);
+        split_tf32(v.z, big.z, small.z);
+        split_tf32(v.w, big.w, small.w);
+        place[0] = big;
+        place[kHalf] = small;
     }
-    to[pixel * chunks + chunk] = packed;
 }
 
-template <class Element> CONVPOOL_DEVICE void load_elements(float (&out)[16 / sizeof(Element)], const Element *src,
-                                                            int64_t step, int count) {
-#pragma unroll
-    for (int i = 0; i < 16 / static_cast<int>(sizeof(Element)); ++i)
-        out[i] = i < count ? to_float(src[i * step]) : 0.f;
-}
+constexpr int kStrip = 4;   // rows of means that a thread makes of a column
+constexpr int kAtOnce = 4;  // places of windows whose loads are under way together: a window of 2x2, four rows of a copy
 
-// 2x2 windows one apart over chunked channels last: a thread makes one chunk of kStrip rows of a column. A row's pair sum
-// serves two windows, and all loads are under way before the first is used.
-constexpr int kStrip = 4;
-
+// 2x2 windows one apart over chunked channels last: a thread makes one chunk of a strip. A row's pair sum serves two windows,
+// and all loads are under way before the first is used.
 template <class Element, bool kPrologue> __global__ void __launch_bounds__(kThreads)
     box_pairs_kernel(const __grid_constant__ BoxMeanParams p, uint32_t items) {
     constexpr Precision kPrecision = Chunked<Element>::kPrecision;
@@ -101,12 +90,12 @@ template <class Element, bool kPrologue> __global__ void __launch_bounds__(kThre
         }
         const int y = strip * kStrip + i;
         if (y < p.out_h)
-            store_chunk<Element>(p.out, (static_cast<int64_t>(n) * p.out_h + y) * p.out_w + column, p.chunks, chunk, p.format,
-                                 other);
+            store_chunk<Element>(p.out, ((static_cast<int64_t>(n) * p.out_h + y) * p.out_w + column) * p.chunks + chunk,
+                                 p.format, pack_chunk<kPrecision>(other));
     }
 }
 
-// A thread makes one chunk of one pixel. For channels first, neighbouring threads take neighbouring pixels.
+// A thread makes one chunk of one pixel, channels last.
 template <class Element, bool kPrologue> __global__ void __launch_bounds__(kThreads)
     box_mean_kernel(const __grid_constant__ BoxMeanParams p, int64_t items) {
     constexpr Precision kPrecision = Chunked<Element>::kPrecision;
@@ -117,48 +106,29 @@ template <class Element, bool kPrologue> __global__ void __launch_bounds__(kThre
     const int64_t plane = static_cast<int64_t>(p.h) * p.w;
     for (int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; item < items;
          item += static_cast<int64_t>(gridDim.x) * kThreads) {
-        int chunk, n;
-        uint32_t oy, ox, rest = static_cast<uint32_t>(item);
-        if (p.x_channels_last) {
-            uint32_t q, r;
-            p.div_chunks.divmod(rest, q, r);
-            chunk = r;
-            p.div_out_w.divmod(q, rest, ox);
-            p.div_out_h.divmod(rest, q, oy);
-            n = q;
-        } else {
-            uint32_t q, r;
-            p.div_out_w.divmod(rest, q, ox);
-            p.div_out_h.divmod(q, rest, oy);
-            p.div_chunks.divmod(rest, q, r);
-            chunk = r;
-            n = q;
-        }
+        uint32_t chunk, n, oy, ox, rest;
+        p.div_chunks.divmod(static_cast<uint32_t>(item), rest, chunk);
+        p.div_out_w.divmod(rest, rest, ox);
+        p.div_out_h.divmod(rest, n, oy);
         const int c = chunk * kPerChunk;
         ChunkPrologue<kPrecision> f;
         if constexpr (kPrologue) f.load(p.prologue, c, p.c);
         float sum[kPerChunk] = {};
-        auto add = [&](float(&value)[kPerChunk]) {
-            if constexpr (kPrologue) f.apply(p.prologue, value);
-#pragma unroll
-            for (int i = 0; i < kPerChunk; ++i) sum[i] += value[i];
-        };
         const int y0 = static_cast<int>(oy) * p.box.stride_h - p.box.pad_h;
         const int x0 = static_cast<int>(ox) * p.box.stride_w - p.box.pad_w;
         const int window = p.box.ph * p.box.pw;
-        constexpr int kAtOnce = 4;  // loads of chunks under way together: a window of 2x2
         int u = 0, v = 0;
         for (int t = 0; t < window; t += kAtOnce) {
             bool inside[kAtOnce];
-            int64_t pixel[kAtOnce];
+            const Element *at[kAtOnce];
             uint4 loaded[kAtOnce];
 #pragma unroll
             for (int j = 0; j < kAtOnce; ++j) {
                 const int y = y0 + u * p.box.dilation_h, column = x0 + v * p.box.dilation_w;
                 inside[j] = t + j < window && static_cast<uint32_t>(y) < static_cast<uint32_t>(p.h) &&
                             static_cast<uint32_t>(column) < static_cast<uint32_t>(p.w);
-                pixel[j] = static_cast<int64_t>(y) * p.w + column;
-                if (p.x_chunked && inside[j]) loaded[j] = *reinterpret_cast<const uint4 *>(x + (n * plane + pixel[j]) * p.c + c);
+                at[j] = x + (n * plane + static_cast<int64_t>(y) * p.w + column) * p.c + c;
+                if (p.x_chunked && inside[j]) loaded[j] = *reinterpret_cast<const uint4 *>(at[j]);
                 if (++v == p.box.pw) {
                     v = 0;
                     ++u;
@@ -168,22 +138,190 @@ template <class Element, bool kPrologue> __global__ void __launch_bounds__(kThre
             for (int j = 0; j < kAtOnce; ++j) {
                 if (!inside[j]) continue;
                 float value[kPerChunk];
-                if (p.x_chunked)
+                if (p.x_chunked) {
                     unpack_chunk<kPrecision>(loaded[j], value);
-                else if (p.x_channels_last)
-                    load_elements<Element>(value, x + (n * plane + pixel[j]) * p.c + c, 1, p.c - c);
-                else
-                    load_elements<Element>(value, x + (static_cast<int64_t>(n) * p.c + c) * plane + pixel[j], plane, p.c - c);
-                add(value);
+                } else {
+#pragma unroll
+                    for (int i = 0; i < kPerChunk; ++i) value[i] = c + i < p.c ? to_float(at[j][i]) : 0.f;
+                }
+                if constexpr (kPrologue) f.apply(p.prologue, value);
+#pragma unroll
+                for (int i = 0; i < kPerChunk; ++i) sum[i] += value[i];
             }
         }
         if (p.box.count != 1.f) {
 #pragma unroll
             for (int i = 0; i < kPerChunk; ++i) sum[i] = mean_of(sum[i], p.box);
         }
-        const int64_t pixel = (static_cast<int64_t>(n) * p.out_h + oy) * p.out_w + ox;
-        store_chunk<Element>(p.out, pixel, p.chunks, chunk, p.format, sum);
+        store_chunk<Element>(p.out, item, p.format, pack_chunk<kPrecision>(sum));
     }
+}
+
+// ---- channels first: by quads, four channels of a pixel ----
+
+CONVPOOL_DEVICE void store_quad(void *out, int64_t position, NumberFormat format, const uint4 &v) {
+    store_chunk<float>(out, position, format, v);
+}
+CONVPOOL_DEVICE void store_quad(void *out, int64_t position, NumberFormat, const uint2 &v) {
+    static_cast<uint2 *>(out)[position] = v;
+}
+
+// kStrip rows of means of one quad and column, from the row of X at y0 and the column at x0 on.
+template <class Element, bool kPrologue> struct QuadStrip {
+    using Loaded = Element[4];
+    using Sum = float[4];
+
+    const BoxMeanParams &p;
+    const int channels, y0, x0;
+    const Element *planes[4];  // for a channel that X lacks the last it has; its means become zero
+    float scale[4], shift[4];
+
+    CONVPOOL_DEVICE QuadStrip(const BoxMeanParams &params, int n, int c, int strip, int column)
+        : p(params), channels(p.c - c), y0(strip * kStrip * p.box.stride_h - p.box.pad_h),
+          x0(column * p.box.stride_w - p.box.pad_w) {
+        const Element *const image = static_cast<const Element *>(p.x) + static_cast<int64_t>(n) * p.c * (p.h * p.w);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int channel = min(c + i, p.c - 1);
+            planes[i] = image + channel * (p.h * p.w);
+            asm("" : "+l"(planes[i]));  // or each load's address would be summed up from p.x
+            __builtin_assume(__isGlobal(planes[i]));
+            if constexpr (kPrologue) {
+                scale[i] = channel_value<Element>(p.prologue.scale, channel, 1.f);
+                shift[i] = channel_value<Element>(p.prologue.shift, channel, 0.f);
+            }
+        }
+    }
+    CONVPOOL_DEVICE bool row_inside(int y) const { return static_cast<uint32_t>(y) < static_cast<uint32_t>(p.h); }
+    CONVPOOL_DEVICE bool column_inside(int at) const { return static_cast<uint32_t>(at) < static_cast<uint32_t>(p.w); }
+
+    CONVPOOL_DEVICE void load(Loaded &out, int pixel, bool inside) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[i] = inside ? planes[i][pixel] : from_float<Element>(0.f);
+    }
+    CONVPOOL_DEVICE void add(Sum &sum, const Loaded &loaded, bool inside) const {
+        const uint32_t mask = inside ? ~0u : 0;  // no branch, which loads could not pass
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float value = to_float(loaded[i]);
+            if constexpr (kPrologue)
+                value = __uint_as_float(__float_as_uint(activate(fmaf(value, scale[i], shift[i]), p.prologue)) & mask);
+            sum[i] += value;
+        }
+    }
+    CONVPOOL_DEVICE Quad<Element> pack(Sum &mean) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) mean[i] = i < channels ? mean[i] : 0.f;
+        return pack_quad(mean, Element{});
+    }
+
+    // 2x2 windows one apart: store(row, quad) of all rows. A row's pair sum serves two windows, and all loads are under way
+    // before the first is used.
+    template <class Store> CONVPOOL_DEVICE void pairs(Store store) const {
+        const bool left = column_inside(x0), right = column_inside(x0 + 1);
+        Loaded loaded[kStrip + 1][2];
+#pragma unroll
+        for (int i = 0; i <= kStrip; ++i) {
+            const int at = (y0 + i) * p.w + x0;
+            load(loaded[i][0], at, row_inside(y0 + i) && left);
+            load(loaded[i][1], at + 1, row_inside(y0 + i) && right);
+        }
+        Sum above = {};
+#pragma unroll
+        for (int i = 0; i <= kStrip; ++i) {
+            Sum below = {}, mean;
+            add(below, loaded[i][0], row_inside(y0 + i) && left);
+            add(below, loaded[i][1], row_inside(y0 + i) && right);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                mean[j] = (above[j] + below[j]) * 0.25f;
+                above[j] = below[j];
+            }
+            if (i > 0) store(i - 1, pack(mean));
+        }
+    }
+
+    // Any windows: store(row, quad) of as many rows as an image has, up to kStrip.
+    template <class Store> CONVPOOL_DEVICE void windows(Store store) const {
+        static_assert(kStrip % kAtOnce == 0, "the last round has no row past the strip's");
+        const int window = p.box.ph * p.box.pw;
+        const int64_t places = static_cast<int64_t>(window) * min(kStrip, p.out_h);
+        Sum sum = {};
+        int u = 0, v = 0, y = y0, added = 0, row = 0;
+#pragma unroll 1
+        for (int64_t t = 0; t < places; t += kAtOnce) {
+            bool inside[kAtOnce];
+            Loaded loaded[kAtOnce];
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                const int at_y = y + u * p.box.dilation_h, at_x = x0 + v * p.box.dilation_w;
+                inside[j] = t + j < places && row_inside(at_y) && column_inside(at_x);
+                load(loaded[j], at_y * p.w + at_x, inside[j]);
+                if (++v < p.box.pw) continue;
+                v = 0;
+                if (++u < p.box.ph) continue;
+                u = 0;
+                y += p.box.stride_h;
+            }
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                add(sum, loaded[j], inside[j]);
+                if (++added < window) continue;
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    if (p.box.count != 1.f) sum[i] = mean_of(sum[i], p.box);
+                store(row++, pack(sum));
+                added = 0;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sum[i] = 0.f;
+            }
+        }
+    }
+};
+
+// A block makes `across` neighbouring quads (a power of two up to 8) of kThreads / across walks, a walk being one column of a
+// strip. A thread forms the means of one walk and quad, its neighbours those of the next walks, as X lies in memory; then it
+// gets others through shared memory to store, its neighbours the next quads of the same pixels.
+template <class Element, bool kPrologue, bool kPairs> __global__ void __launch_bounds__(kThreads, 3)
+    channels_first_kernel(const __grid_constant__ BoxMeanParams p, uint32_t walks, uint32_t quads, uint32_t groups, int across_log2) {
+    constexpr uint32_t kLine = 128 / sizeof(Quad<Element>);  // quads that fill all banks
+    __shared__ Quad<Element> means[kStrip][kThreads];
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    const uint32_t across = 1u << across_log2, block_walks = kThreads >> across_log2;
+    // From the last image on: its X, which was written last, is still in the L2, as the means of the first image will be when
+    // the GEMM begins with them.
+    const uint32_t block = gridDim.x - 1 - blockIdx.x;
+    const uint32_t first_walk = block / groups * block_walks, first_quad = block % groups * across;
+    // kLine walks of one quad, written at once, and kLine places in a row, read at once, meet in no bank.
+    auto place = [&](uint32_t walk, uint32_t quad) {
+        const uint32_t i = walk * across + quad;
+        return i ^ (i / kLine & (across - 1));
+    };
+    auto exists = [&](uint32_t walk, uint32_t quad) { return first_walk + walk < walks && first_quad + quad < quads; };
+    auto split = [&](uint32_t walk, uint32_t &n, uint32_t &strip, uint32_t &column) {
+        p.div_out_w.divmod(first_walk + walk, walk, column);
+        p.div_strips.divmod(walk, n, strip);
+    };
+    uint32_t n, strip, column;
+    const uint32_t formed_walk = threadIdx.x % block_walks, formed_quad = threadIdx.x / block_walks;
+    if (exists(formed_walk, formed_quad)) {
+        split(formed_walk, n, strip, column);
+        const uint32_t at = place(formed_walk, formed_quad);
+        auto store = [&](int row, const Quad<Element> &quad) { means[row][at] = quad; };
+        const QuadStrip<Element, kPrologue> of(p, n, (first_quad + formed_quad) * 4, strip, column);
+        if constexpr (kPairs) of.pairs(store);
+        else of.windows(store);
+    }
+    __syncthreads();
+    const uint32_t walk = threadIdx.x / across, quad = threadIdx.x % across, at = place(walk, quad);
+    if (!exists(walk, quad)) return;
+    split(walk, n, strip, column);
+    const int64_t row = static_cast<int64_t>(p.out_w) * quads;
+    int64_t position = (static_cast<int64_t>(n) * p.out_h + strip * kStrip) * row + column * quads + first_quad + quad;
+#pragma unroll
+    for (int i = 0; i < kStrip; ++i, position += row)
+        if (strip * kStrip + i < static_cast<uint32_t>(p.out_h)) store_quad(p.out, position, p.format, means[i][at]);
 }
 
 // A block makes a row of one output channel at a time. Fused tap (i, j) is the sum over the taps (a, b) and window places
@@ -232,24 +370,37 @@ __global__ void __launch_bounds__(kThreads) fuse_weights_kernel(const __grid_con
 
 template <class Element, bool kPrologue> cudaError_t load() {
     cudaFuncAttributes attributes;
-    cudaError_t error = cudaFuncGetAttributes(&attributes, box_pairs_kernel<Element, kPrologue>);
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, box_mean_kernel<Element, kPrologue>);
-    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, fuse_weights_kernel<Element>) : error;
+    cudaError_t error = cudaSuccess;
+    for (auto kernel : {reinterpret_cast<const void *>(box_pairs_kernel<Element, kPrologue>),
+                        reinterpret_cast<const void *>(box_mean_kernel<Element, kPrologue>),
+                        reinterpret_cast<const void *>(channels_first_kernel<Element, kPrologue, true>),
+                        reinterpret_cast<const void *>(channels_first_kernel<Element, kPrologue, false>),
+                        reinterpret_cast<const void *>(fuse_weights_kernel<Element>)})
+        if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
+    return error;
 }
 
 }  // namespace
 
 cudaError_t launch_box_mean(const BoxMeanParams &params, Precision precision, bool overlap, cudaStream_t stream) {
     const BoxMean &box = params.box;
-    const bool pairs = params.x_chunked && box.ph == 2 && box.pw == 2 && box.stride_h == 1 && box.stride_w == 1 &&
-                       box.dilation_h == 1 && box.dilation_w == 1;
+    const bool pairs = box.ph == 2 && box.pw == 2 && box.stride_h == 1 && box.stride_w == 1 && box.dilation_h == 1 &&
+                       box.dilation_w == 1 && (params.x_chunked || !params.x_channels_last);
     BoxMeanParams p = params;
-    const int strips = (params.out_h + kStrip - 1) / kStrip;
+    const int strips = (p.out_h + kStrip - 1) / kStrip;
     p.div_strips = FastDiv(strips);
-    int64_t items = static_cast<int64_t>(params.n) * (pairs ? strips : params.out_h) * params.out_w * params.chunks;
-    const int64_t blocks = (items + kThreads - 1) / kThreads;
+    const int64_t walks = static_cast<int64_t>(p.n) * strips * p.out_w;
+    const int64_t items = (pairs ? walks : static_cast<int64_t>(p.n) * p.out_h * p.out_w) * p.chunks;
+    const bool quads_are_chunks = precision == Precision::kTF32 || precision == Precision::kTF32x3;
+    const uint32_t quads = static_cast<uint32_t>(p.chunks) * (quads_are_chunks ? 1 : 2);
+    int across_log2 = 0;
+    while (across_log2 < 3 && (1u << across_log2) < quads) ++across_log2;
+    const uint32_t groups = (quads + (1u << across_log2) - 1) >> across_log2;
+    int64_t blocks = (items + kThreads - 1) / kThreads;
+    if (!p.x_channels_last) blocks = ((walks << across_log2) + kThreads - 1) / kThreads * groups;
+    else if (!pairs) blocks = std::min<int64_t>(blocks, 1 << 20);
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(pairs || blocks < (1 << 20) ? blocks : (1 << 20)));
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
     config.blockDim = dim3(kThreads);
     config.stream = stream;
     cudaLaunchAttribute attribute{};
@@ -260,6 +411,11 @@ cudaError_t launch_box_mean(const BoxMeanParams &params, Precision precision, bo
     auto launch_with = [&](auto element, auto prologue) {
         using Element = decltype(element);
         constexpr bool kPrologue = decltype(prologue)::value;
+        if (!p.x_channels_last) {
+            const auto kernel = pairs ? channels_first_kernel<Element, kPrologue, true>
+                                      : channels_first_kernel<Element, kPrologue, false>;
+            return cudaLaunchKernelEx(&config, kernel, p, static_cast<uint32_t>(walks), quads, groups, across_log2);
+        }
         if (pairs)
             return cudaLaunchKernelEx(&config, box_pairs_kernel<Element, kPrologue>, p, static_cast<uint32_t>(items));
         return cudaLaunchKernelEx(&config, box_mean_kernel<Element, kPrologue>, p, items);
