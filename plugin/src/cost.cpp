@@ -165,8 +165,8 @@ double implicit_gemm_us(const Problem &p, const Tactic &t, const Device &device)
     const Block block{steps, step, gemm_ends_us(t)};
     const bool crowded = layout.box_pass && device.cc >= 90;  // where launches overlap
     // Fused weights are made once and kept by a caller that runs a layer again and again, so they do not count.
-    const double us = rounds_us(tiles, block, t, t.min_blocks, device, crowded) + (layout.box_pass ? box_pass_us(p, layout) : 0);
-    return t.im2col() ? us * kUnmeasured : us;
+    const double gemm_us = rounds_us(tiles, block, t, t.min_blocks, device, crowded) * (t.im2col() ? kUnmeasured : 1.0);
+    return gemm_us + (layout.box_pass ? box_pass_us(p, layout) : 0);
 }
 
 }  // namespace

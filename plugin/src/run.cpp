@@ -179,8 +179,8 @@ cudaError_t run_pointwise(const Problem &p, const Tactic &tactic, const Device &
 }
 
 // The implicit GEMM by TMA, of g's arrays.
-cudaError_t run_im2col(const Problem &p, const Tactic &tactic, const Device &device, const ImplicitGemmParams &g, unsigned grid,
-                       cudaStream_t stream) {
+cudaError_t run_im2col(const Problem &p, const Tactic &tactic, const Device &device, const ImplicitGemmParams &g,
+                       unsigned grid, cudaStream_t stream) {
     const Shape2d &s = g.shape;
     Im2colGemmParams d{};
     d.gemm = g;
@@ -188,18 +188,18 @@ cudaError_t run_im2col(const Problem &p, const Tactic &tactic, const Device &dev
     std::string reason;
     if (!plan_im2col(s, tactic.name(), box, reason)) return cudaErrorInvalidValue;  // supports() has said so
     const Precision precision = static_cast<Precision>(tactic.precision);
-    const uint32_t channels = static_cast<uint32_t>(8 * p.per_chunk());
+    const int channels = 8 * p.per_chunk();  // of a stage
     const uint64_t c = static_cast<uint64_t>(s.c), w = static_cast<uint64_t>(s.w), h = static_cast<uint64_t>(s.h);
     const uint64_t pixel = c * p.element_bytes(), taps = static_cast<uint64_t>(s.kh) * s.kw;
     const uint64_t x_sizes[] = {c, w, h, static_cast<uint64_t>(s.n)}, x_strides[] = {pixel, w * pixel, h * w * pixel};
-    cudaError_t error = encode_im2col_map(&d.x_map, precision, g.x, x_sizes, x_strides, box, channels,
+    cudaError_t error = encode_im2col_map(&d.x_map, precision, g.x, x_sizes, x_strides, box, static_cast<uint32_t>(channels),
                                           static_cast<uint32_t>(tactic.block_m));
     if (error != cudaSuccess) return error;
     const uint64_t w_sizes[] = {c, static_cast<uint64_t>(s.m), taps}, w_strides[] = {taps * pixel, pixel};
-    const uint32_t w_box[] = {channels, static_cast<uint32_t>(tactic.block_n), 1};
+    const uint32_t w_box[] = {static_cast<uint32_t>(channels), static_cast<uint32_t>(tactic.block_n), 1};
     error = encode_tensor_map(&d.w_map, precision, 3, g.w, w_sizes, w_strides, w_box, 128, true);
     if (error != cudaSuccess) return error;
-    const int tap_steps = (s.c + 8 * p.per_chunk() - 1) / (8 * p.per_chunk());
+    const int tap_steps = (s.c + channels - 1) / channels;
     d.steps = static_cast<int32_t>(taps) * tap_steps;
     d.div_tap_steps = FastDiv(tap_steps);
     return launch_kernel(p, tactic, device, grid, implicit_gemm_shared_bytes(tactic), &d, stream);

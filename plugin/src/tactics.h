@@ -27,7 +27,8 @@ struct Tactic {
     const char *name() const;  // static storage
     int min_cc() const;
     bool sm90() const {
-        return family == Family::kDirectGemmSm90 || family == Family::kFilterFusedSm90 || im2col() || direct_tma() || pointwise();
+        return family == Family::kDirectGemmSm90 || family == Family::kFilterFusedSm90 || im2col() || direct_tma() ||
+               pointwise();
     }
     bool im2col() const { return family == Family::kDirectGemmIm2col || family == Family::kFilterFusedIm2col; }
     bool direct_tma() const { return family == Family::kDirectTma; }

@@ -132,7 +132,8 @@ template <class Config> struct ImplicitGemmIm2col {
 #endif
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads + im2col_copy_threads(Config::kPrecision, Config::kBlockN), Config::kMinBlocks)
+__global__ void
+    __launch_bounds__(Config::kThreads + im2col_copy_threads(Config::kPrecision, Config::kBlockN), Config::kMinBlocks)
     implicit_gemm_im2col_kernel(const __grid_constant__ Im2colGemmParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];

@@ -63,13 +63,15 @@ CONVPOOL_DEVICE void copy_box(uint32_t dst, const CUtensorMap *map, uint32_t bar
 }
 // The same box on its way to the L2, ahead of its use.
 CONVPOOL_DEVICE void prefetch_box(const CUtensorMap *map, int c0, int c1, int c2) {
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1,%2,%3}];" ::"l"(map), "r"(c0), "r"(c1), "r"(c2) : "memory");
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1,%2,%3}];" ::"l"(map), "r"(c0), "r"(c1), "r"(c2)
+                 : "memory");
 }
-// Channels from c on of a column of an im2col map's pixels: the first is where the window of image n at (y, x) sees the tap at
-// (dy, dx), the others where the windows after it do. Zeros outside the tensor.
-CONVPOOL_DEVICE void copy_column(uint32_t dst, const CUtensorMap *map, uint32_t barrier, int c, int x, int y, int n, int dx, int dy) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5,%6}], "
-                 "[%2], {%7,%8};" ::"r"(dst), "l"(map), "r"(barrier), "r"(c), "r"(x), "r"(y), "r"(n),
+// A column of an im2col map, channels from c on: of the pixel (y + dy, x + dx) of image n, which is what its window that starts
+// at (y, x) sees by one tap, and of what the windows after it see by the same. Zeros outside the tensor.
+CONVPOOL_DEVICE void copy_column(uint32_t dst, const CUtensorMap *map, uint32_t barrier, int c, int x, int y, int n, int dx,
+                                 int dy) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3,%4,%5,%6}], [%2], {%7,%8};" ::"r"(dst), "l"(map), "r"(barrier), "r"(c), "r"(x), "r"(y), "r"(n),
                  "h"(static_cast<uint16_t>(dx)), "h"(static_cast<uint16_t>(dy))
                  : "memory");
 }
