@@ -273,6 +273,7 @@ cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Devi
     g.div_out_hw = FastDiv(static_cast<uint32_t>(p.out_pixels()));
     g.div_m_tiles = FastDiv(g.m_tiles);
     g.split = tactic.split;
+    g.div_split = FastDiv(tactic.split);
     g.round_pixels = tactic.number_format() == NumberFormat::kTF32 && !layout.box_pass;
     g.early_weights = layout.box_pass;  // which starts after whatever came before has ended, the weights' pass included
     const int tap_chunks = shape.c / p.per_chunk();

@@ -21,7 +21,7 @@ struct Tactic {
 
     int threads() const {
         if (direct_tma()) return (1 + mean_warps + 8) * 32;
-        return warps_m * warps_n * 32 + (im2col() ? im2col_copy_threads(static_cast<Precision>(precision), block_n) : 0);
+        return warps_m * warps_n * 32 + (im2col() ? im2col_copy_threads(static_cast<Precision>(precision), block_m, block_n) : 0);
     }
     const char *family_name() const;
     const char *name() const;  // static storage

@@ -20,18 +20,18 @@ template <class Config> struct ImplicitGemmIm2col {
     using Stage = GemmStage<Config>;
     static constexpr int kStages = Config::kStages, kChannels = Stage::kChunks * Config::kPerChunk;
     static constexpr int kGroups = Config::kWarps / 4;
-    static constexpr bool kMovesRegisters = im2col_copy_threads(Config::kPrecision, Config::kBlockN) == 128;
+    static constexpr int kCopyThreads = im2col_copy_threads(Config::kPrecision, Config::kBlockM, Config::kBlockN);
     static_assert(kStages >= 3, "a stage under way, two being multiplied");
     static_assert(Stage::kPixelBytes % 1024 == 0 && Stage::kBytes % 1024 == 0, "the swizzle is one of addresses");
 
     const Im2colGemmParams &p;
     const uint32_t shared;
     const GemmTile<Config> tile;
-    int first_step, steps;
+    const int first_step, steps;
 
     CONVPOOL_DEVICE ImplicitGemmIm2col(const Im2colGemmParams &params, uint32_t memory)
-        : p(params), shared(memory), tile(params.gemm), first_step(p.steps * tile.rank / p.gemm.split),
-          steps(p.steps * (tile.rank + 1) / p.gemm.split - first_step) {}
+        : p(params), shared(memory), tile(params.gemm), first_step(tile.steps_of(p.steps, p.gemm).x),
+          steps(tile.steps_of(p.steps, p.gemm).y) {}
 
     CONVPOOL_DEVICE uint32_t stage_at(int i) const { return shared + i * Stage::kBytes; }
     CONVPOOL_DEVICE uint32_t full(int i) const { return shared + kStages * Stage::kBytes + i * 8; }
@@ -120,10 +120,10 @@ template <class Config> struct ImplicitGemmIm2col {
         }
         __syncthreads();
         if (threadIdx.x < Config::kThreads) {
-            if constexpr (kMovesRegisters) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+            if constexpr (kCopyThreads == 128) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
             multiply();
         } else {
-            if constexpr (kMovesRegisters) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+            if constexpr (kCopyThreads == 128) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
             if (copies) copy();
         }
     }
@@ -132,8 +132,8 @@ template <class Config> struct ImplicitGemmIm2col {
 #endif
 
 template <class Config>
-__global__ void
-    __launch_bounds__(Config::kThreads + im2col_copy_threads(Config::kPrecision, Config::kBlockN), Config::kMinBlocks)
+__global__ void __launch_bounds__(
+    Config::kThreads + im2col_copy_threads(Config::kPrecision, Config::kBlockM, Config::kBlockN), Config::kMinBlocks)
     implicit_gemm_im2col_kernel(const __grid_constant__ Im2colGemmParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];

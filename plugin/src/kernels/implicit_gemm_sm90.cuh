@@ -31,12 +31,19 @@ template <class Config> struct GemmStage {
 template <class Config> struct GemmTile {
     int rank, pixel_tile, first_pixel, first_channel;
 
-    CONVPOOL_DEVICE explicit GemmTile(const ImplicitGemmParams &p) : rank(blockIdx.x % p.split) {
-        uint32_t pixels, channels;
-        p.div_m_tiles.divmod(blockIdx.x / p.split, pixels, channels);
+    CONVPOOL_DEVICE explicit GemmTile(const ImplicitGemmParams &p) {
+        uint32_t tile, part, pixels, channels;
+        p.div_split.divmod(blockIdx.x, tile, part);
+        p.div_m_tiles.divmod(tile, pixels, channels);
+        rank = part;
         pixel_tile = pixels;
-        first_pixel = pixel_tile * Config::kBlockM;
+        first_pixel = pixels * Config::kBlockM;
         first_channel = channels * Config::kBlockN;
+    }
+    // The first of its own steps, and how many they are.
+    CONVPOOL_DEVICE int2 steps_of(int all, const ImplicitGemmParams &p) const {
+        const int first = p.div_split.div(all * rank);
+        return {first, static_cast<int>(p.div_split.div(all * (rank + 1))) - first};
     }
 };
 
@@ -135,7 +142,7 @@ template <class Config> struct ImplicitGemmSm90 {
         const Shape2d &s = p.shape;
         const int thread = threadIdx.x, warp = thread >> 5;
         const GemmTile<Config> tile(p);
-        const int rank = tile.rank, first_pixel = tile.first_pixel, first_channel = tile.first_channel;
+        const int first_pixel = tile.first_pixel, first_channel = tile.first_channel;
         const int chunk = thread % kChunks, thread_row = thread / kChunks;
         const uint32_t place = thread_row * kRowBytes + ((chunk ^ (thread_row & 7)) << 4);
 
@@ -157,8 +164,8 @@ template <class Config> struct ImplicitGemmSm90 {
         const Element *const weight_row = w + (first_channel + thread_row) * row_length;
         const int weight_rows = s.m - first_channel - thread_row;  // valid ones from this thread's on
 
-        const int all_steps = (p.chunks + kChunks - 1) / kChunks;
-        const int first_step = all_steps * rank / p.split, steps = all_steps * (rank + 1) / p.split - first_step;
+        const int2 part = tile.steps_of((p.chunks + kChunks - 1) / kChunks, p);
+        const int first_step = part.x, steps = part.y;
         // A copy of no bytes reads nothing, so its source may lie anywhere.
         auto fetch_weights = [&](int step, int stage) {
             const int k = (first_step + step) * kChunks + chunk;
