@@ -30,9 +30,11 @@ template <class Config> struct ImplicitGemmIm2col {
     const int first_step, steps;
 
     CONVPOOL_DEVICE ImplicitGemmIm2col(const Im2colGemmParams &params, uint32_t memory)
-        : p(params), shared(memory), tile(params.gemm), first_step(tile.steps_of(p.steps, p.gemm).x),
+        : p(params), shared(of_the_warp(memory)), tile(params.gemm), first_step(tile.steps_of(p.steps, p.gemm).x),
           steps(tile.steps_of(p.steps, p.gemm).y) {}
 
+    // A number that all lanes have, so that the compiler knows, and does not compute it again in every step.
+    CONVPOOL_DEVICE static uint32_t of_the_warp(uint32_t number) { return __shfl_sync(0xffffffffu, number, 0); }
     CONVPOOL_DEVICE uint32_t stage_at(int i) const { return shared + i * Stage::kBytes; }
     CONVPOOL_DEVICE uint32_t full(int i) const { return shared + kStages * Stage::kBytes + i * 8; }
     CONVPOOL_DEVICE uint32_t empty(int i) const { return full(kStages + i); }
@@ -88,7 +90,7 @@ template <class Config> struct ImplicitGemmIm2col {
     CONVPOOL_DEVICE void multiply() const {
         wait_for_previous_kernel();
         let_next_kernel_start();
-        const uint32_t rows = threadIdx.x / 128 * 64 * Stage::kRowBytes;
+        const uint32_t rows = of_the_warp(threadIdx.x / 128) * 64 * Stage::kRowBytes;
         const bool elected = threadIdx.x % 128 == 0;
         GemmSums<Config> sums;
         Ring<kStages> ring;

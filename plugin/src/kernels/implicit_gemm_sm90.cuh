@@ -61,8 +61,9 @@ template <class Config> struct GemmSums {
             clear<Config>(small);
         }
     }
-    // Products of the step's rows of pixels at a and of weights at b. Those of the step before have been done on return.
-    CONVPOOL_DEVICE void multiply(int step, uint32_t a, uint32_t b) {
+    // Products of the step's rows of pixels and of weights at these addresses. Those of the step before are done on return.
+    CONVPOOL_DEVICE void multiply(int step, uint32_t pixels, uint32_t weights) {
+        const uint64_t a = at_address(descriptor, pixels), b = at_address(descriptor, weights);
         wgmma_begin();
         if constexpr (kHalves) {
 #pragma unroll
@@ -94,8 +95,8 @@ template <class Config> struct GemmSums {
     }
 
   private:
-    CONVPOOL_DEVICE void multiply(Accumulators<Config> &sum, uint32_t a, int of_a, uint32_t b, int of_b) {
-        wgmma<Config::kPrecision>(sum[0], at_address(descriptor, a + of_a * 32), at_address(descriptor, b + of_b * 32));
+    CONVPOOL_DEVICE static void multiply(Accumulators<Config> &sum, uint64_t a, int of_a, uint64_t b, int of_b) {
+        wgmma<Config::kPrecision>(sum[0], moved(a, of_a * 32), moved(b, of_b * 32));
     }
     CONVPOOL_DEVICE void add(const Accumulators<Config> &sum) {
 #pragma unroll
