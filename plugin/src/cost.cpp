@@ -17,6 +17,7 @@ constexpr double kBytesPerUs = 3.75e6;
 constexpr double kMemoryLatencyUs = 0.6;          // of a load that a warp waits for
 constexpr double kStoreRoundUs = 0.03;            // of 32 lanes that take sums from shared memory and store them
 constexpr double kChannelsFirstPassBytes = 1.15;  // a byte of a pass that transposes, in bytes of one that does not
+constexpr double kUnmeasured = 1e3;  // of implicit GEMM by TMA, which no GPU has run yet: the rule leaves it to measurements
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -56,6 +57,12 @@ Step gemm_sm90_step(const Tactic &t) {
         if (f.block_m == t.block_m && f.block_n == t.block_n && f.stages == t.stages)
             return {f.step.issue_us * products, f.step.latency_us * products * memory};
     return {t.block_m * t.block_n * 64 / 1.8e6 * products, 0.2 * products};
+}
+
+// The same fed by TMA, at the tensor cores' rate. Not fitted.
+Step gemm_im2col_step(const Tactic &t) {
+    const double products = t.reads_halves() ? 1.5 : 1.0;
+    return {t.block_m * t.block_n * 64 / 4e6 * products, 0.13 * products};
 }
 
 // Of 64 bytes of K, by mma.sync. A block alone lacks the warps to fill the tensor cores.
@@ -171,13 +178,16 @@ double implicit_gemm_us(const Problem &p, const Tactic &t, const Device &device)
     const WorkspaceLayout layout = workspace_layout(p, t);
     const int64_t tiles = ceil_div(p.n * p.out_pixels(), t.block_m) * ceil_div(p.m, t.block_n);
     const int64_t tap_chunks = s.c / p.per_chunk(), taps = int64_t{s.kh} * s.kw;
-    const int64_t steps = t.sm90() ? ceil_div(ceil_div(taps * tap_chunks, 8), t.split) : taps * ceil_div(tap_chunks, 4);
+    const int64_t steps = t.im2col() ? ceil_div(taps * ceil_div(tap_chunks, 8), t.split)  // whole ones of every tap
+                          : t.sm90() ? ceil_div(ceil_div(taps * tap_chunks, 8), t.split)
+                                     : taps * ceil_div(tap_chunks, 4);
+    const Step step = t.im2col() ? gemm_im2col_step(t) : t.sm90() ? gemm_sm90_step(t) : portable_gemm_step(t);
     const bool runs = t.sm90() && p.out_pixels() % kRunPixels == 0;
-    const Block block{steps, t.sm90() ? gemm_sm90_step(t) : portable_gemm_step(t),
-                      gemm_ends_us(t) + channels_first_ends_us(p, t, runs)};
+    const Block block{steps, step, gemm_ends_us(t) + channels_first_ends_us(p, t, runs)};
     const bool crowded = layout.box_pass && device.cc >= 90;  // where launches overlap
     // Fused weights are made once and kept by a caller that runs a layer again and again, so they do not count.
-    return rounds_us(tiles, block, t, t.min_blocks, device, crowded) + (layout.box_pass ? box_pass_us(p, layout) : 0);
+    const double gemm_us = rounds_us(tiles, block, t, t.min_blocks, device, crowded) * (t.im2col() ? kUnmeasured : 1.0);
+    return gemm_us + (layout.box_pass ? box_pass_us(p, layout) : 0);
 }
 
 }  // namespace

@@ -18,6 +18,13 @@ template <class Function> Function find(const char *name) {
     return reinterpret_cast<Function>(function);
 }
 
+CUtensorMapDataType data_type(Precision precision, bool operand) {
+    return precision == Precision::kF16               ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+           : precision == Precision::kBF16            ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+           : operand && precision == Precision::kTF32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                                                      : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+}
+
 }  // namespace
 
 cudaError_t encode_tensor_map(CUtensorMap *map, Precision precision, int rank, const void *address, const uint64_t *sizes,
@@ -25,14 +32,24 @@ cudaError_t encode_tensor_map(CUtensorMap *map, Precision precision, int rank, c
                               bool operand) {
     static const auto encode = find<PFN_cuTensorMapEncodeTiled_v12000>("cuTensorMapEncodeTiled");
     if (encode == nullptr) return cudaErrorNotSupported;
-    const CUtensorMapDataType type = precision == Precision::kF16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                     : precision == Precision::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                     : operand && precision == Precision::kTF32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
-                                                                     : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    const CUtensorMapSwizzle pattern = swizzle == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                       : swizzle == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                       : CU_TENSOR_MAP_SWIZZLE_NONE;
     const cuuint32_t element_strides[5] = {1, 1, 1, 1, 1};
     const CUresult result =
-        encode(map, type, rank, const_cast<void *>(address), sizes, strides, box, element_strides,
-               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_NONE,
+        encode(map, data_type(precision, operand), rank, const_cast<void *>(address), sizes, strides, box, element_strides,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, pattern, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t encode_im2col_map(CUtensorMap *map, Precision precision, const void *address, const uint64_t *sizes,
+                              const uint64_t *strides, const Im2colBox &box, uint32_t channels, uint32_t pixels) {
+    static const auto encode = find<PFN_cuTensorMapEncodeIm2col_v12000>("cuTensorMapEncodeIm2col");
+    if (encode == nullptr) return cudaErrorNotSupported;
+    const cuuint32_t element_strides[4] = {1, box.strides[0], box.strides[1], 1};
+    const CUresult result =
+        encode(map, data_type(precision, true), 4, const_cast<void *>(address), sizes, strides, box.lower, box.upper, channels,
+               pixels, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }

@@ -175,7 +175,28 @@ struct ImplicitGemmParams {
     int32_t round_pixels;   // sm90, TF32: x is not rounded to it
     int32_t early_weights;  // sm90: the kernel before this one does not write w, so it is read before that ends
     int32_t chunks;  // of a filter: taps times those of a tap
-    FastDiv div_out_w, div_out_hw, div_m_tiles, div_tap_chunks, div_kw;
+    FastDiv div_out_w, div_out_hw, div_m_tiles, div_tap_chunks, div_kw, div_split;
+};
+
+// The same fed by TMA: kernels/implicit_gemm_im2col.cuh.
+struct Im2colGemmParams {
+    CUtensorMap x_map;  // X [n,h,w,c] by im2col: columns of a tile's output pixels
+    CUtensorMap w_map;  // W [taps,m,c], a view
+    ImplicitGemmParams gemm;  // x, w, slices, chunks and round_pixels unused
+    int32_t steps;            // of 128 bytes of channels
+    FastDiv div_tap_steps;    // those of a tap
+};
+
+// Threads of a block that do not multiply: a warp, or a warpgroup that hands its registers to those that hold three sums.
+constexpr int im2col_copy_threads(Precision precision, int block_m, int block_n) {
+    return precision == Precision::kTF32x3 && block_m * block_n > 64 * 128 ? 128 : 32;
+}
+
+// Where in an image windows start, along rows and along columns: from `lower` on in steps of `strides`, before the image's
+// size + `upper`. TMA's im2col mode walks over them, and on to the next image.
+struct Im2colBox {
+    int32_t lower[2], upper[2];
+    uint32_t strides[2];
 };
 
 // How the passes before an implicit GEMM write fp32: as it is, rounded to TF32, or as the two TF32 numbers whose sum it is to

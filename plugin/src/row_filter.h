@@ -64,6 +64,27 @@
 #ifndef CONVPOOL_ROW_filter_fused_sm90_BF16
 #define CONVPOOL_ROW_filter_fused_sm90_BF16(...)
 #endif
+#ifndef CONVPOOL_ROW_direct_gemm_im2col_F16
+#define CONVPOOL_ROW_direct_gemm_im2col_F16(...)
+#endif
+#ifndef CONVPOOL_ROW_direct_gemm_im2col_BF16
+#define CONVPOOL_ROW_direct_gemm_im2col_BF16(...)
+#endif
+#ifndef CONVPOOL_ROW_direct_gemm_im2col_TF32
+#define CONVPOOL_ROW_direct_gemm_im2col_TF32(...)
+#endif
+#ifndef CONVPOOL_ROW_direct_gemm_im2col_TF32X3
+#define CONVPOOL_ROW_direct_gemm_im2col_TF32X3(...)
+#endif
+#ifndef CONVPOOL_ROW_filter_fused_im2col_F16
+#define CONVPOOL_ROW_filter_fused_im2col_F16(...)
+#endif
+#ifndef CONVPOOL_ROW_filter_fused_im2col_BF16
+#define CONVPOOL_ROW_filter_fused_im2col_BF16(...)
+#endif
+#ifndef CONVPOOL_ROW_filter_fused_im2col_TF32
+#define CONVPOOL_ROW_filter_fused_im2col_TF32(...)
+#endif
 #ifndef CONVPOOL_ROW_pointwise_sm90_F16
 #define CONVPOOL_ROW_pointwise_sm90_F16(...)
 #endif

@@ -186,6 +186,33 @@ cudaError_t run_pointwise(const Problem &p, const Tactic &tactic, const Device &
     return launch_kernel(p, tactic, device, plan.grid, plan.shared_bytes, &d, stream);
 }
 
+// The implicit GEMM by TMA, of g's arrays.
+cudaError_t run_im2col(const Problem &p, const Tactic &tactic, const Device &device, const ImplicitGemmParams &g,
+                       unsigned grid, cudaStream_t stream) {
+    const Shape2d &s = g.shape;
+    Im2colGemmParams d{};
+    d.gemm = g;
+    Im2colBox box;
+    std::string reason;
+    if (!plan_im2col(s, tactic.name(), box, reason)) return cudaErrorInvalidValue;  // supports() has said so
+    const Precision precision = static_cast<Precision>(tactic.precision);
+    const int channels = 8 * p.per_chunk();  // of a stage
+    const uint64_t c = static_cast<uint64_t>(s.c), w = static_cast<uint64_t>(s.w), h = static_cast<uint64_t>(s.h);
+    const uint64_t pixel = c * p.element_bytes(), taps = static_cast<uint64_t>(s.kh) * s.kw;
+    const uint64_t x_sizes[] = {c, w, h, static_cast<uint64_t>(s.n)}, x_strides[] = {pixel, w * pixel, h * w * pixel};
+    cudaError_t error = encode_im2col_map(&d.x_map, precision, g.x, x_sizes, x_strides, box, static_cast<uint32_t>(channels),
+                                          static_cast<uint32_t>(tactic.block_m));
+    if (error != cudaSuccess) return error;
+    const uint64_t w_sizes[] = {c, static_cast<uint64_t>(s.m), taps}, w_strides[] = {taps * pixel, pixel};
+    const uint32_t w_box[] = {static_cast<uint32_t>(channels), static_cast<uint32_t>(tactic.block_n), 1};
+    error = encode_tensor_map(&d.w_map, precision, 3, g.w, w_sizes, w_strides, w_box, 128, true);
+    if (error != cudaSuccess) return error;
+    const int tap_steps = (s.c + channels - 1) / channels;
+    d.steps = static_cast<int32_t>(taps) * tap_steps;
+    d.div_tap_steps = FastDiv(tap_steps);
+    return launch_kernel(p, tactic, device, grid, implicit_gemm_shared_bytes(tactic), &d, stream);
+}
+
 // A tactic of the portable direct_fused for pointers that the Hopper one cannot take: it needs no workspace and no alignment.
 const Tactic *portable_direct_fused(const Problem &p, const Tactic &like, const Device &device) {
     for (int i = 0; i < tactic_count(); ++i) {
@@ -255,6 +282,7 @@ cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Devi
     g.div_out_hw = FastDiv(static_cast<uint32_t>(p.out_pixels()));
     g.div_m_tiles = FastDiv(g.m_tiles);
     g.split = tactic.split;
+    g.div_split = FastDiv(tactic.split);
     g.round_pixels = tactic.number_format() == NumberFormat::kTF32 && !layout.box_pass;
     g.early_weights = layout.box_pass;  // which starts after whatever came before has ended, the weights' pass included
     const int tap_chunks = shape.c / p.per_chunk();
@@ -262,8 +290,9 @@ cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Devi
     g.div_tap_chunks = FastDiv(tap_chunks);
     g.div_kw = FastDiv(shape.kw);
     const int64_t tiles = (int64_t{g.pixels} + tactic.block_m - 1) / tactic.block_m * g.m_tiles;
-    return launch_kernel(p, tactic, device, static_cast<unsigned>(tiles * tactic.split), implicit_gemm_shared_bytes(tactic),
-                         &g, stream);
+    const unsigned grid = static_cast<unsigned>(tiles * tactic.split);
+    if (tactic.im2col()) return run_im2col(p, tactic, device, g, grid, stream);
+    return launch_kernel(p, tactic, device, grid, implicit_gemm_shared_bytes(tactic), &g, stream);
 }
 
 }  // namespace

@@ -18,9 +18,11 @@ constexpr int CONVPOOL_PRECISION_ANY = -1, CONVPOOL_PRECISION_F16 = 0, CONVPOOL_
 constexpr Family CONVPOOL_FAMILY_generic = Family::kGeneric, CONVPOOL_FAMILY_direct_gemm = Family::kDirectGemm,
                  CONVPOOL_FAMILY_direct_fused = Family::kDirectFused,
                  CONVPOOL_FAMILY_direct_gemm_sm90 = Family::kDirectGemmSm90,
+                 CONVPOOL_FAMILY_direct_gemm_im2col = Family::kDirectGemmIm2col,
                  CONVPOOL_FAMILY_pointwise_sm90 = Family::kPointwiseSm90,
                  CONVPOOL_FAMILY_filter_fused = Family::kFilterFused,
-                 CONVPOOL_FAMILY_filter_fused_sm90 = Family::kFilterFusedSm90;
+                 CONVPOOL_FAMILY_filter_fused_sm90 = Family::kFilterFusedSm90,
+                 CONVPOOL_FAMILY_filter_fused_im2col = Family::kFilterFusedIm2col;
 
 constexpr Tactic kTactics[] = {
 #define CONVPOOL_ROW(family, precision, ...) {CONVPOOL_FAMILY_##family, CONVPOOL_PRECISION_##precision, __VA_ARGS__},
@@ -86,16 +88,9 @@ const Tactic *find_tactic(int id) {
 }
 
 const char *Tactic::family_name() const {
-    switch (family) {
-    case Family::kDirectGemm:
-    case Family::kDirectGemmSm90: return "direct_gemm";
-    case Family::kDirectFused:
-    case Family::kDirectTma:
-    case Family::kPointwiseSm90: return "direct_fused";
-    case Family::kFilterFused:
-    case Family::kFilterFusedSm90: return "filter_fused";
-    default: return "generic";
-    }
+    if (direct_gemm()) return "direct_gemm";
+    if (filter_fused()) return "filter_fused";
+    return family == Family::kGeneric ? "generic" : "direct_fused";
 }
 
 int Tactic::min_cc() const {
@@ -117,6 +112,7 @@ const char *Tactic::name() const {
                         std::to_string(t.block_m) + "n" + std::to_string(t.block_n) + "k" + std::to_string(k) + "_s" +
                         std::to_string(t.stages);
                 if (t.split > 1) name += "_split" + std::to_string(t.split);
+                if (t.im2col()) name += "_im2col";
                 if (t.pointwise()) name += "_1x1";
                 if (t.direct_tma())
                     name += "_tma" + std::to_string(t.kernel_size) + "x" + std::to_string(t.kernel_size);
@@ -137,11 +133,14 @@ const void *Tactic::kernel(bool prologue) const {
                                       implicit_gemm_kernel_tf32x3};
     static constexpr Lookup gemm_sm90[] = {implicit_gemm_sm90_kernel_f16, implicit_gemm_sm90_kernel_bf16,
                                            implicit_gemm_sm90_kernel_tf32, implicit_gemm_sm90_kernel_tf32x3};
+    static constexpr Lookup gemm_im2col[] = {implicit_gemm_im2col_kernel_f16, implicit_gemm_im2col_kernel_bf16,
+                                             implicit_gemm_im2col_kernel_tf32, implicit_gemm_im2col_kernel_tf32x3};
     using LookupWithPrologue = const void *(*)(int, bool);
     static constexpr LookupWithPrologue tma[] = {direct_tma_kernel_f16, direct_tma_kernel_bf16, direct_tma_kernel_tf32};
     static constexpr LookupWithPrologue pointwise_sm90[] = {pointwise_sm90_kernel_f16, pointwise_sm90_kernel_bf16};
     if (direct_tma()) return tma[precision](id, prologue);
     if (pointwise()) return pointwise_sm90[precision](id, prologue);
+    if (im2col()) return gemm_im2col[precision](id);
     if (sm90()) return gemm_sm90[precision](id);
     return (family == Family::kDirectFused ? fused : gemm)[precision](id);
 }
@@ -239,6 +238,11 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
     if (t.sm90() && span > kMax)
         return got(t, "elements between a filter's first and last tap", std::to_string(span), "at most 2^30",
                    "use a tactic without sm90a");
+    if (t.im2col()) {
+        Im2colBox box;
+        std::string reason;
+        if (!plan_im2col(gemm, t.name(), box, reason)) return reason;
+    }
     if (layout.weight_pass && p.m > 65535)
         return got(t, "output channels", std::to_string(p.m), "at most 65535", "use direct_fused or generic");
     if (implicit_gemm_shared_bytes(t) > device.shared_per_block)
@@ -342,7 +346,8 @@ WorkspaceLayout workspace_layout(const Problem &p, const Tactic &t) {
 }
 
 int implicit_gemm_shared_bytes(const Tactic &t) {
-    const int ring = t.stages * (t.block_m + t.block_n) * (t.sm90() ? 8 : kChunks) * 16;
+    const int barriers = t.im2col() ? t.stages * 2 * 8 : 0;
+    const int ring = t.stages * (t.block_m + t.block_n) * (t.sm90() ? 8 : kChunks) * 16 + barriers;
     const int exchange = t.block_m * t.warps_n * (t.block_n / t.warps_n + 8) * 4;  // of accumulators in a cluster
     return t.split > 1 ? std::max(ring, exchange) : ring;
 }

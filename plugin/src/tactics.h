@@ -8,8 +8,8 @@
 namespace convpool {
 
 enum class Family : int32_t {
-    kGeneric, kDirectGemm, kDirectGemmSm90, kDirectFused, kFilterFused, kFilterFusedSm90,
-    kDirectTma, kPointwiseSm90
+    kGeneric, kDirectGemm, kDirectGemmSm90, kDirectGemmIm2col, kDirectFused, kFilterFused, kFilterFusedSm90,
+    kFilterFusedIm2col, kDirectTma, kPointwiseSm90
 };
 
 struct Tactic {
@@ -19,21 +19,30 @@ struct Tactic {
 
     int kernel_size = 0, stage_taps = 0, raw_stages = 0, mean_stages = 0, mean_warps = 0;  // of kDirectTma
 
-    int threads() const { return family == Family::kDirectTma ? (1 + mean_warps + 8) * 32 : warps_m * warps_n * 32; }
+    int threads() const {
+        if (direct_tma()) return (1 + mean_warps + 8) * 32;
+        return warps_m * warps_n * 32 + (im2col() ? im2col_copy_threads(static_cast<Precision>(precision), block_m, block_n) : 0);
+    }
     const char *family_name() const;
     const char *name() const;  // static storage
     int min_cc() const;
     bool sm90() const {
-        return family == Family::kDirectGemmSm90 || family == Family::kFilterFusedSm90 || direct_tma() || pointwise();
+        return family == Family::kDirectGemmSm90 || family == Family::kFilterFusedSm90 || im2col() || direct_tma() ||
+               pointwise();
     }
+    bool im2col() const { return family == Family::kDirectGemmIm2col || family == Family::kFilterFusedIm2col; }
     bool direct_tma() const { return family == Family::kDirectTma; }
     bool pointwise() const { return family == Family::kPointwiseSm90; }
-    bool direct_gemm() const { return family == Family::kDirectGemm || family == Family::kDirectGemmSm90; }
-    bool filter_fused() const { return family == Family::kFilterFused || family == Family::kFilterFusedSm90; }
+    bool direct_gemm() const {
+        return family == Family::kDirectGemm || family == Family::kDirectGemmSm90 || family == Family::kDirectGemmIm2col;
+    }
+    bool filter_fused() const {
+        return family == Family::kFilterFused || family == Family::kFilterFusedSm90 || family == Family::kFilterFusedIm2col;
+    }
     bool direct_fused() const { return family == Family::kDirectFused; }
     // Implicit GEMM on Hopper: how wgmma needs fp32 operands, from passes of their own.
     NumberFormat number_format() const {
-        if (family != Family::kDirectGemmSm90 && family != Family::kFilterFusedSm90) return NumberFormat::kAsIs;
+        if (!sm90() || !(direct_gemm() || filter_fused())) return NumberFormat::kAsIs;
         return precision == static_cast<int32_t>(Precision::kTF32)     ? NumberFormat::kTF32
                : precision == static_cast<int32_t>(Precision::kTF32x3) ? NumberFormat::kTF32Halves
                                                                        : NumberFormat::kAsIs;
@@ -90,6 +99,9 @@ bool plan_direct_tma(const Problem &problem, const Tactic &tactic, const Device 
                      std::string &reason);
 bool plan_pointwise(const Problem &problem, const Tactic &tactic, const Device &device, PointwisePlan &plan,
                     std::string &reason);
+
+// False, with a reason that names the tactic, if TMA cannot walk over the windows of such a convolution.
+bool plan_im2col(const Shape2d &shape, const char *tactic, Im2colBox &box, std::string &reason);
 
 // direct_gemm and filter_fused: the 16-byte chunks of channels of a pixel or tap that the passes before the GEMM write, halves
 // counted once.

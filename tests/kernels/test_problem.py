@@ -159,6 +159,15 @@ def test_wrong_argument_is_named(fields, reason):
         ("direct_gemm_sm90a_f16_m64n64k64_s4",  # the middle tap, in X, is 2^31 elements from the first, in the padding
          dict(n=1, c=4096, spatial=(8, 4096), pool_kernel_shape=1, pool_pads=0, strides=1, dilations=(128, 1), pads=(128, 1) * 2),
          H200, r"elements between a filter's first and last tap; got 429\d+, expected at most 2\^30"),
+        ("direct_gemm_sm90a_f16_m64n64k64_s8_im2col", dict(strides=(2, 9)), H200,
+         r"stride, in width; got 9, expected 1 to 8; use a tactic without im2col"),
+        ("direct_gemm_sm90a_f16_m64n64k64_s8_im2col", dict(spatial=(300, 8), dilations=(128, 1)), H200,
+         r"pixels from a window's first tap to its last, in height; got 256, expected 0 to 255"),
+        ("filter_fused_sm90a_f16_m64n64k64_s8_im2col", dict(pads=(128, 0) * 2), H200,
+         r"padding before the first pixel, in height; got 129, expected 0 to 128"),
+        ("direct_gemm_sm90a_f16_m64n64k64_s8_im2col",
+         dict(spatial=(8, 200), pool_kernel_shape=1, pool_pads=0, kernel_shape=(1, 131), strides=1), H200,
+         r"last window's start from the last pixel on, in width; got -130, expected -128 to 127"),
         ("direct_fused_sm75_f16_m128n128k32_s3",  # bytes of the pixels under a tile: past 2^63
          dict(n=1, c=1, m=8, spatial=(1, 640000000), pool_kernel_shape=(1, 60000), pool_dilations=(1, 10600), pool_pads=0,
               pool_strides=(65535, 1), kernel_shape=1, strides=(28, 1)), H200, r"shared memory of a block; got 232448 bytes"),

@@ -158,13 +158,11 @@ def test_tactic(gpu, name, kind, layout):
     assert tried >= (len(CASES) * len(types) if tactic.family == "generic" else 3 if tactic.split_k > 1 else 40)
 
 
-@pytest.mark.parametrize("skewed", ["x", "w", "b", "residual", "scale", "shift", "y"])
-@pytest.mark.parametrize("name", names(lambda name: name.endswith(("_tma3x3", "_1x1"))))
-def test_arrays_that_the_kernel_cannot_take(gpu, name, skewed):
+def check_skewed(gpu, name: str, skewed: str, kernel: int):
     tactic = find_tactic(name)
     if gpu.compute_capability() != (9, 0):
         pytest.skip("needs compute capability 90")
-    wanted = dict(prologue_affine=True, bias=True, residual=True, kernel_shape=(3, 3) if name.endswith("3x3") else (1, 1))
+    wanted = dict(prologue_affine=True, bias=True, residual=True, kernel_shape=(kernel, kernel))
     case = next(i for i, c in enumerate(CASES) if i % 3 and wanted.items() <= c.items())  # check() moves Y at every third
     assert check(case, tactic, tactic.dtype, "NHWC", INTEGER, skewed)
 
@@ -179,6 +177,18 @@ def test_channels_first_arrays_aligned_to_their_elements(gpu, name, skewed):
     wanted = dict(c=296, spatial=(8, 8), residual=True)  # slices enough for a split of 8
     case = next(i for i, c in enumerate(CASES) if i % 3 and wanted.items() <= c.items())
     assert check(case, tactic, tactic.dtype, "NCHW", INTEGER, skewed)
+
+
+@pytest.mark.parametrize("skewed", ["x", "w", "b", "residual", "scale", "shift", "y"])
+@pytest.mark.parametrize("name", names(lambda name: name.endswith(("_tma3x3", "_1x1"))))
+def test_arrays_that_the_kernel_cannot_take(gpu, name, skewed):
+    check_skewed(gpu, name, skewed, 3 if name.endswith("3x3") else 1)
+
+
+@pytest.mark.parametrize("skewed", ["x", "b", "residual", "scale", "shift", "y"])  # W is refused where it is read in place
+@pytest.mark.parametrize("name", names(lambda name: name.endswith("_m64n64k64_s8_im2col")))
+def test_arrays_around_an_implicit_gemm_by_tma(gpu, name, skewed):
+    check_skewed(gpu, name, skewed, 3)
 
 
 @pytest.mark.parametrize("skewed", ["x", "w"])

@@ -70,18 +70,6 @@ template <class Config, bool kPrologue> struct DirectTma {
     const uint32_t shared;
     const int warp, lane;
 
-    // A ring's place: buffer and parity of its phase.
-    template <int kLength> struct Ring {
-        int buffer = 0;
-        uint32_t parity = 0;
-        CONVPOOL_DEVICE void next() {
-            if (++buffer == kLength) {
-                buffer = 0;
-                parity ^= 1;
-            }
-        }
-    };
-
     CONVPOOL_DEVICE uint32_t barrier(int index) const { return shared + kShared.barrier_offset + index * 8; }
     CONVPOOL_DEVICE uint32_t weights_full(int i) const { return barrier(i); }
     CONVPOOL_DEVICE uint32_t weights_empty(int i) const { return barrier(kStages + i); }

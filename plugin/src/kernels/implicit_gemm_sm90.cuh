@@ -17,30 +17,133 @@
 
 namespace convpool {
 
-template <class Config> struct ImplicitGemmSm90 {
-    using Element = typename Traits<Config::kPrecision>::Element;
-    static constexpr int kChunks = 8, kPerChunk = Config::kPerChunk, kRowBytes = kChunks * 16;
-    static constexpr int kStages = Config::kStages;
-    static constexpr bool kHalves = Config::kPrecision == Precision::kTF32x3;
-    static constexpr int kSumStages = 2;  // of halves, between rounded additions
+// A stage of the ring in shared memory: rows of pixels, then of weights.
+template <class Config> struct GemmStage {
+    static constexpr int kChunks = 8, kRowBytes = kChunks * 16;
     static constexpr int kPixelBytes = Config::kBlockM * kRowBytes;
-    static constexpr int kStageBytes = kPixelBytes + Config::kBlockN * kRowBytes;
-    static constexpr int kRowsAtOnce = Config::kThreads / kChunks;
-    static constexpr int kRows = Config::kBlockM / kRowsAtOnce, kWeightRows = Config::kBlockN / kRowsAtOnce;
+    static constexpr int kBytes = kPixelBytes + Config::kBlockN * kRowBytes;
     static_assert(Config::kWarpM == 16 && Config::kWarpsN == 1, "a warp holds 16 rows of a warpgroup's product");
     static_assert(Config::kWarpsM % 4 == 0, "whole warpgroups");
+    static_assert(Staging<Config>::kBytes <= Config::kStages * kBytes, "accumulators pass through the ring's place");
+};
+
+// What of Y a block computes, and its place among the blocks that share the sum.
+template <class Config> struct GemmTile {
+    int rank, pixel_tile, first_pixel, first_channel;
+
+    CONVPOOL_DEVICE explicit GemmTile(const ImplicitGemmParams &p) {
+        uint32_t tile, part, pixels, channels;
+        p.div_split.divmod(blockIdx.x, tile, part);
+        p.div_m_tiles.divmod(tile, pixels, channels);
+        rank = part;
+        pixel_tile = pixels;
+        first_pixel = pixels * Config::kBlockM;
+        first_channel = channels * Config::kBlockN;
+    }
+    // The first of its own steps, and how many they are.
+    CONVPOOL_DEVICE int2 steps_of(int all, const ImplicitGemmParams &p) const {
+        const int first = p.div_split.div(all * rank);
+        return {first, static_cast<int>(p.div_split.div(all * (rank + 1))) - first};
+    }
+};
+
+// A warp's sums over stages.
+template <class Config> struct GemmSums {
+    static constexpr bool kHalves = Config::kPrecision == Precision::kTF32x3;
+    static constexpr int kSumStages = 2;  // of halves, between rounded additions
+    Accumulators<Config> acc, part, small;  // of halves: all that is added up, big * big since then, and the small products
+    const uint64_t descriptor = matrix_descriptor(16, 8 * GemmStage<Config>::kRowBytes, kSwizzle128);
+
+    CONVPOOL_DEVICE GemmSums() {
+        clear<Config>(acc);
+        if constexpr (kHalves) {
+            clear<Config>(part);
+            clear<Config>(small);
+        }
+    }
+    // Products of the step's rows of pixels and of weights at these addresses. Those of the step before are done on return.
+    CONVPOOL_DEVICE void multiply(int step, uint32_t pixels, uint32_t weights) {
+        const uint64_t a = at_address(descriptor, pixels), b = at_address(descriptor, weights);
+        wgmma_begin();
+        if constexpr (kHalves) {
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+                multiply(small, a, k + 2, b, k);
+                multiply(small, a, k, b, k + 2);
+                multiply(part, a, k, b, k);
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < GemmStage<Config>::kChunks / 2; ++k) multiply(acc, a, k, b, k);
+        }
+        wgmma_commit();
+        wgmma_wait<1>();
+        if constexpr (kHalves) {
+            if (step % kSumStages == kSumStages - 1) {
+                wgmma_wait<0>();
+                add(part);
+                clear<Config>(part);
+            }
+        }
+    }
+    CONVPOOL_DEVICE void finish() {
+        wgmma_wait<0>();
+        if constexpr (kHalves) {
+            add(part);
+            add(small);
+        }
+    }
+
+  private:
+    CONVPOOL_DEVICE static void multiply(Accumulators<Config> &sum, uint64_t a, int of_a, uint64_t b, int of_b) {
+        wgmma<Config::kPrecision>(sum[0], moved(a, of_a * 32), moved(b, of_b * 32));
+    }
+    CONVPOOL_DEVICE void add(const Accumulators<Config> &sum) {
+#pragma unroll
+        for (int f = 0; f < Config::kFragmentsN; ++f)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) acc[0][f][i] += sum[0][f][i];
+    }
+};
+
+// A tile's sums to Y, through shared memory that nothing is in any more.
+template <class Config>
+CONVPOOL_DEVICE void store_gemm_tile(const Accumulators<Config> &acc, uint32_t shared, const ImplicitGemmParams &p,
+                                     const GemmTile<Config> &tile) {
+    const Shape2d &s = p.shape;
+    const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
+    const int64_t out_pixels = static_cast<int64_t>(s.out_h) * s.out_w;
+    const OutputView view{p.y, s.y_channels_last ? 1 : out_pixels, s.m, p.y_vectors != 0, p.y_runs != 0};
+    auto pixel_of = [&](int row) {
+        const int pixel = tile.first_pixel + row;
+        uint32_t n, rest;
+        p.div_out_hw.divmod(pixel, n, rest);
+        return OutputPixel{s.y_channels_last ? static_cast<int64_t>(pixel) * s.m
+                                             : static_cast<int64_t>(n) * s.m * out_pixels + rest,
+                           pixel < p.pixels};
+    };
+    if (p.split > 1)
+        store_split<Config>(acc, shared, p.split, tile.rank, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
+    else
+        store_tile<Config>(acc, shared, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
+}
+
+template <class Config> struct ImplicitGemmSm90 {
+    using Element = typename Traits<Config::kPrecision>::Element;
+    using Stage = GemmStage<Config>;
+    static constexpr int kChunks = Stage::kChunks, kPerChunk = Config::kPerChunk, kRowBytes = Stage::kRowBytes;
+    static constexpr int kStages = Config::kStages, kPixelBytes = Stage::kPixelBytes, kStageBytes = Stage::kBytes;
+    static constexpr int kRowsAtOnce = Config::kThreads / kChunks;
+    static constexpr int kRows = Config::kBlockM / kRowsAtOnce, kWeightRows = Config::kBlockN / kRowsAtOnce;
     static_assert(kRowsAtOnce % 8 == 0, "rows that one thread copies have one swizzle");
     static_assert(Config::kBlockM % kRowsAtOnce == 0 && Config::kBlockN % kRowsAtOnce == 0, "whole copies");
     static_assert(kStages >= 3, "one stage under way, two being multiplied");
-    static_assert(Staging<Config>::kBytes <= kStages * kStageBytes, "accumulators pass through the ring's place");
 
     static CONVPOOL_DEVICE void run(const ImplicitGemmParams &p, uint32_t shared) {
         const Shape2d &s = p.shape;
-        const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
-        const int rank = blockIdx.x % p.split;
-        uint32_t m_tile, pixel_tile;
-        p.div_m_tiles.divmod(blockIdx.x / p.split, pixel_tile, m_tile);
-        const int first_pixel = pixel_tile * Config::kBlockM, first_channel = m_tile * Config::kBlockN;
+        const int thread = threadIdx.x, warp = thread >> 5;
+        const GemmTile<Config> tile(p);
+        const int first_pixel = tile.first_pixel, first_channel = tile.first_channel;
         const int chunk = thread % kChunks, thread_row = thread / kChunks;
         const uint32_t place = thread_row * kRowBytes + ((chunk ^ (thread_row & 7)) << 4);
 
@@ -62,8 +165,8 @@ template <class Config> struct ImplicitGemmSm90 {
         const Element *const weight_row = w + (first_channel + thread_row) * row_length;
         const int weight_rows = s.m - first_channel - thread_row;  // valid ones from this thread's on
 
-        const int all_steps = (p.chunks + kChunks - 1) / kChunks;
-        const int first_step = all_steps * rank / p.split, steps = all_steps * (rank + 1) / p.split - first_step;
+        const int2 part = tile.steps_of((p.chunks + kChunks - 1) / kChunks, p);
+        const int first_step = part.x, steps = part.y;
         // A copy of no bytes reads nothing, so its source may lie anywhere.
         auto fetch_weights = [&](int step, int stage) {
             const int k = (first_step + step) * kChunks + chunk;
@@ -103,7 +206,6 @@ template <class Config> struct ImplicitGemmSm90 {
             }
         };
 
-        const uint64_t descriptor = matrix_descriptor(16, 8 * kRowBytes, kSwizzle128);
         const uint32_t pixels = shared + warp / 4 * 64 * kRowBytes, weights = shared + kPixelBytes;
         if (p.early_weights) {
 #pragma unroll 1
@@ -113,7 +215,7 @@ template <class Config> struct ImplicitGemmSm90 {
             const int pixel_tiles = gridDim.x / (p.split * p.m_tiles);
             const char *const from = reinterpret_cast<const char *>(w + first_channel * row_length) +
                                      static_cast<int64_t>(first_step + kStages - 2) * kRowBytes;
-            for (int i = pixel_tile * Config::kThreads + thread; i < later * rows; i += pixel_tiles * Config::kThreads)
+            for (int i = tile.pixel_tile * Config::kThreads + thread; i < later * rows; i += pixel_tiles * Config::kThreads)
                 prefetch_line(from + static_cast<int64_t>(i / later) * row_length * sizeof(Element) + i % later * kRowBytes);
         }
         wait_for_previous_kernel();
@@ -126,18 +228,7 @@ template <class Config> struct ImplicitGemmSm90 {
             }
             copy_commit();
         }
-        Accumulators<Config> acc, part, small;
-        clear<Config>(acc);
-        if constexpr (kHalves) {
-            clear<Config>(part);
-            clear<Config>(small);
-        }
-        auto add = [&](const Accumulators<Config> &sum) {
-#pragma unroll
-            for (int f = 0; f < Config::kFragmentsN; ++f)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) acc[0][f][i] += sum[0][f][i];
-        };
+        GemmSums<Config> sums;
         int stage = 0, free_stage = kStages - 2;
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
@@ -151,56 +242,14 @@ template <class Config> struct ImplicitGemmSm90 {
                 fetch_weights(step + kStages - 2, free_stage);
             }
             copy_commit();
-            wgmma_begin();
-            const uint32_t a = pixels + stage * kStageBytes, b = weights + stage * kStageBytes;
-            auto multiply = [&](Accumulators<Config> &sum, int of_a, int of_b) {
-                wgmma<Config::kPrecision>(sum[0], at_address(descriptor, a + of_a * 32), at_address(descriptor, b + of_b * 32));
-            };
-            if constexpr (kHalves) {
-#pragma unroll
-                for (int k = 0; k < 2; ++k) {
-                    multiply(small, k + 2, k);
-                    multiply(small, k, k + 2);
-                    multiply(part, k, k);
-                }
-            } else {
-#pragma unroll
-                for (int k = 0; k < kChunks / 2; ++k) multiply(acc, k, k);
-            }
-            wgmma_commit();
-            wgmma_wait<1>();
-            if constexpr (kHalves) {
-                if (step % kSumStages == kSumStages - 1) {
-                    wgmma_wait<0>();
-                    add(part);
-                    clear<Config>(part);
-                }
-            }
+            sums.multiply(step, pixels + stage * kStageBytes, weights + stage * kStageBytes);
             stage = stage + 1 == kStages ? 0 : stage + 1;
             free_stage = free_stage + 1 == kStages ? 0 : free_stage + 1;
         }
-        wgmma_wait<0>();
-        if constexpr (kHalves) {
-            add(part);
-            add(small);
-        }
+        sums.finish();
         copy_wait<0>();
         __syncthreads();  // the ring's place is free for the accumulators
-
-        const int64_t out_pixels = static_cast<int64_t>(s.out_h) * s.out_w;
-        const OutputView view{p.y, s.y_channels_last ? 1 : out_pixels, s.m, p.y_vectors != 0, p.y_runs != 0};
-        auto pixel_of = [&](int row) {
-            const int pixel = first_pixel + row;
-            uint32_t n, rest;
-            p.div_out_hw.divmod(pixel, n, rest);
-            return OutputPixel{s.y_channels_last ? static_cast<int64_t>(pixel) * s.m
-                                                 : static_cast<int64_t>(n) * s.m * out_pixels + rest,
-                               pixel < p.pixels};
-        };
-        if (p.split > 1)
-            store_split<Config>(acc, shared, p.split, rank, p.epilogue, view, warp * 16, first_channel, lane, pixel_of);
-        else
-            store_tile<Config>(acc, shared, p.epilogue, view, warp * 16, first_channel, lane, pixel_of);
+        store_gemm_tile<Config>(sums.acc, shared, p, tile);
     }
 };
 

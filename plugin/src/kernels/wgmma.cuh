@@ -23,6 +23,11 @@ CONVPOOL_DEVICE uint64_t at_address(uint64_t descriptor, uint32_t address) {
     return descriptor | ((address & 0x3ffffu) >> 4);
 }
 
+// Bytes further on, at an address that still has 18 bits.
+CONVPOOL_DEVICE uint64_t moved(uint64_t descriptor, uint32_t bytes) {
+    return (descriptor & ~uint64_t{0xffffffffu}) | (static_cast<uint32_t>(descriptor) + (bytes >> 4));
+}
+
 // What this thread wrote to shared memory, copies included that it waited for, becomes visible to the tensor cores of
 // threads that pass a later barrier.
 CONVPOOL_DEVICE void publish_shared() {

@@ -1,0 +1,146 @@
+// Implicit GEMM on Hopper, fed by TMA: the products of implicit_gemm_sm90.cuh over stages that one thread fills.
+//
+// A stage is 128 bytes of channels of one tap. TMA's im2col mode copies those of kBlockM consecutive output pixels, whatever
+// rows and images these lie in; it knows padding, strides and dilation, and writes zeros outside the tensor and past its
+// channels. A box of the weights is the same of kBlockN channels of Y. Both arrive in wgmma's 128-byte swizzle, and fp32 that
+// is multiplied as TF32 rounded to it. A tap's channels fill whole stages, so the last of them is zeros in part.
+//
+//     kWarps      wait until a stage is full, multiply, and hand back the stage before, whose products are done
+//     one more    its first thread waits until a stage is empty, and copies
+#pragma once
+
+#include "implicit_gemm_sm90.cuh"
+#include "tma.cuh"
+
+namespace convpool {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+template <class Config> struct ImplicitGemmIm2col {
+    using Stage = GemmStage<Config>;
+    static constexpr int kStages = Config::kStages, kChannels = Stage::kChunks * Config::kPerChunk;
+    static constexpr int kGroups = Config::kWarps / 4;
+    static constexpr int kCopyThreads = im2col_copy_threads(Config::kPrecision, Config::kBlockM, Config::kBlockN);
+    static_assert(kStages >= 3, "a stage under way, two being multiplied");
+    static_assert(Stage::kPixelBytes % 1024 == 0 && Stage::kBytes % 1024 == 0, "the swizzle is one of addresses");
+
+    const Im2colGemmParams &p;
+    const uint32_t shared;
+    const GemmTile<Config> tile;
+    const int first_step, steps;
+
+    CONVPOOL_DEVICE ImplicitGemmIm2col(const Im2colGemmParams &params, uint32_t memory)
+        : p(params), shared(of_the_warp(memory)), tile(params.gemm), first_step(tile.steps_of(p.steps, p.gemm).x),
+          steps(tile.steps_of(p.steps, p.gemm).y) {}
+
+    // A number that all lanes have, so that the compiler knows, and does not compute it again in every step.
+    CONVPOOL_DEVICE static uint32_t of_the_warp(uint32_t number) { return __shfl_sync(0xffffffffu, number, 0); }
+    CONVPOOL_DEVICE uint32_t stage_at(int i) const { return shared + i * Stage::kBytes; }
+    CONVPOOL_DEVICE uint32_t full(int i) const { return shared + kStages * Stage::kBytes + i * 8; }
+    CONVPOOL_DEVICE uint32_t empty(int i) const { return full(kStages + i); }
+
+    struct Slice {
+        int tap, channel;
+    };
+    CONVPOOL_DEVICE Slice slice_of(int step) const {
+        uint32_t tap, slice;
+        p.div_tap_steps.divmod(first_step + step, tap, slice);
+        return {static_cast<int>(tap), static_cast<int>(slice) * kChannels};
+    }
+    CONVPOOL_DEVICE void copy_weights(int step, int stage) const {
+        const Slice slice = slice_of(step);
+        barrier_expect(full(stage), Stage::kBytes);  // the pixels', too
+        copy_box(stage_at(stage) + Stage::kPixelBytes, &p.w_map, full(stage), slice.channel, tile.first_channel, slice.tap);
+    }
+
+    CONVPOOL_DEVICE void copy() const {
+        const ImplicitGemmParams &g = p.gemm;
+        const Shape2d &s = g.shape;
+        const int early = g.early_weights ? min(kStages, steps) : 0;
+#pragma unroll 1
+        for (int step = 0; step < early; ++step) copy_weights(step, step);
+        if (g.early_weights) {  // the others on their way to the L2, a part by each pixel tile
+            const int pixel_tiles = gridDim.x / (g.split * g.m_tiles);
+#pragma unroll 1
+            for (int step = early + tile.pixel_tile; step < steps; step += pixel_tiles) {
+                const Slice slice = slice_of(step);
+                prefetch_box(&p.w_map, slice.channel, tile.first_channel, slice.tap);
+            }
+        }
+        wait_for_previous_kernel();
+        let_next_kernel_start();
+        uint32_t n, rest, oy, ox;
+        g.div_out_hw.divmod(tile.first_pixel, n, rest);
+        g.div_out_w.divmod(rest, oy, ox);
+        const int y = static_cast<int>(oy) * s.stride_h - s.pad_h, x = static_cast<int>(ox) * s.stride_w - s.pad_w;
+        Ring<kStages> ring;
+#pragma unroll 1
+        for (int step = 0; step < steps; ++step) {
+            barrier_wait(empty(ring.buffer), ring.parity ^ 1);
+            if (step >= early) copy_weights(step, ring.buffer);
+            const Slice slice = slice_of(step);
+            uint32_t a, b;
+            g.div_kw.divmod(slice.tap, a, b);
+            copy_column(stage_at(ring.buffer), &p.x_map, full(ring.buffer), slice.channel, x, y, n, b * s.dilation_w,
+                        a * s.dilation_h);
+            ring.next();
+        }
+    }
+
+    CONVPOOL_DEVICE void multiply() const {
+        wait_for_previous_kernel();
+        let_next_kernel_start();
+        const uint32_t rows = of_the_warp(threadIdx.x / 128) * 64 * Stage::kRowBytes;
+        const bool elected = threadIdx.x % 128 == 0;
+        GemmSums<Config> sums;
+        Ring<kStages> ring;
+        int held = -1;  // the stage that products still under way read
+#pragma unroll 1
+        for (int step = 0; step < steps; ++step) {
+            barrier_wait(full(ring.buffer), ring.parity);
+            const uint32_t at = stage_at(ring.buffer);
+            sums.multiply(step, at + rows, at + Stage::kPixelBytes);
+            if (held >= 0 && elected) barrier_arrive(empty(held));
+            held = ring.buffer;
+            ring.next();
+        }
+        sums.finish();
+        barrier_of_first<Config::kThreads>();  // the ring's place is free for the accumulators
+        store_gemm_tile<Config>(sums.acc, shared, p.gemm, tile);
+    }
+
+    CONVPOOL_DEVICE void run() const {
+        const bool copies = threadIdx.x == Config::kThreads;
+        if (copies) {
+            prefetch_map(&p.x_map);
+            prefetch_map(&p.w_map);
+            for (int i = 0; i < kStages; ++i) {
+                barrier_init(full(i), 1);
+                barrier_init(empty(i), kGroups);
+            }
+            publish_barriers();
+        }
+        __syncthreads();
+        if (threadIdx.x < Config::kThreads) {
+            if constexpr (kCopyThreads == 128) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+            multiply();
+        } else {
+            if constexpr (kCopyThreads == 128) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+            if (copies) copy();
+        }
+    }
+};
+
+#endif
+
+template <class Config>
+__global__ void __launch_bounds__(
+    Config::kThreads + im2col_copy_threads(Config::kPrecision, Config::kBlockM, Config::kBlockN), Config::kMinBlocks)
+    implicit_gemm_im2col_kernel(const __grid_constant__ Im2colGemmParams params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) unsigned char memory[];
+    ImplicitGemmIm2col<Config>(params, shared_address(memory)).run();
+#endif
+}
+
+}  // namespace convpool

@@ -1,0 +1,23 @@
+// The implicit GEMMs of the direct_gemm_im2col and filter_fused_im2col rows of tactics.def in this precision.
+#include "../launch.h"
+#include "implicit_gemm_im2col.cuh"
+
+#define CONVPOOL_CASE(id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split)                             \
+    case id:                                                                                                         \
+        return reinterpret_cast<const void *>(                                                                       \
+            &implicit_gemm_im2col_kernel<                                                                            \
+                TileConfig<Precision::kTF32, block_m, block_n, warps_m, warps_n, stages, min_blocks>>);
+#define CONVPOOL_ROW_direct_gemm_im2col_TF32 CONVPOOL_CASE
+#define CONVPOOL_ROW_filter_fused_im2col_TF32 CONVPOOL_CASE
+#include "../row_filter.h"
+
+namespace convpool {
+
+const void *implicit_gemm_im2col_kernel_tf32(int id) {
+    switch (id) {
+#include "../tactics.def"
+    default: return nullptr;
+    }
+}
+
+}  // namespace convpool

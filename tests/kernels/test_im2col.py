@@ -1,0 +1,116 @@
+"""Where TMA's im2col mode starts and ends its walk over windows, against the convolution's own indices. Needs no GPU."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PLUGIN = Path(__file__).parents[2] / "plugin"
+FIELDS = ("n", "h", "w", "out_h", "out_w", "kh", "kw", "stride_h", "stride_w", "dilation_h", "dilation_w", "pad_h", "pad_w")
+PROGRAM = f"""
+#include <cstdio>
+#include "tactics.h"
+int main() {{
+    convpool::Shape2d s{{}};
+    while (std::scanf("{"%d" * len(FIELDS)}", {", ".join(f"&s.{name}" for name in FIELDS)}) == {len(FIELDS)}) {{
+        convpool::Im2colBox box;
+        std::string reason;
+        if (convpool::plan_im2col(s, "tactic", box, reason))
+            std::printf("%d %d %d %d %u %u\\n", box.lower[0], box.lower[1], box.upper[0], box.upper[1], box.strides[0],
+                        box.strides[1]);
+        else
+            std::printf("%s\\n", reason.c_str());
+    }}
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """plan_im2col() of shapes given as dicts: lower, upper and strides, of the width and of the height each, or a reason."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    nvcc = Path(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc").resolve()
+    headers = next((p for p in (nvcc.parents[1] / "include", Path("/usr/local/cuda/include")) if (p / "cuda.h").exists()), None)
+    if compiler is None or headers is None:
+        pytest.skip("no C++ compiler" if compiler is None else "no CUDA headers")
+    folder = tmp_path_factory.mktemp("im2col")
+    (folder / "main.cpp").write_text(PROGRAM)
+    subprocess.run(
+        [compiler, "-std=c++17", f"-I{PLUGIN / 'include'}", f"-I{PLUGIN / 'src'}", "-isystem", headers, folder / "main.cpp",
+         PLUGIN / "src" / "plan_im2col.cpp", "-o", folder / "plan"],
+        check=True,
+    )  # fmt: skip
+
+    def ask(shapes):
+        text = "\n".join(" ".join(str(shape[name]) for name in FIELDS) for shape in shapes)
+        done = subprocess.run([folder / "plan"], input=text, capture_output=True, text=True, check=True)
+        lines = done.stdout.splitlines()
+        assert len(lines) == len(shapes)
+        return [line if "tactic" in line else [[int(v) for v in line.split()][i : i + 2] for i in (0, 2, 4)] for line in lines]
+
+    return ask
+
+
+def shape(rng: random.Random) -> dict[str, int]:
+    """A convolution with at least one window, not always all that fit, as one before a pooling has it."""
+    values = {"n": rng.randint(1, 3)}
+    for axis in "hw":
+        kernel, dilation = rng.choice((1, 2, 3, 4, 7)), rng.choice((1, 1, 2, 3, 90))
+        stride, pad = rng.choice((1, 2, 3, 4, 8, 9)), rng.choice((0, 0, 1, 2, 5, 129))
+        size = rng.randint(1, 40) if rng.random() < 0.9 else rng.randint(120, 300)
+        windows = (size + pad + rng.choice((0, 1, pad)) - dilation * (kernel - 1) - 1) // stride + 1
+        if windows < 1:
+            return shape(rng)
+        values |= {axis: size, f"k{axis}": kernel, f"stride_{axis}": stride, f"dilation_{axis}": dilation, f"pad_{axis}": pad}
+        values[f"out_{axis}"] = rng.randint(1, windows) if rng.random() < 0.2 else windows
+    return values
+
+
+def walk(s: dict[str, int], box: list[list[int]], x: int, y: int, n: int, count: int):
+    """The windows' starts, as the PTX ISA describes them: from (x, y) of image n on, row by row and image by image."""
+    (lower_x, lower_y), (upper_x, upper_y), (stride_x, stride_y) = box
+    for _ in range(count):
+        yield x, y, n
+        x += stride_x
+        if x >= s["w"] + upper_x:
+            x, y = lower_x, y + stride_y
+            if y >= s["h"] + upper_y:
+                y, n = lower_y, n + 1
+
+
+def test_the_walk_is_the_convolutions(plan):
+    rng = random.Random(5)
+    shapes = [shape(rng) for _ in range(1500)]
+    taken = 0
+    for s, box in zip(shapes, plan(shapes), strict=True):
+        if isinstance(box, str):
+            continue
+        taken += 1
+        windows = [
+            (ox * s["stride_w"] - s["pad_w"], oy * s["stride_h"] - s["pad_h"], n)
+            for n in range(s["n"]) for oy in range(s["out_h"]) for ox in range(s["out_w"])
+        ]  # fmt: skip
+        for first in range(0, len(windows), 64):
+            assert list(walk(s, box, *windows[first], min(64, len(windows) - first))) == windows[first : first + 64], (s, box)
+    assert taken > 500
+
+
+def test_what_does_not_fit_into_a_tensor_map_is_refused(plan):
+    rng = random.Random(6)
+    shapes = [shape(rng) for _ in range(1500)]
+    refused = 0
+    for s, box in zip(shapes, plan(shapes), strict=True):
+        fits = True
+        for axis in "hw":
+            out, stride, pad = s[f"out_{axis}"], s[f"stride_{axis}"], s[f"pad_{axis}"]
+            fits &= (stride <= 8 or out == 1) and s[f"dilation_{axis}"] * (s[f"k{axis}"] - 1) <= 255
+            fits &= pad <= 128 and -128 <= (out - 1) * stride - pad + 1 - s[axis] <= 127
+        assert fits != isinstance(box, str), (s, box)
+        refused += not fits
+        if fits:
+            assert all(-128 <= corner <= 127 for corner in box[0] + box[1]), (s, box)
+    assert refused > 200
