@@ -167,6 +167,24 @@ def check_skewed(gpu, name: str, skewed: str, kernel: int):
     assert check(case, tactic, tactic.dtype, "NHWC", INTEGER, skewed)
 
 
+@pytest.mark.parametrize("rounded", ["x", "w"])
+@pytest.mark.parametrize("name", names(lambda name: "_tf32_" in name))
+def test_tf32_is_rounded_to_nearest(gpu, name, rounded):
+    """Integers are exact either way, and the bound on random data is too wide to tell rounding from cutting off."""
+    tactic = find_tactic(name)
+    side = 1 if name.endswith("1x1") else 3
+    problem = Problem(n=2, c=256, m=256, spatial=(16, 16), kernel_shape=side, pool_kernel_shape=2, strides=2, dtype="float32",
+                      layout="NHWC", allow_tf32=True)  # fmt: skip
+    if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc or problem.why_not(tactic):
+        pytest.skip(problem.why_not(tactic) or f"needs compute capability {tactic.min_cc}")
+    x, w = np.ones(problem.x_shape[:1] + (256, 16, 16)), np.zeros(problem.w_shape)
+    w[:, side // 2, side // 2] = np.eye(256)
+    (x if rounded == "x" else w)[:] *= 1 + 3 * 2.0**-12
+    nothing = np.zeros(256)
+    y = run_twice(problem, tactic, x, w, nothing, nothing, nothing, nothing)
+    assert (y == 1 + 2.0**-10).all(), np.unique(y)
+
+
 @pytest.mark.parametrize("skewed", ["x", "residual", "y"])
 @pytest.mark.parametrize("name", names(lambda name: "m64n64" in name and "tma" not in name and "1x1" not in name))
 def test_channels_first_arrays_aligned_to_their_elements(gpu, name, skewed):
