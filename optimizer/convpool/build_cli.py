@@ -20,8 +20,9 @@ from rich.table import Table
 
 from convpool.cli import InputShape, run
 from convpool.errors import OptionError, OutputError, VerificationError
+from convpool.files import check_output, write_atomically
 from convpool.inputs import load_arrays
-from convpool.modelio import load, write_atomically
+from convpool.modelio import load
 from convpool.table import make_console
 from convpool.tensorrt import PRECISIONS, TensorRTError, Timed, build_engine, build_fastest
 from convpool.tensorrt.build import LOWERINGS
@@ -66,13 +67,15 @@ def build_command(
 ) -> None:  # fmt: skip
     """Build a TensorRT engine from MODEL, run it, and compare it with onnxruntime on MODEL."""
     out = Path(output)
-    for path in (output, report_path, timing_cache):
-        if path:
-            _check_output(Path(path))
-            if Path(path).exists() and Path(model).exists() and Path(path).samefile(model):
-                raise OutputError(f"{path}: the model itself, which would be overwritten; give another file name")
     arrays = load_arrays(data)
     original = load(Path(model))
+    read = {
+        "the model itself": [Path(model)], "weights of the model": original.weight_files,
+        "--data": [Path(data)] if data else [],
+    }  # fmt: skip
+    outputs = [Path(path) for path in (output, report_path, timing_cache) if path]
+    for number, path in enumerate(outputs):
+        check_output(path, {**read, "another output": outputs[:number]})
     profile = _profile(dict(least), dict(typical), dict(largest))
     if autotune and (lowering or layers):
         raise OptionError(f"--autotune: got --{'lowering' if lowering else 'layers'} too; expected one of them")
@@ -100,13 +103,14 @@ def build_command(
             break
         if timed:
             timed.left_out[form] = "outputs differ"
+    kept = form if verification is None or verification.passed else None
     _write_report(report_path, {
         "model": model, "engine": output, "precision": precision, "plugin": not no_plugin, "build_seconds": seconds,
         "engine_bytes": len(engine.plan), "verification": verification and asdict(verification),
-        "autotune": timed and {"lowering": form, "times_us": timed.times_us, "left_out": timed.left_out},
+        "autotune": timed and {"lowering": kept, "times_us": timed.times_us, "left_out": timed.left_out},
     })  # fmt: skip
     if timed and not quiet:
-        _show_times(timed, form)
+        _show_times(timed, kept)
     if verification is not None:
         _show(verification, quiet)
     engine.save(out)
@@ -136,7 +140,7 @@ def build_command(
 def verify_command(first, second, layers, precision, check, data, shapes, rtol, atol, seed, report_path, quiet) -> None:
     """Compare FIRST and SECOND, each an ONNX model or an engine (.engine, .plan, .trt); errors are against FIRST."""
     if report_path:
-        _check_output(Path(report_path))
+        check_output(Path(report_path), {"compared here": [Path(first), Path(second)]})
     verification = compare(
         open_runner(first, layers=layers), open_runner(second, layers=layers), check=check, data=load_arrays(data),
         input_shapes=dict(shapes), precision=precision, rtol=rtol, atol=atol, seed=seed,
@@ -169,13 +173,6 @@ def _profile(least: dict, typical: dict, largest: dict):
             raise OptionError(f"shapes of '{name}'; got {' / '.join('x'.join(map(str, s)) for s in shapes)}, "
                               "expected the same rank and smallest <= typical <= largest")  # fmt: skip
     return profile or None
-
-
-def _check_output(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise OutputError(f"{path}: no folder {str(path.parent)!r}; make it first")
-    if path.is_dir():
-        raise OutputError(f"{path}: a folder; expected a file name")
 
 
 def _check_can_run(what_for: str) -> None:
@@ -217,7 +214,7 @@ def _show(verification: Verification, quiet: bool) -> None:
         )
 
 
-def _show_times(timed: Timed, kept: str) -> None:
+def _show_times(timed: Timed, kept: str | None) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("lowering", "us", "over MODEL", ""):
         table.add_column(column, justify="right" if column in ("us", "over MODEL") else "left")

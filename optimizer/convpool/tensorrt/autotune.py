@@ -18,7 +18,7 @@ import numpy as np
 
 from convpool.errors import ConvpoolError, OptionError, OutputError, first_line
 from convpool.inputs import random_array
-from convpool.modelio import LoadedModel, load
+from convpool.modelio import load
 from convpool.tensorrt import prepare
 from convpool.tensorrt.build import build_engine, prepared_model
 from convpool.tensorrt.engine import Engine
@@ -56,7 +56,7 @@ def build_fastest(
     model that has the operator's nodes already, OutputError for a cache that cannot be written, and TensorRTError, or what
     `build_engine` raises, where no form is left.
     """
-    loaded = model if isinstance(model, LoadedModel) else load(model)
+    loaded = load(model)
     if prepare.has_operator(loaded.proto):
         raise OptionError("autotune: the model has ConvAvgPool nodes already; expected the original model, whose forms are timed")
 

@@ -22,7 +22,7 @@ from onnx.external_data_helper import load_external_data_for_model
 from convpool import operator
 from convpool.errors import ModelError
 from convpool.graph import graphs_within, index_model, is_op
-from convpool.modelio import LoadedModel, load
+from convpool.modelio import load
 
 OLD_PARSER_OPSET = 17
 """The newest opset that the parser of TensorRT 8.6 knows."""
@@ -46,7 +46,7 @@ def is_operator(node: NodeProto) -> bool:
 
 def self_contained(model: object) -> ModelProto:
     """A copy of the model with its external data read in.  Raises ModelError."""
-    loaded = model if isinstance(model, LoadedModel) else load(model)
+    loaded = load(model)
     copy = ModelProto()
     copy.CopyFrom(loaded.proto)
     if loaded.has_external_data:
