@@ -102,7 +102,7 @@ def build_command(
         if verification is None or verification.passed:
             break
         if timed:
-            timed.left_out[form] = "outputs differ"
+            timed.left_out[form] = _difference(verification)
     kept = form if verification is None or verification.passed else None
     _write_report(report_path, {
         "model": model, "engine": output, "precision": precision, "plugin": not no_plugin, "build_seconds": seconds,
@@ -205,13 +205,14 @@ def _show(verification: Verification, quiet: bool) -> None:
             verdict = "[green]agrees[/]" if output.passed else f"[red]differs[/] {escape(output.note)}"
             table.add_row(escape(output.name), f"{output.max_abs_error:.3g}", f"{output.max_rel_error:.3g}", verdict)
         make_console(stderr=False).print(table)
-    wrong = [output for output in verification.outputs if not output.passed]
-    if wrong:
-        worst = max(wrong, key=lambda o: o.max_rel_error)
-        raise VerificationError(
-            f"verification: output '{worst.name}' differs; got {worst.note or f'{worst.max_abs_error:.3g} absolute'}, "
-            f"{worst.max_rel_error:.3g} relative error, expected within tolerance"
-        )
+    if not verification.passed:
+        raise VerificationError(f"verification: {_difference(verification)}")
+
+
+def _difference(verification: Verification) -> str:
+    worst = max((output for output in verification.outputs if not output.passed), key=lambda o: o.max_rel_error)
+    return (f"output '{worst.name}' differs; got {worst.note or f'{worst.max_abs_error:.3g} absolute'}, "
+            f"{worst.max_rel_error:.3g} relative error, expected within tolerance")  # fmt: skip
 
 
 def _show_times(timed: Timed, kept: str | None) -> None:

@@ -139,7 +139,7 @@ def test_verify_refuses_outputs_that_are_no_numbers(tmp_path, capsys, text):
     path = str(tmp_path / "m.onnx")
     onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g (float[1,2] x) => ({text}'), path)
     assert run(verify_command, "convpool-verify", [path, path]) == 2
-    assert "convpool-verify: output 'y': no tensor of numbers, which cannot be compared" in capsys.readouterr().err
+    assert "convpool-verify: output 'y': no tensor of numbers; got " in capsys.readouterr().err
 
 
 def test_profiles_fill_in_what_is_left_out():

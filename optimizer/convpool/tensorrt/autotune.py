@@ -6,6 +6,7 @@ formats where its layers meet the plugin's.  So whole engines are timed, the ori
 
 from __future__ import annotations
 
+import hashlib
 import os
 import statistics
 import tempfile
@@ -73,7 +74,7 @@ def build_fastest(
         options |= {"timing_cache": timing_cache or Path(folder, "timing.cache"), "configure": set_up, "plugin": plugin}
         for form in FORMS if plugin else [form for form in FORMS if form != "convavgpool"]:
             form_model = prepared_model(loaded, form)
-            same = seen.setdefault(form_model.SerializeToString(deterministic=True), form)
+            same = seen.setdefault(hashlib.sha256(prepare.serialized(form_model)).digest(), form)
             if same != form:
                 left_out[form] = f"the same as {same}"
                 continue

@@ -136,6 +136,7 @@ def prepared_model(model: object, lowering: str, layers: bool = False) -> ModelP
     else:
         optimized = optimize(loaded.proto, lowering=lowering, check=0, base_dir=loaded.base_dir)
         result = prepare.self_contained(load(optimized.model, loaded.base_dir))
+    result = prepare.inline_own_functions(result)
     prepare.fold_weights(result)
     if layers:
         prepare.mark_all(result)

@@ -54,6 +54,12 @@ def self_contained(model: object) -> ModelProto:
     return copy
 
 
+def inline_own_functions(model: ModelProto) -> ModelProto:
+    """Without local functions but those of convpool's operators: what stands in them is seen, and goes to the plugin."""
+    own = [(function.domain, function.name) for function in model.functions if function.name not in operator.OP_TYPES]
+    return _without_trailing_blanks(onnx.inliner.inline_selected_functions(model, own)) if own else model
+
+
 def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool) -> ModelProto:
     """The model for the ONNX parser of TensorRT `major`; changed in place where it can be, so pass a copy."""
     if plugin and has_operator(model):  # TensorRT 10.0 to 10.6 take a function before a plugin of the same name
