@@ -83,7 +83,7 @@ def command(model, others, output, report_path, quiet, verbose, dry_run, no_chec
     out = _output_path(model, output)
     loaded = load(sys.stdin.buffer.read() if model == "-" else Path(model))
     read = {"--data": [Path(options["data"])] if options["data"] else [], "weights of the model": loaded.weight_files}
-    if output and out is not None and not dry_run:
+    if out is not None and not dry_run:
         check_output(out, read)
     if report_path:
         models = [Path(path) for path in (model, out) if path and path != "-"]
