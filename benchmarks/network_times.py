@@ -204,8 +204,9 @@ def _time(
 
 
 def times_of(row: Row) -> dict[str, float]:
-    """Microseconds of the lowerings that were timed."""
-    return {lowering: found["us"] for lowering, found in row["lowerings"].items() if "us" in found}
+    """Microseconds of the lowerings that were timed, or are the same as one that was."""
+    found = {name: row["lowerings"].get(one.get("same_as"), one) for name, one in row["lowerings"].items()}
+    return {lowering: one["us"] for lowering, one in found.items() if "us" in one}
 
 
 def ratios(row: Row) -> tuple[float | None, float | None]:

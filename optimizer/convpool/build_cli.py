@@ -20,8 +20,9 @@ from rich.table import Table
 
 from convpool.cli import InputShape, run
 from convpool.errors import OptionError, OutputError, VerificationError
+from convpool.files import check_output, write_atomically
 from convpool.inputs import load_arrays
-from convpool.modelio import load, write_atomically
+from convpool.modelio import load
 from convpool.table import make_console
 from convpool.tensorrt import PRECISIONS, TensorRTError, Timed, build_engine, build_fastest
 from convpool.tensorrt.build import LOWERINGS
@@ -66,13 +67,15 @@ def build_command(
 ) -> None:  # fmt: skip
     """Build a TensorRT engine from MODEL, run it, and compare it with onnxruntime on MODEL."""
     out = Path(output)
-    for path in (output, report_path, timing_cache):
-        if path:
-            _check_output(Path(path))
-            if Path(path).exists() and Path(model).exists() and Path(path).samefile(model):
-                raise OutputError(f"{path}: the model itself, which would be overwritten; give another file name")
     arrays = load_arrays(data)
     original = load(Path(model))
+    read = {
+        "the model itself": [Path(model)], "weights of the model": original.weight_files,
+        "--data": [Path(data)] if data else [],
+    }  # fmt: skip
+    outputs = [Path(path) for path in (output, report_path, timing_cache) if path]
+    for number, path in enumerate(outputs):
+        check_output(path, {**read, "another output": outputs[:number]})
     profile = _profile(dict(least), dict(typical), dict(largest))
     if autotune and (lowering or layers):
         raise OptionError(f"--autotune: got --{'lowering' if lowering else 'layers'} too; expected one of them")
@@ -99,14 +102,15 @@ def build_command(
         if verification is None or verification.passed:
             break
         if timed:
-            timed.left_out[form] = "outputs differ"
+            timed.left_out[form] = _difference(verification)
+    kept = form if verification is None or verification.passed else None
     _write_report(report_path, {
         "model": model, "engine": output, "precision": precision, "plugin": not no_plugin, "build_seconds": seconds,
         "engine_bytes": len(engine.plan), "verification": verification and asdict(verification),
-        "autotune": timed and {"lowering": form, "times_us": timed.times_us, "left_out": timed.left_out},
+        "autotune": timed and {"lowering": kept, "times_us": timed.times_us, "left_out": timed.left_out},
     })  # fmt: skip
     if timed and not quiet:
-        _show_times(timed, form)
+        _show_times(timed, kept)
     if verification is not None:
         _show(verification, quiet)
     engine.save(out)
@@ -136,7 +140,7 @@ def build_command(
 def verify_command(first, second, layers, precision, check, data, shapes, rtol, atol, seed, report_path, quiet) -> None:
     """Compare FIRST and SECOND, each an ONNX model or an engine (.engine, .plan, .trt); errors are against FIRST."""
     if report_path:
-        _check_output(Path(report_path))
+        check_output(Path(report_path), {"compared here": [Path(first), Path(second)]})
     verification = compare(
         open_runner(first, layers=layers), open_runner(second, layers=layers), check=check, data=load_arrays(data),
         input_shapes=dict(shapes), precision=precision, rtol=rtol, atol=atol, seed=seed,
@@ -171,13 +175,6 @@ def _profile(least: dict, typical: dict, largest: dict):
     return profile or None
 
 
-def _check_output(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise OutputError(f"{path}: no folder {str(path.parent)!r}; make it first")
-    if path.is_dir():
-        raise OutputError(f"{path}: a folder; expected a file name")
-
-
 def _check_can_run(what_for: str) -> None:
     """Before the minutes of a build whose engine could then not be run."""
     tensorrt_module()
@@ -208,16 +205,17 @@ def _show(verification: Verification, quiet: bool) -> None:
             verdict = "[green]agrees[/]" if output.passed else f"[red]differs[/] {escape(output.note)}"
             table.add_row(escape(output.name), f"{output.max_abs_error:.3g}", f"{output.max_rel_error:.3g}", verdict)
         make_console(stderr=False).print(table)
-    wrong = [output for output in verification.outputs if not output.passed]
-    if wrong:
-        worst = max(wrong, key=lambda o: o.max_rel_error)
-        raise VerificationError(
-            f"verification: output '{worst.name}' differs; got {worst.note or f'{worst.max_abs_error:.3g} absolute'}, "
-            f"{worst.max_rel_error:.3g} relative error, expected within tolerance"
-        )
+    if not verification.passed:
+        raise VerificationError(f"verification: {_difference(verification)}")
 
 
-def _show_times(timed: Timed, kept: str) -> None:
+def _difference(verification: Verification) -> str:
+    worst = max((output for output in verification.outputs if not output.passed), key=lambda o: o.max_rel_error)
+    return (f"output '{worst.name}' differs; got {worst.note or f'{worst.max_abs_error:.3g} absolute'}, "
+            f"{worst.max_rel_error:.3g} relative error, expected within tolerance")  # fmt: skip
+
+
+def _show_times(timed: Timed, kept: str | None) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("lowering", "us", "over MODEL", ""):
         table.add_column(column, justify="right" if column in ("us", "over MODEL") else "left")

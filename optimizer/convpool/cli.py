@@ -16,9 +16,9 @@ from rich.progress import TextColumn
 from convpool import operator
 from convpool.api import OptimizeResult, optimize
 from convpool.errors import ConvpoolError, OptionError, OutputError, VerificationError
-from convpool.files import write_atomically
+from convpool.files import check_output, write_atomically
 from convpool.lowering import REQUESTS
-from convpool.modelio import serialize
+from convpool.modelio import load, serialize
 from convpool.progress import StepBar
 from convpool.report import Report
 from convpool.table import make_console, show
@@ -81,19 +81,17 @@ def command(model, others, output, report_path, quiet, verbose, dry_run, no_chec
     if domain == "" or f"{domain}.".startswith("ai.onnx."):
         raise OptionError(f"--domain: got {domain!r}, where ONNX has its own operators; expected another, as trt.plugins")
     out = _output_path(model, output)
-    if output and out is not None and not out.parent.is_dir() and not dry_run:
-        raise OutputError(f"{out}: no folder {str(out.parent)!r}; make it first")
-    if report_path and not Path(report_path).parent.is_dir():
-        raise OutputError(f"{report_path}: no folder {str(Path(report_path).parent)!r}; make it first")
-    if report_path and Path(report_path).is_dir():
-        raise OutputError(f"{report_path}: a folder; expected a file name")
-    if report_path and Path(report_path).resolve() in {Path(path).resolve() for path in (model, out) if path}:
-        raise OutputError(f"{report_path}: a model's name, and the report's; give the report another")
+    loaded = load(sys.stdin.buffer.read() if model == "-" else Path(model))
+    read = {"--data": [Path(options["data"])] if options["data"] else [], "weights of the model": loaded.weight_files}
+    if out is not None and not dry_run:
+        check_output(out, read)
+    if report_path:
+        models = [Path(path) for path in (model, out) if path and path != "-"]
+        check_output(Path(report_path), {"a model's name": models, **read})
     console = make_console(stderr=out is None)
-    source = sys.stdin.buffer.read() if model == "-" else Path(model)
     try:
         with StepBar(TextColumn("timing"), hidden=quiet or not options["autotune"]) as progress:
-            result = optimize(source, check=0 if no_check else check, input_shapes=dict(shapes),
+            result = optimize(loaded, check=0 if no_check else check, input_shapes=dict(shapes),
                               progress=progress.update, **options)  # fmt: skip
     except VerificationError as error:
         if error.report is not None:

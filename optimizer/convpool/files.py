@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,11 +17,22 @@ import onnx
 from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import ExternalDataInfo, set_external_data
 
-from convpool.errors import ModelError, first_line
+from convpool.errors import ModelError, OutputError, first_line
 from convpool.graph import tensors
 
 EXTERNAL_THRESHOLD_BYTES = 1024
 """New weights of at least this size go to an external file where the model keeps its weights in such files."""
+
+
+def check_output(path: Path, others: Mapping[str, Iterable[Path]] | None = None) -> None:
+    """Raise OutputError for a path in no folder, of a folder, or of one of `others`, files by what they are."""
+    if not path.parent.is_dir():
+        raise OutputError(f"{path}: no folder {str(path.parent)!r}; make it first")
+    if path.is_dir():
+        raise OutputError(f"{path}: a folder; expected a file name")
+    for what, files in (others or {}).items():
+        if path.resolve() in {file.resolve() for file in files}:
+            raise OutputError(f"{path}: {what}, which would be overwritten; give another file name")
 
 
 def write_atomically(out: Path, data: bytes) -> None:

@@ -198,13 +198,11 @@ class Scope:
         while names:
             name = names.pop()
             index = self.producer.get(name)
-            if index is None or is_op(self.nodes[index], "Constant"):
+            node = None if index is None else self.nodes[index]
+            if node is None or not is_op(node, *ARITHMETIC) or any(attribute.ref_attr_name for attribute in node.attribute):
                 if name and self.constant(name) is None:
                     return None
             elif index not in found:
-                node = self.nodes[index]
-                if not is_op(node, *ARITHMETIC) or any(attribute.ref_attr_name for attribute in node.attribute):
-                    return None
                 found.add(index)
                 names.extend(node.input)
         return sorted(found) or None

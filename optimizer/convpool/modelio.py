@@ -18,6 +18,7 @@ from convpool import operator
 from convpool.errors import ModelError, OutputError, first_line
 from convpool.files import (
     check_external_data,
+    check_output,
     move_to_external,
     place_external_data,
     write_atomically,
@@ -51,16 +52,23 @@ class LoadedModel:
         return numpy_helper.to_array(copy, base_dir=str(self.base_dir))
 
     @property
+    def weight_files(self) -> list[Path]:
+        """The files of its external data."""
+        return [self.base_dir / name for name in self.data_files] if self.base_dir is not None else []
+
+    @property
     def has_external_data(self) -> bool:
         """Whether any tensor lies in an external file."""
         return bool(self.data_files)
 
 
 def load(source: object, base_dir: Path | None = None) -> LoadedModel:
-    """Load and check a model: a path, serialised bytes, a ModelProto (used as it is, not copied) or a gs.Graph.
+    """Load and check a model: a path, serialised bytes, a ModelProto (used as it is, not copied), a gs.Graph, or what this gave.
 
     base_dir: folder of the external data of a model that is no path.  Raises ModelError.
     """
+    if isinstance(source, LoadedModel):
+        return source
     if isinstance(source, ModelProto):
         model = LoadedModel(source, base_dir, source.ByteSize())
     elif isinstance(source, bytes):
@@ -165,10 +173,7 @@ def save(model: LoadedModel, out: Path, new_constants: set[str]) -> None:
     Data files stay where they are if `out` is in their folder; elsewhere they are hard-linked, or copied if that
     fails.  New constants of such a model go to `<out>.data`.  Nothing is left behind on failure.  Raises OutputError.
     """
-    if not out.parent.is_dir():
-        raise OutputError(f"{out}: no folder {str(out.parent)!r}; make it first")
-    if out.is_dir():
-        raise OutputError(f"{out}: a folder; expected a file name")
+    check_output(out)
     folders = (model.base_dir, out.parent) if model.base_dir is not None else ()
     if out.resolve() in {(folder / name).resolve() for folder in folders for name in model.data_files}:
         raise OutputError(f"{out}: holds weights of the model; expected another name")

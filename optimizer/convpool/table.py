@@ -70,9 +70,14 @@ def _totals(report: Report, verbose: bool) -> list[str]:
     else:
         rest = [f"{count} {status}" for status, count in
                 (("rejected", summary.rejected), ("excluded", summary.excluded)) if count]  # fmt: skip
+        open_sized = sum(site.status == "rewritten" and site.macs_before is None for site in report.sites)
+        counted = f"{_count(summary.macs_before)} -> {_count(summary.macs_after)} a sample"
+        if open_sized:
+            known = "" if open_sized == summary.rewritten else f"{counted}, "
+            counted = f"{known}unknown for {open_sized} of open sizes"
         lines.append(
             f"[bold]{summary.rewritten} rewritten[/]{''.join(f', {item}' for item in rest)}; multiply-adds of these "
-            f"convolutions {_count(summary.macs_before)} -> {_count(summary.macs_after)} a sample"
+            f"convolutions {counted}"
         )
     lines.append(f"file      {_size(summary.bytes_before)} -> {_size(summary.bytes_after)}")
     before, after = summary.operators_before, summary.operators_after

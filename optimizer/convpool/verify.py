@@ -86,10 +86,10 @@ def verify(
     by a part in 2^18, of the order of what summing in another order does, move at most four times fewer elements beyond the
     tolerance, and by at least half as much.
     """
-    if check < 1:
-        raise OptionError(f"check: got {check}, expected 1 or more")
-    first, second = (m if isinstance(m, LoadedModel) else load(m) for m in (original, optimized))
-    return compare(first, second, check, load_arrays(data), dict(input_shapes or {}), rtol, atol, seed)
+    if check < 0 or check == 0 and data is None:
+        raise OptionError(f"check: got {check}, expected 1 or more, or data")
+    first, second = load(original), load(optimized)
+    return compare(first, second, max(check, 1), load_arrays(data), dict(input_shapes or {}), rtol, atol, seed)
 
 
 def compare(
@@ -103,15 +103,18 @@ def compare(
     seed: int,
 ) -> Verification:
     """`verify` on loaded models."""
+    maker = InputMaker(original.proto, data, input_shapes, seed)
     types = float_types(original.proto)
     narrow = sorted(types & set(HALF_TYPES))
     native = _Runner(original, "the original")
     exact = None
     if types - {TensorProto.FLOAT}:
-        exact = _Runner(LoadedModel(to_float32(original), original.base_dir, 0), "the original in float32")
+        wide = LoadedModel(to_float32(original), original.base_dir, 0)
+        exact = _Runner(wide, "the original in float32")
         # Without kernels for a type, or a numpy type to feed it by, float32 has to speak for both.
         if native.error or TensorProto.BFLOAT16 in types:
-            native, optimized = exact, LoadedModel(to_float32(optimized), optimized.base_dir, 0)
+            native, original = exact, wide
+            optimized = LoadedModel(to_float32(optimized), optimized.base_dir, 0)
     candidate = _Runner(optimized, "the result")
     for runner in (native, exact):
         if runner is not None and runner.error:
@@ -119,7 +122,6 @@ def compare(
     if candidate.error:
         raise VerificationError(f"verification: onnxruntime loads the original, but not the result: {candidate.error}")
     reference = exact or native
-    maker = InputMaker(original.proto, data, input_shapes, seed)
     tolerance = TOLERANCES[narrow[-1]] if narrow else FLOAT32_TOLERANCE
     judge = _Judge(reference.output_names, tolerance, rtol, atol, bool(narrow))
     shapes: dict[str, list[int]] = {}

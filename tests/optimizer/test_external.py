@@ -16,6 +16,7 @@ from onnx.external_data_helper import ExternalDataInfo, set_external_data
 import convpool
 import runtime
 from build import graph, random_feeds
+from convpool.cli import command, run
 from convpool.errors import OutputError
 from convpool.modelio import LoadedModel
 
@@ -173,6 +174,15 @@ def test_the_model_is_not_written_over_its_own_data(tmp_path):
         with pytest.raises(OutputError, match="holds weights of the model"):
             result.save(tmp_path / folder / "w.bin")
         assert {file.name: file.read_bytes() for file in (tmp_path / folder).iterdir()} == before
+
+
+@pytest.mark.parametrize("option", ["-o", "--report"])
+def test_nothing_is_written_over_the_models_data(tmp_path, option, capsys):
+    path = make(tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert run(command, "convpool-optimize", [str(path), option, str(tmp_path / "w.bin")]) == 2
+    assert "w.bin: weights of the model, which would be overwritten" in capsys.readouterr().err
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 def test_rewriting_in_place(tmp_path):

@@ -71,6 +71,12 @@ def test_spectral_normalisation_is_computed_once(lowering):
         assert {tensor.name for tensor in result.graph.initializer} == {"k_channels_last", "h_bias"}
 
 
+def test_shape_arithmetic_may_stand_in_the_normalisation():
+    body = SPECTRAL.replace("m = Reshape(raw, rows)", "both = Gather<axis=0>(table, zero)\nm = Reshape(raw, both)")
+    model = graph(body, {**SPECTRAL_CONSTANTS, "table": np.array([[128, -1]]), "zero": np.array(0)})
+    assert operators(convpool.optimize(model, lowering="fused", check=1).model.graph) == {"Conv": 1}
+
+
 @pytest.mark.parametrize(
     "body, inputs",
     [

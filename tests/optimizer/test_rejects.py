@@ -282,6 +282,10 @@ CASES = {
         "p = Pad(x, two)\nc = Conv<pads=[3,3,3,3]>(x, v)\n" + "h = Add(c, p)\n" + POOL,
         {"two": [0, 0, 2, 2, 0, 0, 2, 2], "v": (16, 16, 3, 3)}, {}, {}, 
         "Pad 'p': Pad that the pooling would follow; got [2, 2, 2, 2], expected less than [2, 2], as onnxruntime demands"),
+    "Pad that the pooling would follow, behind others": (
+        "o = Pad(x, one)\np = Identity(o)\nq = Pad(p, one)\nc = Conv<pads=[3,3,3,3]>(x, v)\n" + "h = Add(c, q)\n" + POOL,
+        {"one": [0, 0, 1, 1, 0, 0, 1, 1], "v": (16, 16, 3, 3)}, {}, {}, 
+        "Pad 'o': Pad that the pooling would follow; got [2, 2, 2, 2], expected less than [2, 2], as onnxruntime demands"),
     "fused weights too small": (
         ALONE, {"w": np.full((32, 16, 3, 3), 3e-5, np.float16)},
         {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"}, {"lowering": "fused"}, 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
 import numpy as np
 import onnx
 import pytest
@@ -237,11 +238,13 @@ def test_a_result_that_does_not_run_fails_the_verification():
             convpool.verify(model, LoadedModel(result, None, 0))
 
 
-def test_a_result_that_onnxruntimes_own_optimisations_break_fails():
+@pytest.mark.parametrize("kind", ["float", "double", "float16", "bfloat16"])
+def test_a_result_that_onnxruntimes_own_optimisations_break_fails(kind):
     """They merge a Pad into the pooling's pads, which must stay smaller than its window."""
-    shapes = dict(inputs="float[1,1,8] x", outputs="float[a,b,c] y")
+    shapes = dict(inputs=f"{kind}[1,1,8] x", outputs=f"{kind}[a,b,c] y")
+    zeros = np.zeros((1, 1, 2), np.dtype({"float": "float32", "double": "float64"}.get(kind, kind)))
     pool = "AveragePool<kernel_shape=[2], strides=[2]>"
-    original = graph(f"c = Concat<axis=2>(z, x, z)\ny = {pool}(c)", {"z": np.zeros((1, 1, 2), np.float32)}, **shapes)
+    original = graph(f"c = Concat<axis=2>(z, x, z)\ny = {pool}(c)", {"z": zeros}, **shapes)
     assert convpool.verify(original, original).passed
     result = graph(f"c = Pad(x, p)\ny = {pool}(c)", {"p": [0, 0, 2, 0, 0, 2]}, **shapes)
     with pytest.raises(VerificationError, match="graph optimisations, on by default, take the original, but not the result"):

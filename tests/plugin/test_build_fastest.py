@@ -49,7 +49,7 @@ class FakeEngine:
 @pytest.fixture
 def pretend(monkeypatch):
     """Pretended builds and times: what was built with which options; forms that fail as they are built or timed."""
-    seen = SimpleNamespace(options={}, failing={}, not_timed={}, shapes=None)
+    seen = SimpleNamespace(options={}, failing={}, not_timed={}, not_loaded=set(), shapes=None)
 
     def build(model, *, lowering, **options):
         form = form_of(model)
@@ -57,7 +57,7 @@ def pretend(monkeypatch):
         seen.options[form] = options
         if form in seen.failing:
             raise seen.failing[form]
-        return FakeEngine(form, loads=form not in seen.not_timed)
+        return FakeEngine(form, loads=form not in seen.not_loaded)
 
     def time_in_turn(engines, inputs, left_out):
         seen.shapes = {name: x.shape for name, x in inputs[0].items()}
@@ -107,11 +107,15 @@ def test_forms_that_come_out_the_same_are_built_once(pretend):
 def test_a_form_that_cannot_be_built_loaded_or_timed_is_left_out(pretend):
     pretend.failing["convavgpool"] = TensorRTError("no plugin")
     pretend.not_timed["none"] = "cannot be loaded"
+    pretend.not_loaded.add("none")
     found = build_fastest(conv_pool())
     assert list(found.engines) == ["fused", "direct"]
     assert found.left_out == {"convavgpool": "no plugin", "none": "cannot be loaded"}
     pretend.not_timed |= dict.fromkeys(("direct", "fused"), "no graph")
-    with pytest.raises(TensorRTError, match="cannot be loaded"):
+    with pytest.raises(TensorRTError, match="no form's engine could be timed; got convavgpool: no plugin; none: cannot"):
+        build_fastest(conv_pool())
+    pretend.not_loaded |= TIMES.keys()
+    with pytest.raises(TensorRTError, match="^cannot be loaded$"):
         build_fastest(conv_pool())
     for form in TIMES:
         pretend.failing[form] = TensorRTError(f"no {form}")
@@ -164,22 +168,24 @@ def test_the_command_keeps_the_fastest_whose_outputs_agree(pretend, monkeypatch,
         monkeypatch.setattr(build_cli, name, value)
     assert build(tmp_path) == 0
     assert (tmp_path / "m.engine").read_bytes() == b"fused"
-    assert "convavgpool 12.5 2.44 left out: outputs differ" in " ".join(capsys.readouterr().out.split())
+    assert "convavgpool 12.5 2.44 left out: output 'y' differs; got 0.1 absolute" in " ".join(capsys.readouterr().out.split())
     (tmp_path / "m.engine").unlink()
     right.clear()
     assert build(tmp_path) == 1 and not (tmp_path / "m.engine").exists()
-    assert json.loads((tmp_path / "r.json").read_text())["autotune"]["left_out"] == dict.fromkeys(TIMES, "outputs differ")
+    found = json.loads((tmp_path / "r.json").read_text())["autotune"]
+    assert found["lowering"] is None and found["left_out"].keys() == TIMES.keys()
 
 
 class FakeDriver:
     """CUDA's driver: which calls were made; those that fail give a number."""
 
     def __init__(self) -> None:
-        self.calls, self.failing, self.graphs = [], {}, 0
+        self.calls, self.failing, self.graphs, self.capturing = [], {}, 0, 0
 
     def __getattr__(self, name):
         def call(*arguments):
             self.calls.append(name)
+            self.capturing += (name == "cuStreamBeginCapture_v2") - (name == "cuStreamEndCapture")
             if name in self.failing:
                 return self.failing[name]
             if name in ("cuStreamEndCapture", "cuGraphInstantiateWithFlags"):
@@ -200,7 +206,10 @@ class CapturedEngine:
         self.memory = SimpleNamespace(stream=stream, synchronize=lambda stream: None, elapsed_us=lambda work: work() or 48.0)
 
     def bind(self, inputs) -> None:
-        pass
+        self.read = [inputs]
+
+    def point(self, inputs) -> None:
+        self.read.append(inputs)
 
     def execute(self) -> None:
         self.runs += 1
@@ -218,6 +227,11 @@ def driver(monkeypatch):
 def test_graphs_are_replayed_in_turn_and_freed(driver):
     times = timing.time_in_turn({"a": CapturedEngine(), "b": CapturedEngine()}, [{}], rounds=3)
     assert times == {"a": [3.0] * 3, "b": [3.0] * 3}
+    several = [{"x": number} for number in range(3)]
+    timing.time_in_turn({"a": (engine := CapturedEngine())}, several, rounds=1)
+    assert engine.read == [several[0], *(several[call % 3] for call in range(timing.LEAST_CALLS))] and engine.runs == 17
+    driver.calls.clear()
+    timing.time_in_turn({"a": CapturedEngine(), "b": CapturedEngine()}, [{}], rounds=3)
     assert driver.calls.count("cuGraphLaunch") == 2 * 2 * (timing.WARM_UP_ROUNDS + 3) and driver.graphs == 0
 
 
@@ -226,7 +240,7 @@ def test_an_engine_that_fails_before_or_in_its_capture_is_left_out_or_raises(dri
     left_out: dict[str, str] = {}
     engines = {"a": CapturedEngine(), "b": CapturedEngine(bad)}
     assert list(timing.time_in_turn(engines, [{}], rounds=1, left_out=left_out)) == ["a"]
-    assert left_out == {"b": "the run failed"} and driver.graphs == 0
+    assert left_out == {"b": "the run failed"} and driver.graphs == driver.capturing == 0
     driver.failing |= {"cuStreamEndCapture": 901, "cuGraphExecDestroy": 700}
     with pytest.raises(TensorRTError, match="^the run failed$"):  # not what comes of it
         timing.time_in_turn({"b": CapturedEngine(bad)}, [{}])

@@ -123,6 +123,7 @@ def test_a_context_of_the_caller_s_is_used_and_stays(driver):
     assert depths == [1] and [len(stack) for stack in driver.stacks.values()] == [1]
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")  # as what __del__ raises becomes
 def test_a_context_that_the_caller_pops_is_no_error_at_the_end(driver):
     def body():
         PycudaMemory()

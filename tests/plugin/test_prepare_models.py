@@ -285,3 +285,19 @@ def test_where_no_lowering_is_asked_for_pairs_go_to_the_plugin_but_in_tf32(preci
         assert prepare.has_operator(made) == (precision != "tf32")
         assert sum(node.op_type == "AveragePool" for node in made.graph.node) == (left if precision == "tf32" else 0)
     assert build.default_lowering(precision, plugin=False) == "auto"
+
+
+def test_what_stands_in_a_local_function_goes_to_the_plugin_and_is_folded():
+    text = """<ir_version: 8, opset_import: ["": 17, "own": 1]> g (float[1,3,16,16] x) => (float[1,4,8,8] y) {
+      y = own.Block(x, w)
+    }
+    <opset_import: ["": 17], domain: "own"> Block (a, w) => (b) {
+      n = ReduceL2<keepdims = 0>(w) v = Div(w, n) c = Conv<pads = [1, 1, 1, 1]>(a, v)
+      b = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(c)
+    }"""
+    model = onnx.parser.parse_model(text)
+    weights = np.random.default_rng(0).standard_normal((4, 3, 3, 3), np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    for lowering, operators in (("convavgpool", {"ConvAvgPool"}), ("none", {"Conv", "AveragePool"})):
+        ready = prepare.for_parser(build.prepared_model(model, lowering), 10, plugin=True, allow_tf32=False)
+        assert not ready.functions and {node.op_type for node in ready.graph.node} - {"Transpose", "Constant"} == operators

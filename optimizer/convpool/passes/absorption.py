@@ -101,7 +101,7 @@ def keeps(factors: np.ndarray, dtype: np.dtype) -> bool:
         return False
     rows = factors.reshape(len(factors), -1)
     lost = np.abs(rows.astype(dtype).astype(np.float64) - rows)
-    return bool((lost <= float(ml_dtypes.finfo(dtype).eps) * np.abs(rows).max(axis=1, keepdims=True)).all())
+    return bool((lost <= float(ml_dtypes.finfo(dtype).eps) * np.abs(rows).max(axis=1, keepdims=True, initial=0)).all())
 
 
 def elem_type(scope: Scope, index: int) -> int:

@@ -22,9 +22,8 @@ from convpool.geometry import Ints, PoolSpec
 from convpool.graph import AttributeReference, Scope, is_op, label
 from convpool.lowering import ORDERS, Form, form, form_cost
 from convpool.passes.absorption import INSIDE, OUTSIDE, holds, keeps
-from convpool.passes.linear import Step, linear_step
 from convpool.passes.pooling import may_be_pooling, recognise
-from convpool.passes.trace import conv_leaf, conv_rank, conv_upstream, spatial_size, trace
+from convpool.passes.trace import conv_leaf, conv_rank, conv_upstream, spatial_size, trace, zero_pads
 from convpool.plan import (
     IDENTITY,
     Choice,
@@ -106,13 +105,10 @@ def check(site: Site, lowering: str, main_opset: int) -> Plan | Reject | None:
 
 def _merged_pad(scope: Scope, tree: Tree, pool: PoolSpec | None) -> Reject | None:
     """Why a tensor cannot be pooled as it is: onnxruntime would merge the Pad that gives it into the pooling, and fail."""
-    for leaf in opaque_leaves(tree):
-        index = scope.producer.get(leaf.tensor)
-        if pool is None or index is None or not is_op(scope.nodes[index], "Pad"):
-            continue
-        step = linear_step(scope, index, pool.rank)
-        if isinstance(step, Step) and any(pad >= k for pad, k in zip(step.pads or (), pool.kernel_shape * 2, strict=True)):
-            return reject(scope, index, "Pad that the pooling would follow", list(step.pads or ()),
+    for leaf in opaque_leaves(tree) if pool is not None else ():
+        _, pads, nodes = zero_pads(scope, leaf.tensor, pool.rank)
+        if any(pad >= k for pad, k in zip(pads, pool.kernel_shape * 2, strict=True)):
+            return reject(scope, nodes[-1], "Pad that the pooling would follow", list(pads),
                           f"less than {list(pool.kernel_shape)}, as onnxruntime demands")  # fmt: skip
     return None
 

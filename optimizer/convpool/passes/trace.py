@@ -145,23 +145,29 @@ def _with_pads_in_front(scope: Scope, leaf: ConvLeaf) -> ConvLeaf:
 
     A Pad left in front of an AveragePool is merged into it by onnxruntime, which then refuses pads that reach the kernel.
     """
-    name, rank, passed = leaf.input, leaf.conv.rank, []
-    while (index := scope.producer.get(name)) is not None and is_op(scope.nodes[index], "Identity", "Pad"):
+    name, pads, passed = zero_pads(scope, leaf.input, leaf.conv.rank)
+    if not passed:
+        return leaf
+    rank, total = leaf.conv.rank, tuple(own + more for own, more in zip(leaf.conv.pads, pads, strict=True))
+    size = leaf.size and tuple(n - pads[i] - pads[rank + i] for i, n in enumerate(leaf.size))
+    return replace(leaf, input=name, conv=replace(leaf.conv, pads=total), size=size, passed=passed)
+
+
+def zero_pads(scope: Scope, name: str, rank: int) -> tuple[str, Ints, tuple[int, ...]]:
+    """The tensor that `name` is by Pads of zeros alone, their pads in all, and the nodes from it to `name`, nearest first."""
+    found, total, nodes = (name, (0,) * (2 * rank), ()), (0,) * (2 * rank), ()
+    while (index := scope.producer.get(name)) is not None and is_op(scope.nodes[index], "Identity", "Dropout", "Pad"):
         try:
             step = linear_step(scope, index, rank)
         except AttributeReference:
             break
         if not isinstance(step, Step) or min(step.pads or (0,)) < 0:
             break
-        name = scope.nodes[index].input[0]
-        passed.append(index)
+        name, nodes = scope.nodes[index].input[0], (*nodes, index)
         if step.pads is not None and any(step.pads):
-            pads = tuple(own + more for own, more in zip(leaf.conv.pads, step.pads, strict=True))
-            size = leaf.size and tuple(
-                n - begin - end for n, begin, end in zip(leaf.size, step.pads[:rank], step.pads[rank:], strict=True)
-            )
-            leaf = replace(leaf, input=name, conv=replace(leaf.conv, pads=pads), size=size, passed=tuple(passed))
-    return leaf
+            total = tuple(a + b for a, b in zip(total, step.pads, strict=True))
+            found = name, total, nodes
+    return found
 
 
 def _absorb(scope: Scope, tree: Tree, step: Step) -> Tree | Reject:

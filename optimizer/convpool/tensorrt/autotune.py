@@ -6,6 +6,7 @@ formats where its layers meet the plugin's.  So whole engines are timed, the ori
 
 from __future__ import annotations
 
+import hashlib
 import os
 import statistics
 import tempfile
@@ -18,7 +19,7 @@ import numpy as np
 
 from convpool.errors import ConvpoolError, OptionError, OutputError, first_line
 from convpool.inputs import random_array
-from convpool.modelio import LoadedModel, load
+from convpool.modelio import load
 from convpool.tensorrt import prepare
 from convpool.tensorrt.build import build_engine, prepared_model
 from convpool.tensorrt.engine import Engine
@@ -56,7 +57,7 @@ def build_fastest(
     model that has the operator's nodes already, OutputError for a cache that cannot be written, and TensorRTError, or what
     `build_engine` raises, where no form is left.
     """
-    loaded = model if isinstance(model, LoadedModel) else load(model)
+    loaded = load(model)
     if prepare.has_operator(loaded.proto):
         raise OptionError("autotune: the model has ConvAvgPool nodes already; expected the original model, whose forms are timed")
 
@@ -73,7 +74,7 @@ def build_fastest(
         options |= {"timing_cache": timing_cache or Path(folder, "timing.cache"), "configure": set_up, "plugin": plugin}
         for form in FORMS if plugin else [form for form in FORMS if form != "convavgpool"]:
             form_model = prepared_model(loaded, form)
-            same = seen.setdefault(form_model.SerializeToString(deterministic=True), form)
+            same = seen.setdefault(hashlib.sha256(prepare.serialized(form_model)).digest(), form)
             if same != form:
                 left_out[form] = f"the same as {same}"
                 continue

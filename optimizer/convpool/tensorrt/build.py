@@ -31,7 +31,7 @@ from onnx import ModelProto, TensorProto
 from convpool.api import optimize
 from convpool.errors import ModelError, OptionError, OutputError
 from convpool.files import write_atomically
-from convpool.modelio import LoadedModel, load
+from convpool.modelio import load
 from convpool.tensorrt import prepare
 from convpool.tensorrt.engine import Engine
 from convpool.tensorrt.errors import TensorRTError
@@ -130,12 +130,13 @@ def _profiles(profiles: Profile | Sequence[Profile] | None) -> list[Profile]:
 
 def prepared_model(model: object, lowering: str, layers: bool = False) -> ModelProto:
     """What an engine is built from: the model in the form asked for, self-contained, its weights initializers."""
-    loaded = model if isinstance(model, LoadedModel) else load(model)
+    loaded = load(model)
     if lowering == "none" or prepare.has_operator(loaded.proto):
         result = prepare.self_contained(loaded)
     else:
         optimized = optimize(loaded.proto, lowering=lowering, check=0, base_dir=loaded.base_dir)
         result = prepare.self_contained(load(optimized.model, loaded.base_dir))
+    result = prepare.inline_own_functions(result)
     prepare.fold_weights(result)
     if layers:
         prepare.mark_all(result)

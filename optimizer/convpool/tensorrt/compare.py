@@ -19,7 +19,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from convpool.errors import ModelError, OptionError
-from convpool.inputs import Arrays, InputMaker, feeds, random_array
+from convpool.inputs import Arrays, InputMaker, random_array
 from convpool.modelio import LoadedModel, first_line, load
 from convpool.tensorrt import prepare
 from convpool.tensorrt.engine import Engine
@@ -138,8 +138,7 @@ def _input_sets(first: Runner, second: Runner, count: int, data: Arrays | None, 
     models = [runner for runner in (first, second) if isinstance(runner, ModelRunner)]
     if models:
         proto = models[0].model.proto
-        known = {value.name for value in feeds(proto)}
-        maker = InputMaker(proto, data, {name: shape for name, shape in shapes.items() if name in known}, seed)
+        maker = InputMaker(proto, data, shapes, seed)
         for number in range(count):
             arrays, outputs = maker.runnable(number, lambda arrays: list(first.run(arrays).values()))
             yield arrays, dict(zip(first.output_names, outputs, strict=True))
@@ -155,7 +154,8 @@ def _input_sets(first: Runner, second: Runner, count: int, data: Arrays | None, 
 def _judge(name: str, reference, result, rtol: float, relative_atol: float, atol: float | None) -> OutputErrors:
     for value in (reference, result):
         if not isinstance(value, np.ndarray) or value.dtype.kind in "OSU":
-            raise OptionError(f"output '{name}': no tensor of numbers, which cannot be compared; take it out of the model")
+            got = getattr(value, "dtype", type(value).__name__)
+            raise OptionError(f"output '{name}': no tensor of numbers; got {got}, expected one; take it out of the model")
     if reference.shape != result.shape:
         return OutputErrors(name, np.inf, np.inf, False, f"shape {result.shape}, expected {reference.shape}")
     r, y = reference.astype(np.float64), result.astype(np.float64)

@@ -22,7 +22,7 @@ from onnx.external_data_helper import load_external_data_for_model
 from convpool import operator
 from convpool.errors import ModelError
 from convpool.graph import graphs_within, index_model, is_op
-from convpool.modelio import LoadedModel, load
+from convpool.modelio import load
 
 OLD_PARSER_OPSET = 17
 """The newest opset that the parser of TensorRT 8.6 knows."""
@@ -46,12 +46,18 @@ def is_operator(node: NodeProto) -> bool:
 
 def self_contained(model: object) -> ModelProto:
     """A copy of the model with its external data read in.  Raises ModelError."""
-    loaded = model if isinstance(model, LoadedModel) else load(model)
+    loaded = load(model)
     copy = ModelProto()
     copy.CopyFrom(loaded.proto)
     if loaded.has_external_data:
         load_external_data_for_model(copy, str(loaded.base_dir))
     return copy
+
+
+def inline_own_functions(model: ModelProto) -> ModelProto:
+    """Without local functions but those of convpool's operators: what stands in them is seen, and goes to the plugin."""
+    own = [(function.domain, function.name) for function in model.functions if function.name not in operator.OP_TYPES]
+    return _without_trailing_blanks(onnx.inliner.inline_selected_functions(model, own)) if own else model
 
 
 def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool) -> ModelProto:
