@@ -5,7 +5,8 @@
 // Blocks run in rounds of as many as fit. A round takes steps * max(latency, issue * blocks a multiprocessor holds) and a
 // while for the tile's start and end; box means and other passes over memory are added at the speed of memory.
 //
-// What channels first costs besides is reckoned from the kernels, not fitted: `convpool-bench --layout nchw` measures it.
+// What channels first costs besides is reckoned from the kernels, but for the pass, which is fitted to TF32 and full fp32
+// (`convpool-bench --layout nchw` measures it).
 #include <algorithm>
 
 #include "tactics.h"
@@ -16,8 +17,8 @@ namespace {
 constexpr double kBytesPerUs = 3.75e6;
 constexpr double kMemoryLatencyUs = 0.6;          // of a load that a warp waits for
 constexpr double kStoreRoundUs = 0.03;            // of 32 lanes that take sums from shared memory and store them
-constexpr double kChannelsFirstPassBytes = 1.15;  // a byte of a pass that transposes, in bytes of one that does not
-constexpr double kUnmeasured = 1e3;  // of implicit GEMM by TMA, which no GPU has run yet: the rule leaves it to measurements
+constexpr double kChannelsFirstPassBytes = 1.4;  // a byte of a pass that transposes, in bytes of one that does not
+constexpr double kExposedShare = 0.65;  // of X, as it is read from memory, by implicit GEMM that TMA feeds
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -32,6 +33,19 @@ struct Step {
     double latency_us = 0;  // no shorter than this, however little there is to do
 };
 
+// The step of tactics by their tiles.
+struct FittedStep {
+    int block_m, block_n, stages;
+    Step step;
+};
+
+template <size_t N>
+Step step_of(const FittedStep (&fitted)[N], const Tactic &t, Step otherwise) {
+    for (const FittedStep &f : fitted)
+        if (f.block_m == t.block_m && f.block_n == t.block_n && f.stages == t.stages) return f.step;
+    return otherwise;
+}
+
 // One block's work: steps, and what it takes besides.
 struct Block {
     int64_t steps;
@@ -44,8 +58,7 @@ double gemm_ends_us(const Tactic &t) { return 1.38 + 0.96 * tile_share(t); }
 // Of 128 bytes of K of every pixel and channel of a tile: the Hopper implicit GEMM. Latencies where blocks share a
 // multiprocessor; elsewhere they are not told from the issue.
 Step gemm_sm90_step(const Tactic &t) {
-    struct Fitted { int block_m, block_n, stages; Step step; };
-    static constexpr Fitted kFitted[] = {
+    static constexpr FittedStep kFitted[] = {
         {64, 64, 4, {0.172, 0.227}}, {64, 64, 8, {0.200}},   {128, 64, 4, {0.304, 0.310}},
         {128, 64, 8, {0.307}},       {128, 128, 3, {0.516}}, {128, 128, 6, {0.475}},
         {128, 256, 4, {0.768}},      {256, 64, 5, {0.574}},  {256, 128, 4, {0.838}}};
@@ -53,16 +66,19 @@ Step gemm_sm90_step(const Tactic &t) {
     const double products = t.reads_halves() ? 1.34 : t.filter_fused() && is_tf32(t) ? 2.2 : 1.0;
     // X comes from memory, box means from the cache: a ring of 8 stages hides the difference, one of 4 does not.
     const double memory = t.filter_fused() && t.stages <= 4 ? 1.22 : 1.0;
-    for (const Fitted &f : kFitted)
-        if (f.block_m == t.block_m && f.block_n == t.block_n && f.stages == t.stages)
-            return {f.step.issue_us * products, f.step.latency_us * products * memory};
-    return {t.block_m * t.block_n * 64 / 1.8e6 * products, 0.2 * products};
+    const Step step = step_of(kFitted, t, {t.block_m * t.block_n * 64 / 1.8e6, 0.2});
+    return {step.issue_us * products, step.latency_us * products * memory};
 }
 
-// The same fed by TMA, at the tensor cores' rate. Not fitted.
+// The same fed by TMA, which also rounds to TF32.
 Step gemm_im2col_step(const Tactic &t) {
-    const double products = t.reads_halves() ? 1.5 : 1.0;
-    return {t.block_m * t.block_n * 64 / 4e6 * products, 0.13 * products};
+    static constexpr FittedStep kFitted[] = {
+        {64, 64, 4, {0.094, 0.233}},  {64, 64, 8, {0.206}},   {64, 128, 8, {0.238}},
+        {128, 64, 4, {0.194, 0.228}}, {128, 64, 8, {0.227}},  {128, 128, 3, {0.332, 0.331}},
+        {128, 128, 6, {0.314}},       {128, 256, 4, {0.574}}, {256, 128, 4, {0.587}}};
+    const double products = t.reads_halves() ? 0.97 + 0.82 * tile_share(t) : is_tf32(t) ? 1.07 : 1.0;
+    const Step step = step_of(kFitted, t, {t.block_m * t.block_n * 64 / 3.5e6, 0.2});
+    return {step.issue_us * products, step.latency_us * products};
 }
 
 // Of 64 bytes of K, by mma.sync. A block alone lacks the warps to fill the tensor cores.
@@ -186,8 +202,9 @@ double implicit_gemm_us(const Problem &p, const Tactic &t, const Device &device)
     const Block block{steps, step, gemm_ends_us(t) + channels_first_ends_us(p, t, runs)};
     const bool crowded = layout.box_pass && device.cc >= 90;  // where launches overlap
     // Fused weights are made once and kept by a caller that runs a layer again and again, so they do not count.
-    const double gemm_us = rounds_us(tiles, block, t, t.min_blocks, device, crowded) * (t.im2col() ? kUnmeasured : 1.0);
-    return gemm_us + (layout.box_pass ? box_pass_us(p, layout) : 0);
+    const double gemm_us = rounds_us(tiles, block, t, t.min_blocks, device, crowded);
+    if (layout.box_pass) return gemm_us + box_pass_us(p, layout);
+    return gemm_us + (t.im2col() ? kExposedShare * x_bytes(p) / kBytesPerUs : 0);
 }
 
 }  // namespace

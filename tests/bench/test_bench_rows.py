@@ -6,12 +6,15 @@ import json
 
 import numpy as np
 import pytest
+from onnx import shape_inference
 
+from convpool import operator, optimize
 from convpool.bench.cpu import reference
 from convpool.bench.rows import LAYOUTS, PRECISIONS, SUITES, Row, load_rows
 from convpool.bench.tensorrt_worker import fuse
 from convpool.cuda import LibraryError, Problem
 from convpool.errors import OptionError
+from models.generators import generate
 
 ALL = [row for rows, _, _ in SUITES.values() for row in rows]
 SHAPES = [
@@ -25,7 +28,7 @@ SHAPES = [
 
 
 def test_suites_have_the_papers_rows():
-    assert [len(SUITES[name][0]) for name in SUITES] == [20, 20, 25, 10, 24]
+    assert [len(SUITES[name][0]) for name in SUITES] == [20, 20, 25, 10, 24, 21]
     assert {(row.h, row.c) for row in SUITES["suita-table1"][0]} == {
         (size, c) for size in (8, 16, 32, 64) for c in (32, 64, 128, 256, 512)
     }
@@ -37,6 +40,21 @@ def test_suites_have_the_papers_rows():
     for rows, precisions, _ in SUITES.values():
         assert len({row.name for row in rows}) == len(rows) and set(precisions) <= set(PRECISIONS)
         assert all(min(row.out_size) >= 1 for row in rows)
+
+
+def test_the_suite_of_networks_has_their_pairs():
+    found = []
+    for network, batch in (("sngan64", 64), ("wgan_gp", 64), ("stargan_v2", 1)):
+        model = optimize(generate(network, batch=batch), prologue=True, epilogue=True, check=0).model
+        graph = shape_inference.infer_shapes(model).graph
+        shapes = {one.name: tuple(d.dim_value for d in one.type.tensor_type.shape.dim) for one in [*graph.input, *graph.value_info]}
+        weights = {one.name: tuple(one.dims) for one in graph.initializer}
+        for node in graph.node:
+            if node.op_type in operator.OP_TYPES:
+                (n, c, h, w), (m, *kernel, _) = shapes[node.input[0]], weights[node.input[1]]
+                found.append((n, c, m, h, w, *kernel, node.op_type.startswith("LeakyRelu")))
+    rows = [(r.n, r.c, r.m, r.h, r.w, r.kernel, r.kernel, r.prologue) for r in SUITES["networks"][0]]
+    assert found and sorted(set(found)) == sorted(rows)
 
 
 def test_counts_are_those_of_the_baselines():

@@ -358,18 +358,22 @@ def row(tactic: str, *, cc: int = 90, **fields) -> str:
 
 
 def test_a_measured_tactic_is_chosen_for_its_problem_and_device_only(tmp_path):
-    others = [dict(n=63), dict(spatial=(32, 31)), dict(layout="NCHW"), dict(y_layout="NCHW"), dict(residual=True),
-              dict(prologue_affine=True), dict(dtype="bfloat16"), dict(m=64), dict(pads=1), dict(pool_pads=(1, 1, 1, 2)),
-              dict(strides=1)]  # fmt: skip
+    others = [dict(n=63), dict(spatial=(32, 31)), dict(layout="NCHW"), dict(y_layout="NCHW"), dict(prologue_affine=True),
+              dict(dtype="bfloat16"), dict(m=64), dict(pads=1), dict(pool_pads=(1, 1, 1, 2)), dict(strides=1)]  # fmt: skip
     asked = [(LAYER, WHOLE_H200), (LAYER | dict(bias=True, activation="relu"), WHOLE_H200),
-             (LAYER, WHOLE_H200 | dict(multiprocessors=114)), (LAYER, WHOLE_H200 | dict(max_workspace_bytes=0))]  # fmt: skip
+             (LAYER | dict(residual=True), WHOLE_H200), (LAYER, WHOLE_H200 | dict(multiprocessors=114)), (LAYER, WHOLE_H200 | dict(max_workspace_bytes=0))]  # fmt: skip
     asked += [(LAYER | other, WHOLE_H200) for other in others]
     by_rule, told = chosen("off", *asked)
     slow = find_tactic(SLOW).id
     assert not told and slow not in by_rule
     path = tmp_path / "tuned.def"
     path.write_text("// measured\n\n" + row(NONE) + "  " + row(SLOW).strip() + "  // 9.1 us, the later row counts\r\n")
-    assert chosen(str(path), *asked) == ([slow, slow, *by_rule[2:]], [])
+    assert chosen(str(path), *asked) == ([slow, slow, slow, *by_rule[3:]], [])
+    none = find_tactic(NONE).id
+    path.write_text(row(SLOW) + row(NONE, residual=True))  # measured with a residual: its own row, and for nothing else
+    assert chosen(str(path), *asked) == ([slow, slow, none, *by_rule[3:]], [])
+    path.write_text(row(NONE, residual=True))
+    assert chosen(str(path), *asked) == ([*by_rule[:2], none, *by_rule[3:]], [])
 
 
 def test_every_field_of_a_row_is_where_the_library_looks(tmp_path):

@@ -64,8 +64,9 @@ def command(
 ):
     """Measure convolution followed by average pooling, no bias, in every way known, on this machine's GPU.
 
-    Suites: suita-table1, suita-table2, tokura, densenet, batch1, or a JSON file with rows of your own: a list of objects with
-    c, m, size, and n, kernel, pad, stride, pool, pool_stride, label where they differ from 1, 3, kernel // 2, 1, 2, pool, "".
+    Suites: suita-table1, suita-table2, tokura, densenet, batch1, networks, or a JSON file with rows of your own: a list of
+    objects with c, m, size, and n, kernel, pad, stride, pool, pool_stride, label where they differ from 1, 3, kernel // 2, 1,
+    2, pool, "".
     """
     paths = {json_path: records.to_json, csv_path: records.to_csv, plot_path: _plot,
              tune_path: lambda record: tuned.merged(record, tune_path)}  # fmt: skip

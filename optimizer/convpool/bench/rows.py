@@ -175,12 +175,34 @@ def _batch1() -> list[Row]:
     ]  # fmt: skip
 
 
+def _networks() -> list[Row]:
+    # (batch, c, m, size, kernel, prologue): the pairs of models.generators' discriminators as the optimizer leaves them.
+    layers = {
+        "SNGAN": (
+            (64, 64, 64, 64, 3, False), (64, 64, 128, 32, 1, False), (64, 64, 128, 32, 3, False),
+            (64, 128, 256, 16, 1, False), (64, 128, 256, 16, 3, False), (64, 256, 512, 8, 1, False),
+            (64, 256, 512, 8, 3, False), (64, 512, 1024, 4, 1, False), (64, 512, 1024, 4, 3, False),
+        ),
+        "WGAN-GP": ((64, 128, 128, 32, 3, False), (64, 128, 128, 16, 1, False), (64, 128, 128, 16, 3, False)),
+        "StarGAN v2": (
+            (1, 64, 64, 256, 3, True), (1, 64, 128, 256, 1, False), (1, 128, 128, 128, 3, True),
+            (1, 128, 256, 128, 1, False), (1, 256, 256, 64, 3, True), (1, 256, 512, 64, 1, False),
+            (1, 512, 512, 32, 3, True), (1, 512, 512, 16, 3, True), (1, 512, 512, 8, 3, True),
+        ),
+    }  # fmt: skip
+    return [
+        Row(n, c, m, size, size, kernel=kernel, pad=kernel // 2, suite="networks", label=network, prologue=prologue)
+        for network, rows in layers.items() for n, c, m, size, kernel, prologue in rows
+    ]  # fmt: skip
+
+
 SUITES = {
     "suita-table1": (_suita(1), ("fp32",), "Suita et al. 2020, table 1: batch 64, 3x3, pooling 2x2, fp32 in the paper"),
     "suita-table2": (_suita(2), ("fp16",), "Suita et al. 2020, table 2: the same layers, fp16 in the paper"),
     "tokura": (_tokura(), ("fp32", "fp16"), "Tokura et al. 2018, tables II and III: 32x32, batch 1, 25 pairs of channels"),
     "densenet": (_densenet(), ("fp16",), "1x1 transitions of DenseNet-121, 169 and 201, batch 1 and 32"),
     "batch1": (_batch1(), ("fp16",), "1x1 and 3x3 layers of known networks at batch 1, the case that cuConv studies"),
+    "networks": (_networks(), ("fp16",), "SNGAN's and WGAN-GP's discriminators, batch 64, and StarGAN v2's, batch 1"),
 }
 """Name: rows, precisions unless others are asked for, what it is."""
 
