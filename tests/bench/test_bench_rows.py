@@ -47,7 +47,8 @@ def test_the_suite_of_networks_has_their_pairs():
     for network, batch in (("sngan64", 64), ("wgan_gp", 64), ("stargan_v2", 1)):
         model = optimize(generate(network, batch=batch), prologue=True, epilogue=True, check=0).model
         graph = shape_inference.infer_shapes(model).graph
-        shapes = {one.name: tuple(d.dim_value for d in one.type.tensor_type.shape.dim) for one in [*graph.input, *graph.value_info]}
+        known = [*graph.input, *graph.value_info]
+        shapes = {one.name: tuple(d.dim_value for d in one.type.tensor_type.shape.dim) for one in known}
         weights = {one.name: tuple(one.dims) for one in graph.initializer}
         for node in graph.node:
             if node.op_type in operator.OP_TYPES:

@@ -361,7 +361,8 @@ def test_a_measured_tactic_is_chosen_for_its_problem_and_device_only(tmp_path):
     others = [dict(n=63), dict(spatial=(32, 31)), dict(layout="NCHW"), dict(y_layout="NCHW"), dict(prologue_affine=True),
               dict(dtype="bfloat16"), dict(m=64), dict(pads=1), dict(pool_pads=(1, 1, 1, 2)), dict(strides=1)]  # fmt: skip
     asked = [(LAYER, WHOLE_H200), (LAYER | dict(bias=True, activation="relu"), WHOLE_H200),
-             (LAYER | dict(residual=True), WHOLE_H200), (LAYER, WHOLE_H200 | dict(multiprocessors=114)), (LAYER, WHOLE_H200 | dict(max_workspace_bytes=0))]  # fmt: skip
+             (LAYER | dict(residual=True), WHOLE_H200),
+             (LAYER, WHOLE_H200 | dict(multiprocessors=114)), (LAYER, WHOLE_H200 | dict(max_workspace_bytes=0))]  # fmt: skip
     asked += [(LAYER | other, WHOLE_H200) for other in others]
     by_rule, told = chosen("off", *asked)
     slow = find_tactic(SLOW).id
