@@ -16,7 +16,7 @@
  *
  * A tactic is one kernel configuration. Its id is never 0 and never reused. `convpool_supports` says whether a tactic can
  * run a problem on the current CUDA device and, if not, why; `convpool_default_tactic` picks one: the fastest where the
- * library has a measurement of this very problem on such a device, else by a cost rule.
+ * library has a measurement of this very problem, or of it without its residual, on such a device, else by a cost rule.
  *
  * The environment variable CONVPOOL_TUNED, read once, names a file of such measurements (convpool-bench --tune writes it),
  * which count before those compiled in; "off" leaves the choice to the cost rule. If the file cannot be used, choosing

@@ -28,8 +28,7 @@ CUtensorMapDataType data_type(Precision precision, bool operand) {
 }  // namespace
 
 cudaError_t encode_tensor_map(CUtensorMap *map, Precision precision, int rank, const void *address, const uint64_t *sizes,
-                              const uint64_t *strides, const uint32_t *box, int swizzle,
-                              bool operand) {
+                              const uint64_t *strides, const uint32_t *box, int swizzle, bool operand) {
     static const auto encode = find<PFN_cuTensorMapEncodeTiled_v12000>("cuTensorMapEncodeTiled");
     if (encode == nullptr) return cudaErrorNotSupported;
     const CUtensorMapSwizzle pattern = swizzle == 128  ? CU_TENSOR_MAP_SWIZZLE_128B

@@ -10,13 +10,12 @@
 
 namespace convpool {
 
-// A tensor of `rank` dimensions, the innermost first; strides[i] is that of dimension i + 1, in bytes. `swizzle` is 0, 64 or
-// 128.
+// A tensor of `rank` dimensions, the innermost first; strides[i] is that of dimension i + 1. Strides and `swizzle` (0, 64 or
+// 128) are in bytes.
 // `operand`: what is copied goes to the tensor cores as it is, and so is rounded to TF32 if that is the precision.
 // The driver's cuTensorMapEncodeTiled does it; cudaErrorNotSupported if it has none.
 cudaError_t encode_tensor_map(CUtensorMap *map, Precision precision, int rank, const void *address, const uint64_t *sizes,
-                              const uint64_t *strides, const uint32_t *box, int swizzle,
-                              bool operand);
+                              const uint64_t *strides, const uint32_t *box, int swizzle, bool operand);
 
 // A tensor [n,h,w,c] whose columns of `pixels` windows are copied, `channels` of one tap of each: operands in the 128-byte
 // swizzle. Sizes and strides as above.

@@ -8,7 +8,8 @@
 
 namespace convpool {
 
-// The tactic measured fastest for exactly this problem on such a device; 0 if there is no row.
+// The tactic measured fastest for exactly this problem on such a device, else for the same without its residual; 0 if there
+// is no row.
 int32_t tuned_tactic(const Problem &problem, const Device &device);
 
 // Why the file that CONVPOOL_TUNED names is not used; empty if it is, or if there is none.

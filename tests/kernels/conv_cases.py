@@ -93,6 +93,16 @@ def chosen() -> list[dict]:
     # Y channels first: images of whole runs of pixels whose rows are not.
     cases.append(rewritten(3, 24, 24, (12, 12), 3, 2, pads=1, bias=True, residual=True, activation="leaky_relu", alpha=0.5))
     cases.append(dict(n=65, c=8, m=8, spatial=(2, 2), kernel_shape=2, pool_kernel_shape=1))  # one output pixel each
+    # TMA's im2col mode, as far as its 8 bits reach: windows from 128 before an image's start on, whose last tap is 255 from the
+    # first, and to 128 before the last pixel or 127 behind it.
+    for axes in (1, -1):
+        far = dict(n=2, c=24, m=16, pool_kernel_shape=1, bias=True)
+        wide = dict(spatial=(3, 150)[::axes], kernel_shape=(3, 2)[::axes], dilations=(1, 255)[::axes])
+        cases.append(far | wide | dict(pads=(0, 128)[::axes] + (0, 127)[::axes]))
+        padded = dict(spatial=(3, 20)[::axes], kernel_shape=(1, 3)[::axes], dilations=(1, 64)[::axes])
+        cases.append(far | padded | dict(pads=(0, 128)[::axes] + (0, 255)[::axes]))
+        cases.append(far | dict(spatial=(2, 61)[::axes], kernel_shape=(1, 3)[::axes], strides=(1, 8)[::axes]))
+    cases.append(dict(n=1, c=8, m=8, spatial=(70001,), kernel_shape=3, pool_kernel_shape=2, strides=2))  # past 16 bits
     return cases
 
 

@@ -228,16 +228,72 @@ def test_prepared_weights_are_reused(torch_gpu):
     assert torch.isnan(conv_avg_pool(gx, gw, workspace=workspace, **options)).all()
 
 
-def test_graph_capture(torch_gpu):
+@pytest.mark.parametrize(
+    "layout, tactic",
+    [
+        ("NCHW", None),
+        ("NHWC", "conv_avgpool_direct_gemm_sm90a_f16_m64n64k64_s8_im2col"),
+        ("NCHW", "conv_avgpool_filter_fused_sm90a_f16_m64n64k64_s8_split4_im2col"),
+        ("NHWC", "conv_avgpool_direct_fused_sm90a_f16_m64n64k32_s6_tma3x3"),
+    ],
+)
+def test_graph_capture(torch_gpu, layout, tactic):
     torch = torch_gpu
     x, w = integers((2, 8, 16, 16), 0), integers((24, 3, 3, 8), 1)
-    gx, gw = torch.from_numpy(x).cuda(), torch.from_numpy(w).cuda()
-    out = torch.empty(2, 24, 8, 8, device="cuda", dtype=torch.float16)
+    options = dict(pool_kernel_shape=2, pool_pads=1, strides=2, layout=layout)
+    problem = Problem(n=2, c=8, m=24, spatial=(16, 16), kernel_shape=3, **options)
+    if tactic is not None and (why := problem.why_not(tactic)):
+        pytest.skip(why)
+
+    def placed(array):
+        return torch.from_numpy(np.ascontiguousarray(np.moveaxis(array, 1, -1) if layout == "NHWC" else array))
+
+    gx, gw = placed(x).cuda(), torch.from_numpy(w).cuda()
+    out = torch.empty(problem.y_shape, device="cuda", dtype=torch.float16)
+    need = 0 if tactic is None else problem.workspace_bytes(tactic)
+    workspace = torch.empty(need // 4, device="cuda") if need else None
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         stream = torch.cuda.current_stream().cuda_stream
-        conv_avg_pool(gx, gw, pool_kernel_shape=2, pool_pads=1, strides=2, out=out, stream=stream)
-    gx.copy_(torch.from_numpy(2 * x))
-    graph.replay()
-    torch.cuda.synchronize()
-    np.testing.assert_array_equal(out.cpu().numpy(), 2 * expected(x, w))
+        conv_avg_pool(gx, gw, out=out, workspace=workspace, tactic=tactic, stream=stream, **options)
+    for factor in (1, 2):
+        gx.copy_(placed(factor * x))
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        np.testing.assert_array_equal(out.cpu().numpy(), placed(factor * expected(x, w)).numpy())
+
+
+@pytest.mark.xdist_group("arrays of more than 2^31 elements")  # one after the other: they need 13 GB
+@pytest.mark.parametrize(
+    "layout, tactic",
+    [
+        ("NCHW", "conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4"),
+        ("NCHW", "conv_avgpool_direct_fused_sm75_f16_m64n64k32_s6"),
+        ("NHWC", "conv_avgpool_direct_gemm_sm90a_f16_m64n64k64_s8"),
+        ("NHWC", "conv_avgpool_direct_gemm_sm90a_f16_m64n64k64_s8_im2col"),
+        ("NCHW", "conv_avgpool_filter_fused_sm90a_f16_m64n64k64_s8_im2col"),
+        ("NHWC", "conv_avgpool_filter_fused_sm90a_f16_m64n64k64_s8_im2col"),
+        ("NHWC", "conv_avgpool_direct_fused_sm90a_f16_m64n64k32_s6_tma3x3"),
+    ],
+)
+def test_arrays_of_more_than_2_to_the_31_elements(torch_gpu, layout, tactic):
+    """X, its box means and Y. All images are one, so all of Y are, too."""
+    torch = torch_gpu
+    images, c, m, size = 520, 64, 256, 256
+    options = dict(pool_kernel_shape=2, pool_pads=1, strides=2, layout=layout)
+    problem = Problem(n=images, c=c, m=m, spatial=(size, size), kernel_shape=3, **options)
+    if why := problem.why_not(tactic):
+        pytest.skip(why)
+    options["tactic"] = tactic
+    x = torch.from_numpy(integers((1, *problem.x_shape[1:]), 0)).cuda()
+    w = torch.from_numpy(integers(problem.w_shape, 1)).cuda()
+    one = conv_avg_pool(x, w, **options)[0]
+    assert one.isfinite().all() and one.any()
+    y = torch.full(problem.y_shape, float("nan"), device="cuda", dtype=torch.float16)
+    assert min(x.numel() * images, y.numel()) > 2**31
+    conv_avg_pool(x.repeat(images, 1, 1, 1), w, out=y, **options)
+    wrong = [i for i in range(images) if not torch.equal(y[i], one)]
+    del y
+    torch.cuda.empty_cache()
+    assert not wrong

@@ -6,7 +6,7 @@
 // is multiplied as TF32 rounded to it. A tap's channels fill whole stages, so the last of them is zeros in part.
 //
 //     kWarps      wait until a stage is full, multiply, and hand back the stage before, whose products are done
-//     one more    its first thread waits until a stage is empty, and copies
+//     a thread    of a warp besides, or of a warpgroup, waits until a stage is empty, and copies
 #pragma once
 
 #include "implicit_gemm_sm90.cuh"
