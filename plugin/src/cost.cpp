@@ -1,6 +1,6 @@
 // How long a tactic is expected to take: a model with few constants, fitted to the times of nearly all tactics on an H200 in
-// convpool-bench's suita-table2, tokura, densenet and batch1 (float16, TF32 and full fp32, with and without a prologue). It is
-// there to rank tactics. Constants are microseconds.
+// convpool-bench's suita-table2, tokura, densenet, batch1 and networks (float16, TF32 and full fp32, with and without a
+// prologue). It is there to rank tactics. Constants are microseconds.
 //
 // Blocks run in rounds of as many as fit. A round takes steps * max(latency, issue * blocks a multiprocessor holds) and a
 // while for the tile's start and end; box means and other passes over memory are added at the speed of memory.
@@ -102,7 +102,7 @@ double split_us(const Tactic &t) {
 // Y channels first: the rounds of stores of a tile that channels last does not have, where it stores a chunk a lane.
 double channels_first_ends_us(const Problem &p, const Tactic &t, bool runs) {
     if (p.y_channels_last) return 0;
-    const double elements = double(t.block_m) * t.block_n / (t.threads() * t.split);  // of a lane
+    const double elements = double(t.block_m) * t.block_n / (t.warps_m * t.warps_n * 32 * t.split);  // of a lane
     const double rounds = elements / (runs ? kRunPixels : 1) - elements / p.per_chunk();
     return rounds * (kStoreRoundUs + (p.has_residual ? kMemoryLatencyUs : 0));
 }

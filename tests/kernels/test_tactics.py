@@ -17,7 +17,7 @@ from gpu_memory import Arena
 NUMPY_TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 CASES = conv_cases.all_cases()
 RANDOM, INTEGER = "random", "integer"
-GROUPS = {"float16": 8, "bfloat16": 4, "float32": 4}
+GROUPS = {"float16": 12, "bfloat16": 4, "float32": 8}
 
 
 def names(wanted=lambda name: True) -> list:
