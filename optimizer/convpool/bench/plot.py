@@ -62,6 +62,9 @@ def _speed_ups(axes: Any, found: list) -> None:
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set(xlabel="input channels", ylabel="speed-up over the faster naive (dashed: over all others)", ylim=(0, None))
     axes.set_xscale("log", base=2)
+    channels = sorted({c for points in lines.values() for c in points})
+    if len(channels) <= 10:
+        axes.set_xticks(channels, [str(c) for c in channels])
     axes.legend(fontsize="small", ncols=2 if len(lines) > 8 else 1)
 
 
