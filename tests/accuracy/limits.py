@@ -10,7 +10,8 @@ again; float32 sums round partial sums too, some dozens of them in a row, and ge
 
     limit = c u sqrt(layers) * gain,   c = 3 for 16-bit types and TF32, 12 for float32
 
-`layers` counts the longest chain of convolutions and matrix products.  `gain` is 1 unless the table says why not.
+`layers` counts the longest chain of convolutions and matrix products.  `gain` is 1 unless the table says why not, and
+`fp32_gain` stands in its place where something other than rounding decides in float32.
 """
 
 from __future__ import annotations
@@ -29,16 +30,19 @@ class Limit:
     layers: int
     gain: float
     reason: str
+    fp32_gain: float | None = None
 
     def relative(self, precision: str) -> float:
         """Largest allowed max |y - y64| / max |y64|."""
-        factor = 12 if precision == "fp32" else 3
-        return factor * UNITS[precision] * math.sqrt(self.layers) * self.gain
+        factor, gain = (12, self.fp32_gain or self.gain) if precision == "fp32" else (3, self.gain)
+        return factor * UNITS[precision] * math.sqrt(self.layers) * gain
 
 
 LIMITS = {
-    "lenet5_digits": Limit(5, 2, "three convolutions and two products, Tanh between them; TensorRT's Tanh is an approximation: "
-                              "the original's own engine is 2.3e-6 off in float32"),
+    "lenet5_digits": Limit(5, 1, "three convolutions and two products, Tanh between them; TensorRT 8.6's Tanh is off by up to "
+                              "7.8e-6, 2e-6 to 3e-6 in the root mean square, which makes 7e-7 in the logits, and the largest "
+                              "of 4500 is five times that: 3.8e-6 in the original's own engine with every tensor an output",
+                           fp32_gain=3),
     "sngan64": Limit(11, 1, "five residual blocks of two convolutions, one product; the sum over places adds no error"),
     "sngan64_in_place": Limit(11, 1, "as sngan64"),
     "wgan_gp": Limit(9, 2, "four residual blocks of two, one product; the mean over places cancels to about half"),
