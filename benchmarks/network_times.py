@@ -142,7 +142,7 @@ def time_network(name: str, options: Options) -> Row:
     """
     network, batch = NETWORKS[name], options.batch or NETWORKS[name].batch
     inside = network.inside and options.precision == "fp16"
-    model, limit = generate(name, batch=batch), LIMITS[name].relative(options.precision)
+    model, limit = generate(name, batch=batch), LIMITS[name].relative(options.precision, engine=True)
     inputs = random_inputs(model)
     if inside:
         inputs = {key: x.astype(np.float16).astype(np.float32) for key, x in inputs.items()}

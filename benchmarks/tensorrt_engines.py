@@ -142,7 +142,7 @@ def check_model(name: str, digits: str | None, level: int) -> list[dict]:
                             for y, r in zip(outputs, runtime, strict=True)
                         )
                 row["ratio"] = row["plugin_error_l2"] / row["original_error_l2"]
-                row["limit"] = LIMITS[name].relative(precision)
+                row["limit"] = LIMITS[name].relative(precision, engine=True)
                 rows.append(row)
                 print(json.dumps(row), flush=True)
     return rows

@@ -146,8 +146,9 @@ def test_tensorrt(name, precision, record_property):
     _, inputs, reference = case(name, engine=True)
     error = largest(run_engine(name, precision, True, inputs), reference)
     record_property("error", error)
-    record_property("limit", LIMITS[name].relative(precision))
-    assert 0 < error <= LIMITS[name].relative(precision)
+    limit = LIMITS[name].relative(precision, engine=True)
+    record_property("limit", limit)
+    assert 0 < error <= limit
 
 
 @pytest.mark.parametrize("precision", RATIOS)
