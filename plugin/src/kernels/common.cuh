@@ -259,6 +259,29 @@ CONVPOOL_DEVICE float activate(float v, const Epilogue &e) {
     return activate_transcendental(v, e.activation);
 }
 
+// Of several values: one branch for them all, selections for each.
+template <int kCount> CONVPOOL_DEVICE void clip_or_rectify(float (&v)[kCount], const Epilogue &e) {
+    if (e.activation == Activation::kRelu || e.activation == Activation::kLeakyRelu) {
+        const bool leaky = e.activation == Activation::kLeakyRelu;
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            const float scaled = v[i] * e.alpha;
+            v[i] = v[i] < 0.f ? (leaky ? scaled : 0.f) : v[i];  // of -inf, too
+        }
+    } else if (e.activation == Activation::kClip) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) v[i] = v[i] < e.alpha ? e.alpha : (v[i] > e.beta ? e.beta : v[i]);
+    }
+}
+template <int kCount> CONVPOOL_DEVICE void activate_all(float (&v)[kCount], const Epilogue &e) {
+    if (e.activation == Activation::kTanh || e.activation == Activation::kSigmoid) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) v[i] = activate_transcendental(v[i], e.activation);
+    } else {
+        clip_or_rectify(v, e);
+    }
+}
+
 // sum / count to within a rounding of fp32, so that a sum that is a multiple of count gives an integer.
 CONVPOOL_DEVICE float mean_of(float sum, const BoxMean &box) {
     float q = sum * box.inverse_count;

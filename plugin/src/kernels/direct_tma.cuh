@@ -48,6 +48,7 @@ struct DirectTmaConfig {
     static_assert(kMeanWarps % 4 == 3, "whole warpgroups, with the warp that copies");
     static_assert(kMeanGroups == 1 || kMeanGroups * kSliceWarps + 1 == kMeanWarps, "equal groups, and the warp that copies");
     static_assert(kMeanGroups <= kMeanStages, "a group that skips slices sees every phase of a buffer it waits for");
+    static_assert(kMeanGroups == 1 || kMeanStages <= kRawStages, "raw pixels of a buffer's last slice were seen by then");
     static_assert(kSubtiles <= 2 && kRawStages >= 2, "a subtile or its channels' halves a warpgroup; copies run ahead");
     static_assert(kTaps % kStageTaps == 0, "whole stages of weights in a slice");
 };
@@ -253,36 +254,59 @@ template <class Config, bool kPrologue> struct DirectTma {
         store_mean(dst, upper, lower);
     }
 
+    // Of one row of pixels, the pairs under two box means in a row.
+    struct PairSums {
+        float even[kPerChunk], odd[kPerChunk];
+    };
+    CONVPOOL_DEVICE static PairSums sum_pairs(const RawRow &row) {
+        PairSums sums;
+        sum_pair(sums.even, row.even, row.odd);
+        sum_pair(sums.odd, row.odd, row.next);
+        return sums;
+    }
+    // a / 4 + quarter, rounded once.
+    CONVPOOL_DEVICE static void store_mean_with(uint32_t dst, const float (&a)[kPerChunk], const float (&quarter)[kPerChunk]) {
+        float v[kPerChunk];
+#pragma unroll
+        for (int i = 0; i < kPerChunk; ++i) v[i] = fmaf(a[i], 0.25f, quarter[i]);
+        store_shared(dst, pack_chunk<kPrecision>(v));
+    }
+
     // Rows `first` to `end` of a subtile's 17 x 17 box means: a lane walks down two columns of one chunk, with the pixels of
-    // the next row on their way; the last column is left over, and a lane forms a box mean of it.
+    // the next row on their way, two rows at a time, which share the pixels between them; the last column is left over, and a
+    // lane forms a box mean of it.
     CONVPOOL_DEVICE void form_means_3x3(const PixelFunction &f, uint32_t raw, uint32_t means, int first, int end) const {
         const int chunk = lane & 3, pair = lane >> 2;
         const uint32_t dst = means + chunk * kPlane;
         uint32_t src = raw + (first * kColumns + pair) * 64 + chunk * 16;
         RawRow ahead = load_row(src);
-        float above_even[kPerChunk], above_odd[kPerChunk];
-        {
-            const RawRow row = apply(f, ahead, first, pair);
+        auto next_sums = [&](int y, bool more) {
+            const RawRow row = apply(f, ahead, y, pair);
             src += kColumns * 64;
-            ahead = load_row(src);
-            sum_pair(above_even, row.even, row.odd);
-            sum_pair(above_odd, row.odd, row.next);
-        }
+            if (more) ahead = load_row(src);
+            return sum_pairs(row);
+        };
+        PairSums above = next_sums(first, true);
+        int y = first;
 #pragma unroll 2
-        for (int y = first; y < end; ++y) {
-            const RawRow row = apply(f, ahead, y + 1, pair);
-            src += kColumns * 64;
-            if (y + 1 < end) ahead = load_row(src);
-            float even[kPerChunk], odd[kPerChunk];
-            sum_pair(even, row.even, row.odd);
-            sum_pair(odd, row.odd, row.next);
-            store_mean(dst + mean_position(y, pair, 0), above_even, even);
-            store_mean(dst + mean_position(y, pair, 1), above_odd, odd);
+        for (; y + 1 < end; y += 2) {
+            PairSums between = next_sums(y + 1, true);
+            const PairSums below = next_sums(y + 2, y + 2 < end);
 #pragma unroll
             for (int i = 0; i < kPerChunk; ++i) {
-                above_even[i] = even[i];
-                above_odd[i] = odd[i];
+                between.even[i] *= 0.25f;
+                between.odd[i] *= 0.25f;
             }
+            store_mean_with(dst + mean_position(y, pair, 0), above.even, between.even);
+            store_mean_with(dst + mean_position(y, pair, 1), above.odd, between.odd);
+            store_mean_with(dst + mean_position(y + 1, pair, 0), below.even, between.even);
+            store_mean_with(dst + mean_position(y + 1, pair, 1), below.odd, between.odd);
+            above = below;
+        }
+        if (y < end) {
+            const PairSums below = next_sums(y + 1, false);
+            store_mean(dst + mean_position(y, pair, 0), above.even, below.even);
+            store_mean(dst + mean_position(y, pair, 1), above.odd, below.odd);
         }
         for (int i = lane; i < (end - first) * kChunks; i += 32) {
             const int y = first + (i >> 2);
@@ -365,7 +389,6 @@ template <class Config, bool kPrologue> struct DirectTma {
         const int first_subtile = kSubtiles == 1 ? 0 : group * Config::kConsumerSubtiles;
         const int first_column = kSubtiles == 1 ? group * Config::kConsumerN : 0;
         const bool elected = (threadIdx.x & 127) == 32;
-        const uint64_t weight_descriptor = matrix_descriptor(16, 8 * 64, kSwizzle64);
         Ring<kStages> weights;
         Ring<kMeanStages> means;
         for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
@@ -381,27 +404,29 @@ template <class Config, bool kPrologue> struct DirectTma {
 #pragma unroll 1
             for (int slice = 0; slice < p.slices; ++slice) {
                 barrier_wait(means_full(means.buffer), means.parity);
+                // Planes of 9 and of 8 columns.
                 const uint32_t a0 = means_at(means.buffer, first_subtile);
+                const uint64_t a9 = at_address(matrix_descriptor(kPlane, 9 * 16, kNoSwizzle), a0);
+                const uint64_t a8 = at_address(matrix_descriptor(kPlane, 8 * 16, kNoSwizzle), a0);
 #pragma unroll
                 for (int first_tap = 0; first_tap < kTaps; first_tap += kStageTaps) {
                     barrier_wait(weights_full(weights.buffer), weights.parity);
-                    const uint32_t b0 = weights_at(weights.buffer) + first_column * 64;
+                    const uint64_t b0 = at_address(matrix_descriptor(16, 8 * 64, kSwizzle64),
+                                                   weights_at(weights.buffer) + first_column * 64);
                     wgmma_begin();
 #pragma unroll
                     for (int tap = first_tap; tap < first_tap + kStageTaps; ++tap) {
                         const int row = tap / kKernel, column = tap % kKernel;
                         const int pitch = kKernel == 1 || column % 2 ? 8 : 9;
                         const int plane = kKernel == 1 ? 0 : row % 2 ? (column % 2 ? 225 : 153) : (column % 2 ? 81 : 0);
-                        const uint64_t mean_descriptor = matrix_descriptor(kPlane, pitch * 16, kNoSwizzle);
-                        const uint32_t a = a0 + (plane + row / 2 * pitch + column / 2) * 16;
-                        const uint32_t b = b0 + (tap - first_tap) * Config::kBlockN * 64;
+                        const int position = (plane + row / 2 * pitch + column / 2) * 16;
 #pragma unroll
                         for (int s = 0; s < Config::kConsumerSubtiles; ++s)
 #pragma unroll
                             for (int k = 0; k < kChunks / 2; ++k)
                                 wgmma<kPrecision>(acc[s],
-                                                  at_address(mean_descriptor, a + s * kChunks * kPlane + k * 2 * kPlane),
-                                                  at_address(weight_descriptor, b + k * 32));
+                                                  moved(pitch == 9 ? a9 : a8, position + (s * kChunks + k * 2) * kPlane),
+                                                  moved(b0, (tap - first_tap) * Config::kBlockN * 64 + k * 32));
                     }
                     wgmma_commit();
                     wgmma_wait<1>();
@@ -413,15 +438,14 @@ template <class Config, bool kPrologue> struct DirectTma {
                 held_means = means.buffer;
                 means.next();
             }
-            wgmma_wait<0>();
-            if (elected) {
-                barrier_arrive(weights_empty(held_weights));
-                barrier_arrive(means_empty(held_means));
-            }
             const Tile tile = tile_at(index);
-#pragma unroll
-            for (int s = 0; s < Config::kConsumerSubtiles; ++s)
-                finish(acc[s], tile.subtile + first_subtile + s, tile.channel + first_column);
+            finish(acc[0], tile.subtile + first_subtile, tile.channel + first_column, [&] {
+                wgmma_wait<0>();
+                if (elected) {
+                    barrier_arrive(weights_empty(held_weights));
+                    barrier_arrive(means_empty(held_means));
+                }
+            });
         }
     }
 
@@ -435,66 +459,97 @@ template <class Config, bool kPrologue> struct DirectTma {
 
     // ---- bias, residual, activation, Y, from registers ----
 
-    CONVPOOL_DEVICE void finish(float (&acc)[Config::kFragments][4], int subtile, int first_channel) const {
+    // A lane's bias and residual for some fragments, as they lie in memory; of the residual in 16 bits four fragments hold 32
+    // channels of a pixel, and lane t of four has fragment t.
+    static constexpr int kAcross = kPerChunk == 4 ? 2 : 4;
+    using Pair = std::conditional_t<kPerChunk == 4, float2, uint32_t>;
+    struct Addends {
+        Pair bias[kAcross], residual[2][kAcross];
+    };
+    static_assert(Config::kFragments % kAcross == 0, "whole groups of fragments");
+
+    CONVPOOL_DEVICE static void set_words(uint32_t (&words)[4], const uint4 &chunk) {
+        words[0] = chunk.x;
+        words[1] = chunk.y;
+        words[2] = chunk.z;
+        words[3] = chunk.w;
+    }
+    CONVPOOL_DEVICE static void add(float (&sums)[4], int half, const Pair &pair) {
+        float v[2];
+        if constexpr (kPerChunk == 4) {
+            v[0] = pair.x;
+            v[1] = pair.y;
+        } else {
+            unpack_word(pair, v, Element{});
+        }
+        sums[2 * half] += v[0];
+        sums[2 * half + 1] += v[1];
+    }
+
+    // Some fragments at a time, while what is to be added to the next ones is on its way. wait() is for the accumulators.
+    template <class Wait>
+    CONVPOOL_DEVICE void finish(float (&acc)[Config::kFragments][4], int subtile, int first_channel, Wait wait) const {
         const int t = lane & 3, first_row = warp % 4 * 16 + (lane >> 2);
         const OutputPixel pixel[2] = {pixel_of(subtile, first_row), pixel_of(subtile, first_row + 8)};
         const int columns = p.m - first_channel;  // valid ones; a whole number of chunks
         const Epilogue &e = p.epilogue;
-        if (e.bias != nullptr) {
-            const Element *bias = static_cast<const Element *>(e.bias) + first_channel + 2 * t;
-#pragma unroll
-            for (int f = 0; f < Config::kFragments; ++f)
-                if (f * 8 + 2 * t < columns) {
-                    float v[2];
-                    load_pair(bias + f * 8, v);
-                    acc[f][0] += v[0];
-                    acc[f][1] += v[1];
-                    acc[f][2] += v[0];
-                    acc[f][3] += v[1];
-                }
-        }
-        if (e.residual != nullptr) {
-            const Element *residual = static_cast<const Element *>(e.residual) + first_channel + 2 * t;
-#pragma unroll
-            for (int f = 0; f < Config::kFragments; ++f)
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    if (f * 8 + 2 * t < columns && pixel[half].valid) {
-                        float v[2];
-                        load_pair(residual + pixel[half].base + f * 8, v);
-                        acc[f][2 * half] += v[0];
-                        acc[f][2 * half + 1] += v[1];
-                    }
-        }
-        if (e.activation != Activation::kNone) {
-            const bool leaky = e.activation == Activation::kLeakyRelu, clip = e.activation == Activation::kClip;
-#pragma unroll
-            for (int f = 0; f < Config::kFragments; ++f)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    float v = acc[f][i];
-                    if (clip) v = v < e.alpha ? e.alpha : (v > e.beta ? e.beta : v);
-                    else v = v < 0.f ? (leaky ? v * e.alpha : 0.f) : v;  // of -inf, too
-                    acc[f][i] = v;
-                }
-        }
+        const Element *bias = static_cast<const Element *>(e.bias), *residual = static_cast<const Element *>(e.residual);
         Element *out = static_cast<Element *>(p.y) + first_channel;
-        if constexpr (kPerChunk == 4) {
+        auto load = [&](Addends &addends, int f) {
 #pragma unroll
-            for (int f = 0; f < Config::kFragments; ++f)
+            for (int i = 0; i < kAcross; ++i) {
+                const int column = (f + i) * 8 + 2 * t;
+                if (bias != nullptr && column < columns)
+                    addends.bias[i] = *reinterpret_cast<const Pair *>(bias + first_channel + column);
+                if constexpr (kPerChunk == 4) {
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)
+                        if (residual != nullptr && column < columns && pixel[half].valid)
+                            addends.residual[half][i] =
+                                *reinterpret_cast<const Pair *>(residual + pixel[half].base + first_channel + column);
+                }
+            }
+            if constexpr (kPerChunk == 8) {
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    if (f * 8 + 2 * t < columns && pixel[half].valid)
-                        *reinterpret_cast<float2 *>(out + pixel[half].base + f * 8 + 2 * t) =
-                            make_float2(acc[f][2 * half], acc[f][2 * half + 1]);
-        } else {
-            // Four fragments hold 32 channels of a pixel, two of each with every lane of four; lane t stores fragment t.
-            constexpr int kAcross = Config::kFragments < 4 ? Config::kFragments : 4;
-            static_assert(kAcross == 4, "whole groups of fragments");
+                    if (residual != nullptr && (f + t) * 8 < columns && pixel[half].valid) {
+                        const Element *from = residual + pixel[half].base + first_channel + (f + t) * 8;
+                        set_words(addends.residual[half], *reinterpret_cast<const uint4 *>(from));
+                    }
+            }
+        };
+        Addends addends = {}, next = {};
+        load(addends, 0);
+        wait();
 #pragma unroll
-            for (int f = 0; f < Config::kFragments; f += 4)
+        for (int f = 0; f < Config::kFragments; f += kAcross) {
+            if (f + kAcross < Config::kFragments) load(next, f + kAcross);
+            if constexpr (kPerChunk == 8) {
+                if (residual != nullptr) {
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)
+                        set_words(addends.residual[half], transpose_quad(addends.residual[half], t));
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < kAcross; ++i)
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
+                    if (bias != nullptr) add(acc[f + i], half, addends.bias[i]);
+                    if (residual != nullptr) add(acc[f + i], half, addends.residual[half][i]);
+                }
+#pragma unroll
+            for (int i = 0; i < kAcross; ++i) clip_or_rectify(acc[f + i], e);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if constexpr (kPerChunk == 4) {
+#pragma unroll
+                    for (int i = 0; i < kAcross; ++i)
+                        if ((f + i) * 8 + 2 * t < columns && pixel[half].valid)
+                            *reinterpret_cast<float2 *>(out + pixel[half].base + (f + i) * 8 + 2 * t) =
+                                make_float2(acc[f + i][2 * half], acc[f + i][2 * half + 1]);
+                } else {
+                    // Lane t stores fragment t.
                     uint32_t v[4];
 #pragma unroll
                     for (int i = 0; i < 4; ++i)
@@ -503,16 +558,8 @@ template <class Config, bool kPrologue> struct DirectTma {
                     if ((f + t) * 8 < columns && pixel[half].valid)
                         *reinterpret_cast<uint4 *>(out + pixel[half].base + (f + t) * 8) = chunk;
                 }
-        }
-    }
-
-    CONVPOOL_DEVICE static void load_pair(const Element *src, float (&v)[2]) {
-        if constexpr (kPerChunk == 4) {
-            const float2 f = *reinterpret_cast<const float2 *>(src);
-            v[0] = f.x;
-            v[1] = f.y;
-        } else {
-            unpack_word(*reinterpret_cast<const uint32_t *>(src), v, Element{});
+            }
+            addends = next;
         }
     }
 

@@ -104,9 +104,8 @@ template <class Config> struct ImplicitGemmIm2col {
             held = ring.buffer;
             ring.next();
         }
-        sums.finish();
-        barrier_of_first<Config::kThreads>();  // the ring's place is free for the accumulators
-        store_gemm_tile<Config>(sums.acc, shared, p.gemm, tile);
+        // Its place is then free for the accumulators.
+        store_gemm_tile<Config>(sums, shared, p.gemm, tile, [] { barrier_of_first<Config::kThreads>(); });
     }
 
     CONVPOOL_DEVICE void run() const {

@@ -169,14 +169,87 @@ CONVPOOL_DEVICE float load_shared_float(uint32_t address) {
     return v;
 }
 
+// What a lane stores at a time of kRows pixels x kColumns channels: chunks of a pixel's channels, where neighbours have
+// neighbouring ones, or runs of a channel's pixels, likewise.
+struct Place {
+    int row, column;
+    bool inside;
+};
+template <class Config, int kRows, int kColumns> struct Walk {
+    static constexpr int kAcross = kColumns / Config::kPerChunk, kRuns = kRows / kRunPixels;
+    static constexpr int kChunkTimes = (kRows * kAcross + 31) / 32, kRunTimes = (kRuns * kColumns + 31) / 32;
+
+    static CONVPOOL_DEVICE Place chunk(int t, int lane) {
+        const int i = t * 32 + lane;
+        return {i / kAcross, i % kAcross * Config::kPerChunk, i < kRows * kAcross};
+    }
+    static CONVPOOL_DEVICE Place run(int t, int lane) {
+        const int i = t * 32 + lane;
+        return {i % kRuns * kRunPixels, i / kRuns, i < kRuns * kColumns};
+    }
+    // The same of number t in groups of so many pixels and channels, and its group.
+    static CONVPOOL_DEVICE Place place(int t, int lane, bool chunks, int &group) {
+        group = chunks ? t / kChunkTimes : t / kRunTimes;
+        return chunks ? chunk(t % kChunkTimes, lane) : run(t % kRunTimes, lane);
+    }
+};
+
+// A lane's part of the residual, where it is read by chunks or runs, fetched kAhead of them before it is added: a load in
+// the loop that stores would keep each round of it waiting for memory. place_of(t) says which is number t, from the start of
+// the block's tile and of the channels.
+template <class Element, class PlaceOf, class PixelOf> class Residual {
+  public:
+    CONVPOOL_DEVICE Residual(const Epilogue &e, const OutputView &view, PlaceOf place_of, PixelOf pixel_of)
+        : from_{view.vectors || view.runs ? static_cast<const Element *>(e.residual) : nullptr}, view_{view},
+          place_of_{place_of}, pixel_of_{pixel_of} {
+        if (from_ == nullptr) return;
+#pragma unroll 1
+        for (int i = 0; i < kAhead; ++i) advance();
+    }
+    CONVPOOL_DEVICE uint4 next() {
+        const uint4 word = ahead_[0];
+        if (from_ != nullptr) advance();
+        return word;
+    }
+
+  private:
+    static constexpr int kAhead = 4;
+
+    CONVPOOL_DEVICE void advance() {
+#pragma unroll
+        for (int i = 0; i + 1 < kAhead; ++i) ahead_[i] = ahead_[i + 1];
+        const Place place = place_of_(fetched_++);
+        if (!place.inside || place.column >= view_.m) return;
+        const OutputPixel pixel = pixel_of_(place.row);
+        if (!pixel.valid) return;
+        const Element *from = from_ + pixel.base + place.column * view_.step;
+        uint4 &word = ahead_[kAhead - 1];
+        if (view_.vectors || sizeof(Element) == 4) {
+            word = *reinterpret_cast<const uint4 *>(from);
+        } else {
+            const uint2 half = *reinterpret_cast<const uint2 *>(from);
+            word = {half.x, half.y, 0, 0};
+        }
+    }
+
+    const Element *from_;
+    const OutputView &view_;
+    PlaceOf place_of_;
+    PixelOf pixel_of_;
+    uint4 ahead_[kAhead] = {};
+    int fetched_ = 0;
+};
+
 // Bias, residual, activation of one chunk of channels of one pixel, from fp32 sums at `source`.
 template <Precision P>
-CONVPOOL_DEVICE void finish_chunk(uint32_t source, const Epilogue &e, const OutputView &view, int64_t index,
-                                  int channel) {
+CONVPOOL_DEVICE void finish_chunk(uint32_t source, const Epilogue &e, const uint4 &residual, const OutputView &view,
+                                  int64_t index, int channel) {
     using Element = typename Traits<P>::Element;
     constexpr int kPerChunk = Traits<P>::kPerChunk;
     constexpr Precision kStored = P == Precision::kTF32 ? Precision::kTF32x3 : P;  // Y is not rounded to TF32
     float v[kPerChunk], addend[kPerChunk];
+    uint4 bias{};
+    if (e.bias != nullptr) bias = *reinterpret_cast<const uint4 *>(static_cast<const Element *>(e.bias) + channel);
 #pragma unroll
     for (int i = 0; i < kPerChunk; i += 4) {
         const uint4 part = load_shared(source + i * 4);
@@ -186,19 +259,16 @@ CONVPOOL_DEVICE void finish_chunk(uint32_t source, const Epilogue &e, const Outp
         v[i + 3] = __uint_as_float(part.w);
     }
     if (e.bias != nullptr) {
-        unpack_chunk<P>(*reinterpret_cast<const uint4 *>(static_cast<const Element *>(e.bias) + channel), addend);
+        unpack_chunk<P>(bias, addend);
 #pragma unroll
         for (int i = 0; i < kPerChunk; ++i) v[i] += addend[i];
     }
     if (e.residual != nullptr) {
-        unpack_chunk<P>(*reinterpret_cast<const uint4 *>(static_cast<const Element *>(e.residual) + index), addend);
+        unpack_chunk<P>(residual, addend);
 #pragma unroll
         for (int i = 0; i < kPerChunk; ++i) v[i] += addend[i];
     }
-    if (e.activation != Activation::kNone) {
-#pragma unroll
-        for (int i = 0; i < kPerChunk; ++i) v[i] = activate(v[i], e);
-    }
+    activate_all(v, e);
     *reinterpret_cast<uint4 *>(static_cast<Element *>(view.y) + index) = pack_chunk<kStored>(v);
 }
 
@@ -212,10 +282,11 @@ CONVPOOL_DEVICE void finish_element(float v, const Epilogue &e, const OutputView
 
 // The same of kRunPixels pixels of one channel, whose sums lie `pitch` bytes apart.
 template <Precision P>
-CONVPOOL_DEVICE void finish_run(uint32_t source, uint32_t pitch, int run, const Epilogue &e, const OutputView &view,
-                                int64_t index, int channel) {
+CONVPOOL_DEVICE void finish_run(uint32_t source, uint32_t pitch, int run, const Epilogue &e, const uint4 &residual,
+                                const OutputView &view, int64_t index, int channel) {
     using Element = typename Traits<P>::Element;
     static_assert(kRunPixels == 4, "a quad");
+    const float bias = e.bias != nullptr ? to_float(static_cast<const Element *>(e.bias)[channel]) : 0.f;
     // Four runs of a channel, of rows that start in one bank, each begin with another of their rows, so that they meet in none.
     float v[4], addend[4];
 #pragma unroll
@@ -230,43 +301,46 @@ CONVPOOL_DEVICE void finish_run(uint32_t source, uint32_t pitch, int run, const 
     exchange(run & 1, 0, 3);
     exchange(run & 1, 1, 3);
     exchange(run & 1, 2, 3);
-    const float bias = e.bias != nullptr ? to_float(static_cast<const Element *>(e.bias)[channel]) : 0.f;
-    if (e.residual != nullptr)
-        unpack_quad(*reinterpret_cast<const Quad<Element> *>(static_cast<const Element *>(e.residual) + index), addend, Element{});
+    if constexpr (sizeof(Element) == 4)
+        unpack_quad(residual, addend, Element{});
+    else
+        unpack_quad(uint2{residual.x, residual.y}, addend, Element{});
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         v[i] += bias;
         if (e.residual != nullptr) v[i] += addend[i];
-        v[i] = activate(v[i], e);
     }
+    activate_all(v, e);
     *reinterpret_cast<Quad<Element> *>(static_cast<Element *>(view.y) + index) = pack_quad(v, Element{});
 }
 
 // Stores kRows pixels x kColumns channels of fp32 sums that lie at `source`, kColumns + 8 floats a pixel.
-template <class Config, int kRows, int kColumns, class PixelOf>
-CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const OutputView &view, int first_row, int channel0,
-                                int lane, PixelOf pixel_of) {
+template <class Config, int kRows, int kColumns, class Residual, class PixelOf>
+CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, Residual &residual, const OutputView &view, int first_row,
+                                int channel0, int lane, PixelOf pixel_of) {
     constexpr Precision P = Config::kPrecision;
-    constexpr int kPerChunk = Config::kPerChunk, kAcross = kColumns / kPerChunk;
     constexpr int kPitch = kColumns + 8;
+    using Places = Walk<Config, kRows, kColumns>;
     if (view.vectors) {
 #pragma unroll 1
-        for (int i = lane; i < kRows * kAcross; i += 32) {
-            const int row = i / kAcross, column = i % kAcross * kPerChunk;
-            const OutputPixel pixel = pixel_of(first_row + row);
-            if (pixel.valid && channel0 + column < view.m)
-                finish_chunk<P>(source + (row * kPitch + column) * 4, e, view, pixel.base + channel0 + column,
-                                channel0 + column);
+        for (int t = 0; t < Places::kChunkTimes; ++t) {
+            const uint4 addend = residual.next();
+            const Place place = Places::chunk(t, lane);
+            const OutputPixel pixel = pixel_of(first_row + place.row);
+            const int channel = channel0 + place.column;
+            if (place.inside && pixel.valid && channel < view.m)
+                finish_chunk<P>(source + (place.row * kPitch + place.column) * 4, e, addend, view, pixel.base + channel, channel);
         }
     } else if (view.runs) {
-        constexpr int kRuns = kRows / kRunPixels;
 #pragma unroll 1
-        for (int i = lane; i < kRuns * kColumns; i += 32) {  // neighbours store neighbouring runs of a channel
-            const int run = i % kRuns, column = i / kRuns;
-            const OutputPixel pixel = pixel_of(first_row + run * kRunPixels);
-            if (pixel.valid && channel0 + column < view.m)
-                finish_run<P>(source + (run * kRunPixels * kPitch + column) * 4, kPitch * 4, run, e, view,
-                              pixel.base + (channel0 + column) * view.step, channel0 + column);
+        for (int t = 0; t < Places::kRunTimes; ++t) {
+            const uint4 addend = residual.next();
+            const Place place = Places::run(t, lane);
+            const OutputPixel pixel = pixel_of(first_row + place.row);
+            const int channel = channel0 + place.column;
+            if (place.inside && pixel.valid && channel < view.m)
+                finish_run<P>(source + (place.row * kPitch + place.column) * 4, kPitch * 4, place.row / kRunPixels, e, addend,
+                              view, pixel.base + channel * view.step, channel);
         }
     } else {
 #pragma unroll 1
@@ -294,16 +368,24 @@ CONVPOOL_DEVICE void stage_part(const Accumulators<Config> &acc, uint32_t target
     }
 }
 
-// staging: Staging<Config>::kBytes of shared memory that no warp reads any more. pixel_of(row of the block's tile) gives
-// an OutputPixel; channel0 is the warp's first channel.
-template <class Config, class PixelOf>
-CONVPOOL_DEVICE void store_tile(const Accumulators<Config> &acc, uint32_t staging, const Epilogue &e,
-                                const OutputView &view, int first_row, int channel0, int lane, PixelOf pixel_of) {
+// staging: Staging<Config>::kBytes of shared memory. pixel_of(row of the block's tile) gives an OutputPixel; channel0 is the
+// warp's first channel. finish() waits for the accumulators, and until no warp reads `staging` any more.
+template <class Config, class PixelOf, class Finish>
+CONVPOOL_DEVICE void store_tile(const Accumulators<Config> &acc, uint32_t staging, const Epilogue &e, const OutputView &view,
+                                int first_row, int channel0, int lane, PixelOf pixel_of, Finish finish) {
     const uint32_t mine = staging + (threadIdx.x >> 5) * Staging<Config>::kWarpBytes;
     const uint32_t target = mine + ((lane >> 2) * Staging<Config>::kPitch + 2 * (lane & 3)) * 4;
     constexpr int kColumns = Staging<Config>::kColumns, kAcross = Config::kWarpN / kColumns;
     constexpr int kParts = Config::kFragmentsM * kAcross;
     static_assert(kParts <= 4, "a branch per part");
+    auto place_of = [&](int t) {
+        int part;
+        const Place place = Walk<Config, 16, kColumns>::place(t, lane, view.vectors, part);
+        return Place{first_row + part / kAcross * 16 + place.row, channel0 + part % kAcross * kColumns + place.column,
+                     place.inside && part < kParts};
+    };
+    Residual<typename Traits<Config::kPrecision>::Element, decltype(place_of), PixelOf> residual(e, view, place_of, pixel_of);
+    finish();
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
         __syncwarp();
@@ -313,7 +395,7 @@ CONVPOOL_DEVICE void store_tile(const Accumulators<Config> &acc, uint32_t stagin
         if constexpr (kParts > 2) if (part == 2) stage_part<Config, 2>(acc, target);
         if constexpr (kParts > 3) if (part == 3) stage_part<Config, 3>(acc, target);
         __syncwarp();
-        store_rows<Config, 16, kColumns>(mine, e, view, first_row + part / kAcross * 16,
+        store_rows<Config, 16, kColumns>(mine, e, residual, view, first_row + part / kAcross * 16,
                                          channel0 + part % kAcross * kColumns, lane, pixel_of);
     }
 }
@@ -341,12 +423,21 @@ template <class Config> constexpr int kSplitBytes = Config::kBlockM * Config::kW
 
 // Each block writes its accumulators to its shared memory (kSplitBytes, from the start), as [warp][pixel][channel]. Block r
 // then adds up, in the order of the blocks, and stores every split-th group of 4 pixels of a warp from r on: the result
-// does not depend on timing. Everything this block had in shared memory is lost.
-template <class Config, class PixelOf>
+// does not depend on timing. Everything this block had in shared memory is lost. finish() as above, of all of it.
+template <class Config, class PixelOf, class Finish>
 CONVPOOL_DEVICE void store_split(const Accumulators<Config> &acc, uint32_t shared, int split, int rank, const Epilogue &e,
-                                 const OutputView &view, int first_row, int channel0, int lane, PixelOf pixel_of) {
+                                 const OutputView &view, int first_row, int channel0, int lane, PixelOf pixel_of,
+                                 Finish finish) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     constexpr int kPitch = Config::kWarpN + 8, kRows = 4, kAcross = Config::kWarpN / 4;
+    auto place_of = [&](int t) {
+        int group;
+        const Place place = Walk<Config, kRows, Config::kWarpN>::place(t, lane, view.vectors, group);
+        const int row = (rank + group * split) * kRows;
+        return Place{first_row + row + place.row, channel0 + place.column, place.inside && row < Config::kWarpM};
+    };
+    Residual<typename Traits<Config::kPrecision>::Element, decltype(place_of), PixelOf> residual(e, view, place_of, pixel_of);
+    finish();
     const uint32_t mine = shared + (threadIdx.x >> 5) * Config::kWarpM * kPitch * 4;
     const uint32_t target = mine + ((lane >> 2) * kPitch + 2 * (lane & 3)) * 4;
 #pragma unroll
@@ -377,7 +468,7 @@ CONVPOOL_DEVICE void store_split(const Accumulators<Config> &acc, uint32_t share
                               __float_as_uint(sum.w)});
         }
         __syncwarp();
-        store_rows<Config, kRows, Config::kWarpN>(mine + row * kPitch * 4, e, view, first_row + row, channel0, lane,
+        store_rows<Config, kRows, Config::kWarpN>(mine + row * kPitch * 4, e, residual, view, first_row + row, channel0, lane,
                                                   pixel_of);
     }
     cluster_barrier();  // no block leaves while another reads its memory
