@@ -365,14 +365,15 @@ template <class Config> struct DirectFused {
                     buffer = buffer + 1 == p.weight_stages ? 0 : buffer + 1;
                 }
             }
-            auto pixel_of = [&](int row) { return output_pixel(tile, row); };
-            auto finish = [] { __syncthreads(); };  // P is no longer read, and its place free for the accumulators
+            __syncthreads();  // P is no longer read, and its place free for the accumulators
             if (p.split > 1)
                 store_split<Config>(acc, shared, p.split, rank, p.epilogue, output_view(), warp_m * Config::kWarpM,
-                                    tile.m_tile * Config::kBlockN + warp_n * Config::kWarpN, lane, pixel_of, finish);
+                                    tile.m_tile * Config::kBlockN + warp_n * Config::kWarpN, lane,
+                                    [&](int row) { return output_pixel(tile, row); });
             else
                 store_tile<Config>(acc, shared, p.epilogue, output_view(), warp_m * Config::kWarpM,
-                                   tile.m_tile * Config::kBlockN + warp_n * Config::kWarpN, lane, pixel_of, finish);
+                                   tile.m_tile * Config::kBlockN + warp_n * Config::kWarpN, lane,
+                                   [&](int row) { return output_pixel(tile, row); });
             tile = next_tile;
         }
         copy_wait<0>();

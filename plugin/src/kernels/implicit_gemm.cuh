@@ -105,6 +105,9 @@ template <class Config> struct ImplicitGemm {
             free_stage = stage;
             stage = stage + 1 == Config::kStages ? 0 : stage + 1;
         }
+        copy_wait<0>();
+        __syncthreads();  // the ring's place is free for the accumulators
+
         const int64_t pixels = static_cast<int64_t>(s.out_h) * s.out_w;
         const OutputView view{p.y, s.y_channels_last ? 1 : pixels, s.m, p.y_vectors != 0};
         store_tile<Config>(acc, shared, p.epilogue, view, warp_m * Config::kWarpM, first_channel + warp_n * Config::kWarpN, lane,
@@ -115,10 +118,6 @@ template <class Config> struct ImplicitGemm {
                                return OutputPixel{s.y_channels_last ? static_cast<int64_t>(pixel) * s.m
                                                                     : static_cast<int64_t>(n) * s.m * pixels + rest,
                                                   pixel < p.pixels};
-                           },
-                           [] {
-                               copy_wait<0>();
-                               __syncthreads();  // the ring's place is free for the accumulators
                            });
     }
 };

@@ -104,8 +104,9 @@ template <class Config> struct ImplicitGemmIm2col {
             held = ring.buffer;
             ring.next();
         }
-        // Its place is then free for the accumulators.
-        store_gemm_tile<Config>(sums, shared, p.gemm, tile, [] { barrier_of_first<Config::kThreads>(); });
+        sums.finish();
+        barrier_of_first<Config::kThreads>();  // the ring's place is free for the accumulators
+        store_gemm_tile<Config>(sums.acc, shared, p.gemm, tile);
     }
 
     CONVPOOL_DEVICE void run() const {

@@ -106,10 +106,10 @@ template <class Config> struct GemmSums {
     }
 };
 
-// A tile's sums to Y, through shared memory. free_shared() waits until nothing is in it any more.
-template <class Config, class FreeShared>
-CONVPOOL_DEVICE void store_gemm_tile(GemmSums<Config> &sums, uint32_t shared, const ImplicitGemmParams &p,
-                                     const GemmTile<Config> &tile, FreeShared free_shared) {
+// A tile's sums to Y, through shared memory that nothing is in any more.
+template <class Config>
+CONVPOOL_DEVICE void store_gemm_tile(const Accumulators<Config> &acc, uint32_t shared, const ImplicitGemmParams &p,
+                                     const GemmTile<Config> &tile) {
     const Shape2d &s = p.shape;
     const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
     const int64_t out_pixels = static_cast<int64_t>(s.out_h) * s.out_w;
@@ -122,15 +122,10 @@ CONVPOOL_DEVICE void store_gemm_tile(GemmSums<Config> &sums, uint32_t shared, co
                                              : static_cast<int64_t>(n) * s.m * out_pixels + rest,
                            pixel < p.pixels};
     };
-    auto finish = [&] {
-        sums.finish();
-        free_shared();
-    };
     if (p.split > 1)
-        store_split<Config>(sums.acc, shared, p.split, tile.rank, p.epilogue, view, warp * 16, tile.first_channel, lane,
-                            pixel_of, finish);
+        store_split<Config>(acc, shared, p.split, tile.rank, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
     else
-        store_tile<Config>(sums.acc, shared, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of, finish);
+        store_tile<Config>(acc, shared, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
 }
 
 template <class Config> struct ImplicitGemmSm90 {
@@ -251,10 +246,10 @@ template <class Config> struct ImplicitGemmSm90 {
             stage = stage + 1 == kStages ? 0 : stage + 1;
             free_stage = free_stage + 1 == kStages ? 0 : free_stage + 1;
         }
-        store_gemm_tile<Config>(sums, shared, p, tile, [] {
-            copy_wait<0>();
-            __syncthreads();  // the ring's place is free for the accumulators
-        });
+        sums.finish();
+        copy_wait<0>();
+        __syncthreads();  // the ring's place is free for the accumulators
+        store_gemm_tile<Config>(sums.acc, shared, p, tile);
     }
 };
 

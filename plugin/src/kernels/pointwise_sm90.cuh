@@ -213,10 +213,8 @@ template <class Config, bool kPrologue> struct PointwiseSm90 {
                 pixel_stage = pixel_stage + 1 == kPixelStages ? 0 : pixel_stage + 1;
                 mean_stage = mean_stage + 1 == kMeanStages ? 0 : mean_stage + 1;
             }
-            auto finish = [] {
-                wgmma_wait<0>();
-                __syncthreads();  // nobody reads means any more
-            };
+            wgmma_wait<0>();
+            __syncthreads();  // nobody reads means any more
             auto pixel_of = [&](int row) {
                 const int pixel = tile.pixel + row;
                 uint32_t n, rest;
@@ -227,11 +225,9 @@ template <class Config, bool kPrologue> struct PointwiseSm90 {
             };
             const int first_row = warp_m * 16, channel0 = tile.channel + warp_n * Config::kWarpN;
             if (p.split > 1)  // the only tile of this block: no copies are under way
-                store_split<Config>(acc, shared, p.split, rank, p.epilogue, view, first_row, channel0, lane, pixel_of,
-                                    finish);
+                store_split<Config>(acc, shared, p.split, rank, p.epilogue, view, first_row, channel0, lane, pixel_of);
             else
-                store_tile<Config>(acc, shared + kShared.mean_offset, p.epilogue, view, first_row, channel0, lane, pixel_of,
-                                   finish);
+                store_tile<Config>(acc, shared + kShared.mean_offset, p.epilogue, view, first_row, channel0, lane, pixel_of);
             __syncthreads();
         }
     }

@@ -169,77 +169,6 @@ CONVPOOL_DEVICE float load_shared_float(uint32_t address) {
     return v;
 }
 
-// What a lane stores at a time of kRows pixels x kColumns channels: chunks of a pixel's channels, where neighbours have
-// neighbouring ones, or runs of a channel's pixels, likewise.
-struct Place {
-    int row, column;
-    bool inside;
-};
-template <class Config, int kRows, int kColumns> struct Walk {
-    static constexpr int kAcross = kColumns / Config::kPerChunk, kRuns = kRows / kRunPixels;
-    static constexpr int kChunkTimes = (kRows * kAcross + 31) / 32, kRunTimes = (kRuns * kColumns + 31) / 32;
-
-    static CONVPOOL_DEVICE Place chunk(int t, int lane) {
-        const int i = t * 32 + lane;
-        return {i / kAcross, i % kAcross * Config::kPerChunk, i < kRows * kAcross};
-    }
-    static CONVPOOL_DEVICE Place run(int t, int lane) {
-        const int i = t * 32 + lane;
-        return {i % kRuns * kRunPixels, i / kRuns, i < kRuns * kColumns};
-    }
-    // The same of number t in groups of so many pixels and channels, and its group.
-    static CONVPOOL_DEVICE Place place(int t, int lane, bool chunks, int &group) {
-        group = chunks ? t / kChunkTimes : t / kRunTimes;
-        return chunks ? chunk(t % kChunkTimes, lane) : run(t % kRunTimes, lane);
-    }
-};
-
-// A lane's part of the residual, where it is read by chunks or runs, fetched kAhead of them before it is added: a load in
-// the loop that stores would keep each round of it waiting for memory. place_of(t) says which is number t, from the start of
-// the block's tile and of the channels.
-template <class Element, class PlaceOf, class PixelOf> class Residual {
-  public:
-    CONVPOOL_DEVICE Residual(const Epilogue &e, const OutputView &view, PlaceOf place_of, PixelOf pixel_of)
-        : from_{view.vectors || view.runs ? static_cast<const Element *>(e.residual) : nullptr}, view_{view},
-          place_of_{place_of}, pixel_of_{pixel_of} {
-        if (from_ == nullptr) return;
-#pragma unroll 1
-        for (int i = 0; i < kAhead; ++i) advance();
-    }
-    CONVPOOL_DEVICE uint4 next() {
-        const uint4 word = ahead_[0];
-        if (from_ != nullptr) advance();
-        return word;
-    }
-
-  private:
-    static constexpr int kAhead = 4;
-
-    CONVPOOL_DEVICE void advance() {
-#pragma unroll
-        for (int i = 0; i + 1 < kAhead; ++i) ahead_[i] = ahead_[i + 1];
-        const Place place = place_of_(fetched_++);
-        if (!place.inside || place.column >= view_.m) return;
-        const OutputPixel pixel = pixel_of_(place.row);
-        if (!pixel.valid) return;
-        const Element *from = from_ + pixel.base + place.column * view_.step;
-        uint4 &word = ahead_[kAhead - 1];
-        if (view_.vectors || sizeof(Element) == 4) {
-            word = *reinterpret_cast<const uint4 *>(from);
-        } else {
-            const uint2 half = *reinterpret_cast<const uint2 *>(from);
-            word = {half.x, half.y, 0, 0};
-        }
-    }
-
-    const Element *from_;
-    const OutputView &view_;
-    PlaceOf place_of_;
-    PixelOf pixel_of_;
-    uint4 ahead_[kAhead] = {};
-    int fetched_ = 0;
-};
-
 // Bias, residual, activation of one chunk of channels of one pixel, from fp32 sums at `source`.
 template <Precision P>
 CONVPOOL_DEVICE void finish_chunk(uint32_t source, const Epilogue &e, const uint4 &residual, const OutputView &view,
@@ -282,8 +211,9 @@ CONVPOOL_DEVICE void finish_element(float v, const Epilogue &e, const OutputView
 
 // The same of kRunPixels pixels of one channel, whose sums lie `pitch` bytes apart.
 template <Precision P>
-CONVPOOL_DEVICE void finish_run(uint32_t source, uint32_t pitch, int run, const Epilogue &e, const uint4 &residual,
-                                const OutputView &view, int64_t index, int channel) {
+CONVPOOL_DEVICE void finish_run(uint32_t source, uint32_t pitch, int run, const Epilogue &e,
+                                const Quad<typename Traits<P>::Element> &residual, const OutputView &view, int64_t index,
+                                int channel) {
     using Element = typename Traits<P>::Element;
     static_assert(kRunPixels == 4, "a quad");
     const float bias = e.bias != nullptr ? to_float(static_cast<const Element *>(e.bias)[channel]) : 0.f;
@@ -301,10 +231,7 @@ CONVPOOL_DEVICE void finish_run(uint32_t source, uint32_t pitch, int run, const 
     exchange(run & 1, 0, 3);
     exchange(run & 1, 1, 3);
     exchange(run & 1, 2, 3);
-    if constexpr (sizeof(Element) == 4)
-        unpack_quad(residual, addend, Element{});
-    else
-        unpack_quad(uint2{residual.x, residual.y}, addend, Element{});
+    unpack_quad(residual, addend, Element{});
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         v[i] += bias;
@@ -314,34 +241,63 @@ CONVPOOL_DEVICE void finish_run(uint32_t source, uint32_t pitch, int run, const 
     *reinterpret_cast<Quad<Element> *>(static_cast<Element *>(view.y) + index) = pack_quad(v, Element{});
 }
 
+// finish(i, index, residual) for a lane's kTimes parts of Y, of the size of a Word, that begin with element index_of(i), or
+// negative: none. Four of the residual are loaded at a time, since each load waits for memory.
+template <class Element, class Word, int kTimes, class IndexOf, class Finish>
+CONVPOOL_DEVICE void store_words(const void *residual, IndexOf index_of, Finish finish) {
+    constexpr int kAtOnce = kTimes < 4 ? kTimes : 4;
+    static_assert(kTimes % kAtOnce == 0, "whole groups");
+    Word words[kAtOnce] = {};
+#pragma unroll 1
+    for (int i = 0; i < kTimes; ++i) {
+        if (residual != nullptr && i % kAtOnce == 0) {
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                const int64_t index = index_of(i + j);
+                if (index >= 0) words[j] = *reinterpret_cast<const Word *>(static_cast<const Element *>(residual) + index);
+            }
+        }
+        const int64_t index = index_of(i);
+        if (index < 0) continue;
+        Word word = words[0];  // registers have no addresses
+#pragma unroll
+        for (int j = 1; j < kAtOnce; ++j) word = i % kAtOnce == j ? words[j] : word;
+        finish(i, index, word);
+    }
+}
+
 // Stores kRows pixels x kColumns channels of fp32 sums that lie at `source`, kColumns + 8 floats a pixel.
-template <class Config, int kRows, int kColumns, class Residual, class PixelOf>
-CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, Residual &residual, const OutputView &view, int first_row,
-                                int channel0, int lane, PixelOf pixel_of) {
+template <class Config, int kRows, int kColumns, class PixelOf>
+CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const OutputView &view, int first_row, int channel0,
+                                int lane, PixelOf pixel_of) {
     constexpr Precision P = Config::kPrecision;
+    using Element = typename Traits<P>::Element;
+    constexpr int kPerChunk = Config::kPerChunk, kAcross = kColumns / kPerChunk;
     constexpr int kPitch = kColumns + 8;
-    using Places = Walk<Config, kRows, kColumns>;
+    auto index_of = [&](bool inside, int row, int column, int64_t step) -> int64_t {
+        const OutputPixel pixel = pixel_of(first_row + row);
+        const int channel = channel0 + column;
+        return inside && pixel.valid && channel < view.m ? pixel.base + channel * step : -1;
+    };
+    auto source_of = [&](int row, int column) { return source + (row * kPitch + column) * 4; };
     if (view.vectors) {
-#pragma unroll 1
-        for (int t = 0; t < Places::kChunkTimes; ++t) {
-            const uint4 addend = residual.next();
-            const Place place = Places::chunk(t, lane);
-            const OutputPixel pixel = pixel_of(first_row + place.row);
-            const int channel = channel0 + place.column;
-            if (place.inside && pixel.valid && channel < view.m)
-                finish_chunk<P>(source + (place.row * kPitch + place.column) * 4, e, addend, view, pixel.base + channel, channel);
-        }
-    } else if (view.runs) {
-#pragma unroll 1
-        for (int t = 0; t < Places::kRunTimes; ++t) {
-            const uint4 addend = residual.next();
-            const Place place = Places::run(t, lane);
-            const OutputPixel pixel = pixel_of(first_row + place.row);
-            const int channel = channel0 + place.column;
-            if (place.inside && pixel.valid && channel < view.m)
-                finish_run<P>(source + (place.row * kPitch + place.column) * 4, kPitch * 4, place.row / kRunPixels, e, addend,
-                              view, pixel.base + channel * view.step, channel);
-        }
+        auto row = [&](int i) { return (i * 32 + lane) / kAcross; };
+        auto column = [&](int i) { return (i * 32 + lane) % kAcross * kPerChunk; };
+        store_words<Element, uint4, (kRows * kAcross + 31) / 32>(
+            e.residual, [&](int i) { return index_of(row(i) < kRows, row(i), column(i), 1); },
+            [&](int i, int64_t index, const uint4 &residual) {
+                finish_chunk<P>(source_of(row(i), column(i)), e, residual, view, index, channel0 + column(i));
+            });
+    } else if (view.runs) {  // neighbours store neighbouring runs of a channel
+        constexpr int kRuns = kRows / kRunPixels;
+        auto run = [&](int i) { return (i * 32 + lane) % kRuns; };
+        auto column = [&](int i) { return (i * 32 + lane) / kRuns; };
+        store_words<Element, Quad<Element>, (kRuns * kColumns + 31) / 32>(
+            e.residual, [&](int i) { return index_of(column(i) < kColumns, run(i) * kRunPixels, column(i), view.step); },
+            [&](int i, int64_t index, const Quad<Element> &residual) {
+                finish_run<P>(source_of(run(i) * kRunPixels, column(i)), kPitch * 4, run(i), e, residual, view, index,
+                              channel0 + column(i));
+            });
     } else {
 #pragma unroll 1
         for (int i = lane; i < kRows * kColumns; i += 32) {
@@ -368,24 +324,16 @@ CONVPOOL_DEVICE void stage_part(const Accumulators<Config> &acc, uint32_t target
     }
 }
 
-// staging: Staging<Config>::kBytes of shared memory. pixel_of(row of the block's tile) gives an OutputPixel; channel0 is the
-// warp's first channel. finish() waits for the accumulators, and until no warp reads `staging` any more.
-template <class Config, class PixelOf, class Finish>
-CONVPOOL_DEVICE void store_tile(const Accumulators<Config> &acc, uint32_t staging, const Epilogue &e, const OutputView &view,
-                                int first_row, int channel0, int lane, PixelOf pixel_of, Finish finish) {
+// staging: Staging<Config>::kBytes of shared memory that no warp reads any more. pixel_of(row of the block's tile) gives
+// an OutputPixel; channel0 is the warp's first channel.
+template <class Config, class PixelOf>
+CONVPOOL_DEVICE void store_tile(const Accumulators<Config> &acc, uint32_t staging, const Epilogue &e,
+                                const OutputView &view, int first_row, int channel0, int lane, PixelOf pixel_of) {
     const uint32_t mine = staging + (threadIdx.x >> 5) * Staging<Config>::kWarpBytes;
     const uint32_t target = mine + ((lane >> 2) * Staging<Config>::kPitch + 2 * (lane & 3)) * 4;
     constexpr int kColumns = Staging<Config>::kColumns, kAcross = Config::kWarpN / kColumns;
     constexpr int kParts = Config::kFragmentsM * kAcross;
     static_assert(kParts <= 4, "a branch per part");
-    auto place_of = [&](int t) {
-        int part;
-        const Place place = Walk<Config, 16, kColumns>::place(t, lane, view.vectors, part);
-        return Place{first_row + part / kAcross * 16 + place.row, channel0 + part % kAcross * kColumns + place.column,
-                     place.inside && part < kParts};
-    };
-    Residual<typename Traits<Config::kPrecision>::Element, decltype(place_of), PixelOf> residual(e, view, place_of, pixel_of);
-    finish();
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
         __syncwarp();
@@ -395,7 +343,7 @@ CONVPOOL_DEVICE void store_tile(const Accumulators<Config> &acc, uint32_t stagin
         if constexpr (kParts > 2) if (part == 2) stage_part<Config, 2>(acc, target);
         if constexpr (kParts > 3) if (part == 3) stage_part<Config, 3>(acc, target);
         __syncwarp();
-        store_rows<Config, 16, kColumns>(mine, e, residual, view, first_row + part / kAcross * 16,
+        store_rows<Config, 16, kColumns>(mine, e, view, first_row + part / kAcross * 16,
                                          channel0 + part % kAcross * kColumns, lane, pixel_of);
     }
 }
@@ -423,21 +371,12 @@ template <class Config> constexpr int kSplitBytes = Config::kBlockM * Config::kW
 
 // Each block writes its accumulators to its shared memory (kSplitBytes, from the start), as [warp][pixel][channel]. Block r
 // then adds up, in the order of the blocks, and stores every split-th group of 4 pixels of a warp from r on: the result
-// does not depend on timing. Everything this block had in shared memory is lost. finish() as above, of all of it.
-template <class Config, class PixelOf, class Finish>
+// does not depend on timing. Everything this block had in shared memory is lost.
+template <class Config, class PixelOf>
 CONVPOOL_DEVICE void store_split(const Accumulators<Config> &acc, uint32_t shared, int split, int rank, const Epilogue &e,
-                                 const OutputView &view, int first_row, int channel0, int lane, PixelOf pixel_of,
-                                 Finish finish) {
+                                 const OutputView &view, int first_row, int channel0, int lane, PixelOf pixel_of) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     constexpr int kPitch = Config::kWarpN + 8, kRows = 4, kAcross = Config::kWarpN / 4;
-    auto place_of = [&](int t) {
-        int group;
-        const Place place = Walk<Config, kRows, Config::kWarpN>::place(t, lane, view.vectors, group);
-        const int row = (rank + group * split) * kRows;
-        return Place{first_row + row + place.row, channel0 + place.column, place.inside && row < Config::kWarpM};
-    };
-    Residual<typename Traits<Config::kPrecision>::Element, decltype(place_of), PixelOf> residual(e, view, place_of, pixel_of);
-    finish();
     const uint32_t mine = shared + (threadIdx.x >> 5) * Config::kWarpM * kPitch * 4;
     const uint32_t target = mine + ((lane >> 2) * kPitch + 2 * (lane & 3)) * 4;
 #pragma unroll
@@ -468,7 +407,7 @@ CONVPOOL_DEVICE void store_split(const Accumulators<Config> &acc, uint32_t share
                               __float_as_uint(sum.w)});
         }
         __syncwarp();
-        store_rows<Config, kRows, Config::kWarpN>(mine + row * kPitch * 4, e, residual, view, first_row + row, channel0, lane,
+        store_rows<Config, kRows, Config::kWarpN>(mine + row * kPitch * 4, e, view, first_row + row, channel0, lane,
                                                   pixel_of);
     }
     cluster_barrier();  // no block leaves while another reads its memory
