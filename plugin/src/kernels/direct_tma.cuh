@@ -211,6 +211,13 @@ template <class Config, bool kPrologue> struct DirectTma {
     };
     using PixelFunction = std::conditional_t<kPrologue, PixelPrologue, NoPrologue>;
 
+    // f where it keeps what lies outside X at zero, or everything is inside.
+    template <class ChunkFunction> struct Everywhere {
+        ChunkFunction chunk;
+        CONVPOOL_DEVICE explicit Everywhere(const ChunkFunction &function) : chunk(function) {}
+        CONVPOOL_DEVICE uint4 operator()(const uint4 &pixel, int, int) const { return chunk(pixel); }
+    };
+
     // ---- box means ----
 
     CONVPOOL_DEVICE static void store_mean(uint32_t dst, const float (&a)[kPerChunk], const float (&b)[kPerChunk]) {
@@ -241,10 +248,11 @@ template <class Config, bool kPrologue> struct DirectTma {
     CONVPOOL_DEVICE static RawRow load_row(uint32_t src) {
         return {load_shared(src), load_shared(src + kHalfBytes), load_shared(src + 64)};
     }
-    CONVPOOL_DEVICE static RawRow apply(const PixelFunction &f, const RawRow &raw, int row, int pair) {
+    template <class PixelFunction> CONVPOOL_DEVICE static RawRow apply(const PixelFunction &f, const RawRow &raw, int row, int pair) {
         return {f(raw.even, row, 2 * pair), f(raw.odd, row, 2 * pair + 1), f(raw.next, row, 2 * pair + 2)};
     }
     // Two by two pixels.
+    template <class PixelFunction>
     CONVPOOL_DEVICE static void form_mean(const PixelFunction &f, uint32_t src, uint32_t dst, int row, int column) {
         const uint4 a = load_shared(src), b = load_shared(src + kHalfBytes);
         const uint4 c = load_shared(src + kColumns * 64), d = load_shared(src + kColumns * 64 + kHalfBytes);
@@ -275,6 +283,7 @@ template <class Config, bool kPrologue> struct DirectTma {
     // Rows `first` to `end` of a subtile's 17 x 17 box means: a lane walks down two columns of one chunk, with the pixels of
     // the next row on their way, two rows at a time, which share the pixels between them; the last column is left over, and a
     // lane forms a box mean of it.
+    template <class PixelFunction>
     CONVPOOL_DEVICE void form_means_3x3(const PixelFunction &f, uint32_t raw, uint32_t means, int first, int end) const {
         const int chunk = lane & 3, pair = lane >> 2;
         const uint32_t dst = means + chunk * kPlane;
@@ -315,12 +324,34 @@ template <class Config, bool kPrologue> struct DirectTma {
     }
 
     // Rows `first` to `end` of 8 x 8 box means.
+    template <class PixelFunction>
     CONVPOOL_DEVICE void form_means_1x1(const PixelFunction &f, uint32_t raw, uint32_t means, int first, int end) const {
         const int chunk = lane & 3, column = lane >> 2;
 #pragma unroll 2
         for (int y = first; y < end; ++y) {
             form_mean(f, raw + (2 * y * kColumns + column) * 64 + chunk * 16,
                       means + chunk * kPlane + (y * 8 + column) * 16, 2 * y, 2 * column);
+        }
+    }
+
+    // The loops are bound by instructions, so each kind of prologue has its own.
+    CONVPOOL_DEVICE void form_subtile(const PixelFunction &f, uint32_t raw, uint32_t means, int first, int end) const {
+        auto form = [&](const auto &function) {
+            if constexpr (kKernel == 3) form_means_3x3(function, raw, means, first, end);
+            else form_means_1x1(function, raw, means, first, end);
+        };
+        if constexpr (kPrologue) {
+            const Prologue &e = p.prologue;
+            if (e.scale == nullptr && e.activation == Activation::kRelu)
+                form(Everywhere{PackedActivation<kPrecision, false>(e)});
+            else if (e.scale == nullptr && e.activation == Activation::kLeakyRelu && e.alpha <= 1.f)
+                form(Everywhere{PackedActivation<kPrecision, true>(e)});
+            else if (!f.border)
+                form(Everywhere{f.chunk});
+            else
+                form(f);
+        } else {
+            form(f);
         }
     }
 
@@ -364,10 +395,7 @@ template <class Config, bool kPrologue> struct DirectTma {
                     const int from = max(begin - s * kMeanRows, 0), to = min(end - s * kMeanRows, kMeanRows);
                     if (from >= to) continue;
                     if constexpr (kPrologue) f.start_subtile(s);
-                    if constexpr (kKernel == 3)
-                        form_means_3x3(f, raw_at(raw.buffer, s), means_at(means.buffer, s), from, to);
-                    else
-                        form_means_1x1(f, raw_at(raw.buffer, s), means_at(means.buffer, s), from, to);
+                    form_subtile(f, raw_at(raw.buffer, s), means_at(means.buffer, s), from, to);
                 }
                 publish_shared();
                 __syncwarp();

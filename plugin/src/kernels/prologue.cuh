@@ -79,6 +79,23 @@ CONVPOOL_DEVICE uint32_t fma_packed(uint32_t a, uint32_t b, uint32_t c, float) {
     return __float_as_uint(fmaf(__uint_as_float(a), __uint_as_float(b), __uint_as_float(c)));
 }
 
+// The larger of each two values in a word; NaN stays NaN.
+CONVPOOL_DEVICE uint32_t larger(uint32_t a, uint32_t b, __half) {
+    uint32_t d;
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+CONVPOOL_DEVICE uint32_t larger(uint32_t a, uint32_t b, __nv_bfloat16) {
+    uint32_t d;
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+CONVPOOL_DEVICE uint32_t larger(uint32_t a, uint32_t b, float) {
+    float d;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(__uint_as_float(a)), "f"(__uint_as_float(b)));
+    return __float_as_uint(d);
+}
+
 // f of one chunk in X's type, two 16-bit values an instruction: relu(v) - slope * relu(-v), where the second part is left
 // out without a slope and exact with a slope of 1, which stands for no activation.
 template <Precision P> struct PackedPrologue {
@@ -111,12 +128,27 @@ template <Precision P> struct PackedPrologue {
                 word(x.w, scale.w, shift.w)};
     }
 
-private:
     CONVPOOL_DEVICE static uint32_t packed(float v) {
         if constexpr (sizeof(Element) == 4) return __float_as_uint(v);
         else return pack2(v, v, Element{});
     }
+
+private:
     CONVPOOL_DEVICE static uint4 filled(float v) { return {packed(v), packed(v), packed(v), packed(v)}; }
+};
+
+// The same without scale and shift, of a slope of at most 1.
+template <Precision P, bool kSloped> struct PackedActivation {
+    using Element = typename Traits<P>::Element;
+    uint32_t slope;
+
+    CONVPOOL_DEVICE explicit PackedActivation(const Prologue &p) : slope(PackedPrologue<P>::packed(p.alpha)) {}
+    CONVPOOL_DEVICE uint4 operator()(const uint4 &x) const { return {word(x.x), word(x.y), word(x.z), word(x.w)}; }
+
+private:
+    CONVPOOL_DEVICE uint32_t word(uint32_t v) const {
+        return larger(v, kSloped ? fma_packed(v, slope, 0, Element{}) : 0, Element{});
+    }
 };
 
 }  // namespace convpool
