@@ -38,8 +38,7 @@ struct DirectTmaConfig {
     static constexpr int kSliceWarps = kMeanGroups == 1 ? kMeanWarps : (kMeanWarps - 1) / kMeanGroups;
     static constexpr int kTaps = kKernel * kKernel, kPerChunk = Traits<kPrecision>::kPerChunk, kChunks = 4;
     static constexpr int kThreads = 32 + kMeanWarps * 32 + 256;
-    static constexpr int kConsumerSubtiles = kSubtiles == 1 ? 1 : kSubtiles / 2;  // of a warpgroup
-    static constexpr int kConsumerN = kSubtiles == 1 ? kBlockN / 2 : kBlockN;
+    static constexpr int kConsumerN = kSubtiles == 1 ? kBlockN / 2 : kBlockN;  // of a warpgroup
     static constexpr int kFragments = kConsumerN / 8;
     static constexpr DirectTmaShared kShared =
         direct_tma_shared(kSubtiles, kBlockN, kKernel, kStageTaps, kStages, kRawStages, kMeanStages);
@@ -48,7 +47,7 @@ struct DirectTmaConfig {
     static_assert(kMeanWarps % 4 == 3, "whole warpgroups, with the warp that copies");
     static_assert(kMeanGroups == 1 || kMeanGroups * kSliceWarps + 1 == kMeanWarps, "equal groups, and the warp that copies");
     static_assert(kMeanGroups <= kMeanStages, "a group that skips slices sees every phase of a buffer it waits for");
-    static_assert(kMeanGroups == 1 || kMeanStages <= kRawStages, "raw pixels of a buffer's last slice were seen by then");
+    static_assert(kMeanGroups == 1 || kMeanStages <= kRawStages, "and of raw pixels, as it waits for a buffer of means");
     static_assert(kSubtiles <= 2 && kRawStages >= 2, "a subtile or its channels' halves a warpgroup; copies run ahead");
     static_assert(kTaps % kStageTaps == 0, "whole stages of weights in a slice");
 };
@@ -198,10 +197,11 @@ template <class Config, bool kPrologue> struct DirectTma {
             first_x = s == 0 ? x[0] : x[kSubtiles - 1];
             border = first_y < 0 || first_x < 0 || first_y + kPixels > p.h || first_x + kPixels > p.w;
         }
+        // Of a subtile at the border.
         CONVPOOL_DEVICE uint4 operator()(const uint4 &pixel, int row, int column) const {
             const uint4 v = chunk(pixel);
-            const bool outside = border && (static_cast<uint32_t>(first_y + row) >= static_cast<uint32_t>(p.h) ||
-                                            static_cast<uint32_t>(first_x + column) >= static_cast<uint32_t>(p.w));
+            const bool outside = static_cast<uint32_t>(first_y + row) >= static_cast<uint32_t>(p.h) ||
+                                 static_cast<uint32_t>(first_x + column) >= static_cast<uint32_t>(p.w);
             return outside ? uint4{0, 0, 0, 0} : v;
         }
     };
@@ -248,12 +248,12 @@ template <class Config, bool kPrologue> struct DirectTma {
     CONVPOOL_DEVICE static RawRow load_row(uint32_t src) {
         return {load_shared(src), load_shared(src + kHalfBytes), load_shared(src + 64)};
     }
-    template <class PixelFunction> CONVPOOL_DEVICE static RawRow apply(const PixelFunction &f, const RawRow &raw, int row, int pair) {
+    template <class Function> CONVPOOL_DEVICE static RawRow apply(const Function &f, const RawRow &raw, int row, int pair) {
         return {f(raw.even, row, 2 * pair), f(raw.odd, row, 2 * pair + 1), f(raw.next, row, 2 * pair + 2)};
     }
     // Two by two pixels.
-    template <class PixelFunction>
-    CONVPOOL_DEVICE static void form_mean(const PixelFunction &f, uint32_t src, uint32_t dst, int row, int column) {
+    template <class Function>
+    CONVPOOL_DEVICE static void form_mean(const Function &f, uint32_t src, uint32_t dst, int row, int column) {
         const uint4 a = load_shared(src), b = load_shared(src + kHalfBytes);
         const uint4 c = load_shared(src + kColumns * 64), d = load_shared(src + kColumns * 64 + kHalfBytes);
         float upper[kPerChunk], lower[kPerChunk];
@@ -283,8 +283,8 @@ template <class Config, bool kPrologue> struct DirectTma {
     // Rows `first` to `end` of a subtile's 17 x 17 box means: a lane walks down two columns of one chunk, with the pixels of
     // the next row on their way, two rows at a time, which share the pixels between them; the last column is left over, and a
     // lane forms a box mean of it.
-    template <class PixelFunction>
-    CONVPOOL_DEVICE void form_means_3x3(const PixelFunction &f, uint32_t raw, uint32_t means, int first, int end) const {
+    template <class Function>
+    CONVPOOL_DEVICE void form_means_3x3(const Function &f, uint32_t raw, uint32_t means, int first, int end) const {
         const int chunk = lane & 3, pair = lane >> 2;
         const uint32_t dst = means + chunk * kPlane;
         uint32_t src = raw + (first * kColumns + pair) * 64 + chunk * 16;
@@ -324,8 +324,8 @@ template <class Config, bool kPrologue> struct DirectTma {
     }
 
     // Rows `first` to `end` of 8 x 8 box means.
-    template <class PixelFunction>
-    CONVPOOL_DEVICE void form_means_1x1(const PixelFunction &f, uint32_t raw, uint32_t means, int first, int end) const {
+    template <class Function>
+    CONVPOOL_DEVICE void form_means_1x1(const Function &f, uint32_t raw, uint32_t means, int first, int end) const {
         const int chunk = lane & 3, column = lane >> 2;
 #pragma unroll 2
         for (int y = first; y < end; ++y) {
@@ -342,9 +342,10 @@ template <class Config, bool kPrologue> struct DirectTma {
         };
         if constexpr (kPrologue) {
             const Prologue &e = p.prologue;
+            constexpr float kLeast = 0x1p-24f;  // less is zero in fp16, and NaN times infinity
             if (e.scale == nullptr && e.activation == Activation::kRelu)
                 form(Everywhere{PackedActivation<kPrecision, false>(e)});
-            else if (e.scale == nullptr && e.activation == Activation::kLeakyRelu && e.alpha <= 1.f)
+            else if (e.scale == nullptr && e.activation == Activation::kLeakyRelu && e.alpha <= 1.f && fabsf(e.alpha) >= kLeast)
                 form(Everywhere{PackedActivation<kPrecision, true>(e)});
             else if (!f.border)
                 form(Everywhere{f.chunk});
@@ -411,29 +412,25 @@ template <class Config, bool kPrologue> struct DirectTma {
 
     // ---- products ----
 
-    using Sums = float[Config::kConsumerSubtiles][Config::kFragments][4];
-
     CONVPOOL_DEVICE void multiply(int group) const {
-        const int first_subtile = kSubtiles == 1 ? 0 : group * Config::kConsumerSubtiles;
+        const int subtile = kSubtiles == 1 ? 0 : group;
         const int first_column = kSubtiles == 1 ? group * Config::kConsumerN : 0;
         const bool elected = (threadIdx.x & 127) == 32;
         Ring<kStages> weights;
         Ring<kMeanStages> means;
         for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
-            Sums acc;
+            float acc[Config::kFragments][4];
 #pragma unroll
-            for (int s = 0; s < Config::kConsumerSubtiles; ++s)
+            for (int f = 0; f < Config::kFragments; ++f)
 #pragma unroll
-                for (int f = 0; f < Config::kFragments; ++f)
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) acc[s][f][i] = 0.f;
+                for (int i = 0; i < 4; ++i) acc[f][i] = 0.f;
             if (p.resident) weights = {};
             int held_weights = -1, held_means = -1;  // buffers that products still under way read
 #pragma unroll 1
             for (int slice = 0; slice < p.slices; ++slice) {
                 barrier_wait(means_full(means.buffer), means.parity);
                 // Planes of 9 and of 8 columns.
-                const uint32_t a0 = means_at(means.buffer, first_subtile);
+                const uint32_t a0 = means_at(means.buffer, subtile);
                 const uint64_t a9 = at_address(matrix_descriptor(kPlane, 9 * 16, kNoSwizzle), a0);
                 const uint64_t a8 = at_address(matrix_descriptor(kPlane, 8 * 16, kNoSwizzle), a0);
 #pragma unroll
@@ -449,12 +446,9 @@ template <class Config, bool kPrologue> struct DirectTma {
                         const int plane = kKernel == 1 ? 0 : row % 2 ? (column % 2 ? 225 : 153) : (column % 2 ? 81 : 0);
                         const int position = (plane + row / 2 * pitch + column / 2) * 16;
 #pragma unroll
-                        for (int s = 0; s < Config::kConsumerSubtiles; ++s)
-#pragma unroll
-                            for (int k = 0; k < kChunks / 2; ++k)
-                                wgmma<kPrecision>(acc[s],
-                                                  moved(pitch == 9 ? a9 : a8, position + (s * kChunks + k * 2) * kPlane),
-                                                  moved(b0, (tap - first_tap) * Config::kBlockN * 64 + k * 32));
+                        for (int k = 0; k < kChunks / 2; ++k)
+                            wgmma<kPrecision>(acc, moved(pitch == 9 ? a9 : a8, position + k * 2 * kPlane),
+                                              moved(b0, (tap - first_tap) * Config::kBlockN * 64 + k * 32));
                     }
                     wgmma_commit();
                     wgmma_wait<1>();
@@ -467,7 +461,7 @@ template <class Config, bool kPrologue> struct DirectTma {
                 means.next();
             }
             const Tile tile = tile_at(index);
-            finish(acc[0], tile.subtile + first_subtile, tile.channel + first_column, [&] {
+            finish(acc, tile.subtile + subtile, tile.channel + first_column, [&] {
                 wgmma_wait<0>();
                 if (elected) {
                     barrier_arrive(weights_empty(held_weights));

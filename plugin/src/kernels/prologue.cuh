@@ -137,7 +137,7 @@ private:
     CONVPOOL_DEVICE static uint4 filled(float v) { return {packed(v), packed(v), packed(v), packed(v)}; }
 };
 
-// The same without scale and shift, of a slope of at most 1.
+// The same without scale and shift, of a slope of at most 1 that is not zero in X's type.
 template <Precision P, bool kSloped> struct PackedActivation {
     using Element = typename Traits<P>::Element;
     uint32_t slope;
