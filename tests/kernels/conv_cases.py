@@ -70,7 +70,7 @@ def chosen() -> list[dict]:
     for affine, before in PROLOGUES:
         prologue = dict(prologue_affine=affine, prologue_activation=before, prologue_alpha=0.25)
         both = dict(bias=True, residual=True, activation="relu")
-        cases.append(rewritten(3, 40, 72, (34, 31), 3, 2, pads=1, **prologue, **both))  # tiles inside and at borders
+        cases.append(rewritten(3, 40, 72, (34, 33), 3, 2, pads=1, **prologue, **both))  # tiles inside and at borders
         cases.append(rewritten(2, 24, 40, (18, 21), 3, 2, pads=0, **prologue, **both))
         cases.append(rewritten(2, 72, 40, (19, 34), 1, 2, **prologue, **both))
         cases.append(rewritten(2, 136, 72, (16, 16), 3, 2, pads=1, residual=True, activation="leaky_relu", alpha=0.5, **prologue))
@@ -81,6 +81,19 @@ def chosen() -> list[dict]:
         cases.append(dict(n=1, c=16, m=16, spatial=(15, 16), kernel_shape=3, pool_kernel_shape=1, pads=(1,) * 4) | prologue)
         shrunk = dict(pool_kernel_shape=2, pool_strides=2, pool_pads=1, pads=1)  # zeros of two kinds around f(X)
         cases.append(dict(n=1, c=16, m=16, spatial=(15, 16), kernel_shape=3) | shrunk | prologue)
+    # The loops of direct_tma's box means, inside X and at its borders, and the ends of its tiles, the last of which have 8
+    # channels of 32 to 256; two of each, since every third case is not for it.
+    for (affine, before, slope), activation, m in (
+        ((False, "relu", 0), "clip", 136), ((False, "leaky_relu", 0.25), "leaky_relu", 264),
+        ((False, "leaky_relu", 1.5), "relu", 72), ((False, "leaky_relu", -0.5), None, 40),
+        ((False, "leaky_relu", 0), "clip", 264), ((True, None, 0), "leaky_relu", 136),
+    ):  # fmt: skip
+        prologue = dict(prologue_affine=affine, prologue_activation=before, prologue_alpha=slope)
+        both = dict(residual=True, activation=activation, alpha=0.5 if activation == "leaky_relu" else -2, beta=3)
+        for bias in (True, False):
+            cases.append(rewritten(1, 24, m, (34, 33), 3, 2, pads=1, bias=bias, **prologue, **both))
+        for bias in (True, False):
+            cases.append(rewritten(2, 40, m, (18, 33), 1, 2, bias=bias, **prologue, **both))
     # Box means of channels first: rows longer and shorter than a warp, ragged groups of channels and strips of rows.
     for c, spatial in ((36, (3, 301)), (20, (70, 2)), (33, (5, 62)), (20, (515,)), (130, (2, 2))):
         cases.append(rewritten(2, c, 16, spatial, 3, 2, pads=1, bias=True))

@@ -186,6 +186,23 @@ def test_tf32_is_rounded_to_nearest(gpu, name, rounded):
     assert (y == 1 + 2.0**-10).all(), np.unique(y)
 
 
+@pytest.mark.parametrize("before, slope", [("relu", 0.0), ("leaky_relu", 0.25), ("leaky_relu", 0.0)])
+@pytest.mark.parametrize("name", names(lambda name: "_tma" in name))
+def test_prologue_of_values_that_are_not_finite(gpu, name, before, slope):
+    tactic = find_tactic(name)
+    if gpu.compute_capability() != (9, 0):
+        pytest.skip("needs compute capability 90")
+    prologue = dict(prologue_activation=before, prologue_alpha=slope)
+    problem = Problem(n=1, c=8, m=8, spatial=(36, 36), kernel_shape=int(name[-1]), pool_kernel_shape=2, strides=2,
+                      dtype=tactic.dtype, layout="NHWC", allow_tf32=True, **prologue)  # fmt: skip
+    x, w = np.ones((1, 8, 36, 36)), np.ones(problem.w_shape)
+    for place, value in ((5, np.inf), (15, -np.inf), (25, np.nan)):
+        x[0, 0, place, place] = value
+    with np.errstate(invalid="ignore"):
+        expected = conv_reference.linear(problem, conv_reference.prologue(problem, x, x, x), w)
+    np.testing.assert_array_equal(run_twice(problem, tactic, x, w, None, None, None, None), expected)
+
+
 @pytest.mark.parametrize("skewed", ["x", "residual", "y"])
 @pytest.mark.parametrize("name", names(lambda name: "m64n64" in name and "tma" not in name and "1x1" not in name))
 def test_channels_first_arrays_aligned_to_their_elements(gpu, name, skewed):
@@ -199,7 +216,7 @@ def test_channels_first_arrays_aligned_to_their_elements(gpu, name, skewed):
 
 
 @pytest.mark.parametrize("skewed", ["x", "w", "b", "residual", "scale", "shift", "y"])
-@pytest.mark.parametrize("name", names(lambda name: name.endswith(("_tma3x3", "_1x1"))))
+@pytest.mark.parametrize("name", names(lambda name: name.endswith(("_tma3x3", "_tma1x1", "_1x1"))))
 def test_arrays_that_the_kernel_cannot_take(gpu, name, skewed):
     check_skewed(gpu, name, skewed, 3 if name.endswith("3x3") else 1)
 
