@@ -250,16 +250,8 @@ static __device__ __noinline__ float activate_transcendental(float v, Activation
     return a == Activation::kTanh ? tanhf(v) : 1.f / (1.f + expf(-v));
 }
 
-// Comparisons are false for a NaN, which so comes through, as in ONNX.
-CONVPOOL_DEVICE float activate(float v, const Epilogue &e) {
-    if (e.activation == Activation::kNone) return v;
-    if (e.activation == Activation::kRelu) return v < 0.f ? 0.f : v;
-    if (e.activation == Activation::kLeakyRelu) return v < 0.f ? v * e.alpha : v;
-    if (e.activation == Activation::kClip) return v < e.alpha ? e.alpha : (v > e.beta ? e.beta : v);
-    return activate_transcendental(v, e.activation);
-}
-
-// Of several values: one branch for them all, selections for each.
+// Of several values: one branch for them all, selections for each. Comparisons are false for a NaN, which so comes through, as
+// in ONNX.
 template <int kCount> CONVPOOL_DEVICE void clip_or_rectify(float (&v)[kCount], const Epilogue &e) {
     if (e.activation == Activation::kRelu || e.activation == Activation::kLeakyRelu) {
         const bool leaky = e.activation == Activation::kLeakyRelu;
@@ -280,6 +272,11 @@ template <int kCount> CONVPOOL_DEVICE void activate_all(float (&v)[kCount], cons
     } else {
         clip_or_rectify(v, e);
     }
+}
+CONVPOOL_DEVICE float activate(float v, const Epilogue &e) {
+    float values[1] = {v};
+    activate_all(values, e);
+    return values[0];
 }
 
 // sum / count to within a rounding of fp32, so that a sum that is a multiple of count gives an integer.

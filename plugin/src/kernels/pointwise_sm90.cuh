@@ -217,11 +217,10 @@ template <class Config, bool kPrologue> struct PointwiseSm90 {
             __syncthreads();  // nobody reads means any more
             auto pixel_of = [&](int row) {
                 const int pixel = tile.pixel + row;
+                if (p.y_channels_last) return OutputPixel{static_cast<int64_t>(pixel) * p.m, pixel < p.pixels};
                 uint32_t n, rest;
                 p.div_out_hw.divmod(pixel, n, rest);
-                return OutputPixel{p.y_channels_last ? static_cast<int64_t>(pixel) * p.m
-                                                     : static_cast<int64_t>(n) * p.m * out_pixels + rest,
-                                   pixel < p.pixels};
+                return OutputPixel{static_cast<int64_t>(n) * p.m * out_pixels + rest, pixel < p.pixels};
             };
             const int first_row = warp_m * 16, channel0 = tile.channel + warp_n * Config::kWarpN;
             if (p.split > 1)  // the only tile of this block: no copies are under way
