@@ -86,9 +86,10 @@ const File &file() {
 
 // The row of a problem, with 0 for the tactic. Sizes past 32 bits make no row: they are -1, which no file holds.
 Row key_of(const Problem &p, const Device &device) {
+    const int32_t prologue = p.prologue_affine ? 1 : p.has_prologue() ? 2 : 0;
     auto narrow = [](int64_t value) { return value > INT32_MAX ? -1 : static_cast<int32_t>(value); };
     Row row{device.cc, device.multiprocessors, 0, p.dtype, p.dtype == CONVPOOL_F32 && p.allow_tf32, p.x_channels_last,
-            p.y_channels_last, p.has_residual, p.has_prologue(), p.group, narrow(p.n), narrow(p.c), narrow(p.m), p.rank};
+            p.y_channels_last, p.has_residual, prologue, p.group, narrow(p.n), narrow(p.c), narrow(p.m), p.rank};
     auto out = row.begin() + kHeadFields;
     for (int i = kRank - p.rank; i < kRank; ++i)
         for (int32_t value : {narrow(p.in[i]), p.pool_kernel[i], p.pool_strides[i], p.pool_pads_begin[i], p.pool_pads_end[i],

@@ -359,7 +359,8 @@ def row(tactic: str, *, cc: int = 90, **fields) -> str:
 
 def test_a_measured_tactic_is_chosen_for_its_problem_and_device_only(tmp_path):
     others = [dict(n=63), dict(spatial=(32, 31)), dict(layout="NCHW"), dict(y_layout="NCHW"), dict(prologue_affine=True),
-              dict(dtype="bfloat16"), dict(m=64), dict(pads=1), dict(pool_pads=(1, 1, 1, 2)), dict(strides=1)]  # fmt: skip
+              dict(prologue_activation="relu"), dict(dtype="bfloat16"), dict(m=64), dict(pads=1), dict(pool_pads=(1, 1, 1, 2)),
+              dict(strides=1)]  # fmt: skip
     asked = [(LAYER, WHOLE_H200), (LAYER | dict(bias=True, activation="relu"), WHOLE_H200),
              (LAYER | dict(residual=True), WHOLE_H200),
              (LAYER, WHOLE_H200 | dict(multiprocessors=114)), (LAYER, WHOLE_H200 | dict(max_workspace_bytes=0))]  # fmt: skip
@@ -376,6 +377,14 @@ def test_a_measured_tactic_is_chosen_for_its_problem_and_device_only(tmp_path):
     compiled_in, _ = chosen(None, *asked)
     path.write_text(row(NONE, residual=True))
     assert chosen(str(path), *asked) == ([*compiled_in[:2], none, *compiled_in[3:]], [])
+
+
+def test_a_scale_and_a_shift_in_front_are_measured_apart_from_an_activation_alone(tmp_path):
+    affine, alone = dict(prologue_affine=True, prologue_activation="relu"), dict(prologue_activation="relu")
+    path = tmp_path / "tuned.def"
+    path.write_text(row(SLOW, **alone) + row(NONE, **affine))
+    asked = [(LAYER | prologue, WHOLE_H200) for prologue in (alone, dict(prologue_activation="leaky_relu"), affine)]
+    assert chosen(str(path), *asked) == ([find_tactic(SLOW).id] * 2 + [find_tactic(NONE).id], [])
 
 
 def test_every_field_of_a_row_is_where_the_library_looks(tmp_path):

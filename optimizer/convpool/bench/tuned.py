@@ -22,7 +22,7 @@ def numbers(problem: Problem, cc: int, multiprocessors: int, tactic: int) -> lis
     """The numbers of a row, in the order that `tuned.def` says."""
     s, rank = problem.struct, len(problem.spatial)
     tf32 = int(problem.dtype == "float32" and problem.allow_tf32)
-    prologue = int(bool(problem.prologue_affine) or problem.prologue_activation not in (None, "none"))
+    prologue = 1 if problem.prologue_affine else 2 if problem.prologue_activation not in (None, "none") else 0
     head = [cc, multiprocessors, tactic, s.dtype, tf32, s.x_layout, s.y_layout, s.has_residual, prologue, s.group, s.n, s.c,
             s.m, rank]  # fmt: skip
     for i in range(rank):

@@ -262,10 +262,14 @@ template <int kCount> CONVPOOL_DEVICE void clip_or_rectify(float (&v)[kCount], c
         }
     } else if (e.activation == Activation::kClip) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) v[i] = v[i] < e.alpha ? e.alpha : (v[i] > e.beta ? e.beta : v[i]);
+        for (int i = 0; i < kCount; ++i) {  // selections, of which one inside another would be branches
+            const float raised = v[i] < e.alpha ? e.alpha : v[i];
+            v[i] = raised > e.beta ? e.beta : raised;
+        }
     }
 }
 template <int kCount> CONVPOOL_DEVICE void activate_all(float (&v)[kCount], const Epilogue &e) {
+    if (e.activation == Activation::kNone) return;
     if (e.activation == Activation::kTanh || e.activation == Activation::kSigmoid) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) v[i] = activate_transcendental(v[i], e.activation);

@@ -424,6 +424,8 @@ template <class Config, bool kPrologue> struct DirectTma {
             for (int f = 0; f < Config::kFragments; ++f)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) acc[f][i] = 0.f;
+            const Tile tile = tile_at(index);
+            if (p.epilogue.residual != nullptr) prefetch_residual(tile.subtile + subtile, tile.channel + first_column);
             if (p.resident) weights = {};
             int held_weights = -1, held_means = -1;  // buffers that products still under way read
 #pragma unroll 1
@@ -460,7 +462,6 @@ template <class Config, bool kPrologue> struct DirectTma {
                 held_means = means.buffer;
                 means.next();
             }
-            const Tile tile = tile_at(index);
             finish(acc, tile.subtile + subtile, tile.channel + first_column, [&] {
                 wgmma_wait<0>();
                 if (elected) {
@@ -481,13 +482,10 @@ template <class Config, bool kPrologue> struct DirectTma {
 
     // ---- bias, residual, activation, Y, from registers ----
 
-    // A lane's bias and residual for some fragments, as they lie in memory; of the residual in 16 bits four fragments hold 32
-    // channels of a pixel, and lane t of four has fragment t.
+    // A lane's values of some fragments, as they lie in memory; in 16 bits four fragments hold 32 channels of a pixel.
     static constexpr int kAcross = kPerChunk == 4 ? 2 : 4;
     using Pair = std::conditional_t<kPerChunk == 4, float2, uint32_t>;
-    struct Addends {
-        Pair bias[kAcross], residual[2][kAcross];
-    };
+    using PixelPairs = Pair[2][kAcross];
     static_assert(Config::kFragments % kAcross == 0, "whole groups of fragments");
 
     CONVPOOL_DEVICE static void set_words(uint32_t (&words)[4], const uint4 &chunk) {
@@ -508,7 +506,21 @@ template <class Config, bool kPrologue> struct DirectTma {
         sums[2 * half + 1] += v[1];
     }
 
-    // Some fragments at a time, while what is to be added to the next ones is on its way. wait() is for the accumulators.
+    // Into the L2, as lines of 128 bytes.
+    CONVPOOL_DEVICE void prefetch_residual(int subtile, int first_channel) const {
+        const Element *residual = static_cast<const Element *>(p.epilogue.residual) + first_channel;
+        constexpr int kLine = 128 / sizeof(Element);
+        const int columns = min(p.m - first_channel, Config::kConsumerN);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const OutputPixel pixel = pixel_of(subtile, warp % 4 * 16 + half * 8 + (lane >> 2));
+            for (int column = (lane & 3) * kLine; column < columns && pixel.valid; column += 4 * kLine)
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(residual + pixel.base + column));
+        }
+    }
+
+    // wait() is for the accumulators. With a residual, some fragments at a time while the next ones' is on its way; without,
+    // one step for all fragments after the other: code that is skipped costs time too, as it is not in the instruction cache.
     template <class Wait>
     CONVPOOL_DEVICE void finish(float (&acc)[Config::kFragments][4], int subtile, int first_channel, Wait wait) const {
         const int t = lane & 3, first_row = warp % 4 * 16 + (lane >> 2);
@@ -517,53 +529,17 @@ template <class Config, bool kPrologue> struct DirectTma {
         const Epilogue &e = p.epilogue;
         const Element *bias = static_cast<const Element *>(e.bias), *residual = static_cast<const Element *>(e.residual);
         Element *out = static_cast<Element *>(p.y) + first_channel;
-        auto load = [&](Addends &addends, int f) {
-#pragma unroll
-            for (int i = 0; i < kAcross; ++i) {
-                const int column = (f + i) * 8 + 2 * t;
-                if (bias != nullptr && column < columns)
-                    addends.bias[i] = *reinterpret_cast<const Pair *>(bias + first_channel + column);
-                if constexpr (kPerChunk == 4) {
-#pragma unroll
-                    for (int half = 0; half < 2; ++half)
-                        if (residual != nullptr && column < columns && pixel[half].valid)
-                            addends.residual[half][i] =
-                                *reinterpret_cast<const Pair *>(residual + pixel[half].base + first_channel + column);
-                }
-            }
-            if constexpr (kPerChunk == 8) {
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    if (residual != nullptr && (f + t) * 8 < columns && pixel[half].valid) {
-                        const Element *from = residual + pixel[half].base + first_channel + (f + t) * 8;
-                        set_words(addends.residual[half], *reinterpret_cast<const uint4 *>(from));
-                    }
+        auto add_bias = [&](int f) {
+            const int column = f * 8 + 2 * t;
+            if (column < columns) {
+                const Pair pair = *reinterpret_cast<const Pair *>(bias + first_channel + column);
+                add(acc[f], 0, pair);
+                add(acc[f], 1, pair);
             }
         };
-        Addends addends = {}, next = {};
-        load(addends, 0);
-        wait();
+        auto store = [&](int f) {
 #pragma unroll
-        for (int f = 0; f < Config::kFragments; f += kAcross) {
-            if (f + kAcross < Config::kFragments) load(next, f + kAcross);
-            if constexpr (kPerChunk == 8) {
-                if (residual != nullptr) {
-#pragma unroll
-                    for (int half = 0; half < 2; ++half)
-                        set_words(addends.residual[half], transpose_quad(addends.residual[half], t));
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < kAcross; ++i)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    if (bias != nullptr) add(acc[f + i], half, addends.bias[i]);
-                    if (residual != nullptr) add(acc[f + i], half, addends.residual[half][i]);
-                }
-#pragma unroll
-            for (int i = 0; i < kAcross; ++i) clip_or_rectify(acc[f + i], e);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
+            for (int half = 0; half < 2; ++half)
                 if constexpr (kPerChunk == 4) {
 #pragma unroll
                     for (int i = 0; i < kAcross; ++i)
@@ -571,17 +547,65 @@ template <class Config, bool kPrologue> struct DirectTma {
                             *reinterpret_cast<float2 *>(out + pixel[half].base + (f + i) * 8 + 2 * t) =
                                 make_float2(acc[f + i][2 * half], acc[f + i][2 * half + 1]);
                 } else {
-                    // Lane t stores fragment t.
                     uint32_t v[4];
 #pragma unroll
                     for (int i = 0; i < 4; ++i)
                         v[i] = pack2(acc[f + i][2 * half], acc[f + i][2 * half + 1], Element{});
-                    const uint4 chunk = transpose_quad(v, t);
+                    const uint4 chunk = transpose_quad(v, t);  // lane t has fragment t
                     if ((f + t) * 8 < columns && pixel[half].valid)
                         *reinterpret_cast<uint4 *>(out + pixel[half].base + (f + t) * 8) = chunk;
                 }
+        };
+        if (residual == nullptr) {
+            wait();
+            if (bias != nullptr) {
+#pragma unroll
+                for (int f = 0; f < Config::kFragments; ++f) add_bias(f);
             }
-            addends = next;
+            if (e.activation != Activation::kNone)
+                clip_or_rectify(reinterpret_cast<float(&)[Config::kFragments * 4]>(acc), e);
+#pragma unroll
+            for (int f = 0; f < Config::kFragments; f += kAcross) store(f);
+            return;
+        }
+        auto load = [&](PixelPairs &pairs, int f) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                if constexpr (kPerChunk == 4) {
+#pragma unroll
+                    for (int i = 0; i < kAcross; ++i) {
+                        const int column = (f + i) * 8 + 2 * t;
+                        if (column < columns && pixel[half].valid)
+                            pairs[half][i] =
+                                *reinterpret_cast<const Pair *>(residual + pixel[half].base + first_channel + column);
+                    }
+                } else if ((f + t) * 8 < columns && pixel[half].valid) {  // lane t has fragment t
+                    const Element *from = residual + pixel[half].base + first_channel + (f + t) * 8;
+                    set_words(pairs[half], *reinterpret_cast<const uint4 *>(from));
+                }
+        };
+        PixelPairs addends = {}, next = {};
+        load(addends, 0);
+        wait();
+#pragma unroll
+        for (int f = 0; f < Config::kFragments; f += kAcross) {
+            if (f + kAcross < Config::kFragments) load(next, f + kAcross);
+            if (bias != nullptr) {
+#pragma unroll
+                for (int i = 0; i < kAcross; ++i) add_bias(f + i);
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if constexpr (kPerChunk == 8) set_words(addends[half], transpose_quad(addends[half], t));
+#pragma unroll
+                for (int i = 0; i < kAcross; ++i) {
+                    add(acc[f + i], half, addends[half][i]);
+                    addends[half][i] = next[half][i];
+                }
+            }
+            if (e.activation != Activation::kNone)
+                clip_or_rectify(reinterpret_cast<float(&)[kAcross * 4]>(acc[f]), e);
+            store(f);
         }
     }
 

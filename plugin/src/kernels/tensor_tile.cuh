@@ -139,7 +139,7 @@ CONVPOOL_DEVICE void multiply(Accumulators<Config> &acc, const uint32_t (&pixel_
 // rolled loop. Stored straight from the fragments, the code for them all would not fit into the instruction cache, which
 // costs a small layer more than its arithmetic does.
 
-// One output pixel: channel m of it is element base + m * step of Y.
+// One output pixel: channel m of it is element base + m * step of Y. Or one part of it, at element base.
 struct OutputPixel {
     int64_t base;
     bool valid;
@@ -171,7 +171,7 @@ CONVPOOL_DEVICE float load_shared_float(uint32_t address) {
 
 // Bias, residual, activation of one chunk of channels of one pixel, from fp32 sums at `source`.
 template <Precision P>
-CONVPOOL_DEVICE void finish_chunk(uint32_t source, const Epilogue &e, const uint4 &residual, const OutputView &view,
+CONVPOOL_DEVICE void finish_chunk(uint32_t source, const Epilogue &e, const uint4 *residual, const OutputView &view,
                                   int64_t index, int channel) {
     using Element = typename Traits<P>::Element;
     constexpr int kPerChunk = Traits<P>::kPerChunk;
@@ -192,8 +192,8 @@ CONVPOOL_DEVICE void finish_chunk(uint32_t source, const Epilogue &e, const uint
 #pragma unroll
         for (int i = 0; i < kPerChunk; ++i) v[i] += addend[i];
     }
-    if (e.residual != nullptr) {
-        unpack_chunk<P>(residual, addend);
+    if (residual != nullptr) {
+        unpack_chunk<P>(*residual, addend);
 #pragma unroll
         for (int i = 0; i < kPerChunk; ++i) v[i] += addend[i];
     }
@@ -212,7 +212,7 @@ CONVPOOL_DEVICE void finish_element(float v, const Epilogue &e, const OutputView
 // The same of kRunPixels pixels of one channel, whose sums lie `pitch` bytes apart.
 template <Precision P>
 CONVPOOL_DEVICE void finish_run(uint32_t source, uint32_t pitch, int run, const Epilogue &e,
-                                const Quad<typename Traits<P>::Element> &residual, const OutputView &view, int64_t index,
+                                const Quad<typename Traits<P>::Element> *residual, const OutputView &view, int64_t index,
                                 int channel) {
     using Element = typename Traits<P>::Element;
     static_assert(kRunPixels == 4, "a quad");
@@ -231,38 +231,49 @@ CONVPOOL_DEVICE void finish_run(uint32_t source, uint32_t pitch, int run, const 
     exchange(run & 1, 0, 3);
     exchange(run & 1, 1, 3);
     exchange(run & 1, 2, 3);
-    unpack_quad(residual, addend, Element{});
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        v[i] += bias;
-        if (e.residual != nullptr) v[i] += addend[i];
+    for (int i = 0; i < 4; ++i) v[i] += bias;
+    if (residual != nullptr) {
+        unpack_quad(*residual, addend, Element{});
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] += addend[i];
     }
     activate_all(v, e);
     *reinterpret_cast<Quad<Element> *>(static_cast<Element *>(view.y) + index) = pack_quad(v, Element{});
 }
 
-// finish(i, index, residual) for a lane's kTimes parts of Y, of the size of a Word, that begin with element index_of(i), or
-// negative: none. Four of the residual are loaded at a time, since each load waits for memory.
-template <class Element, class Word, int kTimes, class IndexOf, class Finish>
-CONVPOOL_DEVICE void store_words(const void *residual, IndexOf index_of, Finish finish) {
+// finish(i, index, residual) for a lane's kTimes parts of Y, of the size of a Word, that begin where place_of(i) says. Of the
+// residual four are loaded at a time, since each load waits for memory. Without one, the loop is free of what that takes: there
+// are too few warps to hide an instruction's latency.
+template <class Element, class Word, int kTimes, class PlaceOf, class Finish>
+CONVPOOL_DEVICE void store_words(const void *residual, PlaceOf place_of, Finish finish) {
+    if (residual == nullptr) {
+#pragma unroll 1
+        for (int i = 0; i < kTimes; ++i) {
+            const OutputPixel place = place_of(i);
+            if (place.valid) finish(i, place.base, static_cast<const Word *>(nullptr));
+        }
+        return;
+    }
     constexpr int kAtOnce = kTimes < 4 ? kTimes : 4;
     static_assert(kTimes % kAtOnce == 0, "whole groups");
     Word words[kAtOnce] = {};
 #pragma unroll 1
     for (int i = 0; i < kTimes; ++i) {
-        if (residual != nullptr && i % kAtOnce == 0) {
+        if (i % kAtOnce == 0) {
 #pragma unroll
             for (int j = 0; j < kAtOnce; ++j) {
-                const int64_t index = index_of(i + j);
-                if (index >= 0) words[j] = *reinterpret_cast<const Word *>(static_cast<const Element *>(residual) + index);
+                const OutputPixel place = place_of(i + j);
+                if (!place.valid) continue;
+                words[j] = *reinterpret_cast<const Word *>(static_cast<const Element *>(residual) + place.base);
             }
         }
-        const int64_t index = index_of(i);
-        if (index < 0) continue;
+        const OutputPixel place = place_of(i);
+        if (!place.valid) continue;
         Word word = words[0];  // registers have no addresses
 #pragma unroll
         for (int j = 1; j < kAtOnce; ++j) word = i % kAtOnce == j ? words[j] : word;
-        finish(i, index, word);
+        finish(i, place.base, &word);
     }
 }
 
@@ -274,18 +285,18 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
     using Element = typename Traits<P>::Element;
     constexpr int kPerChunk = Config::kPerChunk, kAcross = kColumns / kPerChunk;
     constexpr int kPitch = kColumns + 8;
-    auto index_of = [&](bool inside, int row, int column, int64_t step) -> int64_t {
+    auto place_of = [&](bool inside, int row, int column, int64_t step) {
         const OutputPixel pixel = pixel_of(first_row + row);
         const int channel = channel0 + column;
-        return inside && pixel.valid && channel < view.m ? pixel.base + channel * step : -1;
+        return OutputPixel{pixel.base + channel * step, inside && pixel.valid && channel < view.m};
     };
     auto source_of = [&](int row, int column) { return source + (row * kPitch + column) * 4; };
     if (view.vectors) {
         auto row = [&](int i) { return (i * 32 + lane) / kAcross; };
         auto column = [&](int i) { return (i * 32 + lane) % kAcross * kPerChunk; };
         store_words<Element, uint4, (kRows * kAcross + 31) / 32>(
-            e.residual, [&](int i) { return index_of(row(i) < kRows, row(i), column(i), 1); },
-            [&](int i, int64_t index, const uint4 &residual) {
+            e.residual, [&](int i) { return place_of(row(i) < kRows, row(i), column(i), 1); },
+            [&](int i, int64_t index, const uint4 *residual) {
                 finish_chunk<P>(source_of(row(i), column(i)), e, residual, view, index, channel0 + column(i));
             });
     } else if (view.runs) {  // neighbours store neighbouring runs of a channel
@@ -293,8 +304,8 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
         auto run = [&](int i) { return (i * 32 + lane) % kRuns; };
         auto column = [&](int i) { return (i * 32 + lane) / kRuns; };
         store_words<Element, Quad<Element>, (kRuns * kColumns + 31) / 32>(
-            e.residual, [&](int i) { return index_of(column(i) < kColumns, run(i) * kRunPixels, column(i), view.step); },
-            [&](int i, int64_t index, const Quad<Element> &residual) {
+            e.residual, [&](int i) { return place_of(column(i) < kColumns, run(i) * kRunPixels, column(i), view.step); },
+            [&](int i, int64_t index, const Quad<Element> *residual) {
                 finish_run<P>(source_of(run(i) * kRunPixels, column(i)), kPitch * 4, run(i), e, residual, view, index,
                               channel0 + column(i));
             });
