@@ -430,6 +430,8 @@ REFUSALS = {
         f"{TAIL}\ny = Mul(q, s)", {"w": HALF / 64, "s": np.float16(1e-4)},
         {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"},
         "Mul 'y': constants folded into weights; got numbers too large or small, expected ones that the type has"),
+    "slope beyond float16": (f"p = LeakyRelu<alpha=-1e5>(x)\n{PAIR}", {}, {},
+        "LeakyRelu 'p': slope; got -100000, expected a number of float16"),
     "widened behind": (
         "h = Conv<pads=[6,6,6,6]>(x, v)\n" + f"q = {POOL}(h)\ny = Mul(q, k)", {"v": (1, 16, 13, 13), "k": (8, 1, 1)}, {},
         "Mul 'y': channels; got constants that widen them, expected 1 or 1"),

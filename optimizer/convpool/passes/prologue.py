@@ -50,6 +50,9 @@ def take_in(walk: Walk) -> None:
             alpha = slope(scope, index)
             if alpha is None or parts.before or affine is not IDENTITY:
                 break
+            if not holds(np.asarray(alpha), np.dtype(np.float16)):  # engines compute it in X's type, a float32 model's too
+                walk.rejects.append(reject(scope, index, "slope", f"{alpha:g}", "a number of float16"))
+                break
             parts, x = replace(parts, before=node.op_type, before_alpha=alpha), node.input[0]
         else:
             step = _fitting(walk, index)
