@@ -116,7 +116,7 @@ CONVPOOL_DEVICE void store_gemm_tile(const Accumulators<Config> &acc, uint32_t s
     const OutputView view{p.y, s.y_channels_last ? 1 : out_pixels, s.m, p.y_vectors != 0, p.y_runs != 0};
     auto pixel_of = [&](int row) {
         const int pixel = tile.first_pixel + row;
-        if (s.y_channels_last) return OutputPixel{static_cast<int64_t>(pixel) * s.m, pixel < p.pixels};
+        if (view.vectors || s.y_channels_last) return OutputPixel{static_cast<int64_t>(pixel) * s.m, pixel < p.pixels};
         uint32_t n, rest;
         p.div_out_hw.divmod(pixel, n, rest);
         return OutputPixel{static_cast<int64_t>(n) * s.m * out_pixels + rest, pixel < p.pixels};

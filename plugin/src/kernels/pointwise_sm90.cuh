@@ -217,7 +217,7 @@ template <class Config, bool kPrologue> struct PointwiseSm90 {
             __syncthreads();  // nobody reads means any more
             auto pixel_of = [&](int row) {
                 const int pixel = tile.pixel + row;
-                if (p.y_channels_last) return OutputPixel{static_cast<int64_t>(pixel) * p.m, pixel < p.pixels};
+                if (view.vectors || p.y_channels_last) return OutputPixel{static_cast<int64_t>(pixel) * p.m, pixel < p.pixels};
                 uint32_t n, rest;
                 p.div_out_hw.divmod(pixel, n, rest);
                 return OutputPixel{static_cast<int64_t>(n) * p.m * out_pixels + rest, pixel < p.pixels};

@@ -169,24 +169,30 @@ CONVPOOL_DEVICE float load_shared_float(uint32_t address) {
     return v;
 }
 
-// Bias, residual, activation of one chunk of channels of one pixel, from fp32 sums at `source`.
 template <Precision P>
-CONVPOOL_DEVICE void finish_chunk(uint32_t source, const Epilogue &e, const uint4 *residual, const OutputView &view,
-                                  int64_t index, int channel) {
-    using Element = typename Traits<P>::Element;
-    constexpr int kPerChunk = Traits<P>::kPerChunk;
-    constexpr Precision kStored = P == Precision::kTF32 ? Precision::kTF32x3 : P;  // Y is not rounded to TF32
-    float v[kPerChunk], addend[kPerChunk];
-    uint4 bias{};
-    if (e.bias != nullptr) bias = *reinterpret_cast<const uint4 *>(static_cast<const Element *>(e.bias) + channel);
+constexpr Precision kStored = P == Precision::kTF32 ? Precision::kTF32x3 : P;  // Y is not rounded to TF32
+
+template <int kCount> CONVPOOL_DEVICE void load_sums(uint32_t source, float (&v)[kCount]) {
 #pragma unroll
-    for (int i = 0; i < kPerChunk; i += 4) {
+    for (int i = 0; i < kCount; i += 4) {
         const uint4 part = load_shared(source + i * 4);
         v[i] = __uint_as_float(part.x);
         v[i + 1] = __uint_as_float(part.y);
         v[i + 2] = __uint_as_float(part.z);
         v[i + 3] = __uint_as_float(part.w);
     }
+}
+
+// Bias, residual, activation of one chunk of channels of one pixel, from fp32 sums at `source`.
+template <Precision P>
+CONVPOOL_DEVICE void finish_chunk(uint32_t source, const Epilogue &e, const uint4 *residual, const OutputView &view,
+                                  int64_t index, int channel) {
+    using Element = typename Traits<P>::Element;
+    constexpr int kPerChunk = Traits<P>::kPerChunk;
+    float v[kPerChunk], addend[kPerChunk];
+    uint4 bias{};
+    if (e.bias != nullptr) bias = *reinterpret_cast<const uint4 *>(static_cast<const Element *>(e.bias) + channel);
+    load_sums(source, v);
     if (e.bias != nullptr) {
         unpack_chunk<P>(bias, addend);
 #pragma unroll
@@ -198,7 +204,7 @@ CONVPOOL_DEVICE void finish_chunk(uint32_t source, const Epilogue &e, const uint
         for (int i = 0; i < kPerChunk; ++i) v[i] += addend[i];
     }
     activate_all(v, e);
-    *reinterpret_cast<uint4 *>(static_cast<Element *>(view.y) + index) = pack_chunk<kStored>(v);
+    *reinterpret_cast<uint4 *>(static_cast<Element *>(view.y) + index) = pack_chunk<kStored<P>>(v);
 }
 
 template <Precision P>
@@ -277,6 +283,37 @@ CONVPOOL_DEVICE void store_words(const void *residual, PlaceOf place_of, Finish 
     }
 }
 
+// Whether a thread that holds the accumulators of a warp's tile has registers for several chunks beside them.
+template <class Config> constexpr bool kRegistersLeft = Config::kFragmentsM * Config::kFragmentsN * 4 <= 64;
+
+CONVPOOL_DEVICE void store_global_if(bool wanted, void *to, const uint4 &v) {
+    asm volatile(
+        "{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %5, 0;\n@wanted st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
+        "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(static_cast<uint32_t>(wanted))
+        : "memory");
+}
+
+// Sums and a bias alone, a lane's kTimes chunks of one column: without a branch, so that what one chunk waits for is hidden by
+// the instructions of others.
+template <class Config, int kTimes, int kUnroll, class PlaceOf, class SourceOf>
+CONVPOOL_DEVICE void store_sums(const Epilogue &e, const OutputView &view, int channel, PlaceOf place_of, SourceOf source_of) {
+    constexpr Precision P = Config::kPrecision;
+    using Element = typename Traits<P>::Element;
+    constexpr int kPerChunk = Config::kPerChunk;
+    float bias[kPerChunk] = {};
+    if (e.bias != nullptr && channel < view.m)
+        unpack_chunk<P>(*reinterpret_cast<const uint4 *>(static_cast<const Element *>(e.bias) + channel), bias);
+#pragma unroll kUnroll
+    for (int i = 0; i < kTimes; ++i) {
+        const OutputPixel place = place_of(i);
+        float v[kPerChunk];
+        load_sums(source_of(i), v);
+#pragma unroll
+        for (int j = 0; j < kPerChunk; ++j) v[j] += bias[j];
+        store_global_if(place.valid, static_cast<Element *>(view.y) + place.base, pack_chunk<kStored<P>>(v));
+    }
+}
+
 // Stores kRows pixels x kColumns channels of fp32 sums that lie at `source`, kColumns + 8 floats a pixel.
 template <class Config, int kRows, int kColumns, class PixelOf>
 CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const OutputView &view, int first_row, int channel0,
@@ -292,13 +329,18 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
     };
     auto source_of = [&](int row, int column) { return source + (row * kPitch + column) * 4; };
     if (view.vectors) {
+        constexpr int kTimes = (kRows * kAcross + 31) / 32;
         auto row = [&](int i) { return (i * 32 + lane) / kAcross; };
         auto column = [&](int i) { return (i * 32 + lane) % kAcross * kPerChunk; };
-        store_words<Element, uint4, (kRows * kAcross + 31) / 32>(
-            e.residual, [&](int i) { return place_of(row(i) < kRows, row(i), column(i), 1); },
-            [&](int i, int64_t index, const uint4 *residual) {
-                finish_chunk<P>(source_of(row(i), column(i)), e, residual, view, index, channel0 + column(i));
-            });
+        auto part_of = [&](int i) { return place_of(row(i) < kRows, row(i), column(i), 1); };
+        auto part_source = [&](int i) { return source_of(row(i), column(i)); };
+        if constexpr (32 % kAcross == 0 && kRows * kAcross % 32 == 0)
+            if (e.residual == nullptr && e.activation == Activation::kNone)
+                return store_sums<Config, kTimes, kRegistersLeft<Config> ? 4 : 1>(e, view, channel0 + column(0), part_of,
+                                                                                 part_source);
+        store_words<Element, uint4, kTimes>(e.residual, part_of, [&](int i, int64_t index, const uint4 *residual) {
+            finish_chunk<P>(part_source(i), e, residual, view, index, channel0 + column(i));
+        });
     } else if (view.runs) {  // neighbours store neighbouring runs of a channel
         constexpr int kRuns = kRows / kRunPixels;
         auto run = [&](int i) { return (i * 32 + lane) % kRuns; };
