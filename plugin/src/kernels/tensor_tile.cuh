@@ -284,7 +284,9 @@ CONVPOOL_DEVICE void store_words(const void *residual, PlaceOf place_of, Finish 
 }
 
 // Whether a thread that holds the accumulators of a warp's tile has registers for several chunks beside them.
-template <class Config> constexpr bool kRegistersLeft = Config::kFragmentsM * Config::kFragmentsN * 4 <= 64;
+template <class Config>
+constexpr bool kRegistersLeft = Config::kFragmentsM * Config::kFragmentsN * 4 <=
+                                (Config::kWarps * Config::kMinBlocks <= 8 ? 64 : 32);
 
 CONVPOOL_DEVICE void store_global_if(bool wanted, void *to, const uint4 &v) {
     asm volatile(
@@ -293,24 +295,36 @@ CONVPOOL_DEVICE void store_global_if(bool wanted, void *to, const uint4 &v) {
         : "memory");
 }
 
-// Sums and a bias alone, a lane's kTimes chunks of one column: without a branch, so that what one chunk waits for is hidden by
-// the instructions of others.
-template <class Config, int kTimes, int kUnroll, class PlaceOf, class SourceOf>
+// Sums, bias and residual, a lane's kTimes chunks of one column, kTogether at a time: without a branch, so that what one chunk
+// waits for is hidden by the instructions of others.
+template <class Config, int kTimes, int kTogether, bool kResidual, class PlaceOf, class SourceOf>
 CONVPOOL_DEVICE void store_sums(const Epilogue &e, const OutputView &view, int channel, PlaceOf place_of, SourceOf source_of) {
     constexpr Precision P = Config::kPrecision;
     using Element = typename Traits<P>::Element;
     constexpr int kPerChunk = Config::kPerChunk;
+    static_assert(kTimes % kTogether == 0, "whole groups");
     float bias[kPerChunk] = {};
     if (e.bias != nullptr && channel < view.m)
         unpack_chunk<P>(*reinterpret_cast<const uint4 *>(static_cast<const Element *>(e.bias) + channel), bias);
-#pragma unroll kUnroll
-    for (int i = 0; i < kTimes; ++i) {
-        const OutputPixel place = place_of(i);
-        float v[kPerChunk];
-        load_sums(source_of(i), v);
+#pragma unroll 1
+    for (int first = 0; first < kTimes; first += kTogether) {
+        OutputPixel places[kTogether];
+        uint4 residual[kTogether] = {};
 #pragma unroll
-        for (int j = 0; j < kPerChunk; ++j) v[j] += bias[j];
-        store_global_if(place.valid, static_cast<Element *>(view.y) + place.base, pack_chunk<kStored<P>>(v));
+        for (int i = 0; i < kTogether; ++i) {
+            places[i] = place_of(first + i);
+            if (kResidual && places[i].valid)
+                residual[i] = *reinterpret_cast<const uint4 *>(static_cast<const Element *>(e.residual) + places[i].base);
+        }
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+            float v[kPerChunk], addend[kPerChunk];
+            load_sums(source_of(first + i), v);
+            unpack_chunk<P>(residual[i], addend);
+#pragma unroll
+            for (int j = 0; j < kPerChunk; ++j) v[j] = kResidual ? v[j] + bias[j] + addend[j] : v[j] + bias[j];
+            store_global_if(places[i].valid, static_cast<Element *>(view.y) + places[i].base, pack_chunk<kStored<P>>(v));
+        }
     }
 }
 
@@ -334,10 +348,14 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
         auto column = [&](int i) { return (i * 32 + lane) % kAcross * kPerChunk; };
         auto part_of = [&](int i) { return place_of(row(i) < kRows, row(i), column(i), 1); };
         auto part_source = [&](int i) { return source_of(row(i), column(i)); };
-        if constexpr (32 % kAcross == 0 && kRows * kAcross % 32 == 0)
-            if (e.residual == nullptr && e.activation == Activation::kNone)
-                return store_sums<Config, kTimes, kRegistersLeft<Config> ? 4 : 1>(e, view, channel0 + column(0), part_of,
-                                                                                 part_source);
+        if constexpr (32 % kAcross == 0 && kRows * kAcross % 32 == 0) {
+            constexpr int kTogether = kRegistersLeft<Config> && kTimes % 4 == 0 ? 4 : 1;
+            if (e.activation == Activation::kNone && e.residual == nullptr)
+                return store_sums<Config, kTimes, kTogether, false>(e, view, channel0 + column(0), part_of, part_source);
+            if constexpr (kTogether > 1)
+                if (e.activation == Activation::kNone)
+                    return store_sums<Config, kTimes, kTogether, true>(e, view, channel0 + column(0), part_of, part_source);
+        }
         store_words<Element, uint4, kTimes>(e.residual, part_of, [&](int i, int64_t index, const uint4 *residual) {
             finish_chunk<P>(part_source(i), e, residual, view, index, channel0 + column(i));
         });
