@@ -250,16 +250,22 @@ static __device__ __noinline__ float activate_transcendental(float v, Activation
     return a == Activation::kTanh ? tanhf(v) : 1.f / (1.f + expf(-v));
 }
 
-// Of several values: one branch for them all, selections for each. Comparisons are false for a NaN, which so comes through, as
-// in ONNX.
-template <int kCount> CONVPOOL_DEVICE void clip_or_rectify(float (&v)[kCount], const Epilogue &e) {
-    if (e.activation == Activation::kRelu || e.activation == Activation::kLeakyRelu) {
-        const bool leaky = e.activation == Activation::kLeakyRelu;
+CONVPOOL_DEVICE bool rectifies(const Epilogue &e) {
+    return e.activation == Activation::kRelu || e.activation == Activation::kLeakyRelu;
+}
+// Comparisons are false for a NaN, which so comes through, as in ONNX.
+template <int kCount> CONVPOOL_DEVICE void rectify(float (&v)[kCount], const Epilogue &e) {
+    const bool leaky = e.activation == Activation::kLeakyRelu;
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            const float scaled = v[i] * e.alpha;
-            v[i] = v[i] < 0.f ? (leaky ? scaled : 0.f) : v[i];  // of -inf, too
-        }
+    for (int i = 0; i < kCount; ++i) {
+        const float scaled = v[i] * e.alpha;
+        v[i] = v[i] < 0.f ? (leaky ? scaled : 0.f) : v[i];  // of -inf, too
+    }
+}
+// One branch for all values, selections for each.
+template <int kCount> CONVPOOL_DEVICE void clip_or_rectify(float (&v)[kCount], const Epilogue &e) {
+    if (rectifies(e)) {
+        rectify(v, e);
     } else if (e.activation == Activation::kClip) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {  // selections, of which one inside another would be branches

@@ -295,9 +295,9 @@ CONVPOOL_DEVICE void store_global_if(bool wanted, void *to, const uint4 &v) {
         : "memory");
 }
 
-// Sums, bias and residual, a lane's kTimes chunks of one column, kTogether at a time: without a branch, so that what one chunk
-// waits for is hidden by the instructions of others.
-template <class Config, int kTimes, int kTogether, bool kResidual, class PlaceOf, class SourceOf>
+// Sums, bias, residual, ReLU or LeakyReLU, a lane's kTimes chunks of one column, kTogether at a time: without a branch, so that
+// what one chunk waits for is hidden by the instructions of others.
+template <class Config, int kTimes, int kTogether, bool kResidual, bool kRectify, class PlaceOf, class SourceOf>
 CONVPOOL_DEVICE void store_sums(const Epilogue &e, const OutputView &view, int channel, PlaceOf place_of, SourceOf source_of) {
     constexpr Precision P = Config::kPrecision;
     using Element = typename Traits<P>::Element;
@@ -323,6 +323,7 @@ CONVPOOL_DEVICE void store_sums(const Epilogue &e, const OutputView &view, int c
             unpack_chunk<P>(residual[i], addend);
 #pragma unroll
             for (int j = 0; j < kPerChunk; ++j) v[j] = kResidual ? v[j] + bias[j] + addend[j] : v[j] + bias[j];
+            if constexpr (kRectify) rectify(v, e);
             store_global_if(places[i].valid, static_cast<Element *>(view.y) + places[i].base, pack_chunk<kStored<P>>(v));
         }
     }
@@ -350,11 +351,18 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
         auto part_source = [&](int i) { return source_of(row(i), column(i)); };
         if constexpr (32 % kAcross == 0 && kRows * kAcross % 32 == 0) {
             constexpr int kTogether = kRegistersLeft<Config> && kTimes % 4 == 0 ? 4 : 1;
-            if (e.activation == Activation::kNone && e.residual == nullptr)
-                return store_sums<Config, kTimes, kTogether, false>(e, view, channel0 + column(0), part_of, part_source);
-            if constexpr (kTogether > 1)
-                if (e.activation == Activation::kNone)
-                    return store_sums<Config, kTimes, kTogether, true>(e, view, channel0 + column(0), part_of, part_source);
+            auto store = [&](auto with_residual, auto and_rectify) {
+                store_sums<Config, kTimes, kTogether, decltype(with_residual)::value, decltype(and_rectify)::value>(
+                    e, view, channel0 + column(0), part_of, part_source);
+            };
+            using Yes = std::true_type;
+            using No = std::false_type;
+            if (e.residual == nullptr && e.activation == Activation::kNone) return store(No{}, No{});
+            if constexpr (kTogether > 1) {
+                if (e.residual == nullptr && rectifies(e)) return store(No{}, Yes{});
+                if (e.residual != nullptr && e.activation == Activation::kNone) return store(Yes{}, No{});
+                if (e.residual != nullptr && rectifies(e)) return store(Yes{}, Yes{});
+            }
         }
         store_words<Element, uint4, kTimes>(e.residual, part_of, [&](int i, int64_t index, const uint4 *residual) {
             finish_chunk<P>(part_source(i), e, residual, view, index, channel0 + column(i));
