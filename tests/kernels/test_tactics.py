@@ -204,6 +204,31 @@ def test_prologue_of_values_that_are_not_finite(gpu, name, before, slope):
     np.testing.assert_array_equal(run_twice(problem, tactic, x, w, None, None, None, None), expected)
 
 
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("activation, alpha", [("relu", 0.0), ("leaky_relu", 0.25), ("leaky_relu", 0.0), ("clip", -0.5)])
+@pytest.mark.parametrize("name", names(lambda name: "m64n64" in name))
+def test_epilogue_of_values_that_are_not_finite(gpu, name, activation, alpha, residual):
+    tactic = find_tactic(name)
+    if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc:
+        pytest.skip(f"needs compute capability {tactic.min_cc}")
+    allowed = 0
+    for y_layout in ("NHWC", "NCHW"):
+        problem = Problem(n=1, c=8, m=8, spatial=(18, 18), kernel_shape=1 if name.endswith("1x1") else 3, pool_kernel_shape=2,
+                          strides=2, dtype=tactic.dtype, layout="NHWC", y_layout=y_layout, bias=True, residual=residual,
+                          activation=activation, alpha=alpha, beta=0.5, allow_tf32="tf32x3" not in name)  # fmt: skip
+        if problem.why_not(tactic):
+            continue
+        allowed += 1
+        bias = np.array([np.inf, -np.inf, np.nan, 0.25, -0.25, 4.0, -4.0, 0.0])
+        before = np.zeros((1, 8, *problem.y_shape[2 if y_layout == "NCHW" else 1 :][:2])) + bias.reshape(1, 8, 1, 1)
+        addend = np.full_like(before, 0.125)
+        with np.errstate(invalid="ignore"):
+            expected = conv_reference.activate(problem, before + addend if residual else before)
+        x, w = np.zeros((1, 8, 18, 18)), np.ones(problem.w_shape)
+        np.testing.assert_array_equal(run_twice(problem, tactic, x, w, bias, addend, None, None), expected)
+    assert allowed, problem.why_not(tactic)
+
+
 @pytest.mark.parametrize("skewed", ["x", "residual", "y"])
 @pytest.mark.parametrize("name", names(lambda name: "m64n64" in name and "tma" not in name and "1x1" not in name))
 def test_channels_first_arrays_aligned_to_their_elements(gpu, name, skewed):

@@ -97,12 +97,11 @@ template <class Config> struct DirectFused {
 
     // The prologue of the pixels, in place and rounded to X's type; the zeros outside X stay.
     CONVPOOL_DEVICE void apply_prologue(const Tile &tile, int slice) const {
-        constexpr Precision kStored = Config::kPrecision == Precision::kTF32 ? Precision::kTF32x3 : Config::kPrecision;
         const Shape2d &s = p.shape;
         const int y0 = first_row(tile), x0 = first_column(tile);
         const int c = slice * Config::kSliceChannels + lane % kChunks * kPerChunk;
         if (c >= s.c) return;
-        ChunkPrologue<kStored> f;
+        ChunkPrologue<kStored<Config::kPrecision>> f;
         f.load(p.prologue, c, s.c);
 #pragma unroll 1
         for (int row = warp; row < p.tile_images * p.raw_h; row += Config::kWarps) {
@@ -114,9 +113,9 @@ template <class Config> struct DirectFused {
             for (int i = lane; i < p.raw_w * kChunks; i += 32) {
                 if (static_cast<uint32_t>(x0 + i / kChunks) >= static_cast<uint32_t>(s.w)) continue;
                 float v[kPerChunk];
-                unpack_chunk<kStored>(load_shared(line + i * 16), v);
+                unpack_chunk<kStored<Config::kPrecision>>(load_shared(line + i * 16), v);
                 f.apply(p.prologue, v);
-                store_shared(line + i * 16, pack_chunk<kStored>(v));
+                store_shared(line + i * 16, pack_chunk<kStored<Config::kPrecision>>(v));
             }
         }
     }

@@ -506,7 +506,6 @@ template <class Config, bool kPrologue> struct DirectTma {
         sums[2 * half + 1] += v[1];
     }
 
-    // Into the L2, as lines of 128 bytes.
     CONVPOOL_DEVICE void prefetch_residual(int subtile, int first_channel) const {
         const Element *residual = static_cast<const Element *>(p.epilogue.residual) + first_channel;
         constexpr int kLine = 128 / sizeof(Element);
@@ -515,7 +514,7 @@ template <class Config, bool kPrologue> struct DirectTma {
         for (int half = 0; half < 2; ++half) {
             const OutputPixel pixel = pixel_of(subtile, warp % 4 * 16 + half * 8 + (lane >> 2));
             for (int column = (lane & 3) * kLine; column < columns && pixel.valid; column += 4 * kLine)
-                asm volatile("prefetch.global.L2 [%0];" ::"l"(residual + pixel.base + column));
+                prefetch_line(residual + pixel.base + column);
         }
     }
 

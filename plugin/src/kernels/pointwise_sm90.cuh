@@ -217,6 +217,7 @@ template <class Config, bool kPrologue> struct PointwiseSm90 {
             __syncthreads();  // nobody reads means any more
             auto pixel_of = [&](int row) {
                 const int pixel = tile.pixel + row;
+                // Chunks are channels last, which is said so that where they are stored nothing has to be asked.
                 if (view.vectors || p.y_channels_last) return OutputPixel{static_cast<int64_t>(pixel) * p.m, pixel < p.pixels};
                 uint32_t n, rest;
                 p.div_out_hw.divmod(pixel, n, rest);

@@ -170,7 +170,7 @@ CONVPOOL_DEVICE float load_shared_float(uint32_t address) {
 }
 
 template <Precision P>
-constexpr Precision kStored = P == Precision::kTF32 ? Precision::kTF32x3 : P;  // Y is not rounded to TF32
+constexpr Precision kStored = P == Precision::kTF32 ? Precision::kTF32x3 : P;  // fp32 in memory is not rounded to TF32
 
 template <int kCount> CONVPOOL_DEVICE void load_sums(uint32_t source, float (&v)[kCount]) {
 #pragma unroll
@@ -288,6 +288,7 @@ template <class Config>
 constexpr bool kRegistersLeft = Config::kFragmentsM * Config::kFragmentsN * 4 <=
                                 (Config::kWarps * Config::kMinBlocks <= 8 ? 64 : 32);
 
+// An if might become a branch.
 CONVPOOL_DEVICE void store_global_if(bool wanted, void *to, const uint4 &v) {
     asm volatile(
         "{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %5, 0;\n@wanted st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
@@ -347,10 +348,11 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
         constexpr int kTimes = (kRows * kAcross + 31) / 32;
         auto row = [&](int i) { return (i * 32 + lane) / kAcross; };
         auto column = [&](int i) { return (i * 32 + lane) % kAcross * kPerChunk; };
-        auto part_of = [&](int i) { return place_of(row(i) < kRows, row(i), column(i), 1); };
+        constexpr bool kWhole = kRows * kAcross % 32 == 0;
+        auto part_of = [&](int i) { return place_of(kWhole || row(i) < kRows, row(i), column(i), 1); };
         auto part_source = [&](int i) { return source_of(row(i), column(i)); };
-        if constexpr (32 % kAcross == 0 && kRows * kAcross % 32 == 0) {
-            constexpr int kTogether = kRegistersLeft<Config> && kTimes % 4 == 0 ? 4 : 1;
+        if constexpr (32 % kAcross == 0 && kWhole) {
+            constexpr int kTogether = !kRegistersLeft<Config> ? 1 : kTimes < 4 ? kTimes : 4;
             auto store = [&](auto with_residual, auto and_rectify) {
                 store_sums<Config, kTimes, kTogether, decltype(with_residual)::value, decltype(and_rectify)::value>(
                     e, view, channel0 + column(0), part_of, part_source);
@@ -358,7 +360,7 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
             using Yes = std::true_type;
             using No = std::false_type;
             if (e.residual == nullptr && e.activation == Activation::kNone) return store(No{}, No{});
-            if constexpr (kTogether > 1) {
+            if constexpr (kRegistersLeft<Config>) {
                 if (e.residual == nullptr && rectifies(e)) return store(No{}, Yes{});
                 if (e.residual != nullptr && e.activation == Activation::kNone) return store(Yes{}, No{});
                 if (e.residual != nullptr && rectifies(e)) return store(Yes{}, Yes{});
