@@ -131,7 +131,7 @@ double rounds_us(int64_t tiles, const Block &block, const Tactic &t, int blocks_
 
 // Blocks take their tiles one after the other. Nothing hides the first slice of X and the last round of Y.
 double direct_tma_us(const Problem &p, const DirectTmaPlan &plan, const Tactic &t) {
-    // Of a slice, of one with scale and shift in front, and of a tile's end.
+    // Of a slice, of one with scale and shift in front (1x1: any prologue), and of a tile's end.
     struct Fitted { int kernel, block_m, block_n; double slice_us, prologue_us, end_us; };
     static constexpr Fitted kFitted[] = {
         {3, 128, 256, 3.47, 6.24, 4.8}, {3, 128, 128, 2.25, 3.71, 1.33}, {3, 128, 64, 2.06, 3.82, 0.42},
@@ -141,7 +141,7 @@ double direct_tma_us(const Problem &p, const DirectTmaPlan &plan, const Tactic &
         if (f.kernel == t.kernel_size && f.block_m == t.block_m && f.block_n == t.block_n) {
             double slice_us = f.slice_us * (is_tf32(t) ? 0.92 : 1.0);
             if (p.prologue_affine || (p.has_prologue() && t.kernel_size == 1)) slice_us = std::max(slice_us, f.prologue_us);
-            else if (p.has_prologue()) slice_us *= 1.3;  // an activation alone: 1.04 to 1.17 in tiles of 128 pixels, the rest is caution
+            else if (p.has_prologue()) slice_us *= 1.3;  // an activation alone; of 128 pixels 1.04 to 1.17, the rest is caution
             const double rounds = ceil_div(plan.params.tiles, plan.grid);
             const double exposed_bytes = (x_bytes(p) / plan.params.slices + y_bytes(p)) / rounds;
             return 2.03 + std::max(rounds * (plan.params.slices * slice_us + f.end_us) + exposed_bytes / kBytesPerUs,
