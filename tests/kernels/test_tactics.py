@@ -213,7 +213,7 @@ def test_epilogue_of_values_that_are_not_finite(gpu, name, activation, alpha, re
         pytest.skip(f"needs compute capability {tactic.min_cc}")
     allowed = 0
     for y_layout in ("NHWC", "NCHW"):
-        problem = Problem(n=1, c=8, m=8, spatial=(18, 18), kernel_shape=1 if name.endswith("1x1") else 3, pool_kernel_shape=2,
+        problem = Problem(n=1, c=256, m=8, spatial=(18, 18), kernel_shape=1 if name.endswith("1x1") else 3, pool_kernel_shape=2,
                           strides=2, dtype=tactic.dtype, layout="NHWC", y_layout=y_layout, bias=True, residual=residual,
                           activation=activation, alpha=alpha, beta=0.5, allow_tf32="tf32x3" not in name)  # fmt: skip
         if problem.why_not(tactic):
@@ -224,7 +224,7 @@ def test_epilogue_of_values_that_are_not_finite(gpu, name, activation, alpha, re
         addend = np.full_like(before, 0.125)
         with np.errstate(invalid="ignore"):
             expected = conv_reference.activate(problem, before + addend if residual else before)
-        x, w = np.zeros((1, 8, 18, 18)), np.ones(problem.w_shape)
+        x, w = np.zeros((1, 256, 18, 18)), np.ones(problem.w_shape)
         np.testing.assert_array_equal(run_twice(problem, tactic, x, w, bias, addend, None, None), expected)
     assert allowed, problem.why_not(tactic)
 
