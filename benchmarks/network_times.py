@@ -59,7 +59,7 @@ NETWORKS = {
     "densenet121": Network(32, 1.08),
 }
 """Rows by generator."""
-STANDARD, OURS = ("direct", "fused"), ("siblings", "plugin", "pool_conv")
+STANDARD, OURS = ("direct", "fused"), ("siblings", "plugin", "pool_conv", "concats_kept")
 LOWERINGS: dict[str, dict[str, Any] | None] = {
     "original": None,
     "direct": {"lowering": "direct"},
@@ -67,9 +67,10 @@ LOWERINGS: dict[str, dict[str, Any] | None] = {
     "plugin": {"lowering": "convavgpool"},
     "siblings": {"lowering": "convavgpool", "prologue": True, "epilogue": True},
     "pool_conv": {"lowering": "convavgpool", "prologue": True, "epilogue": True, "fuse_pool_conv": True},
+    "concats_kept": {"lowering": "convavgpool", "prologue": True, "epilogue": True, "concat": False},
 }
 """Arguments of `convpool.optimize`; plugin: ConvAvgPool alone; siblings: with what stands before and after it; pool_conv: and
-poolings in front of a convolution too."""
+poolings in front of a convolution too; concats_kept: siblings with all Concats as they were."""
 USUAL = ("original", "direct", "fused", "siblings")
 
 
@@ -219,13 +220,14 @@ def ratios(row: Row) -> tuple[float | None, float | None]:
 
 def markdown(record: dict[str, Any]) -> str:
     """The table of a record: microseconds by lowering, what they come to, and what was asked for."""
+    timed = [times_of(row) for row in record["rows"]]
+    names = [name for name in LOWERINGS if any(name in times for times in timed)]
     lines = [
-        "| network, batch, precision | " + " | ".join(LOWERINGS) + " | over original | asked | over best of direct, fused |",
-        "|---" * (len(LOWERINGS) + 4) + "|",
+        "| network, batch, precision | " + " | ".join(names) + " | over original | asked | over best of direct, fused |",
+        "|---" * (len(names) + 4) + "|",
     ]
-    for row in record["rows"]:
-        times = times_of(row)
-        cells = [f"{times[name]:.1f}" if name in times else "" for name in LOWERINGS]
+    for row, times in zip(record["rows"], timed, strict=True):
+        cells = [f"{times[name]:.1f}" if name in times else "" for name in names]
         over = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios(row)]
         name = f"{row['network']}, {row['batch']}, {row['precision']}"
         lines.append(f"| {' | '.join([name, *cells, over[0], str(row['bar'] or ''), over[1]])} |")

@@ -23,10 +23,11 @@ from convpool.modelio import LoadedModel, infer_shapes, load, passes_full_check,
 from convpool.modelio import check as check_model
 from convpool.passes import absorb, conv_pool, pool_conv
 from convpool.passes.absorption import Absorption
+from convpool.passes.concat import repeats
 from convpool.passes.conv_pool import Site
 from convpool.plan import Plan, Reject, conv_leaves, tree_nodes
 from convpool.report import Report, SiteReport, Summary
-from convpool.rewrite import Rewriter
+from convpool.rewrite import Rewriter, read_instead
 from convpool.verify import compare, unchanged
 
 MIN_OPSET = 7
@@ -62,6 +63,7 @@ def optimize(
     fuse_pool_conv: bool = False,
     prologue: bool = True,
     epilogue: bool = True,
+    concat: bool = True,
     autotune: bool = False,
     data: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
@@ -79,6 +81,7 @@ def optimize(
     exclude: a glob pattern or several; a site whose convolution's or pooling's name matches one stays as it is.
     fuse_pool_conv: also make one node of AveragePool followed by Conv; saves traffic on a GPU, no arithmetic.
     prologue, epilogue: with lowering "convavgpool", also take in what stands before and behind the pairs.
+    concat: in a model with such pairs, also let Concats of channels that begin as an earlier one does read its result.
     autotune: time the lowerings of each site in onnxruntime here, and keep the fastest.
     data: input arrays by name or a .npz file, to verify with instead of random inputs.
     input_shapes: shapes of inputs that the model leaves open, for verification and timing.
@@ -106,11 +109,14 @@ def optimize(
         run.tuner = tuning.Tuner(original, input_shapes or {}, seed, progress)
     run.phases = tuple(name for name, on in (("epilogue", epilogue), ("prologue", prologue)) if on)
     run.to_fixpoint()
+    if run.changed and concat:
+        run.join_once()
     if run.changed:
         _check_result(original, result)
     else:
         result.source = original.source
-    report = Report(run.reports(), _summary(original, result, run.reports()), options={"lowering": lowering, "seed": seed})
+    summary = _summary(original, result, run.reports(), run.concats)
+    report = Report(run.reports(), summary, options={"lowering": lowering, "seed": seed})
     outcome = OptimizeResult(result.proto, report, run.changed, result, run.new_constants)
     if check or arrays is not None:
         shapes = dict(input_shapes or {})
@@ -144,6 +150,7 @@ class _Run:
         self.tuner: tuning.Tuner | None = None
         self.new_constants: set[str] = set()
         self.changed = False
+        self.concats = 0
         self.phases: tuple[str, ...] = ()
         """What nodes of the operator take in, in this order."""
         self._given_by: dict[tuple[str, str], int] = {}
@@ -164,6 +171,13 @@ class _Run:
             rewriter.finish()
             rewriter.annotate(inferred)
         self.new_constants = rewriter.new_constants
+
+    def join_once(self) -> None:
+        """Let Concats read the result of an earlier one that joins what they begin with."""
+        for scope in index_model(self._model.proto, self._model.read):
+            found = repeats(scope, self._named)
+            read_instead(scope, found)
+            self.concats += len(found)
 
     def reports(self) -> list[SiteReport]:
         """One report per convolution of every candidate, rewritten ones first."""
@@ -305,7 +319,7 @@ def _kept(site: Site, verdict: Reject | None) -> SiteReport:
     return SiteReport(conv, pool, site.pattern, status, None, reason, macs, macs, site.scope.path)
 
 
-def _summary(original: LoadedModel, result: LoadedModel, reports: list[SiteReport]) -> Summary:
+def _summary(original: LoadedModel, result: LoadedModel, reports: list[SiteReport], concats: int) -> Summary:
     status = Counter(report.status for report in reports)
     return Summary(
         status["rewritten"],
@@ -318,6 +332,7 @@ def _summary(original: LoadedModel, result: LoadedModel, reports: list[SiteRepor
         original.size_bytes or original.proto.ByteSize(),
         result.proto.ByteSize(),
         0.0,
+        concats,
     )
 
 

@@ -59,6 +59,8 @@ class InputShape(click.ParamType):
               help="With convavgpool: take in the scale and shift, Relu and LeakyRelu before it.")
 @click.option("--epilogue/--no-epilogue", default=True, show_default=True,
               help="With convavgpool: take in the maps per channel, the Add and the Relu or LeakyRelu behind it.")
+@click.option("--concat/--no-concat", default=True, show_default=True,
+              help="With a pair rewritten: let a Concat of channels that begins as an earlier one does read its result.")
 @click.option("--domain", default=operator.DOMAIN, show_default=True, metavar="NAME",
               help="Domain of the ConvAvgPool nodes written; onnxruntime's TensorRT provider wants trt.plugins.")
 @click.option("--autotune", is_flag=True, help="Time the forms of each pair in onnxruntime here and keep the fastest.")

@@ -52,6 +52,8 @@ class Summary:
     bytes_before: int
     bytes_after: int
     seconds: float
+    concats: int = 0
+    """Concats that read an earlier one's result in place of what that joins."""
 
 
 @dataclass

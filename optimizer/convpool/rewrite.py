@@ -266,6 +266,13 @@ class Rewriter:
         return dead
 
 
+def read_instead(scope: Scope, inputs: dict[int, list[str]]) -> None:
+    """Give nodes of one scope, by their numbers, other inputs.  The scope's index is stale afterwards."""
+    for index, names in inputs.items():
+        del scope.nodes[index].input[:]
+        scope.nodes[index].input.extend(names)
+
+
 class _Emitter:
     """The nodes of one plan, inputs first."""
 

@@ -79,6 +79,8 @@ def _totals(report: Report, verbose: bool) -> list[str]:
             f"[bold]{summary.rewritten} rewritten[/]{''.join(f', {item}' for item in rest)}; multiply-adds of these "
             f"convolutions {counted}"
         )
+    if summary.concats:
+        lines.append(f"concats   {summary.concats} read the result of one before")
     lines.append(f"file      {_size(summary.bytes_before)} -> {_size(summary.bytes_after)}")
     before, after = summary.operators_before, summary.operators_after
     names = sorted(name for name in before.keys() | after.keys() if verbose or before.get(name) != after.get(name))
