@@ -3,7 +3,8 @@
     p = Concat(a, b); q = Concat(a, b, c)        p = Concat(a, b); q = Concat(p, c)
 
 A DenseNet joins all maps so far in front of each layer, its transition's among them.  A runtime can let a map be written in
-place into one Concat, and copies it into every other that reads it: n (n + 1) / 2 copies in a block of n layers, or n.
+place into one Concat, and copies it into every other that reads it: (n - 1)(n + 2) / 2 copies in a block of n layers, where
+joined step by step there are 2 (n - 1) at most.
 Conditions: (1) both join along axis 1; (2) the earlier one's inputs, two or more, are the first of the later one's, which
 has more.
 """
