@@ -78,7 +78,8 @@ def optimize(
     model: a path, serialised bytes, an onnx.ModelProto (not changed) or a gs.Graph.
     lowering: "convavgpool", "direct", "fused" or "auto" (direct or fused by cost).
     check: number of random input sets to verify with, 0 for none.
-    exclude: a glob pattern or several; a site whose convolution's or pooling's name matches one stays as it is.
+    exclude: a glob pattern or several; a site whose convolution's or pooling's name matches one stays as it is, and a Concat
+        whose name does.
     fuse_pool_conv: also make one node of AveragePool followed by Conv; saves traffic on a GPU, no arithmetic.
     prologue, epilogue: with lowering "convavgpool", also take in what stands before and behind the pairs.
     concat: in a model with such pairs, also let Concats of channels that begin as an earlier one does read its result.

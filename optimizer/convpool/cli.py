@@ -53,7 +53,8 @@ class InputShape(click.ParamType):
 @click.option("--input-shape", "shapes", type=InputShape(), multiple=True, metavar="NAME:1x3x224x224",
               help="Shape of an input that the model leaves open; repeat for more inputs.")
 @click.option("--exclude", multiple=True, metavar="PATTERN",
-              help="Leave pairs alone whose convolution or pooling has a matching name (*, ? and [] as in a shell).")
+              help="Leave pairs alone whose convolution or pooling has a matching name (*, ? and [] as in a shell); Concats, "
+                   "too.")
 @click.option("--fuse-pool-conv", is_flag=True, help="Also make one node of AveragePool followed by Conv (GPU traffic).")
 @click.option("--prologue/--no-prologue", default=True, show_default=True,
               help="With convavgpool: take in the scale and shift, Relu and LeakyRelu before it.")

@@ -52,7 +52,7 @@ class Summary:
     bytes_before: int
     bytes_after: int
     seconds: float
-    concats: int = 0
+    concats: int
     """Concats that read an earlier one's result in place of what that joins."""
 
 

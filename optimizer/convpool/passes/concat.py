@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from onnx import NodeProto
+
 from convpool.graph import AttributeReference, Scope, attributes, is_op, label
 
 
@@ -36,7 +38,7 @@ def repeats(scope: Scope, excluded: Callable[[str], bool]) -> dict[int, list[str
     return found
 
 
-def _joins_channels(node) -> bool:
+def _joins_channels(node: NodeProto) -> bool:
     try:
         return attributes(node).get("axis") == 1
     except AttributeReference:
