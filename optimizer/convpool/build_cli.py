@@ -125,8 +125,8 @@ def build_command(
 @click.argument("second")
 @click.option("--layers", is_flag=True, help="Compare every tensor that both have by name, not only the outputs. "
               "An engine has those that it was built with: convpool-build --layers.")
-@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True,
-              help="What the less exact side computes in: chooses the tolerances.")
+@click.option("--precision", type=click.Choice(PRECISIONS), help="What the less exact side computes in: chooses the tolerances. "
+              "Default: by the types of a model, and of what an engine takes and gives.")
 @click.option("--check", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
               help="Compare on N sets of random inputs.")
 @click.option("--data", metavar="FILE.npz", help="Compare on these inputs in place of random ones.")

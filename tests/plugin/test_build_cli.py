@@ -34,6 +34,34 @@ def test_verify_agrees(pair, tmp_path, capsys):
     assert "agrees" in capsys.readouterr().out
 
 
+TIMES = "<float c = {FACTOR}> { d = CastLike(c, x) y = Mul(x, d) }"
+IN_HALVES = "<float c = {FACTOR}> { h = Cast<to = 10>(x) k = Mul(h, c) y = Cast<to = 1>(k) }"  # and c becomes one
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "factor", "options", "status"),
+    [
+        ("float", TIMES, 1.005, [], 1),
+        ("float", TIMES, 1.005, ["--precision", "fp16"], 0),
+        ("float", TIMES, 1.05, ["--precision", "fp16"], 1),
+        ("float", TIMES, 1.05, ["--precision", "bf16"], 0),
+        ("float", IN_HALVES, 1.005, [], 0),
+        ("float16", TIMES, 1.005, [], 0),
+        ("float16", TIMES, 1.005, ["--precision", "fp32"], 1),
+        ("float16", TIMES, 1.05, [], 1),
+    ],
+)
+def test_verify_judges_by_the_types_of_the_less_exact_side(kind, body, factor, options, status, tmp_path):
+    for name, nodes in (("a", "{ y = Identity(x) }"), ("b", body.replace("FACTOR", str(factor)))):
+        text = f'''<ir_version: 8, opset_import: ["": 17]> g ({kind}[1,64] x) => ({kind}[1,64] y) {nodes}'''
+        model = onnx.parser.parse_model(text)
+        for tensor in model.graph.initializer if nodes.count("Cast<") else ():
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+        onnx.save(model, tmp_path / f"{name}.onnx")
+    arguments = [str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), "-q", *options]
+    assert run(verify_command, "convpool-verify", arguments) == status
+
+
 def test_verify_layers_compares_what_both_have(pair, tmp_path):
     report = tmp_path / "report.json"
     assert run(verify_command, "convpool-verify", [*pair, "--layers", "-q", "--report", str(report)]) == 0

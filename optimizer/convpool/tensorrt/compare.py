@@ -1,7 +1,8 @@
 """Do two things that compute the same outputs agree?  Models run in onnxruntime, engines in TensorRT, on one input set.
 
 Tolerances are those of `convpool.verify`, |y - r| <= atol + rtol |r| with atol in units of max |r|, by the precision that
-the less exact side computes in:
+the less exact side computes in; of a model it is that of its types, of an engine, which may compute in less than it takes and
+gives, it can be told:
 
 | precision | rtol | atol | why |
 |---|---|---|---|
@@ -12,13 +13,14 @@ the less exact side computes in:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, helper
 
 from convpool.errors import ModelError, OptionError
+from convpool.float32 import float_types
 from convpool.inputs import Arrays, InputMaker, random_array
 from convpool.modelio import LoadedModel, first_line, load
 from convpool.tensorrt import prepare
@@ -31,6 +33,15 @@ PRECISION_TOLERANCES = {
     "fp16": TOLERANCES[TensorProto.FLOAT16],
     "bf16": TOLERANCES[TensorProto.BFLOAT16],
 }
+"""From the most exact to the least."""
+
+
+def _least_exact(precisions: Iterable[str]) -> str:
+    return max(precisions, key=list(PRECISION_TOLERANCES).index, default="fp32")
+
+
+def _precision_of(types: Iterable[np.dtype]) -> str:
+    return _least_exact({"float16": "fp16", "bfloat16": "bf16"}.get(dtype.name, "fp32") for dtype in types)
 
 
 class ModelRunner:
@@ -38,6 +49,7 @@ class ModelRunner:
 
     def __init__(self, model: LoadedModel, *, layers: bool = False) -> None:
         self.model = model
+        self.precision = _precision_of(map(helper.tensor_dtype_to_np_dtype, float_types(model.proto)))
         proto = model.proto
         if layers:
             proto = ModelProto()
@@ -64,7 +76,9 @@ class EngineRunner:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.input_names, self.output_names = list(engine.inputs), list(engine.outputs)
-        for info in (*engine.inputs.values(), *engine.outputs.values()):
+        infos = (*engine.inputs.values(), *engine.outputs.values())
+        self.precision = _precision_of(info.dtype for info in infos)
+        for info in infos:
             if info.format != "LINEAR":
                 raise OptionError(f"engine: tensor '{info.name}'; got format {info.format}, expected LINEAR to compare")
 
@@ -94,7 +108,7 @@ def compare(
     check: int = 1,
     data: Arrays | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-    precision: str = "fp32",
+    precision: str | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     seed: int = 0,
@@ -102,7 +116,8 @@ def compare(
     """Run both on the same inputs and compare the outputs that both have; `first` is what the errors are against.
 
     check: number of random input sets; data: these inputs instead.  input_shapes: where the inputs are open; default an
-    engine's typical ones.  precision: which tolerances apply.  Raises OptionError if there is nothing to compare.
+    engine's typical ones.  precision: which tolerances apply; default that of the less exact side's types.  Raises
+    OptionError if there is nothing to compare.
     """
     if set(first.input_names) != set(second.input_names):
         raise OptionError(f"inputs differ; got {', '.join(first.input_names)} and {', '.join(second.input_names)}")
@@ -113,7 +128,7 @@ def compare(
     if not names:
         raise OptionError("no output in common; got "
                           f"{', '.join(first.output_names)} and {', '.join(second.output_names)}")  # fmt: skip
-    tolerance = PRECISION_TOLERANCES[precision]
+    tolerance = PRECISION_TOLERANCES[precision or _least_exact((first.precision, second.precision))]
     limits = (tolerance[0] if rtol is None else rtol, tolerance[1], atol)
     worst: dict[str, OutputErrors] = {}
     shapes: dict[str, list[int]] = {}
