@@ -96,7 +96,7 @@ typedef struct {
     float alpha, beta;
     int32_t prologue_affine;     /* f scales and shifts X by channel */
     int32_t prologue_activation; /* pre: ACT_NONE, ACT_RELU or ACT_LEAKY_RELU */
-    float prologue_alpha;        /* pre's slope of LEAKY_RELU */
+    float prologue_alpha;        /* pre's slope of LEAKY_RELU; not beyond the dtype's largest number */
     int32_t reserved[5];         /* zero */
 } convpool_problem;
 

@@ -1,6 +1,8 @@
 #include "problem.h"
 
+#include <cfloat>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 
 namespace convpool {
@@ -18,6 +20,11 @@ std::string entry(const char *name, int dimension) {
 int64_t window_places(int64_t in, int64_t pads, int64_t kernel, int64_t dilation, int64_t stride) {
     const int64_t room = in + pads - dilation * (kernel - 1) - 1;
     return room < 0 ? 0 : room / stride + 1;
+}
+
+// The largest finite number of a dtype.
+float largest_number(int32_t dtype) {
+    return dtype == CONVPOOL_F16 ? 65504.f : dtype == CONVPOOL_BF16 ? 0x1.FEp127f : FLT_MAX;
 }
 
 constexpr int64_t kMaxSize = int64_t{1} << 31;
@@ -51,6 +58,13 @@ bool check_problem(const convpool_problem *d, Problem &out, std::string &error) 
                       ", expected alpha <= beta");
     if (d->prologue_activation < CONVPOOL_ACT_NONE || d->prologue_activation > CONVPOOL_ACT_LEAKY_RELU)
         return reject(mismatch("prologue_activation", d->prologue_activation, "0 (none), 1 (relu) or 2 (leaky_relu)"));
+    // As an infinity in the dtype it would make NaN of zeros.
+    const float largest = largest_number(d->dtype);
+    if (d->prologue_activation == CONVPOOL_ACT_LEAKY_RELU && !(std::fabs(d->prologue_alpha) <= largest)) {
+        char numbers[64];
+        std::snprintf(numbers, sizeof numbers, "got %g, expected at most %g in size", d->prologue_alpha, largest);
+        return reject(std::string("prologue_alpha: a number of the dtype; ") + numbers);
+    }
     for (auto [name, size] : {std::pair{"n", d->n}, std::pair{"c", d->c}, std::pair{"m", d->m}})
         if (size < 1 || size >= kMaxSize) return reject(mismatch(name, size, "1 to 2^31 - 1"));
     if (d->group < 1) return reject(mismatch("group", d->group, "1 or more"));

@@ -192,6 +192,8 @@ void Layer::check_name() const {
         if (activation != CONVPOOL_ACT_LEAKY_RELU && float_of(value(id)) != 0.f)
             refuse(op_->name + ": " + op_->attributes()[id].name, float_text(float_of(value(id))),
                    "0, as the operator's name has no LeakyRelu there");
+    if (!takes_slope(CONVPOOL_F32))
+        refuse(op_->name + ": prologue_alpha", float_text(float_of(value(kPrologueAlpha))), "a finite number");
 }
 
 void Layer::check_input_count(int32_t count) const {
@@ -236,6 +238,19 @@ void Layer::check_residual(const Tensor *tensors, int32_t inputs) const {
     if (!same) refuse("R: shape", shape_text(r), "that of Y, " + shape_text(y) + ": nothing is broadcast");
 }
 
+// Whether the dtype has the prologue's slope.
+bool Layer::takes_slope(int32_t dtype) const {
+    if (op_->before != CONVPOOL_ACT_LEAKY_RELU) return true;
+    convpool_problem p{};
+    p.struct_size = sizeof p;
+    p.dtype = dtype;
+    p.rank = p.n = p.c = p.m = p.group = p.spatial[0] = 1;
+    p.pool_kernel[0] = p.pool_strides[0] = p.pool_dilations[0] = p.kernel[0] = p.strides[0] = p.dilations[0] = 1;
+    p.prologue_activation = op_->before;
+    p.prologue_alpha = float_of(value(kPrologueAlpha));
+    return convpool_output_shape(&p, nullptr) == CONVPOOL_OK;
+}
+
 bool Layer::supports(int32_t position, const Tensor *tensors, int32_t inputs) const {
     check_input_count(inputs);
     if (position < 0 || position > inputs) refuse("position", std::to_string(position), "that of a tensor");
@@ -244,6 +259,7 @@ bool Layer::supports(int32_t position, const Tensor *tensors, int32_t inputs) co
     if (!convpool_type(tensor.type, dtype) || tensor.type != tensors[kX].type) return false;
     const int32_t residual = op_->residual ? inputs - 1 : inputs;
     if (position != kX && position < residual) return tensor.format == kLinear;
+    if (!takes_slope(dtype)) return false;  // TensorRT then keeps X in float
     const bool as_residual = position == residual || position == kX || tensor.format == tensors[residual].format;
     return as_residual && convpool_format(tensor, layout);
 }

@@ -113,6 +113,7 @@ class Layer {
 
   private:
     void check_name() const;
+    bool takes_slope(int32_t dtype) const;
 
     const Operator *op_;
     int32_t rank_ = 0;

@@ -100,6 +100,10 @@ def changed(**fields) -> Problem:
         (dict(pads=(0, 0, -1, 0)), r"pads\[2\]; got -1, expected 0"),
         (dict(activation="clip", alpha=2, beta=1), r"clip bounds; got alpha 2\.0+ and beta 1\.0+, expected alpha <= beta"),
         (dict(prologue_activation="tanh"), r"prologue_activation; got 3, expected 0 \(none\), 1 \(relu\) or 2"),
+        (dict(prologue_activation="leaky_relu", prologue_alpha=65536), r"prologue_alpha.*; got 65536, expected at most 65504"),
+        (dict(prologue_activation="leaky_relu", prologue_alpha=-65536), r"prologue_alpha.*; got -65536, expected at most"),
+        (dict(prologue_activation="leaky_relu", prologue_alpha=3.4e38, dtype="bfloat16"), r"got 3\.4e.*, expected at most 3.38"),
+        (dict(prologue_activation="leaky_relu", prologue_alpha=np.nan, dtype="float32"), r"got nan, expected at most 3\.40"),
         (dict(n=2**20, spatial=(2**10, 2**10)), r"X has more than 2\^40 elements"),
         (dict(n=1, c=1, m=1, spatial=(32, 2**31 - 1)), r"spatial\[1\] with its padding; got 2147483649, expected less"),
         (dict(n=1, c=1, m=1, spatial=(32, 2**31 - 1), pool_pads=0, pads=1),
@@ -111,6 +115,12 @@ def changed(**fields) -> Problem:
 def test_wrong_problem_is_refused_with_a_reason(fields, reason):
     with pytest.raises(ProblemError, match=reason):
         changed(**fields).y_shape  # noqa: B018
+
+
+@pytest.mark.parametrize("dtype, slope", [("float16", -65504), ("bfloat16", 3.38e38), ("float32", 3.4e38)])
+def test_the_largest_slope_is_a_number_of_the_type(dtype, slope):
+    assert changed(prologue_activation="leaky_relu", prologue_alpha=slope, dtype=dtype).y_shape
+    assert changed(prologue_activation="relu", prologue_alpha=np.inf, dtype=dtype).y_shape  # a slope that nothing reads
 
 
 @pytest.mark.parametrize(

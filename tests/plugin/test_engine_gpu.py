@@ -374,6 +374,21 @@ def test_siblings_of_fixed_sizes(precision, limit, tmp_path):
     assert np.array_equal(np.load(tmp_path / "y.npy"), found)
 
 
+def test_a_slope_that_half_does_not_have_stays_in_float():
+    """As an infinity it would make NaN of zeros."""
+    model = residual_block({"BATCH": 4, "HEIGHT": 16, "WIDTH": 20, "P": 8, "Q": 10})
+    rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
+    steep = {"LeakyRelu": "alpha", SIBLINGS[0]: "prologue_alpha"}
+    for graph in (model.graph, rewritten.graph):
+        node = next(node for node in graph.node if node.op_type in steep)
+        next(item for item in node.attribute if item.name == steep[node.op_type]).f = 1e5
+    engine = build_engine(rewritten, precision="fp16", optimization_level=1, configure=detailed)
+    assert plugin_layers(engine) == len(SIBLINGS)
+    x = random_inputs(model)
+    wanted, found = reference(model, x), engine.run(x)["y"]
+    assert np.abs(wanted).max() > 65504 and np.abs(found - wanted).max() <= 8e-3 * np.abs(wanted).max()
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("densenet_small", "AffineReluConvAvgPool"), ("stargan_v2_small", "LeakyReluConvAvgPoolLeakyRelu"),

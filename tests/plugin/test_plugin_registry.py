@@ -143,6 +143,7 @@ print(json.dumps([made, refused]))
         ("ReluConvAvgPoolAdd", {"residual": 0}, "ReluConvAvgPoolAdd: residual; got 0, expected 1 by the operator's name"),
         ("ReluConvAvgPool", {"prologue_activation": 3}, "prologue_activation[0]; got 3, expected 0 to 2"),
         ("ConvAvgPoolRelu", {"alpha": 0.5}, "ConvAvgPoolRelu: alpha; got 0.5, expected 0, as the operator's name has no"),
+        ("LeakyReluConvAvgPool", {"prologue_alpha": 1e39}, "LeakyReluConvAvgPool: prologue_alpha; got inf, expected a finite"),
         ("ConvAvgPoolLeakyRelu", {"alpha": 1}, "alpha: type of the field; got 5, expected float"),
     ],
 )  # fmt: skip

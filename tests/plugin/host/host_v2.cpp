@@ -205,6 +205,12 @@ void wrong_sibling_inputs(bool has_device) {
                 all[3].format = hwc8;
                 EQUAL(plugin->supportsFormatCombination(3, all.data(), 6, 1), false);
             }
+    // A slope that half does not have keeps the layer in float.
+    Owner steep = make(with({0, 2, 1e5f, 0, 0, 0.f}));
+    for (DataType type : {f16, DataType::kFLOAT}) {
+        const v2::PluginTensorDesc x = fixed({2, 16, 8, 8}, type, linear);
+        EQUAL(steep->supportsFormatCombination(0, &x, 3, 1), type != f16);
+    }
     Expr e1(1), e2(2), e3(3), e4(4), e8(8), e16(16);
     auto shape = [&](v2::DimsExprs r) {
         v2::DimsExprs inputs[6] = {{4, {&e2, &e16, &e8, &e8}}, {4, {&e8, &e3, &e3, &e16}}, {1, {&e8}}, {1, {&e16}}, {1, {&e16}}, r};

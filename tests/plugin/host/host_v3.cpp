@@ -482,25 +482,31 @@ void wrong_sibling_inputs() {
         all[6].desc.format = y;
         return all;
     };
-    auto supported = [&](const std::vector<v3::DynamicPluginTensorDesc> &all) {
+    auto supported = [&](const std::vector<v3::DynamicPluginTensorDesc> &all, const Parts &of) {
         int position = 0;
-        while (position < 7 && parts.build->supportsFormatCombination(position, all.data(), 6, 1)) ++position;
+        while (position < 7 && of.build->supportsFormatCombination(position, all.data(), 6, 1)) ++position;
         return position;  // the first that is refused
     };
     for (TensorFormat x : {linear, hwc8})
         for (TensorFormat r : {linear, hwc8})
-            for (TensorFormat y : {linear, hwc8}) EQUAL(supported(formats(f16, x, r, y)), r == y ? 7 : 6);
-    EQUAL(supported(formats(f32, TensorFormat::kHWC, linear, TensorFormat::kHWC)), 6);
-    EQUAL(supported(formats(f32, linear, TensorFormat::kHWC, TensorFormat::kHWC)), 7);
-    EQUAL(supported(formats(f16, linear, TensorFormat::kCHW16, TensorFormat::kCHW16)), 5);
+            for (TensorFormat y : {linear, hwc8}) EQUAL(supported(formats(f16, x, r, y), parts), r == y ? 7 : 6);
+    EQUAL(supported(formats(f32, TensorFormat::kHWC, linear, TensorFormat::kHWC), parts), 6);
+    EQUAL(supported(formats(f32, linear, TensorFormat::kHWC, TensorFormat::kHWC), parts), 7);
+    EQUAL(supported(formats(f16, linear, TensorFormat::kCHW16, TensorFormat::kCHW16), parts), 5);
     for (int position : {3, 4, 5, 6}) {
         auto all = formats(f16, hwc8, hwc8, hwc8);
         all[position].desc.type = f32;
-        EQUAL(supported(all), position);
+        EQUAL(supported(all, parts), position);
         all = formats(f16, hwc8, linear, linear);
         all[position].desc.format = hwc8;
-        EQUAL(supported(all), position == 5 ? 6 : position);  // R may; Y then differs from it
+        EQUAL(supported(all, parts), position == 5 ? 6 : position);  // R may; Y then differs from it
     }
+
+    // A slope that half does not have keeps the layer in float.
+    Owner steep = make(with({1, 2, 1e5f, 1, 0, 0.f}));
+    Parts in_float(steep.get());
+    for (DataType type : {f16, DataType::kBF16, f32})
+        EQUAL(supported(formats(type, linear, linear, linear), in_float), type == f16 ? 0 : 7);
 
     auto configure = [&](std::vector<int64_t> scale, std::vector<int64_t> shift, DataType shift_type, TensorFormat r) {
         v3::DynamicPluginTensorDesc in[6] = {
