@@ -90,9 +90,10 @@ template <class Config, bool kPrologue> struct DirectTma {
     struct Tile {
         int channel, subtile;  // the first of each
     };
+    // From the last tile to the first: the L2 holds what the layer before has written last.
     CONVPOOL_DEVICE Tile tile_at(int index) const {
         uint32_t m_tile, group;
-        p.div_m_tiles.divmod(index, group, m_tile);  // channels first: neighbours share pixels
+        p.div_m_tiles.divmod(p.tiles - 1 - index, group, m_tile);  // channels first: neighbours share pixels
         return {static_cast<int>(m_tile) * Config::kBlockN, static_cast<int>(group) * kSubtiles};
     }
     struct Corner {

@@ -44,9 +44,10 @@ template <class Config, bool kPrologue> struct PointwiseSm90 {
     struct Tile {
         int channel, pixel;  // the first of each
     };
+    // From the last tile to the first: the L2 holds what the layer before has written last.
     CONVPOOL_DEVICE Tile tile_at(int index) const {
         uint32_t m_tile, pixel_tile;
-        p.div_m_tiles.divmod(index, pixel_tile, m_tile);  // channels first: neighbours share pixels
+        p.div_m_tiles.divmod(p.tiles - 1 - index, pixel_tile, m_tile);  // channels first: neighbours share pixels
         return {static_cast<int>(m_tile) * Config::kBlockN, static_cast<int>(pixel_tile) * Config::kBlockM};
     }
     CONVPOOL_DEVICE Window window_of(int pixel) const {
