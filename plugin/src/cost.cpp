@@ -8,6 +8,7 @@
 // What channels first costs besides is reckoned from the kernels, but for the pass, which is fitted to TF32 and full fp32
 // (`convpool-bench --layout nchw` measures it).
 #include <algorithm>
+#include <cmath>
 
 #include "tactics.h"
 
@@ -164,6 +165,18 @@ double pointwise_us(const Problem &p, const PointwisePlan &plan, const Tactic &t
                     (x_bytes(p) + y_bytes(p)) / kBytesPerUs + split_us(t));
 }
 
+// A warp's 32 pixels at a time: gathered, then multiplied and stored by 64 channels. Fitted to six layers of 3 channels.
+double few_channels_us(const Problem &p, const FewChannelsPlan &plan, const Tactic &t, const Device &device) {
+    const double operands = 16.0 * t.stages, parts = double(ceil_div(p.m, t.block_n)) * (p.y_channels_last ? 1.0 : 1.5);
+    const double loads = plan.params.plain ? 0 : double(plan.params.operands) * p.pool_size();  // one after the other
+    const double gather_us = plan.params.plain ? 0.03 + 0.0012 * operands : 0.1 + 0.0014 * operands + 0.0045 * loads;
+    const double part_us = 0.08 + 0.0019 * operands;
+    const double tiles = ceil_div(plan.params.pixels, 32) / double(device.multiprocessors);
+    const double rounds = std::ceil(tiles / (t.min_blocks * t.warps_m));
+    return 2.7 + std::max({tiles * (gather_us + parts * part_us), rounds * (2.0 + 0.6 * parts + 0.06 * loads),
+                           (x_bytes(p) + y_bytes(p)) / kBytesPerUs});
+}
+
 double direct_fused_us(const Problem &p, const DirectFusedPlan &plan, const Tactic &t, const Device &device) {
     const int64_t slices = ceil_div(plan.params.slices, t.split);
     const DirectFusedParams &d = plan.params;
@@ -224,6 +237,10 @@ double expected_us(const Problem &p, const Tactic &t, const Device &device) {
     if (t.pointwise()) {
         PointwisePlan plan;
         return plan_pointwise(p, t, device, plan, reason) ? pointwise_us(p, plan, t, device) : 1e30;
+    }
+    if (t.few_channels()) {
+        FewChannelsPlan plan;
+        return plan_few_channels(p, t, device, plan, reason) ? few_channels_us(p, plan, t, device) : 1e30;
     }
     if (t.direct_fused()) {
         DirectFusedPlan plan;

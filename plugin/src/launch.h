@@ -27,6 +27,9 @@ const void *implicit_gemm_im2col_kernel_bf16(int id);
 const void *implicit_gemm_im2col_kernel_tf32(int id);
 const void *implicit_gemm_im2col_kernel_tf32x3(int id);
 
+const void *few_channels_kernel_f16(int id);
+const void *few_channels_kernel_bf16(int id);
+
 const void *pointwise_sm90_kernel_f16(int id, bool prologue);
 const void *pointwise_sm90_kernel_bf16(int id, bool prologue);
 

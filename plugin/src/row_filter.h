@@ -31,6 +31,12 @@
 #ifndef CONVPOOL_ROW_direct_fused_TF32X3
 #define CONVPOOL_ROW_direct_fused_TF32X3(...)
 #endif
+#ifndef CONVPOOL_ROW_few_channels_F16
+#define CONVPOOL_ROW_few_channels_F16(...)
+#endif
+#ifndef CONVPOOL_ROW_few_channels_BF16
+#define CONVPOOL_ROW_few_channels_BF16(...)
+#endif
 #ifndef CONVPOOL_ROW_filter_fused_F16
 #define CONVPOOL_ROW_filter_fused_F16(...)
 #endif

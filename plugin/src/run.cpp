@@ -186,6 +186,18 @@ cudaError_t run_pointwise(const Problem &p, const Tactic &tactic, const Device &
     return launch_kernel(p, tactic, device, plan.grid, plan.shared_bytes, &d, stream);
 }
 
+cudaError_t run_few_channels(const Problem &p, const Tactic &tactic, const Device &device, const convpool_tensors &t,
+                             cudaStream_t stream) {
+    FewChannelsPlan plan;
+    std::string reason;
+    if (!plan_few_channels(p, tactic, device, plan, reason)) return cudaErrorInvalidValue;  // supports() has said so
+    FewChannelsParams &d = plan.params;
+    set_arrays(d, p, t);
+    d.y_vectors = y_vectors(p, t);
+    d.y_runs = y_runs(p, t);
+    return launch_kernel(p, tactic, device, plan.grid, plan.shared_bytes, &d, stream);
+}
+
 // The implicit GEMM by TMA, of g's arrays.
 cudaError_t run_im2col(const Problem &p, const Tactic &tactic, const Device &device, const ImplicitGemmParams &g,
                        unsigned grid, cudaStream_t stream) {
@@ -300,6 +312,7 @@ cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Devi
 cudaError_t run_tactic(const Problem &p, const Tactic &tactic, const Device &device, const convpool_tensors &t,
                        cudaStream_t stream) {
     if (tactic.family == Family::kGeneric) return run_generic(p, t, stream);
+    if (tactic.few_channels()) return run_few_channels(p, tactic, device, t, stream);
     if (tactic.direct_tma() && tma_aligned(p, t)) return run_direct_tma(p, tactic, device, t, stream);
     if (tactic.pointwise() && aligned(t.x, 16) && aligned(t.w, 16) &&
         (!p.prologue_affine || (aligned(t.scale, 16) && aligned(t.shift, 16))))

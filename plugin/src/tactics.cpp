@@ -20,6 +20,7 @@ constexpr Family CONVPOOL_FAMILY_generic = Family::kGeneric, CONVPOOL_FAMILY_dir
                  CONVPOOL_FAMILY_direct_gemm_sm90 = Family::kDirectGemmSm90,
                  CONVPOOL_FAMILY_direct_gemm_im2col = Family::kDirectGemmIm2col,
                  CONVPOOL_FAMILY_pointwise_sm90 = Family::kPointwiseSm90,
+                 CONVPOOL_FAMILY_few_channels = Family::kFewChannels,
                  CONVPOOL_FAMILY_filter_fused = Family::kFilterFused,
                  CONVPOOL_FAMILY_filter_fused_sm90 = Family::kFilterFusedSm90,
                  CONVPOOL_FAMILY_filter_fused_im2col = Family::kFilterFusedIm2col;
@@ -96,6 +97,7 @@ const char *Tactic::family_name() const {
 int Tactic::min_cc() const {
     if (family == Family::kGeneric) return 75;
     if (split > 1 || sm90()) return 90;
+    if (few_channels()) return 80;
     return precision == static_cast<int32_t>(Precision::kF16) ? 75 : 80;
 }
 
@@ -107,10 +109,11 @@ const char *Tactic::name() const {
             std::string name = std::string("conv_avgpool_") + t.family_name();
             if (t.family != Family::kGeneric) {
                 const bool row = t.sm90() && !t.direct_tma();  // of 128 bytes, else of 64
-                const int k = (row && !t.reads_halves() ? 2 : 1) * kChunks * (t.precision <= 1 ? 8 : 4);
+                const int slice = (row && !t.reads_halves() ? 2 : 1) * kChunks * (t.precision <= 1 ? 8 : 4);
+                const int k = t.few_channels() ? 16 * t.stages : slice;
                 name += "_sm" + std::to_string(t.min_cc()) + (t.sm90() ? "a_" : "_") + precisions[t.precision] + "_m" +
-                        std::to_string(t.block_m) + "n" + std::to_string(t.block_n) + "k" + std::to_string(k) + "_s" +
-                        std::to_string(t.stages);
+                        std::to_string(t.block_m) + "n" + std::to_string(t.block_n) + "k" + std::to_string(k);
+                name += t.few_channels() ? "_few" : "_s" + std::to_string(t.stages);
                 if (t.split > 1) name += "_split" + std::to_string(t.split);
                 if (t.im2col()) name += "_im2col";
                 if (t.pointwise()) name += "_1x1";
@@ -135,11 +138,13 @@ const void *Tactic::kernel(bool prologue) const {
                                            implicit_gemm_sm90_kernel_tf32, implicit_gemm_sm90_kernel_tf32x3};
     static constexpr Lookup gemm_im2col[] = {implicit_gemm_im2col_kernel_f16, implicit_gemm_im2col_kernel_bf16,
                                              implicit_gemm_im2col_kernel_tf32, implicit_gemm_im2col_kernel_tf32x3};
+    static constexpr Lookup few[] = {few_channels_kernel_f16, few_channels_kernel_bf16};
     using LookupWithPrologue = const void *(*)(int, bool);
     static constexpr LookupWithPrologue tma[] = {direct_tma_kernel_f16, direct_tma_kernel_bf16, direct_tma_kernel_tf32};
     static constexpr LookupWithPrologue pointwise_sm90[] = {pointwise_sm90_kernel_f16, pointwise_sm90_kernel_bf16};
     if (direct_tma()) return tma[precision](id, prologue);
     if (pointwise()) return pointwise_sm90[precision](id, prologue);
+    if (few_channels()) return few[precision](id);
     if (im2col()) return gemm_im2col[precision](id);
     if (sm90()) return gemm_sm90[precision](id);
     return (family == Family::kDirectFused ? fused : gemm)[precision](id);
@@ -203,6 +208,12 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
         PointwisePlan plan;
         std::string reason;
         plan_pointwise(p, t, device, plan, reason);
+        return reason;
+    }
+    if (t.few_channels()) {
+        FewChannelsPlan plan;
+        std::string reason;
+        plan_few_channels(p, t, device, plan, reason);
         return reason;
     }
     if (t.direct_fused()) {

@@ -9,7 +9,7 @@ namespace convpool {
 
 enum class Family : int32_t {
     kGeneric, kDirectGemm, kDirectGemmSm90, kDirectGemmIm2col, kDirectFused, kFilterFused, kFilterFusedSm90,
-    kFilterFusedIm2col, kDirectTma, kPointwiseSm90
+    kFilterFusedIm2col, kDirectTma, kPointwiseSm90, kFewChannels
 };
 
 struct Tactic {
@@ -39,6 +39,7 @@ struct Tactic {
     bool filter_fused() const {
         return family == Family::kFilterFused || family == Family::kFilterFusedSm90 || family == Family::kFilterFusedIm2col;
     }
+    bool few_channels() const { return family == Family::kFewChannels; }  // stages: of 16 taps and channels
     bool direct_fused() const { return family == Family::kDirectFused; }
     // Implicit GEMM on Hopper: how wgmma needs fp32 operands, from passes of their own.
     NumberFormat number_format() const {
@@ -82,6 +83,12 @@ struct PointwisePlan {
     int grid, shared_bytes;
 };
 
+// What a few_channels launch consists of.
+struct FewChannelsPlan {
+    FewChannelsParams params;  // pointers unset
+    int grid, shared_bytes;
+};
+
 struct WorkspaceLayout {
     size_t weights_bytes, x_bytes, total;  // weights first, both multiples of 256
     bool box_pass, weight_pass;            // false: X or W is read as it is
@@ -99,6 +106,8 @@ bool plan_direct_tma(const Problem &problem, const Tactic &tactic, const Device 
                      std::string &reason);
 bool plan_pointwise(const Problem &problem, const Tactic &tactic, const Device &device, PointwisePlan &plan,
                     std::string &reason);
+bool plan_few_channels(const Problem &problem, const Tactic &tactic, const Device &device, FewChannelsPlan &plan,
+                       std::string &reason);
 
 // False, with a reason that names the tactic, if TMA cannot walk over the windows of such a convolution.
 bool plan_im2col(const Shape2d &shape, const char *tactic, Im2colBox &box, std::string &reason);

@@ -115,6 +115,16 @@ def chosen() -> list[dict]:
         padded = dict(spatial=(3, 20)[::axes], kernel_shape=(1, 3)[::axes], dilations=(1, 64)[::axes])
         cases.append(far | padded | dict(pads=(0, 128)[::axes] + (0, 255)[::axes]))
         cases.append(far | dict(spatial=(2, 61)[::axes], kernel_shape=(1, 3)[::axes], strides=(1, 8)[::axes]))
+    # Few channels: up to 16, 32 and 64 taps and channels, parts of 64 channels of Y, more pixels than warps hold.
+    for c, kernel, pool, m in (
+        (3, 3, 1, 64), (4, 3, 1, 200), (1, 5, 1, 72), (1, 7, 1, 24), (3, 1, 2, 136), (4, 2, 2, 40), (2, 3, 3, 64),
+    ):  # fmt: skip
+        both, affine = dict(bias=True, activation="relu"), dict(prologue_affine=True, prologue_activation="relu")
+        cases.append(rewritten(3, c, m, (33, 34), kernel, pool, pads=kernel // 2) | both)
+        cases.append(rewritten(2, c, m, (12, 20), kernel, pool, pads=kernel // 2, residual=True))
+        cases.append(rewritten(2, c, m, (13, 17), kernel, pool, stride=2) | affine | both)
+    cases.append(dict(n=9, c=3, m=8, spatial=(130, 150), kernel_shape=3, pool_kernel_shape=1, pads=1))
+    cases.append(dict(n=2, c=3, m=16, spatial=(9, 11), kernel_shape=2, pool_kernel_shape=1, pool_strides=3, pads=2))
     cases.append(dict(n=1, c=8, m=8, spatial=(70001,), kernel_shape=3, pool_kernel_shape=2, strides=2))  # past 16 bits
     return cases
 

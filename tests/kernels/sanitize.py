@@ -15,6 +15,8 @@ SMALL = [
     conv_cases.rewritten(1, 3, 17, (19, 21), 5, 3, pads=2),
     conv_cases.rewritten(1, 264, 24, (16, 16), 3, 2, pads=1, bias=True),
     conv_cases.rewritten(2, 24, 24, (8, 8), 1, 2),
+    conv_cases.rewritten(2, 3, 72, (17, 19), 3, 1, pads=1, bias=True, activation="relu"),
+    conv_cases.rewritten(2, 3, 72, (17, 19), 2, 2, pads=1, residual=True),
     *(
         conv_cases.rewritten(2, 40, 72, (19, 18), kernel, 2, pads=kernel // 2, prologue_affine=True, prologue_activation="relu")
         for kernel in (1, 3)

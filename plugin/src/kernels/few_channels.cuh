@@ -1,0 +1,248 @@
+// direct_fused for sums so short that they need no loop: few input channels, as images have.
+//
+// The operands of an output pixel, one for each tap and channel, are box means of X. A lane gathers those of one pixel, a warp's
+// lanes neighbouring ones, straight from X in either layout: what pixels share comes from the L1. They pass through shared
+// memory into fragments of mma.sync, zeros behind the last. The weights stay in shared memory, as fragments too. Warps need
+// nothing of each other, so each goes on to its next 32 pixels by itself.
+//
+// A layer of 3 channels is bound by instructions: 16 pixels by 64 channels are 16 products and as many chunks to store as lanes.
+// So most layers, with Y in chunks and no residual, have an end of their own.
+#pragma once
+
+#include "prologue.cuh"
+#include "tensor_tile.cuh"
+
+namespace convpool {
+
+template <Precision kPrecision, int kBlockM, int kBlockN, int kWarpsM, int kWarpsN, int kSteps_, int kMinBlocks>
+struct FewChannelsConfig : TileConfig<kPrecision, kBlockM / 2, kBlockN, kWarpsM, kWarpsN, 2, kMinBlocks> {
+    static constexpr int kSteps = kSteps_;  // of 16 operands
+    static constexpr int kOperands = 16 * kSteps, kPixels = 32;  // of a warp at a time, multiplied by halves
+    static_assert(kBlockM == kPixels * kWarpsM && kWarpsN == 1, "a pixel for each lane");
+};
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+
+template <class Config> struct FewChannels {
+    static constexpr Precision kPrecision = Config::kPrecision;
+    using Element = typename Traits<kPrecision>::Element;
+    static constexpr int kSteps = Config::kSteps, kOperands = Config::kOperands, kBlockN = Config::kBlockN;
+    // Bytes from one pixel's operands, or channels of Y, to the next's: eight of 16 bytes meet in no bank.
+    static constexpr int kOperandPitch = kOperands * 2 + 16, kOutputPitch = kBlockN * 2 + 16;
+    static constexpr int kWarpBytes = few_channels_warp_bytes(kSteps, kBlockN), kStagingOffset = Config::kPixels * kOperandPitch;
+    static_assert(kWarpBytes == kStagingOffset + Staging<Config>::kWarpBytes, "operands, then accumulators");
+    static_assert(16 * kOutputPitch <= Staging<Config>::kWarpBytes, "or channels of Y");
+
+    // A lane's output pixel: where its windows are counted from, in X.
+    struct Origin {
+        int y, x;
+        const char *element;
+    };
+
+    const FewChannelsParams &p;
+    const uint32_t shared;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const uint32_t bias = shared + p.weight_bytes, mine = bias + p.bias_bytes + warp * kWarpBytes;
+
+    CONVPOOL_DEVICE uint32_t weight(int m, int k) const {
+        const bool valid = m < p.shape.m && k < p.operands;
+        return valid ? static_cast<const uint16_t *>(p.w)[static_cast<int64_t>(m) * p.operands + k] : 0;
+    }
+    // Weights and bias to shared memory.
+    CONVPOOL_DEVICE void prepare() const {
+        // Fragment (channels / 8, step): lane 4g + t has channel g, operands 2t, 2t + 1 and the same of the second chunk.
+        for (int i = threadIdx.x; i < static_cast<int>(p.weight_bytes) / 8; i += Config::kThreads) {
+            const int m = i / (32 * kSteps) * 8 + (i % 32 >> 2), k = i / 32 % kSteps * 16 + 2 * (i & 3);
+            const uint32_t first = weight(m, k) | weight(m, k + 1) << 16, second = weight(m, k + 8) | weight(m, k + 9) << 16;
+            asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(shared + i * 8), "r"(first), "r"(second) : "memory");
+        }
+        for (int m = threadIdx.x; m < static_cast<int>(p.bias_bytes) / 4; m += Config::kThreads) {
+            const bool valid = p.epilogue.bias != nullptr && m < p.shape.m;
+            const float b = valid ? to_float(static_cast<const Element *>(p.epilogue.bias)[m]) : 0.f;
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(bias + m * 4), "f"(b) : "memory");
+        }
+        __syncthreads();
+    }
+
+    CONVPOOL_DEVICE Origin origin_of(int pixel) const {
+        uint32_t n, rest, oy, ox;
+        p.div_out_hw.divmod(pixel, n, rest);
+        p.div_out_w.divmod(rest, oy, ox);
+        const int y = static_cast<int>(oy) * p.step_h, x = static_cast<int>(ox) * p.step_w;
+        const int64_t element = static_cast<int64_t>(n) * p.image + static_cast<int64_t>(y) * p.row + static_cast<int64_t>(x) * p.column;
+        return {pixel < p.pixels ? y : kFewChannelsNowhere, x, static_cast<const char *>(p.x) + element * 2};
+    }
+    // An element of X, or zero.
+    CONVPOOL_DEVICE static uint32_t load_bits_if(bool wanted, const char *x) {
+        uint16_t bits = 0;
+        asm("{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %2, 0;\n@wanted ld.global.u16 %0, [%1];\n}"
+            : "+h"(bits) : "l"(x), "r"(static_cast<uint32_t>(wanted)));
+        return bits;
+    }
+    // A bit for each operand whose pixel lies in X.
+    CONVPOOL_DEVICE uint64_t inside(const Origin &at) const {
+        uint64_t rows = 0, columns = 0;
+        for (int a = 0; a < p.kh; ++a)
+            rows |= static_cast<uint32_t>(at.y + p.rows[a].first) < static_cast<uint32_t>(p.shape.h) ? p.rows[a].operands : 0;
+        for (int b = 0; b < p.kw; ++b)
+            columns |= static_cast<uint32_t>(at.x + p.columns[b].first) < static_cast<uint32_t>(p.shape.w) ? p.columns[b].operands : 0;
+        return rows & columns;
+    }
+    // The mean of a window of f(X), rounded once; zero where the convolution pads.
+    CONVPOOL_DEVICE uint32_t mean_bits(const FewChannelsOperand &o, const Origin &at) const {
+        const int y = at.y + o.y, x = at.x + o.x;
+        if (static_cast<uint32_t>(y + p.box.pad_h) >= p.pooled_rows || static_cast<uint32_t>(x + p.box.pad_w) >= p.pooled_columns)
+            return 0;
+        const float scale = channel_value<Element>(p.prologue.scale, o.channel, 1.f);
+        const float shift = channel_value<Element>(p.prologue.shift, o.channel, 0.f);
+        float sum = 0.f;
+#pragma unroll 1
+        for (int u = 0; u < p.box.ph; ++u) {
+            const int down = u * p.box.dilation_h;
+            if (static_cast<uint32_t>(y + down) >= static_cast<uint32_t>(p.shape.h)) continue;
+#pragma unroll 2
+            for (int v = 0; v < p.box.pw; ++v) {
+                const int right = v * p.box.dilation_w;
+                if (static_cast<uint32_t>(x + right) >= static_cast<uint32_t>(p.shape.w)) continue;
+                const int offset = o.offset + 2 * (down * p.row + right * p.column);
+                const float pixel = to_float(*reinterpret_cast<const Element *>(at.element + offset));
+                sum += activate(fmaf(pixel, scale, shift), p.prologue);
+            }
+        }
+        const Element mean = from_float<Element>(mean_of(sum, p.box));
+        return reinterpret_cast<const uint16_t &>(mean);
+    }
+    // A row of operands, 16 bytes at a time.
+    CONVPOOL_DEVICE void gather(const Origin &at) const {
+        const uint32_t row = mine + lane * kOperandPitch;
+        if (p.plain) {
+            const uint64_t valid = inside(at);
+            const char *x = at.element;
+            asm volatile("" : "+l"(x));  // one number, to which offsets are added
+            auto pixel = [&](int k) { return load_bits_if(valid >> k & 1, x + p.table[k].offset); };
+#pragma unroll
+            for (int k = 0; k < kOperands; k += 8)
+                store_shared(row + k * 2, {pixel(k) | pixel(k + 1) << 16, pixel(k + 2) | pixel(k + 3) << 16,
+                                           pixel(k + 4) | pixel(k + 5) << 16, pixel(k + 6) | pixel(k + 7) << 16});
+        } else {
+#pragma unroll 1
+            for (int k = 0; k < kOperands; k += 2) {
+                const uint32_t first = k < p.operands ? mean_bits(p.table[k], at) : 0;
+                const uint32_t second = k + 1 < p.operands ? mean_bits(p.table[k + 1], at) : 0;
+                asm volatile("st.shared.b32 [%0], %1;" ::"r"(row + k * 2), "r"(first | second << 16) : "memory");
+            }
+        }
+    }
+
+    // Bias and products of 16 pixels and kBlockN channels.
+    CONVPOOL_DEVICE static void multiply(Accumulators<Config> &acc, const uint32_t (&pixels)[kSteps][4], uint32_t weights,
+                                         uint32_t first_bias) {
+        // Neither is volatile: what they read never changes, so they may run ahead.
+#pragma unroll
+        for (int ni = 0; ni < Config::kFragmentsN; ++ni) {
+            asm("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(acc[0][ni][0]), "=f"(acc[0][ni][1]) : "r"(first_bias + ni * 32));
+            acc[0][ni][2] = acc[0][ni][0];
+            acc[0][ni][3] = acc[0][ni][1];
+            uint32_t b[kSteps][2];
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step)
+                asm("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(b[step][0]), "=r"(b[step][1])
+                    : "r"(weights + (ni * kSteps + step) * 256));
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) mma<kPrecision>(acc[0][ni], pixels[step], b[step][0], b[step][1]);
+        }
+    }
+
+    // Sums, none or a ReLU or LeakyReLU, to whole chunks of channels of 16 pixels.
+    CONVPOOL_DEVICE void store_chunks(Accumulators<Config> &acc, int first_pixel, int channel) const {
+        const Epilogue &e = p.epilogue;
+        const Element tag{};
+        const uint32_t source = mine + kStagingOffset, target = source + (lane >> 2) * kOutputPitch + (lane & 3) * 4;
+        const bool relu = e.activation == Activation::kRelu;
+        if (e.activation == Activation::kLeakyRelu) {
+#pragma unroll
+            for (int ni = 0; ni < Config::kFragmentsN; ++ni) rectify(acc[0][ni], e);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int ni = 0; ni < Config::kFragmentsN; ++ni) {
+            const float(&v)[4] = acc[0][ni];
+            uint32_t upper = pack2(v[0], v[1], tag), lower = pack2(v[2], v[3], tag);
+            if (relu) {
+                upper = larger(upper, 0, tag);
+                lower = larger(lower, 0, tag);
+            }
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(target + ni * 16), "r"(upper) : "memory");
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(target + ni * 16 + 8 * kOutputPitch), "r"(lower) : "memory");
+        }
+        __syncwarp();
+        constexpr int kAcross = kBlockN / 8, kRowsAtOnce = 32 / kAcross;
+        const int row = lane / kAcross, chunk = lane % kAcross;
+        const bool inside = channel + chunk * 8 < p.shape.m;
+        Element *const y = static_cast<Element *>(p.y) + static_cast<int64_t>(first_pixel + row) * p.shape.m + channel + chunk * 8;
+#pragma unroll
+        for (int i = 0; i < 16 / kRowsAtOnce; ++i) {
+            const uint4 v = load_shared(source + (i * kRowsAtOnce + row) * kOutputPitch + chunk * 16);
+            store_global_if(inside && first_pixel + i * kRowsAtOnce + row < p.pixels,
+                            y + static_cast<int64_t>(i) * kRowsAtOnce * p.shape.m, v);
+        }
+    }
+
+    CONVPOOL_DEVICE void run() const {
+        const Shape2d &s = p.shape;
+        const int64_t out_pixels = static_cast<int64_t>(s.out_h) * s.out_w;
+        const OutputView view{p.y, s.y_channels_last ? 1 : out_pixels, s.m, p.y_vectors != 0, p.y_runs != 0};
+        Epilogue after = p.epilogue;
+        after.bias = nullptr;  // the sums begin with it
+        const bool chunks = view.vectors && after.residual == nullptr && (after.activation == Activation::kNone || rectifies(after));
+        wait_for_previous_kernel();
+        let_next_kernel_start();
+        prepare();
+        uint32_t weights = shared + lane * 8, first_bias = bias + (lane & 3) * 8;
+        asm volatile("" : "+r"(weights), "+r"(first_bias));  // known from here on, so nothing is loaded from there before
+        const uint32_t everyones = mine + kStagingOffset - warp * Staging<Config>::kWarpBytes;  // as store_tile counts
+        const int step = gridDim.x * Config::kWarps * Config::kPixels;
+#pragma unroll 1
+        for (int first = (blockIdx.x * Config::kWarps + warp) * Config::kPixels; first < p.pixels; first += step) {
+            const Origin origin = origin_of(first + lane);
+            __syncwarp();  // the place is free
+            gather(origin);
+            __syncwarp();
+#pragma unroll 1
+            for (int half = 0; half < 2; ++half) {
+                const int first_pixel = first + half * 16;
+                uint32_t pixels[kSteps][4];
+#pragma unroll
+                for (int k = 0; k < kSteps; ++k)
+                    load_matrix(pixels[k], mine + (half * 16 + (lane & 15)) * kOperandPitch + k * 32 + (lane >> 4) * 16);
+                auto pixel_of = [&](int row) {
+                    const int pixel = first_pixel + row;
+                    if (s.y_channels_last) return OutputPixel{static_cast<int64_t>(pixel) * s.m, pixel < p.pixels};
+                    uint32_t n, rest;
+                    p.div_out_hw.divmod(pixel, n, rest);
+                    return OutputPixel{static_cast<int64_t>(n) * s.m * out_pixels + rest, pixel < p.pixels};
+                };
+#pragma unroll 1
+                for (int channel = 0; channel < s.m; channel += kBlockN) {
+                    Accumulators<Config> acc;
+                    multiply(acc, pixels, weights + channel * kSteps * 32, first_bias + channel * 4);
+                    if (chunks) store_chunks(acc, first_pixel, channel);
+                    else store_tile<Config>(acc, everyones, after, view, 0, channel, lane, pixel_of);
+                }
+            }
+        }
+    }
+};
+
+#endif
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    few_channels_kernel(const __grid_constant__ FewChannelsParams params) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    extern __shared__ __align__(1024) unsigned char memory[];
+    FewChannels<Config>{params, shared_address(memory)}.run();
+#endif
+}
+
+}  // namespace convpool
