@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,13 @@ from onnx import ModelProto
 from convpool import autotune as tuning
 from convpool import operator
 from convpool.errors import OptionError, VerificationError
-from convpool.graph import Scope, index_model, label, opset_of, subgraphs
+from convpool.graph import Scope, index_model, is_op, label, opset_of, subgraphs
 from convpool.inputs import load_arrays
 from convpool.lowering import REQUESTS
 from convpool.modelio import LoadedModel, infer_shapes, load, passes_full_check, save
 from convpool.modelio import check as check_model
 from convpool.passes import absorb, conv_pool, pool_conv
+from convpool.passes import stem as stems
 from convpool.passes.absorption import Absorption
 from convpool.passes.concat import repeats
 from convpool.passes.conv_pool import Site
@@ -61,6 +63,7 @@ def optimize(
     check: int = 1,
     exclude: str | Sequence[str] = (),
     fuse_pool_conv: bool = False,
+    stem: bool = False,
     prologue: bool = True,
     epilogue: bool = True,
     concat: bool = True,
@@ -81,6 +84,8 @@ def optimize(
     exclude: a glob pattern or several; a site whose convolution's or pooling's name matches one stays as it is, and a Concat
         whose name does.
     fuse_pool_conv: also make one node of AveragePool followed by Conv; saves traffic on a GPU, no arithmetic.
+    stem: in a model with a pair made a ConvAvgPool, also make one, with a window of one element, of each convolution of an
+        image of at most 4 channels; saves TensorRT a copy of the image, no arithmetic.
     prologue, epilogue: with lowering "convavgpool", also take in what stands before and behind the pairs.
     concat: in a model with such pairs, also let Concats of channels that begin as an earlier one does read its result.
     autotune: time the lowerings of each site in onnxruntime here, and keep the fastest.
@@ -108,6 +113,7 @@ def optimize(
     run = _Run(result, original.inferred, lowering, patterns, fuse_pool_conv)
     if autotune:
         run.tuner = tuning.Tuner(original, input_shapes or {}, seed, progress)
+    run.stem = stem
     run.phases = tuple(name for name, on in (("epilogue", epilogue), ("prologue", prologue)) if on)
     run.to_fixpoint()
     if run.changed and concat:
@@ -152,6 +158,8 @@ class _Run:
         self.new_constants: set[str] = set()
         self.changed = False
         self.concats = 0
+        self.stem = False
+        """Whether convolutions of images become nodes of the operator too."""
         self.phases: tuple[str, ...] = ()
         """What nodes of the operator take in, in this order."""
         self._given_by: dict[tuple[str, str], int] = {}
@@ -161,8 +169,12 @@ class _Run:
         """Apply the passes until nothing more is found; each rewrite lowers the cost, so this ends."""
         rewriter = Rewriter(self._model.proto, self._model.read)
         inferred = self._inferred
-        while self._one_pass(rewriter, inferred):
+        originals = self._convolutions() if self.stem else set()
+        while self._one_pass(rewriter, inferred, self._pairs):
             self.changed = True
+            inferred = infer_shapes(self._model.proto)
+            self._kept = []  # the next pass sees them again
+        if originals and self._given_by and self._one_pass(rewriter, inferred, partial(self._stems, originals)):
             inferred = infer_shapes(self._model.proto)
         for phase in self.phases if self._lowering == "convavgpool" else ():
             while self._absorb(rewriter, inferred, phase):
@@ -184,15 +196,17 @@ class _Run:
         """One report per convolution of every candidate, rewritten ones first."""
         return [*self._rewritten, *self._kept]
 
-    def _one_pass(self, rewriter: Rewriter, inferred: ModelProto | None) -> bool:
-        self._kept = []
+    def _one_pass(
+        self, rewriter: Rewriter, inferred: ModelProto | None, verdicts_of: Callable[[Scope, int], Iterator[tuple]]
+    ) -> bool:
+        """Rewrite what `verdicts_of` a scope, given the main opset, has a Plan for; whether there was any."""
         main_opset = opset_of(self._model.proto.opset_import)
         found: list[tuple[Scope, list[Plan], list[list[SiteReport]]]] = []
         for scope in index_model(self._model.proto, self._model.read, inferred):
             plans: list[Plan] = []
             reports: list[list[SiteReport]] = []
             taken: set[int] = set()
-            verdicts = list(self._verdicts(scope, main_opset))
+            verdicts = list(verdicts_of(scope, main_opset))
             if self.tuner:
                 self.tuner.expected += sum(isinstance(verdict, Plan) for _, verdict in verdicts)
             for site, verdict in verdicts:
@@ -276,7 +290,7 @@ class _Run:
         self._rewritten[number] = replace(site, operator=plan.parts.op_type, absorbed=absorbed, saved_bytes=saved)
         self._given_by[scope.path, plan.output] = number
 
-    def _verdicts(self, scope: Scope, main_opset: int):
+    def _pairs(self, scope: Scope, main_opset: int):
         for site in conv_pool.sites(scope):
             if self._excluded(site):
                 yield site, None
@@ -293,6 +307,16 @@ class _Run:
             for site in pool_conv.sites(scope):
                 yield site, None if self._excluded(site) else pool_conv.check(site, main_opset)
 
+    def _stems(self, originals: set[tuple[str, str]], scope: Scope, main_opset: int):
+        for site in stems.sites(scope):
+            if (scope.path, scope.nodes[site.conv].output[0]) in originals:  # and not what a pair has become
+                yield site, None if self._excluded(site) else stems.check(site, main_opset)
+
+    def _convolutions(self) -> set[tuple[str, str]]:
+        """What the model's convolutions give, each with its scope's path."""
+        scopes = index_model(self._model.proto, self._model.read)
+        return {(scope.path, node.output[0]) for scope in scopes for node in scope.nodes if is_op(node, "Conv")}
+
     def _excluded(self, site: Site) -> bool:
         return any(self._named(name) for name in site.names)
 
@@ -302,10 +326,10 @@ class _Run:
 
 
 def _rewritten(plan: Plan, times: dict[str, float] | None) -> list[SiteReport]:
-    pool = plan.scope.nodes[plan.pooling.root]
+    pool = label(plan.scope.nodes[plan.pooling.root]) if plan.pooling.nodes else ""
     return [
         SiteReport(
-            label(plan.scope.nodes[leaf.node]), label(pool), plan.pattern, "rewritten", choice.lowering, None,
+            label(plan.scope.nodes[leaf.node]), pool, plan.pattern, "rewritten", choice.lowering, None,
             choice.macs_before, choice.macs_after, plan.scope.path, times,
         )
         for leaf, choice in zip(conv_leaves(plan.tree), plan.choices, strict=True)

@@ -56,6 +56,8 @@ class InputShape(click.ParamType):
               help="Leave pairs alone whose convolution or pooling has a matching name (*, ? and [] as in a shell); Concats, "
                    "too.")
 @click.option("--fuse-pool-conv", is_flag=True, help="Also make one node of AveragePool followed by Conv (GPU traffic).")
+@click.option("--stem", is_flag=True,
+              help="With a pair made a ConvAvgPool: also make one of a convolution of an image (GPU traffic).")
 @click.option("--prologue/--no-prologue", default=True, show_default=True,
               help="With convavgpool: take in the scale and shift, Relu and LeakyRelu before it.")
 @click.option("--epilogue/--no-epilogue", default=True, show_default=True,

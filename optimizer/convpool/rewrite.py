@@ -302,7 +302,7 @@ class _Emitter:
         return name
 
     def _leaf(self, leaf: ConvLeaf, choice: Choice) -> str:
-        if self._plan.pattern == "pool_conv":
+        if self._plan.pattern in ("pool_conv", "stem"):
             found: Form | Reject = Form("convavgpool", self._plan.pooling.spec, leaf.conv)
             leaf = replace(leaf, input=self._plan.pooling.input)
         else:

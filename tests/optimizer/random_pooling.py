@@ -54,6 +54,14 @@ def make_case(seed: int) -> Case:
     return Case(seed, finish(m, output), m.feeds, m.dtype, lowering, must, expected, m.tags)
 
 
+def make_residual(m: Maker, shape: tuple[int, ...]) -> str:
+    """A convolution of an image that gives `shape`."""
+    batch, filters, *size = shape
+    channels = int(m.pick([1, 3, 4, 5]))
+    image = m.feed((batch, channels, *size), ["N", channels, *size] if m.open_batch else None)
+    return m.node("Conv", [image, m.constant(m.data(filters, channels, 3, 3))], pads=[1] * 4)
+
+
 def make_behind(m: Maker, name: str, layer: Layer, after: list[int], known: bool) -> str:
     """Nodes behind the average: maps per channel, a residual, an activation; `m.epilogue` says what must be taken in.
 
@@ -70,7 +78,9 @@ def make_behind(m: Maker, name: str, layer: Layer, after: list[int], known: bool
         if broadcast:
             axis = int(m.rng.integers(2, len(shape)))
             shape = (*shape[:axis], 1, *shape[axis + 1 :])
-        other = m.feed(shape, ["N", *shape[1:]] if m.open_batch else None)
+        other = make_residual(m, shape) if m.rank == 2 and not broadcast and m.chance(0.7) else (
+            m.feed(shape, ["N", *shape[1:]] if m.open_batch else None)
+        )  # fmt: skip
         op_type = str(m.pick(["Add", "Sum"])) if m.opset >= 8 or not broadcast else "Add"  # Sum broadcasts from 8 on
         name = m.node(op_type, [name, other] if m.chance(0.5) else [other, name])
         m.tags["residual"] = "broadcast" if broadcast and shape[2:] != tuple(after) else "equal"

@@ -46,7 +46,10 @@ SUFFIXES = {"pool": "pool", "global": "global_pool", "slice_mean": "slice_mean"}
 
 @dataclass(frozen=True)
 class Site:
-    """A candidate: node `root` ends an average over `tensor`, which is computed from convolution `conv`."""
+    """A candidate: node `root` ends an average over `tensor`, which is computed from convolution `conv`.
+
+    Where there is no average, `root` is the convolution.
+    """
 
     scope: Scope
     root: int
@@ -56,8 +59,8 @@ class Site:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Names of the convolution and of the pooling."""
-        return label(self.scope.nodes[self.conv]), label(self.scope.nodes[self.root])
+        """Names of the convolution and of the pooling, "" where there is none."""
+        return label(self.scope.nodes[self.conv]), "" if self.root == self.conv else label(self.scope.nodes[self.root])
 
 
 def sites(scope: Scope) -> Iterator[Site]:

@@ -126,7 +126,7 @@ def trace(
         return reject(scope, index, f"output '{tensor}' {others}", "other readers", "the pooling alone")
     if is_op(node, "Conv"):
         leaf = conv_leaf(scope, index, rank)
-        return leaf if isinstance(leaf, Reject) else _with_pads_in_front(scope, leaf)
+        return leaf if isinstance(leaf, Reject) else with_pads_in_front(scope, leaf)
     if depth == DEPTH_LIMIT:
         return reject(scope, index, "nodes between convolution and pooling", f"over {DEPTH_LIMIT}", "fewer")
     step = linear_step(scope, index, rank)
@@ -140,7 +140,7 @@ def trace(
     return reject(scope, index, "between convolution and pooling", node.op_type, "linear operators only")
 
 
-def _with_pads_in_front(scope: Scope, leaf: ConvLeaf) -> ConvLeaf:
+def with_pads_in_front(scope: Scope, leaf: ConvLeaf) -> ConvLeaf:
     """`leaf` with zero Pads in front of it taken into its own.
 
     A Pad left in front of an AveragePool is merged into it by onnxruntime, which then refuses pads that reach the kernel.

@@ -1,0 +1,246 @@
+"""Convolutions of images: what becomes a node of the operator with a window of one element, and why others stay."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import convpool
+import runtime
+from build import graph, operators, random_feeds
+from convpool import operator
+from convpool.cli import command, run
+from convpool.modelio import LoadedModel
+from convpool.verify import make_session
+from test_structure import POOL, rewrite
+
+IMAGE = "float[1,3,12,12] x"
+PAIR = f"h = Conv<pads=[1,1,1,1]>(s, w)\ny = {POOL}(h)"
+STEM = "s = Conv<pads=[1,1,1,1]>(x, v)\n"
+RELU = STEM.replace("s =", "c =") + "s = Relu(c)\n"
+SHAPES = {"v": (16, 3, 3, 3)}
+OTHER = f"g = Conv(z, w)\no = {POOL}(g)"
+BESIDE = {"outputs": "float[a,b,c,d] y, float[i,j,k,l] o"}
+
+
+def made(model: onnx.ModelProto) -> list[str]:
+    """The operators of all nodes, in order."""
+    return [node.op_type for node in model.graph.node]
+
+
+def windows(node: onnx.NodeProto) -> dict[str, list[int]]:
+    """A node's attributes that are lists of numbers."""
+    return {item.name: list(item.ints) for item in node.attribute if item.ints}
+
+
+def test_a_convolution_and_its_relu_in_front_of_a_pair():
+    model = graph(RELU + PAIR, SHAPES, inputs=IMAGE)
+    assert made(rewrite(model, 2, "convavgpool", stem=True)) == ["ConvAvgPoolRelu", "ConvAvgPool"]
+    apart = rewrite(model, 2, "convavgpool", stem=True, epilogue=False, prologue=False)
+    assert made(apart) == ["ConvAvgPool", "Relu", "ConvAvgPool"]
+    assert made(rewrite(model, 1, "convavgpool")) == ["Conv", "Relu", "ConvAvgPool"]
+
+
+def test_numbers_of_the_node_and_of_the_report():
+    body = "s = Conv<pads=[1,0,2,1], strides=[2,1], dilations=[1,2]>(x, v, b)\n" + PAIR
+    model = graph(body, {**SHAPES, "b": (16,)}, inputs=IMAGE)
+    model.graph.node[0].name = "conv1"
+    node = rewrite(model, 2, "convavgpool", stem=True).graph.node[0]
+    assert (node.name, node.op_type, list(node.input), list(node.output)) == (
+        "conv1", "ConvAvgPool", ["x", "v_channels_last", "b"], ["s"],
+    )  # fmt: skip
+    assert windows(node) == {
+        "pool_kernel_shape": [1, 1], "pool_strides": [1, 1], "pool_pads": [0, 0, 0, 0], "pool_dilations": [1, 1],
+        "kernel_shape": [3, 3], "strides": [2, 1], "pads": [1, 0, 2, 1], "dilations": [1, 2], "weight_perm": [0, 3, 1, 2],
+    }  # fmt: skip
+    site = convpool.optimize(model, stem=True).report.sites[1]
+    assert (site.conv, site.pool, site.pattern, site.status, site.lowering) == ("conv1", "", "stem", "rewritten", "convavgpool")
+    assert site.macs_before == site.macs_after == 7 * 9 * 16 * 27
+
+
+STEMS = {
+    "strides": ("s = Conv<pads=[1,1,1,1], strides=[2,2]>(x, v)\n", {}, IMAGE),
+    "5x5 of one channel": ("s = Conv<pads=[2,2,2,2]>(x, v)\n", {"v": (16, 1, 5, 5)}, "float[2,1,12,12] x"),
+    "4x4 of four channels": ("s = Conv(x, v)\n", {"v": (16, 4, 4, 4)}, "float[1,4,12,12] x"),
+    "SAME": ('s = Conv<auto_pad="SAME_LOWER", strides=[2,2]>(x, v)\n', {}, "float[1,3,11,11] x"),
+    "SAME of an open size": ('s = Conv<auto_pad="SAME_UPPER">(x, v)\n', {}, "float[N,3,H,W] x"),
+    "VALID": ('s = Conv<auto_pad="VALID">(x, v)\n', {}, IMAGE),
+    "open batch and sizes": (STEM, {}, "float[N,3,H,W] x"),
+    "computed from constants": ("u = Mul(v, v)\ns = Conv<pads=[1,1,1,1]>(x, u)\n", {}, IMAGE),
+    "of a map per channel": ("n = Sub(x, k)\nm = Clip(n)\ns = Conv<pads=[1,1,1,1]>(m, v)\n", {"k": (3, 1, 1)}, IMAGE),
+    "of a smaller image": (f"m = {POOL}(x)\ns = Conv<pads=[1,1,1,1]>(m, v)\n", {}, IMAGE),
+}
+
+
+@pytest.mark.parametrize("name", STEMS)
+def test_stem(name):
+    body, constants, inputs = STEMS[name]
+    model = rewrite(graph(body + PAIR, {**SHAPES, **constants}, inputs=inputs), 2, "convavgpool", stem=True)
+    assert "Conv" not in made(model) and made(model)[-2:] == ["ConvAvgPool"] * 2
+
+
+@pytest.mark.parametrize("opset", [7, 10, 11, 13, 18, 19, 22])
+@pytest.mark.parametrize("kind", ["float", "float16"])
+def test_opsets_and_half_precision(opset, kind):
+    constants = {name: np.ones(shape, {"float": "f4", "float16": "f2"}[kind]) / 16
+                 for name, shape in {"v": (16, 3, 3, 3), "w": (32, 16, 3, 3)}.items()}  # fmt: skip
+    model = graph(RELU + PAIR, constants, inputs=f"{kind}[1,3,12,12] x", outputs=f"{kind}[a,b,c,d] y", opset=opset)
+    result = convpool.optimize(model, stem=True)
+    assert made(result.model) == ["ConvAvgPoolRelu", "ConvAvgPool"] and result.report.verification.passed
+
+
+def test_zero_pads_in_front_go_with_it():
+    # onnxruntime merges a Pad into an AveragePool behind it, and refuses pads as large as the window.
+    body = "p = Pad(x, n)\ns = Conv(p, v)\n" + PAIR
+    model = graph(body, {**SHAPES, "n": [0, 0, 1, 2, 0, 0, 1, 0]}, inputs=IMAGE)
+    result = rewrite(model, 2, "convavgpool", stem=True)
+    assert made(result) == ["ConvAvgPool"] * 2 and windows(result.graph.node[0])["pads"] == [1, 2, 1, 0]
+    feeds = random_feeds(model)
+    optimized = make_session(LoadedModel(result, None, 0), optimize=True).run(None, feeds)
+    np.testing.assert_allclose(optimized[0], runtime.run(model, feeds)[0], rtol=1e-4, atol=1e-3)
+
+
+def test_several_readers_and_an_output():
+    body = STEM + "r = Relu(s)\n" + PAIR.replace("(s,", "(r,") + "\nt = Neg(s)"
+    outputs = "float[a,b,c,d] y, float[e,f,g,i] t, float[e,f,g,i] s"
+    result = rewrite(graph(body, SHAPES, inputs=IMAGE, outputs=outputs), 2, "convavgpool", stem=True)
+    assert operators(result.graph) == {"ConvAvgPool": 1, "Neg": 1, "ReluConvAvgPool": 1}
+
+
+def test_what_stands_behind_is_taken_in():
+    body = f"""n = BatchNormalization(s, g, g, g, g)
+r = LeakyRelu(n)
+a = Conv<pads=[1,1,1,1]>(x, u)
+e = Add(a, r)
+{PAIR.replace("(s,", "(e,")}"""
+    model = graph(STEM + body, {**SHAPES, "u": (16, 3, 3, 3), "g": np.full(16, 2, np.float32)}, inputs=IMAGE)
+    assert made(rewrite(model, 3, "convavgpool", stem=True)) == ["ConvAvgPoolLeakyRelu", "ConvAvgPoolAdd", "ConvAvgPool"]
+
+
+def test_pairs_come_first():
+    body = f"p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)\ns = Conv<pads=[1,1,1,1]>(p, v)\n{PAIR}"
+    result = rewrite(graph(body, SHAPES, inputs=IMAGE), 2, "convavgpool", stem=True, fuse_pool_conv=True)
+    assert [windows(node)["pool_kernel_shape"] for node in result.graph.node] == [[2, 2], [2, 2]]
+    of_an_image = graph(PAIR.replace("(s,", "(x,"), {"w": (32, 3, 3, 3)}, inputs=IMAGE)
+    report = convpool.optimize(of_an_image, stem=True).report
+    assert [site.pattern for site in report.sites] == ["conv_pool"]
+
+
+def test_what_a_pair_has_become_is_no_site():
+    # A strided pair is fused before opset 19; the convolution left could be a node, but has its row in the report.
+    body = f"c = Conv<strides=[2,2]>(x, u)\no = {POOL}(c)\n{STEM}{PAIR}"
+    model = graph(body, {"v": (16, 1, 3, 3), "u": (16, 1, 3, 3)}, inputs="float[1,1,13,13] x", **BESIDE)
+    result = convpool.optimize(model, stem=True)
+    assert [(site.conv, site.lowering) for site in result.report.sites] == [
+        ("c", "fused"), ("h", "convavgpool"), ("s", "convavgpool"),
+    ]  # fmt: skip
+    assert made(result.model) == ["Conv", "ConvAvgPool", "ConvAvgPool"]
+
+
+@pytest.mark.parametrize("average", [f"{POOL[:-1]}, pads=[1,1,1,1]>(s)", "GlobalAveragePool(s)"])
+def test_an_average_behind_it_leaves_it(average):
+    result = convpool.optimize(graph(f"{STEM}o = {average}\n{PAIR}", SHAPES, inputs=IMAGE, **BESIDE), stem=True)
+    assert [(site.conv, site.pattern, site.status) for site in result.report.sites] == [
+        ("h", "conv_pool", "rewritten"), ("s", f"conv_{'global_' * ('Global' in average)}pool", "rejected"),
+    ]  # fmt: skip
+
+
+def test_inside_a_branch():
+    body = f"""y = If(flag) <
+      then_branch = yes () => (float[1,32,6,6] a) {{ {STEM} h = Conv<pads=[1,1,1,1]>(s, w) a = {POOL}(h) }},
+      else_branch = no () => (float[1,32,6,6] b) {{ k = Conv<pads=[1,1,1,1]>(x, u) b = {POOL}(k) }}
+    >"""
+    model = graph(body, {**SHAPES, "u": (32, 3, 3, 3)}, inputs=f"{IMAGE}, bool flag")
+    result = rewrite(model, 3, "convavgpool", stem=True)
+    branches = [operators(attribute.g) for attribute in result.graph.node[0].attribute]
+    assert branches == [{"ConvAvgPool": 2}, {"ConvAvgPool": 1}]
+
+
+REFUSED = {
+    "five channels": (STEM, {"v": (8, 5, 3, 3)}, "float[1,5,12,12] x",
+        "Conv 's': channels; got 5, expected at most 4"),
+    "large kernel": ("s = Conv(x, v)\n", {"v": (8, 3, 5, 5)}, IMAGE,
+        "Conv 's': weights a filter; got 75, expected at most 64"),
+    "group": ("s = Conv<group=3>(x, v)\n", {"v": (9, 1, 3, 3)}, IMAGE, "Conv 's': group; got 3, expected 1"),
+    "computed weights": (STEM, {"v": None}, f"{IMAGE}, float[8,3,3,3] v",
+        "Conv 's': weights; got computed, or an input that a caller may override, expected a constant"),
+    "overridable weights": (STEM, {"v": (8, 3, 3, 3)}, f"{IMAGE}, float[8,3,3,3] v",
+        "Conv 's': weights; got computed, or an input that a caller may override, expected a constant"),
+    "weights of an unknown rank": ("u = Reshape(x, n)\ns = Conv(x, u)\n", {}, f"{IMAGE}, int64[k] n",
+        "Conv 's': spatial axes; got an unknown number, expected 2"),
+    "one axis": ("s = Conv(x, v)\n", {"v": (8, 3, 3)}, "float[1,3,12] x", "Conv 's': spatial axes; got 1, expected 2"),
+    "SAME of an open size, strided": ('s = Conv<auto_pad="SAME_UPPER", strides=[2,2]>(x, v)\n', {}, "float[1,3,H,W] x",
+        "Conv 's': auto_pad; got SAME_UPPER with strides on an unknown size, expected explicit pads"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_reason(name):
+    body, constants, inputs, expected = REFUSED[name]
+    constants = {key: value for key, value in {**SHAPES, **constants}.items() if value is not None}
+    outputs = f"float[{'a,b,c' if name == 'one axis' else 'a,b,c,d'}] s, float[i,j,k,l] o"
+    model = graph(body + OTHER, constants, inputs=f"{inputs}, float[1,16,12,12] z", outputs=outputs)
+    result = convpool.optimize(model, check=0, stem=True)
+    assert [(site.pattern, site.status, site.reason) for site in result.report.sites] == [
+        ("conv_pool", "rewritten", None), ("stem", "rejected", expected),
+    ]  # fmt: skip
+    plain = convpool.optimize(model, check=0)
+    assert result.model.SerializeToString() == plain.model.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("version", "attribute", "expected"),
+    [(17, "group: int = @group", "attributes; got a reference to the function's 'group', expected values"),
+     (16, "group = 1", "opset of the function; got 16, expected the model's, 17")],
+)  # fmt: skip
+def test_in_a_function(version, attribute, expected):
+    text = f'<opset_import: ["": {version}], domain: "local">\nfirst <group> (x, v) => (s) {{ s = Conv<{attribute}>(x, c) }}'
+    model = graph(f"s = local.first<group = 1>(x)\n{OTHER}", functions=text.replace("(x, v)", "(x)"), imports=', "local": 1',
+                  inputs=f"{IMAGE}, float[1,16,12,12] z", outputs="float[a,b,c,d] s, float[i,j,k,l] o")  # fmt: skip
+    body = model.functions[0]
+    value = helper.make_tensor("c", onnx.TensorProto.FLOAT, [8, 3, 3, 3], np.ones(216))
+    body.node.insert(0, helper.make_node("Constant", [], ["c"], value=value))
+    result = convpool.optimize(model, check=0, stem=True)
+    assert [site.reason for site in result.report.sites] == [None, f"Conv 's': {expected}"]
+
+
+@pytest.mark.parametrize("options", [{}, {"lowering": "direct"}, {"exclude": "h"}])
+def test_without_a_node_of_a_pair_nothing_changes(options):
+    body = RELU + (PAIR if options else "y = Neg(s)")
+    model = graph(body, SHAPES, inputs=IMAGE)
+    result, plain = (convpool.optimize(model, check=0, stem=stem, **options) for stem in (True, False))
+    assert result.model.SerializeToString() == plain.model.SerializeToString()
+    assert result.report.sites == plain.report.sites
+    assert result.changed == (options == {"lowering": "direct"})
+
+
+def test_excluded():
+    model = graph(RELU + PAIR, SHAPES, inputs=IMAGE)
+    result = convpool.optimize(model, stem=True, exclude="c")
+    assert [(site.conv, site.pattern, site.status) for site in result.report.sites] == [
+        ("h", "conv_pool", "rewritten"), ("c", "stem", "excluded"),
+    ]  # fmt: skip
+    assert made(result.model) == ["Conv", "Relu", "ConvAvgPool"]
+
+
+@pytest.mark.parametrize(("options", "first"), [([], "Conv"), (["--stem"], "ConvAvgPoolRelu")])
+def test_command_line(options, first, tmp_path, capsys):
+    onnx.save(graph(RELU + PAIR, SHAPES, inputs=IMAGE), tmp_path / "in.onnx")
+    report = tmp_path / "report.json"
+    assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "--report", str(report), *options]) == 0
+    assert made(onnx.load(tmp_path / "in.convpool.onnx"))[0] == first
+    printed = capsys.readouterr().out
+    sites = json.loads(report.read_text())["sites"]
+    if options:
+        assert "stem       rewritten as ConvAvgPoolRelu with Relu" in printed
+        assert [(site["pool"], site["pattern"], site["operator"]) for site in sites] == [
+            ("y", "conv_pool", operator.OP_TYPE), ("", "stem", "ConvAvgPoolRelu"),
+        ]  # fmt: skip
+    else:
+        assert len(sites) == 1
+    run(command, "convpool-optimize", ["--help"])
+    assert "--stem" in capsys.readouterr().out
