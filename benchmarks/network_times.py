@@ -27,7 +27,8 @@ from convpool.bench.timing import input_sets, summarize
 from convpool.errors import ConvpoolError, first_line
 from convpool.files import write_atomically
 from convpool.modelio import LoadedModel
-from convpool.tensorrt import Engine, build_engine, plugin_path
+from convpool.tensorrt import PRECISIONS, Engine, build_engine, plugin_path
+from convpool.tensorrt.build import takes_stems
 from convpool.tensorrt.library import tensorrt_module
 from convpool.tensorrt.timing import TIMING_ITERATIONS, choose_patiently, time_in_turn
 from convpool.verify import make_session
@@ -59,19 +60,25 @@ NETWORKS = {
     "densenet121": Network(32, 1.08),
 }
 """Rows by generator."""
-STANDARD, OURS = ("direct", "fused"), ("siblings", "plugin", "pool_conv", "concats_kept")
+STANDARD, OURS = ("direct", "fused"), ("stem", "siblings", "plugin", "pool_conv", "concats_kept")
 LOWERINGS: dict[str, dict[str, Any] | None] = {
     "original": None,
     "direct": {"lowering": "direct"},
     "fused": {"lowering": "fused"},
     "plugin": {"lowering": "convavgpool"},
     "siblings": {"lowering": "convavgpool", "prologue": True, "epilogue": True},
-    "pool_conv": {"lowering": "convavgpool", "prologue": True, "epilogue": True, "fuse_pool_conv": True},
+    "stem": {"lowering": "convavgpool", "prologue": True, "epilogue": True, "stem": True},
+    "pool_conv": {"lowering": "convavgpool", "prologue": True, "epilogue": True, "stem": True, "fuse_pool_conv": True},
     "concats_kept": {"lowering": "convavgpool", "prologue": True, "epilogue": True, "concat": False},
 }
-"""Arguments of `convpool.optimize`; plugin: ConvAvgPool alone; siblings: with what stands before and after it; pool_conv: and
-poolings in front of a convolution too; concats_kept: siblings with all Concats as they were."""
-USUAL = ("original", "direct", "fused", "siblings")
+"""Arguments of `convpool.optimize`; plugin: ConvAvgPool alone; siblings: with what stands before and after it; stem: and
+convolutions of images, as `convpool-build` has it; pool_conv: and poolings in front of a convolution; concats_kept: siblings
+with all Concats as they were."""
+USUAL = {
+    precision: ("original", "direct", "fused", "siblings", *(("stem",) if takes_stems(precision, plugin=True) else ()))
+    for precision in PRECISIONS
+}
+"""What is timed where nothing else is asked for, by precision."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ class Options:
     """How to build and time.  batch: in place of a row's own; engines: a folder that keeps engines and TensorRT's timings."""
 
     engines: Path
-    lowerings: tuple[str, ...] = USUAL
+    lowerings: tuple[str, ...] = USUAL["fp16"]
     precision: str = "fp16"
     level: int = 2
     batch: int | None = None

@@ -253,7 +253,8 @@ def timing(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         engines = Path(arguments.engines or folder)
         engines.mkdir(parents=True, exist_ok=True)
-        options = network_times.Options(engines, tuple(arguments.lowerings), arguments.precision, arguments.level,
+        lowerings = tuple(arguments.lowerings or network_times.USUAL[arguments.precision])
+        options = network_times.Options(engines, lowerings, arguments.precision, arguments.level,
                                         arguments.batch, arguments.rounds, arguments.layers)  # fmt: skip
         path = Path(arguments.json or Path(folder, "times.json"))
         for name in names:
@@ -289,7 +290,8 @@ def main() -> int:
     parser.add_argument("--commit", default="", help="commit to record")
     group = parser.add_argument_group("time")
     group.add_argument("--engines", help="folder that keeps engines and TensorRT's timings for a later call")
-    group.add_argument("--lowerings", nargs="+", choices=network_times.LOWERINGS, default=network_times.USUAL)
+    group.add_argument("--lowerings", nargs="+", choices=network_times.LOWERINGS,
+                       help="default: those usual in the precision")
     group.add_argument("--batch", type=int, help="in place of each network's own")
     group.add_argument("--precision", choices=("fp16", "tf32", "fp32"), default="fp16")
     group.add_argument("--rounds", type=int, default=30)

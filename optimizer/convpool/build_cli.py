@@ -49,6 +49,8 @@ _SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
 @click.option("--lowering", type=click.Choice(LOWERINGS),
               help="Form of a rewritten pair; default the plugin's operator (convavgpool), auto with --no-plugin, fused in "
               "tf32, where 1x1 pairs stay as they are. none: as MODEL is.")
+@click.option("--stem/--no-stem", default=True, show_default=True,
+              help="In fp16 and bf16 the plugin also runs convolutions of images (up to 4 channels) in a model with a pair.")
 @click.option("--autotune", is_flag=True, help="Build MODEL as it is and every form of its pairs, time the engines on this "
               "GPU, keep the fastest whose outputs agree.")
 @click.option("--layers", is_flag=True, help="Keep intermediate tensors as outputs, for convpool-verify --layers.")
@@ -63,7 +65,7 @@ _SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
 @click.version_option(package_name="convpool")
 def build_command(
     model, output, precision, least, typical, largest, timing_cache, workspace_mib, optimization_level, no_plugin,
-    lowering, autotune, layers, check, data, rtol, atol, seed, report_path, quiet,
+    lowering, stem, autotune, layers, check, data, rtol, atol, seed, report_path, quiet,
 ) -> None:  # fmt: skip
     """Build a TensorRT engine from MODEL, run it, and compare it with onnxruntime on MODEL."""
     out = Path(output)
@@ -86,7 +88,8 @@ def build_command(
     with _Progress(quiet) as progress:
         options = {
             "precision": precision, "profiles": profile, "timing_cache": timing_cache, "workspace_bytes": workspace_mib << 20,
-            "optimization_level": optimization_level, "plugin": not no_plugin, "progress": progress.update,
+            "optimization_level": optimization_level, "plugin": not no_plugin, "stem": stem,
+            "progress": progress.update,
         }  # fmt: skip
         if autotune:
             timed = build_fastest(original, **options)

@@ -406,6 +406,19 @@ def test_networks_of_siblings(name, kind):
     assert np.abs(found - wanted).max() <= 2e-2 * np.abs(wanted).max()
 
 
+@pytest.mark.parametrize(("precision", "stems"), [("fp16", 2), ("fp32", 0)])
+def test_convolutions_of_images(precision, stems):
+    model = generate("sngan64_small", batch=2)
+    inputs = random_inputs(model)
+    layers = []
+    for stem in (True, False):
+        engine = build_engine(model, precision=precision, stem=stem, optimization_level=1, configure=detailed)
+        layers.append(plugin_layers(engine))
+        wanted, found = reference(model, inputs), next(iter(engine.run(inputs).values()))
+        assert np.abs(found - wanted).max() <= (2e-2 if precision == "fp16" else 1e-5) * np.abs(wanted).max()
+    assert layers[0] == layers[1] + stems
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [("attribute", "AffineLeakyReluConvAvgPoolAddLeakyRelu: residual; got 0, expected 1 by the operator's name"),

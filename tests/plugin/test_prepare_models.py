@@ -278,6 +278,22 @@ def test_the_plugin_gets_the_siblings(name):
 
 
 @pytest.mark.parametrize("precision", build.PRECISIONS)
+def test_convolutions_of_images_go_to_the_plugin_in_half_precision(precision, monkeypatch):
+    built = []
+    monkeypatch.setattr(build, "tensorrt_module", lambda: None)
+    monkeypatch.setattr(build, "load_plugin", lambda trt: None)
+    monkeypatch.setattr(build, "_build", lambda trt, model, plugin, options: built.append(model))
+    for options in ({}, {"stem": False}, {"plugin": False, "lowering": "direct"}, {"lowering": "direct"}):
+        build.build_engine(generate("wgan_gp_small", batch=2), **{"lowering": "convavgpool", **options}, precision=precision)
+    windows = [
+        [list(item.ints) for node in model.graph.node for item in node.attribute if item.name == "pool_kernel_shape"]
+        for model in built
+    ]
+    stems = 2 if precision in ("fp16", "bf16") else 0  # the first block's first convolution, and its shortcut's
+    assert [found.count([1, 1]) for found in windows] == [stems, 0, 0, 0]
+
+
+@pytest.mark.parametrize("precision", build.PRECISIONS)
 def test_where_no_lowering_is_asked_for_pairs_go_to_the_plugin_but_in_tf32(precision):
     lowering = build.default_lowering(precision, plugin=True)
     for name, left in (("conv_pool", 0), ("densenet_transition1", 1)):  # a 1x1 pair has no fused form that saves anything

@@ -70,6 +70,7 @@ def build_engine(
     optimization_level: int | None = None,
     plugin: bool = True,
     lowering: str | None = None,
+    stem: bool = True,
     layers: bool = False,
     progress: Progress | None = None,
     trt: ModuleType | None = None,
@@ -86,6 +87,7 @@ def build_engine(
     optimization_level: TensorRT's 0 to 5; None: its default.
     plugin: load the plugin and let it run the ConvAvgPool nodes; else they become standard operators.
     lowering: as in `convpool.optimize`, or "none" for the model as it is; default: `default_lowering`.
+    stem: let the plugin also run convolutions of images, as in `convpool.optimize`, where `takes_stems`.
     layers: keep intermediate tensors as outputs, to compare them; slows the engine down.
     trt: TensorRT's package, default `import tensorrt`.  configure, configure_network: called last of all with the builder's
     config and with the network, for instance to set types and formats of inputs and outputs.
@@ -104,7 +106,7 @@ def build_engine(
     if options.timing_cache is not None and not options.timing_cache.parent.is_dir():
         raise OutputError(f"timing cache {timing_cache}: no folder {str(options.timing_cache.parent)!r}; make it first")
     trt = trt or tensorrt_module()
-    prepared = prepared_model(model, lowering, layers)
+    prepared = prepared_model(model, lowering, layers, stem and takes_stems(precision, plugin))
     if plugin and prepare.has_operator(prepared):
         load_plugin(trt)
     return _build(trt, prepared, plugin, options)
@@ -128,13 +130,18 @@ def _profiles(profiles: Profile | Sequence[Profile] | None) -> list[Profile]:
     return [profiles] if isinstance(profiles, Mapping) else list(profiles)
 
 
-def prepared_model(model: object, lowering: str, layers: bool = False) -> ModelProto:
+def takes_stems(precision: str, plugin: bool) -> bool:
+    """Whether the plugin has a kernel for few channels: in half precisions."""
+    return plugin and precision in _HALVES
+
+
+def prepared_model(model: object, lowering: str, layers: bool = False, stem: bool = False) -> ModelProto:
     """What an engine is built from: the model in the form asked for, self-contained, its weights initializers."""
     loaded = load(model)
     if lowering == "none" or prepare.has_operator(loaded.proto):
         result = prepare.self_contained(loaded)
     else:
-        optimized = optimize(loaded.proto, lowering=lowering, check=0, base_dir=loaded.base_dir)
+        optimized = optimize(loaded.proto, lowering=lowering, stem=stem, check=0, base_dir=loaded.base_dir)
         result = prepare.self_contained(load(optimized.model, loaded.base_dir))
     result = prepare.inline_own_functions(result)
     prepare.fold_weights(result)
