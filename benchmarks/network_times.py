@@ -92,6 +92,7 @@ class Options:
     batch: int | None = None
     rounds: int = 30
     layers: bool = False
+    max_aux_streams: int | None = None
 
 
 def lowered(model: onnx.ModelProto, lowering: str) -> onnx.ModelProto:
@@ -107,7 +108,8 @@ def get_engine(name: str, lowering: str, model: onnx.ModelProto, batch: int, opt
     plugin = lowering in OURS
     inside = NETWORKS[name].inside and options.precision == "fp16"
     digest = hashlib.sha256(model.SerializeToString(deterministic=True))
-    digest.update(repr((options.precision, options.level, inside, TIMING_ITERATIONS, tensorrt_module().__version__)).encode())
+    built_by = (options.level, options.max_aux_streams, TIMING_ITERATIONS, tensorrt_module().__version__)
+    digest.update(repr((options.precision, inside, *built_by)).encode())
     if plugin:
         digest.update(plugin_path().read_bytes())
     path = options.engines / f"{name}-{batch}-{options.precision}-{lowering}-{digest.hexdigest()[:12]}.engine"
@@ -115,6 +117,7 @@ def get_engine(name: str, lowering: str, model: onnx.ModelProto, batch: int, opt
         return Engine.load(path)
     engine = build_engine(
         model, precision=options.precision, optimization_level=options.level, plugin=plugin, lowering="none",
+        max_aux_streams=options.max_aux_streams,
         timing_cache=options.engines / f"timing-{TIMING_ITERATIONS}.cache", configure=choose_patiently,
         configure_network=half_channels_last if inside else None,
     )  # fmt: skip
@@ -180,7 +183,7 @@ def time_network(name: str, options: Options) -> Row:
         found[lowering] = {"error": error, **({"nodes": dict(nodes)} if nodes else {})}
         engines[lowering] = engine
     row = {"network": name, "batch": batch, "precision": options.precision, "level": options.level,
-           "bar": network.bar if options.precision == "fp16" else None,
+           "max_aux_streams": options.max_aux_streams, "bar": network.bar if options.precision == "fp16" else None,
            "limit": limit, "half_channels_last": inside, "rounds": options.rounds, "lowerings": found}  # fmt: skip
     if engines:
         row["input_sets"] = _time(engines, model, inside, options.rounds, found)

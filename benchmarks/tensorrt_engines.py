@@ -255,7 +255,8 @@ def timing(arguments: argparse.Namespace) -> int:
         engines.mkdir(parents=True, exist_ok=True)
         lowerings = tuple(arguments.lowerings or network_times.USUAL[arguments.precision])
         options = network_times.Options(engines, lowerings, arguments.precision, arguments.level,
-                                        arguments.batch, arguments.rounds, arguments.layers)  # fmt: skip
+                                        arguments.batch, arguments.rounds, arguments.layers,
+                                        arguments.max_aux_streams)  # fmt: skip
         path = Path(arguments.json or Path(folder, "times.json"))
         for name in names:
             row = {**network_times.time_network(name, options), **about(), "commit": arguments.commit}
@@ -294,6 +295,7 @@ def main() -> int:
                        help="default: those usual in the precision")
     group.add_argument("--batch", type=int, help="in place of each network's own")
     group.add_argument("--precision", choices=("fp16", "tf32", "fp32"), default="fp16")
+    group.add_argument("--max-aux-streams", type=int, help="streams that TensorRT may run layers on besides its own")
     group.add_argument("--rounds", type=int, default=30)
     group.add_argument("--layers", action="store_true", help="also the time of every layer, by TensorRT's profiler")
     arguments = parser.parse_args()

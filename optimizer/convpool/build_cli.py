@@ -45,6 +45,8 @@ _SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
 @click.option("--workspace-mib", type=click.IntRange(min=1), default=1024, show_default=True,
               help="The most scratch memory that a layer may use.")
 @click.option("--optimization-level", type=click.IntRange(0, 5), help="TensorRT's; the default is its own.")
+@click.option("--max-aux-streams", type=click.IntRange(min=0), metavar="N",
+              help="Let layers that need not wait for one another run on up to N more streams; the default is TensorRT's.")
 @click.option("--no-plugin", is_flag=True, help="Standard operators only.")
 @click.option("--lowering", type=click.Choice(LOWERINGS),
               help="Form of a rewritten pair; default the plugin's operator (convavgpool), auto with --no-plugin, fused in "
@@ -64,8 +66,8 @@ _SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
 def build_command(
-    model, output, precision, least, typical, largest, timing_cache, workspace_mib, optimization_level, no_plugin,
-    lowering, stem, autotune, layers, check, data, rtol, atol, seed, report_path, quiet,
+    model, output, precision, least, typical, largest, timing_cache, workspace_mib, optimization_level,
+    max_aux_streams, no_plugin, lowering, stem, autotune, layers, check, data, rtol, atol, seed, report_path, quiet,
 ) -> None:  # fmt: skip
     """Build a TensorRT engine from MODEL, run it, and compare it with onnxruntime on MODEL."""
     out = Path(output)
@@ -88,8 +90,8 @@ def build_command(
     with _Progress(quiet) as progress:
         options = {
             "precision": precision, "profiles": profile, "timing_cache": timing_cache, "workspace_bytes": workspace_mib << 20,
-            "optimization_level": optimization_level, "plugin": not no_plugin, "stem": stem,
-            "progress": progress.update,
+            "optimization_level": optimization_level, "max_aux_streams": max_aux_streams, "plugin": not no_plugin,
+            "stem": stem, "progress": progress.update,
         }  # fmt: skip
         if autotune:
             timed = build_fastest(original, **options)

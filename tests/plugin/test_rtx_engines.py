@@ -43,7 +43,13 @@ def test_convpool_build_builds_what_it_loaded(tmp_path, monkeypatch, capsys):
     from convpool.tensorrt import build_engine
     from models.generators import generate
 
-    monkeypatch.setattr(build_cli, "build_engine", functools.partial(build_engine, trt=trt, configure=for_ampere_and_later))
+    configs = []
+
+    def configure(config):
+        for_ampere_and_later(config)
+        configs.append((config.max_aux_streams, config.builder_optimization_level))
+
+    monkeypatch.setattr(build_cli, "build_engine", functools.partial(build_engine, trt=trt, configure=configure))
     onnx.save(generate("wgan_gp_small", batch="dynamic"), tmp_path / "model.onnx")
     engine, report = tmp_path / "m.engine", tmp_path / "report.json"
     shapes = [f"--{kind}-shape=image:{n}x3x32x32" for kind, n in (("min", 1), ("max", 4))]
@@ -52,6 +58,8 @@ def test_convpool_build_builds_what_it_loaded(tmp_path, monkeypatch, capsys):
     content = json.loads(report.read_text())
     assert content["engine_bytes"] == engine.stat().st_size > 0 and content["plugin"] is False
     assert "written" in capsys.readouterr().out
+    assert run(build_cli.build_command, "convpool-build", [*arguments, "--max-aux-streams=3", "--optimization-level=1"]) == 0
+    assert configs[0] != configs[1] == (3, 1)
 
 
 def test_an_open_input_without_a_profile_is_refused():

@@ -55,6 +55,7 @@ class _Options:
     timing_cache: Path | None
     workspace_bytes: int
     optimization_level: int | None
+    max_aux_streams: int | None
     progress: Progress | None
     configure: Callable[[Any], None] | None
     configure_network: Callable[[Any], None] | None
@@ -68,6 +69,7 @@ def build_engine(
     timing_cache: str | os.PathLike[str] | None = None,
     workspace_bytes: int = DEFAULT_WORKSPACE_BYTES,
     optimization_level: int | None = None,
+    max_aux_streams: int | None = None,
     plugin: bool = True,
     lowering: str | None = None,
     stem: bool = True,
@@ -85,6 +87,8 @@ def build_engine(
     timing_cache: a file to take layer timings from and to add new ones to.
     workspace_bytes: the most that TensorRT may use beside weights and activations.
     optimization_level: TensorRT's 0 to 5; None: its default.
+    max_aux_streams: the most streams besides its own on which an engine may run layers that need not wait for one another;
+        None: TensorRT's choice, which is none in 8.6.
     plugin: load the plugin and let it run the ConvAvgPool nodes; else they become standard operators.
     lowering: as in `convpool.optimize`, or "none" for the model as it is; default: `default_lowering`.
     stem: let the plugin also run convolutions of images, as in `convpool.optimize`, where `takes_stems`.
@@ -101,7 +105,7 @@ def build_engine(
         raise OptionError(f"lowering: got {lowering!r}, expected one of {', '.join(LOWERINGS)}")
     options = _Options(
         precision, _profiles(profiles), Path(timing_cache) if timing_cache else None, workspace_bytes,
-        optimization_level, progress, configure, configure_network,
+        optimization_level, max_aux_streams, progress, configure, configure_network,
     )  # fmt: skip
     if options.timing_cache is not None and not options.timing_cache.parent.is_dir():
         raise OutputError(f"timing cache {timing_cache}: no folder {str(options.timing_cache.parent)!r}; make it first")
@@ -223,6 +227,8 @@ def _configure(trt: ModuleType, config: Any, weakly_typed: bool, options: _Optio
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
     if options.optimization_level is not None:
         config.builder_optimization_level = options.optimization_level
+    if options.max_aux_streams is not None:
+        config.max_aux_streams = options.max_aux_streams
     flags = trt.BuilderFlag
     if hasattr(flags, "TF32"):
         (config.clear_flag if options.precision == "fp32" else config.set_flag)(flags.TF32)
