@@ -95,12 +95,13 @@ class Options:
     max_aux_streams: int | None = None
 
 
-def lowered(model: onnx.ModelProto, lowering: str) -> onnx.ModelProto:
-    """The model in one lowering."""
+def lowered(model: onnx.ModelProto, lowering: str, precision: str) -> onnx.ModelProto:
+    """The model in one lowering; convolutions of images go to the plugin where `convpool-build` has them there."""
     arguments = LOWERINGS[lowering]
     if arguments is None:
         return model
-    return optimize(model, **{"prologue": False, "epilogue": False, **arguments}, check=0).model
+    stem = arguments.get("stem", False) and takes_stems(precision, plugin=True)
+    return optimize(model, **{"prologue": False, "epilogue": False, **arguments, "stem": stem}, check=0).model
 
 
 def get_engine(name: str, lowering: str, model: onnx.ModelProto, batch: int, options: Options) -> Engine:
@@ -165,7 +166,7 @@ def time_network(name: str, options: Options) -> Row:
     made: dict[bytes, str] = {}
     for lowering in options.lowerings:
         try:
-            form = lowered(model, lowering)
+            form = lowered(model, lowering, options.precision)
             same = made.setdefault(form.SerializeToString(deterministic=True), lowering)
             if same != lowering:
                 found[lowering] = {"same_as": same}

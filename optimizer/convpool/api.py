@@ -318,7 +318,7 @@ class _Run:
         return {(scope.path, node.output[0]) for scope in scopes for node in scope.nodes if is_op(node, "Conv")}
 
     def _excluded(self, site: Site) -> bool:
-        return any(self._named(name) for name in site.names)
+        return any(name and self._named(name) for name in site.names)
 
     def _named(self, name: str) -> bool:
         """Whether a pattern given to exclude matches."""

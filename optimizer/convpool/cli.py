@@ -53,8 +53,7 @@ class InputShape(click.ParamType):
 @click.option("--input-shape", "shapes", type=InputShape(), multiple=True, metavar="NAME:1x3x224x224",
               help="Shape of an input that the model leaves open; repeat for more inputs.")
 @click.option("--exclude", multiple=True, metavar="PATTERN",
-              help="Leave pairs alone whose convolution or pooling has a matching name (*, ? and [] as in a shell); Concats, "
-                   "too.")
+              help="Leave alone what has a convolution, pooling or Concat with a matching name (*, ? and [] as in a shell).")
 @click.option("--fuse-pool-conv", is_flag=True, help="Also make one node of AveragePool followed by Conv (GPU traffic).")
 @click.option("--stem", is_flag=True,
               help="With a pair made a ConvAvgPool: also make one of a convolution of an image (GPU traffic).")

@@ -123,6 +123,8 @@ def chosen() -> list[dict]:
         cases.append(rewritten(3, c, m, (33, 34), kernel, pool, pads=kernel // 2) | both)
         cases.append(rewritten(2, c, m, (12, 20), kernel, pool, pads=kernel // 2, residual=True))
         cases.append(rewritten(2, c, m, (13, 17), kernel, pool, stride=2) | affine | both)
+    for m in (40, 48):  # everything at once; two, since every third case moves Y
+        cases.append(rewritten(2, 3, m, (12, 20), 1, 2, residual=True) | affine | both)
     cases.append(dict(n=9, c=3, m=8, spatial=(130, 150), kernel_shape=3, pool_kernel_shape=1, pads=1))
     cases.append(dict(n=2, c=3, m=16, spatial=(9, 11), kernel_shape=2, pool_kernel_shape=1, pool_strides=3, pads=2))
     cases.append(dict(n=1, c=8, m=8, spatial=(70001,), kernel_shape=3, pool_kernel_shape=2, strides=2))  # past 16 bits

@@ -206,15 +206,15 @@ def test_prologue_of_values_that_are_not_finite(gpu, name, before, slope):
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("activation, alpha", [("relu", 0.0), ("leaky_relu", 0.25), ("leaky_relu", 0.0), ("clip", -0.5)])
-@pytest.mark.parametrize("name", names(lambda name: "m64n64" in name))
+@pytest.mark.parametrize("name", names(lambda name: "m64n64" in name or name.endswith("_few")))
 def test_epilogue_of_values_that_are_not_finite(gpu, name, activation, alpha, residual):
     tactic = find_tactic(name)
     if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc:
         pytest.skip(f"needs compute capability {tactic.min_cc}")
-    allowed = 0
+    allowed, channels, kernel = 0, 3 if name.endswith("_few") else 256, 1 if name.endswith(("1x1", "_few")) else 3
     for y_layout in ("NHWC", "NCHW"):
-        problem = Problem(n=1, c=256, m=8, spatial=(18, 18), kernel_shape=1 if name.endswith("1x1") else 3, pool_kernel_shape=2,
-                          strides=2, dtype=tactic.dtype, layout="NHWC", y_layout=y_layout, bias=True, residual=residual,
+        problem = Problem(n=1, c=channels, m=8, spatial=(18, 18), kernel_shape=kernel, pool_kernel_shape=2, strides=2,
+                          dtype=tactic.dtype, layout="NHWC", y_layout=y_layout, bias=True, residual=residual,
                           activation=activation, alpha=alpha, beta=0.5, allow_tf32="tf32x3" not in name)  # fmt: skip
         if problem.why_not(tactic):
             continue
@@ -224,7 +224,7 @@ def test_epilogue_of_values_that_are_not_finite(gpu, name, activation, alpha, re
         addend = np.full_like(before, 0.125)
         with np.errstate(invalid="ignore"):
             expected = conv_reference.activate(problem, before + addend if residual else before)
-        x, w = np.zeros((1, 256, 18, 18)), np.ones(problem.w_shape)
+        x, w = np.zeros((1, channels, 18, 18)), np.ones(problem.w_shape)
         np.testing.assert_array_equal(run_twice(problem, tactic, x, w, bias, addend, None, None), expected)
     assert allowed, problem.why_not(tactic)
 
@@ -251,6 +251,18 @@ def test_arrays_that_the_kernel_cannot_take(gpu, name, skewed):
 @pytest.mark.parametrize("name", names(lambda name: name.endswith("_m64n64k64_s8_im2col")))
 def test_arrays_around_an_implicit_gemm_by_tma(gpu, name, skewed):
     check_skewed(gpu, name, skewed, 3)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("skewed", ["x", "w", "b", "residual", "scale", "shift", "y"])
+@pytest.mark.parametrize("name", names(lambda name: name.endswith("_few")))
+def test_arrays_of_few_channels_aligned_to_their_elements(gpu, name, skewed, layout):
+    tactic = find_tactic(name)
+    if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc:
+        pytest.skip(f"needs compute capability {tactic.min_cc}")
+    wanted = dict(c=3, kernel_shape=(1, 1), prologue_affine=True, bias=True, residual=True)
+    case = next(i for i, c in enumerate(CASES) if i % 3 and wanted.items() <= c.items())
+    assert check(case, tactic, tactic.dtype, layout, INTEGER, skewed)
 
 
 @pytest.mark.parametrize("skewed", ["x", "w"])

@@ -72,6 +72,7 @@ STEMS = {
     "open batch and sizes": (STEM, {}, "float[N,3,H,W] x"),
     "computed from constants": ("u = Mul(v, v)\ns = Conv<pads=[1,1,1,1]>(x, u)\n", {}, IMAGE),
     "of a map per channel": ("n = Sub(x, k)\nm = Clip(n)\ns = Conv<pads=[1,1,1,1]>(m, v)\n", {"k": (3, 1, 1)}, IMAGE),
+    "of reflected borders": ('p = Pad<mode="reflect">(x, n)\ns = Conv(p, v)\n', {"n": [0, 0, 1, 1, 0, 0, 1, 1]}, IMAGE),
     "of a smaller image": (f"m = {POOL}(x)\ns = Conv<pads=[1,1,1,1]>(m, v)\n", {}, IMAGE),
 }
 
@@ -141,9 +142,9 @@ def test_what_a_pair_has_become_is_no_site():
     assert made(result.model) == ["Conv", "ConvAvgPool", "ConvAvgPool"]
 
 
-@pytest.mark.parametrize("average", [f"{POOL[:-1]}, pads=[1,1,1,1]>(s)", "GlobalAveragePool(s)"])
+@pytest.mark.parametrize("average", [f"{POOL[:-1]}, pads=[1,1,1,1]>(s)", "GlobalAveragePool(s)", f"{POOL}(r)"])
 def test_an_average_behind_it_leaves_it(average):
-    result = convpool.optimize(graph(f"{STEM}o = {average}\n{PAIR}", SHAPES, inputs=IMAGE, **BESIDE), stem=True)
+    result = convpool.optimize(graph(f"{STEM}r = Relu(s)\no = {average}\n{PAIR}", SHAPES, inputs=IMAGE, **BESIDE), stem=True)
     assert [(site.conv, site.pattern, site.status) for site in result.report.sites] == [
         ("h", "conv_pool", "rewritten"), ("s", f"conv_{'global_' * ('Global' in average)}pool", "rejected"),
     ]  # fmt: skip
@@ -172,6 +173,12 @@ REFUSED = {
         "Conv 's': weights; got computed, or an input that a caller may override, expected a constant"),
     "weights of an unknown rank": ("u = Reshape(x, n)\ns = Conv(x, u)\n", {}, f"{IMAGE}, int64[k] n",
         "Conv 's': spatial axes; got an unknown number, expected 2"),
+    "Pad behind what onnxruntime takes out": ("p = Pad(x, n)\nm = Mul(p, k)\nq = Cast<to=1>(m)\ns = Conv(q, v)\n",
+        {"n": [0, 0, 1, 1, 0, 0, 1, 1], "k": np.ones(1, np.float32)}, IMAGE,
+        "Conv 's': Pad 'p' in front; got pads that the convolution cannot take, expected none"),
+    "Pad of a computed value": ("a = Abs(k)\np = Pad(x, n, a)\ns = Conv(p, v)\n",
+        {"n": [0, 0, 1, 1, 0, 0, 1, 1], "k": np.zeros((), np.float32)}, IMAGE,
+        "Conv 's': Pad 'p' in front; got pads that the convolution cannot take, expected none"),
     "one axis": ("s = Conv(x, v)\n", {"v": (8, 3, 3)}, "float[1,3,12] x", "Conv 's': spatial axes; got 1, expected 2"),
     "SAME of an open size, strided": ('s = Conv<auto_pad="SAME_UPPER", strides=[2,2]>(x, v)\n', {}, "float[1,3,H,W] x",
         "Conv 's': auto_pad; got SAME_UPPER with strides on an unknown size, expected explicit pads"),
@@ -195,7 +202,8 @@ def test_reason(name):
 @pytest.mark.parametrize(
     ("version", "attribute", "expected"),
     [(17, "group: int = @group", "attributes; got a reference to the function's 'group', expected values"),
-     (16, "group = 1", "opset of the function; got 16, expected the model's, 17")],
+     (16, "group = 1", "opset of the function; got 16, expected the model's, 17"),
+     (17, "group = 1", "input 'x' of the function; got what a call gives, expected a tensor that is known")],
 )  # fmt: skip
 def test_in_a_function(version, attribute, expected):
     text = f'<opset_import: ["": {version}], domain: "local">\nfirst <group> (x, v) => (s) {{ s = Conv<{attribute}>(x, c) }}'

@@ -2,11 +2,11 @@
 
     x - Conv        x - ConvAvgPool
 
-It saves no arithmetic.  TensorRT copies an image of few channels into a padded format of its own in front of its
-convolution; the plugin has a kernel that reads the image as it is.  Conditions: (1) no attribute refers to a function's;
-(2) two spatial axes; (3) one group; (4) the weights are constants; (5) at most MAX_CHANNELS channels and (6)
-MAX_FILTER_ELEMENTS weights a filter; (7) the function has the scope's opset.  Pads of zeros in front go into the
-convolution's own: onnxruntime would merge one into the AveragePool, and refuse it there.
+It saves no arithmetic.  TensorRT pads an image of few channels to 8 in front of its convolution; the plugin has a kernel that
+reads it without.  Conditions: (1) no attribute refers to a function's; (2) two spatial axes; (3) one group; (4) the weights
+are constants; (5) at most MAX_CHANNELS channels and (6) MAX_FILTER_ELEMENTS weights a filter; (7) the function has the
+scope's opset; (8) no Pad can come to stand in front: onnxruntime would merge it into the AveragePool, and refuse it there.
+So Pads of zeros in front go into the convolution's own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from convpool.geometry import PoolSpec
-from convpool.graph import AttributeReference, Scope, is_op
+from convpool.graph import AttributeReference, Scope, attributes, is_op, label
 from convpool.passes import conv_pool
 from convpool.passes.conv_pool import Site
 from convpool.passes.trace import conv_leaf, conv_rank, with_pads_in_front
@@ -22,17 +22,19 @@ from convpool.plan import Choice, Plan, Pooling, Reject, reject
 
 RANK = 2
 MAX_CHANNELS = 4
-"""Most channels that the plugin's kernel for images takes."""
+"""Most channels of what counts as an image: TensorRT pads more of them less."""
 MAX_FILTER_ELEMENTS = 64
-"""Most weights a filter that it takes: channels times kernel elements."""
+"""Most weights a filter that the plugin's kernel takes: channels times kernel elements."""
 WINDOW = PoolSpec((1,) * RANK, (1,) * RANK, (0,) * (2 * RANK), (1,) * RANK)
+REMOVABLE = ("Identity", "Dropout", "Cast", "Expand", "Add", "Sub", "Mul", "Div")
+"""What onnxruntime takes out where it does nothing."""
 
 
 def sites(scope: Scope) -> Iterator[Site]:
-    """Every Conv of an input or of few channels, unless its result is averaged."""
-    averaged = {site.tensor for site in conv_pool.sites(scope)}
+    """Every Conv of an input or of few channels, unless it is one of a pair, rewritten or not."""
+    of_pairs = {site.conv for site in conv_pool.sites(scope)}
     for index, node in enumerate(scope.nodes):
-        if is_op(node, "Conv") and node.output[0] not in averaged:
+        if is_op(node, "Conv") and index not in of_pairs:
             shape = scope.info(node.input[0]).shape
             few = shape is not None and len(shape) > 1 and isinstance(shape[1], int) and shape[1] <= MAX_CHANNELS
             if few or node.input[0] in scope.inputs:
@@ -63,5 +65,28 @@ def check(site: Site, main_opset: int) -> Plan | Reject:
     if scope.opset != main_opset:
         return reject(scope, index, "opset of the function", scope.opset, f"the model's, {main_opset}")
     leaf, macs = with_pads_in_front(scope, leaf), conv_pool.macs(site)
+    if (wrong := _padded(scope, index, leaf.input)) is not None:
+        return wrong
     pooling = Pooling(index, (), leaf.input, scope.nodes[index].output[0], "stem", WINDOW)
     return Plan(scope, "stem", pooling, leaf, (Choice("convavgpool", macs, macs),))
+
+
+def _padded(scope: Scope, conv: int, tensor: str) -> Reject | None:
+    """Why a Pad may come to stand in front of `tensor`."""
+    reached, seen = [(scope, tensor)], set()
+    while reached:
+        where, name = reached.pop()
+        while where.parent is not None and not where.defines(name):
+            where = where.parent
+        if (where.path, name) in seen or where.constant(name) is not None:
+            continue
+        seen.add((where.path, name))
+        producer = where.producer.get(name)
+        if producer is None and where.is_function:
+            return reject(scope, conv, f"input '{name}' of the function", "what a call gives", "a tensor that is known")
+        node = None if producer is None else where.nodes[producer]
+        if node is not None and is_op(node, "Pad") and attributes(node).get("mode", b"constant") == b"constant":
+            return reject(scope, conv, f"Pad '{label(node)}' in front", "pads that the convolution cannot take", "none")
+        if node is not None and any(is_op(node, op_type) for op_type in REMOVABLE):
+            reached.extend((where, one) for one in node.input)
+    return None
