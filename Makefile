@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell git ls-files optimizer plugin pyproject.toml 2>/dev/null)
 
-.PHONY: demo test lint install bench-cpu bench-gpu clean
+.PHONY: demo test lint install bench-cpu bench-gpu bench-tensorrt clean
 
 demo: install
 	$(BIN)/python -m benchmarks.demo
@@ -42,6 +42,21 @@ bench-gpu: install
 	$(BENCH) densenet batch1 --precision fp16 --json $(RESULTS)_densenet_batch1.json
 	$(BENCH) densenet --prologue --precision fp16 --json $(RESULTS)_densenet_prologue.json
 	$(BENCH) tokura --precision fp16 --precision tf32 --json $(RESULTS)_tokura.json
+
+# Engines, for hours; TENSORRT_PYTHON is the Python that has TensorRT, pycuda and convpool with its libraries.
+TENSORRT ?= trt
+TENSORRT_PYTHON ?= $(BIN)/python
+bench-tensorrt: COMMIT = $(shell git rev-parse HEAD)
+bench-tensorrt: ENGINES = $(TENSORRT_PYTHON) -m benchmarks.tensorrt_engines
+bench-tensorrt: TIME = --commit $(COMMIT) --engines build/engines --json $(RESULTS)_$(TENSORRT)_networks
+bench-tensorrt:
+	$(ENGINES) tests --commit $(COMMIT) --json $(RESULTS)_$(TENSORRT)_tests.json
+	$(ENGINES) check --commit $(COMMIT) --json $(RESULTS)_$(TENSORRT)_engines.json
+	$(ENGINES) time densenet_transition1 densenet_transition2 densenet_transition3 $(TIME).json
+	$(ENGINES) time sngan64 sngan64_in_place stargan_v2 wgan_gp --lowerings original direct fused siblings stem pool_conv $(TIME).json
+	$(ENGINES) time densenet121 --lowerings original direct fused siblings stem concats_kept $(TIME).json
+	$(ENGINES) time sngan64 wgan_gp densenet_transition1 --precision tf32 $(TIME)_float.json
+	$(ENGINES) time sngan64 wgan_gp densenet_transition1 --precision fp32 --lowerings original siblings $(TIME)_float.json
 
 clean:
 	rm -rf $(VENV) build dist
