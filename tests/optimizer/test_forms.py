@@ -172,6 +172,27 @@ def test_pads_in_front_go_into_the_convolution(name, lowering):
     make_session(LoadedModel(result, None, 0), optimize=True)  # merges Pads into the AveragePool behind them
 
 
+@pytest.mark.parametrize(
+    ("between", "taken_out"),
+    [("d = Mul(c, unit)", True), ("d = Add(nothing, c)", True), ("d = Cast<to=1>(c)", True), ("d = Expand(c, shape)", True),
+     ("d = Mul(c, half)", False), ("d = Sub(nothing, c)", False), ("d = Cast<to=11>(c)\ne = Cast<to=1>(d)", False)],
+)  # fmt: skip
+def test_a_pad_behind_what_onnxruntime_takes_out(between, taken_out):
+    """It would be merged into the box mean, which may not be padded by as much as its window."""
+    constants = {"two": [0, 0, 2, 2, 0, 0, 2, 2], "unit": np.float32(1), "nothing": np.float32(0), "half": np.float32(0.5),
+                 "shape": [1]}  # fmt: skip
+    last = "e" if "e = " in between else "d"
+    model = graph(f"c = Pad(x, two)\n{between}\np = Conv({last}, w)\ny = {POOL}(p)", constants)
+    for lowering, kept in (("convavgpool", "convavgpool"), ("direct", "direct"), ("fused", "fused")):
+        result = convpool.optimize(model, lowering=lowering, prologue=False, check=1)
+        (site,) = result.report.sites
+        if taken_out and lowering == "direct":
+            assert site.reason.startswith("Conv 'p': Pad 'c' in front of the box mean; got pads that reach its window")
+        else:
+            assert site.lowering == ("fused" if taken_out else kept)
+        make_session(LoadedModel(result.model, None, 0), optimize=True)
+
+
 def test_a_pad_in_front_that_something_else_reads_stays():
     body = f"c = Pad(x, two)\np = Conv(c, w)\ny = {POOL}(p)\nz = Relu(c)"
     constants = {"two": [0, 0, 2, 2, 0, 0, 2, 2]}

@@ -203,7 +203,7 @@ def test_reason(name):
     ("version", "attribute", "expected"),
     [(17, "group: int = @group", "attributes; got a reference to the function's 'group', expected values"),
      (16, "group = 1", "opset of the function; got 16, expected the model's, 17"),
-     (17, "group = 1", "input 'x' of the function; got what a call gives, expected a tensor that is known")],
+     (17, "group = 1", "input of the function; got what a call gives, expected a tensor that is known")],
 )  # fmt: skip
 def test_in_a_function(version, attribute, expected):
     text = f'<opset_import: ["": {version}], domain: "local">\nfirst <group> (x, v) => (s) {{ s = Conv<{attribute}>(x, c) }}'

@@ -22,8 +22,9 @@ from convpool.geometry import Ints, PoolSpec
 from convpool.graph import AttributeReference, Scope, is_op, label
 from convpool.lowering import ORDERS, Form, form, form_cost
 from convpool.passes.absorption import INSIDE, OUTSIDE, holds, keeps
+from convpool.passes.linear import Step, linear_step
 from convpool.passes.pooling import may_be_pooling, recognise
-from convpool.passes.trace import conv_leaf, conv_rank, conv_upstream, spatial_size, trace, zero_pads
+from convpool.passes.trace import conv_leaf, conv_rank, conv_upstream, pads_upstream, spatial_size, trace, zero_pads
 from convpool.plan import (
     IDENTITY,
     Choice,
@@ -153,8 +154,14 @@ def _choose(plan: Plan, lowering: str, main_opset: int) -> Plan | Reject:
 
 
 def _form(plan: Plan, leaf: ConvLeaf, lowering: str, main_opset: int) -> Form | Reject:
-    """`lowering.form`, or why the type cannot hold the fused weights: each is a share of those that there are."""
+    """`lowering.form`, or why not: a Pad would be merged into the box mean, or the type cannot hold the fused weights, each a
+    share of those that there are."""
     found = form(plan.scope, leaf, plan.pooling.spec, lowering, main_opset)
+    if isinstance(found, Form) and found.pool is not None:
+        for where, pad in pads_upstream(plan.scope, leaf.input):
+            if pad is not None and _reaches(where, pad, found.pool):
+                return reject(plan.scope, leaf.node, f"Pad '{label(where.nodes[pad])}' in front of the box mean",
+                              "pads that reach its window, or unknown ones", "less, as onnxruntime demands")  # fmt: skip
     narrow = leaf.weight is not None and leaf.weight.data_type == TensorProto.FLOAT16
     if isinstance(found, Form) and found.lowering == "fused" and narrow:
         assert plan.pooling.spec is not None
@@ -162,6 +169,16 @@ def _form(plan: Plan, leaf: ConvLeaf, lowering: str, main_opset: int) -> Form | 
         if not keeps(weight / plan.pooling.spec.taps, np.dtype(np.float16)):
             return reject(plan.scope, leaf.node, "fused weights", OUTSIDE, INSIDE)
     return found
+
+
+def _reaches(scope: Scope, pad: int, box: PoolSpec) -> bool:
+    """Whether a Pad's zeros, merged into the box mean, would fill a window of it; so do pads that are unknown."""
+    try:
+        step = linear_step(scope, pad, box.rank)
+    except AttributeReference:
+        return True
+    pads = step.pads if isinstance(step, Step) else None
+    return pads is None or any(more + own >= k for more, own, k in zip(pads, box.pads, box.kernel_shape * 2, strict=True))
 
 
 def _judge(plan: Plan, forms: list[Form]) -> Plan | Reject:

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from convpool.geometry import PoolSpec
-from convpool.graph import AttributeReference, Scope, attributes, is_op, label
+from convpool.graph import AttributeReference, Scope, is_op, label
 from convpool.passes import conv_pool
 from convpool.passes.conv_pool import Site
-from convpool.passes.trace import conv_leaf, conv_rank, with_pads_in_front
+from convpool.passes.trace import conv_leaf, conv_rank, pads_upstream, with_pads_in_front
 from convpool.plan import Choice, Plan, Pooling, Reject, reject
 
 RANK = 2
@@ -26,8 +26,6 @@ MAX_CHANNELS = 4
 MAX_FILTER_ELEMENTS = 64
 """Most weights a filter that the plugin's kernel takes: channels times kernel elements."""
 WINDOW = PoolSpec((1,) * RANK, (1,) * RANK, (0,) * (2 * RANK), (1,) * RANK)
-REMOVABLE = ("Identity", "Dropout", "Cast", "Expand", "Add", "Sub", "Mul", "Div")
-"""What onnxruntime takes out where it does nothing."""
 
 
 def sites(scope: Scope) -> Iterator[Site]:
@@ -65,28 +63,10 @@ def check(site: Site, main_opset: int) -> Plan | Reject:
     if scope.opset != main_opset:
         return reject(scope, index, "opset of the function", scope.opset, f"the model's, {main_opset}")
     leaf, macs = with_pads_in_front(scope, leaf), conv_pool.macs(site)
-    if (wrong := _padded(scope, index, leaf.input)) is not None:
-        return wrong
+    for where, pad in pads_upstream(scope, leaf.input):
+        if pad is None:
+            return reject(scope, index, "input of the function", "what a call gives", "a tensor that is known")
+        name = label(where.nodes[pad])
+        return reject(scope, index, f"Pad '{name}' in front", "pads that the convolution cannot take", "none")
     pooling = Pooling(index, (), leaf.input, scope.nodes[index].output[0], "stem", WINDOW)
     return Plan(scope, "stem", pooling, leaf, (Choice("convavgpool", macs, macs),))
-
-
-def _padded(scope: Scope, conv: int, tensor: str) -> Reject | None:
-    """Why a Pad may come to stand in front of `tensor`."""
-    reached, seen = [(scope, tensor)], set()
-    while reached:
-        where, name = reached.pop()
-        while where.parent is not None and not where.defines(name):
-            where = where.parent
-        if (where.path, name) in seen or where.constant(name) is not None:
-            continue
-        seen.add((where.path, name))
-        producer = where.producer.get(name)
-        if producer is None and where.is_function:
-            return reject(scope, conv, f"input '{name}' of the function", "what a call gives", "a tensor that is known")
-        node = None if producer is None else where.nodes[producer]
-        if node is not None and is_op(node, "Pad") and attributes(node).get("mode", b"constant") == b"constant":
-            return reject(scope, conv, f"Pad '{label(node)}' in front", "pads that the convolution cannot take", "none")
-        if node is not None and any(is_op(node, op_type) for op_type in REMOVABLE):
-            reached.extend((where, one) for one in node.input)
-    return None

@@ -11,7 +11,10 @@ space does not commute with pooling; Concat broadcasts nothing).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+
+from onnx import NodeProto
 
 from convpool.geometry import ConvSpec, Ints, PoolSpec
 from convpool.graph import AttributeReference, Scope, attributes, is_op
@@ -29,6 +32,8 @@ ELEMENTWISE = (
 """Operators that a report looks through to find the convolution that an inexact site starts from."""
 NOMINAL_CHANNELS = 64
 """Stands for a channel count that is unknown, in cost comparisons only."""
+NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
+"""The operand with which each does nothing."""
 SEARCH_LIMIT = 24
 """Nodes that the search for that convolution visits at most: candidates are local."""
 DEPTH_LIMIT = 100
@@ -168,6 +173,57 @@ def zero_pads(scope: Scope, name: str, rank: int) -> tuple[str, Ints, tuple[int,
             total = tuple(a + b for a, b in zip(total, step.pads, strict=True))
             found = name, total, nodes
     return found
+
+
+def pads_upstream(scope: Scope, tensor: str) -> Iterator[tuple[Scope, int | None]]:
+    """Each Pad, by zeros as far as known, that stands in front of `tensor` once onnxruntime has taken out what does nothing.
+
+    With its scope; None in its place where `tensor` may come from outside of a function.
+    """
+    name = tensor
+    while True:
+        while scope.parent is not None and not scope.defines(name):
+            scope = scope.parent
+        index = scope.producer.get(name)
+        if index is None:
+            if scope.is_function:
+                yield scope, None
+            return
+        node = scope.nodes[index]
+        if is_op(node, "Pad"):
+            if _may_pad_zeros(scope, node):
+                yield scope, index
+            return
+        step = _idle(scope, node)
+        if step is None:
+            return
+        name = step
+
+
+def _may_pad_zeros(scope: Scope, node: NodeProto) -> bool:
+    values = {item.name: item for item in node.attribute}
+    if "mode" in values and values["mode"].s not in (b"constant", b""):  # empty where it refers to a function's
+        return False
+    filling = node.input[2] if len(node.input) > 2 else ""
+    constant = scope.constant(filling) if filling else None
+    if constant is not None:
+        return not constant.array().any()
+    return bool(filling) or "value" not in values or values["value"].f == 0
+
+
+def _idle(scope: Scope, node: NodeProto) -> str | None:
+    """The tensor that a node may hand on as it is; None where it does something."""
+    if is_op(node, "Identity", "Dropout", "Expand"):
+        return node.input[0]
+    if is_op(node, "Cast"):
+        known = scope.info(node.input[0]).elem_type
+        return None if known and known != next(item.i for item in node.attribute if item.name == "to") else node.input[0]
+    if is_op(node, *NEUTRAL):
+        for data, other in ((0, 1), (1, 0)) if node.op_type in ("Add", "Mul") else ((0, 1),):
+            constant = scope.constant(node.input[other])
+            if constant is not None and (constant.array() == NEUTRAL[node.op_type]).all():
+                return node.input[data]
+    return None
 
 
 def _absorb(scope: Scope, tree: Tree, step: Step) -> Tree | Reject:
