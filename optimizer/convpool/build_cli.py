@@ -52,8 +52,8 @@ _SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
               help="Form of a rewritten pair; default the plugin's operator (convavgpool), auto with --no-plugin, fused in "
               "tf32, where 1x1 pairs stay as they are. none: as MODEL is.")
 @click.option("--stem/--no-stem", default=True, show_default=True,
-              help="In fp16 and bf16 the plugin also runs convolutions of images (up to 4 channels) in a model with a pair; made "
-              "for GPUs of compute capability 8.0 and newer.")
+              help="In fp16 and bf16 the plugin also runs convolutions of images (up to 4 channels) in a model with a pair, "
+              "on GPUs of compute capability 8.0 and newer.")
 @click.option("--autotune", is_flag=True, help="Build MODEL as it is and every form of its pairs, time the engines on this "
               "GPU, keep the fastest whose outputs agree.")
 @click.option("--layers", is_flag=True, help="Keep intermediate tensors as outputs, for convpool-verify --layers.")

@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from convpool import operator, optimize
+from convpool.cuda import CudaError, tactics
 from convpool.errors import ModelError
 from convpool.modelio import LoadedModel
 from convpool.tensorrt import build, prepare
@@ -277,9 +278,26 @@ def test_the_plugin_gets_the_siblings(name):
     assert {node.op_type for node in built.graph.node} == names
 
 
+@pytest.mark.parametrize(("capability", "kept"), [(75, True), (80, False), (None, False)])
+def test_gpus_without_a_kernel_for_images_leave_them_to_tensorrt(capability, kept, monkeypatch):
+    def current_device():
+        if capability is None:
+            raise CudaError("no GPU")
+        return {"cc": capability}
+
+    monkeypatch.setattr(build, "current_device", current_device)
+    assert build.old_gpu() == kept
+
+
+def test_the_least_capability_is_the_tactics():
+    few = [tactic.min_cc for tactic in tactics() if tactic.name.endswith("_few")]
+    assert few and set(few) == {build.STEM_MIN_CC}
+
+
 @pytest.mark.parametrize("precision", build.PRECISIONS)
 def test_convolutions_of_images_go_to_the_plugin_in_half_precision(precision, monkeypatch):
     built = []
+    monkeypatch.setattr(build, "old_gpu", lambda: False)
     monkeypatch.setattr(build, "tensorrt_module", lambda: None)
     monkeypatch.setattr(build, "load_plugin", lambda trt: None)
     monkeypatch.setattr(build, "_build", lambda trt, model, plugin, options: built.append(model))

@@ -21,7 +21,7 @@ from convpool.errors import ConvpoolError, OptionError, OutputError, first_line
 from convpool.inputs import random_array
 from convpool.modelio import load
 from convpool.tensorrt import prepare
-from convpool.tensorrt.build import build_engine, prepared_model, takes_stems
+from convpool.tensorrt.build import build_engine, old_gpu, prepared_model, takes_stems
 from convpool.tensorrt.engine import Engine
 from convpool.tensorrt.errors import TensorRTError
 from convpool.tensorrt.timing import choose_patiently, time_in_turn
@@ -67,7 +67,7 @@ def build_fastest(
         if configure is not None:
             configure(config)
 
-    stem = stem and takes_stems(options.get("precision", "fp32"), plugin)
+    stem = stem and takes_stems(options.get("precision", "fp32"), plugin) and not old_gpu()
     engines: dict[str, Engine] = {}
     left_out: dict[str, str] = {}
     seen: dict[bytes, str] = {}

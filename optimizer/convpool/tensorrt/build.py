@@ -29,7 +29,8 @@ from typing import Any
 from onnx import ModelProto, TensorProto
 
 from convpool.api import optimize
-from convpool.errors import ModelError, OptionError, OutputError
+from convpool.cuda import current_device
+from convpool.errors import ConvpoolError, ModelError, OptionError, OutputError
 from convpool.files import write_atomically
 from convpool.modelio import load
 from convpool.tensorrt import prepare
@@ -38,6 +39,8 @@ from convpool.tensorrt.errors import TensorRTError
 from convpool.tensorrt.library import load_plugin, logger, tensorrt_module, version
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+STEM_MIN_CC = 80
+"""Least compute capability, 10 * major + minor, of the plugin's kernel for few channels."""
 _HALVES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 LOWERINGS = ("convavgpool", "direct", "fused", "auto", "none")
 DEFAULT_WORKSPACE_BYTES = 1 << 30
@@ -91,7 +94,8 @@ def build_engine(
         None: TensorRT's choice, which is none in 8.6.
     plugin: load the plugin and let it run the ConvAvgPool nodes; else they become standard operators.
     lowering: as in `convpool.optimize`, or "none" for the model as it is; default: `default_lowering`.
-    stem: let the plugin also run convolutions of images, as in `convpool.optimize`, where `takes_stems`.
+    stem: let the plugin also run convolutions of images, as in `convpool.optimize`, where it has a kernel for them: in half
+        precisions, on GPUs of compute capability 8.0 and newer.
     layers: keep intermediate tensors as outputs, to compare them; slows the engine down.
     trt: TensorRT's package, default `import tensorrt`.  configure, configure_network: called last of all with the builder's
     config and with the network, for instance to set types and formats of inputs and outputs.
@@ -110,7 +114,7 @@ def build_engine(
     if options.timing_cache is not None and not options.timing_cache.parent.is_dir():
         raise OutputError(f"timing cache {timing_cache}: no folder {str(options.timing_cache.parent)!r}; make it first")
     trt = trt or tensorrt_module()
-    prepared = prepared_model(model, lowering, layers, stem and takes_stems(precision, plugin))
+    prepared = prepared_model(model, lowering, layers, stem and takes_stems(precision, plugin) and not old_gpu())
     if plugin and prepare.has_operator(prepared):
         load_plugin(trt)
     return _build(trt, prepared, plugin, options)
@@ -137,6 +141,14 @@ def _profiles(profiles: Profile | Sequence[Profile] | None) -> list[Profile]:
 def takes_stems(precision: str, plugin: bool) -> bool:
     """Whether the plugin has a kernel for few channels: in half precisions."""
     return plugin and precision in _HALVES
+
+
+def old_gpu() -> bool:
+    """Whether the GPU here is known to lack that kernel."""
+    try:
+        return current_device()["cc"] < STEM_MIN_CC
+    except ConvpoolError:  # no GPU, or no libconvpool.so to ask
+        return False
 
 
 def prepared_model(model: object, lowering: str, layers: bool = False, stem: bool = False) -> ModelProto:
