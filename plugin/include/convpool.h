@@ -5,7 +5,7 @@
  * X [N,C,spatial...] or [N,spatial...,C], scale and shift [C], W [M,kernel...,C/group] (channels last), B [M], Y and R
  * [N,M,out...] or [N,out...,M]. AveragePool takes pool_*, Conv takes kernel, strides, pads, dilations and group; both pad
  * with zeros: AveragePool's stand around f(X), and Conv's around the pooled tensor. All tensors of a problem share one
- * dtype; sums are kept in fp32. The product and sum of f are rounded once, to fp32 or to the dtype; where the 16-bit types
+ * dtype, but X if x_float; sums are kept in fp32. The product and sum of f are rounded once, to fp32 or to the dtype; where the 16-bit types
  * take the latter, f(x) and the slope of LEAKY_RELU are rounded to the dtype too. Full fp32 on tensor cores (tactics named
  * tf32x3) makes NaN of an infinity in X or W; generic does not.
  *
@@ -97,8 +97,12 @@ typedef struct {
     int32_t prologue_affine;     /* f scales and shifts X by channel */
     int32_t prologue_activation; /* pre: ACT_NONE, ACT_RELU or ACT_LEAKY_RELU */
     float prologue_alpha;        /* pre's slope of LEAKY_RELU; not beyond the dtype's largest number */
-    int32_t reserved[5];         /* zero */
+    int32_t x_float;             /* dtype F16 or BF16: X is fp32, and rounded to the dtype as it is read. Other tactics than
+                                    generic need a filter of at most CONVPOOL_MAX_FLOAT_FILTER elements for it */
+    int32_t reserved[4];         /* zero */
 } convpool_problem;
+
+#define CONVPOOL_MAX_FLOAT_FILTER 64 /* C/group times the product of `kernel` */
 
 /* Device pointers. b, residual, scale and shift are read only if the problem has them. Y overlaps no input. */
 typedef struct {

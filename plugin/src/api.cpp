@@ -133,16 +133,18 @@ convpool_status check_tensors(const Problem &p, const convpool_tensors *t) {
     if ((t->flags & ~CONVPOOL_WEIGHTS_PREPARED) != 0)
         return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: flags; got " + std::to_string(t->flags) +
                                                    ", expected 0 or CONVPOOL_WEIGHTS_PREPARED");
-    struct Pointer { const char *name; const void *value; bool needed; };
-    for (auto [name, value, needed] : {Pointer{"x", t->x, true}, {"w", t->w, true}, {"b", t->b, p.has_bias},
-                                       {"residual", t->residual, p.has_residual}, {"y", t->y, true},
-                                       {"scale", t->scale, p.prologue_affine}, {"shift", t->shift, p.prologue_affine}}) {
+    struct Pointer { const char *name; const void *value; bool needed; int bytes; };
+    const int bytes_each = p.element_bytes();
+    for (auto [name, value, needed, element] :
+         {Pointer{"x", t->x, true, p.x_element_bytes()}, {"w", t->w, true, bytes_each}, {"b", t->b, p.has_bias, bytes_each},
+          {"residual", t->residual, p.has_residual, bytes_each}, {"y", t->y, true, bytes_each},
+          {"scale", t->scale, p.prologue_affine, bytes_each}, {"shift", t->shift, p.prologue_affine, bytes_each}}) {
         if (!needed) continue;
         if (value == nullptr)
             return fail(CONVPOOL_INVALID_ARGUMENT, std::string("tensors: ") + name + " is null");
-        if (!aligned(value, p.element_bytes()))
+        if (!aligned(value, element))
             return fail(CONVPOOL_MISALIGNED, std::string("tensors: ") + name + " is not aligned to its " +
-                                                 std::to_string(p.element_bytes()) + "-byte elements");
+                                                 std::to_string(element) + "-byte elements");
     }
     return CONVPOOL_OK;
 }

@@ -161,13 +161,14 @@ constexpr int kFewChannelsNowhere = -(1 << 30);  // outside X, whatever is added
 
 // direct_fused for few input channels: kernels/few_channels.cuh. Lengths in elements of X.
 struct FewChannelsParams {
-    const void *x, *w;
+    const void *x, *w;  // x: of floats where x_float
     void *y;
     Prologue prologue;
     Epilogue epilogue;
     BoxMean box;
     Shape2d shape;
     int32_t plain;                          // every operand is a pixel of X
+    int32_t x_float, x_element_bytes;
     int32_t y_vectors, y_runs;
     int32_t operands;                       // of an output pixel: taps by channels
     uint32_t weight_bytes, bias_bytes;      // in shared memory
@@ -275,7 +276,7 @@ struct GenericParams {
     int32_t in[3], pooled[3], out[3];
     int32_t pool_kernel[3], pool_strides[3], pool_pads[3], pool_dilations[3];
     int32_t kernel[3], strides[3], pads[3], dilations[3];
-    int32_t x_channels_last, y_channels_last;
+    int32_t x_channels_last, y_channels_last, x_float;
     float count;
 };
 

@@ -6,6 +6,8 @@
 
 namespace convpool {
 
+static_assert(CONVPOOL_MAX_FLOAT_FILTER == kMaxOperands, "what convpool.h promises");
+
 bool plan_few_channels(const Problem &p, const Tactic &t, const Device &device, FewChannelsPlan &plan, std::string &reason) {
     auto reject = [&](const std::string &what, int64_t value, int64_t most) {
         reason = std::string(t.name()) + ": " + what + "; got " + std::to_string(value) + ", expected at most " +
@@ -29,7 +31,8 @@ bool plan_few_channels(const Problem &p, const Tactic &t, const Device &device, 
         const int64_t steps = (p.out[i] - 1) * p.strides[i] * p.pool_strides[i];
         if (steps > kMost) return reject("pixels to the last window", steps, kMost);
     }
-    if (reach > kMost) return reject("elements to the end of a window", reach, kMost);
+    const int64_t elements = (int64_t{1} << 30) / p.x_element_bytes();  // table[].offset counts bytes in 32 bits
+    if (reach > elements) return reject("elements to the end of a window", reach, elements);
     FewChannelsParams &d = plan.params;
     d = {};
     const int64_t channels = (p.m + t.block_n - 1) / t.block_n * t.block_n, weight_bytes = channels * 32 * t.stages;
@@ -52,6 +55,8 @@ bool plan_few_channels(const Problem &p, const Tactic &t, const Device &device, 
     d.operands = static_cast<int32_t>(operands);
     d.plain = p.pool_size() == 1 && p.pool_pads_begin[1] == 0 && p.pool_pads_begin[2] == 0 && p.pool_pads_end[1] == 0 &&
               p.pool_pads_end[2] == 0 && !p.has_prologue();
+    d.x_float = p.x_float;
+    d.x_element_bytes = p.x_element_bytes();
     d.step_h = static_cast<int32_t>(p.out[1] > 1 ? int64_t{p.strides[1]} * p.pool_strides[1] : 0);
     d.step_w = static_cast<int32_t>(p.out[2] > 1 ? int64_t{p.strides[2]} * p.pool_strides[2] : 0);
     d.pooled_rows = static_cast<uint32_t>(p.pooled[1] * p.pool_strides[1]);
@@ -66,7 +71,7 @@ bool plan_few_channels(const Problem &p, const Tactic &t, const Device &device, 
         const int tap = k / s.c, c = k % s.c, a = tap / d.kw, b = tap % d.kw;
         const int y = (a * p.dilations[1] - p.pads_begin[1]) * p.pool_strides[1] - p.pool_pads_begin[1];
         const int x = (b * p.dilations[2] - p.pads_begin[2]) * p.pool_strides[2] - p.pool_pads_begin[2];
-        d.table[k] = {(c * d.channel + y * d.row + x * d.column) * 2, y, x, c};
+        d.table[k] = {(c * d.channel + y * d.row + x * d.column) * d.x_element_bytes, y, x, c};
         d.rows[a] = {d.rows[a].operands | uint64_t{1} << k, y};
         d.columns[b] = {d.columns[b].operands | uint64_t{1} << k, x};
     }

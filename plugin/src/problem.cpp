@@ -48,6 +48,7 @@ bool check_problem(const convpool_problem *d, Problem &out, std::string &error) 
     if (d->rank < 1 || d->rank > kRank) return reject(mismatch("rank", d->rank, "1 to 3"));
     if (d->dtype < CONVPOOL_F16 || d->dtype > CONVPOOL_F32)
         return reject(mismatch("dtype", d->dtype, "0 (F16), 1 (BF16) or 2 (F32)"));
+    if (d->x_float != 0 && d->dtype == CONVPOOL_F32) return reject(mismatch("x_float", d->x_float, "0 with dtype F32"));
     for (auto [name, layout] : {std::pair{"x_layout", d->x_layout}, std::pair{"y_layout", d->y_layout}})
         if (layout != CONVPOOL_CHANNELS_FIRST && layout != CONVPOOL_CHANNELS_LAST)
             return reject(mismatch(name, layout, "0 (channels first) or 1 (channels last)"));
@@ -76,6 +77,7 @@ bool check_problem(const convpool_problem *d, Problem &out, std::string &error) 
     p.dtype = d->dtype;
     p.x_channels_last = d->x_layout == CONVPOOL_CHANNELS_LAST;
     p.y_channels_last = d->y_layout == CONVPOOL_CHANNELS_LAST;
+    p.x_float = d->x_float != 0;
     p.allow_tf32 = d->allow_tf32 != 0;
     p.has_bias = d->has_bias != 0;
     p.has_residual = d->has_residual != 0;

@@ -14,7 +14,7 @@ constexpr int kRank = CONVPOOL_MAX_RANK;
 
 struct Problem {
     int32_t rank, dtype;
-    bool x_channels_last, y_channels_last, allow_tf32, has_bias, has_residual;
+    bool x_channels_last, y_channels_last, x_float, allow_tf32, has_bias, has_residual;
     int64_t n, c, m;
     int32_t group;
     int64_t in[kRank], pooled[kRank], out[kRank];
@@ -27,6 +27,7 @@ struct Problem {
     float prologue_alpha;
 
     int element_bytes() const { return dtype == CONVPOOL_F32 ? 4 : 2; }
+    int x_element_bytes() const { return x_float ? 4 : element_bytes(); }
     int per_chunk() const { return 16 / element_bytes(); }
     int64_t pool_size() const { return int64_t{1} * pool_kernel[0] * pool_kernel[1] * pool_kernel[2]; }
     int64_t taps() const { return int64_t{1} * kernel[0] * kernel[1] * kernel[2]; }

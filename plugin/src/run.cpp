@@ -121,6 +121,7 @@ cudaError_t run_generic(const Problem &p, const convpool_tensors &t, cudaStream_
     }
     g.x_channels_last = p.x_channels_last;
     g.y_channels_last = p.y_channels_last;
+    g.x_float = p.x_float;
     g.count = static_cast<float>(p.pool_size());
     return launch_generic(g, storage_precision(p), stream);
 }

@@ -251,15 +251,27 @@ bool Layer::takes_slope(int32_t dtype) const {
     return convpool_output_shape(&p, nullptr) == CONVPOOL_OK;
 }
 
+// Whether X, of a type and format that it may have by itself, goes with W: they share their type, or X is an image of floats.
+bool Layer::takes_types(const Tensor &x, const Tensor &w) const {
+    if (x.type == w.type) return true;
+    if (x.type != kFloat || rank_ != 2 || value(kGroup) != 1 || w.rank != 4) return false;
+    int64_t filter = 1;
+    for (int i = 1; i < 4; ++i)
+        if (w.d[i] < 1 || (filter *= w.d[i]) > CONVPOOL_MAX_FLOAT_FILTER) return false;
+    return true;
+}
+
 bool Layer::supports(int32_t position, const Tensor *tensors, int32_t inputs) const {
     check_input_count(inputs);
     if (position < 0 || position > inputs) refuse("position", std::to_string(position), "that of a tensor");
     const Tensor &tensor = tensors[position];
     int32_t dtype = 0, layout = 0;
-    if (!convpool_type(tensor.type, dtype) || tensor.type != tensors[kX].type) return false;
+    if (!convpool_type(tensor.type, dtype)) return false;
+    if (position == kW ? !takes_types(tensors[kX], tensor) : position > kW && tensor.type != tensors[kW].type) return false;
     const int32_t residual = op_->residual ? inputs - 1 : inputs;
     if (position != kX && position < residual) return tensor.format == kLinear;
-    if (!takes_slope(dtype)) return false;  // TensorRT then keeps X in float
+    // In a weakly typed network TensorRT then keeps all of them in float; in others the build fails.
+    if (!takes_slope(dtype)) return false;
     const bool as_residual = position == residual || position == kX || tensor.format == tensors[residual].format;
     return as_residual && convpool_format(tensor, layout);
 }
@@ -269,8 +281,11 @@ convpool_problem Layer::problem(const Tensor *tensors, int32_t inputs) const {
     const Tensor &x = tensors[kX], &w = tensors[kW], &y = tensors[inputs];
     for (int i = 0; i < inputs; ++i) {
         check_type(i, tensors[i].type);
-        if (tensors[i].type != x.type)
-            refuse(op_->inputs[i] + ": type", type_name(tensors[i].type), "that of X, " + type_name(x.type));
+        const int like = i > kW ? kW : kX;
+        const bool beside_floats = i == kW && x.type == kFloat;
+        if (tensors[i].type != tensors[like].type && !beside_floats)
+            refuse(op_->inputs[i] + ": type", type_name(tensors[i].type),
+                   "that of " + op_->inputs[like] + ", " + type_name(tensors[like].type));
     }
     check_rank(x.rank);
     check_weights(w.rank, w.d);
@@ -289,7 +304,8 @@ convpool_problem Layer::problem(const Tensor *tensors, int32_t inputs) const {
     convpool_problem p{};
     p.struct_size = sizeof p;
     p.rank = rank_;
-    for (int i = 0; i < inputs; ++i) convpool_type(tensors[i].type, p.dtype);
+    convpool_type(w.type, p.dtype);
+    p.x_float = x.type != w.type;
     if (!convpool_format(x, p.x_layout)) refuse("X: format", std::to_string(x.format), "linear or channels last");
     if (!convpool_format(y, p.y_layout)) refuse("Y: format", std::to_string(y.format), "linear or channels last");
     p.allow_tf32 = value(kAllowTf32);

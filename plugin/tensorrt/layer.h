@@ -114,6 +114,7 @@ class Layer {
   private:
     void check_name() const;
     bool takes_slope(int32_t dtype) const;
+    bool takes_types(const Tensor &x, const Tensor &w) const;
 
     const Operator *op_;
     int32_t rank_ = 0;

@@ -34,5 +34,6 @@ if __name__ == "__main__":
             for dtype in [tactic.dtype] if tactic.dtype else test_tactics.NUMPY_TYPES:
                 layout = "NHWC" if (index + tactic.id) % 2 else "NCHW"
                 runs += test_tactics.check(index, tactic, dtype, layout, test_tactics.INTEGER)
+                runs += dtype != "float32" and test_tactics.check_float_image(index, tactic, dtype, layout)
     print(f"{runs} checked runs")
     sys.exit(0 if runs > 100 else 1)

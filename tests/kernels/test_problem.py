@@ -104,6 +104,7 @@ def changed(**fields) -> Problem:
         (dict(prologue_activation="leaky_relu", prologue_alpha=-65536), r"prologue_alpha.*; got -65536, expected at most"),
         (dict(prologue_activation="leaky_relu", prologue_alpha=3.4e38, dtype="bfloat16"), r"got 3\.4e.*, expected at most 3.38"),
         (dict(prologue_activation="leaky_relu", prologue_alpha=np.nan, dtype="float32"), r"got nan, expected at most 3\.40"),
+        (dict(x_float=True, dtype="float32"), r"x_float; got 1, expected 0 with dtype F32"),
         (dict(n=2**20, spatial=(2**10, 2**10)), r"X has more than 2\^40 elements"),
         (dict(n=1, c=1, m=1, spatial=(32, 2**31 - 1)), r"spatial\[1\] with its padding; got 2147483649, expected less"),
         (dict(n=1, c=1, m=1, spatial=(32, 2**31 - 1), pool_pads=0, pads=1),
@@ -150,6 +151,7 @@ def test_wrong_argument_is_named(fields, reason):
         ("direct_fused_sm75_f16_m64n64k32_s6", dict(spatial=(9, 9, 9)), H200, r"rank; got 3, expected 1 or 2"),
         ("direct_fused_sm80_bf16_m64n64k32_s6", dict(dtype="bfloat16"), TURING, r"compute capability; got 75, expected 80"),
         ("direct_gemm_sm80_tf32_m64n64k16_s4", dict(dtype="float32"), H200, r"allow_tf32; got 0, expected 1"),
+        ("direct_fused_sm75_f16_m64n64k32_s6", dict(x_float=True), H200, r"type of X; got F32, expected F16; use a few_channels"),
         ("direct_fused_sm90_f16_m64n64k32_s6_split8", dict(c=64), H200, r"channel slices; got 2, expected at least 8"),
         ("direct_fused_sm75_f16_m128n256k32_s3", {}, ADA, r"shared memory of a block; got 101376 bytes, expected at least"),
         ("direct_fused_sm75_f16_m64n64k32_s6", dict(kernel_shape=11), H200, r"taps of the kernel; got 121"),
@@ -200,6 +202,13 @@ def test_tactics_need_code_of_their_architecture():
             for tactic in tactics():
                 why = problem.why_not(tactic, cc=cc, shared_bytes=H200["shared_bytes"])
                 assert ("architecture of the code" in (why or "")) == (0 < code < tactic.min_cc <= cc), (tactic.name, cc, why)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("kernel", "few"), [(4, True), (5, False)])  # filters of 64 and of 100 elements
+def test_images_of_floats_have_a_tactic(dtype, kernel, few):
+    image = dict(n=64, c=4, m=64, spatial=(64, 64), kernel_shape=kernel, pool_kernel_shape=1, x_float=True, dtype=dtype)
+    assert Problem(**image).default_tactic(**H200, multiprocessors=132).name.endswith("_few" if few else "_generic")
 
 
 def test_absurd_device_is_refused():

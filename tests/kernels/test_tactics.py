@@ -4,6 +4,7 @@ bits twice, nothing outside written. Where a case fails, the message is a reprod
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 import conv_cases
 import conv_reference
-from convpool.cuda import Problem, conv_avg_pool, find_tactic, tactics
+from convpool.cuda import Problem, Tactic, conv_avg_pool, find_tactic, tactics
 from gpu_memory import Arena
 
 NUMPY_TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
@@ -75,7 +76,7 @@ def run_twice(p: Problem, tactic, x, w, b, r, scale, shift, skewed: str = "") ->
     def placed(name: str, data: np.ndarray):
         return arena.input(data, dtype, skewed == name)
 
-    gx, gw = placed("x", moved(x, p.layout)), placed("w", w)
+    gx, gw = arena.input(moved(x, p.layout), np.float32 if p.x_float else dtype, skewed == "x"), placed("w", w)
     gb = placed("b", b) if p.bias else None
     gr = placed("residual", moved(r, y_layout)) if p.residual else None
     factors = {"scale": placed("scale", scale), "shift": placed("shift", shift)} if p.prologue_affine else {}
@@ -263,6 +264,33 @@ def test_arrays_of_few_channels_aligned_to_their_elements(gpu, name, skewed, lay
     wanted = dict(c=3, kernel_shape=(1, 1), prologue_affine=True, bias=True, residual=True)
     case = next(i for i, c in enumerate(CASES) if i % 3 and wanted.items() <= c.items())
     assert check(case, tactic, tactic.dtype, layout, INTEGER, skewed)
+
+
+def check_float_image(index: int, tactic: Tactic, dtype: str, layout: str) -> bool:
+    """Floats in place of X give the bits that they give when rounded; False if the tactic does not support the case."""
+    y_layout = layout if index % 3 else {"NCHW": "NHWC", "NHWC": "NCHW"}[layout]
+    rounded = make_problem(CASES[index], dtype, layout, y_layout, False, RANDOM)
+    floats = replace(rounded, x_float=True)
+    if int(np.prod(rounded.w_shape[1:])) > 64 or floats.why_not(tactic) is not None:
+        return False
+    x = np.random.default_rng(index).standard_normal((rounded.n, rounded.c, *rounded.spatial)).astype(np.float32)
+    x.flat[:2] = 1e6, -1e6  # infinite in float16
+    others = data_of(index, dtype, RANDOM)[1:6]
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = run_twice(rounded, tactic, x, *others)
+        got = run_twice(floats, tactic, x, *others, "x" if index % 2 else "")
+    np.testing.assert_array_equal(got, expected, f"{tactic.name}, {dtype}, {layout}, case {index}")
+    return True
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("name", names(lambda name: name.endswith("_few") or name == "conv_avgpool_generic"))
+def test_images_of_floats(gpu, name, layout):
+    tactic = find_tactic(name)
+    if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc:
+        pytest.skip(f"needs compute capability {tactic.min_cc}")
+    types = [tactic.dtype] if tactic.dtype else ["float16", "bfloat16"]
+    assert sum(check_float_image(i, tactic, dtype, layout) for dtype in types for i in range(len(CASES))) > 30
 
 
 @pytest.mark.parametrize("skewed", ["x", "w"])

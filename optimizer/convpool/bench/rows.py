@@ -196,6 +196,28 @@ def _networks() -> list[Row]:
     ]  # fmt: skip
 
 
+def _plain() -> list[Row]:
+    # (batch, c, m, size, kernel, pad, stride): what `convpool-optimize --plain-conv` gives the plugin in the discriminators,
+    # and ResNet-50's 3x3 layers.
+    layers = {
+        "SNGAN": ((64, 64, 64, 32, 3, 1, 1), (64, 128, 128, 16, 3, 1, 1), (64, 256, 256, 8, 3, 1, 1), (64, 512, 512, 4, 3, 1, 1)),
+        "WGAN-GP": ((64, 128, 128, 8, 3, 1, 1),),  # and one as SNGAN
+        "StarGAN v2": (
+            (1, 64, 128, 128, 3, 1, 1), (1, 128, 256, 64, 3, 1, 1), (1, 256, 512, 32, 3, 1, 1), (1, 512, 512, 16, 3, 1, 1),
+            (1, 512, 512, 8, 3, 1, 1), (1, 512, 512, 4, 3, 1, 1), (1, 512, 512, 4, 4, 0, 1),
+        ),
+        "ResNet-50": tuple(
+            (n, c, c, size * stride, 3, 1, stride)
+            for n in (1, 32) for c, size, strides in ((64, 56, (1,)), (128, 28, (1, 2)), (256, 14, (1, 2)), (512, 7, (1, 2)))
+            for stride in strides
+        ),
+    }  # fmt: skip
+    return [
+        Row(n, c, m, size, size, kernel, pad, stride, pool=1, pool_stride=1, suite="plain", label=network)
+        for network, rows in layers.items() for n, c, m, size, kernel, pad, stride in rows
+    ]  # fmt: skip
+
+
 SUITES = {
     "suita-table1": (_suita(1), ("fp32",), "Suita et al. 2020, table 1: batch 64, 3x3, pooling 2x2, fp32 in the paper"),
     "suita-table2": (_suita(2), ("fp16",), "Suita et al. 2020, table 2: the same layers, fp16 in the paper"),
@@ -203,6 +225,7 @@ SUITES = {
     "densenet": (_densenet(), ("fp16",), "1x1 transitions of DenseNet-121, 169 and 201, batch 1 and 32"),
     "batch1": (_batch1(), ("fp16",), "1x1 and 3x3 layers of known networks at batch 1, the case that cuConv studies"),
     "networks": (_networks(), ("fp16",), "SNGAN's and WGAN-GP's discriminators, batch 64, and StarGAN v2's, batch 1"),
+    "plain": (_plain(), ("fp16",), "convolutions that no pooling follows, of the same networks and of ResNet-50"),
 }
 """Name: rows, precisions unless others are asked for, what it is."""
 

@@ -57,7 +57,8 @@ class ProblemStruct(ctypes.Structure):
         ("prologue_affine", ctypes.c_int32),
         ("prologue_activation", ctypes.c_int32),
         ("prologue_alpha", ctypes.c_float),
-        ("reserved", ctypes.c_int32 * 5),
+        ("x_float", ctypes.c_int32),
+        ("reserved", ctypes.c_int32 * 4),
     ]
 
 

@@ -25,6 +25,9 @@ def _describe(x: arrays.ArrayView, w: arrays.ArrayView, layout: str, group: int,
         raise ArrayError(f"w: wrong number of dimensions; got shape {w.shape}, expected {rank + 2}: [M, kernel, C/group]")
     if x.dtype not in library.DTYPES:
         raise ArrayError(f"x: wrong type; got {x.dtype}, expected float16, bfloat16 or float32")
+    x_float = x.dtype == "float32" and w.dtype in ("float16", "bfloat16")
+    if w.dtype != x.dtype and not x_float:
+        raise ArrayError(f"w: wrong type; got {w.dtype}, expected {x.dtype}, the type of x")
     last = channels_last(layout)
     channels, spatial = (x.shape[-1], x.shape[1:-1]) if last else (x.shape[1], x.shape[2:])
     if group < 1 or w.shape[-1] * group != channels:
@@ -33,17 +36,16 @@ def _describe(x: arrays.ArrayView, w: arrays.ArrayView, layout: str, group: int,
             f"{x.shape} in layout {layout} has C = {channels}"
         )
     return Problem(
-        n=x.shape[0], c=channels, m=w.shape[0], spatial=spatial, kernel_shape=w.shape[1:-1], dtype=x.dtype,
-        layout=layout, group=group, **options,
+        n=x.shape[0], c=channels, m=w.shape[0], spatial=spatial, kernel_shape=w.shape[1:-1], dtype=w.dtype,
+        x_float=x_float, layout=layout, group=group, **options,
     )  # fmt: skip
 
 
-def _expect(view: arrays.ArrayView, shape: tuple[int, ...], x: arrays.ArrayView) -> None:
+def _expect(view: arrays.ArrayView, shape: tuple[int, ...], w: arrays.ArrayView) -> None:
     if view.shape != shape:
         raise ArrayError(f"{view.name}: wrong shape; got {view.shape}, expected {shape}")
-    if view.dtype != x.dtype:
-        raise ArrayError(f"{view.name}: wrong type; got {view.dtype}, expected {x.dtype}, the type of x")
-    _expect_device(view, x)
+    if view.dtype != w.dtype:
+        raise ArrayError(f"{view.name}: wrong type; got {view.dtype}, expected {w.dtype}, the type of w")
 
 
 def _expect_device(view: arrays.ArrayView, x: arrays.ArrayView) -> None:
@@ -93,7 +95,8 @@ def conv_avg_pool(
 
     x is [N, C, spatial...] or, in layout NHWC, [N, spatial..., C]; w is [M, kernel..., C/group]; b is [M]; scale and
     shift, both or neither, are [C]; residual and out are [N, M, out...] or [N, out..., M] in y_layout (default: layout).
-    All have one type, float16, bfloat16 or float32, are contiguous, and come from pycuda, CuPy, PyTorch or anything with
+    All have one type, float16, bfloat16 or float32 (x may be float32 beside a 16-bit w: it is rounded to w's type as it is
+    read, by the tactics for few channels and by generic), are contiguous, and come from pycuda, CuPy, PyTorch or anything with
     DLPack or __cuda_array_interface__.  out and workspace share no memory with another array.
     pool_* are AveragePool's attributes and strides, pads, dilations Conv's, over the pooled tensor; a single number
     stands for every dimension.  activation is None, "relu", "leaky_relu" (slope alpha), "tanh", "sigmoid" or "clip" (to
@@ -124,10 +127,10 @@ def conv_avg_pool(
         prologue_alpha=prologue_alpha,
     )  # fmt: skip
     problem = _describe(vx, views["w"], layout, group, options)
-    _expect(views["w"], problem.w_shape, vx)
+    _expect_device(views["w"], vx)
     y_shape = problem.y_shape
     if out is None:
-        out = arrays.empty_like_maker(x, y_shape, vx.dtype, stream)
+        out = arrays.empty_like_maker(x, y_shape, views["w"].dtype, stream)
         if out is None:
             raise ArrayError(f"out: missing; got None, expected an array, since {type(x).__name__} is of no known library")
     for name, array, shape in (
@@ -136,7 +139,8 @@ def conv_avg_pool(
     ):  # fmt: skip
         if array is not None:
             views[name] = arrays.view(name, array)
-            _expect(views[name], shape, vx)
+            _expect(views[name], shape, views["w"])
+            _expect_device(views[name], vx)
 
     space = None if workspace is None else arrays.view("workspace", workspace)
     space_bytes = 0 if space is None else space.nbytes

@@ -104,6 +104,7 @@ class Problem:
     kernel_shape is the convolution's, pool_kernel_shape the pooling window's.  dtype is "float16", "bfloat16" or
     "float32"; alpha is LeakyReLU's slope or Clip's lower bound, beta Clip's upper bound.  prologue_affine says that X is
     scaled and shifted by channel, prologue_activation (None, "relu" or "leaky_relu" of slope prologue_alpha) what follows.
+    x_float: X is float32 beside a 16-bit dtype, and rounded to it first, by the tactics for few channels and by generic.
     ProblemError names the argument that is wrong.
     """
 
@@ -132,6 +133,7 @@ class Problem:
     prologue_affine: bool = False
     prologue_activation: str | None = None
     prologue_alpha: float = 0.0
+    x_float: bool = False
     struct: library.ProblemStruct = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -158,6 +160,7 @@ class Problem:
         s.prologue_affine = self.prologue_affine
         s.prologue_activation = library.ACTIVATIONS[self.prologue_activation]
         s.prologue_alpha = self.prologue_alpha
+        s.x_float = self.x_float
         s.spatial[:rank] = [_whole("spatial", size, 64) for size in self.spatial]
         for name, values, default in (
             ("pool_kernel", self.pool_kernel_shape, 1),

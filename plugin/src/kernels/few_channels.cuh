@@ -1,9 +1,9 @@
 // direct_fused for sums so short that they need no loop: few input channels, as images have.
 //
 // The operands of an output pixel, one for each tap and channel, are box means of X. A lane gathers those of one pixel, a warp's
-// lanes neighbouring ones, straight from X in either layout: what pixels share comes from the L1. They pass through shared
-// memory into fragments of mma.sync, zeros behind the last. The weights stay in shared memory, as fragments too. Warps need
-// nothing of each other, so each goes on to its next 32 pixels by itself.
+// lanes neighbouring ones, straight from X in either layout, of W's type or of floats, which it rounds: what pixels share comes
+// from the L1. They pass through shared memory into fragments of mma.sync, zeros behind the last. The weights stay in shared
+// memory, as fragments too. Warps need nothing of each other, so each goes on to its next 32 pixels by itself.
 //
 // A layer of 3 channels is bound by instructions: 16 pixels by 64 channels are 16 products and as many chunks to store as lanes.
 // So most layers, with Y in chunks and no residual, have an end of their own.
@@ -70,14 +70,26 @@ template <class Config> struct FewChannels {
         p.div_out_w.divmod(rest, oy, ox);
         const int y = static_cast<int>(oy) * p.step_h, x = static_cast<int>(ox) * p.step_w;
         const int64_t element = static_cast<int64_t>(n) * p.image + static_cast<int64_t>(y) * p.row + static_cast<int64_t>(x) * p.column;
-        return {pixel < p.pixels ? y : kFewChannelsNowhere, x, static_cast<const char *>(p.x) + element * 2};
+        return {pixel < p.pixels ? y : kFewChannelsNowhere, x, static_cast<const char *>(p.x) + element * p.x_element_bytes};
     }
-    // An element of X, or zero.
+    // A half of X, or zero.
     CONVPOOL_DEVICE static uint32_t load_bits_if(bool wanted, const char *x) {
         uint16_t bits = 0;
         asm("{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %2, 0;\n@wanted ld.global.u16 %0, [%1];\n}"
             : "+h"(bits) : "l"(x), "r"(static_cast<uint32_t>(wanted)));
         return bits;
+    }
+    // A float of X, or zero.
+    CONVPOOL_DEVICE static float load_float_if(bool wanted, const char *x) {
+        float value = 0.f;
+        asm("{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %2, 0;\n@wanted ld.global.f32 %0, [%1];\n}"
+            : "+f"(value) : "l"(x), "r"(static_cast<uint32_t>(wanted)));
+        return value;
+    }
+    // A pixel of X as the rest of the problem has it.
+    CONVPOOL_DEVICE float rounded_pixel(const char *x) const {
+        return p.x_float ? to_float(from_float<Element>(*reinterpret_cast<const float *>(x)))
+                         : to_float(*reinterpret_cast<const Element *>(x));
     }
     // A bit for each operand whose pixel lies in X.
     CONVPOOL_DEVICE uint64_t inside(const Origin &at) const {
@@ -104,8 +116,8 @@ template <class Config> struct FewChannels {
             for (int v = 0; v < p.box.pw; ++v) {
                 const int right = v * p.box.dilation_w;
                 if (static_cast<uint32_t>(x + right) >= static_cast<uint32_t>(p.shape.w)) continue;
-                const int offset = o.offset + 2 * (down * p.row + right * p.column);
-                const float pixel = to_float(*reinterpret_cast<const Element *>(at.element + offset));
+                const int offset = o.offset + p.x_element_bytes * (down * p.row + right * p.column);
+                const float pixel = rounded_pixel(at.element + offset);
                 sum += activate(fmaf(pixel, scale, shift), p.prologue);
             }
         }
@@ -119,11 +131,23 @@ template <class Config> struct FewChannels {
             const uint64_t valid = inside(at);
             const char *x = at.element;
             asm volatile("" : "+l"(x));  // one number, to which offsets are added
-            auto pixel = [&](int k) { return load_bits_if(valid >> k & 1, x + p.table[k].offset); };
+            if (p.x_float) {
+                auto pair = [&](int k) {
+                    return pack2(load_float_if(valid >> k & 1, x + p.table[k].offset),
+                                 load_float_if(valid >> (k + 1) & 1, x + p.table[k + 1].offset), Element{});
+                };
 #pragma unroll
-            for (int k = 0; k < kOperands; k += 8)
-                store_shared(row + k * 2, {pixel(k) | pixel(k + 1) << 16, pixel(k + 2) | pixel(k + 3) << 16,
-                                           pixel(k + 4) | pixel(k + 5) << 16, pixel(k + 6) | pixel(k + 7) << 16});
+                for (int k = 0; k < kOperands; k += 8)
+                    store_shared(row + k * 2, {pair(k), pair(k + 2), pair(k + 4), pair(k + 6)});
+            } else {
+                auto pair = [&](int k) {
+                    return load_bits_if(valid >> k & 1, x + p.table[k].offset) |
+                           load_bits_if(valid >> (k + 1) & 1, x + p.table[k + 1].offset) << 16;
+                };
+#pragma unroll
+                for (int k = 0; k < kOperands; k += 8)
+                    store_shared(row + k * 2, {pair(k), pair(k + 2), pair(k + 4), pair(k + 6)});
+            }
         } else {
 #pragma unroll 1
             for (int k = 0; k < kOperands; k += 2) {

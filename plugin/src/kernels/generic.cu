@@ -9,7 +9,11 @@ constexpr int kThreads = 128, kChain = 16;
 
 template <class Element> __global__ void __launch_bounds__(kThreads)
     generic_kernel(const __grid_constant__ GenericParams p) {
-    const Element *x = static_cast<const Element *>(p.x), *w = static_cast<const Element *>(p.w);
+    const Element *w = static_cast<const Element *>(p.w);
+    auto pixel_of_x = [&](int64_t i) {
+        if (!p.x_float) return to_float(static_cast<const Element *>(p.x)[i]);
+        return to_float(from_float<Element>(static_cast<const float *>(p.x)[i]));
+    };
     const int64_t in_pixels = static_cast<int64_t>(p.in[0]) * p.in[1] * p.in[2];
     const int64_t out_pixels = static_cast<int64_t>(p.out[0]) * p.out[1] * p.out[2];
     const int taps = p.kernel[0] * p.kernel[1] * p.kernel[2];
@@ -31,7 +35,7 @@ template <class Element> __global__ void __launch_bounds__(kThreads)
                           static_cast<int>(pixel % p.out[2])};
         const int group = m / p.m_per_group;
         const int64_t x_step = p.x_channels_last ? 1 : in_pixels, pixel_step = p.x_channels_last ? p.c : 1;
-        const Element *image = x + n * in_pixels * p.c + group * p.c_per_group * x_step;
+        const int64_t image = n * in_pixels * p.c + group * p.c_per_group * x_step;
         float sum = 0.f;
         for (int tap = 0; tap < taps; ++tap) {
             const int t[3] = {tap / p.kernel[2] / p.kernel[1], tap / p.kernel[2] % p.kernel[1], tap % p.kernel[2]};
@@ -60,7 +64,7 @@ template <class Element> __global__ void __launch_bounds__(kThreads)
                             const int column = origin[2] + k * p.pool_dilations[2];
                             if (column < 0 || column >= p.in[2]) continue;
                             const int64_t at = (static_cast<int64_t>(z) * p.in[1] + y) * p.in[2] + column;
-                            const float value = to_float(image[at * pixel_step + c * x_step]);
+                            const float value = pixel_of_x(image + at * pixel_step + c * x_step);
                             box += activate(fmaf(value, scale, shift), p.prologue);
                         }
                     }

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <tuple>
 
 namespace host {
 namespace {
@@ -190,7 +191,7 @@ void old_engines() {
 
 // Siblings' own inputs: their shapes, and the residual's format, which is the output's.
 void wrong_sibling_inputs(bool has_device) {
-    const auto f16 = DataType::kHALF;
+    const auto f16 = DataType::kHALF, f32 = DataType::kFLOAT;
     const auto linear = TensorFormat::kLINEAR, hwc8 = TensorFormat::kHWC8;
     const Attributes a = with({1, 0, 0.f, 1, 2, 0.1f});
     Owner plugin = make(a);
@@ -205,6 +206,19 @@ void wrong_sibling_inputs(bool has_device) {
                 all[3].format = hwc8;
                 EQUAL(plugin->supportsFormatCombination(3, all.data(), 6, 1), false);
             }
+    // X of floats beside halves: an image, whose filters have 64 elements at most.
+    Owner image = make(Attributes{});
+    for (auto [channels, x_type, w_type, format, refused] :
+         {std::tuple{7, f32, f16, linear, 4}, {7, f32, f16, TensorFormat::kHWC, 4}, {8, f32, f16, linear, 1},
+          {7, f16, f32, linear, 1}, {7, f32, DataType::kINT8, linear, 1}}) {
+        v2::PluginTensorDesc all[] = {fixed({2, channels, 8, 8}, x_type, format), fixed({8, 3, 3, channels}, w_type, linear),
+                                      fixed({8}, w_type, linear), fixed({2, 8, 4, 4}, w_type, hwc8)};
+        int position = 0;
+        while (position < 4 && image->supportsFormatCombination(position, all, 3, 1)) ++position;
+        EQUAL(position, refused);
+        all[3].type = x_type;
+        EQUAL(refused == 4 && image->supportsFormatCombination(3, all, 3, 1), false);
+    }
     // A slope that half does not have keeps the layer in float.
     Owner steep = make(with({0, 2, 1e5f, 0, 0, 0.f}));
     for (DataType type : {f16, DataType::kFLOAT}) {
