@@ -53,8 +53,8 @@ bench-tensorrt:
 	$(ENGINES) tests --commit $(COMMIT) --json $(RESULTS)_$(TENSORRT)_tests.json
 	$(ENGINES) check --commit $(COMMIT) --json $(RESULTS)_$(TENSORRT)_engines.json
 	$(ENGINES) time densenet_transition1 densenet_transition2 densenet_transition3 $(TIME).json
-	$(ENGINES) time sngan64 sngan64_in_place stargan_v2 wgan_gp --lowerings original direct fused siblings stem pool_conv $(TIME).json
-	$(ENGINES) time densenet121 --lowerings original direct fused siblings stem concats_kept $(TIME).json
+	$(ENGINES) time sngan64 sngan64_in_place stargan_v2 wgan_gp --lowerings original direct fused siblings stem plain_conv $(TIME).json
+	$(ENGINES) time densenet121 --lowerings original direct fused siblings plain_conv concats_kept $(TIME).json
 	$(ENGINES) time sngan64 wgan_gp densenet_transition1 --precision tf32 $(TIME)_float.json
 	$(ENGINES) time sngan64 wgan_gp densenet_transition1 --precision fp32 --lowerings original siblings $(TIME)_float.json
 

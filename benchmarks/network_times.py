@@ -27,8 +27,9 @@ from convpool.bench.timing import input_sets, summarize
 from convpool.errors import ConvpoolError, first_line
 from convpool.files import write_atomically
 from convpool.modelio import LoadedModel
+from convpool.passes.alone import KINDS
 from convpool.tensorrt import PRECISIONS, Engine, build_engine, plugin_path
-from convpool.tensorrt.build import takes_stems
+from convpool.tensorrt.build import HALVES
 from convpool.tensorrt.library import tensorrt_module
 from convpool.tensorrt.timing import TIMING_ITERATIONS, choose_patiently, time_in_turn
 from convpool.verify import make_session
@@ -60,7 +61,7 @@ NETWORKS = {
     "densenet121": Network(32, 1.08),
 }
 """Rows by generator."""
-STANDARD, OURS = ("direct", "fused"), ("stem", "siblings", "plugin", "pool_conv", "concats_kept")
+STANDARD, OURS = ("direct", "fused"), ("plain_conv", "stem", "siblings", "plugin", "concats_kept")
 LOWERINGS: dict[str, dict[str, Any] | None] = {
     "original": None,
     "direct": {"lowering": "direct"},
@@ -68,14 +69,14 @@ LOWERINGS: dict[str, dict[str, Any] | None] = {
     "plugin": {"lowering": "convavgpool"},
     "siblings": {"lowering": "convavgpool", "prologue": True, "epilogue": True},
     "stem": {"lowering": "convavgpool", "prologue": True, "epilogue": True, "stem": True},
-    "pool_conv": {"lowering": "convavgpool", "prologue": True, "epilogue": True, "stem": True, "fuse_pool_conv": True},
+    "plain_conv": {"lowering": "convavgpool", "prologue": True, "epilogue": True, "stem": True, "plain_conv": True},
     "concats_kept": {"lowering": "convavgpool", "prologue": True, "epilogue": True, "concat": False},
 }
 """Arguments of `convpool.optimize`; plugin: ConvAvgPool alone; siblings: with what stands before and after it; stem: and
-convolutions of images, as `convpool-build` has it; pool_conv: and poolings in front of a convolution; concats_kept: siblings
-with all Concats as they were."""
+convolutions of images; plain_conv: and others of many channels, as `convpool-build` has it; concats_kept: siblings with all
+Concats as they were."""
 USUAL = {
-    precision: ("original", "direct", "fused", "siblings", *(("stem",) if takes_stems(precision, plugin=True) else ()))
+    precision: ("original", "direct", "fused", "siblings", *(("plain_conv",) if precision in HALVES else ()))
     for precision in PRECISIONS
 }
 """What is timed where nothing else is asked for, by precision."""
@@ -96,12 +97,12 @@ class Options:
 
 
 def lowered(model: onnx.ModelProto, lowering: str, precision: str) -> onnx.ModelProto:
-    """The model in one lowering; convolutions of images go to the plugin where `convpool-build` has them there."""
+    """The model in one lowering; in half precisions alone do convolutions without a pooling go to the plugin."""
     arguments = LOWERINGS[lowering]
     if arguments is None:
         return model
-    stem = arguments.get("stem", False) and takes_stems(precision, plugin=True)
-    return optimize(model, **{"prologue": False, "epilogue": False, **arguments, "stem": stem}, check=0).model
+    alone = {kind: arguments.get(kind, False) and precision in HALVES for kind in KINDS}
+    return optimize(model, **{"prologue": False, "epilogue": False, **arguments, **alone}, check=0).model
 
 
 def get_engine(name: str, lowering: str, model: onnx.ModelProto, batch: int, options: Options) -> Engine:

@@ -22,8 +22,7 @@ from convpool.inputs import load_arrays
 from convpool.lowering import REQUESTS
 from convpool.modelio import LoadedModel, infer_shapes, load, passes_full_check, save
 from convpool.modelio import check as check_model
-from convpool.passes import absorb, conv_pool, pool_conv
-from convpool.passes import stem as stems
+from convpool.passes import absorb, alone, conv_pool, pool_conv
 from convpool.passes.absorption import Absorption
 from convpool.passes.concat import repeats
 from convpool.passes.conv_pool import Site
@@ -64,6 +63,7 @@ def optimize(
     exclude: str | Sequence[str] = (),
     fuse_pool_conv: bool = False,
     stem: bool = False,
+    plain_conv: bool = False,
     prologue: bool = True,
     epilogue: bool = True,
     concat: bool = True,
@@ -84,8 +84,11 @@ def optimize(
     exclude: a glob pattern or several; a site whose convolution's or pooling's name matches one stays as it is, and a Concat
         whose name does.
     fuse_pool_conv: also make one node of AveragePool followed by Conv; saves traffic on a GPU, no arithmetic.
-    stem: in a model with a pair made a ConvAvgPool, also make one, with a window of one element, of each convolution of an
-        image of at most 4 channels; saves TensorRT a copy of the image, no arithmetic.
+    stem: in a model with a pair made a ConvAvgPool, also make one of each convolution of an image of at most 4 channels, with
+        a window of one element, or with an AveragePool in front that `fuse_pool_conv` could take; saves TensorRT a copy of the
+        image, no arithmetic.
+    plain_conv: in such a model, also make one, with a window of one element, of each other convolution of 64 channels and more
+        whose kernel has more than one element; for GPUs on which the plugin's kernels are faster than TensorRT's.
     prologue, epilogue: with lowering "convavgpool", also take in what stands before and behind the pairs.
     concat: in a model with such pairs, also let Concats of channels that begin as an earlier one does read its result.
     autotune: time the lowerings of each site in onnxruntime here, and keep the fastest.
@@ -113,7 +116,7 @@ def optimize(
     run = _Run(result, original.inferred, lowering, patterns, fuse_pool_conv)
     if autotune:
         run.tuner = tuning.Tuner(original, input_shapes or {}, seed, progress)
-    run.stem = stem
+    run.alone = tuple(kind for kind, on in zip(alone.KINDS, (stem, plain_conv), strict=True) if on)
     run.phases = tuple(name for name, on in (("epilogue", epilogue), ("prologue", prologue)) if on)
     run.to_fixpoint()
     if run.changed and concat:
@@ -158,8 +161,8 @@ class _Run:
         self.new_constants: set[str] = set()
         self.changed = False
         self.concats = 0
-        self.stem = False
-        """Whether convolutions of images become nodes of the operator too."""
+        self.alone: tuple[str, ...] = ()
+        """Which convolutions without a pair become nodes of the operator too, of `alone.KINDS`."""
         self.phases: tuple[str, ...] = ()
         """What nodes of the operator take in, in this order."""
         self._given_by: dict[tuple[str, str], int] = {}
@@ -169,12 +172,12 @@ class _Run:
         """Apply the passes until nothing more is found; each rewrite lowers the cost, so this ends."""
         rewriter = Rewriter(self._model.proto, self._model.read)
         inferred = self._inferred
-        originals = self._convolutions() if self.stem else set()
+        originals = self._convolutions() if self.alone else set()
         while self._one_pass(rewriter, inferred, self._pairs):
             self.changed = True
             inferred = infer_shapes(self._model.proto)
             self._kept = []  # the next pass sees them again
-        if originals and self._given_by and self._one_pass(rewriter, inferred, partial(self._stems, originals)):
+        if originals and self._given_by and self._one_pass(rewriter, inferred, partial(self._alone, originals)):
             inferred = infer_shapes(self._model.proto)
         for phase in self.phases if self._lowering == "convavgpool" else ():
             while self._absorb(rewriter, inferred, phase):
@@ -307,10 +310,10 @@ class _Run:
             for site in pool_conv.sites(scope):
                 yield site, None if self._excluded(site) else pool_conv.check(site, main_opset)
 
-    def _stems(self, originals: set[tuple[str, str]], scope: Scope, main_opset: int):
-        for site in stems.sites(scope):
+    def _alone(self, originals: set[tuple[str, str]], scope: Scope, main_opset: int):
+        for site in alone.sites(scope, self.alone):
             if (scope.path, scope.nodes[site.conv].output[0]) in originals:  # and not what a pair has become
-                yield site, None if self._excluded(site) else stems.check(site, main_opset)
+                yield site, None if self._excluded(site) else alone.check(site, main_opset, self._named)
 
     def _convolutions(self) -> set[tuple[str, str]]:
         """What the model's convolutions give, each with its scope's path."""

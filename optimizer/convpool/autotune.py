@@ -70,9 +70,9 @@ class Tuner:
             self._progress(self._done, self.expected, node.name or plan.pooling.output)
         self._done += 1
         candidates: dict[str, Plan] = {}
-        site = next((s for s in conv_pool.sites(plan.scope) if s.root == plan.pooling.root), None)
-        if site is None:
-            return plan, None  # a pooling in front of a convolution: one form only
+        if plan.pooling.kind not in conv_pool.SUFFIXES:
+            return plan, None  # a pooling in front of a convolution, or none: one form only
+        site = next(s for s in conv_pool.sites(plan.scope) if s.root == plan.pooling.root)
         for name in ORDERS[lowering]:
             if name == "direct" and any("convavgpool" in key for key in candidates):
                 continue  # the same nodes, once onnxruntime has inlined the function

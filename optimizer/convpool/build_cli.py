@@ -54,6 +54,9 @@ _SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
 @click.option("--stem/--no-stem", default=True, show_default=True,
               help="In fp16 and bf16 the plugin also runs convolutions of images (up to 4 channels) in a model with a pair, "
               "on GPUs of compute capability 8.0 and newer.")
+@click.option("--plain-conv/--no-plain-conv", default=True, show_default=True,
+              help="Likewise other convolutions of 64 channels and more, on GPUs of compute capability 9.0 with TensorRT 8.6 "
+              "or 9.")
 @click.option("--autotune", is_flag=True, help="Build MODEL as it is and every form of its pairs, time the engines on this "
               "GPU, keep the fastest whose outputs agree.")
 @click.option("--layers", is_flag=True, help="Keep intermediate tensors as outputs, for convpool-verify --layers.")
@@ -68,7 +71,7 @@ _SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
 @click.version_option(package_name="convpool")
 def build_command(
     model, output, precision, least, typical, largest, timing_cache, workspace_mib, optimization_level,
-    max_aux_streams, no_plugin, lowering, stem, autotune, layers, check, data, rtol, atol, seed, report_path, quiet,
+    max_aux_streams, no_plugin, lowering, stem, plain_conv, autotune, layers, check, data, rtol, atol, seed, report_path, quiet,
 ) -> None:  # fmt: skip
     """Build a TensorRT engine from MODEL, run it, and compare it with onnxruntime on MODEL."""
     out = Path(output)
@@ -92,7 +95,7 @@ def build_command(
         options = {
             "precision": precision, "profiles": profile, "timing_cache": timing_cache, "workspace_bytes": workspace_mib << 20,
             "optimization_level": optimization_level, "max_aux_streams": max_aux_streams, "plugin": not no_plugin,
-            "stem": stem, "progress": progress.update,
+            "stem": stem, "plain_conv": plain_conv, "progress": progress.update,
         }  # fmt: skip
         if autotune:
             timed = build_fastest(original, **options)

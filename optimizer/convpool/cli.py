@@ -56,7 +56,10 @@ class InputShape(click.ParamType):
               help="Leave alone what has a convolution, pooling or Concat with a matching name (*, ? and [] as in a shell).")
 @click.option("--fuse-pool-conv", is_flag=True, help="Also make one node of AveragePool followed by Conv (GPU traffic).")
 @click.option("--stem", is_flag=True,
-              help="With a pair made a ConvAvgPool: also make one of a convolution of an image (GPU traffic).")
+              help="With a pair made a ConvAvgPool: also make one of a convolution of an image, an AveragePool in front of it "
+                   "included (GPU traffic).")
+@click.option("--plain-conv", is_flag=True,
+              help="With a pair made a ConvAvgPool: also make one of other convolutions of 64 channels and more (Hopper GPUs).")
 @click.option("--prologue/--no-prologue", default=True, show_default=True,
               help="With convavgpool: take in the scale and shift, Relu and LeakyRelu before it.")
 @click.option("--epilogue/--no-epilogue", default=True, show_default=True,

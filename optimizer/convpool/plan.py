@@ -42,7 +42,7 @@ class Pooling:
     """An average over windows of the tensor `input`, written to `output` by the nodes `nodes`, `root` the last.
 
     spec is None for a mean over all of the feature map; squeeze: the spatial axes vanish (ReduceMean, keepdims = 0).
-    Without an average (`stem`), `nodes` is empty, `root` the convolution and the window of `spec` one element.
+    Without an average (`alone`), `nodes` is empty, `root` the convolution and the window of `spec` one element.
     """
 
     root: int

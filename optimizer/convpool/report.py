@@ -11,7 +11,7 @@ from convpool.verify import Verification
 
 @dataclass(frozen=True)
 class SiteReport:
-    """One convolution in front of one average, or alone: then pool is "".
+    """One convolution and the average behind it, or in front of it; alone: then pool is "".
 
     status: "rewritten", "rejected" or "excluded"; reason: why not, else None.  macs_before, macs_after: multiply-adds
     of the convolution for one sample, None where a spatial size is unknown.  scope: "" for the main graph.

@@ -19,6 +19,7 @@ from convpool import operator
 from convpool.geometry import ConvSpec, PoolSpec, fuse_kernel
 from convpool.graph import Scope, graphs_within, index_model, opset_of, value_names
 from convpool.lowering import Form, form
+from convpool.passes import alone
 from convpool.passes.absorption import Absorption, Weights
 from convpool.passes.conv_pool import folded
 from convpool.plan import IDENTITY, Choice, ConvLeaf, JoinTree, Moved, OpaqueLeaf, Plan, Reject, Tree, conv_leaves, tree_nodes
@@ -302,7 +303,7 @@ class _Emitter:
         return name
 
     def _leaf(self, leaf: ConvLeaf, choice: Choice) -> str:
-        if self._plan.pattern in ("pool_conv", "stem"):
+        if self._plan.pattern in ("pool_conv", *alone.KINDS):
             found: Form | Reject = Form("convavgpool", self._plan.pooling.spec, leaf.conv)
             leaf = replace(leaf, input=self._plan.pooling.input)
         else:

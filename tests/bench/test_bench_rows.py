@@ -14,6 +14,7 @@ from convpool.bench.rows import LAYOUTS, PRECISIONS, SUITES, Row, load_rows
 from convpool.bench.tensorrt_worker import fuse
 from convpool.cuda import LibraryError, Problem
 from convpool.errors import OptionError
+from convpool.graph import attributes
 from models.generators import generate
 
 ALL = [row for rows, _, _ in SUITES.values() for row in rows]
@@ -28,7 +29,7 @@ SHAPES = [
 
 
 def test_suites_have_the_papers_rows():
-    assert [len(SUITES[name][0]) for name in SUITES] == [20, 20, 25, 10, 24, 21]
+    assert [len(SUITES[name][0]) for name in SUITES] == [20, 20, 25, 10, 24, 21, 26]
     assert {(row.h, row.c) for row in SUITES["suita-table1"][0]} == {
         (size, c) for size in (8, 16, 32, 64) for c in (32, 64, 128, 256, 512)
     }
@@ -42,20 +43,21 @@ def test_suites_have_the_papers_rows():
         assert all(min(row.out_size) >= 1 for row in rows)
 
 
-def test_the_suite_of_networks_has_their_pairs():
-    found = []
+@pytest.mark.parametrize(("suite", "plain"), [("networks", False), ("plain", True)])
+def test_suites_have_what_the_optimizer_makes_of_networks(suite, plain):
+    found = set()
     for network, batch in (("sngan64", 64), ("wgan_gp", 64), ("stargan_v2", 1)):
-        model = optimize(generate(network, batch=batch), prologue=True, epilogue=True, check=0).model
+        model = optimize(generate(network, batch=batch), prologue=True, epilogue=True, plain_conv=plain, check=0).model
         graph = shape_inference.infer_shapes(model).graph
         known = [*graph.input, *graph.value_info]
         shapes = {one.name: tuple(d.dim_value for d in one.type.tensor_type.shape.dim) for one in known}
         weights = {one.name: tuple(one.dims) for one in graph.initializer}
         for node in graph.node:
-            if node.op_type in operator.OP_TYPES:
+            if node.op_type in operator.OP_TYPES and (attributes(node)["pool_kernel_shape"] == [1, 1]) == plain:
                 (n, c, h, w), (m, *kernel, _) = shapes[node.input[0]], weights[node.input[1]]
-                found.append((n, c, m, h, w, *kernel, node.op_type.startswith("LeakyRelu")))
-    rows = [(r.n, r.c, r.m, r.h, r.w, r.kernel, r.kernel, r.prologue) for r in SUITES["networks"][0]]
-    assert found and sorted(set(found)) == sorted(rows)
+                found.add((n, c, m, h, w, *kernel, node.op_type.startswith("LeakyRelu")))
+    rows = [(r.n, r.c, r.m, r.h, r.w, r.kernel, r.kernel, r.prologue) for r in SUITES[suite][0] if r.label != "ResNet-50"]
+    assert found == set(rows) and len(rows) == len(found)
 
 
 def test_counts_are_those_of_the_baselines():

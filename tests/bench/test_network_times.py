@@ -11,8 +11,9 @@ from benchmarks import network_times, tensorrt_engines
 from benchmarks.network_times import NETWORKS, Options, time_network
 from convpool.bench.timing import summarize
 from convpool.modelio import LoadedModel
-from convpool.tensorrt import TensorRTError
+from convpool.tensorrt import PRECISIONS, TensorRTError
 from convpool.verify import make_session
+from models.generators import generate
 from tests.accuracy.half_io import from_channels_last, to_channels_last
 
 
@@ -62,12 +63,27 @@ def test_a_network_is_checked_before_it_is_timed(name, monkeypatch, tmp_path):
         assert lowerings[lowering]["us"] == 4 and 0 <= lowerings[lowering]["error"] <= found["limit"]
     siblings = {"AffineReluConvAvgPool": 1} if name == "densenet_transition3" else {"ConvAvgPoolAdd": 2, "ConvAvgPool": 1}
     if name == "wgan_gp":
-        for lowering in ("stem", "pool_conv"):
-            assert lowerings[lowering]["nodes"] == siblings | {"ConvAvgPool": 2, "ConvAvgPoolRelu": 1}
+        assert lowerings["stem"]["nodes"] == siblings | {"ConvAvgPool": 2, "ConvAvgPoolRelu": 1}
+        assert lowerings["plain_conv"]["nodes"] == {
+            "ConvAvgPool": 2, "ConvAvgPoolRelu": 4, "ConvAvgPoolAdd": 3, "ConvAvgPoolAddRelu": 1,
+        }  # fmt: skip
     else:
-        assert lowerings["stem"] == lowerings["pool_conv"] == {"same_as": "siblings"}
+        assert lowerings["stem"] == lowerings["plain_conv"] == {"same_as": "siblings"}
     assert lowerings["siblings"]["nodes"] == siblings and "nodes" not in lowerings["direct"]
     assert (found["batch"], found["input_sets"], found["half_channels_last"]) == (1, 4, NETWORKS[name].inside)
+
+
+def test_convolutions_without_a_pooling_are_the_plugins_in_half_precision():
+    model = generate("wgan_gp", batch=1)
+    forms = {
+        (lowering, precision): network_times.lowered(model, lowering, precision).SerializeToString(deterministic=True)
+        for lowering in ("siblings", "stem", "plain_conv") for precision in PRECISIONS
+    }  # fmt: skip
+    assert len(set(forms.values())) == 3
+    for precision in ("fp32", "tf32"):
+        assert forms["stem", precision] == forms["plain_conv", precision] == forms["siblings", precision]
+        assert network_times.USUAL[precision] == ("original", "direct", "fused", "siblings")
+    assert network_times.USUAL["fp16"] == ("original", "direct", "fused", "siblings", "plain_conv")
 
 
 def test_channels_last_is_a_change_of_memory_only():

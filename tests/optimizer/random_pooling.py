@@ -55,10 +55,12 @@ def make_case(seed: int) -> Case:
 
 
 def make_residual(m: Maker, shape: tuple[int, ...]) -> str:
-    """A convolution of an image that gives `shape`."""
+    """A convolution of an image, or of one made half as large, that gives `shape`."""
     batch, filters, *size = shape
-    channels = int(m.pick([1, 3, 4, 5]))
+    channels, halved = int(m.pick([1, 3, 4, 5, 8])), m.chance(0.5)
+    size = [2 * n for n in size] if halved else size
     image = m.feed((batch, channels, *size), ["N", channels, *size] if m.open_batch else None)
+    image = m.node("AveragePool", [image], kernel_shape=[2, 2], strides=[2, 2]) if halved else image
     return m.node("Conv", [image, m.constant(m.data(filters, channels, 3, 3))], pads=[1] * 4)
 
 

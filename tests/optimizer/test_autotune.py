@@ -6,6 +6,7 @@ import onnx
 import pytest
 
 import convpool
+from build import graph
 from convpool import autotune
 from models import generators
 
@@ -83,3 +84,16 @@ def test_real_clock_on_a_real_network():
         fastest = min(site.times_us, key=lambda name: site.times_us[name])
         assert site.lowering == (None if fastest == "original" else fastest)
     assert result.report.verification.passed
+
+
+def test_what_has_one_form_only_is_not_timed(clock):
+    body = """c = Conv<pads=[1,1,1,1]>(x, u) r = Relu(c) p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(r)
+      s = Conv<pads=[1,1,1,1]>(p, v) t = Relu(s)
+      h = Conv<pads=[1,1,1,1]>(t, w) y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)"""
+    model = graph(body, {"u": (3, 16, 3, 3), "v": (16, 3, 3, 3)}, inputs="float[1,16,24,24] x")
+    clock["fastest"] = "convavgpool"
+    sites = convpool.optimize(model, stem=True, autotune=True).report.sites
+    assert [(site.conv, site.pattern, site.status) for site in sites] == [
+        ("h", "conv_pool", "rewritten"), ("s", "stem", "rewritten"), ("c", "conv_pool", "rejected"),
+    ]  # fmt: skip
+    assert len(clock["timed"]) == 1

@@ -32,6 +32,7 @@ from onnx.reference import ReferenceEvaluator
 
 import convpool
 import runtime
+from convpool.passes import alone
 from exact import UNIT_ROUNDOFF, Traced, evaluate, gamma
 from random_models import Case
 from random_pooling import make_case
@@ -63,17 +64,24 @@ class Tally:
 
 @pytest.fixture(scope="module")
 def tally() -> Tally:
-    """All cases, run once."""
+    """All cases, run once; there plain convolutions are narrow."""
     result = Tally()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alone, "MIN_CHANNELS", alone.MAX_CHANNELS + 1)
+        patch.setattr(alone, "CHANNEL_MULTIPLE", 1)
+        run_cases(result)
+    print(f"\n{CASES} cases: {dict(result.counts.most_common())}\nworst error/bound: {result.worst}\nrejected:")
+    for reason, count in result.reasons.most_common():
+        print(f"  {count:5d} {reason}")
+    return result
+
+
+def run_cases(result: Tally) -> None:
     for seed in range(FIRST, FIRST + CASES):
         try:
             check_case(make_case(seed), result)
         except Exception as error:  # collected, so that one run shows every failure
             result.failures.append(f"case {seed}: {type(error).__name__}: {str(error)[:400]}")
-    print(f"\n{CASES} cases: {dict(result.counts.most_common())}\nworst error/bound: {result.worst}\nrejected:")
-    for reason, count in result.reasons.most_common():
-        print(f"  {count:5d} {reason}")
-    return result
 
 
 def test_every_case_is_rejected_or_exact(tally):
@@ -92,7 +100,7 @@ def test_the_cases_reach_what_they_are_for(tally):
         "float16": 0.02, "bfloat16": 0.005, "float32": 0.1, "float64": 0.005, "join Add": 0.002, "join Concat": 0.002,
         "absorbing": 0.05, "named": 0.05, "plain": 0.02, "prologue none": 0.02, "prologue Affine": 0.005,
         "prologue AffineRelu": 0.002, "prologue LeakyRelu": 0.002, "epilogue none": 0.02, "epilogue Relu": 0.002,
-        "epilogue Add": 0.005, "epilogue AddRelu": 0.002, "residual broadcast": 0.002, "stem": 0.002,
+        "epilogue Add": 0.005, "epilogue AddRelu": 0.002, "residual broadcast": 0.002, "stem": 0.002, "plain_conv": 0.002,
         "weights overridable": 0.002, "weights computed": 0.002, "weights constant": 0.005, "weights identity": 0.005,
     }.items():  # fmt: skip
         assert tally.counts[name] >= least * CASES, f"only {tally.counts[name]} of {CASES} cases are '{name}'"
@@ -101,9 +109,11 @@ def test_the_cases_reach_what_they_are_for(tally):
 
 
 def check_case(case: Case, tally: Tally) -> None:
-    """Everything that holds for any model, then the two bounds; every fourth case without siblings, every third without stems."""
+    """Everything that holds for any model, then the two bounds; every fourth case without siblings, every third without stems,
+    every fifth without plain convolutions."""
     siblings = case.seed % 4 > 0
-    options = {"lowering": case.lowering, "check": 0, "prologue": siblings, "epilogue": siblings, "stem": case.seed % 3 > 0}
+    options = {"lowering": case.lowering, "check": 0, "prologue": siblings, "epilogue": siblings, "stem": case.seed % 3 > 0,
+               "plain_conv": case.seed % 5 > 0}  # fmt: skip
     before = case.model.SerializeToString(deterministic=True)
     result = convpool.optimize(case.model, **options)
     after = result.model.SerializeToString(deterministic=True)
@@ -125,7 +135,9 @@ def check_case(case: Case, tally: Tally) -> None:
     tally.counts.update([f"lowering {case.lowering}", case.dtype, *(f"{k} {v}" for k, v in case.tags.items())])
     again = convpool.optimize(result.model, **options)
     assert again.model.SerializeToString(deterministic=True) == after, "the second run changed the model"
-    tally.counts["stem"] += any(site.pattern == "stem" and site.status == "rewritten" for site in sites)
+    for kind in alone.KINDS:
+        tally.counts[kind] += any(site.pattern == kind and site.status == "rewritten" for site in sites)
+    tally.counts["stem behind a pooling"] += any(site.pattern == "stem" and bool(site.pool) for site in sites)
     check_form(case.model, result.model)
     kinds = [node.op_type for node in result.model.graph.node if node.domain == "ai.convpool"]
     if not siblings:

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from convpool import optimize
+from convpool import build_cli, optimize
 from convpool.build_cli import _profile, build_command, verify_command
 from convpool.cli import run
 from convpool.errors import OptionError
@@ -129,8 +129,6 @@ def test_build_without_tensorrt_says_how_to_get_it(pair, tmp_path, monkeypatch, 
 
 
 def test_build_without_pycuda_says_so_before_it_builds(pair, tmp_path, monkeypatch, capsys):
-    from convpool import build_cli
-
     monkeypatch.setattr(build_cli, "tensorrt_module", lambda: None)
     monkeypatch.setattr(build_cli.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(build_cli, "build_engine", lambda *_, **__: pytest.fail("built"))
@@ -140,6 +138,18 @@ def test_build_without_pycuda_says_so_before_it_builds(pair, tmp_path, monkeypat
     options = ["--autotune", "--check", "0"]
     assert run(build_command, "convpool-build", [pair[0], "-o", str(tmp_path / "x.engine"), *options]) == 2
     assert capsys.readouterr().err.strip().endswith("run to be timed; pip install pycuda, or leave out --autotune")
+
+
+@pytest.mark.parametrize(("option", "kind"), [(None, None), ("--no-stem", "stem"), ("--no-plain-conv", "plain_conv")])
+def test_build_says_which_convolutions_go_to_the_plugin(pair, tmp_path, monkeypatch, capsys, option, kind):
+    def build_engine(model, *, stem, plain_conv, **_):
+        assert {"stem": stem, "plain_conv": plain_conv} == {one: one != kind for one in ("stem", "plain_conv")}
+        raise OptionError("as expected")
+
+    monkeypatch.setattr(build_cli, "build_engine", build_engine)
+    options = ["-o", str(tmp_path / "x.engine"), "--check", "0", *([option] if option else [])]
+    assert run(build_command, "convpool-build", [pair[0], *options]) == 2
+    assert capsys.readouterr().err.strip() == "convpool-build: as expected"
 
 
 def test_verify_does_not_compare_empty_outputs_where_a_larger_input_gives_some(tmp_path):

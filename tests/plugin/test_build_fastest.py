@@ -64,7 +64,12 @@ def pretend(monkeypatch):
         left_out |= seen.not_timed
         return {form: [TIMES[form] + late for late in (0.0, 0.5, 9.0)] for form in engines if form not in seen.not_timed}
 
+    def plugin_takes(precision, plugin, *, trt, **allowed):  # whatever GPU and TensorRT there are here
+        seen.asked = (precision, plugin)
+        return allowed
+
     monkeypatch.setattr(autotune, "build_engine", build)
+    monkeypatch.setattr(autotune, "plugin_takes", plugin_takes)
     monkeypatch.setattr(autotune, "time_in_turn", time_in_turn)
     return seen
 
@@ -87,6 +92,18 @@ def test_forms_come_in_the_order_of_their_medians(pretend):
         options.pop("configure")(config)
         assert config.avg_timing_iterations == timing.TIMING_ITERATIONS
         assert options == {"plugin": True, "precision": "fp16"}
+
+
+def test_every_form_has_the_convolutions_that_the_plugin_takes(pretend, monkeypatch):
+    given, prepared = [], autotune.prepared_model
+
+    def prepared_model(model, form, **taken):
+        given.append(taken)
+        return prepared(model, form, **taken)
+
+    monkeypatch.setattr(autotune, "prepared_model", prepared_model)
+    build_fastest(conv_pool(), precision="fp16", plain_conv=False)
+    assert pretend.asked == ("fp16", True) and given == [{"stem": True, "plain_conv": False}] * len(TIMES)
 
 
 def test_without_the_plugin_its_form_is_not_built(pretend, tmp_path):

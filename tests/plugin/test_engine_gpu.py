@@ -15,6 +15,7 @@ from convpool import operator, optimize
 from convpool.errors import ModelError, OptionError
 from convpool.modelio import LoadedModel
 from convpool.tensorrt import Engine, TensorRTError, build_engine
+from convpool.tensorrt.build import plugin_takes
 from convpool.verify import make_session
 from models.generators import generate, random_inputs
 from tests.plugin.gpu import require_gpu
@@ -417,6 +418,20 @@ def test_convolutions_of_images(precision, stems):
         wanted, found = reference(model, inputs), next(iter(engine.run(inputs).values()))
         assert np.abs(found - wanted).max() <= (2e-2 if precision == "fp16" else 1e-5) * np.abs(wanted).max()
     assert layers[0] == layers[1] + stems
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+def test_plain_convolutions(precision):
+    model = generate("wgan_gp", batch=2)
+    inputs = random_inputs(model)
+    layers = []
+    for plain_conv in (True, False):
+        engine = build_engine(model, precision=precision, plain_conv=plain_conv, optimization_level=1, configure=detailed)
+        layers.append(plugin_layers(engine))
+        wanted, found = reference(model, inputs), next(iter(engine.run(inputs).values()))
+        assert np.abs(found - wanted).max() <= (2e-2 if precision == "fp16" else 1e-5) * np.abs(wanted).max()
+    taken = plugin_takes(precision, True, stem=True, plain_conv=True)["plain_conv"]
+    assert layers[0] == layers[1] + (5 if taken else 0)
 
 
 @pytest.mark.parametrize(

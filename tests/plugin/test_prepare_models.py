@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import onnx
 import pytest
@@ -14,6 +16,19 @@ from convpool.modelio import LoadedModel
 from convpool.tensorrt import build, prepare
 from convpool.verify import make_session
 from models.generators import generate, random_inputs
+
+TRT_86 = SimpleNamespace(__name__="tensorrt", __version__="8.6.1")
+
+
+def pretend_gpu(monkeypatch, capability: int | None) -> None:
+    """A GPU of this compute capability, or none."""
+
+    def current_device():
+        if capability is None:
+            raise CudaError("no GPU")
+        return {"cc": capability}
+
+    monkeypatch.setattr(build, "current_device", current_device)
 
 
 def run(model: onnx.ModelProto, inputs) -> list[np.ndarray]:
@@ -280,13 +295,24 @@ def test_the_plugin_gets_the_siblings(name):
 
 @pytest.mark.parametrize(("capability", "kept"), [(75, True), (80, False), (None, False)])
 def test_gpus_without_a_kernel_for_images_leave_them_to_tensorrt(capability, kept, monkeypatch):
-    def current_device():
-        if capability is None:
-            raise CudaError("no GPU")
-        return {"cc": capability}
+    pretend_gpu(monkeypatch, capability)
+    assert build.plugin_takes("fp16", True, stem=True, plain_conv=True, trt=TRT_86)["stem"] != kept
 
-    monkeypatch.setattr(build, "current_device", current_device)
-    assert build.old_gpu() == kept
+
+@pytest.mark.parametrize(
+    ("capability", "version", "taken"),
+    [(90, "8.6.1", True), (90, "9.3.0", True), (90, "10.0.1", False), (80, "8.6.1", False), (89, "8.6.1", False),
+     (100, "8.6.1", False), (120, "8.6.1", False), (None, "8.6.1", False)],
+)  # fmt: skip
+def test_plain_convolutions_go_to_the_plugin_on_hopper_with_old_tensorrt(capability, version, taken, monkeypatch):
+    pretend_gpu(monkeypatch, capability)
+    trt = SimpleNamespace(__name__="tensorrt", __version__=version)
+    for precision in build.PRECISIONS:
+        for plugin, plain_conv in ((True, True), (True, False), (False, True)):
+            found = build.plugin_takes(precision, plugin, stem=False, plain_conv=plain_conv, trt=trt)
+            assert found == {"stem": False, "plain_conv": taken and plugin and plain_conv and precision in ("fp16", "bf16")}
+    of_rtx = SimpleNamespace(__name__="tensorrt_rtx", __version__="1.2.0")
+    assert not build.plugin_takes("fp16", True, stem=True, plain_conv=True, trt=of_rtx)["plain_conv"]
 
 
 def test_the_least_capability_is_the_tactics():
@@ -295,20 +321,26 @@ def test_the_least_capability_is_the_tactics():
 
 
 @pytest.mark.parametrize("precision", build.PRECISIONS)
-def test_convolutions_of_images_go_to_the_plugin_in_half_precision(precision, monkeypatch):
+def test_convolutions_without_a_pooling_go_to_the_plugin_in_half_precision(precision, monkeypatch):
     built = []
-    monkeypatch.setattr(build, "old_gpu", lambda: False)
-    monkeypatch.setattr(build, "tensorrt_module", lambda: None)
+    pretend_gpu(monkeypatch, 90)
+    monkeypatch.setattr(build, "tensorrt_module", lambda: TRT_86)
     monkeypatch.setattr(build, "load_plugin", lambda trt: None)
     monkeypatch.setattr(build, "_build", lambda trt, model, plugin, options: built.append(model))
-    for options in ({}, {"stem": False}, {"plugin": False, "lowering": "direct"}, {"lowering": "direct"}):
-        build.build_engine(generate("wgan_gp_small", batch=2), **{"lowering": "convavgpool", **options}, precision=precision)
+    model = generate("wgan_gp", batch=1, width=64)
+    for options in (
+        {}, {"stem": False}, {"plain_conv": False}, {"plugin": False, "lowering": "direct"}, {"lowering": "direct"}
+    ):  # fmt: skip
+        build.build_engine(model, **{"lowering": "convavgpool", **options}, precision=precision)
     windows = [
         [list(item.ints) for node in model.graph.node for item in node.attribute if item.name == "pool_kernel_shape"]
         for model in built
     ]
-    stems = 2 if precision in ("fp16", "bf16") else 0  # the first block's first convolution, and its shortcut's
-    assert [found.count([1, 1]) for found in windows] == [stems, 0, 0, 0]
+    half = precision in ("fp16", "bf16")
+    # The first block's first convolution, and its shortcut's with its pooling; the second's first, and the others' four.
+    assert [(found.count([1, 1]), len(found)) for found in windows] == (
+        [(6, 10), (5, 8), (1, 5), (0, 0), (0, 0)] if half else [(0, 3)] * 3 + [(0, 0)] * 2
+    )
 
 
 @pytest.mark.parametrize("precision", build.PRECISIONS)

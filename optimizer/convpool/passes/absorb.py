@@ -7,12 +7,13 @@ Prologue, towards the input: (1) at most one Relu or LeakyRelu; (2) before it an
 with constants, one per channel or one for all, that neither raise the rank nor widen the channels; (3) only the node
 reads what they give, or nodes that all take them in: then each of them recomputes it as it loads, and it is never
 written; (4) no layer before takes them in already: behind a convolution or matrix product that nothing else reads,
-every runtime does them for free.
+every runtime does them for free; (5) the node has a pooling, or few channels: the plugin's kernels for a plain convolution
+(`alone`) would do them in a pass of their own over the input, and runtimes can fuse them with what stands before.
 
-Epilogue, towards the output: (5) only the next node reads the result; (6) linear nodes with constants per channel are
-folded into weights and bias; with a residual already taken in, into those of the convolution that gives it too; (7) an
+Epilogue, towards the output: (6) only the next node reads the result; (7) linear nodes with constants per channel are
+folded into weights and bias; with a residual already taken in, into those of the convolution that gives it too; (8) an
 Add or Sum of two takes the other operand as the residual, if it provably has the same shape: nothing is broadcast; of
-two ConvAvgPool nodes that meet in it, the one with more taps takes it, since the other is bound by memory; (8) then at
+two ConvAvgPool nodes that meet in it, the one with more taps takes it, since the other is bound by memory; (9) then at
 most one Relu or LeakyRelu.
 
 The residual cannot depend on the node: only the Add reads the node's result, so that would be a cycle.  Zero padding

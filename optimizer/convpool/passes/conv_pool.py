@@ -80,13 +80,35 @@ def check(site: Site, lowering: str, main_opset: int) -> Plan | Reject | None:
 
     lowering: one of `lowering.REQUESTS`; main_opset: version of the standard operators in the main graph.
     """
+    found = _traced(site)
+    if not isinstance(found, tuple):
+        return found
+    scope, (pooling, tree) = site.scope, found
+    tree = _unfold_overflow(tree)
+    if pooling.spec is None:
+        rank = conv_leaves(tree)[0].conv.rank
+        size = spatial_size(scope, site.tensor, rank) or _tree_size(tree)
+        if size is not None:
+            ones, zeros = (1,) * rank, (0,) * (2 * rank)
+            pooling = replace(pooling, spec=PoolSpec(size, ones, zeros, ones))
+    plan = Plan(scope, _pattern(scope, pooling, tree), pooling, tree)
+    return _choose(plan, lowering, main_opset)
+
+
+def moving(site: Site) -> set[int]:
+    """The convolutions that a rewrite of the site would move, whether it pays or not; none where it is not exact."""
+    found = _traced(site)
+    return {leaf.node for leaf in conv_leaves(found[1])} if isinstance(found, tuple) else set()
+
+
+def _traced(site: Site) -> tuple[Pooling, Tree] | Reject | None:
+    """The average and the convolutions that it could stand before: conditions (1) to (3)."""
     scope = site.scope
     rank = conv_rank(scope, site.conv)
     if rank is None:
         return reject(scope, site.conv, "shape of the weights", "unknown", "a known rank")
     try:
-        size = spatial_size(scope, site.tensor, rank)
-        pooling = recognise(scope, site.root, rank, size)
+        pooling = recognise(scope, site.root, rank, spatial_size(scope, site.tensor, rank))
         if pooling is None or isinstance(pooling, Reject):
             return pooling
         tree = trace(scope, pooling.input, rank, frozenset(pooling.nodes))
@@ -95,16 +117,7 @@ def check(site: Site, lowering: str, main_opset: int) -> Plan | Reject | None:
         merged = _merged_pad(scope, tree, pooling.spec)
     except AttributeReference as error:
         return reject(scope, site.root, "attributes", f"a reference to the function's '{error}'", "values")
-    if merged is not None:
-        return merged
-    tree = _unfold_overflow(tree)
-    if pooling.spec is None:
-        size = size or _tree_size(tree)
-        if size is not None:
-            ones, zeros = (1,) * rank, (0,) * (2 * rank)
-            pooling = replace(pooling, spec=PoolSpec(size, ones, zeros, ones))
-    plan = Plan(scope, _pattern(scope, pooling, tree), pooling, tree)
-    return _choose(plan, lowering, main_opset)
+    return (pooling, tree) if merged is None else merged
 
 
 def _merged_pad(scope: Scope, tree: Tree, pool: PoolSpec | None) -> Reject | None:

@@ -70,7 +70,7 @@ def _behind(walk: Walk, plan: Absorption) -> Absorption | None:
 
 
 def _fold(walk: Walk, plan: Absorption, step: Step) -> Absorption | Reject:
-    """Condition (6): `step` behind the node, in its weights."""
+    """Condition (7): `step` behind the node, in its weights."""
     scope = plan.scope
     if step.affine is IDENTITY:
         return plan
@@ -97,7 +97,7 @@ def _fold(walk: Walk, plan: Absorption, step: Step) -> Absorption | Reject:
 
 
 def _residual(walk: Walk, plan: Absorption, taken: Absorption) -> Absorption | Reject | None:
-    """Condition (7): the other operand of the Add."""
+    """Condition (8): the other operand of the Add."""
     scope, reader = plan.scope, taken.downstream[-1]
     node = scope.nodes[reader]
     if len(node.input) != 2:

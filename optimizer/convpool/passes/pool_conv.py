@@ -21,10 +21,17 @@ from convpool.plan import Choice, Plan, Pooling, Reject, malformed, reject
 def sites(scope: Scope) -> Iterator[Site]:
     """Every Conv whose input an AveragePool gives."""
     for index, node in enumerate(scope.nodes):
-        if is_op(node, "Conv"):
-            producer = scope.producer.get(node.input[0])
-            if producer is not None and is_op(scope.nodes[producer], "AveragePool"):
-                yield Site(scope, producer, node.input[0], index, "pool_conv")
+        if is_op(node, "Conv") and (site := site_of(scope, index)) is not None:
+            yield site
+
+
+def site_of(scope: Scope, conv: int) -> Site | None:
+    """Convolution `conv` with the AveragePool that gives its input; None where another node does."""
+    tensor = scope.nodes[conv].input[0]
+    producer = scope.producer.get(tensor)
+    if producer is None or not is_op(scope.nodes[producer], "AveragePool"):
+        return None
+    return Site(scope, producer, tensor, conv, "pool_conv")
 
 
 def check(site: Site, main_opset: int) -> Plan | Reject:

@@ -10,6 +10,7 @@ from onnx import helper
 
 from convpool import operator
 from convpool.graph import Scope, attributes, is_op, label
+from convpool.passes import alone
 from convpool.passes.absorption import (
     ACTIVATIONS,
     INSIDE,
@@ -35,6 +36,11 @@ def take_in(walk: Walk) -> None:
     """Take in all that can be, into the plan of `walk`."""
     plan = walk.plan
     if _has_prologue(plan.scope, plan.node):
+        return
+    if _is_plain(plan.scope, plan.node):
+        producer = plan.scope.producer.get(plan.x)
+        if producer is not None and is_op(plan.scope.nodes[producer], *LINEAR, *ACTIVATIONS):
+            walk.rejects.append(reject(plan.scope, producer, "prologue", "a convolution alone behind it", "one with a pooling"))
         return
     scope, x, parts, affine = plan.scope, plan.x, plan.parts, IDENTITY
     upstream: list[int] = []
@@ -111,7 +117,7 @@ def _all_take(scope: Scope, x: str, node: int, inside: bool, excluded: Callable[
         return len(readers) == 1
     return all(
         operator.is_operator(scope.nodes[i]) and scope.nodes[i].input[0] == x and x not in scope.nodes[i].input[1:]
-        and (i == node or not _has_prologue(scope, i) and not excluded(label(scope.nodes[i])))
+        and (i == node or not _has_prologue(scope, i) and not _is_plain(scope, i) and not excluded(label(scope.nodes[i])))
         for i in readers
     )  # fmt: skip
 
@@ -119,6 +125,12 @@ def _all_take(scope: Scope, x: str, node: int, inside: bool, excluded: Callable[
 def _has_prologue(scope: Scope, index: int) -> bool:
     parts = operator.parts_of(scope.nodes[index])
     return parts.affine or bool(parts.before)
+
+
+def _is_plain(scope: Scope, index: int) -> bool:
+    """Condition (5)."""
+    channels = channels_of(scope, index)
+    return channels is not None and alone.is_plain(scope.nodes[index], channels[1])
 
 
 def _host(scope: Scope, x: str) -> int | None:

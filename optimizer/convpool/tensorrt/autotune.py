@@ -21,7 +21,7 @@ from convpool.errors import ConvpoolError, OptionError, OutputError, first_line
 from convpool.inputs import random_array
 from convpool.modelio import load
 from convpool.tensorrt import prepare
-from convpool.tensorrt.build import build_engine, old_gpu, prepared_model, takes_stems
+from convpool.tensorrt.build import build_engine, plugin_takes, prepared_model
 from convpool.tensorrt.engine import Engine
 from convpool.tensorrt.errors import TensorRTError
 from convpool.tensorrt.timing import choose_patiently, time_in_turn
@@ -44,15 +44,16 @@ def build_fastest(
     *,
     plugin: bool = True,
     stem: bool = True,
+    plain_conv: bool = True,
     timing_cache: str | os.PathLike[str] | None = None,
     configure: Callable[[Any], None] | None = None,
     **options: Any,
 ) -> Timed:
     """Build an engine for every form of the model's pairs and time them here, at the first profile's typical shapes.
 
-    model, stem, options: as for `build_engine`, but `lowering` and `layers`.  plugin: without it only standard operators are
-    tried.  timing_cache: where None, the builds share one that is thrown away.  A form that comes out as another one does, that
-    cannot be built, or that cannot be run or captured into a CUDA graph, is left out.
+    model, stem, plain_conv, options: as for `build_engine`, but `lowering` and `layers`.  plugin: without it only standard
+    operators are tried.  timing_cache: where None, the builds share one that is thrown away.  A form that comes out as another
+    one does, that cannot be built, or that cannot be run or captured into a CUDA graph, is left out.
 
     Outputs are not compared: `convpool.tensorrt.compare` does that, and `convpool-build --autotune`.  Raises OptionError for a
     model that has the operator's nodes already, OutputError for a cache that cannot be written, and TensorRTError, or what
@@ -67,7 +68,8 @@ def build_fastest(
         if configure is not None:
             configure(config)
 
-    stem = stem and takes_stems(options.get("precision", "fp32"), plugin) and not old_gpu()
+    precision = options.get("precision", "fp32")
+    taken = plugin_takes(precision, plugin, stem=stem, plain_conv=plain_conv, trt=options.get("trt"))
     engines: dict[str, Engine] = {}
     left_out: dict[str, str] = {}
     seen: dict[bytes, str] = {}
@@ -75,7 +77,7 @@ def build_fastest(
     with tempfile.TemporaryDirectory() as folder:
         options |= {"timing_cache": timing_cache or Path(folder, "timing.cache"), "configure": set_up, "plugin": plugin}
         for form in FORMS if plugin else [form for form in FORMS if form != "convavgpool"]:
-            form_model = prepared_model(loaded, form, stem=stem)
+            form_model = prepared_model(loaded, form, **taken)
             same = seen.setdefault(hashlib.sha256(prepare.serialized(form_model)).digest(), form)
             if same != form:
                 left_out[form] = f"the same as {same}"

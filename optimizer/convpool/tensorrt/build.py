@@ -41,7 +41,11 @@ from convpool.tensorrt.library import load_plugin, logger, tensorrt_module, vers
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 STEM_MIN_CC = 80
 """Least compute capability, 10 * major + minor, of the plugin's kernel for few channels."""
-_HALVES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+PLAIN_CONV_CC = 90
+"""The compute capability for which the plugin's kernels for plain convolutions are made."""
+PLAIN_CONV_BEFORE = 10
+"""The first TensorRT with other kernels of its own: against them nothing was measured, so plain convolutions stay with it."""
+HALVES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 LOWERINGS = ("convavgpool", "direct", "fused", "auto", "none")
 DEFAULT_WORKSPACE_BYTES = 1 << 30
 
@@ -76,6 +80,7 @@ def build_engine(
     plugin: bool = True,
     lowering: str | None = None,
     stem: bool = True,
+    plain_conv: bool = True,
     layers: bool = False,
     progress: Progress | None = None,
     trt: ModuleType | None = None,
@@ -94,8 +99,8 @@ def build_engine(
         None: TensorRT's choice, which is none in 8.6.
     plugin: load the plugin and let it run the ConvAvgPool nodes; else they become standard operators.
     lowering: as in `convpool.optimize`, or "none" for the model as it is; default: `default_lowering`.
-    stem: let the plugin also run convolutions of images, as in `convpool.optimize`, where it has a kernel for them: in half
-        precisions, on GPUs of compute capability 8.0 and newer.
+    stem, plain_conv: let the plugin also run convolutions of images, and others of many channels, as in `convpool.optimize`,
+        where `plugin_takes` says so.
     layers: keep intermediate tensors as outputs, to compare them; slows the engine down.
     trt: TensorRT's package, default `import tensorrt`.  configure, configure_network: called last of all with the builder's
     config and with the network, for instance to set types and formats of inputs and outputs.
@@ -114,7 +119,8 @@ def build_engine(
     if options.timing_cache is not None and not options.timing_cache.parent.is_dir():
         raise OutputError(f"timing cache {timing_cache}: no folder {str(options.timing_cache.parent)!r}; make it first")
     trt = trt or tensorrt_module()
-    prepared = prepared_model(model, lowering, layers, stem and takes_stems(precision, plugin) and not old_gpu())
+    taken = plugin_takes(precision, plugin, stem=stem, plain_conv=plain_conv, trt=trt)
+    prepared = prepared_model(model, lowering, layers, **taken)
     if plugin and prepare.has_operator(prepared):
         load_plugin(trt)
     return _build(trt, prepared, plugin, options)
@@ -138,26 +144,41 @@ def _profiles(profiles: Profile | Sequence[Profile] | None) -> list[Profile]:
     return [profiles] if isinstance(profiles, Mapping) else list(profiles)
 
 
-def takes_stems(precision: str, plugin: bool) -> bool:
-    """Whether the plugin has a kernel for few channels: in half precisions."""
-    return plugin and precision in _HALVES
+def plugin_takes(
+    precision: str, plugin: bool, *, stem: bool, plain_conv: bool, trt: ModuleType | None = None
+) -> dict[str, bool]:
+    """Which convolutions without a pooling the plugin runs, of those that the caller allows, as `prepared_model` takes it.
 
-
-def old_gpu() -> bool:
-    """Whether the GPU here is known to lack that kernel."""
+    Both kinds in half precisions only.  stem: on GPUs from compute capability 8.0 on, or unknown.  plain_conv: on 9.0 with
+    TensorRT 8.6 or 9.
+    """
+    if not plugin or precision not in HALVES:
+        return {"stem": False, "plain_conv": False}
     try:
-        return current_device()["cc"] < STEM_MIN_CC
+        cc = current_device()["cc"]
     except ConvpoolError:  # no GPU, or no libconvpool.so to ask
-        return False
+        return {"stem": stem, "plain_conv": False}
+    return {
+        "stem": stem and cc >= STEM_MIN_CC,
+        "plain_conv": plain_conv and cc == PLAIN_CONV_CC and _major(trt or tensorrt_module()) < PLAIN_CONV_BEFORE,
+    }
 
 
-def prepared_model(model: object, lowering: str, layers: bool = False, stem: bool = False) -> ModelProto:
+def _major(trt: ModuleType) -> int:
+    return 11 if "rtx" in trt.__name__ else version(trt)[0]  # TensorRT-RTX counts anew; it is strongly typed
+
+
+def prepared_model(
+    model: object, lowering: str, layers: bool = False, *, stem: bool = False, plain_conv: bool = False
+) -> ModelProto:
     """What an engine is built from: the model in the form asked for, self-contained, its weights initializers."""
     loaded = load(model)
     if lowering == "none" or prepare.has_operator(loaded.proto):
         result = prepare.self_contained(loaded)
     else:
-        optimized = optimize(loaded.proto, lowering=lowering, stem=stem, check=0, base_dir=loaded.base_dir)
+        optimized = optimize(
+            loaded.proto, lowering=lowering, stem=stem, plain_conv=plain_conv, check=0, base_dir=loaded.base_dir
+        )  # fmt: skip
         result = prepare.self_contained(load(optimized.model, loaded.base_dir))
     result = prepare.inline_own_functions(result)
     prepare.fold_weights(result)
@@ -169,14 +190,14 @@ def prepared_model(model: object, lowering: str, layers: bool = False, stem: boo
 def _build(trt: ModuleType, model: ModelProto, plugin: bool, options: _Options) -> Engine:
     log = logger(trt)
     log.explain()
-    major = 11 if "rtx" in trt.__name__ else version(trt)[0]  # TensorRT-RTX counts anew; it is strongly typed
+    major = _major(trt)
     weakly_typed = major < 10
     model = prepare.for_parser(model, major, plugin=plugin, allow_tf32=options.precision == "tf32")
-    if options.precision in _HALVES:
+    if options.precision in HALVES:
         if weakly_typed and options.precision == "fp16":
             prepare.half_weights(model, TensorProto.FLOAT16)
         elif not weakly_typed:
-            prepare.cast_floats(model, _HALVES[options.precision])
+            prepare.cast_floats(model, HALVES[options.precision])
     try:
         builder = trt.Builder(log)
     except TypeError as error:
@@ -244,7 +265,7 @@ def _configure(trt: ModuleType, config: Any, weakly_typed: bool, options: _Optio
     flags = trt.BuilderFlag
     if hasattr(flags, "TF32"):
         (config.clear_flag if options.precision == "fp32" else config.set_flag)(flags.TF32)
-    if weakly_typed and options.precision in _HALVES:
+    if weakly_typed and options.precision in HALVES:
         flag = getattr(flags, options.precision.upper(), None)
         if flag is None:
             raise OptionError(f"precision: got {options.precision}, which TensorRT {trt.__version__} does not have; "

@@ -1,4 +1,4 @@
-"""Convolutions of images: what becomes a node of the operator with a window of one element, and why others stay."""
+"""Convolutions without a pair, of images and others: what becomes a node with a window of one element, and why others stay."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ RELU = STEM.replace("s =", "c =") + "s = Relu(c)\n"
 SHAPES = {"v": (16, 3, 3, 3)}
 OTHER = f"g = Conv(z, w)\no = {POOL}(g)"
 BESIDE = {"outputs": "float[a,b,c,d] y, float[i,j,k,l] o"}
+WIDE = "float[1,64,8,8] x"
+WIDE_SHAPES = {"v": (64, 64, 3, 3), "w": (32, 64, 3, 3)}
+BOTH = {"stem": True, "plain_conv": True}
 
 
 def made(model: onnx.ModelProto) -> list[str]:
@@ -131,6 +134,49 @@ def test_pairs_come_first():
     assert [site.pattern for site in report.sites] == ["conv_pool"]
 
 
+POOLED = "p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)\ns = Conv<pads=[1,1,1,1]>(p, v)\n"
+
+
+def test_a_pooling_in_front_goes_with_it():
+    model = graph(f"r = Relu(x)\n{POOLED.replace('(x)', '(r)')}{PAIR}", SHAPES, inputs=IMAGE)
+    model.graph.node[1].name = "pool"
+    result = rewrite(model, 2, "convavgpool", stem=True)
+    assert made(result) == ["ReluConvAvgPool", "ConvAvgPool"]
+    assert windows(result.graph.node[0])["pool_kernel_shape"] == windows(result.graph.node[0])["pool_strides"] == [2, 2]
+    site = convpool.optimize(model, stem=True).report.sites[1]
+    assert (site.conv, site.pool, site.pattern, site.status) == ("s", "pool", "stem", "rewritten")
+    assert site.macs_before == site.macs_after == 6 * 6 * 16 * 27
+    fused = rewrite(model, 2, "convavgpool", stem=True, fuse_pool_conv=True)
+    assert list(fused.graph.node) == list(result.graph.node)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "more"),
+    [("AveragePool<kernel_shape=[3,3], strides=[2,2]>", ""),
+     ("AveragePool<kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1]>", ""),
+     ("AveragePool<kernel_shape=[5,5], strides=[5,5], ceil_mode=1>", ""),
+     ("AveragePool<kernel_shape=[2,2], strides=[2,2]>", "\nt = Neg(p)"),
+     ("MaxPool<kernel_shape=[2,2], strides=[2,2]>", "")],
+)  # fmt: skip
+def test_a_pooling_that_cannot_go_with_it_stays(pooling, more):
+    body = f"p = {pooling}(x)\ns = Conv<pads=[1,1,1,1]>(p, v)\n{PAIR}{more}"
+    outputs = "float[a,b,c,d] y" + (", float[e,f,g,i] t" if more else "")
+    result = rewrite(graph(body, SHAPES, inputs=IMAGE, outputs=outputs), 2, "convavgpool", stem=True)
+    assert made(result)[:3] == [pooling.split("<")[0], "ConvAvgPool", "ConvAvgPool"]
+    assert windows(result.graph.node[1])["pool_kernel_shape"] == [1, 1]
+
+
+def test_a_pooling_stays_where_it_is_excluded_or_its_convolution_is_none_of_an_image():
+    model = graph(POOLED + PAIR, SHAPES, inputs=IMAGE)
+    model.graph.node[0].name = "pool"
+    assert made(rewrite(model, 2, "convavgpool", stem=True, exclude="pool")) == ["AveragePool", "ConvAvgPool", "ConvAvgPool"]
+    assert made(rewrite(model, 1, "convavgpool", stem=True, exclude="s")) == ["AveragePool", "Conv", "ConvAvgPool"]
+    large = graph(POOLED.replace("1,1,1,1", "2,2,2,2") + PAIR, {"v": (16, 3, 5, 5)}, inputs=IMAGE)
+    assert made(rewrite(large, 1, "convavgpool", stem=True)) == ["AveragePool", "Conv", "ConvAvgPool"]
+    wide = graph(POOLED + PAIR, WIDE_SHAPES, inputs=WIDE)
+    assert made(rewrite(wide, 2, "convavgpool", **BOTH)) == ["AveragePool", "ConvAvgPool", "ConvAvgPool"]
+
+
 def test_what_a_pair_has_become_is_no_site():
     # A strided pair is fused before opset 19; the convolution left could be a node, but has its row in the report.
     body = f"c = Conv<strides=[2,2]>(x, u)\no = {POOL}(c)\n{STEM}{PAIR}"
@@ -187,13 +233,45 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_reason(name):
-    body, constants, inputs, expected = REFUSED[name]
+    check_reason("stem", name, *REFUSED[name])
+
+
+WIDE_INPUT = "float[1,64,8,8] a"
+PLAIN_REFUSED = {
+    "few input channels": (STEM, {"v": (64, 56, 3, 3)}, "float[1,56,8,8] a",
+        "input channels; got 56, expected at least 64, a multiple of 8"),
+    "odd input channels": (STEM, {"v": (64, 68, 3, 3)}, "float[1,68,8,8] a",
+        "input channels; got 68, expected at least 64, a multiple of 8"),
+    "few output channels": (STEM, {"v": (32, 64, 3, 3)}, WIDE_INPUT,
+        "output channels; got 32, expected at least 64, a multiple of 8"),
+    "odd output channels": (STEM, {"v": (100, 64, 3, 3)}, WIDE_INPUT,
+        "output channels; got 100, expected at least 64, a multiple of 8"),
+    "one element": ("s = Conv(x, v)\n", {"v": (64, 64, 1, 1)}, WIDE_INPUT,
+        "kernel_shape; got [1, 1], expected more than one element"),
+    "group": ("s = Conv<group=2>(x, v)\n", {"v": (64, 64, 3, 3)}, "float[1,128,8,8] a", "group; got 2, expected 1"),
+    "computed weights": (STEM, {"v": None}, f"{WIDE_INPUT}, float[64,64,3,3] v",
+        "weights; got computed, or an input that a caller may override, expected a constant"),
+    "Pad": ("t = Abs(k)\np = Pad(x, n, t)\ns = Conv(p, v)\n",
+        {"v": (64, 64, 3, 3), "n": [0, 0, 1, 1, 0, 0, 1, 1], "k": np.zeros((), np.float32)}, WIDE_INPUT,
+        "Pad 'p' in front; got pads that the convolution cannot take, expected none"),
+    "one axis": ("s = Conv(x, v)\n", {"v": (64, 64, 3)}, "float[1,64,8] a", "spatial axes; got 1, expected 2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLAIN_REFUSED)
+def test_reason_of_a_plain_one(name):
+    body, constants, inputs, expected = PLAIN_REFUSED[name]
+    check_reason("plain_conv", name, f"x = Neg(a)\n{body}", constants, inputs, f"Conv 's': {expected}")
+
+
+def check_reason(kind, name, body, constants, inputs, expected):
+    """The convolution 's' beside a pair is rejected for the reason expected, and the model is as without the option."""
     constants = {key: value for key, value in {**SHAPES, **constants}.items() if value is not None}
     outputs = f"float[{'a,b,c' if name == 'one axis' else 'a,b,c,d'}] s, float[i,j,k,l] o"
     model = graph(body + OTHER, constants, inputs=f"{inputs}, float[1,16,12,12] z", outputs=outputs)
-    result = convpool.optimize(model, check=0, stem=True)
+    result = convpool.optimize(model, check=0, **{kind: True})
     assert [(site.pattern, site.status, site.reason) for site in result.report.sites] == [
-        ("conv_pool", "rewritten", None), ("stem", "rejected", expected),
+        ("conv_pool", "rewritten", None), (kind, "rejected", expected),
     ]  # fmt: skip
     plain = convpool.optimize(model, check=0)
     assert result.model.SerializeToString() == plain.model.SerializeToString()
@@ -216,11 +294,12 @@ def test_in_a_function(version, attribute, expected):
     assert [site.reason for site in result.report.sites] == [None, f"Conv 's': {expected}"]
 
 
+@pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("options", [{}, {"lowering": "direct"}, {"exclude": "h"}])
-def test_without_a_node_of_a_pair_nothing_changes(options):
+def test_without_a_node_of_a_pair_nothing_changes(options, kind):
     body = RELU + (PAIR if options else "y = Neg(s)")
-    model = graph(body, SHAPES, inputs=IMAGE)
-    result, plain = (convpool.optimize(model, check=0, stem=stem, **options) for stem in (True, False))
+    model = graph(body, SHAPES, inputs=IMAGE) if kind == "stem" else graph(body, WIDE_SHAPES, inputs=WIDE)
+    result, plain = (convpool.optimize(model, check=0, **{kind: on}, **options) for on in (True, False))
     assert result.model.SerializeToString() == plain.model.SerializeToString()
     assert result.report.sites == plain.report.sites
     assert result.changed == (options == {"lowering": "direct"})
@@ -233,6 +312,116 @@ def test_excluded():
         ("h", "conv_pool", "rewritten"), ("c", "stem", "excluded"),
     ]  # fmt: skip
     assert made(result.model) == ["Conv", "Relu", "ConvAvgPool"]
+
+
+PLAIN = {
+    "first": (STEM, {}),
+    "strides": ("s = Conv<pads=[1,1,1,1], strides=[2,2]>(x, v)\n", {}),
+    "4x4": ("s = Conv(x, v)\n", {"v": (72, 64, 4, 4), "w": (32, 72, 3, 3)}),
+    "behind a pooling": (POOLED, {}),
+    "zero pads in front": ("p = Pad(x, n)\ns = Conv(p, v)\n", {"n": [0, 0, 1, 1, 0, 0, 1, 1]}),
+    "normalised weights": ("u = Div(v, v)\ns = Conv<pads=[1,1,1,1]>(x, u)\n", {}),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain_convolution(name):
+    body, constants = PLAIN[name]
+    model = graph(body + PAIR, {**WIDE_SHAPES, **constants}, inputs=WIDE)
+    result = rewrite(model, 2, "convavgpool", plain_conv=True)
+    assert made(result)[-2:] == ["ConvAvgPool"] * 2 and "Conv" not in made(result)
+    assert windows(next(node for node in result.graph.node if "s" in node.output))["pool_kernel_shape"] == [1, 1]
+    report = convpool.optimize(model, plain_conv=True).report
+    assert [(site.conv, site.pool, site.pattern, site.status) for site in report.sites] == [
+        ("h", "y", "conv_pool", "rewritten"), ("s", "", "plain_conv", "rewritten"),
+    ]  # fmt: skip
+
+
+def test_an_activation_behind_a_plain_convolution_stays_with_it():
+    model = graph(RELU + PAIR, WIDE_SHAPES, inputs=WIDE)
+    assert made(rewrite(model, 2, "convavgpool", plain_conv=True)) == ["ConvAvgPoolRelu", "ConvAvgPool"]
+    assert made(rewrite(model, 2, "convavgpool", plain_conv=True, epilogue=False)) == ["ConvAvgPool", "ReluConvAvgPool"]
+    assert made(rewrite(model, 1, "convavgpool")) == ["Conv", "Relu", "ConvAvgPool"]
+
+
+def test_what_stands_before_a_plain_convolution_stays():
+    body = f"n = BatchNormalization(x, g, g, g, d)\nr = Relu(n)\n{STEM.replace('(x,', '(r,')}{PAIR}"
+    model = graph(body, {**WIDE_SHAPES, "g": (64,), "d": np.ones(64, np.float32)}, inputs=WIDE)
+    result = rewrite(model, 2, "convavgpool", plain_conv=True)
+    assert made(result) == ["BatchNormalization", "Relu", "ConvAvgPool", "ConvAvgPool"]
+    assert made(rewrite(result, 0, "convavgpool")) == made(result)  # a later run knows it by its window
+    site = convpool.optimize(model, plain_conv=True).report.sites[1]
+    assert site.beside == ("Relu 'r': prologue; got a convolution alone behind it, expected one with a pooling",)
+    shared = graph(f"r = Relu(x)\n{STEM.replace('(x,', '(r,')}g = Conv(r, w)\no = {POOL}(g)\n{PAIR}", WIDE_SHAPES, inputs=WIDE,
+                   **BESIDE)  # fmt: skip
+    assert made(rewrite(shared, 3, "convavgpool", plain_conv=True)) == ["Relu", *["ConvAvgPool"] * 3]
+
+
+@pytest.mark.parametrize("plain_first", [True, False])
+@pytest.mark.parametrize(("kernel", "takes"), [(1, "plain"), (3, "later"), (5, "pair")])
+def test_a_plain_convolution_and_a_pair_meet_in_an_add(kernel, takes, plain_first):
+    """The one with more weights takes the residual, of as many the later one; the Div goes into the weights of both."""
+    plain, pads = ["s = Conv<pads=[1,1,1,1]>(x, v)"], [kernel // 2] * 4
+    pair = [f"h = Conv<pads={pads}>(z, w)", f"p = {POOL}(h)"]
+    body = "\n".join([*(plain + pair if plain_first else pair + plain), "e = Add(p, s)", "d = Div(e, k)", "y = Relu(d)"])
+    constants = {"v": (64, 64, 3, 3), "w": (64, 64, kernel, kernel), "k": np.float32(1.5)}
+    result = rewrite(graph(body, constants, inputs=f"{WIDE}, float[1,64,16,16] z"), 2, "convavgpool", plain_conv=True)
+    assert made(result) == ["ConvAvgPool", "ConvAvgPoolAddRelu"]
+    first, last = result.graph.node
+    assert windows(last)["pool_kernel_shape"] == ([1, 1] if takes == "plain" or takes == "later" and not plain_first else [2, 2])
+    assert last.input[-1] == first.output[0]
+
+
+def test_a_residual_that_no_node_of_the_operator_gives():
+    body = f"{RELU}e = Conv<pads=[1,1,1,1]>(s, u)\nt = Add(e, x)\n{PAIR.replace('(s,', '(t,')}"
+    model = graph(body, {**WIDE_SHAPES, "u": (64, 64, 3, 3)}, inputs=WIDE)
+    assert made(rewrite(model, 3, "convavgpool", plain_conv=True)) == ["ConvAvgPoolRelu", "ConvAvgPoolAdd", "ConvAvgPool"]
+
+
+AVERAGES = {
+    "an activation between": ("r = Relu(s)\no = GlobalAveragePool(r)\n", True),
+    "other readers": (f"o = {POOL}(s)\n", True),
+    "not exact to move": (f"q = Conv<pads=[1,1,1,1]>(x, v)\no = {POOL[:-1]}, pads=[1,1,1,1]>(q)\n", True),
+    "exact, but saves nothing": ("q = Conv<pads=[1,1,1,1]>(x, v)\no = AveragePool<kernel_shape=[2,2]>(q)\n", False),
+}
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_an_average_behind_a_plain_convolution_leaves_it_only_where_it_could_move(name):
+    average, taken = AVERAGES[name]
+    report = convpool.optimize(graph(STEM + average + PAIR, WIDE_SHAPES, inputs=WIDE, **BESIDE), plain_conv=True).report
+    rewritten = {site.conv for site in report.sites if site.status == "rewritten"}
+    conv = "q" if "q =" in average else "s"
+    assert (conv in rewritten) == taken and {"h", "s"} <= rewritten
+    assert any((site.conv, site.status) == (conv, "rejected") and site.pattern != "plain_conv" for site in report.sites)
+
+
+def test_each_kind_for_itself():
+    body = f"i = Conv<pads=[1,1,1,1]>(x, v)\ns = Conv<pads=[1,1,1,1]>(i, u)\n{PAIR}"
+    model = graph(body, {"v": (64, 3, 3, 3), "u": (64, 64, 3, 3), "w": (32, 64, 3, 3)}, inputs=IMAGE)
+    for kinds, expected in (((), []), (("stem",), ["i"]), (("plain_conv",), ["s"]), (BOTH, ["i", "s"])):
+        sites = convpool.optimize(model, **dict.fromkeys(kinds, True)).report.sites
+        assert [site.conv for site in sites] == ["h", *expected] and {site.status for site in sites} == {"rewritten"}
+    assert [site.pattern for site in sites] == ["conv_pool", "stem", "plain_conv"]
+    of_an_input = graph(STEM + PAIR, WIDE_SHAPES, inputs=WIDE)
+    for kinds, expected in ((("stem",), ("stem", "rejected")), (BOTH, ("plain_conv", "rewritten"))):
+        site = convpool.optimize(of_an_input, **dict.fromkeys(kinds, True)).report.sites[1]
+        assert (site.pattern, site.status) == expected
+
+
+def test_a_plain_convolution_excluded():
+    result = convpool.optimize(graph(RELU + PAIR, WIDE_SHAPES, inputs=WIDE), plain_conv=True, exclude="c")
+    assert [(site.conv, site.pattern, site.status) for site in result.report.sites] == [
+        ("h", "conv_pool", "rewritten"), ("c", "plain_conv", "excluded"),
+    ]  # fmt: skip
+    assert made(result.model) == ["Conv", "Relu", "ConvAvgPool"]
+
+
+def test_command_line_of_plain_convolutions(tmp_path, capsys):
+    onnx.save(graph(RELU + PAIR, WIDE_SHAPES, inputs=WIDE), tmp_path / "in.onnx")
+    assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "--plain-conv"]) == 0
+    assert made(onnx.load(tmp_path / "in.convpool.onnx")) == ["ConvAvgPoolRelu", "ConvAvgPool"]
+    assert "plain_conv  rewritten as ConvAvgPoolRelu with Relu" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("options", "first"), [([], "Conv"), (["--stem"], "ConvAvgPoolRelu")])

@@ -1,0 +1,138 @@
+"""A convolution without a pair: one node of the operator, whose pooling window is one element, when asked for.
+
+    x - Conv        x - ConvAvgPool
+
+It saves no arithmetic.  "stem": of an image.  TensorRT pads an image of few channels to 8 in front of its convolution; the
+plugin has a kernel that reads it without.  An AveragePool in front goes with it where `pool_conv` can take it.  "plain_conv":
+of many channels, for which the plugin's kernels may be faster than TensorRT's.
+
+Conditions: (1) no attribute refers to a function's; (2) two spatial axes; (3) one group; (4) the weights are constants; (5) of
+an image at most MAX_CHANNELS channels and (6) MAX_FILTER_ELEMENTS weights a filter; (7) of others a kernel of more than one
+element and (8) MIN_CHANNELS or more channels at both ends, multiples of CHANNEL_MULTIPLE; (9) the function has the scope's
+opset; (10) no Pad can come to stand in front: onnxruntime would merge it into the AveragePool, and refuse it there.  So Pads of
+zeros in front go into the convolution's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+
+from onnx import NodeProto
+
+from convpool.geometry import PoolSpec
+from convpool.graph import AttributeReference, Scope, attributes, is_op, label
+from convpool.passes import conv_pool, pool_conv
+from convpool.passes.conv_pool import Site
+from convpool.passes.trace import conv_leaf, conv_rank, pads_upstream, with_pads_in_front
+from convpool.plan import Choice, ConvLeaf, Plan, Pooling, Reject, reject
+
+KINDS = ("stem", "plain_conv")
+"""Options of `convpool.optimize`, and what a report calls the pattern."""
+RANK = 2
+MAX_CHANNELS = 4
+"""Most channels of what counts as an image: TensorRT pads more of them less."""
+MAX_FILTER_ELEMENTS = 64
+"""Most weights a filter that the plugin's kernel for images takes: channels times kernel elements."""
+MIN_CHANNELS = 64
+"""Fewest input and output channels of a plain convolution: the fewest that were measured."""
+CHANNEL_MULTIPLE = 8
+"""What its channels are multiples of: half precision then needs no padding with the channels last."""
+WINDOW = PoolSpec((1,) * RANK, (1,) * RANK, (0,) * (2 * RANK), (1,) * RANK)
+
+
+def sites(scope: Scope, kinds: Collection[str]) -> Iterator[Site]:
+    """Every Conv of one of the kinds that is none of a pair.
+
+    A Conv of few channels or of an input is a stem, unless an average starts from it, rewritten or not.  Others are plain, as is
+    that of an input of many channels where plain ones are asked for, unless an average that is exact to move starts from it.
+    """
+    pairs = list(conv_pool.sites(scope))
+    of_pairs = {"stem": {site.conv for site in pairs}}
+    if "plain_conv" in kinds:
+        of_pairs["plain_conv"] = {conv for site in pairs for conv in conv_pool.moving(site)}
+    for index, node in enumerate(scope.nodes):
+        if is_op(node, "Conv"):
+            kind = _kind(scope, node, kinds)
+            if kind in kinds and index not in of_pairs[kind]:
+                yield Site(scope, index, node.input[0], index, kind)
+
+
+def _kind(scope: Scope, node: NodeProto, kinds: Collection[str]) -> str:
+    given, taken = (_second_dim(scope, name) for name in node.input[:2])
+    if given is not None and given <= MAX_CHANNELS:
+        return "stem"
+    many = "plain_conv" in kinds and taken is not None and taken >= MIN_CHANNELS
+    return "stem" if node.input[0] in scope.inputs and not many else "plain_conv"
+
+
+def _second_dim(scope: Scope, name: str) -> int | None:
+    """A tensor's channels, or those that weights take; None where they are unknown."""
+    shape = scope.info(name).shape
+    return shape[1] if shape is not None and len(shape) > 1 and isinstance(shape[1], int) else None
+
+
+def check(site: Site, main_opset: int, excluded: Callable[[str], bool] = lambda _: False) -> Plan | Reject:
+    """A Plan for one ConvAvgPool, or why the convolution stays.  excluded: whether a pooling of this name does."""
+    scope, index = site.scope, site.conv
+    rank = conv_rank(scope, index)
+    if rank != RANK:
+        return reject(scope, index, "spatial axes", "an unknown number" if rank is None else rank, RANK)
+    try:
+        leaf = conv_leaf(scope, index, rank)
+    except AttributeReference as error:
+        return reject(scope, index, "attributes", f"a reference to the function's '{error}'", "values")
+    if isinstance(leaf, Reject):
+        return leaf
+    if leaf.conv.group != 1:
+        return reject(scope, index, "group", leaf.conv.group, 1)
+    if leaf.weight is None:
+        return reject(scope, index, "weights", "computed, or an input that a caller may override", "a constant")
+    if (wrong := (_of_an_image if site.pattern == "stem" else _plain)(scope, leaf)) is not None:
+        return wrong
+    if scope.opset != main_opset:
+        return reject(scope, index, "opset of the function", scope.opset, f"the model's, {main_opset}")
+    macs = conv_pool.macs(site)
+    choices = (Choice("convavgpool", macs, macs),)
+    pooled = pool_conv.site_of(scope, index) if site.pattern == "stem" else None
+    if pooled is not None and not excluded(pooled.names[1]):
+        plan = pool_conv.check(pooled, main_opset)
+        if isinstance(plan, Plan):
+            return replace(plan, pattern=site.pattern, choices=choices)
+    leaf = with_pads_in_front(scope, leaf)
+    for where, pad in pads_upstream(scope, leaf.input):
+        if pad is None:
+            return reject(scope, index, "input of the function", "what a call gives", "a tensor that is known")
+        name = label(where.nodes[pad])
+        return reject(scope, index, f"Pad '{name}' in front", "pads that the convolution cannot take", "none")
+    pooling = Pooling(index, (), leaf.input, scope.nodes[index].output[0], site.pattern, WINDOW)
+    return Plan(scope, site.pattern, pooling, leaf, choices)
+
+
+def is_plain(node: NodeProto, channels: int) -> bool:
+    """Whether a node of the operator with so many input channels is a plain convolution, this run's or an earlier one's."""
+    try:
+        windows = attributes(node)
+    except AttributeReference:
+        return False
+    return channels > MAX_CHANNELS and all(k == 1 for k in windows["pool_kernel_shape"])
+
+
+def _of_an_image(scope: Scope, leaf: ConvLeaf) -> Reject | None:
+    """Conditions (5) and (6)."""
+    channels = leaf.weight_shape[1]
+    if channels > MAX_CHANNELS:
+        return reject(scope, leaf.node, "channels", channels, f"at most {MAX_CHANNELS}")
+    if channels * leaf.conv.taps > MAX_FILTER_ELEMENTS:
+        return reject(scope, leaf.node, "weights a filter", channels * leaf.conv.taps, f"at most {MAX_FILTER_ELEMENTS}")
+    return None
+
+
+def _plain(scope: Scope, leaf: ConvLeaf) -> Reject | None:
+    """Conditions (7) and (8)."""
+    if leaf.conv.taps == 1:
+        return reject(scope, leaf.node, "kernel_shape", list(leaf.conv.kernel_shape), "more than one element")
+    for what, channels in (("input channels", leaf.weight_shape[1]), ("output channels", leaf.weight_shape[0])):
+        if channels < MIN_CHANNELS or channels % CHANNEL_MULTIPLE:
+            return reject(scope, leaf.node, what, channels, f"at least {MIN_CHANNELS}, a multiple of {CHANNEL_MULTIPLE}")
+    return None
