@@ -16,6 +16,7 @@ namespace convpool {
 namespace {
 
 constexpr double kBytesPerUs = 3.75e6;
+constexpr double kL2BytesPerUs = 11.6e6;            // to shared memory
 constexpr double kMemoryLatencyUs = 0.6;          // of a load that a warp waits for
 constexpr double kStoreRoundUs = 0.03;            // of 32 lanes that take sums from shared memory and store them
 constexpr double kChannelsFirstPassBytes = 1.4;  // a byte of a pass that transposes, in bytes of one that does not
@@ -216,7 +217,9 @@ double implicit_gemm_us(const Problem &p, const Tactic &t, const Device &device)
     const Block block{steps, step, gemm_ends_us(t) + channels_first_ends_us(p, t, runs)};
     const bool crowded = layout.box_pass && device.cc >= 90;  // where launches overlap
     // Fused weights are made once and kept by a caller that runs a layer again and again, so they do not count.
-    const double gemm_us = rounds_us(tiles, block, t, t.min_blocks, device, crowded);
+    const double copied_bytes = double(tiles) * t.split * steps * (t.block_m + t.block_n) * (t.sm90() ? 128 : 64);
+    const double gemm_us =
+        std::max(rounds_us(tiles, block, t, t.min_blocks, device, crowded), copied_bytes / kL2BytesPerUs);
     if (layout.box_pass) return gemm_us + box_pass_us(p, layout);
     return gemm_us + (t.im2col() ? kExposedShare * x_bytes(p) / kBytesPerUs : 0);
 }

@@ -86,10 +86,11 @@ template <class Config> struct FewChannels {
             : "+f"(value) : "l"(x), "r"(static_cast<uint32_t>(wanted)));
         return value;
     }
-    // A pixel of X as the rest of the problem has it.
-    CONVPOOL_DEVICE float rounded_pixel(const char *x) const {
-        return p.x_float ? to_float(from_float<Element>(*reinterpret_cast<const float *>(x)))
-                         : to_float(*reinterpret_cast<const Element *>(x));
+    // A pixel of X in W's type, or zero.
+    template <bool kFloats> CONVPOOL_DEVICE static float pixel_if(bool wanted, const char *x) {
+        if constexpr (kFloats) return to_float(from_float<Element>(load_float_if(wanted, x)));
+        const uint16_t bits = static_cast<uint16_t>(load_bits_if(wanted, x));
+        return to_float(reinterpret_cast<const Element &>(bits));
     }
     // A bit for each operand whose pixel lies in X.
     CONVPOOL_DEVICE uint64_t inside(const Origin &at) const {
@@ -101,24 +102,24 @@ template <class Config> struct FewChannels {
         return rows & columns;
     }
     // The mean of a window of f(X), rounded once; zero where the convolution pads.
-    CONVPOOL_DEVICE uint32_t mean_bits(const FewChannelsOperand &o, const Origin &at) const {
+    template <bool kFloats> CONVPOOL_DEVICE uint32_t mean_bits(const FewChannelsOperand &o, const Origin &at) const {
+        constexpr int kBytes = kFloats ? 4 : 2;
         const int y = at.y + o.y, x = at.x + o.x;
         if (static_cast<uint32_t>(y + p.box.pad_h) >= p.pooled_rows || static_cast<uint32_t>(x + p.box.pad_w) >= p.pooled_columns)
             return 0;
         const float scale = channel_value<Element>(p.prologue.scale, o.channel, 1.f);
         const float shift = channel_value<Element>(p.prologue.shift, o.channel, 0.f);
         float sum = 0.f;
-#pragma unroll 1
+#pragma unroll 2
         for (int u = 0; u < p.box.ph; ++u) {
             const int down = u * p.box.dilation_h;
-            if (static_cast<uint32_t>(y + down) >= static_cast<uint32_t>(p.shape.h)) continue;
+            const bool row = static_cast<uint32_t>(y + down) < static_cast<uint32_t>(p.shape.h);
 #pragma unroll 2
             for (int v = 0; v < p.box.pw; ++v) {
                 const int right = v * p.box.dilation_w;
-                if (static_cast<uint32_t>(x + right) >= static_cast<uint32_t>(p.shape.w)) continue;
-                const int offset = o.offset + p.x_element_bytes * (down * p.row + right * p.column);
-                const float pixel = rounded_pixel(at.element + offset);
-                sum += activate(fmaf(pixel, scale, shift), p.prologue);
+                const bool wanted = row && static_cast<uint32_t>(x + right) < static_cast<uint32_t>(p.shape.w);
+                const float pixel = pixel_if<kFloats>(wanted, at.element + o.offset + kBytes * (down * p.row + right * p.column));
+                sum += wanted ? activate(fmaf(pixel, scale, shift), p.prologue) : 0.f;
             }
         }
         const Element mean = from_float<Element>(mean_of(sum, p.box));
@@ -148,13 +149,18 @@ template <class Config> struct FewChannels {
                 for (int k = 0; k < kOperands; k += 8)
                     store_shared(row + k * 2, {pair(k), pair(k + 2), pair(k + 4), pair(k + 6)});
             }
+        } else if (p.x_float) {
+            gather_means<true>(at, row);
         } else {
+            gather_means<false>(at, row);
+        }
+    }
+    template <bool kFloats> CONVPOOL_DEVICE void gather_means(const Origin &at, uint32_t row) const {
 #pragma unroll 1
-            for (int k = 0; k < kOperands; k += 2) {
-                const uint32_t first = k < p.operands ? mean_bits(p.table[k], at) : 0;
-                const uint32_t second = k + 1 < p.operands ? mean_bits(p.table[k + 1], at) : 0;
-                asm volatile("st.shared.b32 [%0], %1;" ::"r"(row + k * 2), "r"(first | second << 16) : "memory");
-            }
+        for (int k = 0; k < kOperands; k += 2) {
+            const uint32_t first = k < p.operands ? mean_bits<kFloats>(p.table[k], at) : 0;
+            const uint32_t second = k + 1 < p.operands ? mean_bits<kFloats>(p.table[k + 1], at) : 0;
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(row + k * 2), "r"(first | second << 16) : "memory");
         }
     }
 
