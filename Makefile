@@ -42,6 +42,7 @@ bench-gpu: install
 	$(BENCH) densenet batch1 --precision fp16 --json $(RESULTS)_densenet_batch1.json
 	$(BENCH) densenet --prologue --precision fp16 --json $(RESULTS)_densenet_prologue.json
 	$(BENCH) tokura --precision fp16 --precision tf32 --json $(RESULTS)_tokura.json
+	$(BENCH) plain --precision fp16 --json $(RESULTS)_plain.json
 
 # Engines, for hours; TENSORRT_PYTHON is the Python that has TensorRT, pycuda and convpool with its libraries.
 TENSORRT ?= trt
@@ -53,7 +54,7 @@ bench-tensorrt:
 	$(ENGINES) tests --commit $(COMMIT) --json $(RESULTS)_$(TENSORRT)_tests.json
 	$(ENGINES) check --commit $(COMMIT) --json $(RESULTS)_$(TENSORRT)_engines.json
 	$(ENGINES) time densenet_transition1 densenet_transition2 densenet_transition3 $(TIME).json
-	$(ENGINES) time sngan64 sngan64_in_place stargan_v2 wgan_gp --lowerings original direct fused siblings stem plain_conv $(TIME).json
+	$(ENGINES) time sngan64 sngan64_in_place stargan_v2 wgan_gp --lowerings original direct fused stem plain_conv $(TIME).json
 	$(ENGINES) time densenet121 --lowerings original direct fused siblings plain_conv concats_kept $(TIME).json
 	$(ENGINES) time sngan64 wgan_gp densenet_transition1 --precision tf32 $(TIME)_float.json
 	$(ENGINES) time sngan64 wgan_gp densenet_transition1 --precision fp32 --lowerings original siblings $(TIME)_float.json

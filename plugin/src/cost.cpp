@@ -212,7 +212,11 @@ double implicit_gemm_us(const Problem &p, const Tactic &t, const Device &device)
     const int64_t steps = t.im2col() ? ceil_div(taps * ceil_div(tap_chunks, 8), t.split)  // whole ones of every tap
                           : t.sm90() ? ceil_div(ceil_div(taps * tap_chunks, 8), t.split)
                                      : taps * ceil_div(tap_chunks, 4);
-    const Step step = t.im2col() ? gemm_im2col_step(t) : t.sm90() ? gemm_sm90_step(t) : portable_gemm_step(t);
+    Step step = t.im2col() ? gemm_im2col_step(t) : t.sm90() ? gemm_sm90_step(t) : portable_gemm_step(t);
+    if (prologue_in_kernel(p, t)) {  // through registers, while the tensor cores wait
+        const double slower = t.block_m == 64 ? 1.09 : 1.25;
+        step = {slower * step.issue_us, slower * step.latency_us};
+    }
     const bool runs = t.sm90() && p.out_pixels() % kRunPixels == 0;
     const Block block{steps, step, gemm_ends_us(t) + channels_first_ends_us(p, t, runs)};
     const bool crowded = layout.box_pass && device.cc >= 90;  // where launches overlap

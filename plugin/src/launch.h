@@ -22,8 +22,8 @@ const void *implicit_gemm_sm90_kernel_bf16(int id);
 const void *implicit_gemm_sm90_kernel_tf32(int id);
 const void *implicit_gemm_sm90_kernel_tf32x3(int id);
 
-const void *implicit_gemm_im2col_kernel_f16(int id);
-const void *implicit_gemm_im2col_kernel_bf16(int id);
+const void *implicit_gemm_im2col_kernel_f16(int id, bool activates);
+const void *implicit_gemm_im2col_kernel_bf16(int id, bool activates);
 const void *implicit_gemm_im2col_kernel_tf32(int id);
 const void *implicit_gemm_im2col_kernel_tf32x3(int id);
 

@@ -20,11 +20,14 @@ Precision storage_precision(const Problem &p) {
 
 // Two threads may both do it, to the same effect.
 cudaError_t load_kernels(const Problem &p, const Tactic &tactic, const Device &device) {
-    static std::atomic<uint64_t> loaded[2][256];  // without and with a prologue, by row: the last context it was done in
+    // Without a prologue, with one in a pass, in the kernel; by row: the last context it was done in.
+    static std::atomic<uint64_t> loaded[3][256];
+    const bool prologue = prologue_in_kernel(p, tactic);
+    const int kind = p.has_prologue() + prologue;
     const int row = static_cast<int>(&tactic - &tactic_at(0));
     const bool remembered = row < 256 && tactic.family != Family::kGeneric;  // which has a kernel for each type
     const uint64_t context = remembered ? current_context() : 0;
-    if (context != 0 && loaded[p.has_prologue()][row].load(std::memory_order_acquire) == context) return cudaSuccess;
+    if (context != 0 && loaded[kind][row].load(std::memory_order_acquire) == context) return cudaSuccess;
     // Loading the kernel is no stream operation, but a capture in strict mode on another thread would object to it.
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
@@ -32,13 +35,13 @@ cudaError_t load_kernels(const Problem &p, const Tactic &tactic, const Device &d
     if (tactic.family == Family::kGeneric) {
         error = load_generic(storage_precision(p));
     } else {
-        error = cudaFuncSetAttribute(tactic.kernel(p.has_prologue()), cudaFuncAttributeMaxDynamicSharedMemorySize,
+        error = cudaFuncSetAttribute(tactic.kernel(prologue), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      device.shared_per_block);
         if (error == cudaSuccess && (tactic.direct_gemm() || tactic.filter_fused()))
             error = load_passes(static_cast<Precision>(tactic.precision), p.has_prologue());
     }
     cudaThreadExchangeStreamCaptureMode(&mode);
-    if (error == cudaSuccess && context != 0) loaded[p.has_prologue()][row].store(context, std::memory_order_release);
+    if (error == cudaSuccess && context != 0) loaded[kind][row].store(context, std::memory_order_release);
     return error;
 }
 
@@ -64,7 +67,7 @@ cudaError_t launch_kernel(const Problem &p, const Tactic &tactic, const Device &
         attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
     }
     void *arguments[] = {params};
-    return cudaLaunchKernelExC(&config, tactic.kernel(p.has_prologue()), arguments);
+    return cudaLaunchKernelExC(&config, tactic.kernel(prologue_in_kernel(p, tactic)), arguments);
 }
 
 Prologue prologue_of(const Problem &p, const convpool_tensors &t) {
@@ -201,10 +204,11 @@ cudaError_t run_few_channels(const Problem &p, const Tactic &tactic, const Devic
 
 // The implicit GEMM by TMA, of g's arrays.
 cudaError_t run_im2col(const Problem &p, const Tactic &tactic, const Device &device, const ImplicitGemmParams &g,
-                       unsigned grid, cudaStream_t stream) {
+                       const Prologue &prologue, unsigned grid, cudaStream_t stream) {
     const Shape2d &s = g.shape;
     Im2colGemmParams d{};
     d.gemm = g;
+    d.prologue = prologue;
     Im2colBox box;
     std::string reason;
     if (!plan_im2col(s, tactic.name(), box, reason)) return cudaErrorInvalidValue;  // supports() has said so
@@ -304,7 +308,7 @@ cudaError_t run_implicit_gemm(const Problem &p, const Tactic &tactic, const Devi
     g.div_kw = FastDiv(shape.kw);
     const int64_t tiles = (int64_t{g.pixels} + tactic.block_m - 1) / tactic.block_m * g.m_tiles;
     const unsigned grid = static_cast<unsigned>(tiles * tactic.split);
-    if (tactic.im2col()) return run_im2col(p, tactic, device, g, grid, stream);
+    if (tactic.im2col()) return run_im2col(p, tactic, device, g, prologue_of(p, t), grid, stream);
     return launch_kernel(p, tactic, device, grid, implicit_gemm_shared_bytes(tactic), &g, stream);
 }
 

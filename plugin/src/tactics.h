@@ -118,6 +118,8 @@ int64_t pass_chunks(const Problem &problem, const Tactic &tactic);
 // The convolution that the implicit GEMM runs, over box means or over X.
 Shape2d gemm_shape(const Problem &problem, const Tactic &tactic);
 WorkspaceLayout workspace_layout(const Problem &problem, const Tactic &tactic);
+// Whether the tactic's kernel applies the prologue, and not a pass before it.
+bool prologue_in_kernel(const Problem &problem, const Tactic &tactic);
 int implicit_gemm_shared_bytes(const Tactic &tactic);
 WeightParams weight_params(const Problem &problem, const Tactic &tactic);
 BoxMean box_of(const Problem &problem);

@@ -78,7 +78,11 @@ def chosen() -> list[dict]:
         cases.append(rewritten(1, 264, 64, (16, 16), 3, 2, pads=1, **prologue))
         cases.append(rewritten(2, 9, 10, (9, 9, 9), 3, 2, pads=1, **prologue))
         cases.append(rewritten(2, 24, 24, (11, 13), 3, 2, pads=1, group=3, **prologue))
+        # No pooling: steps of the implicit GEMM by TMA even and odd in number, and what follows.
         cases.append(dict(n=1, c=16, m=16, spatial=(15, 16), kernel_shape=3, pool_kernel_shape=1, pads=(1,) * 4) | prologue)
+        cases.append(dict(n=1, c=136, m=72, spatial=(17, 16), kernel_shape=3, pool_kernel_shape=1, pads=1) | prologue | both)
+        apart = dict(strides=2, dilations=2)
+        cases.append(dict(n=2, c=72, m=136, spatial=(9, 21), kernel_shape=2, pool_kernel_shape=1) | apart | prologue)
         shrunk = dict(pool_kernel_shape=2, pool_strides=2, pool_pads=1, pads=1)  # zeros of two kinds around f(X)
         cases.append(dict(n=1, c=16, m=16, spatial=(15, 16), kernel_shape=3) | shrunk | prologue)
     # The loops of direct_tma's box means, inside X and at its borders, and the ends of its tiles, the last of which have 8

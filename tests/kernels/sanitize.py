@@ -17,6 +17,7 @@ SMALL = [
     conv_cases.rewritten(2, 24, 24, (8, 8), 1, 2),
     conv_cases.rewritten(2, 3, 72, (17, 19), 3, 1, pads=1, bias=True, activation="relu"),
     conv_cases.rewritten(2, 3, 72, (17, 19), 2, 2, pads=1, residual=True),
+    dict(n=2, c=72, m=40, spatial=(9, 12), kernel_shape=3, pool_kernel_shape=1, pads=1, prologue_activation="relu"),
     *(
         conv_cases.rewritten(2, 40, 72, (19, 18), kernel, 2, pads=kernel // 2, prologue_affine=True, prologue_activation="relu")
         for kernel in (1, 3)

@@ -211,6 +211,16 @@ def test_images_of_floats_have_a_tactic(dtype, kernel, few):
     assert Problem(**image).default_tactic(**H200, multiprocessors=132).name.endswith("_few" if few else "_generic")
 
 
+@pytest.mark.parametrize(("fields", "space"), [
+    (dict(), False), (dict(prologue_activation="relu"), False), (dict(prologue_activation="leaky_relu"), False),
+    (dict(prologue_activation="relu", prologue_affine=True), True), (dict(prologue_activation="relu", layout="NCHW"), True),
+    (dict(prologue_activation="relu", pool_kernel_shape=2), True),
+])  # fmt: skip
+def test_implicit_gemm_by_tma_activates_without_a_pass(fields, space):
+    plain = dict(pool_kernel_shape=1, pool_pads=0, strides=1, pads=1)
+    assert bool(changed(**(plain | fields)).workspace_bytes("conv_avgpool_direct_gemm_sm90a_f16_m64n64k64_s8_im2col")) == space
+
+
 def test_absurd_device_is_refused():
     with pytest.raises(ProblemError, match=r"shared_bytes; got 2147483647, expected at most 2\^24"):
         changed().why_not(1, cc=90, shared_bytes=2**31 - 1)

@@ -188,13 +188,14 @@ def test_tf32_is_rounded_to_nearest(gpu, name, rounded):
 
 
 @pytest.mark.parametrize("before, slope", [("relu", 0.0), ("leaky_relu", 0.25), ("leaky_relu", 0.0)])
-@pytest.mark.parametrize("name", names(lambda name: "_tma" in name))
+@pytest.mark.parametrize("name", names(lambda name: "_tma" in name or name.endswith("_im2col") and "f16_" in name))
 def test_prologue_of_values_that_are_not_finite(gpu, name, before, slope):
     tactic = find_tactic(name)
     if gpu.compute_capability() != (9, 0):
         pytest.skip("needs compute capability 90")
     prologue = dict(prologue_activation=before, prologue_alpha=slope)
-    problem = Problem(n=1, c=8, m=8, spatial=(36, 36), kernel_shape=int(name[-1]), pool_kernel_shape=2, strides=2,
+    kernel, window = (int(name[-1]), 2) if "_tma" in name else (3, 1)
+    problem = Problem(n=1, c=8, m=8, spatial=(36, 36), kernel_shape=kernel, pool_kernel_shape=window, strides=2,
                       dtype=tactic.dtype, layout="NHWC", allow_tf32=True, **prologue)  # fmt: skip
     x, w = np.ones((1, 8, 36, 36)), np.zeros(problem.w_shape)
     w[:, 0] = 1  # sums that are numbers of bfloat16

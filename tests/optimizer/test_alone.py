@@ -344,17 +344,27 @@ def test_an_activation_behind_a_plain_convolution_stays_with_it():
     assert made(rewrite(model, 1, "convavgpool")) == ["Conv", "Relu", "ConvAvgPool"]
 
 
-def test_what_stands_before_a_plain_convolution_stays():
+@pytest.mark.parametrize("activation", ["Relu", "LeakyRelu<alpha=0.2>"])
+def test_an_activation_before_a_plain_convolution_goes_into_it(activation):
+    before = f"r = {activation}(x)\n{STEM.replace('(x,', '(r,')}"
+    name = activation.partition("<")[0]
+    result = rewrite(graph(before + PAIR, WIDE_SHAPES, inputs=WIDE), 2, "convavgpool", plain_conv=True)
+    assert made(result) == [f"{name}ConvAvgPool", "ConvAvgPool"]
+    shared = graph(f"{before}g = Conv(r, w)\no = {POOL}(g)\n{PAIR}", WIDE_SHAPES, inputs=WIDE, **BESIDE)
+    assert sorted(made(rewrite(shared, 3, "convavgpool", plain_conv=True))) == ["ConvAvgPool", *[f"{name}ConvAvgPool"] * 2]
+
+
+def test_a_map_per_channel_before_a_plain_convolution_stays():
     body = f"n = BatchNormalization(x, g, g, g, d)\nr = Relu(n)\n{STEM.replace('(x,', '(r,')}{PAIR}"
     model = graph(body, {**WIDE_SHAPES, "g": (64,), "d": np.ones(64, np.float32)}, inputs=WIDE)
     result = rewrite(model, 2, "convavgpool", plain_conv=True)
     assert made(result) == ["BatchNormalization", "Relu", "ConvAvgPool", "ConvAvgPool"]
     assert made(rewrite(result, 0, "convavgpool")) == made(result)  # a later run knows it by its window
     site = convpool.optimize(model, plain_conv=True).report.sites[1]
-    assert site.beside == ("Relu 'r': prologue; got a convolution alone behind it, expected one with a pooling",)
-    shared = graph(f"r = Relu(x)\n{STEM.replace('(x,', '(r,')}g = Conv(r, w)\no = {POOL}(g)\n{PAIR}", WIDE_SHAPES, inputs=WIDE,
-                   **BESIDE)  # fmt: skip
-    assert made(rewrite(shared, 3, "convavgpool", plain_conv=True)) == ["Relu", *["ConvAvgPool"] * 3]
+    assert site.beside == ("Relu 'r': prologue; got a map per channel, expected an activation alone",)
+    body = body.replace(PAIR, f"q = Conv(r, w)\no = {POOL}(q)\n{PAIR}")
+    shared = graph(body, {**WIDE_SHAPES, "g": (64,), "d": np.ones(64, np.float32)}, inputs=WIDE, **BESIDE)
+    assert made(rewrite(shared, 3, "convavgpool", plain_conv=True)) == ["BatchNormalization", "Relu", *["ConvAvgPool"] * 3]
 
 
 @pytest.mark.parametrize("plain_first", [True, False])

@@ -37,10 +37,10 @@ def take_in(walk: Walk) -> None:
     plan = walk.plan
     if _has_prologue(plan.scope, plan.node):
         return
-    if _is_plain(plan.scope, plan.node):
+    if _is_plain(plan.scope, plan.node) and not _activation_alone(plan.scope, plan.x):
         producer = plan.scope.producer.get(plan.x)
         if producer is not None and is_op(plan.scope.nodes[producer], *LINEAR, *ACTIVATIONS):
-            walk.rejects.append(reject(plan.scope, producer, "prologue", "a convolution alone behind it", "one with a pooling"))
+            walk.rejects.append(reject(plan.scope, producer, "prologue", "a map per channel", "an activation alone"))
         return
     scope, x, parts, affine = plan.scope, plan.x, plan.parts, IDENTITY
     upstream: list[int] = []
@@ -117,7 +117,8 @@ def _all_take(scope: Scope, x: str, node: int, inside: bool, excluded: Callable[
         return len(readers) == 1
     return all(
         operator.is_operator(scope.nodes[i]) and scope.nodes[i].input[0] == x and x not in scope.nodes[i].input[1:]
-        and (i == node or not _has_prologue(scope, i) and not _is_plain(scope, i) and not excluded(label(scope.nodes[i])))
+        and (i == node or not _has_prologue(scope, i) and not excluded(label(scope.nodes[i]))
+             and (not _is_plain(scope, i) or _activation_alone(scope, x)))
         for i in readers
     )  # fmt: skip
 
@@ -127,8 +128,16 @@ def _has_prologue(scope: Scope, index: int) -> bool:
     return parts.affine or bool(parts.before)
 
 
+def _activation_alone(scope: Scope, x: str) -> bool:
+    """Whether an activation gives `x`, of what no map per channel gives; condition (5)."""
+    index = scope.producer.get(x)
+    if index is None or not is_op(scope.nodes[index], *ACTIVATIONS):
+        return False
+    before = scope.producer.get(scope.nodes[index].input[0])
+    return before is None or not is_op(scope.nodes[before], *LINEAR)
+
+
 def _is_plain(scope: Scope, index: int) -> bool:
-    """Condition (5)."""
     channels = channels_of(scope, index)
     return channels is not None and alone.is_plain(scope.nodes[index], channels[1])
 

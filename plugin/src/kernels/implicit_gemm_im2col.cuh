@@ -7,16 +7,19 @@
 //
 //     kWarps      wait until a stage is full, multiply, and hand back the stage before, whose products are done
 //     a thread    of a warp besides, or of a warpgroup, waits until a stage is empty, and copies
+//
+// With an activation in front (16-bit types), which leaves zeros as they are, warps take their rows of pixels through registers.
 #pragma once
 
 #include "implicit_gemm_sm90.cuh"
+#include "prologue.cuh"
 #include "tma.cuh"
 
 namespace convpool {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-template <class Config> struct ImplicitGemmIm2col {
+template <class Config, bool kActivates> struct ImplicitGemmIm2col {
     using Stage = GemmStage<Config>;
     static constexpr int kStages = Config::kStages, kChannels = Stage::kChunks * Config::kPerChunk;
     static constexpr int kGroups = Config::kWarps / 4;
@@ -109,6 +112,48 @@ template <class Config> struct ImplicitGemmIm2col {
         store_gemm_tile<Config>(sums.acc, shared, p.gemm, tile);
     }
 
+    CONVPOOL_DEVICE void multiply_activated() const {
+        constexpr int kParts = Stage::kChunks / 2;  // of a stage: what one product takes
+        wait_for_previous_kernel();
+        let_next_kernel_start();
+        const PackedPrologue<Config::kPrecision> f(p.prologue);
+        const int lane = threadIdx.x & 31, row = threadIdx.x / 32 * 16 + (lane & 15);
+        GemmSums<Config> sums;
+        Ring<kStages> ring;
+        int held = -1;
+        uint32_t even[kParts][4], odd[kParts][4]{};  // pixels of a step; products under way read those of the one before
+        auto multiply_step = [&](uint32_t(&pixels)[kParts][4], const uint32_t(&before)[kParts][4]) {
+            barrier_wait(full(ring.buffer), ring.parity);
+            const uint32_t at = stage_at(ring.buffer);
+#pragma unroll
+            for (int k = 0; k < kParts; ++k) {
+                load_matrix(pixels[k], at + row * Stage::kRowBytes + (((2 * k + (lane >> 4)) ^ (row & 7)) << 4));
+                const uint4 v = f(uint4{pixels[k][0], pixels[k][1], pixels[k][2], pixels[k][3]});
+                pixels[k][0] = v.x, pixels[k][1] = v.y, pixels[k][2] = v.z, pixels[k][3] = v.w;
+            }
+            wgmma_wait<0>();
+#pragma unroll
+            for (int k = 0; k < kParts; ++k)  // so registers are not used for anything else before
+                asm volatile("" ::"r"(before[k][0]), "r"(before[k][1]), "r"(before[k][2]), "r"(before[k][3]) : "memory");
+            if (held >= 0 && lane == 0) barrier_arrive(empty(held));
+            sums.multiply(pixels, at + Stage::kPixelBytes);
+            held = ring.buffer;
+            ring.next();
+        };
+#pragma unroll 1
+        for (int step = 0; step < steps; step += 2) {
+            multiply_step(even, odd);
+            if (step + 1 < steps) multiply_step(odd, even);
+        }
+        sums.finish();
+#pragma unroll
+        for (int k = 0; k < kParts; ++k)
+            asm volatile("" ::"r"(even[k][0]), "r"(even[k][1]), "r"(even[k][2]), "r"(even[k][3]), "r"(odd[k][0]), "r"(odd[k][1]),
+                         "r"(odd[k][2]), "r"(odd[k][3]) : "memory");
+        barrier_of_first<Config::kThreads>();
+        store_gemm_tile<Config>(sums.acc, shared, p.gemm, tile);
+    }
+
     CONVPOOL_DEVICE void run() const {
         const bool copies = threadIdx.x == Config::kThreads;
         if (copies) {
@@ -116,14 +161,15 @@ template <class Config> struct ImplicitGemmIm2col {
             prefetch_map(&p.w_map);
             for (int i = 0; i < kStages; ++i) {
                 barrier_init(full(i), 1);
-                barrier_init(empty(i), kGroups);
+                barrier_init(empty(i), kActivates ? Config::kWarps : kGroups);
             }
             publish_barriers();
         }
         __syncthreads();
         if (threadIdx.x < Config::kThreads) {
             if constexpr (kCopyThreads == 128) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-            multiply();
+            if constexpr (kActivates) multiply_activated();
+            else multiply();
         } else {
             if constexpr (kCopyThreads == 128) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
             if (copies) copy();
@@ -133,13 +179,13 @@ template <class Config> struct ImplicitGemmIm2col {
 
 #endif
 
-template <class Config>
+template <class Config, bool kActivates>
 __global__ void __launch_bounds__(
     Config::kThreads + im2col_copy_threads(Config::kPrecision, Config::kBlockM, Config::kBlockN), Config::kMinBlocks)
     implicit_gemm_im2col_kernel(const __grid_constant__ Im2colGemmParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
-    ImplicitGemmIm2col<Config>(params, shared_address(memory)).run();
+    ImplicitGemmIm2col<Config, kActivates>(params, shared_address(memory)).run();
 #endif
 }
 

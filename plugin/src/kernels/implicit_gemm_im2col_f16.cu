@@ -2,18 +2,21 @@
 #include "../launch.h"
 #include "implicit_gemm_im2col.cuh"
 
+#define CONVPOOL_KERNEL(activates, block_m, block_n, warps_m, warps_n, stages, min_blocks)                              \
+    reinterpret_cast<const void *>(                                                                                  \
+        &implicit_gemm_im2col_kernel<                                                                                \
+            TileConfig<Precision::kF16, block_m, block_n, warps_m, warps_n, stages, min_blocks>, activates>)
 #define CONVPOOL_CASE(id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split)                             \
     case id:                                                                                                         \
-        return reinterpret_cast<const void *>(                                                                       \
-            &implicit_gemm_im2col_kernel<                                                                            \
-                TileConfig<Precision::kF16, block_m, block_n, warps_m, warps_n, stages, min_blocks>>);
+        return activates ? CONVPOOL_KERNEL(true, block_m, block_n, warps_m, warps_n, stages, min_blocks)             \
+                         : CONVPOOL_KERNEL(false, block_m, block_n, warps_m, warps_n, stages, min_blocks);
 #define CONVPOOL_ROW_direct_gemm_im2col_F16 CONVPOOL_CASE
 #define CONVPOOL_ROW_filter_fused_im2col_F16 CONVPOOL_CASE
 #include "../row_filter.h"
 
 namespace convpool {
 
-const void *implicit_gemm_im2col_kernel_f16(int id) {
+const void *implicit_gemm_im2col_kernel_f16(int id, bool activates) {
     switch (id) {
 #include "../tactics.def"
     default: return nullptr;

@@ -86,6 +86,15 @@ template <class Config> struct GemmSums {
             }
         }
     }
+    // The same with the warp's rows of pixels in registers, which stay as they are until wgmma_wait<0>().
+    CONVPOOL_DEVICE void multiply(const uint32_t (&pixels)[GemmStage<Config>::kChunks / 2][4], uint32_t weights) {
+        const uint64_t b = at_address(descriptor, weights);
+        wgmma_begin();
+#pragma unroll
+        for (int k = 0; k < GemmStage<Config>::kChunks / 2; ++k)
+            wgmma<Config::kPrecision>(acc[0], pixels[k], moved(b, k * 32));
+        wgmma_commit();
+    }
     CONVPOOL_DEVICE void finish() {
         wgmma_wait<0>();
         if constexpr (kHalves) {

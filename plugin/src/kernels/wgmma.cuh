@@ -109,4 +109,34 @@ CONVPOOL_DEVICE void wgmma(float (&d)[kFragments][4], uint64_t a, uint64_t b) {
 #endif
 }
 
+// The same of 16-bit types with a in registers: a warp's 16 rows as mma.sync's fragment has them.
+template <Precision P, int kFragments>
+CONVPOOL_DEVICE void wgmma(float (&d)[kFragments][4], const uint32_t (&a)[4], uint64_t b) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    static_assert(P == Precision::kF16 || P == Precision::kBF16, "16-bit types");
+    static_assert(kFragments == 8 || kFragments == 16 || kFragments == 32, "64, 128 or 256 columns");
+#define CONVPOOL_ISSUE(type)                                                                                           \
+    if constexpr (kFragments == 8)                                                                                     \
+        asm volatile(CONVPOOL_WGMMA(64, 16, type) "{" CONVPOOL_R32_0 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"          \
+                     : CONVPOOL_D32(d, 0)                                                                              \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                            \
+    else if constexpr (kFragments == 16)                                                                               \
+        asm volatile(CONVPOOL_WGMMA(128, 16, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1                               \
+                                                   "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 0;"                            \
+                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8)                                                          \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                            \
+    else                                                                                                               \
+        asm volatile(CONVPOOL_WGMMA(256, 16, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "," CONVPOOL_R32_2            \
+                                                   "," CONVPOOL_R32_3 "}, {%128,%129,%130,%131}, %132, 1, 1, 1, 0;"    \
+                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8), CONVPOOL_D32(d, 16), CONVPOOL_D32(d, 24)                \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+    if constexpr (P == Precision::kF16) {
+        CONVPOOL_ISSUE("f16");
+    } else {
+        CONVPOOL_ISSUE("bf16");
+    }
+#undef CONVPOOL_ISSUE
+#endif
+}
+
 }  // namespace convpool
