@@ -231,6 +231,11 @@ constexpr int im2col_copy_threads(Precision precision, int block_m, int block_n)
     return precision == Precision::kTF32x3 && block_m * block_n > 64 * 128 ? 128 : 32;
 }
 
+// Whether accumulators leave a thread the registers for a step's pixels; with more of them ptxas waits for every product.
+constexpr bool im2col_activates(int block_m, int block_n, int min_blocks) {
+    return block_m <= 128 && (block_n <= 64 || (block_n <= 128 && min_blocks == 1));
+}
+
 // Where in an image windows start, along rows and along columns: from `lower` on in steps of `strides`, before the image's
 // size + `upper`. TMA's im2col mode walks over them, and on to the next image.
 struct Im2colBox {

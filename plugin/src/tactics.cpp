@@ -352,7 +352,8 @@ WorkspaceLayout workspace_layout(const Problem &p, const Tactic &t) {
     const bool converted = t.number_format() != NumberFormat::kAsIs;
     layout.weight_pass = converted || !p.w_rows_chunked() || (!direct && p.pool_size() > 1);
     // In the kernel, where the zeros around X stay zero; with a pooling, where direct_fused competes, that was not measured.
-    const bool activates = t.im2col() && !converted && !p.prologue_affine && !pools(p);
+    const bool activates = t.im2col() && !converted && im2col_activates(t.block_m, t.block_n, t.min_blocks) &&
+                           !p.prologue_affine && !pools(p);
     layout.box_pass = (converted && direct) || !p.x_rows_chunked() || (direct && pools(p)) || (p.has_prologue() && !activates);
     if (layout.weight_pass)
         layout.weights_bytes = round_up_256(size_t{1} * s.m * s.kh * s.kw * s.c * p.element_bytes());

@@ -197,7 +197,7 @@ class Plugin final : public v2::IPluginV2DynamicExt {
             if (index != 0) throw std::invalid_argument("output; got " + std::to_string(index) + ", expected 0");
             layer_.check_input_count(count);
             for (int32_t i = 0; i < count; ++i) layer_.check_type(i, static_cast<int32_t>(inputs[i]));
-            return inputs[kW];
+            return inputs[kX];
         });
     }
 

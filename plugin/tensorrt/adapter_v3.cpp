@@ -91,7 +91,7 @@ class Plugin final : public v3::IPluginV3,
             expect_one_output(outputs);
             layer_.check_input_count(input_count);
             for (int32_t i = 0; i < input_count; ++i) layer_.check_type(i, static_cast<int32_t>(inputs[i]));
-            types[0] = inputs[kW];
+            types[0] = inputs[kX];
             return 0;
         });
     }

@@ -29,7 +29,7 @@ SHAPES = [
 
 
 def test_suites_have_the_papers_rows():
-    assert [len(SUITES[name][0]) for name in SUITES] == [20, 20, 25, 10, 24, 21, 26]
+    assert [len(SUITES[name][0]) for name in SUITES] == [20, 20, 25, 10, 24, 21, 31]
     assert {(row.h, row.c) for row in SUITES["suita-table1"][0]} == {
         (size, c) for size in (8, 16, 32, 64) for c in (32, 64, 128, 256, 512)
     }
@@ -56,7 +56,8 @@ def test_suites_have_what_the_optimizer_makes_of_networks(suite, plain):
             if node.op_type in operator.OP_TYPES and (attributes(node)["pool_kernel_shape"] == [1, 1]) == plain:
                 (n, c, h, w), (m, *kernel, _) = shapes[node.input[0]], weights[node.input[1]]
                 found.add((n, c, m, h, w, *kernel, node.op_type.startswith("LeakyRelu")))
-    rows = [(r.n, r.c, r.m, r.h, r.w, r.kernel, r.kernel, r.prologue) for r in SUITES[suite][0] if r.label != "ResNet-50"]
+    others = ("ResNet-50", "VGG-16")
+    rows = [(r.n, r.c, r.m, r.h, r.w, r.kernel, r.kernel, r.prologue) for r in SUITES[suite][0] if r.label not in others]
     assert found == set(rows) and len(rows) == len(found)
 
 

@@ -361,7 +361,8 @@ def test_a_map_per_channel_before_a_plain_convolution_stays():
     assert made(result) == ["BatchNormalization", "Relu", "ConvAvgPool", "ConvAvgPool"]
     assert made(rewrite(result, 0, "convavgpool")) == made(result)  # a later run knows it by its window
     site = convpool.optimize(model, plain_conv=True).report.sites[1]
-    assert site.beside == ("Relu 'r': prologue; got a map per channel, expected an activation alone",)
+    assert site.beside == ("Relu 'r': prologue; got other elementwise nodes in front of a convolution without a pooling, "
+                           "expected an activation alone",)  # fmt: skip
     body = body.replace(PAIR, f"q = Conv(r, w)\no = {POOL}(q)\n{PAIR}")
     shared = graph(body, {**WIDE_SHAPES, "g": (64,), "d": np.ones(64, np.float32)}, inputs=WIDE, **BESIDE)
     assert made(rewrite(shared, 3, "convavgpool", plain_conv=True)) == ["BatchNormalization", "Relu", *["ConvAvgPool"] * 3]

@@ -198,7 +198,7 @@ def _networks() -> list[Row]:
 
 def _plain() -> list[Row]:
     # (batch, c, m, size, kernel, pad, stride): what `convpool-optimize --plain-conv` gives the plugin in the discriminators,
-    # and ResNet-50's 3x3 layers.
+    # and 3x3 layers of ResNet-50 and VGG-16.
     layers = {
         "SNGAN": ((64, 64, 64, 32, 3, 1, 1), (64, 128, 128, 16, 3, 1, 1), (64, 256, 256, 8, 3, 1, 1), (64, 512, 512, 4, 3, 1, 1)),
         "WGAN-GP": ((64, 128, 128, 8, 3, 1, 1),),  # and one as SNGAN
@@ -211,6 +211,7 @@ def _plain() -> list[Row]:
             for n in (1, 32) for c, size, strides in ((64, 56, (1,)), (128, 28, (1, 2)), (256, 14, (1, 2)), (512, 7, (1, 2)))
             for stride in strides
         ),
+        "VGG-16": tuple((8, c, c, size, 3, 1, 1) for c, size in ((64, 224), (128, 112), (256, 56), (512, 28), (512, 14))),
     }  # fmt: skip
     return [
         Row(n, c, m, size, size, kernel, pad, stride, pool=1, pool_stride=1, suite="plain", label=network)
@@ -225,7 +226,7 @@ SUITES = {
     "densenet": (_densenet(), ("fp16",), "1x1 transitions of DenseNet-121, 169 and 201, batch 1 and 32"),
     "batch1": (_batch1(), ("fp16",), "1x1 and 3x3 layers of known networks at batch 1, the case that cuConv studies"),
     "networks": (_networks(), ("fp16",), "SNGAN's and WGAN-GP's discriminators, batch 64, and StarGAN v2's, batch 1"),
-    "plain": (_plain(), ("fp16",), "convolutions that no pooling follows, of the same networks and of ResNet-50"),
+    "plain": (_plain(), ("fp16",), "convolutions that no pooling follows, of the same networks, ResNet-50 and VGG-16"),
 }
 """Name: rows, precisions unless others are asked for, what it is."""
 

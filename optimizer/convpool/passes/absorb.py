@@ -7,8 +7,8 @@ Prologue, towards the input: (1) at most one Relu or LeakyRelu; (2) before it an
 with constants, one per channel or one for all, that neither raise the rank nor widen the channels; (3) only the node
 reads what they give, or nodes that all take them in: then each of them recomputes it as it loads, and it is never
 written; (4) no layer before takes them in already: behind a convolution or matrix product that nothing else reads,
-every runtime does them for free; (5) in front of a plain convolution (`alone`) an activation only, of what no such map gives:
-the plugin's kernels for those would do a map in a pass of its own, and where one stays, runtimes fuse the activation with it.
+every runtime does them for free; (5) in front of a plain convolution (`alone`) an activation only, of what no linear node or
+Add gives: the plugin's kernels for those would do a map in a pass of its own, and runtimes fuse the activation with what stays.
 
 Epilogue, towards the output: (6) only the next node reads the result; (7) linear nodes with constants per channel are
 folded into weights and bias; with a residual already taken in, into those of the convolution that gives it too; (8) an

@@ -40,7 +40,8 @@ def take_in(walk: Walk) -> None:
     if _is_plain(plan.scope, plan.node) and not _activation_alone(plan.scope, plan.x):
         producer = plan.scope.producer.get(plan.x)
         if producer is not None and is_op(plan.scope.nodes[producer], *LINEAR, *ACTIVATIONS):
-            walk.rejects.append(reject(plan.scope, producer, "prologue", "a map per channel", "an activation alone"))
+            found = "other elementwise nodes in front of a convolution without a pooling"
+            walk.rejects.append(reject(plan.scope, producer, "prologue", found, "an activation alone"))
         return
     scope, x, parts, affine = plan.scope, plan.x, plan.parts, IDENTITY
     upstream: list[int] = []
@@ -129,12 +130,12 @@ def _has_prologue(scope: Scope, index: int) -> bool:
 
 
 def _activation_alone(scope: Scope, x: str) -> bool:
-    """Whether an activation gives `x`, of what no map per channel gives; condition (5)."""
+    """Whether an activation gives `x`, of what no elementwise node gives; condition (5)."""
     index = scope.producer.get(x)
     if index is None or not is_op(scope.nodes[index], *ACTIVATIONS):
         return False
     before = scope.producer.get(scope.nodes[index].input[0])
-    return before is None or not is_op(scope.nodes[before], *LINEAR)
+    return before is None or not is_op(scope.nodes[before], *LINEAR) or is_op(scope.nodes[before], "Identity")
 
 
 def _is_plain(scope: Scope, index: int) -> bool:

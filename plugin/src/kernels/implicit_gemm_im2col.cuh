@@ -121,8 +121,8 @@ template <class Config, bool kActivates> struct ImplicitGemmIm2col {
         GemmSums<Config> sums;
         Ring<kStages> ring;
         int held = -1;
-        uint32_t even[kParts][4], odd[kParts][4]{};  // pixels of a step; products under way read those of the one before
-        auto multiply_step = [&](uint32_t(&pixels)[kParts][4], const uint32_t(&before)[kParts][4]) {
+        uint32_t even[kParts][4], odd[kParts][4];  // pixels of a step, while products under way read those of the one before
+        auto multiply_step = [&](uint32_t(&pixels)[kParts][4]) {
             barrier_wait(full(ring.buffer), ring.parity);
             const uint32_t at = stage_at(ring.buffer);
 #pragma unroll
@@ -132,9 +132,6 @@ template <class Config, bool kActivates> struct ImplicitGemmIm2col {
                 pixels[k][0] = v.x, pixels[k][1] = v.y, pixels[k][2] = v.z, pixels[k][3] = v.w;
             }
             wgmma_wait<0>();
-#pragma unroll
-            for (int k = 0; k < kParts; ++k)  // so registers are not used for anything else before
-                asm volatile("" ::"r"(before[k][0]), "r"(before[k][1]), "r"(before[k][2]), "r"(before[k][3]) : "memory");
             if (held >= 0 && lane == 0) barrier_arrive(empty(held));
             sums.multiply(pixels, at + Stage::kPixelBytes);
             held = ring.buffer;
@@ -142,14 +139,10 @@ template <class Config, bool kActivates> struct ImplicitGemmIm2col {
         };
 #pragma unroll 1
         for (int step = 0; step < steps; step += 2) {
-            multiply_step(even, odd);
-            if (step + 1 < steps) multiply_step(odd, even);
+            multiply_step(even);
+            if (step + 1 < steps) multiply_step(odd);
         }
         sums.finish();
-#pragma unroll
-        for (int k = 0; k < kParts; ++k)
-            asm volatile("" ::"r"(even[k][0]), "r"(even[k][1]), "r"(even[k][2]), "r"(even[k][3]), "r"(odd[k][0]), "r"(odd[k][1]),
-                         "r"(odd[k][2]), "r"(odd[k][3]) : "memory");
         barrier_of_first<Config::kThreads>();
         store_gemm_tile<Config>(sums.acc, shared, p.gemm, tile);
     }

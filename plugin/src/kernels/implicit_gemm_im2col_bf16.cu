@@ -8,8 +8,10 @@
             TileConfig<Precision::kBF16, block_m, block_n, warps_m, warps_n, stages, min_blocks>, activates>)
 #define CONVPOOL_CASE(id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split)                             \
     case id:                                                                                                         \
-        return activates ? CONVPOOL_KERNEL(true, block_m, block_n, warps_m, warps_n, stages, min_blocks)             \
-                         : CONVPOOL_KERNEL(false, block_m, block_n, warps_m, warps_n, stages, min_blocks);
+        if (im2col_activates(block_m, block_n, min_blocks) && activates)                                             \
+            return CONVPOOL_KERNEL(im2col_activates(block_m, block_n, min_blocks), block_m, block_n, warps_m,        \
+                                   warps_n, stages, min_blocks);                                                     \
+        return CONVPOOL_KERNEL(false, block_m, block_n, warps_m, warps_n, stages, min_blocks);
 #define CONVPOOL_ROW_direct_gemm_im2col_BF16 CONVPOOL_CASE
 #define CONVPOOL_ROW_filter_fused_im2col_BF16 CONVPOOL_CASE
 #include "../row_filter.h"
