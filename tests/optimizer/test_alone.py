@@ -255,6 +255,12 @@ PLAIN_REFUSED = {
         {"v": (64, 64, 3, 3), "n": [0, 0, 1, 1, 0, 0, 1, 1], "k": np.zeros((), np.float32)}, WIDE_INPUT,
         "Pad 'p' in front; got pads that the convolution cannot take, expected none"),
     "one axis": ("s = Conv(x, v)\n", {"v": (64, 64, 3)}, "float[1,64,8] a", "spatial axes; got 1, expected 2"),
+    "many multiply-adds": (STEM, {"v": (64, 64, 3, 3)}, "float[68000,64,8,1] a",
+        "multiply-adds of the batch; got 2.01e+10, expected at most 2.5e+09"),
+    "open batch": (STEM, {"v": (64, 64, 3, 3)}, "float[n,64,8,8] a",
+        "multiply-adds of the batch; got an unknown number, expected at most 2.5e+09"),
+    "open height": (STEM, {"v": (64, 64, 3, 3)}, "float[1,64,h,8] a",
+        "multiply-adds of the batch; got an unknown number, expected at most 2.5e+09"),
 }  # fmt: skip
 
 

@@ -8,9 +8,9 @@ of many channels, for which the plugin's kernels may be faster than TensorRT's.
 
 Conditions: (1) no attribute refers to a function's; (2) two spatial axes; (3) one group; (4) the weights are constants; (5) of
 an image at most MAX_CHANNELS channels and (6) MAX_FILTER_ELEMENTS weights a filter; (7) of others a kernel of more than one
-element and (8) MIN_CHANNELS or more channels at both ends, multiples of CHANNEL_MULTIPLE; (9) the function has the scope's
-opset; (10) no Pad can come to stand in front: onnxruntime would merge it into the AveragePool, and refuse it there.  So Pads of
-zeros in front go into the convolution's own.
+element, (8) MIN_CHANNELS or more channels at both ends, multiples of CHANNEL_MULTIPLE, and (9) at most MAX_MACS multiply-adds
+for the batch; (10) the function has the scope's opset; (11) no Pad can come to stand in front: onnxruntime would merge it into
+the AveragePool, and refuse it there.  So Pads of zeros in front go into the convolution's own.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ MIN_CHANNELS = 64
 """Fewest input and output channels of a plain convolution: the fewest that were measured."""
 CHANNEL_MULTIPLE = 8
 """What its channels are multiples of: half precision then needs no padding with the channels last."""
+MAX_MACS = 2.5e9
+"""Most multiply-adds of a plain convolution: in `convpool-bench plain` on an H200 TensorRT 8.6 does those of more as fast, or
+faster."""
 WINDOW = PoolSpec((1,) * RANK, (1,) * RANK, (0,) * (2 * RANK), (1,) * RANK)
 
 
@@ -88,11 +91,12 @@ def check(site: Site, main_opset: int, excluded: Callable[[str], bool] = lambda 
         return reject(scope, index, "group", leaf.conv.group, 1)
     if leaf.weight is None:
         return reject(scope, index, "weights", "computed, or an input that a caller may override", "a constant")
-    if (wrong := (_of_an_image if site.pattern == "stem" else _plain)(scope, leaf)) is not None:
+    macs = conv_pool.macs(site)
+    wrong = _of_an_image(scope, leaf) if site.pattern == "stem" else _plain(scope, leaf, macs)
+    if wrong is not None:
         return wrong
     if scope.opset != main_opset:
         return reject(scope, index, "opset of the function", scope.opset, f"the model's, {main_opset}")
-    macs = conv_pool.macs(site)
     choices = (Choice("convavgpool", macs, macs),)
     pooled = pool_conv.site_of(scope, index) if site.pattern == "stem" else None
     if pooled is not None and not excluded(pooled.names[1]):
@@ -128,11 +132,17 @@ def _of_an_image(scope: Scope, leaf: ConvLeaf) -> Reject | None:
     return None
 
 
-def _plain(scope: Scope, leaf: ConvLeaf) -> Reject | None:
-    """Conditions (7) and (8)."""
+def _plain(scope: Scope, leaf: ConvLeaf, macs: int | None) -> Reject | None:
+    """Conditions (7) to (9); macs: for one sample."""
     if leaf.conv.taps == 1:
         return reject(scope, leaf.node, "kernel_shape", list(leaf.conv.kernel_shape), "more than one element")
     for what, channels in (("input channels", leaf.weight_shape[1]), ("output channels", leaf.weight_shape[0])):
         if channels < MIN_CHANNELS or channels % CHANNEL_MULTIPLE:
             return reject(scope, leaf.node, what, channels, f"at least {MIN_CHANNELS}, a multiple of {CHANNEL_MULTIPLE}")
+    shape = scope.info(leaf.input).shape
+    batch = shape[0] if shape else None
+    known = isinstance(batch, int) and macs is not None
+    if not known or batch * macs > MAX_MACS:
+        got = f"{batch * macs:.3g}" if known else "an unknown number"
+        return reject(scope, leaf.node, "multiply-adds of the batch", got, f"at most {MAX_MACS:.3g}")
     return None
