@@ -93,7 +93,7 @@ def optimize(
     concat: in a model with such pairs, also let Concats of channels that begin as an earlier one does read its result.
     autotune: time the lowerings of each site in onnxruntime here, and keep the fastest.
     data: input arrays by name or a .npz file, to verify with instead of random inputs.
-    input_shapes: shapes of inputs that the model leaves open, for verification and timing.
+    input_shapes: shapes of inputs that the model leaves open, for verification, timing and the size of plain convolutions.
     rtol, atol: tolerances in place of the defaults (see `convpool.verify`); seed: of the random inputs.
     base_dir: folder of the external data, where `model` is no path.
     progress: called with (done, total, what) while timing.
@@ -116,6 +116,8 @@ def optimize(
     run = _Run(result, original.inferred, lowering, patterns, fuse_pool_conv)
     if autotune:
         run.tuner = tuning.Tuner(original, input_shapes or {}, seed, progress)
+    if plain_conv:
+        run.sizes = tuning.given_shapes(original, input_shapes or {})
     run.alone = tuple(kind for kind, on in zip(alone.KINDS, (stem, plain_conv), strict=True) if on)
     run.phases = tuple(name for name, on in (("epilogue", epilogue), ("prologue", prologue)) if on)
     run.to_fixpoint()
@@ -163,6 +165,8 @@ class _Run:
         self.concats = 0
         self.alone: tuple[str, ...] = ()
         """Which convolutions without a pair become nodes of the operator too, of `alone.KINDS`."""
+        self.sizes: dict[str, tuple] = {}
+        """Shapes of the main graph's tensors, as a caller gives the inputs."""
         self.phases: tuple[str, ...] = ()
         """What nodes of the operator take in, in this order."""
         self._given_by: dict[tuple[str, str], int] = {}
@@ -313,7 +317,8 @@ class _Run:
     def _alone(self, originals: set[tuple[str, str]], scope: Scope, main_opset: int):
         for site in alone.sites(scope, self.alone):
             if (scope.path, scope.nodes[site.conv].output[0]) in originals:  # and not what a pair has become
-                yield site, None if self._excluded(site) else alone.check(site, main_opset, self._named)
+                sizes = {} if scope.path else self.sizes
+                yield site, None if self._excluded(site) else alone.check(site, main_opset, self._named, sizes)
 
     def _convolutions(self) -> set[tuple[str, str]]:
         """What the model's convolutions give, each with its scope's path."""

@@ -58,7 +58,7 @@ class Tuner:
         self._seed, self._progress, self._done = seed, progress, 0
         self.expected = 0
         """How many sites there are to time, for the progress shown."""
-        self._known = _given_shapes(model, input_shapes)
+        self._known = given_shapes(model, input_shapes)
 
     def tune(self, plan: Plan, lowering: str, main_opset: int) -> tuple[Plan | Reject, dict[str, float] | None]:
         """The plan with the fastest lowering, or a Reject where the original is, and the medians in microseconds.
@@ -132,7 +132,7 @@ def _lowered(model: ModelProto, lowering: str) -> ModelProto:
     return result
 
 
-def _given_shapes(model: LoadedModel, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple]:
+def given_shapes(model: LoadedModel, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple]:
     """Shapes of the main graph's tensors when its inputs have the shapes given."""
     if not shapes:
         return {}

@@ -320,6 +320,16 @@ def test_excluded():
     assert made(result.model) == ["Conv", "Relu", "ConvAvgPool"]
 
 
+@pytest.mark.parametrize(("batch", "taken"), [(2, True), (2000, False)])
+def test_input_shapes_say_how_large_an_open_batch_is(batch, taken):
+    model = graph(RELU + PAIR, WIDE_SHAPES, inputs="float[n,64,32,32] x")  # 3.8e7 multiply-adds for an image
+    options = {"check": 0, "input_shapes": {"x": (batch, 64, 32, 32)}}
+    result = convpool.optimize(model, plain_conv=True, **options)
+    assert made(result.model) == (["ConvAvgPoolRelu"] if taken else ["Conv", "Relu"]) + ["ConvAvgPool"]
+    assert result.model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "n"
+    assert made(convpool.optimize(model, **options).model)[0] == "Conv"
+
+
 PLAIN = {
     "first": (STEM, {}),
     "strides": ("s = Conv<pads=[1,1,1,1], strides=[2,2]>(x, v)\n", {}),

@@ -97,13 +97,14 @@ def test_forms_come_in_the_order_of_their_medians(pretend):
 def test_every_form_has_the_convolutions_that_the_plugin_takes(pretend, monkeypatch):
     given, prepared = [], autotune.prepared_model
 
-    def prepared_model(model, form, **taken):
-        given.append(taken)
-        return prepared(model, form, **taken)
+    def prepared_model(model, form, *, shapes, **taken):
+        given.append(taken | shapes)
+        return prepared(model, form, shapes=shapes, **taken)
 
     monkeypatch.setattr(autotune, "prepared_model", prepared_model)
-    build_fastest(conv_pool(), precision="fp16", plain_conv=False)
-    assert pretend.asked == ("fp16", True) and given == [{"stem": True, "plain_conv": False}] * len(TIMES)
+    name = conv_pool().graph.input[0].name
+    build_fastest(conv_pool(), precision="fp16", plain_conv=False, profiles={name: ((1, 2), (3, 4), (5, 6))})
+    assert pretend.asked == ("fp16", True) and given == [{"stem": True, "plain_conv": False, name: [3, 4]}] * len(TIMES)
 
 
 def test_without_the_plugin_its_form_is_not_built(pretend, tmp_path):

@@ -320,6 +320,16 @@ def test_the_least_capability_is_the_tactics():
     assert few and set(few) == {build.STEM_MIN_CC}
 
 
+@pytest.mark.parametrize(("profile", "taken"), [
+    ({"image": ((1, 3, 32, 32), (8, 3, 32, 32), (64, 3, 32, 32))}, 5), (None, 0), ({"image": ((8, 3, 32, 32),)}, 0),
+    ({"image": ((1, 3, 32, 32), (1000, 3, 32, 32), (2000, 3, 32, 32))}, 0), ({"image": ((1,), ("a", 3, 32, 32), (2,))}, 0),
+])  # fmt: skip
+def test_the_typical_shape_says_which_convolutions_are_small(profile, taken):
+    made = build.prepared_model(generate("wgan_gp"), "convavgpool", shapes=build.typical(profile), plain_conv=True)
+    windows = [list(item.ints) for node in made.graph.node for item in node.attribute if item.name == "pool_kernel_shape"]
+    assert windows.count([1, 1]) == taken
+
+
 @pytest.mark.parametrize("precision", build.PRECISIONS)
 def test_convolutions_without_a_pooling_go_to_the_plugin_in_half_precision(precision, monkeypatch):
     built = []

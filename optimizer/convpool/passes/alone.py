@@ -15,7 +15,8 @@ the AveragePool, and refuse it there.  So Pads of zeros in front go into the con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
 from onnx import NodeProto
@@ -75,8 +76,13 @@ def _second_dim(scope: Scope, name: str) -> int | None:
     return shape[1] if shape is not None and len(shape) > 1 and isinstance(shape[1], int) else None
 
 
-def check(site: Site, main_opset: int, excluded: Callable[[str], bool] = lambda _: False) -> Plan | Reject:
-    """A Plan for one ConvAvgPool, or why the convolution stays.  excluded: whether a pooling of this name does."""
+def check(
+    site: Site, main_opset: int, excluded: Callable[[str], bool] = lambda _: False, sizes: Mapping[str, tuple] | None = None
+) -> Plan | Reject:
+    """A Plan for one ConvAvgPool, or why the convolution stays.
+
+    excluded: whether a pooling of this name does.  sizes: shapes of tensors, for plain convolutions whose own are open.
+    """
     scope, index = site.scope, site.conv
     rank = conv_rank(scope, index)
     if rank != RANK:
@@ -91,12 +97,12 @@ def check(site: Site, main_opset: int, excluded: Callable[[str], bool] = lambda 
         return reject(scope, index, "group", leaf.conv.group, 1)
     if leaf.weight is None:
         return reject(scope, index, "weights", "computed, or an input that a caller may override", "a constant")
-    macs = conv_pool.macs(site)
-    wrong = _of_an_image(scope, leaf) if site.pattern == "stem" else _plain(scope, leaf, macs)
+    wrong = _of_an_image(scope, leaf) if site.pattern == "stem" else _plain(scope, leaf, sizes or {})
     if wrong is not None:
         return wrong
     if scope.opset != main_opset:
         return reject(scope, index, "opset of the function", scope.opset, f"the model's, {main_opset}")
+    macs = conv_pool.macs(site)
     choices = (Choice("convavgpool", macs, macs),)
     pooled = pool_conv.site_of(scope, index) if site.pattern == "stem" else None
     if pooled is not None and not excluded(pooled.names[1]):
@@ -132,17 +138,17 @@ def _of_an_image(scope: Scope, leaf: ConvLeaf) -> Reject | None:
     return None
 
 
-def _plain(scope: Scope, leaf: ConvLeaf, macs: int | None) -> Reject | None:
-    """Conditions (7) to (9); macs: for one sample."""
+def _plain(scope: Scope, leaf: ConvLeaf, sizes: Mapping[str, tuple]) -> Reject | None:
+    """Conditions (7) to (9)."""
     if leaf.conv.taps == 1:
         return reject(scope, leaf.node, "kernel_shape", list(leaf.conv.kernel_shape), "more than one element")
     for what, channels in (("input channels", leaf.weight_shape[1]), ("output channels", leaf.weight_shape[0])):
         if channels < MIN_CHANNELS or channels % CHANNEL_MULTIPLE:
             return reject(scope, leaf.node, what, channels, f"at least {MIN_CHANNELS}, a multiple of {CHANNEL_MULTIPLE}")
-    shape = scope.info(leaf.input).shape
-    batch = shape[0] if shape else None
-    known = isinstance(batch, int) and macs is not None
-    if not known or batch * macs > MAX_MACS:
-        got = f"{batch * macs:.3g}" if known else "an unknown number"
+    result = scope.nodes[leaf.node].output[0]
+    shape = next((s for s in (scope.info(result).shape, sizes.get(result)) if s and all(isinstance(d, int) for d in s)), None)
+    macs = math.prod(shape) * leaf.weight_shape[1] * leaf.conv.taps if shape else None
+    if macs is None or macs > MAX_MACS:
+        got = "an unknown number" if macs is None else f"{macs:.3g}"
         return reject(scope, leaf.node, "multiply-adds of the batch", got, f"at most {MAX_MACS:.3g}")
     return None

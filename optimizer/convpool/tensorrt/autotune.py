@@ -21,7 +21,7 @@ from convpool.errors import ConvpoolError, OptionError, OutputError, first_line
 from convpool.inputs import random_array
 from convpool.modelio import load
 from convpool.tensorrt import prepare
-from convpool.tensorrt.build import build_engine, plugin_takes, prepared_model
+from convpool.tensorrt.build import build_engine, plugin_takes, prepared_model, typical
 from convpool.tensorrt.engine import Engine
 from convpool.tensorrt.errors import TensorRTError
 from convpool.tensorrt.timing import choose_patiently, time_in_turn
@@ -77,7 +77,7 @@ def build_fastest(
     with tempfile.TemporaryDirectory() as folder:
         options |= {"timing_cache": timing_cache or Path(folder, "timing.cache"), "configure": set_up, "plugin": plugin}
         for form in FORMS if plugin else [form for form in FORMS if form != "convavgpool"]:
-            form_model = prepared_model(loaded, form, **taken)
+            form_model = prepared_model(loaded, form, shapes=typical(options.get("profiles")), **taken)
             same = seen.setdefault(hashlib.sha256(prepare.serialized(form_model)).digest(), form)
             if same != form:
                 left_out[form] = f"the same as {same}"

@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -91,7 +92,8 @@ def build_engine(
 
     model: a path, serialised bytes, an onnx.ModelProto, a gs.Graph or what `convpool.modelio.load` gave.
     precision: "fp32", "tf32", "fp16" or "bf16", see the module's table.
-    profiles: shapes of inputs with open dimensions; several profiles as a sequence.
+    profiles: shapes of inputs with open dimensions; several profiles as a sequence, the first of which decides what is small
+        enough for `plain_conv`.
     timing_cache: a file to take layer timings from and to add new ones to.
     workspace_bytes: the most that TensorRT may use beside weights and activations.
     optimization_level: TensorRT's 0 to 5; None: its default.
@@ -120,7 +122,7 @@ def build_engine(
         raise OutputError(f"timing cache {timing_cache}: no folder {str(options.timing_cache.parent)!r}; make it first")
     trt = trt or tensorrt_module()
     taken = plugin_takes(precision, plugin, stem=stem, plain_conv=plain_conv, trt=trt)
-    prepared = prepared_model(model, lowering, layers, **taken)
+    prepared = prepared_model(model, lowering, layers, typical(profiles), **taken)
     if plugin and prepare.has_operator(prepared):
         load_plugin(trt)
     return _build(trt, prepared, plugin, options)
@@ -168,16 +170,28 @@ def _major(trt: ModuleType) -> int:
     return 11 if "rtx" in trt.__name__ else version(trt)[0]  # TensorRT-RTX counts anew; it is strongly typed
 
 
+def typical(profiles: Profile | Sequence[Profile] | None) -> dict[str, list[int]]:
+    """The first profile's typical shapes, without those that are none: `_add_profiles` says so."""
+    first = next(iter(_profiles(profiles)), {})
+    shapes = {name: list(three[1]) for name, three in first.items() if len(three) == 3}
+    return {name: shape for name, shape in shapes.items() if all(isinstance(d, Integral) and d >= 0 for d in shape)}
+
+
 def prepared_model(
-    model: object, lowering: str, layers: bool = False, *, stem: bool = False, plain_conv: bool = False
-) -> ModelProto:
-    """What an engine is built from: the model in the form asked for, self-contained, its weights initializers."""
+    model: object, lowering: str, layers: bool = False, shapes: Mapping[str, Sequence[int]] | None = None, *,
+    stem: bool = False, plain_conv: bool = False,
+) -> ModelProto:  # fmt: skip
+    """What an engine is built from: the model in the form asked for, self-contained, its weights initializers.
+
+    shapes: of open inputs, by which the size of plain convolutions is judged.
+    """
     loaded = load(model)
     if lowering == "none" or prepare.has_operator(loaded.proto):
         result = prepare.self_contained(loaded)
     else:
         optimized = optimize(
-            loaded.proto, lowering=lowering, stem=stem, plain_conv=plain_conv, check=0, base_dir=loaded.base_dir
+            loaded.proto, lowering=lowering, stem=stem, plain_conv=plain_conv, check=0, input_shapes=shapes,
+            base_dir=loaded.base_dir,
         )  # fmt: skip
         result = prepare.self_contained(load(optimized.model, loaded.base_dir))
     result = prepare.inline_own_functions(result)
