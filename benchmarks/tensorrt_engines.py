@@ -298,7 +298,7 @@ def main() -> int:
     group.add_argument("--max-aux-streams", type=int, help="streams that TensorRT may run layers on besides its own")
     group.add_argument("--rounds", type=int, default=30)
     group.add_argument("--layers", action="store_true", help="also the time of every layer, by TensorRT's profiler")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()  # names may stand between options
     if arguments.what == "run":
         engine, given, result = arguments.names
         loaded = Engine.load(engine)

@@ -127,3 +127,11 @@ def test_groups_of_tests_are_added_in_order_and_replaced(tmp_path):
         tensorrt_engines.add_group(path, {"group": name, "passed": passed})
     groups = json.loads(path.read_text())["groups"]
     assert groups == [{"group": "plugin", "passed": 60}, {"group": "wgan_gp", "passed": 3}]
+
+
+def test_names_may_stand_between_options(monkeypatch):
+    given = []
+    monkeypatch.setattr(tensorrt_engines, "tests", lambda arguments: given.append(arguments) or 0)
+    monkeypatch.setattr("sys.argv", ["tensorrt_engines", "tests", "--commit", "abc", "plugin", "lenet5", "--jobs", "3"])
+    assert tensorrt_engines.main() == 0
+    assert (given[0].names, given[0].commit, given[0].jobs) == (["plugin", "lenet5"], "abc", 3)
