@@ -322,6 +322,7 @@ def test_the_least_capability_is_the_tactics():
 
 @pytest.mark.parametrize(("profile", "taken"), [
     ({"image": ((1, 3, 32, 32), (8, 3, 32, 32), (64, 3, 32, 32))}, 5), (None, 0), ({"image": ((8, 3, 32, 32),)}, 0),
+    ({"image": [np.array([8, 3, 32, 32])] * 3}, 5),
     ({"image": ((1, 3, 32, 32), (1000, 3, 32, 32), (2000, 3, 32, 32))}, 0), ({"image": ((1,), ("a", 3, 32, 32), (2,))}, 0),
 ])  # fmt: skip
 def test_the_typical_shape_says_which_convolutions_are_small(profile, taken):
