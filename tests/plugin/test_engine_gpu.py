@@ -407,31 +407,19 @@ def test_networks_of_siblings(name, kind):
     assert np.abs(found - wanted).max() <= 2e-2 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize(("precision", "stems"), [("fp16", 2), ("fp32", 0)])
-def test_convolutions_of_images(precision, stems):
-    model = generate("sngan64_small", batch=2)
-    inputs = random_inputs(model)
-    layers = []
-    for stem in (True, False):
-        engine = build_engine(model, precision=precision, stem=stem, optimization_level=1, configure=detailed)
-        layers.append(plugin_layers(engine))
-        wanted, found = reference(model, inputs), next(iter(engine.run(inputs).values()))
-        assert np.abs(found - wanted).max() <= (2e-2 if precision == "fp16" else 1e-5) * np.abs(wanted).max()
-    assert layers[0] == layers[1] + stems
-
-
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
-def test_plain_convolutions(precision):
-    model = generate("wgan_gp", batch=2)
+@pytest.mark.parametrize(("name", "option", "count"), [("sngan64_small", "stem", 2), ("wgan_gp", "plain_conv", 5)])
+def test_convolutions_without_a_pooling(name, option, count, precision):
+    model = generate(name, batch=2)
     inputs = random_inputs(model)
     layers = []
-    for plain_conv in (True, False):
-        engine = build_engine(model, precision=precision, plain_conv=plain_conv, optimization_level=1, configure=detailed)
+    for on in (True, False):
+        engine = build_engine(model, precision=precision, optimization_level=1, configure=detailed, **{option: on})
         layers.append(plugin_layers(engine))
         wanted, found = reference(model, inputs), next(iter(engine.run(inputs).values()))
         assert np.abs(found - wanted).max() <= (2e-2 if precision == "fp16" else 1e-5) * np.abs(wanted).max()
-    taken = plugin_takes(precision, True, stem=True, plain_conv=True)["plain_conv"]
-    assert layers[0] == layers[1] + (5 if taken else 0)
+    taken = precision == "fp16" and (option == "stem" or plugin_takes("fp16", True, stem=True, plain_conv=True)["plain_conv"])
+    assert layers[0] == layers[1] + (count if taken else 0)
 
 
 @pytest.mark.parametrize(
