@@ -2,7 +2,7 @@
 
 | lowering | nodes | needs |
 |---|---|---|
-| convavgpool | ai.convpool::ConvAvgPool, with the operator as a model-local function | static sizes where the mean is global |
+| convavgpool | ai.convpool::ConvAvgPool, with the operator as a model-local function | one group, one or two spatial axes; static sizes where the mean is global |
 | direct | AveragePool, Conv | |
 | fused | Conv with the kernel convolved with the box | constant weights, which do not grow out of proportion |
 | auto | direct or fused, whichever the cost model puts ahead | |
@@ -31,6 +31,8 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "auto": ("direct", "fused"),
 }
 """For each request the lowerings to try, in order; for auto the order is by cost."""
+MAX_KERNEL_RANK = 2
+"""Most spatial axes of the plugin's kernels on tensor cores; its `generic` kernel takes more, and groups."""
 MAX_FUSED_ELEMENTS = 2**24
 MAX_FUSED_GROWTH = 16
 """Fused weights may be as large as the one, or as many times as large as the other: a mean over 56 x 56 makes them 300."""
@@ -50,6 +52,8 @@ def form(scope: Scope, leaf: ConvLeaf, pool: PoolSpec | None, lowering: str, mai
     """`leaf` behind the window `pool` (None: the feature map, of unknown size) in the given lowering, or why not."""
     conv = leaf.conv
     whole = conv.is_pointwise and not any(conv.pads) and all(s == 1 for s in conv.strides)
+    if lowering == "convavgpool" and (slow := without_kernels(scope, leaf)) is not None:
+        return slow
     if pool is None:
         if not whole or lowering == "fused":
             return reject(scope, leaf.node, "mean over a feature map", "unknown sizes", "static sizes, or a 1x1 Conv")
@@ -82,6 +86,16 @@ def form(scope: Scope, leaf: ConvLeaf, pool: PoolSpec | None, lowering: str, mai
     if lowering == "direct" and whole and leaf.size == pool.kernel_shape:
         return Form("direct", None, conv, is_global=True)
     return Form(lowering, box, rest)
+
+
+def without_kernels(scope: Scope, leaf: ConvLeaf) -> Reject | None:
+    """Why a node of the operator would be slower than what it replaces: the plugin has one thread per output for it."""
+    if leaf.conv.group > 1:
+        return reject(scope, leaf.node, "group of a ConvAvgPool", leaf.conv.group, "1, for which the plugin has kernels")
+    if leaf.conv.rank > MAX_KERNEL_RANK:
+        return reject(scope, leaf.node, "spatial axes of a ConvAvgPool", leaf.conv.rank,
+                      f"at most {MAX_KERNEL_RANK}, for which the plugin has kernels")  # fmt: skip
+    return None
 
 
 def form_cost(found: Form, leaf: ConvLeaf, size: Ints, item_bytes: int) -> Cost:

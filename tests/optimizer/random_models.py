@@ -45,7 +45,7 @@ class Maker:
         self.dtype = str(self.pick(["float32"] * 6 + ["float16"] * 2 + ["bfloat16", "float64"]))
         self.opset = int(self.rng.integers(22 if self.dtype == "bfloat16" else 7, NEWEST + 1))
         self.ir = int(self.pick([3, 4, 6, 7, 8, 8, 9, 10, onnx.IR_VERSION]))
-        self.rank, self.batch = int(self.pick([1, 2, 2, 2, 3])), int(self.pick([1, 1, 2]))
+        self.rank, self.batch = int(self.pick([1, 1, 2, 2, 2, 2, 2, 3])), int(self.pick([1, 1, 2]))
         self.wide = self.chance(0.15)  # a convolution padded so far that zeros behind it may be zeros in front of it
         self.count = 0
         self.open_batch, self.prologue = False, ""
@@ -137,7 +137,7 @@ def make_conv(m: Maker, out: list[int]) -> tuple[str, Layer]:
         pads = [*small, *large] if auto == "SAME_UPPER" else [*large, *small]
     out = [(n + pads[i] + pads[r + i] - e) // s + 1
            for i, (n, s, e) in enumerate(zip(size, strides, extents, strict=True))]  # fmt: skip
-    group = int(m.pick([1, 1, 1, 1, 2, 4]))
+    group = int(m.pick([1, 1, 1, 1, 1, 1, 2, 4]))
     channels, filters = (16, 64) if big and r < 3 else (8, 32) if big else (group * int(m.pick([1, 2])), 2 * group)
     kind = str(m.pick(["initializer"] * 6 + list(WEIGHT_KINDS[1:])))
     weight = m.constant(m.data(filters, channels // group, *kernel), kind)

@@ -302,3 +302,22 @@ def test_the_totals_count_the_multiply_adds_that_are_known(inputs, counted, caps
     show(convpool.optimize(model, check=0).report, make_console(stderr=False))
     printed = capsys.readouterr().out
     assert f"{2 if two else 1} rewritten; multiply-adds of these convolutions {counted}\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("conv", "given", "shapes"),
+    [
+        ("Conv<group=2, pads=[1,1,1,1]>(x, w)", {"w": (32, 8, 3, 3)}, ("1,16,12,12", "a,b,c,d")),
+        ("Conv(x, w)", {"w": (32, 16, 1, 1, 1)}, ("1,16,12,12,12", "a,b,c,d,e")),
+    ],
+    ids=["groups", "3-D"],
+)  # fmt: skip
+def test_what_the_plugin_has_no_fast_kernel_for_becomes_standard_operators(conv, given, shapes):
+    rank = shapes[0].count(",") - 1
+    pool = f"AveragePool<kernel_shape={[2] * rank}, strides={[2] * rank}>"
+    types = {"inputs": f"float[{shapes[0]}] x", "outputs": f"float[{shapes[1]}] y"}
+    result = rewrite(graph(f"h = {conv}\ny = {pool}(h)", given, **types), 1)
+    assert set(operators(result.graph)) <= {"AveragePool", "Conv"}
+    first = graph(f"h = {pool}(x)\ny = {conv.replace('(x', '(h')}", given, **types)
+    kept = convpool.optimize(first, fuse_pool_conv=True)
+    assert not kept.changed and "expected 1, for which" in kept.report.sites[0].reason.replace("at most 2", "1")

@@ -147,6 +147,8 @@ def check_case(case: Case, tally: Tally) -> None:
         assert kinds == [case.operator], f"{kinds[0]}, must be {case.operator}; {[site.beside for site in sites]}"
         before, after = case.operator.split("ConvAvgPool")
         tally.counts.update(["named", f"prologue {before or 'none'}", f"epilogue {after or 'none'}"])
+    if case.tags["rank"] == "3" or case.tags["group"] != "1" and case.tags["join"] == "none":
+        assert not kinds, f"{kinds}, for which the plugin has no fast kernel"
     if "broadcast" in case.tags.get("residual", ""):
         assert not any("Add" in kind for kind in kinds), "a residual that is broadcast was taken in"
     absorbed = sum(len(site.absorbed) for site in sites)
