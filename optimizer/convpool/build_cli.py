@@ -10,6 +10,7 @@ import importlib.util
 import json
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from convpool.cli import InputShape, run
+from convpool import operator
+from convpool.cli import InputShape, Tolerance, run
 from convpool.errors import OptionError, OutputError, VerificationError
 from convpool.files import check_output, write_atomically
 from convpool.inputs import load_arrays
@@ -52,19 +54,19 @@ _SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
               help="Form of a rewritten pair; default the plugin's operator (convavgpool), auto with --no-plugin, fused in "
               "tf32, where 1x1 pairs stay as they are. none: as MODEL is.")
 @click.option("--stem/--no-stem", default=True, show_default=True,
-              help="In fp16 and bf16 the plugin also runs convolutions of images (up to 4 channels) in a model with a pair, "
-              "on GPUs of compute capability 8.0 and newer.")
+              help="In fp16 the plugin also runs convolutions of images (up to 4 channels) in a model with a pair, on GPUs of "
+              "compute capability 8.0 and newer with TensorRT 8.6 or 9.")
 @click.option("--plain-conv/--no-plain-conv", default=True, show_default=True,
-              help="Likewise other convolutions of 64 channels and more, on GPUs of compute capability 9.0 with TensorRT 8.6 "
-              "or 9.")
+              help="Likewise other convolutions of 64 channels and more, with at most 2.5e9 multiply-adds at --opt-shape, on "
+              "GPUs of compute capability 9.0 with TensorRT 8.6 or 9.")
 @click.option("--autotune", is_flag=True, help="Build MODEL as it is and every form of its pairs, time the engines on this "
-              "GPU, keep the fastest whose outputs agree.")
+              "GPU, keep the fastest whose outputs agree; without --lowering and --layers.")
 @click.option("--layers", is_flag=True, help="Keep intermediate tensors as outputs, for convpool-verify --layers.")
 @click.option("--check", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
               help="Compare with onnxruntime on MODEL, on N sets of random inputs.")
 @click.option("--data", metavar="FILE.npz", help="Compare on these inputs in place of random ones.")
-@click.option("--rtol", type=click.FloatRange(min=0), help="Relative tolerance; default by precision.")
-@click.option("--atol", type=click.FloatRange(min=0), help="Absolute tolerance; default by precision and output.")
+@click.option("--rtol", type=Tolerance(), help="Relative tolerance; default by precision.")
+@click.option("--atol", type=Tolerance(), help="Absolute tolerance; default by precision and output.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs.")
 @click.option("--report", "report_path", metavar="FILE.json", help="Write what was built and compared as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
@@ -73,7 +75,13 @@ def build_command(
     model, output, precision, least, typical, largest, timing_cache, workspace_mib, optimization_level,
     max_aux_streams, no_plugin, lowering, stem, plain_conv, autotune, layers, check, data, rtol, atol, seed, report_path, quiet,
 ) -> None:  # fmt: skip
-    """Build a TensorRT engine from MODEL, run it, and compare it with onnxruntime on MODEL."""
+    """Build a TensorRT engine from MODEL, run it, and compare it with onnxruntime on MODEL.
+
+    MODEL is optimized first; one that has the operator's nodes already is built as it is, so that --lowering, --stem and
+    --plain-conv change nothing there.
+
+    Exit status: 0 written; 1 the outputs differ, nothing written; 2 unusable model, option or installation.
+    """
     out = Path(output)
     arrays = load_arrays(data)
     original = load(Path(model))
@@ -113,9 +121,11 @@ def build_command(
         if timed:
             timed.left_out[form] = _difference(verification)
     kept = form if verification is None or verification.passed else None
+    by_plugin, by_tensorrt = _shares(engine.built_from, not no_plugin)
     _write_report(report_path, {
         "model": model, "engine": output, "precision": precision, "plugin": not no_plugin, "build_seconds": seconds,
-        "engine_bytes": len(engine.plan), "verification": verification and asdict(verification),
+        "engine_bytes": len(engine.plan), "plugin_nodes": by_plugin, "other_nodes": by_tensorrt,
+        "verification": verification and asdict(verification),
         "autotune": timed and {"lowering": kept, "times_us": timed.times_us, "left_out": timed.left_out},
     })  # fmt: skip
     if timed and not quiet:
@@ -124,7 +134,9 @@ def build_command(
         _show(verification, quiet)
     engine.save(out)
     if not quiet:
-        make_console(stderr=False).print(
+        console = make_console(stderr=False)
+        console.print(f"plugin    {_counted(by_plugin)}; TensorRT: {_counted(by_tensorrt)}", soft_wrap=True, markup=False)
+        console.print(
             f"written   {out} ({len(engine.plan) / 2**20:.1f} MiB, {precision}, {seconds:.0f} s)", soft_wrap=True, markup=False
         )
 
@@ -140,14 +152,17 @@ def build_command(
               help="Compare on N sets of random inputs.")
 @click.option("--data", metavar="FILE.npz", help="Compare on these inputs in place of random ones.")
 @click.option("--input-shape", "shapes", **_SHAPE, help="Shape of an input that is open; repeat for more inputs.")
-@click.option("--rtol", type=click.FloatRange(min=0), help="Relative tolerance; default by precision.")
-@click.option("--atol", type=click.FloatRange(min=0), help="Absolute tolerance; default by precision and output.")
+@click.option("--rtol", type=Tolerance(), help="Relative tolerance; default by precision.")
+@click.option("--atol", type=Tolerance(), help="Absolute tolerance; default by precision and output.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs.")
 @click.option("--report", "report_path", metavar="FILE.json", help="Write the comparison as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
 def verify_command(first, second, layers, precision, check, data, shapes, rtol, atol, seed, report_path, quiet) -> None:
-    """Compare FIRST and SECOND, each an ONNX model or an engine (.engine, .plan, .trt); errors are against FIRST."""
+    """Compare FIRST and SECOND, each an ONNX model or an engine (.engine, .plan, .trt); errors are against FIRST.
+
+    Exit status: 0 the outputs agree; 1 they differ; 2 unusable file, option or installation.
+    """
     if report_path:
         check_output(Path(report_path), {"compared here": [Path(first), Path(second)]})
     verification = compare(
@@ -192,6 +207,16 @@ def _check_can_run(what_for: str) -> None:
         raise TensorRTError(
             f"pycuda: not installed, but the engine is run to be {what_for}; pip install pycuda, or {without}"
         )
+
+
+def _shares(nodes: Counter[str], plugin: bool) -> tuple[dict[str, int], dict[str, int]]:
+    """What of the nodes the plugin runs, and what TensorRT does, by operator."""
+    ours = {name: count for name, count in sorted(nodes.items()) if plugin and name in operator.OP_TYPES}
+    return ours, {name: count for name, count in sorted(nodes.items()) if name not in ours}
+
+
+def _counted(nodes: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in nodes.items()) or "nothing"
 
 
 def _write_report(path: str | None, content: dict) -> None:
@@ -259,5 +284,8 @@ class _Progress:
         """Show the phase that TensorRT reports."""
         self._bar.update(self._task, description=escape(f"{phase} {done}/{total}" if total else phase))
 
+
+if __name__ == "__main__":
+    raise SystemExit("convpool.build_cli: no program; expected convpool-build or convpool-verify")
 
 __all__ = ["build_command", "build_main", "verify_command", "verify_main"]

@@ -6,6 +6,7 @@ option or output, one line on stderr, nothing written.
 
 from __future__ import annotations
 
+import math
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -38,11 +39,26 @@ class InputShape(click.ParamType):
         return name, [int(size) for size in sizes]
 
 
+class Tolerance(click.FloatRange):
+    """A number of at least 0; click's own range lets nan through."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value, param, ctx):
+        """The number of one option value."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"got {value!r}, expected a number", param, ctx)
+        return number
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model")
 @click.argument("others", nargs=-1, metavar="")
 @click.option("-o", "--output", metavar="OUT",
-              help="Where to write; '-' is stdout. Default: MODEL's name with .convpool.onnx, beside it.")
+              help="Where to write; '-' is stdout, MODEL's own name replaces it. Default: MODEL's name with .convpool.onnx, "
+                   "beside it.")
 @click.option("--lowering", type=click.Choice(REQUESTS), default="convavgpool", show_default=True,
               help="Form of a rewritten pair: the ConvAvgPool operator, AveragePool + Conv, one Conv, or the cheaper of "
                    "these two.")
@@ -51,15 +67,17 @@ class InputShape(click.ParamType):
 @click.option("--no-check", is_flag=True, help="Do not verify.")
 @click.option("--data", metavar="FILE.npz", help="Verify with these inputs in place of random ones.")
 @click.option("--input-shape", "shapes", type=InputShape(), multiple=True, metavar="NAME:1x3x224x224",
-              help="Shape of an input that the model leaves open; repeat for more inputs.")
+              help="Shape of an input that the model leaves open, for the check, --autotune and --plain-conv; repeat for more "
+                   "inputs. What is rewritten stays open.")
 @click.option("--exclude", multiple=True, metavar="PATTERN",
               help="Leave alone what has a convolution, pooling or Concat with a matching name (*, ? and [] as in a shell).")
 @click.option("--fuse-pool-conv", is_flag=True, help="Also make one node of AveragePool followed by Conv (GPU traffic).")
 @click.option("--stem", is_flag=True,
-              help="With a pair made a ConvAvgPool: also make one of a convolution of an image, an AveragePool in front of it "
-                   "included (GPU traffic).")
+              help="For TensorRT with the plugin: where a pair became a ConvAvgPool, also make one of a convolution of an image "
+                   "(at most 4 channels, 64 weights a filter), an AveragePool in front of it included.")
 @click.option("--plain-conv", is_flag=True,
-              help="With a pair made a ConvAvgPool: also make one of other convolutions of 64 channels and more (Hopper GPUs).")
+              help="The same on Hopper GPUs, of other convolutions: 64 channels and more, multiples of 8, a kernel of more than "
+                   "one element, at most 2.5e9 multiply-adds for the batch.")
 @click.option("--prologue/--no-prologue", default=True, show_default=True,
               help="With convavgpool: take in the scale and shift, Relu and LeakyRelu before it.")
 @click.option("--epilogue/--no-epilogue", default=True, show_default=True,
@@ -71,18 +89,25 @@ class InputShape(click.ParamType):
 @click.option("--autotune", is_flag=True, help="Time the forms of each pair in onnxruntime here and keep the fastest.")
 @click.option("--dry-run", is_flag=True, help="Do everything but write the model.")
 @click.option("--report", "report_path", metavar="FILE.json", help="Write the report as JSON.")
-@click.option("--rtol", type=click.FloatRange(min=0), help="Relative tolerance of the check; default by type.")
-@click.option("--atol", type=click.FloatRange(min=0), help="Absolute tolerance of the check; default by type and output.")
+@click.option("--rtol", type=Tolerance(), help="Relative tolerance of the check; default by type.")
+@click.option("--atol", type=Tolerance(), help="Absolute tolerance of the check; default by type and output.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs.")
 @click.option("-v", "--verbose", is_flag=True, help="Show errors per output, all operators and measured times.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
 def command(model, others, output, report_path, quiet, verbose, dry_run, no_check, check, shapes, domain, **options) -> None:
-    """Rewrite convolution followed by average pooling in MODEL ('-' is stdin), exactly, and verify the result."""
+    """Rewrite convolution followed by average pooling in MODEL ('-' is stdin), exactly, and verify the result.
+
+    Exit status: 0 written, also when nothing matched; 1 original and result differ, nothing written; 2 unusable model, option
+    or output.
+    """
     if others:
         raise OptionError(f"{others[0]}: a second file; expected one MODEL; name the output with -o")
     if quiet and verbose:
         raise OptionError("--quiet and --verbose exclude each other")
+    for kind in ("stem", "plain_conv"):
+        if options[kind] and options["lowering"] != "convavgpool":
+            raise OptionError(f"--{kind.replace('_', '-')}: got --lowering {options['lowering']} too; expected convavgpool")
     if no_check and options["data"]:
         raise OptionError("--no-check and --data exclude each other")
     if domain == "" or f"{domain}.".startswith("ai.onnx."):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import importlib.metadata
+import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from rich.table import Table
 
 from convpool.cli import run
 from convpool.table import make_console
+from convpool.tensorrt.errors import TensorRTError
+from convpool.tensorrt.library import plugin_path
 
 OK, MISSING, NOTE = "ok", "missing", "note"
 _REINSTALL = "run `pip install --force-reinstall --no-deps .` in convpool's repository"
@@ -104,6 +107,8 @@ def _library(gpus: list[tuple[str, int]]) -> list[Finding]:
             if compiler
             else f"install a C++ compiler (Debian: apt-get install g++), then {_REINSTALL}"
         )
+        if named := os.environ.get("CONVPOOL_LIBRARY"):
+            advice = f"CONVPOOL_LIBRARY names {named}: unset it, or name the built library"
         found = "; ".join(str(error).removeprefix("libconvpool: ").split("; ")[:2])
         return [Finding("library", MISSING, found, advice)]
     cuda_version = lib.convpool_cuda_version()
@@ -124,9 +129,22 @@ def _library(gpus: list[tuple[str, int]]) -> list[Finding]:
     return findings
 
 
+def _plugin() -> Finding:
+    """TensorRT's plugin, which needs no TensorRT to be loaded."""
+    try:
+        path = plugin_path()
+        ctypes.CDLL(str(path))
+    except (TensorRTError, OSError) as error:
+        named = os.environ.get("CONVPOOL_PLUGIN_LIBRARY")
+        advice = f"CONVPOOL_PLUGIN_LIBRARY names {named}: unset it, or name the built plugin" if named else _REINSTALL
+        return Finding("plugin", MISSING, "; ".join(str(error).split("; ")[:2]), advice)
+    return Finding("plugin", OK, path.name)
+
+
 def _packages() -> list[Finding]:
     pycuda = _version("pycuda")
     arrays = ", ".join(v for v in (pycuda, _version("cupy-cuda13x", "cupy-cuda12x", "cupy"), _version("torch")) if v)
+    onnxruntime = _version("onnxruntime", "onnxruntime-gpu")
     tensorrt = _version("tensorrt", "tensorrt-cu12", "tensorrt-cu13")  # lean and RTX build no engines with plugins
     return [
         Finding(
@@ -141,8 +159,11 @@ def _packages() -> list[Finding]:
             tensorrt or "no Python package of it found",
             "" if tensorrt else "only needed to build engines: pip install tensorrt",
         ),
-        Finding("onnxruntime", OK, _version("onnxruntime", "onnxruntime-gpu") or "not found"),
-    ]
+        Finding(
+            "onnxruntime", OK if onnxruntime else MISSING, onnxruntime or "not found",
+            "" if onnxruntime else "pip install onnxruntime: every check runs models in it",
+        ),
+    ]  # fmt: skip
 
 
 def _runs(gpus: list[tuple[str, int]]) -> Finding:
@@ -175,7 +196,7 @@ def findings() -> list[Finding]:
     found += library_findings
     if gpus and library_findings[0].state == OK:
         found.append(_runs(gpus))
-    return found + _packages()
+    return [*found, _plugin(), *_packages()]
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -203,7 +224,11 @@ def doctor() -> None:
         console.print(f"[bold]{f.what}[/]: {f.advice}", highlight=False)
     states = {f.what: f.state for f in all_findings}
     gpu_ready = all(states.get(k, MISSING) != MISSING for k in ("driver", "GPU", "library", "architectures", "array library"))
-    console.print("Works: the optimizer" + (", the kernels" if gpu_ready else "; not yet: the kernels") + ".", highlight=False)
+    engines = gpu_ready and states["plugin"] == OK and states["TensorRT"] == OK
+    ready = {"the kernels": gpu_ready, "TensorRT engines": engines}
+    works = ", ".join(["the optimizer", *(what for what, there in ready.items() if there)])
+    missing = ", ".join(what for what, there in ready.items() if not there)
+    console.print(f"Works: {works}{f'; not yet: {missing}' if missing else ''}.", highlight=False)
 
 
 def main() -> None:

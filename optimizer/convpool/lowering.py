@@ -2,7 +2,7 @@
 
 | lowering | nodes | needs |
 |---|---|---|
-| convavgpool | ai.convpool::ConvAvgPool, with the operator as a model-local function | one group, one or two spatial axes; static sizes where the mean is global |
+| convavgpool | ai.convpool::ConvAvgPool, a model-local function | one group, 1-D or 2-D; global means of static size |
 | direct | AveragePool, Conv | |
 | fused | Conv with the kernel convolved with the box | constant weights, which do not grow out of proportion |
 | auto | direct or fused, whichever the cost model puts ahead | |

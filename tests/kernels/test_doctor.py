@@ -17,7 +17,7 @@ def test_report_fits_a_screen_and_names_every_part():
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert len(lines) <= 30
-    for what in ("convpool", "driver", "GPU", "library", "architectures", "TensorRT"):
+    for what in ("convpool", "driver", "GPU", "library", "architectures", "plugin", "TensorRT"):
         assert any(line.startswith(what) for line in lines), what
     assert lines[-1].startswith("Works: the optimizer")
 
@@ -32,7 +32,7 @@ def test_help_without_a_command_and_mistakes_in_one_line(arguments, status, line
 def test_missing_library_comes_with_advice(monkeypatch, tmp_path):
     monkeypatch.setenv("CONVPOOL_LIBRARY", str(tmp_path / "libconvpool.so"))
     library = next(f for f in doctor.findings() if f.what == "library")
-    assert library.state == doctor.MISSING and "install" in library.advice
+    assert library.state == doctor.MISSING and "unset it" in library.advice
     assert library.found == f"not found; got {tmp_path}/libconvpool.so, expected the built library"
 
 
@@ -40,7 +40,7 @@ def test_a_library_that_is_another_comes_with_advice(monkeypatch):
     monkeypatch.setenv("CONVPOOL_LIBRARY", ctypes.util.find_library("m"))
     monkeypatch.setattr("pathlib.Path.exists", lambda path: True)  # the loader knows where
     library = next(f for f in doctor.findings() if f.what == "library")
-    assert library.state == doctor.MISSING and "undefined symbol" in library.found and "install" in library.advice
+    assert library.state == doctor.MISSING and "undefined symbol" in library.found and "unset it" in library.advice
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,9 @@ def test_an_nvidia_smi_that_fails_is_no_driver_version(monkeypatch, tmp_path, sc
 def test_covered_architectures():
     built = [75, 80, 90]
     assert [cc for cc in (70, 75, 80, 86, 89, 90, 100) if doctor._covered(cc, built)] == [75, 80, 86, 89, 90, 100]
+
+
+def test_a_missing_plugin_comes_with_advice(monkeypatch, tmp_path):
+    monkeypatch.setenv("CONVPOOL_PLUGIN_LIBRARY", str(tmp_path / "none.so"))
+    plugin = next(f for f in doctor.findings() if f.what == "plugin")
+    assert plugin.state == doctor.MISSING and plugin.advice.startswith(f"CONVPOOL_PLUGIN_LIBRARY names {tmp_path}/none.so")

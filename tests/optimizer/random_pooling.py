@@ -48,7 +48,8 @@ def make_case(seed: int) -> Case:
     output = make_behind(m, output, layer, after, m.exact and others is None and keeps_rank)
     lowering = str(m.pick(["convavgpool"] * 6 + ["direct", "fused", "auto"]))
     must = m.exact and pays(m, layer, lowering, window, strides, dilations, sizes, others)
-    m.tags |= {"rank": str(m.rank), "group": str(layer.group), "join": "none" if others is None else others[1], "weights": layer.weight_kind}
+    m.tags |= {"rank": str(m.rank), "group": str(layer.group), "join": "none" if others is None else others[1],
+               "weights": layer.weight_kind}  # fmt: skip
     named = others is None and m.exact and keeps_rank and m.epilogue is not None
     expected = f"{m.prologue}ConvAvgPool{m.epilogue}" if named else None
     return Case(seed, finish(m, output), m.feeds, m.dtype, lowering, must, expected, m.tags)

@@ -62,6 +62,25 @@ def test_verify_judges_by_the_types_of_the_less_exact_side(kind, body, factor, o
     assert run(verify_command, "convpool-verify", arguments) == status
 
 
+@pytest.mark.parametrize("kind", ["double", "bfloat16"])
+def test_verify_takes_types_that_onnxruntime_has_no_convolution_for(kind, tmp_path, capsys):
+    text = f'''<ir_version: 10, opset_import: ["": 22]> g ({kind}[1,4,8,8] x, {kind}[4,4,3,3] w) => ({kind}[1,4,3,3] y)
+        <float c = {{FACTOR}}> {{ h = Conv(x, w) d = CastLike(c, h) t = Mul(h, d)
+                                  y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(t) }}'''
+    for name, factor in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
+        onnx.save(onnx.parser.parse_model(text.replace("FACTOR", str(factor))), tmp_path / f"{name}.onnx")
+    first, same, other = (str(tmp_path / f"{name}.onnx") for name in "abc")
+    assert run(verify_command, "convpool-verify", [first, same, "-q"]) == 0
+    assert run(verify_command, "convpool-verify", [first, other, "-q"]) == 1
+    broken = onnx.load(same)
+    broken.graph.node[0].domain, broken.graph.node[0].op_type = "nobody", "Knows"
+    broken.opset_import.add(domain="nobody", version=1)
+    onnx.save(broken, tmp_path / "b.onnx")
+    capsys.readouterr()
+    assert run(verify_command, "convpool-verify", [first, same]) == 2
+    assert f"onnxruntime cannot load {same}: " in capsys.readouterr().err
+
+
 def test_verify_layers_compares_what_both_have(pair, tmp_path):
     report = tmp_path / "report.json"
     assert run(verify_command, "convpool-verify", [*pair, "--layers", "-q", "--report", str(report)]) == 0

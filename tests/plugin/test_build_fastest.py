@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,6 +35,7 @@ def form_of(model: onnx.ModelProto) -> str:
 class FakeEngine:
     def __init__(self, form: str, loads: bool = True) -> None:
         self.form, self.plan, self.loads = form, form.encode(), loads
+        self.built_from = Counter(["ConvAvgPool", "ConvAvgPool", "Gemm"] if form == "convavgpool" else ["Conv"])
 
     @property
     def inputs(self):
@@ -167,9 +169,12 @@ def test_the_command_shows_the_times_and_writes_the_fastest(pretend, monkeypatch
         "lowering": "convavgpool", "times_us": {"convavgpool": 12.5, "fused": 15.5, "none": 30.5},
         "left_out": {"direct": "out of memory"},
     }  # fmt: skip
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["plugin_nodes"] == {"ConvAvgPool": 2} and report["other_nodes"] == {"Gemm": 1}
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[:5] == ["lowering us over MODEL", "convavgpool 12.5 2.44 kept", "fused 15.5 1.97", "none 30.5 1.00",
                          "direct left out: out of memory"]  # fmt: skip
+    assert lines[5] == "plugin 2 ConvAvgPool; TensorRT: 1 Gemm" and lines[6].startswith("written ")
     for option in (["--lowering", "direct"], ["--layers"]):
         assert build(tmp_path, *option) == 2
         assert f"--autotune: got {option[0]} too; expected one of them" in capsys.readouterr().err

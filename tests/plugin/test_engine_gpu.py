@@ -418,7 +418,7 @@ def test_convolutions_without_a_pooling(name, option, count, precision):
         layers.append(plugin_layers(engine))
         wanted, found = reference(model, inputs), next(iter(engine.run(inputs).values()))
         assert np.abs(found - wanted).max() <= (2e-2 if precision == "fp16" else 1e-5) * np.abs(wanted).max()
-    taken = precision == "fp16" and (option == "stem" or plugin_takes("fp16", True, stem=True, plain_conv=True)["plain_conv"])
+    taken = plugin_takes(precision, True, stem=True, plain_conv=True)[option]
     assert layers[0] == layers[1] + (count if taken else 0)
 
 

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from convpool import operator, optimize
 from convpool.cuda import CudaError, tactics
-from convpool.errors import ModelError
+from convpool.errors import ModelError, OptionError
 from convpool.modelio import LoadedModel
 from convpool.tensorrt import build, prepare
 from convpool.verify import make_session
@@ -264,6 +264,14 @@ def test_mark_all_gives_every_float_tensor():
     assert len(run(model, random_inputs(model))) == count
 
 
+@pytest.mark.parametrize("lowering", ["direct", "fused"])
+def test_a_file_with_the_operators_nodes_has_no_other_form(lowering):
+    optimized = optimize(generate("wgan_gp_small", batch=2), check=0).model
+    with pytest.raises(OptionError, match=f"lowering: got {lowering} for a model with the operator's nodes already"):
+        build.prepared_model(optimized, lowering)
+    assert prepare.has_operator(build.prepared_model(optimized, "convavgpool"))
+
+
 def test_another_domain_is_the_same_model(tmp_path):
     """onnxruntime's TensorRT provider looks for plugins in a domain of its own; everyone else runs the function."""
     from convpool.cli import command
@@ -311,6 +319,7 @@ def test_plain_convolutions_go_to_the_plugin_on_hopper_with_old_tensorrt(capabil
         for plugin, plain_conv in ((True, True), (True, False), (False, True)):
             found = build.plugin_takes(precision, plugin, stem=False, plain_conv=plain_conv, trt=trt)
             assert found == {"stem": False, "plain_conv": taken and plugin and plain_conv and precision in ("fp16", "bf16")}
+    assert build.plugin_takes("fp16", True, stem=True, plain_conv=True, trt=trt)["stem"] == (not version.startswith("10"))
     of_rtx = SimpleNamespace(__name__="tensorrt_rtx", __version__="1.2.0")
     assert not build.plugin_takes("fp16", True, stem=True, plain_conv=True, trt=of_rtx)["plain_conv"]
 

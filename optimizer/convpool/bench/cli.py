@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -23,7 +24,8 @@ from convpool.bench.run import METHODS, Options, Run, protocol
 from convpool.bench.table import show
 from convpool.bench.timing import REPLAYS
 from convpool.cli import run
-from convpool.errors import ConvpoolError, OptionError, OutputError, VerificationError
+from convpool.errors import ConvpoolError, OptionError, VerificationError
+from convpool.files import check_output
 from convpool.progress import StepBar
 from convpool.table import make_console
 
@@ -62,9 +64,10 @@ WIDTH = 250
 def command(
     suites, listing, precisions, patterns, prologue, merged, json_path, csv_path, plot_path, tune_path, commit, quiet, **options
 ):
-    """Measure convolution followed by average pooling, no bias, in every way known, on this machine's GPU.
+    """Measure convolution followed by average pooling (suite plain: without one), no bias, in every way known, on this machine's
+    GPU.
 
-    Suites: suita-table1, suita-table2, tokura, densenet, batch1, networks, or a JSON file with rows of your own: a list of
+    Suites: suita-table1, suita-table2, tokura, densenet, batch1, networks, plain, or a JSON file with rows of your own: a list of
     objects with c, m, size, and n, kernel, pad, stride, pool, pool_stride, label where they differ from 1, 3, kernel // 2, 1,
     2, pool, "".
     """
@@ -72,8 +75,9 @@ def command(
              tune_path: lambda record: tuned.merged(record, tune_path)}  # fmt: skip
     paths = {path: write for path, write in paths.items() if path}
     for path in paths:
-        if not Path(path).parent.is_dir():
-            raise OutputError(f"{path}: no folder {str(Path(path).parent)!r}; make it first")
+        check_output(Path(path))
+    if plot_path and importlib.util.find_spec("matplotlib") is None:
+        raise OptionError("--plot: matplotlib is missing; pip install matplotlib")
     work, methods = _work(suites, precisions, patterns, prologue), _methods(options["methods"])
     if listing:
         _list(work)

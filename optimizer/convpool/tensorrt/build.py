@@ -44,8 +44,8 @@ STEM_MIN_CC = 80
 """Least compute capability, 10 * major + minor, of the plugin's kernel for few channels."""
 PLAIN_CONV_CC = 90
 """The compute capability for which the plugin's kernels for plain convolutions are made."""
-PLAIN_CONV_BEFORE = 10
-"""The first TensorRT with other kernels of its own: against them nothing was measured, so plain convolutions stay with it."""
+ALONE_BEFORE = 10
+"""The first TensorRT with other kernels of its own: against them nothing was measured, so what has no pooling stays with it."""
 HALVES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 LOWERINGS = ("convavgpool", "direct", "fused", "auto", "none")
 DEFAULT_WORKSPACE_BYTES = 1 << 30
@@ -88,7 +88,7 @@ def build_engine(
     configure: Callable[[Any], None] | None = None,
     configure_network: Callable[[Any], None] | None = None,
 ) -> Engine:
-    """Build an engine from a model, optimizing the model first if it has no ConvAvgPool nodes yet.
+    """Build an engine from a model, optimizing the model first if it has no nodes of the operator yet.
 
     model: a path, serialised bytes, an onnx.ModelProto, a gs.Graph or what `convpool.modelio.load` gave.
     precision: "fp32", "tf32", "fp16" or "bf16", see the module's table.
@@ -100,7 +100,8 @@ def build_engine(
     max_aux_streams: the most streams besides its own on which an engine may run layers that need not wait for one another;
         None: TensorRT's choice, which is none in 8.6.
     plugin: load the plugin and let it run the ConvAvgPool nodes; else they become standard operators.
-    lowering: as in `convpool.optimize`, or "none" for the model as it is; default: `default_lowering`.
+    lowering: as in `convpool.optimize`, or "none" for the model as it is; default: `default_lowering`.  A model that has the
+        operator's nodes already is taken as it is.
     stem, plain_conv: let the plugin also run convolutions of images, and others of many channels, as in `convpool.optimize`,
         where `plugin_takes` says so.
     layers: keep intermediate tensors as outputs, to compare them; slows the engine down.
@@ -151,19 +152,16 @@ def plugin_takes(
 ) -> dict[str, bool]:
     """Which convolutions without a pooling the plugin runs, of those that the caller allows, as `prepared_model` takes it.
 
-    Both kinds in half precisions only.  stem: on GPUs from compute capability 8.0 on, or unknown.  plain_conv: on 9.0 with
-    TensorRT 8.6 or 9.
+    Both kinds in fp16 with TensorRT 8.6 or 9 only.  stem: on GPUs from compute capability 8.0 on, or unknown.  plain_conv: on
+    9.0; libconvpool.so is asked for it.
     """
-    if not plugin or precision not in HALVES:
+    if not plugin or precision not in HALVES or _major(trt or tensorrt_module()) >= ALONE_BEFORE:
         return {"stem": False, "plain_conv": False}
     try:
         cc = current_device()["cc"]
     except ConvpoolError:  # no GPU, or no libconvpool.so to ask
         return {"stem": stem, "plain_conv": False}
-    return {
-        "stem": stem and cc >= STEM_MIN_CC,
-        "plain_conv": plain_conv and cc == PLAIN_CONV_CC and _major(trt or tensorrt_module()) < PLAIN_CONV_BEFORE,
-    }
+    return {"stem": stem and cc >= STEM_MIN_CC, "plain_conv": plain_conv and cc == PLAIN_CONV_CC}
 
 
 def _major(trt: ModuleType) -> int:
@@ -187,7 +185,10 @@ def prepared_model(
     shapes: of open inputs, by which the size of plain convolutions is judged.
     """
     loaded = load(model)
-    if lowering == "none" or prepare.has_operator(loaded.proto):
+    has_operator = prepare.has_operator(loaded.proto)
+    if has_operator and lowering in ("direct", "fused"):
+        raise OptionError(f"lowering: got {lowering} for a model with the operator's nodes already; expected the original model")
+    if lowering == "none" or has_operator:
         result = prepare.self_contained(loaded)
     else:
         optimized = optimize(
@@ -207,6 +208,7 @@ def _build(trt: ModuleType, model: ModelProto, plugin: bool, options: _Options) 
     log.explain()
     major = _major(trt)
     weakly_typed = major < 10
+    nodes = [node.op_type for node in model.graph.node if node.op_type != "Constant"]
     model = prepare.for_parser(model, major, plugin=plugin, allow_tf32=options.precision == "tf32")
     if options.precision in HALVES:
         if weakly_typed and options.precision == "fp16":
@@ -243,7 +245,7 @@ def _build(trt: ModuleType, model: ModelProto, plugin: bool, options: _Options) 
         except OSError as error:
             raise OutputError(f"timing cache {options.timing_cache}: cannot be written; {error.strerror or error}") from error
     del parser  # the network's weights were its own
-    return Engine(bytes(plan), trt=trt)
+    return Engine(bytes(plan), trt=trt, built_from=nodes)
 
 
 def _parse(trt: ModuleType, builder: Any, model: ModelProto, weakly_typed: bool) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from convpool.errors import ModelError, OptionError
-from convpool.float32 import float_types
+from convpool.float32 import float_types, to_float32
 from convpool.inputs import Arrays, InputMaker, random_array
 from convpool.modelio import LoadedModel, first_line, load
 from convpool.tensorrt import prepare
@@ -45,29 +45,42 @@ def _precision_of(types: Iterable[np.dtype]) -> str:
 
 
 class ModelRunner:
-    """A model in onnxruntime on the CPU.  layers: intermediate tensors become outputs too."""
+    """A model in onnxruntime on the CPU, in float32 where onnxruntime has no kernels for its types.
 
-    def __init__(self, model: LoadedModel, *, layers: bool = False) -> None:
-        self.model = model
-        self.precision = _precision_of(map(helper.tensor_dtype_to_np_dtype, float_types(model.proto)))
+    layers: intermediate tensors become outputs too.  what: the model in messages.
+    """
+
+    def __init__(self, model: LoadedModel, *, layers: bool = False, what: str = "the model") -> None:
+        self.model, self._what = model, what
+        types = float_types(model.proto)
+        self.precision = _precision_of(map(helper.tensor_dtype_to_np_dtype, types))
         proto = model.proto
         if layers:
             proto = ModelProto()
             proto.CopyFrom(model.proto)
             prepare.mark_all(proto)
+        given = LoadedModel(proto, model.base_dir, 0)
         try:
-            self._session = make_session(LoadedModel(proto, model.base_dir, 0), optimize=False)
+            self._session = make_session(given, optimize=False)
         except Exception as error:  # onnxruntime's exceptions share no base class
-            raise ModelError(f"onnxruntime cannot load the model: {first_line(error)}") from error
+            try:
+                if not types - {TensorProto.FLOAT}:
+                    raise
+                self._session = make_session(LoadedModel(to_float32(given), model.base_dir, 0), optimize=False)
+            except Exception:
+                raise ModelError(f"onnxruntime cannot load {what}: {first_line(error)}") from error
+        self._types = {value.name: value.type for value in self._session.get_inputs()}
         self.input_names = [value.name for value in self._session.get_inputs()]
         self.output_names = [value.name for value in self._session.get_outputs()]
 
     def run(self, arrays: Arrays) -> dict[str, np.ndarray]:
         """All outputs by name.  Raises ModelError if onnxruntime fails."""
+        as_floats = {name for name, kind in self._types.items() if kind == "tensor(float)"}
+        fitted = {name: array.astype(np.float32) if name in as_floats else array for name, array in arrays.items()}
         try:
-            return dict(zip(self.output_names, self._session.run(None, arrays), strict=True))
+            return dict(zip(self.output_names, self._session.run(None, fitted), strict=True))
         except Exception as error:
-            raise ModelError(f"onnxruntime cannot run the model: {first_line(error)}") from error
+            raise ModelError(f"onnxruntime cannot run {self._what}: {first_line(error)}") from error
 
 
 class EngineRunner:
@@ -98,7 +111,7 @@ def open_runner(path: str, *, layers: bool = False) -> Runner:
     """A runner for a file: an engine by its suffix, else an ONNX model.  Raises ModelError, OptionError or TensorRTError."""
     if Path(path).suffix.lower() in (".engine", ".plan", ".trt"):
         return EngineRunner(Engine.load(path))
-    return ModelRunner(load(path), layers=layers)
+    return ModelRunner(load(path), layers=layers, what=path)
 
 
 def compare(

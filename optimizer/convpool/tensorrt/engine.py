@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -64,11 +65,15 @@ class Engine:
     """A TensorRT engine.  Deserialised when first run or asked for its tensors; one object is for one thread.
 
     plan: the serialised engine, as trtexec and other tools read it.  trt: TensorRT's package, default
-    `import tensorrt`; device: number of the GPU, default that of the current context, else 0.
+    `import tensorrt`; device: number of the GPU, default that of the current context, else 0.  built_from: operators of the
+    graph's nodes, counted; none where it comes from a file.
     """
 
-    def __init__(self, plan: bytes, *, trt: ModuleType | None = None, device: int | None = None) -> None:
+    def __init__(
+        self, plan: bytes, *, trt: ModuleType | None = None, device: int | None = None, built_from: Iterable[str] = (),
+    ) -> None:  # fmt: skip
         self.plan, self._trt, self._device = plan, trt, device
+        self.built_from = Counter(built_from)
         self._loaded: _Loaded | None = None
 
     @classmethod
