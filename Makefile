@@ -28,7 +28,8 @@ bench-cpu: install
 	$(BIN)/python -m benchmarks.plots benchmarks/results/cpu.json docs/speedup_cpu.png
 	$(BIN)/python -m benchmarks.scale --json benchmarks/results/scale.json
 
-# On a machine with a GPU, whose name the files get.  BENCH_FLAGS="--tensorrt-python PROGRAM" adds TensorRT's kernels.
+# On a machine with a GPU, whose name the files get.  BENCH_FLAGS="--tensorrt-python PROGRAM" adds TensorRT's kernels; the records
+# of an H200 have --tensorrt-level 2, --replays 11 and --plans 50 (suita-table2) or 24 besides.
 GPU ?= gpu
 BENCH_FLAGS ?=
 RESULTS := benchmarks/results/$(GPU)
@@ -44,15 +45,17 @@ bench-gpu: install
 	$(BENCH) tokura --precision fp16 --precision tf32 --json $(RESULTS)_tokura.json
 	$(BENCH) plain --precision fp16 --json $(RESULTS)_plain.json
 
-# Engines, for hours; TENSORRT_PYTHON is the Python that has TensorRT, pycuda and convpool with its libraries.
+# Engines, for hours; TENSORRT_PYTHON is the Python that has TensorRT, pycuda and convpool with its libraries, DIGITS a file of
+# the digits' test images where that has no scikit-learn (docs/tensorrt.md).
 TENSORRT ?= trt
 TENSORRT_PYTHON ?= $(BIN)/python
 bench-tensorrt: COMMIT = $(shell git rev-parse HEAD)
 bench-tensorrt: ENGINES = $(TENSORRT_PYTHON) -m benchmarks.tensorrt_engines
+bench-tensorrt: WITH_DIGITS = $(if $(DIGITS),--digits $(DIGITS))
 bench-tensorrt: TIME = --commit $(COMMIT) --engines build/engines --json $(RESULTS)_$(TENSORRT)_networks
 bench-tensorrt:
-	$(ENGINES) tests --commit $(COMMIT) --json $(RESULTS)_$(TENSORRT)_tests.json
-	$(ENGINES) check --commit $(COMMIT) --json $(RESULTS)_$(TENSORRT)_engines.json
+	$(ENGINES) tests $(WITH_DIGITS) --commit $(COMMIT) --json $(RESULTS)_$(TENSORRT)_tests.json
+	$(ENGINES) check $(WITH_DIGITS) --commit $(COMMIT) --json $(RESULTS)_$(TENSORRT)_engines.json
 	$(ENGINES) time densenet_transition1 densenet_transition2 densenet_transition3 $(TIME).json
 	$(ENGINES) time sngan64 sngan64_in_place stargan_v2 wgan_gp --lowerings original direct fused stem plain_conv $(TIME).json
 	$(ENGINES) time densenet121 --lowerings original direct fused siblings plain_conv concats_kept $(TIME).json

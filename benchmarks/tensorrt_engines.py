@@ -70,7 +70,7 @@ def make_inputs(
 ) -> dict[str, np.ndarray]:
     """Inputs for a batch; images of the digits' test set for LeNet-5 where it is given."""
     if name == "lenet5_digits" and digits:
-        return {"image": np.load(digits)["inputs"][seed * batch :][:batch]}
+        return {"image": np.load(digits)["image"][seed * batch :][:batch]}
     model = make_model(name, batch)
     if size is not None:
         for dim in model.graph.input[0].type.tensor_type.shape.dim[2:]:
@@ -108,7 +108,7 @@ def check_model(name: str, digits: str | None, level: int) -> list[dict]:
     sets = {"static": [make_inputs(name, batch, digits, seed=seed) for seed in range(STATIC_SETS)], "open": [
         make_inputs(name, 1, digits, size["small"]), make_inputs(name, 2 * batch, digits, size["large"])]}  # fmt: skip
     if name == "lenet5_digits" and digits:
-        sets["open"].append({"image": np.load(digits)["inputs"]})
+        sets["open"].append({"image": np.load(digits)["image"]})
     with tempfile.TemporaryDirectory() as folder:
         for shapes, inputs in sets.items():
             model = make_model(name, batch if shapes == "static" else "N")
@@ -282,11 +282,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("check", "check-one", "time", "tests", "run"))
     parser.add_argument("names", nargs="*", help="networks of `time`, groups of `tests`; default all")
-    parser.add_argument("--json")
-    parser.add_argument("--digits", help="npz with the digits' test set as `inputs`, where there is no scikit-learn")
-    parser.add_argument("--models", nargs="*")
-    parser.add_argument("--jobs", type=int, default=5)
-    parser.add_argument("--timeout", type=float, default=1200, help="seconds for one model")
+    parser.add_argument("--json", help="record to write, or to put rows or groups into")
+    parser.add_argument("--digits", help="npz with the digits' test set as `image`, where there is no scikit-learn")
+    parser.add_argument("--models", nargs="*", help="models of `check`; default all")
+    parser.add_argument("--jobs", type=int, default=5, help="models or groups at a time")
+    parser.add_argument("--timeout", type=float, default=1200, help="seconds for one model or group")
     parser.add_argument("--level", type=int, default=2, help="builder optimization level")
     parser.add_argument("--commit", default="", help="commit to record")
     group = parser.add_argument_group("time")
@@ -296,7 +296,7 @@ def main() -> int:
     group.add_argument("--batch", type=int, help="in place of each network's own")
     group.add_argument("--precision", choices=("fp16", "tf32", "fp32"), default="fp16")
     group.add_argument("--max-aux-streams", type=int, help="streams that TensorRT may run layers on besides its own")
-    group.add_argument("--rounds", type=int, default=30)
+    group.add_argument("--rounds", type=int, default=30, help="timed replays of each engine")
     group.add_argument("--layers", action="store_true", help="also the time of every layer, by TensorRT's profiler")
     arguments = parser.parse_intermixed_args()  # names may stand between options
     if arguments.what == "run":

@@ -42,9 +42,9 @@ KINDS = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
 
 
 def digit_images() -> np.ndarray:
-    """The digits' test set; CONVPOOL_DIGITS names an .npz with it as `inputs` where there is no scikit-learn."""
+    """The digits' test set; CONVPOOL_DIGITS names an .npz with it as `image` where there is no scikit-learn."""
     file = os.environ.get("CONVPOOL_DIGITS")
-    return np.load(file)["inputs"] if file else load_test_set()[0]
+    return np.load(file)["image"] if file else load_test_set()[0]
 
 
 @functools.cache
