@@ -16,7 +16,7 @@ import numpy as np
 from onnx import ModelProto, helper, numpy_helper
 
 from convpool.graph import index_model
-from convpool.inputs import Arrays, InputMaker
+from convpool.inputs import Arrays, InputMaker, feeds, fit_shapes
 from convpool.lowering import LOWERINGS, ORDERS
 from convpool.modelio import LoadedModel, infer_shapes
 from convpool.passes import conv_pool
@@ -133,9 +133,10 @@ def _lowered(model: ModelProto, lowering: str) -> ModelProto:
 
 
 def given_shapes(model: LoadedModel, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple]:
-    """Shapes of the main graph's tensors when its inputs have the shapes given."""
+    """Shapes of the main graph's tensors when its inputs have the shapes given.  Raises OptionError for some that do not fit."""
     if not shapes:
         return {}
+    shapes = fit_shapes(feeds(model.proto), shapes)
     fixed = ModelProto()
     fixed.CopyFrom(model.proto)
     for value in fixed.graph.input:

@@ -34,7 +34,7 @@ class InputShape(click.ParamType):
         """(name, sizes) of one option value."""
         name, colon, dims = value.rpartition(":")
         sizes = dims.split("x")
-        if not colon or not name or not all(size.isdigit() for size in sizes):
+        if not colon or not name or not all(size.isascii() and size.isdigit() for size in sizes):
             self.fail(f"got {value!r}, expected NAME:1x3x224x224", param, ctx)
         return name, [int(size) for size in sizes]
 

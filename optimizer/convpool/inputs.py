@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 
 import numpy as np
 from onnx import ModelProto, ValueInfoProto, helper
@@ -48,7 +49,7 @@ class InputMaker:
     ) -> None:
         self._feeds, self._seed = feeds(model), seed
         self._data = None if data is None else _fit_data(self._feeds, data)
-        self._shapes = _fit_shapes(self._feeds, shapes)
+        self._shapes = fit_shapes(self._feeds, shapes)
         self._open_size: int | None = None
         self._named = self._named_sizes()
 
@@ -149,12 +150,13 @@ def _fit_data(values: list[ValueInfoProto], data: Arrays) -> Arrays:
     return arrays
 
 
-def _fit_shapes(values: list[ValueInfoProto], shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+def fit_shapes(values: list[ValueInfoProto], shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """Shapes given for some of the inputs `values`, as numbers.  Raises OptionError for some that do not fit."""
     wanted = {value.name: value for value in values}
     for name, shape in shapes.items():
         if name not in wanted:
             raise OptionError(f"input shape: no input '{name}'; expected one of {', '.join(wanted) or 'none'}")
-        if any(size < 1 for size in shape):
+        if not all(isinstance(size, Integral) and 1 <= size < 2**63 for size in shape):
             raise OptionError(f"input shape of '{name}'; got {list(shape)}, expected positive sizes")
         _check_shape(wanted[name], shape, "input shape")
     return {name: [int(size) for size in shape] for name, shape in shapes.items()}

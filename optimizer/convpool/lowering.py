@@ -52,8 +52,8 @@ def form(scope: Scope, leaf: ConvLeaf, pool: PoolSpec | None, lowering: str, mai
     """`leaf` behind the window `pool` (None: the feature map, of unknown size) in the given lowering, or why not."""
     conv = leaf.conv
     whole = conv.is_pointwise and not any(conv.pads) and all(s == 1 for s in conv.strides)
-    if lowering == "convavgpool" and (slow := without_kernels(scope, leaf)) is not None:
-        return slow
+    if lowering == "convavgpool" and (found := against_node(scope, leaf)) is not None:
+        return found
     if pool is None:
         if not whole or lowering == "fused":
             return reject(scope, leaf.node, "mean over a feature map", "unknown sizes", "static sizes, or a 1x1 Conv")
@@ -88,8 +88,18 @@ def form(scope: Scope, leaf: ConvLeaf, pool: PoolSpec | None, lowering: str, mai
     return Form(lowering, box, rest)
 
 
-def without_kernels(scope: Scope, leaf: ConvLeaf) -> Reject | None:
-    """Why a node of the operator would be slower than what it replaces: the plugin has one thread per output for it."""
+def against_node(scope: Scope, leaf: ConvLeaf) -> Reject | None:
+    """Why a convolution becomes no node of the operator, whatever its windows.
+
+    The plugin has one thread per output for groups and three spatial axes, slower than what it would replace.  onnxruntime 1.31
+    gives tensors of inlined functions one name in a body and in one inside that, and mixes them up where an If is constant.
+    """
+    depth, outermost = 0, scope
+    while outermost.parent is not None:
+        depth, outermost = depth + 1, outermost.parent
+    most = 0 if outermost.is_function else 1
+    if depth > most:
+        return reject(scope, leaf.node, "bodies around a ConvAvgPool", depth, f"at most {most}")
     if leaf.conv.group > 1:
         return reject(scope, leaf.node, "group of a ConvAvgPool", leaf.conv.group, "1, for which the plugin has kernels")
     if leaf.conv.rank > MAX_KERNEL_RANK:

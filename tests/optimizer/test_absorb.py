@@ -614,3 +614,30 @@ def test_two_branches_of_a_network_scale_the_convolution_between_them_once():
     model = rewrite(graph(body, {"v": (32, 16, 1, 1), "c": (32, 1, 1)}), 1)
     assert operators(model.graph) == {"Conv": 1, "ConvAvgPoolAdd": 1}
     assert len(model.graph.initializer) == 3  # two weights and the bias
+
+
+def test_nodes_whose_attributes_a_function_gives_are_left_alone():
+    """Beside one that takes in what it reads."""
+    inner = optimize(graph(f"p = Relu(x)\n{PAIR}"), prologue=False).model
+    node = next(node for node in inner.graph.node if node.op_type == "ConvAvgPool")
+    first, second = type(node)(), type(node)()
+    first.CopyFrom(node)
+    second.CopyFrom(node)
+    first.input[:], first.output[:] = ["p", "w", "b"], ["s"]
+    second.input[:], second.output[:] = ["p", "w", "b"], ["t"]
+    group = next(item for item in second.attribute if item.name == "group")
+    group.Clear()
+    group.name, group.ref_attr_name, group.type = "group", "groups", onnx.AttributeProto.INT
+    nodes = [helper.make_node("Relu", ["x"], ["p"]), first, second, helper.make_node("Sub", ["s", "t"], ["y"])]
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(operator.DOMAIN, 1)]
+    function = helper.make_function("local", "both", ["x", "w", "b"], ["y"], nodes, imports, ["groups"])
+    model = onnx.ModelProto()
+    model.CopyFrom(inner)
+    model.functions.append(function)
+    model.opset_import.add(domain="local", version=1)
+    call = helper.make_node("both", ["x", *node.input[1:3]], list(node.output), domain="local", groups=1)
+    del model.graph.node[:]
+    model.graph.node.append(call)
+    result = optimize(model)  # the difference is zeros
+    body = next(function for function in result.model.functions if function.name == "both").node
+    assert [n.op_type for n in body] == ["Relu", "ConvAvgPool", "ConvAvgPool", "Sub"]

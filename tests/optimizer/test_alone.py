@@ -212,7 +212,8 @@ REFUSED = {
         "Conv 's': channels; got 5, expected at most 4"),
     "large kernel": ("s = Conv(x, v)\n", {"v": (8, 3, 5, 5)}, IMAGE,
         "Conv 's': weights a filter; got 75, expected at most 64"),
-    "group": ("s = Conv<group=3>(x, v)\n", {"v": (9, 1, 3, 3)}, IMAGE, "Conv 's': group; got 3, expected 1"),
+    "group": ("s = Conv<group=3>(x, v)\n", {"v": (9, 1, 3, 3)}, IMAGE, 
+        "Conv 's': group of a ConvAvgPool; got 3, expected 1, for which the plugin has kernels"),
     "computed weights": (STEM, {"v": None}, f"{IMAGE}, float[8,3,3,3] v",
         "Conv 's': weights; got computed, or an input that a caller may override, expected a constant"),
     "overridable weights": (STEM, {"v": (8, 3, 3, 3)}, f"{IMAGE}, float[8,3,3,3] v",
@@ -248,7 +249,8 @@ PLAIN_REFUSED = {
         "output channels; got 100, expected at least 64, a multiple of 8"),
     "one element": ("s = Conv(x, v)\n", {"v": (64, 64, 1, 1)}, WIDE_INPUT,
         "kernel_shape; got [1, 1], expected more than one element"),
-    "group": ("s = Conv<group=2>(x, v)\n", {"v": (64, 64, 3, 3)}, "float[1,128,8,8] a", "group; got 2, expected 1"),
+    "group": ("s = Conv<group=2>(x, v)\n", {"v": (64, 64, 3, 3)}, "float[1,128,8,8] a",
+        "group of a ConvAvgPool; got 2, expected 1, for which the plugin has kernels"),
     "computed weights": (STEM, {"v": None}, f"{WIDE_INPUT}, float[64,64,3,3] v",
         "weights; got computed, or an input that a caller may override, expected a constant"),
     "Pad": ("t = Abs(k)\np = Pad(x, n, t)\ns = Conv(p, v)\n",
@@ -372,9 +374,12 @@ def test_an_activation_before_a_plain_convolution_goes_into_it(activation):
 
 def test_a_map_per_channel_before_a_plain_convolution_stays():
     body = f"n = BatchNormalization(x, g, g, g, d)\nr = Relu(n)\n{STEM.replace('(x,', '(r,')}{PAIR}"
-    model = graph(body, {**WIDE_SHAPES, "g": (64,), "d": np.ones(64, np.float32)}, inputs=WIDE)
+    given = {**WIDE_SHAPES, "g": (64,), "d": np.ones(64, np.float32)}
+    model = graph(body, given, inputs=WIDE)
     result = rewrite(model, 2, "convavgpool", plain_conv=True)
     assert made(result) == ["BatchNormalization", "Relu", "ConvAvgPool", "ConvAvgPool"]
+    apart = graph(body.replace("r = Relu(n)", "i = Identity(n)\nr = Relu(i)"), given, inputs=WIDE)
+    assert made(rewrite(apart, 2, "convavgpool", plain_conv=True))[-2:] == ["ConvAvgPool", "ConvAvgPool"]
     assert made(rewrite(result, 0, "convavgpool")) == made(result)  # a later run knows it by its window
     site = convpool.optimize(model, plain_conv=True).report.sites[1]
     assert site.beside == ("Relu 'r': prologue; got other elementwise nodes in front of a convolution without a pooling, "

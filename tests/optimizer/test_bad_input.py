@@ -183,6 +183,9 @@ OPTIONS = {
     "check that is no number": (["good.onnx", "--check", "many"], "many"),
     "shape without sizes": (["good.onnx", "--input-shape", "x"], "expected NAME:1x3x224x224"),
     "shape with a letter": (["good.onnx", "--input-shape", "x:1xCx12x12"], "expected NAME:1x3x224x224"),
+    "shape with another digit": (["good.onnx", "--input-shape", "x:1x\u00b2x12x12"], "expected NAME:1x3x224x224"),
+    "shape too large": (["good.onnx", "--plain-conv", "--input-shape", f"x:{10**20}x16x12x12"], "expected positive sizes"),
+    "shape of no input, unchecked": (["good.onnx", "--plain-conv", "--no-check", "--input-shape", "z:1"], "no input 'z'"),
     "shape of no input": (["good.onnx", "--input-shape", "z:1x16x12x12"], "no input 'z'"),
     "shape of another rank": (["good.onnx", "--input-shape", "x:1x16x12"], "got shape [1, 16, 12]"),
     "shape against a fixed size": (["good.onnx", "--input-shape", "x:1x16x12x13"], "expected [1, 16, 12, 12]"),
@@ -219,6 +222,8 @@ def test_unusable_option(name, folder, capsys, monkeypatch):
     ({"lowering": "best"}, OptionError), ({"check": -1}, OptionError), ({"seed": -1}, OptionError),
     ({"data": {"z": np.zeros(1)}}, OptionError),
     ({"data": "none.npz"}, OptionError), ({"input_shapes": {"x": [1, 16, 12]}}, OptionError),
+    ({"input_shapes": {"x": "abcd"}}, OptionError), ({"input_shapes": {"x": [1.0, 16, 12, 12]}}, OptionError),
+    ({"input_shapes": {"x": [0, 16, 12, 12]}, "plain_conv": True, "check": 0}, OptionError),
 ])  # fmt: skip
 def test_unusable_argument(given, error):
     with pytest.raises(error):

@@ -321,3 +321,26 @@ def test_what_the_plugin_has_no_fast_kernel_for_becomes_standard_operators(conv,
     first = graph(f"h = {pool}(x)\ny = {conv.replace('(x', '(h')}", given, **types)
     kept = convpool.optimize(first, fuse_pool_conv=True)
     assert not kept.changed and "expected 1, for which" in kept.report.sites[0].reason.replace("at most 2", "1")
+
+
+@pytest.mark.parametrize(("pads", "lowering"), [(0, "convavgpool"), (1, "fused")])
+def test_pads_that_onnxruntime_moves_through_a_transpose(pads, lowering):
+    """A Pad in TensorFlow's layout comes to stand in front of the box mean, whose window they may reach with its own."""
+    order = {"last": "[0,2,3,1]", "first": "[0,3,1,2]"}
+    body = f"t = Transpose<perm={order['last']}>(x)\nq = Pad(t, p)\nu = Transpose<perm={order['first']}>(q)\n"
+    model = graph(f"{body}h = Conv<pads={[pads] * 4}>(u, w)\ny = {POOL}(h)", {"p": [0, 1, 1, 0, 0, 1, 1, 0]})
+    assert [site.lowering for site in convpool.optimize(model).report.sites] == [lowering]
+
+
+def test_maps_beside_a_convolution_count_with_their_own_channels():
+    """A second run, which sees the Concats joined, would find another cost."""
+    body, given, maps = ["m0 = Relu(x)"], {"z": (64, 8, 3, 3)}, ["m0"]
+    for j in (1, 2, 3):
+        body += [f"q{j} = Concat<axis=1>({', '.join(maps)})"] if j > 1 else []
+        body += [f"r{j} = Relu({f'q{j}' if j > 1 else 'm0'})", f"m{j} = Conv(r{j}, w{j})"]
+        given[f"w{j}"] = (8, 8 * j, 1, 1)
+        maps.append(f"m{j}")
+    body += [f"c = Concat<axis=1>({', '.join(maps)})", f"y = {POOL}(c)", "h = Conv<pads=[1,1,1,1]>(x, z)", f"k = {POOL}(h)"]
+    shapes = {"inputs": "float[1,8,8,8] x", "outputs": "float[a,b,c,d] y, float[a,e,c,d] k"}
+    result = convpool.optimize(graph("\n".join(body), given, **shapes))
+    assert result.changed and not convpool.optimize(result.model).changed

@@ -11,6 +11,8 @@ import convpool
 import runtime
 from build import graph, operators, random_feeds
 from convpool import operator
+from convpool.modelio import LoadedModel
+from convpool.verify import make_session
 
 POOL = "AveragePool<kernel_shape=[2,2], strides=[2,2]>"
 PAIR = f"h = Conv<pads=[1,1,1,1]>(x, w)\ny = {POOL}(h)"
@@ -90,6 +92,26 @@ def test_pair_read_in_a_branch_only_by_its_pooling_stays():
     model = graph(text + "else_branch = b () => (float[1,32,12,12] q) { q = Relu(h) }>", inputs=IF_INPUTS)
     result = convpool.optimize(model, check=0)
     assert result.model.SerializeToString() == model.SerializeToString()
+
+
+def test_pairs_in_a_body_within_a_body_become_standard_operators():
+    """onnxruntime 1.31 mixes up tensors of functions inlined in both, where a constant decides an If."""
+    inner = f"""y2 = If(flag) <
+      then_branch = yes2 () => (float[1,16,6,6] a2) {{ n = Neg(r) h2 = Conv<pads=[1,1,1,1]>(n, w2) a2 = {POOL}(h2) }},
+      else_branch = no2 () => (float[1,16,6,6] b2) {{ b2 = {POOL}(r) }}>"""
+    text = f"""r = Relu(x)
+y = If(k) <then_branch = yes () => (float[1,16,3,3] a) {{ {inner} h = Conv<pads=[1,1,1,1]>(y2, w) a = {POOL}(h) }},
+  else_branch = no () => (float[1,16,3,3] b) {{ b = AveragePool<kernel_shape=[4,4], strides=[4,4]>(r) }}>"""
+    constants = {"w": (16, 16, 3, 3), "w2": (16, 16, 3, 3), "k": np.array(True)}
+    model = graph(text, constants, inputs=IF_INPUTS)
+    result = rewrite(model, 2, "convavgpool")
+    outer = result.graph.node[-1].attribute[0].g
+    assert operators(outer) == {"ConvAvgPool": 1, "If": 1}
+    body = next(node for node in outer.node if node.op_type == "If").attribute[0].g
+    assert operators(body) == {"AveragePool": 1, "Conv": 1, "Neg": 1}
+    sessions = [make_session(LoadedModel(m, None, 0), optimize=True) for m in (model, result)]
+    (one,), (other,) = (session.run(None, random_feeds(model)) for session in sessions)
+    np.testing.assert_allclose(other, one, rtol=0, atol=1e-5 * np.abs(one).max())
 
 
 def test_loop_body():

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import convpool
-from build import graph
+from build import graph, random_feeds
 from convpool.errors import ModelError, OptionError, VerificationError
 
 POOL = "AveragePool<kernel_shape=[2,2], strides=[2,2]>"
@@ -250,3 +250,18 @@ def test_a_result_that_onnxruntimes_own_optimisations_break_fails(kind):
     with pytest.raises(VerificationError, match="graph optimisations, on by default, take the original, but not the result"):
         convpool.verify(original, result)
     assert convpool.verify(result, result).passed  # what they do to the original is not the result's fault
+
+
+def test_a_result_that_onnxruntimes_own_optimisations_change_fails():
+    """They merge a Pad into a MaxPool that alone reads it, where its zeros are no numbers to choose from."""
+    zeros = {"p": [0, 0, 1, 1, 0, 0, 1, 1]}
+    shapes = dict(inputs="float[1,16,10,10] x", outputs="float[a,b,c,d] y, float[a,b,e,f] z")
+    pool, most = "AveragePool<kernel_shape=[2,2], strides=[2,2]>", "MaxPool<kernel_shape=[2,2], strides=[2,2]>"
+    original = graph(f"q = Pad(x, p)\nh = Conv(q, w)\ny = {pool}(h)\nm = {most}(q)\nz = Neg(m)", zeros, **shapes)
+    result = graph(f"h = Conv<pads=[1,1,1,1]>(x, w)\ny = {pool}(h)\nq = Pad(x, p)\nm = {most}(q)\nz = Neg(m)", zeros, **shapes)
+    data = {"x": -np.abs(random_feeds(original)["x"])}
+    found = convpool.verify(original, result, data=data)
+    assert not found.passed and "with onnxruntime's graph optimisations" in found.outputs[1].note
+    assert convpool.verify(original, original, data=data).passed and convpool.verify(result, result, data=data).passed
+    made = convpool.optimize(original, data=data)
+    assert made.changed and [node.op_type for node in made.model.graph.node][:2] == ["Pad", "ConvAvgPool"]

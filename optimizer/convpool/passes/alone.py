@@ -6,7 +6,8 @@ It saves no arithmetic.  "stem": of an image.  TensorRT pads an image of few cha
 plugin has a kernel that reads it without.  An AveragePool in front goes with it where `pool_conv` can take it.  "plain_conv":
 of many channels, for which the plugin's kernels may be faster than TensorRT's.
 
-Conditions: (1) no attribute refers to a function's; (2) two spatial axes; (3) one group; (4) the weights are constants; (5) of
+Conditions: (1) no attribute refers to a function's; (2) two spatial axes; (3) it can be a node of the operator
+(`lowering.against_node`); (4) the weights are constants; (5) of
 an image at most MAX_CHANNELS channels and (6) MAX_FILTER_ELEMENTS weights a filter; (7) of others a kernel of more than one
 element, (8) MIN_CHANNELS or more channels at both ends, multiples of CHANNEL_MULTIPLE, and (9) at most MAX_MACS multiply-adds
 for the batch; (10) the function has the scope's opset; (11) no Pad can come to stand in front: onnxruntime would merge it into
@@ -23,6 +24,7 @@ from onnx import NodeProto
 
 from convpool.geometry import PoolSpec
 from convpool.graph import AttributeReference, Scope, attributes, is_op, label
+from convpool.lowering import against_node
 from convpool.passes import conv_pool, pool_conv
 from convpool.passes.conv_pool import Site
 from convpool.passes.trace import conv_leaf, conv_rank, pads_upstream, with_pads_in_front
@@ -40,8 +42,8 @@ MIN_CHANNELS = 64
 CHANNEL_MULTIPLE = 8
 """What its channels are multiples of: half precision then needs no padding with the channels last."""
 MAX_MACS = 2.5e9
-"""Most multiply-adds of a plain convolution: those of more take the better of TensorRT 8.6 and cuDNN 0.77 to 1.15 times as long as
-the plugin's kernels, in `convpool-bench plain` on an H200."""
+"""Most multiply-adds of a plain convolution: those of more take the better of TensorRT 8.6 and cuDNN 0.77 to 1.15 times as long
+as the plugin's kernels, in `convpool-bench plain` on an H200."""
 WINDOW = PoolSpec((1,) * RANK, (1,) * RANK, (0,) * (2 * RANK), (1,) * RANK)
 
 
@@ -93,8 +95,8 @@ def check(
         return reject(scope, index, "attributes", f"a reference to the function's '{error}'", "values")
     if isinstance(leaf, Reject):
         return leaf
-    if leaf.conv.group != 1:
-        return reject(scope, index, "group", leaf.conv.group, 1)
+    if (found := against_node(scope, leaf)) is not None:
+        return found
     if leaf.weight is None:
         return reject(scope, index, "weights", "computed, or an input that a caller may override", "a constant")
     wrong = _of_an_image(scope, leaf) if site.pattern == "stem" else _plain(scope, leaf, sizes or {})
@@ -110,7 +112,7 @@ def check(
         if isinstance(plan, Plan):
             return replace(plan, pattern=site.pattern, choices=choices)
     leaf = with_pads_in_front(scope, leaf)
-    for where, pad in pads_upstream(scope, leaf.input):
+    for where, pad, _ in pads_upstream(scope, leaf.input):
         if pad is None:
             return reject(scope, index, "input of the function", "what a call gives", "a tensor that is known")
         name = label(where.nodes[pad])
@@ -120,12 +122,11 @@ def check(
 
 
 def is_plain(node: NodeProto, channels: int) -> bool:
-    """Whether a node of the operator with so many input channels is a plain convolution, this run's or an earlier one's."""
-    try:
-        windows = attributes(node)
-    except AttributeReference:
-        return False
-    return channels > MAX_CHANNELS and all(k == 1 for k in windows["pool_kernel_shape"])
+    """Whether a node of the operator with so many input channels is a plain convolution, this run's or an earlier one's.
+
+    Raises AttributeReference.
+    """
+    return channels > MAX_CHANNELS and all(k == 1 for k in attributes(node)["pool_kernel_shape"])
 
 
 def _of_an_image(scope: Scope, leaf: ConvLeaf) -> Reject | None:

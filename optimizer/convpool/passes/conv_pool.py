@@ -24,7 +24,16 @@ from convpool.lowering import ORDERS, Form, form, form_cost
 from convpool.passes.absorption import INSIDE, OUTSIDE, holds, keeps
 from convpool.passes.linear import Step, linear_step
 from convpool.passes.pooling import may_be_pooling, recognise
-from convpool.passes.trace import conv_leaf, conv_rank, conv_upstream, pads_upstream, spatial_size, trace, zero_pads
+from convpool.passes.trace import (
+    conv_leaf,
+    conv_rank,
+    conv_upstream,
+    moved_pads,
+    pads_upstream,
+    spatial_size,
+    trace,
+    zero_pads,
+)  # fmt: skip
 from convpool.plan import (
     IDENTITY,
     Choice,
@@ -171,8 +180,8 @@ def _form(plan: Plan, leaf: ConvLeaf, lowering: str, main_opset: int) -> Form | 
     share of those that there are."""
     found = form(plan.scope, leaf, plan.pooling.spec, lowering, main_opset)
     if isinstance(found, Form) and found.pool is not None:
-        for where, pad in pads_upstream(plan.scope, leaf.input):
-            if pad is not None and _reaches(where, pad, found.pool):
+        for where, pad, orders in pads_upstream(plan.scope, leaf.input):
+            if pad is not None and _reaches(where, pad, orders, found.pool):
                 return reject(plan.scope, leaf.node, f"Pad '{label(where.nodes[pad])}' in front of the box mean",
                               "pads that reach its window, or unknown ones", "less, as onnxruntime demands")  # fmt: skip
     narrow = leaf.weight is not None and leaf.weight.data_type == TensorProto.FLOAT16
@@ -184,13 +193,19 @@ def _form(plan: Plan, leaf: ConvLeaf, lowering: str, main_opset: int) -> Form | 
     return found
 
 
-def _reaches(scope: Scope, pad: int, box: PoolSpec) -> bool:
-    """Whether a Pad's zeros, merged into the box mean, would fill a window of it; so do pads that are unknown."""
-    try:
-        step = linear_step(scope, pad, box.rank)
-    except AttributeReference:
-        return True
-    pads = step.pads if isinstance(step, Step) else None
+def _reaches(scope: Scope, pad: int, orders: tuple[Ints, ...], box: PoolSpec) -> bool:
+    """Whether a Pad's zeros, merged into the box mean, would fill a window of it; so do pads that are unknown.
+
+    orders: the Transposes between, through which onnxruntime moves it.
+    """
+    if orders:
+        pads = moved_pads(scope, pad, orders, box.rank)
+    else:
+        try:
+            step = linear_step(scope, pad, box.rank)
+        except AttributeReference:
+            return True
+        pads = step.pads if isinstance(step, Step) else None
     return pads is None or any(more + own >= k for more, own, k in zip(pads, box.pads, box.kernel_shape * 2, strict=True))
 
 
@@ -215,8 +230,10 @@ def _judge(plan: Plan, forms: list[Form]) -> Plan | Reject:
     steps = len(_moving(plan.tree))
     before += cost.affine_cost(steps, channels, full, bytes_)
     after += cost.affine_cost(steps, channels, pooled, bytes_)
-    for _ in opaque_leaves(plan.tree):
-        after += cost.pool_cost(window, channels, full, bytes_)
+    for opaque in opaque_leaves(plan.tree):
+        shape = scope.info(opaque.tensor).shape
+        known = shape is not None and len(shape) > 1 and isinstance(shape[1], int)
+        after += cost.pool_cost(window, shape[1] if known else channels, full, bytes_)
     if after.macs > ENOUGH * before.macs or after.time >= before.time:
         return reject(
             scope, leaves[0].node, f"saves nothing as {forms[0].lowering}",

@@ -4,7 +4,7 @@
 
 It saves no arithmetic, only traffic on a GPU.  Conditions: (1) no attribute refers to a function's; (2) the pooling's
 strides equal its kernel; (3) its padding counts as zeros in the mean; (4) its window fits the map, and ceil_mode adds none;
-(5) nobody else reads what it gives; (6) the plugin has a kernel for the convolution (`lowering.without_kernels`).
+(5) nobody else reads what it gives; (6) the convolution can be a node (`lowering.against_node`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from convpool.geometry import PoolSpec
 from convpool.graph import AttributeReference, Scope, attributes, is_op
-from convpool.lowering import without_kernels
+from convpool.lowering import against_node
 from convpool.passes.conv_pool import Site
 from convpool.passes.trace import conv_leaf, conv_rank, spatial_size
 from convpool.plan import Choice, Plan, Pooling, Reject, malformed, reject
@@ -81,8 +81,8 @@ def _check(site: Site, rank: int, main_opset: int) -> Plan | Reject:
     leaf = conv_leaf(scope, site.conv, rank)
     if isinstance(leaf, Reject):
         return leaf
-    if (slow := without_kernels(scope, leaf)) is not None:
-        return slow
+    if (found := against_node(scope, leaf)) is not None:
+        return found
     if scope.opset != main_opset:
         return reject(scope, site.conv, "opset of the function", scope.opset, f"the model's, {main_opset}")
     conv_node = scope.nodes[site.conv]

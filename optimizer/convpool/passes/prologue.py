@@ -9,7 +9,7 @@ import numpy as np
 from onnx import helper
 
 from convpool import operator
-from convpool.graph import Scope, attributes, is_op, label
+from convpool.graph import AttributeReference, Scope, attributes, is_op, label
 from convpool.passes import alone
 from convpool.passes.absorption import (
     ACTIVATIONS,
@@ -118,10 +118,16 @@ def _all_take(scope: Scope, x: str, node: int, inside: bool, excluded: Callable[
         return len(readers) == 1
     return all(
         operator.is_operator(scope.nodes[i]) and scope.nodes[i].input[0] == x and x not in scope.nodes[i].input[1:]
-        and (i == node or not _has_prologue(scope, i) and not excluded(label(scope.nodes[i]))
-             and (not _is_plain(scope, i) or _activation_alone(scope, x)))
+        and (i == node or not excluded(label(scope.nodes[i])) and _may_take(scope, i, x))
         for i in readers
     )  # fmt: skip
+
+
+def _may_take(scope: Scope, index: int, x: str) -> bool:
+    try:
+        return not _has_prologue(scope, index) and (not _is_plain(scope, index) or _activation_alone(scope, x))
+    except AttributeReference:
+        return False
 
 
 def _has_prologue(scope: Scope, index: int) -> bool:
@@ -135,7 +141,9 @@ def _activation_alone(scope: Scope, x: str) -> bool:
     if index is None or not is_op(scope.nodes[index], *ACTIVATIONS):
         return False
     before = scope.producer.get(scope.nodes[index].input[0])
-    return before is None or not is_op(scope.nodes[before], *LINEAR) or is_op(scope.nodes[before], "Identity")
+    while before is not None and is_op(scope.nodes[before], "Identity", "Dropout"):
+        before = scope.producer.get(scope.nodes[before].input[0])
+    return before is None or not is_op(scope.nodes[before], *LINEAR, "Sum")
 
 
 def _is_plain(scope: Scope, index: int) -> bool:

@@ -148,14 +148,30 @@ def trace(
 def with_pads_in_front(scope: Scope, leaf: ConvLeaf) -> ConvLeaf:
     """`leaf` with zero Pads in front of it taken into its own.
 
-    A Pad left in front of an AveragePool is merged into it by onnxruntime, which then refuses pads that reach the kernel.
+    A Pad left in front of an AveragePool is merged into it by onnxruntime, which then refuses pads that reach the kernel.  It
+    merges one into a pooling that is its only reader, even a MaxPool, which then finds no zeros: one that a pooling reads stays.
     """
     name, pads, passed = zero_pads(scope, leaf.input, leaf.conv.rank)
-    if not passed:
+    if not passed or any(_pooled(scope, scope.nodes[index].output[0]) for index in passed):
         return leaf
     rank, total = leaf.conv.rank, tuple(own + more for own, more in zip(leaf.conv.pads, pads, strict=True))
     size = leaf.size and tuple(n - pads[i] - pads[rank + i] for i, n in enumerate(leaf.size))
     return replace(leaf, input=name, conv=replace(leaf.conv, pads=total), size=size, passed=passed)
+
+
+def _pooled(scope: Scope, tensor: str) -> bool:
+    """Whether a pooling reads the tensor, if only through what does nothing, or a body that may have one."""
+    pending = [tensor]
+    while pending:
+        tensor = pending.pop()
+        for node in (scope.nodes[index] for index in scope.readers.get(tensor, ())):
+            if is_op(node, "MaxPool", "AveragePool"):
+                return True
+            if is_op(node, "Identity", "Dropout"):
+                pending.append(node.output[0])
+        if tensor in scope.captured:
+            return True
+    return False
 
 
 def zero_pads(scope: Scope, name: str, rank: int) -> tuple[str, Ints, tuple[int, ...]]:
@@ -175,29 +191,50 @@ def zero_pads(scope: Scope, name: str, rank: int) -> tuple[str, Ints, tuple[int,
     return found
 
 
-def pads_upstream(scope: Scope, tensor: str) -> Iterator[tuple[Scope, int | None]]:
+def pads_upstream(scope: Scope, tensor: str) -> Iterator[tuple[Scope, int | None, tuple[Ints, ...]]]:
     """Each Pad, by zeros as far as known, that stands in front of `tensor` once onnxruntime has taken out what does nothing.
 
-    With its scope; None in its place where `tensor` may come from outside of a function.
+    With its scope, and the orders of axes of the Transposes between, the nearest first, which onnxruntime moves; () is the
+    reverse one.  None in its place where `tensor` may come from outside of a function.
     """
-    name = tensor
+    name, orders = tensor, ()
     while True:
         while scope.parent is not None and not scope.defines(name):
             scope = scope.parent
         index = scope.producer.get(name)
         if index is None:
             if scope.is_function:
-                yield scope, None
+                yield scope, None, orders
             return
         node = scope.nodes[index]
         if is_op(node, "Pad"):
             if _may_pad_zeros(scope, node):
-                yield scope, index
+                yield scope, index, orders
             return
+        if is_op(node, "Transpose"):
+            orders = (*orders, next((tuple(item.ints) for item in node.attribute if item.name == "perm"), ()))
+            name = node.input[0]
+            continue
         step = _idle(scope, node)
         if step is None:
             return
         name = step
+
+
+def moved_pads(scope: Scope, index: int, orders: tuple[Ints, ...], rank: int) -> Ints | None:
+    """A Pad's pads on the spatial axes behind Transposes of these orders, nearest first; None where they are unknown."""
+    node, axes = scope.nodes[index], range(rank + 2)
+    try:
+        pads = attributes(node).get("pads")
+    except AttributeReference:
+        return None
+    if pads is None and len(node.input) > 1 and (constant := scope.constant(node.input[1])) is not None:
+        pads = constant.array().tolist()
+    if pads is None or len(pads) != 2 * len(axes) or len(node.input) > 3 and node.input[3]:
+        return None
+    for order in orders:
+        axes = [(order or range(rank + 1, -1, -1))[axis] for axis in axes]
+    return tuple(pads[axis + half] for half in (0, rank + 2) for axis in axes[2:])
 
 
 def _may_pad_zeros(scope: Scope, node: NodeProto) -> bool:

@@ -172,7 +172,7 @@ def typical(profiles: Profile | Sequence[Profile] | None) -> dict[str, list[int]
     """The first profile's typical shapes, without those that are none: `_add_profiles` says so."""
     first = next(iter(_profiles(profiles)), {})
     shapes = {name: list(three[1]) for name, three in first.items() if len(three) == 3}
-    whole = {name: shape for name, shape in shapes.items() if all(isinstance(d, Integral) and d >= 0 for d in shape)}
+    whole = {name: shape for name, shape in shapes.items() if all(isinstance(d, Integral) and d >= 1 for d in shape)}
     return {name: [int(d) for d in shape] for name, shape in whole.items()}
 
 
