@@ -64,9 +64,11 @@ class Net:
         return gs.Constant(name, (low + (high - low) * unit).astype(self.dtype).reshape(shape))
 
     def scalar(self, name: str, value: float) -> gs.Constant:
+        """A constant of no axes, in the model's type."""
         return gs.Constant(name, np.array(value, dtype=self.dtype))
 
     def ints(self, name: str, *values: int) -> gs.Constant:
+        """A constant of one axis, int64."""
         return gs.Constant(name, np.array(values, dtype=np.int64))
 
     def op(self, op: str, name: str, inputs: Sequence[gs.Tensor], shape: Sequence, **attrs) -> gs.Variable:
@@ -111,6 +113,7 @@ class Net:
                        pads=pads * 2, **attrs)  # fmt: skip
 
     def global_pool(self, x, name) -> gs.Variable:
+        """GlobalAveragePool, [N, C, 1...]."""
         return self.op("GlobalAveragePool", name, [x], (*x.shape[:2], *[1] * (len(x.shape) - 2)))
 
     def reduce(self, x, name, kind: str, axes: Sequence[int]) -> gs.Variable:
@@ -131,9 +134,11 @@ class Net:
         return self.op("Slice", name, inputs, shape)
 
     def add(self, a, b, name) -> gs.Variable:
+        """Add; `b` is no larger than `a`."""
         return self.op("Add", name, [a, b], a.shape)
 
     def concat(self, xs, name) -> gs.Variable:
+        """Concat of channels."""
         channels = sum(x.shape[1] for x in xs)
         return self.op("Concat", name, xs, (xs[0].shape[0], channels, *xs[0].shape[2:]), axis=1)
 

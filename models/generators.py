@@ -40,6 +40,7 @@ class Generator:
 
     @property
     def summary(self) -> str:
+        """The first line of the generator's docstring."""
         return inspect.getdoc(self.build).splitlines()[0]
 
     @property

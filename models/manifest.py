@@ -24,6 +24,7 @@ LIGHT_DENSENET121_SITES = {"conv_pool": 3}
 
 
 def load() -> dict:
+    """The manifest as it is in the repository."""
     return json.loads(PATH.read_text())
 
 
@@ -67,6 +68,7 @@ def lenet5_correct(data: bytes) -> tuple[int, int]:
 
 
 def compute() -> dict:
+    """The manifest as it has to be, from the generators and the models themselves."""
     return {
         "defaults": {
             "seed": generators.DEFAULT_SEED, "opset": generators.DEFAULT_OPSET, "dtype": "float32", "batch": "dynamic",

@@ -160,6 +160,7 @@ def current_ordinal() -> int | None:
 
 
 def last_error() -> str:
+    """The library's message for this thread's last call, "" where it had none."""
     return load().convpool_last_error().decode()
 
 

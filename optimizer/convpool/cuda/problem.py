@@ -177,10 +177,12 @@ class Problem:
 
     @property
     def x_shape(self) -> tuple[int, ...]:
+        """X's shape in its layout."""
         return self._shape(self.layout, self.c, tuple(self.spatial))
 
     @property
     def w_shape(self) -> tuple[int, ...]:
+        """W's shape, [M, kernel..., C/group]."""
         return (self.m, *self.struct.kernel[: len(self.spatial)], self.c // self.group)
 
     @functools.cached_property

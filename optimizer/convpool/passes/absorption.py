@@ -105,6 +105,7 @@ def keeps(factors: np.ndarray, dtype: np.dtype) -> bool:
 
 
 def elem_type(scope: Scope, index: int) -> int:
+    """The TensorProto.DataType of a node of the operator; 0 where it is unknown."""
     node = scope.nodes[index]
     return scope.info(node.input[1]).elem_type or scope.info(node.input[0]).elem_type
 
