@@ -25,7 +25,6 @@ SMALL = [name for name in generators.names() if name.endswith("_small") or name.
 AROUND = {
     "densenet_transition1": {"AffineReluConvAvgPool": 1},
     "densenet_small": {"AffineReluConvAvgPool": 3},
-    "densenet_small_3d": {},
     "discriminator_block": {"ConvAvgPool": 1, "ConvAvgPoolAdd": 1},
     "sngan64_small": {"ConvAvgPool": 4, "ConvAvgPoolAdd": 4, "ConvAvgPoolAddRelu": 1},
     "sngan64_in_place_small": {"ConvAvgPool": 4, "ConvAvgPoolAddRelu": 5},
@@ -35,7 +34,7 @@ AROUND = {
     "igebm_small": {"ConvAvgPool": 1, "ConvAvgPoolAddLeakyRelu": 3},
     "nextvit_small": {"ConvAvgPoolAdd": 3},
 }
-"""Networks, and the operators that are left of their pairs and what stands around these; pairs of 3-D become none."""
+"""Networks, and the operators that are left of their pairs and what stands around these."""
 REJECTED = ("vgg_average", "squeeze_excite", "resnet_d")
 
 
@@ -49,10 +48,12 @@ def rewritten(result: convpool.OptimizeResult) -> Counter[str]:
 def test_every_pair_is_found(name, lowering):
     result = convpool.optimize(generators.generate(name), lowering=lowering)
     wanted = {PATTERNS[kind]: count for kind, count in generators.REGISTRY[name].sites.items() if kind in PATTERNS}
+    if name == "densenet_small_3d" and lowering == "convavgpool":
+        wanted = {}  # pointwise pairs in 3-D, for which the plugin has no fast kernel
     found = rewritten(result)
     found.pop("conv_add_global_pool", None)  # NextViT's head, which the manifest does not count
     assert found == wanted
-    assert result.report.verification.inputs == 1 and result.report.verification.passed
+    assert result.report.verification.inputs == (1 if wanted else 0) and result.report.verification.passed
 
 
 @pytest.mark.parametrize("batch", ["dynamic", 2])

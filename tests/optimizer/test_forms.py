@@ -305,19 +305,28 @@ def test_the_totals_count_the_multiply_adds_that_are_known(inputs, counted, caps
 
 
 @pytest.mark.parametrize(
-    ("conv", "given", "shapes"),
+    ("conv", "shape", "sizes", "fused"),
     [
-        ("Conv<group=2, pads=[1,1,1,1]>(x, w)", {"w": (32, 8, 3, 3)}, ("1,16,12,12", "a,b,c,d")),
-        ("Conv(x, w)", {"w": (32, 16, 1, 1, 1)}, ("1,16,12,12,12", "a,b,c,d,e")),
+        ("Conv<group=2, pads=[1,1,1,1]>(x, w)", (32, 8, 3, 3), "12,12", True),
+        ("Conv<group=2>(x, w)", (32, 8, 1, 1), "12,12", False),
+        ("Conv<pads=[1,1,1,1,1,1]>(x, w)", (16, 16, 3, 3, 3), "12,12,12", True),
+        ("Conv(x, w)", (32, 16, 1, 1, 1), "12,12,12", False),
     ],
-    ids=["groups", "3-D"],
+    ids=["groups", "pointwise groups", "3-D", "pointwise 3-D"],
 )  # fmt: skip
-def test_what_the_plugin_has_no_fast_kernel_for_becomes_standard_operators(conv, given, shapes):
-    rank = shapes[0].count(",") - 1
+def test_what_the_plugin_has_no_fast_kernel_for(conv, shape, sizes, fused):
+    rank, given = len(shape) - 2, {"w": shape}
     pool = f"AveragePool<kernel_shape={[2] * rank}, strides={[2] * rank}>"
-    types = {"inputs": f"float[{shapes[0]}] x", "outputs": f"float[{shapes[1]}] y"}
-    result = rewrite(graph(f"h = {conv}\ny = {pool}(h)", given, **types), 1)
-    assert set(operators(result.graph)) <= {"AveragePool", "Conv"}
+    types = {"inputs": f"float[1,16,{sizes}] x", "outputs": f"float[{','.join('abcde'[: rank + 2])}] y"}
+    model = graph(f"h = {conv}\ny = {pool}(h)", given, **types)
+    if fused:
+        assert operators(rewrite(model, 1, "convavgpool").graph) == {"Conv": 1}
+    else:
+        kept = convpool.optimize(model).report.sites[0]
+        assert kept.status == "rejected" and "for which the plugin has kernels" in kept.reason
+    whole = graph(f"h = Conv{'<group=2>' if 'group' in conv else ''}(x, w)\ny = GlobalAveragePool(h)",
+                  {"w": (*shape[:2], *[1] * rank)}, **types)  # fmt: skip
+    assert operators(rewrite(whole, 1, "convavgpool").graph) == {"Conv": 1, "GlobalAveragePool": 1}
     first = graph(f"h = {pool}(x)\ny = {conv.replace('(x', '(h')}", given, **types)
     kept = convpool.optimize(first, fuse_pool_conv=True)
     assert not kept.changed and "expected 1, for which" in kept.report.sites[0].reason.replace("at most 2", "1")

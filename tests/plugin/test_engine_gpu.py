@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from convpool.errors import ModelError, OptionError
 from convpool.modelio import LoadedModel
 from convpool.tensorrt import Engine, TensorRTError, build_engine
 from convpool.tensorrt.build import plugin_takes
+from convpool.tensorrt.library import version
 from convpool.verify import make_session
 from models.generators import generate, random_inputs
 from tests.plugin.gpu import require_gpu
@@ -420,6 +422,18 @@ def test_convolutions_without_a_pooling(name, option, count, precision):
         assert np.abs(found - wanted).max() <= (2e-2 if precision == "fp16" else 1e-5) * np.abs(wanted).max()
     taken = plugin_takes(precision, True, stem=True, plain_conv=True)[option]
     assert layers[0] == layers[1] + (count if taken else 0)
+
+
+def test_the_head_of_a_network_stays_in_float():
+    import tensorrt as trt
+
+    if version(trt)[0] >= 10:
+        pytest.skip("strongly typed: every tensor is of half precision")
+    engine = build_engine(generate("wgan_gp_small", batch=2), precision="fp16", optimization_level=1, configure=detailed)
+    text = engine.handle.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+    layers = [layer for layer in json.loads(text, strict=False)["Layers"] if layer["Name"] in ("head/mean", "head/linear")]
+    formats = [tensor["Format/Datatype"] for layer in layers for tensor in (*layer["Inputs"], *layer["Outputs"])]
+    assert formats and all(name.endswith("FP32") for name in formats)
 
 
 @pytest.mark.parametrize(

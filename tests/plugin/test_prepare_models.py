@@ -268,8 +268,9 @@ def test_mark_all_gives_every_float_tensor():
 def test_a_file_with_the_operators_nodes_has_no_other_form(lowering):
     optimized = optimize(generate("wgan_gp_small", batch=2), check=0).model
     with pytest.raises(OptionError, match=f"lowering: got {lowering} for a model with the operator's nodes already"):
-        build.prepared_model(optimized, lowering)
-    assert prepare.has_operator(build.prepared_model(optimized, "convavgpool"))
+        build.build_engine(optimized, lowering=lowering, trt=TRT_86)
+    for own in ("convavgpool", build.default_lowering("tf32", True)):  # which nobody asked for
+        assert prepare.has_operator(build.prepared_model(optimized, own))
 
 
 def test_another_domain_is_the_same_model(tmp_path):
@@ -387,3 +388,26 @@ def test_what_stands_in_a_local_function_goes_to_the_plugin_and_is_folded():
     for lowering, operators in (("convavgpool", {"ConvAvgPool"}), ("none", {"Conv", "AveragePool"})):
         ready = prepare.for_parser(build.prepared_model(model, lowering), 10, plugin=True, allow_tf32=False)
         assert not ready.functions and {node.op_type for node in ready.graph.node} - {"Transpose", "Constant"} == operators
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "kept"),
+    [
+        ("REDUCE", [(8, 64, 4, 4), (8, 64)], True), ("REDUCE", [(8, 64, 4, 4), (8, 64, 1, 1)], True),
+        ("REDUCE", [(8, 64, 4, 4), (8, 64, 4)], False), ("REDUCE", [(-1, 64, 4, 4), (-1, 64)], True),
+        ("MATRIX_MULTIPLY", [(-1, 1024), (1024, 1000), (-1, 1000)], True),
+        ("MATRIX_MULTIPLY", [(8, 25088), (25088, 4096), (8, 4096)], False),
+        ("MATRIX_MULTIPLY", [(1, 24, 4096), (1, 4096, 24), (1, 24, 24)], False),
+        ("CONVOLUTION", [(8, 64, 1, 1), (8, 64, 1, 1)], False),
+    ],
+)  # fmt: skip
+def test_sums_over_maps_and_small_products_stay_in_float(kind, shapes, kept):
+    tensors = [SimpleNamespace(shape=shape) for shape in shapes]
+    layer = SimpleNamespace(type=kind, precision="half", get_input=tensors.__getitem__, get_output=lambda _: tensors[-1])
+    flags = []
+    trt = SimpleNamespace(
+        LayerType=SimpleNamespace(REDUCE="REDUCE", MATRIX_MULTIPLY="MATRIX_MULTIPLY"), float32="float",
+        BuilderFlag=SimpleNamespace(PREFER_PRECISION_CONSTRAINTS="prefer"),
+    )  # fmt: skip
+    build._keep_heads_in_float(trt, SimpleNamespace(num_layers=1, get_layer=lambda _: layer), SimpleNamespace(set_flag=flags.append))
+    assert (layer.precision, flags) == (("float", ["prefer"]) if kept else ("half", []))

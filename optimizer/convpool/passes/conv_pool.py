@@ -20,7 +20,7 @@ from convpool import cost
 from convpool.cost import Cost
 from convpool.geometry import Ints, PoolSpec
 from convpool.graph import AttributeReference, Scope, is_op, label
-from convpool.lowering import ORDERS, Form, form, form_cost
+from convpool.lowering import ORDERS, Form, form, form_cost, without_kernel
 from convpool.passes.absorption import INSIDE, OUTSIDE, holds, keeps
 from convpool.passes.linear import Step, linear_step
 from convpool.passes.pooling import may_be_pooling, recognise
@@ -153,7 +153,8 @@ def macs(site: Site) -> int | None:
 
 def _choose(plan: Plan, lowering: str, main_opset: int) -> Plan | Reject:
     """The plan with a lowering for each convolution, the first that pays, or why there is none."""
-    failure: Reject | None = None
+    slow = {leaf.node: without_kernel(plan.scope, leaf) for leaf in conv_leaves(plan.tree) if lowering == "convavgpool"}
+    failure: Reject | None = next(filter(None, slow.values()), None)
     order = ORDERS[lowering]
     # The cheapest form by time may leave too many multiply-adds (a pointwise convolution fused): then the others.
     attempts = [order, *((name,) for name in order)] if lowering == "auto" else [order[i:] for i in range(len(order))]
@@ -161,7 +162,7 @@ def _choose(plan: Plan, lowering: str, main_opset: int) -> Plan | Reject:
         forms = []
         for leaf in conv_leaves(plan.tree):
             admitted = [_form(plan, leaf, name, main_opset) for name in attempt]
-            usable = [item for item in admitted if isinstance(item, Form)]
+            usable = [item for item in admitted if isinstance(item, Form) and not (slow.get(leaf.node) and _is_direct(item))]
             if not usable:
                 failure = failure or next(item for item in admitted if isinstance(item, Reject))
                 break
@@ -173,6 +174,11 @@ def _choose(plan: Plan, lowering: str, main_opset: int) -> Plan | Reject:
             failure = failure or outcome
     assert failure is not None
     return failure
+
+
+def _is_direct(found: Form) -> bool:
+    """Whether a box mean over windows stands before the convolution."""
+    return found.lowering == "direct" and found.pool is not None
 
 
 def _form(plan: Plan, leaf: ConvLeaf, lowering: str, main_opset: int) -> Form | Reject:

@@ -6,7 +6,8 @@
 | tf32 | the TF32 flag | the TF32 flag |
 | fp16, bf16 | the type's flag: TensorRT chooses per layer | the model's tensors cast, inputs and outputs float32 |
 
-In fp16 and bf16 the TF32 flag stays on for what is left in float32, as it is by default in TensorRT and trtexec.
+In fp16 and bf16 the TF32 flag stays on for what is left in float32, as it is by default in TensorRT and trtexec.  With the plugin
+TensorRT 8.6 and 9 are told to keep sums over whole maps and small matrix products in float32 there.
 
 The plugin cannot see the TF32 flag, so its nodes say it themselves: with "tf32" they get the attribute allow_tf32 = 1.
 Nor can it see which weights never change: the nodes whose weights are initializers get constant_weights = 1, unless the
@@ -16,6 +17,7 @@ config says that the engine may be refitted.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import threading
@@ -46,6 +48,8 @@ PLAIN_CONV_CC = 90
 """The compute capability for which the plugin's kernels for plain convolutions are made."""
 ALONE_BEFORE = 10
 """The first TensorRT with other kernels of its own: against them nothing was measured, so what has no pooling stays with it."""
+MAX_HEAD_WEIGHTS = 2**22
+"""Most weights of a matrix product that stays in float32 in half precisions: a classifier's, but not VGG's first of 10^8."""
 HALVES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 LOWERINGS = ("convavgpool", "direct", "fused", "auto", "none")
 DEFAULT_WORKSPACE_BYTES = 1 << 30
@@ -112,6 +116,9 @@ def build_engine(
     """
     if precision not in PRECISIONS:
         raise OptionError(f"precision: got {precision!r}, expected one of {', '.join(PRECISIONS)}")
+    model = load(model)
+    if lowering in ("direct", "fused") and prepare.has_operator(model.proto):
+        raise OptionError(f"lowering: got {lowering} for a model with the operator's nodes already; expected the original model")
     lowering = lowering or default_lowering(precision, plugin)
     if lowering not in LOWERINGS:
         raise OptionError(f"lowering: got {lowering!r}, expected one of {', '.join(LOWERINGS)}")
@@ -185,10 +192,7 @@ def prepared_model(
     shapes: of open inputs, by which the size of plain convolutions is judged.
     """
     loaded = load(model)
-    has_operator = prepare.has_operator(loaded.proto)
-    if has_operator and lowering in ("direct", "fused"):
-        raise OptionError(f"lowering: got {lowering} for a model with the operator's nodes already; expected the original model")
-    if lowering == "none" or has_operator:
+    if lowering == "none" or prepare.has_operator(loaded.proto):
         result = prepare.self_contained(loaded)
     else:
         optimized = optimize(
@@ -231,6 +235,8 @@ def _build(trt: ModuleType, model: ModelProto, plugin: bool, options: _Options) 
     if _refittable(trt, config):
         prepare.say_constant_weights(model, False)
         network, parser = _parse(trt, builder, model, weakly_typed)
+    if plugin and weakly_typed and options.precision in HALVES:
+        _keep_heads_in_float(trt, network, config)
     if options.configure_network:
         options.configure_network(network)
     with _interruptible(monitor):
@@ -257,6 +263,23 @@ def _parse(trt: ModuleType, builder: Any, model: ModelProto, weakly_typed: bool)
         errors = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
         raise ModelError(f"TensorRT {trt.__version__} cannot read the model; got {log.explain(errors)}")
     return network, parser
+
+
+def _keep_heads_in_float(trt: ModuleType, network: Any, config: Any) -> None:
+    """Have sums over all of a map, and small matrix products of vectors, computed in float32.
+
+    They take next to no time, but now and then TensorRT 8.6 adds them up in half precision: most of an engine's error then.
+    """
+    kinds = (trt.LayerType.REDUCE, trt.LayerType.MATRIX_MULTIPLY)
+    for layer in (network.get_layer(index) for index in range(network.num_layers)):
+        if layer.type not in kinds or any(dim != 1 for dim in tuple(layer.get_output(0).shape)[2:]):
+            continue
+        if layer.type == trt.LayerType.MATRIX_MULTIPLY:
+            operands = [tuple(layer.get_input(index).shape) for index in range(2)]
+            if min(math.prod(shape) if min(shape, default=0) > 0 else math.inf for shape in operands) > MAX_HEAD_WEIGHTS:
+                continue
+        layer.precision = trt.float32
+        config.set_flag(trt.BuilderFlag.PREFER_PRECISION_CONSTRAINTS)
 
 
 def _refittable(trt: ModuleType, config: Any) -> bool:
