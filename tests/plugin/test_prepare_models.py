@@ -409,5 +409,6 @@ def test_sums_over_maps_and_small_products_stay_in_float(kind, shapes, kept):
         LayerType=SimpleNamespace(REDUCE="REDUCE", MATRIX_MULTIPLY="MATRIX_MULTIPLY"), float32="float",
         BuilderFlag=SimpleNamespace(PREFER_PRECISION_CONSTRAINTS="prefer"),
     )  # fmt: skip
-    build._keep_heads_in_float(trt, SimpleNamespace(num_layers=1, get_layer=lambda _: layer), SimpleNamespace(set_flag=flags.append))
+    network = SimpleNamespace(num_layers=1, get_layer=lambda _: layer)
+    build._keep_heads_in_float(trt, network, SimpleNamespace(set_flag=flags.append))
     assert (layer.precision, flags) == (("float", ["prefer"]) if kept else ("half", []))

@@ -48,8 +48,8 @@ PLAIN_CONV_CC = 90
 """The compute capability for which the plugin's kernels for plain convolutions are made."""
 ALONE_BEFORE = 10
 """The first TensorRT with other kernels of its own: against them nothing was measured, so what has no pooling stays with it."""
-MAX_HEAD_WEIGHTS = 2**22
-"""Most weights of a matrix product that stays in float32 in half precisions: a classifier's, but not VGG's first of 10^8."""
+MAX_HEAD_ELEMENTS = 2**22
+"""Most elements of a factor of a product that stays in float32 in half precisions: a classifier's, but not VGG's first of 10^8."""
 HALVES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 LOWERINGS = ("convavgpool", "direct", "fused", "auto", "none")
 DEFAULT_WORKSPACE_BYTES = 1 << 30
@@ -275,8 +275,8 @@ def _keep_heads_in_float(trt: ModuleType, network: Any, config: Any) -> None:
         if layer.type not in kinds or any(dim != 1 for dim in tuple(layer.get_output(0).shape)[2:]):
             continue
         if layer.type == trt.LayerType.MATRIX_MULTIPLY:
-            operands = [tuple(layer.get_input(index).shape) for index in range(2)]
-            if min(math.prod(shape) if min(shape, default=0) > 0 else math.inf for shape in operands) > MAX_HEAD_WEIGHTS:
+            operands = [tuple(layer.get_input(index).shape) for index in range(2)]  # -1 where a size is open
+            if max(math.prod(shape) for shape in operands) > MAX_HEAD_ELEMENTS:
                 continue
         layer.precision = trt.float32
         config.set_flag(trt.BuilderFlag.PREFER_PRECISION_CONSTRAINTS)
