@@ -49,7 +49,7 @@ PLAIN_CONV_CC = 90
 ALONE_BEFORE = 10
 """The first TensorRT with other kernels of its own: against them nothing was measured, so what has no pooling stays with it."""
 MAX_HEAD_ELEMENTS = 2**22
-"""Most elements of a factor of a product that stays in float32 in half precisions: a classifier's, but not VGG's first of 10^8."""
+"""Most elements of a factor of a product that stays in float32 in half precisions: a classifier's, not VGG's first of 10^8."""
 HALVES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 LOWERINGS = ("convavgpool", "direct", "fused", "auto", "none")
 DEFAULT_WORKSPACE_BYTES = 1 << 30
