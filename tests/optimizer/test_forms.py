@@ -353,3 +353,11 @@ def test_maps_beside_a_convolution_count_with_their_own_channels():
     shapes = {"inputs": "float[1,8,8,8] x", "outputs": "float[a,b,c,d] y, float[a,e,c,d] k"}
     result = convpool.optimize(graph("\n".join(body), given, **shapes))
     assert result.changed and not convpool.optimize(result.model).changed
+
+
+def test_a_wide_map_beside_a_convolution_is_pooled_before_and_after():
+    """Its pooling is no cost of the rewrite."""
+    given = {"w": (8, 16, 3, 3)}
+    shapes = {"inputs": "float[1,16,32,32] x, float[1,64,32,32] r", "outputs": "float[a,b,c,d] y"}
+    model = graph(f"h = Conv<pads=[1,1,1,1]>(x, w)\nc = Concat<axis=1>(h, r)\ny = {POOL}(c)", given, **shapes)
+    assert operators(rewrite(model, 1, "direct").graph) == {"AveragePool": 2, "Concat": 1, "Conv": 1}

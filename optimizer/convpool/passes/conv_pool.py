@@ -232,14 +232,17 @@ def _judge(plan: Plan, forms: list[Form]) -> Plan | Reject:
     window = spec or PoolSpec(full, (1,) * len(full), (0,) * (2 * len(full)), (1,) * len(full))
     pooled = window.output_size(full)
     channels = leaves[0].weight_shape[0]
-    before += cost.pool_cost(window, channels, full, bytes_)
+
+    def of(tensor: str) -> int:
+        shape = scope.info(tensor).shape
+        return shape[1] if shape is not None and len(shape) > 1 and isinstance(shape[1], int) else channels
+
+    before += cost.pool_cost(window, of(plan.pooling.input), full, bytes_)
     steps = len(_moving(plan.tree))
     before += cost.affine_cost(steps, channels, full, bytes_)
     after += cost.affine_cost(steps, channels, pooled, bytes_)
     for opaque in opaque_leaves(plan.tree):
-        shape = scope.info(opaque.tensor).shape
-        known = shape is not None and len(shape) > 1 and isinstance(shape[1], int)
-        after += cost.pool_cost(window, shape[1] if known else channels, full, bytes_)
+        after += cost.pool_cost(window, of(opaque.tensor), full, bytes_)
     if after.macs > ENOUGH * before.macs or after.time >= before.time:
         return reject(
             scope, leaves[0].node, f"saves nothing as {forms[0].lowering}",
