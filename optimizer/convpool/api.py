@@ -217,13 +217,13 @@ class _Run:
             if self.tuner:
                 self.tuner.expected += sum(isinstance(verdict, Plan) for _, verdict in verdicts)
             for site, verdict in verdicts:
+                times: dict[str, float] | None = None
                 if isinstance(verdict, Plan):
                     nodes = {*verdict.pooling.nodes, *tree_nodes(verdict.tree)}
                     if nodes & taken:
                         continue  # the next pass sees it again
                     taken |= nodes
                     plan: Plan | Reject = verdict
-                    times: dict[str, float] | None = None
                     if self.tuner:
                         plan, times = self.tuner.tune(verdict, self._lowering, main_opset)
                     if isinstance(plan, Plan):
@@ -232,7 +232,7 @@ class _Run:
                         continue
                     verdict = plan
                 if not rewriter.made(scope.nodes[site.root].output[0]):
-                    self._kept.append(_kept(site, verdict))
+                    self._kept.append(_kept(site, verdict, times))
             if plans:
                 found.append((scope, plans, reports))
         # Inner scopes first: applying plans to an outer one copies its nodes, and the graphs in them.
@@ -344,12 +344,12 @@ def _rewritten(plan: Plan, times: dict[str, float] | None) -> list[SiteReport]:
     ]  # fmt: skip
 
 
-def _kept(site: Site, verdict: Reject | None) -> SiteReport:
+def _kept(site: Site, verdict: Reject | None, times: dict[str, float] | None) -> SiteReport:
     """Report of a site that stays: rejected with a reason, or excluded (no verdict)."""
     conv, pool = site.names
     status, reason = ("excluded", "excluded by name") if verdict is None else ("rejected", str(verdict))
     macs = conv_pool.macs(site)
-    return SiteReport(conv, pool, site.pattern, status, None, reason, macs, macs, site.scope.path)
+    return SiteReport(conv, pool, site.pattern, status, None, reason, macs, macs, site.scope.path, times)
 
 
 def _summary(original: LoadedModel, result: LoadedModel, reports: list[SiteReport], concats: int) -> Summary:

@@ -51,6 +51,7 @@ def test_a_site_whose_original_is_fastest_stays(clock):
     result = convpool.optimize(model, autotune=True)
     assert not result.changed and [site.status for site in result.report.sites] == ["rejected"] * 2
     assert all("measured slower; got convavgpool 2.0 us" in site.reason for site in result.report.sites)
+    assert all(min(site.times_us, key=site.times_us.get) == "original" for site in result.report.sites)
 
 
 def test_pairs_that_meet_before_the_pooling_are_timed_as_one_site(clock):
