@@ -77,8 +77,8 @@ def build_command(
 ) -> None:  # fmt: skip
     """Build a TensorRT engine from MODEL, run it, and compare it with onnxruntime on MODEL.
 
-    MODEL is optimized first; one that has the operator's nodes already is built as it is, so that --lowering, --stem and
-    --plain-conv change nothing there.
+    MODEL is optimized first; one that has the operator's nodes already is built as it is, so that --stem and --plain-conv change
+    nothing there, and --lowering direct or fused is refused.
 
     Exit status: 0 written; 1 the outputs differ, nothing written; 2 unusable model, option or installation.
     """
