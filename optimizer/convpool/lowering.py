@@ -54,8 +54,6 @@ def form(scope: Scope, leaf: ConvLeaf, pool: PoolSpec | None, lowering: str, mai
     """`leaf` behind the window `pool` (None: the feature map, of unknown size) in the given lowering, or why not."""
     conv = leaf.conv
     whole = conv.is_pointwise and not any(conv.pads) and all(s == 1 for s in conv.strides)
-    if lowering == "convavgpool" and (found := against_node(scope, leaf)) is not None:
-        return found
     if pool is None:
         if not whole or lowering == "fused":
             return reject(scope, leaf.node, "mean over a feature map", "unknown sizes", "static sizes, or a 1x1 Conv")
@@ -83,6 +81,8 @@ def form(scope: Scope, leaf: ConvLeaf, pool: PoolSpec | None, lowering: str, mai
     if any(pad >= k for pad, k in zip(box.pads, box.kernel_shape * 2, strict=True)):
         return reject(scope, leaf.node, "pads of the box mean", list(box.pads),
                       f"less than {list(box.kernel_shape)}, as onnxruntime demands")  # fmt: skip
+    if lowering == "convavgpool" and (found := against_node(scope, leaf)) is not None:
+        return found
     if lowering == "convavgpool" and scope.opset != main_opset:
         return reject(scope, leaf.node, "opset of the function", scope.opset, f"the model's, {main_opset}")
     if lowering == "direct" and whole and leaf.size == pool.kernel_shape:

@@ -398,15 +398,28 @@ def test_what_stands_in_a_local_function_goes_to_the_plugin_and_is_folded():
         ("MATRIX_MULTIPLY", [(-1, 1024), (1024, 1000), (-1, 1000)], True),
         ("MATRIX_MULTIPLY", [(8, 25088), (25088, 4096), (8, 4096)], False),
         ("MATRIX_MULTIPLY", [(1, 24, 4096), (1, 4096, 24), (1, 24, 24)], False),
-        ("CONVOLUTION", [(8, 64, 1, 1), (8, 64, 1, 1)], False),
+        ("MATRIX_MULTIPLY", [(4096, 1024), (1024, 4096), (4096, 4096)], False),
+        ("CONVOLUTION", [(8, 64, 1, 1), (8, 64, 1, 1)], False), ("integers", [(4,), ()], False), ("REDUCE", [None, None], False),
     ],
 )  # fmt: skip
 def test_sums_over_maps_and_small_products_stay_in_float(kind, shapes, kept):
-    tensors = [SimpleNamespace(shape=shape) for shape in shapes]
+    class Tensor:
+        dtype = "int32" if kind == "integers" else "float"
+
+        def __init__(self, shape) -> None:
+            self._shape = shape
+
+        @property
+        def shape(self):
+            if self._shape is None:
+                raise ValueError("of an unknown rank")
+            return self._shape
+
+    tensors, kind = [Tensor(shape) for shape in shapes], "REDUCE" if kind == "integers" else kind
     layer = SimpleNamespace(type=kind, precision="half", get_input=tensors.__getitem__, get_output=lambda _: tensors[-1])
     flags = []
     trt = SimpleNamespace(
-        LayerType=SimpleNamespace(REDUCE="REDUCE", MATRIX_MULTIPLY="MATRIX_MULTIPLY"), float32="float",
+        LayerType=SimpleNamespace(REDUCE="REDUCE", MATRIX_MULTIPLY="MATRIX_MULTIPLY"), float32="float", float16="half",
         BuilderFlag=SimpleNamespace(PREFER_PRECISION_CONSTRAINTS="prefer"),
     )  # fmt: skip
     network = SimpleNamespace(num_layers=1, get_layer=lambda _: layer)

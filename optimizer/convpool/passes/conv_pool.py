@@ -154,7 +154,7 @@ def macs(site: Site) -> int | None:
 def _choose(plan: Plan, lowering: str, main_opset: int) -> Plan | Reject:
     """The plan with a lowering for each convolution, the first that pays, or why there is none."""
     slow = {leaf.node: without_kernel(plan.scope, leaf) for leaf in conv_leaves(plan.tree) if lowering == "convavgpool"}
-    failure: Reject | None = next(filter(None, slow.values()), None)
+    failure: Reject | None = None
     order = ORDERS[lowering]
     # The cheapest form by time may leave too many multiply-adds (a pointwise convolution fused): then the others.
     attempts = [order, *((name,) for name in order)] if lowering == "auto" else [order[i:] for i in range(len(order))]
@@ -162,7 +162,9 @@ def _choose(plan: Plan, lowering: str, main_opset: int) -> Plan | Reject:
         forms = []
         for leaf in conv_leaves(plan.tree):
             admitted = [_form(plan, leaf, name, main_opset) for name in attempt]
-            usable = [item for item in admitted if isinstance(item, Form) and not (slow.get(leaf.node) and _is_direct(item))]
+            usable = [item for item in admitted if isinstance(item, Form)]
+            if slow.get(leaf.node) is not None and any(map(_is_direct, usable)):
+                usable, failure = [item for item in usable if not _is_direct(item)], failure or slow[leaf.node]
             if not usable:
                 failure = failure or next(item for item in admitted if isinstance(item, Reject))
                 break
@@ -199,7 +201,7 @@ def _form(plan: Plan, leaf: ConvLeaf, lowering: str, main_opset: int) -> Form | 
     return found
 
 
-def _reaches(scope: Scope, pad: int, orders: tuple[Ints, ...], box: PoolSpec) -> bool:
+def _reaches(scope: Scope, pad: int, orders: tuple[Ints | None, ...], box: PoolSpec) -> bool:
     """Whether a Pad's zeros, merged into the box mean, would fill a window of it; so do pads that are unknown.
 
     orders: the Transposes between, through which onnxruntime moves it.

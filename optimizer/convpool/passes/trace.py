@@ -167,7 +167,7 @@ def _pooled(scope: Scope, tensor: str) -> bool:
         for node in (scope.nodes[index] for index in scope.readers.get(tensor, ())):
             if is_op(node, "MaxPool", "AveragePool"):
                 return True
-            if is_op(node, "Identity", "Dropout"):
+            if is_op(node, "Pad", "Transpose") or _idle(scope, node) == tensor:
                 pending.append(node.output[0])
         if tensor in scope.captured:
             return True
@@ -191,11 +191,12 @@ def zero_pads(scope: Scope, name: str, rank: int) -> tuple[str, Ints, tuple[int,
     return found
 
 
-def pads_upstream(scope: Scope, tensor: str) -> Iterator[tuple[Scope, int | None, tuple[Ints, ...]]]:
+def pads_upstream(scope: Scope, tensor: str) -> Iterator[tuple[Scope, int | None, tuple[Ints | None, ...]]]:
     """Each Pad, by zeros as far as known, that stands in front of `tensor` once onnxruntime has taken out what does nothing.
 
-    With its scope, and the orders of axes of the Transposes between, the nearest first, which onnxruntime moves; () is the
-    reverse one.  None in its place where `tensor` may come from outside of a function.
+    With its scope, and the orders of axes of the Transposes between, the nearest first; () is the reverse one, None an unknown
+    one.  onnxruntime moves them to one that stands before the Pad; without one they stay.  None in the Pad's place where
+    `tensor` may come from outside of a function.
     """
     name, orders = tensor, ()
     while True:
@@ -208,11 +209,13 @@ def pads_upstream(scope: Scope, tensor: str) -> Iterator[tuple[Scope, int | None
             return
         node = scope.nodes[index]
         if is_op(node, "Pad"):
-            if _may_pad_zeros(scope, node):
+            if _may_pad_zeros(scope, node) and (not orders or _transposed(scope, node.input[0])):
                 yield scope, index, orders
             return
         if is_op(node, "Transpose"):
-            orders = (*orders, next((tuple(item.ints) for item in node.attribute if item.name == "perm"), ()))
+            perm = next((item for item in node.attribute if item.name == "perm"), None)
+            order = () if perm is None else None if perm.ref_attr_name else tuple(perm.ints)
+            orders = (*orders, order)
             name = node.input[0]
             continue
         step = _idle(scope, node)
@@ -221,7 +224,27 @@ def pads_upstream(scope: Scope, tensor: str) -> Iterator[tuple[Scope, int | None
         name = step
 
 
-def moved_pads(scope: Scope, index: int, orders: tuple[Ints, ...], rank: int) -> Ints | None:
+def _transposed(scope: Scope, tensor: str) -> bool:
+    """Whether the tensor is computed, over SEARCH_LIMIT nodes at most, from what a Transpose gives, or what a caller may."""
+    pending, seen = [(scope, tensor)], set()
+    while pending:
+        where, name = pending.pop(0)
+        while where.parent is not None and not where.defines(name):
+            where = where.parent
+        index = where.producer.get(name)
+        if index is None:
+            if where.is_function and name in where.inputs:
+                return True
+            continue
+        if is_op(where.nodes[index], "Transpose") or len(seen) == SEARCH_LIMIT:
+            return True
+        if (where.path, index) not in seen:
+            seen.add((where.path, index))
+            pending += [(where, given) for given in where.nodes[index].input if given]
+    return False
+
+
+def moved_pads(scope: Scope, index: int, orders: tuple[Ints | None, ...], rank: int) -> Ints | None:
     """A Pad's pads on the spatial axes behind Transposes of these orders, nearest first; None where they are unknown."""
     node, axes = scope.nodes[index], range(rank + 2)
     try:
@@ -230,7 +253,7 @@ def moved_pads(scope: Scope, index: int, orders: tuple[Ints, ...], rank: int) ->
         return None
     if pads is None and len(node.input) > 1 and (constant := scope.constant(node.input[1])) is not None:
         pads = constant.array().tolist()
-    if pads is None or len(pads) != 2 * len(axes) or len(node.input) > 3 and node.input[3]:
+    if pads is None or len(pads) != 2 * len(axes) or len(node.input) > 3 and node.input[3] or None in orders:
         return None
     for order in orders:
         axes = [(order or range(rank + 1, -1, -1))[axis] for axis in axes]

@@ -48,8 +48,8 @@ PLAIN_CONV_CC = 90
 """The compute capability for which the plugin's kernels for plain convolutions are made."""
 ALONE_BEFORE = 10
 """The first TensorRT with other kernels of its own: against them nothing was measured, so what has no pooling stays with it."""
-MAX_HEAD_ELEMENTS = 2**22
-"""Most elements of a factor of a product that stays in float32 in half precisions: a classifier's, not VGG's first of 10^8."""
+MAX_HEAD_MACS = 2**28
+"""Most multiply-adds of a matrix product that stays in float32 in half precisions: a classifier's, not VGG's first."""
 HALVES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 LOWERINGS = ("convavgpool", "direct", "fused", "auto", "none")
 DEFAULT_WORKSPACE_BYTES = 1 << 30
@@ -212,8 +212,8 @@ def _build(trt: ModuleType, model: ModelProto, plugin: bool, options: _Options) 
     log.explain()
     major = _major(trt)
     weakly_typed = major < 10
-    nodes = [node.op_type for node in model.graph.node if node.op_type != "Constant"]
     model = prepare.for_parser(model, major, plugin=plugin, allow_tf32=options.precision == "tf32")
+    nodes = [node.op_type for node in model.graph.node if node.op_type != "Constant"]
     if options.precision in HALVES:
         if weakly_typed and options.precision == "fp16":
             prepare.half_weights(model, TensorProto.FLOAT16)
@@ -235,7 +235,7 @@ def _build(trt: ModuleType, model: ModelProto, plugin: bool, options: _Options) 
     if _refittable(trt, config):
         prepare.say_constant_weights(model, False)
         network, parser = _parse(trt, builder, model, weakly_typed)
-    if plugin and weakly_typed and options.precision in HALVES:
+    if plugin and prepare.has_operator(model) and weakly_typed and options.precision in HALVES:
         _keep_heads_in_float(trt, network, config)
     if options.configure_network:
         options.configure_network(network)
@@ -272,14 +272,25 @@ def _keep_heads_in_float(trt: ModuleType, network: Any, config: Any) -> None:
     """
     kinds = (trt.LayerType.REDUCE, trt.LayerType.MATRIX_MULTIPLY)
     for layer in (network.get_layer(index) for index in range(network.num_layers)):
-        if layer.type not in kinds or any(dim != 1 for dim in tuple(layer.get_output(0).shape)[2:]):
+        if layer.type not in kinds or layer.get_output(0).dtype not in (trt.float32, trt.float16):
             continue
-        if layer.type == trt.LayerType.MATRIX_MULTIPLY:
-            operands = [tuple(layer.get_input(index).shape) for index in range(2)]  # -1 where a size is open
-            if max(math.prod(shape) for shape in operands) > MAX_HEAD_ELEMENTS:
-                continue
+        product = layer.type == trt.LayerType.MATRIX_MULTIPLY
+        shapes = [_shape(tensor) for tensor in (layer.get_output(0), *(layer.get_input(i) for i in range(2 if product else 1)))]
+        if any(shape is None for shape in shapes) or any(dim != 1 for dim in shapes[0][2:]):
+            continue
+        # Each size of a product is one of two of the three shapes; open ones, -1, count as 1.
+        if product and math.isqrt(abs(math.prod(map(math.prod, shapes)))) > MAX_HEAD_MACS:
+            continue
         layer.precision = trt.float32
         config.set_flag(trt.BuilderFlag.PREFER_PRECISION_CONSTRAINTS)
+
+
+def _shape(tensor: Any) -> tuple[int, ...] | None:
+    """Sizes, -1 where they are open; None where even the rank is."""
+    try:
+        return tuple(tensor.shape)
+    except ValueError:
+        return None
 
 
 def _refittable(trt: ModuleType, config: Any) -> bool:
