@@ -129,7 +129,8 @@ def _dtype(value: ValueInfoProto) -> np.dtype:
 
 def _dims(value: ValueInfoProto) -> list[int | str | None]:
     dims = value.type.tensor_type.shape.dim
-    return [dim.dim_value if dim.dim_value > 0 else dim.dim_param or None for dim in dims]  # some write -1 or 0 for open ones
+    fixed = [dim.HasField("dim_value") and dim.dim_value >= 0 for dim in dims]  # some write -1 for an open one
+    return [dim.dim_value if known else dim.dim_param or None for dim, known in zip(dims, fixed, strict=True)]
 
 
 def _fit_data(values: list[ValueInfoProto], data: Arrays) -> Arrays:

@@ -473,3 +473,11 @@ def test_command_line(options, first, tmp_path, capsys):
         assert len(sites) == 1
     run(command, "convpool-optimize", ["--help"])
     assert "--stem" in capsys.readouterr().out
+
+
+def test_a_size_of_minus_one_is_an_open_one():
+    model = graph(f"s = Conv(x, v)\n{PAIR}", WIDE_SHAPES, inputs=WIDE.replace("[1,", "[N,", 1))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    shape = [2] + [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim][1:]
+    name = model.graph.input[0].name
+    assert convpool.optimize(model, plain_conv=True, input_shapes={name: shape}).changed

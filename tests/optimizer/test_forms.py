@@ -341,6 +341,25 @@ def test_pads_that_onnxruntime_moves_through_a_transpose(pads, lowering):
     assert [site.lowering for site in convpool.optimize(model).report.sites] == [lowering]
 
 
+@pytest.mark.parametrize("before", ["", "t = Relu(x)\n"])
+def test_pads_behind_which_alone_a_transpose_stands_stay_where_they_are(before):
+    """onnxruntime moves a Transpose to another one only."""
+    body = f"{before}q = Pad({'t' if before else 'x'}, p)\nu = Transpose<perm=[0,3,1,2]>(q)\nh = Conv(u, w)\ny = {POOL}(h)"
+    given = {"w": (32, 16, 5, 5), "p": [0, 2, 2, 0, 0, 2, 2, 0]}
+    result = rewrite(graph(body, given, inputs="float[1,12,12,16] x"), 1, "convavgpool")
+    assert "ConvAvgPool" in operators(result.graph)
+    assert convpool.verify(graph(body, given, inputs="float[1,12,12,16] x"), result).passed
+
+
+def test_a_pad_behind_a_transpose_whose_order_a_function_is_given():
+    functions = f"""<domain: "local", opset_import: ["": 17]>
+      moved <order> (x, w, p) => (y) {{ t = Transpose<perm=[0,2,3,1]>(x) q = Pad(t, p) u = Transpose<perm: ints = @order>(q)
+        h = Conv<pads=[1,1,1,1]>(u, w) y = {POOL}(h) }}"""
+    model = graph("y = local.moved<order=[0,3,1,2]>(x, w, p)", {"p": [0, 0, 1, 0, 0, 0, 1, 0]}, functions=functions,
+                  imports=', "local": 1')  # fmt: skip
+    assert not convpool.optimize(model).changed
+
+
 def test_maps_beside_a_convolution_count_with_their_own_channels():
     """A second run, which sees the Concats joined, would find another cost."""
     body, given, maps = ["m0 = Relu(x)"], {"z": (64, 8, 3, 3)}, ["m0"]
