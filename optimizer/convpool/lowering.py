@@ -8,8 +8,8 @@
 | auto | direct or fused, whichever the cost model puts ahead | |
 
 `convavgpool` falls back to the next form that the model admits and that pays, `direct` and `fused` do not.  Where the plugin has
-no fast kernel, it falls back to `fused` alone: with groups and in 3-D TensorRT 8.6 is slower with `direct`, in 3-D than with the
-original, and onnxruntime no faster but in 3-D.
+no fast kernel, with groups and in 3-D, it falls back to `fused` alone: TensorRT 8.6 is slower with `direct` there, and in 3-D
+slower than with the original (docs/log.md, Decisions).
 """
 
 from __future__ import annotations

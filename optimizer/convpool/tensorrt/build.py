@@ -278,7 +278,7 @@ def _keep_heads_in_float(trt: ModuleType, network: Any, config: Any) -> None:
         shapes = [_shape(tensor) for tensor in (layer.get_output(0), *(layer.get_input(i) for i in range(2 if product else 1)))]
         if any(shape is None for shape in shapes) or any(dim != 1 for dim in shapes[0][2:]):
             continue
-        # Each size of a product is one of two of the three shapes; open ones, -1, count as 1.
+        # Each of a product's three sizes stands in two of the three shapes; an open one, -1, counts as 1.
         if product and math.isqrt(abs(math.prod(map(math.prod, shapes)))) > MAX_HEAD_MACS:
             continue
         layer.precision = trt.float32
