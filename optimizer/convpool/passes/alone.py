@@ -7,11 +7,11 @@ plugin has a kernel that reads it without.  An AveragePool in front goes with it
 of many channels, for which the plugin's kernels may be faster than TensorRT's.
 
 Conditions: (1) no attribute refers to a function's; (2) two spatial axes; (3) it can be a node of the operator
-(`lowering.against_node`); (4) the weights are constants; (5) of
-an image at most MAX_CHANNELS channels and (6) MAX_FILTER_ELEMENTS weights a filter; (7) of others a kernel of more than one
-element, (8) MIN_CHANNELS or more channels at both ends, multiples of CHANNEL_MULTIPLE, and (9) at most MAX_MACS multiply-adds
-for the batch; (10) the function has the scope's opset; (11) no Pad can come to stand in front: onnxruntime would merge it into
-the AveragePool, and refuse it there.  So Pads of zeros in front go into the convolution's own.
+(`lowering.against_node`); (4) the weights are constants; (5) of an image at most MAX_CHANNELS channels and (6)
+MAX_FILTER_ELEMENTS weights a filter; (7) of others a kernel of more than one element, (8) MIN_CHANNELS or more channels at both
+ends, multiples of CHANNEL_MULTIPLE, and (9) at most MAX_MACS multiply-adds for the batch; (10) the function has the scope's
+opset; (11) no Pad can come to stand in front: onnxruntime would merge it into the AveragePool, and refuse it there. So Pads of
+zeros in front go into the convolution's own.
 """
 
 from __future__ import annotations
