@@ -73,8 +73,11 @@ class Scope:
         read: Callable[[TensorProto], np.ndarray],
         infos: dict[str, TensorInfo],
         path: str = "",
+        depth: int = 0,
     ) -> None:
         self.proto, self.parent, self.opset, self.path = proto, parent, opset, path
+        self.depth = depth
+        """Bodies around it; a function's are those around its calls, the most of them."""
         self._read, self._infos = read, infos
         self.is_function = isinstance(proto, FunctionProto)
         self.nodes: list[NodeProto] = list(proto.node)
@@ -313,8 +316,8 @@ def index_model(
     functions = {_key(function): function for function in model.functions}
     calls: dict[tuple, list[tuple[Scope, NodeProto]]] = {key: [] for key in functions}
 
-    def visit(proto, typed, parent: Scope | None, opset: int, path: str) -> Scope:
-        scope = Scope(proto, parent, opset, model.ir_version, read, _tensor_infos(typed), path)
+    def visit(proto, typed, parent: Scope | None, opset: int, path: str, depth: int = 0) -> Scope:
+        scope = Scope(proto, parent, opset, model.ir_version, read, _tensor_infos(typed), path, depth)
         scopes.append(scope)
         for index, node in enumerate(scope.nodes):
             if functions and (key := (node.domain, node.op_type, node.overload)) in calls:
@@ -325,7 +328,7 @@ def index_model(
                     attribute = typed.node[index].attribute[position]
                     typed_graph = attribute.graphs[nth] if attribute.graphs else attribute.g
                 place = f"{label(node)}.{node.attribute[position].name}"
-                child = visit(graph, typed_graph, scope, opset, f"{path}/{place}" if path else place)
+                child = visit(graph, typed_graph, scope, opset, f"{path}/{place}" if path else place, depth + 1)
                 scope.children.append(child)
                 scope.captured |= child.free_names()
         return scope
@@ -337,7 +340,8 @@ def index_model(
         function = functions[key]
         arguments = _argument_infos(function, calls[key])
         typed = _infer_function(model, function, arguments) if arguments else None
-        scope = visit(function, typed, None, opset_of(function.opset_import), f"function {function.name}")
+        depth = max((caller.depth for caller, _ in calls[key]), default=0)
+        scope = visit(function, typed, None, opset_of(function.opset_import), f"function {function.name}", depth)
         scope.add_infos(arguments)
     return scopes
 

@@ -93,15 +93,11 @@ def form(scope: Scope, leaf: ConvLeaf, pool: PoolSpec | None, lowering: str, mai
 def against_node(scope: Scope, leaf: ConvLeaf) -> Reject | None:
     """Why a convolution becomes no node of the operator, whatever its windows.
 
-    The plugin may have no fast kernel.  onnxruntime 1.31 gives tensors of inlined functions one name in a body and in one inside
-    that, and mixes them up where an If is constant.
+    The plugin may have no fast kernel.  onnxruntime, up to 1.32 at least, gives tensors of inlined functions one name in a body
+    and in one inside that, and mixes them up where an If is constant.
     """
-    depth, outermost = 0, scope
-    while outermost.parent is not None:
-        depth, outermost = depth + 1, outermost.parent
-    most = 0 if outermost.is_function else 1
-    if depth > most:
-        return reject(scope, leaf.node, "bodies around a ConvAvgPool", depth, f"at most {most}")
+    if scope.depth > 1:
+        return reject(scope, leaf.node, "bodies around a ConvAvgPool", scope.depth, "at most 1")
     return without_kernel(scope, leaf)
 
 

@@ -257,3 +257,16 @@ def test_ir_3_initializers_are_constants(lowering):
     else:
         assert result.ir_version == 3
         assert {t.name for t in result.graph.initializer} <= {v.name for v in result.graph.input}
+
+
+def test_a_function_called_in_a_body_within_a_body_becomes_standard_operators():
+    inner = f"""y2 = If(flag) <then_branch = yes2 () => (float[1,16,6,6] a2) {{ n = Neg(r) a2 = local.pair(n, w2) }},
+      else_branch = no2 () => (float[1,16,6,6] b2) {{ b2 = {POOL}(r) }}>"""
+    text = f"""r = Relu(x)
+y = If(k) <then_branch = yes () => (float[1,16,3,3] a) {{ {inner} h = Conv<pads=[1,1,1,1]>(y2, w) a = {POOL}(h) }},
+  else_branch = no () => (float[1,16,3,3] b) {{ b = AveragePool<kernel_shape=[4,4], strides=[4,4]>(r) }}>"""
+    constants = {"w": (16, 16, 3, 3), "w2": (16, 16, 3, 3), "k": np.array(True)}
+    model = graph(text, constants, inputs=IF_INPUTS, functions=FUNCTION.replace("OPSET", "17"), imports=LOCAL)
+    result = rewrite(model, 2, "convavgpool")
+    body = next(function for function in result.functions if function.name == "pair").node
+    assert [node.op_type for node in body] == ["AveragePool", "Conv"]
