@@ -285,7 +285,4 @@ class _Progress:
         self._bar.update(self._task, description=escape(f"{phase} {done}/{total}" if total else phase))
 
 
-if __name__ == "__main__":
-    raise SystemExit("convpool.build_cli: no program; expected convpool-build or convpool-verify")
-
 __all__ = ["build_command", "build_main", "verify_command", "verify_main"]

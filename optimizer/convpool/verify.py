@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -118,8 +120,8 @@ def compare(
             optimized = LoadedModel(to_float32(optimized), optimized.base_dir, 0)
     candidate = _Runner(optimized, "the result")
     for runner in (native, exact):
-        if runner is not None and runner.error:
-            raise ModelError(f"onnxruntime cannot load {runner.what}: {runner.error}")
+        if runner is not None:
+            runner.check()
     if candidate.error:
         raise VerificationError(f"verification: onnxruntime loads the original, but not the result: {candidate.error}")
     reference = exact or native
@@ -137,19 +139,19 @@ def compare(
             raise VerificationError(f"verification: the original runs, but not the result: {error}") from error
         judge.add(wanted, own, result, again, nudge)
         shapes = {name: list(array.shape) for name, array in arrays.items()}
-    try:
-        own_judge.add(wanted, own, _Runner(original, "the original", optimize=True).run(arrays), again, nudge)
-        usual = own_judge.verdict("", 1, {}).passed
-    except ModelError:
-        usual = False
-    if usual:
+    usual = None
+    with suppress(ModelError):
+        usual = _Runner(original, "the original", optimize=True).run(arrays)
+    if usual is not None:
         try:
             result = _Runner(optimized, "the result", optimize=True).run(arrays)
         except ModelError as error:
             raise VerificationError(
                 f"verification: onnxruntime's graph optimisations, on by default, take the original, but not the result: {error}"
             ) from error
-        judge.add(wanted, own, result, again, nudge, "with onnxruntime's graph optimisations")
+        own_judge.add(wanted, own, usual, again, nudge)
+        if own_judge.verdict("", 1, {}).passed:
+            judge.add(wanted, own, result, again, nudge, "with onnxruntime's graph optimisations")
     what = "the original in onnxruntime" + (", in float32" if exact else "")
     return judge.verdict(what, count, shapes)
 
@@ -160,9 +162,7 @@ def unchanged(
     """The outcome where the result is the original: nothing to compare, but unusable input is still refused."""
     InputMaker(model.proto, data, input_shapes, seed)
     if not passes_full_check(model):
-        runner = _Runner(model, "the original")
-        if runner.error:
-            raise ModelError(f"onnxruntime cannot load {runner.what}: {runner.error}")
+        _Runner(model, "the original").check()
     return Verification(True, "the original, unchanged", 0, {})
 
 
@@ -177,21 +177,25 @@ class _Runner:
             self.error = first_line(error)
             return
         self.output_names = [output.name for output in self._session.get_outputs()]
-        self._types = {item.name: item.type for item in self._session.get_inputs()}
+
+    def check(self) -> None:
+        """Raise ModelError if it could not be loaded."""
+        if self.error:
+            raise ModelError(f"onnxruntime cannot load {self.what}: {self.error}")
 
     def run(self, arrays: Arrays) -> list[object]:
         """All outputs.  Raises ModelError if onnxruntime fails."""
-        if self.error:
-            raise ModelError(f"onnxruntime cannot load {self.what}: {self.error}")
-        feed = {}
-        for name, array in arrays.items():
-            if self._types.get(name) == "tensor(float)" and array.dtype != np.float32:
-                array = array.astype(np.float32)
-            feed[name] = array
+        self.check()
         try:
-            return self._session.run(None, feed)
+            return self._session.run(None, fitted(self._session, arrays))
         except Exception as error:
             raise ModelError(f"onnxruntime cannot run {self.what}: {first_line(error)}") from error
+
+
+def fitted(session: Any, arrays: Arrays) -> Arrays:
+    """The arrays as a session's inputs take them: in float32 where the model was made float32."""
+    floats = {item.name for item in session.get_inputs() if item.type == "tensor(float)"}
+    return {name: array.astype(np.float32, copy=False) if name in floats else array for name, array in arrays.items()}
 
 
 def _nudged_runs(reference: _Runner, arrays: Arrays, seed: int) -> list[list[object]]:

@@ -78,7 +78,7 @@ def test_verify_takes_types_that_onnxruntime_has_no_convolution_for(kind, tmp_pa
     onnx.save(broken, tmp_path / "b.onnx")
     capsys.readouterr()
     assert run(verify_command, "convpool-verify", [first, same]) == 2
-    assert f"onnxruntime cannot load {same}: " in capsys.readouterr().err
+    assert f"onnxruntime cannot load {same} in float32: " in capsys.readouterr().err
 
 
 def test_verify_layers_compares_what_both_have(pair, tmp_path):

@@ -27,7 +27,7 @@ from convpool.graph import AttributeReference, Scope, attributes, is_op, label
 from convpool.lowering import against_node
 from convpool.passes import conv_pool, pool_conv
 from convpool.passes.conv_pool import Site
-from convpool.passes.trace import conv_leaf, conv_rank, pads_upstream, with_pads_in_front
+from convpool.passes.trace import channel_count, conv_leaf, conv_rank, pads_upstream, with_pads_in_front
 from convpool.plan import Choice, ConvLeaf, Plan, Pooling, Reject, reject
 
 KINDS = ("stem", "plain_conv")
@@ -65,17 +65,11 @@ def sites(scope: Scope, kinds: Collection[str]) -> Iterator[Site]:
 
 
 def _kind(scope: Scope, node: NodeProto, kinds: Collection[str]) -> str:
-    given, taken = (_second_dim(scope, name) for name in node.input[:2])
+    given, taken = (channel_count(scope, name) for name in node.input[:2])
     if given is not None and given <= MAX_CHANNELS:
         return "stem"
     many = "plain_conv" in kinds and taken is not None and taken >= MIN_CHANNELS
     return "stem" if node.input[0] in scope.inputs and not many else "plain_conv"
-
-
-def _second_dim(scope: Scope, name: str) -> int | None:
-    """A tensor's channels, or those that weights take; None where they are unknown."""
-    shape = scope.info(name).shape
-    return shape[1] if shape is not None and len(shape) > 1 and isinstance(shape[1], int) else None
 
 
 def check(

@@ -22,9 +22,9 @@ from convpool.geometry import Ints, PoolSpec
 from convpool.graph import AttributeReference, Scope, is_op, label
 from convpool.lowering import ORDERS, Form, form, form_cost, without_kernel
 from convpool.passes.absorption import INSIDE, OUTSIDE, holds, keeps
-from convpool.passes.linear import Step, linear_step
 from convpool.passes.pooling import may_be_pooling, recognise
 from convpool.passes.trace import (
+    channel_count,
     conv_leaf,
     conv_rank,
     conv_upstream,
@@ -206,14 +206,7 @@ def _reaches(scope: Scope, pad: int, orders: tuple[Ints | None, ...], box: PoolS
 
     orders: the Transposes between, through which onnxruntime moves it.
     """
-    if orders:
-        pads = moved_pads(scope, pad, orders, box.rank)
-    else:
-        try:
-            step = linear_step(scope, pad, box.rank)
-        except AttributeReference:
-            return True
-        pads = step.pads if isinstance(step, Step) else None
+    pads = moved_pads(scope, pad, orders, box.rank)
     return pads is None or any(more + own >= k for more, own, k in zip(pads, box.pads, box.kernel_shape * 2, strict=True))
 
 
@@ -234,17 +227,12 @@ def _judge(plan: Plan, forms: list[Form]) -> Plan | Reject:
     window = spec or PoolSpec(full, (1,) * len(full), (0,) * (2 * len(full)), (1,) * len(full))
     pooled = window.output_size(full)
     channels = leaves[0].weight_shape[0]
-
-    def of(tensor: str) -> int:
-        shape = scope.info(tensor).shape
-        return shape[1] if shape is not None and len(shape) > 1 and isinstance(shape[1], int) else channels
-
-    before += cost.pool_cost(window, of(plan.pooling.input), full, bytes_)
+    before += cost.pool_cost(window, channel_count(scope, plan.pooling.input) or channels, full, bytes_)
     steps = len(_moving(plan.tree))
     before += cost.affine_cost(steps, channels, full, bytes_)
     after += cost.affine_cost(steps, channels, pooled, bytes_)
     for opaque in opaque_leaves(plan.tree):
-        after += cost.pool_cost(window, of(opaque.tensor), full, bytes_)
+        after += cost.pool_cost(window, channel_count(scope, opaque.tensor) or channels, full, bytes_)
     if after.macs > ENOUGH * before.macs or after.time >= before.time:
         return reject(
             scope, leaves[0].node, f"saves nothing as {forms[0].lowering}",

@@ -160,10 +160,10 @@ def _constant_affine(scope: Scope, op_type: str, name: str, position: int, rank:
         return Affine(np.asarray(1 / value), zero)
 
 
-def _pad(scope: Scope, index: int, rank: int) -> Step | Reject:
+def pad_numbers(scope: Scope, index: int, rank: int) -> tuple[Ints, float] | Reject:
+    """A Pad's pads on all axes, begins then ends, and the number it fills in.  Raises AttributeReference."""
     node = scope.nodes[index]
     values = attributes(node)
-    mode = values.get("mode", b"constant").decode()
     if scope.opset < 11:
         pads, fill = tuple(values.get("pads", ())), float(values.get("value", 0.0))
     else:
@@ -187,6 +187,15 @@ def _pad(scope: Scope, index: int, rank: int) -> Step | Reject:
             pads = tuple(full)
     if len(pads) != 2 * (rank + 2):
         return reject(scope, index, "pads of Pad", list(pads), f"{2 * (rank + 2)} numbers")
+    return pads, fill
+
+
+def _pad(scope: Scope, index: int, rank: int) -> Step | Reject:
+    numbers = pad_numbers(scope, index, rank)
+    if isinstance(numbers, Reject):
+        return numbers
+    pads, fill = numbers
+    mode = attributes(scope.nodes[index]).get("mode", b"constant").decode()
     if any(pads) and mode != "constant":
         return reject(scope, index, "mode of Pad", mode, "constant")
     if any(pads) and fill != 0:

@@ -19,7 +19,7 @@ from onnx import NodeProto
 from convpool.geometry import ConvSpec, Ints, PoolSpec
 from convpool.graph import AttributeReference, Scope, attributes, is_op
 from convpool.operator import is_operator
-from convpool.passes.linear import BINARY, Step, linear_step, pad_conv
+from convpool.passes.linear import BINARY, Step, linear_step, pad_conv, pad_numbers
 from convpool.plan import IDENTITY, ConvLeaf, JoinTree, Moved, OpaqueLeaf, Reject, Tree, conv_leaves, malformed, reject
 
 JOINS = ("Add", "Sub", "Sum", "Concat")
@@ -79,6 +79,12 @@ def spatial_size(scope: Scope, tensor: str, rank: int) -> Ints | None:
         return None
     size = tuple(dim for dim in shape[2:] if isinstance(dim, int))
     return size if len(size) == rank else None
+
+
+def channel_count(scope: Scope, name: str) -> int | None:
+    """A tensor's channels, or those that weights take; None where they are unknown."""
+    shape = scope.info(name).shape
+    return shape[1] if shape is not None and len(shape) > 1 and isinstance(shape[1], int) else None
 
 
 def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
@@ -245,19 +251,18 @@ def _transposed(scope: Scope, tensor: str) -> bool:
 
 
 def moved_pads(scope: Scope, index: int, orders: tuple[Ints | None, ...], rank: int) -> Ints | None:
-    """A Pad's pads on the spatial axes behind Transposes of these orders, nearest first; None where they are unknown."""
-    node, axes = scope.nodes[index], range(rank + 2)
+    """A Pad's pads, on spatial axes alone, behind Transposes of these orders, nearest first; None where they are unknown."""
     try:
-        pads = attributes(node).get("pads")
+        numbers = pad_numbers(scope, index, rank)
     except AttributeReference:
         return None
-    if pads is None and len(node.input) > 1 and (constant := scope.constant(node.input[1])) is not None:
-        pads = constant.array().tolist()
-    if pads is None or len(pads) != 2 * len(axes) or len(node.input) > 3 and node.input[3] or None in orders:
+    if isinstance(numbers, Reject) or None in orders:
         return None
+    pads, axes = numbers[0], range(rank + 2)
     for order in orders:
         axes = [(order or range(rank + 1, -1, -1))[axis] for axis in axes]
-    return tuple(pads[axis + half] for half in (0, rank + 2) for axis in axes[2:])
+    begins, ends = ([pads[axis + half] for axis in axes] for half in (0, rank + 2))
+    return None if any((*begins[:2], *ends[:2])) else (*begins[2:], *ends[2:])
 
 
 def _may_pad_zeros(scope: Scope, node: NodeProto) -> bool:

@@ -25,7 +25,7 @@ from convpool.inputs import Arrays, InputMaker, random_array
 from convpool.modelio import LoadedModel, first_line, load
 from convpool.tensorrt import prepare
 from convpool.tensorrt.engine import Engine
-from convpool.verify import FLOAT32_TOLERANCE, TOLERANCES, OutputErrors, Verification, make_session
+from convpool.verify import FLOAT32_TOLERANCE, TOLERANCES, OutputErrors, Verification, fitted, make_session
 
 PRECISION_TOLERANCES = {
     "fp32": FLOAT32_TOLERANCE,
@@ -63,22 +63,20 @@ class ModelRunner:
         try:
             self._session = make_session(given, optimize=False)
         except Exception as error:  # onnxruntime's exceptions share no base class
-            try:
-                if not types - {TensorProto.FLOAT}:
-                    raise
-                self._session = make_session(LoadedModel(to_float32(given), model.base_dir, 0), optimize=False)
-            except Exception:
+            if not types - {TensorProto.FLOAT}:
                 raise ModelError(f"onnxruntime cannot load {what}: {first_line(error)}") from error
-        self._types = {value.name: value.type for value in self._session.get_inputs()}
+            wide = LoadedModel(to_float32(given), model.base_dir, 0)
+            try:
+                self._session = make_session(wide, optimize=False)
+            except Exception as other:
+                raise ModelError(f"onnxruntime cannot load {what} in float32: {first_line(other)}") from other
         self.input_names = [value.name for value in self._session.get_inputs()]
         self.output_names = [value.name for value in self._session.get_outputs()]
 
     def run(self, arrays: Arrays) -> dict[str, np.ndarray]:
         """All outputs by name.  Raises ModelError if onnxruntime fails."""
-        as_floats = {name for name, kind in self._types.items() if kind == "tensor(float)"}
-        fitted = {name: array.astype(np.float32) if name in as_floats else array for name, array in arrays.items()}
         try:
-            return dict(zip(self.output_names, self._session.run(None, fitted), strict=True))
+            return dict(zip(self.output_names, self._session.run(None, fitted(self._session, arrays)), strict=True))
         except Exception as error:
             raise ModelError(f"onnxruntime cannot run {self._what}: {first_line(error)}") from error
 
