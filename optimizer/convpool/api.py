@@ -138,13 +138,8 @@ def optimize(
             verification = unchanged(original, arrays, shapes, seed)
         report.verification = verification
         if not verification.passed:
-            worst = max((o for o in verification.outputs if not o.passed), key=lambda o: o.max_abs_error, default=None)
-            what = "no output can be compared" if worst is None else (
-                f"output '{worst.name}' differs; got {worst.note or f'{worst.max_abs_error:.3g} absolute'}, "
-                f"{worst.max_rel_error:.3g} relative error, expected within tolerance"
-            )  # fmt: skip
             report.summary = replace(report.summary, seconds=time.perf_counter() - started)
-            raise VerificationError(f"verification: {what}", report)
+            raise VerificationError(f"verification: {verification.difference}", report)
     report.summary = replace(report.summary, seconds=time.perf_counter() - started)
     return outcome
 

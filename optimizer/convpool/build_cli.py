@@ -119,7 +119,7 @@ def build_command(
         if verification is None or verification.passed:
             break
         if timed:
-            timed.left_out[form] = _difference(verification)
+            timed.left_out[form] = verification.difference
     kept = form if verification is None or verification.passed else None
     by_plugin, by_tensorrt = _shares(engine.built_from, not no_plugin)
     _write_report(report_path, {
@@ -240,13 +240,7 @@ def _show(verification: Verification, quiet: bool) -> None:
             table.add_row(escape(output.name), f"{output.max_abs_error:.3g}", f"{output.max_rel_error:.3g}", verdict)
         make_console(stderr=False).print(table)
     if not verification.passed:
-        raise VerificationError(f"verification: {_difference(verification)}")
-
-
-def _difference(verification: Verification) -> str:
-    worst = max((output for output in verification.outputs if not output.passed), key=lambda o: o.max_rel_error)
-    return (f"output '{worst.name}' differs; got {worst.note or f'{worst.max_abs_error:.3g} absolute'}, "
-            f"{worst.max_rel_error:.3g} relative error, expected within tolerance")  # fmt: skip
+        raise VerificationError(f"verification: {verification.difference}")
 
 
 def _show_times(timed: Timed, kept: str | None) -> None:

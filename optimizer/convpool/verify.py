@@ -40,13 +40,28 @@ class OutputErrors:
 
 @dataclass(frozen=True)
 class Verification:
-    """Outcome for all outputs.  reference: what the errors are against; inputs: how many sets were run."""
+    """Outcome for all outputs.  reference: what the errors are against; inputs: how many sets were run; allowed: in words."""
 
     passed: bool
     reference: str
     inputs: int
     input_shapes: dict[str, list[int]]
     outputs: list[OutputErrors] = field(default_factory=list)
+    allowed: str = ""
+
+    @property
+    def difference(self) -> str:
+        """What is wrong with the output that is furthest off, and what was allowed."""
+        worst = max((o for o in self.outputs if not o.passed), key=lambda o: o.max_rel_error, default=None)
+        if worst is None:
+            return "no output can be compared"
+        got = f"{worst.note or f'{worst.max_abs_error:.3g} absolute'}, {worst.max_rel_error:.3g} relative error"
+        return f"output '{worst.name}' differs; got {got}, expected at most {self.allowed}"
+
+
+def allowed(rtol: float, relative_atol: float, atol: float | None) -> str:
+    """Tolerances in words; relative_atol counts where there is no atol."""
+    return f"{rtol:g} of each value + " + (f"{relative_atol:g} of the largest" if atol is None else f"{atol:g}")
 
 
 def verify(
@@ -281,7 +296,8 @@ class _Judge:
         passed = all(output.passed for output in outputs) and (
             not outputs or any("random" not in output.note for output in outputs)
         )
-        return Verification(passed, reference, inputs, shapes, outputs)
+        rtol = self._tolerance[0] if self._rtol is None else self._rtol
+        return Verification(passed, reference, inputs, shapes, outputs, allowed(rtol, self._tolerance[1], self._atol))
 
     def _one(self, name: str, reference, original, result) -> OutputErrors:
         if not all(isinstance(value, np.ndarray) for value in (reference, original, result)):

@@ -25,7 +25,7 @@ from convpool.inputs import Arrays, InputMaker, random_array
 from convpool.modelio import LoadedModel, first_line, load
 from convpool.tensorrt import prepare
 from convpool.tensorrt.engine import Engine
-from convpool.verify import FLOAT32_TOLERANCE, TOLERANCES, OutputErrors, Verification, fitted, make_session
+from convpool.verify import FLOAT32_TOLERANCE, TOLERANCES, OutputErrors, Verification, allowed, fitted, make_session
 
 PRECISION_TOLERANCES = {
     "fp32": FLOAT32_TOLERANCE,
@@ -153,7 +153,8 @@ def compare(
             if before is None or (found.passed, -found.max_abs_error) < (before.passed, -before.max_abs_error):
                 worst[name] = found
     what = "the first in onnxruntime" if isinstance(first, ModelRunner) else "the first in TensorRT"
-    return Verification(all(o.passed for o in worst.values()), what, count, shapes, [worst[name] for name in names])
+    passed = all(output.passed for output in worst.values())
+    return Verification(passed, what, count, shapes, [worst[name] for name in names], allowed(*limits))
 
 
 def _input_sets(first: Runner, second: Runner, count: int, data: Arrays | None, shapes: dict, seed: int):
