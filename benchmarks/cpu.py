@@ -3,7 +3,7 @@
     python -m benchmarks.cpu [--json FILE] [--rounds N]
 
 Every row times the original, a second session of the original (its ratio to the first is the noise of the harness) and
-the optimized model in turn, each as if it were alone (`time_alone`), and compares medians.  Outputs are checked before.
+the optimized model in turn, each as if by itself, and compares medians.  Outputs are checked before.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import math
 import os
 import platform
 import statistics
-import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +24,9 @@ from rich.progress import track
 from rich.table import Table
 
 import convpool
+from convpool.autotune import time_in_turn
+from convpool.modelio import LoadedModel
+from convpool.verify import make_session
 from models import digits, generators
 
 THREADS = 2
@@ -52,56 +53,23 @@ NETWORKS = {
     "densenet121, batch 1": ("densenet121", 1),
 }
 LENET_BATCHES = (1, 8, 32)
-PAUSE_S = 0.06
-"""Before each session's turn: onnxruntime's threads spin for 36 ms after a run, and would slow the next session down."""
-TURN_S = 0.02
-"""A turn's timed runs last at least so long together."""
 
 
 def measure(model, arrays: dict[str, np.ndarray], rounds: int) -> dict[str, float]:
     """Medians in milliseconds of original and optimized model, their ratio, and the ratio of two equal originals."""
     result = convpool.optimize(model, **OPTIONS, check=1)
     models = {"original": model, "again": model, "optimized": result.model}
-    times = time_alone({name: _session(m) for name, m in models.items()}, arrays, rounds, budget_s=30)
+    sessions = {
+        name: make_session(LoadedModel(m, None, 0), optimize=True, threads=THREADS, spin=True) for name, m in models.items()
+    }
+    times = time_in_turn(sessions, arrays, rounds, budget_s=30)
     return {
-        "original_ms": times["original"],
-        "optimized_ms": times["optimized"],
+        "original_ms": times["original"] / 1e3,
+        "optimized_ms": times["optimized"] / 1e3,
         "speedup": times["original"] / times["optimized"],
         "noise": times["original"] / times["again"],
         "lowerings": sorted({s.lowering for s in result.report.sites if s.lowering}),
     }
-
-
-def time_alone(
-    sessions: Mapping[str, onnxruntime.InferenceSession], arrays: dict[str, np.ndarray], rounds: int, budget_s: float
-) -> dict[str, float]:
-    """Median milliseconds per run of sessions that take turns: a pause, one run untimed, then runs for TURN_S seconds.
-
-    Rounds stop when budget_s seconds are spent, though not before three.
-    """
-    for session in sessions.values():
-        session.run(None, arrays)
-    samples: dict[str, list[float]] = {name: [] for name in sessions}
-    deadline = time.perf_counter() + budget_s
-    for number in range(rounds):
-        for name, session in sessions.items():
-            time.sleep(PAUSE_S)
-            session.run(None, arrays)
-            begin, runs = time.perf_counter(), 0
-            while runs == 0 or time.perf_counter() - begin < TURN_S:
-                session.run(None, arrays)
-                runs += 1
-            samples[name].append((time.perf_counter() - begin) * 1e3 / runs)
-        if number >= 2 and time.perf_counter() > deadline:
-            break
-    return {name: statistics.median(values) for name, values in samples.items()}
-
-
-def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """With onnxruntime's defaults but for the number of threads."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = THREADS
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def rows(rounds: int):

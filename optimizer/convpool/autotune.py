@@ -1,7 +1,7 @@
 """Timing the lowerings of one site in onnxruntime on the machine at hand, since the best differs by layer.
 
 The site's nodes are cut out into a model of their own, which is optimized once per lowering.  All of them, the
-original included, then run in turn, so that a drift of the machine's speed meets them alike; the median decides.
+original included, then take turns, so that a drift of the machine's speed meets them alike; the median decides.
 Source: Suita et al., JPDC 2020, section 5, where too the best method differs by layer.
 """
 
@@ -24,22 +24,34 @@ from convpool.plan import Plan, Reject, reject, tree_nodes
 from convpool.rewrite import Rewriter
 from convpool.verify import make_session
 
-ROUNDS = 15
+ROUNDS = 9
 BUDGET_S = 1.5
 """A site's rounds stop when this much time is spent, though not before three."""
+PAUSE_S = 0.06
+"""Before each turn: onnxruntime's threads spin for 36 ms after a run, and would slow the next session down."""
+TURN_S = 0.02
+"""The timed runs of a turn last at least so long together."""
 
 
 def time_in_turn(sessions: Mapping[str, Any], arrays: Arrays, rounds: int, budget_s: float) -> dict[str, float]:
-    """Median microseconds per run of onnxruntime sessions with the same inputs, run in turn after one warm-up."""
+    """Median microseconds per run of onnxruntime sessions with the same inputs, each as fast as it is by itself.
+
+    In each round every session has its turn: a pause, a run that is not timed, and runs for TURN_S.  Rounds stop when
+    budget_s seconds are spent, though not before three.
+    """
     for session in sessions.values():
         session.run(None, arrays)
     samples: dict[str, list[float]] = {name: [] for name in sessions}
     deadline = time.perf_counter() + budget_s
     for number in range(rounds):
         for name, session in sessions.items():
-            begin = time.perf_counter()
+            time.sleep(PAUSE_S)
             session.run(None, arrays)
-            samples[name].append((time.perf_counter() - begin) * 1e6)
+            begin, runs = time.perf_counter(), 0
+            while runs == 0 or time.perf_counter() - begin < TURN_S:
+                session.run(None, arrays)
+                runs += 1
+            samples[name].append((time.perf_counter() - begin) / runs * 1e6)
         if number >= 2 and time.perf_counter() > deadline:
             break
     return {name: statistics.median(values) for name, values in samples.items()}
@@ -81,11 +93,11 @@ class Tuner:
                 candidates.setdefault("+".join(choice.lowering for choice in found.choices), found)
         try:
             cut = self._cut_out(plan, main_opset)
-            sessions = {"original": make_session(LoadedModel(cut, None, 0), optimize=True)}
+            sessions = {"original": make_session(LoadedModel(cut, None, 0), optimize=True, spin=True)}
             arrays, _ = InputMaker(cut, None, {}, self._seed).runnable(0, lambda a: sessions["original"].run(None, a))
             for name in candidates:
                 lowered = _lowered(cut, name if name in LOWERINGS else "auto")
-                sessions[name] = make_session(LoadedModel(lowered, None, 0), optimize=True)
+                sessions[name] = make_session(LoadedModel(lowered, None, 0), optimize=True, spin=True)
             times = time_in_turn(sessions, arrays, ROUNDS, BUDGET_S)
         except Exception:  # whatever onnxruntime has against the cut-out: it is only a measurement
             return plan, None

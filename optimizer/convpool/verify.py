@@ -228,14 +228,18 @@ def _nudged_runs(reference: _Runner, arrays: Arrays, seed: int) -> list[list[obj
     return runs
 
 
-def make_session(model: LoadedModel, *, optimize: bool, threads: int = 0):
-    """An onnxruntime session on the CPU whose idle threads sleep.  optimize: with onnxruntime's own passes."""
+def make_session(model: LoadedModel, *, optimize: bool, threads: int = 0, spin: bool = False):
+    """An onnxruntime session on the CPU.
+
+    optimize: with onnxruntime's own passes.  threads: 0 for as many as there are cores.  spin: idle threads wait for work
+    awake, as is onnxruntime's default: faster for a session by itself, and in the way of others.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
     level = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
     if model.base_dir is not None:
