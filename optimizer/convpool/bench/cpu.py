@@ -104,7 +104,7 @@ def _onnxruntime(row: Row, w: np.ndarray) -> Callable[[np.ndarray, np.ndarray], 
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, (row.n, row.m, *row.out_size))
     graph = helper.make_graph([conv, pool], "layer", [x], [y], [numpy_helper.from_array(w, "w")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    session = make_session(LoadedModel(model, None, 0), optimize=True)
+    session = make_session(LoadedModel(model, None, 0), optimize=True, spin=True)
     return lambda x, w: session.run(None, {"x": x})[0]
 
 
