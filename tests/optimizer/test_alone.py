@@ -212,7 +212,7 @@ REFUSED = {
         "Conv 's': channels; got 5, expected at most 4"),
     "large kernel": ("s = Conv(x, v)\n", {"v": (8, 3, 5, 5)}, IMAGE,
         "Conv 's': weights a filter; got 75, expected at most 64"),
-    "group": ("s = Conv<group=3>(x, v)\n", {"v": (9, 1, 3, 3)}, IMAGE, 
+    "group": ("s = Conv<group=3>(x, v)\n", {"v": (9, 1, 3, 3)}, IMAGE,
         "Conv 's': group of a ConvAvgPool; got 3, expected 1, for which the plugin has kernels"),
     "computed weights": (STEM, {"v": None}, f"{IMAGE}, float[8,3,3,3] v",
         "Conv 's': weights; got computed, or an input that a caller may override, expected a constant"),

@@ -1,6 +1,8 @@
-"""Choosing lowerings by measurement: what is timed, and what a measurement decides.  The clock itself is not tested."""
+"""Choosing lowerings by measurement: what is timed, and what a measurement decides, by a pretended clock but for one test."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -76,6 +78,31 @@ def test_a_site_of_open_size_is_timed_at_the_shape_given(clock):
         model, autotune=True, input_shapes={"x": [3, 2, 20, 24]}, progress=lambda *item: seen.append(item)
     )
     assert [site.lowering for site in result.report.sites] == ["fused"] and seen == [(0, 1, "y")]
+
+
+@pytest.mark.parametrize("long", [0.004, 0.5])
+def test_a_session_is_timed_as_if_by_itself(monkeypatch, long):
+    """A run takes longer while threads of another session spin, and where its own have gone to sleep."""
+    now, ended = 0.0, {}
+
+    class Session:
+        def __init__(self, seconds):
+            self.seconds = seconds
+
+        def run(self, names, feed):
+            nonlocal now
+            disturbed = any(now - end < 0.036 for session, end in ended.items() if session is not self)
+            asleep = now - ended.get(self, -1) > 0.036
+            now += self.seconds * (1 + disturbed + 4 * asleep)
+            ended[self] = now
+
+    def sleep(seconds):
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(autotune, "time", SimpleNamespace(sleep=sleep, perf_counter=lambda: now))
+    times = autotune.time_in_turn({"a": Session(0.002), "b": Session(long)}, {}, rounds=5, budget_s=1)
+    assert times == {"a": pytest.approx(2e3), "b": pytest.approx(long * 1e6)}
 
 
 def test_real_clock_on_a_real_network():
