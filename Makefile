@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+CPP := $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' 2>/dev/null)
 SOURCES := $(shell git ls-files optimizer plugin pyproject.toml 2>/dev/null)
 
-.PHONY: demo test lint install bench-cpu bench-gpu bench-tensorrt clean
+.PHONY: demo test lint format install bench-cpu bench-gpu bench-tensorrt clean
 
 demo: install
 	$(BIN)/python -m benchmarks.demo
@@ -14,6 +15,13 @@ test: install lint
 
 lint: install
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
 
 install: $(VENV)/.installed
 

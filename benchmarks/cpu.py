@@ -110,8 +110,14 @@ def main() -> None:
     found = list(rows(options.rounds))
     table = Table("row", "original ms", "optimized ms", "speed-up", "noise", "lowering", box=None)
     for row in found:
-        table.add_row(row["name"], f"{row['original_ms']:.3f}", f"{row['optimized_ms']:.3f}", f"{row['speedup']:.2f}",
-                      f"{row['noise']:.2f}", "+".join(row["lowerings"]))  # fmt: skip
+        table.add_row(
+            row["name"],
+            f"{row['original_ms']:.3f}",
+            f"{row['optimized_ms']:.3f}",
+            f"{row['speedup']:.2f}",
+            f"{row['noise']:.2f}",
+            "+".join(row["lowerings"]),
+        )
     Console().print(table)
     mean = math.exp(statistics.fmean(math.log(row["speedup"]) for row in found if row["kind"] == "layer"))
     print(f"geometric mean over the {len(LAYERS)} layers: {mean:.2f}")

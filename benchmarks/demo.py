@@ -34,8 +34,11 @@ def main() -> None:
     table.add_row("digits right", *(f"{hits[key]} of {len(labels)}" for key in sessions), "")
     for batch in BATCHES:
         times = time_in_turn(sessions, {name: images[:batch]}, rounds=31, budget_s=5)
-        table.add_row(f"batch {batch}", *(f"{times[key]:.0f} us" for key in sessions),
-                      f"{times['original'] / times['optimized']:.2f} times faster")  # fmt: skip
+        table.add_row(
+            f"batch {batch}",
+            *(f"{times[key]:.0f} us" for key in sessions),
+            f"{times['original'] / times['optimized']:.2f} times faster",
+        )
     console.print()
     console.print(table)
 

@@ -49,8 +49,7 @@ def run_sanitizer() -> dict:
     print(done.stdout)
     parts = re.split(r"^== (\w+)$", done.stdout, flags=re.MULTILINE)[1:]
     summaries = {
-        tool: re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", text)
-        for tool, text in zip(parts[::2], parts[1::2], strict=True)
+        tool: re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", text) for tool, text in zip(parts[::2], parts[1::2], strict=True)
     }
     runs = [int(n) for n in re.findall(r"(\d+) checked runs", done.stdout)]
     return {"exit_status": done.returncode, "summaries": summaries, "checked_runs": runs}

@@ -118,11 +118,16 @@ def get_engine(name: str, lowering: str, model: onnx.ModelProto, batch: int, opt
     if path.exists():
         return Engine.load(path)
     engine = build_engine(
-        model, precision=options.precision, optimization_level=options.level, plugin=plugin, lowering="none",
+        model,
+        precision=options.precision,
+        optimization_level=options.level,
+        plugin=plugin,
+        lowering="none",
         max_aux_streams=options.max_aux_streams,
-        timing_cache=options.engines / f"timing-{TIMING_ITERATIONS}.cache", configure=choose_patiently,
+        timing_cache=options.engines / f"timing-{TIMING_ITERATIONS}.cache",
+        configure=choose_patiently,
         configure_network=half_channels_last if inside else None,
-    )  # fmt: skip
+    )
     engine.save(path)
     return engine
 
@@ -184,9 +189,18 @@ def time_network(name: str, options: Options) -> Row:
         nodes = Counter(node.op_type for node in form.graph.node if node.op_type in operator.OP_TYPES)
         found[lowering] = {"error": error, **({"nodes": dict(nodes)} if nodes else {})}
         engines[lowering] = engine
-    row = {"network": name, "batch": batch, "precision": options.precision, "level": options.level,
-           "max_aux_streams": options.max_aux_streams, "bar": network.bar if options.precision == "fp16" else None,
-           "limit": limit, "half_channels_last": inside, "rounds": options.rounds, "lowerings": found}  # fmt: skip
+    row = {
+        "network": name,
+        "batch": batch,
+        "precision": options.precision,
+        "level": options.level,
+        "max_aux_streams": options.max_aux_streams,
+        "bar": network.bar if options.precision == "fp16" else None,
+        "limit": limit,
+        "half_channels_last": inside,
+        "rounds": options.rounds,
+        "lowerings": found,
+    }
     if engines:
         row["input_sets"] = _time(engines, model, inside, options.rounds, found)
     if options.layers:
@@ -194,9 +208,7 @@ def time_network(name: str, options: Options) -> Row:
     return row
 
 
-def _time(
-    engines: dict[str, Engine], model: onnx.ModelProto, inside: bool, rounds: int, found: dict[str, dict[str, Any]]
-) -> int:
+def _time(engines: dict[str, Engine], model: onnx.ModelProto, inside: bool, rounds: int, found: dict[str, dict[str, Any]]) -> int:
     """Add each engine's time to what was found; the number of input sets."""
     next(iter(engines.values())).memory  # noqa: B018  a current context, which gpuarray needs
     import pycuda.driver as driver

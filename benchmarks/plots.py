@@ -21,9 +21,12 @@ from convpool.bench.plot import save
 
 BAR_HEIGHT = 0.8  # of all bars of a row
 WAYS = {
-    "plugin": "plugin: ConvAvgPool alone", "siblings": "plugin: pairs", "stem": "plugin: pairs, images",
-    "plain_conv": "plugin: convpool-build", "concats_kept": "plugin: Concats kept",
-}  # fmt: skip
+    "plugin": "plugin: ConvAvgPool alone",
+    "siblings": "plugin: pairs",
+    "stem": "plugin: pairs, images",
+    "plain_conv": "plugin: convpool-build",
+    "concats_kept": "plugin: Concats kept",
+}
 """What lowerings of `benchmarks.network_times` are called beside the bars, where not by their names."""
 
 
@@ -62,9 +65,7 @@ def _networks(record: dict[str, Any]) -> Parts:
     rows = [row for row in record["rows"] if "original" in times_of(row)]
     ways = [name for name in LOWERINGS if name != "original" and any(name in times_of(row) for row in rows)]
     series = {
-        WAYS.get(name, name): [
-            times_of(row)["original"] / times_of(row)[name] if name in times_of(row) else None for row in rows
-        ]
+        WAYS.get(name, name): [times_of(row)["original"] / times_of(row)[name] if name in times_of(row) else None for row in rows]
         for name in ways
     }
     versions = sorted({f"TensorRT {row['tensorrt']}, {row['gpu'].split(',')[0]}, {row['precision']}" for row in rows})

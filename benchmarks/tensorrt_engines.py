@@ -65,9 +65,7 @@ def make_model(name: str, batch: int | str) -> onnx.ModelProto:
     return model
 
 
-def make_inputs(
-    name: str, batch: int, digits: str | None, size: int | None = None, seed: int = 0
-) -> dict[str, np.ndarray]:
+def make_inputs(name: str, batch: int, digits: str | None, size: int | None = None, seed: int = 0) -> dict[str, np.ndarray]:
     """Inputs for a batch; images of the digits' test set for LeNet-5 where it is given."""
     if name == "lenet5_digits" and digits:
         return {"image": np.load(digits)["image"][seed * batch :][:batch]}
@@ -105,8 +103,10 @@ def check_model(name: str, digits: str | None, level: int) -> list[dict]:
     batch = BATCHES[name]
     layer = name.startswith("densenet_transition")
     size = {"small": 28, "large": 72} if layer else {"small": None, "large": None}
-    sets = {"static": [make_inputs(name, batch, digits, seed=seed) for seed in range(STATIC_SETS)], "open": [
-        make_inputs(name, 1, digits, size["small"]), make_inputs(name, 2 * batch, digits, size["large"])]}  # fmt: skip
+    sets = {
+        "static": [make_inputs(name, batch, digits, seed=seed) for seed in range(STATIC_SETS)],
+        "open": [make_inputs(name, 1, digits, size["small"]), make_inputs(name, 2 * batch, digits, size["large"])],
+    }
     if name == "lenet5_digits" and digits:
         sets["open"].append({"image": np.load(digits)["image"]})
     with tempfile.TemporaryDirectory() as folder:
@@ -127,9 +127,15 @@ def check_model(name: str, digits: str | None, level: int) -> list[dict]:
                 for which in ("plugin", "original"):
                     path = Path(folder, f"{name}-{precision}-{shapes}-{which}.engine")
                     started = time.perf_counter()
-                    engine = build_engine(model, precision=precision, profiles=profile, optimization_level=level,
-                                          timing_cache=Path(folder, "timing.cache"),
-                                          plugin=which == "plugin", lowering=None if which == "plugin" else "none")  # fmt: skip
+                    engine = build_engine(
+                        model,
+                        precision=precision,
+                        profiles=profile,
+                        optimization_level=level,
+                        timing_cache=Path(folder, "timing.cache"),
+                        plugin=which == "plugin",
+                        lowering=None if which == "plugin" else "none",
+                    )
                     engine.save(path)
                     row[f"{which}_build_s"] = round(time.perf_counter() - started, 1)
                     outputs = run_elsewhere(path, inputs)
@@ -212,8 +218,9 @@ def run_tests(group: str, seconds: float, digits: str | None = None) -> dict:
         cases = list(ElementTree.parse(junit).iter("testcase"))
     recorded = [
         {"test": one.get("name"), **{p.get("name"): float(p.get("value")) for p in one.iter("property")}}
-        for one in cases if one.find("properties") is not None
-    ]  # fmt: skip
+        for one in cases
+        if one.find("properties") is not None
+    ]
     bad = [one.get("name") for one in cases if one.find("failure") is not None or one.find("error") is not None]
     skipped = [f"{one.get('name')}: {one.find('skipped').get('message')}" for one in cases if one.find("skipped") is not None]
     passed = re.search(r"(\d+) passed", output)  # of a test that was interrupted the file says nothing bad
@@ -254,9 +261,16 @@ def timing(arguments: argparse.Namespace) -> int:
         engines = Path(arguments.engines or folder)
         engines.mkdir(parents=True, exist_ok=True)
         lowerings = tuple(arguments.lowerings or network_times.USUAL[arguments.precision])
-        options = network_times.Options(engines, lowerings, arguments.precision, arguments.level,
-                                        arguments.batch, arguments.rounds, arguments.layers,
-                                        arguments.max_aux_streams)  # fmt: skip
+        options = network_times.Options(
+            engines,
+            lowerings,
+            arguments.precision,
+            arguments.level,
+            arguments.batch,
+            arguments.rounds,
+            arguments.layers,
+            arguments.max_aux_streams,
+        )
         path = Path(arguments.json or Path(folder, "times.json"))
         for name in names:
             row = {**network_times.time_network(name, options), **about(), "commit": arguments.commit}
@@ -272,9 +286,10 @@ def about() -> dict:
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     return {
         "command": " ".join(["python", "-m", "benchmarks.tensorrt_engines", *(Path(word).name for word in sys.argv[1:])]),
-        "date": datetime.date.today().isoformat(), "tensorrt": trt.__version__,
+        "date": datetime.date.today().isoformat(),
+        "tensorrt": trt.__version__,
         "gpu": subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0],
-    }  # fmt: skip
+    }
 
 
 def main() -> int:
@@ -291,8 +306,7 @@ def main() -> int:
     parser.add_argument("--commit", default="", help="commit to record")
     group = parser.add_argument_group("time")
     group.add_argument("--engines", help="folder that keeps engines and TensorRT's timings for a later call")
-    group.add_argument("--lowerings", nargs="+", choices=network_times.LOWERINGS,
-                       help="default: those usual in the precision")
+    group.add_argument("--lowerings", nargs="+", choices=network_times.LOWERINGS, help="default: those usual in the precision")
     group.add_argument("--batch", type=int, help="in place of each network's own")
     group.add_argument("--precision", choices=("fp16", "tf32", "fp32"), default="fp16")
     group.add_argument("--max-aux-streams", type=int, help="streams that TensorRT may run layers on besides its own")
@@ -315,10 +329,7 @@ def main() -> int:
     if arguments.json:
         Path(arguments.json).write_text(text)
     print(text)
-    bad = [
-        row for row in results["rows"]
-        if row["plugin_error"] > row["limit"] or row["ratio"] > RATIOS[row["precision"]]
-    ]  # fmt: skip
+    bad = [row for row in results["rows"] if row["plugin_error"] > row["limit"] or row["ratio"] > RATIOS[row["precision"]]]
     return 1 if bad or results.get("failures") else 0
 
 

@@ -90,8 +90,17 @@ class Net:
         if bias:
             inputs.append(self.uniform(f"{name}.bias", (channels,), -0.1, 0.1))
         spatial = _output_sizes(name, x, kernel, stride, pads)
-        return self.op("Conv", name, inputs, (x.shape[0], channels, *spatial), kernel_shape=kernel, strides=stride,
-                       pads=pads * 2, dilations=[1] * rank, group=group)  # fmt: skip
+        return self.op(
+            "Conv",
+            name,
+            inputs,
+            (x.shape[0], channels, *spatial),
+            kernel_shape=kernel,
+            strides=stride,
+            pads=pads * 2,
+            dilations=[1] * rank,
+            group=group,
+        )
 
     def batch_norm(self, x, name) -> gs.Variable:
         """BatchNormalization in inference form, statistics like those of a trained network."""
@@ -109,8 +118,7 @@ class Net:
         kernel, pads = _per_axis(kernel, rank), _per_axis(pads, rank)
         stride = kernel if stride is None else _per_axis(stride, rank)
         spatial = _output_sizes(name, x, kernel, stride, pads)
-        return self.op(kind, name, [x], (*x.shape[:2], *spatial), kernel_shape=kernel, strides=stride,
-                       pads=pads * 2, **attrs)  # fmt: skip
+        return self.op(kind, name, [x], (*x.shape[:2], *spatial), kernel_shape=kernel, strides=stride, pads=pads * 2, **attrs)
 
     def global_pool(self, x, name) -> gs.Variable:
         """GlobalAveragePool, [N, C, 1...]."""
@@ -167,9 +175,7 @@ class Net:
         model.producer_name, model.producer_version = "convpool.models", ""
         model.ir_version = helper.find_min_ir_version_for(model.opset_import)
         if model.ir_version < 4:
-            model.graph.input.extend(
-                helper.make_tensor_value_info(w.name, w.data_type, w.dims) for w in model.graph.initializer
-            )
+            model.graph.input.extend(helper.make_tensor_value_info(w.name, w.data_type, w.dims) for w in model.graph.initializer)
         return model
 
 

@@ -66,9 +66,7 @@ def mobilenet_v1(net: Net, *, frames=256, mels=64, width=32, classes=527) -> Non
         x = conv_pool(x, f"block{i}/depthwise", x.shape[1], stride, group=x.shape[1])
         x = _conv_norm(net, x, f"block{i}/pointwise", factor * width, 1)
     x = net.reduce(x, "head/mean_mels", "ReduceMean", (3,))
-    x = net.add(
-        net.reduce(x, "head/max", "ReduceMax", (2,)), net.reduce(x, "head/mean", "ReduceMean", (2,)), "head/add"
-    )
+    x = net.add(net.reduce(x, "head/max", "ReduceMax", (2,)), net.reduce(x, "head/mean", "ReduceMean", (2,)), "head/add")
     x = net.act(net.linear(x, "head/fc1", 32 * width), "head/relu")
     net.output(net.act(net.linear(x, "head/fc2", classes), "head/sigmoid", "Sigmoid"), "scores")
 
@@ -90,9 +88,13 @@ def darknet19(net: Net, *, size=224, width=32, classes=1000) -> None:
 
 
 def nextvit(
-    net: Net, *, size=224, depths: Sequence[int] = (3, 4, 10, 3), widths: Sequence[int] = (96, 192, 384, 768),
+    net: Net,
+    *,
+    size=224,
+    depths: Sequence[int] = (3, 4, 10, 3),
+    widths: Sequence[int] = (96, 192, 384, 768),
     classes=1000,
-) -> None:  # fmt: skip
+) -> None:
     """NextViT's convolution blocks: between stages AveragePool (ceil_mode) over Add(residual, Conv), then Conv1, BN."""
     # Random statistics do not normalise, so a branch must be weak for 40 of them to leave the sum of order one.
     branch_gain = 0.1

@@ -42,9 +42,7 @@ def _head(net: Net, x, classes: int) -> None:
     net.output(net.linear(net.global_pool(x, "head/pool"), "head/fc", classes), "logits")
 
 
-def densenet(
-    net: Net, *, size=224, channels=3, rank=2, growth=32, blocks: Sequence[int] = (6, 12, 24, 16), classes=1000
-) -> None:
+def densenet(net: Net, *, size=224, channels=3, rank=2, growth=32, blocks: Sequence[int] = (6, 12, 24, 16), classes=1000) -> None:
     """DenseNet-121 by default, for images (rank 2) or volumes (rank 3). Input [N, channels, size...]."""
     x = net.input("input", channels, *[size] * rank)
     x = net.conv(x, "stem/conv", 2 * growth, 7, stride=2, bias=False, gain=1.0)
@@ -83,9 +81,14 @@ def sparcnet(net: Net, *, size=1000, channels=16, layers=4, growth=16, classes=6
 
 
 def condensenet(
-    net: Net, *, size=224, stages: Sequence[int] = (4, 6, 8, 10, 8), growth: Sequence[int] = (8, 16, 32, 64, 128),
-    group=4, classes=1000,
-) -> None:  # fmt: skip
+    net: Net,
+    *,
+    size=224,
+    stages: Sequence[int] = (4, 6, 8, 10, 8),
+    growth: Sequence[int] = (8, 16, 32, 64, 128),
+    group=4,
+    classes=1000,
+) -> None:
     """CondenseNet-74 after pruning. Input [N, 3, size, size]; one transition less than stages."""
     x = net.conv(net.input("input", 3, size, size), "stem/conv", 2 * growth[0], 3, stride=2, bias=False, gain=1.0)
     for i, (layers, k) in enumerate(zip(stages, growth, strict=True), 1):
@@ -110,6 +113,5 @@ def _learned_group_conv(net: Net, x, name: str, channels: int, group: int):
     x = net.conv(x, f"{name}/conv", channels, 1, group=group, bias=False)
     height, width = x.shape[2:]
     x = net.reshape(x, f"{name}/split", group, channels // group, height, width)
-    x = net.op("Transpose", f"{name}/shuffle", [x], (x.shape[0], channels // group, group, height, width),
-               perm=[0, 2, 1, 3, 4])  # fmt: skip
+    x = net.op("Transpose", f"{name}/shuffle", [x], (x.shape[0], channels // group, group, height, width), perm=[0, 2, 1, 3, 4])
     return net.reshape(x, f"{name}/merge", channels, height, width)

@@ -86,8 +86,7 @@ def _attention(net: Net, x, name: str):
 
     theta = project("theta", channels // 8, False)
     theta = net.op("Transpose", f"{name}/queries", [theta], (batch, positions, channels // 8), perm=[0, 2, 1])
-    scores = net.op("MatMul", f"{name}/scores", [theta, project("phi", channels // 8, True)],
-                    (batch, positions, pooled))  # fmt: skip
+    scores = net.op("MatMul", f"{name}/scores", [theta, project("phi", channels // 8, True)], (batch, positions, pooled))
     beta = net.op("Softmax", f"{name}/softmax", [scores], scores.shape, axis=2)
     beta = net.op("Transpose", f"{name}/weights", [beta], (batch, pooled, positions), perm=[0, 2, 1])
     y = net.op("MatMul", f"{name}/mix", [project("g", channels // 2, True), beta], (batch, channels // 2, positions))
@@ -106,8 +105,9 @@ def wgan_gp(net: Net, *, size=32, width=128, mean="avgpool") -> None:
     0 + x, which is what Python's sum() computes and an exporter may leave).
     """
     if mean not in ("avgpool", "slices_div", "slices_mul", "slices_sum", "slices_python_sum"):
-        raise ValueError(f"wgan_gp: mean; got {mean!r}, expected avgpool, slices_div, slices_mul, slices_sum or "
-                         "slices_python_sum")  # fmt: skip
+        raise ValueError(
+            f"wgan_gp: mean; got {mean!r}, expected avgpool, slices_div, slices_mul, slices_sum or slices_python_sum"
+        )
 
     def down_sample(x, name):
         return net.pool(x, name) if mean == "avgpool" else _mean_of_slices(net, x, name, mean)
@@ -123,9 +123,7 @@ def wgan_gp(net: Net, *, size=32, width=128, mean="avgpool") -> None:
 def _mean_of_slices(net: Net, x, name: str, mean: str):
     """(x[::2, ::2] + x[1::2, ::2] + x[::2, 1::2] + x[1::2, 1::2]) / 4, in the reference's order."""
     rows = [net.slice(x, f"{name}/rows{row}", row, 2, 2) for row in (0, 1)]
-    corners = [
-        net.slice(rows[row], f"{name}/columns{column}{row}", column, 2, 3) for column in (0, 1) for row in (0, 1)
-    ]
+    corners = [net.slice(rows[row], f"{name}/columns{column}{row}", column, 2, 3) for column in (0, 1) for row in (0, 1)]
     if mean == "slices_sum":
         total = net.op("Sum", f"{name}/sum", corners, corners[0].shape)
     else:

@@ -37,8 +37,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--opset", type=int, default=generators.DEFAULT_OPSET, help="default: %(default)s")
     parser.add_argument("--dtype", default="float32", choices=("float16", "float32", "float64"))
     parser.add_argument("--size", type=int, help="height and width (depth, or samples) of the input")
-    parser.add_argument("--set", type=_setting, action="append", default=[], metavar="KEY=VALUE", dest="settings",
-                        help="an argument of the network, as --list shows them; repeat for more")
+    parser.add_argument(
+        "--set",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="settings",
+        help="an argument of the network, as --list shows them; repeat for more",
+    )
     return parser
 
 
@@ -60,8 +67,9 @@ def main(argv: list[str] | None = None) -> int:
     args = dict(options.settings) | ({} if options.size is None else {"size": options.size})
     output = options.output or Path(f"{options.name}.onnx")
     try:
-        model = generators.generate(options.name, batch=options.batch, seed=options.seed, opset=options.opset,
-                                    dtype=options.dtype, **args)  # fmt: skip
+        model = generators.generate(
+            options.name, batch=options.batch, seed=options.seed, opset=options.opset, dtype=options.dtype, **args
+        )
         output.write_bytes(generators.serialize(model))
     except OSError as error:
         print(f"{output}: cannot be written; {error.strerror or error}", file=sys.stderr)

@@ -56,9 +56,7 @@ _GENERATORS = (
     # The networks of the papers.
     Generator("densenet121", densenets.densenet, {}, {"conv_pool": 3}),
     Generator("densenet_bc100", densenets.densenet_bc, {}, {"conv_pool": 2}),
-    Generator(
-        "densenet121_3d", densenets.densenet, {"size": 64, "channels": 1, "rank": 3, "classes": 2}, {"conv_pool": 3}
-    ),
+    Generator("densenet121_3d", densenets.densenet, {"size": 64, "channels": 1, "rank": 3, "classes": 2}, {"conv_pool": 3}),
     Generator("sparcnet", densenets.sparcnet, {}, {"conv_pool": 7}),
     Generator("condensenet74", densenets.condensenet, {}, {"concat_pool": 4}),
     Generator("sngan64", discriminators.sngan, {}, {"conv_pool": 9, "pool_conv": 1}),
@@ -91,18 +89,14 @@ _GENERATORS = (
         {"concat_pool": 2},
     ),
     Generator("sngan64_small", discriminators.sngan, {"width": 8}, {"conv_pool": 9, "pool_conv": 1}),
-    Generator(
-        "sngan64_in_place_small", discriminators.sngan, {"width": 8, "in_place": True}, {"conv_pool": 9, "pool_conv": 1}
-    ),
+    Generator("sngan64_in_place_small", discriminators.sngan, {"width": 8, "in_place": True}, {"conv_pool": 9, "pool_conv": 1}),
     Generator("biggan_small", discriminators.biggan, {"size": 64, "width": 8}, {"conv_pool": 9, "pool_conv": 1}),
     Generator("wgan_gp_small", discriminators.wgan_gp, {"width": 16}, {"conv_pool": 3, "pool_conv": 1}),
     Generator("wgan_gp_slices_small", discriminators.wgan_gp, {"width": 16, "mean": "slices_div"}, _SLICES),
     Generator("wgan_gp_slices_mul_small", discriminators.wgan_gp, {"width": 16, "mean": "slices_mul"}, _SLICES),
     Generator("wgan_gp_slices_sum_small", discriminators.wgan_gp, {"width": 16, "mean": "slices_sum"}, _SLICES),
     Generator("wgan_gp_python_sum_small", discriminators.wgan_gp, {"width": 16, "mean": "slices_python_sum"}, _SLICES),
-    Generator(
-        "stargan_v2_small", discriminators.stargan_v2, {"size": 64, "width": 8, "max_width": 32}, {"conv_pool": 6}
-    ),
+    Generator("stargan_v2_small", discriminators.stargan_v2, {"size": 64, "width": 8, "max_width": 32}, {"conv_pool": 6}),
     Generator("igebm_small", discriminators.igebm, {"width": 16}, {"add_pool": 4}),
     Generator(
         "mobilenet_v1_small",
@@ -110,9 +104,7 @@ _GENERATORS = (
         {"frames": 64, "width": 8, "classes": 10},
         {"conv_pool": 5, "conv_pool_window1": 9},
     ),
-    Generator(
-        "darknet19_small", classifiers.darknet19, {"size": 64, "width": 8, "classes": 20}, {"conv_global_pool": 1}
-    ),
+    Generator("darknet19_small", classifiers.darknet19, {"size": 64, "width": 8, "classes": 20}, {"conv_global_pool": 1}),
     Generator(
         "nextvit_small",
         classifiers.nextvit,
@@ -140,9 +132,14 @@ def names() -> list[str]:
 
 
 def generate(
-    name: str, *, batch: str | int = "dynamic", seed: int = DEFAULT_SEED, opset: int = DEFAULT_OPSET,
-    dtype: str = "float32", **args,
-) -> onnx.ModelProto:  # fmt: skip
+    name: str,
+    *,
+    batch: str | int = "dynamic",
+    seed: int = DEFAULT_SEED,
+    opset: int = DEFAULT_OPSET,
+    dtype: str = "float32",
+    **args,
+) -> onnx.ModelProto:
     """Builds network ``name``.
 
     ``batch``: "dynamic" for the symbolic dimension N, or an int. ``dtype``: float16, float32 or float64, of inputs,
@@ -154,9 +151,7 @@ def generate(
     generator = REGISTRY[name]
     unknown = sorted(set(args) - set(generator.parameters))
     if unknown:
-        raise TypeError(
-            f"{name}: unknown argument; got {', '.join(unknown)}, expected {', '.join(generator.parameters)}"
-        )
+        raise TypeError(f"{name}: unknown argument; got {', '.join(unknown)}, expected {', '.join(generator.parameters)}")
     net = Net(name, batch=batch, seed=seed, opset=opset, dtype=dtype)
     generator.build(net, **{**generator.args, **args})
     return net.model()

@@ -71,12 +71,15 @@ def compute() -> dict:
     """The manifest as it has to be, from the generators and the models themselves."""
     return {
         "defaults": {
-            "seed": generators.DEFAULT_SEED, "opset": generators.DEFAULT_OPSET, "dtype": "float32", "batch": "dynamic",
+            "seed": generators.DEFAULT_SEED,
+            "opset": generators.DEFAULT_OPSET,
+            "dtype": "float32",
+            "batch": "dynamic",
         },
         "generators": {name: generator_entry(name) for name in generators.names()},
         "files": {digits.MODEL_PATH.name: lenet5_entry()},
         "onnx": {"light_densenet121": {"sites": LIGHT_DENSENET121_SITES}},
-    }  # fmt: skip
+    }
 
 
 def main() -> int:

@@ -98,9 +98,15 @@ def export(model: LeNet5) -> onnx.ModelProto:
     """The ONNX model as PyTorch's TorchScript exporter writes it, batch N dynamic."""
     buffer = io.BytesIO()
     torch.onnx.export(
-        model, (torch.zeros(1, 1, 32, 32),), buffer, dynamo=False, opset_version=OPSET,
-        input_names=["image"], output_names=["logits"], dynamic_axes={"image": {0: "N"}, "logits": {0: "N"}},
-    )  # fmt: skip
+        model,
+        (torch.zeros(1, 1, 32, 32),),
+        buffer,
+        dynamo=False,
+        opset_version=OPSET,
+        input_names=["image"],
+        output_names=["logits"],
+        dynamic_axes={"image": {0: "N"}, "logits": {0: "N"}},
+    )
     exported = onnx.load_from_string(buffer.getvalue())
     exported.graph.name = "lenet5_digits"
     exported.doc_string = "LeNet-5 in its 1998 order, trained on scikit-learn's digits by models/train_lenet5.py."

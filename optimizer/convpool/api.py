@@ -283,8 +283,9 @@ class _Run:
         number = self._given_by.pop((scope.path, node.output[0]), None)
         if number is None:
             number = len(self._rewritten)
-            self._rewritten.append(SiteReport(label(node), label(node), "conv_avg_pool", "rewritten", "convavgpool", None, None,
-                                              None, scope.path))  # fmt: skip
+            self._rewritten.append(
+                SiteReport(label(node), label(node), "conv_avg_pool", "rewritten", "convavgpool", None, None, None, scope.path)
+            )
         site = self._rewritten[number]
         saved = None if plan.saved_bytes is None else plan.saved_bytes + (site.saved_bytes or 0)
         upstream = len(plan.upstream)
@@ -332,11 +333,19 @@ def _rewritten(plan: Plan, times: dict[str, float] | None) -> list[SiteReport]:
     pool = label(plan.scope.nodes[plan.pooling.root]) if plan.pooling.nodes else ""
     return [
         SiteReport(
-            label(plan.scope.nodes[leaf.node]), pool, plan.pattern, "rewritten", choice.lowering, None,
-            choice.macs_before, choice.macs_after, plan.scope.path, times,
+            label(plan.scope.nodes[leaf.node]),
+            pool,
+            plan.pattern,
+            "rewritten",
+            choice.lowering,
+            None,
+            choice.macs_before,
+            choice.macs_after,
+            plan.scope.path,
+            times,
         )
         for leaf, choice in zip(conv_leaves(plan.tree), plan.choices, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _kept(site: Site, verdict: Reject | None, times: dict[str, float] | None) -> SiteReport:

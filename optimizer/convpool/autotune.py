@@ -153,8 +153,7 @@ def given_shapes(model: LoadedModel, shapes: Mapping[str, Sequence[int]]) -> dic
     fixed.CopyFrom(model.proto)
     for value in fixed.graph.input:
         if value.name in shapes:
-            value.CopyFrom(helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type,
-                                                         shapes[value.name]))  # fmt: skip
+            value.CopyFrom(helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, shapes[value.name]))
     scope = index_model(fixed, model.read, infer_shapes(fixed))[0]
     names = {name for node in scope.nodes for name in (*node.input, *node.output) if name}
     return {name: info.shape for name in names if (info := scope.info(name)).shape is not None}

@@ -38,32 +38,67 @@ _SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model")
 @click.option("-o", "--output", required=True, metavar="ENGINE", help="Where to write the engine.")
-@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True,
-              help="What layers may compute in; float32 inputs and outputs stay so. fp32: without TF32.")
+@click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    default="fp32",
+    show_default=True,
+    help="What layers may compute in; float32 inputs and outputs stay so. fp32: without TF32.",
+)
 @click.option("--min-shape", "least", **_SHAPE, help="Smallest shape of an input with open sizes; repeat for more inputs.")
 @click.option("--opt-shape", "typical", **_SHAPE, help="The shape that the engine is tuned for; default the largest.")
 @click.option("--max-shape", "largest", **_SHAPE, help="Largest shape; default the typical one.")
 @click.option("--timing-cache", metavar="FILE", help="Take layer timings from this file and add new ones to it.")
-@click.option("--workspace-mib", type=click.IntRange(min=1), default=1024, show_default=True,
-              help="The most scratch memory that a layer may use.")
+@click.option(
+    "--workspace-mib",
+    type=click.IntRange(min=1),
+    default=1024,
+    show_default=True,
+    help="The most scratch memory that a layer may use.",
+)
 @click.option("--optimization-level", type=click.IntRange(0, 5), help="TensorRT's; the default is its own.")
-@click.option("--max-aux-streams", type=click.IntRange(min=0), metavar="N",
-              help="Let layers that need not wait for one another run on up to N more streams; the default is TensorRT's.")
+@click.option(
+    "--max-aux-streams",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Let layers that need not wait for one another run on up to N more streams; the default is TensorRT's.",
+)
 @click.option("--no-plugin", is_flag=True, help="Standard operators only.")
-@click.option("--lowering", type=click.Choice(LOWERINGS),
-              help="Form of a rewritten pair; default the plugin's operator (convavgpool), auto with --no-plugin, fused in "
-              "tf32, where 1x1 pairs stay as they are. none: as MODEL is.")
-@click.option("--stem/--no-stem", default=True, show_default=True,
-              help="In fp16 the plugin also runs convolutions of images (up to 4 channels) in a model with a pair, on GPUs of "
-              "compute capability 8.0 and newer with TensorRT 8.6 or 9.")
-@click.option("--plain-conv/--no-plain-conv", default=True, show_default=True,
-              help="Likewise other convolutions of 64 channels and more, with at most 2.5e9 multiply-adds at --opt-shape, on "
-              "GPUs of compute capability 9.0 with TensorRT 8.6 or 9.")
-@click.option("--autotune", is_flag=True, help="Build MODEL as it is and every form of its pairs, time the engines on this "
-              "GPU, keep the fastest whose outputs agree; without --lowering and --layers.")
+@click.option(
+    "--lowering",
+    type=click.Choice(LOWERINGS),
+    help="Form of a rewritten pair; default the plugin's operator (convavgpool), auto with --no-plugin, fused in "
+    "tf32, where 1x1 pairs stay as they are. none: as MODEL is.",
+)
+@click.option(
+    "--stem/--no-stem",
+    default=True,
+    show_default=True,
+    help="In fp16 the plugin also runs convolutions of images (up to 4 channels) in a model with a pair, on GPUs of "
+    "compute capability 8.0 and newer with TensorRT 8.6 or 9.",
+)
+@click.option(
+    "--plain-conv/--no-plain-conv",
+    default=True,
+    show_default=True,
+    help="Likewise other convolutions of 64 channels and more, with at most 2.5e9 multiply-adds at --opt-shape, on "
+    "GPUs of compute capability 9.0 with TensorRT 8.6 or 9.",
+)
+@click.option(
+    "--autotune",
+    is_flag=True,
+    help="Build MODEL as it is and every form of its pairs, time the engines on this "
+    "GPU, keep the fastest whose outputs agree; without --lowering and --layers.",
+)
 @click.option("--layers", is_flag=True, help="Keep intermediate tensors as outputs, for convpool-verify --layers.")
-@click.option("--check", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
-              help="Compare with onnxruntime on MODEL, on N sets of random inputs.")
+@click.option(
+    "--check",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Compare with onnxruntime on MODEL, on N sets of random inputs.",
+)
 @click.option("--data", metavar="FILE.npz", help="Compare on these inputs in place of random ones.")
 @click.option("--rtol", type=Tolerance(), help="Relative tolerance; default by precision.")
 @click.option("--atol", type=Tolerance(), help="Absolute tolerance; default by precision and output.")
@@ -72,9 +107,30 @@ _SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
 def build_command(
-    model, output, precision, least, typical, largest, timing_cache, workspace_mib, optimization_level,
-    max_aux_streams, no_plugin, lowering, stem, plain_conv, autotune, layers, check, data, rtol, atol, seed, report_path, quiet,
-) -> None:  # fmt: skip
+    model,
+    output,
+    precision,
+    least,
+    typical,
+    largest,
+    timing_cache,
+    workspace_mib,
+    optimization_level,
+    max_aux_streams,
+    no_plugin,
+    lowering,
+    stem,
+    plain_conv,
+    autotune,
+    layers,
+    check,
+    data,
+    rtol,
+    atol,
+    seed,
+    report_path,
+    quiet,
+) -> None:
     """Build a TensorRT engine from MODEL, run it, and compare it with onnxruntime on MODEL.
 
     MODEL is optimized first; one that has the operator's nodes already is built as it is, so that --stem and --plain-conv change
@@ -86,9 +142,10 @@ def build_command(
     arrays = load_arrays(data)
     original = load(Path(model))
     read = {
-        "the model itself": [Path(model)], "weights of the model": original.weight_files,
+        "the model itself": [Path(model)],
+        "weights of the model": original.weight_files,
         "--data": [Path(data)] if data else [],
-    }  # fmt: skip
+    }
     outputs = [Path(path) for path in (output, report_path, timing_cache) if path]
     for number, path in enumerate(outputs):
         check_output(path, {**read, "another output": outputs[:number]})
@@ -101,10 +158,17 @@ def build_command(
     started, timed = time.perf_counter(), None
     with _Progress(quiet) as progress:
         options = {
-            "precision": precision, "profiles": profile, "timing_cache": timing_cache, "workspace_bytes": workspace_mib << 20,
-            "optimization_level": optimization_level, "max_aux_streams": max_aux_streams, "plugin": not no_plugin,
-            "stem": stem, "plain_conv": plain_conv, "progress": progress.update,
-        }  # fmt: skip
+            "precision": precision,
+            "profiles": profile,
+            "timing_cache": timing_cache,
+            "workspace_bytes": workspace_mib << 20,
+            "optimization_level": optimization_level,
+            "max_aux_streams": max_aux_streams,
+            "plugin": not no_plugin,
+            "stem": stem,
+            "plain_conv": plain_conv,
+            "progress": progress.update,
+        }
         if autotune:
             timed = build_fastest(original, **options)
         engines = timed.engines if timed else {"": build_engine(original, lowering=lowering, layers=layers, **options)}
@@ -113,21 +177,36 @@ def build_command(
     for form, engine in engines.items():  # the fastest first
         if checked:
             verification = compare(
-                ModelRunner(original, layers=layers), EngineRunner(engine), check=max(check, 1), data=arrays,
-                precision=precision, rtol=rtol, atol=atol, seed=seed,
-            )  # fmt: skip
+                ModelRunner(original, layers=layers),
+                EngineRunner(engine),
+                check=max(check, 1),
+                data=arrays,
+                precision=precision,
+                rtol=rtol,
+                atol=atol,
+                seed=seed,
+            )
         if verification is None or verification.passed:
             break
         if timed:
             timed.left_out[form] = verification.difference
     kept = form if verification is None or verification.passed else None
     by_plugin, by_tensorrt = _shares(engine.built_from, not no_plugin)
-    _write_report(report_path, {
-        "model": model, "engine": output, "precision": precision, "plugin": not no_plugin, "build_seconds": seconds,
-        "engine_bytes": len(engine.plan), "plugin_nodes": by_plugin, "other_nodes": by_tensorrt,
-        "verification": verification and asdict(verification),
-        "autotune": timed and {"lowering": kept, "times_us": timed.times_us, "left_out": timed.left_out},
-    })  # fmt: skip
+    _write_report(
+        report_path,
+        {
+            "model": model,
+            "engine": output,
+            "precision": precision,
+            "plugin": not no_plugin,
+            "build_seconds": seconds,
+            "engine_bytes": len(engine.plan),
+            "plugin_nodes": by_plugin,
+            "other_nodes": by_tensorrt,
+            "verification": verification and asdict(verification),
+            "autotune": timed and {"lowering": kept, "times_us": timed.times_us, "left_out": timed.left_out},
+        },
+    )
     if timed and not quiet:
         _show_times(timed, kept)
     if verification is not None:
@@ -144,12 +223,21 @@ def build_command(
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("first")
 @click.argument("second")
-@click.option("--layers", is_flag=True, help="Compare every tensor that both have by name, not only the outputs. "
-              "An engine has those that it was built with: convpool-build --layers.")
-@click.option("--precision", type=click.Choice(PRECISIONS), help="What the less exact side computes in: chooses the tolerances. "
-              "Default: by the types of a model, and of what an engine takes and gives.")
-@click.option("--check", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
-              help="Compare on N sets of random inputs.")
+@click.option(
+    "--layers",
+    is_flag=True,
+    help="Compare every tensor that both have by name, not only the outputs. "
+    "An engine has those that it was built with: convpool-build --layers.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    help="What the less exact side computes in: chooses the tolerances. "
+    "Default: by the types of a model, and of what an engine takes and gives.",
+)
+@click.option(
+    "--check", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Compare on N sets of random inputs."
+)
 @click.option("--data", metavar="FILE.npz", help="Compare on these inputs in place of random ones.")
 @click.option("--input-shape", "shapes", **_SHAPE, help="Shape of an input that is open; repeat for more inputs.")
 @click.option("--rtol", type=Tolerance(), help="Relative tolerance; default by precision.")
@@ -166,9 +254,16 @@ def verify_command(first, second, layers, precision, check, data, shapes, rtol, 
     if report_path:
         check_output(Path(report_path), {"compared here": [Path(first), Path(second)]})
     verification = compare(
-        open_runner(first, layers=layers), open_runner(second, layers=layers), check=check, data=load_arrays(data),
-        input_shapes=dict(shapes), precision=precision, rtol=rtol, atol=atol, seed=seed,
-    )  # fmt: skip
+        open_runner(first, layers=layers),
+        open_runner(second, layers=layers),
+        check=check,
+        data=load_arrays(data),
+        input_shapes=dict(shapes),
+        precision=precision,
+        rtol=rtol,
+        atol=atol,
+        seed=seed,
+    )
     _write_report(report_path, {"first": first, "second": second, "verification": asdict(verification)})
     _show(verification, quiet)
 
@@ -194,8 +289,10 @@ def _profile(least: dict, typical: dict, largest: dict):
         if len({len(shape) for shape in shapes}) != 1 or any(
             not low <= mid <= high for low, mid, high in zip(*shapes, strict=True)
         ):
-            raise OptionError(f"shapes of '{name}'; got {' / '.join('x'.join(map(str, s)) for s in shapes)}, "
-                              "expected the same rank and smallest <= typical <= largest")  # fmt: skip
+            raise OptionError(
+                f"shapes of '{name}'; got {' / '.join('x'.join(map(str, s)) for s in shapes)}, "
+                "expected the same rank and smallest <= typical <= largest"
+            )
     return profile or None
 
 
@@ -204,9 +301,7 @@ def _check_can_run(what_for: str) -> None:
     tensorrt_module()
     if importlib.util.find_spec("pycuda") is None:
         without = "say --check 0" if what_for == "checked" else "leave out --autotune"
-        raise TensorRTError(
-            f"pycuda: not installed, but the engine is run to be {what_for}; pip install pycuda, or {without}"
-        )
+        raise TensorRTError(f"pycuda: not installed, but the engine is run to be {what_for}; pip install pycuda, or {without}")
 
 
 def _shares(nodes: Counter[str], plugin: bool) -> tuple[dict[str, int], dict[str, int]]:

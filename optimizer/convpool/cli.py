@@ -56,36 +56,82 @@ class Tolerance(click.FloatRange):
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model")
 @click.argument("others", nargs=-1, metavar="")
-@click.option("-o", "--output", metavar="OUT",
-              help="Where to write; '-' is stdout, MODEL's own name replaces it. Default: MODEL's name with .convpool.onnx, "
-                   "beside it.")
-@click.option("--lowering", type=click.Choice(REQUESTS), default="convavgpool", show_default=True,
-              help="Form of a rewritten pair: the ConvAvgPool operator, AveragePool + Conv, one Conv, or the cheaper of "
-                   "these two.")
-@click.option("--check", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
-              help="Verify with N sets of random inputs in onnxruntime.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="OUT",
+    help="Where to write; '-' is stdout, MODEL's own name replaces it. Default: MODEL's name with .convpool.onnx, beside it.",
+)
+@click.option(
+    "--lowering",
+    type=click.Choice(REQUESTS),
+    default="convavgpool",
+    show_default=True,
+    help="Form of a rewritten pair: the ConvAvgPool operator, AveragePool + Conv, one Conv, or the cheaper of these two.",
+)
+@click.option(
+    "--check",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Verify with N sets of random inputs in onnxruntime.",
+)
 @click.option("--no-check", is_flag=True, help="Do not verify.")
 @click.option("--data", metavar="FILE.npz", help="Verify with these inputs in place of random ones.")
-@click.option("--input-shape", "shapes", type=InputShape(), multiple=True, metavar="NAME:1x3x224x224",
-              help="Shape of an input that the model leaves open, for the check, --autotune and --plain-conv; repeat for more "
-                   "inputs. What is rewritten stays open.")
-@click.option("--exclude", multiple=True, metavar="PATTERN",
-              help="Leave alone what has a convolution, pooling or Concat with a matching name (*, ? and [] as in a shell).")
+@click.option(
+    "--input-shape",
+    "shapes",
+    type=InputShape(),
+    multiple=True,
+    metavar="NAME:1x3x224x224",
+    help="Shape of an input that the model leaves open, for the check, --autotune and --plain-conv; repeat for more "
+    "inputs. What is rewritten stays open.",
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="PATTERN",
+    help="Leave alone what has a convolution, pooling or Concat with a matching name (*, ? and [] as in a shell).",
+)
 @click.option("--fuse-pool-conv", is_flag=True, help="Also make one node of AveragePool followed by Conv (GPU traffic).")
-@click.option("--stem", is_flag=True,
-              help="For TensorRT with the plugin: where a pair became a ConvAvgPool, also make one of a convolution of an image "
-                   "(at most 4 channels, 64 weights a filter), an AveragePool in front of it included.")
-@click.option("--plain-conv", is_flag=True,
-              help="The same on Hopper GPUs, of other convolutions: 64 channels and more, multiples of 8, a kernel of more than "
-                   "one element, at most 2.5e9 multiply-adds for the batch.")
-@click.option("--prologue/--no-prologue", default=True, show_default=True,
-              help="With convavgpool: take in the scale and shift, Relu and LeakyRelu before it.")
-@click.option("--epilogue/--no-epilogue", default=True, show_default=True,
-              help="With convavgpool: take in the maps per channel, the Add and the Relu or LeakyRelu behind it.")
-@click.option("--concat/--no-concat", default=True, show_default=True,
-              help="With a pair rewritten: let a Concat of channels that begins as an earlier one does read its result.")
-@click.option("--domain", default=operator.DOMAIN, show_default=True, metavar="NAME",
-              help="Domain of the ConvAvgPool nodes written; onnxruntime's TensorRT provider wants trt.plugins.")
+@click.option(
+    "--stem",
+    is_flag=True,
+    help="For TensorRT with the plugin: where a pair became a ConvAvgPool, also make one of a convolution of an image "
+    "(at most 4 channels, 64 weights a filter), an AveragePool in front of it included.",
+)
+@click.option(
+    "--plain-conv",
+    is_flag=True,
+    help="The same on Hopper GPUs, of other convolutions: 64 channels and more, multiples of 8, a kernel of more than "
+    "one element, at most 2.5e9 multiply-adds for the batch.",
+)
+@click.option(
+    "--prologue/--no-prologue",
+    default=True,
+    show_default=True,
+    help="With convavgpool: take in the scale and shift, Relu and LeakyRelu before it.",
+)
+@click.option(
+    "--epilogue/--no-epilogue",
+    default=True,
+    show_default=True,
+    help="With convavgpool: take in the maps per channel, the Add and the Relu or LeakyRelu behind it.",
+)
+@click.option(
+    "--concat/--no-concat",
+    default=True,
+    show_default=True,
+    help="With a pair rewritten: let a Concat of channels that begins as an earlier one does read its result.",
+)
+@click.option(
+    "--domain",
+    default=operator.DOMAIN,
+    show_default=True,
+    metavar="NAME",
+    help="Domain of the ConvAvgPool nodes written; onnxruntime's TensorRT provider wants trt.plugins.",
+)
 @click.option("--autotune", is_flag=True, help="Time the forms of each pair in onnxruntime here and keep the fastest.")
 @click.option("--dry-run", is_flag=True, help="Do everything but write the model.")
 @click.option("--report", "report_path", metavar="FILE.json", help="Write the report as JSON.")
@@ -123,8 +169,9 @@ def command(model, others, output, report_path, quiet, verbose, dry_run, no_chec
     console = make_console(stderr=out is None)
     try:
         with StepBar(TextColumn("timing"), hidden=quiet or not options["autotune"]) as progress:
-            result = optimize(loaded, check=0 if no_check else check, input_shapes=dict(shapes),
-                              progress=progress.update, **options)  # fmt: skip
+            result = optimize(
+                loaded, check=0 if no_check else check, input_shapes=dict(shapes), progress=progress.update, **options
+            )
     except VerificationError as error:
         if error.report is not None:
             if not quiet:

@@ -160,10 +160,12 @@ def _packages() -> list[Finding]:
             "" if tensorrt else "only needed to build engines: pip install tensorrt",
         ),
         Finding(
-            "onnxruntime", OK if onnxruntime else MISSING, onnxruntime or "not found",
+            "onnxruntime",
+            OK if onnxruntime else MISSING,
+            onnxruntime or "not found",
             "" if onnxruntime else "pip install onnxruntime: every check runs models in it",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _runs(gpus: list[tuple[str, int]]) -> Finding:

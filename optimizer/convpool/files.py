@@ -147,15 +147,9 @@ def _same_content(first: Path, second: Path) -> bool:
     return os.path.samestat(a, b) or (a.st_size, a.st_mtime_ns) == (b.st_size, b.st_mtime_ns)
 
 
-def move_to_external(
-    model: ModelProto, names: set[str], out: Path, taken: frozenset[str], created: list[Path]
-) -> None:
+def move_to_external(model: ModelProto, names: set[str], out: Path, taken: frozenset[str], created: list[Path]) -> None:
     """Write the constants `names` to a data file of `out`'s name, but none in `taken`, and refer to it."""
-    moving = [
-        tensor
-        for tensor in tensors(model)
-        if tensor.name in names and len(tensor.raw_data) >= EXTERNAL_THRESHOLD_BYTES
-    ]
+    moving = [tensor for tensor in tensors(model) if tensor.name in names and len(tensor.raw_data) >= EXTERNAL_THRESHOLD_BYTES]
     if not moving:
         return
     location, number = f"{out.name}.data", 0

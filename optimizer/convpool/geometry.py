@@ -61,9 +61,7 @@ class ConvSpec:
     def output_size(self, size: Ints) -> Ints:
         """Spatial output sizes for the spatial input sizes `size`; may be below 1 where the kernel does not fit."""
         r = self.rank
-        return tuple(
-            (size[i] + self.pads[i] + self.pads[r + i] - self.extents[i]) // self.strides[i] + 1 for i in range(r)
-        )
+        return tuple((size[i] + self.pads[i] + self.pads[r + i] - self.extents[i]) // self.strides[i] + 1 for i in range(r))
 
 
 @dataclass(frozen=True)
@@ -89,8 +87,7 @@ class PoolSpec:
         """Spatial output sizes for the spatial input sizes `size`, without ceil_mode."""
         r = self.rank
         return tuple(
-            (size[i] + self.pads[i] + self.pads[r + i] - self.dilations[i] * (self.kernel_shape[i] - 1) - 1)
-            // self.strides[i]
+            (size[i] + self.pads[i] + self.pads[r + i] - self.dilations[i] * (self.kernel_shape[i] - 1) - 1) // self.strides[i]
             + 1
             for i in range(r)
         )
@@ -104,9 +101,7 @@ def pool_first(conv: ConvSpec, pool: PoolSpec) -> tuple[PoolSpec, ConvSpec]:
     reach = tuple(s * e * (p - 1) for s, e, p in zip(conv.strides, pool.dilations, pool.kernel_shape, strict=True))
     pool_pads = tuple(min(pad, limit) for pad, limit in zip(conv.pads, reach * 2, strict=True))
     pads = tuple(pad - taken for pad, taken in zip(conv.pads, pool_pads, strict=True))
-    dilations = tuple(
-        s * e if p > 1 else 1 for s, e, p in zip(conv.strides, pool.dilations, pool.kernel_shape, strict=True)
-    )
+    dilations = tuple(s * e if p > 1 else 1 for s, e, p in zip(conv.strides, pool.dilations, pool.kernel_shape, strict=True))
     strides = tuple(s * q for s, q in zip(conv.strides, pool.strides, strict=True))
     ones = (1,) * conv.rank
     # A pointwise convolution without pads only picks positions, so the pooling need not compute the others.

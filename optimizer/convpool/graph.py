@@ -28,19 +28,57 @@ class TensorInfo:
 
 
 FOLDABLE = (
-    "Add", "Cast", "CastLike", "Concat", "ConstantOfShape", "Div", "Expand", "Gather", "Mul", "Neg", "Range", "Reshape",
-    "Slice", "Squeeze", "Sub", "Transpose", "Unsqueeze",
-)  # fmt: skip
+    "Add",
+    "Cast",
+    "CastLike",
+    "Concat",
+    "ConstantOfShape",
+    "Div",
+    "Expand",
+    "Gather",
+    "Mul",
+    "Neg",
+    "Range",
+    "Reshape",
+    "Slice",
+    "Squeeze",
+    "Sub",
+    "Transpose",
+    "Unsqueeze",
+)
 """Operators of shape arithmetic that are evaluated where all their inputs are constants."""
 MAX_FOLDED_ELEMENTS = 4096
 """Largest tensor taken into or made by that: sizes, axes, and per-channel parameters."""
 MAX_FOLDED_NODES = 100
 """Longest chain of nodes looked through to a constant."""
 ARITHMETIC = (
-    "Abs", "Add", "Concat", "Div", "Exp", "Flatten", "Gemm", "Identity", "MatMul", "Max", "Min", "Mul", "Neg", "Pow",
-    "Reciprocal", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Reshape", "Slice", "Sqrt", "Squeeze", "Sub",
-    "Transpose", "Unsqueeze",
-)  # fmt: skip
+    "Abs",
+    "Add",
+    "Concat",
+    "Div",
+    "Exp",
+    "Flatten",
+    "Gemm",
+    "Identity",
+    "MatMul",
+    "Max",
+    "Min",
+    "Mul",
+    "Neg",
+    "Pow",
+    "Reciprocal",
+    "ReduceL2",
+    "ReduceMean",
+    "ReduceSum",
+    "ReduceSumSquare",
+    "Reshape",
+    "Slice",
+    "Sqrt",
+    "Squeeze",
+    "Sub",
+    "Transpose",
+    "Unsqueeze",
+)
 """Operators that reparametrised weights are made of.  Not Cast or DequantizeLinear: they are there to keep a file small."""
 COMPUTING_IR_VERSION = 8
 MAX_WEIGHT_ELEMENTS = 2**27
@@ -304,9 +342,7 @@ def tensors(model: ModelProto) -> Iterator[TensorProto]:
         yield from visit(function)
 
 
-def index_model(
-    model: ModelProto, read: Callable[[TensorProto], np.ndarray], inferred: ModelProto | None = None
-) -> list[Scope]:
+def index_model(model: ModelProto, read: Callable[[TensorProto], np.ndarray], inferred: ModelProto | None = None) -> list[Scope]:
     """Index every scope of `model`, outer ones first.
 
     read: gives the value of a tensor, external or not.  inferred: the same model after shape inference, node for
@@ -440,9 +476,7 @@ def _tensor_infos(graph: GraphProto | None) -> dict[str, TensorInfo]:
             tensor = value.type.tensor_type
             shape = None
             if tensor.HasField("shape"):
-                shape = tuple(
-                    dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim
-                )
+                shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim)
             infos[value.name] = TensorInfo(tensor.elem_type, shape)
     return infos
 

@@ -44,9 +44,7 @@ def feeds(model: ModelProto) -> list[ValueInfoProto]:
 class InputMaker:
     """Makes sets of inputs for one model; the same seed and number give the same set."""
 
-    def __init__(
-        self, model: ModelProto, data: Arrays | None, shapes: Mapping[str, Sequence[int]], seed: int
-    ) -> None:
+    def __init__(self, model: ModelProto, data: Arrays | None, shapes: Mapping[str, Sequence[int]], seed: int) -> None:
         self._feeds, self._seed = feeds(model), seed
         self._data = None if data is None else _fit_data(self._feeds, data)
         self._shapes = fit_shapes(self._feeds, shapes)
@@ -83,8 +81,7 @@ class InputMaker:
 
     def _has_open_sizes(self) -> bool:
         return any(
-            value.name not in self._shapes and any(not isinstance(dim, int) for dim in _dims(value)[1:])
-            for value in self._feeds
+            value.name not in self._shapes and any(not isinstance(dim, int) for dim in _dims(value)[1:]) for value in self._feeds
         )
 
     def _named_sizes(self) -> dict[str, int]:
@@ -167,9 +164,7 @@ def _check_shape(value: ValueInfoProto, shape: Sequence[int], what: str) -> None
     if not value.type.tensor_type.HasField("shape"):
         return
     dims = _dims(value)
-    fits = len(dims) == len(shape) and all(
-        not isinstance(dim, int) or dim == size for dim, size in zip(dims, shape, strict=True)
-    )
+    fits = len(dims) == len(shape) and all(not isinstance(dim, int) or dim == size for dim, size in zip(dims, shape, strict=True))
     if not fits:
         shown = [dim if dim is not None else "?" for dim in dims]
         raise OptionError(f"{what}: input '{value.name}'; got shape {list(shape)}, expected {shown}")

@@ -76,11 +76,21 @@ def form(scope: Scope, leaf: ConvLeaf, pool: PoolSpec | None, lowering: str, mai
         return Form("direct", None, fused_spec(conv, pool))
     box, rest = pool_first(conv, pool)
     if any(d > 1 for d in box.dilations) and scope.opset < POOL_DILATIONS_OPSET:
-        return reject(scope, leaf.node, "dilated box mean", f"opset {scope.opset}",
-                      f"opset {POOL_DILATIONS_OPSET}, where AveragePool has dilations")  # fmt: skip
+        return reject(
+            scope,
+            leaf.node,
+            "dilated box mean",
+            f"opset {scope.opset}",
+            f"opset {POOL_DILATIONS_OPSET}, where AveragePool has dilations",
+        )
     if any(pad >= k for pad, k in zip(box.pads, box.kernel_shape * 2, strict=True)):
-        return reject(scope, leaf.node, "pads of the box mean", list(box.pads),
-                      f"less than {list(box.kernel_shape)}, as onnxruntime demands")  # fmt: skip
+        return reject(
+            scope,
+            leaf.node,
+            "pads of the box mean",
+            list(box.pads),
+            f"less than {list(box.kernel_shape)}, as onnxruntime demands",
+        )
     if lowering == "convavgpool" and (found := against_node(scope, leaf)) is not None:
         return found
     if lowering == "convavgpool" and scope.opset != main_opset:
@@ -106,8 +116,13 @@ def without_kernel(scope: Scope, leaf: ConvLeaf) -> Reject | None:
     if leaf.conv.group > 1:
         return reject(scope, leaf.node, "group of a ConvAvgPool", leaf.conv.group, "1, for which the plugin has kernels")
     if leaf.conv.rank > MAX_KERNEL_RANK:
-        return reject(scope, leaf.node, "spatial axes of a ConvAvgPool", leaf.conv.rank,
-                      f"at most {MAX_KERNEL_RANK}, for which the plugin has kernels")  # fmt: skip
+        return reject(
+            scope,
+            leaf.node,
+            "spatial axes of a ConvAvgPool",
+            leaf.conv.rank,
+            f"at most {MAX_KERNEL_RANK}, for which the plugin has kernels",
+        )
     return None
 
 

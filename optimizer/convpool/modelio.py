@@ -163,8 +163,9 @@ def serialize(model: ModelProto) -> bytes:
     try:
         return model.SerializeToString()
     except (EncodeError, ValueError) as error:
-        raise ModelError(f"model: too large for one file; got over {PROTOBUF_LIMIT_BYTES} bytes, expected less; "
-                         "give it external data") from error  # fmt: skip
+        raise ModelError(
+            f"model: too large for one file; got over {PROTOBUF_LIMIT_BYTES} bytes, expected less; give it external data"
+        ) from error
 
 
 def save(model: LoadedModel, out: Path, new_constants: set[str]) -> None:
@@ -252,8 +253,10 @@ def _check_convolutions(model: ModelProto) -> None:
             if len(w) < 3 or group < 1 or w[0] % group:
                 raise ModelError(f"{where}: weights; got shape {list(w)}, expected one that fits group {group}")
             if x is not None and (len(x) != len(w) or x[1] not in (None, w[1] * group)):
-                raise ModelError(f"{where}: weights {list(w)}, group {group}; got an input of shape {list(x)}, "
-                                 f"expected {w[1] * group} channels and rank {len(w)}")  # fmt: skip
+                raise ModelError(
+                    f"{where}: weights {list(w)}, group {group}; got an input of shape {list(x)}, "
+                    f"expected {w[1] * group} channels and rank {len(w)}"
+                )
             bias = shapes.get(node.input[2]) if len(node.input) > 2 and node.input[2] else None
             if bias is not None and bias not in ((w[0],), (None,)):
                 raise ModelError(f"{where}: bias; got shape {list(bias)}, expected [{w[0]}]")

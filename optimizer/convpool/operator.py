@@ -262,8 +262,9 @@ def sibling_function_proto(op_type: str, opset: int) -> FunctionProto:
 
 def functions_for(op_types: set[str], opset: int) -> list[FunctionProto]:
     """The functions of the operators named, in a fixed order."""
-    return [function_proto(opset) if name == OP_TYPE else sibling_function_proto(name, opset)
-            for name in OP_TYPES if name in op_types]  # fmt: skip
+    return [
+        function_proto(opset) if name == OP_TYPE else sibling_function_proto(name, opset) for name in OP_TYPES if name in op_types
+    ]
 
 
 def used_in(model: onnx.ModelProto) -> set[str]:

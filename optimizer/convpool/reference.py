@@ -94,6 +94,4 @@ def _pad(x: np.ndarray, pads: tuple[int, ...]) -> np.ndarray:
 
 def _window(offset: tuple[int, ...], dilations: tuple[int, ...], strides: tuple[int, ...], out: tuple[int, ...]):
     """Index of the input elements that meet the kernel element `offset`, one per output element."""
-    return (
-        slice(o * d, o * d + s * (n - 1) + 1, s) for o, d, s, n in zip(offset, dilations, strides, out, strict=True)
-    )
+    return (slice(o * d, o * d + s * (n - 1) + 1, s) for o, d, s, n in zip(offset, dilations, strides, out, strict=True))

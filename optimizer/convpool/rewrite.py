@@ -206,9 +206,7 @@ class Rewriter:
         scope.proto.initializer.append(tensor)
         return name, []
 
-    def shared(
-        self, scope: Scope, key: tuple, make: Callable[[], np.ndarray], wanted: str, nodes: list[NodeProto]
-    ) -> str:
+    def shared(self, scope: Scope, key: tuple, make: Callable[[], np.ndarray], wanted: str, nodes: list[NodeProto]) -> str:
         """A constant that `make` gives, made once in a scope for all that ask with the same key."""
         if key not in self._shared:
             name, new = self.constant(scope, make(), wanted)
@@ -258,10 +256,12 @@ class Rewriter:
             names = {
                 name
                 for name in self._maybe_dead
-                if name not in scope.readers and name not in scope.captured and name not in scope.outputs
+                if name not in scope.readers
+                and name not in scope.captured
+                and name not in scope.outputs
                 and name not in scope.inputs
                 and (name in scope.initializers or _is_constant_node(scope, name))
-            }  # fmt: skip
+            }
             if names:
                 dead.append((scope, names))
         return dead
@@ -368,9 +368,7 @@ class _Emitter:
 
     def _fused(self, leaf: ConvLeaf, weight: str) -> str:
         key = (weight, leaf.conv, self._plan.pooling.spec)
-        return self._rewriter.shared(
-            self._scope, key, lambda: self._fuse(leaf, folded(leaf)[0]), f"{weight}_fused", self._nodes
-        )
+        return self._rewriter.shared(self._scope, key, lambda: self._fuse(leaf, folded(leaf)[0]), f"{weight}_fused", self._nodes)
 
     def _fuse(self, leaf: ConvLeaf, array: np.ndarray) -> np.ndarray:
         assert self._plan.pooling.spec is not None
@@ -444,9 +442,7 @@ def _conv_node(inputs: list[str], output: str, conv: ConvSpec) -> NodeProto:
     )
 
 
-def _unread(
-    scope: Scope, candidates: set[int], removed: set[int], inserted: dict[int, list[NodeProto]]
-) -> set[int]:
+def _unread(scope: Scope, candidates: set[int], removed: set[int], inserted: dict[int, list[NodeProto]]) -> set[int]:
     """The candidates whose results nothing reads any more once the other changes are made."""
     read = {name for nodes in inserted.values() for node in nodes for name in node.input} | scope.outputs | scope.captured
     dead: set[int] = set()

@@ -53,8 +53,7 @@ def _sites(sites: list[SiteReport], verbose: bool) -> Table:
         if verbose and site.times_us:
             result += " (" + ", ".join(f"{name} {value:.1f} us" for name, value in site.times_us.items()) + ")"
         conv = f"{site.scope}: {site.conv}" if site.scope else site.conv
-        table.add_row(escape(conv), escape(site.pool), site.pattern, result,
-                      _count(site.macs_before), _count(site.macs_after))  # fmt: skip
+        table.add_row(escape(conv), escape(site.pool), site.pattern, result, _count(site.macs_before), _count(site.macs_after))
     return table
 
 
@@ -68,8 +67,9 @@ def _totals(report: Report, verbose: bool) -> list[str]:
     elif not summary.rewritten:
         lines.append(f"Nothing rewritten: none of the {len(report.sites)} candidates qualifies.")
     else:
-        rest = [f"{count} {status}" for status, count in
-                (("rejected", summary.rejected), ("excluded", summary.excluded)) if count]  # fmt: skip
+        rest = [
+            f"{count} {status}" for status, count in (("rejected", summary.rejected), ("excluded", summary.excluded)) if count
+        ]
         open_sized = sum(site.status == "rewritten" and site.macs_before is None for site in report.sites)
         counted = f"{_count(summary.macs_before)} -> {_count(summary.macs_after)} a sample"
         if open_sized:
@@ -105,9 +105,11 @@ def _verification(report: Report) -> str:
     if not found.inputs:
         return "check     [green]equal[/]: the model is unchanged"
     worst = max(found.outputs, key=lambda o: o.max_rel_error, default=None)
-    errors = "no outputs" if worst is None else (
-        f"largest error {worst.max_abs_error:.2g} absolute, {worst.max_rel_error:.2g} relative ({escape(worst.name)})"
-    )  # fmt: skip
+    errors = (
+        "no outputs"
+        if worst is None
+        else (f"largest error {worst.max_abs_error:.2g} absolute, {worst.max_rel_error:.2g} relative ({escape(worst.name)})")
+    )
     outcome = "[green]equal[/]" if found.passed else "[bold red]DIFFERENT[/]"
     sets = f"{found.inputs} set{'s' if found.inputs != 1 else ''} of inputs"
     return f"check     {outcome} to {found.reference} on {sets}: {errors}"

@@ -171,9 +171,7 @@ def compare(
     return judge.verdict(what, count, shapes)
 
 
-def unchanged(
-    model: LoadedModel, data: Arrays | None, input_shapes: dict[str, Sequence[int]], seed: int
-) -> Verification:
+def unchanged(model: LoadedModel, data: Arrays | None, input_shapes: dict[str, Sequence[int]], seed: int) -> Verification:
     """The outcome where the result is the original: nothing to compare, but unusable input is still refused."""
     InputMaker(model.proto, data, input_shapes, seed)
     if not passes_full_check(model):
@@ -343,5 +341,3 @@ def _equal(a: object, b: object) -> bool:
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
     return bool(a == b)
-
-

@@ -15,15 +15,18 @@ from scikit_build_core.build import get_requires_for_build_editable as _editable
 from scikit_build_core.build import get_requires_for_build_wheel as _wheel
 
 # The last release that keeps to CUDA 13.0, which every driver of series 580 and later runs.
-CUDA_FROM_PYPI = ["nvidia-cuda-nvcc==13.0.*", "nvidia-cuda-crt==13.0.*", "nvidia-nvvm==13.0.*", "nvidia-cuda-runtime==13.0.*",
-                  "nvidia-cuda-cccl==13.0.*"]  # fmt: skip
+CUDA_FROM_PYPI = [
+    "nvidia-cuda-nvcc==13.0.*",
+    "nvidia-cuda-crt==13.0.*",
+    "nvidia-nvvm==13.0.*",
+    "nvidia-cuda-runtime==13.0.*",
+    "nvidia-cuda-cccl==13.0.*",
+]
 
 
 def _has_toolkit() -> bool:
     roots = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda", "/opt/cuda"]
-    return bool(
-        os.environ.get("CUDACXX") or shutil.which("nvcc") or any(Path(r, "bin", "nvcc").exists() for r in roots if r)
-    )
+    return bool(os.environ.get("CUDACXX") or shutil.which("nvcc") or any(Path(r, "bin", "nvcc").exists() for r in roots if r))
 
 
 def _has_compiler() -> bool:

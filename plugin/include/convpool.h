@@ -153,8 +153,7 @@ CONVPOOL_API convpool_status convpool_device(int32_t *cc, int32_t *multiprocesso
 
 /* CONVPOOL_OK if the tactic runs the problem on a device of compute capability `cc` with `shared_bytes` of shared memory
  * a block; cc 0 means the current device. Otherwise CONVPOOL_UNSUPPORTED, and convpool_last_error holds the reason. */
-CONVPOOL_API convpool_status convpool_supports(const convpool_problem *problem, int32_t tactic, int32_t cc,
-                                               int32_t shared_bytes);
+CONVPOOL_API convpool_status convpool_supports(const convpool_problem *problem, int32_t tactic, int32_t cc, int32_t shared_bytes);
 
 /* Bytes of device workspace (256-byte aligned) that a launch needs; 0 for direct_fused and generic. It depends on
  * problem and tactic only, on no device. convpool_prepared_bytes: its first part, which transformed weights take; a launch
@@ -164,17 +163,16 @@ CONVPOOL_API convpool_status convpool_prepared_bytes(const convpool_problem *pro
 
 /* The tactic measured or expected to be fastest; cc, multiprocessors, shared_bytes 0: those of the current device.
  * max_workspace_bytes bounds its workspace. There always is one: generic runs every legal problem. */
-CONVPOOL_API convpool_status convpool_default_tactic(const convpool_problem *problem, int32_t cc,
-                                                     int32_t multiprocessors, int32_t shared_bytes,
-                                                     size_t max_workspace_bytes, int32_t *tactic);
+CONVPOOL_API convpool_status convpool_default_tactic(const convpool_problem *problem, int32_t cc, int32_t multiprocessors,
+                                                     int32_t shared_bytes, size_t max_workspace_bytes, int32_t *tactic);
 
 /* Loads the tactic's kernels, those of its passes included, so that a later launch loads nothing. Optional. */
 CONVPOOL_API convpool_status convpool_prepare(const convpool_problem *problem, int32_t tactic);
 
 /* Runs the problem on `stream` (a cudaStream_t; null: the default stream) of the current device. tactic 0: the default
  * one within workspace_bytes. */
-CONVPOOL_API convpool_status convpool_launch(const convpool_problem *problem, int32_t tactic,
-                                             const convpool_tensors *tensors, void *stream);
+CONVPOOL_API convpool_status convpool_launch(const convpool_problem *problem, int32_t tactic, const convpool_tensors *tensors,
+                                             void *stream);
 
 #ifdef __cplusplus
 }

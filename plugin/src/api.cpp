@@ -123,28 +123,35 @@ const Tactic &best_tactic(const Problem &problem, const Device &device, size_t m
 convpool_status check_tensors(const Problem &p, const convpool_tensors *t) {
     if (t == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: the pointer is null");
     if (t->struct_size < sizeof(convpool_tensors))
-        return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: struct_size; got " + std::to_string(t->struct_size) +
-                                                   ", expected " + std::to_string(sizeof(convpool_tensors)) + " or more");
+        return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: struct_size; got " + std::to_string(t->struct_size) + ", expected " +
+                                                   std::to_string(sizeof(convpool_tensors)) + " or more");
     const unsigned char *bytes = reinterpret_cast<const unsigned char *>(t);
     for (size_t i = sizeof(convpool_tensors); i < t->struct_size; ++i)
         if (bytes[i] != 0)
-            return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: byte " + std::to_string(i) +
-                                                       " is set, of a field that this version does not know; expected 0");
+            return fail(CONVPOOL_INVALID_ARGUMENT,
+                        "tensors: byte " + std::to_string(i) + " is set, of a field that this version does not know; expected 0");
     if ((t->flags & ~CONVPOOL_WEIGHTS_PREPARED) != 0)
-        return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: flags; got " + std::to_string(t->flags) +
-                                                   ", expected 0 or CONVPOOL_WEIGHTS_PREPARED");
-    struct Pointer { const char *name; const void *value; bool needed; int bytes; };
+        return fail(CONVPOOL_INVALID_ARGUMENT,
+                    "tensors: flags; got " + std::to_string(t->flags) + ", expected 0 or CONVPOOL_WEIGHTS_PREPARED");
+    struct Pointer {
+        const char *name;
+        const void *value;
+        bool needed;
+        int bytes;
+    };
     const int bytes_each = p.element_bytes();
-    for (auto [name, value, needed, element] :
-         {Pointer{"x", t->x, true, p.x_element_bytes()}, {"w", t->w, true, bytes_each}, {"b", t->b, p.has_bias, bytes_each},
-          {"residual", t->residual, p.has_residual, bytes_each}, {"y", t->y, true, bytes_each},
-          {"scale", t->scale, p.prologue_affine, bytes_each}, {"shift", t->shift, p.prologue_affine, bytes_each}}) {
+    for (auto [name, value, needed, element] : {Pointer{"x", t->x, true, p.x_element_bytes()},
+                                                {"w", t->w, true, bytes_each},
+                                                {"b", t->b, p.has_bias, bytes_each},
+                                                {"residual", t->residual, p.has_residual, bytes_each},
+                                                {"y", t->y, true, bytes_each},
+                                                {"scale", t->scale, p.prologue_affine, bytes_each},
+                                                {"shift", t->shift, p.prologue_affine, bytes_each}}) {
         if (!needed) continue;
-        if (value == nullptr)
-            return fail(CONVPOOL_INVALID_ARGUMENT, std::string("tensors: ") + name + " is null");
+        if (value == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, std::string("tensors: ") + name + " is null");
         if (!aligned(value, element))
-            return fail(CONVPOOL_MISALIGNED, std::string("tensors: ") + name + " is not aligned to its " +
-                                                 std::to_string(element) + "-byte elements");
+            return fail(CONVPOOL_MISALIGNED,
+                        std::string("tensors: ") + name + " is not aligned to its " + std::to_string(element) + "-byte elements");
     }
     return CONVPOOL_OK;
 }
@@ -167,14 +174,19 @@ convpool_status launch(const Problem &problem, int32_t id, const convpool_tensor
     }
     const WorkspaceLayout layout = workspace_layout(problem, *tactic);
     const bool kept = t.prepared != nullptr;
-    struct Memory { const char *name; const void *start; size_t bytes, needed; };
-    for (auto [name, start, bytes, needed] : {Memory{"prepared", t.prepared, t.prepared_bytes, kept ? layout.weights_bytes : 0},
-                                              {"workspace", t.workspace, t.workspace_bytes, kept ? layout.x_bytes : layout.total}}) {
+    struct Memory {
+        const char *name;
+        const void *start;
+        size_t bytes, needed;
+    };
+    for (auto [name, start, bytes, needed] :
+         {Memory{"prepared", t.prepared, t.prepared_bytes, kept ? layout.weights_bytes : 0},
+          {"workspace", t.workspace, t.workspace_bytes, kept ? layout.x_bytes : layout.total}}) {
         if (needed == 0) continue;
         if (start == nullptr || bytes < needed)
             return fail(CONVPOOL_WORKSPACE_TOO_SMALL, std::string(tactic->name()) + ": " + name + "; got " +
-                                                          std::to_string(start == nullptr ? 0 : bytes) +
-                                                          " bytes, expected " + std::to_string(needed));
+                                                          std::to_string(start == nullptr ? 0 : bytes) + " bytes, expected " +
+                                                          std::to_string(needed));
         if (!aligned(start, 256))
             return fail(CONVPOOL_MISALIGNED, std::string(tactic->name()) + ": " + name + " is not aligned to 256 bytes");
     }
@@ -215,9 +227,14 @@ int32_t convpool_tactics(convpool_tactic_info *infos, int32_t capacity) {
     for (int i = 0; i < std::min<int>(capacity, tactic_count()); ++i) {
         const Tactic &t = tactic_at(i);
         const int dtypes[] = {CONVPOOL_F16, CONVPOOL_BF16, CONVPOOL_F32, CONVPOOL_F32};
-        infos[i] = {sizeof(convpool_tactic_info), t.id, t.name(), t.family_name(),
+        infos[i] = {sizeof(convpool_tactic_info),
+                    t.id,
+                    t.name(),
+                    t.family_name(),
                     t.precision < 0 ? -1 : dtypes[t.precision],
-                    t.precision == static_cast<int32_t>(Precision::kTF32), t.min_cc(), t.split};
+                    t.precision == static_cast<int32_t>(Precision::kTF32),
+                    t.min_cc(),
+                    t.split};
     }
     return tactic_count();
 }
@@ -307,15 +324,13 @@ convpool_status convpool_prepare(const convpool_problem *problem, int32_t tactic
         if (status == CONVPOOL_OK) status = read_tactic(tactic, t);
         if (status == CONVPOOL_OK) status = device_for(0, 0, 0, device);
         if (status != CONVPOOL_OK) return status;
-        if (std::string reason = reject_reason(p, *t, device); !reason.empty())
-            return fail(CONVPOOL_UNSUPPORTED, reason);
+        if (std::string reason = reject_reason(p, *t, device); !reason.empty()) return fail(CONVPOOL_UNSUPPORTED, reason);
         const cudaError_t error = load_kernels(p, *t, device);
         return error == cudaSuccess ? CONVPOOL_OK : cuda_failure(t->name(), error);
     });
 }
 
-convpool_status convpool_launch(const convpool_problem *problem, int32_t tactic, const convpool_tensors *tensors,
-                                void *stream) {
+convpool_status convpool_launch(const convpool_problem *problem, int32_t tactic, const convpool_tensors *tensors, void *stream) {
     return guarded([&] {
         Problem p;
         convpool_status status = read_problem(problem, p);

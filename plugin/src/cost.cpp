@@ -16,11 +16,11 @@ namespace convpool {
 namespace {
 
 constexpr double kBytesPerUs = 3.75e6;
-constexpr double kL2BytesPerUs = 11.6e6;            // to shared memory
-constexpr double kMemoryLatencyUs = 0.6;          // of a load that a warp waits for
-constexpr double kStoreRoundUs = 0.03;            // of 32 lanes that take sums from shared memory and store them
+constexpr double kL2BytesPerUs = 11.6e6;         // to shared memory
+constexpr double kMemoryLatencyUs = 0.6;         // of a load that a warp waits for
+constexpr double kStoreRoundUs = 0.03;           // of 32 lanes that take sums from shared memory and store them
 constexpr double kChannelsFirstPassBytes = 1.4;  // a byte of a pass that transposes, in bytes of one that does not
-constexpr double kExposedShare = 0.65;  // of X, as it is read from memory, by implicit GEMM that TMA feeds
+constexpr double kExposedShare = 0.65;           // of X, as it is read from memory, by implicit GEMM that TMA feeds
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -41,8 +41,7 @@ struct FittedStep {
     Step step;
 };
 
-template <size_t N>
-Step step_of(const FittedStep (&fitted)[N], const Tactic &t, Step otherwise) {
+template <size_t N> Step step_of(const FittedStep (&fitted)[N], const Tactic &t, Step otherwise) {
     for (const FittedStep &f : fitted)
         if (f.block_m == t.block_m && f.block_n == t.block_n && f.stages == t.stages) return f.step;
     return otherwise;
@@ -60,10 +59,9 @@ double gemm_ends_us(const Tactic &t) { return 1.38 + 0.96 * tile_share(t); }
 // Of 128 bytes of K of every pixel and channel of a tile: the Hopper implicit GEMM. Latencies where blocks share a
 // multiprocessor; elsewhere they are not told from the issue.
 Step gemm_sm90_step(const Tactic &t) {
-    static constexpr FittedStep kFitted[] = {
-        {64, 64, 4, {0.172, 0.227}}, {64, 64, 8, {0.200}},   {128, 64, 4, {0.304, 0.310}},
-        {128, 64, 8, {0.307}},       {128, 128, 3, {0.516}}, {128, 128, 6, {0.475}},
-        {128, 256, 4, {0.768}},      {256, 64, 5, {0.574}},  {256, 128, 4, {0.838}}};
+    static constexpr FittedStep kFitted[] = {{64, 64, 4, {0.172, 0.227}}, {64, 64, 8, {0.200}},   {128, 64, 4, {0.304, 0.310}},
+                                             {128, 64, 8, {0.307}},       {128, 128, 3, {0.516}}, {128, 128, 6, {0.475}},
+                                             {128, 256, 4, {0.768}},      {256, 64, 5, {0.574}},  {256, 128, 4, {0.838}}};
     // Three products of half the channels; or pixels that are rounded first, while the tensor cores wait.
     const double products = t.reads_halves() ? 1.34 : t.filter_fused() && is_tf32(t) ? 2.2 : 1.0;
     // X comes from memory, box means from the cache: a ring of 8 stages hides the difference, one of 4 does not.
@@ -74,10 +72,9 @@ Step gemm_sm90_step(const Tactic &t) {
 
 // The same fed by TMA, which also rounds to TF32.
 Step gemm_im2col_step(const Tactic &t) {
-    static constexpr FittedStep kFitted[] = {
-        {64, 64, 4, {0.094, 0.233}},  {64, 64, 8, {0.206}},   {64, 128, 8, {0.238}},
-        {128, 64, 4, {0.194, 0.228}}, {128, 64, 8, {0.227}},  {128, 128, 3, {0.332, 0.331}},
-        {128, 128, 6, {0.314}},       {128, 256, 4, {0.574}}, {256, 128, 4, {0.587}}};
+    static constexpr FittedStep kFitted[] = {{64, 64, 4, {0.094, 0.233}},  {64, 64, 8, {0.206}},   {64, 128, 8, {0.238}},
+                                             {128, 64, 4, {0.194, 0.228}}, {128, 64, 8, {0.227}},  {128, 128, 3, {0.332, 0.331}},
+                                             {128, 128, 6, {0.314}},       {128, 256, 4, {0.574}}, {256, 128, 4, {0.587}}};
     const double products = t.reads_halves() ? 0.97 + 0.82 * tile_share(t) : is_tf32(t) ? 1.07 : 1.0;
     const Step step = step_of(kFitted, t, {t.block_m * t.block_n * 64 / 3.5e6, 0.2});
     return {step.issue_us * products, step.latency_us * products};
@@ -134,7 +131,10 @@ double rounds_us(int64_t tiles, const Block &block, const Tactic &t, int blocks_
 // Blocks take their tiles one after the other. Nothing hides the first slice of X and the last round of Y.
 double direct_tma_us(const Problem &p, const DirectTmaPlan &plan, const Tactic &t) {
     // Of a slice, of one with scale and shift in front (1x1: any prologue), and of a tile's end.
-    struct Fitted { int kernel, block_m, block_n; double slice_us, prologue_us, end_us; };
+    struct Fitted {
+        int kernel, block_m, block_n;
+        double slice_us, prologue_us, end_us;
+    };
     static constexpr Fitted kFitted[] = {
         {3, 128, 256, 3.47, 6.24, 4.8}, {3, 128, 128, 2.25, 3.71, 1.33}, {3, 128, 64, 2.06, 3.82, 0.42},
         {3, 128, 32, 1.97, 3.71, 0.31}, {3, 64, 256, 2.05, 3.13, 1.11},  {3, 64, 128, 1.52, 2.90, 0.77},
@@ -222,8 +222,7 @@ double implicit_gemm_us(const Problem &p, const Tactic &t, const Device &device)
     const bool crowded = layout.box_pass && device.cc >= 90;  // where launches overlap
     // Fused weights are made once and kept by a caller that runs a layer again and again, so they do not count.
     const double copied_bytes = double(tiles) * t.split * steps * (t.block_m + t.block_n) * (t.sm90() ? 128 : 64);
-    const double gemm_us =
-        std::max(rounds_us(tiles, block, t, t.min_blocks, device, crowded), copied_bytes / kL2BytesPerUs);
+    const double gemm_us = std::max(rounds_us(tiles, block, t, t.min_blocks, device, crowded), copied_bytes / kL2BytesPerUs);
     if (layout.box_pass) return gemm_us + box_pass_us(p, layout);
     return gemm_us + (t.im2col() ? kExposedShare * x_bytes(p) / kBytesPerUs : 0);
 }
@@ -233,8 +232,7 @@ double implicit_gemm_us(const Problem &p, const Tactic &t, const Device &device)
 double expected_us(const Problem &p, const Tactic &t, const Device &device) {
     std::string reason;
     if (t.family == Family::kGeneric) {
-        const double operations =
-            2.0 * p.n * p.m * p.out_pixels() * p.taps() * (double(p.c) / p.group) * (p.pool_size() + 1);
+        const double operations = 2.0 * p.n * p.m * p.out_pixels() * p.taps() * (double(p.c) / p.group) * (p.pool_size() + 1);
         return 3 + operations / (device.multiprocessors * 2e4);
     }
     if (t.direct_tma()) {

@@ -54,9 +54,9 @@ struct BoxMean {
 // A rank-1 problem is one of height 1.
 struct Shape2d {
     int32_t n, c, m;
-    int32_t h, w;                // X
-    int32_t pooled_h, pooled_w;  // AveragePool(X)
-    int32_t out_h, out_w;        // Y
+    int32_t h, w;                                                              // X
+    int32_t pooled_h, pooled_w;                                                // AveragePool(X)
+    int32_t out_h, out_w;                                                      // Y
     int32_t kh, kw, stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;  // Conv over the pooled tensor
     int32_t x_channels_last, y_channels_last;
 };
@@ -78,18 +78,18 @@ struct DirectFusedParams {
     int32_t y_runs;                // channels first: rows of pixels of Y and residual are whole aligned runs
     int32_t tile_images, tile_h_log2, tile_w_log2;
     int32_t tiles_h, tiles_w, m_tiles, tiles;
-    int32_t slices;        // channel slices
-    int32_t split;         // thread blocks of a cluster that share the slices
-    int32_t resident;      // every weight of the block's slices stays in shared memory
-    int32_t weight_stages; // buffers of one tap and slice each
-    int32_t halo_h, halo_w;      // box means per image of a tile
-    int32_t raw_h, raw_w;        // pixels of X they cover
+    int32_t slices;          // channel slices
+    int32_t split;           // thread blocks of a cluster that share the slices
+    int32_t resident;        // every weight of the block's slices stays in shared memory
+    int32_t weight_stages;   // buffers of one tap and slice each
+    int32_t halo_h, halo_w;  // box means per image of a tile
+    int32_t raw_h, raw_w;    // pixels of X they cover
     int32_t taps;
-    int32_t box_pairs;           // windows of 2x2, one apart
-    int32_t segments, segment_h; // the rows of box means a thread walks down
-    int32_t walks;               // tile_images * segments * halo_w * kChunks
-    int32_t phase_pitch;         // chunks between column phases; a row has stride_w phases
-    int32_t plane;               // chunks between planes of P: all positions of one channel chunk
+    int32_t box_pairs;                  // windows of 2x2, one apart
+    int32_t segments, segment_h;        // the rows of box means a thread walks down
+    int32_t walks;                      // tile_images * segments * halo_w * kChunks
+    int32_t phase_pitch;                // chunks between column phases; a row has stride_w phases
+    int32_t plane;                      // chunks between planes of P: all positions of one channel chunk
     int32_t raw_offset, weight_offset;  // bytes into shared memory
     FastDiv div_m_tiles, div_tiles_w, div_tiles_h, div_raw_h, div_halo_w, div_stride_w, div_segments;
     int32_t tap_offsets[kMaxTaps];  // bytes from an output pixel's place in P to what a tap of it reads
@@ -99,8 +99,8 @@ struct DirectFusedParams {
 struct DirectTmaShared {
     int weight_stage, raw_columns, raw_rows, raw_offset, plane, mean_offset, barrier_offset, bytes;
 };
-constexpr DirectTmaShared direct_tma_shared(int subtiles, int block_n, int kernel, int stage_taps, int stages,
-                                            int raw_stages, int mean_stages) {
+constexpr DirectTmaShared direct_tma_shared(int subtiles, int block_n, int kernel, int stage_taps, int stages, int raw_stages,
+                                            int mean_stages) {
     DirectTmaShared s{};
     s.weight_stage = stage_taps * block_n * 64;
     s.raw_offset = stages * s.weight_stage;
@@ -139,7 +139,7 @@ struct PointwiseParams {
     Epilogue epilogue;
     int32_t h, w_pixels, chunks, m, out_h, out_w;
     int32_t stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;  // from output pixels to their windows in X
-    int32_t column, row;                                              // between pixels of a window
+    int32_t column, row;                                               // between pixels of a window
     int32_t y_channels_last, y_vectors;
     int32_t pixels;  // n * out_h * out_w
     int32_t split;   // thread blocks of a cluster that share the sum
@@ -167,16 +167,16 @@ struct FewChannelsParams {
     Epilogue epilogue;
     BoxMean box;
     Shape2d shape;
-    int32_t plain;                          // every operand is a pixel of X
+    int32_t plain;  // every operand is a pixel of X
     int32_t x_float, x_element_bytes;
     int32_t y_vectors, y_runs;
-    int32_t operands;                       // of an output pixel: taps by channels
-    uint32_t weight_bytes, bias_bytes;      // in shared memory
-    int32_t step_h, step_w;                 // pixels of X from one output pixel to the next
-    uint32_t pooled_rows, pooled_columns;   // of AveragePool(X), in pixels of X
-    int32_t channel, column, row;           // from one to the next
+    int32_t operands;                      // of an output pixel: taps by channels
+    uint32_t weight_bytes, bias_bytes;     // in shared memory
+    int32_t step_h, step_w;                // pixels of X from one output pixel to the next
+    uint32_t pooled_rows, pooled_columns;  // of AveragePool(X), in pixels of X
+    int32_t channel, column, row;          // from one to the next
     int64_t image;
-    int32_t pixels;                         // of Y
+    int32_t pixels;  // of Y
     FastDiv div_out_w, div_out_hw;
     int32_t kh, kw;
     FewChannelsOperand table[kMaxOperands];
@@ -209,17 +209,17 @@ struct ImplicitGemmParams {
     int32_t y_vectors, y_runs;
     int32_t pixels;  // n * out_h * out_w
     int32_t slices, m_tiles;
-    int32_t split;   // thread blocks of a cluster that share the sum
+    int32_t split;          // thread blocks of a cluster that share the sum
     int32_t round_pixels;   // sm90, TF32: x is not rounded to it
     int32_t early_weights;  // sm90: the kernel before this one does not write w, so it is read before that ends
-    int32_t chunks;  // of a filter: taps times those of a tap
+    int32_t chunks;         // of a filter: taps times those of a tap
     FastDiv div_out_w, div_out_hw, div_m_tiles, div_tap_chunks, div_kw, div_split;
 };
 
 // The same fed by TMA: kernels/implicit_gemm_im2col.cuh.
 struct Im2colGemmParams {
-    CUtensorMap x_map;  // X [n,h,w,c] by im2col: columns of a tile's output pixels
-    CUtensorMap w_map;  // W [taps,m,c], a view
+    CUtensorMap x_map;        // X [n,h,w,c] by im2col: columns of a tile's output pixels
+    CUtensorMap w_map;        // W [taps,m,c], a view
     ImplicitGemmParams gemm;  // x, w, slices, chunks, div_tap_chunks and round_pixels unused
     Prologue prologue;        // of a kernel that activates: an activation alone
     int32_t steps;            // of 128 bytes of channels

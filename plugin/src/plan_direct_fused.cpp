@@ -6,8 +6,8 @@
 namespace convpool {
 namespace {
 
-constexpr int kChunks = 4;                 // TileConfig::kChunks
-constexpr int64_t kMaxExtent = 1 << 20;   // past it no shared memory holds a line, and products of extents leave 64 bits
+constexpr int kChunks = 4;               // TileConfig::kChunks
+constexpr int64_t kMaxExtent = 1 << 20;  // past it no shared memory holds a line, and products of extents leave 64 bits
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -21,7 +21,7 @@ int64_t pad_plane(int64_t value) {
 struct Box {
     int images, h_log2, w_log2;
     int64_t halo_h, halo_w, raw_h, raw_w, phase_pitch, plane;
-    int64_t tiles;  // boxes that cover the output
+    int64_t tiles;    // boxes that cover the output
     int64_t staging;  // bytes through which accumulators pass, at P's place
     int64_t mean_bytes() const { return std::max(kChunks * 16 * plane, staging); }
     int64_t raw_bytes() const { return kChunks * 16 * images * raw_h * raw_w; }
@@ -69,8 +69,7 @@ int segment_height(const Box &b, int threads) {
 
 }  // namespace
 
-bool plan_direct_fused(const Problem &p, const Tactic &t, const Device &device, DirectFusedPlan &plan,
-                       std::string &reason) {
+bool plan_direct_fused(const Problem &p, const Tactic &t, const Device &device, DirectFusedPlan &plan, std::string &reason) {
     const int stage_bytes = t.block_n * kChunks * 16;
     const int taps = p.kernel[1] * p.kernel[2];
     const int slices = static_cast<int>(ceil_div(p.c, kChunks * p.per_chunk()));
@@ -105,8 +104,8 @@ bool plan_direct_fused(const Problem &p, const Tactic &t, const Device &device, 
             if (bytes > device.shared_per_block || box.plane * kChunks * 16 > INT32_MAX / 2) continue;
             // Multiplications, and about as much again for eight halo positions as for one tap of a pixel; eight pixels
             // of a tile row are read without bank conflicts.
-            const double work = static_cast<double>(box.tiles) *
-                                (t.block_m * taps + (box.plane + box.images * box.raw_h * box.raw_w) * 1.5);
+            const double work =
+                static_cast<double>(box.tiles) * (t.block_m * taps + (box.plane + box.images * box.raw_h * box.raw_w) * 1.5);
             const double cost = work * (1 + 0.2 * (t.min_blocks - occupancy(bytes))) * (w_log2 < 2 ? 1.2 : 1.0);
             if (best_cost == 0 || cost < best_cost) {
                 best_cost = cost;

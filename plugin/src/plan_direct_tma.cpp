@@ -49,8 +49,7 @@ bool plan_direct_tma(const Problem &p, const Tactic &t, const Device &device, Di
     if (std::max({p.n, p.in[1], p.in[2], p.c, p.m}) > (int64_t{1} << 30))
         return reject("dimension", std::to_string(std::max({p.n, p.in[1], p.in[2], p.c, p.m})), "at most 2^30");
     const int subtiles = t.block_m / 64;
-    plan.shared = direct_tma_shared(subtiles, t.block_n, t.kernel_size, t.stage_taps, t.stages, t.raw_stages,
-                                    t.mean_stages);
+    plan.shared = direct_tma_shared(subtiles, t.block_n, t.kernel_size, t.stage_taps, t.stages, t.raw_stages, t.mean_stages);
     if (plan.shared.bytes > device.shared_per_block)
         return reject("shared memory of a block", std::to_string(device.shared_per_block), std::to_string(plan.shared.bytes));
 

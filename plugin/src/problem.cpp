@@ -12,9 +12,7 @@ std::string mismatch(const char *what, int64_t got, const std::string &expected)
     return std::string(what) + "; got " + std::to_string(got) + ", expected " + expected;
 }
 
-std::string entry(const char *name, int dimension) {
-    return std::string(name) + "[" + std::to_string(dimension) + "]";
-}
+std::string entry(const char *name, int dimension) { return std::string(name) + "[" + std::to_string(dimension) + "]"; }
 
 // floor((in + pads - dilation * (kernel - 1) - 1) / stride) + 1, or 0 if the window does not fit.
 int64_t window_places(int64_t in, int64_t pads, int64_t kernel, int64_t dilation, int64_t stride) {
@@ -23,9 +21,7 @@ int64_t window_places(int64_t in, int64_t pads, int64_t kernel, int64_t dilation
 }
 
 // The largest finite number of a dtype.
-float largest_number(int32_t dtype) {
-    return dtype == CONVPOOL_F16 ? 65504.f : dtype == CONVPOOL_BF16 ? 0x1.FEp127f : FLT_MAX;
-}
+float largest_number(int32_t dtype) { return dtype == CONVPOOL_F16 ? 65504.f : dtype == CONVPOOL_BF16 ? 0x1.FEp127f : FLT_MAX; }
 
 constexpr int64_t kMaxSize = int64_t{1} << 31;
 
@@ -101,10 +97,16 @@ bool check_problem(const convpool_problem *d, Problem &out, std::string &error) 
         const int k = lead + i;
         if (d->spatial[i] < 1 || d->spatial[i] >= kMaxSize)
             return reject(mismatch(entry("spatial", i).c_str(), d->spatial[i], "1 to 2^31 - 1"));
-        struct Positive { const char *name; int32_t value; };
-        for (auto [name, value] : {Positive{"pool_kernel", d->pool_kernel[i]}, {"pool_strides", d->pool_strides[i]},
-                                   {"pool_dilations", d->pool_dilations[i]}, {"kernel", d->kernel[i]},
-                                   {"strides", d->strides[i]}, {"dilations", d->dilations[i]}})
+        struct Positive {
+            const char *name;
+            int32_t value;
+        };
+        for (auto [name, value] : {Positive{"pool_kernel", d->pool_kernel[i]},
+                                   {"pool_strides", d->pool_strides[i]},
+                                   {"pool_dilations", d->pool_dilations[i]},
+                                   {"kernel", d->kernel[i]},
+                                   {"strides", d->strides[i]},
+                                   {"dilations", d->dilations[i]}})
             if (value < 1 || value > 65535) return reject(mismatch(entry(name, i).c_str(), value, "1 to 65535"));
         for (int side : {i, i + d->rank}) {
             if (d->pool_pads[side] < 0 || d->pool_pads[side] > 65535)
@@ -128,11 +130,11 @@ bool check_problem(const convpool_problem *d, Problem &out, std::string &error) 
         if (p.pooled[k] < 1)
             return reject(mismatch(entry("spatial", i).c_str(), d->spatial[i],
                                    "at least the pooling window of dimension " + std::to_string(i)));
-        p.out[k] = window_places(p.pooled[k], int64_t{p.pads_begin[k]} + p.pads_end[k], p.kernel[k], p.dilations[k],
-                                 p.strides[k]);
+        p.out[k] =
+            window_places(p.pooled[k], int64_t{p.pads_begin[k]} + p.pads_end[k], p.kernel[k], p.dilations[k], p.strides[k]);
         if (p.out[k] < 1)
-            return reject(mismatch(entry("pooled size", i).c_str(), p.pooled[k],
-                                   "at least the kernel of dimension " + std::to_string(i)));
+            return reject(
+                mismatch(entry("pooled size", i).c_str(), p.pooled[k], "at least the kernel of dimension " + std::to_string(i)));
         // Coordinates are 32-bit in generic, which runs whatever passes here.
         const int64_t padded = p.in[k] + p.pool_pads_begin[k] + p.pool_pads_end[k];
         const int64_t padded_pooled = p.pooled[k] + p.pads_begin[k] + p.pads_end[k];

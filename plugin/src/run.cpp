@@ -35,8 +35,8 @@ cudaError_t load_kernels(const Problem &p, const Tactic &tactic, const Device &d
     if (tactic.family == Family::kGeneric) {
         error = load_generic(storage_precision(p));
     } else {
-        error = cudaFuncSetAttribute(tactic.kernel(prologue), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     device.shared_per_block);
+        error =
+            cudaFuncSetAttribute(tactic.kernel(prologue), cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared_per_block);
         if (error == cudaSuccess && (tactic.direct_gemm() || tactic.filter_fused()))
             error = load_passes(static_cast<Precision>(tactic.precision), p.has_prologue());
     }
@@ -81,8 +81,8 @@ Epilogue epilogue_of(const Problem &p, const convpool_tensors &t) {
 
 // Rows of channels of Y, the residual (which has Y's layout) and the bias are whole aligned chunks.
 bool y_vectors(const Problem &p, const convpool_tensors &t) {
-    return p.y_channels_last && p.m % p.per_chunk() == 0 && aligned(t.y, 16) &&
-           (!p.has_residual || aligned(t.residual, 16)) && (!p.has_bias || aligned(t.b, 16));
+    return p.y_channels_last && p.m % p.per_chunk() == 0 && aligned(t.y, 16) && (!p.has_residual || aligned(t.residual, 16)) &&
+           (!p.has_bias || aligned(t.b, 16));
 }
 
 // Channels of Y and of the residual, channels first, are whole aligned runs of pixels.
@@ -167,8 +167,8 @@ cudaError_t run_direct_tma(const Problem &p, const Tactic &tactic, const Device 
         const uint64_t strides[] = {2 * pixel, w * pixel, h * w * pixel};
         const uint32_t box[] = {slice, static_cast<uint32_t>(plan.shared.raw_columns),
                                 static_cast<uint32_t>(plan.shared.raw_rows), 1};
-        const cudaError_t error = encode_tensor_map(&d.x_map[odd], precision, 4,
-                                                    static_cast<const char *>(t.x) + odd * pixel, sizes, strides, box, 0, false);
+        const cudaError_t error = encode_tensor_map(&d.x_map[odd], precision, 4, static_cast<const char *>(t.x) + odd * pixel,
+                                                    sizes, strides, box, 0, false);
         if (error != cudaSuccess) return error;
     }
     const uint64_t sizes[] = {c, static_cast<uint64_t>(p.m), static_cast<uint64_t>(p.taps())};
@@ -234,8 +234,7 @@ cudaError_t run_im2col(const Problem &p, const Tactic &tactic, const Device &dev
 const Tactic *portable_direct_fused(const Problem &p, const Tactic &like, const Device &device) {
     for (int i = 0; i < tactic_count(); ++i) {
         const Tactic &t = tactic_at(i);
-        if (t.family == Family::kDirectFused && t.precision == like.precision && reject_reason(p, t, device).empty())
-            return &t;
+        if (t.family == Family::kDirectFused && t.precision == like.precision && reject_reason(p, t, device).empty()) return &t;
     }
     return nullptr;
 }

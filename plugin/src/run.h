@@ -16,7 +16,7 @@ inline bool aligned(const void *pointer, size_t bytes) { return reinterpret_cast
 // when called again in a context.
 cudaError_t load_kernels(const Problem &problem, const Tactic &tactic, const Device &device);
 
-cudaError_t run_tactic(const Problem &problem, const Tactic &tactic, const Device &device,
-                       const convpool_tensors &tensors, cudaStream_t stream);
+cudaError_t run_tactic(const Problem &problem, const Tactic &tactic, const Device &device, const convpool_tensors &tensors,
+                       cudaStream_t stream);
 
 }  // namespace convpool

@@ -13,14 +13,12 @@
 namespace convpool {
 namespace {
 
-constexpr int CONVPOOL_PRECISION_ANY = -1, CONVPOOL_PRECISION_F16 = 0, CONVPOOL_PRECISION_BF16 = 1,
-              CONVPOOL_PRECISION_TF32 = 2, CONVPOOL_PRECISION_TF32X3 = 3;
+constexpr int CONVPOOL_PRECISION_ANY = -1, CONVPOOL_PRECISION_F16 = 0, CONVPOOL_PRECISION_BF16 = 1, CONVPOOL_PRECISION_TF32 = 2,
+              CONVPOOL_PRECISION_TF32X3 = 3;
 constexpr Family CONVPOOL_FAMILY_generic = Family::kGeneric, CONVPOOL_FAMILY_direct_gemm = Family::kDirectGemm,
-                 CONVPOOL_FAMILY_direct_fused = Family::kDirectFused,
-                 CONVPOOL_FAMILY_direct_gemm_sm90 = Family::kDirectGemmSm90,
+                 CONVPOOL_FAMILY_direct_fused = Family::kDirectFused, CONVPOOL_FAMILY_direct_gemm_sm90 = Family::kDirectGemmSm90,
                  CONVPOOL_FAMILY_direct_gemm_im2col = Family::kDirectGemmIm2col,
-                 CONVPOOL_FAMILY_pointwise_sm90 = Family::kPointwiseSm90,
-                 CONVPOOL_FAMILY_few_channels = Family::kFewChannels,
+                 CONVPOOL_FAMILY_pointwise_sm90 = Family::kPointwiseSm90, CONVPOOL_FAMILY_few_channels = Family::kFewChannels,
                  CONVPOOL_FAMILY_filter_fused = Family::kFilterFused,
                  CONVPOOL_FAMILY_filter_fused_sm90 = Family::kFilterFusedSm90,
                  CONVPOOL_FAMILY_filter_fused_im2col = Family::kFilterFusedIm2col;
@@ -28,9 +26,22 @@ constexpr Family CONVPOOL_FAMILY_generic = Family::kGeneric, CONVPOOL_FAMILY_dir
 constexpr Tactic kTactics[] = {
 #define CONVPOOL_ROW(family, precision, ...) {CONVPOOL_FAMILY_##family, CONVPOOL_PRECISION_##precision, __VA_ARGS__},
 #define CONVPOOL_TMA_ROW(precision, id, subtiles, block_n, kernel, stage_taps, stages, raw_stages, mean_stages, mean_warps, \
-                         mean_groups)                                                                                        \
-    {Family::kDirectTma, CONVPOOL_PRECISION_##precision, id, subtiles * 64, block_n, 0, 0, stages, 1, 1, kernel,              \
-     stage_taps, raw_stages, mean_stages, mean_warps},
+                         mean_groups)                                                                                       \
+    {Family::kDirectTma,                                                                                                    \
+     CONVPOOL_PRECISION_##precision,                                                                                        \
+     id,                                                                                                                    \
+     subtiles * 64,                                                                                                         \
+     block_n,                                                                                                               \
+     0,                                                                                                                     \
+     0,                                                                                                                     \
+     stages,                                                                                                                \
+     1,                                                                                                                     \
+     1,                                                                                                                     \
+     kernel,                                                                                                                \
+     stage_taps,                                                                                                            \
+     raw_stages,                                                                                                            \
+     mean_stages,                                                                                                           \
+     mean_warps},
 #include "tactics.def"
 #undef CONVPOOL_ROW
 #undef CONVPOOL_TMA_ROW
@@ -117,8 +128,7 @@ const char *Tactic::name() const {
                 if (t.split > 1) name += "_split" + std::to_string(t.split);
                 if (t.im2col()) name += "_im2col";
                 if (t.pointwise()) name += "_1x1";
-                if (t.direct_tma())
-                    name += "_tma" + std::to_string(t.kernel_size) + "x" + std::to_string(t.kernel_size);
+                if (t.direct_tma()) name += "_tma" + std::to_string(t.kernel_size) + "x" + std::to_string(t.kernel_size);
             }
             all.push_back(name);
         }
@@ -139,10 +149,9 @@ const void *Tactic::kernel(bool prologue) const {
     static constexpr Lookup few[] = {few_channels_kernel_f16, few_channels_kernel_bf16};
     using LookupWithPrologue = const void *(*)(int, bool);
     static constexpr LookupWithPrologue tma[] = {direct_tma_kernel_f16, direct_tma_kernel_bf16, direct_tma_kernel_tf32};
-    static constexpr LookupWithPrologue gemm_im2col[] = {
-        implicit_gemm_im2col_kernel_f16, implicit_gemm_im2col_kernel_bf16,
-        [](int row, bool) { return implicit_gemm_im2col_kernel_tf32(row); },
-        [](int row, bool) { return implicit_gemm_im2col_kernel_tf32x3(row); }};
+    static constexpr LookupWithPrologue gemm_im2col[] = {implicit_gemm_im2col_kernel_f16, implicit_gemm_im2col_kernel_bf16,
+                                                         [](int row, bool) { return implicit_gemm_im2col_kernel_tf32(row); },
+                                                         [](int row, bool) { return implicit_gemm_im2col_kernel_tf32x3(row); }};
     static constexpr LookupWithPrologue pointwise_sm90[] = {pointwise_sm90_kernel_f16, pointwise_sm90_kernel_bf16};
     if (direct_tma()) return tma[precision](id, prologue);
     if (pointwise()) return pointwise_sm90[precision](id, prologue);
@@ -171,8 +180,7 @@ int code_architecture(int cc) {
 
 std::string reject_reason(const Problem &p, const Tactic &t, const Device &device) {
     if (device.cc < t.min_cc())
-        return got(t, "compute capability", std::to_string(device.cc), std::to_string(t.min_cc()) + " or more",
-                   kUseGeneric);
+        return got(t, "compute capability", std::to_string(device.cc), std::to_string(t.min_cc()) + " or more", kUseGeneric);
     if (t.family == Family::kGeneric) return {};
     // Code of an older architecture has empty kernels where it lacks the instructions.
     const int code = code_architecture(device.cc);
@@ -183,8 +191,7 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
         return got(t, "compute capability", std::to_string(device.cc) + (CONVPOOL_HAS_SM90A ? "" : ", built without 90"),
                    "90, and a library built for it", "use a tactic without sm90a");
     const Precision precision = static_cast<Precision>(t.precision);
-    const int dtype = precision == Precision::kF16 ? CONVPOOL_F16 : precision == Precision::kBF16 ? CONVPOOL_BF16
-                                                                                                   : CONVPOOL_F32;
+    const int dtype = precision == Precision::kF16 ? CONVPOOL_F16 : precision == Precision::kBF16 ? CONVPOOL_BF16 : CONVPOOL_F32;
     const char *dtypes[] = {"F16", "BF16", "F32"};
     if (p.dtype != dtype) return got(t, "dtype", dtypes[p.dtype], dtypes[dtype], "use a tactic of that type");
     if (p.x_float && !t.few_channels()) return got(t, "type of X", "F32", dtypes[dtype], "use a few_channels tactic or generic");
@@ -194,12 +201,17 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
     if (p.group != 1) return got(t, "group", std::to_string(p.group), "1", kUseGeneric);
     // Coordinates and products of them are 32-bit in the kernels.
     constexpr int64_t kMax = int64_t{1} << 30;
-    struct Limit { const char *name; int64_t value; };
-    for (auto [name, value] :
-         {Limit{"n * output pixels", p.n * p.out_pixels()}, {"output channels", p.m}, {"input channels", p.c},
-          {"elements of an input image", p.in_pixels() * p.c}, {"pooling window", p.pool_size()},
-          {"elements of a filter", p.taps() * p.c},
-          {"pooled size", std::max(p.pooled[1], p.pooled[2])}})
+    struct Limit {
+        const char *name;
+        int64_t value;
+    };
+    for (auto [name, value] : {Limit{"n * output pixels", p.n * p.out_pixels()},
+                               {"output channels", p.m},
+                               {"input channels", p.c},
+                               {"elements of an input image", p.in_pixels() * p.c},
+                               {"pooling window", p.pool_size()},
+                               {"elements of a filter", p.taps() * p.c},
+                               {"pooled size", std::max(p.pooled[1], p.pooled[2])}})
         if (value > kMax) return got(t, name, std::to_string(value), "at most 2^30", kUseGeneric);
     if (t.direct_tma()) {
         DirectTmaPlan plan;
@@ -248,7 +260,8 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
                                {"elements of a filter, channels padded", int64_t{gemm.kh} * gemm.kw * channels}})
         if (value > kMax) return got(t, name, std::to_string(value), "at most 2^30", "use direct_fused or generic");
     // Padding lets a filter reach further than an image, while the kernel adds 32-bit distances to 64-bit places.
-    const int64_t span = ((int64_t{gemm.kh} - 1) * gemm.dilation_h * gemm.w + (int64_t{gemm.kw} - 1) * gemm.dilation_w + 1) * channels;
+    const int64_t span =
+        ((int64_t{gemm.kh} - 1) * gemm.dilation_h * gemm.w + (int64_t{gemm.kw} - 1) * gemm.dilation_w + 1) * channels;
     if (t.sm90() && span > kMax)
         return got(t, "elements between a filter's first and last tap", std::to_string(span), "at most 2^30",
                    "use a tactic without sm90a");
@@ -266,19 +279,18 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
         for (int i = 1; i < kRank; ++i) {
             // Zeros that Conv pads around the pooled tensor must be what box means over a padded X are there: zero.
             const int64_t window = int64_t{p.pool_dilations[i]} * (p.pool_kernel[i] - 1);
-            const int64_t last = (p.out[i] - 1) * p.strides[i] - p.pads_begin[i] +
-                                 int64_t{p.kernel[i] - 1} * p.dilations[i];
+            const int64_t last = (p.out[i] - 1) * p.strides[i] - p.pads_begin[i] + int64_t{p.kernel[i] - 1} * p.dilations[i];
             const std::string side = " pads of dimension " + std::to_string(i - (kRank - p.rank));
             if (p.pads_begin[i] > 0 && p.pool_pads_begin[i] + p.pool_strides[i] <= window)
-                return got(t, "leading" + side, std::to_string(p.pads_begin[i]),
-                           "0, or pooling pads that reach past X", "use direct_fused or direct_gemm");
+                return got(t, "leading" + side, std::to_string(p.pads_begin[i]), "0, or pooling pads that reach past X",
+                           "use direct_fused or direct_gemm");
             if (last >= p.pooled[i] && p.pooled[i] * p.pool_strides[i] - p.pool_pads_begin[i] < p.in[i])
-                return got(t, "trailing" + side, std::to_string(p.pads_end[i]),
-                           "0, or pooling pads that reach past X", "use direct_fused or direct_gemm");
+                return got(t, "trailing" + side, std::to_string(p.pads_end[i]), "0, or pooling pads that reach past X",
+                           "use direct_fused or direct_gemm");
         }
         if (int64_t{gemm.kh} * gemm.kw * chunks * 16 > kMax)
-            return got(t, "bytes of a fused filter", std::to_string(int64_t{gemm.kh} * gemm.kw * chunks * 16),
-                       "at most 2^30", "use direct_fused or direct_gemm");
+            return got(t, "bytes of a fused filter", std::to_string(int64_t{gemm.kh} * gemm.kw * chunks * 16), "at most 2^30",
+                       "use direct_fused or direct_gemm");
     }
     return {};
 }
@@ -287,17 +299,19 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
 
 BoxMean box_of(const Problem &p) {
     const int64_t size = p.pool_size();
-    return {p.pool_kernel[1], p.pool_kernel[2], p.pool_strides[1], p.pool_strides[2], p.pool_dilations[1],
-            p.pool_dilations[2], p.pool_pads_begin[1], p.pool_pads_begin[2], static_cast<float>(size),
-            1.f / static_cast<float>(size), (size & (size - 1)) == 0};
+    return {p.pool_kernel[1],         p.pool_kernel[2],
+            p.pool_strides[1],        p.pool_strides[2],
+            p.pool_dilations[1],      p.pool_dilations[2],
+            p.pool_pads_begin[1],     p.pool_pads_begin[2],
+            static_cast<float>(size), 1.f / static_cast<float>(size),
+            (size & (size - 1)) == 0};
 }
 
 namespace {
 
 bool pools(const Problem &p) {
     for (int i = 0; i < kRank; ++i)
-        if (p.pool_kernel[i] != 1 || p.pool_strides[i] != 1 || p.pool_pads_begin[i] != 0 || p.pool_pads_end[i] != 0)
-            return true;
+        if (p.pool_kernel[i] != 1 || p.pool_strides[i] != 1 || p.pool_pads_begin[i] != 0 || p.pool_pads_end[i] != 0) return true;
     return false;
 }
 
@@ -352,11 +366,10 @@ WorkspaceLayout workspace_layout(const Problem &p, const Tactic &t) {
     const bool converted = t.number_format() != NumberFormat::kAsIs;
     layout.weight_pass = converted || !p.w_rows_chunked() || (!direct && p.pool_size() > 1);
     // In the kernel, where the zeros around X stay zero; with a pooling, where direct_fused competes, that was not measured.
-    const bool activates = t.im2col() && !converted && im2col_activates(t.block_m, t.block_n, t.min_blocks) &&
-                           !p.prologue_affine && !pools(p);
+    const bool activates =
+        t.im2col() && !converted && im2col_activates(t.block_m, t.block_n, t.min_blocks) && !p.prologue_affine && !pools(p);
     layout.box_pass = (converted && direct) || !p.x_rows_chunked() || (direct && pools(p)) || (p.has_prologue() && !activates);
-    if (layout.weight_pass)
-        layout.weights_bytes = round_up_256(size_t{1} * s.m * s.kh * s.kw * s.c * p.element_bytes());
+    if (layout.weight_pass) layout.weights_bytes = round_up_256(size_t{1} * s.m * s.kh * s.kw * s.c * p.element_bytes());
     if (layout.box_pass) layout.x_bytes = round_up_256(size_t{1} * s.n * s.h * s.w * s.c * p.element_bytes());
     layout.total = layout.weights_bytes + layout.x_bytes;
     return layout;

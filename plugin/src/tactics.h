@@ -8,8 +8,17 @@
 namespace convpool {
 
 enum class Family : int32_t {
-    kGeneric, kDirectGemm, kDirectGemmSm90, kDirectGemmIm2col, kDirectFused, kFilterFused, kFilterFusedSm90,
-    kFilterFusedIm2col, kDirectTma, kPointwiseSm90, kFewChannels
+    kGeneric,
+    kDirectGemm,
+    kDirectGemmSm90,
+    kDirectGemmIm2col,
+    kDirectFused,
+    kFilterFused,
+    kFilterFusedSm90,
+    kFilterFusedIm2col,
+    kDirectTma,
+    kPointwiseSm90,
+    kFewChannels
 };
 
 struct Tactic {
@@ -27,8 +36,7 @@ struct Tactic {
     const char *name() const;  // static storage
     int min_cc() const;
     bool sm90() const {
-        return family == Family::kDirectGemmSm90 || family == Family::kFilterFusedSm90 || im2col() || direct_tma() ||
-               pointwise();
+        return family == Family::kDirectGemmSm90 || family == Family::kFilterFusedSm90 || im2col() || direct_tma() || pointwise();
     }
     bool im2col() const { return family == Family::kDirectGemmIm2col || family == Family::kFilterFusedIm2col; }
     bool direct_tma() const { return family == Family::kDirectTma; }
@@ -104,8 +112,7 @@ bool plan_direct_fused(const Problem &problem, const Tactic &tactic, const Devic
 // False, with a reason, if the problem is not of the form that the tactic is made for.
 bool plan_direct_tma(const Problem &problem, const Tactic &tactic, const Device &device, DirectTmaPlan &plan,
                      std::string &reason);
-bool plan_pointwise(const Problem &problem, const Tactic &tactic, const Device &device, PointwisePlan &plan,
-                    std::string &reason);
+bool plan_pointwise(const Problem &problem, const Tactic &tactic, const Device &device, PointwisePlan &plan, std::string &reason);
 bool plan_few_channels(const Problem &problem, const Tactic &tactic, const Device &device, FewChannelsPlan &plan,
                        std::string &reason);
 

@@ -11,7 +11,7 @@ struct TileConfig {
     static constexpr int kBlockM = kBlockM_;  // output pixels of a block
     static constexpr int kBlockN = kBlockN_;  // output channels of a block
     static constexpr int kWarpsM = kWarpsM_, kWarpsN = kWarpsN_;
-    static constexpr int kStages = kStages_;  // buffers of weights (implicit GEMM: and of pixels) in flight
+    static constexpr int kStages = kStages_;        // buffers of weights (implicit GEMM: and of pixels) in flight
     static constexpr int kMinBlocks = kMinBlocks_;  // per multiprocessor, a bound on registers
 
     static constexpr int kChunks = 4;  // 16-byte chunks of channels in a slice: 32 channels of 16 bits, 16 of fp32

@@ -70,8 +70,8 @@ File read_file(const char *path) {
         if (start == std::string::npos || line.compare(start, 2, "//") == 0) continue;
         Row row;
         if (!parse_row(line.c_str() + start, row))
-            return fail(": line " + std::to_string(number) + " is no row; got " + line.substr(start, 60) + ", expected " +
-                        kName + "(" + std::to_string(kHeadFields) + " numbers and " + std::to_string(kAxisFields) +
+            return fail(": line " + std::to_string(number) + " is no row; got " + line.substr(start, 60) + ", expected " + kName +
+                        "(" + std::to_string(kHeadFields) + " numbers and " + std::to_string(kAxisFields) +
                         " for every dimension)");
         file.rows.push_back(row);
     }
@@ -88,8 +88,20 @@ const File &file() {
 Row key_of(const Problem &p, const Device &device) {
     const int32_t prologue = p.prologue_affine ? 1 : p.has_prologue() ? 2 : 0;
     auto narrow = [](int64_t value) { return value > INT32_MAX ? -1 : static_cast<int32_t>(value); };
-    Row row{device.cc, device.multiprocessors, 0, p.dtype, p.dtype == CONVPOOL_F32 && p.allow_tf32, p.x_channels_last,
-            p.y_channels_last, p.has_residual, prologue, p.group, narrow(p.n), narrow(p.c), narrow(p.m), p.rank};
+    Row row{device.cc,
+            device.multiprocessors,
+            0,
+            p.dtype,
+            p.dtype == CONVPOOL_F32 && p.allow_tf32,
+            p.x_channels_last,
+            p.y_channels_last,
+            p.has_residual,
+            prologue,
+            p.group,
+            narrow(p.n),
+            narrow(p.c),
+            narrow(p.m),
+            p.rank};
     auto out = row.begin() + kHeadFields;
     for (int i = kRank - p.rank; i < kRank; ++i)
         for (int32_t value : {narrow(p.in[i]), p.pool_kernel[i], p.pool_strides[i], p.pool_pads_begin[i], p.pool_pads_end[i],

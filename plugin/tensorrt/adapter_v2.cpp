@@ -43,8 +43,7 @@ std::vector<Tensor> tensors(const v2::DynamicPluginTensorDesc *in, int32_t input
     return all;
 }
 
-std::vector<Tensor> tensors(const v2::PluginTensorDesc *in, int32_t inputs, const v2::PluginTensorDesc *out,
-                            int32_t outputs) {
+std::vector<Tensor> tensors(const v2::PluginTensorDesc *in, int32_t inputs, const v2::PluginTensorDesc *out, int32_t outputs) {
     std::vector<Tensor> all;
     all.reserve(static_cast<size_t>(inputs + outputs));  // in every run
     for (int32_t i = 0; i < inputs; ++i) all.push_back(tensor(in[i], in[i].dims));
@@ -80,23 +79,21 @@ bool same(const convpool_problem &a, const convpool_problem &b) { return std::me
 constexpr char kMagic[4] = {'C', 'P', 'A', '3'};
 
 class Writer {
-  public:
-    template <typename T>
-    void put(const T &value) {
+public:
+    template <typename T> void put(const T &value) {
         const char *bytes = reinterpret_cast<const char *>(&value);
         bytes_.insert(bytes_.end(), bytes, bytes + sizeof value);
     }
     const std::vector<char> &bytes() const { return bytes_; }
 
-  private:
+private:
     std::vector<char> bytes_;
 };
 
 class Reader {
-  public:
+public:
     Reader(const void *data, size_t length) : data_(static_cast<const char *>(data)), left_(length) {}
-    template <typename T>
-    T get() {
+    template <typename T> T get() {
         if (data_ == nullptr || left_ < sizeof(T))
             throw std::invalid_argument("serialised layer; got " + std::to_string(left_) + " bytes, expected " +
                                         std::to_string(sizeof(T)) + " or more; the engine is damaged");
@@ -112,7 +109,7 @@ class Reader {
                                         " bytes too many; the engine is from another version, build it anew");
     }
 
-  private:
+private:
     const char *data_;
     size_t left_;
 };
@@ -155,7 +152,7 @@ void check_grant(const Layer &layer, const Grant &grant) {
 }
 
 class Plugin final : public v2::IPluginV2DynamicExt {
-  public:
+public:
     Plugin(Layer layer, Grant grant, std::string name_space)
         : layer_(std::move(layer)), grant_(grant), namespace_(std::move(name_space)) {
         if (grant.inputs != 0) grants_.push_back(grant);
@@ -232,8 +229,7 @@ class Plugin final : public v2::IPluginV2DynamicExt {
                 layer_.problem(tensors(in, inputs, out, &v2::DynamicPluginTensorDesc::min).data(), inputs);
             const convpool_problem largest =
                 layer_.problem(tensors(in, inputs, out, &v2::DynamicPluginTensorDesc::max).data(), inputs);
-            if (convpool_output_shape(&largest, nullptr) != CONVPOOL_OK)
-                throw std::invalid_argument(convpool_last_error());
+            if (convpool_output_shape(&largest, nullptr) != CONVPOOL_OK) throw std::invalid_argument(convpool_last_error());
             // An execution context says the shape at hand, as smallest and largest too: nothing about workspace.
             if (attached_) {
                 make_ready(largest);
@@ -300,7 +296,7 @@ class Plugin final : public v2::IPluginV2DynamicExt {
         });
     }
 
-  private:
+private:
     // 0 where the shape lies outside every profile that was configured.
     size_t granted_bytes(const convpool_problem &problem) const {
         const convpool_problem &largest = grant_.largest;
@@ -329,7 +325,7 @@ class Plugin final : public v2::IPluginV2DynamicExt {
     Layer layer_;
     Grant grant_;
     std::vector<Grant> grants_;  // one for each set of types and formats, which a builder may try in turn
-    size_t answer_ = 0;  // to getWorkspaceSize, at least, since the last configurePlugin of a builder
+    size_t answer_ = 0;          // to getWorkspaceSize, at least, since the last configurePlugin of a builder
     std::string namespace_;
     Chosen chosen_;
     bool attached_ = false;
@@ -337,10 +333,9 @@ class Plugin final : public v2::IPluginV2DynamicExt {
 };
 
 class Creator final : public v2::IPluginCreator {
-  public:
+public:
     explicit Creator(const Operator &op) : op_(op) {
-        for (const Attribute &attribute : op.attributes())
-            fields_.push_back({attribute.name, nullptr, field_type(attribute), 1});
+        for (const Attribute &attribute : op.attributes()) fields_.push_back({attribute.name, nullptr, field_type(attribute), 1});
         collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
     }
     Creator(const Creator &) = delete;  // the collection points to its own fields
@@ -379,7 +374,7 @@ class Creator final : public v2::IPluginCreator {
     }
     const char *getPluginNamespace() const noexcept override { return namespace_.c_str(); }
 
-  private:
+private:
     const Operator &op_;
     std::string namespace_ = kNamespace;
     std::vector<v2::PluginField> fields_;
@@ -390,8 +385,8 @@ class Creator final : public v2::IPluginCreator {
 }  // namespace convpool::tensorrt
 
 // Only for the versions whose Dims are those of interface_v2.h: another one would read and write past them.
-extern "C" __attribute__((visibility("default")))
-convpool::tensorrt::v2::IPluginCreator *const *getPluginCreators(int32_t &count) {
+extern "C" __attribute__((visibility("default"))) convpool::tensorrt::v2::IPluginCreator *const *
+getPluginCreators(int32_t &count) {
     using namespace convpool::tensorrt;
     count = 0;
     return guarded<v2::IPluginCreator *const *>("getPluginCreators", nullptr, [&] {
@@ -403,8 +398,7 @@ convpool::tensorrt::v2::IPluginCreator *const *getPluginCreators(int32_t &count)
         }();
         const int32_t version = runtime_version();
         if (version < 80600 || version >= 100000)
-            throw std::runtime_error("TensorRT version; got " + std::to_string(version) +
-                                     ", expected 8.6 or 9; use getCreators");
+            throw std::runtime_error("TensorRT version; got " + std::to_string(version) + ", expected 8.6 or 9; use getCreators");
         count = static_cast<int32_t>(all.size());
         return all.data();
     });

@@ -32,17 +32,15 @@ Tensor tensor(const v3::PluginTensorDesc &desc, const v3::Dims &dims) {
 }
 
 // Inputs, then outputs, with the sizes that `sizes` picks.
-std::vector<Tensor> tensors(const v3::DynamicPluginTensorDesc *in, int32_t inputs,
-                            const v3::DynamicPluginTensorDesc *out, int32_t outputs,
-                            const v3::Dims v3::DynamicPluginTensorDesc::*sizes) {
+std::vector<Tensor> tensors(const v3::DynamicPluginTensorDesc *in, int32_t inputs, const v3::DynamicPluginTensorDesc *out,
+                            int32_t outputs, const v3::Dims v3::DynamicPluginTensorDesc::*sizes) {
     std::vector<Tensor> all;
     for (int32_t i = 0; i < inputs; ++i) all.push_back(tensor(in[i].desc, in[i].*sizes));
     for (int32_t i = 0; i < outputs; ++i) all.push_back(tensor(out[i].desc, out[i].*sizes));
     return all;
 }
 
-std::vector<Tensor> tensors(const v3::PluginTensorDesc *in, int32_t inputs, const v3::PluginTensorDesc *out,
-                            int32_t outputs) {
+std::vector<Tensor> tensors(const v3::PluginTensorDesc *in, int32_t inputs, const v3::PluginTensorDesc *out, int32_t outputs) {
     std::vector<Tensor> all;
     all.reserve(static_cast<size_t>(inputs + outputs));  // in every run
     for (int32_t i = 0; i < inputs; ++i) all.push_back(tensor(in[i], in[i].dims));
@@ -58,11 +56,11 @@ class Plugin final : public v3::IPluginV3,
                      public v3::IPluginV3OneCore,
                      public v3::IPluginV3OneBuild,
                      public v3::IPluginV3OneRuntime {
-  public:
+public:
     explicit Plugin(Layer layer) : layer_(std::move(layer)) { point_fields(); }
     Plugin(const Plugin &other)
-        : v3::IPluginV3(), v3::IPluginV3OneCore(), v3::IPluginV3OneBuild(), v3::IPluginV3OneRuntime(),
-          layer_(other.layer_), problems_(other.problems_), inputs_(other.inputs_), tactic_(other.tactic_) {
+        : v3::IPluginV3(), v3::IPluginV3OneCore(), v3::IPluginV3OneBuild(), v3::IPluginV3OneRuntime(), layer_(other.layer_),
+          problems_(other.problems_), inputs_(other.inputs_), tactic_(other.tactic_) {
         point_fields();
     }
     Plugin &operator=(const Plugin &) = delete;
@@ -97,8 +95,7 @@ class Plugin final : public v3::IPluginV3,
     }
 
     int32_t getOutputShapes(const v3::DimsExprs *inputs, int32_t input_count, const v3::DimsExprs *, int32_t,
-                            v3::DimsExprs *outputs, int32_t output_count,
-                            v3::IExprBuilder &builder) noexcept override {
+                            v3::DimsExprs *outputs, int32_t output_count, v3::IExprBuilder &builder) noexcept override {
         return guarded("getOutputShapes", kFailure, [&] {
             expect_one_output(output_count);
             output_shape<Api>(layer_, inputs, input_count, outputs[0], builder);
@@ -112,28 +109,26 @@ class Plugin final : public v3::IPluginV3,
             expect_one_output(outputs);
             layer_.check_input_count(inputs);
             std::vector<Tensor> all;
-            for (int32_t i = 0; i <= std::min(position, inputs); ++i)
-                all.push_back(tensor(in_out[i].desc, in_out[i].desc.dims));
+            for (int32_t i = 0; i <= std::min(position, inputs); ++i) all.push_back(tensor(in_out[i].desc, in_out[i].desc.dims));
             return layer_.supports(position, all.data(), inputs);
         });
     }
 
-    int32_t configurePlugin(const v3::DynamicPluginTensorDesc *in, int32_t inputs,
-                            const v3::DynamicPluginTensorDesc *out, int32_t outputs) noexcept override {
+    int32_t configurePlugin(const v3::DynamicPluginTensorDesc *in, int32_t inputs, const v3::DynamicPluginTensorDesc *out,
+                            int32_t outputs) noexcept override {
         return guarded("configurePlugin", kFailure, [&] {
             expect_one_output(outputs);
             inputs_ = inputs;
             problems_ = problems(in, inputs, out, outputs);
             for (const convpool_problem &problem : problems_)
-                if (convpool_output_shape(&problem, nullptr) != CONVPOOL_OK)
-                    throw std::invalid_argument(convpool_last_error());
+                if (convpool_output_shape(&problem, nullptr) != CONVPOOL_OK) throw std::invalid_argument(convpool_last_error());
             return 0;
         });
     }
 
     // A tactic that TensorRT has set needs its own workspace; before, the largest of those that it may set.
-    size_t getWorkspaceSize(const v3::DynamicPluginTensorDesc *in, int32_t inputs,
-                            const v3::DynamicPluginTensorDesc *out, int32_t outputs) const noexcept override {
+    size_t getWorkspaceSize(const v3::DynamicPluginTensorDesc *in, int32_t inputs, const v3::DynamicPluginTensorDesc *out,
+                            int32_t outputs) const noexcept override {
         return guarded<size_t>("getWorkspaceSize", 0, [&] {
             expect_one_output(outputs);
             const convpool_problem largest =
@@ -181,8 +176,7 @@ class Plugin final : public v3::IPluginV3,
             const convpool_problem problem = layer_.problem(all.data(), inputs);
             layer_.check_residual(all.data(), inputs);
             if (problem.n == 0) return 0;
-            if (convpool_output_shape(&problem, nullptr) != CONVPOOL_OK)
-                throw std::invalid_argument(convpool_last_error());
+            if (convpool_output_shape(&problem, nullptr) != CONVPOOL_OK) throw std::invalid_argument(convpool_last_error());
             if (tactic_ != 0) {
                 const convpool_status status = convpool_prepare(&problem, tactic_);
                 if (status != CONVPOOL_OK && status != CONVPOOL_UNSUPPORTED)  // the launch then falls back
@@ -216,7 +210,7 @@ class Plugin final : public v3::IPluginV3,
     }
     const v3::PluginFieldCollection *getFieldsToSerialize() noexcept override { return &collection_; }
 
-  private:
+private:
     std::vector<convpool_problem> problems(const v3::DynamicPluginTensorDesc *in, int32_t inputs,
                                            const v3::DynamicPluginTensorDesc *out, int32_t outputs) const {
         using Desc = v3::DynamicPluginTensorDesc;
@@ -252,16 +246,14 @@ class Plugin final : public v3::IPluginV3,
 };
 
 class Creator final : public v3::IPluginCreatorV3One {
-  public:
+public:
     explicit Creator(const Operator &op) : op_(op) {
-        for (const Attribute &attribute : op.attributes())
-            fields_.push_back({attribute.name, nullptr, field_type(attribute), 1});
+        for (const Attribute &attribute : op.attributes()) fields_.push_back({attribute.name, nullptr, field_type(attribute), 1});
         collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
     }
     Creator(const Creator &) = delete;  // the collection points to its own fields
 
-    v3::IPluginV3 *createPlugin(const char *, const v3::PluginFieldCollection *given,
-                                v3::TensorRTPhase) noexcept override {
+    v3::IPluginV3 *createPlugin(const char *, const v3::PluginFieldCollection *given, v3::TensorRTPhase) noexcept override {
         return guarded<v3::IPluginV3 *>("createPlugin", nullptr, [&] {
             if (given == nullptr || (given->nbFields > 0 && given->fields == nullptr))
                 throw std::invalid_argument("fields; got null, expected a collection");
@@ -278,7 +270,7 @@ class Creator final : public v3::IPluginCreatorV3One {
     const char *getPluginVersion() const noexcept override { return kVersion; }
     const char *getPluginNamespace() const noexcept override { return kNamespace; }
 
-  private:
+private:
     const Operator &op_;
     std::vector<v3::PluginField> fields_;
     v3::PluginFieldCollection collection_{};
@@ -287,8 +279,8 @@ class Creator final : public v3::IPluginCreatorV3One {
 }  // namespace
 }  // namespace convpool::tensorrt
 
-extern "C" __attribute__((visibility("default")))
-convpool::tensorrt::v3::IPluginCreatorInterface *const *getCreators(int32_t &count) {
+extern "C" __attribute__((visibility("default"))) convpool::tensorrt::v3::IPluginCreatorInterface *const *
+getCreators(int32_t &count) {
     using namespace convpool::tensorrt;
     count = 0;
     return guarded<v3::IPluginCreatorInterface *const *>("getCreators", nullptr, [&] {

@@ -65,8 +65,7 @@ namespace {
 int checks = 0, differences = 0;
 
 // In the Itanium ABI a pointer to a virtual member function holds 1 + 8 * slot.
-template <typename Function>
-long slot(Function function) {
+template <typename Function> long slot(Function function) {
     std::ptrdiff_t word = 0;
     std::memcpy(&word, &function, sizeof word);
     return word & 1 ? static_cast<long>(word / 8) : -1;
@@ -82,17 +81,23 @@ void compare(const char *name, long own_slot, long sdk_slot) {
 #define SLOT(type, method) compare(#type "::" #method, slot(&own::type::method), slot(&sdk::type::method))
 
 // Overloaded names: found by their parameters, which each namespace spells with its own types.
-template <typename R, typename C, typename... A>
-constexpr auto pick(R (C::*function)(A...) noexcept) { return function; }
-template <typename R, typename C, typename... A>
-constexpr auto pick_const(R (C::*function)(A...) const noexcept) { return function; }
+template <typename R, typename C, typename... A> constexpr auto pick(R (C::*function)(A...) noexcept) { return function; }
+template <typename R, typename C, typename... A> constexpr auto pick_const(R (C::*function)(A...) const noexcept) {
+    return function;
+}
 
-#define OVERLOAD(pick, result, type, method, ...)                                                              \
-    do {                                                                                                       \
-        long a, b;                                                                                             \
-        { using namespace own; a = slot(pick<result, own::type, __VA_ARGS__>(&own::type::method)); }           \
-        { using namespace sdk; b = slot(pick<result, sdk::type, __VA_ARGS__>(&sdk::type::method)); }           \
-        compare(#type "::" #method "(" #__VA_ARGS__ ")", a, b);                                                \
+#define OVERLOAD(pick, result, type, method, ...)                               \
+    do {                                                                        \
+        long a, b;                                                              \
+        {                                                                       \
+            using namespace own;                                                \
+            a = slot(pick<result, own::type, __VA_ARGS__>(&own::type::method)); \
+        }                                                                       \
+        {                                                                       \
+            using namespace sdk;                                                \
+            b = slot(pick<result, sdk::type, __VA_ARGS__>(&sdk::type::method)); \
+        }                                                                       \
+        compare(#type "::" #method "(" #__VA_ARGS__ ")", a, b);                 \
     } while (false)
 
 #if CONVPOOL_TENSORRT_SDK_MAJOR >= 10
@@ -151,15 +156,14 @@ void check_slots() {
     SLOT(IPluginV2Ext, configurePlugin);
     SLOT(IPluginV2Ext, attachToContext);
     SLOT(IPluginV2Ext, detachFromContext);
-    OVERLOAD(pick, DimsExprs, IPluginV2DynamicExt, getOutputDimensions, int32_t, DimsExprs const *, int32_t,
-             IExprBuilder &);
+    OVERLOAD(pick, DimsExprs, IPluginV2DynamicExt, getOutputDimensions, int32_t, DimsExprs const *, int32_t, IExprBuilder &);
     SLOT(IPluginV2DynamicExt, supportsFormatCombination);
     OVERLOAD(pick, void, IPluginV2DynamicExt, configurePlugin, DynamicPluginTensorDesc const *, int32_t,
              DynamicPluginTensorDesc const *, int32_t);
     OVERLOAD(pick_const, size_t, IPluginV2DynamicExt, getWorkspaceSize, PluginTensorDesc const *, int32_t,
              PluginTensorDesc const *, int32_t);
-    OVERLOAD(pick, int32_t, IPluginV2DynamicExt, enqueue, PluginTensorDesc const *, PluginTensorDesc const *,
-             void const *const *, void *const *, void *, CUstream_st *);
+    OVERLOAD(pick, int32_t, IPluginV2DynamicExt, enqueue, PluginTensorDesc const *, PluginTensorDesc const *, void const *const *,
+             void *const *, void *, CUstream_st *);
     SLOT(IPluginCreator, getTensorRTVersion);
     SLOT(IPluginCreator, getPluginName);
     SLOT(IPluginCreator, getPluginVersion);
@@ -174,8 +178,7 @@ void check_slots() {
 void check_expressions_and_logger() {
     compare("VExprBuilder::constant", slot(&own::VExprBuilder::constant), slot(&sdk::apiv::VExprBuilder::constant));
     compare("VExprBuilder::operation", slot(&own::VExprBuilder::operation), slot(&sdk::apiv::VExprBuilder::operation));
-    compare("VDimensionExpr::isConstant", slot(&own::VDimensionExpr::isConstant),
-            slot(&sdk::apiv::VDimensionExpr::isConstant));
+    compare("VDimensionExpr::isConstant", slot(&own::VDimensionExpr::isConstant), slot(&sdk::apiv::VDimensionExpr::isConstant));
     compare("VDimensionExpr::getConstantValue", slot(&own::VDimensionExpr::getConstantValue),
             slot(&sdk::apiv::VDimensionExpr::getConstantValue));
     const long logger_slot = CONVPOOL_TENSORRT_SDK_MAJOR >= 11 ? 4 : 0;  // as logging.cpp has it

@@ -28,13 +28,37 @@ namespace convpool::tensorrt::v2 {
 
 enum class DataType : int32_t { kFLOAT = 0, kHALF = 1, kINT8 = 2, kINT32 = 3, kBOOL = 4, kUINT8 = 5, kFP8 = 6 };
 enum class TensorFormat : int32_t {
-    kLINEAR = 0, kCHW2 = 1, kHWC8 = 2, kCHW4 = 3, kCHW16 = 4, kCHW32 = 5, kDHWC8 = 6, kCDHW32 = 7, kHWC = 8
+    kLINEAR = 0,
+    kCHW2 = 1,
+    kHWC8 = 2,
+    kCHW4 = 3,
+    kCHW16 = 4,
+    kCHW32 = 5,
+    kDHWC8 = 6,
+    kCDHW32 = 7,
+    kHWC = 8
 };
 enum class PluginFieldType : int32_t {
-    kFLOAT16 = 0, kFLOAT32 = 1, kFLOAT64 = 2, kINT8 = 3, kINT16 = 4, kINT32 = 5, kCHAR = 6, kDIMS = 7, kUNKNOWN = 8
+    kFLOAT16 = 0,
+    kFLOAT32 = 1,
+    kFLOAT64 = 2,
+    kINT8 = 3,
+    kINT16 = 4,
+    kINT32 = 5,
+    kCHAR = 6,
+    kDIMS = 7,
+    kUNKNOWN = 8
 };
 enum class DimensionOperation : int32_t {
-    kSUM = 0, kPROD = 1, kMAX = 2, kMIN = 3, kSUB = 4, kEQUAL = 5, kLESS = 6, kFLOOR_DIV = 7, kCEIL_DIV = 8
+    kSUM = 0,
+    kPROD = 1,
+    kMAX = 2,
+    kMIN = 3,
+    kSUB = 4,
+    kEQUAL = 5,
+    kLESS = 6,
+    kFLOOR_DIV = 7,
+    kCEIL_DIV = 8
 };
 
 struct Dims32 {
@@ -71,40 +95,38 @@ struct PluginFieldCollection {
 class IDimensionExpr;
 
 class VDimensionExpr {
-  public:
+public:
     virtual ~VDimensionExpr() noexcept = default;
     virtual bool isConstant() const = 0;
     virtual int32_t getConstantValue() const = 0;
 };
 
 class VExprBuilder {
-  public:
+public:
     virtual ~VExprBuilder() noexcept = default;
     virtual IDimensionExpr const *constant(int32_t value) = 0;
-    virtual IDimensionExpr const *operation(DimensionOperation op, IDimensionExpr const &first,
-                                            IDimensionExpr const &second) = 0;
+    virtual IDimensionExpr const *operation(DimensionOperation op, IDimensionExpr const &first, IDimensionExpr const &second) = 0;
 };
 
 class IDimensionExpr {
-  public:
+public:
     bool isConstant() const noexcept { return impl_->isConstant(); }
     int32_t getConstantValue() const noexcept { return impl_->getConstantValue(); }
     virtual ~IDimensionExpr() noexcept = default;
 
-  protected:
+protected:
     VDimensionExpr *impl_ = nullptr;
 };
 
 class IExprBuilder {
-  public:
+public:
     IDimensionExpr const *constant(int32_t value) noexcept { return impl_->constant(value); }
-    IDimensionExpr const *operation(DimensionOperation op, IDimensionExpr const &first,
-                                    IDimensionExpr const &second) noexcept {
+    IDimensionExpr const *operation(DimensionOperation op, IDimensionExpr const &first, IDimensionExpr const &second) noexcept {
         return impl_->operation(op, first, second);
     }
     virtual ~IExprBuilder() noexcept = default;
 
-  protected:
+protected:
     VExprBuilder *impl_ = nullptr;
 };
 
@@ -117,15 +139,14 @@ class IGpuAllocator;  // passed through, never called
 
 // The functions that only implicit-batch networks called keep their slots; nothing calls them.
 class IPluginV2 {
-  public:
+public:
     virtual int32_t getTensorRTVersion() const noexcept = 0;
     virtual char const *getPluginType() const noexcept = 0;
     virtual char const *getPluginVersion() const noexcept = 0;
     virtual int32_t getNbOutputs() const noexcept = 0;
     virtual Dims getOutputDimensions(int32_t, Dims const *, int32_t) noexcept = 0;
     virtual bool supportsFormat(DataType, TensorFormat) const noexcept = 0;
-    virtual void configureWithFormat(Dims const *, int32_t, Dims const *, int32_t, DataType, TensorFormat,
-                                     int32_t) noexcept = 0;
+    virtual void configureWithFormat(Dims const *, int32_t, Dims const *, int32_t, DataType, TensorFormat, int32_t) noexcept = 0;
     virtual int32_t initialize() noexcept = 0;
     virtual void terminate() noexcept = 0;
     virtual size_t getWorkspaceSize(int32_t) const noexcept = 0;
@@ -140,46 +161,44 @@ class IPluginV2 {
 };
 
 class IPluginV2Ext : public IPluginV2 {
-  public:
+public:
     virtual DataType getOutputDataType(int32_t index, DataType const *inputTypes, int32_t nbInputs) const noexcept = 0;
     virtual bool isOutputBroadcastAcrossBatch(int32_t, bool const *, int32_t) const noexcept = 0;
     virtual bool canBroadcastInputAcrossBatch(int32_t) const noexcept = 0;
-    virtual void configurePlugin(Dims const *, int32_t, Dims const *, int32_t, DataType const *, DataType const *,
-                                 bool const *, bool const *, TensorFormat, int32_t) noexcept = 0;
+    virtual void configurePlugin(Dims const *, int32_t, Dims const *, int32_t, DataType const *, DataType const *, bool const *,
+                                 bool const *, TensorFormat, int32_t) noexcept = 0;
     virtual void attachToContext(cudnnContext *, cublasContext *, IGpuAllocator *) noexcept {}
     virtual void detachFromContext() noexcept {}
 };
 
 class IPluginV2DynamicExt : public IPluginV2Ext {
-  public:
+public:
     IPluginV2DynamicExt *clone() const noexcept override = 0;
     virtual DimsExprs getOutputDimensions(int32_t outputIndex, DimsExprs const *inputs, int32_t nbInputs,
                                           IExprBuilder &exprBuilder) noexcept = 0;
     virtual bool supportsFormatCombination(int32_t pos, PluginTensorDesc const *inOut, int32_t nbInputs,
                                            int32_t nbOutputs) noexcept = 0;
-    virtual void configurePlugin(DynamicPluginTensorDesc const *in, int32_t nbInputs,
-                                 DynamicPluginTensorDesc const *out, int32_t nbOutputs) noexcept = 0;
+    virtual void configurePlugin(DynamicPluginTensorDesc const *in, int32_t nbInputs, DynamicPluginTensorDesc const *out,
+                                 int32_t nbOutputs) noexcept = 0;
     virtual size_t getWorkspaceSize(PluginTensorDesc const *inputs, int32_t nbInputs, PluginTensorDesc const *outputs,
                                     int32_t nbOutputs) const noexcept = 0;
-    virtual int32_t enqueue(PluginTensorDesc const *inputDesc, PluginTensorDesc const *outputDesc,
-                            void const *const *inputs, void *const *outputs, void *workspace,
-                            CUstream_st *stream) noexcept = 0;
+    virtual int32_t enqueue(PluginTensorDesc const *inputDesc, PluginTensorDesc const *outputDesc, void const *const *inputs,
+                            void *const *outputs, void *workspace, CUstream_st *stream) noexcept = 0;
 
-  private:
+private:
     Dims getOutputDimensions(int32_t, Dims const *, int32_t) noexcept final { return Dims{-1, {}}; }
     bool supportsFormat(DataType, TensorFormat) const noexcept final { return false; }
-    void configureWithFormat(Dims const *, int32_t, Dims const *, int32_t, DataType, TensorFormat,
-                             int32_t) noexcept final {}
+    void configureWithFormat(Dims const *, int32_t, Dims const *, int32_t, DataType, TensorFormat, int32_t) noexcept final {}
     size_t getWorkspaceSize(int32_t) const noexcept final { return 0; }
     int32_t enqueue(int32_t, void const *const *, void *const *, void *, CUstream_st *) noexcept final { return 1; }
     bool isOutputBroadcastAcrossBatch(int32_t, bool const *, int32_t) const noexcept final { return false; }
     bool canBroadcastInputAcrossBatch(int32_t) const noexcept final { return true; }
-    void configurePlugin(Dims const *, int32_t, Dims const *, int32_t, DataType const *, DataType const *,
-                         bool const *, bool const *, TensorFormat, int32_t) noexcept final {}
+    void configurePlugin(Dims const *, int32_t, Dims const *, int32_t, DataType const *, DataType const *, bool const *,
+                         bool const *, TensorFormat, int32_t) noexcept final {}
 };
 
 class IPluginCreator {
-  public:
+public:
     virtual int32_t getTensorRTVersion() const noexcept = 0;
     virtual char const *getPluginName() const noexcept = 0;
     virtual char const *getPluginVersion() const noexcept = 0;

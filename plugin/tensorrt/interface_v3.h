@@ -26,19 +26,52 @@ namespace convpool::tensorrt::v3 {
 
 enum class APILanguage : int32_t { kCPP = 0, kPYTHON = 1 };
 enum class DataType : int32_t {
-    kFLOAT = 0, kHALF = 1, kINT8 = 2, kINT32 = 3, kBOOL = 4, kUINT8 = 5, kFP8 = 6, kBF16 = 7, kINT64 = 8
+    kFLOAT = 0,
+    kHALF = 1,
+    kINT8 = 2,
+    kINT32 = 3,
+    kBOOL = 4,
+    kUINT8 = 5,
+    kFP8 = 6,
+    kBF16 = 7,
+    kINT64 = 8
 };
 enum class TensorFormat : int32_t {
-    kLINEAR = 0, kCHW2 = 1, kHWC8 = 2, kCHW4 = 3, kCHW16 = 4, kCHW32 = 5, kDHWC8 = 6, kCDHW32 = 7, kHWC = 8
+    kLINEAR = 0,
+    kCHW2 = 1,
+    kHWC8 = 2,
+    kCHW4 = 3,
+    kCHW16 = 4,
+    kCHW32 = 5,
+    kDHWC8 = 6,
+    kCDHW32 = 7,
+    kHWC = 8
 };
 enum class PluginFieldType : int32_t {
-    kFLOAT16 = 0, kFLOAT32 = 1, kFLOAT64 = 2, kINT8 = 3, kINT16 = 4, kINT32 = 5, kCHAR = 6, kDIMS = 7, kUNKNOWN = 8,
-    kBF16 = 9, kINT64 = 10
+    kFLOAT16 = 0,
+    kFLOAT32 = 1,
+    kFLOAT64 = 2,
+    kINT8 = 3,
+    kINT16 = 4,
+    kINT32 = 5,
+    kCHAR = 6,
+    kDIMS = 7,
+    kUNKNOWN = 8,
+    kBF16 = 9,
+    kINT64 = 10
 };
 enum class PluginCapabilityType : int32_t { kCORE = 0, kBUILD = 1, kRUNTIME = 2 };
 enum class TensorRTPhase : int32_t { kBUILD = 0, kRUNTIME = 1 };
 enum class DimensionOperation : int32_t {
-    kSUM = 0, kPROD = 1, kMAX = 2, kMIN = 3, kSUB = 4, kEQUAL = 5, kLESS = 6, kFLOOR_DIV = 7, kCEIL_DIV = 8
+    kSUM = 0,
+    kPROD = 1,
+    kMAX = 2,
+    kMIN = 3,
+    kSUB = 4,
+    kEQUAL = 5,
+    kLESS = 6,
+    kFLOOR_DIV = 7,
+    kCEIL_DIV = 8
 };
 
 struct InterfaceInfo {
@@ -79,7 +112,7 @@ struct PluginFieldCollection {
 };
 
 class IVersionedInterface {
-  public:
+public:
     virtual APILanguage getAPILanguage() const noexcept { return APILanguage::kCPP; }
     virtual InterfaceInfo getInterfaceInfo() const noexcept = 0;
     virtual ~IVersionedInterface() noexcept = default;
@@ -90,40 +123,38 @@ class IVersionedInterface {
 class IDimensionExpr;
 
 class VDimensionExpr {
-  public:
+public:
     virtual ~VDimensionExpr() noexcept = default;
     virtual bool isConstant() const = 0;
     virtual int64_t getConstantValue() const = 0;
 };
 
 class VExprBuilder {
-  public:
+public:
     virtual ~VExprBuilder() noexcept = default;
     virtual IDimensionExpr const *constant(int64_t value) = 0;
-    virtual IDimensionExpr const *operation(DimensionOperation op, IDimensionExpr const &first,
-                                            IDimensionExpr const &second) = 0;
+    virtual IDimensionExpr const *operation(DimensionOperation op, IDimensionExpr const &first, IDimensionExpr const &second) = 0;
 };
 
 class IDimensionExpr {
-  public:
+public:
     bool isConstant() const noexcept { return impl_->isConstant(); }
     int64_t getConstantValue() const noexcept { return impl_->getConstantValue(); }
     virtual ~IDimensionExpr() noexcept = default;
 
-  protected:
+protected:
     VDimensionExpr *impl_ = nullptr;
 };
 
 class IExprBuilder {
-  public:
+public:
     IDimensionExpr const *constant(int64_t value) noexcept { return impl_->constant(value); }
-    IDimensionExpr const *operation(DimensionOperation op, IDimensionExpr const &first,
-                                    IDimensionExpr const &second) noexcept {
+    IDimensionExpr const *operation(DimensionOperation op, IDimensionExpr const &first, IDimensionExpr const &second) noexcept {
         return impl_->operation(op, first, second);
     }
     virtual ~IExprBuilder() noexcept = default;
 
-  protected:
+protected:
     VExprBuilder *impl_ = nullptr;
 };
 
@@ -138,14 +169,14 @@ class IPluginCapability : public IVersionedInterface {};
 class IPluginCreatorInterface : public IVersionedInterface {};
 
 class IPluginV3 : public IVersionedInterface {
-  public:
+public:
     InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN", 1, 0}; }
     virtual IPluginCapability *getCapabilityInterface(PluginCapabilityType type) noexcept = 0;
     virtual IPluginV3 *clone() noexcept = 0;
 };
 
 class IPluginV3OneCore : public IPluginCapability {
-  public:
+public:
     InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN_V3ONE_CORE", 1, 0}; }
     virtual char const *getPluginName() const noexcept = 0;
     virtual char const *getPluginVersion() const noexcept = 0;
@@ -153,10 +184,10 @@ class IPluginV3OneCore : public IPluginCapability {
 };
 
 class IPluginV3OneBuild : public IPluginCapability {
-  public:
+public:
     InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN_V3ONE_BUILD", 1, 0}; }
-    virtual int32_t configurePlugin(DynamicPluginTensorDesc const *in, int32_t nbInputs,
-                                    DynamicPluginTensorDesc const *out, int32_t nbOutputs) noexcept = 0;
+    virtual int32_t configurePlugin(DynamicPluginTensorDesc const *in, int32_t nbInputs, DynamicPluginTensorDesc const *out,
+                                    int32_t nbOutputs) noexcept = 0;
     virtual int32_t getOutputDataTypes(DataType *outputTypes, int32_t nbOutputs, DataType const *inputTypes,
                                        int32_t nbInputs) const noexcept = 0;
     virtual int32_t getOutputShapes(DimsExprs const *inputs, int32_t nbInputs, DimsExprs const *shapeInputs,
@@ -181,7 +212,7 @@ class IPluginV3OneBuild : public IPluginCapability {
 };
 
 class IPluginV3OneRuntime : public IPluginCapability {
-  public:
+public:
     InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN_V3ONE_RUNTIME", 1, 0}; }
     virtual int32_t setTactic(int32_t tactic) noexcept {
         (void)tactic;
@@ -189,18 +220,16 @@ class IPluginV3OneRuntime : public IPluginCapability {
     }
     virtual int32_t onShapeChange(PluginTensorDesc const *in, int32_t nbInputs, PluginTensorDesc const *out,
                                   int32_t nbOutputs) noexcept = 0;
-    virtual int32_t enqueue(PluginTensorDesc const *inputDesc, PluginTensorDesc const *outputDesc,
-                            void const *const *inputs, void *const *outputs, void *workspace,
-                            CUstream_st *stream) noexcept = 0;
+    virtual int32_t enqueue(PluginTensorDesc const *inputDesc, PluginTensorDesc const *outputDesc, void const *const *inputs,
+                            void *const *outputs, void *workspace, CUstream_st *stream) noexcept = 0;
     virtual IPluginV3 *attachToContext(IPluginResourceContext *context) noexcept = 0;
     virtual PluginFieldCollection const *getFieldsToSerialize() noexcept = 0;
 };
 
 class IPluginCreatorV3One : public IPluginCreatorInterface {
-  public:
+public:
     InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN CREATOR_V3ONE", 1, 0}; }
-    virtual IPluginV3 *createPlugin(char const *name, PluginFieldCollection const *fields,
-                                    TensorRTPhase phase) noexcept = 0;
+    virtual IPluginV3 *createPlugin(char const *name, PluginFieldCollection const *fields, TensorRTPhase phase) noexcept = 0;
     virtual PluginFieldCollection const *getFieldNames() noexcept = 0;
     virtual char const *getPluginName() const noexcept = 0;
     virtual char const *getPluginVersion() const noexcept = 0;

@@ -9,11 +9,11 @@ namespace {
 
 // Allocation is no stream operation, but a capture in strict mode, on whatever thread, would object to it.
 class Relaxed {
-  public:
+public:
     Relaxed() { cudaThreadExchangeStreamCaptureMode(&mode_); }
     ~Relaxed() { cudaThreadExchangeStreamCaptureMode(&mode_); }
 
-  private:
+private:
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 

@@ -20,7 +20,7 @@
 namespace convpool::tensorrt {
 
 class KeptWeights {
-  public:
+public:
     KeptWeights() = default;
     ~KeptWeights() { release(); }
     KeptWeights(const KeptWeights &) = delete;
@@ -38,7 +38,7 @@ class KeptWeights {
 
     size_t bytes() const { return bytes_; }
 
-  private:
+private:
     void *memory_ = nullptr;
     size_t bytes_ = 0;
     bool prepared_ = false;

@@ -59,8 +59,7 @@ std::vector<int32_t> read_field(const Field &field, bool real) {
     if (real ? field.type != kFloat32Field : !wide && field.type != kInt32Field)
         refuse(std::string(field.name) + ": type of the field", std::to_string(field.type), real ? "float" : "integers");
     if (field.length < 0 || (field.length > 0 && field.data == nullptr))
-        refuse(std::string(field.name) + ": field", "length " + std::to_string(field.length) + " without data",
-               "its values");
+        refuse(std::string(field.name) + ": field", "length " + std::to_string(field.length) + " without data", "its values");
     for (int32_t i = 0; i < field.length; ++i) {
         int32_t word = 0;
         int64_t value = 0;
@@ -121,12 +120,18 @@ const std::vector<Operator> &operators() {
 
 const std::vector<Attribute> &Operator::attributes() const {
     constexpr int32_t kMost = 65535;  // convpool.h's own bound
-    static const auto &all = *new std::vector<Attribute>{  // to the very end, as operators()
-        {"pool_kernel_shape", 1, 1, kMost, true, 0}, {"pool_strides", 1, 1, kMost, false, 1},
-        {"pool_pads", 2, 0, kMost, false, 0},        {"pool_dilations", 1, 1, kMost, false, 1},
-        {"kernel_shape", 1, 1, kMost, true, 0},      {"strides", 1, 1, kMost, false, 1},
-        {"pads", 2, 0, kMost, false, 0},             {"dilations", 1, 1, kMost, false, 1},
-        {"group", 0, 1, INT32_MAX, false, 1},        {"allow_tf32", 0, 0, 1, false, 0},
+    static const auto &all = *new std::vector<Attribute>{
+        // to the very end, as operators()
+        {"pool_kernel_shape", 1, 1, kMost, true, 0},
+        {"pool_strides", 1, 1, kMost, false, 1},
+        {"pool_pads", 2, 0, kMost, false, 0},
+        {"pool_dilations", 1, 1, kMost, false, 1},
+        {"kernel_shape", 1, 1, kMost, true, 0},
+        {"strides", 1, 1, kMost, false, 1},
+        {"pads", 2, 0, kMost, false, 0},
+        {"dilations", 1, 1, kMost, false, 1},
+        {"group", 0, 1, INT32_MAX, false, 1},
+        {"allow_tf32", 0, 0, 1, false, 0},
         {"constant_weights", 0, 0, 1, false, 0},
     };
     static const auto &of_siblings = *[] {
@@ -182,9 +187,14 @@ Layer::Layer(const Operator &op, const Field *fields, int32_t count) : op_(&op) 
 
 // The attributes say again what the name says.
 void Layer::check_name() const {
-    struct Said { int id; int32_t value; };
-    for (auto [id, said] : {Said{kPrologueAffine, op_->affine}, {kPrologueActivation, op_->before},
-                            {kResidual, op_->residual}, {kActivation, op_->after}})
+    struct Said {
+        int id;
+        int32_t value;
+    };
+    for (auto [id, said] : {Said{kPrologueAffine, op_->affine},
+                            {kPrologueActivation, op_->before},
+                            {kResidual, op_->residual},
+                            {kActivation, op_->after}})
         if (value(id) != said)
             refuse(op_->name + ": " + op_->attributes()[id].name, std::to_string(value(id)),
                    std::to_string(said) + " by the operator's name");
@@ -207,8 +217,7 @@ void Layer::check_input_count(int32_t count) const {
 
 void Layer::check_type(int32_t index, int32_t type) const {
     int32_t dtype = 0;
-    if (!convpool_type(type, dtype))
-        refuse(op_->inputs[index] + ": type", type_name(type), "float, half or bfloat16");
+    if (!convpool_type(type, dtype)) refuse(op_->inputs[index] + ": type", type_name(type), "float, half or bfloat16");
 }
 
 void Layer::check_rank(int32_t dimensions) const {
@@ -218,8 +227,7 @@ void Layer::check_rank(int32_t dimensions) const {
 
 void Layer::check_weights(int32_t dimensions, const int64_t *sizes) const {
     if (dimensions != rank_ + 2)
-        refuse("W: number of dimensions", std::to_string(dimensions),
-               std::to_string(rank_ + 2) + ": [M, kernel_shape, C/group]");
+        refuse("W: number of dimensions", std::to_string(dimensions), std::to_string(rank_ + 2) + ": [M, kernel_shape, C/group]");
     for (int i = 0; i < rank_; ++i) {
         const int32_t kernel = value(kConvolution + kKernelShape, i);
         if (sizes[1 + i] >= 0 && sizes[1 + i] != kernel)

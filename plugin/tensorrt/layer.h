@@ -57,8 +57,17 @@ struct Attribute {
 };
 // Positions in Operator::attributes(), the order of serialisation.  Pooling and convolution have the same four.
 enum AttributeId : int {
-    kPooling = 0, kConvolution = 4, kGroup = 8, kAllowTf32 = 9, kConstantWeights = 10,
-    kPrologueAffine = 11, kPrologueActivation, kPrologueAlpha, kResidual, kActivation, kAlpha
+    kPooling = 0,
+    kConvolution = 4,
+    kGroup = 8,
+    kAllowTf32 = 9,
+    kConstantWeights = 10,
+    kPrologueAffine = 11,
+    kPrologueActivation,
+    kPrologueAlpha,
+    kResidual,
+    kActivation,
+    kAlpha
 };
 enum Window : int { kKernelShape = 0, kStrides = 1, kPads = 2, kDilations = 3 };
 
@@ -80,7 +89,7 @@ struct Operator {
 const std::vector<Operator> &operators();
 
 class Layer {
-  public:
+public:
     // op: one of operators().
     Layer(const Operator &op, const Field *fields, int32_t count);
 
@@ -111,7 +120,7 @@ class Layer {
     // Everything that the layer's speed depends on besides shapes and types; static for the object's life.
     const std::string &identity() const { return identity_; }
 
-  private:
+private:
     void check_name() const;
     bool takes_slope(int32_t dtype) const;
     bool takes_types(const Tensor &x, const Tensor &w) const;
@@ -134,8 +143,7 @@ void launch(const convpool_problem &problem, int32_t tactic, const void *const *
 std::string shape_text(const Tensor &tensor);
 
 // What is known of a shape while the network is made.
-template <typename Api>
-Tensor known_sizes(const typename Api::DimsExprs &shape) {
+template <typename Api> Tensor known_sizes(const typename Api::DimsExprs &shape) {
     Tensor t{0, 0, shape.nbDims, {}};
     for (int i = 0; i < shape.nbDims && i < kMaxDims; ++i)
         t.d[i] = shape.d[i]->isConstant() ? static_cast<int64_t>(shape.d[i]->getConstantValue()) : -1;
@@ -147,8 +155,8 @@ Tensor known_sizes(const typename Api::DimsExprs &shape) {
 // Throws where constant sizes contradict each other.  Api has the members Expr, Builder, kSum, kFloorDiv of one TensorRT
 // version's interface.
 template <typename Api>
-void output_shape(const Layer &layer, const typename Api::DimsExprs *inputs, int32_t count,
-                  typename Api::DimsExprs &output, typename Api::Builder &builder) {
+void output_shape(const Layer &layer, const typename Api::DimsExprs *inputs, int32_t count, typename Api::DimsExprs &output,
+                  typename Api::Builder &builder) {
     using Expr = const typename Api::Expr *;
     layer.check_input_count(count);
     const Tensor w = known_sizes<Api>(inputs[kW]);

@@ -15,15 +15,18 @@ enum class Severity : int32_t { kINTERNAL_ERROR = 0, kERROR = 1, kWARNING = 2, k
 
 // TensorRT 8 to 10: the first slot.
 class Logger {
-  public:
+public:
     virtual void log(Severity severity, const char *message) noexcept = 0;
     virtual ~Logger() = default;
 };
 
 // TensorRT 11: a versioned interface, whose own four slots come first.
 class VersionedLogger {
-  public:
-    struct Info { const char *kind; int32_t major, minor; };
+public:
+    struct Info {
+        const char *kind;
+        int32_t major, minor;
+    };
     virtual int32_t getAPILanguage() const noexcept = 0;
     virtual Info getInterfaceInfo() const noexcept = 0;
     virtual ~VersionedLogger() noexcept = default;
@@ -40,8 +43,7 @@ using LoggerFunction = void *(*)();
 std::atomic<VersionFunction> version_function{nullptr};
 std::atomic<LoggerFunction> logger_function{nullptr};
 
-template <typename Function>
-Function look_up(void *library, const char *name) {
+template <typename Function> Function look_up(void *library, const char *name) {
     return reinterpret_cast<Function>(dlsym(library, name));
 }
 
@@ -56,12 +58,9 @@ void write(const char *message) {
     const int32_t version = runtime_version();  // first: it may find the library
     const LoggerFunction find = logger_function;
     void *logger = find == nullptr || version == 0 ? nullptr : find();
-    if (logger == nullptr)
-        std::fprintf(stderr, "%s\n", message);
-    else if (version >= 110000)
-        static_cast<VersionedLogger *>(logger)->log(Severity::kERROR, message);
-    else
-        static_cast<Logger *>(logger)->log(Severity::kERROR, message);
+    if (logger == nullptr) std::fprintf(stderr, "%s\n", message);
+    else if (version >= 110000) static_cast<VersionedLogger *>(logger)->log(Severity::kERROR, message);
+    else static_cast<Logger *>(logger)->log(Severity::kERROR, message);
 }
 
 }  // namespace

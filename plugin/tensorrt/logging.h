@@ -19,8 +19,7 @@ int32_t runtime_version_number() noexcept;
 void log_error(const char *where, const char *what) noexcept;
 
 // Runs a callback's body; nothing may be thrown into TensorRT, so an exception becomes `failure` and a logged message.
-template <typename Result, typename Body>
-Result guarded(const char *where, Result failure, Body &&body) noexcept {
+template <typename Result, typename Body> Result guarded(const char *where, Result failure, Body &&body) noexcept {
     try {
         return std::forward<Body>(body)();
     } catch (const std::exception &error) {

@@ -41,21 +41,34 @@ class Limit:
 
 
 LIMITS = {
-    "lenet5_digits": Limit(5, 1, "three convolutions and two products, Tanh between them; behind TensorRT 8.6's first Tanh "
-                              "values that were 3e-7 off are 7.9e-6 off, and the logits of the original's own engine, with "
-                              "every tensor an output, 3.8e-6 (docs/tensorrt.md)", engine_fp32_gain=3),
+    "lenet5_digits": Limit(
+        5,
+        1,
+        "three convolutions and two products, Tanh between them; behind TensorRT 8.6's first Tanh "
+        "values that were 3e-7 off are 7.9e-6 off, and the logits of the original's own engine, with "
+        "every tensor an output, 3.8e-6 (docs/tensorrt.md)",
+        engine_fp32_gain=3,
+    ),
     "sngan64": Limit(11, 1, "five residual blocks of two convolutions, one product; the sum over places adds no error"),
     "sngan64_in_place": Limit(11, 1, "as sngan64"),
     "wgan_gp": Limit(9, 2, "four residual blocks of two, one product; the mean over places cancels to about half"),
-    "stargan_v2": Limit(15, 2, "stem, six residual blocks of two, two convolutions; the two logits of an untrained network "
-                            "cancel to a part of their terms: the original's own engine is 3.7e-6 and 7.4e-3 off"),
-    "densenet121": Limit(120, 0.26, "120 layers in one chain, but dense blocks add what each layer gives to what is "
-                                    "there: the chain's share is small, and normalisation keeps it so; TensorRT's engine "
-                                    "of the original is 4.02e-3 off in float16"),
+    "stargan_v2": Limit(
+        15,
+        2,
+        "stem, six residual blocks of two, two convolutions; the two logits of an untrained network "
+        "cancel to a part of their terms: the original's own engine is 3.7e-6 and 7.4e-3 off",
+    ),
+    "densenet121": Limit(
+        120,
+        0.26,
+        "120 layers in one chain, but dense blocks add what each layer gives to what is "
+        "there: the chain's share is small, and normalisation keeps it so; TensorRT's engine "
+        "of the original is 4.02e-3 off in float16",
+    ),
     "densenet_transition1": Limit(1, 1, "one convolution of 256 terms"),
     "densenet_transition2": Limit(1, 1, "one convolution of 512 terms"),
     "densenet_transition3": Limit(1, 1, "one convolution of 1024 terms"),
-}  # fmt: skip
+}
 
 RATIOS = {"fp16": 1.1, "fp32": 2.0}
 """An engine with the plugin may be this much further from float64, in the root mean square over many inputs, than the

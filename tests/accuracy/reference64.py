@@ -50,8 +50,9 @@ class Conv(OpRun):
 class AveragePool(OpRun):
     """Average pooling; ceil_mode must be off."""
 
-    def _run(self, x, auto_pad=None, ceil_mode=None, count_include_pad=None, dilations=None, kernel_shape=None,
-             pads=None, strides=None):  # fmt: skip
+    def _run(
+        self, x, auto_pad=None, ceil_mode=None, count_include_pad=None, dilations=None, kernel_shape=None, pads=None, strides=None
+    ):
         rank = x.ndim - 2
         assert auto_pad in (None, "NOTSET") and not ceil_mode
         geometry = (kernel_shape, strides or [1] * rank, pads or [0] * 2 * rank, dilations or [1] * rank)
@@ -64,8 +65,9 @@ class AveragePool(OpRun):
 class MaxPool(OpRun):
     """Maximum pooling; ceil_mode must be off."""
 
-    def _run(self, x, auto_pad=None, ceil_mode=None, dilations=None, kernel_shape=None, pads=None, storage_order=None,
-             strides=None):  # fmt: skip
+    def _run(
+        self, x, auto_pad=None, ceil_mode=None, dilations=None, kernel_shape=None, pads=None, storage_order=None, strides=None
+    ):
         rank = x.ndim - 2
         assert auto_pad in (None, "NOTSET") and not ceil_mode
         geometry = (kernel_shape, strides or [1] * rank, pads or [0] * 2 * rank, dilations or [1] * rank)

@@ -28,8 +28,17 @@ from tests.accuracy.limits import LIMITS, RATIOS
 from tests.accuracy.reference64 import run_float64
 from tests.plugin.gpu import require_gpu
 
-BATCHES = {"lenet5_digits": 32, "sngan64": 2, "sngan64_in_place": 2, "wgan_gp": 4, "stargan_v2": 1, "densenet121": 1,
-           "densenet_transition1": 1, "densenet_transition2": 1, "densenet_transition3": 1}  # fmt: skip
+BATCHES = {
+    "lenet5_digits": 32,
+    "sngan64": 2,
+    "sngan64_in_place": 2,
+    "wgan_gp": 4,
+    "stargan_v2": 1,
+    "densenet121": 1,
+    "densenet_transition1": 1,
+    "densenet_transition2": 1,
+    "densenet_transition3": 1,
+}
 ENGINE_SIZES = {"densenet121": {"size": 64}}
 """Smaller inputs for engines: as many layers in less time."""
 RATIO_SETS = 16
@@ -130,10 +139,16 @@ def halves_outside(name: str, precision: str) -> bool:
 @functools.cache
 def engine(name: str, precision: str, plugin: bool) -> Engine:
     model, inputs, _ = case(name, engine=True)
-    return build_engine(model, precision=precision, plugin=plugin, lowering="convavgpool" if plugin else "none",
-                        optimization_level=2, profiles={k: (x.shape,) * 3 for k, x in inputs.items()},
-                        timing_cache=Path(cache_folder().name, "timing.cache"),
-                        configure_network=half_channels_last if halves_outside(name, precision) else None)  # fmt: skip
+    return build_engine(
+        model,
+        precision=precision,
+        plugin=plugin,
+        lowering="convavgpool" if plugin else "none",
+        optimization_level=2,
+        profiles={k: (x.shape,) * 3 for k, x in inputs.items()},
+        timing_cache=Path(cache_folder().name, "timing.cache"),
+        configure_network=half_channels_last if halves_outside(name, precision) else None,
+    )
 
 
 def run_engine(name: str, precision: str, plugin: bool, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

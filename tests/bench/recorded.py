@@ -16,21 +16,30 @@ def record() -> dict:
     rows = SUITES["suita-table2"][0]
     small, large = (new_entry(row, "fp16", "nhwc") for row in (rows[0], rows[-1]))
     small["methods"] = {
-        "cudnn_naive": result(8, "PyTorch"), "cudnn_fused": result(6), "tensorrt_naive": result(10),
-        "textbook_direct": {"wrong": 0.25, "how": "textbook_direct"}, "cpu_loop": result(1),
+        "cudnn_naive": result(8, "PyTorch"),
+        "cudnn_fused": result(6),
+        "tensorrt_naive": result(10),
+        "textbook_direct": {"wrong": 0.25, "how": "textbook_direct"},
+        "cpu_loop": result(1),
         "convpool:direct_gemm_a": result(4, "conv_avgpool_direct_gemm_a", tactic=1001),
         "convpool:filter_fused_b": result(5, "conv_avgpool_filter_fused_b", tactic=3001),
         "convpool": result(4, "conv_avgpool_direct_gemm_a", tactic=1001),
-    }  # fmt: skip
+    }
     large["methods"] = {
-        "cudnn_naive": result(2000), "cudnn_fused": {"skipped": "slow"}, "tensorrt_naive": result(1800),
+        "cudnn_naive": result(2000),
+        "cudnn_fused": {"skipped": "slow"},
+        "tensorrt_naive": result(1800),
         "convpool:direct_gemm_a": result(400, "conv_avgpool_direct_gemm_a", tactic=1001),
         "convpool:filter_fused_b": result(500, "conv_avgpool_filter_fused_b", tactic=3001),
         "convpool": result(500, "conv_avgpool_filter_fused_b", tactic=3001),
-    }  # fmt: skip
+    }
     return {
-        "format": 1, "command": "convpool-bench suita-table2", "commit": "", "time": "2026-01-01T00:00:00+00:00",
+        "format": 1,
+        "command": "convpool-bench suita-table2",
+        "commit": "",
+        "time": "2026-01-01T00:00:00+00:00",
         "machine": {"name": "NVIDIA H200"},
         "protocol": {"convpool": "0.1.0", "compute_capability": 90, "multiprocessors": 132, "versions": {}},
-        "ceilings": {"copy_tb_per_s": 4.0, "tflops": {"fp16": 800.0}}, "rows": [small, large],
-    }  # fmt: skip
+        "ceilings": {"copy_tb_per_s": 4.0, "tflops": {"fp16": 800.0}},
+        "rows": [small, large],
+    }

@@ -68,8 +68,10 @@ def test_a_prologue_is_asked_for_all_rows(capsys):
 
 
 def test_every_import_of_the_command_works_without_gpu_packages():
-    code = ("import sys; import convpool.bench.cli; bad = {'torch', 'cupy', 'tensorrt', 'pycuda', 'matplotlib', 'cudnn'} "
-            "& set(sys.modules); sys.exit(str(bad) if bad else 0)")  # fmt: skip
+    code = (
+        "import sys; import convpool.bench.cli; bad = {'torch', 'cupy', 'tensorrt', 'pycuda', 'matplotlib', 'cudnn'} "
+        "& set(sys.modules); sys.exit(str(bad) if bad else 0)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

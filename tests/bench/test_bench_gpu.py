@@ -62,9 +62,7 @@ def test_tensorrts_process_can_time(gpu):
 
     worker = Gpu()
     source, target = (worker.memory.allocate(2**20) for _ in range(2))
-    found = worker.measure(
-        lambda i: worker.driver.memcpy_dtod_async(int(target), int(source), 2**20, worker.memory.stream), 4, 3
-    )
+    found = worker.measure(lambda i: worker.driver.memcpy_dtod_async(int(target), int(source), 2**20, worker.memory.stream), 4, 3)
     assert found["us"] > 0 and found["spread_us"] >= 0
 
 

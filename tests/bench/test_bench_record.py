@@ -39,8 +39,11 @@ def test_figures_of_rows():
     assert small.roofline_us == pytest.approx(327680 / 4e6)
     lines = {line["what"]: line for line in summary([small, large])}
     assert lines["over the faster naive"] == {
-        "what": "over the faster naive", "mean": pytest.approx(math.sqrt(2 * 3.6)), "least": 2, "rows": 2
-    }  # fmt: skip
+        "what": "over the faster naive",
+        "mean": pytest.approx(math.sqrt(2 * 3.6)),
+        "least": 2,
+        "rows": 2,
+    }
     assert lines["over the fastest of all others"]["mean"] == pytest.approx(math.sqrt(1.5 * 3.6))
 
 
@@ -138,8 +141,9 @@ def test_the_tuning_table_names_the_fastest_tactic_of_each_problem(tmp_path):
     path.write_bytes(tuned.merged(data, str(path)))
     lines = path.read_text().splitlines()
     assert lines[0].startswith("//") and [line.split("  // ")[1] for line in lines[1:]] == [
-        "4.0 us, conv_avgpool_direct_gemm_a", "400.0 us, conv_avgpool_direct_gemm_a"
-    ]  # fmt: skip
+        "4.0 us, conv_avgpool_direct_gemm_a",
+        "400.0 us, conv_avgpool_direct_gemm_a",
+    ]
     # cc, multiprocessors, tactic, f16, no TF32, channels last twice, no residual, no prologue, group, n, c, m, rank; then sizes
     axis = "8, 2, 1, 1, 1, 1, 3, 2, 0, 0, 1"
     assert lines[1].startswith(f"CONVPOOL_TUNED(90, 132, 1001, 0, 0, 1, 1, 0, 0, 1, 64, 32, 32, 2, {axis}, {axis})  //")
@@ -183,8 +187,10 @@ def with_rule() -> dict:
 def test_the_cost_rules_choice_is_counted_and_shown_beside_the_librarys():
     data = with_rule()
     assert overview(data)["choice"] == {
-        "within": 1.05, "convpool": {"rows": 2, "close": 1}, "convpool_rule": {"rows": 2, "close": 1}
-    }  # fmt: skip
+        "within": 1.05,
+        "convpool": {"rows": 2, "close": 1},
+        "convpool_rule": {"rows": 2, "close": 1},
+    }
     assert [row["rule_choice"] for row in overview(data)["rows"]] == [1.25, 1]
     assert [figures(entry, {}).over_others for entry in data["rows"]] == [1.5, 3.6]  # it is none of the others
     del data["rows"][0]["methods"]["convpool_rule"]

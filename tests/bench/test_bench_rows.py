@@ -120,18 +120,26 @@ def test_the_librarys_problem_has_the_rows_output(row, layout):
 
 def test_rows_from_a_file(tmp_path):
     path = tmp_path / "own.json"
-    path.write_text(json.dumps({"rows": [
-        {"c": 8, "m": 16, "size": 12},
-        {"n": 4, "c": 8, "m": 16, "size": [12, 10], "kernel": 1, "pool": 3, "label": "mine"},
-        {"c": 8, "m": 8, "h": 9, "w": 8, "pad": 0, "stride": 2},
-    ]}))  # fmt: skip
+    path.write_text(
+        json.dumps(
+            {
+                "rows": [
+                    {"c": 8, "m": 16, "size": 12},
+                    {"n": 4, "c": 8, "m": 16, "size": [12, 10], "kernel": 1, "pool": 3, "label": "mine"},
+                    {"c": 8, "m": 8, "h": 9, "w": 8, "pad": 0, "stride": 2},
+                ]
+            }
+        )
+    )
     first, second, third = load_rows(str(path))
     assert first == Row(1, 8, 16, 12, 12, suite="own.json")
     assert second == Row(4, 8, 16, 12, 10, kernel=1, pad=0, pool=3, pool_stride=3, suite="own.json", label="mine")
     assert (third.h, third.w, third.pad, third.stride) == (9, 8, 0, 2)
     assert [row.name for row in (first, second, third)] == [
-        "1x8x12x12 to 16, 3x3", "4x8x12x10 to 16, 1x1, pool 3 stride 3", "1x8x9x8 to 8, 3x3 pad 0 stride 2",
-    ]  # fmt: skip
+        "1x8x12x12 to 16, 3x3",
+        "4x8x12x10 to 16, 1x1, pool 3 stride 3",
+        "1x8x9x8 to 8, 3x3 pad 0 stride 2",
+    ]
 
 
 @pytest.mark.parametrize(

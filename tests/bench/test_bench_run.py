@@ -143,8 +143,15 @@ def test_every_tactic_and_the_librarys_choices(pretended, case):
     running.measure(lambda done, total, what: shown.append((done, total, what)))
     (entry,) = record["rows"]
     times = {name: found.get("us") for name, found in entry["methods"].items()}
-    assert times == {"cudnn_naive": 50, "convpool:t1": 10, "convpool:t2": 20, "convpool:t3": 30, "convpool": 20,
-                     "convpool_no_workspace": 30, "convpool_rule": 10}  # fmt: skip
+    assert times == {
+        "cudnn_naive": 50,
+        "convpool:t1": 10,
+        "convpool:t2": 20,
+        "convpool:t3": 30,
+        "convpool": 20,
+        "convpool_no_workspace": 30,
+        "convpool_rule": 10,
+    }
     assert [entry["methods"][name]["tactic"] for name in ("convpool", "convpool_rule")] == [2, 1]
     assert len(case.timed) == 4 and entry["input_sets"] == 4  # the choices are tactics that were measured anyway
     assert set(entry["seconds"]) == {"data", "cudnn_naive", "convpool"} and min(entry["seconds"].values()) >= 0
@@ -276,13 +283,16 @@ def _worker(tmp_path, code: str) -> Worker:
 
 
 def test_tensorrt_answers_from_a_process_of_its_own(tmp_path):
-    worker = _worker(tmp_path, """
+    worker = _worker(
+        tmp_path,
+        """
 print("a library's greeting")
 print(json.dumps({"version": "8.6.0"}), flush=True)
 for line in sys.stdin:
     asked = json.loads(line)
     print(json.dumps({"us": asked["row"]["c"] + asked["level"], "how": asked["form"]}), flush=True)
-""")  # fmt: skip
+""",
+    )
     assert worker.version == "8.6.0"
     assert worker.measure(ROW, "fp16", "nhwc", "fused", 15, 3) == {"us": 7, "how": "fused"}
     worker.close()
@@ -323,11 +333,14 @@ for line in sys.stdin:
 
 
 def test_another_methods_prologue_is_a_kernel_at_the_speed_of_memory(tmp_path):
-    _worker(tmp_path, """
+    _worker(
+        tmp_path,
+        """
 print(json.dumps({"version": "8.6.0"}), flush=True)
 for line in sys.stdin:
     print(json.dumps({"us": 7.0}), flush=True)
-""").close()
+""",
+    ).close()
     row = Row(1, 1000, 6, 20, 100, suite="own", prologue=True)  # 4 MB of half precision
     options = Options(methods=("tensorrt_naive",), tensorrt_python=str(tmp_path / "python"))
 

@@ -19,8 +19,14 @@ from tests.accuracy.half_io import from_channels_last, to_channels_last
 
 def row(network: str, batch: int = 1, **us: float) -> dict:
     lowerings = {name: {"us": value, "spread_us": 0.1, "error": 1e-3} for name, value in us.items()}
-    return {"network": network, "batch": batch, "precision": "fp16", "bar": NETWORKS[network].bar, "limit": 2e-3,
-            "lowerings": lowerings}  # fmt: skip
+    return {
+        "network": network,
+        "batch": batch,
+        "precision": "fp16",
+        "bar": NETWORKS[network].bar,
+        "limit": 2e-3,
+        "lowerings": lowerings,
+    }
 
 
 class FakeEngine:
@@ -65,8 +71,12 @@ def test_a_network_is_checked_before_it_is_timed(name, monkeypatch, tmp_path):
     if name == "wgan_gp":
         assert lowerings["stem"]["nodes"] == siblings | {"ConvAvgPool": 2, "ConvAvgPoolRelu": 1}
         assert lowerings["plain_conv"]["nodes"] == {
-            "ConvAvgPool": 2, "ConvAvgPoolRelu": 1, "ReluConvAvgPoolRelu": 3, "ConvAvgPoolAdd": 3, "ConvAvgPoolAddRelu": 1,
-        }  # fmt: skip
+            "ConvAvgPool": 2,
+            "ConvAvgPoolRelu": 1,
+            "ReluConvAvgPoolRelu": 3,
+            "ConvAvgPoolAdd": 3,
+            "ConvAvgPoolAddRelu": 1,
+        }
     else:
         assert lowerings["stem"] == lowerings["plain_conv"] == {"same_as": "siblings"}
     assert lowerings["siblings"]["nodes"] == siblings and "nodes" not in lowerings["direct"]
@@ -77,8 +87,9 @@ def test_convolutions_without_a_pooling_are_the_plugins_in_half_precision():
     model = generate("wgan_gp", batch=1)
     forms = {
         (lowering, precision): network_times.lowered(model, lowering, precision).SerializeToString(deterministic=True)
-        for lowering in ("siblings", "stem", "plain_conv") for precision in PRECISIONS
-    }  # fmt: skip
+        for lowering in ("siblings", "stem", "plain_conv")
+        for precision in PRECISIONS
+    }
     assert len(set(forms.values())) == 3
     for precision in ("fp32", "tf32"):
         assert forms["stem", precision] == forms["plain_conv", precision] == forms["siblings", precision]
@@ -95,13 +106,19 @@ def test_channels_last_is_a_change_of_memory_only():
 
 def test_rows_are_added_in_order_and_replaced(tmp_path):
     path = tmp_path / "times.json"
-    for one in (row("densenet121", 32, original=9), row("sngan64", 64, original=3), row("densenet121", 1, original=2),
-                row("densenet121", 32, original=8)):  # fmt: skip
+    for one in (
+        row("densenet121", 32, original=9),
+        row("sngan64", 64, original=3),
+        row("densenet121", 1, original=2),
+        row("densenet121", 32, original=8),
+    ):
         network_times.add_row(path, one)
     rows = json.loads(path.read_text())["rows"]
     assert [(one["network"], one["batch"], one["lowerings"]["original"]["us"]) for one in rows] == [
-        ("sngan64", 64, 3), ("densenet121", 1, 2), ("densenet121", 32, 8)
-    ]  # fmt: skip
+        ("sngan64", 64, 3),
+        ("densenet121", 1, 2),
+        ("densenet121", 32, 8),
+    ]
 
 
 def test_the_table_compares_with_the_original_and_the_best_standard_form():
@@ -117,8 +134,9 @@ def test_the_table_compares_with_the_original_and_the_best_standard_form():
         "| wgan_gp, 64, fp16 | 100.0 |  |  | 50.0 |  | 2.00 | 1.6 |  |",
     ]
     assert network_times.problems(record) == [
-        "wgan_gp, fp16: fused: error 0.5, limit 0.002", "wgan_gp, fp16: siblings: not run: no builder"
-    ]  # fmt: skip
+        "wgan_gp, fp16: fused: error 0.5, limit 0.002",
+        "wgan_gp, fp16: siblings: not run: no builder",
+    ]
 
 
 def test_groups_of_tests_are_added_in_order_and_replaced(tmp_path):

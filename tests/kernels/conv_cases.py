@@ -39,8 +39,12 @@ def chosen() -> list[dict]:
         for n in (1, 3, 7):
             cases.append(rewritten(n, 40, 72, (size, size), 3, 2, pads=1, residual=True, activation="relu"))
     for activation, alpha, beta in (
-        ("relu", 0, 0), ("leaky_relu", 0.5, 0), ("tanh", 0, 0), ("sigmoid", 0, 0), ("clip", -2, 3),
-    ):  # fmt: skip
+        ("relu", 0, 0),
+        ("leaky_relu", 0.5, 0),
+        ("tanh", 0, 0),
+        ("sigmoid", 0, 0),
+        ("clip", -2, 3),
+    ):
         for m in (24, 31):
             epilogue = dict(bias=True, residual=True, activation=activation, alpha=alpha, beta=beta)
             cases.append(rewritten(2, 24, m, (12, 14), 3, 2, pads=1, **epilogue))
@@ -88,10 +92,13 @@ def chosen() -> list[dict]:
     # The loops of direct_tma's box means, inside X and at its borders, and the ends of its tiles, the last of which have 8
     # channels of 32 to 256; two of each, since every third case is not for it.
     for (affine, before, slope), activation, m in (
-        ((False, "relu", 0), "clip", 136), ((False, "leaky_relu", 0.25), "leaky_relu", 264),
-        ((False, "leaky_relu", 1.5), "relu", 72), ((False, "leaky_relu", -0.5), None, 40),
-        ((False, "leaky_relu", 0), "clip", 264), ((True, None, 0), "leaky_relu", 136),
-    ):  # fmt: skip
+        ((False, "relu", 0), "clip", 136),
+        ((False, "leaky_relu", 0.25), "leaky_relu", 264),
+        ((False, "leaky_relu", 1.5), "relu", 72),
+        ((False, "leaky_relu", -0.5), None, 40),
+        ((False, "leaky_relu", 0), "clip", 264),
+        ((True, None, 0), "leaky_relu", 136),
+    ):
         prologue = dict(prologue_affine=affine, prologue_activation=before, prologue_alpha=slope)
         both = dict(residual=True, activation=activation, alpha=0.5 if activation == "leaky_relu" else -2, beta=3)
         for bias in (True, False):
@@ -121,8 +128,14 @@ def chosen() -> list[dict]:
         cases.append(far | dict(spatial=(2, 61)[::axes], kernel_shape=(1, 3)[::axes], strides=(1, 8)[::axes]))
     # Few channels: up to 16, 32 and 64 taps and channels, parts of 64 channels of Y, more pixels than warps hold.
     for c, kernel, pool, m in (
-        (3, 3, 1, 64), (4, 3, 1, 200), (1, 5, 1, 72), (1, 7, 1, 24), (3, 1, 2, 136), (4, 2, 2, 40), (2, 3, 3, 64),
-    ):  # fmt: skip
+        (3, 3, 1, 64),
+        (4, 3, 1, 200),
+        (1, 5, 1, 72),
+        (1, 7, 1, 24),
+        (3, 1, 2, 136),
+        (4, 2, 2, 40),
+        (2, 3, 3, 64),
+    ):
         both, affine = dict(bias=True, activation="relu"), dict(prologue_affine=True, prologue_activation="relu")
         cases.append(rewritten(3, c, m, (33, 34), kernel, pool, pads=kernel // 2) | both)
         cases.append(rewritten(2, c, m, (12, 20), kernel, pool, pads=kernel // 2, residual=True))
@@ -143,13 +156,13 @@ def _legal(case: dict) -> bool:
         return [v] * count if isinstance(v, int) else list(v)
 
     size = list(case["spatial"])
-    for k, s, d, p in (("pool_kernel_shape", "pool_strides", "pool_dilations", "pool_pads"),
-                       ("kernel_shape", "strides", "dilations", "pads")):  # fmt: skip
+    for k, s, d, p in (
+        ("pool_kernel_shape", "pool_strides", "pool_dilations", "pool_pads"),
+        ("kernel_shape", "strides", "dilations", "pads"),
+    ):
         kernel, stride, dilation = (values(name, 1, rank) for name in (k, s, d))
         pads = values(p, 0, 2 * rank)
-        size = [
-            (size[i] + pads[i] + pads[i + rank] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in range(rank)
-        ]
+        size = [(size[i] + pads[i] + pads[i + rank] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in range(rank)]
         if min(size) < 1:
             return False
     taps = math.prod(values("kernel_shape", 1, rank))
@@ -177,10 +190,15 @@ def random_cases(count: int, seed: int = 20) -> list[dict]:
         else:
             case = dict(n=n, c=c, m=m, spatial=spatial) | options
             for name, low, high, numbers in (
-                ("kernel_shape", 1, kernel, rank), ("pool_kernel_shape", 1, pool, rank), ("strides", 1, 4, rank),
-                ("dilations", 1, 3, rank), ("pads", 0, 3, 2 * rank), ("pool_strides", 1, 3, rank),
-                ("pool_dilations", 1, 2, rank), ("pool_pads", 0, 2, 2 * rank),
-            ):  # fmt: skip
+                ("kernel_shape", 1, kernel, rank),
+                ("pool_kernel_shape", 1, pool, rank),
+                ("strides", 1, 4, rank),
+                ("dilations", 1, 3, rank),
+                ("pads", 0, 3, 2 * rank),
+                ("pool_strides", 1, 3, rank),
+                ("pool_dilations", 1, 2, rank),
+                ("pool_pads", 0, 2, 2 * rank),
+            ):
                 case[name] = tuple(rng.randint(low, high) for _ in range(numbers))
         if _legal(case):
             cases.append(case)

@@ -59,15 +59,27 @@ def test_full_precision_error_is_within_twice_plain_float32(torch_gpu, n, c, m, 
     error_of_plain = (plain.double() - exact).norm()
     allowed = max(2 * error_of_plain, HALVES_UNIT * exact.norm())
     x_last, w_last = x.permute(0, 2, 3, 1).contiguous(), w.permute(0, 2, 3, 1).contiguous()
-    problem = Problem(n=n, c=c, m=m, spatial=(size, size), kernel_shape=kernel, pool_kernel_shape=2, pool_pads=pad, strides=2,
-                      layout="NHWC", dtype="float32")  # fmt: skip
+    problem = Problem(
+        n=n,
+        c=c,
+        m=m,
+        spatial=(size, size),
+        kernel_shape=kernel,
+        pool_kernel_shape=2,
+        pool_pads=pad,
+        strides=2,
+        layout="NHWC",
+        dtype="float32",
+    )
     tried = 0
     for tactic in tactics():
         if ("tf32x3" not in tactic.name and tactic.family != "generic") or problem.why_not(tactic) is not None:
             continue
         y = conv_avg_pool(x_last, w_last, pool_kernel_shape=2, pool_pads=pad, strides=2, layout="NHWC", tactic=tactic)
         error = (y.permute(0, 3, 1, 2).double() - exact).norm()
-        assert error <= allowed, f"{tactic.name}: error {float(error / error_of_plain):.3f} times that of fp32, limit " \
-                                 f"{float(allowed / error_of_plain):.3f}"  # fmt: skip
+        assert error <= allowed, (
+            f"{tactic.name}: error {float(error / error_of_plain):.3f} times that of fp32, limit "
+            f"{float(allowed / error_of_plain):.3f}"
+        )
         tried += 1
     assert tried >= 3

@@ -15,8 +15,13 @@ class Fake:
 
     def __init__(self, shape, typestr="<f2", strides=None, address=1 << 20, read_only=False, mask=None):
         self.__cuda_array_interface__ = {
-            "shape": shape, "typestr": typestr, "data": (address, read_only), "version": 3, "strides": strides, "mask": mask,
-        }  # fmt: skip
+            "shape": shape,
+            "typestr": typestr,
+            "data": (address, read_only),
+            "version": 3,
+            "strides": strides,
+            "mask": mask,
+        }
 
 
 class FakeDlpack:
@@ -65,10 +70,14 @@ WORKSPACE = -(-2 * 17 * 17 * 8 * 2 // 256) * 256  # its bytes for X and W: box m
         (dict(out=Fake(OUT, address=2 << 20, read_only=True)), r"out: read-only"),
         (dict(out=Fake(OUT, address=(1 << 20) + 2 * 2 * 8 * 16 * 16 - 2)), r"out: overlaps x; got memory in common"),
         (dict(out=Fake(OUT, address=2 << 20), residual=Fake(OUT, address=2 << 20)), r"out: overlaps residual"),
-        (dict(out=Fake(OUT, address=2 << 20), workspace=Fake((1024,), "|u1", address=(2 << 20) - 256), tactic=1),
-         r"out: overlaps workspace"),
-        (dict(x=FakeDlpack((2, 8, 16, 16)), workspace=FakeDlpack((1 << 20,), device=(2, 1)), tactic=IMPLICIT_GEMM),
-         r"workspace: on another device; got device 1, expected 0"),
+        (
+            dict(out=Fake(OUT, address=2 << 20), workspace=Fake((1024,), "|u1", address=(2 << 20) - 256), tactic=1),
+            r"out: overlaps workspace",
+        ),
+        (
+            dict(x=FakeDlpack((2, 8, 16, 16)), workspace=FakeDlpack((1 << 20,), device=(2, 1)), tactic=IMPLICIT_GEMM),
+            r"workspace: on another device; got device 1, expected 0",
+        ),
         (dict(out=None), r"out: missing; got None"),
         (dict(stream=object()), r"stream: no CUDA stream; got object"),
     ],

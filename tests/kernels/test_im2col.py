@@ -40,10 +40,20 @@ def plan(tmp_path_factory):
     folder = tmp_path_factory.mktemp("im2col")
     (folder / "main.cpp").write_text(PROGRAM)
     subprocess.run(
-        [compiler, "-std=c++17", f"-I{PLUGIN / 'include'}", f"-I{PLUGIN / 'src'}", "-isystem", headers, folder / "main.cpp",
-         PLUGIN / "src" / "plan_im2col.cpp", "-o", folder / "plan"],
+        [
+            compiler,
+            "-std=c++17",
+            f"-I{PLUGIN / 'include'}",
+            f"-I{PLUGIN / 'src'}",
+            "-isystem",
+            headers,
+            folder / "main.cpp",
+            PLUGIN / "src" / "plan_im2col.cpp",
+            "-o",
+            folder / "plan",
+        ],
         check=True,
-    )  # fmt: skip
+    )
 
     def ask(shapes):
         text = "\n".join(" ".join(str(shape[name]) for name in FIELDS) for shape in shapes)
@@ -92,8 +102,10 @@ def test_the_walk_is_the_convolutions(plan):
         taken += 1
         windows = [
             (ox * s["stride_w"] - s["pad_w"], oy * s["stride_h"] - s["pad_h"], n)
-            for n in range(s["n"]) for oy in range(s["out_h"]) for ox in range(s["out_w"])
-        ]  # fmt: skip
+            for n in range(s["n"])
+            for oy in range(s["out_h"])
+            for ox in range(s["out_w"])
+        ]
         for first in range(0, len(windows), 64):
             assert list(walk(s, box, *windows[first], min(64, len(windows) - first))) == windows[first : first + 64], (s, box)
     assert taken > 500

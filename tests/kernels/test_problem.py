@@ -57,9 +57,19 @@ def test_every_type_has_a_tactic_of_every_family_for_every_prologue(affine, befo
 def test_reference_of_a_prologue_is_that_of_the_operator(affine, before):
     rng = np.random.default_rng(3)
     problem = Problem(
-        n=2, c=3, m=4, spatial=(7, 6), kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2, pads=1,
-        prologue_affine=affine, prologue_activation=before, prologue_alpha=0.25,
-    )  # fmt: skip
+        n=2,
+        c=3,
+        m=4,
+        spatial=(7, 6),
+        kernel_shape=3,
+        pool_kernel_shape=2,
+        pool_pads=1,
+        strides=2,
+        pads=1,
+        prologue_affine=affine,
+        prologue_activation=before,
+        prologue_alpha=0.25,
+    )
     x, w, scale, shift = (rng.standard_normal(s) for s in (problem.x_shape, problem.w_shape, (3,), (3,)))
     parts = Parts(affine, {None: "", "relu": "Relu", "leaky_relu": "LeakyRelu"}[before], 0.25)
     pool = PoolSpec(kernel_shape=(2, 2), strides=(1, 1), pads=(1,) * 4, dilations=(1, 1))
@@ -107,10 +117,14 @@ def changed(**fields) -> Problem:
         (dict(x_float=True, dtype="float32"), r"x_float; got 1, expected 0 with dtype F32"),
         (dict(n=2**20, spatial=(2**10, 2**10)), r"X has more than 2\^40 elements"),
         (dict(n=1, c=1, m=1, spatial=(32, 2**31 - 1)), r"spatial\[1\] with its padding; got 2147483649, expected less"),
-        (dict(n=1, c=1, m=1, spatial=(32, 2**31 - 1), pool_pads=0, pads=1),
-         r"pooled size\[1\] with its padding; got 2147483648, expected less than 2\^31"),
-        (dict(n=1, c=1, m=1, spatial=(1, 1), kernel_shape=2**16 - 1, pool_kernel_shape=1, pool_pads=0, pads=2**15 - 1),
-         r"taps of the kernel; got 4294836225, expected less than 2\^31"),
+        (
+            dict(n=1, c=1, m=1, spatial=(32, 2**31 - 1), pool_pads=0, pads=1),
+            r"pooled size\[1\] with its padding; got 2147483648, expected less than 2\^31",
+        ),
+        (
+            dict(n=1, c=1, m=1, spatial=(1, 1), kernel_shape=2**16 - 1, pool_kernel_shape=1, pool_pads=0, pads=2**15 - 1),
+            r"taps of the kernel; got 4294836225, expected less than 2\^31",
+        ),
     ],
 )
 def test_wrong_problem_is_refused_with_a_reason(fields, reason):
@@ -156,33 +170,98 @@ def test_wrong_argument_is_named(fields, reason):
         ("direct_fused_sm75_f16_m128n256k32_s3", {}, ADA, r"shared memory of a block; got 101376 bytes, expected at least"),
         ("direct_fused_sm75_f16_m64n64k32_s6", dict(kernel_shape=11), H200, r"taps of the kernel; got 121"),
         ("filter_fused_sm75_f16_m64n64k32_s4", dict(pads=1, pool_pads=0), H200, r"leading pads of dimension 0; got 1"),
-        ("direct_gemm_sm90a_tf32x3_m64n64k16_s8", dict(dtype="float32", n=16, c=1, spatial=(2**13 - 1, 2**13 - 1)), H200,
-         r"16-byte chunks of the tensor to convolve; got 4294967296, expected less than 2\^31"),  # of 16 channels' halves
-        ("direct_fused_sm90a_f16_m64n64k64_s5_1x1",
-         dict(n=1, c=2**19, spatial=(2, 2), kernel_shape=1, strides=1, pool_pads=(0, 2**15) * 2, pool_dilations=(1, 2**15)),
-         H200,
-         r"chunks between columns of a window; got 2147483648, expected at most 2\^30"),
-        ("filter_fused_sm75_f16_m64n64k32_s4",  # steps of 65535^2 pixels
-         dict(spatial=(32, 200000), pool_kernel_shape=1, pool_pads=0, pool_strides=(1, 65535), kernel_shape=(1, 2), strides=1,
-              pads=(0, 65535, 0, 0), dilations=(1, 65535)), H200, r"pixels that Y sees along dimension 1; got 4295032830"),
-        ("filter_fused_sm75_f16_m64n64k32_s4",
-         dict(n=1, c=1, m=1, spatial=(1000, 1000), kernel_shape=2, pool_kernel_shape=20000, pool_pads=30000, dilations=30011,
-              strides=1), H200, r"taps of the fused filter; got 2501100121, expected at most 2\^30"),
-        ("direct_gemm_sm90a_f16_m64n64k64_s4",  # the middle tap, in X, is 2^31 elements from the first, in the padding
-         dict(n=1, c=4096, spatial=(8, 4096), pool_kernel_shape=1, pool_pads=0, strides=1, dilations=(128, 1), pads=(128, 1) * 2),
-         H200, r"elements between a filter's first and last tap; got 429\d+, expected at most 2\^30"),
-        ("direct_gemm_sm90a_f16_m64n64k64_s8_im2col", dict(strides=(2, 9)), H200,
-         r"stride, in width; got 9, expected 1 to 8; use a tactic without im2col"),
-        ("direct_gemm_sm90a_f16_m64n64k64_s8_im2col", dict(spatial=(300, 8), dilations=(128, 1)), H200,
-         r"pixels from a window's first tap to its last, in height; got 256, expected 0 to 255"),
-        ("filter_fused_sm90a_f16_m64n64k64_s8_im2col", dict(pads=(128, 0) * 2), H200,
-         r"padding before the first pixel, in height; got 129, expected 0 to 128"),
-        ("direct_gemm_sm90a_f16_m64n64k64_s8_im2col",
-         dict(spatial=(8, 200), pool_kernel_shape=1, pool_pads=0, kernel_shape=(1, 131), strides=1), H200,
-         r"last window's start from the last pixel on, in width; got -130, expected -128 to 127"),
-        ("direct_fused_sm75_f16_m128n128k32_s3",  # bytes of the pixels under a tile: past 2^63
-         dict(n=1, c=1, m=8, spatial=(1, 640000000), pool_kernel_shape=(1, 60000), pool_dilations=(1, 10600), pool_pads=0,
-              pool_strides=(65535, 1), kernel_shape=1, strides=(28, 1)), H200, r"shared memory of a block; got 232448 bytes"),
+        (
+            "direct_gemm_sm90a_tf32x3_m64n64k16_s8",
+            dict(dtype="float32", n=16, c=1, spatial=(2**13 - 1, 2**13 - 1)),
+            H200,
+            r"16-byte chunks of the tensor to convolve; got 4294967296, expected less than 2\^31",
+        ),  # of 16 channels' halves
+        (
+            "direct_fused_sm90a_f16_m64n64k64_s5_1x1",
+            dict(n=1, c=2**19, spatial=(2, 2), kernel_shape=1, strides=1, pool_pads=(0, 2**15) * 2, pool_dilations=(1, 2**15)),
+            H200,
+            r"chunks between columns of a window; got 2147483648, expected at most 2\^30",
+        ),
+        (
+            "filter_fused_sm75_f16_m64n64k32_s4",  # steps of 65535^2 pixels
+            dict(
+                spatial=(32, 200000),
+                pool_kernel_shape=1,
+                pool_pads=0,
+                pool_strides=(1, 65535),
+                kernel_shape=(1, 2),
+                strides=1,
+                pads=(0, 65535, 0, 0),
+                dilations=(1, 65535),
+            ),
+            H200,
+            r"pixels that Y sees along dimension 1; got 4295032830",
+        ),
+        (
+            "filter_fused_sm75_f16_m64n64k32_s4",
+            dict(
+                n=1,
+                c=1,
+                m=1,
+                spatial=(1000, 1000),
+                kernel_shape=2,
+                pool_kernel_shape=20000,
+                pool_pads=30000,
+                dilations=30011,
+                strides=1,
+            ),
+            H200,
+            r"taps of the fused filter; got 2501100121, expected at most 2\^30",
+        ),
+        (
+            "direct_gemm_sm90a_f16_m64n64k64_s4",  # the middle tap, in X, is 2^31 elements from the first, in the padding
+            dict(
+                n=1, c=4096, spatial=(8, 4096), pool_kernel_shape=1, pool_pads=0, strides=1, dilations=(128, 1), pads=(128, 1) * 2
+            ),
+            H200,
+            r"elements between a filter's first and last tap; got 429\d+, expected at most 2\^30",
+        ),
+        (
+            "direct_gemm_sm90a_f16_m64n64k64_s8_im2col",
+            dict(strides=(2, 9)),
+            H200,
+            r"stride, in width; got 9, expected 1 to 8; use a tactic without im2col",
+        ),
+        (
+            "direct_gemm_sm90a_f16_m64n64k64_s8_im2col",
+            dict(spatial=(300, 8), dilations=(128, 1)),
+            H200,
+            r"pixels from a window's first tap to its last, in height; got 256, expected 0 to 255",
+        ),
+        (
+            "filter_fused_sm90a_f16_m64n64k64_s8_im2col",
+            dict(pads=(128, 0) * 2),
+            H200,
+            r"padding before the first pixel, in height; got 129, expected 0 to 128",
+        ),
+        (
+            "direct_gemm_sm90a_f16_m64n64k64_s8_im2col",
+            dict(spatial=(8, 200), pool_kernel_shape=1, pool_pads=0, kernel_shape=(1, 131), strides=1),
+            H200,
+            r"last window's start from the last pixel on, in width; got -130, expected -128 to 127",
+        ),
+        (
+            "direct_fused_sm75_f16_m128n128k32_s3",  # bytes of the pixels under a tile: past 2^63
+            dict(
+                n=1,
+                c=1,
+                m=8,
+                spatial=(1, 640000000),
+                pool_kernel_shape=(1, 60000),
+                pool_dilations=(1, 10600),
+                pool_pads=0,
+                pool_strides=(65535, 1),
+                kernel_shape=1,
+                strides=(28, 1),
+            ),
+            H200,
+            r"shared memory of a block; got 232448 bytes",
+        ),
     ],
 )
 def test_tactic_says_why_not(name, fields, device, reason):
@@ -211,11 +290,17 @@ def test_images_of_floats_have_a_tactic(dtype, kernel, few):
     assert Problem(**image).default_tactic(**H200, multiprocessors=132).name.endswith("_few" if few else "_generic")
 
 
-@pytest.mark.parametrize(("fields", "space"), [
-    (dict(), False), (dict(prologue_activation="relu"), False), (dict(prologue_activation="leaky_relu"), False),
-    (dict(prologue_activation="relu", prologue_affine=True), True), (dict(prologue_activation="relu", layout="NCHW"), True),
-    (dict(prologue_activation="relu", pool_kernel_shape=2), True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "space"),
+    [
+        (dict(), False),
+        (dict(prologue_activation="relu"), False),
+        (dict(prologue_activation="leaky_relu"), False),
+        (dict(prologue_activation="relu", prologue_affine=True), True),
+        (dict(prologue_activation="relu", layout="NCHW"), True),
+        (dict(prologue_activation="relu", pool_kernel_shape=2), True),
+    ],
+)
 def test_implicit_gemm_by_tma_activates_without_a_pass(fields, space):
     plain = dict(pool_kernel_shape=1, pool_pads=0, strides=1, pads=1)
     assert bool(changed(**(plain | fields)).workspace_bytes("conv_avgpool_direct_gemm_sm90a_f16_m64n64k64_s8_im2col")) == space
@@ -387,12 +472,26 @@ def row(tactic: str, *, cc: int = 90, **fields) -> str:
 
 
 def test_a_measured_tactic_is_chosen_for_its_problem_and_device_only(tmp_path):
-    others = [dict(n=63), dict(spatial=(32, 31)), dict(layout="NCHW"), dict(y_layout="NCHW"), dict(prologue_affine=True),
-              dict(prologue_activation="relu"), dict(dtype="bfloat16"), dict(m=64), dict(pads=1), dict(pool_pads=(1, 1, 1, 2)),
-              dict(strides=1)]  # fmt: skip
-    asked = [(LAYER, WHOLE_H200), (LAYER | dict(bias=True, activation="relu"), WHOLE_H200),
-             (LAYER | dict(residual=True), WHOLE_H200),
-             (LAYER, WHOLE_H200 | dict(multiprocessors=114)), (LAYER, WHOLE_H200 | dict(max_workspace_bytes=0))]  # fmt: skip
+    others = [
+        dict(n=63),
+        dict(spatial=(32, 31)),
+        dict(layout="NCHW"),
+        dict(y_layout="NCHW"),
+        dict(prologue_affine=True),
+        dict(prologue_activation="relu"),
+        dict(dtype="bfloat16"),
+        dict(m=64),
+        dict(pads=1),
+        dict(pool_pads=(1, 1, 1, 2)),
+        dict(strides=1),
+    ]
+    asked = [
+        (LAYER, WHOLE_H200),
+        (LAYER | dict(bias=True, activation="relu"), WHOLE_H200),
+        (LAYER | dict(residual=True), WHOLE_H200),
+        (LAYER, WHOLE_H200 | dict(multiprocessors=114)),
+        (LAYER, WHOLE_H200 | dict(max_workspace_bytes=0)),
+    ]
     asked += [(LAYER | other, WHOLE_H200) for other in others]
     by_rule, told = chosen("off", *asked)
     slow = find_tactic(SLOW).id
@@ -419,12 +518,28 @@ def test_a_scale_and_a_shift_in_front_are_measured_apart_from_an_activation_alon
 def test_every_field_of_a_row_is_where_the_library_looks(tmp_path):
     """Numbers differ wherever they may, so that none can stand for another."""
     problems = [
-        dict(n=67, c=72, m=136, spatial=(97, 89)[:rank], kernel_shape=(3, 4)[:rank], pool_kernel_shape=(2, 5)[:rank],
-             pool_strides=(1, 2)[:rank], pool_pads=(1, 2)[:rank] + (0, 3)[:rank], pool_dilations=(3, 4)[:rank],
-             strides=(4, 3)[:rank], pads=(0, 1)[:rank] + (2, 3)[:rank], dilations=(2, 5)[:rank], residual=True, dtype=dtype,
-             prologue_activation="relu", allow_tf32=True, layout="NCHW", y_layout="NHWC")
+        dict(
+            n=67,
+            c=72,
+            m=136,
+            spatial=(97, 89)[:rank],
+            kernel_shape=(3, 4)[:rank],
+            pool_kernel_shape=(2, 5)[:rank],
+            pool_strides=(1, 2)[:rank],
+            pool_pads=(1, 2)[:rank] + (0, 3)[:rank],
+            pool_dilations=(3, 4)[:rank],
+            strides=(4, 3)[:rank],
+            pads=(0, 1)[:rank] + (2, 3)[:rank],
+            dilations=(2, 5)[:rank],
+            residual=True,
+            dtype=dtype,
+            prologue_activation="relu",
+            allow_tf32=True,
+            layout="NCHW",
+            y_layout="NHWC",
+        )
         for rank, dtype in ((1, "float32"), (2, "float16"))
-    ]  # fmt: skip
+    ]
     asked = [(problem, WHOLE_H200) for problem in problems]
     assert find_tactic(NONE).id not in chosen("off", *asked)[0]
     path = tmp_path / "tuned.def"

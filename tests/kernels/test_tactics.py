@@ -25,9 +25,7 @@ def names(wanted=lambda name: True) -> list:
     """The tactics by name.  With `--dist loadgroup` a process of pytest-xdist gets tactics of one type, whose data it makes."""
     chosen = [tactic for tactic in tactics() if wanted(tactic.name)]
     groups = [f"{tactic.dtype}-{number % GROUPS.get(tactic.dtype, 1)}" for number, tactic in enumerate(chosen)]
-    return [
-        pytest.param(tactic.name, marks=pytest.mark.xdist_group(group)) for tactic, group in zip(chosen, groups, strict=True)
-    ]
+    return [pytest.param(tactic.name, marks=pytest.mark.xdist_group(group)) for tactic, group in zip(chosen, groups, strict=True)]
 
 
 def make_problem(case: dict, dtype: str, layout: str, y_layout: str, tf32: bool, kind: str) -> Problem:
@@ -91,12 +89,31 @@ def run_twice(p: Problem, tactic, x, w, b, r, scale, shift, skewed: str = "") ->
         if again:
             arena.reset()
         conv_avg_pool(
-            gx, gw, gb, residual=gr, out=gy, workspace=workspace, tactic=tactic, layout=p.layout, y_layout=p.y_layout,
-            pool_kernel_shape=s.pool_kernel[:rank], pool_strides=s.pool_strides[:rank], pool_pads=s.pool_pads[: 2 * rank],
-            pool_dilations=s.pool_dilations[:rank], strides=s.strides[:rank], pads=s.pads[: 2 * rank],
-            dilations=s.dilations[:rank], group=p.group, activation=p.activation, alpha=p.alpha, beta=p.beta,
-            allow_tf32=p.allow_tf32, prologue_activation=p.prologue_activation, prologue_alpha=p.prologue_alpha, **factors,
-        )  # fmt: skip
+            gx,
+            gw,
+            gb,
+            residual=gr,
+            out=gy,
+            workspace=workspace,
+            tactic=tactic,
+            layout=p.layout,
+            y_layout=p.y_layout,
+            pool_kernel_shape=s.pool_kernel[:rank],
+            pool_strides=s.pool_strides[:rank],
+            pool_pads=s.pool_pads[: 2 * rank],
+            pool_dilations=s.pool_dilations[:rank],
+            strides=s.strides[:rank],
+            pads=s.pads[: 2 * rank],
+            dilations=s.dilations[:rank],
+            group=p.group,
+            activation=p.activation,
+            alpha=p.alpha,
+            beta=p.beta,
+            allow_tf32=p.allow_tf32,
+            prologue_activation=p.prologue_activation,
+            prologue_alpha=p.prologue_alpha,
+            **factors,
+        )
         results.append(gy.of(arena.download()))
     assert results[0].tobytes() == results[1].tobytes(), "two runs gave different bits"
     y = results[0].astype(np.float64)
@@ -175,8 +192,18 @@ def test_tf32_is_rounded_to_nearest(gpu, name, rounded):
     """Integers are exact either way, and the bound on random data is too wide to tell rounding from cutting off."""
     tactic = find_tactic(name)
     side = 1 if name.endswith("1x1") else 3
-    problem = Problem(n=2, c=256, m=256, spatial=(16, 16), kernel_shape=side, pool_kernel_shape=2, strides=2, dtype="float32",
-                      layout="NHWC", allow_tf32=True)  # fmt: skip
+    problem = Problem(
+        n=2,
+        c=256,
+        m=256,
+        spatial=(16, 16),
+        kernel_shape=side,
+        pool_kernel_shape=2,
+        strides=2,
+        dtype="float32",
+        layout="NHWC",
+        allow_tf32=True,
+    )
     if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc or problem.why_not(tactic):
         pytest.skip(problem.why_not(tactic) or f"needs compute capability {tactic.min_cc}")
     x, w = np.ones(problem.x_shape[:1] + (256, 16, 16)), np.zeros(problem.w_shape)
@@ -195,8 +222,19 @@ def test_prologue_of_values_that_are_not_finite(gpu, name, before, slope):
         pytest.skip("needs compute capability 90")
     prologue = dict(prologue_activation=before, prologue_alpha=slope)
     kernel, window = (int(name[-1]), 2) if "_tma" in name else (3, 1)
-    problem = Problem(n=1, c=8, m=8, spatial=(36, 36), kernel_shape=kernel, pool_kernel_shape=window, strides=2,
-                      dtype=tactic.dtype, layout="NHWC", allow_tf32=True, **prologue)  # fmt: skip
+    problem = Problem(
+        n=1,
+        c=8,
+        m=8,
+        spatial=(36, 36),
+        kernel_shape=kernel,
+        pool_kernel_shape=window,
+        strides=2,
+        dtype=tactic.dtype,
+        layout="NHWC",
+        allow_tf32=True,
+        **prologue,
+    )
     x, w = np.ones((1, 8, 36, 36)), np.zeros(problem.w_shape)
     w[:, 0] = 1  # sums that are numbers of bfloat16
     for place, value in ((5, np.inf), (15, -np.inf), (25, np.nan)):
@@ -215,9 +253,24 @@ def test_epilogue_of_values_that_are_not_finite(gpu, name, activation, alpha, re
         pytest.skip(f"needs compute capability {tactic.min_cc}")
     allowed, channels, kernel = 0, 3 if name.endswith("_few") else 256, 1 if name.endswith(("1x1", "_few")) else 3
     for y_layout in ("NHWC", "NCHW"):
-        problem = Problem(n=1, c=channels, m=8, spatial=(18, 18), kernel_shape=kernel, pool_kernel_shape=2, strides=2,
-                          dtype=tactic.dtype, layout="NHWC", y_layout=y_layout, bias=True, residual=residual,
-                          activation=activation, alpha=alpha, beta=0.5, allow_tf32="tf32x3" not in name)  # fmt: skip
+        problem = Problem(
+            n=1,
+            c=channels,
+            m=8,
+            spatial=(18, 18),
+            kernel_shape=kernel,
+            pool_kernel_shape=2,
+            strides=2,
+            dtype=tactic.dtype,
+            layout="NHWC",
+            y_layout=y_layout,
+            bias=True,
+            residual=residual,
+            activation=activation,
+            alpha=alpha,
+            beta=0.5,
+            allow_tf32="tf32x3" not in name,
+        )
         if problem.why_not(tactic):
             continue
         allowed += 1

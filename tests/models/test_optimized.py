@@ -78,9 +78,7 @@ def ran(model: onnx.ModelProto, folder: Path) -> Counter[str]:
 @pytest.mark.parametrize("name", AROUND)
 def test_onnxruntime_runs_nothing_more_for_siblings(name, tmp_path):
     model = generators.generate(name)
-    plain, siblings = (
-        ran(convpool.optimize(model, prologue=on, epilogue=on, check=0).model, tmp_path) for on in (False, True)
-    )
+    plain, siblings = (ran(convpool.optimize(model, prologue=on, epilogue=on, check=0).model, tmp_path) for on in (False, True))
     assert siblings <= plain and siblings.total() > 0
 
 

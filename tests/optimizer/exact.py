@@ -189,8 +189,7 @@ def _geometry(sizes, attributes: dict, kernel: list[int], ceil: bool):
 def _patches(part: np.ndarray, kernel, strides, dilations, pads, out):
     """For each kernel offset the input elements that meet it; zeros wherever a window leaves the input."""
     r = len(kernel)
-    far = [(out[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 - pads[i] - part.shape[2 + i]
-           for i in range(r)]  # fmt: skip
+    far = [(out[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 - pads[i] - part.shape[2 + i] for i in range(r)]
     part = np.pad(part, [(0, 0), (0, 0), *((pads[i], max(far[i], 0)) for i in range(r))])
     for offset in product(*(range(k) for k in kernel)):
         begin = [o * d for o, d in zip(offset, dilations, strict=True)]
@@ -207,8 +206,9 @@ def _conv(x: Traced, w: Traced, b: Traced | None = None, *, attributes: dict) ->
         weight = weight.reshape(group, m // group, *weight.shape[1:])
         total = np.zeros((n, group, m // group, *out))
         for offset, patch in _patches(data, kernel, strides, dilations, pads, out):
-            total += np.einsum("ngcx,gmc->ngmx", patch.reshape(n, group, -1, int(np.prod(out))),
-                               weight[(..., *offset)]).reshape(total.shape)  # fmt: skip
+            total += np.einsum("ngcx,gmc->ngmx", patch.reshape(n, group, -1, int(np.prod(out))), weight[(..., *offset)]).reshape(
+                total.shape
+            )
         total = total.reshape(n, m, *out)
         return total if bias is None else total + bias.reshape(-1, *[1] * len(kernel))
 

@@ -15,8 +15,12 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 NEWEST = onnx.defs.onnx_opset_version()
-TYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "float32": TensorProto.FLOAT,
-         "float64": TensorProto.DOUBLE}  # fmt: skip
+TYPES = {
+    "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
+    "float32": TensorProto.FLOAT,
+    "float64": TensorProto.DOUBLE,
+}
 WEIGHT_KINDS = ("initializer", "constant", "identity", "overridable", "computed")
 
 
@@ -124,8 +128,10 @@ def make_conv(m: Maker, out: list[int]) -> tuple[str, Layer]:
     auto = str(m.pick(["", "", "", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"]))
     if m.wide:
         auto, pads = "", [int(m.rng.integers(max(e - 2, 0), e + 2)) for e in extents * 2]
-    size = [max((n - 1) * s + e - pads[i] - pads[r + i] + int(m.rng.integers(0, s)), 1)
-            for i, (n, s, e) in enumerate(zip(out, strides, extents, strict=True))]  # fmt: skip
+    size = [
+        max((n - 1) * s + e - pads[i] - pads[r + i] + int(m.rng.integers(0, s)), 1)
+        for i, (n, s, e) in enumerate(zip(out, strides, extents, strict=True))
+    ]
     if auto == "VALID":
         pads = [0] * (2 * r)
         size = [(n - 1) * s + e for n, s, e in zip(out, strides, extents, strict=True)]
@@ -135,8 +141,7 @@ def make_conv(m: Maker, out: list[int]) -> tuple[str, Layer]:
         small = [total // 2 for total in totals]
         large = [total - low for total, low in zip(totals, small, strict=True)]
         pads = [*small, *large] if auto == "SAME_UPPER" else [*large, *small]
-    out = [(n + pads[i] + pads[r + i] - e) // s + 1
-           for i, (n, s, e) in enumerate(zip(size, strides, extents, strict=True))]  # fmt: skip
+    out = [(n + pads[i] + pads[r + i] - e) // s + 1 for i, (n, s, e) in enumerate(zip(size, strides, extents, strict=True))]
     group = int(m.pick([1, 1, 1, 1, 1, 1, 2, 4]))
     channels, filters = (16, 64) if big and r < 3 else (8, 32) if big else (group * int(m.pick([1, 2])), 2 * group)
     kind = str(m.pick(["initializer"] * 6 + list(WEIGHT_KINDS[1:])))

@@ -48,8 +48,12 @@ def make_case(seed: int) -> Case:
     output = make_behind(m, output, layer, after, m.exact and others is None and keeps_rank)
     lowering = str(m.pick(["convavgpool"] * 6 + ["direct", "fused", "auto"]))
     must = m.exact and pays(m, layer, lowering, window, strides, dilations, sizes, others)
-    m.tags |= {"rank": str(m.rank), "group": str(layer.group), "join": "none" if others is None else others[1],
-               "weights": layer.weight_kind}  # fmt: skip
+    m.tags |= {
+        "rank": str(m.rank),
+        "group": str(layer.group),
+        "join": "none" if others is None else others[1],
+        "weights": layer.weight_kind,
+    }
     named = others is None and m.exact and keeps_rank and m.epilogue is not None
     expected = f"{m.prologue}ConvAvgPool{m.epilogue}" if named else None
     return Case(seed, finish(m, output), m.feeds, m.dtype, lowering, must, expected, m.tags)
@@ -81,9 +85,11 @@ def make_behind(m: Maker, name: str, layer: Layer, after: list[int], known: bool
         if broadcast:
             axis = int(m.rng.integers(2, len(shape)))
             shape = (*shape[:axis], 1, *shape[axis + 1 :])
-        other = make_residual(m, shape) if m.rank == 2 and not broadcast and m.chance(0.7) else (
-            m.feed(shape, ["N", *shape[1:]] if m.open_batch else None)
-        )  # fmt: skip
+        other = (
+            make_residual(m, shape)
+            if m.rank == 2 and not broadcast and m.chance(0.7)
+            else (m.feed(shape, ["N", *shape[1:]] if m.open_batch else None))
+        )
         op_type = str(m.pick(["Add", "Sum"])) if m.opset >= 8 or not broadcast else "Add"  # Sum broadcasts from 8 on
         name = m.node(op_type, [name, other] if m.chance(0.5) else [other, name])
         m.tags["residual"] = "broadcast" if broadcast and shape[2:] != tuple(after) else "equal"
@@ -240,8 +246,12 @@ def box_mean_is_legal(m: Maker, layer: Layer, window, dilations) -> bool:
 
 def fused_taps(layer: Layer, window, dilations) -> int:
     """Elements of the kernel convolved with the box: at most one per input position it spans."""
-    return volume([d * (k - 1) + s * e * (p - 1) + 1 for k, d, s, p, e in
-                   zip(layer.kernel, layer.dilations, layer.strides, window, dilations, strict=True)])  # fmt: skip
+    return volume(
+        [
+            d * (k - 1) + s * e * (p - 1) + 1
+            for k, d, s, p, e in zip(layer.kernel, layer.dilations, layer.strides, window, dilations, strict=True)
+        ]
+    )
 
 
 def finish(m: Maker, output: str) -> onnx.ModelProto:
@@ -249,9 +259,14 @@ def finish(m: Maker, output: str) -> onnx.ModelProto:
     graph = helper.make_graph(m.nodes, "random", m.inputs, [], m.initializers, doc_string="a random graph")
     graph.output.append(helper.make_tensor_value_info(output, TYPES[m.dtype], None))
     model = helper.make_model(
-        graph, ir_version=m.ir, opset_imports=[helper.make_opsetid(str(m.pick(["", ""])), m.opset)],
-        producer_name="random_models", producer_version="7", doc_string="a random model", model_version=3,
-    )  # fmt: skip
+        graph,
+        ir_version=m.ir,
+        opset_imports=[helper.make_opsetid(str(m.pick(["", ""])), m.opset)],
+        producer_name="random_models",
+        producer_version="7",
+        doc_string="a random model",
+        model_version=3,
+    )
     model.metadata_props.add(key="seed", value=str(m.seed))
     inferred = onnx.shape_inference.infer_shapes(model)
     if inferred.graph.output[0].type.tensor_type.HasField("shape"):

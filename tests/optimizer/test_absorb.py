@@ -272,8 +272,7 @@ def test_open_sizes_by_a_common_origin():
     model = graph(f"{TAIL}\n{SKIP}\nn = Add(q, r)\ny = Relu(n)", {"v": (32, 16, 1, 1)}, inputs=OPEN["inputs"])
     found = rewrite(model, 2, "convavgpool", size=16)
     assert [node.op_type for node in found.graph.node] == ["ConvAvgPool", "ConvAvgPoolAddRelu"]
-    pooled = graph(f"{TAIL}\nr = {POOL}(z)\nz2 = Relu(r)\ny = Add(q, z2)",
-                   inputs="float[N,16,H,W] x, float[N,32,H,W] z")  # fmt: skip
+    pooled = graph(f"{TAIL}\nr = {POOL}(z)\nz2 = Relu(r)\ny = Add(q, z2)", inputs="float[N,16,H,W] x, float[N,32,H,W] z")
     # Two inputs that share the names of their sizes have equal sizes, but different origins.
     assert {node.op_type for node in siblings(rewrite(pooled, 1, "convavgpool", size=16))} == {"ConvAvgPool"}
 
@@ -291,8 +290,14 @@ def test_types(dtype):
     constants = {name: (rng.standard_normal(shape) / 8).astype(kinds[dtype]) for name, shape in shapes.items()}
     constants["d"] = np.full(16, 2).astype(kinds[dtype])
     body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\no = Add(q, r)\ny = Relu(o)"
-    model = graph(body, constants, inputs=f"{onnx_type}[1,16,12,12] x, {onnx_type}[1,32,6,6] r",
-                  outputs=f"{onnx_type}[a,b2,c,d2] y", opset=22, ir=10)  # fmt: skip
+    model = graph(
+        body,
+        constants,
+        inputs=f"{onnx_type}[1,16,12,12] x, {onnx_type}[1,32,6,6] r",
+        outputs=f"{onnx_type}[a,b2,c,d2] y",
+        opset=22,
+        ir=10,
+    )
     result = optimize(model, check=2)
     node = only(result.model)
     assert node.op_type == "AffineReluConvAvgPoolAddRelu" and result.report.verification.passed
@@ -340,116 +345,249 @@ block (x, w, g, b, m, d) => (y) {{ k = Constant<value = float {{2.0}}>() n = Mul
 
 REFUSALS = {
     # before the pair
-    "read elsewhere": (f"p = Relu(x)\n{PAIR}\nz = Sigmoid(p)", {}, {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
-        "Relu 'p': output 'p' has 2 readers; got other readers, expected the convolution alone"),
-    "a graph output": (f"p = Relu(x)\n{PAIR}", {}, {"outputs": "float[a,b,c,d] y, float[a,b,e,f] p"},
-        "Relu 'p': output 'p' is a graph output; got other readers, expected the convolution alone"),
+    "read elsewhere": (
+        f"p = Relu(x)\n{PAIR}\nz = Sigmoid(p)",
+        {},
+        {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
+        "Relu 'p': output 'p' has 2 readers; got other readers, expected the convolution alone",
+    ),
+    "a graph output": (
+        f"p = Relu(x)\n{PAIR}",
+        {},
+        {"outputs": "float[a,b,c,d] y, float[a,b,e,f] p"},
+        "Relu 'p': output 'p' is a graph output; got other readers, expected the convolution alone",
+    ),
     "captured by a branch": (
         f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\nz = If(flag) <"
         "then_branch = t () => (float[1,16,12,12] i) { i = Sigmoid(p) }, "
-        "else_branch = e () => (float[1,16,12,12] j) { j = Tanh(p) }>\ny = Identity(q)", {},
+        "else_branch = e () => (float[1,16,12,12] j) { j = Tanh(p) }>\ny = Identity(q)",
+        {},
         {"inputs": "float[1,16,12,12] x, bool flag", "outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
-        "Relu 'p': output 'p' is read by a subgraph; got other readers, expected the convolution alone"),
+        "Relu 'p': output 'p' is read by a subgraph; got other readers, expected the convolution alone",
+    ),
     "training BatchNormalization": (
-        f"p, i, j = BatchNormalization<training_mode=1>(x, g, b, m, d)\n{PAIR}", NORM, {},
-        "BatchNormalization 'p': form; got training, expected inference"),
+        f"p, i, j = BatchNormalization<training_mode=1>(x, g, b, m, d)\n{PAIR}",
+        NORM,
+        {},
+        "BatchNormalization 'p': form; got training, expected inference",
+    ),
     "BatchNormalization by a caller": (
-        f"p = BatchNormalization(x, g, b, m, d)\n{PAIR}", {k: v for k, v in NORM.items() if k != "g"},
+        f"p = BatchNormalization(x, g, b, m, d)\n{PAIR}",
+        {k: v for k, v in NORM.items() if k != "g"},
         {"inputs": "float[1,16,12,12] x, float[16] g"},
-        "BatchNormalization 'p': constant operands; got computed ones, expected constants per channel"),
+        "BatchNormalization 'p': constant operands; got computed ones, expected constants per channel",
+    ),
     "negative variance": (
-        f"p = BatchNormalization(x, g, b, m, d)\n{PAIR}", {**NORM, "d": np.full(16, -1, np.float32)}, {},
-        "BatchNormalization 'p': constant operands; got a division by 0, infinity or NaN, expected finite numbers"),
-    "a graph output by way of Identity": (f"p = Relu(x)\ni = Identity(p)\n{PAIR.replace('(p,', '(i,')}", {},
+        f"p = BatchNormalization(x, g, b, m, d)\n{PAIR}",
+        {**NORM, "d": np.full(16, -1, np.float32)},
+        {},
+        "BatchNormalization 'p': constant operands; got a division by 0, infinity or NaN, expected finite numbers",
+    ),
+    "a graph output by way of Identity": (
+        f"p = Relu(x)\ni = Identity(p)\n{PAIR.replace('(p,', '(i,')}",
+        {},
         {"outputs": "float[a,b,c,d] y, float[a,b,e,f] p"},
-        "Relu 'p': output 'p' is a graph output; got other readers, expected the convolution alone"),
+        "Relu 'p': output 'p' is a graph output; got other readers, expected the convolution alone",
+    ),
     "BatchNormalization per position": (
         f"p = BatchNormalization<spatial=0>(x, g, b, m, d)\n{PAIR}",
         dict.fromkeys("gbm", (16, 12, 12)) | {"d": np.ones((16, 12, 12), np.float32)},
-        {"opset": 7}, "BatchNormalization 'p': spatial; got 0, expected 1"),
-    "differs by position": (f"p = Mul(x, k)\n{PAIR}", {"k": (12, 12)}, {},
-        "Mul 'p': operands; got two that vary over space, expected one that does not"),
-    "differs by sample": (f"p = Add(x, k)\n{PAIR}", {"k": (2, 1, 1, 1)}, {"inputs": "float[2,16,12,12] x"},
-        "Add 'p': constant operands; got computed ones, expected constants per channel"),
-    "channels widened": (f"p = Mul(x, k)\n{PAIR}", {"k": (16, 1, 1)}, {"inputs": "float[1,1,12,12] x"},
-        "Mul 'p': channels; got 1, expected 16, not widened"),
-    "rank raised": (f"p = Mul(x, k)\n{PAIR}", {"k": (1, 1, 1, 1)}, {"inputs": "float[16,12,12] x"},
-        "Mul 'p': rank; got 3, expected 4"),
-    "behind a convolution": (f"c = Conv<pads=[1,1,1,1]>(x, v)\np = Relu(c)\n{PAIR}", {"v": (16, 16, 3, 3)}, {},
-        "Relu 'p': prologue; got Conv 'c' before it, which takes it in, expected a tensor that stays as it is"),
+        {"opset": 7},
+        "BatchNormalization 'p': spatial; got 0, expected 1",
+    ),
+    "differs by position": (
+        f"p = Mul(x, k)\n{PAIR}",
+        {"k": (12, 12)},
+        {},
+        "Mul 'p': operands; got two that vary over space, expected one that does not",
+    ),
+    "differs by sample": (
+        f"p = Add(x, k)\n{PAIR}",
+        {"k": (2, 1, 1, 1)},
+        {"inputs": "float[2,16,12,12] x"},
+        "Add 'p': constant operands; got computed ones, expected constants per channel",
+    ),
+    "channels widened": (
+        f"p = Mul(x, k)\n{PAIR}",
+        {"k": (16, 1, 1)},
+        {"inputs": "float[1,1,12,12] x"},
+        "Mul 'p': channels; got 1, expected 16, not widened",
+    ),
+    "rank raised": (
+        f"p = Mul(x, k)\n{PAIR}",
+        {"k": (1, 1, 1, 1)},
+        {"inputs": "float[16,12,12] x"},
+        "Mul 'p': rank; got 3, expected 4",
+    ),
+    "behind a convolution": (
+        f"c = Conv<pads=[1,1,1,1]>(x, v)\np = Relu(c)\n{PAIR}",
+        {"v": (16, 16, 3, 3)},
+        {},
+        "Relu 'p': prologue; got Conv 'c' before it, which takes it in, expected a tensor that stays as it is",
+    ),
     "behind a residual of a convolution": (
-        f"c = Conv<pads=[1,1,1,1]>(x, v)\ns = Add(x, c)\np = Relu(s)\n{PAIR}", {"v": (16, 16, 3, 3)}, {},
-        "Relu 'p': prologue; got Conv 'c' before it, which takes it in, expected a tensor that stays as it is"),
+        f"c = Conv<pads=[1,1,1,1]>(x, v)\ns = Add(x, c)\np = Relu(s)\n{PAIR}",
+        {"v": (16, 16, 3, 3)},
+        {},
+        "Relu 'p': prologue; got Conv 'c' before it, which takes it in, expected a tensor that stays as it is",
+    ),
     # behind it
-    "result read elsewhere": (f"{TAIL}\ny = Relu(q)\nz = Sigmoid(q)", {}, {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
-        "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected Relu alone"),
-    "result is an output": (f"{TAIL}\ny = Relu(q)", {}, {"outputs": "float[a,b,c,d] y, float[a,b,e,f] q"},
-        "ConvAvgPool 'q': result 'q' is a graph output; got other readers, expected Relu alone"),
+    "result read elsewhere": (
+        f"{TAIL}\ny = Relu(q)\nz = Sigmoid(q)",
+        {},
+        {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
+        "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected Relu alone",
+    ),
+    "result is an output": (
+        f"{TAIL}\ny = Relu(q)",
+        {},
+        {"outputs": "float[a,b,c,d] y, float[a,b,e,f] q"},
+        "ConvAvgPool 'q': result 'q' is a graph output; got other readers, expected Relu alone",
+    ),
     "result captured by a branch": (
         f"{TAIL}\ny = Relu(q)\nz = If(flag) <"
         "then_branch = t () => (float[1,32,6,6] i) { i = Sigmoid(q) }, "
-        "else_branch = e () => (float[1,32,6,6] j) { j = Tanh(q) }>", {},
+        "else_branch = e () => (float[1,32,6,6] j) { j = Tanh(q) }>",
+        {},
         {"inputs": "float[1,16,12,12] x, bool flag", "outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
-        "ConvAvgPool 'q': result 'q' is read by a subgraph; got other readers, expected Relu alone"),
-    "added to itself": (f"{TAIL}\ny = Add(q, q)", {}, {},
-        "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected Add alone"),
-    "residual by way of itself": (f"{TAIL}\nt = Tanh(q)\ny = Add(q, t)", {}, {},
-        "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected Add alone"),
-    "residual that broadcasts over space": (f"{TAIL}\ny = Add(q, r)", {}, {"inputs": "float[1,16,12,12] x, float[1,32,1,6] r"},
-        "Add 'y': shape of the residual; got [1, 32, 1, 6], expected provably the result's, [1, 32, 6, 6]"),
-    "residual per channel": (f"{TAIL}\ny = Add(q, r)", {}, {"inputs": "float[1,16,12,12] x, float[1,32,1,1] r"},
-        "Add 'y': shape of the residual; got [1, 32, 1, 1], expected provably the result's, [1, 32, 6, 6]"),
-    "residual that widens the batch": (f"{TAIL}\ny = Add(q, r)", {}, {"inputs": "float[1,16,12,12] x, float[4,32,6,6] r"},
-        "Add 'y': shape of the residual; got [4, 32, 6, 6], expected provably the result's, [1, 32, 6, 6]"),
-    "residual of lower rank": (f"{TAIL}\ny = Add(q, r)", {}, {"inputs": "float[1,16,12,12] x, float[32,6,6] r"},
-        "Add 'y': shape of the residual; got [32, 6, 6], expected provably the result's, [1, 32, 6, 6]"),
-    "residual of open size": (f"{TAIL}\ny = Add(q, r)", {}, {"inputs": "float[N,16,12,12] x, float[M,32,6,6] r"},
-        "Add 'y': shape of the residual; got ['M', 32, 6, 6], expected provably the result's, ['N', 32, 6, 6]"),
-    "a sum of three": (f"{TAIL}\ny = Sum(q, r, s)", {}, {"inputs": RESIDUAL + ", float[1,32,6,6] s"},
-        "Sum 'y': operands; got 3, expected 2"),
-    "a difference": (f"{TAIL}\ny = Sub(q, r)", {}, {"inputs": RESIDUAL},
-        "Sub 'y': constant operands; got computed ones, expected constants per channel"),
-    "a product of maps": (f"{TAIL}\ny = Mul(q, r)", {}, {"inputs": RESIDUAL},
-        "Mul 'y': operands; got two that vary over space, expected one that does not"),
-    "a computed factor": (f"{TAIL}\ny = Mul(q, r)", {}, {"inputs": "float[1,16,12,12] x, float[1,32,1,1] r"},
-        "Mul 'y': constant operands; got computed ones, expected constants per channel"),
-    "computed weights": (f"{TAIL.replace('w)', 'v)')}\ny = Mul(q, s)", {"s": np.float32(2)},
+        "ConvAvgPool 'q': result 'q' is read by a subgraph; got other readers, expected Relu alone",
+    ),
+    "added to itself": (
+        f"{TAIL}\ny = Add(q, q)",
+        {},
+        {},
+        "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected Add alone",
+    ),
+    "residual by way of itself": (
+        f"{TAIL}\nt = Tanh(q)\ny = Add(q, t)",
+        {},
+        {},
+        "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected Add alone",
+    ),
+    "residual that broadcasts over space": (
+        f"{TAIL}\ny = Add(q, r)",
+        {},
+        {"inputs": "float[1,16,12,12] x, float[1,32,1,6] r"},
+        "Add 'y': shape of the residual; got [1, 32, 1, 6], expected provably the result's, [1, 32, 6, 6]",
+    ),
+    "residual per channel": (
+        f"{TAIL}\ny = Add(q, r)",
+        {},
+        {"inputs": "float[1,16,12,12] x, float[1,32,1,1] r"},
+        "Add 'y': shape of the residual; got [1, 32, 1, 1], expected provably the result's, [1, 32, 6, 6]",
+    ),
+    "residual that widens the batch": (
+        f"{TAIL}\ny = Add(q, r)",
+        {},
+        {"inputs": "float[1,16,12,12] x, float[4,32,6,6] r"},
+        "Add 'y': shape of the residual; got [4, 32, 6, 6], expected provably the result's, [1, 32, 6, 6]",
+    ),
+    "residual of lower rank": (
+        f"{TAIL}\ny = Add(q, r)",
+        {},
+        {"inputs": "float[1,16,12,12] x, float[32,6,6] r"},
+        "Add 'y': shape of the residual; got [32, 6, 6], expected provably the result's, [1, 32, 6, 6]",
+    ),
+    "residual of open size": (
+        f"{TAIL}\ny = Add(q, r)",
+        {},
+        {"inputs": "float[N,16,12,12] x, float[M,32,6,6] r"},
+        "Add 'y': shape of the residual; got ['M', 32, 6, 6], expected provably the result's, ['N', 32, 6, 6]",
+    ),
+    "a sum of three": (
+        f"{TAIL}\ny = Sum(q, r, s)",
+        {},
+        {"inputs": RESIDUAL + ", float[1,32,6,6] s"},
+        "Sum 'y': operands; got 3, expected 2",
+    ),
+    "a difference": (
+        f"{TAIL}\ny = Sub(q, r)",
+        {},
+        {"inputs": RESIDUAL},
+        "Sub 'y': constant operands; got computed ones, expected constants per channel",
+    ),
+    "a product of maps": (
+        f"{TAIL}\ny = Mul(q, r)",
+        {},
+        {"inputs": RESIDUAL},
+        "Mul 'y': operands; got two that vary over space, expected one that does not",
+    ),
+    "a computed factor": (
+        f"{TAIL}\ny = Mul(q, r)",
+        {},
+        {"inputs": "float[1,16,12,12] x, float[1,32,1,1] r"},
+        "Mul 'y': constant operands; got computed ones, expected constants per channel",
+    ),
+    "computed weights": (
+        f"{TAIL.replace('w)', 'v)')}\ny = Mul(q, s)",
+        {"s": np.float32(2)},
         {"inputs": "float[1,16,12,12] x, float[32,16,3,3] v"},
-        "ConvAvgPool 'q': weights; got computed, or an input that a caller may override, expected constants"),
+        "ConvAvgPool 'q': weights; got computed, or an input that a caller may override, expected constants",
+    ),
     "weights beyond the type": (
-        f"{TAIL}\ny = Mul(q, s)", {"w": np.full((32, 16, 3, 3), 1e30, np.float32), "s": np.float32(1e30)}, {},
-        "Mul 'y': constants folded into weights; got numbers too large or small, expected ones that the type has"),
+        f"{TAIL}\ny = Mul(q, s)",
+        {"w": np.full((32, 16, 3, 3), 1e30, np.float32), "s": np.float32(1e30)},
+        {},
+        "Mul 'y': constants folded into weights; got numbers too large or small, expected ones that the type has",
+    ),
     "scale beyond the type": (
-        f"n = Mul(x, s)\np = Mul(n, s)\n{PAIR}", {"s": np.float32(1e30)}, {},
-        "Mul 'p': scale and shift; got numbers too large or small, expected ones that the type has"),
+        f"n = Mul(x, s)\np = Mul(n, s)\n{PAIR}",
+        {"s": np.float32(1e30)},
+        {},
+        "Mul 'p': scale and shift; got numbers too large or small, expected ones that the type has",
+    ),
     "scale too small": (
-        f"n = Mul(x, s)\np = Mul(n, s)\n{PAIR}", {"w": HALF, "s": np.float16(1e-4)},
+        f"n = Mul(x, s)\np = Mul(n, s)\n{PAIR}",
+        {"w": HALF, "s": np.float16(1e-4)},
         {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"},
-        "Mul 'p': scale and shift; got numbers too large or small, expected ones that the type has"),
+        "Mul 'p': scale and shift; got numbers too large or small, expected ones that the type has",
+    ),
     "weights too small": (
-        f"{TAIL}\ny = Mul(q, s)", {"w": HALF / 64, "s": np.float16(1e-4)},
+        f"{TAIL}\ny = Mul(q, s)",
+        {"w": HALF / 64, "s": np.float16(1e-4)},
         {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"},
-        "Mul 'y': constants folded into weights; got numbers too large or small, expected ones that the type has"),
-    "slope beyond float16": (f"p = LeakyRelu<alpha=-1e5>(x)\n{PAIR}", {}, {},
-        "LeakyRelu 'p': slope; got -100000, expected a number of float16"),
+        "Mul 'y': constants folded into weights; got numbers too large or small, expected ones that the type has",
+    ),
+    "slope beyond float16": (
+        f"p = LeakyRelu<alpha=-1e5>(x)\n{PAIR}",
+        {},
+        {},
+        "LeakyRelu 'p': slope; got -100000, expected a number of float16",
+    ),
     "widened behind": (
-        "h = Conv<pads=[6,6,6,6]>(x, v)\n" + f"q = {POOL}(h)\ny = Mul(q, k)", {"v": (1, 16, 13, 13), "k": (8, 1, 1)}, {},
-        "Mul 'y': channels; got constants that widen them, expected 1 or 1"),
-    "a factor behind a residual": (f"{TAIL}\nn = Add(q, r)\ny = Mul(n, s)", {"s": np.float32(2)}, {"inputs": RESIDUAL},
+        "h = Conv<pads=[6,6,6,6]>(x, v)\n" + f"q = {POOL}(h)\ny = Mul(q, k)",
+        {"v": (1, 16, 13, 13), "k": (8, 1, 1)},
+        {},
+        "Mul 'y': channels; got constants that widen them, expected 1 or 1",
+    ),
+    "a factor behind a residual": (
+        f"{TAIL}\nn = Add(q, r)\ny = Mul(n, s)",
+        {"s": np.float32(2)},
+        {"inputs": RESIDUAL},
         "Mul 'y': map behind a residual; got one that its convolution cannot take in, expected a convolution with constant "
-        "weights that nothing else reads"),
+        "weights that nothing else reads",
+    ),
     "a factor behind a residual that is read elsewhere": (
         f"{TAIL}\nr = Conv<strides=[2,2]>(x, v)\nn = Add(q, r)\ny = Mul(n, s)\nz = Tanh(r)",
-        {"v": (32, 16, 1, 1), "s": np.float32(2)}, {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
+        {"v": (32, 16, 1, 1), "s": np.float32(2)},
+        {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
         "Mul 'y': map behind a residual; got one that its convolution cannot take in, expected a convolution with constant "
-        "weights that nothing else reads"),
+        "weights that nothing else reads",
+    ),
     "a factor behind a residual of a sibling": (
-        f"{TAIL}\n{SKIP}\nt = Relu(r)\nn = Add(q, t)\ny = Mul(n, s)", {"v": (32, 16, 1, 1), "s": np.float32(2)}, {},
+        f"{TAIL}\n{SKIP}\nt = Relu(r)\nn = Add(q, t)\ny = Mul(n, s)",
+        {"v": (32, 16, 1, 1), "s": np.float32(2)},
+        {},
         "Mul 'y': map behind a residual; got one that its convolution cannot take in, expected a convolution with constant "
-        "weights that nothing else reads"),
-    "a second residual": (f"{TAIL}\nn = Add(q, r)\ny = Add(s, n)", {}, {"inputs": RESIDUAL + ", float[1,32,6,6] s"},
-        "Add 'y': residual; got a second one, expected one"),
-}  # fmt: skip
+        "weights that nothing else reads",
+    ),
+    "a second residual": (
+        f"{TAIL}\nn = Add(q, r)\ny = Add(s, n)",
+        {},
+        {"inputs": RESIDUAL + ", float[1,32,6,6] s"},
+        "Add 'y': residual; got a second one, expected one",
+    ),
+}
 
 
 ADDED = {"a factor behind a residual of a sibling": {"ConvAvgPoolRelu", "ConvAvgPoolAdd"}}
@@ -517,10 +655,14 @@ def test_weights_that_something_else_reads_are_not_edited():
 
 @pytest.mark.parametrize(
     ("options", "kind"),
-    [([], "ReluConvAvgPoolRelu"), (["--prologue", "--no-epilogue"], "ReluConvAvgPool"),
-     (["--no-prologue", "--epilogue"], "ConvAvgPoolRelu"), (["--prologue", "--epilogue"], "ReluConvAvgPoolRelu"),
-     (["--no-prologue", "--no-epilogue"], "ConvAvgPool")],
-)  # fmt: skip
+    [
+        ([], "ReluConvAvgPoolRelu"),
+        (["--prologue", "--no-epilogue"], "ReluConvAvgPool"),
+        (["--no-prologue", "--epilogue"], "ConvAvgPoolRelu"),
+        (["--prologue", "--epilogue"], "ReluConvAvgPoolRelu"),
+        (["--no-prologue", "--no-epilogue"], "ConvAvgPool"),
+    ],
+)
 def test_command_line(options, kind, tmp_path, capsys):
     onnx.save(graph(f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\nz = Relu(q)\ny = Tanh(z)"), tmp_path / "in.onnx")
     assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), *options]) == 0
@@ -580,8 +722,24 @@ def test_names_that_are_taken_are_not_taken_again():
     # Every name that the operator's constants would like to have belongs to something else.
     body = f"{PAIR.replace('y =', 'q =')}\nt = Mul(q, c)\ny = Relu(t)\n"
     body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{body}"
-    names = ("w_channels_last", "w_channels_last_scaled", "q_scale", "q_shift", "q_bias", "y_scale", "y_shift", "y_bias",
-             "q_bias_scaled", "y_bias_scaled", "mean", "variance", "scaled", "activated", "pooled", "weight")  # fmt: skip
+    names = (
+        "w_channels_last",
+        "w_channels_last_scaled",
+        "q_scale",
+        "q_shift",
+        "q_bias",
+        "y_scale",
+        "y_shift",
+        "y_bias",
+        "q_bias_scaled",
+        "y_bias_scaled",
+        "mean",
+        "variance",
+        "scaled",
+        "activated",
+        "pooled",
+        "weight",
+    )
     body += "\n".join(f"{name} = Relu(x)" for name in names) + f"\nz = Sum({', '.join(names)})"
     model = graph(body, {**NORM, "c": (32, 1, 1)}, outputs="float[a,b,c,d] y, float[a,b,e,f] z")
     assert siblings(rewrite(model, 1))[0].op_type == "AffineReluConvAvgPoolRelu"

@@ -54,12 +54,22 @@ def test_numbers_of_the_node_and_of_the_report():
     model.graph.node[0].name = "conv1"
     node = rewrite(model, 2, "convavgpool", stem=True).graph.node[0]
     assert (node.name, node.op_type, list(node.input), list(node.output)) == (
-        "conv1", "ConvAvgPool", ["x", "v_channels_last", "b"], ["s"],
-    )  # fmt: skip
+        "conv1",
+        "ConvAvgPool",
+        ["x", "v_channels_last", "b"],
+        ["s"],
+    )
     assert windows(node) == {
-        "pool_kernel_shape": [1, 1], "pool_strides": [1, 1], "pool_pads": [0, 0, 0, 0], "pool_dilations": [1, 1],
-        "kernel_shape": [3, 3], "strides": [2, 1], "pads": [1, 0, 2, 1], "dilations": [1, 2], "weight_perm": [0, 3, 1, 2],
-    }  # fmt: skip
+        "pool_kernel_shape": [1, 1],
+        "pool_strides": [1, 1],
+        "pool_pads": [0, 0, 0, 0],
+        "pool_dilations": [1, 1],
+        "kernel_shape": [3, 3],
+        "strides": [2, 1],
+        "pads": [1, 0, 2, 1],
+        "dilations": [1, 2],
+        "weight_perm": [0, 3, 1, 2],
+    }
     site = convpool.optimize(model, stem=True).report.sites[1]
     assert (site.conv, site.pool, site.pattern, site.status, site.lowering) == ("conv1", "", "stem", "rewritten", "convavgpool")
     assert site.macs_before == site.macs_after == 7 * 9 * 16 * 27
@@ -90,8 +100,10 @@ def test_stem(name):
 @pytest.mark.parametrize("opset", [7, 10, 11, 13, 18, 19, 22])
 @pytest.mark.parametrize("kind", ["float", "float16"])
 def test_opsets_and_half_precision(opset, kind):
-    constants = {name: np.ones(shape, {"float": "f4", "float16": "f2"}[kind]) / 16
-                 for name, shape in {"v": (16, 3, 3, 3), "w": (32, 16, 3, 3)}.items()}  # fmt: skip
+    constants = {
+        name: np.ones(shape, {"float": "f4", "float16": "f2"}[kind]) / 16
+        for name, shape in {"v": (16, 3, 3, 3), "w": (32, 16, 3, 3)}.items()
+    }
     model = graph(RELU + PAIR, constants, inputs=f"{kind}[1,3,12,12] x", outputs=f"{kind}[a,b,c,d] y", opset=opset)
     result = convpool.optimize(model, stem=True)
     assert made(result.model) == ["ConvAvgPoolRelu", "ConvAvgPool"] and result.report.verification.passed
@@ -152,12 +164,14 @@ def test_a_pooling_in_front_goes_with_it():
 
 @pytest.mark.parametrize(
     ("pooling", "more"),
-    [("AveragePool<kernel_shape=[3,3], strides=[2,2]>", ""),
-     ("AveragePool<kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1]>", ""),
-     ("AveragePool<kernel_shape=[5,5], strides=[5,5], ceil_mode=1>", ""),
-     ("AveragePool<kernel_shape=[2,2], strides=[2,2]>", "\nt = Neg(p)"),
-     ("MaxPool<kernel_shape=[2,2], strides=[2,2]>", "")],
-)  # fmt: skip
+    [
+        ("AveragePool<kernel_shape=[3,3], strides=[2,2]>", ""),
+        ("AveragePool<kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1]>", ""),
+        ("AveragePool<kernel_shape=[5,5], strides=[5,5], ceil_mode=1>", ""),
+        ("AveragePool<kernel_shape=[2,2], strides=[2,2]>", "\nt = Neg(p)"),
+        ("MaxPool<kernel_shape=[2,2], strides=[2,2]>", ""),
+    ],
+)
 def test_a_pooling_that_cannot_go_with_it_stays(pooling, more):
     body = f"p = {pooling}(x)\ns = Conv<pads=[1,1,1,1]>(p, v)\n{PAIR}{more}"
     outputs = "float[a,b,c,d] y" + (", float[e,f,g,i] t" if more else "")
@@ -183,8 +197,10 @@ def test_what_a_pair_has_become_is_no_site():
     model = graph(body, {"v": (16, 1, 3, 3), "u": (16, 1, 3, 3)}, inputs="float[1,1,13,13] x", **BESIDE)
     result = convpool.optimize(model, stem=True)
     assert [(site.conv, site.lowering) for site in result.report.sites] == [
-        ("c", "fused"), ("h", "convavgpool"), ("s", "convavgpool"),
-    ]  # fmt: skip
+        ("c", "fused"),
+        ("h", "convavgpool"),
+        ("s", "convavgpool"),
+    ]
     assert made(result.model) == ["Conv", "ConvAvgPool", "ConvAvgPool"]
 
 
@@ -192,8 +208,9 @@ def test_what_a_pair_has_become_is_no_site():
 def test_an_average_behind_it_leaves_it(average):
     result = convpool.optimize(graph(f"{STEM}r = Relu(s)\no = {average}\n{PAIR}", SHAPES, inputs=IMAGE, **BESIDE), stem=True)
     assert [(site.conv, site.pattern, site.status) for site in result.report.sites] == [
-        ("h", "conv_pool", "rewritten"), ("s", f"conv_{'global_' * ('Global' in average)}pool", "rejected"),
-    ]  # fmt: skip
+        ("h", "conv_pool", "rewritten"),
+        ("s", f"conv_{'global_' * ('Global' in average)}pool", "rejected"),
+    ]
 
 
 def test_inside_a_branch():
@@ -208,28 +225,52 @@ def test_inside_a_branch():
 
 
 REFUSED = {
-    "five channels": (STEM, {"v": (8, 5, 3, 3)}, "float[1,5,12,12] x",
-        "Conv 's': channels; got 5, expected at most 4"),
-    "large kernel": ("s = Conv(x, v)\n", {"v": (8, 3, 5, 5)}, IMAGE,
-        "Conv 's': weights a filter; got 75, expected at most 64"),
-    "group": ("s = Conv<group=3>(x, v)\n", {"v": (9, 1, 3, 3)}, IMAGE,
-        "Conv 's': group of a ConvAvgPool; got 3, expected 1, for which the plugin has kernels"),
-    "computed weights": (STEM, {"v": None}, f"{IMAGE}, float[8,3,3,3] v",
-        "Conv 's': weights; got computed, or an input that a caller may override, expected a constant"),
-    "overridable weights": (STEM, {"v": (8, 3, 3, 3)}, f"{IMAGE}, float[8,3,3,3] v",
-        "Conv 's': weights; got computed, or an input that a caller may override, expected a constant"),
-    "weights of an unknown rank": ("u = Reshape(x, n)\ns = Conv(x, u)\n", {}, f"{IMAGE}, int64[k] n",
-        "Conv 's': spatial axes; got an unknown number, expected 2"),
-    "Pad behind what onnxruntime takes out": ("p = Pad(x, n)\nm = Mul(p, k)\nq = Cast<to=1>(m)\ns = Conv(q, v)\n",
-        {"n": [0, 0, 1, 1, 0, 0, 1, 1], "k": np.ones(1, np.float32)}, IMAGE,
-        "Conv 's': Pad 'p' in front; got pads that the convolution cannot take, expected none"),
-    "Pad of a computed value": ("a = Abs(k)\np = Pad(x, n, a)\ns = Conv(p, v)\n",
-        {"n": [0, 0, 1, 1, 0, 0, 1, 1], "k": np.zeros((), np.float32)}, IMAGE,
-        "Conv 's': Pad 'p' in front; got pads that the convolution cannot take, expected none"),
+    "five channels": (STEM, {"v": (8, 5, 3, 3)}, "float[1,5,12,12] x", "Conv 's': channels; got 5, expected at most 4"),
+    "large kernel": ("s = Conv(x, v)\n", {"v": (8, 3, 5, 5)}, IMAGE, "Conv 's': weights a filter; got 75, expected at most 64"),
+    "group": (
+        "s = Conv<group=3>(x, v)\n",
+        {"v": (9, 1, 3, 3)},
+        IMAGE,
+        "Conv 's': group of a ConvAvgPool; got 3, expected 1, for which the plugin has kernels",
+    ),
+    "computed weights": (
+        STEM,
+        {"v": None},
+        f"{IMAGE}, float[8,3,3,3] v",
+        "Conv 's': weights; got computed, or an input that a caller may override, expected a constant",
+    ),
+    "overridable weights": (
+        STEM,
+        {"v": (8, 3, 3, 3)},
+        f"{IMAGE}, float[8,3,3,3] v",
+        "Conv 's': weights; got computed, or an input that a caller may override, expected a constant",
+    ),
+    "weights of an unknown rank": (
+        "u = Reshape(x, n)\ns = Conv(x, u)\n",
+        {},
+        f"{IMAGE}, int64[k] n",
+        "Conv 's': spatial axes; got an unknown number, expected 2",
+    ),
+    "Pad behind what onnxruntime takes out": (
+        "p = Pad(x, n)\nm = Mul(p, k)\nq = Cast<to=1>(m)\ns = Conv(q, v)\n",
+        {"n": [0, 0, 1, 1, 0, 0, 1, 1], "k": np.ones(1, np.float32)},
+        IMAGE,
+        "Conv 's': Pad 'p' in front; got pads that the convolution cannot take, expected none",
+    ),
+    "Pad of a computed value": (
+        "a = Abs(k)\np = Pad(x, n, a)\ns = Conv(p, v)\n",
+        {"n": [0, 0, 1, 1, 0, 0, 1, 1], "k": np.zeros((), np.float32)},
+        IMAGE,
+        "Conv 's': Pad 'p' in front; got pads that the convolution cannot take, expected none",
+    ),
     "one axis": ("s = Conv(x, v)\n", {"v": (8, 3, 3)}, "float[1,3,12] x", "Conv 's': spatial axes; got 1, expected 2"),
-    "SAME of an open size, strided": ('s = Conv<auto_pad="SAME_UPPER", strides=[2,2]>(x, v)\n', {}, "float[1,3,H,W] x",
-        "Conv 's': auto_pad; got SAME_UPPER with strides on an unknown size, expected explicit pads"),
-}  # fmt: skip
+    "SAME of an open size, strided": (
+        's = Conv<auto_pad="SAME_UPPER", strides=[2,2]>(x, v)\n',
+        {},
+        "float[1,3,H,W] x",
+        "Conv 's': auto_pad; got SAME_UPPER with strides on an unknown size, expected explicit pads",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -239,31 +280,74 @@ def test_reason(name):
 
 WIDE_INPUT = "float[1,64,8,8] a"
 PLAIN_REFUSED = {
-    "few input channels": (STEM, {"v": (64, 56, 3, 3)}, "float[1,56,8,8] a",
-        "input channels; got 56, expected at least 64, a multiple of 8"),
-    "odd input channels": (STEM, {"v": (64, 68, 3, 3)}, "float[1,68,8,8] a",
-        "input channels; got 68, expected at least 64, a multiple of 8"),
-    "few output channels": (STEM, {"v": (32, 64, 3, 3)}, WIDE_INPUT,
-        "output channels; got 32, expected at least 64, a multiple of 8"),
-    "odd output channels": (STEM, {"v": (100, 64, 3, 3)}, WIDE_INPUT,
-        "output channels; got 100, expected at least 64, a multiple of 8"),
-    "one element": ("s = Conv(x, v)\n", {"v": (64, 64, 1, 1)}, WIDE_INPUT,
-        "kernel_shape; got [1, 1], expected more than one element"),
-    "group": ("s = Conv<group=2>(x, v)\n", {"v": (64, 64, 3, 3)}, "float[1,128,8,8] a",
-        "group of a ConvAvgPool; got 2, expected 1, for which the plugin has kernels"),
-    "computed weights": (STEM, {"v": None}, f"{WIDE_INPUT}, float[64,64,3,3] v",
-        "weights; got computed, or an input that a caller may override, expected a constant"),
-    "Pad": ("t = Abs(k)\np = Pad(x, n, t)\ns = Conv(p, v)\n",
-        {"v": (64, 64, 3, 3), "n": [0, 0, 1, 1, 0, 0, 1, 1], "k": np.zeros((), np.float32)}, WIDE_INPUT,
-        "Pad 'p' in front; got pads that the convolution cannot take, expected none"),
+    "few input channels": (
+        STEM,
+        {"v": (64, 56, 3, 3)},
+        "float[1,56,8,8] a",
+        "input channels; got 56, expected at least 64, a multiple of 8",
+    ),
+    "odd input channels": (
+        STEM,
+        {"v": (64, 68, 3, 3)},
+        "float[1,68,8,8] a",
+        "input channels; got 68, expected at least 64, a multiple of 8",
+    ),
+    "few output channels": (
+        STEM,
+        {"v": (32, 64, 3, 3)},
+        WIDE_INPUT,
+        "output channels; got 32, expected at least 64, a multiple of 8",
+    ),
+    "odd output channels": (
+        STEM,
+        {"v": (100, 64, 3, 3)},
+        WIDE_INPUT,
+        "output channels; got 100, expected at least 64, a multiple of 8",
+    ),
+    "one element": (
+        "s = Conv(x, v)\n",
+        {"v": (64, 64, 1, 1)},
+        WIDE_INPUT,
+        "kernel_shape; got [1, 1], expected more than one element",
+    ),
+    "group": (
+        "s = Conv<group=2>(x, v)\n",
+        {"v": (64, 64, 3, 3)},
+        "float[1,128,8,8] a",
+        "group of a ConvAvgPool; got 2, expected 1, for which the plugin has kernels",
+    ),
+    "computed weights": (
+        STEM,
+        {"v": None},
+        f"{WIDE_INPUT}, float[64,64,3,3] v",
+        "weights; got computed, or an input that a caller may override, expected a constant",
+    ),
+    "Pad": (
+        "t = Abs(k)\np = Pad(x, n, t)\ns = Conv(p, v)\n",
+        {"v": (64, 64, 3, 3), "n": [0, 0, 1, 1, 0, 0, 1, 1], "k": np.zeros((), np.float32)},
+        WIDE_INPUT,
+        "Pad 'p' in front; got pads that the convolution cannot take, expected none",
+    ),
     "one axis": ("s = Conv(x, v)\n", {"v": (64, 64, 3)}, "float[1,64,8] a", "spatial axes; got 1, expected 2"),
-    "many multiply-adds": (STEM, {"v": (64, 64, 3, 3)}, "float[68000,64,8,1] a",
-        "multiply-adds of the batch; got 2.01e+10, expected at most 2.5e+09"),
-    "open batch": (STEM, {"v": (64, 64, 3, 3)}, "float[n,64,8,8] a",
-        "multiply-adds of the batch; got an unknown number, expected at most 2.5e+09"),
-    "open height": (STEM, {"v": (64, 64, 3, 3)}, "float[1,64,h,8] a",
-        "multiply-adds of the batch; got an unknown number, expected at most 2.5e+09"),
-}  # fmt: skip
+    "many multiply-adds": (
+        STEM,
+        {"v": (64, 64, 3, 3)},
+        "float[68000,64,8,1] a",
+        "multiply-adds of the batch; got 2.01e+10, expected at most 2.5e+09",
+    ),
+    "open batch": (
+        STEM,
+        {"v": (64, 64, 3, 3)},
+        "float[n,64,8,8] a",
+        "multiply-adds of the batch; got an unknown number, expected at most 2.5e+09",
+    ),
+    "open height": (
+        STEM,
+        {"v": (64, 64, 3, 3)},
+        "float[1,64,h,8] a",
+        "multiply-adds of the batch; got an unknown number, expected at most 2.5e+09",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", PLAIN_REFUSED)
@@ -279,22 +363,30 @@ def check_reason(kind, name, body, constants, inputs, expected):
     model = graph(body + OTHER, constants, inputs=f"{inputs}, float[1,16,12,12] z", outputs=outputs)
     result = convpool.optimize(model, check=0, **{kind: True})
     assert [(site.pattern, site.status, site.reason) for site in result.report.sites] == [
-        ("conv_pool", "rewritten", None), (kind, "rejected", expected),
-    ]  # fmt: skip
+        ("conv_pool", "rewritten", None),
+        (kind, "rejected", expected),
+    ]
     plain = convpool.optimize(model, check=0)
     assert result.model.SerializeToString() == plain.model.SerializeToString()
 
 
 @pytest.mark.parametrize(
     ("version", "attribute", "expected"),
-    [(17, "group: int = @group", "attributes; got a reference to the function's 'group', expected values"),
-     (16, "group = 1", "opset of the function; got 16, expected the model's, 17"),
-     (17, "group = 1", "input of the function; got what a call gives, expected a tensor that is known")],
-)  # fmt: skip
+    [
+        (17, "group: int = @group", "attributes; got a reference to the function's 'group', expected values"),
+        (16, "group = 1", "opset of the function; got 16, expected the model's, 17"),
+        (17, "group = 1", "input of the function; got what a call gives, expected a tensor that is known"),
+    ],
+)
 def test_in_a_function(version, attribute, expected):
     text = f'<opset_import: ["": {version}], domain: "local">\nfirst <group> (x, v) => (s) {{ s = Conv<{attribute}>(x, c) }}'
-    model = graph(f"s = local.first<group = 1>(x)\n{OTHER}", functions=text.replace("(x, v)", "(x)"), imports=', "local": 1',
-                  inputs=f"{IMAGE}, float[1,16,12,12] z", outputs="float[a,b,c,d] s, float[i,j,k,l] o")  # fmt: skip
+    model = graph(
+        f"s = local.first<group = 1>(x)\n{OTHER}",
+        functions=text.replace("(x, v)", "(x)"),
+        imports=', "local": 1',
+        inputs=f"{IMAGE}, float[1,16,12,12] z",
+        outputs="float[a,b,c,d] s, float[i,j,k,l] o",
+    )
     body = model.functions[0]
     value = helper.make_tensor("c", onnx.TensorProto.FLOAT, [8, 3, 3, 3], np.ones(216))
     body.node.insert(0, helper.make_node("Constant", [], ["c"], value=value))
@@ -317,8 +409,9 @@ def test_excluded():
     model = graph(RELU + PAIR, SHAPES, inputs=IMAGE)
     result = convpool.optimize(model, stem=True, exclude="c")
     assert [(site.conv, site.pattern, site.status) for site in result.report.sites] == [
-        ("h", "conv_pool", "rewritten"), ("c", "stem", "excluded"),
-    ]  # fmt: skip
+        ("h", "conv_pool", "rewritten"),
+        ("c", "stem", "excluded"),
+    ]
     assert made(result.model) == ["Conv", "Relu", "ConvAvgPool"]
 
 
@@ -351,8 +444,9 @@ def test_plain_convolution(name):
     assert windows(next(node for node in result.graph.node if "s" in node.output))["pool_kernel_shape"] == [1, 1]
     report = convpool.optimize(model, plain_conv=True).report
     assert [(site.conv, site.pool, site.pattern, site.status) for site in report.sites] == [
-        ("h", "y", "conv_pool", "rewritten"), ("s", "", "plain_conv", "rewritten"),
-    ]  # fmt: skip
+        ("h", "y", "conv_pool", "rewritten"),
+        ("s", "", "plain_conv", "rewritten"),
+    ]
 
 
 def test_an_activation_behind_a_plain_convolution_stays_with_it():
@@ -382,8 +476,10 @@ def test_a_map_per_channel_before_a_plain_convolution_stays():
     assert made(rewrite(apart, 2, "convavgpool", plain_conv=True))[-2:] == ["ConvAvgPool", "ConvAvgPool"]
     assert made(rewrite(result, 0, "convavgpool")) == made(result)  # a later run knows it by its window
     site = convpool.optimize(model, plain_conv=True).report.sites[1]
-    assert site.beside == ("Relu 'r': prologue; got other elementwise nodes in front of a convolution without a pooling, "
-                           "expected an activation alone",)  # fmt: skip
+    assert site.beside == (
+        "Relu 'r': prologue; got other elementwise nodes in front of a convolution without a pooling, "
+        "expected an activation alone",
+    )
     body = body.replace(PAIR, f"q = Conv(r, w)\no = {POOL}(q)\n{PAIR}")
     shared = graph(body, {**WIDE_SHAPES, "g": (64,), "d": np.ones(64, np.float32)}, inputs=WIDE, **BESIDE)
     assert made(rewrite(shared, 3, "convavgpool", plain_conv=True)) == ["BatchNormalization", "Relu", *["ConvAvgPool"] * 3]
@@ -444,8 +540,9 @@ def test_each_kind_for_itself():
 def test_a_plain_convolution_excluded():
     result = convpool.optimize(graph(RELU + PAIR, WIDE_SHAPES, inputs=WIDE), plain_conv=True, exclude="c")
     assert [(site.conv, site.pattern, site.status) for site in result.report.sites] == [
-        ("h", "conv_pool", "rewritten"), ("c", "plain_conv", "excluded"),
-    ]  # fmt: skip
+        ("h", "conv_pool", "rewritten"),
+        ("c", "plain_conv", "excluded"),
+    ]
     assert made(result.model) == ["Conv", "Relu", "ConvAvgPool"]
 
 
@@ -467,8 +564,9 @@ def test_command_line(options, first, tmp_path, capsys):
     if options:
         assert "stem       rewritten as ConvAvgPoolRelu with Relu" in printed
         assert [(site["pool"], site["pattern"], site["operator"]) for site in sites] == [
-            ("y", "conv_pool", operator.OP_TYPE), ("", "stem", "ConvAvgPoolRelu"),
-        ]  # fmt: skip
+            ("y", "conv_pool", operator.OP_TYPE),
+            ("", "stem", "ConvAvgPoolRelu"),
+        ]
     else:
         assert len(sites) == 1
     run(command, "convpool-optimize", ["--help"])

@@ -74,9 +74,7 @@ def test_a_site_of_open_size_is_timed_at_the_shape_given(clock):
             y = AveragePool <kernel_shape = [2,2], strides = [2,2]> (c)
         }""")
     seen = []
-    result = convpool.optimize(
-        model, autotune=True, input_shapes={"x": [3, 2, 20, 24]}, progress=lambda *item: seen.append(item)
-    )
+    result = convpool.optimize(model, autotune=True, input_shapes={"x": [3, 2, 20, 24]}, progress=lambda *item: seen.append(item))
     assert [site.lowering for site in result.report.sites] == ["fused"] and seen == [(0, 1, "y")]
 
 
@@ -122,6 +120,8 @@ def test_what_has_one_form_only_is_not_timed(clock):
     clock["fastest"] = "convavgpool"
     sites = convpool.optimize(model, stem=True, autotune=True).report.sites
     assert [(site.conv, site.pattern, site.status) for site in sites] == [
-        ("h", "conv_pool", "rewritten"), ("s", "stem", "rewritten"), ("c", "conv_pool", "rejected"),
-    ]  # fmt: skip
+        ("h", "conv_pool", "rewritten"),
+        ("s", "stem", "rewritten"),
+        ("c", "conv_pool", "rejected"),
+    ]
     assert len(clock["timed"]) == 1

@@ -218,13 +218,20 @@ def test_unusable_option(name, folder, capsys, monkeypatch):
     refuse(capsys, folder, arguments, 2, part)
 
 
-@pytest.mark.parametrize(("given", "error"), [
-    ({"lowering": "best"}, OptionError), ({"check": -1}, OptionError), ({"seed": -1}, OptionError),
-    ({"data": {"z": np.zeros(1)}}, OptionError),
-    ({"data": "none.npz"}, OptionError), ({"input_shapes": {"x": [1, 16, 12]}}, OptionError),
-    ({"input_shapes": {"x": "abcd"}}, OptionError), ({"input_shapes": {"x": [1.0, 16, 12, 12]}}, OptionError),
-    ({"input_shapes": {"x": [0, 16, 12, 12]}, "plain_conv": True, "check": 0}, OptionError),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"lowering": "best"}, OptionError),
+        ({"check": -1}, OptionError),
+        ({"seed": -1}, OptionError),
+        ({"data": {"z": np.zeros(1)}}, OptionError),
+        ({"data": "none.npz"}, OptionError),
+        ({"input_shapes": {"x": [1, 16, 12]}}, OptionError),
+        ({"input_shapes": {"x": "abcd"}}, OptionError),
+        ({"input_shapes": {"x": [1.0, 16, 12, 12]}}, OptionError),
+        ({"input_shapes": {"x": [0, 16, 12, 12]}, "plain_conv": True, "check": 0}, OptionError),
+    ],
+)
 def test_unusable_argument(given, error):
     with pytest.raises(error):
         convpool.optimize(good(), **given)
@@ -291,8 +298,10 @@ def test_stdout_that_takes_nothing(folder, arguments):
 def test_good_model_from_stdin_to_stdout(folder):
     done = subprocess.run(
         [sys.executable, "-m", "convpool.cli", "-", "-q", "--lowering", "direct"],
-        input=(folder / "good.onnx").read_bytes(), capture_output=True, check=False,
-    )  # fmt: skip
+        input=(folder / "good.onnx").read_bytes(),
+        capture_output=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, b"")
     model = onnx.load_from_string(done.stdout)
     assert [node.op_type for node in model.graph.node] == ["AveragePool", "Conv"]

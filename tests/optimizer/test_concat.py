@@ -67,10 +67,14 @@ def test_excluded_and_without_a_pair():
 
 
 def test_each_scope_by_itself():
-    body = PAIR + "p = Concat<axis=1>(t, a)\n" + """r = If(flag) <
+    body = (
+        PAIR
+        + "p = Concat<axis=1>(t, a)\n"
+        + """r = If(flag) <
       then_branch = yes () => (float[i,j,k,l] d) { d = Concat<axis=1>(t, a, b) },
       else_branch = no () => (float[i,j,k,l] e) { f = Concat<axis=1>(t, c) e = Concat<axis=1>(t, c, b) }
     >"""
+    )
     model = rewrite(graph(body, inputs="float[1,16,12,12] x, bool flag", outputs="float[i,j,k,l] p, float[m,n,k,l] r"), 1)
     branches = {item.name: concats(item.g) for node in model.graph.node if node.op_type == "If" for item in node.attribute}
     assert branches == {"then_branch": {"d": ["t", "a", "b"]}, "else_branch": {"f": ["t", "c"], "e": ["f", "b"]}}
@@ -79,8 +83,7 @@ def test_each_scope_by_itself():
 def test_an_axis_that_a_function_is_given():
     text = '<opset_import: ["": 17], domain: "local">\njoin <axis> (t, a, b) => (q)\n'
     text += "{ p = Concat<axis: int = @axis>(t, a)\nq = Concat<axis: int = @axis>(t, a, b) }"
-    model = graph(PAIR + "q = local.join<axis = 1>(t, a, b)", functions=text, imports=', "local": 1',
-                  outputs="float[i,j,k,l] q")  # fmt: skip
+    model = graph(PAIR + "q = local.join<axis = 1>(t, a, b)", functions=text, imports=', "local": 1', outputs="float[i,j,k,l] q")
     assert concats(rewrite(model, 1).functions[0]) == {"p": ["t", "a"], "q": ["t", "a", "b"]}
 
 

@@ -16,23 +16,36 @@ CHAINS = {
     "axes by Reshape": (
         "h = Conv(x, w)\nv = Constant<value_ints = [2, 3]>()\nn = Constant<value_ints = [-1]>()\n"
         "axes = Reshape(v, n)\ny = ReduceMean(h, axes)",
-        {"w": (64, 16, 1, 1)}, {"Conv": 1, "GlobalAveragePool": 1}),
+        {"w": (64, 16, 1, 1)},
+        {"Conv": 1, "GlobalAveragePool": 1},
+    ),
     "factor by Unsqueeze": (
-        f"c = Conv<pads=[1,1,1,1]>(x, w)\ni = Constant<value_ints = [1, 2]>()\nf = Unsqueeze(k, i)\nh = Mul(c, f)\n"
-        f"y = {POOL}(h)", {"k": (32,)}, DIRECT),
+        f"c = Conv<pads=[1,1,1,1]>(x, w)\ni = Constant<value_ints = [1, 2]>()\nf = Unsqueeze(k, i)\nh = Mul(c, f)\ny = {POOL}(h)",
+        {"k": (32,)},
+        DIRECT,
+    ),
     "pads by Concat, Reshape and Transpose": (
         f"c = Conv<pads=[1,1,1,1]>(x, w)\na = Concat<axis=0>(none, none)\nm = Reshape(a, two)\nt = Transpose(m)\n"
         f"p = Reshape(t, flat)\nq = Cast<to=7>(p)\nh = Pad(c, q)\ny = {POOL}(h)",
-        {"none": [0, 0, 0, 0], "two": [4, 2], "flat": [-1]}, DIRECT),
+        {"none": [0, 0, 0, 0], "two": [4, 2], "flat": [-1]},
+        DIRECT,
+    ),
     "bias by Expand": (
         f"b = Expand(zero, n)\nh = Conv<pads=[1,1,1,1]>(x, w, b)\ny = {POOL}(h)",
-        {"zero": np.float32(0), "n": [32]}, {**DIRECT, "Expand": 1}),
+        {"zero": np.float32(0), "n": [32]},
+        {**DIRECT, "Expand": 1},
+    ),
     "parameters behind Identity": (
         f"c = Conv<pads=[1,1,1,1]>(x, w)\nv = Identity(g)\nh = BatchNormalization(c, g, b, b, v)\ny = {POOL}(h)",
-        {"g": np.linspace(1, 2, 32, dtype=np.float32), "b": (32,)}, DIRECT),
+        {"g": np.linspace(1, 2, 32, dtype=np.float32), "b": (32,)},
+        DIRECT,
+    ),
     "weights by an equalised learning rate": (
-        f"v = Mul(w, k)\nh = Conv<pads=[1,1,1,1]>(x, v)\ny = {POOL}(h)", {"k": np.float32(0.1)}, {**DIRECT, "Mul": 1}),
-}  # fmt: skip
+        f"v = Mul(w, k)\nh = Conv<pads=[1,1,1,1]>(x, v)\ny = {POOL}(h)",
+        {"k": np.float32(0.1)},
+        {**DIRECT, "Mul": 1},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -97,7 +110,12 @@ def test_weights_that_are_not_arithmetic_on_constants_stay_computed(body, inputs
 def test_what_else_reads_a_computed_weight_keeps_it():
     model = graph(f"{SPECTRAL}\nz = ReduceSum(k)", SPECTRAL_CONSTANTS, outputs="float[a,b,c,d] y, float[e,f,g,h] z")
     assert operators(rewrite(model, 1, lowering="convavgpool").graph) == {
-        "ConvAvgPool": 1, "Reshape": 1, "MatMul": 2, "Div": 1, "ReduceSum": 1}  # fmt: skip
+        "ConvAvgPool": 1,
+        "Reshape": 1,
+        "MatMul": 2,
+        "Div": 1,
+        "ReduceSum": 1,
+    }
 
 
 @pytest.mark.parametrize("make", ["ConstantOfShape(n)", "Expand(zero, n)"])

@@ -47,9 +47,15 @@ MIDDLES = {
     "Pad that crops": "h = Pad(c, crop)",
 }
 CONSTANTS = {
-    "k": (32, 1, 1), "half": np.float32(0.5), "g": (32,), "b": (32,), "g2": (32,), "v2": np.full(32, 2, np.float32),
-    "none": [0] * 8, "crop": [0, 0, -1, 0, 0, 0, 0, -1],
-}  # fmt: skip
+    "k": (32, 1, 1),
+    "half": np.float32(0.5),
+    "g": (32,),
+    "b": (32,),
+    "g2": (32,),
+    "v2": np.full(32, 2, np.float32),
+    "none": [0] * 8,
+    "crop": [0, 0, -1, 0, 0, 0, 0, -1],
+}
 
 
 @pytest.mark.parametrize("lowering", ["direct", "fused"])
@@ -64,8 +70,12 @@ def test_linear_operators_between_vanish(name, lowering):
 @pytest.mark.parametrize("lowering", ["convavgpool", "direct", "fused"])
 def test_a_factor_that_half_precision_weights_cannot_take_in_moves_behind(lowering, factor):
     constants = {"w": np.full((32, 16, 3, 3), 8 if factor > 1 else 0.01, np.float16), "k": np.float16(factor)}
-    model = graph(f"c = Conv<pads=[1,1,1,1]>(x, w)\nh = Mul(c, k)\ny = {POOL}(h)", constants,
-                  inputs="float16[1,16,12,12] x", outputs="float16[a,b,c,d] y")  # fmt: skip
+    model = graph(
+        f"c = Conv<pads=[1,1,1,1]>(x, w)\nh = Mul(c, k)\ny = {POOL}(h)",
+        constants,
+        inputs="float16[1,16,12,12] x",
+        outputs="float16[a,b,c,d] y",
+    )
     result = convpool.optimize(model, check=0, lowering=lowering)
     assert result.report.summary.rewritten == 1 and operators(result.model.graph)["Mul"] == 1
 
@@ -90,15 +100,16 @@ JOINS = {
     "scaled branch": ("i = Mul(k, q)\nh = Add(p, i)", {"Add": 1, "AveragePool": 2, "Conv": 2}),
     "residual": ("o = Relu(v2)\nh = Add(p, o)", {"Add": 1, "AveragePool": 2, "Conv": 1, "Relu": 1}),
     "dense": ("o = Relu(v2)\nh = Concat<axis=1>(o, p)", {"AveragePool": 2, "Concat": 1, "Conv": 1, "Relu": 1}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", JOINS)
 def test_pooling_distributes_over_a_join(name):
     join, expected = JOINS[name]
     branches = TWO if "q" in join.replace("Concat", "") else TWO.splitlines()[0] + "\n"
-    model = graph(f"{branches}{join}\ny = {POOL}(h)", {**POINTWISE, "k": (32, 1, 1)},
-                  inputs="float[1,16,12,12] x, float[1,32,12,12] v2")  # fmt: skip
+    model = graph(
+        f"{branches}{join}\ny = {POOL}(h)", {**POINTWISE, "k": (32, 1, 1)}, inputs="float[1,16,12,12] x, float[1,32,12,12] v2"
+    )
     result = rewrite(model, branches.count("Conv"))
     assert operators(result.graph) == expected
 
@@ -113,14 +124,20 @@ ORIGINS = {  # what stands before the 1x1 convolution, and what the other is: of
     "AveragePool and a window": ("u = AveragePool<kernel_shape=[3,3]>(x)", "pads=[0,0,0,0]", True),
     "padding that makes up for it": ("u = Conv<pads=[0,1,1,0]>(x, s)", "pads=[1,1,0,1]", False),
     "padding elsewhere": ("u = AveragePool<kernel_shape=[3,3], pads=[1,1,0,0], count_include_pad=1>(x)", "pads=[0,1,1,0]", True),
-    "stride before and behind": ("u = AveragePool<kernel_shape=[2,2], strides=[2,2], pads=[1,1,0,0]>(x)",
-                                 "pads=[1,1,1,1], strides=[2,2]", True),
+    "stride before and behind": (
+        "u = AveragePool<kernel_shape=[2,2], strides=[2,2], pads=[1,1,0,0]>(x)",
+        "pads=[1,1,1,1], strides=[2,2]",
+        True,
+    ),
     "other strides": ("u = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)", "pads=[1,1,1,1]", False),
     "an axis more": ("u = AveragePool<kernel_shape=[3,3], pads=[1,0,1,0]>(x)", "pads=[0,0,0,0]", False),
-    "ceil_mode": ("u = AveragePool<kernel_shape=[2,2], strides=[2,2], pads=[1,1,0,0], ceil_mode=1>(x)",
-                  "pads=[1,1,1,1], strides=[2,2]", False),
-    "auto_pad": ("u = AveragePool<kernel_shape=[3,3], auto_pad=\"SAME_UPPER\">(x)", "pads=[1,1,1,1]", False),
-}  # fmt: skip
+    "ceil_mode": (
+        "u = AveragePool<kernel_shape=[2,2], strides=[2,2], pads=[1,1,0,0], ceil_mode=1>(x)",
+        "pads=[1,1,1,1], strides=[2,2]",
+        False,
+    ),
+    "auto_pad": ('u = AveragePool<kernel_shape=[3,3], auto_pad="SAME_UPPER">(x)', "pads=[1,1,1,1]", False),
+}
 
 
 @pytest.mark.parametrize("name", ORIGINS)
@@ -155,7 +172,7 @@ def test_long_ways_to_the_pooling_and_to_a_constant():
 PADS = {  # Pads and the convolution behind them
     "Pad": ("c = Pad(x, two)\np = Conv(c, w)", True),
     "Pad and padding": ("c = Pad(x, two)\np = Conv<pads=[1,1,1,1]>(c, w)", True),
-    "SAME": ("c = Pad(x, two)\np = Conv<auto_pad=\"SAME_UPPER\">(c, w)", True),
+    "SAME": ('c = Pad(x, two)\np = Conv<auto_pad="SAME_UPPER">(c, w)', True),
     "two and an Identity": ("a = Pad(x, two)\nb = Identity(a)\nc = Pad(b, two)\np = Conv(c, w)", True),
     "of ones": ("c = Pad(x, two, one)\np = Conv(c, w)", False),
     "that crops": ("c = Pad(x, crop)\np = Conv(c, w)", False),
@@ -174,13 +191,25 @@ def test_pads_in_front_go_into_the_convolution(name, lowering):
 
 @pytest.mark.parametrize(
     ("between", "taken_out"),
-    [("d = Mul(c, unit)", True), ("d = Add(nothing, c)", True), ("d = Cast<to=1>(c)", True), ("d = Expand(c, shape)", True),
-     ("d = Mul(c, half)", False), ("d = Sub(nothing, c)", False), ("d = Cast<to=11>(c)\ne = Cast<to=1>(d)", False)],
-)  # fmt: skip
+    [
+        ("d = Mul(c, unit)", True),
+        ("d = Add(nothing, c)", True),
+        ("d = Cast<to=1>(c)", True),
+        ("d = Expand(c, shape)", True),
+        ("d = Mul(c, half)", False),
+        ("d = Sub(nothing, c)", False),
+        ("d = Cast<to=11>(c)\ne = Cast<to=1>(d)", False),
+    ],
+)
 def test_a_pad_behind_what_onnxruntime_takes_out(between, taken_out):
     """It would be merged into the box mean, which may not be padded by as much as its window."""
-    constants = {"two": [0, 0, 2, 2, 0, 0, 2, 2], "unit": np.float32(1), "nothing": np.float32(0), "half": np.float32(0.5),
-                 "shape": [1]}  # fmt: skip
+    constants = {
+        "two": [0, 0, 2, 2, 0, 0, 2, 2],
+        "unit": np.float32(1),
+        "nothing": np.float32(0),
+        "half": np.float32(0.5),
+        "shape": [1],
+    }
     last = "e" if "e = " in between else "d"
     model = graph(f"c = Pad(x, two)\n{between}\np = Conv({last}, w)\ny = {POOL}(p)", constants)
     for lowering, kept in (("convavgpool", "convavgpool"), ("direct", "direct"), ("fused", "fused")):
@@ -206,11 +235,12 @@ SLICES = {
     "rows, then columns": (SIX + CHAIN + "y = Div(t3, four)", AXES),
     "Sum": (FOUR + "t = Sum(s1, s2, s3, s4)\ny = Mul(k, t)", QUARTER),
     "Mean": (FOUR + "y = Mean(s4, s2, s3, s1)", CORNERS),
-    "each corner scaled": (
-        FOUR + "".join(f"m{i} = Mul(s{i}, k)\n" for i in (1, 2, 3, 4)) + "y = Sum(m1, m2, m3, m4)", QUARTER),
-    "onto zeros": (FOUR + "t0 = Add(zero, s1)\n" + CHAIN.replace("s1", "t0") + "y = Mul(t3, k)",
-                   {**QUARTER, "zero": np.zeros((1, 32, 6, 6), np.float32)}),
-}  # fmt: skip
+    "each corner scaled": (FOUR + "".join(f"m{i} = Mul(s{i}, k)\n" for i in (1, 2, 3, 4)) + "y = Sum(m1, m2, m3, m4)", QUARTER),
+    "onto zeros": (
+        FOUR + "t0 = Add(zero, s1)\n" + CHAIN.replace("s1", "t0") + "y = Mul(t3, k)",
+        {**QUARTER, "zero": np.zeros((1, 32, 6, 6), np.float32)},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", SLICES)
@@ -263,14 +293,21 @@ def test_numbers_of_the_operator():
     model = graph("h = Conv<pads=[1,2,1,1], strides=[2,1]>(x, w)\ny = " + POOL + "(h)", opset=19)
     node = rewrite(model, 1, "convavgpool").graph.node[-1]
     assert {item.name: list(item.ints) for item in node.attribute if item.ints} == {
-        "pool_kernel_shape": [2, 2], "pool_strides": [1, 1], "pool_pads": [1, 1, 1, 1], "pool_dilations": [2, 1],
-        "kernel_shape": [3, 3], "strides": [4, 2], "pads": [0, 1, 0, 0], "dilations": [1, 1],
+        "pool_kernel_shape": [2, 2],
+        "pool_strides": [1, 1],
+        "pool_pads": [1, 1, 1, 1],
+        "pool_dilations": [2, 1],
+        "kernel_shape": [3, 3],
+        "strides": [4, 2],
+        "pads": [0, 1, 0, 0],
+        "dilations": [1, 1],
         "weight_perm": [0, 3, 1, 2],
-    }  # fmt: skip
+    }
     assert {item.name: item.i for item in node.attribute if item.type == 2} == {"group": 1}
     assert {item.name: item.s for item in node.attribute if item.type == 3} == {
-        "plugin_version": b"1", "plugin_namespace": b"",
-    }  # fmt: skip
+        "plugin_version": b"1",
+        "plugin_namespace": b"",
+    }
 
 
 def test_excluded_by_name():
@@ -291,10 +328,12 @@ def test_any_excluded_convolution_of_a_join_keeps_it(pattern):
 
 @pytest.mark.parametrize(
     ("inputs", "counted"),
-    [("float[1,16,12,12] x", "664 k -> 166 k a sample"),
-     ("float[1,16,rows,columns] x", "unknown for 1 of open sizes"),
-     ("float[1,16,12,12] x, float[1,16,rows,columns] z", "664 k -> 166 k a sample, unknown for 1 of open sizes")],
-)  # fmt: skip
+    [
+        ("float[1,16,12,12] x", "664 k -> 166 k a sample"),
+        ("float[1,16,rows,columns] x", "unknown for 1 of open sizes"),
+        ("float[1,16,12,12] x, float[1,16,rows,columns] z", "664 k -> 166 k a sample, unknown for 1 of open sizes"),
+    ],
+)
 def test_the_totals_count_the_multiply_adds_that_are_known(inputs, counted, capsys):
     two = inputs.endswith(" z")
     body = CONV + f"y = {POOL}(h)" + (f"\nk = Conv(z, w)\no = {POOL}(k)" if two else "")
@@ -313,7 +352,7 @@ def test_the_totals_count_the_multiply_adds_that_are_known(inputs, counted, caps
         ("Conv(x, w)", (32, 16, 1, 1, 1), "12,12,12", False),
     ],
     ids=["groups", "pointwise groups", "3-D", "pointwise 3-D"],
-)  # fmt: skip
+)
 def test_what_the_plugin_has_no_fast_kernel_for(conv, shape, sizes, fused):
     rank, given = len(shape) - 2, {"w": shape}
     pool = f"AveragePool<kernel_shape={[2] * rank}, strides={[2] * rank}>"
@@ -324,8 +363,11 @@ def test_what_the_plugin_has_no_fast_kernel_for(conv, shape, sizes, fused):
     else:
         kept = convpool.optimize(model).report.sites[0]
         assert kept.status == "rejected" and "for which the plugin has kernels" in kept.reason
-    whole = graph(f"h = Conv{'<group=2>' if 'group' in conv else ''}(x, w)\ny = GlobalAveragePool(h)",
-                  {"w": (*shape[:2], *[1] * rank)}, **types)  # fmt: skip
+    whole = graph(
+        f"h = Conv{'<group=2>' if 'group' in conv else ''}(x, w)\ny = GlobalAveragePool(h)",
+        {"w": (*shape[:2], *[1] * rank)},
+        **types,
+    )
     assert operators(rewrite(whole, 1, "convavgpool").graph) == {"Conv": 1, "GlobalAveragePool": 1}
     first = graph(f"h = {pool}(x)\ny = {conv.replace('(x', '(h')}", given, **types)
     kept = convpool.optimize(first, fuse_pool_conv=True)
@@ -355,8 +397,9 @@ def test_a_pad_behind_a_transpose_whose_order_a_function_is_given():
     functions = f"""<domain: "local", opset_import: ["": 17]>
       moved <order> (x, w, p) => (y) {{ t = Transpose<perm=[0,2,3,1]>(x) q = Pad(t, p) u = Transpose<perm: ints = @order>(q)
         h = Conv<pads=[1,1,1,1]>(u, w) y = {POOL}(h) }}"""
-    model = graph("y = local.moved<order=[0,3,1,2]>(x, w, p)", {"p": [0, 0, 1, 0, 0, 0, 1, 0]}, functions=functions,
-                  imports=', "local": 1')  # fmt: skip
+    model = graph(
+        "y = local.moved<order=[0,3,1,2]>(x, w, p)", {"p": [0, 0, 1, 0, 0, 0, 1, 0]}, functions=functions, imports=', "local": 1'
+    )
     assert not convpool.optimize(model).changed
 
 

@@ -78,9 +78,14 @@ def test_value_info_covers_new_tensors_and_drops_old_ones(lowering):
         assert [dims[0].dim_param, dims[1].dim_value, dims[2].dim_value] == ["batch", 16, 13]
 
 
-@pytest.mark.parametrize(("body", "claimed", "found"), [
-    ("r = Relu(x)", 12, 12), ("r = Relu(x)", 24, 12), ("r = Reshape(x, s)", 12, 12),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "claimed", "found"),
+    [
+        ("r = Relu(x)", 12, 12),
+        ("r = Relu(x)", 24, 12),
+        ("r = Reshape(x, s)", 12, 12),
+    ],
+)
 def test_value_info_counts_where_the_inputs_do_not_contradict_it(body, claimed, found):
     text = f"{body}\nh = Conv<pads=[1,1,1,1]>(r, w)\ny = GlobalAveragePool(h)"
     model = graph(text, inputs="float[1,16,12,12] x" + (", int64[n] s" if "s)" in body else ""))
@@ -127,8 +132,12 @@ def test_constants_that_something_else_reads_stay():
 
 
 def test_constants_that_only_a_branch_reads_stay():
-    model = graph(PAIR.replace("y =", "p =").replace("h =", "g =").replace("(h)", "(g)") + "\n" + IF_BODY, {"v": (32, 16, 3, 3)},
-                  inputs=IF_INPUTS, outputs="float[a,b,c,d] y, float[a,b,c,d] p")  # fmt: skip
+    model = graph(
+        PAIR.replace("y =", "p =").replace("h =", "g =").replace("(h)", "(g)") + "\n" + IF_BODY,
+        {"v": (32, 16, 3, 3)},
+        inputs=IF_INPUTS,
+        outputs="float[a,b,c,d] y, float[a,b,c,d] p",
+    )
     result = convpool.optimize(model, check=1, lowering="fused", exclude=["a", "b"]).model
     assert {"w", "v", "w_fused"} == {tensor.name for tensor in result.graph.initializer}
 

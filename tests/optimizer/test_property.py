@@ -94,15 +94,47 @@ def test_the_cases_reach_what_they_are_for(tally):
     if CASES < 500:
         pytest.skip("too few cases for shares")
     for name, least in {
-        "rewritten": 0.25, "rejected": 0.2, "must": 0.08, "ran": 0.2, "evaluated": 0.03, "rank 1": 0.03, "rank 2": 0.1,
-        "rank 3": 0.03, "pool average": 0.1, "pool global": 0.02, "pool reduce": 0.02, "pool slices": 0.02,
-        "lowering convavgpool": 0.05, "lowering direct": 0.03, "lowering fused": 0.025, "lowering auto": 0.03,
-        "float16": 0.02, "bfloat16": 0.005, "float32": 0.1, "float64": 0.005, "join Add": 0.002, "join Concat": 0.002,
-        "absorbing": 0.05, "named": 0.05, "plain": 0.02, "prologue none": 0.02, "prologue Affine": 0.005,
-        "prologue AffineRelu": 0.002, "prologue LeakyRelu": 0.002, "epilogue none": 0.02, "epilogue Relu": 0.002,
-        "epilogue Add": 0.005, "epilogue AddRelu": 0.002, "residual broadcast": 0.002, "stem": 0.002, "plain_conv": 0.002,
-        "weights overridable": 0.002, "weights computed": 0.002, "weights constant": 0.005, "weights identity": 0.005,
-    }.items():  # fmt: skip
+        "rewritten": 0.25,
+        "rejected": 0.2,
+        "must": 0.08,
+        "ran": 0.2,
+        "evaluated": 0.03,
+        "rank 1": 0.03,
+        "rank 2": 0.1,
+        "rank 3": 0.03,
+        "pool average": 0.1,
+        "pool global": 0.02,
+        "pool reduce": 0.02,
+        "pool slices": 0.02,
+        "lowering convavgpool": 0.05,
+        "lowering direct": 0.03,
+        "lowering fused": 0.025,
+        "lowering auto": 0.03,
+        "float16": 0.02,
+        "bfloat16": 0.005,
+        "float32": 0.1,
+        "float64": 0.005,
+        "join Add": 0.002,
+        "join Concat": 0.002,
+        "absorbing": 0.05,
+        "named": 0.05,
+        "plain": 0.02,
+        "prologue none": 0.02,
+        "prologue Affine": 0.005,
+        "prologue AffineRelu": 0.002,
+        "prologue LeakyRelu": 0.002,
+        "epilogue none": 0.02,
+        "epilogue Relu": 0.002,
+        "epilogue Add": 0.005,
+        "epilogue AddRelu": 0.002,
+        "residual broadcast": 0.002,
+        "stem": 0.002,
+        "plain_conv": 0.002,
+        "weights overridable": 0.002,
+        "weights computed": 0.002,
+        "weights constant": 0.005,
+        "weights identity": 0.005,
+    }.items():
         assert tally.counts[name] >= least * CASES, f"only {tally.counts[name]} of {CASES} cases are '{name}'"
     assert len(tally.reasons) >= 10
     assert tally.counts["evaluator is wrong on the original"] <= 0.01 * CASES
@@ -112,8 +144,14 @@ def check_case(case: Case, tally: Tally) -> None:
     """Everything that holds for any model, then the two bounds; every fourth case without siblings, every third without stems,
     every fifth without plain convolutions."""
     siblings = case.seed % 4 > 0
-    options = {"lowering": case.lowering, "check": 0, "prologue": siblings, "epilogue": siblings, "stem": case.seed % 3 > 0,
-               "plain_conv": case.seed % 5 > 0}  # fmt: skip
+    options = {
+        "lowering": case.lowering,
+        "check": 0,
+        "prologue": siblings,
+        "epilogue": siblings,
+        "stem": case.seed % 3 > 0,
+        "plain_conv": case.seed % 5 > 0,
+    }
     before = case.model.SerializeToString(deterministic=True)
     result = convpool.optimize(case.model, **options)
     after = result.model.SerializeToString(deterministic=True)

@@ -30,8 +30,17 @@ class Built:
 
 def _build(folder: Path) -> None:
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    configure = ["cmake", *generator, "-S", str(ROOT / "plugin"), "-B", str(folder), "-DCONVPOOL_PLUGIN_TESTS=ON",
-                 "-DCONVPOOL_CUDA_ARCHITECTURES=90", f"-DPython3_EXECUTABLE={sys.executable}"]  # fmt: skip
+    configure = [
+        "cmake",
+        *generator,
+        "-S",
+        str(ROOT / "plugin"),
+        "-B",
+        str(folder),
+        "-DCONVPOOL_PLUGIN_TESTS=ON",
+        "-DCONVPOOL_CUDA_ARCHITECTURES=90",
+        f"-DPython3_EXECUTABLE={sys.executable}",
+    ]
     for command in (configure, ["cmake", "--build", str(folder), "--parallel", str(os.cpu_count() or 2)]):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -46,8 +55,10 @@ def built() -> Built:
         if shutil.which("cmake") is None:
             pytest.skip("no cmake")
         if not _has_nvcc():
-            pytest.skip("no nvcc: install a CUDA toolkit, or pip install 'nvidia-cuda-nvcc==13.0.*' "
-                        "'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*'")  # fmt: skip
+            pytest.skip(
+                "no nvcc: install a CUDA toolkit, or pip install 'nvidia-cuda-nvcc==13.0.*' "
+                "'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*'"
+            )
         _build(folder)
     files = Built(
         folder / "tensorrt" / "libconvpool_plugin.so",

@@ -23,8 +23,7 @@ from models.generators import generate  # noqa: E402
 
 
 def main(name: str, lowering: str, precision: str, batch: str) -> None:
-    model = onnx.load(MODEL_PATH) if name == "lenet5_digits" else generate(
-        name, batch="dynamic" if batch == "N" else int(batch))  # fmt: skip
+    model = onnx.load(MODEL_PATH) if name == "lenet5_digits" else generate(name, batch="dynamic" if batch == "N" else int(batch))
     profile = None
     if batch == "N" or name == "lenet5_digits":
         sizes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
@@ -34,10 +33,17 @@ def main(name: str, lowering: str, precision: str, batch: str) -> None:
         config.num_compute_capabilities = 1
         config.set_compute_capability(trt.ComputeCapability.SM80, 0)
 
-    engine = build_engine(model, precision=precision, lowering=lowering, plugin=False, profiles=profile, trt=trt,
-                          configure=for_ampere_and_later)  # fmt: skip
-    print(json.dumps({"bytes": len(engine.plan), "weights": int(sum(
-        np.prod(tensor.dims, dtype=np.int64) for tensor in model.graph.initializer))}))  # fmt: skip
+    engine = build_engine(
+        model, precision=precision, lowering=lowering, plugin=False, profiles=profile, trt=trt, configure=for_ampere_and_later
+    )
+    print(
+        json.dumps(
+            {
+                "bytes": len(engine.plan),
+                "weights": int(sum(np.prod(tensor.dims, dtype=np.int64) for tensor in model.graph.initializer)),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ IN_HALVES = "<float c = {FACTOR}> { h = Cast<to = 10>(x) k = Mul(h, c) y = Cast<
 )
 def test_verify_judges_by_the_types_of_the_less_exact_side(kind, body, factor, options, status, tmp_path):
     for name, nodes in (("a", "{ y = Identity(x) }"), ("b", body.replace("FACTOR", str(factor)))):
-        text = f'''<ir_version: 8, opset_import: ["": 17]> g ({kind}[1,64] x) => ({kind}[1,64] y) {nodes}'''
+        text = f"""<ir_version: 8, opset_import: ["": 17]> g ({kind}[1,64] x) => ({kind}[1,64] y) {nodes}"""
         model = onnx.parser.parse_model(text)
         for tensor in model.graph.initializer if nodes.count("Cast<") else ():
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
@@ -64,9 +64,9 @@ def test_verify_judges_by_the_types_of_the_less_exact_side(kind, body, factor, o
 
 @pytest.mark.parametrize("kind", ["double", "bfloat16"])
 def test_verify_takes_types_that_onnxruntime_has_no_convolution_for(kind, tmp_path, capsys):
-    text = f'''<ir_version: 10, opset_import: ["": 22]> g ({kind}[1,4,8,8] x, {kind}[4,4,3,3] w) => ({kind}[1,4,3,3] y)
+    text = f"""<ir_version: 10, opset_import: ["": 22]> g ({kind}[1,4,8,8] x, {kind}[4,4,3,3] w) => ({kind}[1,4,3,3] y)
         <float c = {{FACTOR}}> {{ h = Conv(x, w) d = CastLike(c, h) t = Mul(h, d)
-                                  y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(t) }}'''
+                                  y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(t) }}"""
     for name, factor in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
         onnx.save(onnx.parser.parse_model(text.replace("FACTOR", str(factor))), tmp_path / f"{name}.onnx")
     first, same, other = (str(tmp_path / f"{name}.onnx") for name in "abc")
@@ -116,8 +116,10 @@ def test_verify_refuses_models_of_other_inputs(pair, tmp_path, capsys):
     [
         (["none.onnx", "-o", "x.engine"], "none.onnx: no such file"),
         (["MODEL", "-o", "nowhere/x.engine"], "no folder 'nowhere'; make it first"),
-        (["MODEL", "-o", "x.engine", "--min-shape", "image:9x3x32x32", "--max-shape", "image:2x3x32x32"],
-         "expected the same rank and smallest <= typical <= largest"),
+        (
+            ["MODEL", "-o", "x.engine", "--min-shape", "image:9x3x32x32", "--max-shape", "image:2x3x32x32"],
+            "expected the same rank and smallest <= typical <= largest",
+        ),
         (["MODEL", "-o", "x.engine", "--precision", "fp8"], "'fp8' is not one of"),
         (["MODEL", "-o", "./a.onnx"], "a.onnx: the model itself, which would be overwritten"),
         (["MODEL", "-o", "x.engine", "--timing-cache", "a.onnx"], "a.onnx: the model itself, which would be overwritten"),
@@ -129,7 +131,7 @@ def test_verify_refuses_models_of_other_inputs(pair, tmp_path, capsys):
         (["MODEL", "-o", "x.engine", "--timing-cache", "nowhere/t.cache"], "nowhere/t.cache: no folder 'nowhere'; make it first"),
         (["MODEL", "-o", "x.engine", "--timing-cache", "."], ".: a folder; expected a file name"),
     ],
-)  # fmt: skip
+)
 def test_build_refuses_in_one_line(pair, tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     np.savez("d.npz", image=np.zeros((2, 3, 32, 32), np.float32))
@@ -212,8 +214,9 @@ def test_profiles_fill_in_what_is_left_out():
 def test_a_constant_output_compares(tmp_path):
     """No input at all, and equal values: nothing to divide by."""
     value = numpy_helper.from_array(np.zeros((2, 2), np.float32))
-    graph = helper.make_graph([helper.make_node("Constant", [], ["y"], value=value)], "g", [],
-                              [helper.make_tensor_value_info("y", 1, [2, 2])])  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("Constant", [], ["y"], value=value)], "g", [], [helper.make_tensor_value_info("y", 1, [2, 2])]
+    )
     path = str(tmp_path / "c.onnx")
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     assert run(verify_command, "convpool-verify", [path, path, "-q"]) == 0

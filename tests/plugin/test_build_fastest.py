@@ -166,14 +166,20 @@ def test_the_command_shows_the_times_and_writes_the_fastest(pretend, monkeypatch
     assert build(tmp_path, "--check", "0") == 0
     assert (tmp_path / "m.engine").read_bytes() == b"convavgpool"
     assert json.loads((tmp_path / "r.json").read_text())["autotune"] == {
-        "lowering": "convavgpool", "times_us": {"convavgpool": 12.5, "fused": 15.5, "none": 30.5},
+        "lowering": "convavgpool",
+        "times_us": {"convavgpool": 12.5, "fused": 15.5, "none": 30.5},
         "left_out": {"direct": "out of memory"},
-    }  # fmt: skip
+    }
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["plugin_nodes"] == {"ConvAvgPool": 2} and report["other_nodes"] == {"Gemm": 1}
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert lines[:5] == ["lowering us over MODEL", "convavgpool 12.5 2.44 kept", "fused 15.5 1.97", "none 30.5 1.00",
-                         "direct left out: out of memory"]  # fmt: skip
+    assert lines[:5] == [
+        "lowering us over MODEL",
+        "convavgpool 12.5 2.44 kept",
+        "fused 15.5 1.97",
+        "none 30.5 1.00",
+        "direct left out: out of memory",
+    ]
     assert lines[5] == "plugin 2 ConvAvgPool; TensorRT: 1 Gemm" and lines[6].startswith("written ")
     for option in (["--lowering", "direct"], ["--layers"]):
         assert build(tmp_path, *option) == 2

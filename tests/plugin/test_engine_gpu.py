@@ -394,9 +394,12 @@ def test_a_slope_that_half_does_not_have_stays_in_float():
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("densenet_small", "AffineReluConvAvgPool"), ("stargan_v2_small", "LeakyReluConvAvgPoolLeakyRelu"),
-     ("sngan64_small", "ConvAvgPoolAddRelu")],
-)  # fmt: skip
+    [
+        ("densenet_small", "AffineReluConvAvgPool"),
+        ("stargan_v2_small", "LeakyReluConvAvgPoolLeakyRelu"),
+        ("sngan64_small", "ConvAvgPoolAddRelu"),
+    ],
+)
 def test_networks_of_siblings(name, kind):
     model = generate(name, batch=2)
     rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
@@ -438,10 +441,12 @@ def test_the_head_of_a_network_stays_in_float():
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [("attribute", "AffineLeakyReluConvAvgPoolAddLeakyRelu: residual; got 0, expected 1 by the operator's name"),
-     ("input", r"AffineLeakyReluConvAvgPoolAddLeakyRelu.* has input size 5 not in range \[min=6, max=6\]"),
-     ("shape", r"R: shape; got \[4, 32, 16, 20\], expected that of Y, \[4, 32, 8, 10\]")],
-)  # fmt: skip
+    [
+        ("attribute", "AffineLeakyReluConvAvgPoolAddLeakyRelu: residual; got 0, expected 1 by the operator's name"),
+        ("input", r"AffineLeakyReluConvAvgPoolAddLeakyRelu.* has input size 5 not in range \[min=6, max=6\]"),
+        ("shape", r"R: shape; got \[4, 32, 16, 20\], expected that of Y, \[4, 32, 8, 10\]"),
+    ],
+)
 def test_a_sibling_that_contradicts_itself_is_refused(change, message):
     model = residual_block({"BATCH": 4, "HEIGHT": 16, "WIDTH": 20, "P": 8, "Q": 10})
     rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
@@ -588,8 +593,9 @@ def test_refitted_weights_are_used(precision):
     rewritten = optimize(model, check=0).model
     node = next(node for node in rewritten.graph.node if node.op_type == "ConvAvgPool")
     weights = next(tensor for tensor in rewritten.graph.initializer if tensor.name == node.input[1])
-    engine = build_engine(rewritten, precision=precision, optimization_level=1,
-                          configure=lambda config: config.set_flag(trt.BuilderFlag.REFIT))  # fmt: skip
+    engine = build_engine(
+        rewritten, precision=precision, optimization_level=1, configure=lambda config: config.set_flag(trt.BuilderFlag.REFIT)
+    )
     inputs = random_inputs(model)
     limit = {"fp32": 1e-5, "fp16": 1e-2}[precision]
     values = onnx.numpy_helper.to_array(weights)

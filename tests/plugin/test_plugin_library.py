@@ -24,8 +24,16 @@ def test_exports_three_functions_only(plugin):
 def test_links_neither_tensorrt_nor_cuda_libraries(plugin):
     listing = subprocess.run(["readelf", "-d", plugin], capture_output=True, text=True, check=True)
     needed = set(re.findall(r"\(NEEDED\).*\[(.*?)\]", listing.stdout))
-    allowed = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1",
-               "ld-linux-x86-64.so.2"}  # fmt: skip
+    allowed = {
+        "libstdc++.so.6",
+        "libgcc_s.so.1",
+        "libc.so.6",
+        "libm.so.6",
+        "libdl.so.2",
+        "libpthread.so.0",
+        "librt.so.1",
+        "ld-linux-x86-64.so.2",
+    }
     assert needed and needed <= allowed
 
 
@@ -85,9 +93,20 @@ def test_declarations_agree_with_the_sdk(tmp_path):
     cuda = next(p for p in (nvcc.parents[1] / "include", Path("/usr/local/cuda/include")) if (p / "cuda.h").exists())
     program = tmp_path / "check"
     subprocess.run(
-        [shutil.which("c++") or "g++", "-std=c++17", f"-DCONVPOOL_TENSORRT_SDK_MAJOR={major}", "-DCONVPOOL_DECLARE_ALL",
-         "-isystem", folder, "-isystem", str(cuda), str(ROOT / "plugin/tensorrt/check_declarations.cpp"), "-o", program],
+        [
+            shutil.which("c++") or "g++",
+            "-std=c++17",
+            f"-DCONVPOOL_TENSORRT_SDK_MAJOR={major}",
+            "-DCONVPOOL_DECLARE_ALL",
+            "-isystem",
+            folder,
+            "-isystem",
+            str(cuda),
+            str(ROOT / "plugin/tensorrt/check_declarations.cpp"),
+            "-o",
+            program,
+        ],
         check=True,
-    )  # fmt: skip
+    )
     done = subprocess.run([program], capture_output=True, text=True)
     assert done.returncode == 0 and ", 0 differ" in done.stdout, done.stdout

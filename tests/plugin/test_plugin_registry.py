@@ -146,7 +146,7 @@ print(json.dumps([made, refused]))
         ("LeakyReluConvAvgPool", {"prologue_alpha": 1e39}, "LeakyReluConvAvgPool: prologue_alpha; got inf, expected a finite"),
         ("ConvAvgPoolLeakyRelu", {"alpha": 1}, "alpha: type of the field; got 5, expected float"),
     ],
-)  # fmt: skip
+)
 def test_refuses_a_sibling_that_contradicts_its_name(plugin, op_type, change, message):
     code = f"""
 attributes = {node_attributes(op_type, **change)}

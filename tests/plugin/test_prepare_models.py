@@ -69,8 +69,11 @@ def test_cast_floats_keeps_scales_and_clips_what_halves_cannot_hold():
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1, size, size]) for name, size in (("x", 2), ("y", 4)))
     graph = helper.make_graph(
         [helper.make_node("Resize", ["x", "", "scales"], ["z"]), helper.make_node("Min", ["z", "large"], ["y"])],
-        "g", [x], [y], [scales, large],
-    )  # fmt: skip
+        "g",
+        [x],
+        [y],
+        [scales, large],
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     prepare.cast_floats(model, TensorProto.FLOAT16)
     onnx.checker.check_model(model, full_check=True)
@@ -120,8 +123,10 @@ def test_functions_leave_nothing_before_the_plugin():
     inputs = random_inputs(rewritten)
     wanted = run(rewritten, inputs)
     names = [node.op_type for node in rewritten.graph.node if prepare.is_operator(node)]
-    body = [helper.make_node("Constant", [], ["two"], value=helper.make_tensor("", TensorProto.FLOAT, [], [2.0])),
-            helper.make_node("Mul", ["a", "two"], ["b"])]  # fmt: skip
+    body = [
+        helper.make_node("Constant", [], ["two"], value=helper.make_tensor("", TensorProto.FLOAT, [], [2.0])),
+        helper.make_node("Mul", ["a", "two"], ["b"]),
+    ]
     rewritten.functions.append(helper.make_function("own", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", 17)]))
     rewritten.opset_import.append(helper.make_opsetid("own", 1))
     output = rewritten.graph.output[0].name
@@ -165,12 +170,19 @@ def test_weights_computed_from_constants_become_initializers(optimized):
         name, weight = node.input[1], next(t for t in model.graph.initializer if t.name == node.input[1])
         m, rest = weight.dims[0], int(np.prod(weight.dims[1:]))
         random = np.random.default_rng(index)
-        for key, value in (("rows", np.array([m, -1])), ("u", random.random(m, np.float32) + 1),
-                           ("v", random.random((rest, 1), np.float32) + 1)):  # fmt: skip
+        for key, value in (
+            ("rows", np.array([m, -1])),
+            ("u", random.random(m, np.float32) + 1),
+            ("v", random.random((rest, 1), np.float32) + 1),
+        ):
             model.graph.initializer.append(numpy_helper.from_array(value, f"{name}.{key}"))
-        chain = [("Reshape", [name, f"{name}.rows"], "m"), ("Abs", [f"{name}.m"], "a"),
-                 ("MatMul", [f"{name}.a", f"{name}.v"], "s"), ("MatMul", [f"{name}.u", f"{name}.s"], "sigma"),
-                 ("Div", [name, f"{name}.sigma"], "w")]  # fmt: skip
+        chain = [
+            ("Reshape", [name, f"{name}.rows"], "m"),
+            ("Abs", [f"{name}.m"], "a"),
+            ("MatMul", [f"{name}.a", f"{name}.v"], "s"),
+            ("MatMul", [f"{name}.u", f"{name}.s"], "sigma"),
+            ("Div", [name, f"{name}.sigma"], "w"),
+        ]
         node.input[1] = f"{name}.w"
         for op_type, sources, output in reversed(chain):
             model.graph.node.insert(index, helper.make_node(op_type, sources, [f"{name}.{output}"]))
@@ -310,9 +322,17 @@ def test_gpus_without_a_kernel_for_images_leave_them_to_tensorrt(capability, kep
 
 @pytest.mark.parametrize(
     ("capability", "version", "taken"),
-    [(90, "8.6.1", True), (90, "9.3.0", True), (90, "10.0.1", False), (80, "8.6.1", False), (89, "8.6.1", False),
-     (100, "8.6.1", False), (120, "8.6.1", False), (None, "8.6.1", False)],
-)  # fmt: skip
+    [
+        (90, "8.6.1", True),
+        (90, "9.3.0", True),
+        (90, "10.0.1", False),
+        (80, "8.6.1", False),
+        (89, "8.6.1", False),
+        (100, "8.6.1", False),
+        (120, "8.6.1", False),
+        (None, "8.6.1", False),
+    ],
+)
 def test_plain_convolutions_go_to_the_plugin_on_hopper_with_old_tensorrt(capability, version, taken, monkeypatch):
     pretend_gpu(monkeypatch, capability)
     trt = SimpleNamespace(__name__="tensorrt", __version__=version)
@@ -330,11 +350,17 @@ def test_the_least_capability_is_the_tactics():
     assert few and set(few) == {build.STEM_MIN_CC}
 
 
-@pytest.mark.parametrize(("profile", "taken"), [
-    ({"image": ((1, 3, 32, 32), (8, 3, 32, 32), (64, 3, 32, 32))}, 5), (None, 0), ({"image": ((8, 3, 32, 32),)}, 0),
-    ({"image": [np.array([8, 3, 32, 32])] * 3}, 5),
-    ({"image": ((1, 3, 32, 32), (1000, 3, 32, 32), (2000, 3, 32, 32))}, 0), ({"image": ((1,), ("a", 3, 32, 32), (2,))}, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("profile", "taken"),
+    [
+        ({"image": ((1, 3, 32, 32), (8, 3, 32, 32), (64, 3, 32, 32))}, 5),
+        (None, 0),
+        ({"image": ((8, 3, 32, 32),)}, 0),
+        ({"image": [np.array([8, 3, 32, 32])] * 3}, 5),
+        ({"image": ((1, 3, 32, 32), (1000, 3, 32, 32), (2000, 3, 32, 32))}, 0),
+        ({"image": ((1,), ("a", 3, 32, 32), (2,))}, 0),
+    ],
+)
 def test_the_typical_shape_says_which_convolutions_are_small(profile, taken):
     made = build.prepared_model(generate("wgan_gp"), "convavgpool", shapes=build.typical(profile), plain_conv=True)
     windows = [list(item.ints) for node in made.graph.node for item in node.attribute if item.name == "pool_kernel_shape"]
@@ -349,9 +375,7 @@ def test_convolutions_without_a_pooling_go_to_the_plugin_in_half_precision(preci
     monkeypatch.setattr(build, "load_plugin", lambda trt: None)
     monkeypatch.setattr(build, "_build", lambda trt, model, plugin, options: built.append(model))
     model = generate("wgan_gp", batch=1, width=64)
-    for options in (
-        {}, {"stem": False}, {"plain_conv": False}, {"plugin": False, "lowering": "direct"}, {"lowering": "direct"}
-    ):  # fmt: skip
+    for options in ({}, {"stem": False}, {"plain_conv": False}, {"plugin": False, "lowering": "direct"}, {"lowering": "direct"}):
         build.build_engine(model, **{"lowering": "convavgpool", **options}, precision=precision)
     windows = [
         [list(item.ints) for node in model.graph.node for item in node.attribute if item.name == "pool_kernel_shape"]
@@ -393,15 +417,19 @@ def test_what_stands_in_a_local_function_goes_to_the_plugin_and_is_folded():
 @pytest.mark.parametrize(
     ("kind", "shapes", "kept"),
     [
-        ("REDUCE", [(8, 64, 4, 4), (8, 64)], True), ("REDUCE", [(8, 64, 4, 4), (8, 64, 1, 1)], True),
-        ("REDUCE", [(8, 64, 4, 4), (8, 64, 4)], False), ("REDUCE", [(-1, 64, 4, 4), (-1, 64)], True),
+        ("REDUCE", [(8, 64, 4, 4), (8, 64)], True),
+        ("REDUCE", [(8, 64, 4, 4), (8, 64, 1, 1)], True),
+        ("REDUCE", [(8, 64, 4, 4), (8, 64, 4)], False),
+        ("REDUCE", [(-1, 64, 4, 4), (-1, 64)], True),
         ("MATRIX_MULTIPLY", [(-1, 1024), (1024, 1000), (-1, 1000)], True),
         ("MATRIX_MULTIPLY", [(8, 25088), (25088, 4096), (8, 4096)], False),
         ("MATRIX_MULTIPLY", [(1, 24, 4096), (1, 4096, 24), (1, 24, 24)], False),
         ("MATRIX_MULTIPLY", [(4096, 1024), (1024, 4096), (4096, 4096)], False),
-        ("CONVOLUTION", [(8, 64, 1, 1), (8, 64, 1, 1)], False), ("integers", [(4,), ()], False), ("REDUCE", [None, None], False),
+        ("CONVOLUTION", [(8, 64, 1, 1), (8, 64, 1, 1)], False),
+        ("integers", [(4,), ()], False),
+        ("REDUCE", [None, None], False),
     ],
-)  # fmt: skip
+)
 def test_sums_over_maps_and_small_products_stay_in_float(kind, shapes, kept):
     class Tensor:
         dtype = "int32" if kind == "integers" else "float"
@@ -419,9 +447,11 @@ def test_sums_over_maps_and_small_products_stay_in_float(kind, shapes, kept):
     layer = SimpleNamespace(type=kind, precision="half", get_input=tensors.__getitem__, get_output=lambda _: tensors[-1])
     flags = []
     trt = SimpleNamespace(
-        LayerType=SimpleNamespace(REDUCE="REDUCE", MATRIX_MULTIPLY="MATRIX_MULTIPLY"), float32="float", float16="half",
+        LayerType=SimpleNamespace(REDUCE="REDUCE", MATRIX_MULTIPLY="MATRIX_MULTIPLY"),
+        float32="float",
+        float16="half",
         BuilderFlag=SimpleNamespace(PREFER_PRECISION_CONSTRAINTS="prefer"),
-    )  # fmt: skip
+    )
     network = SimpleNamespace(num_layers=1, get_layer=lambda _: layer)
     build._keep_heads_in_float(trt, network, SimpleNamespace(set_flag=flags.append))
     assert (layer.precision, flags) == (("float", ["prefer"]) if kept else ("half", []))

@@ -112,8 +112,9 @@ def test_timing_caches(tmp_path):
     from models.generators import generate
 
     def build(path):
-        return build_engine(generate("wgan_gp_small", batch=2), plugin=False, trt=trt, timing_cache=path,
-                            configure=for_ampere_and_later)  # fmt: skip
+        return build_engine(
+            generate("wgan_gp_small", batch=2), plugin=False, trt=trt, timing_cache=path, configure=for_ampere_and_later
+        )
 
     cache = tmp_path / "t.cache"
     build(cache)
@@ -141,8 +142,9 @@ def test_a_progress_function_that_raises_stops_the_build(capfd):
     for stop in (1, 2, 20):  # in phase_start, in a phase within, in step_complete
         told.clear()
         with pytest.raises(KeyError, match="enough"):
-            build_engine(generate("wgan_gp_small", batch=2), plugin=False, trt=trt, configure=for_ampere_and_later,
-                         progress=progress)  # fmt: skip
+            build_engine(
+                generate("wgan_gp_small", batch=2), plugin=False, trt=trt, configure=for_ampere_and_later, progress=progress
+            )
         assert len(told) == stop
     assert capfd.readouterr().err == ""
 
@@ -186,8 +188,9 @@ def test_a_model_that_tensorrt_cannot_read_is_an_error_with_its_message():
     from convpool.tensorrt import build_engine
 
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Det", ["m"], ["y"]), helper.make_node("Neg", ["x"], ["m"])][::-1], "g",
-                              value[:1], value[1:])  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("Det", ["m"], ["y"]), helper.make_node("Neg", ["x"], ["m"])][::-1], "g", value[:1], value[1:]
+    )
     graph.node.append(helper.make_node("StringNormalizer", ["s"], ["t"]))
     graph.input.append(helper.make_tensor_value_info("s", TensorProto.STRING, [1]))
     graph.output.append(helper.make_tensor_value_info("t", TensorProto.STRING, [1]))

@@ -37,27 +37,48 @@ WIDTH = 250
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("suites", metavar="[SUITE|FILE.json]...", nargs=-1)
 @click.option("--list", "listing", is_flag=True, help="Show suites and methods, and the rows of the suites named; no GPU.")
-@click.option("--precision", "precisions", type=click.Choice(PRECISIONS), multiple=True,
-              help="Repeat for several; default: those of the suite.")
+@click.option(
+    "--precision",
+    "precisions",
+    type=click.Choice(PRECISIONS),
+    multiple=True,
+    help="Repeat for several; default: those of the suite.",
+)
 @click.option("--layout", type=click.Choice(LAYOUTS), default="nhwc", show_default=True)
-@click.option("--methods", multiple=True, metavar="PATTERN",
-              help="Methods to measure (*, ? as in a shell; convpool:* are the tactics); repeat for more. Default: all.")
+@click.option(
+    "--methods",
+    multiple=True,
+    metavar="PATTERN",
+    help="Methods to measure (*, ? as in a shell; convpool:* are the tactics); repeat for more. Default: all.",
+)
 @click.option("--rows", "patterns", multiple=True, metavar="PATTERN", help="Only rows with a matching name, e.g. '*x8x8 *'.")
-@click.option("--prologue", is_flag=True,
-              help="Scale, shift and ReLU in front of every row; other methods: as a kernel at the speed of a copy.")
+@click.option(
+    "--prologue",
+    is_flag=True,
+    help="Scale, shift and ReLU in front of every row; other methods: as a kernel at the speed of a copy.",
+)
 @click.option("--replays", type=click.IntRange(min=2), default=REPLAYS, show_default=True, help="Timed replays a figure.")
 @click.option("--plans", type=click.IntRange(min=1), help="How many of cuDNN's engines to try, by its ranking.  Default: all.")
 @click.option("--cpu", "on_cpu", is_flag=True, help="Also a plain loop and onnxruntime on the CPU.")
 @click.option("--slow", is_flag=True, help="Also slow methods on large rows.")
 @click.option("--tensorrt-python", metavar="PROGRAM", help="The Python with TensorRT, pycuda and convpool.  Default: this one.")
 @click.option("--tensorrt-level", type=click.IntRange(0, 5), default=3, show_default=True, help="Builder optimization level.")
-@click.option("--merge", "merged", multiple=True, metavar="FILE.json",
-              help="Add the results of an earlier run; with no suite, show and write without measuring.")
+@click.option(
+    "--merge",
+    "merged",
+    multiple=True,
+    metavar="FILE.json",
+    help="Add the results of an earlier run; with no suite, show and write without measuring.",
+)
 @click.option("--json", "json_path", metavar="FILE", help="Write everything measured.")
 @click.option("--csv", "csv_path", metavar="FILE", help="Write a line for every row and method.")
 @click.option("--plot", "plot_path", metavar="FILE.png", help="Draw speed-ups and the roofline.")
-@click.option("--tune", "tune_path", metavar="FILE.def",
-              help="Add each row's fastest tactic to a table for the library: plugin/src/tuned.def, or for CONVPOOL_TUNED.")
+@click.option(
+    "--tune",
+    "tune_path",
+    metavar="FILE.def",
+    help="Add each row's fastest tactic to a table for the library: plugin/src/tuned.def, or for CONVPOOL_TUNED.",
+)
 @click.option("--commit", default="", help="Commit to record.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
@@ -71,8 +92,12 @@ def command(
     objects with c, m, size, and n, kernel, pad, stride, pool, pool_stride, label where they differ from 1, 3, kernel // 2, 1,
     2, pool, "".
     """
-    paths = {json_path: records.to_json, csv_path: records.to_csv, plot_path: _plot,
-             tune_path: lambda record: tuned.merged(record, tune_path)}  # fmt: skip
+    paths = {
+        json_path: records.to_json,
+        csv_path: records.to_csv,
+        plot_path: _plot,
+        tune_path: lambda record: tuned.merged(record, tune_path),
+    }
     paths = {path: write for path, write in paths.items() if path}
     for path in paths:
         check_output(Path(path))
@@ -123,9 +148,10 @@ def _work(suites: tuple[str, ...], precisions: tuple[str, ...], patterns: tuple[
         rows = [dataclasses.replace(row, prologue=True) for row in rows] if prologue else rows
         for precision in precisions or usual:
             work += [
-                (row, precision) for row in rows
+                (row, precision)
+                for row in rows
                 if not patterns or any(fnmatch.fnmatchcase(row.name, pattern) for pattern in patterns)
-            ]  # fmt: skip
+            ]
     if suites and not work:
         raise OptionError(f"--rows: no row's name matches {', '.join(patterns)}; --list SUITE shows the names")
     return work

@@ -95,11 +95,26 @@ class Product:
     def run(self, algorithm: _Heuristic, a: Any, b: Any, d: Any) -> None:
         """Enqueue the product of GPU tensors."""
         pa, pb, pd = (ctypes.c_void_p(t.data_ptr()) for t in (a, b, d))
-        _check(self._lib.cublasLtMatmul(
-            self._handle, self._operation, ctypes.byref(self._one), pa, self._a, pb, self._b, ctypes.byref(self._zero),
-            pd, self._d, pd, self._d, algorithm.algorithm, ctypes.c_void_p(self._workspace.data_ptr()),
-            ctypes.c_size_t(WORKSPACE_BYTES), self._stream,
-        ))  # fmt: skip
+        _check(
+            self._lib.cublasLtMatmul(
+                self._handle,
+                self._operation,
+                ctypes.byref(self._one),
+                pa,
+                self._a,
+                pb,
+                self._b,
+                ctypes.byref(self._zero),
+                pd,
+                self._d,
+                pd,
+                self._d,
+                algorithm.algorithm,
+                ctypes.c_void_p(self._workspace.data_ptr()),
+                ctypes.c_size_t(WORKSPACE_BYTES),
+                self._stream,
+            )
+        )
 
     def __del__(self) -> None:
         for layout in (getattr(self, name, None) for name in ("_a", "_b", "_d")):
@@ -135,8 +150,9 @@ def _multiply(case: Case, unrolls: list[Unroll], matrix: Any, kernel: int, w_las
 
     return [
         Candidate(f"{how}, cuBLASLt algorithm {number} of {len(product.algorithms)}", run(unroll, algorithm))
-        for how, unroll in unrolls for number, algorithm in enumerate(product.algorithms, 1)
-    ]  # fmt: skip
+        for how, unroll in unrolls
+        for number, algorithm in enumerate(product.algorithms, 1)
+    ]
 
 
 def _matrix(case: Case, kernel: int) -> Any:
@@ -157,13 +173,15 @@ def direct(case: Case) -> list[Candidate]:
     """Box means unrolled: taken while unrolling, or beforehand where taps share them."""
     row = case.row
     matrix, size = _matrix(case, row.kernel), (row.h, row.w, row.c)
-    at_once = gather(case, size, row.out_size, kernel=row.kernel, stride=row.total_stride, pad=row.pad, pool=row.pool,
-                     dilation=row.stride)  # fmt: skip
+    at_once = gather(
+        case, size, row.out_size, kernel=row.kernel, stride=row.total_stride, pad=row.pad, pool=row.pool, dilation=row.stride
+    )
     unrolls = [("means while unrolling", lambda x: at_once(x, matrix))]
     if not row.pointwise:
         means, z = box_means(case)
-        plain = gather(case, (*row.box_size, row.c), row.out_size, kernel=row.kernel, stride=row.total_stride,
-                       pad=row.pad - row.box_pad)  # fmt: skip
+        plain = gather(
+            case, (*row.box_size, row.c), row.out_size, kernel=row.kernel, stride=row.total_stride, pad=row.pad - row.box_pad
+        )
 
         def in_turn(x: Any) -> None:
             means(x, z)

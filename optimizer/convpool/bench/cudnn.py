@@ -54,12 +54,14 @@ def _frontend_convs(case: Case, x: Any, w: Any, y: Any, stride: int, pad: int) -
     cudnn, handle = found
     names = {"fp16": "HALF", "bf16": "BFLOAT16"}
     kind = getattr(cudnn.data_type, names.get(case.precision, "FLOAT"))
-    graph = cudnn.pygraph(io_data_type=kind, intermediate_data_type=cudnn.data_type.FLOAT,
-                          compute_data_type=cudnn.data_type.FLOAT, handle=handle)  # fmt: skip
+    graph = cudnn.pygraph(
+        io_data_type=kind, intermediate_data_type=cudnn.data_type.FLOAT, compute_data_type=cudnn.data_type.FLOAT, handle=handle
+    )
     image, filters, result = (_last(x, case.layout), w, _last(y, case.layout))
     xt, wt = (graph.tensor(dim=list(t.shape), stride=list(t.stride()), data_type=kind) for t in (image, filters))
-    yt = graph.conv_fprop(image=xt, weight=wt, pre_padding=[pad, pad], post_padding=[pad, pad], stride=[stride, stride],
-                          dilation=[1, 1])  # fmt: skip
+    yt = graph.conv_fprop(
+        image=xt, weight=wt, pre_padding=[pad, pad], post_padding=[pad, pad], stride=[stride, stride], dilation=[1, 1]
+    )
     yt.set_output(True).set_data_type(kind).set_dim(list(result.shape)).set_stride(list(result.stride()))
     try:
         graph.validate()

@@ -33,8 +33,7 @@ def modules() -> tuple[Any, Any]:
     try:
         import torch
     except ImportError as error:
-        raise DeviceError(f"PyTorch: cannot be imported; got {error}, expected PyTorch and an NVIDIA GPU; "
-                          + INSTALL) from error  # fmt: skip
+        raise DeviceError(f"PyTorch: cannot be imported; got {error}, expected PyTorch and an NVIDIA GPU; " + INSTALL) from error
     if not torch.cuda.is_available():
         raise DeviceError("GPU: none found by PyTorch; got torch.cuda.is_available() False, expected an NVIDIA GPU")
     try:
@@ -71,8 +70,12 @@ class Device:
     def versions(self) -> dict[str, str]:
         """What measures: name and version."""
         cudnn = self.torch.backends.cudnn.version()
-        return {"PyTorch": self.torch.__version__, "cuDNN": f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}",
-                "CUDA": self.torch.version.cuda, "CuPy": self.cupy.__version__}  # fmt: skip
+        return {
+            "PyTorch": self.torch.__version__,
+            "cuDNN": f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}",
+            "CUDA": self.torch.version.cuda,
+            "CuPy": self.cupy.__version__,
+        }
 
     def set_precision(self, precision: str) -> None:
         """Whether PyTorch may round float32 operands to TF32."""

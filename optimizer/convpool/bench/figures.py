@@ -98,10 +98,18 @@ def figures(entry: Entry, ceilings: dict[str, Any]) -> Figures:
     others_us, other = _least({name: us for name, us in times.items() if not name.startswith(OURS) and name not in ON_CPU})
     bandwidth = ceilings.get("copy_tb_per_s")
     return Figures(
-        times, times.get(OURS), times.get(RULE), best_us, best and best.removeprefix(TACTIC), naive_us, others_us, other,
-        roofline_us(entry, ceilings), entry["min_bytes"] / (bandwidth * 1e6) if bandwidth else None,
+        times,
+        times.get(OURS),
+        times.get(RULE),
+        best_us,
+        best and best.removeprefix(TACTIC),
+        naive_us,
+        others_us,
+        other,
+        roofline_us(entry, ceilings),
+        entry["min_bytes"] / (bandwidth * 1e6) if bandwidth else None,
         paper_speed_up(entry_row(entry), entry["precision"]),
-    )  # fmt: skip
+    )
 
 
 def geometric_mean(values: Iterable[float]) -> float:

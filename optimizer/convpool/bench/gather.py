@@ -9,8 +9,18 @@ from convpool.bench.case import Case
 from convpool.bench.device import blocks
 
 
-def gather(case: Case, size: tuple[int, int, int], out: tuple[int, int], layout: str | None = None, *, kernel: int = 1,
-           stride: int = 1, pad: int = 0, pool: int = 1, dilation: int = 1) -> Callable[[Any, Any], None]:  # fmt: skip
+def gather(
+    case: Case,
+    size: tuple[int, int, int],
+    out: tuple[int, int],
+    layout: str | None = None,
+    *,
+    kernel: int = 1,
+    stride: int = 1,
+    pad: int = 0,
+    pool: int = 1,
+    dilation: int = 1,
+) -> Callable[[Any, Any], None]:
     """launch(x, y): means of pool x pool windows of x, whose (height, width, channels) are `size`, for every output
     position of `out` and every tap of kernel x kernel.
 
@@ -40,6 +50,13 @@ def box_means(case: Case) -> tuple[Callable[[Any, Any], None], Any]:
     """(launch(x, y), y): the direct form's box means; with the stride where the convolution is 1x1."""
     row = case.row
     size = row.out_size if row.pointwise else row.box_size
-    launch = gather(case, (row.h, row.w, row.c), size, stride=row.total_stride if row.pointwise else 1, pad=row.box_pad,
-                    pool=row.pool, dilation=row.stride)  # fmt: skip
+    launch = gather(
+        case,
+        (row.h, row.w, row.c),
+        size,
+        stride=row.total_stride if row.pointwise else 1,
+        pad=row.box_pad,
+        pool=row.pool,
+        dilation=row.stride,
+    )
     return launch, case.empty(*case.shape(*size, row.c))

@@ -78,8 +78,11 @@ def _roofline(axes: Any, found: list, ceilings: dict[str, Any]) -> None:
         color = f"C{number}"
         axes.scatter(
             [entry["direct_flops"] / entry["min_bytes"] for entry, _ in rows],
-            [entry["direct_flops"] / row.ours_us / 1e6 for entry, row in rows], color=color, s=14, label=precision,
-        )  # fmt: skip
+            [entry["direct_flops"] / row.ours_us / 1e6 for entry, row in rows],
+            color=color,
+            s=14,
+            label=precision,
+        )
         rate, bandwidth = ceilings.get("tflops", {}).get(precision), ceilings.get("copy_tb_per_s")
         if rate and bandwidth:
             ends = sorted({min(intensities) / 1.5, rate / bandwidth, max(*intensities, rate / bandwidth) * 1.5})

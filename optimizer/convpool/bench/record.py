@@ -39,9 +39,15 @@ time by method (`convpool`: all tactics) and for the row's `data`.  Records of o
 def new_record(command: str, commit: str, protocol: dict[str, Any]) -> dict[str, Any]:
     """A record without rows."""
     return {
-        "format": FORMAT, "command": command, "commit": commit, "time": _now(), "machine": machine(), "protocol": protocol,
-        "ceilings": {}, "rows": [],
-    }  # fmt: skip
+        "format": FORMAT,
+        "command": command,
+        "commit": commit,
+        "time": _now(),
+        "machine": machine(),
+        "protocol": protocol,
+        "ceilings": {},
+        "rows": [],
+    }
 
 
 def without_folders(words: list[str]) -> str:
@@ -52,9 +58,13 @@ def without_folders(words: list[str]) -> str:
 def new_entry(row: Row, precision: str, layout: str) -> Entry:
     """A row without results."""
     return {
-        "row": row.to_json(), "precision": precision, "layout": layout, "direct_flops": row.direct_flops,
-        "min_bytes": row.min_bytes(precision), "methods": {},
-    }  # fmt: skip
+        "row": row.to_json(),
+        "precision": precision,
+        "layout": layout,
+        "direct_flops": row.direct_flops,
+        "min_bytes": row.min_bytes(precision),
+        "methods": {},
+    }
 
 
 def entry_row(entry: Entry) -> Row:

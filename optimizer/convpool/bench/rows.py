@@ -117,12 +117,21 @@ class Row:
         prologue = {"prologue_affine": True, "prologue_activation": "relu"} if self.prologue else {}
         return {
             **prologue,
-            "n": self.n, "c": self.c, "m": self.m, "spatial": (self.h, self.w), "kernel_shape": self.kernel,
-            "pool_kernel_shape": self.pool, "pool_dilations": self.stride, "pool_pads": self.box_pad,
-            "pads": self.pad - self.box_pad, "pool_strides": self.total_stride if pointwise else 1,
-            "strides": 1 if pointwise else self.total_stride, "layout": layout.upper(),
-            "dtype": {"fp16": "float16", "bf16": "bfloat16"}.get(precision, "float32"), "allow_tf32": precision == "tf32",
-        }  # fmt: skip
+            "n": self.n,
+            "c": self.c,
+            "m": self.m,
+            "spatial": (self.h, self.w),
+            "kernel_shape": self.kernel,
+            "pool_kernel_shape": self.pool,
+            "pool_dilations": self.stride,
+            "pool_pads": self.box_pad,
+            "pads": self.pad - self.box_pad,
+            "pool_strides": self.total_stride if pointwise else 1,
+            "strides": 1 if pointwise else self.total_stride,
+            "layout": layout.upper(),
+            "dtype": {"fp16": "float16", "bf16": "bfloat16"}.get(precision, "float32"),
+            "allow_tf32": precision == "tf32",
+        }
 
     def prologue_bytes(self, precision: str) -> int:
         """What a kernel of its own for the prologue reads and writes; 0 without one."""
@@ -134,10 +143,7 @@ class Row:
 
 
 def _suita(table: int) -> list[Row]:
-    return [
-        Row(64, c, c, size, size, suite=f"suita-table{table}")
-        for size in (8, 16, 32, 64) for c in (32, 64, 128, 256, 512)
-    ]  # fmt: skip
+    return [Row(64, c, c, size, size, suite=f"suita-table{table}") for size in (8, 16, 32, 64) for c in (32, 64, 128, 256, 512)]
 
 
 def _tokura() -> list[Row]:
@@ -147,12 +153,18 @@ def _tokura() -> list[Row]:
 
 def _densenet() -> list[Row]:
     # Transitions of DenseNet-121, 169 and 201 (growth 32, compression 0.5); the first two are the same in all.
-    sizes = ((256, 56, "121/169/201 1"), (512, 28, "121/169/201 2"), (1024, 14, "121 3"), (1280, 14, "169 3"),
-             (1792, 14, "201 3"))  # fmt: skip
+    sizes = (
+        (256, 56, "121/169/201 1"),
+        (512, 28, "121/169/201 2"),
+        (1024, 14, "121 3"),
+        (1280, 14, "169 3"),
+        (1792, 14, "201 3"),
+    )
     return [
         Row(n, c, c // 2, size, size, kernel=1, pad=0, suite="densenet", label=f"DenseNet-{label}")
-        for n in (1, 32) for c, size, label in sizes
-    ]  # fmt: skip
+        for n in (1, 32)
+        for c, size, label in sizes
+    ]
 
 
 def _batch1() -> list[Row]:
@@ -171,29 +183,43 @@ def _batch1() -> list[Row]:
     return [
         Row(1, c, m, size, size, kernel=kernel, pad=kernel // 2, suite="batch1", label=network)
         for kernel, networks in ((3, spatial), (1, pointwise))
-        for network, layers in networks.items() for c, m, size in layers
-    ]  # fmt: skip
+        for network, layers in networks.items()
+        for c, m, size in layers
+    ]
 
 
 def _networks() -> list[Row]:
     # (batch, c, m, size, kernel, prologue): the pairs of models.generators' discriminators as the optimizer leaves them.
     layers = {
         "SNGAN": (
-            (64, 64, 64, 64, 3, False), (64, 64, 128, 32, 1, False), (64, 64, 128, 32, 3, False),
-            (64, 128, 256, 16, 1, False), (64, 128, 256, 16, 3, False), (64, 256, 512, 8, 1, False),
-            (64, 256, 512, 8, 3, False), (64, 512, 1024, 4, 1, False), (64, 512, 1024, 4, 3, False),
+            (64, 64, 64, 64, 3, False),
+            (64, 64, 128, 32, 1, False),
+            (64, 64, 128, 32, 3, False),
+            (64, 128, 256, 16, 1, False),
+            (64, 128, 256, 16, 3, False),
+            (64, 256, 512, 8, 1, False),
+            (64, 256, 512, 8, 3, False),
+            (64, 512, 1024, 4, 1, False),
+            (64, 512, 1024, 4, 3, False),
         ),
         "WGAN-GP": ((64, 128, 128, 32, 3, False), (64, 128, 128, 16, 1, False), (64, 128, 128, 16, 3, False)),
         "StarGAN v2": (
-            (1, 64, 64, 256, 3, True), (1, 64, 128, 256, 1, False), (1, 128, 128, 128, 3, True),
-            (1, 128, 256, 128, 1, False), (1, 256, 256, 64, 3, True), (1, 256, 512, 64, 1, False),
-            (1, 512, 512, 32, 3, True), (1, 512, 512, 16, 3, True), (1, 512, 512, 8, 3, True),
+            (1, 64, 64, 256, 3, True),
+            (1, 64, 128, 256, 1, False),
+            (1, 128, 128, 128, 3, True),
+            (1, 128, 256, 128, 1, False),
+            (1, 256, 256, 64, 3, True),
+            (1, 256, 512, 64, 1, False),
+            (1, 512, 512, 32, 3, True),
+            (1, 512, 512, 16, 3, True),
+            (1, 512, 512, 8, 3, True),
         ),
-    }  # fmt: skip
+    }
     return [
         Row(n, c, m, size, size, kernel=kernel, pad=kernel // 2, suite="networks", label=network, prologue=prologue)
-        for network, rows in layers.items() for n, c, m, size, kernel, prologue in rows
-    ]  # fmt: skip
+        for network, rows in layers.items()
+        for n, c, m, size, kernel, prologue in rows
+    ]
 
 
 def _plain() -> list[Row]:
@@ -203,20 +229,27 @@ def _plain() -> list[Row]:
         "SNGAN": ((64, 64, 64, 32, 3, 1, 1), (64, 128, 128, 16, 3, 1, 1), (64, 256, 256, 8, 3, 1, 1), (64, 512, 512, 4, 3, 1, 1)),
         "WGAN-GP": ((64, 128, 128, 8, 3, 1, 1),),  # and one as SNGAN
         "StarGAN v2": (
-            (1, 64, 128, 128, 3, 1, 1), (1, 128, 256, 64, 3, 1, 1), (1, 256, 512, 32, 3, 1, 1), (1, 512, 512, 16, 3, 1, 1),
-            (1, 512, 512, 8, 3, 1, 1), (1, 512, 512, 4, 3, 1, 1), (1, 512, 512, 4, 4, 0, 1),
+            (1, 64, 128, 128, 3, 1, 1),
+            (1, 128, 256, 64, 3, 1, 1),
+            (1, 256, 512, 32, 3, 1, 1),
+            (1, 512, 512, 16, 3, 1, 1),
+            (1, 512, 512, 8, 3, 1, 1),
+            (1, 512, 512, 4, 3, 1, 1),
+            (1, 512, 512, 4, 4, 0, 1),
         ),
         "ResNet-50": tuple(
             (n, c, c, size * stride, 3, 1, stride)
-            for n in (1, 32) for c, size, strides in ((64, 56, (1,)), (128, 28, (1, 2)), (256, 14, (1, 2)), (512, 7, (1, 2)))
+            for n in (1, 32)
+            for c, size, strides in ((64, 56, (1,)), (128, 28, (1, 2)), (256, 14, (1, 2)), (512, 7, (1, 2)))
             for stride in strides
         ),
         "VGG-16": tuple((8, c, c, size, 3, 1, 1) for c, size in ((64, 224), (128, 112), (256, 56), (512, 28), (512, 14))),
-    }  # fmt: skip
+    }
     return [
         Row(n, c, m, size, size, kernel, pad, stride, pool=1, pool_stride=1, suite="plain", label=network)
-        for network, rows in layers.items() for n, c, m, size, kernel, pad, stride in rows
-    ]  # fmt: skip
+        for network, rows in layers.items()
+        for n, c, m, size, kernel, pad, stride in rows
+    ]
 
 
 SUITES = {

@@ -77,10 +77,14 @@ def protocol(options: Options) -> dict[str, Any]:
         version = None
     return {
         "timing": "CUDA graph of calls on rotated inputs, L2 emptied before every replay; median and interquartile range",
-        "replays": options.replays, "plans": options.plans, "bias": "none on either side",
-        "weights": "constant; what a method makes of them is made once, before", "convpool": version, "versions": {},
+        "replays": options.replays,
+        "plans": options.plans,
+        "bias": "none on either side",
+        "weights": "constant; what a method makes of them is made once, before",
+        "convpool": version,
+        "versions": {},
         "choice": "cost rule" if os.environ.get("CONVPOOL_TUNED") == tuned.OFF else "measured before, else cost rule",
-    }  # fmt: skip
+    }
 
 
 class Run:
@@ -197,9 +201,7 @@ class Run:
     def _ours(self, case: Case, progress: Callable[[str], None]) -> dict[str, Result]:
         """Results of the tactics asked for and of the choices, which are tactics too."""
         options = self.options
-        choices = {
-            name: tactics.choice(case, workspace=name == OURS) for name in (NO_WORKSPACE, OURS) if options.wants(name)
-        }
+        choices = {name: tactics.choice(case, workspace=name == OURS) for name in (NO_WORKSPACE, OURS) if options.wants(name)}
         if options.wants(RULE):
             choices[RULE] = self._by_rule[case.row, case.precision]
         measured: dict[int, Result] = {}
@@ -238,8 +240,12 @@ def measure(case: Case, make: Callable[[], list[Candidate]]) -> Result:
         for candidate in ranked:
             errors, exact = case.check(candidate)
             if all(error <= LIMITS[case.precision] for error in errors.values()):
-                result = {**case.device.measure(candidate.call, case.sets), "error": significant(errors[NORMALS]),
-                          "exact": exact, "how": candidate.how}  # fmt: skip
+                result = {
+                    **case.device.measure(candidate.call, case.sets),
+                    "error": significant(errors[NORMALS]),
+                    "exact": exact,
+                    "how": candidate.how,
+                }
                 if candidate.tactic is not None:
                     result["tactic"] = candidate.tactic
                 return result | ({"candidates": len(candidates)} if len(candidates) > 1 else {})

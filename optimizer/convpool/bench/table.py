@@ -19,15 +19,28 @@ from convpool.bench.figures import (
     figures,
     geometric_mean,
     summary,
-)  # fmt: skip
+)
 from convpool.bench.record import entry_row
 
 ORDER = (
-    "cudnn_naive", "cudnn_fused", "cudnn_direct", "cublas_fused", "cublas_direct",
-    "tensorrt_naive", "tensorrt_fused", "tensorrt_direct",
-    "sat_direct", "textbook_direct", "textbook_tiled", "textbook_gemm", "cpu_loop", "onnxruntime_cpu", NO_WORKSPACE, RULE,
+    "cudnn_naive",
+    "cudnn_fused",
+    "cudnn_direct",
+    "cublas_fused",
+    "cublas_direct",
+    "tensorrt_naive",
+    "tensorrt_fused",
+    "tensorrt_direct",
+    "sat_direct",
+    "textbook_direct",
+    "textbook_tiled",
+    "textbook_gemm",
+    "cpu_loop",
+    "onnxruntime_cpu",
+    NO_WORKSPACE,
+    RULE,
     OURS,
-)  # fmt: skip
+)
 
 
 def show(record: dict[str, Any], console: Console) -> None:
@@ -77,9 +90,15 @@ def _table(entries: list[dict], found: list[Figures]) -> Table:
         cells = [_cell(entry["methods"].get(name)) for name in methods]
         paper = ("", "") if row.paper is None else (f"{row.paper[0]:.0f}", f"{row.paper[1]:.2f}")
         table.add_row(
-            escape(entry_row(entry).name), *cells, _number(row.best_us, ".1f"), _number(row.over_naive, ".2f"),
-            _number(row.over_others, ".2f"), _number(row.of_roofline, ".0%"), _number(row.of_copy, ".0%"), *paper,
-        )  # fmt: skip
+            escape(entry_row(entry).name),
+            *cells,
+            _number(row.best_us, ".1f"),
+            _number(row.over_naive, ".2f"),
+            _number(row.over_others, ".2f"),
+            _number(row.of_roofline, ".0%"),
+            _number(row.of_copy, ".0%"),
+            *paper,
+        )
     return table
 
 

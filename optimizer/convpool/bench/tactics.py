@@ -38,12 +38,19 @@ def by_rule(work: Sequence[tuple[Row, str]], layout: str, device: dict[str, int]
     The library reads CONVPOOL_TUNED once in a process, so another one is asked.  Raises LibraryError if that one fails.
     """
     asked = {"device": device, "problems": [row.problem(precision, layout) for row, precision in work]}
-    done = subprocess.run([sys.executable, "-m", "convpool.bench.tactics"], input=json.dumps(asked), capture_output=True,
-                          text=True, check=False, env={**os.environ, "CONVPOOL_TUNED": tuned.OFF})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "convpool.bench.tactics"],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "CONVPOOL_TUNED": tuned.OFF},
+    )
     if done.returncode:
         message = done.stderr.strip().rpartition("\n")[2]
-        raise cuda.LibraryError(f"cost rule: its process failed; got {message or f'exit status {done.returncode}'}, "
-                                "expected tactics")  # fmt: skip
+        raise cuda.LibraryError(
+            f"cost rule: its process failed; got {message or f'exit status {done.returncode}'}, expected tactics"
+        )
     return [cuda.find_tactic(number) for number in json.loads(done.stdout)]
 
 
@@ -61,9 +68,18 @@ def candidate(case: Case, tactic: cuda.Tactic) -> Candidate:
 
     def call(i: int) -> None:
         nonlocal prepared
-        cuda.conv_avg_pool(case.raws[i], case.w, scale=case.scale, shift=case.shift, out=case.out, workspace=workspace,
-                           tactic=tactic, stream=case.device.handle, weights_prepared=prepared == case.weights_version,
-                           **options)  # fmt: skip
+        cuda.conv_avg_pool(
+            case.raws[i],
+            case.w,
+            scale=case.scale,
+            shift=case.shift,
+            out=case.out,
+            workspace=workspace,
+            tactic=tactic,
+            stream=case.device.handle,
+            weights_prepared=prepared == case.weights_version,
+            **options,
+        )
         prepared = case.weights_version
 
     return Candidate(tactic.name, call, tactic=tactic.id)
@@ -75,7 +91,7 @@ def main() -> None:
     chosen = [
         cuda.Problem(**problem).default_tactic(max_workspace_bytes=ANY_WORKSPACE_BYTES, **asked["device"])
         for problem in asked["problems"]
-    ]  # fmt: skip
+    ]
     print(json.dumps([tactic.id for tactic in chosen]))
 
 

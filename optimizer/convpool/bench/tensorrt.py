@@ -27,8 +27,9 @@ class Worker:
     def __init__(self, python: str | None = None) -> None:
         command = [python or sys.executable, "-m", "convpool.bench.tensorrt_worker"]
         try:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                             start_new_session=True)  # Ctrl-C ends the run, not the answer in hand
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            )  # Ctrl-C ends the run, not the answer in hand
         except OSError as error:
             raise WorkerError(f"TensorRT: {command[0]} cannot be started; got {error.strerror or error}") from error
         hello = self._answer()
@@ -38,8 +39,14 @@ class Worker:
 
     def measure(self, row: Row, precision: str, layout: str, form: str, replays: int, level: int) -> Result:
         """The result of one form ("naive", "fused", "direct") at a builder optimization level."""
-        request = {"row": row.to_json(), "precision": precision, "layout": layout, "form": form, "replays": replays,
-                   "level": level}  # fmt: skip
+        request = {
+            "row": row.to_json(),
+            "precision": precision,
+            "layout": layout,
+            "form": form,
+            "replays": replays,
+            "level": level,
+        }
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()

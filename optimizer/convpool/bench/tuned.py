@@ -23,11 +23,36 @@ def numbers(problem: Problem, cc: int, multiprocessors: int, tactic: int) -> lis
     s, rank = problem.struct, len(problem.spatial)
     tf32 = int(problem.dtype == "float32" and problem.allow_tf32)
     prologue = 1 if problem.prologue_affine else 2 if problem.prologue_activation not in (None, "none") else 0
-    head = [cc, multiprocessors, tactic, s.dtype, tf32, s.x_layout, s.y_layout, s.has_residual, prologue, s.group, s.n, s.c,
-            s.m, rank]  # fmt: skip
+    head = [
+        cc,
+        multiprocessors,
+        tactic,
+        s.dtype,
+        tf32,
+        s.x_layout,
+        s.y_layout,
+        s.has_residual,
+        prologue,
+        s.group,
+        s.n,
+        s.c,
+        s.m,
+        rank,
+    ]
     for i in range(rank):
-        head += [s.spatial[i], s.pool_kernel[i], s.pool_strides[i], s.pool_pads[i], s.pool_pads[rank + i], s.pool_dilations[i],
-                 s.kernel[i], s.strides[i], s.pads[i], s.pads[rank + i], s.dilations[i]]  # fmt: skip
+        head += [
+            s.spatial[i],
+            s.pool_kernel[i],
+            s.pool_strides[i],
+            s.pool_pads[i],
+            s.pool_pads[rank + i],
+            s.pool_dilations[i],
+            s.kernel[i],
+            s.strides[i],
+            s.pads[i],
+            s.pads[rank + i],
+            s.dilations[i],
+        ]
     return head
 
 
@@ -40,8 +65,10 @@ def rows(record: dict[str, Any]) -> list[str]:
             continue
         cc, multiprocessors = about.get("compute_capability"), about.get("multiprocessors")
         if not cc or not multiprocessors:
-            raise OptionError("--tune: the record does not say its GPU's multiprocessors; got one of an older convpool-bench, "
-                              "expected a new one; measure again")  # fmt: skip
+            raise OptionError(
+                "--tune: the record does not say its GPU's multiprocessors; got one of an older convpool-bench, "
+                "expected a new one; measure again"
+            )
         best = min(times, key=lambda found: found["us"])
         problem = Problem(**entry_row(entry).problem(entry["precision"], entry["layout"]))
         text = ", ".join(map(str, numbers(problem, cc, multiprocessors, best["tactic"])))

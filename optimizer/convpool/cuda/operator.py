@@ -36,9 +36,17 @@ def _describe(x: arrays.ArrayView, w: arrays.ArrayView, layout: str, group: int,
             f"{x.shape} in layout {layout} has C = {channels}"
         )
     return Problem(
-        n=x.shape[0], c=channels, m=w.shape[0], spatial=spatial, kernel_shape=w.shape[1:-1], dtype=w.dtype,
-        x_float=x_float, layout=layout, group=group, **options,
-    )  # fmt: skip
+        n=x.shape[0],
+        c=channels,
+        m=w.shape[0],
+        spatial=spatial,
+        kernel_shape=w.shape[1:-1],
+        dtype=w.dtype,
+        x_float=x_float,
+        layout=layout,
+        group=group,
+        **options,
+    )
 
 
 def _expect(view: arrays.ArrayView, shape: tuple[int, ...], w: arrays.ArrayView) -> None:
@@ -120,12 +128,24 @@ def conv_avg_pool(
     if None not in (vx.device, current := library.current_ordinal()) and vx.device != current:
         raise ArrayError(f"x: not on the current device; got device {vx.device}, expected {current}; make x's the current one")
     options = dict(
-        pool_kernel_shape=pool_kernel_shape, pool_strides=pool_strides, pool_pads=pool_pads,
-        pool_dilations=pool_dilations, strides=strides, pads=pads, dilations=dilations, activation=activation,
-        alpha=alpha, beta=beta, allow_tf32=allow_tf32, bias=b is not None, residual=residual is not None,
-        y_layout=y_layout, prologue_affine=scale is not None, prologue_activation=prologue_activation,
+        pool_kernel_shape=pool_kernel_shape,
+        pool_strides=pool_strides,
+        pool_pads=pool_pads,
+        pool_dilations=pool_dilations,
+        strides=strides,
+        pads=pads,
+        dilations=dilations,
+        activation=activation,
+        alpha=alpha,
+        beta=beta,
+        allow_tf32=allow_tf32,
+        bias=b is not None,
+        residual=residual is not None,
+        y_layout=y_layout,
+        prologue_affine=scale is not None,
+        prologue_activation=prologue_activation,
         prologue_alpha=prologue_alpha,
-    )  # fmt: skip
+    )
     problem = _describe(vx, views["w"], layout, group, options)
     _expect_device(views["w"], vx)
     y_shape = problem.y_shape
@@ -134,9 +154,12 @@ def conv_avg_pool(
         if out is None:
             raise ArrayError(f"out: missing; got None, expected an array, since {type(x).__name__} is of no known library")
     for name, array, shape in (
-        ("b", b, (problem.m,)), ("residual", residual, y_shape), ("scale", scale, (problem.c,)),
-        ("shift", shift, (problem.c,)), ("out", out, y_shape),
-    ):  # fmt: skip
+        ("b", b, (problem.m,)),
+        ("residual", residual, y_shape),
+        ("scale", scale, (problem.c,)),
+        ("shift", shift, (problem.c,)),
+        ("out", out, y_shape),
+    ):
         if array is not None:
             views[name] = arrays.view(name, array)
             _expect(views[name], shape, views["w"])

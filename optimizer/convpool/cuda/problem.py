@@ -1,6 +1,6 @@
 """Descriptions of ConvAvgPool problems, and the tactics that run them.  Needs no GPU.
 
-    Y = act(Conv(AveragePool(f(X), count_include_pad=1), W) + B + R),  f(x) = pre(scale[c] * x + shift[c])
+Y = act(Conv(AveragePool(f(X), count_include_pad=1), W) + B + R),  f(x) = pre(scale[c] * x + shift[c])
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ from convpool.cuda import library
 from convpool.cuda.errors import ProblemError
 
 _LAYOUTS = {
-    "NCHW": 0, "NCW": 0, "NCDHW": 0, "channels_first": 0,
-    "NHWC": 1, "NWC": 1, "NDHWC": 1, "channels_last": 1,
-}  # fmt: skip
+    "NCHW": 0,
+    "NCW": 0,
+    "NCDHW": 0,
+    "channels_first": 0,
+    "NHWC": 1,
+    "NWC": 1,
+    "NDHWC": 1,
+    "channels_last": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -44,8 +50,7 @@ def tactics() -> tuple[Tactic, ...]:
         raise ProblemError("convpool_tactics: the library has another structure; got another version, expected this one")
     names = {code: name for name, code in library.DTYPES.items()}
     return tuple(
-        Tactic(i.id, i.name.decode(), i.family.decode(), names.get(i.dtype), bool(i.tf32), i.min_cc, i.split_k)
-        for i in infos
+        Tactic(i.id, i.name.decode(), i.family.decode(), names.get(i.dtype), bool(i.tf32), i.min_cc, i.split_k) for i in infos
     )
 
 
@@ -213,9 +218,7 @@ class Problem:
         """The tactic that the library picks, as measured or by its cost rule; a device may be described as in `why_not`."""
         chosen = ctypes.c_int32()
         library.check(
-            library.load().convpool_default_tactic(
-                self.struct, cc, multiprocessors, shared_bytes, max_workspace_bytes, chosen
-            )
+            library.load().convpool_default_tactic(self.struct, cc, multiprocessors, shared_bytes, max_workspace_bytes, chosen)
         )
         library.warn_of_tuned_file()
         return find_tactic(chosen.value)

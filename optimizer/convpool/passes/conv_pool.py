@@ -33,7 +33,7 @@ from convpool.passes.trace import (
     spatial_size,
     trace,
     zero_pads,
-)  # fmt: skip
+)
 from convpool.plan import (
     IDENTITY,
     Choice,
@@ -46,7 +46,7 @@ from convpool.plan import (
     conv_leaves,
     opaque_leaves,
     reject,
-)  # fmt: skip
+)
 
 ENOUGH = 0.75
 """Largest share of the multiply-adds that may remain: no rewrite without pooling strides passes on a large map."""
@@ -134,8 +134,13 @@ def _merged_pad(scope: Scope, tree: Tree, pool: PoolSpec | None) -> Reject | Non
     for leaf in opaque_leaves(tree) if pool is not None else ():
         _, pads, nodes = zero_pads(scope, leaf.tensor, pool.rank)
         if any(pad >= k for pad, k in zip(pads, pool.kernel_shape * 2, strict=True)):
-            return reject(scope, nodes[-1], "Pad that the pooling would follow", list(pads),
-                          f"less than {list(pool.kernel_shape)}, as onnxruntime demands")  # fmt: skip
+            return reject(
+                scope,
+                nodes[-1],
+                "Pad that the pooling would follow",
+                list(pads),
+                f"less than {list(pool.kernel_shape)}, as onnxruntime demands",
+            )
     return None
 
 
@@ -190,8 +195,13 @@ def _form(plan: Plan, leaf: ConvLeaf, lowering: str, main_opset: int) -> Form | 
     if isinstance(found, Form) and found.pool is not None:
         for where, pad, orders in pads_upstream(plan.scope, leaf.input):
             if pad is not None and _reaches(where, pad, orders, found.pool):
-                return reject(plan.scope, leaf.node, f"Pad '{label(where.nodes[pad])}' in front of the box mean",
-                              "pads that reach its window, or unknown ones", "less, as onnxruntime demands")  # fmt: skip
+                return reject(
+                    plan.scope,
+                    leaf.node,
+                    f"Pad '{label(where.nodes[pad])}' in front of the box mean",
+                    "pads that reach its window, or unknown ones",
+                    "less, as onnxruntime demands",
+                )
     narrow = leaf.weight is not None and leaf.weight.data_type == TensorProto.FLOAT16
     if isinstance(found, Form) and found.lowering == "fused" and narrow:
         assert plan.pooling.spec is not None
@@ -235,10 +245,12 @@ def _judge(plan: Plan, forms: list[Form]) -> Plan | Reject:
         after += cost.pool_cost(window, channel_count(scope, opaque.tensor) or channels, full, bytes_)
     if after.macs > ENOUGH * before.macs or after.time >= before.time:
         return reject(
-            scope, leaves[0].node, f"saves nothing as {forms[0].lowering}",
-            f"{after.macs:,} multiply-adds and {after.additions:,} additions after {before.macs:,} and "
-            f"{before.additions:,}", "a saving",
-        )  # fmt: skip
+            scope,
+            leaves[0].node,
+            f"saves nothing as {forms[0].lowering}",
+            f"{after.macs:,} multiply-adds and {after.additions:,} additions after {before.macs:,} and {before.additions:,}",
+            "a saving",
+        )
     return replace(plan, choices=tuple(choices))
 
 
@@ -307,9 +319,11 @@ def _tree_size(tree: Tree) -> Ints | None:
 
 def _nominal_size(leaf: ConvLeaf, pool: PoolSpec | None) -> Ints:
     """An input size that stands for the unknown ones: large enough for a window."""
-    windows = [1] * leaf.conv.rank if pool is None else [
-        d * (k - 1) + 1 for k, d in zip(pool.kernel_shape, pool.dilations, strict=True)
-    ]  # fmt: skip
+    windows = (
+        [1] * leaf.conv.rank
+        if pool is None
+        else [d * (k - 1) + 1 for k, d in zip(pool.kernel_shape, pool.dilations, strict=True)]
+    )
     return tuple(
         max(cost.NOMINAL_SIZE, (w - 1) * s + extent)
         for w, s, extent in zip(windows, leaf.conv.strides, leaf.conv.extents, strict=True)

@@ -60,9 +60,11 @@ def _behind(walk: Walk, plan: Absorption) -> Absorption | None:
     elif is_op(node, "Add", "Sum"):
         result = _residual(walk, plan, taken)
     else:
-        result = step if isinstance(step, Reject) else reject(
-            scope, reader, "constant operands", "computed ones", "constants per channel"
-        )  # fmt: skip
+        result = (
+            step
+            if isinstance(step, Reject)
+            else reject(scope, reader, "constant operands", "computed ones", "constants per channel")
+        )
     if isinstance(result, Reject):
         walk.rejects.append(result)
         return None
@@ -86,8 +88,13 @@ def _fold(walk: Walk, plan: Absorption, step: Step) -> Absorption | Reject:
         source = scope.producer.get(plan.residual or "")
         giver = plan.scaled or (_giver(walk, source) if source is not None else None)
         if giver is None:
-            return reject(scope, step.node, "map behind a residual", "one that its convolution cannot take in",
-                          "a convolution with constant weights that nothing else reads")  # fmt: skip
+            return reject(
+                scope,
+                step.node,
+                "map behind a residual",
+                "one that its convolution cannot take in",
+                "a convolution with constant weights that nothing else reads",
+            )
         other = _scaled(giver, Affine(step.affine.scale, np.array(0.0)))
         if other is None:
             own = None

@@ -66,11 +66,21 @@ def pad_conv(scope: Scope, step: Step, conv: ConvSpec, has_shift: bool) -> ConvS
         if (begin > 0 or end > 0) and has_shift:
             return reject(scope, step.node, "Pad behind a bias", list(pads), "no positive pads")
         if begin > 0 and conv.pads[i] < conv.extents[i] - conv.strides[i]:
-            return reject(scope, step.node, f"zeros where the convolution gives others, axis {i}", conv.pads[i],
-                          f"convolution pads >= {conv.extents[i] - conv.strides[i]}")  # fmt: skip
+            return reject(
+                scope,
+                step.node,
+                f"zeros where the convolution gives others, axis {i}",
+                conv.pads[i],
+                f"convolution pads >= {conv.extents[i] - conv.strides[i]}",
+            )
         if end > 0 and conv.pads[r + i] < conv.extents[i] - 1:
-            return reject(scope, step.node, f"zeros where the convolution gives others, axis {i}", conv.pads[r + i],
-                          f"convolution pads >= {conv.extents[i] - 1}")  # fmt: skip
+            return reject(
+                scope,
+                step.node,
+                f"zeros where the convolution gives others, axis {i}",
+                conv.pads[r + i],
+                f"convolution pads >= {conv.extents[i] - 1}",
+            )
     total = tuple(p + s * t for p, s, t in zip(conv.pads, conv.strides * 2, pads, strict=True))
     if min(total) < 0:
         return reject(scope, step.node, "crop beyond the convolution's padding", list(pads), "pads that stay >= 0")

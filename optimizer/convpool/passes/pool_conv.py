@@ -86,6 +86,7 @@ def _check(site: Site, rank: int, main_opset: int) -> Plan | Reject:
     if scope.opset != main_opset:
         return reject(scope, site.conv, "opset of the function", scope.opset, f"the model's, {main_opset}")
     conv_node = scope.nodes[site.conv]
-    pooling = Pooling(index, (index,), node.input[0], conv_node.output[0], "pool_conv",
-                      PoolSpec(kernel, strides, pads, dilations))  # fmt: skip
+    pooling = Pooling(
+        index, (index,), node.input[0], conv_node.output[0], "pool_conv", PoolSpec(kernel, strides, pads, dilations)
+    )
     return Plan(scope, "pool_conv", pooling, leaf, (Choice("convavgpool", None, None),))

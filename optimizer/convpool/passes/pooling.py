@@ -74,9 +74,7 @@ def _average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Poo
             return reject(scope, index, "ceil_mode", "1 on an unknown size", "windows that all lie inside")
         for n, window, stride in zip(size or (), windows, strides, strict=False):
             if (n - window) % stride:
-                return reject(
-                    scope, index, "ceil_mode", f"a partial window on size {n}", "windows that all lie inside"
-                )
+                return reject(scope, index, "ceil_mode", f"a partial window on size {n}", "windows that all lie inside")
     return Pooling(index, (index,), node.input[0], node.output[0], "pool", spec)
 
 
@@ -89,8 +87,7 @@ def _unreached(pads: Ints, size: Ints | None, windows: list[int], strides: Ints)
     if size is None or any(pads[:rank]):
         return False
     return all(
-        n >= w and (n + pad - w) // s == (n - w) // s
-        for n, pad, w, s in zip(size, pads[rank:], windows, strides, strict=True)
+        n >= w and (n + pad - w) // s == (n - w) // s for n, pad, w, s in zip(size, pads[rank:], windows, strides, strict=True)
     )
 
 

@@ -117,10 +117,12 @@ def _all_take(scope: Scope, x: str, node: int, inside: bool, excluded: Callable[
     if inside:
         return len(readers) == 1
     return all(
-        operator.is_operator(scope.nodes[i]) and scope.nodes[i].input[0] == x and x not in scope.nodes[i].input[1:]
+        operator.is_operator(scope.nodes[i])
+        and scope.nodes[i].input[0] == x
+        and x not in scope.nodes[i].input[1:]
         and (i == node or not excluded(label(scope.nodes[i])) and _may_take(scope, i, x))
         for i in readers
-    )  # fmt: skip
+    )
 
 
 def _may_take(scope: Scope, index: int, x: str) -> bool:
@@ -162,8 +164,9 @@ def _host(scope: Scope, x: str) -> int | None:
             return index
         if not is_op(node, "Add", "Sum"):
             return None
-        given = [name for name in node.input if (i := scope.producer.get(name)) is not None
-                 and is_op(scope.nodes[i], *EPILOGUE_HOSTS)]  # fmt: skip
+        given = [
+            name for name in node.input if (i := scope.producer.get(name)) is not None and is_op(scope.nodes[i], *EPILOGUE_HOSTS)
+        ]
         if not given:
             return None
         x = given[0]

@@ -65,8 +65,13 @@ def recognise_mean(scope: Scope, index: int, rank: int, size: Ints | None) -> Po
     for leaf in leaves:
         got = _slice_ranges(scope, leaf, base, rank, size, nodes)
         if got is None:
-            return reject(scope, scope.producer[leaf], "Slice", "other axes, or bounds that are computed",
-                          "constant strides over spatial axes")  # fmt: skip
+            return reject(
+                scope,
+                scope.producer[leaf],
+                "Slice",
+                "other axes, or bounds that are computed",
+                "constant strides over spatial axes",
+            )
         ranges.append(got)
     kernel, strides = [], []
     for axis in range(rank):
@@ -206,9 +211,7 @@ def _slice_base(scope: Scope, name: str) -> str | None:
     return base
 
 
-def _slice_ranges(
-    scope: Scope, name: str, base: str, rank: int, size: Ints, nodes: set[int]
-) -> tuple[range, ...] | None:
+def _slice_ranges(scope: Scope, name: str, base: str, rank: int, size: Ints, nodes: set[int]) -> tuple[range, ...] | None:
     """Indices that the chain of Slices from `base` to `name` keeps, per spatial axis; adds the Slices to `nodes`."""
     chain = []
     while name != base:

@@ -24,11 +24,38 @@ from convpool.plan import IDENTITY, ConvLeaf, JoinTree, Moved, OpaqueLeaf, Rejec
 
 JOINS = ("Add", "Sub", "Sum", "Concat")
 ELEMENTWISE = (
-    "Abs", "BatchNormalization", "Cast", "Celu", "Clip", "DequantizeLinear", "Dropout", "Elu", "Erf", "Exp", "Gelu",
-    "GroupNormalization", "HardSigmoid", "HardSwish", "Identity", "InstanceNormalization", "LeakyRelu", "Mish", "Neg",
-    "PRelu", "Pad", "QuantizeLinear", "Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Sqrt", "Swish", "Tanh",
+    "Abs",
+    "BatchNormalization",
+    "Cast",
+    "Celu",
+    "Clip",
+    "DequantizeLinear",
+    "Dropout",
+    "Elu",
+    "Erf",
+    "Exp",
+    "Gelu",
+    "GroupNormalization",
+    "HardSigmoid",
+    "HardSwish",
+    "Identity",
+    "InstanceNormalization",
+    "LeakyRelu",
+    "Mish",
+    "Neg",
+    "PRelu",
+    "Pad",
+    "QuantizeLinear",
+    "Relu",
+    "Selu",
+    "Sigmoid",
+    "Softplus",
+    "Softsign",
+    "Sqrt",
+    "Swish",
+    "Tanh",
     "ThresholdedRelu",
-)  # fmt: skip
+)
 """Operators that a report looks through to find the convolution that an inexact site starts from."""
 NOMINAL_CHANNELS = 64
 """Stands for a channel count that is unknown, in cost comparisons only."""
@@ -114,14 +141,18 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
     conv = ConvSpec(kernel, strides, pads, dilations, int(values.get("group", 1)))
     bias = node.input[2] if len(node.input) > 2 else ""
     return ConvLeaf(
-        index, node.input[0], conv, scope.weights(node.input[1]), scope.constant(bias) if bias else None,
-        (m, c, *kernel), size if known else None, nodes=(index,),
-    )  # fmt: skip
+        index,
+        node.input[0],
+        conv,
+        scope.weights(node.input[1]),
+        scope.constant(bias) if bias else None,
+        (m, c, *kernel),
+        size if known else None,
+        nodes=(index,),
+    )
 
 
-def trace(
-    scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozenset(), depth: int = 0
-) -> Tree | Reject:
+def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozenset(), depth: int = 0) -> Tree | Reject:
     """The tree of convolutions behind `tensor` as a Tree, or a Reject.
 
     inside: nodes of the average itself, which may read `tensor` any number of times; depth: nodes from the average.
@@ -415,6 +446,5 @@ def _windows(scope: Scope, index: int, rank: int) -> list[list[tuple[int, int]]]
 def _window(spec: ConvSpec | PoolSpec) -> list[tuple[int, int]]:
     r = spec.rank
     return [
-        (spec.dilations[i] * (spec.kernel_shape[i] - 1) + 1 - spec.pads[i] - spec.pads[r + i], spec.strides[i])
-        for i in range(r)
+        (spec.dilations[i] * (spec.kernel_shape[i] - 1) + 1 - spec.pads[i] - spec.pads[r + i], spec.strides[i]) for i in range(r)
     ]

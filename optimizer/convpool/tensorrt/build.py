@@ -123,9 +123,16 @@ def build_engine(
     if lowering not in LOWERINGS:
         raise OptionError(f"lowering: got {lowering!r}, expected one of {', '.join(LOWERINGS)}")
     options = _Options(
-        precision, _profiles(profiles), Path(timing_cache) if timing_cache else None, workspace_bytes,
-        optimization_level, max_aux_streams, progress, configure, configure_network,
-    )  # fmt: skip
+        precision,
+        _profiles(profiles),
+        Path(timing_cache) if timing_cache else None,
+        workspace_bytes,
+        optimization_level,
+        max_aux_streams,
+        progress,
+        configure,
+        configure_network,
+    )
     if options.timing_cache is not None and not options.timing_cache.parent.is_dir():
         raise OutputError(f"timing cache {timing_cache}: no folder {str(options.timing_cache.parent)!r}; make it first")
     trt = trt or tensorrt_module()
@@ -154,9 +161,7 @@ def _profiles(profiles: Profile | Sequence[Profile] | None) -> list[Profile]:
     return [profiles] if isinstance(profiles, Mapping) else list(profiles)
 
 
-def plugin_takes(
-    precision: str, plugin: bool, *, stem: bool, plain_conv: bool, trt: ModuleType | None = None
-) -> dict[str, bool]:
+def plugin_takes(precision: str, plugin: bool, *, stem: bool, plain_conv: bool, trt: ModuleType | None = None) -> dict[str, bool]:
     """Which convolutions without a pooling the plugin runs, of those that the caller allows, as `prepared_model` takes it.
 
     Both kinds in fp16 with TensorRT 8.6 or 9 only.  stem: on GPUs from compute capability 8.0 on, or unknown.  plain_conv: on
@@ -184,9 +189,14 @@ def typical(profiles: Profile | Sequence[Profile] | None) -> dict[str, list[int]
 
 
 def prepared_model(
-    model: object, lowering: str, layers: bool = False, shapes: Mapping[str, Sequence[int]] | None = None, *,
-    stem: bool = False, plain_conv: bool = False,
-) -> ModelProto:  # fmt: skip
+    model: object,
+    lowering: str,
+    layers: bool = False,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    *,
+    stem: bool = False,
+    plain_conv: bool = False,
+) -> ModelProto:
     """What an engine is built from: the model in the form asked for, self-contained, its weights initializers.
 
     shapes: of open inputs, by which the size of plain convolutions is judged.
@@ -196,9 +206,14 @@ def prepared_model(
         result = prepare.self_contained(loaded)
     else:
         optimized = optimize(
-            loaded.proto, lowering=lowering, stem=stem, plain_conv=plain_conv, check=0, input_shapes=shapes,
+            loaded.proto,
+            lowering=lowering,
+            stem=stem,
+            plain_conv=plain_conv,
+            check=0,
+            input_shapes=shapes,
             base_dir=loaded.base_dir,
-        )  # fmt: skip
+        )
         result = prepare.self_contained(load(optimized.model, loaded.base_dir))
     result = prepare.inline_own_functions(result)
     prepare.fold_weights(result)
@@ -319,8 +334,10 @@ def _configure(trt: ModuleType, config: Any, weakly_typed: bool, options: _Optio
     if weakly_typed and options.precision in HALVES:
         flag = getattr(flags, options.precision.upper(), None)
         if flag is None:
-            raise OptionError(f"precision: got {options.precision}, which TensorRT {trt.__version__} does not have; "
-                              "expected fp32, tf32 or fp16, or a newer TensorRT")  # fmt: skip
+            raise OptionError(
+                f"precision: got {options.precision}, which TensorRT {trt.__version__} does not have; "
+                "expected fp32, tf32 or fp16, or a newer TensorRT"
+            )
         config.set_flag(flag)
     if weakly_typed:
         config.set_tactic_sources(_usable_sources(trt, config.get_tactic_sources()))
@@ -408,8 +425,10 @@ def _add_profiles(builder: Any, config: Any, network: Any, profiles: list[Profil
                 raise OptionError(f"profile: no input '{name}'; expected {', '.join(inputs)}")
             _check_shapes(name, inputs[name], shapes)
     if open_inputs and not profiles:
-        raise OptionError(f"profile: input '{open_inputs[0]}' has the open shape {list(inputs[open_inputs[0]])}; "
-                          "give its smallest, typical and largest shape")  # fmt: skip
+        raise OptionError(
+            f"profile: input '{open_inputs[0]}' has the open shape {list(inputs[open_inputs[0]])}; "
+            "give its smallest, typical and largest shape"
+        )
     for profile in profiles if open_inputs else []:
         made = builder.create_optimization_profile()
         for name in open_inputs:
@@ -427,8 +446,10 @@ def _check_shapes(name: str, dims: tuple[int, ...], shapes: Sequence[Sequence[in
         if len(shape) != len(dims) or any(d not in (-1, s) or s < 0 for d, s in zip(dims, shape, strict=True)):
             raise OptionError(f"profile: input '{name}'; got {list(shape)}, expected {list(dims)} with -1 replaced")
     if not all(low <= middle <= high for low, middle, high in zip(*shapes, strict=True)):
-        raise OptionError(f"profile: input '{name}'; got {' / '.join(str(list(shape)) for shape in shapes)}, expected "
-                          "smallest <= typical <= largest")  # fmt: skip
+        raise OptionError(
+            f"profile: input '{name}'; got {' / '.join(str(list(shape)) for shape in shapes)}, expected "
+            "smallest <= typical <= largest"
+        )
 
 
 def _timing_cache(config: Any, path: Path | None) -> Any:

@@ -137,8 +137,7 @@ def compare(
             raise OptionError(f"input shape: no input '{name}'; expected one of {', '.join(first.input_names) or 'none'}")
     names = [name for name in first.output_names if name in second.output_names]
     if not names:
-        raise OptionError("no output in common; got "
-                          f"{', '.join(first.output_names)} and {', '.join(second.output_names)}")  # fmt: skip
+        raise OptionError(f"no output in common; got {', '.join(first.output_names)} and {', '.join(second.output_names)}")
     tolerance = PRECISION_TOLERANCES[precision or _least_exact((first.precision, second.precision))]
     limits = (tolerance[0] if rtol is None else rtol, tolerance[1], atol)
     worst: dict[str, OutputErrors] = {}
@@ -172,9 +171,11 @@ def _input_sets(first: Runner, second: Runner, count: int, data: Arrays | None, 
         return
     for number in range(count):
         rng = np.random.default_rng([seed, number])
-        arrays = data if data is not None else {
-            name: random_array(rng, info.dtype, shapes[name]) for name, info in first._engine.inputs.items()
-        }  # fmt: skip
+        arrays = (
+            data
+            if data is not None
+            else {name: random_array(rng, info.dtype, shapes[name]) for name, info in first._engine.inputs.items()}
+        )
         yield arrays, first.run(arrays)
 
 

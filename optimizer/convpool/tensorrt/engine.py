@@ -20,8 +20,15 @@ from convpool.tensorrt.library import load_plugin, logger, tensorrt_module
 from convpool.tensorrt.memory import PycudaMemory
 
 Shape = tuple[int, ...]
-_NUMPY_TYPES = {"FLOAT": "float32", "HALF": "float16", "INT8": "int8", "INT32": "int32", "INT64": "int64", "BOOL": "bool",
-                "UINT8": "uint8"}  # fmt: skip
+_NUMPY_TYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "INT8": "int8",
+    "INT32": "int32",
+    "INT64": "int64",
+    "BOOL": "bool",
+    "UINT8": "uint8",
+}
 
 
 @dataclass(frozen=True)
@@ -70,8 +77,13 @@ class Engine:
     """
 
     def __init__(
-        self, plan: bytes, *, trt: ModuleType | None = None, device: int | None = None, built_from: Iterable[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        plan: bytes,
+        *,
+        trt: ModuleType | None = None,
+        device: int | None = None,
+        built_from: Iterable[str] = (),
+    ) -> None:
         self.plan, self._trt, self._device = plan, trt, device
         self.built_from = Counter(built_from)
         self._loaded: _Loaded | None = None
@@ -219,10 +231,14 @@ class Engine:
             name = engine.get_tensor_name(index)
             _check_memory(trt, engine, name)
             is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
-            profiles = tuple(
-                tuple(tuple(shape) for shape in engine.get_tensor_profile_shape(name, number))
-                for number in range(engine.num_optimization_profiles)
-            ) if is_input else ()  # fmt: skip
+            profiles = (
+                tuple(
+                    tuple(tuple(shape) for shape in engine.get_tensor_profile_shape(name, number))
+                    for number in range(engine.num_optimization_profiles)
+                )
+                if is_input
+                else ()
+            )
             order = str(engine.get_tensor_format(name)).rpartition(".")[2]
             info = TensorInfo(name, tuple(engine.get_tensor_shape(name)), _numpy_type(engine, name), profiles, order)
             (inputs if is_input else outputs)[name] = info
@@ -287,8 +303,10 @@ def _check_memory(trt: ModuleType, engine: Any, name: str) -> None:
     dims, axis = tuple(engine.get_tensor_shape(name)), engine.get_tensor_vectorized_dim(name)
     chunk = engine.get_tensor_components_per_element(name) if axis >= 0 else 1
     if chunk > 1 and (dims[axis] < 0 or dims[axis] % chunk):
-        raise TensorRTError(f"engine: tensor '{name}': format {engine.get_tensor_format_desc(name)}; got shape {list(dims)}, "
-                            f"which it pads, expected a multiple of {chunk} in dimension {axis}")  # fmt: skip
+        raise TensorRTError(
+            f"engine: tensor '{name}': format {engine.get_tensor_format_desc(name)}; got shape {list(dims)}, "
+            f"which it pads, expected a multiple of {chunk} in dimension {axis}"
+        )
 
 
 def _numpy_type(engine: Any, name: str) -> np.dtype:

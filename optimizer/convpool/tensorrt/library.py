@@ -74,8 +74,10 @@ def load_plugin(trt: ModuleType | None = None) -> Path:
     missing = [name for name in operator.OP_TYPES if find_creator(trt, name) is None]
     if missing:
         got = "none of the operators" if len(missing) == len(operator.OP_TYPES) else f"no {missing[0]}"
-        raise TensorRTError(f"{path}: plugins; got {got} in TensorRT {trt.__version__}, expected {len(operator.OP_TYPES)}; "
-                            f"build the library of this version of convpool {logger(trt).explain()}".rstrip())  # fmt: skip
+        raise TensorRTError(
+            f"{path}: plugins; got {got} in TensorRT {trt.__version__}, expected {len(operator.OP_TYPES)}; "
+            f"build the library of this version of convpool {logger(trt).explain()}".rstrip()
+        )
     return path
 
 

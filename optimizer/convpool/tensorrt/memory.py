@@ -56,8 +56,10 @@ class PycudaMemory:
             if driver.Context.get_current() is None:
                 _threads.__dict__.setdefault("pushed", []).append(_Pushed(driver, device or 0))
             elif device is not None and driver.Context.get_device() != driver.Device(device):
-                raise TensorRTError(f"CUDA device {device}: cannot be used; got a context of another device that is current "
-                                    "in this thread, expected none; use a thread for each device")  # fmt: skip
+                raise TensorRTError(
+                    f"CUDA device {device}: cannot be used; got a context of another device that is current "
+                    "in this thread, expected none; use a thread for each device"
+                )
             self.stream = driver.Stream()
 
     def allocate(self, size_bytes: int) -> Any:

@@ -156,8 +156,12 @@ def half_weights(model: ModelProto, kind: int) -> None:
 
     For weakly typed networks, where TensorRT would otherwise convert the float32 constants in every run.
     """
-    elsewhere = {node.input[index] for node in _nodes(model.graph) for index in range(len(node.input))
-                 if index == 0 or not is_operator(node)}  # fmt: skip
+    elsewhere = {
+        node.input[index]
+        for node in _nodes(model.graph)
+        for index in range(len(node.input))
+        if index == 0 or not is_operator(node)
+    }
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in filter(is_operator, model.graph.node):
         for name in node.input[1:]:
@@ -210,9 +214,7 @@ def _convert(tensor: TensorProto, kind: int) -> None:
     values = numpy_helper.to_array(tensor)
     largest = float(ml_dtypes.finfo(_NUMPY_TYPES[kind]).max)
     finite = np.where(np.isfinite(values), np.clip(values, -largest, largest), values)
-    tensor.CopyFrom(helper.make_tensor(
-        tensor.name, kind, tensor.dims, finite.astype(_NUMPY_TYPES[kind]).tobytes(), raw=True
-    ))  # fmt: skip
+    tensor.CopyFrom(helper.make_tensor(tensor.name, kind, tensor.dims, finite.astype(_NUMPY_TYPES[kind]).tobytes(), raw=True))
 
 
 def _convert_attributes(node: NodeProto, kind: int) -> None:

@@ -98,8 +98,8 @@ CONVPOOL_DEVICE uint32_t round_to_tf32(uint32_t bits) {
 // Rounds once, to the type that the tensor cores read.
 template <Precision P> CONVPOOL_DEVICE uint4 pack_chunk(const float (&v)[Traits<P>::kPerChunk]) {
     if constexpr (P == Precision::kTF32) {
-        return {round_to_tf32(__float_as_uint(v[0])), round_to_tf32(__float_as_uint(v[1])),
-                round_to_tf32(__float_as_uint(v[2])), round_to_tf32(__float_as_uint(v[3]))};
+        return {round_to_tf32(__float_as_uint(v[0])), round_to_tf32(__float_as_uint(v[1])), round_to_tf32(__float_as_uint(v[2])),
+                round_to_tf32(__float_as_uint(v[3]))};
     } else if constexpr (P == Precision::kTF32x3) {
         return {__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])};
     } else {
@@ -139,13 +139,11 @@ CONVPOOL_DEVICE void let_next_kernel_start() {
 CONVPOOL_DEVICE uint32_t shared_address(const void *p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 CONVPOOL_DEVICE void store_shared(uint32_t address, const uint4 &v) {
-    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 CONVPOOL_DEVICE uint4 load_shared(uint32_t address) {
     uint4 v;
-    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address)
-                 : "memory");
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
     return v;
 }
 
@@ -160,9 +158,7 @@ CONVPOOL_DEVICE void copy_chunk(uint32_t dst, const void *src, bool valid) {
 #endif
 }
 // A line of 128 bytes on its way to the L2, ahead of its use.
-CONVPOOL_DEVICE void prefetch_line(const void *src) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(src));
-}
+CONVPOOL_DEVICE void prefetch_line(const void *src) { asm volatile("prefetch.global.L2 [%0];" ::"l"(src)); }
 CONVPOOL_DEVICE void copy_commit() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -209,8 +205,7 @@ CONVPOOL_DEVICE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], const uint3
 }
 
 // d[16][8] += a[16][2 chunks] b[8][2 chunks]^T
-template <Precision P>
-CONVPOOL_DEVICE void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t b0, const uint32_t b1) {
+template <Precision P> CONVPOOL_DEVICE void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t b0, const uint32_t b1) {
     if constexpr (P == Precision::kF16) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
         asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "

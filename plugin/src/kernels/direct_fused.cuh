@@ -41,8 +41,8 @@ template <class Config> struct DirectFused {
         p.div_m_tiles.divmod(index, rest, m_tile);  // channels first: neighbours share pixels
         p.div_tiles_w.divmod(rest, rest, column);
         p.div_tiles_h.divmod(rest, images, row);
-        return {static_cast<int>(m_tile), static_cast<int>(images) * p.tile_images,
-                static_cast<int>(row) << p.tile_h_log2, static_cast<int>(column) << p.tile_w_log2};
+        return {static_cast<int>(m_tile), static_cast<int>(images) * p.tile_images, static_cast<int>(row) << p.tile_h_log2,
+                static_cast<int>(column) << p.tile_w_log2};
     }
 
     // The first row and column of X that a tile covers.
@@ -70,8 +70,7 @@ template <class Config> struct DirectFused {
                 const int c = c0 + (lane % kChunks) * kPerChunk;
                 for (int i = lane; i < p.raw_w * kChunks; i += 32) {
                     const int column = x0 + i / kChunks;
-                    const bool valid =
-                        inside && static_cast<uint32_t>(column) < static_cast<uint32_t>(s.w) && c < s.c;
+                    const bool valid = inside && static_cast<uint32_t>(column) < static_cast<uint32_t>(s.w) && c < s.c;
                     copy_chunk(dst + i * 16, valid ? line + column * s.c + c : x, valid);
                 }
             } else {
@@ -81,14 +80,13 @@ template <class Config> struct DirectFused {
 #pragma unroll 1
                     for (int dx = lane; dx < p.raw_w; dx += 32) {
                         const int column = x0 + dx;
-                        const bool valid =
-                            inside && static_cast<uint32_t>(column) < static_cast<uint32_t>(s.w) && c < s.c;
+                        const bool valid = inside && static_cast<uint32_t>(column) < static_cast<uint32_t>(s.w) && c < s.c;
                         const int64_t plane = static_cast<int64_t>(s.h) * s.w;
                         const int64_t pixel = static_cast<int64_t>(y) * s.w + column;
                         const Element *src = s.x_channels_last ? x + (n * plane + pixel) * s.c + c
                                                                : x + (static_cast<int64_t>(n) * s.c + c) * plane + pixel;
-                        copy_elements<Config::kPrecision>(dst + (dx * kChunks + chunk) * 16, src,
-                                                          s.x_channels_last ? 1 : plane, valid ? s.c - c : 0);
+                        copy_elements<Config::kPrecision>(dst + (dx * kChunks + chunk) * 16, src, s.x_channels_last ? 1 : plane,
+                                                          valid ? s.c - c : 0);
                     }
                 }
             }
@@ -134,10 +132,9 @@ template <class Config> struct DirectFused {
         p.div_segments.divmod(rest, image, segment);
         p.div_stride_w.divmod(column, across, phase);
         const int row = segment * p.segment_h;
-        return {((image * p.raw_h + row * p.box.stride_h) * p.raw_w + column * p.box.stride_w) * (kChunks * 16) +
-                    chunk * 16,
-                (chunk * p.plane + (image * p.halo_h + row) * p.shape.stride_w * p.phase_pitch +
-                 phase * p.phase_pitch + across) * 16,
+        return {((image * p.raw_h + row * p.box.stride_h) * p.raw_w + column * p.box.stride_w) * (kChunks * 16) + chunk * 16,
+                (chunk * p.plane + (image * p.halo_h + row) * p.shape.stride_w * p.phase_pitch + phase * p.phase_pitch + across) *
+                    16,
                 row, min(p.segment_h, p.halo_h - row), static_cast<int>(column)};
     }
 
@@ -147,20 +144,17 @@ template <class Config> struct DirectFused {
         const uint32_t raw_pitch = p.raw_w * kChunks * 16, row_step = s.stride_w * p.phase_pitch * 16;
         const uint32_t src = shared + p.raw_offset + walk.src, dst = shared + walk.dst;
         const int row = tile.out_y * s.stride_h - s.pad_h + walk.row;
-        const bool column_inside = static_cast<uint32_t>(tile.out_x * s.stride_w - s.pad_w + walk.column) <
-                                   static_cast<uint32_t>(s.pooled_w);
+        const bool column_inside =
+            static_cast<uint32_t>(tile.out_x * s.stride_w - s.pad_w + walk.column) < static_cast<uint32_t>(s.pooled_w);
         // Beyond the pooled tensor stands the convolution's zero padding, not a mean of what raw holds there.
         const uint32_t rows_inside = column_inside ? s.pooled_h : 0;
-        if (p.box_pairs)
-            walk_pairs(src, raw_pitch, dst, row_step, row, walk.count, rows_inside);
-        else
-            walk_boxes(src, raw_pitch, dst, row_step, row, walk.count, rows_inside);
+        if (p.box_pairs) walk_pairs(src, raw_pitch, dst, row_step, row, walk.count, rows_inside);
+        else walk_boxes(src, raw_pitch, dst, row_step, row, walk.count, rows_inside);
     }
 
     CONVPOOL_DEVICE void form_means(const Tile &tile) const {
 #pragma unroll 1
-        for (int item = thread; item < p.walks; item += Config::kThreads)
-            walk_rows(walk_of(item), tile);
+        for (int item = thread; item < p.walks; item += Config::kThreads) walk_rows(walk_of(item), tile);
     }
 
     CONVPOOL_DEVICE void row_pair(uint32_t src, float (&sum)[kPerChunk]) const {
@@ -172,8 +166,8 @@ template <class Config> struct DirectFused {
     }
 
     // 2x2 windows one apart: the sum of a row's pair serves the row above and the row below.
-    CONVPOOL_DEVICE void walk_pairs(uint32_t src, uint32_t raw_pitch, uint32_t dst, uint32_t row_step, uint32_t row,
-                                    int count, uint32_t rows_inside) const {
+    CONVPOOL_DEVICE void walk_pairs(uint32_t src, uint32_t raw_pitch, uint32_t dst, uint32_t row_step, uint32_t row, int count,
+                                    uint32_t rows_inside) const {
         float above[kPerChunk];
         row_pair(src, above);
 #pragma unroll 2
@@ -192,8 +186,8 @@ template <class Config> struct DirectFused {
         }
     }
 
-    CONVPOOL_DEVICE void walk_boxes(uint32_t src, uint32_t raw_pitch, uint32_t dst, uint32_t row_step, uint32_t row,
-                                    int count, uint32_t rows_inside) const {
+    CONVPOOL_DEVICE void walk_boxes(uint32_t src, uint32_t raw_pitch, uint32_t dst, uint32_t row_step, uint32_t row, int count,
+                                    uint32_t rows_inside) const {
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
             float sum[kPerChunk] = {};
@@ -203,8 +197,7 @@ template <class Config> struct DirectFused {
                 for (int v = 0; v < p.box.pw; ++v) {
                     float value[kPerChunk];
                     unpack_chunk<Config::kPrecision>(
-                        load_shared(src + u * p.box.dilation_h * raw_pitch + v * p.box.dilation_w * (kChunks * 16)),
-                        value);
+                        load_shared(src + u * p.box.dilation_h * raw_pitch + v * p.box.dilation_w * (kChunks * 16)), value);
 #pragma unroll
                     for (int j = 0; j < kPerChunk; ++j) sum[j] += value[j];
                 }
@@ -232,8 +225,8 @@ template <class Config> struct DirectFused {
         uint32_t rest, m_tile;
         p.div_m_tiles.divmod(at.index, rest, m_tile);
         at.first_m = m_tile * Config::kBlockN;
-        at.row = static_cast<const Element *>(p.w) +
-                 static_cast<int64_t>(at.first_m + thread / kChunks) * (p.taps * p.shape.c) + thread % kChunks * kPerChunk;
+        at.row = static_cast<const Element *>(p.w) + static_cast<int64_t>(at.first_m + thread / kChunks) * (p.taps * p.shape.c) +
+                 thread % kChunks * kPerChunk;
     }
 
     CONVPOOL_DEVICE WeightCursor weight_cursor(int index, int first_slice) const {
@@ -251,8 +244,8 @@ template <class Config> struct DirectFused {
             const int64_t rows_step = static_cast<int64_t>(kRowsAtOnce) * (p.taps * s.c);
             const Element *src = at.row + (at.tap * s.c + slice_c);
             // kRowsAtOnce is a multiple of 8, so every row of this thread has its chunk at the same place.
-            const uint32_t dst = shared + p.weight_offset + at.buffer * Config::kWeightStageBytes +
-                                 chunk_in_row(row0, thread % kChunks);
+            const uint32_t dst =
+                shared + p.weight_offset + at.buffer * Config::kWeightStageBytes + chunk_in_row(row0, thread % kChunks);
             if (p.w_chunked) {
 #pragma unroll
                 for (int row = 0; row < Config::kBlockN; row += kRowsAtOnce) {
@@ -279,15 +272,12 @@ template <class Config> struct DirectFused {
         at.buffer = at.buffer + 1 == p.weight_stages ? 0 : at.buffer + 1;
     }
 
-    CONVPOOL_DEVICE uint32_t tap_offset(int tap) const {
-        return p.tap_offsets[tap];
-    }
+    CONVPOOL_DEVICE uint32_t tap_offset(int tap) const { return p.tap_offsets[tap]; }
 
     CONVPOOL_DEVICE uint32_t pixel_row(int r) const {
         const int tx = r & ((1 << p.tile_w_log2) - 1), ty = (r >> p.tile_w_log2) & ((1 << p.tile_h_log2) - 1);
         const int image = r >> (p.tile_w_log2 + p.tile_h_log2);
-        return shared +
-               ((image * p.halo_h + ty * p.shape.stride_h) * p.shape.stride_w * p.phase_pitch + tx) * 16;
+        return shared + ((image * p.halo_h + ty * p.shape.stride_h) * p.shape.stride_w * p.phase_pitch + tx) * 16;
     }
 
     CONVPOOL_DEVICE OutputPixel output_pixel(const Tile &tile, int r) const {
@@ -302,8 +292,7 @@ template <class Config> struct DirectFused {
 
     CONVPOOL_DEVICE OutputView output_view() const {
         const Shape2d &s = p.shape;
-        return {p.y, s.y_channels_last ? 1 : static_cast<int64_t>(s.out_h) * s.out_w, s.m, p.y_vectors != 0,
-                p.y_runs != 0};
+        return {p.y, s.y_channels_last ? 1 : static_cast<int64_t>(s.out_h) * s.out_w, s.m, p.y_vectors != 0, p.y_runs != 0};
     }
 
     CONVPOOL_DEVICE void run() const {
@@ -360,7 +349,7 @@ template <class Config> struct DirectFused {
                     if (!p.resident) fetch(cursor, first_slice, end_slice, step);
                     copy_commit();
                     multiply<Config, Pixels::kMeans>(acc, pixel_rows, tap_offset(tap), two_planes,
-                                            weight_lane + buffer * Config::kWeightStageBytes);
+                                                     weight_lane + buffer * Config::kWeightStageBytes);
                     buffer = buffer + 1 == p.weight_stages ? 0 : buffer + 1;
                 }
             }

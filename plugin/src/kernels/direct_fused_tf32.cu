@@ -2,9 +2,9 @@
 #include "../launch.h"
 #include "direct_fused.cuh"
 
-#define CONVPOOL_ROW_direct_fused_TF32(id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split)         \
-    case id:                                                                                                    \
-        return reinterpret_cast<const void *>(                                                                  \
+#define CONVPOOL_ROW_direct_fused_TF32(id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split) \
+    case id:                                                                                              \
+        return reinterpret_cast<const void *>(                                                            \
             &direct_fused_kernel<TileConfig<Precision::kTF32, block_m, block_n, warps_m, warps_n, stages, min_blocks>>);
 #include "../row_filter.h"
 

@@ -28,13 +28,13 @@
 
 namespace convpool {
 
-template <Precision kPrecision_, int kSubtiles_, int kBlockN_, int kKernel_, int kStageTaps_, int kStages_,
-          int kRawStages_, int kMeanStages_, int kMeanWarps_, int kMeanGroups_>
+template <Precision kPrecision_, int kSubtiles_, int kBlockN_, int kKernel_, int kStageTaps_, int kStages_, int kRawStages_,
+          int kMeanStages_, int kMeanWarps_, int kMeanGroups_>
 struct DirectTmaConfig {
     static constexpr Precision kPrecision = kPrecision_;
     static constexpr int kSubtiles = kSubtiles_, kBlockN = kBlockN_, kKernel = kKernel_, kStageTaps = kStageTaps_,
-                         kStages = kStages_, kRawStages = kRawStages_, kMeanStages = kMeanStages_,
-                         kMeanWarps = kMeanWarps_, kMeanGroups = kMeanGroups_;
+                         kStages = kStages_, kRawStages = kRawStages_, kMeanStages = kMeanStages_, kMeanWarps = kMeanWarps_,
+                         kMeanGroups = kMeanGroups_;
     static constexpr int kSliceWarps = kMeanGroups == 1 ? kMeanWarps : (kMeanWarps - 1) / kMeanGroups;
     static constexpr int kTaps = kKernel * kKernel, kPerChunk = Traits<kPrecision>::kPerChunk, kChunks = 4;
     static constexpr int kThreads = 32 + kMeanWarps * 32 + 256;
@@ -62,7 +62,7 @@ template <class Config, bool kPrologue> struct DirectTma {
                          kPerChunk = Config::kPerChunk;
     static constexpr DirectTmaShared kShared = Config::kShared;
     static constexpr int kRawStages = Config::kRawStages, kMeanStages = Config::kMeanStages;
-    static constexpr int kPlane = kShared.plane * 16;  // bytes from chunk to chunk
+    static constexpr int kPlane = kShared.plane * 16;                               // bytes from chunk to chunk
     static constexpr int kColumns = kShared.raw_columns, kRows = kShared.raw_rows;  // of pixels of X, of one parity
     static constexpr int kHalfBytes = kColumns * kRows * 64;
 
@@ -76,9 +76,7 @@ template <class Config, bool kPrologue> struct DirectTma {
     CONVPOOL_DEVICE uint32_t raw_full(int i) const { return barrier(2 * kStages + i); }
     CONVPOOL_DEVICE uint32_t raw_empty(int i) const { return barrier(2 * kStages + kRawStages + i); }
     CONVPOOL_DEVICE uint32_t means_full(int i) const { return barrier(2 * (kStages + kRawStages) + i); }
-    CONVPOOL_DEVICE uint32_t means_empty(int i) const {
-        return barrier(2 * (kStages + kRawStages) + kMeanStages + i);
-    }
+    CONVPOOL_DEVICE uint32_t means_empty(int i) const { return barrier(2 * (kStages + kRawStages) + kMeanStages + i); }
     CONVPOOL_DEVICE uint32_t weights_at(int i) const { return shared + i * kShared.weight_stage; }
     CONVPOOL_DEVICE uint32_t raw_at(int i, int subtile) const {
         return shared + kShared.raw_offset + (i * kSubtiles + subtile) * 2 * kHalfBytes;
@@ -117,8 +115,8 @@ template <class Config, bool kPrologue> struct DirectTma {
                 for (int tap = 0; tap < kTaps; tap += kStageTaps) {
                     barrier_wait(weights_empty(ring.buffer), ring.parity ^ 1);
                     barrier_expect(weights_full(ring.buffer), kShared.weight_stage);
-                    copy_box(weights_at(ring.buffer), &p.w_map, weights_full(ring.buffer), slice * kChunks * kPerChunk,
-                             channel, tap);
+                    copy_box(weights_at(ring.buffer), &p.w_map, weights_full(ring.buffer), slice * kChunks * kPerChunk, channel,
+                             tap);
                     ring.next();
                 }
         }
@@ -330,8 +328,8 @@ template <class Config, bool kPrologue> struct DirectTma {
         const int chunk = lane & 3, column = lane >> 2;
 #pragma unroll 2
         for (int y = first; y < end; ++y) {
-            form_mean(f, raw + (2 * y * kColumns + column) * 64 + chunk * 16,
-                      means + chunk * kPlane + (y * 8 + column) * 16, 2 * y, 2 * column);
+            form_mean(f, raw + (2 * y * kColumns + column) * 64 + chunk * 16, means + chunk * kPlane + (y * 8 + column) * 16,
+                      2 * y, 2 * column);
         }
     }
 
@@ -344,14 +342,11 @@ template <class Config, bool kPrologue> struct DirectTma {
         if constexpr (kPrologue) {
             const Prologue &e = p.prologue;
             constexpr float kLeast = 0x1p-24f;  // less is zero in fp16, and NaN times infinity
-            if (e.scale == nullptr && e.activation == Activation::kRelu)
-                form(Everywhere{PackedActivation<kPrecision, false>(e)});
+            if (e.scale == nullptr && e.activation == Activation::kRelu) form(Everywhere{PackedActivation<kPrecision, false>(e)});
             else if (e.scale == nullptr && e.activation == Activation::kLeakyRelu && e.alpha <= 1.f && fabsf(e.alpha) >= kLeast)
                 form(Everywhere{PackedActivation<kPrecision, true>(e)});
-            else if (!f.border)
-                form(Everywhere{f.chunk});
-            else
-                form(f);
+            else if (!f.border) form(Everywhere{f.chunk});
+            else form(f);
         } else {
             form(f);
         }
@@ -361,8 +356,7 @@ template <class Config, bool kPrologue> struct DirectTma {
         // The subtiles' rows, one after the other, in equal parts.
         constexpr int kMeanRows = kKernel == 3 ? 17 : 8, kGroups = Config::kMeanGroups, kSliceWarps = Config::kSliceWarps;
         const int member = kGroups == 1 ? mean_warp : (mean_warp - 1) % kSliceWarps;
-        const int begin = kSubtiles * kMeanRows * member / kSliceWarps,
-                  end = kSubtiles * kMeanRows * (member + 1) / kSliceWarps;
+        const int begin = kSubtiles * kMeanRows * member / kSliceWarps, end = kSubtiles * kMeanRows * (member + 1) / kSliceWarps;
         Ring<kRawStages> raw;
         Ring<kMeanStages> means;
         const bool copies = mean_warp == 0 && lane == 0;
@@ -439,8 +433,8 @@ template <class Config, bool kPrologue> struct DirectTma {
 #pragma unroll
                 for (int first_tap = 0; first_tap < kTaps; first_tap += kStageTaps) {
                     barrier_wait(weights_full(weights.buffer), weights.parity);
-                    const uint64_t b0 = at_address(matrix_descriptor(16, 8 * 64, kSwizzle64),
-                                                   weights_at(weights.buffer) + first_column * 64);
+                    const uint64_t b0 =
+                        at_address(matrix_descriptor(16, 8 * 64, kSwizzle64), weights_at(weights.buffer) + first_column * 64);
                     wgmma_begin();
 #pragma unroll
                     for (int tap = first_tap; tap < first_tap + kStageTaps; ++tap) {
@@ -549,8 +543,7 @@ template <class Config, bool kPrologue> struct DirectTma {
                 } else {
                     uint32_t v[4];
 #pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        v[i] = pack2(acc[f + i][2 * half], acc[f + i][2 * half + 1], Element{});
+                    for (int i = 0; i < 4; ++i) v[i] = pack2(acc[f + i][2 * half], acc[f + i][2 * half + 1], Element{});
                     const uint4 chunk = transpose_quad(v, t);  // lane t has fragment t
                     if ((f + t) * 8 < columns && pixel[half].valid)
                         *reinterpret_cast<uint4 *>(out + pixel[half].base + (f + t) * 8) = chunk;
@@ -562,8 +555,7 @@ template <class Config, bool kPrologue> struct DirectTma {
 #pragma unroll
                 for (int f = 0; f < Config::kFragments; ++f) add_bias(f);
             }
-            if (e.activation != Activation::kNone)
-                clip_or_rectify(reinterpret_cast<float(&)[Config::kFragments * 4]>(acc), e);
+            if (e.activation != Activation::kNone) clip_or_rectify(reinterpret_cast<float (&)[Config::kFragments * 4]>(acc), e);
 #pragma unroll
             for (int f = 0; f < Config::kFragments; f += kAcross) store(f);
             return;
@@ -603,8 +595,7 @@ template <class Config, bool kPrologue> struct DirectTma {
                     addends[half][i] = next[half][i];
                 }
             }
-            if (e.activation != Activation::kNone)
-                clip_or_rectify(reinterpret_cast<float(&)[kAcross * 4]>(acc[f]), e);
+            if (e.activation != Activation::kNone) clip_or_rectify(reinterpret_cast<float (&)[kAcross * 4]>(acc[f]), e);
             store(f);
         }
     }
@@ -664,12 +655,12 @@ template <class Config, bool kPrologue> struct DirectTma {
 #endif
 
 template <class Config, bool kPrologue>
-__global__ void __launch_bounds__(Config::kThreads, 1)
-    direct_tma_kernel(const __grid_constant__ DirectTmaParams params) {
+__global__ void __launch_bounds__(Config::kThreads, 1) direct_tma_kernel(const __grid_constant__ DirectTmaParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
     DirectTma<Config, kPrologue>{params, shared_address(memory), static_cast<int>(threadIdx.x >> 5),
-                      static_cast<int>(threadIdx.x & 31)}.run();
+                                 static_cast<int>(threadIdx.x & 31)}
+        .run();
 #endif
 }
 

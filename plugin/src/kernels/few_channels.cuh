@@ -16,7 +16,7 @@ namespace convpool {
 
 template <Precision kPrecision, int kBlockM, int kBlockN, int kWarpsM, int kWarpsN, int kSteps_, int kMinBlocks>
 struct FewChannelsConfig : TileConfig<kPrecision, kBlockM / 2, kBlockN, kWarpsM, kWarpsN, 2, kMinBlocks> {
-    static constexpr int kSteps = kSteps_;  // of 16 operands
+    static constexpr int kSteps = kSteps_;                       // of 16 operands
     static constexpr int kOperands = 16 * kSteps, kPixels = 32;  // of a warp at a time, multiplied by halves
     static_assert(kBlockM == kPixels * kWarpsM && kWarpsN == 1, "a pixel for each lane");
 };
@@ -69,21 +69,24 @@ template <class Config> struct FewChannels {
         p.div_out_hw.divmod(pixel, n, rest);
         p.div_out_w.divmod(rest, oy, ox);
         const int y = static_cast<int>(oy) * p.step_h, x = static_cast<int>(ox) * p.step_w;
-        const int64_t element = static_cast<int64_t>(n) * p.image + static_cast<int64_t>(y) * p.row + static_cast<int64_t>(x) * p.column;
+        const int64_t element =
+            static_cast<int64_t>(n) * p.image + static_cast<int64_t>(y) * p.row + static_cast<int64_t>(x) * p.column;
         return {pixel < p.pixels ? y : kFewChannelsNowhere, x, static_cast<const char *>(p.x) + element * p.x_element_bytes};
     }
     // A half of X, or zero.
     CONVPOOL_DEVICE static uint32_t load_bits_if(bool wanted, const char *x) {
         uint16_t bits = 0;
         asm("{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %2, 0;\n@wanted ld.global.u16 %0, [%1];\n}"
-            : "+h"(bits) : "l"(x), "r"(static_cast<uint32_t>(wanted)));
+            : "+h"(bits)
+            : "l"(x), "r"(static_cast<uint32_t>(wanted)));
         return bits;
     }
     // A float of X, or zero.
     CONVPOOL_DEVICE static float load_float_if(bool wanted, const char *x) {
         float value = 0.f;
         asm("{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %2, 0;\n@wanted ld.global.f32 %0, [%1];\n}"
-            : "+f"(value) : "l"(x), "r"(static_cast<uint32_t>(wanted)));
+            : "+f"(value)
+            : "l"(x), "r"(static_cast<uint32_t>(wanted)));
         return value;
     }
     // A pixel of X in W's type, or zero.
@@ -98,7 +101,8 @@ template <class Config> struct FewChannels {
         for (int a = 0; a < p.kh; ++a)
             rows |= static_cast<uint32_t>(at.y + p.rows[a].first) < static_cast<uint32_t>(p.shape.h) ? p.rows[a].operands : 0;
         for (int b = 0; b < p.kw; ++b)
-            columns |= static_cast<uint32_t>(at.x + p.columns[b].first) < static_cast<uint32_t>(p.shape.w) ? p.columns[b].operands : 0;
+            columns |=
+                static_cast<uint32_t>(at.x + p.columns[b].first) < static_cast<uint32_t>(p.shape.w) ? p.columns[b].operands : 0;
         return rows & columns;
     }
     // The mean of a window of f(X), rounded once; zero where the convolution pads.
@@ -176,7 +180,8 @@ template <class Config> struct FewChannels {
             uint32_t b[kSteps][2];
 #pragma unroll
             for (int step = 0; step < kSteps; ++step)
-                asm("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(b[step][0]), "=r"(b[step][1])
+                asm("ld.shared.v2.b32 {%0, %1}, [%2];"
+                    : "=r"(b[step][0]), "=r"(b[step][1])
                     : "r"(weights + (ni * kSteps + step) * 256));
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) mma<kPrecision>(acc[0][ni], pixels[step], b[step][0], b[step][1]);
@@ -196,7 +201,7 @@ template <class Config> struct FewChannels {
         __syncwarp();
 #pragma unroll
         for (int ni = 0; ni < Config::kFragmentsN; ++ni) {
-            const float(&v)[4] = acc[0][ni];
+            const float (&v)[4] = acc[0][ni];
             uint32_t upper = pack2(v[0], v[1], tag), lower = pack2(v[2], v[3], tag);
             if (relu) {
                 upper = larger(upper, 0, tag);
@@ -209,7 +214,8 @@ template <class Config> struct FewChannels {
         constexpr int kAcross = kBlockN / 8, kRowsAtOnce = 32 / kAcross;
         const int row = lane / kAcross, chunk = lane % kAcross;
         const bool inside = channel + chunk * 8 < p.shape.m;
-        Element *const y = static_cast<Element *>(p.y) + static_cast<int64_t>(first_pixel + row) * p.shape.m + channel + chunk * 8;
+        Element *const y =
+            static_cast<Element *>(p.y) + static_cast<int64_t>(first_pixel + row) * p.shape.m + channel + chunk * 8;
 #pragma unroll
         for (int i = 0; i < 16 / kRowsAtOnce; ++i) {
             const uint4 v = load_shared(source + (i * kRowsAtOnce + row) * kOutputPitch + chunk * 16);
@@ -224,7 +230,8 @@ template <class Config> struct FewChannels {
         const OutputView view{p.y, s.y_channels_last ? 1 : out_pixels, s.m, p.y_vectors != 0, p.y_runs != 0};
         Epilogue after = p.epilogue;
         after.bias = nullptr;  // the sums begin with it
-        const bool chunks = view.vectors && after.residual == nullptr && (after.activation == Activation::kNone || rectifies(after));
+        const bool chunks =
+            view.vectors && after.residual == nullptr && (after.activation == Activation::kNone || rectifies(after));
         wait_for_previous_kernel();
         let_next_kernel_start();
         prepare();

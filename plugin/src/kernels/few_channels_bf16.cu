@@ -2,9 +2,9 @@
 #include "../launch.h"
 #include "few_channels.cuh"
 
-#define CONVPOOL_ROW_few_channels_BF16(id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split)              \
-    case id:                                                                                                        \
-        return reinterpret_cast<const void *>(                                                                      \
+#define CONVPOOL_ROW_few_channels_BF16(id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split) \
+    case id:                                                                                              \
+        return reinterpret_cast<const void *>(                                                            \
             &few_channels_kernel<FewChannelsConfig<Precision::kBF16, block_m, block_n, warps_m, warps_n, stages, min_blocks>>);
 #include "../row_filter.h"
 

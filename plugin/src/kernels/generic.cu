@@ -7,8 +7,7 @@ namespace {
 
 constexpr int kThreads = 128, kChain = 16;
 
-template <class Element> __global__ void __launch_bounds__(kThreads)
-    generic_kernel(const __grid_constant__ GenericParams p) {
+template <class Element> __global__ void __launch_bounds__(kThreads) generic_kernel(const __grid_constant__ GenericParams p) {
     const Element *w = static_cast<const Element *>(p.w);
     auto pixel_of_x = [&](int64_t i) {
         if (!p.x_float) return to_float(static_cast<const Element *>(p.x)[i]);

@@ -122,7 +122,7 @@ template <class Config, bool kActivates> struct ImplicitGemmIm2col {
         Ring<kStages> ring;
         int held = -1;
         uint32_t even[kParts][4], odd[kParts][4];  // pixels of a step, while products under way read those of the one before
-        auto multiply_step = [&](uint32_t(&pixels)[kParts][4]) {
+        auto multiply_step = [&](uint32_t (&pixels)[kParts][4]) {
             barrier_wait(full(ring.buffer), ring.parity);
             const uint32_t at = stage_at(ring.buffer);
 #pragma unroll
@@ -173,8 +173,8 @@ template <class Config, bool kActivates> struct ImplicitGemmIm2col {
 #endif
 
 template <class Config, bool kActivates>
-__global__ void __launch_bounds__(
-    Config::kThreads + im2col_copy_threads(Config::kPrecision, Config::kBlockM, Config::kBlockN), Config::kMinBlocks)
+__global__ void __launch_bounds__(Config::kThreads + im2col_copy_threads(Config::kPrecision, Config::kBlockM, Config::kBlockN),
+                                  Config::kMinBlocks)
     implicit_gemm_im2col_kernel(const __grid_constant__ Im2colGemmParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];

@@ -2,11 +2,11 @@
 #include "../launch.h"
 #include "implicit_gemm_im2col.cuh"
 
-#define CONVPOOL_CASE(id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split)                             \
-    case id:                                                                                                         \
-        return reinterpret_cast<const void *>(                                                                       \
-            &implicit_gemm_im2col_kernel<                                                                            \
-                TileConfig<Precision::kTF32, block_m, block_n, warps_m, warps_n, stages, min_blocks>, false>);
+#define CONVPOOL_CASE(id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split)                                       \
+    case id:                                                                                                                   \
+        return reinterpret_cast<const void *>(                                                                                 \
+            &implicit_gemm_im2col_kernel<TileConfig<Precision::kTF32, block_m, block_n, warps_m, warps_n, stages, min_blocks>, \
+                                         false>);
 #define CONVPOOL_ROW_direct_gemm_im2col_TF32 CONVPOOL_CASE
 #define CONVPOOL_ROW_filter_fused_im2col_TF32 CONVPOOL_CASE
 #include "../row_filter.h"

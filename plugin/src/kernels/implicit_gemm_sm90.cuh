@@ -50,7 +50,7 @@ template <class Config> struct GemmTile {
 // A warp's sums over stages.
 template <class Config> struct GemmSums {
     static constexpr bool kHalves = Config::kPrecision == Precision::kTF32x3;
-    static constexpr int kSumStages = 2;  // of halves, between rounded additions
+    static constexpr int kSumStages = 2;    // of halves, between rounded additions
     Accumulators<Config> acc, part, small;  // of halves: all that is added up, big * big since then, and the small products
     const uint64_t descriptor = matrix_descriptor(16, 8 * GemmStage<Config>::kRowBytes, kSwizzle128);
 
@@ -91,8 +91,7 @@ template <class Config> struct GemmSums {
         const uint64_t b = at_address(descriptor, weights);
         wgmma_begin();
 #pragma unroll
-        for (int k = 0; k < GemmStage<Config>::kChunks / 2; ++k)
-            wgmma<Config::kPrecision>(acc[0], pixels[k], moved(b, k * 32));
+        for (int k = 0; k < GemmStage<Config>::kChunks / 2; ++k) wgmma<Config::kPrecision>(acc[0], pixels[k], moved(b, k * 32));
         wgmma_commit();
     }
     CONVPOOL_DEVICE void finish() {
@@ -103,7 +102,7 @@ template <class Config> struct GemmSums {
         }
     }
 
-  private:
+private:
     CONVPOOL_DEVICE static void multiply(Accumulators<Config> &sum, uint64_t a, int of_a, uint64_t b, int of_b) {
         wgmma<Config::kPrecision>(sum[0], moved(a, of_a * 32), moved(b, of_b * 32));
     }
@@ -133,8 +132,7 @@ CONVPOOL_DEVICE void store_gemm_tile(const Accumulators<Config> &acc, uint32_t s
     };
     if (p.split > 1)
         store_split<Config>(acc, shared, p.split, tile.rank, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
-    else
-        store_tile<Config>(acc, shared, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
+    else store_tile<Config>(acc, shared, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
 }
 
 template <class Config> struct ImplicitGemmSm90 {

@@ -227,8 +227,7 @@ template <class Config, bool kPrologue> struct PointwiseSm90 {
             const int first_row = warp_m * 16, channel0 = tile.channel + warp_n * Config::kWarpN;
             if (p.split > 1)  // the only tile of this block: no copies are under way
                 store_split<Config>(acc, shared, p.split, rank, p.epilogue, view, first_row, channel0, lane, pixel_of);
-            else
-                store_tile<Config>(acc, shared + kShared.mean_offset, p.epilogue, view, first_row, channel0, lane, pixel_of);
+            else store_tile<Config>(acc, shared + kShared.mean_offset, p.epilogue, view, first_row, channel0, lane, pixel_of);
             __syncthreads();
         }
     }

@@ -105,8 +105,7 @@ template <Precision P> struct PackedPrologue {
     bool sloped;
 
     CONVPOOL_DEVICE explicit PackedPrologue(const Prologue &p)
-        : scale(filled(1.f)), shift(filled(0.f)),
-          minus_slope(packed(p.activation == Activation::kLeakyRelu ? -p.alpha : -1.f)),
+        : scale(filled(1.f)), shift(filled(0.f)), minus_slope(packed(p.activation == Activation::kLeakyRelu ? -p.alpha : -1.f)),
           sloped(p.activation != Activation::kRelu) {}
 
     // Whole, aligned chunks of channels; zeros past the last, where X is zero too.

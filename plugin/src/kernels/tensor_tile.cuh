@@ -31,16 +31,13 @@ template <class Config> CONVPOOL_DEVICE uint32_t weight_lane_offset(int warp_n, 
 }
 
 // The same of pixels that lie as rows of a slice: lanes 0-15 their row of chunk 0, 16-31 of chunk 1.
-CONVPOOL_DEVICE uint32_t pixel_lane_offset(int first_row, int lane) {
-    return chunk_in_row(first_row + (lane & 15), lane >> 4);
-}
+CONVPOOL_DEVICE uint32_t pixel_lane_offset(int first_row, int lane) { return chunk_in_row(first_row + (lane & 15), lane >> 4); }
 
 // Where pixels come from: kMeans, P of direct_fused, in planes of a chunk; kRows, rows of a slice as they are in memory,
 // fp32 not yet rounded to TF32.
 enum class Pixels { kMeans, kRows };
 
-template <Pixels kPixels>
-CONVPOOL_DEVICE uint32_t pixel_address(uint32_t row, uint32_t offset, uint32_t two_planes, int k) {
+template <Pixels kPixels> CONVPOOL_DEVICE uint32_t pixel_address(uint32_t row, uint32_t offset, uint32_t two_planes, int k) {
     return kPixels == Pixels::kRows ? (row ^ (k * 32)) + offset : row + offset + k * two_planes;
 }
 
@@ -82,9 +79,8 @@ CONVPOOL_DEVICE void multiply_slice(Accumulators<Config> &acc, const uint32_t (&
 // The same at full fp32 precision. The tensor cores truncate as they accumulate, an error that grows with the length of
 // the sum, so each slice starts from zero and is added to acc by a rounded addition.
 template <class Config, Pixels kPixels>
-CONVPOOL_DEVICE void multiply_slice_tf32x3(Accumulators<Config> &acc,
-                                           const uint32_t (&pixel_rows)[Config::kFragmentsM], uint32_t pixel_offset,
-                                           uint32_t two_planes, uint32_t weight_row) {
+CONVPOOL_DEVICE void multiply_slice_tf32x3(Accumulators<Config> &acc, const uint32_t (&pixel_rows)[Config::kFragmentsM],
+                                           uint32_t pixel_offset, uint32_t two_planes, uint32_t weight_row) {
     constexpr int kSteps = Config::kChunks / 2;
     uint32_t a_big[kSteps][Config::kFragmentsM][4], a_small[kSteps][Config::kFragmentsM][4];
 #pragma unroll
@@ -117,8 +113,7 @@ CONVPOOL_DEVICE void multiply_slice_tf32x3(Accumulators<Config> &acc,
                     mma_tf32(part, a_big[k][mi], b_small[k][2 * half], b_small[k][2 * half + 1]);
                 }
 #pragma unroll
-                for (int k = 0; k < kSteps; ++k)
-                    mma_tf32(part, a_big[k][mi], b_big[k][2 * half], b_big[k][2 * half + 1]);
+                for (int k = 0; k < kSteps; ++k) mma_tf32(part, a_big[k][mi], b_big[k][2 * half], b_big[k][2 * half + 1]);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) acc[mi][nj * 2 + half][i] += part[i];
             }
@@ -126,12 +121,11 @@ CONVPOOL_DEVICE void multiply_slice_tf32x3(Accumulators<Config> &acc,
 }
 
 template <class Config, Pixels kPixels>
-CONVPOOL_DEVICE void multiply(Accumulators<Config> &acc, const uint32_t (&pixel_rows)[Config::kFragmentsM],
-                              uint32_t pixel_offset, uint32_t two_planes, uint32_t weight_row) {
+CONVPOOL_DEVICE void multiply(Accumulators<Config> &acc, const uint32_t (&pixel_rows)[Config::kFragmentsM], uint32_t pixel_offset,
+                              uint32_t two_planes, uint32_t weight_row) {
     if constexpr (Config::kPrecision == Precision::kTF32x3)
         multiply_slice_tf32x3<Config, kPixels>(acc, pixel_rows, pixel_offset, two_planes, weight_row);
-    else
-        multiply_slice<Config, kPixels>(acc, pixel_rows, pixel_offset, two_planes, weight_row);
+    else multiply_slice<Config, kPixels>(acc, pixel_rows, pixel_offset, two_planes, weight_row);
 }
 
 // ---- epilogue -----------------------------------------------------------------------------------------------------
@@ -155,7 +149,7 @@ struct OutputView {
 
 template <class Config> struct Staging {
     static constexpr int kColumns = Config::kWarpN < 64 ? Config::kWarpN : 64;  // channels at a time
-    static constexpr int kPitch = kColumns + 8;  // floats: a warp's 8-byte stores meet in no bank
+    static constexpr int kPitch = kColumns + 8;                                 // floats: a warp's 8-byte stores meet in no bank
     static constexpr int kWarpBytes = 16 * kPitch * 4;
     static constexpr int kBytes = Config::kWarps * kWarpBytes;
 };
@@ -285,8 +279,8 @@ CONVPOOL_DEVICE void store_words(const void *residual, PlaceOf place_of, Finish 
 
 // Whether a thread that holds the accumulators of a warp's tile has registers for several chunks beside them.
 template <class Config>
-constexpr bool kRegistersLeft = Config::kFragmentsM * Config::kFragmentsN * 4 <=
-                                (Config::kWarps * Config::kMinBlocks <= 8 ? 64 : 32);
+constexpr bool kRegistersLeft =
+    Config::kFragmentsM * Config::kFragmentsN * 4 <= (Config::kWarps * Config::kMinBlocks <= 8 ? 64 : 32);
 
 // An if might become a branch.
 CONVPOOL_DEVICE void store_global_if(bool wanted, void *to, const uint4 &v) {
@@ -332,8 +326,8 @@ CONVPOOL_DEVICE void store_sums(const Epilogue &e, const OutputView &view, int c
 
 // Stores kRows pixels x kColumns channels of fp32 sums that lie at `source`, kColumns + 8 floats a pixel.
 template <class Config, int kRows, int kColumns, class PixelOf>
-CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const OutputView &view, int first_row, int channel0,
-                                int lane, PixelOf pixel_of) {
+CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const OutputView &view, int first_row, int channel0, int lane,
+                                PixelOf pixel_of) {
     constexpr Precision P = Config::kPrecision;
     using Element = typename Traits<P>::Element;
     constexpr int kPerChunk = Config::kPerChunk, kAcross = kColumns / kPerChunk;
@@ -393,13 +387,12 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
     }
 }
 
-template <class Config, int kPart>
-CONVPOOL_DEVICE void stage_part(const Accumulators<Config> &acc, uint32_t target) {
+template <class Config, int kPart> CONVPOOL_DEVICE void stage_part(const Accumulators<Config> &acc, uint32_t target) {
     constexpr int kAcross = Staging<Config>::kColumns / 8, kParts = Config::kFragmentsN / kAcross;
     constexpr int mi = kPart / kParts, first = kPart % kParts * kAcross;
 #pragma unroll
     for (int i = 0; i < kAcross; ++i) {
-        const float(&f)[4] = acc[mi][first + i];
+        const float (&f)[4] = acc[mi][first + i];
         store_shared_pair(target + i * 32, f[0], f[1]);
         store_shared_pair(target + i * 32 + 8 * Staging<Config>::kPitch * 4, f[2], f[3]);
     }
@@ -408,8 +401,8 @@ CONVPOOL_DEVICE void stage_part(const Accumulators<Config> &acc, uint32_t target
 // staging: Staging<Config>::kBytes of shared memory that no warp reads any more. pixel_of(row of the block's tile) gives
 // an OutputPixel; channel0 is the warp's first channel.
 template <class Config, class PixelOf>
-CONVPOOL_DEVICE void store_tile(const Accumulators<Config> &acc, uint32_t staging, const Epilogue &e,
-                                const OutputView &view, int first_row, int channel0, int lane, PixelOf pixel_of) {
+CONVPOOL_DEVICE void store_tile(const Accumulators<Config> &acc, uint32_t staging, const Epilogue &e, const OutputView &view,
+                                int first_row, int channel0, int lane, PixelOf pixel_of) {
     const uint32_t mine = staging + (threadIdx.x >> 5) * Staging<Config>::kWarpBytes;
     const uint32_t target = mine + ((lane >> 2) * Staging<Config>::kPitch + 2 * (lane & 3)) * 4;
     constexpr int kColumns = Staging<Config>::kColumns, kAcross = Config::kWarpN / kColumns;
@@ -419,13 +412,17 @@ CONVPOOL_DEVICE void store_tile(const Accumulators<Config> &acc, uint32_t stagin
     for (int part = 0; part < kParts; ++part) {
         __syncwarp();
         // Registers have no addresses: the index into acc is a constant in every branch.
-        if constexpr (kParts > 0) if (part == 0) stage_part<Config, 0>(acc, target);
-        if constexpr (kParts > 1) if (part == 1) stage_part<Config, 1>(acc, target);
-        if constexpr (kParts > 2) if (part == 2) stage_part<Config, 2>(acc, target);
-        if constexpr (kParts > 3) if (part == 3) stage_part<Config, 3>(acc, target);
+        if constexpr (kParts > 0)
+            if (part == 0) stage_part<Config, 0>(acc, target);
+        if constexpr (kParts > 1)
+            if (part == 1) stage_part<Config, 1>(acc, target);
+        if constexpr (kParts > 2)
+            if (part == 2) stage_part<Config, 2>(acc, target);
+        if constexpr (kParts > 3)
+            if (part == 3) stage_part<Config, 3>(acc, target);
         __syncwarp();
-        store_rows<Config, 16, kColumns>(mine, e, view, first_row + part / kAcross * 16,
-                                         channel0 + part % kAcross * kColumns, lane, pixel_of);
+        store_rows<Config, 16, kColumns>(mine, e, view, first_row + part / kAcross * 16, channel0 + part % kAcross * kColumns,
+                                         lane, pixel_of);
     }
 }
 
@@ -443,7 +440,9 @@ CONVPOOL_DEVICE float4 load_remote(uint32_t address, int block) {
     uint32_t remote;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
     asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(remote) : "memory");
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(remote)
+                 : "memory");
 #endif
     return v;
 }
@@ -484,12 +483,10 @@ CONVPOOL_DEVICE void store_split(const Accumulators<Config> &acc, uint32_t share
                 sum.w += part.w;
             }
             // No other block reads these pixels, so the sum may take its own part's place.
-            store_shared(at, {__float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
-                              __float_as_uint(sum.w)});
+            store_shared(at, {__float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z), __float_as_uint(sum.w)});
         }
         __syncwarp();
-        store_rows<Config, kRows, Config::kWarpN>(mine + row * kPitch * 4, e, view, first_row + row, channel0, lane,
-                                                  pixel_of);
+        store_rows<Config, kRows, Config::kWarpN>(mine + row * kPitch * 4, e, view, first_row + row, channel0, lane, pixel_of);
     }
     cluster_barrier();  // no block leaves while another reads its memory
 #endif

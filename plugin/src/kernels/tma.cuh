@@ -29,7 +29,10 @@ CONVPOOL_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
     uint32_t done;
     do {
         asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.b32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+                     "selp.b32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
     } while (done == 0);
 }
 // Of the block's first kThreads threads, whole warps; the other warps have work of their own.
@@ -47,32 +50,32 @@ template <int kLength> struct Ring {
     }
 };
 
-CONVPOOL_DEVICE void prefetch_map(const CUtensorMap *map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
+CONVPOOL_DEVICE void prefetch_map(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 // Boxes of a map to shared memory, zeros outside the tensor; coordinates from the innermost dimension on.
 CONVPOOL_DEVICE void copy_box(uint32_t dst, const CUtensorMap *map, uint32_t barrier, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5,%6}], "
-                 "[%2];" ::"r"(dst), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+                 "[%2];" ::"r"(dst),
+                 "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                  : "memory");
 }
 CONVPOOL_DEVICE void copy_box(uint32_t dst, const CUtensorMap *map, uint32_t barrier, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5}], "
-                 "[%2];" ::"r"(dst), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2)
+                 "[%2];" ::"r"(dst),
+                 "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2)
                  : "memory");
 }
 // The same box on its way to the L2, ahead of its use.
 CONVPOOL_DEVICE void prefetch_box(const CUtensorMap *map, int c0, int c1, int c2) {
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1,%2,%3}];" ::"l"(map), "r"(c0), "r"(c1), "r"(c2)
-                 : "memory");
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1,%2,%3}];" ::"l"(map), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 // A column of an im2col map, channels from c on: of the pixel (y + dy, x + dx) of image n, which is what its window that starts
 // at (y, x) sees by one tap, and of what the windows after it see by the same. Zeros outside the tensor.
 CONVPOOL_DEVICE void copy_column(uint32_t dst, const CUtensorMap *map, uint32_t barrier, int c, int x, int y, int n, int dx,
                                  int dy) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%3,%4,%5,%6}], [%2], {%7,%8};" ::"r"(dst), "l"(map), "r"(barrier), "r"(c), "r"(x), "r"(y), "r"(n),
-                 "h"(static_cast<uint16_t>(dx)), "h"(static_cast<uint16_t>(dy))
+                 "[%0], [%1, {%3,%4,%5,%6}], [%2], {%7,%8};" ::"r"(dst),
+                 "l"(map), "r"(barrier), "r"(c), "r"(x), "r"(y), "r"(n), "h"(static_cast<uint16_t>(dx)),
+                 "h"(static_cast<uint16_t>(dy))
                  : "memory");
 }
 #endif

@@ -9,15 +9,20 @@ namespace convpool {
 namespace {
 
 template <class Element> struct Chunked;
-template <> struct Chunked<__half> { static constexpr Precision kPrecision = Precision::kF16; };
-template <> struct Chunked<__nv_bfloat16> { static constexpr Precision kPrecision = Precision::kBF16; };
-template <> struct Chunked<float> { static constexpr Precision kPrecision = Precision::kTF32x3; };  // no rounding
+template <> struct Chunked<__half> {
+    static constexpr Precision kPrecision = Precision::kF16;
+};
+template <> struct Chunked<__nv_bfloat16> {
+    static constexpr Precision kPrecision = Precision::kBF16;
+};
+template <> struct Chunked<float> {
+    static constexpr Precision kPrecision = Precision::kTF32x3;
+};  // no rounding
 
 constexpr int kThreads = 256;
 
 // Stores a chunk, of those of all pixels the one at `position`, in the format asked for; other types than fp32 have one.
-template <class Element>
-CONVPOOL_DEVICE void store_chunk(void *out, int64_t position, NumberFormat format, const uint4 &v) {
+template <class Element> CONVPOOL_DEVICE void store_chunk(void *out, int64_t position, NumberFormat format, const uint4 &v) {
     uint4 *const to = static_cast<uint4 *>(out) + position;
     if (sizeof(Element) == 2 || format == NumberFormat::kAsIs) {
         *to = v;
@@ -41,8 +46,8 @@ constexpr int kAtOnce = 4;  // places of windows whose loads are under way toget
 
 // 2x2 windows one apart over chunked channels last: a thread makes one chunk of a strip. A row's pair sum serves two windows,
 // and all loads are under way before the first is used.
-template <class Element, bool kPrologue> __global__ void __launch_bounds__(kThreads)
-    box_pairs_kernel(const __grid_constant__ BoxMeanParams p, uint32_t items) {
+template <class Element, bool kPrologue>
+__global__ void __launch_bounds__(kThreads) box_pairs_kernel(const __grid_constant__ BoxMeanParams p, uint32_t items) {
     constexpr Precision kPrecision = Chunked<Element>::kPrecision;
     constexpr int kPerChunk = Traits<kPrecision>::kPerChunk;
     wait_for_previous_kernel();
@@ -67,11 +72,10 @@ template <class Element, bool kPrologue> __global__ void __launch_bounds__(kThre
     }
     ChunkPrologue<kPrecision> f;
     if constexpr (kPrologue) f.load(p.prologue, chunk * kPerChunk, p.c);
-    auto unpack = [&](int i, int side, float(&v)[kPerChunk]) {
+    auto unpack = [&](int i, int side, float (&v)[kPerChunk]) {
         unpack_chunk<kPrecision>(loaded[i][side], v);
         if constexpr (kPrologue)
-            if (static_cast<uint32_t>(y0 + i) < static_cast<uint32_t>(p.h) && (side == 0 ? left : right))
-                f.apply(p.prologue, v);
+            if (static_cast<uint32_t>(y0 + i) < static_cast<uint32_t>(p.h) && (side == 0 ? left : right)) f.apply(p.prologue, v);
     };
     float above[kPerChunk], below[kPerChunk], other[kPerChunk];
     unpack(0, 0, above);
@@ -90,14 +94,14 @@ template <class Element, bool kPrologue> __global__ void __launch_bounds__(kThre
         }
         const int y = strip * kStrip + i;
         if (y < p.out_h)
-            store_chunk<Element>(p.out, ((static_cast<int64_t>(n) * p.out_h + y) * p.out_w + column) * p.chunks + chunk,
-                                 p.format, pack_chunk<kPrecision>(other));
+            store_chunk<Element>(p.out, ((static_cast<int64_t>(n) * p.out_h + y) * p.out_w + column) * p.chunks + chunk, p.format,
+                                 pack_chunk<kPrecision>(other));
     }
 }
 
 // A thread makes one chunk of one pixel, channels last.
-template <class Element, bool kPrologue> __global__ void __launch_bounds__(kThreads)
-    box_mean_kernel(const __grid_constant__ BoxMeanParams p, int64_t items) {
+template <class Element, bool kPrologue>
+__global__ void __launch_bounds__(kThreads) box_mean_kernel(const __grid_constant__ BoxMeanParams p, int64_t items) {
     constexpr Precision kPrecision = Chunked<Element>::kPrecision;
     constexpr int kPerChunk = Traits<kPrecision>::kPerChunk;
     wait_for_previous_kernel();
@@ -282,8 +286,9 @@ template <class Element, bool kPrologue> struct QuadStrip {
 // A block makes `across` neighbouring quads (a power of two up to 8) of kThreads / across walks, a walk being one column of a
 // strip. A thread forms the means of one walk and quad, its neighbours those of the next walks, as X lies in memory; then it
 // gets others through shared memory to store, its neighbours the next quads of the same pixels.
-template <class Element, bool kPrologue, bool kPairs> __global__ void __launch_bounds__(kThreads, 3)
-    channels_first_kernel(const __grid_constant__ BoxMeanParams p, uint32_t walks, uint32_t quads, uint32_t groups, int across_log2) {
+template <class Element, bool kPrologue, bool kPairs>
+__global__ void __launch_bounds__(kThreads, 3) channels_first_kernel(const __grid_constant__ BoxMeanParams p, uint32_t walks,
+                                                                     uint32_t quads, uint32_t groups, int across_log2) {
     constexpr uint32_t kLine = 128 / sizeof(Quad<Element>);  // quads that fill all banks
     __shared__ Quad<Element> means[kStrip][kThreads];
     wait_for_previous_kernel();
@@ -326,8 +331,7 @@ template <class Element, bool kPrologue, bool kPairs> __global__ void __launch_b
 
 // A block makes a row of one output channel at a time. Fused tap (i, j) is the sum over the taps (a, b) and window places
 // (u, v) with a * tap_step + u * box dilation = i * fused_dilation, summed in fp32 and rounded once.
-template <class Element>
-__global__ void __launch_bounds__(kThreads) fuse_weights_kernel(const __grid_constant__ WeightParams p) {
+template <class Element> __global__ void __launch_bounds__(kThreads) fuse_weights_kernel(const __grid_constant__ WeightParams p) {
     constexpr int kPerChunk = 16 / sizeof(Element);
     const Element *w = static_cast<const Element *>(p.w);
     Element *out = static_cast<Element *>(p.out);
@@ -412,12 +416,11 @@ cudaError_t launch_box_mean(const BoxMeanParams &params, Precision precision, bo
         using Element = decltype(element);
         constexpr bool kPrologue = decltype(prologue)::value;
         if (!p.x_channels_last) {
-            const auto kernel = pairs ? channels_first_kernel<Element, kPrologue, true>
-                                      : channels_first_kernel<Element, kPrologue, false>;
+            const auto kernel =
+                pairs ? channels_first_kernel<Element, kPrologue, true> : channels_first_kernel<Element, kPrologue, false>;
             return cudaLaunchKernelEx(&config, kernel, p, static_cast<uint32_t>(walks), quads, groups, across_log2);
         }
-        if (pairs)
-            return cudaLaunchKernelEx(&config, box_pairs_kernel<Element, kPrologue>, p, static_cast<uint32_t>(items));
+        if (pairs) return cudaLaunchKernelEx(&config, box_pairs_kernel<Element, kPrologue>, p, static_cast<uint32_t>(items));
         return cudaLaunchKernelEx(&config, box_mean_kernel<Element, kPrologue>, p, items);
     };
     auto launch = [&](auto element) {

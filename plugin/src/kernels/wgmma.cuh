@@ -14,14 +14,11 @@ namespace convpool {
 constexpr uint64_t kNoSwizzle = 0, kSwizzle128 = uint64_t{1} << 62, kSwizzle64 = uint64_t{2} << 62;
 
 CONVPOOL_DEVICE uint64_t matrix_descriptor(uint32_t chunk_bytes, uint32_t eight_rows_bytes, uint64_t swizzle) {
-    return (static_cast<uint64_t>(chunk_bytes >> 4) << 16) | (static_cast<uint64_t>(eight_rows_bytes >> 4) << 32) |
-           swizzle;
+    return (static_cast<uint64_t>(chunk_bytes >> 4) << 16) | (static_cast<uint64_t>(eight_rows_bytes >> 4) << 32) | swizzle;
 }
 
 // In a cluster, upper bits of a shared address name the block; a descriptor has 18 bits.
-CONVPOOL_DEVICE uint64_t at_address(uint64_t descriptor, uint32_t address) {
-    return descriptor | ((address & 0x3ffffu) >> 4);
-}
+CONVPOOL_DEVICE uint64_t at_address(uint64_t descriptor, uint32_t address) { return descriptor | ((address & 0x3ffffu) >> 4); }
 
 // Bytes further on, at an address that still has 18 bits.
 CONVPOOL_DEVICE uint64_t moved(uint64_t descriptor, uint32_t bytes) {
@@ -56,16 +53,16 @@ template <int kPending> CONVPOOL_DEVICE void wgmma_wait() {
 #define CONVPOOL_D32(d, i)                                                                                         \
     CONVPOOL_D4(d, i), CONVPOOL_D4(d, i + 1), CONVPOOL_D4(d, i + 2), CONVPOOL_D4(d, i + 3), CONVPOOL_D4(d, i + 4), \
         CONVPOOL_D4(d, i + 5), CONVPOOL_D4(d, i + 6), CONVPOOL_D4(d, i + 7)
-#define CONVPOOL_R32_0                                                                                            \
+#define CONVPOOL_R32_0                                                                                           \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28," \
     "%29,%30,%31"
-#define CONVPOOL_R32_1                                                                                              \
+#define CONVPOOL_R32_1                                                                                             \
     "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58," \
     "%59,%60,%61,%62,%63"
-#define CONVPOOL_R32_2                                                                                              \
+#define CONVPOOL_R32_2                                                                                             \
     "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90," \
     "%91,%92,%93,%94,%95"
-#define CONVPOOL_R32_3                                                                                             \
+#define CONVPOOL_R32_3                                                                                                \
     "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118," \
     "%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define CONVPOOL_D16(d, i) CONVPOOL_D4(d, i), CONVPOOL_D4(d, i + 1), CONVPOOL_D4(d, i + 2), CONVPOOL_D4(d, i + 3)
@@ -74,29 +71,26 @@ template <int kPending> CONVPOOL_DEVICE void wgmma_wait() {
 
 // d[64][kFragments * 8] += a[64][2 chunks] b[kFragments * 8][2 chunks]^T, asynchronously. Thread's fragment i holds rows g
 // and g + 8 of its warp's 16, columns 8 i + 2 t and the next, as mma.sync's does.
-template <Precision P, int kFragments>
-CONVPOOL_DEVICE void wgmma(float (&d)[kFragments][4], uint64_t a, uint64_t b) {
+template <Precision P, int kFragments> CONVPOOL_DEVICE void wgmma(float (&d)[kFragments][4], uint64_t a, uint64_t b) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    static_assert(kFragments == 4 || kFragments == 8 || kFragments == 16 || kFragments == 32,
-                  "32, 64, 128 or 256 columns");
-#define CONVPOOL_ISSUE(k, type, layout)                                                                                \
-    if constexpr (kFragments == 4)                                                                                     \
-        asm volatile(CONVPOOL_WGMMA(32, k, type) "{" CONVPOOL_R16 "}, %16, %17, 1, 1, 1" layout ";"                    \
-                     : CONVPOOL_D16(d, 0)                                                                              \
-                     : "l"(a), "l"(b));                                                                                \
-    else if constexpr (kFragments == 8)                                                                                \
-        asm volatile(CONVPOOL_WGMMA(64, k, type) "{" CONVPOOL_R32_0 "}, %32, %33, 1, 1, 1" layout ";"                  \
-                     : CONVPOOL_D32(d, 0)                                                                              \
-                     : "l"(a), "l"(b));                                                                                \
-    else if constexpr (kFragments == 16)                                                                               \
-        asm volatile(CONVPOOL_WGMMA(128, k, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1                                \
-                                                  "}, %64, %65, 1, 1, 1" layout ";"                                    \
-                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8)                                                          \
-                     : "l"(a), "l"(b));                                                                                \
-    else                                                                                                               \
-        asm volatile(CONVPOOL_WGMMA(256, k, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "," CONVPOOL_R32_2             \
-                                                  "," CONVPOOL_R32_3 "}, %128, %129, 1, 1, 1" layout ";"               \
-                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8), CONVPOOL_D32(d, 16), CONVPOOL_D32(d, 24)                \
+    static_assert(kFragments == 4 || kFragments == 8 || kFragments == 16 || kFragments == 32, "32, 64, 128 or 256 columns");
+#define CONVPOOL_ISSUE(k, type, layout)                                                                                       \
+    if constexpr (kFragments == 4)                                                                                            \
+        asm volatile(CONVPOOL_WGMMA(32, k, type) "{" CONVPOOL_R16 "}, %16, %17, 1, 1, 1" layout ";"                           \
+                     : CONVPOOL_D16(d, 0)                                                                                     \
+                     : "l"(a), "l"(b));                                                                                       \
+    else if constexpr (kFragments == 8)                                                                                       \
+        asm volatile(CONVPOOL_WGMMA(64, k, type) "{" CONVPOOL_R32_0 "}, %32, %33, 1, 1, 1" layout ";"                         \
+                     : CONVPOOL_D32(d, 0)                                                                                     \
+                     : "l"(a), "l"(b));                                                                                       \
+    else if constexpr (kFragments == 16)                                                                                      \
+        asm volatile(CONVPOOL_WGMMA(128, k, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "}, %64, %65, 1, 1, 1" layout ";"     \
+                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8)                                                                 \
+                     : "l"(a), "l"(b));                                                                                       \
+    else                                                                                                                      \
+        asm volatile(CONVPOOL_WGMMA(256, k, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "," CONVPOOL_R32_2 "," CONVPOOL_R32_3 \
+                                                  "}, %128, %129, 1, 1, 1" layout ";"                                         \
+                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8), CONVPOOL_D32(d, 16), CONVPOOL_D32(d, 24)                       \
                      : "l"(a), "l"(b))
     if constexpr (P == Precision::kF16) {
         CONVPOOL_ISSUE(16, "f16", ", 0, 0");
@@ -110,25 +104,24 @@ CONVPOOL_DEVICE void wgmma(float (&d)[kFragments][4], uint64_t a, uint64_t b) {
 }
 
 // The same of 16-bit types with a in registers: a warp's 16 rows as mma.sync's fragment has them.
-template <Precision P, int kFragments>
-CONVPOOL_DEVICE void wgmma(float (&d)[kFragments][4], const uint32_t (&a)[4], uint64_t b) {
+template <Precision P, int kFragments> CONVPOOL_DEVICE void wgmma(float (&d)[kFragments][4], const uint32_t (&a)[4], uint64_t b) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     static_assert(P == Precision::kF16 || P == Precision::kBF16, "16-bit types");
     static_assert(kFragments == 8 || kFragments == 16 || kFragments == 32, "64, 128 or 256 columns");
-#define CONVPOOL_ISSUE(type)                                                                                           \
-    if constexpr (kFragments == 8)                                                                                     \
-        asm volatile(CONVPOOL_WGMMA(64, 16, type) "{" CONVPOOL_R32_0 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"          \
-                     : CONVPOOL_D32(d, 0)                                                                              \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                            \
-    else if constexpr (kFragments == 16)                                                                               \
-        asm volatile(CONVPOOL_WGMMA(128, 16, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1                               \
-                                                   "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 0;"                            \
-                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8)                                                          \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                            \
-    else                                                                                                               \
-        asm volatile(CONVPOOL_WGMMA(256, 16, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "," CONVPOOL_R32_2            \
-                                                   "," CONVPOOL_R32_3 "}, {%128,%129,%130,%131}, %132, 1, 1, 1, 0;"    \
-                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8), CONVPOOL_D32(d, 16), CONVPOOL_D32(d, 24)                \
+#define CONVPOOL_ISSUE(type)                                                                                                   \
+    if constexpr (kFragments == 8)                                                                                             \
+        asm volatile(CONVPOOL_WGMMA(64, 16, type) "{" CONVPOOL_R32_0 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"                  \
+                     : CONVPOOL_D32(d, 0)                                                                                      \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                    \
+    else if constexpr (kFragments == 16)                                                                                       \
+        asm volatile(CONVPOOL_WGMMA(128, 16, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1                                       \
+                                                   "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 0;"                                    \
+                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8)                                                                  \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                    \
+    else                                                                                                                       \
+        asm volatile(CONVPOOL_WGMMA(256, 16, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "," CONVPOOL_R32_2 "," CONVPOOL_R32_3 \
+                                                   "}, {%128,%129,%130,%131}, %132, 1, 1, 1, 0;"                               \
+                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8), CONVPOOL_D32(d, 16), CONVPOOL_D32(d, 24)                        \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
     if constexpr (P == Precision::kF16) {
         CONVPOOL_ISSUE("f16");

@@ -63,13 +63,12 @@ bool check_kept_weights(Gpu &gpu, const convpool_problem &largest, const std::fu
         check(ran, convpool_last_error(), __FILE__, __LINE__);
         return result(batch);
     };
-    const auto y1 = reference(w1, n), y2 = reference(w2, n), y1_half = reference(w1, half),
-               y2_half = reference(w2, half);
+    const auto y1 = reference(w1, n), y2 = reference(w2, n), y1_half = reference(w1, half), y2_half = reference(w2, half);
     CHECK(y1 != y2);
 
     for (const bool constant : {false, true}) {
-        const std::string where = std::string(constant ? "constant" : "open") + " weights, tactic " +
-                                  std::to_string(tactic(largest)) + ": ";
+        const std::string where =
+            std::string(constant ? "constant" : "open") + " weights, tactic " + std::to_string(tactic(largest)) + ": ";
         auto same = [&](const std::vector<uint16_t> &got, const std::vector<uint16_t> &wanted, const char *what) {
             check(got == wanted, where + what + " differs" + (logged.empty() ? "" : "; " + logged), __FILE__, __LINE__);
         };

@@ -12,7 +12,7 @@ struct CUstream_st;
 namespace host {
 
 class Gpu {
-  public:
+public:
     Gpu() : driver_(dlopen("libcuda.so.1", RTLD_NOW)) {
         if (driver_ == nullptr) throw std::runtime_error("no libcuda.so.1");
         int device = 0;
@@ -43,8 +43,7 @@ class Gpu {
     void synchronize() { call<CUstream_st *>("cuStreamSynchronize", stream); }
 
     // What `body` queues on the stream, as a graph.
-    template <typename Body>
-    void *capture(Body &&body) {
+    template <typename Body> void *capture(Body &&body) {
         void *graph = nullptr, *executable = nullptr;
         call<CUstream_st *, int>("cuStreamBeginCapture_v2", stream, 0);  // strict: TensorRT's users may ask for it
         body();
@@ -56,11 +55,10 @@ class Gpu {
 
     CUstream_st *stream = nullptr;
 
-  private:
+private:
     static unsigned long long address(const void *pointer) { return reinterpret_cast<unsigned long long>(pointer); }
 
-    template <typename... Arguments>
-    void call(const char *name, Arguments... arguments) {
+    template <typename... Arguments> void call(const char *name, Arguments... arguments) {
         auto function = reinterpret_cast<int (*)(Arguments...)>(dlsym(driver_, name));
         const int error = function == nullptr ? -1 : function(arguments...);
         if (error != 0) throw std::runtime_error(std::string(name) + ": error " + std::to_string(error));

@@ -1,7 +1,7 @@
 // convpool_plugin_host LIBRARY DEVICE: drives both adapters of a plugin library through their whole life.
 // DEVICE: 1 if the library sees a device (its own or a pretended one), 0 if there is none; gpu: runs layers on a GPU.
-#include "gpu.h"
 #include "host.h"
+#include "gpu.h"
 
 #include <dlfcn.h>
 
@@ -37,7 +37,10 @@ struct PlainLogger {
 } plain_logger;
 
 struct VersionedLogger {
-    struct Info { const char *kind; int32_t major, minor; };
+    struct Info {
+        const char *kind;
+        int32_t major, minor;
+    };
     virtual int32_t getAPILanguage() const noexcept { return 0; }
     virtual Info getInterfaceInfo() const noexcept { return {"ILogger", 1, 0}; }
     virtual ~VersionedLogger() = default;
@@ -78,8 +81,8 @@ Attributes with(const Around &around, Attributes a) {
 
 std::string Attributes::op_type() const {
     static const char *const names[] = {"", "Relu", "LeakyRelu"};
-    return std::string(around.affine ? "Affine" : "") + names[around.before] + "ConvAvgPool" +
-           (around.residual ? "Add" : "") + names[around.after];
+    return std::string(around.affine ? "Affine" : "") + names[around.before] + "ConvAvgPool" + (around.residual ? "Add" : "") +
+           names[around.after];
 }
 
 std::vector<Attributes> every_operator() {

@@ -25,15 +25,14 @@ inline void check(bool passed, const std::string &what, const char *file, int li
 // The call must fail, and the log must name `word`.
 inline void refuses(bool failed, const std::string &word, const char *file, int line) {
     check(failed, "accepted, expected a refusal that names '" + word + "'", file, line);
-    check(logged.find(word) != std::string::npos, "message; got '" + logged + "', expected one with '" + word + "'", file,
-          line);
+    check(logged.find(word) != std::string::npos, "message; got '" + logged + "', expected one with '" + word + "'", file, line);
     logged.clear();
 }
 
 #define CHECK(condition) ::host::check((condition), #condition, __FILE__, __LINE__)
-#define EQUAL(got, expected)                                                                                       \
-    ::host::check((got) == (expected),                                                                             \
-                  #got "; got " + std::to_string(got) + ", expected " + std::to_string(expected), __FILE__, __LINE__)
+#define EQUAL(got, expected)                                                                                                     \
+    ::host::check((got) == (expected), #got "; got " + std::to_string(got) + ", expected " + std::to_string(expected), __FILE__, \
+                  __LINE__)
 #define REFUSES(failed, word) ((logged.clear()), ::host::refuses((failed), (word), __FILE__, __LINE__))
 
 // What a sibling does around pooling and convolution; ConvAvgPool does none of it.  before, after: 0, 1 Relu, 2 LeakyRelu.
@@ -55,8 +54,7 @@ struct Attributes {
     std::string op_type() const;
     // X, W, B and what the operator has beside them: scale and shift, which are vectors of as many channels, and R, as Y.
     int input_count() const { return 3 + 2 * around.affine + around.residual; }
-    template <typename Desc>
-    std::vector<Desc> inputs(Desc x, Desc w, Desc b, Desc scale, Desc y) const {
+    template <typename Desc> std::vector<Desc> inputs(Desc x, Desc w, Desc b, Desc scale, Desc y) const {
         std::vector<Desc> all{x, w, b};
         if (around.affine) all.insert(all.end(), 2, scale);
         if (around.residual) all.push_back(y);
@@ -79,8 +77,8 @@ inline int64_t out_size(const Attributes &a, int axis, int64_t size) {
         for (int64_t start = 0; start + int64_t{dilation} * (kernel - 1) < in + pads; start += stride) ++count;
         return count;
     };
-    const int64_t pooled = places(size, a.pool_pads[axis] + a.pool_pads[axis + rank], a.pool_kernel[axis],
-                                  a.pool_dilations[axis], a.pool_strides[axis]);
+    const int64_t pooled = places(size, a.pool_pads[axis] + a.pool_pads[axis + rank], a.pool_kernel[axis], a.pool_dilations[axis],
+                                  a.pool_strides[axis]);
     return places(pooled, a.pads[axis] + a.pads[axis + rank], a.kernel[axis], a.dilations[axis], a.strides[axis]);
 }
 

@@ -180,8 +180,17 @@ void old_engines() {
         for (int32_t value : values) bytes(value);
     };
     const Attributes a;
-    for (const auto &values : {a.pool_kernel, a.pool_strides, a.pool_pads, a.pool_dilations, a.kernel, a.strides, a.pads,
-                               a.dilations, a.group, {0}, {1}})
+    for (const auto &values : {a.pool_kernel,
+                               a.pool_strides,
+                               a.pool_pads,
+                               a.pool_dilations,
+                               a.kernel,
+                               a.strides,
+                               a.pads,
+                               a.dilations,
+                               a.group,
+                               {0},
+                               {1}})
         put(values);
     saved.resize(saved.size() + 24 + 248);
     Owner loaded = own(creator->deserializePlugin("layer", saved.data(), saved.size()));
@@ -208,9 +217,11 @@ void wrong_sibling_inputs(bool has_device) {
             }
     // X of floats beside halves: an image, whose filters have 64 elements at most.
     Owner image = make(Attributes{});
-    for (auto [channels, x_type, w_type, format, refused] :
-         {std::tuple{7, f32, f16, linear, 4}, {7, f32, f16, TensorFormat::kHWC, 4}, {8, f32, f16, linear, 1},
-          {7, f16, f32, linear, 1}, {7, f32, DataType::kINT8, linear, 1}}) {
+    for (auto [channels, x_type, w_type, format, refused] : {std::tuple{7, f32, f16, linear, 4},
+                                                             {7, f32, f16, TensorFormat::kHWC, 4},
+                                                             {8, f32, f16, linear, 1},
+                                                             {7, f16, f32, linear, 1},
+                                                             {7, f32, DataType::kINT8, linear, 1}}) {
         v2::PluginTensorDesc all[] = {fixed({2, channels, 8, 8}, x_type, format), fixed({8, 3, 3, channels}, w_type, linear),
                                       fixed({8}, w_type, linear), fixed({2, 8, 4, 4}, w_type, hwc8)};
         int position = 0;
@@ -227,7 +238,8 @@ void wrong_sibling_inputs(bool has_device) {
     }
     Expr e1(1), e2(2), e3(3), e4(4), e8(8), e16(16);
     auto shape = [&](v2::DimsExprs r) {
-        v2::DimsExprs inputs[6] = {{4, {&e2, &e16, &e8, &e8}}, {4, {&e8, &e3, &e3, &e16}}, {1, {&e8}}, {1, {&e16}}, {1, {&e16}}, r};
+        v2::DimsExprs inputs[6] = {
+            {4, {&e2, &e16, &e8, &e8}}, {4, {&e8, &e3, &e3, &e16}}, {1, {&e8}}, {1, {&e16}}, {1, {&e16}}, r};
         Builder builder;
         return plugin->getOutputDimensions(0, inputs, 6, builder).nbDims;
     };
@@ -237,8 +249,8 @@ void wrong_sibling_inputs(bool has_device) {
     auto configure = [&](int32_t scale, int32_t shift) {
         auto vector = [&](int32_t size) { return dynamic({size}, {size}, f16, linear); };
         const auto y = dynamic({2, 8, 4, 4}, {2, 8, 4, 4}, f16, linear);
-        auto in = a.inputs(dynamic({2, 16, 8, 8}, {2, 16, 8, 8}, f16, linear),
-                           dynamic({8, 3, 3, 16}, {8, 3, 3, 16}, f16, linear), vector(8), vector(scale), y);
+        auto in = a.inputs(dynamic({2, 16, 8, 8}, {2, 16, 8, 8}, f16, linear), dynamic({8, 3, 3, 16}, {8, 3, 3, 16}, f16, linear),
+                           vector(8), vector(scale), y);
         in[4] = vector(shift);
         logged.clear();
         plugin->configurePlugin(in.data(), 6, &y, 1);
@@ -317,7 +329,9 @@ void damaged_grant(const Attributes &a, const std::vector<char> &saved, const st
 void profiles_and_formats() {
     const auto f16 = DataType::kHALF;
     const auto linear = TensorFormat::kLINEAR, hwc8 = TensorFormat::kHWC8;
-    struct Answer { int64_t asked, stored; };
+    struct Answer {
+        int64_t asked, stored;
+    };
     auto configure = [&](v2::IPluginV2DynamicExt &plugin, int32_t n, int32_t size, TensorFormat format) {
         const auto in = {dynamic({n, 64, size, size}, {n, 64, size, size}, f16, format),
                          dynamic({128, 3, 3, 64}, {128, 3, 3, 64}, f16, linear), dynamic({128}, {128}, f16, linear)};
@@ -360,9 +374,9 @@ void life(const Attributes &a, DataType type, int dtype, TensorFormat format, bo
     EQUAL(plugin->supportsFormatCombination(0, &odd, inputs, 1), false);
 
     const v2::DynamicPluginTensorDesc out = dynamic({1, m, 8, 8}, {64, m, 32, 32}, type, format);
-    const auto described = a.inputs(dynamic({1, c, 16, 16}, {64, c, 64, 64}, type, format),
-                                    dynamic({m, 3, 3, c}, {m, 3, 3, c}, type, linear), dynamic({m}, {m}, type, linear),
-                                    dynamic({c}, {c}, type, linear), out);
+    const auto described =
+        a.inputs(dynamic({1, c, 16, 16}, {64, c, 64, 64}, type, format), dynamic({m, 3, 3, c}, {m, 3, 3, c}, type, linear),
+                 dynamic({m}, {m}, type, linear), dynamic({c}, {c}, type, linear), out);
     const v2::DynamicPluginTensorDesc *const in = described.data();
     logged.clear();
     plugin->configurePlugin(in, inputs, &out, 1);

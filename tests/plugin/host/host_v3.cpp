@@ -207,20 +207,27 @@ void contradictions(const Attributes &right) {
             REFUSES(creators.at(name)->createPlugin("layer", &fields.collection, phase) == nullptr, words);
     };
     const Around &around = right.around;
-    struct Case { const char *attribute; int32_t right, most; };
-    for (const Case &c : {Case{"prologue_affine", around.affine, 1}, {"prologue_activation", around.before, 2},
-                          {"residual", around.residual, 1}, {"activation", around.after, 2}}) {
+    struct Case {
+        const char *attribute;
+        int32_t right, most;
+    };
+    for (const Case &c : {Case{"prologue_affine", around.affine, 1},
+                          {"prologue_activation", around.before, 2},
+                          {"residual", around.residual, 1},
+                          {"activation", around.after, 2}}) {
         for (int32_t wrong = 0; wrong <= c.most; ++wrong)
             if (wrong != c.right)
-                refuse(c.attribute, &wrong, name + ": " + c.attribute + "; got " + std::to_string(wrong) + ", expected " +
-                                                std::to_string(c.right) + " by the operator's name");
+                refuse(c.attribute, &wrong,
+                       name + ": " + c.attribute + "; got " + std::to_string(wrong) + ", expected " + std::to_string(c.right) +
+                           " by the operator's name");
         const int32_t past = c.most + 1;
         refuse(c.attribute, &past, std::string(c.attribute) + "[0]; got " + std::to_string(past));
     }
     const float slope = 0.5f;
     if (around.before != 2) refuse("prologue_alpha", &slope, name + ": prologue_alpha; got 0.5, expected 0");
     if (around.after != 2) refuse("alpha", &slope, name + ": alpha; got 0.5, expected 0");
-    for (const char *attribute : {"prologue_affine", "prologue_activation", "prologue_alpha", "residual", "activation", "alpha"}) {
+    for (const char *attribute :
+         {"prologue_affine", "prologue_activation", "prologue_alpha", "residual", "activation", "alpha"}) {
         Fields fields(right, attribute);
         REFUSES(creators.at(name)->createPlugin("layer", &fields.collection, v3::TensorRTPhase::kBUILD) == nullptr,
                 std::string(attribute) + "; got no such attribute");
@@ -235,8 +242,7 @@ void contradictions(const Attributes &right) {
     DataType output{};
     for (int32_t count = 0; count <= 8; ++count) {
         auto call = [&] { return Parts(plugin.get()).build->getOutputDataTypes(&output, 1, types.data(), count); };
-        if (count == right.input_count())
-            EQUAL(call(), 0);
+        if (count == right.input_count()) EQUAL(call(), 0);
         else
             REFUSES(call() != 0, name + ": inputs; got " + std::to_string(count) + ", expected " +
                                      std::to_string(right.input_count()) + ": X, W, B");
@@ -244,8 +250,8 @@ void contradictions(const Attributes &right) {
 }
 
 void shapes() {
-    Attributes three{{1, 2, 3}, {1, 1, 2}, {0, 1, 1, 0, 1, 1}, {1, 2, 1}, {3, 1, 2}, {2, 3, 1},
-                     {1, 0, 0, 1, 0, 0}, {2, 1, 1}, {1}};
+    Attributes three{{1, 2, 3}, {1, 1, 2},          {0, 1, 1, 0, 1, 1}, {1, 2, 1}, {3, 1, 2},
+                     {2, 3, 1}, {1, 0, 0, 1, 0, 0}, {2, 1, 1},          {1}};
     Attributes one{{2}, {1}, {1, 0}, {1}, {4}, {2}, {0, 1}, {1}, {1}};
     Attributes transition{{2, 2}, {2, 2}, {0, 0, 0, 0}, {1, 1}, {1, 1}, {1, 1}, {0, 0, 0, 0}, {1, 1}, {1}};
     for (const Attributes &a : {Attributes{}, three, one, transition}) {
@@ -254,9 +260,7 @@ void shapes() {
         Parts parts(plugin.get());
         for (int64_t size = 9; size < 20; ++size) {
             std::vector<std::unique_ptr<Expr>> values;
-            auto expr = [&](int64_t value, bool constant = true) {
-                return values.emplace_back(new Expr(value, constant)).get();
-            };
+            auto expr = [&](int64_t value, bool constant = true) { return values.emplace_back(new Expr(value, constant)).get(); };
             v3::DimsExprs inputs[2] = {{rank + 2, {}}, {rank + 2, {}}}, output{};
             inputs[0].d[0] = expr(5, false);
             inputs[0].d[1] = expr(16);
@@ -299,14 +303,25 @@ void shapes() {
 void formats() {
     Owner plugin = make({});
     Parts parts(plugin.get());
-    struct Case { DataType type; TensorFormat x, y; int64_t c, m; bool expected; };
+    struct Case {
+        DataType type;
+        TensorFormat x, y;
+        int64_t c, m;
+        bool expected;
+    };
     const auto linear = TensorFormat::kLINEAR, hwc8 = TensorFormat::kHWC8, hwc = TensorFormat::kHWC;
     const auto f32 = DataType::kFLOAT, f16 = DataType::kHALF, bf16 = DataType::kBF16;
-    for (const Case &c : {Case{f32, linear, linear, 3, 5, true}, {f16, linear, linear, 3, 5, true},
-                          {bf16, linear, linear, 3, 5, true}, {f16, hwc8, hwc8, 16, 24, true},
-                          {bf16, hwc8, linear, 16, 3, true}, {f16, linear, hwc8, 3, 24, true},
-                          {f16, hwc8, hwc8, 12, 24, false}, {f16, hwc8, hwc8, 16, 20, false},
-                          {f32, hwc, hwc, 3, 5, true}, {f32, hwc8, hwc8, 16, 16, false}, {f16, hwc, hwc, 16, 16, false},
+    for (const Case &c : {Case{f32, linear, linear, 3, 5, true},
+                          {f16, linear, linear, 3, 5, true},
+                          {bf16, linear, linear, 3, 5, true},
+                          {f16, hwc8, hwc8, 16, 24, true},
+                          {bf16, hwc8, linear, 16, 3, true},
+                          {f16, linear, hwc8, 3, 24, true},
+                          {f16, hwc8, hwc8, 12, 24, false},
+                          {f16, hwc8, hwc8, 16, 20, false},
+                          {f32, hwc, hwc, 3, 5, true},
+                          {f32, hwc8, hwc8, 16, 16, false},
+                          {f16, hwc, hwc, 16, 16, false},
                           {f16, TensorFormat::kCHW2, linear, 16, 16, false},
                           {f16, linear, TensorFormat::kCHW16, 16, 16, false},
                           {DataType::kINT8, linear, linear, 16, 16, false},
@@ -351,9 +366,9 @@ void life(const Attributes &a, DataType type, int dtype, TensorFormat format, bo
     Owner plugin = make(a);
     Parts parts(plugin.get());
     const v3::DynamicPluginTensorDesc out = dynamic({1, m, 8, 8}, {64, m, 32, 32}, type, format);
-    const auto described = a.inputs(dynamic({1, c, 16, 16}, {64, c, 64, 64}, type, format),
-                                    dynamic({m, 3, 3, c}, {m, 3, 3, c}, type, linear), dynamic({m}, {m}, type, linear),
-                                    dynamic({c}, {c}, type, linear), out);
+    const auto described =
+        a.inputs(dynamic({1, c, 16, 16}, {64, c, 64, 64}, type, format), dynamic({m, 3, 3, c}, {m, 3, 3, c}, type, linear),
+                 dynamic({m}, {m}, type, linear), dynamic({c}, {c}, type, linear), out);
     const v3::DynamicPluginTensorDesc *const in = described.data();
     EQUAL(parts.build->configurePlugin(in, inputs, &out, 1), 0);
     const std::string id = parts.build->getTimingCacheID();
@@ -431,18 +446,20 @@ void wrong_layers() {
     };
     refuse(Fields({}, "kernel_shape"), "kernel_shape");
     refuse(Fields({}, "pool_kernel_shape"), "pool_kernel_shape; got no such attribute");
-    struct Case { Attributes a; const char *word; };
-    for (const Case &c :
-         {Case{with([](Attributes &a) { a.pads = {1}; }), "pads; got 1 values, expected 4"},
-          {with([](Attributes &a) { a.pool_strides = {1, 1, 1}; }), "pool_strides; got 3 values, expected 2"},
-          {with([](Attributes &a) { a.strides = {2, 0}; }), "strides[1]; got 0"},
-          {with([](Attributes &a) { a.dilations = {-1, 1}; }), "dilations[0]; got -1"},
-          {with([](Attributes &a) { a.pool_pads = {0, 0, -2, 0}; }), "pool_pads[2]; got -2"},
-          {with([](Attributes &a) { a.kernel = {70000, 1}; }), "kernel_shape[0]; got 70000"},
-          {with([](Attributes &a) { a.kernel = {}; }), "kernel_shape; got 0 values"},
-          {with([](Attributes &a) { a.kernel = {1, 1, 1, 1}; }), "kernel_shape; got 4 values"},
-          {with([](Attributes &a) { a.group = {0}; }), "group[0]; got 0"},
-          {with([](Attributes &a) { a.group = {1, 1}; }), "group; got 2 values"}})
+    struct Case {
+        Attributes a;
+        const char *word;
+    };
+    for (const Case &c : {Case{with([](Attributes &a) { a.pads = {1}; }), "pads; got 1 values, expected 4"},
+                          {with([](Attributes &a) { a.pool_strides = {1, 1, 1}; }), "pool_strides; got 3 values, expected 2"},
+                          {with([](Attributes &a) { a.strides = {2, 0}; }), "strides[1]; got 0"},
+                          {with([](Attributes &a) { a.dilations = {-1, 1}; }), "dilations[0]; got -1"},
+                          {with([](Attributes &a) { a.pool_pads = {0, 0, -2, 0}; }), "pool_pads[2]; got -2"},
+                          {with([](Attributes &a) { a.kernel = {70000, 1}; }), "kernel_shape[0]; got 70000"},
+                          {with([](Attributes &a) { a.kernel = {}; }), "kernel_shape; got 0 values"},
+                          {with([](Attributes &a) { a.kernel = {1, 1, 1, 1}; }), "kernel_shape; got 4 values"},
+                          {with([](Attributes &a) { a.group = {0}; }), "group[0]; got 0"},
+                          {with([](Attributes &a) { a.group = {1, 1}; }), "group; got 2 values"}})
         refuse(Fields(c.a), c.word);
     Attributes a;
     Fields fields(a);
@@ -476,10 +493,15 @@ void wrong_sibling_inputs() {
 
     // X, W, B, scale, shift, R, Y, as long as each is supported.
     auto formats = [&](DataType type, TensorFormat x, TensorFormat r, TensorFormat y) {
-        const v3::DynamicPluginTensorDesc map = dynamic({1, 8, 4, 4}, {4, 8, 32, 32}, type, r), one = dynamic({16}, {16}, type, linear);
+        const v3::DynamicPluginTensorDesc map = dynamic({1, 8, 4, 4}, {4, 8, 32, 32}, type, r),
+                                          one = dynamic({16}, {16}, type, linear);
         std::vector<v3::DynamicPluginTensorDesc> all{dynamic({1, 16, 8, 8}, {4, 16, 64, 64}, type, x),
                                                      dynamic({8, 3, 3, 16}, {8, 3, 3, 16}, type, linear),
-                                                     dynamic({8}, {8}, type, linear), one, one, map, map};
+                                                     dynamic({8}, {8}, type, linear),
+                                                     one,
+                                                     one,
+                                                     map,
+                                                     map};
         all[6].desc.format = y;
         return all;
     };
@@ -510,10 +532,12 @@ void wrong_sibling_inputs() {
         EQUAL(supported(formats(type, linear, linear, linear), in_float), type == f16 ? 0 : 7);
 
     auto configure = [&](std::vector<int64_t> scale, std::vector<int64_t> shift, DataType shift_type, TensorFormat r) {
-        v3::DynamicPluginTensorDesc in[6] = {
-            dynamic({2, 16, 8, 8}, {2, 16, 8, 8}, f16, linear), dynamic({8, 3, 3, 16}, {8, 3, 3, 16}, f16, linear),
-            dynamic({8}, {8}, f16, linear), dynamic(scale, scale, f16, linear), dynamic(shift, shift, shift_type, linear),
-            dynamic({2, 8, 4, 4}, {2, 8, 4, 4}, f16, r)};
+        v3::DynamicPluginTensorDesc in[6] = {dynamic({2, 16, 8, 8}, {2, 16, 8, 8}, f16, linear),
+                                             dynamic({8, 3, 3, 16}, {8, 3, 3, 16}, f16, linear),
+                                             dynamic({8}, {8}, f16, linear),
+                                             dynamic(scale, scale, f16, linear),
+                                             dynamic(shift, shift, shift_type, linear),
+                                             dynamic({2, 8, 4, 4}, {2, 8, 4, 4}, f16, r)};
         const v3::DynamicPluginTensorDesc out = dynamic({2, 8, 4, 4}, {2, 8, 4, 4}, f16, linear);
         return parts.build->configurePlugin(in, 6, &out, 1);
     };
@@ -527,7 +551,8 @@ void wrong_sibling_inputs() {
     // R of another shape: where it is a constant when the network is made, else in the run.
     Expr n(2, false), e1(1), e3(3), e4(4), e8(8), e16(16);
     auto shape = [&](v3::DimsExprs r) {
-        v3::DimsExprs inputs[6] = {{4, {&n, &e16, &e8, &e8}}, {4, {&e8, &e3, &e3, &e16}}, {1, {&e8}}, {1, {&e16}}, {1, {&e16}}, r};
+        v3::DimsExprs inputs[6] = {
+            {4, {&n, &e16, &e8, &e8}}, {4, {&e8, &e3, &e3, &e16}}, {1, {&e8}}, {1, {&e16}}, {1, {&e16}}, r};
         v3::DimsExprs output{};
         Builder builder;
         return parts.build->getOutputShapes(inputs, 6, nullptr, 0, &output, 1, builder);
@@ -537,8 +562,9 @@ void wrong_sibling_inputs() {
     REFUSES(shape({4, {&n, &e1, &e4, &e4}}) != 0, "R: shape; got [-1, 1, 4, 4]");
     REFUSES(shape({3, {&e8, &e4, &e4}}) != 0, "R: shape; got [8, 4, 4]");
     const v3::PluginTensorDesc vector = fixed({16}, f16, linear), y = fixed({2, 8, 4, 4}, f16, linear);
-    v3::PluginTensorDesc now[6] = {fixed({2, 16, 8, 8}, f16, linear), fixed({8, 3, 3, 16}, f16, linear),
-                                   fixed({8}, f16, linear), vector, vector, fixed({1, 8, 4, 4}, f16, linear)};
+    v3::PluginTensorDesc now[6] = {
+        fixed({2, 16, 8, 8}, f16, linear), fixed({8, 3, 3, 16}, f16, linear), fixed({8}, f16, linear), vector, vector,
+        fixed({1, 8, 4, 4}, f16, linear)};
     const void *inputs[6] = {};
     void *outputs[1] = {nullptr};
     const char *const words = "R: shape; got [1, 8, 4, 4], expected that of Y, [2, 8, 4, 4]";
@@ -591,7 +617,10 @@ Context context_of(Gpu &gpu, const Attributes &a, const convpool_problem &larges
     Owner loaded = make(a, v3::TensorRTPhase::kRUNTIME);
     EQUAL(Parts(loaded.get()).runtime->setTactic(tactic), 0);
     std::shared_ptr<v3::IPluginV3> plugin(Parts(loaded.get()).runtime->attachToContext(nullptr));
-    struct Now { std::vector<v3::PluginTensorDesc> in; v3::PluginTensorDesc out; };
+    struct Now {
+        std::vector<v3::PluginTensorDesc> in;
+        v3::PluginTensorDesc out;
+    };
     auto now = std::make_shared<Now>();
     const auto format = largest.x_layout == CONVPOOL_CHANNELS_LAST ? TensorFormat::kHWC8 : TensorFormat::kLINEAR;
     Context context;
@@ -622,12 +651,14 @@ bool run_v3(void *library, Gpu &gpu) {
     convpool_tactics(infos.data(), static_cast<int32_t>(infos.size()));
     bool kept = false;
     const Attributes plain{};
-    struct Case { Attributes attributes; int64_t channels; };  // of 60 channels, weights and box means both need memory
+    struct Case {
+        Attributes attributes;
+        int64_t channels;
+    };  // of 60 channels, weights and box means both need memory
     for (const Case &one : {Case{plain, 64}, {plain, 60}, {some_siblings().front(), 64}, {some_siblings().back(), 64}}) {
         Attributes a = one.attributes;
         const auto layout = one.channels % 8 == 0 ? CONVPOOL_CHANNELS_LAST : CONVPOOL_CHANNELS_FIRST;
-        const convpool_problem largest =
-            problem_of(a, 4, one.channels, 128, {16, 24}, CONVPOOL_F16, layout, layout, true);
+        const convpool_problem largest = problem_of(a, 4, one.channels, 128, {16, 24}, CONVPOOL_F16, layout, layout, true);
         for (const convpool_tactic_info &info : infos) {
             if (convpool_supports(&largest, info.id, 0, 0) != CONVPOOL_OK) continue;
             auto context = [&](bool constant) {

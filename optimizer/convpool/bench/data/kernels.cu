@@ -50,7 +50,7 @@ template <int kV, int kPool> __device__ inline void gather_last(const T *x, T *y
         return inside ? image[(long long)(row * g.w + col) * chunks] : zeros;
     };
     float sum[kV] = {};
-    if constexpr (kPool != 0) { // all loads before the first sum
+    if constexpr (kPool != 0) {  // all loads before the first sum
         Chunk<kV> parts[kPool * kPool];
 #pragma unroll
         for (int k = 0; k < kPool * kPool; ++k) parts[k] = part(k / kPool, k % kPool);
@@ -92,8 +92,9 @@ template <int kPool> __device__ inline void gather_first(const T *x, T *y, const
 }
 
 #define WINDOW int n, int h, int w, int c, int p, int q, int kernel, int stride, int pad, int pool, int dilation
-#define PACK Window{n, h, w, c, p, q, kernel, stride, pad, pool, dilation}
-#define GATHER(name, body)                                                                                                 \
+#define PACK \
+    Window { n, h, w, c, p, q, kernel, stride, pad, pool, dilation }
+#define GATHER(name, body) \
     extern "C" __global__ void __launch_bounds__(256) name(const T *x, T *y, WINDOW) { body(x, y, PACK); }
 GATHER(gather_last_1, (gather_last<16 / sizeof(T), 1>))
 GATHER(gather_last_2, (gather_last<16 / sizeof(T), 2>))
@@ -140,16 +141,14 @@ extern "C" __global__ void __launch_bounds__(256)
     const float *table = s + (long long)blockIdx.z * h * w * c + channel;
     const int top = max(i - pad, 0) - 1, bottom = min(i - pad + pool, h) - 1;
     const int left = max(j - pad, 0) - 1, right = min(j - pad + pool, w) - 1;
-    auto at = [&](int row, int column) {
-        return row < 0 || column < 0 ? 0.f : table[(long long)(row * w + column) * c];
-    };
+    auto at = [&](int row, int column) { return row < 0 || column < 0 ? 0.f : table[(long long)(row * w + column) * c]; };
     const float sum = at(bottom, right) - at(top, right) - at(bottom, left) + at(top, left);
     store(z[(((long long)blockIdx.z * box_h + i) * box_w + j) * c + channel], sum / (pool * pool));
 }
 
 // The convolutions of the textbooks, channels first: X [N,C,H,W], W [M,C,k,k], Y [N,M,P,Q]. Grid: pixels, then m, then n.
-extern "C" __global__ void __launch_bounds__(256)
-    textbook_direct(const T *x, const T *weight, T *y, int h, int w, int c, int m, int p, int q, int kernel, int stride, int pad) {
+extern "C" __global__ void __launch_bounds__(256) textbook_direct(const T *x, const T *weight, T *y, int h, int w, int c, int m,
+                                                                  int p, int q, int kernel, int stride, int pad) {
     const int item = blockIdx.x * blockDim.x + threadIdx.x, map = blockIdx.y;
     if (item >= p * q) return;
     const int row = item / q, column = item % q;
@@ -166,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // A block makes 16x16 outputs of one map; the input tile of one channel and its weights go through shared memory.
-constexpr int kTile = 16, kReach = 40, kSide = 7; // kReach >= 15 * stride + kernel, kSide >= kernel
+constexpr int kTile = 16, kReach = 40, kSide = 7;  // kReach >= 15 * stride + kernel, kSide >= kernel
 extern "C" __global__ void __launch_bounds__(kTile *kTile)
     textbook_tiled(const T *x, const T *weight, T *y, int h, int w, int c, int m, int p, int q, int kernel, int stride, int pad) {
     __shared__ float tile[kReach][kReach + 1], taps[kSide * kSide];
@@ -192,7 +191,8 @@ extern "C" __global__ void __launch_bounds__(kTile *kTile)
 }
 
 // D[n][m][j] = sum over k of A[m][k] B[n][k][j]: one output a thread, 16x16 tiles through shared memory.
-extern "C" __global__ void __launch_bounds__(kTile *kTile) textbook_gemm(const T *a, const T *b, T *d, int m, int k, int columns) {
+extern "C" __global__ void __launch_bounds__(kTile *kTile)
+    textbook_gemm(const T *a, const T *b, T *d, int m, int k, int columns) {
     __shared__ float left[kTile][kTile], right[kTile][kTile + 1];
     const int ty = threadIdx.x / kTile, tx = threadIdx.x % kTile;
     const int row = blockIdx.y * kTile + ty, column = blockIdx.x * kTile + tx;
