@@ -116,7 +116,7 @@ constexpr DirectTmaShared direct_tma_shared(int subtiles, int block_n, int kerne
     return s;
 }
 
-// direct_fused by TMA: kernels/direct_tma.cuh.
+// direct_fused by TMA: families/direct_tma/kernel.cuh.
 struct DirectTmaParams {
     CUtensorMap x_map[2];  // X [n,h,w/2,c]: even columns, odd columns
     CUtensorMap w_map;     // W [taps,m,c], a view
@@ -131,7 +131,7 @@ struct DirectTmaParams {
     int32_t resident;  // all weights fit into their ring: copied once
 };
 
-// direct_fused for 1x1 kernels and 2x2 pooling: kernels/pointwise_sm90.cuh. Lengths in chunks of 16 bytes.
+// direct_fused for 1x1 kernels and 2x2 pooling: families/pointwise/kernel.cuh. Lengths in chunks of 16 bytes.
 struct PointwiseParams {
     const void *x, *w;
     void *y;
@@ -159,7 +159,7 @@ struct FewChannelsTaps {
 constexpr int kMaxOperands = 64;
 constexpr int kFewChannelsNowhere = -(1 << 30);  // outside X, whatever is added
 
-// direct_fused for few input channels: kernels/few_channels.cuh. Lengths in elements of X.
+// direct_fused for few input channels: families/few_channels/kernel.cuh. Lengths in elements of X.
 struct FewChannelsParams {
     const void *x, *w;  // x: of floats where x_float
     void *y;
@@ -216,7 +216,7 @@ struct ImplicitGemmParams {
     FastDiv div_out_w, div_out_hw, div_m_tiles, div_tap_chunks, div_kw, div_split;
 };
 
-// The same fed by TMA: kernels/implicit_gemm_im2col.cuh.
+// The same fed by TMA: families/implicit_gemm_tma/kernel.cuh.
 struct Im2colGemmParams {
     CUtensorMap x_map;        // X [n,h,w,c] by im2col: columns of a tile's output pixels
     CUtensorMap w_map;        // W [taps,m,c], a view

@@ -1,6 +1,6 @@
 // The direct_fused rows of tactics.def in this precision.
 #include "../launch.h"
-#include "direct_fused.cuh"
+#include "families/direct_fused/kernel.cuh"
 
 #define CONVPOOL_ROW_direct_fused_F16(id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split) \
     case id:                                                                                             \

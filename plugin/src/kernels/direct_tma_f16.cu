@@ -1,6 +1,6 @@
 // The direct_fused tactics by TMA of tactics.def in this precision.
 #include "../launch.h"
-#include "direct_tma.cuh"
+#include "families/direct_tma/kernel.cuh"
 
 #define CONVPOOL_ROW(...)
 #define CONVPOOL_TMA_ROW(precision, ...) CONVPOOL_TMA_##precision(__VA_ARGS__)

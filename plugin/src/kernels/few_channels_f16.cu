@@ -1,6 +1,6 @@
 // The few_channels rows of tactics.def in this precision.
 #include "../launch.h"
-#include "few_channels.cuh"
+#include "families/few_channels/kernel.cuh"
 
 #define CONVPOOL_ROW_few_channels_F16(id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split) \
     case id:                                                                                             \

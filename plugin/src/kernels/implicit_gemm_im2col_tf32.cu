@@ -1,12 +1,12 @@
 // The implicit GEMMs of the direct_gemm_im2col and filter_fused_im2col rows of tactics.def in this precision.
 #include "../launch.h"
-#include "implicit_gemm_im2col.cuh"
+#include "families/implicit_gemm_tma/kernel.cuh"
 
-#define CONVPOOL_CASE(id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split)                                       \
-    case id:                                                                                                                   \
-        return reinterpret_cast<const void *>(                                                                                 \
-            &implicit_gemm_im2col_kernel<TileConfig<Precision::kTF32, block_m, block_n, warps_m, warps_n, stages, min_blocks>, \
-                                         false>);
+#define CONVPOOL_CASE(id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split)                                    \
+    case id:                                                                                                                \
+        return reinterpret_cast<const void *>(                                                                              \
+            &implicit_gemm_tma_kernel<TileConfig<Precision::kTF32, block_m, block_n, warps_m, warps_n, stages, min_blocks>, \
+                                      false>);
 #define CONVPOOL_ROW_direct_gemm_im2col_TF32 CONVPOOL_CASE
 #define CONVPOOL_ROW_filter_fused_im2col_TF32 CONVPOOL_CASE
 #include "../row_filter.h"

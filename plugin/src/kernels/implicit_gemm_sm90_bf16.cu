@@ -1,11 +1,12 @@
 // The implicit GEMMs of the direct_gemm_sm90 and filter_fused_sm90 rows of tactics.def in this precision.
 #include "../launch.h"
-#include "implicit_gemm_sm90.cuh"
+#include "families/implicit_gemm_cpasync/kernel.cuh"
 
 #define CONVPOOL_CASE(id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split) \
     case id:                                                                             \
         return reinterpret_cast<const void *>(                                           \
-            &implicit_gemm_sm90_kernel<TileConfig<Precision::kBF16, block_m, block_n, warps_m, warps_n, stages, min_blocks>>);
+            &implicit_gemm_cpasync_kernel<                                               \
+                TileConfig<Precision::kBF16, block_m, block_n, warps_m, warps_n, stages, min_blocks>>);
 #define CONVPOOL_ROW_direct_gemm_sm90_BF16 CONVPOOL_CASE
 #define CONVPOOL_ROW_filter_fused_sm90_BF16 CONVPOOL_CASE
 #include "../row_filter.h"

@@ -1,6 +1,6 @@
 // The implicit GEMMs of the direct_gemm and filter_fused rows of tactics.def in this precision.
 #include "../launch.h"
-#include "implicit_gemm.cuh"
+#include "families/implicit_gemm/kernel.cuh"
 
 #define CONVPOOL_CASE(id, block_m, block_n, warps_m, warps_n, stages, min_blocks, split) \
     case id:                                                                             \

@@ -1,4 +1,4 @@
-// Implicit GEMM on Hopper, fed by TMA: the products of implicit_gemm_sm90.cuh over stages that one thread fills.
+// Implicit GEMM on Hopper, fed by TMA: the products of implicit_gemm_cpasync over stages that one thread fills.
 //
 // A stage is 128 bytes of channels of one tap. TMA's im2col mode copies those of kBlockM consecutive output pixels, whatever
 // rows and images these lie in; it knows padding, strides and dilation, and writes zeros outside the tensor and past its
@@ -11,15 +11,15 @@
 // With an activation in front (16-bit types), which leaves zeros as they are, warps take their rows of pixels through registers.
 #pragma once
 
-#include "implicit_gemm_sm90.cuh"
-#include "prologue.cuh"
-#include "tma.cuh"
+#include "families/implicit_gemm_cpasync/kernel.cuh"
+#include "kernels/prologue.cuh"
+#include "kernels/tma.cuh"
 
 namespace convpool {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-template <class Config, bool kActivates> struct ImplicitGemmIm2col {
+template <class Config, bool kActivates> struct ImplicitGemmTma {
     using Stage = GemmStage<Config>;
     static constexpr int kStages = Config::kStages, kChannels = Stage::kChunks * Config::kPerChunk;
     static constexpr int kGroups = Config::kWarps / 4;
@@ -32,7 +32,7 @@ template <class Config, bool kActivates> struct ImplicitGemmIm2col {
     const GemmTile<Config> tile;
     const int first_step, steps;
 
-    CONVPOOL_DEVICE ImplicitGemmIm2col(const Im2colGemmParams &params, uint32_t memory)
+    CONVPOOL_DEVICE ImplicitGemmTma(const Im2colGemmParams &params, uint32_t memory)
         : p(params), shared(of_the_warp(memory)), tile(params.gemm), first_step(tile.steps_of(p.steps, p.gemm).x),
           steps(tile.steps_of(p.steps, p.gemm).y) {}
 
@@ -175,10 +175,10 @@ template <class Config, bool kActivates> struct ImplicitGemmIm2col {
 template <class Config, bool kActivates>
 __global__ void __launch_bounds__(Config::kThreads + im2col_copy_threads(Config::kPrecision, Config::kBlockM, Config::kBlockN),
                                   Config::kMinBlocks)
-    implicit_gemm_im2col_kernel(const __grid_constant__ Im2colGemmParams params) {
+    implicit_gemm_tma_kernel(const __grid_constant__ Im2colGemmParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
-    ImplicitGemmIm2col<Config, kActivates>(params, shared_address(memory)).run();
+    ImplicitGemmTma<Config, kActivates>(params, shared_address(memory)).run();
 #endif
 }
 

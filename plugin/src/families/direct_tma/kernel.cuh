@@ -21,10 +21,10 @@
 
 #include <type_traits>
 
-#include "prologue.cuh"
-#include "tensor_tile.cuh"
-#include "tma.cuh"
-#include "wgmma.cuh"
+#include "kernels/prologue.cuh"
+#include "kernels/tensor_tile.cuh"
+#include "kernels/tma.cuh"
+#include "kernels/wgmma.cuh"
 
 namespace convpool {
 

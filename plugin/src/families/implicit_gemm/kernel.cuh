@@ -6,7 +6,7 @@
 // tile's rows see through the tap (gathered, zeros outside the tensor) and the tap's weights.
 #pragma once
 
-#include "tensor_tile.cuh"
+#include "kernels/tensor_tile.cuh"
 
 namespace convpool {
 

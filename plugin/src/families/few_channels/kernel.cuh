@@ -9,8 +9,8 @@
 // So most layers, with Y in chunks and no residual, have an end of their own.
 #pragma once
 
-#include "prologue.cuh"
-#include "tensor_tile.cuh"
+#include "kernels/prologue.cuh"
+#include "kernels/tensor_tile.cuh"
 
 namespace convpool {
 

@@ -7,13 +7,13 @@
 // Loops that could be unrolled are not: a small layer spends more time on fetching instructions than on running them.
 #pragma once
 
-#include "prologue.cuh"
-#include "tensor_tile.cuh"
-#include "wgmma.cuh"
+#include "kernels/prologue.cuh"
+#include "kernels/tensor_tile.cuh"
+#include "kernels/wgmma.cuh"
 
 namespace convpool {
 
-template <class Config, bool kPrologue> struct PointwiseSm90 {
+template <class Config, bool kPrologue> struct Pointwise {
     static constexpr Precision kPrecision = Config::kPrecision;
     using Element = typename Traits<kPrecision>::Element;
     static constexpr int kChunks = 8, kPerChunk = Config::kPerChunk, kPerWord = kPerChunk / 4;
@@ -67,12 +67,12 @@ template <class Config, bool kPrologue> struct PointwiseSm90 {
 
     // Copies of pixels and weights, step after step, tile after tile.
     struct Copies {
-        const PointwiseSm90 &k;
+        const Pointwise &k;
         int tile, step = 0, pixel_stage = 0, weight_stage = 0, weight_rows;  // weight_rows: valid ones from this thread's on
         Window windows[kRows];
         const uint4 *weights;
 
-        CONVPOOL_DEVICE Copies(const PointwiseSm90 &kernel, int first_tile) : k(kernel), tile(first_tile) { locate(); }
+        CONVPOOL_DEVICE Copies(const Pointwise &kernel, int first_tile) : k(kernel), tile(first_tile) { locate(); }
         CONVPOOL_DEVICE void locate() {
             if (tile >= k.p.tiles) return;
             const Tile t = k.tile_at(tile);
@@ -235,10 +235,10 @@ template <class Config, bool kPrologue> struct PointwiseSm90 {
 
 template <class Config, bool kPrologue>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    pointwise_sm90_kernel(const __grid_constant__ PointwiseParams params) {
+    pointwise_kernel(const __grid_constant__ PointwiseParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
-    PointwiseSm90<Config, kPrologue>{params, shared_address(memory)}.run();
+    Pointwise<Config, kPrologue>{params, shared_address(memory)}.run();
 #endif
 }
 

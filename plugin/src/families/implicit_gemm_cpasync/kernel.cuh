@@ -1,4 +1,4 @@
-// Implicit GEMM on Hopper: the same convolution as implicit_gemm.cuh, by wgmma.
+// Implicit GEMM on Hopper: the same convolution as implicit_gemm, by wgmma.
 //
 // The sum over taps and channels is one long row of 16-byte chunks, as the weights lie in memory: chunk k is channels
 // 8 (k mod C/8) .. of tap k / (C/8). A stage of the ring holds 8 chunks of it, so 64 values (32 of fp32) whatever C is, of
@@ -12,8 +12,8 @@
 // a chain of float32 additions has 2.8e-7, and pooling its results halves it.
 #pragma once
 
-#include "tensor_tile.cuh"
-#include "wgmma.cuh"
+#include "kernels/tensor_tile.cuh"
+#include "kernels/wgmma.cuh"
 
 namespace convpool {
 
@@ -135,7 +135,7 @@ CONVPOOL_DEVICE void store_gemm_tile(const Accumulators<Config> &acc, uint32_t s
     else store_tile<Config>(acc, shared, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
 }
 
-template <class Config> struct ImplicitGemmSm90 {
+template <class Config> struct ImplicitGemmCpAsync {
     using Element = typename Traits<Config::kPrecision>::Element;
     using Stage = GemmStage<Config>;
     static constexpr int kChunks = Stage::kChunks, kPerChunk = Config::kPerChunk, kRowBytes = Stage::kRowBytes;
@@ -262,10 +262,10 @@ template <class Config> struct ImplicitGemmSm90 {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    implicit_gemm_sm90_kernel(const __grid_constant__ ImplicitGemmParams params) {
+    implicit_gemm_cpasync_kernel(const __grid_constant__ ImplicitGemmParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
-    ImplicitGemmSm90<Config>::run(params, shared_address(memory));
+    ImplicitGemmCpAsync<Config>::run(params, shared_address(memory));
 #endif
 }
 

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "../launch.h"
-#include "prologue.cuh"
+#include "launch.h"
+#include "kernels/prologue.cuh"
 
 namespace convpool {
 namespace {

@@ -16,8 +16,8 @@
 // GEMM row r of a tile is image r >> (h+w), row (r >> w) mod 2^h, column r mod 2^w, with h, w the log2 of the box.
 #pragma once
 
-#include "prologue.cuh"
-#include "tensor_tile.cuh"
+#include "kernels/prologue.cuh"
+#include "kernels/tensor_tile.cuh"
 
 namespace convpool {
 
