@@ -8,8 +8,8 @@ from rich.table import Table
 
 import convpool
 from convpool.autotune import time_in_turn
+from convpool.cli.table import make_console, show
 from convpool.modelio import LoadedModel
-from convpool.table import make_console, show
 from convpool.verify import make_session
 from models import digits
 

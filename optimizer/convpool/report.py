@@ -1,4 +1,4 @@
-"""What was found, done and checked, as data: `to_json` is the file format, `convpool.table` shows it to a person."""
+"""What was found, done and checked, as data: `to_json` is the file format, `convpool.cli.table` shows it to a person."""
 
 from __future__ import annotations
 

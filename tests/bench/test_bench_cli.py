@@ -14,7 +14,7 @@ from convpool.bench import cli
 from convpool.bench import record as records
 from convpool.bench.device import DeviceError, modules
 from convpool.bench.rows import SUITES
-from convpool.cli import run
+from convpool.cli.common import run
 
 
 def has_gpu() -> bool:

@@ -15,7 +15,7 @@ from convpool.bench.case import LIMITS
 from convpool.bench.device import ELEMENTS, source
 from convpool.bench.rows import LAYOUTS, PRECISIONS
 from convpool.bench.run import LIBRARIES
-from convpool.cli import run
+from convpool.cli.common import run
 
 ROWS = [
     {"n": 3, "c": 6, "m": 10, "size": [13, 11]},

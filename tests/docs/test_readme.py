@@ -16,7 +16,7 @@ from benchmarks import cpu
 from convpool.bench import record as records
 from convpool.bench.cli import command as bench
 from convpool.bench.table import markdown
-from convpool.cli import run
+from convpool.cli.common import run
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

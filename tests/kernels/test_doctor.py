@@ -8,8 +8,8 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from convpool import doctor
-from convpool.cli import run
+from convpool.cli import doctor
+from convpool.cli.common import run
 
 
 def test_report_fits_a_screen_and_names_every_part():

@@ -11,7 +11,8 @@ import convpool
 import test_structure
 from build import graph, operators, weights
 from convpool import operator
-from convpool.cli import command, run
+from convpool.cli.common import run
+from convpool.cli.optimize import command
 from test_structure import POOL
 
 PAIR = f"h = Conv<pads=[1,1,1,1]>(p, w)\ny = {POOL}(h)"

@@ -13,7 +13,8 @@ import convpool
 import runtime
 from build import graph, operators, random_feeds
 from convpool import operator
-from convpool.cli import command, run
+from convpool.cli.common import run
+from convpool.cli.optimize import command
 from convpool.modelio import LoadedModel
 from convpool.verify import make_session
 from test_structure import POOL, rewrite

@@ -11,7 +11,8 @@ import pytest
 import convpool
 import runtime
 from build import graph, random_feeds
-from convpool.cli import command, run
+from convpool.cli.common import run
+from convpool.cli.optimize import command
 from models import generators
 from test_structure import POOL, rewrite
 

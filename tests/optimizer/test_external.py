@@ -16,7 +16,8 @@ from onnx.external_data_helper import ExternalDataInfo, set_external_data
 import convpool
 import runtime
 from build import graph, random_feeds
-from convpool.cli import command, run
+from convpool.cli.common import run
+from convpool.cli.optimize import command
 from convpool.errors import OutputError
 from convpool.modelio import LoadedModel
 

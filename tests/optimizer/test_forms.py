@@ -7,8 +7,8 @@ import pytest
 
 import convpool
 from build import graph, operators
+from convpool.cli.table import make_console, show
 from convpool.modelio import LoadedModel
-from convpool.table import make_console, show
 from convpool.verify import make_session
 from test_structure import PAIR, POOL, rewrite
 

@@ -9,9 +9,11 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from convpool import build_cli, optimize
-from convpool.build_cli import _profile, build_command, verify_command
-from convpool.cli import run
+from convpool import optimize
+from convpool.cli import build as build_cli
+from convpool.cli.build import _profile, build_command
+from convpool.cli.common import run
+from convpool.cli.verify import verify_command
 from convpool.errors import OptionError
 from models.generators import generate
 

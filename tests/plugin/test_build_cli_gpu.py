@@ -13,8 +13,9 @@ import pytest
 from onnx import numpy_helper
 
 from convpool import optimize
-from convpool.build_cli import build_command, verify_command
-from convpool.cli import run
+from convpool.cli.build import build_command
+from convpool.cli.common import run
+from convpool.cli.verify import verify_command
 from models.generators import generate, random_inputs
 from tests.plugin.gpu import require_gpu
 
@@ -55,7 +56,7 @@ def verify(*arguments) -> int:
 
 def entry_point(name: str, *arguments) -> subprocess.CompletedProcess:
     """The installed program, as a process of its own."""
-    code = f"from convpool.build_cli import {name}\n{name}()"
+    code = f"from convpool.cli.{name} import main\nmain()"
     return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
 
 
@@ -93,11 +94,11 @@ def test_the_fastest_form_is_kept(folder, tmp_path, capsys):
 
 def test_a_saved_engine_is_verified_in_another_process(folder, tmp_path):
     engine = tmp_path / "m.plan"
-    done = entry_point("build_main", folder / "model.convpool.onnx", "-o", engine, "--precision", "fp16", *FAST)
+    done = entry_point("build", folder / "model.convpool.onnx", "-o", engine, "--precision", "fp16", *FAST)
     assert done.returncode == 0 and "agrees" in done.stdout, done.stderr
-    done = entry_point("verify_main", folder / "model.onnx", engine, "--precision", "fp16", "--check", "2")
+    done = entry_point("verify", folder / "model.onnx", engine, "--precision", "fp16", "--check", "2")
     assert done.returncode == 0 and "agrees" in done.stdout, done.stderr
-    done = entry_point("verify_main", folder / "wrong.onnx", engine, "--precision", "fp16")
+    done = entry_point("verify", folder / "wrong.onnx", engine, "--precision", "fp16")
     lines = done.stderr.strip().splitlines()
     assert done.returncode == 1 and "differs" in done.stdout
     assert len(lines) == 1 and lines[0].startswith("convpool-verify: verification: output 'score' differs; got "), done.stderr

@@ -10,9 +10,10 @@ import numpy as np
 import onnx
 import pytest
 
-from convpool import build_cli, optimize
-from convpool.build_cli import build_command
-from convpool.cli import run
+from convpool import optimize
+from convpool.cli import build as build_cli
+from convpool.cli.build import build_command
+from convpool.cli.common import run
 from convpool.errors import OptionError, OutputError
 from convpool.tensorrt import TensorRTError, autotune, build_fastest, timing
 from convpool.tensorrt.engine import TensorInfo

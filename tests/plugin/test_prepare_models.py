@@ -287,8 +287,8 @@ def test_a_file_with_the_operators_nodes_has_no_other_form(lowering):
 
 def test_another_domain_is_the_same_model(tmp_path):
     """onnxruntime's TensorRT provider looks for plugins in a domain of its own; everyone else runs the function."""
-    from convpool.cli import command
-    from convpool.cli import run as run_cli
+    from convpool.cli.common import run as run_cli
+    from convpool.cli.optimize import command
 
     model = generate("wgan_gp_small", batch=2)
     onnx.save(model, tmp_path / "a.onnx")

@@ -38,8 +38,8 @@ def test_convpool_build_builds_what_it_loaded(tmp_path, monkeypatch, capsys):
     import onnx
     import tensorrt_rtx_bindings as trt
 
-    from convpool import build_cli
-    from convpool.cli import run
+    from convpool.cli import build as build_cli
+    from convpool.cli.common import run
     from convpool.tensorrt import build_engine
     from models.generators import generate
 
@@ -159,8 +159,8 @@ def test_ctrl_c_stops_the_build_with_status_130(tmp_path):
 import functools, os, signal, sys, threading
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 import tensorrt_rtx_bindings as trt
-from convpool import build_cli
-from convpool.cli import run
+from convpool.cli import build as build_cli
+from convpool.cli.common import run
 from convpool.tensorrt import build_engine
 from tests.plugin.test_rtx_engines import for_ampere_and_later
 

@@ -23,11 +23,11 @@ from convpool.bench.rows import LAYOUTS, PRECISIONS, SUITES, Row, load_rows
 from convpool.bench.run import METHODS, Options, Run, protocol
 from convpool.bench.table import show
 from convpool.bench.timing import REPLAYS
-from convpool.cli import run
+from convpool.cli.common import run
+from convpool.cli.progress import StepBar
+from convpool.cli.table import make_console
 from convpool.errors import ConvpoolError, OptionError, VerificationError
 from convpool.files import check_output
-from convpool.progress import StepBar
-from convpool.table import make_console
 
 Work = list[tuple[Row, str]]
 WIDTH = 250

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
-from convpool.table import make_console
+from convpool.cli.table import make_console
 
 
 class StepBar:

@@ -6,9 +6,7 @@ option or output, one line on stderr, nothing written.
 
 from __future__ import annotations
 
-import math
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -16,41 +14,13 @@ from rich.progress import TextColumn
 
 from convpool import operator
 from convpool.api import OptimizeResult, optimize
-from convpool.errors import ConvpoolError, OptionError, OutputError, VerificationError
-from convpool.files import check_output, write_atomically
+from convpool.cli.common import InputShape, Tolerance, run, write_report
+from convpool.cli.progress import StepBar
+from convpool.cli.table import make_console, show
+from convpool.errors import OptionError, VerificationError
+from convpool.files import check_output
 from convpool.lowering import REQUESTS
 from convpool.modelio import load, serialize
-from convpool.progress import StepBar
-from convpool.report import Report
-from convpool.table import make_console, show
-
-
-class InputShape(click.ParamType):
-    """NAME:1x3x224x224; the name may hold colons."""
-
-    name = "NAME:DIMS"
-
-    def convert(self, value, param, ctx):
-        """(name, sizes) of one option value."""
-        name, colon, dims = value.rpartition(":")
-        sizes = dims.split("x")
-        if not colon or not name or not all(size.isascii() and size.isdigit() for size in sizes):
-            self.fail(f"got {value!r}, expected NAME:1x3x224x224", param, ctx)
-        return name, [int(size) for size in sizes]
-
-
-class Tolerance(click.FloatRange):
-    """A number of at least 0; click's own range lets nan through."""
-
-    def __init__(self) -> None:
-        super().__init__(min=0)
-
-    def convert(self, value, param, ctx):
-        """The number of one option value."""
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"got {value!r}, expected a number", param, ctx)
-        return number
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -176,10 +146,10 @@ def command(model, others, output, report_path, quiet, verbose, dry_run, no_chec
         if error.report is not None:
             if not quiet:
                 show(error.report, console, verbose=verbose)
-            _write_report(report_path, error.report)
+            write_report(report_path, error.report.to_json())
         raise
     result.move_to_domain(domain)
-    _write_report(report_path, result.report)
+    write_report(report_path, result.report.to_json())
     if not dry_run:
         _write(result, out)
     if not quiet:
@@ -191,32 +161,6 @@ def command(model, others, output, report_path, quiet, verbose, dry_run, no_chec
 def main() -> None:
     """Entry point; turns exceptions into exit statuses and one line on stderr."""
     sys.exit(run(command, "convpool-optimize"))
-
-
-def run(cli: click.Command, name: str, args: list[str] | None = None) -> int:
-    """Run a click command and return its exit status: 1 for a failed verification, 2 for anything unusable."""
-    try:
-        cli.main(args=args, prog_name=name, standalone_mode=False)
-    except click.ClickException as error:
-        return _fail(name, error.format_message(), 2)
-    except (click.Abort, KeyboardInterrupt):
-        return _fail(name, "interrupted", 130)
-    except VerificationError as error:
-        return _fail(name, str(error), 1)
-    except ConvpoolError as error:
-        return _fail(name, str(error), 2)
-    except SystemExit:  # what click and rich make of a closed pipe, with a status that means a mismatch here
-        return 2
-    except OSError as error:
-        with suppress(OSError):
-            sys.stdout.close()  # else the interpreter tries once more to write what is left
-        return _fail(name, f"{error.filename or 'stdout'}: {error.strerror or error}", 2)
-    return 0
-
-
-def _fail(name: str, message: str, status: int) -> int:
-    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
-    return status
 
 
 def _output_path(model: str, output: str | None) -> Path | None:
@@ -232,15 +176,6 @@ def _write(result: OptimizeResult, out: Path | None) -> None:
         return
     with open(sys.stdout.fileno(), "wb", closefd=False) as stdout:  # sys.stdout.buffer may write a part (PYTHONUNBUFFERED)
         stdout.write(serialize(result.model))
-
-
-def _write_report(path: str | None, report: Report) -> None:
-    if not path:
-        return
-    try:
-        write_atomically(Path(path), report.to_json().encode())
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written; {error.strerror or error}") from error
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from convpool import operator
 from convpool.report import Report, SiteReport
+from convpool.verify import Verification
 
 STYLES = {"rewritten": "green", "rejected": "yellow", "excluded": "dim"}
 MAX_ROWS = 200
@@ -31,6 +32,17 @@ def show(report: Report, console: Console, *, verbose: bool = False) -> None:
         console.print(f"... and {len(report.sites) - len(shown)} more; --verbose shows all")
     for line in _totals(report, verbose):
         console.print(line, soft_wrap=True)
+
+
+def show_verification(verification: Verification, console: Console) -> None:
+    """Print the largest errors of every output."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("tensor", "max absolute error", "relative", "result"):
+        table.add_column(column, justify="left" if column in ("tensor", "result") else "right")
+    for output in verification.outputs:
+        verdict = "[green]agrees[/]" if output.passed else f"[red]differs[/] {escape(output.note)}"
+        table.add_row(escape(output.name), f"{output.max_abs_error:.3g}", f"{output.max_rel_error:.3g}", verdict)
+    console.print(table)
 
 
 def _sites(sites: list[SiteReport], verbose: bool) -> Table:

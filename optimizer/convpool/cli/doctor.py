@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import click
 from rich.table import Table
 
-from convpool.cli import run
-from convpool.table import make_console
+from convpool.cli.common import run
+from convpool.cli.table import make_console
 from convpool.tensorrt.errors import TensorRTError
 from convpool.tensorrt.library import plugin_path
 

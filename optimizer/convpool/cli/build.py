@@ -1,4 +1,4 @@
-"""convpool-build and convpool-verify: engines from models, and the comparison of any two of them.
+"""convpool-build: engines from models.
 
 Exit status as convpool-optimize's: 0 done; 1 the outputs disagree, no engine written; 2 unusable model, option or
 installation, one line on stderr.
@@ -7,7 +7,6 @@ installation, one line on stderr.
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 import time
 from collections import Counter
@@ -20,19 +19,16 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from convpool import operator
-from convpool.cli import InputShape, Tolerance, run
-from convpool.errors import OptionError, OutputError, VerificationError
-from convpool.files import check_output, write_atomically
+from convpool.cli.common import SHAPE, Tolerance, json_text, run, write_report
+from convpool.cli.table import make_console, show_verification
+from convpool.errors import OptionError, VerificationError
+from convpool.files import check_output
 from convpool.inputs import load_arrays
 from convpool.modelio import load
-from convpool.table import make_console
 from convpool.tensorrt import PRECISIONS, TensorRTError, Timed, build_engine, build_fastest
 from convpool.tensorrt.build import LOWERINGS
-from convpool.tensorrt.compare import EngineRunner, ModelRunner, compare, open_runner
+from convpool.tensorrt.compare import EngineRunner, ModelRunner, compare
 from convpool.tensorrt.library import tensorrt_module
-from convpool.verify import Verification
-
-_SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -45,9 +41,9 @@ _SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
     show_default=True,
     help="What layers may compute in; float32 inputs and outputs stay so. fp32: without TF32.",
 )
-@click.option("--min-shape", "least", **_SHAPE, help="Smallest shape of an input with open sizes; repeat for more inputs.")
-@click.option("--opt-shape", "typical", **_SHAPE, help="The shape that the engine is tuned for; default the largest.")
-@click.option("--max-shape", "largest", **_SHAPE, help="Largest shape; default the typical one.")
+@click.option("--min-shape", "least", **SHAPE, help="Smallest shape of an input with open sizes; repeat for more inputs.")
+@click.option("--opt-shape", "typical", **SHAPE, help="The shape that the engine is tuned for; default the largest.")
+@click.option("--max-shape", "largest", **SHAPE, help="Largest shape; default the typical one.")
 @click.option("--timing-cache", metavar="FILE", help="Take layer timings from this file and add new ones to it.")
 @click.option(
     "--workspace-mib",
@@ -192,8 +188,7 @@ def build_command(
             timed.left_out[form] = verification.difference
     kept = form if verification is None or verification.passed else None
     by_plugin, by_tensorrt = _shares(engine.built_from, not no_plugin)
-    _write_report(
-        report_path,
+    report = json_text(
         {
             "model": model,
             "engine": output,
@@ -205,12 +200,16 @@ def build_command(
             "other_nodes": by_tensorrt,
             "verification": verification and asdict(verification),
             "autotune": timed and {"lowering": kept, "times_us": timed.times_us, "left_out": timed.left_out},
-        },
+        }
     )
+    write_report(report_path, report)
     if timed and not quiet:
         _show_times(timed, kept)
     if verification is not None:
-        _show(verification, quiet)
+        if not quiet:
+            show_verification(verification, make_console(stderr=False))
+        if not verification.passed:
+            raise VerificationError(f"verification: {verification.difference}")
     engine.save(out)
     if not quiet:
         console = make_console(stderr=False)
@@ -220,62 +219,9 @@ def build_command(
         )
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("first")
-@click.argument("second")
-@click.option(
-    "--layers",
-    is_flag=True,
-    help="Compare every tensor that both have by name, not only the outputs. "
-    "An engine has those that it was built with: convpool-build --layers.",
-)
-@click.option(
-    "--precision",
-    type=click.Choice(PRECISIONS),
-    help="What the less exact side computes in: chooses the tolerances. "
-    "Default: by the types of a model, and of what an engine takes and gives.",
-)
-@click.option(
-    "--check", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Compare on N sets of random inputs."
-)
-@click.option("--data", metavar="FILE.npz", help="Compare on these inputs in place of random ones.")
-@click.option("--input-shape", "shapes", **_SHAPE, help="Shape of an input that is open; repeat for more inputs.")
-@click.option("--rtol", type=Tolerance(), help="Relative tolerance; default by precision.")
-@click.option("--atol", type=Tolerance(), help="Absolute tolerance; default by precision and output.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs.")
-@click.option("--report", "report_path", metavar="FILE.json", help="Write the comparison as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
-@click.version_option(package_name="convpool")
-def verify_command(first, second, layers, precision, check, data, shapes, rtol, atol, seed, report_path, quiet) -> None:
-    """Compare FIRST and SECOND, each an ONNX model or an engine (.engine, .plan, .trt); errors are against FIRST.
-
-    Exit status: 0 the outputs agree; 1 they differ; 2 unusable file, option or installation.
-    """
-    if report_path:
-        check_output(Path(report_path), {"compared here": [Path(first), Path(second)]})
-    verification = compare(
-        open_runner(first, layers=layers),
-        open_runner(second, layers=layers),
-        check=check,
-        data=load_arrays(data),
-        input_shapes=dict(shapes),
-        precision=precision,
-        rtol=rtol,
-        atol=atol,
-        seed=seed,
-    )
-    _write_report(report_path, {"first": first, "second": second, "verification": asdict(verification)})
-    _show(verification, quiet)
-
-
-def build_main() -> None:
+def main() -> None:
     """Entry point of convpool-build."""
     sys.exit(run(build_command, "convpool-build"))
-
-
-def verify_main() -> None:
-    """Entry point of convpool-verify."""
-    sys.exit(run(verify_command, "convpool-verify"))
 
 
 def _profile(least: dict, typical: dict, largest: dict):
@@ -314,30 +260,6 @@ def _counted(nodes: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in nodes.items()) or "nothing"
 
 
-def _write_report(path: str | None, content: dict) -> None:
-    if not path:
-        return
-    text = json.dumps(json.loads(json.dumps(content), parse_constant=lambda _: None), indent=2) + "\n"
-    try:
-        write_atomically(Path(path), text.encode())
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written; {error.strerror or error}") from error
-
-
-def _show(verification: Verification, quiet: bool) -> None:
-    """Print the comparison; raises VerificationError if it failed."""
-    if not quiet:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in ("tensor", "max absolute error", "relative", "result"):
-            table.add_column(column, justify="left" if column in ("tensor", "result") else "right")
-        for output in verification.outputs:
-            verdict = "[green]agrees[/]" if output.passed else f"[red]differs[/] {escape(output.note)}"
-            table.add_row(escape(output.name), f"{output.max_abs_error:.3g}", f"{output.max_rel_error:.3g}", verdict)
-        make_console(stderr=False).print(table)
-    if not verification.passed:
-        raise VerificationError(f"verification: {verification.difference}")
-
-
 def _show_times(timed: Timed, kept: str | None) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("lowering", "us", "over MODEL", ""):
@@ -372,6 +294,3 @@ class _Progress:
     def update(self, phase: str, done: int, total: int) -> None:
         """Show the phase that TensorRT reports."""
         self._bar.update(self._task, description=escape(f"{phase} {done}/{total}" if total else phase))
-
-
-__all__ = ["build_command", "build_main", "verify_command", "verify_main"]

@@ -1,0 +1,1 @@
+"""The commands: each parses its options, calls the package, and prints.  `python -m convpool.cli` is convpool-optimize."""

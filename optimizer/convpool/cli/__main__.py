@@ -1,0 +1,4 @@
+from convpool.cli.optimize import main
+
+if __name__ == "__main__":
+    main()

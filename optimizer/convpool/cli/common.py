@@ -1,0 +1,87 @@
+"""What the commands share: option types, exit statuses, writing a report."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from convpool.errors import ConvpoolError, OutputError, VerificationError
+from convpool.files import write_atomically
+
+
+class InputShape(click.ParamType):
+    """NAME:1x3x224x224; the name may hold colons."""
+
+    name = "NAME:DIMS"
+
+    def convert(self, value, param, ctx):
+        """(name, sizes) of one option value."""
+        name, colon, dims = value.rpartition(":")
+        sizes = dims.split("x")
+        if not colon or not name or not all(size.isascii() and size.isdigit() for size in sizes):
+            self.fail(f"got {value!r}, expected NAME:1x3x224x224", param, ctx)
+        return name, [int(size) for size in sizes]
+
+
+class Tolerance(click.FloatRange):
+    """A number of at least 0; click's own range lets nan through."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value, param, ctx):
+        """The number of one option value."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"got {value!r}, expected a number", param, ctx)
+        return number
+
+
+SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
+"""Keyword arguments of an option that gives shapes of inputs."""
+
+
+def run(cli: click.Command, name: str, args: list[str] | None = None) -> int:
+    """Run a click command and return its exit status: 1 for a failed verification, 2 for anything unusable."""
+    try:
+        cli.main(args=args, prog_name=name, standalone_mode=False)
+    except click.ClickException as error:
+        return _fail(name, error.format_message(), 2)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail(name, "interrupted", 130)
+    except VerificationError as error:
+        return _fail(name, str(error), 1)
+    except ConvpoolError as error:
+        return _fail(name, str(error), 2)
+    except SystemExit:  # what click and rich make of a closed pipe, with a status that means a mismatch here
+        return 2
+    except OSError as error:
+        with suppress(OSError):
+            sys.stdout.close()  # else the interpreter tries once more to write what is left
+        return _fail(name, f"{error.filename or 'stdout'}: {error.strerror or error}", 2)
+    return 0
+
+
+def _fail(name: str, message: str, status: int) -> int:
+    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+def write_report(path: str | None, text: str) -> None:
+    """Write a report where one is asked for.  Raises OutputError."""
+    if not path:
+        return
+    try:
+        write_atomically(Path(path), text.encode())
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written; {error.strerror or error}") from error
+
+
+def json_text(content: dict) -> str:
+    """`content` as JSON, with null for numbers that are not finite."""
+    return json.dumps(json.loads(json.dumps(content), parse_constant=lambda _: None), indent=2) + "\n"

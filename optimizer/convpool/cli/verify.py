@@ -1,0 +1,77 @@
+"""convpool-verify: the comparison of any two of models and engines.
+
+Exit status as convpool-optimize's: 0 the outputs agree; 1 they differ; 2 unusable file, option or installation, one line
+on stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from convpool.cli.common import SHAPE, Tolerance, json_text, run, write_report
+from convpool.cli.table import make_console, show_verification
+from convpool.errors import VerificationError
+from convpool.files import check_output
+from convpool.inputs import load_arrays
+from convpool.tensorrt import PRECISIONS
+from convpool.tensorrt.compare import compare, open_runner
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("first")
+@click.argument("second")
+@click.option(
+    "--layers",
+    is_flag=True,
+    help="Compare every tensor that both have by name, not only the outputs. "
+    "An engine has those that it was built with: convpool-build --layers.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    help="What the less exact side computes in: chooses the tolerances. "
+    "Default: by the types of a model, and of what an engine takes and gives.",
+)
+@click.option(
+    "--check", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Compare on N sets of random inputs."
+)
+@click.option("--data", metavar="FILE.npz", help="Compare on these inputs in place of random ones.")
+@click.option("--input-shape", "shapes", **SHAPE, help="Shape of an input that is open; repeat for more inputs.")
+@click.option("--rtol", type=Tolerance(), help="Relative tolerance; default by precision.")
+@click.option("--atol", type=Tolerance(), help="Absolute tolerance; default by precision and output.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs.")
+@click.option("--report", "report_path", metavar="FILE.json", help="Write the comparison as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@click.version_option(package_name="convpool")
+def verify_command(first, second, layers, precision, check, data, shapes, rtol, atol, seed, report_path, quiet) -> None:
+    """Compare FIRST and SECOND, each an ONNX model or an engine (.engine, .plan, .trt); errors are against FIRST.
+
+    Exit status: 0 the outputs agree; 1 they differ; 2 unusable file, option or installation.
+    """
+    if report_path:
+        check_output(Path(report_path), {"compared here": [Path(first), Path(second)]})
+    verification = compare(
+        open_runner(first, layers=layers),
+        open_runner(second, layers=layers),
+        check=check,
+        data=load_arrays(data),
+        input_shapes=dict(shapes),
+        precision=precision,
+        rtol=rtol,
+        atol=atol,
+        seed=seed,
+    )
+    write_report(report_path, json_text({"first": first, "second": second, "verification": asdict(verification)}))
+    if not quiet:
+        show_verification(verification, make_console(stderr=False))
+    if not verification.passed:
+        raise VerificationError(f"verification: {verification.difference}")
+
+
+def main() -> None:
+    """Entry point of convpool-verify."""
+    sys.exit(run(verify_command, "convpool-verify"))
