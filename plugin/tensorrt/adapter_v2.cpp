@@ -1,8 +1,8 @@
 // IPluginV2DynamicExt: TensorRT 8.6 and 9.
-#include "interface_v2.h"
+#include "declared/v2.h"
 
-#include "layer.h"
 #include "logging.h"
+#include "plugin_core.h"
 
 #include <algorithm>
 #include <cstring>
@@ -114,10 +114,10 @@ private:
     size_t left_;
 };
 
-std::vector<char> to_bytes(const Layer &layer, const Grant &grant) {
+std::vector<char> to_bytes(const PluginCore &core, const Grant &grant) {
     Writer writer;
     for (char letter : kMagic) writer.put(letter);
-    for (const std::vector<int32_t> &values : layer.values()) {
+    for (const std::vector<int32_t> &values : core.values()) {
         writer.put(static_cast<int32_t>(values.size()));
         for (int32_t value : values) writer.put(value);
     }
@@ -126,7 +126,7 @@ std::vector<char> to_bytes(const Layer &layer, const Grant &grant) {
 }
 
 // What an operator's creator is handed is of that operator, so its name is not written.
-Layer layer_from(const Operator &op, Reader &reader) {
+PluginCore core_from(const Operator &op, Reader &reader) {
     for (char letter : kMagic)
         if (reader.get<char>() != letter)
             throw std::invalid_argument("serialised layer: no such data; the engine is from another version, build it anew");
@@ -140,26 +140,26 @@ Layer layer_from(const Operator &op, Reader &reader) {
         const Attribute &attribute = op.attributes()[a];
         fields.push_back({attribute.name, values[a].data(), static_cast<int32_t>(field_type(attribute)), count});
     }
-    return Layer(op, fields.data(), static_cast<int32_t>(fields.size()));
+    return PluginCore(op, fields.data(), static_cast<int32_t>(fields.size()));
 }
 
 // What a damaged engine could make enqueue or the C API read past its end: the number of inputs, the problem's size.
-void check_grant(const Layer &layer, const Grant &grant) {
+void check_grant(const PluginCore &core, const Grant &grant) {
     if (grant.inputs == 0) return;
-    layer.check_input_count(grant.inputs);
-    if (grant.bytes < 0 || grant.largest.struct_size != sizeof(convpool_problem) || grant.largest.rank != layer.rank())
+    core.check_input_count(grant.inputs);
+    if (grant.bytes < 0 || grant.largest.struct_size != sizeof(convpool_problem) || grant.largest.rank != core.rank())
         throw std::invalid_argument("serialised layer: no such problem; the engine is damaged");
 }
 
 class Plugin final : public v2::IPluginV2DynamicExt {
 public:
-    Plugin(Layer layer, Grant grant, std::string name_space)
-        : layer_(std::move(layer)), grant_(grant), namespace_(std::move(name_space)) {
+    Plugin(PluginCore core, Grant grant, std::string name_space)
+        : core_(std::move(core)), grant_(grant), namespace_(std::move(name_space)) {
         if (grant.inputs != 0) grants_.push_back(grant);
     }
 
     int32_t getTensorRTVersion() const noexcept override { return dynamic_version(); }
-    const char *getPluginType() const noexcept override { return layer_.op().name.c_str(); }
+    const char *getPluginType() const noexcept override { return core_.op().name.c_str(); }
     const char *getPluginVersion() const noexcept override { return kVersion; }
     int32_t getNbOutputs() const noexcept override { return 1; }
     int32_t initialize() noexcept override { return 0; }
@@ -167,7 +167,7 @@ public:
     void destroy() noexcept override { delete this; }
     Plugin *clone() const noexcept override {
         return guarded<Plugin *>("clone", nullptr, [&] {
-            Plugin *copy = new Plugin(layer_, grant_, namespace_);
+            Plugin *copy = new Plugin(core_, grant_, namespace_);
             copy->answer_ = answer_;
             copy->grants_ = grants_;
             return copy;
@@ -179,11 +179,11 @@ public:
     const char *getPluginNamespace() const noexcept override { return namespace_.c_str(); }
 
     size_t getSerializationSize() const noexcept override {
-        return guarded<size_t>("getSerializationSize", 0, [&] { return to_bytes(layer_, grant_).size(); });
+        return guarded<size_t>("getSerializationSize", 0, [&] { return to_bytes(core_, grant_).size(); });
     }
     void serialize(void *buffer) const noexcept override {
         guarded("serialize", 0, [&] {
-            const std::vector<char> bytes = to_bytes(layer_, grant_);
+            const std::vector<char> bytes = to_bytes(core_, grant_);
             std::memcpy(buffer, bytes.data(), bytes.size());
             return 0;
         });
@@ -192,8 +192,8 @@ public:
     v2::DataType getOutputDataType(int32_t index, const v2::DataType *inputs, int32_t count) const noexcept override {
         return guarded("getOutputDataType", v2::DataType::kFLOAT, [&] {
             if (index != 0) throw std::invalid_argument("output; got " + std::to_string(index) + ", expected 0");
-            layer_.check_input_count(count);
-            for (int32_t i = 0; i < count; ++i) layer_.check_type(i, static_cast<int32_t>(inputs[i]));
+            core_.check_input_count(count);
+            for (int32_t i = 0; i < count; ++i) core_.check_type(i, static_cast<int32_t>(inputs[i]));
             return inputs[kX];
         });
     }
@@ -205,7 +205,7 @@ public:
         return guarded("getOutputDimensions", failure, [&] {
             if (index != 0) throw std::invalid_argument("output; got " + std::to_string(index) + ", expected 0");
             v2::DimsExprs output{};
-            output_shape<Api>(layer_, inputs, count, output, builder);
+            output_shape<Api>(core_, inputs, count, output, builder);
             return output;
         });
     }
@@ -214,10 +214,10 @@ public:
                                    int32_t outputs) noexcept override {
         return guarded("supportsFormatCombination", false, [&] {
             expect_one_output(outputs);
-            layer_.check_input_count(inputs);
+            core_.check_input_count(inputs);
             std::vector<Tensor> all;
             for (int32_t i = 0; i <= std::min(position, inputs); ++i) all.push_back(tensor(in_out[i], in_out[i].dims));
-            return layer_.supports(position, all.data(), inputs);
+            return core_.supports(position, all.data(), inputs);
         });
     }
 
@@ -226,9 +226,9 @@ public:
         guarded("configurePlugin", 0, [&] {
             expect_one_output(outputs);
             const convpool_problem least =
-                layer_.problem(tensors(in, inputs, out, &v2::DynamicPluginTensorDesc::min).data(), inputs);
+                core_.problem(tensors(in, inputs, out, &v2::DynamicPluginTensorDesc::min).data(), inputs);
             const convpool_problem largest =
-                layer_.problem(tensors(in, inputs, out, &v2::DynamicPluginTensorDesc::max).data(), inputs);
+                core_.problem(tensors(in, inputs, out, &v2::DynamicPluginTensorDesc::max).data(), inputs);
             if (convpool_output_shape(&largest, nullptr) != CONVPOOL_OK) throw std::invalid_argument(convpool_last_error());
             // An execution context says the shape at hand, as smallest and largest too: nothing about workspace.
             if (attached_) {
@@ -268,7 +268,7 @@ public:
     }
     void detachFromContext() noexcept override {
         attached_ = false;
-        kept_.release();
+        cache_.release();
     }
 
     size_t getWorkspaceSize(const v2::PluginTensorDesc *in, int32_t inputs, const v2::PluginTensorDesc *out,
@@ -276,7 +276,7 @@ public:
         return guarded<size_t>("getWorkspaceSize", 0, [&] {
             expect_one_output(outputs);
             const Device device = grant_.inputs == 0 ? current_device() : grant_.device;
-            const convpool_problem problem = layer_.problem(tensors(in, inputs, out, outputs).data(), inputs);
+            const convpool_problem problem = core_.problem(tensors(in, inputs, out, outputs).data(), inputs);
             return std::max(answer_, workspace_bytes(problem, 0, device));
         });
     }
@@ -286,12 +286,12 @@ public:
         return guarded("enqueue", kFailure, [&] {
             if (grant_.inputs == 0) throw std::logic_error("called before configurePlugin");
             const std::vector<Tensor> all = tensors(in, grant_.inputs, out, 1);
-            const convpool_problem problem = layer_.problem(all.data(), grant_.inputs);
-            layer_.check_residual(all.data(), grant_.inputs);
+            const convpool_problem problem = core_.problem(all.data(), grant_.inputs);
+            core_.check_residual(all.data(), grant_.inputs);
             if (problem.n == 0) return 0;  // an empty batch
             if (!same(problem, chosen_.problem))
                 chosen_ = {problem, default_tactic(problem, granted_bytes(problem), current_device()), granted_bytes(problem)};
-            launch(problem, chosen_.tactic, inputs, outputs[0], workspace, chosen_.granted, kept_, stream);
+            launch(problem, chosen_.tactic, inputs, outputs[0], workspace, chosen_.granted, cache_, stream);
             return 0;
         });
     }
@@ -310,7 +310,7 @@ private:
     void make_ready(const convpool_problem &problem) {
         if (problem.n < 1) return;
         const int32_t tactic = default_tactic(problem, granted_bytes(problem), current_device());
-        if (layer_.value(kConstantWeights) != 0) kept_.reserve(problem, tactic);
+        if (core_.value(kConstantWeights) != 0) cache_.reserve(problem, tactic);
         if (convpool_prepare(&problem, tactic) != CONVPOOL_OK) throw std::runtime_error(convpool_last_error());
     }
 
@@ -322,14 +322,14 @@ private:
         size_t granted = 0;
     };
 
-    Layer layer_;
+    PluginCore core_;
     Grant grant_;
     std::vector<Grant> grants_;  // one for each set of types and formats, which a builder may try in turn
     size_t answer_ = 0;          // to getWorkspaceSize, at least, since the last configurePlugin of a builder
     std::string namespace_;
     Chosen chosen_;
     bool attached_ = false;
-    KeptWeights kept_;
+    WeightCache cache_;
 };
 
 class Creator final : public v2::IPluginCreator {
@@ -354,18 +354,18 @@ public:
                 const v2::PluginField &field = given->fields[i];
                 fields.push_back({field.name, field.data, static_cast<int32_t>(field.type), field.length});
             }
-            return new Plugin(Layer(op_, fields.data(), static_cast<int32_t>(fields.size())), Grant{}, namespace_);
+            return new Plugin(PluginCore(op_, fields.data(), static_cast<int32_t>(fields.size())), Grant{}, namespace_);
         });
     }
 
     v2::IPluginV2 *deserializePlugin(const char *, const void *data, size_t length) noexcept override {
         return guarded<v2::IPluginV2 *>("deserializePlugin", nullptr, [&] {
             Reader reader(data, length);
-            Layer layer = layer_from(op_, reader);
+            PluginCore core = core_from(op_, reader);
             const Grant grant = reader.get<Grant>();
             reader.finish();
-            check_grant(layer, grant);
-            return new Plugin(std::move(layer), grant, namespace_);
+            check_grant(core, grant);
+            return new Plugin(std::move(core), grant, namespace_);
         });
     }
 
@@ -384,7 +384,7 @@ private:
 }  // namespace
 }  // namespace convpool::tensorrt
 
-// Only for the versions whose Dims are those of interface_v2.h: another one would read and write past them.
+// Only for the versions whose Dims are those of declared/v2.h: another one would read and write past them.
 extern "C" __attribute__((visibility("default"))) convpool::tensorrt::v2::IPluginCreator *const *
 getPluginCreators(int32_t &count) {
     using namespace convpool::tensorrt;

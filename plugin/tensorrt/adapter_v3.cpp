@@ -1,8 +1,8 @@
 // IPluginV3: TensorRT 10 and 11.
-#include "interface_v3.h"
+#include "declared/v3.h"
 
-#include "layer.h"
 #include "logging.h"
+#include "plugin_core.h"
 
 #include <algorithm>
 #include <memory>
@@ -57,9 +57,9 @@ class Plugin final : public v3::IPluginV3,
                      public v3::IPluginV3OneBuild,
                      public v3::IPluginV3OneRuntime {
 public:
-    explicit Plugin(Layer layer) : layer_(std::move(layer)) { point_fields(); }
+    explicit Plugin(PluginCore core) : core_(std::move(core)) { point_fields(); }
     Plugin(const Plugin &other)
-        : v3::IPluginV3(), v3::IPluginV3OneCore(), v3::IPluginV3OneBuild(), v3::IPluginV3OneRuntime(), layer_(other.layer_),
+        : v3::IPluginV3(), v3::IPluginV3OneCore(), v3::IPluginV3OneBuild(), v3::IPluginV3OneRuntime(), core_(other.core_),
           problems_(other.problems_), inputs_(other.inputs_), tactic_(other.tactic_) {
         point_fields();
     }
@@ -77,7 +77,7 @@ public:
         return guarded<Plugin *>("clone", nullptr, [&] { return new Plugin(*this); });
     }
 
-    const char *getPluginName() const noexcept override { return layer_.op().name.c_str(); }
+    const char *getPluginName() const noexcept override { return core_.op().name.c_str(); }
     const char *getPluginVersion() const noexcept override { return kVersion; }
     const char *getPluginNamespace() const noexcept override { return kNamespace; }
 
@@ -87,8 +87,8 @@ public:
                                int32_t input_count) const noexcept override {
         return guarded("getOutputDataTypes", kFailure, [&] {
             expect_one_output(outputs);
-            layer_.check_input_count(input_count);
-            for (int32_t i = 0; i < input_count; ++i) layer_.check_type(i, static_cast<int32_t>(inputs[i]));
+            core_.check_input_count(input_count);
+            for (int32_t i = 0; i < input_count; ++i) core_.check_type(i, static_cast<int32_t>(inputs[i]));
             types[0] = inputs[kX];
             return 0;
         });
@@ -98,7 +98,7 @@ public:
                             v3::DimsExprs *outputs, int32_t output_count, v3::IExprBuilder &builder) noexcept override {
         return guarded("getOutputShapes", kFailure, [&] {
             expect_one_output(output_count);
-            output_shape<Api>(layer_, inputs, input_count, outputs[0], builder);
+            output_shape<Api>(core_, inputs, input_count, outputs[0], builder);
             return 0;
         });
     }
@@ -107,10 +107,10 @@ public:
                                    int32_t outputs) noexcept override {
         return guarded("supportsFormatCombination", false, [&] {
             expect_one_output(outputs);
-            layer_.check_input_count(inputs);
+            core_.check_input_count(inputs);
             std::vector<Tensor> all;
             for (int32_t i = 0; i <= std::min(position, inputs); ++i) all.push_back(tensor(in_out[i].desc, in_out[i].desc.dims));
-            return layer_.supports(position, all.data(), inputs);
+            return core_.supports(position, all.data(), inputs);
         });
     }
 
@@ -132,11 +132,11 @@ public:
         return guarded<size_t>("getWorkspaceSize", 0, [&] {
             expect_one_output(outputs);
             const convpool_problem largest =
-                layer_.problem(tensors(in, inputs, out, outputs, &v3::DynamicPluginTensorDesc::max).data(), inputs);
+                core_.problem(tensors(in, inputs, out, outputs, &v3::DynamicPluginTensorDesc::max).data(), inputs);
             const Device device = current_device();
             if (tactic_ != 0) return workspace_bytes(largest, tactic_, device);
             size_t bytes = 0;
-            for (int32_t id : layer_.tactics(problems(in, inputs, out, outputs), device))
+            for (int32_t id : core_.tactics(problems(in, inputs, out, outputs), device))
                 bytes = std::max(bytes, workspace_bytes(largest, id, device));
             return bytes;
         });
@@ -157,9 +157,9 @@ public:
         });
     }
 
-    const char *getTimingCacheID() noexcept override { return layer_.identity().c_str(); }
+    const char *getTimingCacheID() noexcept override { return core_.identity().c_str(); }
     int32_t getFormatCombinationLimit() noexcept override { return 100; }
-    const char *getMetadataString() noexcept override { return layer_.identity().c_str(); }
+    const char *getMetadataString() noexcept override { return core_.identity().c_str(); }
 
     int32_t setTactic(int32_t tactic) noexcept override {
         tactic_ = tactic;
@@ -173,15 +173,15 @@ public:
             expect_one_output(outputs);
             inputs_ = inputs;
             const std::vector<Tensor> all = tensors(in, inputs, out, outputs);
-            const convpool_problem problem = layer_.problem(all.data(), inputs);
-            layer_.check_residual(all.data(), inputs);
+            const convpool_problem problem = core_.problem(all.data(), inputs);
+            core_.check_residual(all.data(), inputs);
             if (problem.n == 0) return 0;
             if (convpool_output_shape(&problem, nullptr) != CONVPOOL_OK) throw std::invalid_argument(convpool_last_error());
             if (tactic_ != 0) {
                 const convpool_status status = convpool_prepare(&problem, tactic_);
                 if (status != CONVPOOL_OK && status != CONVPOOL_UNSUPPORTED)  // the launch then falls back
                     throw std::runtime_error(convpool_last_error());
-                if (attached_ && layer_.value(kConstantWeights) != 0) kept_.reserve(problem, tactic_);
+                if (attached_ && core_.value(kConstantWeights) != 0) cache_.reserve(problem, tactic_);
             }
             return 0;
         });
@@ -191,13 +191,13 @@ public:
                     void *const *outputs, void *workspace, CUstream_st *stream) noexcept override {
         return guarded("enqueue", kFailure, [&] {
             const std::vector<Tensor> all = tensors(in, inputs_, out, 1);
-            const convpool_problem problem = layer_.problem(all.data(), inputs_);
-            layer_.check_residual(all.data(), inputs_);
+            const convpool_problem problem = core_.problem(all.data(), inputs_);
+            core_.check_residual(all.data(), inputs_);
             if (problem.n == 0) return 0;  // an empty batch
             // TensorRT gives what getWorkspaceSize asked for at the largest shape, which this shape's need never passes;
             // without a tactic nothing is certain, and the default one does without.
             const size_t bytes = tactic_ == 0 ? 0 : workspace_bytes(problem, tactic_, current_device());
-            launch(problem, tactic_, inputs, outputs[0], workspace, bytes, kept_, stream);
+            launch(problem, tactic_, inputs, outputs[0], workspace, bytes, cache_, stream);
             return 0;
         });
     }
@@ -216,7 +216,7 @@ private:
         using Desc = v3::DynamicPluginTensorDesc;
         std::vector<convpool_problem> all;
         for (auto sizes : {&Desc::min, &Desc::opt, &Desc::max}) {
-            all.push_back(layer_.problem(tensors(in, inputs, out, outputs, sizes).data(), inputs));
+            all.push_back(core_.problem(tensors(in, inputs, out, outputs, sizes).data(), inputs));
             if (all.back().n == 0) all.pop_back();  // an empty batch launches nothing
         }
         return all;
@@ -224,23 +224,23 @@ private:
 
     std::vector<int32_t> tactics() const {
         if (problems_.empty()) throw std::logic_error("asked for tactics before configurePlugin");
-        return layer_.tactics(problems_, current_device());
+        return core_.tactics(problems_, current_device());
     }
 
     void point_fields() {
-        const std::vector<Attribute> &attributes = layer_.op().attributes();
+        const std::vector<Attribute> &attributes = core_.op().attributes();
         for (size_t a = 0; a < attributes.size(); ++a)
-            fields_.push_back({attributes[a].name, layer_.values()[a].data(), field_type(attributes[a]),
-                               static_cast<int32_t>(layer_.values()[a].size())});
+            fields_.push_back({attributes[a].name, core_.values()[a].data(), field_type(attributes[a]),
+                               static_cast<int32_t>(core_.values()[a].size())});
         collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
     }
 
-    Layer layer_;
+    PluginCore core_;
     std::vector<convpool_problem> problems_;  // smallest, typical, largest, of the last configurePlugin
     int32_t inputs_ = 0;                      // how many, of the last configurePlugin or onShapeChange
     int32_t tactic_ = 0;
     bool attached_ = false;
-    KeptWeights kept_;
+    WeightCache cache_;
     std::vector<v3::PluginField> fields_;
     v3::PluginFieldCollection collection_{};
 };
@@ -262,7 +262,7 @@ public:
                 const v3::PluginField &field = given->fields[i];
                 fields.push_back({field.name, field.data, static_cast<int32_t>(field.type), field.length});
             }
-            return new Plugin(Layer(op_, fields.data(), static_cast<int32_t>(fields.size())));
+            return new Plugin(PluginCore(op_, fields.data(), static_cast<int32_t>(fields.size())));
         });
     }
     const v3::PluginFieldCollection *getFieldNames() noexcept override { return &collection_; }

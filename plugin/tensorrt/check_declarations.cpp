@@ -1,7 +1,7 @@
 // The project's own declarations against an SDK's headers: layouts and numbers at compile time, vtable slots when the
 // program is run (which the build does).  Prints every difference and fails if there is one.
-#include "interface_v2.h"
-#include "interface_v3.h"
+#include "declared/v2.h"
+#include "declared/v3.h"
 
 #include <NvInferRuntime.h>
 

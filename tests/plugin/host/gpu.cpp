@@ -16,7 +16,7 @@ std::vector<uint16_t> random_halves(size_t count, unsigned seed) {
 
 }  // namespace
 
-bool check_kept_weights(Gpu &gpu, const convpool_problem &largest, const std::function<Context(bool)> &make,
+bool check_weight_cache(Gpu &gpu, const convpool_problem &largest, const std::function<Context(bool)> &make,
                         const std::function<int32_t(const convpool_problem &)> &tactic, size_t granted) {
     auto with_batch = [&](int64_t n) {
         convpool_problem p = largest;

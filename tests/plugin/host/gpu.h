@@ -76,7 +76,7 @@ struct Context {
 // Runs contexts that `make` makes with and without constant_weights, outside graphs and inside, in `granted` bytes of
 // workspace, and compares bit for bit with convpool_launch of `tactic` of a problem.  Returns whether the context kept
 // weights.
-bool check_kept_weights(Gpu &gpu, const convpool_problem &largest, const std::function<Context(bool)> &make,
+bool check_weight_cache(Gpu &gpu, const convpool_problem &largest, const std::function<Context(bool)> &make,
                         const std::function<int32_t(const convpool_problem &)> &tactic, size_t granted);
 
 bool run_v2(void *library, Gpu &gpu);

@@ -94,7 +94,7 @@ std::vector<Attributes> every_operator() {
     return all;
 }
 
-std::vector<Attributes> some_siblings() {
+std::vector<Attributes> some_variants() {
     return {with({1, 1, 0.f, 0, 0, 0.f}), with({0, 2, 0.2f, 1, 0, 0.f}), with({0, 0, 0.f, 1, 1, 0.f}),
             with({1, 0, 0.f, 0, 2, 0.125f}), with({1, 2, 0.5f, 1, 2, 1e-3f})};
 }

@@ -35,7 +35,7 @@ inline void refuses(bool failed, const std::string &word, const char *file, int 
                   __LINE__)
 #define REFUSES(failed, word) ((logged.clear()), ::host::refuses((failed), (word), __FILE__, __LINE__))
 
-// What a sibling does around pooling and convolution; ConvAvgPool does none of it.  before, after: 0, 1 Relu, 2 LeakyRelu.
+// What a fused variant does around pooling and convolution; ConvAvgPool does none of it.  before, after: 0, 1 Relu, 2 LeakyRelu.
 struct Around {
     int32_t affine = 0, before = 0;
     float before_alpha = 0.f;
@@ -67,7 +67,7 @@ Attributes with(const Around &around, Attributes a = {});
 // One layer of every operator, ConvAvgPool first.
 std::vector<Attributes> every_operator();
 // A handful that together have every part.
-std::vector<Attributes> some_siblings();
+std::vector<Attributes> some_variants();
 
 // The size that the operator gives, computed apart from the library: two windows, one after the other.
 inline int64_t out_size(const Attributes &a, int axis, int64_t size) {

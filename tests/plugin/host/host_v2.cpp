@@ -1,5 +1,5 @@
 // IPluginV2DynamicExt through its whole life, with right and wrong input.
-#include "interface_v2.h"
+#include "declared/v2.h"
 
 #include "gpu.h"
 #include "host.h"
@@ -169,7 +169,7 @@ void identity(const Attributes &a) {
     }
 }
 
-// Engines built before there were siblings: the bytes of a ConvAvgPool are what they were.
+// Engines built before there were fused variants: the bytes of a ConvAvgPool are what they were.
 void old_engines() {
     std::vector<char> saved{'C', 'P', 'A', '3'};
     auto put = [&](const std::vector<int32_t> &values) {
@@ -198,8 +198,8 @@ void old_engines() {
     CHECK(bytes_of(*loaded) == saved);
 }
 
-// Siblings' own inputs: their shapes, and the residual's format, which is the output's.
-void wrong_sibling_inputs(bool has_device) {
+// The own inputs of fused variants: their shapes, and the residual's format, which is the output's.
+void wrong_variant_inputs(bool has_device) {
     const auto f16 = DataType::kHALF, f32 = DataType::kFLOAT;
     const auto linear = TensorFormat::kLINEAR, hwc8 = TensorFormat::kHWC8;
     const Attributes a = with({1, 0, 0.f, 1, 2, 0.1f});
@@ -508,7 +508,7 @@ bool run_v2(void *library, Gpu &gpu) {
     version_number = 8600;
     if (!find_creators(reinterpret_cast<GetCreators>(dlsym(library, "getPluginCreators")))) return false;
     bool kept = false, restricted = false;
-    for (const Around &around : {Around{}, some_siblings().back().around})
+    for (const Around &around : {Around{}, some_variants().back().around})
         for (int32_t kernel : {1, 3})
             for (int64_t channels : {32, 64, 256})
                 for (int64_t size : {8, 16}) {
@@ -534,7 +534,7 @@ bool run_v2(void *library, Gpu &gpu) {
                         a.constant_weights = {constant};
                         return context_of(gpu, a, largest);
                     };
-                    kept = check_kept_weights(gpu, largest, context, chosen, granted) || kept;
+                    kept = check_weight_cache(gpu, largest, context, chosen, granted) || kept;
                 }
     CHECK(restricted);  // some batch alone would have taken more workspace than there is
     return kept;
@@ -560,15 +560,15 @@ void drive_v2(void *library, bool has_device) {
             life({}, DataType::kHALF, CONVPOOL_F16, TensorFormat::kLINEAR, bias, has_device);
             life({}, DataType::kFLOAT, CONVPOOL_F32, TensorFormat::kLINEAR, bias, has_device);
         }
-        for (const Attributes &a : some_siblings()) {
+        for (const Attributes &a : some_variants()) {
             life(a, DataType::kHALF, CONVPOOL_F16, TensorFormat::kHWC8, true, has_device);
             life(a, DataType::kFLOAT, CONVPOOL_F32, TensorFormat::kLINEAR, true, has_device);
         }
         if (has_device) profiles_and_formats();
         damaged({});
-        damaged(some_siblings().back());
+        damaged(some_variants().back());
         wrong_layers();
-        wrong_sibling_inputs(has_device);
+        wrong_variant_inputs(has_device);
     }
 }
 

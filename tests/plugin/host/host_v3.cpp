@@ -1,5 +1,5 @@
 // IPluginV3 through its whole life, with right and wrong input.
-#include "interface_v3.h"
+#include "declared/v3.h"
 
 #include "gpu.h"
 #include "host.h"
@@ -196,7 +196,7 @@ void timing_ids() {
     EQUAL(ids.size(), all.size());
 }
 
-// A sibling whose attributes or number of inputs say something else than its name.
+// A fused variant whose attributes or number of inputs say something else than its name.
 void contradictions(const Attributes &right) {
     const std::string name = right.op_type();
     auto refuse = [&](const char *attribute, const void *value, const std::string &words) {
@@ -483,8 +483,8 @@ void wrong_layers() {
     CHECK(made != nullptr);
 }
 
-// Siblings' own inputs: their shapes, and the residual's type and format, which are the output's.
-void wrong_sibling_inputs() {
+// The own inputs of fused variants: their shapes, and the residual's type and format, which are the output's.
+void wrong_variant_inputs() {
     const auto f16 = DataType::kHALF, f32 = DataType::kFLOAT;
     const auto linear = TensorFormat::kLINEAR, hwc8 = TensorFormat::kHWC8;
     const Attributes a = with({1, 1, 0.f, 1, 0, 0.f});
@@ -655,7 +655,7 @@ bool run_v3(void *library, Gpu &gpu) {
         Attributes attributes;
         int64_t channels;
     };  // of 60 channels, weights and box means both need memory
-    for (const Case &one : {Case{plain, 64}, {plain, 60}, {some_siblings().front(), 64}, {some_siblings().back(), 64}}) {
+    for (const Case &one : {Case{plain, 64}, {plain, 60}, {some_variants().front(), 64}, {some_variants().back(), 64}}) {
         Attributes a = one.attributes;
         const auto layout = one.channels % 8 == 0 ? CONVPOOL_CHANNELS_LAST : CONVPOOL_CHANNELS_FIRST;
         const convpool_problem largest = problem_of(a, 4, one.channels, 128, {16, 24}, CONVPOOL_F16, layout, layout, true);
@@ -668,7 +668,7 @@ bool run_v3(void *library, Gpu &gpu) {
             size_t bytes = 0;
             CHECK(convpool_workspace_bytes(&largest, info.id, &bytes) == CONVPOOL_OK);
             const bool keeps =
-                check_kept_weights(gpu, largest, context, [&](const convpool_problem &) { return info.id; }, bytes);
+                check_weight_cache(gpu, largest, context, [&](const convpool_problem &) { return info.id; }, bytes);
             kept = kept || keeps;
         }
     }
@@ -693,13 +693,13 @@ void drive_v3(void *library, bool has_device) {
             life({}, DataType::kFLOAT, CONVPOOL_F32, TensorFormat::kLINEAR, bias, has_device);
             life({}, DataType::kFLOAT, CONVPOOL_F32, TensorFormat::kHWC, bias, has_device);
         }
-        for (const Attributes &a : some_siblings()) {
+        for (const Attributes &a : some_variants()) {
             life(a, DataType::kHALF, CONVPOOL_F16, TensorFormat::kHWC8, true, has_device);
             life(a, DataType::kFLOAT, CONVPOOL_F32, TensorFormat::kLINEAR, true, has_device);
         }
         wrong_layers();
         wrong_shapes(has_device);
-        wrong_sibling_inputs();
+        wrong_variant_inputs();
     }
 }
 

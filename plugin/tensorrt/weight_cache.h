@@ -19,12 +19,12 @@
 
 namespace convpool::tensorrt {
 
-class KeptWeights {
+class WeightCache {
 public:
-    KeptWeights() = default;
-    ~KeptWeights() { release(); }
-    KeptWeights(const KeptWeights &) = delete;
-    KeptWeights &operator=(const KeptWeights &) = delete;
+    WeightCache() = default;
+    ~WeightCache() { release(); }
+    WeightCache(const WeightCache &) = delete;
+    WeightCache &operator=(const WeightCache &) = delete;
 
     // Takes memory for `tactic` on `problem`, unless it has enough or may not let go of what it has.  Without memory
     // nothing is kept, and nothing else changes.

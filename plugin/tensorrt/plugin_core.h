@@ -1,10 +1,10 @@
-// A layer of one of the operators of ai.convpool as the adapters see it: its attributes, checked, and the questions that
+// One of the operators of ai.convpool as the adapters see it: its attributes, checked, and the questions that
 // TensorRT asks about it, answered by the C API.  No TensorRT type, no kernel, no GPU call but through convpool.h.
 //
 // Errors are exceptions whose message names the attribute or tensor; the adapters' guard turns them into a status.
 #pragma once
 
-#include "kept_weights.h"
+#include "weight_cache.h"
 
 #include <convpool.h>
 
@@ -85,13 +85,13 @@ struct Operator {
     // formed; the second that W never changes in the engine's life, so that what is made of it may be kept.
     const std::vector<Attribute> &attributes() const;
 };
-// ConvAvgPool and its 35 siblings.  They stay to the very end of the process, as engines may.
+// ConvAvgPool and its 35 fused variants.  They stay to the very end of the process, as engines may.
 const std::vector<Operator> &operators();
 
-class Layer {
+class PluginCore {
 public:
     // op: one of operators().
-    Layer(const Operator &op, const Field *fields, int32_t count);
+    PluginCore(const Operator &op, const Field *fields, int32_t count);
 
     // Output types and sizes, before any is known: throws if input `index` cannot have this type.
     void check_input_count(int32_t count) const;
@@ -138,7 +138,7 @@ size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const De
 // Launches, on kept weights where there are any, and falls back to the default tactic within `workspace_size` where
 // `tactic` cannot run these very tensors.
 void launch(const convpool_problem &problem, int32_t tactic, const void *const *inputs, void *output, void *workspace,
-            size_t workspace_size, KeptWeights &kept, void *stream);
+            size_t workspace_size, WeightCache &kept, void *stream);
 
 std::string shape_text(const Tensor &tensor);
 
@@ -155,34 +155,34 @@ template <typename Api> Tensor known_sizes(const typename Api::DimsExprs &shape)
 // Throws where constant sizes contradict each other.  Api has the members Expr, Builder, kSum, kFloorDiv of one TensorRT
 // version's interface.
 template <typename Api>
-void output_shape(const Layer &layer, const typename Api::DimsExprs *inputs, int32_t count, typename Api::DimsExprs &output,
+void output_shape(const PluginCore &core, const typename Api::DimsExprs *inputs, int32_t count, typename Api::DimsExprs &output,
                   typename Api::Builder &builder) {
     using Expr = const typename Api::Expr *;
-    layer.check_input_count(count);
+    core.check_input_count(count);
     const Tensor w = known_sizes<Api>(inputs[kW]);
-    layer.check_weights(w.rank, w.d);
-    layer.check_rank(inputs[kX].nbDims);
+    core.check_weights(w.rank, w.d);
+    core.check_rank(inputs[kX].nbDims);
     auto places = [&](Expr size, int i, int group) -> Expr {
-        const int64_t window = int64_t{layer.value(group + kDilations, i)} * (layer.value(group + kKernelShape, i) - 1) + 1;
-        const int32_t pads = layer.value(group + kPads, i) + layer.value(group + kPads, i + layer.rank());
+        const int64_t window = int64_t{core.value(group + kDilations, i)} * (core.value(group + kKernelShape, i) - 1) + 1;
+        const int32_t pads = core.value(group + kPads, i) + core.value(group + kPads, i + core.rank());
         if (window > INT32_MAX)
             throw std::invalid_argument("window; got " + std::to_string(window) + " elements, expected at most 2^31 - 1");
         Expr reach = builder.operation(Api::kSum, *size, *builder.constant(pads - static_cast<int32_t>(window)));
-        Expr steps = builder.operation(Api::kFloorDiv, *reach, *builder.constant(layer.value(group + kStrides, i)));
+        Expr steps = builder.operation(Api::kFloorDiv, *reach, *builder.constant(core.value(group + kStrides, i)));
         return builder.operation(Api::kSum, *steps, *builder.constant(1));
     };
-    output.nbDims = layer.rank() + 2;
+    output.nbDims = core.rank() + 2;
     output.d[0] = inputs[kX].d[0];
     output.d[1] = inputs[kW].d[0];
-    for (int i = 0; i < layer.rank(); ++i) {
+    for (int i = 0; i < core.rank(); ++i) {
         const Expr pooled = places(inputs[kX].d[2 + i], i, kPooling);
         output.d[2 + i] = places(pooled, i, kConvolution);
     }
-    if (!layer.op().residual) return;
+    if (!core.op().residual) return;
     std::vector<Tensor> known;
     for (int i = 0; i < count; ++i) known.push_back(known_sizes<Api>(inputs[i]));
     known.push_back(known_sizes<Api>(output));
-    layer.check_residual(known.data(), count);
+    core.check_residual(known.data(), count);
 }
 
 }  // namespace convpool::tensorrt

@@ -1,7 +1,7 @@
 // IPluginV2DynamicExt of TensorRT 8.6 and 9: the SDK's headers where CONVPOOL_TENSORRT_SDK_MAJOR says that they are there
-// and of such a version, else the project's own declarations of the same binary interface.  See interface_v3.h.
+// and of such a version, else the project's own declarations of the same binary interface.  See v3.h.
 //
-// Own namespace: the names are those of interface_v3.h, the layouts are not (32-bit Dims).
+// Own namespace: the names are those of v3.h, the layouts are not (32-bit Dims).
 #pragma once
 
 #include <cstddef>

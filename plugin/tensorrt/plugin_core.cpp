@@ -1,4 +1,4 @@
-#include "layer.h"
+#include "plugin_core.h"
 
 #include <atomic>
 #include <cstdio>
@@ -134,7 +134,7 @@ const std::vector<Attribute> &Operator::attributes() const {
         {"allow_tf32", 0, 0, 1, false, 0},
         {"constant_weights", 0, 0, 1, false, 0},
     };
-    static const auto &of_siblings = *[] {
+    static const auto &of_variants = *[] {
         auto *longer = new std::vector<Attribute>(all);
         longer->insert(longer->end(), {{"prologue_affine", 0, 0, 1, true, 0},
                                        {"prologue_activation", 0, 0, CONVPOOL_ACT_LEAKY_RELU, true, 0},
@@ -144,10 +144,10 @@ const std::vector<Attribute> &Operator::attributes() const {
                                        {"alpha", 0, 0, 0, true, 0, true}});
         return longer;
     }();
-    return plain() ? all : of_siblings;
+    return plain() ? all : of_variants;
 }
 
-Layer::Layer(const Operator &op, const Field *fields, int32_t count) : op_(&op) {
+PluginCore::PluginCore(const Operator &op, const Field *fields, int32_t count) : op_(&op) {
     const std::vector<Attribute> &attributes = op.attributes();
     if (count < 0 || (count > 0 && fields == nullptr)) refuse("fields", std::to_string(count), "a list");
     values_.resize(attributes.size());
@@ -186,7 +186,7 @@ Layer::Layer(const Operator &op, const Field *fields, int32_t count) : op_(&op) 
 }
 
 // The attributes say again what the name says.
-void Layer::check_name() const {
+void PluginCore::check_name() const {
     struct Said {
         int id;
         int32_t value;
@@ -206,7 +206,7 @@ void Layer::check_name() const {
         refuse(op_->name + ": prologue_alpha", float_text(float_of(value(kPrologueAlpha))), "a finite number");
 }
 
-void Layer::check_input_count(int32_t count) const {
+void PluginCore::check_input_count(int32_t count) const {
     const int32_t most = static_cast<int32_t>(op_->inputs.size());
     if (count == most || (op_->plain() && count == kB)) return;
     std::string names;
@@ -215,17 +215,17 @@ void Layer::check_input_count(int32_t count) const {
            std::to_string(most) + ": " + names + (op_->plain() ? "; or 2 without B" : ""));
 }
 
-void Layer::check_type(int32_t index, int32_t type) const {
+void PluginCore::check_type(int32_t index, int32_t type) const {
     int32_t dtype = 0;
     if (!convpool_type(type, dtype)) refuse(op_->inputs[index] + ": type", type_name(type), "float, half or bfloat16");
 }
 
-void Layer::check_rank(int32_t dimensions) const {
+void PluginCore::check_rank(int32_t dimensions) const {
     if (dimensions != rank_ + 2)
         refuse("X: number of dimensions", std::to_string(dimensions), std::to_string(rank_ + 2) + ": [N, C, spatial]");
 }
 
-void Layer::check_weights(int32_t dimensions, const int64_t *sizes) const {
+void PluginCore::check_weights(int32_t dimensions, const int64_t *sizes) const {
     if (dimensions != rank_ + 2)
         refuse("W: number of dimensions", std::to_string(dimensions), std::to_string(rank_ + 2) + ": [M, kernel_shape, C/group]");
     for (int i = 0; i < rank_; ++i) {
@@ -238,7 +238,7 @@ void Layer::check_weights(int32_t dimensions, const int64_t *sizes) const {
         refuse("W: dimension 0", std::to_string(sizes[0]), "a multiple of group " + std::to_string(value(kGroup)));
 }
 
-void Layer::check_residual(const Tensor *tensors, int32_t inputs) const {
+void PluginCore::check_residual(const Tensor *tensors, int32_t inputs) const {
     if (!op_->residual) return;
     const Tensor &r = tensors[inputs - 1], &y = tensors[inputs];
     bool same = r.rank == y.rank;
@@ -247,7 +247,7 @@ void Layer::check_residual(const Tensor *tensors, int32_t inputs) const {
 }
 
 // Whether the dtype has the prologue's slope.
-bool Layer::takes_slope(int32_t dtype) const {
+bool PluginCore::takes_slope(int32_t dtype) const {
     if (op_->before != CONVPOOL_ACT_LEAKY_RELU) return true;
     convpool_problem p{};
     p.struct_size = sizeof p;
@@ -260,7 +260,7 @@ bool Layer::takes_slope(int32_t dtype) const {
 }
 
 // Whether X, of a type and format that it may have by itself, goes with W: they share their type, or X is an image of floats.
-bool Layer::takes_types(const Tensor &x, const Tensor &w) const {
+bool PluginCore::takes_types(const Tensor &x, const Tensor &w) const {
     if (x.type == w.type) return true;
     if (x.type != kFloat || rank_ != 2 || value(kGroup) != 1 || w.rank != 4) return false;
     int64_t filter = 1;
@@ -269,7 +269,7 @@ bool Layer::takes_types(const Tensor &x, const Tensor &w) const {
     return true;
 }
 
-bool Layer::supports(int32_t position, const Tensor *tensors, int32_t inputs) const {
+bool PluginCore::supports(int32_t position, const Tensor *tensors, int32_t inputs) const {
     check_input_count(inputs);
     if (position < 0 || position > inputs) refuse("position", std::to_string(position), "that of a tensor");
     const Tensor &tensor = tensors[position];
@@ -284,7 +284,7 @@ bool Layer::supports(int32_t position, const Tensor *tensors, int32_t inputs) co
     return as_residual && convpool_format(tensor, layout);
 }
 
-convpool_problem Layer::problem(const Tensor *tensors, int32_t inputs) const {
+convpool_problem PluginCore::problem(const Tensor *tensors, int32_t inputs) const {
     check_input_count(inputs);
     const Tensor &x = tensors[kX], &w = tensors[kW], &y = tensors[inputs];
     for (int i = 0; i < inputs; ++i) {
@@ -346,7 +346,7 @@ convpool_problem Layer::problem(const Tensor *tensors, int32_t inputs) const {
     return p;
 }
 
-std::vector<int32_t> Layer::tactics(const std::vector<convpool_problem> &problems, const Device &device) const {
+std::vector<int32_t> PluginCore::tactics(const std::vector<convpool_problem> &problems, const Device &device) const {
     std::vector<convpool_tactic_info> infos(convpool_tactics(nullptr, 0));
     if (!infos.empty()) infos[0].struct_size = sizeof(convpool_tactic_info);
     convpool_tactics(infos.data(), static_cast<int32_t>(infos.size()));
@@ -380,7 +380,7 @@ size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const De
 }
 
 void launch(const convpool_problem &problem, int32_t tactic, const void *const *inputs, void *output, void *workspace,
-            size_t workspace_size, KeptWeights &kept, void *stream) {
+            size_t workspace_size, WeightCache &kept, void *stream) {
     convpool_tensors tensors{};
     tensors.struct_size = sizeof tensors;
     tensors.x = inputs[kX];

@@ -1,4 +1,4 @@
-#include "kept_weights.h"
+#include "weight_cache.h"
 
 #include <cuda_runtime_api.h>
 
@@ -33,7 +33,7 @@ bool may_be_captured(void *stream) {
 
 }  // namespace
 
-void KeptWeights::reserve(const convpool_problem &problem, int32_t tactic) {
+void WeightCache::reserve(const convpool_problem &problem, int32_t tactic) {
     const size_t wanted = prepared_bytes(problem, tactic);
     if (wanted <= bytes_ || in_graph_) return;
     release();
@@ -46,7 +46,7 @@ void KeptWeights::reserve(const convpool_problem &problem, int32_t tactic) {
     bytes_ = wanted;
 }
 
-void KeptWeights::release() {
+void WeightCache::release() {
     prepared_ = in_graph_ = false;
     bytes_ = 0;
     if (memory_ == nullptr) return;
@@ -55,7 +55,7 @@ void KeptWeights::release() {
     memory_ = nullptr;
 }
 
-bool KeptWeights::place(const convpool_problem &problem, int32_t tactic, void *stream, convpool_tensors &tensors) {
+bool WeightCache::place(const convpool_problem &problem, int32_t tactic, void *stream, convpool_tensors &tensors) {
     if (memory_ == nullptr || tactic == 0) return false;
     const bool same = prepared_ && tactic == tactic_ && tensors.w == w_ && std::memcmp(&problem, &problem_, sizeof problem) == 0;
     if (same) {
