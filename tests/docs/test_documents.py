@@ -1,0 +1,50 @@
+"""The documents' links lead somewhere, and the index of decisions lists every page by its title."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", *(p for d in ("docs", "benchmarks", "models") for p in sorted((ROOT / d).rglob("*.md")))]
+DECISIONS = ROOT / "docs" / "decisions"
+
+
+def prose(path: Path) -> str:
+    """A document without its code blocks."""
+    return re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files(path):
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", prose(path)) if "://" not in link]
+    missing = [link for link in links if not (path.parent / link.split("#")[0]).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_of_the_repository_that_are_named_exist(path):
+    """A path in backquotes, such as `benchmarks/results/cpu.json`, is one of the repository's."""
+    tops = "benchmarks|docs|models|optimizer|plugin|tests"
+    named = re.findall(rf"`((?:{tops})/[\w./-]+)`", prose(path))
+    missing = [name for name in named if not (ROOT / name).exists()]
+    assert not missing
+
+
+def test_decisions_are_listed_by_their_titles():
+    pages = sorted(DECISIONS.glob("[0-9]*.md"))
+    titles = [(p.name, p.read_text().splitlines()[0].removeprefix(f"# {p.name[:3]}: ")) for p in pages]
+    listed = re.findall(r"^\| \[\d+\]\((.*?)\) \| (.*) \|$", (DECISIONS / "README.md").read_text(), re.MULTILINE)
+    assert listed == titles
+    assert [int(name[:3]) for name, _ in titles] == list(range(1, len(titles) + 1))
+
+
+@pytest.mark.parametrize("path", sorted(DECISIONS.glob("[0-9]*.md")), ids=lambda path: path.stem)
+def test_a_decision_has_context_decision_and_evidence(path):
+    assert re.findall(r"^## (.*)$", path.read_text(), re.MULTILINE) == ["Context", "Decision", "Evidence"]
+
+
+def test_the_log_is_short():
+    assert len((ROOT / "docs" / "log.md").read_text().splitlines()) <= 60
