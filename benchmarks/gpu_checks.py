@@ -21,7 +21,8 @@ from pathlib import Path
 
 from convpool import cuda
 
-KERNEL_TESTS = Path(__file__).parent.parent / "tests" / "kernels"
+ROOT = Path(__file__).parent.parent
+SANITIZE = ROOT / "tests" / "support" / "kernels" / "sanitize.sh"
 
 
 def gpu() -> dict:
@@ -34,7 +35,16 @@ def gpu() -> dict:
 def run_tests(workers: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", str(KERNEL_TESTS), "-q", f"--junitxml={report}", "-p", "no:cacheprovider"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            str(ROOT / "tests" / "kernels"),
+            "-q",
+            f"--junitxml={report}",
+            "-p",
+            "no:cacheprovider",
+        ]
         command += ["-n", workers, "--dist", "loadgroup"] if workers != "0" else []
         # Many processes with many threads each would wait for one another.
         subprocess.run(command, env=os.environ | {"REQUIRE_GPU": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
@@ -45,7 +55,7 @@ def run_tests(workers: str) -> dict:
 
 def run_sanitizer() -> dict:
     environment = os.environ | {"PYTHON": sys.executable}
-    done = subprocess.run([str(KERNEL_TESTS / "sanitize.sh")], capture_output=True, text=True, env=environment)
+    done = subprocess.run([str(SANITIZE)], capture_output=True, text=True, env=environment)
     print(done.stdout)
     parts = re.split(r"^== (\w+)$", done.stdout, flags=re.MULTILINE)[1:]
     summaries = {
@@ -65,8 +75,8 @@ def main() -> int:
         sanitizing = pool.submit(run_sanitizer)
         tests = run_tests(arguments.workers)
         sanitizer = sanitizing.result()
-    sys.path.insert(0, str(KERNEL_TESTS))
-    import conv_cases
+    sys.path.insert(0, str(ROOT))
+    from tests.support.kernels import conv_cases
 
     record = {
         "command": " ".join(Path(argument).name for argument in sys.argv),

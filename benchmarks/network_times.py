@@ -34,9 +34,9 @@ from convpool.tensorrt.library import tensorrt_module
 from convpool.tensorrt.timing import TIMING_ITERATIONS, choose_patiently, time_in_turn
 from convpool.verify import make_session
 from models.generators import generate, random_inputs
-from tests.accuracy.errors import largest
-from tests.accuracy.half_io import Arrays, from_channels_last, half_channels_last, to_channels_last
-from tests.accuracy.limits import LIMITS
+from tests.support.accuracy.half_io import Arrays, from_channels_last, half_channels_last, to_channels_last
+from tests.support.accuracy.limits import LIMITS
+from tests.support.accuracy.measures import largest
 
 Row = dict[str, Any]
 

@@ -41,9 +41,9 @@ from convpool.tensorrt.library import tensorrt_module
 from convpool.verify import make_session
 from models.digits import MODEL_PATH
 from models.generators import generate, random_inputs
-from tests.accuracy.errors import largest, root_mean_square
-from tests.accuracy.limits import LIMITS, RATIOS
-from tests.accuracy.reference64 import run_float64
+from tests.support.accuracy.float64 import run_float64
+from tests.support.accuracy.limits import LIMITS, RATIOS
+from tests.support.accuracy.measures import largest, root_mean_square
 
 BATCHES = {"lenet5_digits": 8, "sngan64": 4, "wgan_gp": 4, "stargan_v2": 1, "densenet_transition1": 4}
 STATIC_SETS = 16

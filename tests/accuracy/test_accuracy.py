@@ -22,11 +22,11 @@ from convpool.tensorrt.library import tensorrt_module, version
 from convpool.verify import make_session
 from models.digits import MODEL_PATH, load_test_set
 from models.generators import generate, random_inputs
-from tests.accuracy.errors import largest, root_mean_square
-from tests.accuracy.half_io import from_channels_last, half_channels_last, to_channels_last
-from tests.accuracy.limits import LIMITS, RATIOS
-from tests.accuracy.reference64 import run_float64
-from tests.plugin.gpu import require_gpu
+from tests.support.accuracy.float64 import run_float64
+from tests.support.accuracy.half_io import from_channels_last, half_channels_last, to_channels_last
+from tests.support.accuracy.limits import LIMITS, RATIOS
+from tests.support.accuracy.measures import largest, root_mean_square
+from tests.support.gpu import require_gpu
 
 BATCHES = {
     "lenet5_digits": 32,
@@ -92,7 +92,7 @@ def test_float64_reference_is_onnx_own_on_a_small_model():
     """The windowed operators written for speed agree with onnx's evaluator, which takes them one by one."""
     from onnx.reference import ReferenceEvaluator
 
-    from tests.accuracy.reference64 import to_float64
+    from tests.support.accuracy.float64 import to_float64
 
     for name in ("stargan_v2_small", "densenet_small", "sparcnet_small"):
         model = generate(name, batch=1)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from convpool.bench.device import DeviceError, modules
+from tests.support.gpu import skip_or_fail
 
 
 @pytest.fixture
@@ -15,6 +14,4 @@ def gpu():
     try:
         return modules()
     except DeviceError as error:
-        if os.environ.get("REQUIRE_GPU") == "1":
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+        skip_or_fail(str(error))

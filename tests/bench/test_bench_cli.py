@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from recorded import record
 
 from convpool import cuda
 from convpool.bench import cli
@@ -15,6 +14,7 @@ from convpool.bench import record as records
 from convpool.bench.device import DeviceError, modules
 from convpool.bench.rows import SUITES
 from convpool.cli.common import run
+from tests.support.bench_record import record
 
 
 def has_gpu() -> bool:

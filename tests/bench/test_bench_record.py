@@ -7,7 +7,6 @@ import io
 import math
 
 import pytest
-from recorded import record, result
 from rich.console import Console
 
 from convpool.bench import record as records
@@ -19,6 +18,7 @@ from convpool.bench.rows import SUITES
 from convpool.bench.table import markdown, show
 from convpool.bench.timing import input_sets, schedule, summarize
 from convpool.errors import OptionError
+from tests.support.bench_record import record, result
 
 
 def test_geometric_mean():

@@ -14,7 +14,7 @@ from convpool.modelio import LoadedModel
 from convpool.tensorrt import PRECISIONS, TensorRTError
 from convpool.verify import make_session
 from models.generators import generate
-from tests.accuracy.half_io import from_channels_last, to_channels_last
+from tests.support.accuracy.half_io import from_channels_last, to_channels_last
 
 
 def row(network: str, batch: int = 1, **us: float) -> dict:

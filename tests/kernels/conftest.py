@@ -6,6 +6,8 @@ import os
 
 import pytest
 
+from tests.support.gpu import skip_or_fail
+
 
 @pytest.fixture(scope="session")
 def gpu():
@@ -18,10 +20,7 @@ def gpu():
         os.environ.setdefault("CUDA_DEVICE", str(int(worker) % pycuda.driver.Device.count()))
         import pycuda.autoinit
     except Exception as error:  # no pycuda, no driver, no device: each with its own exception
-        message = f"no GPU: {type(error).__name__}: {error}"
-        if os.environ.get("REQUIRE_GPU") == "1":
-            pytest.fail(message)
-        pytest.skip(message)
+        skip_or_fail(f"no GPU: {type(error).__name__}: {error}")
     return pycuda.autoinit.device
 
 
@@ -34,8 +33,5 @@ def torch_gpu():
         if not torch.cuda.is_available():
             raise RuntimeError("torch.cuda.is_available() is False")
     except Exception as error:
-        message = f"no PyTorch with a GPU: {error}"
-        if os.environ.get("REQUIRE_GPU") == "1":
-            pytest.fail(message)
-        pytest.skip(message)
+        skip_or_fail(f"no PyTorch with a GPU: {error}")
     return torch

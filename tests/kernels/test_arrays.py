@@ -135,7 +135,7 @@ def test_streams():
 
 
 def expected(x, w):
-    import conv_reference
+    from tests.support.kernels import conv_reference
 
     problem = Problem(
         n=x.shape[0], c=x.shape[1], m=w.shape[0], spatial=x.shape[2:], kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2

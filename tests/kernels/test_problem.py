@@ -15,13 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import conv_cases
-import conv_reference
 from convpool.bench import tuned
 from convpool.cuda import Problem, ProblemError, find_tactic, library, tactics
 from convpool.geometry import ConvSpec, PoolSpec
 from convpool.operator import Parts
 from convpool.reference import fused_conv_avg_pool
+from tests.support.kernels import conv_cases, conv_reference
 
 H200 = dict(cc=90, shared_bytes=227 * 1024)
 TURING = dict(cc=75, shared_bytes=64 * 1024)

@@ -1,23 +1,14 @@
-"""Every tactic on every case it supports, in both layouts: integers exactly, random data within a derived bound, the same
-bits twice, nothing outside written. Where a case fails, the message is a reproduction."""
+"""Every tactic on every case it supports, in both layouts."""
 
 from __future__ import annotations
 
-import functools
-from dataclasses import replace
-
-import ml_dtypes
 import numpy as np
 import pytest
 
-import conv_cases
-import conv_reference
-from convpool.cuda import Problem, Tactic, conv_avg_pool, find_tactic, tactics
-from gpu_memory import Arena
+from convpool.cuda import Problem, find_tactic, tactics
+from tests.support.kernels import conv_reference
+from tests.support.kernels.tactic_checks import CASES, INTEGER, NUMPY_TYPES, RANDOM, check, check_float_image, run_twice
 
-NUMPY_TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
-CASES = conv_cases.all_cases()
-RANDOM, INTEGER = "random", "integer"
 GROUPS = {"float16": 12, "bfloat16": 4, "float32": 8}
 
 
@@ -26,132 +17,6 @@ def names(wanted=lambda name: True) -> list:
     chosen = [tactic for tactic in tactics() if wanted(tactic.name)]
     groups = [f"{tactic.dtype}-{number % GROUPS.get(tactic.dtype, 1)}" for number, tactic in enumerate(chosen)]
     return [pytest.param(tactic.name, marks=pytest.mark.xdist_group(group)) for tactic, group in zip(chosen, groups, strict=True)]
-
-
-def make_problem(case: dict, dtype: str, layout: str, y_layout: str, tf32: bool, kind: str) -> Problem:
-    if kind == INTEGER and case.get("activation") in ("tanh", "sigmoid"):
-        case = case | {"activation": None}
-    return Problem(**case, dtype=dtype, layout=layout, y_layout=y_layout, allow_tf32=tf32)
-
-
-@functools.cache
-def data_of(index: int, dtype: str, kind: str):
-    """x [N,C,...], w, b, residual [N,M,...], scale, shift in float64, exactly representable in dtype, and the sum before the
-    activation without bias and residual. Integers: x and shift are left to be multiplied by the size of the pooling window,
-    or w is; with a slope of 1/4 in the prologue they are multiples of 4."""
-    p = make_problem(CASES[index], dtype, "NCHW", "NCHW", True, kind)
-    rng = np.random.default_rng(index)
-    shapes = (p.x_shape, p.w_shape, (p.m,), p.y_shape, (p.c,), (p.c,))
-    if kind == INTEGER:
-        unit = 4 if p.prologue_activation == "leaky_relu" else 1
-        most, factors = (2, 2, 2, 2, 1, 1), (unit, 1, 1, 1, 1, unit)
-        data = [rng.integers(-a, a + 1, s).astype(np.float64) * f for s, a, f in zip(shapes, most, factors, strict=True)]
-    else:
-        small = 1 / np.sqrt(np.prod(p.w_shape[1:]))
-        data = [rng.standard_normal(s) * f for s, f in zip(shapes, (1, small, 1, 1, 1, 1), strict=True)]
-        data = [a.astype(NUMPY_TYPES[dtype]).astype(np.float64) for a in data]
-    x, w, _, _, scale, shift = data
-    return *data, conv_reference.linear(p, conv_reference.prologue(p, x, scale, shift), w)
-
-
-@functools.cache
-def magnitudes(index: int, dtype: str):
-    """f(x), and the sum of its magnitudes times those of w, of random data."""
-    p = make_problem(CASES[index], dtype, "NCHW", "NCHW", True, RANDOM)
-    x, w, _, _, scale, shift, _ = data_of(index, dtype, RANDOM)
-    x = conv_reference.prologue(p, x, scale, shift)
-    return x, conv_reference.linear(p, np.abs(x), np.abs(w))
-
-
-def moved(array: np.ndarray, layout: str) -> np.ndarray:
-    return np.moveaxis(array, 1, -1) if layout == "NHWC" else array
-
-
-def run_twice(p: Problem, tactic, x, w, b, r, scale, shift, skewed: str = "") -> np.ndarray:
-    """y as [N, M, ...] in float64; the array named `skewed` is aligned to its elements only."""
-    dtype, y_layout, arena = NUMPY_TYPES[p.dtype], p.y_layout or p.layout, Arena()
-
-    def placed(name: str, data: np.ndarray):
-        return arena.input(data, dtype, skewed == name)
-
-    gx, gw = arena.input(moved(x, p.layout), np.float32 if p.x_float else dtype, skewed == "x"), placed("w", w)
-    gb = placed("b", b) if p.bias else None
-    gr = placed("residual", moved(r, y_layout)) if p.residual else None
-    factors = {"scale": placed("scale", scale), "shift": placed("shift", shift)} if p.prologue_affine else {}
-    gy = arena.output(p.y_shape, dtype, skewed == "y")
-    need = p.workspace_bytes(tactic) if tactic is not None else 0
-    workspace = arena.output((need // 4,), np.float32) if need else None
-    arena.upload()
-    s = p.struct
-    rank = len(p.spatial)
-    results = []
-    for again in (False, True):
-        if again:
-            arena.reset()
-        conv_avg_pool(
-            gx,
-            gw,
-            gb,
-            residual=gr,
-            out=gy,
-            workspace=workspace,
-            tactic=tactic,
-            layout=p.layout,
-            y_layout=p.y_layout,
-            pool_kernel_shape=s.pool_kernel[:rank],
-            pool_strides=s.pool_strides[:rank],
-            pool_pads=s.pool_pads[: 2 * rank],
-            pool_dilations=s.pool_dilations[:rank],
-            strides=s.strides[:rank],
-            pads=s.pads[: 2 * rank],
-            dilations=s.dilations[:rank],
-            group=p.group,
-            activation=p.activation,
-            alpha=p.alpha,
-            beta=p.beta,
-            allow_tf32=p.allow_tf32,
-            prologue_activation=p.prologue_activation,
-            prologue_alpha=p.prologue_alpha,
-            **factors,
-        )
-        results.append(gy.of(arena.download()))
-    assert results[0].tobytes() == results[1].tobytes(), "two runs gave different bits"
-    y = results[0].astype(np.float64)
-    return np.moveaxis(y, -1, 1) if y_layout == "NHWC" else y
-
-
-def check(index: int, tactic, dtype: str, layout: str, kind: str, skewed: str = "") -> bool:
-    """False if the tactic does not support the case."""
-    y_layout = layout if index % 3 else {"NCHW": "NHWC", "NHWC": "NCHW"}[layout]
-    p = make_problem(CASES[index], dtype, layout, y_layout, "tf32x3" not in tactic.name, kind)
-    if p.why_not(tactic) is not None:
-        return False
-    x, w, b, r, scale, shift, linear = data_of(index, dtype, kind)
-    if kind == INTEGER:  # then box means, or fused weights, are integers
-        size = int(np.prod(p.struct.pool_kernel[: len(p.spatial)]))
-        if tactic.family == "filter_fused":
-            w = w * size
-        else:
-            x, shift = x * size, shift * size
-        linear = np.rint(linear * size)  # the reference divides by size first
-    before = linear + (b.reshape(1, -1, *[1] * len(p.spatial)) if p.bias else 0) + (r if p.residual else 0)
-    exact = conv_reference.activate(p, before)
-    try:
-        y = run_twice(p, tactic, x, w, b, r, scale, shift, skewed)
-        assert not np.isnan(y).any(), f"{np.isnan(y).sum()} of {y.size} outputs were not written"
-        if kind == INTEGER:
-            expected = exact.astype(np.float32).astype(NUMPY_TYPES[dtype]).astype(np.float64)
-            wrong = np.argwhere(y != expected)
-            assert not len(wrong), f"at {wrong[0]} got {y[tuple(wrong[0])]}, expected {expected[tuple(wrong[0])]}"
-        else:
-            x_after, sums = magnitudes(index, dtype)
-            allowed = conv_reference.bound(p, tactic, x_after, w, sums, before)
-            excess = np.abs(y - exact) - allowed
-            at = np.unravel_index(np.argmax(excess), excess.shape)
-            assert excess[at] <= 0, f"at {at} got {y[at]}, expected {exact[at]} +- {allowed[at]}"
-    except Exception as error:
-        raise AssertionError(f"{tactic.name}, {kind} data, seed {index}, {p}: {error}") from error
-    return True
 
 
 def test_there_are_enough_shapes():
@@ -318,23 +183,6 @@ def test_arrays_of_few_channels_aligned_to_their_elements(gpu, name, skewed, lay
     wanted = dict(c=3, kernel_shape=(1, 1), prologue_affine=True, bias=True, residual=True)
     case = next(i for i, c in enumerate(CASES) if i % 3 and wanted.items() <= c.items())
     assert check(case, tactic, tactic.dtype, layout, INTEGER, skewed)
-
-
-def check_float_image(index: int, tactic: Tactic, dtype: str, layout: str) -> bool:
-    """Floats in place of X give the bits that they give when rounded; False if the tactic does not support the case."""
-    y_layout = layout if index % 3 else {"NCHW": "NHWC", "NHWC": "NCHW"}[layout]
-    rounded = make_problem(CASES[index], dtype, layout, y_layout, False, RANDOM)
-    floats = replace(rounded, x_float=True)
-    if int(np.prod(rounded.w_shape[1:])) > 64 or floats.why_not(tactic) is not None:
-        return False
-    x = np.random.default_rng(index).standard_normal((rounded.n, rounded.c, *rounded.spatial)).astype(np.float32)
-    x.flat[:2] = 1e6, -1e6  # infinite in float16
-    others = data_of(index, dtype, RANDOM)[1:6]
-    with np.errstate(over="ignore", invalid="ignore"):
-        expected = run_twice(rounded, tactic, x, *others)
-        got = run_twice(floats, tactic, x, *others, "x" if index % 2 else "")
-    np.testing.assert_array_equal(got, expected, f"{tactic.name}, {dtype}, {layout}, case {index}")
-    return True
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])

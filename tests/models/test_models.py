@@ -9,9 +9,9 @@ import onnx
 import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
-from site_counter import count_sites
 
 from models import digits, generate, generators, light, manifest
+from tests.support.site_counter import count_sites
 
 MANIFEST = manifest.load()
 # Hashing writes the whole model; above this size only the structure is compared.

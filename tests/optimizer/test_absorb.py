@@ -8,12 +8,12 @@ import pytest
 from onnx import helper, numpy_helper
 
 import convpool
-import test_structure
-from build import graph, operators, weights
 from convpool import operator
 from convpool.cli.common import run
 from convpool.cli.optimize import command
-from test_structure import POOL
+from tests.support import rewriting
+from tests.support.models import graph, operators, weights
+from tests.support.rewriting import POOL
 
 PAIR = f"h = Conv<pads=[1,1,1,1]>(p, w)\ny = {POOL}(h)"
 TAIL = PAIR.replace("y =", "q =").replace("(p, w", "(x, w")
@@ -35,8 +35,8 @@ def optimize(model: onnx.ModelProto, **options) -> convpool.OptimizeResult:
 
 
 def rewrite(model: onnx.ModelProto, pairs: int, lowering: str = "convavgpool", **options) -> onnx.ModelProto:
-    """`test_structure.rewrite`, likewise."""
-    return test_structure.rewrite(model, pairs, lowering, **(BOTH | options))
+    """`rewriting.rewrite`, likewise."""
+    return rewriting.rewrite(model, pairs, lowering, **(BOTH | options))
 
 
 def siblings(model: onnx.ModelProto) -> list[onnx.NodeProto]:

@@ -10,14 +10,14 @@ import pytest
 from onnx import helper
 
 import convpool
-import runtime
-from build import graph, operators, random_feeds
 from convpool import operator
 from convpool.cli.common import run
 from convpool.cli.optimize import command
 from convpool.modelio import LoadedModel
 from convpool.verify import make_session
-from test_structure import POOL, rewrite
+from tests.support import sessions
+from tests.support.models import graph, operators, random_feeds
+from tests.support.rewriting import POOL, rewrite
 
 IMAGE = "float[1,3,12,12] x"
 PAIR = f"h = Conv<pads=[1,1,1,1]>(s, w)\ny = {POOL}(h)"
@@ -118,7 +118,7 @@ def test_zero_pads_in_front_go_with_it():
     assert made(result) == ["ConvAvgPool"] * 2 and windows(result.graph.node[0])["pads"] == [1, 2, 1, 0]
     feeds = random_feeds(model)
     optimized = make_session(LoadedModel(result, None, 0), optimize=True).run(None, feeds)
-    np.testing.assert_allclose(optimized[0], runtime.run(model, feeds)[0], rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(optimized[0], sessions.run(model, feeds)[0], rtol=1e-4, atol=1e-3)
 
 
 def test_several_readers_and_an_output():

@@ -8,9 +8,9 @@ import onnx
 import pytest
 
 import convpool
-from build import graph
 from convpool import autotune
 from models import generators
+from tests.support.models import graph
 
 ALL = {
     "convavgpool": {"original", "convavgpool", "fused"},

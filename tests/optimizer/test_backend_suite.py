@@ -18,7 +18,7 @@ from onnx.backend.test.loader import load_model_tests
 
 import convpool
 from convpool.errors import ModelError
-from runtime import session
+from tests.support.sessions import session
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"

@@ -13,10 +13,10 @@ from onnx import TensorProto, helper
 from onnx.external_data_helper import set_external_data
 
 import convpool
-from build import graph
 from convpool.cli.common import run as run_cli
 from convpool.cli.optimize import command
 from convpool.errors import ModelError, OptionError, OutputError, VerificationError
+from tests.support.models import graph
 
 PAIR = "h = Conv<pads=[1,1,1,1]>(x, w)\ny = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)"
 

@@ -9,12 +9,12 @@ import onnx
 import pytest
 
 import convpool
-import runtime
-from build import graph, random_feeds
 from convpool.cli.common import run
 from convpool.cli.optimize import command
 from models import generators
-from test_structure import POOL, rewrite
+from tests.support import sessions
+from tests.support.models import graph, random_feeds
+from tests.support.rewriting import POOL, rewrite
 
 PAIR = f"h = Conv<pads=[1,1,1,1]>(x, w)\nt = {POOL}(h)\na = Neg(t)\nb = Abs(t)\nc = Relu(a)\n"
 BLOCK = "p = Concat<axis=1>(t, a)\nq = Concat<axis=1>(t, a, b)\nr = Concat<axis=1>(t, a, b, c)\n"
@@ -34,7 +34,7 @@ def test_a_dense_block_is_joined_once(lowering):
     apart = convpool.optimize(model, lowering=lowering, concat=False).model
     assert concats(apart.graph) == concats(model.graph)
     feeds = random_feeds(model)
-    for one, other in zip(runtime.run(apart, feeds), runtime.run(result, feeds), strict=True):
+    for one, other in zip(sessions.run(apart, feeds), sessions.run(result, feeds), strict=True):
         np.testing.assert_array_equal(one, other)
 
 

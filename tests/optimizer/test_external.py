@@ -14,12 +14,12 @@ from onnx import TensorProto
 from onnx.external_data_helper import ExternalDataInfo, set_external_data
 
 import convpool
-import runtime
-from build import graph, random_feeds
 from convpool.cli.common import run
 from convpool.cli.optimize import command
 from convpool.errors import OutputError
 from convpool.modelio import LoadedModel
+from tests.support import sessions
+from tests.support.models import graph, random_feeds
 
 PAIR = "h = Conv<pads=[1,1,1,1]>(x, w)\ny = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)\nz = MatMul(v, big)"
 BIG_BYTES = 2_500_000_000
@@ -61,7 +61,7 @@ def locations(path: Path) -> dict[str, str]:
 
 def assert_same_outputs(original: Path, result: Path) -> None:
     feeds = random_feeds(onnx.load(original, load_external_data=False))
-    for one, other in zip(runtime.run(str(original), feeds), runtime.run(str(result), feeds), strict=True):
+    for one, other in zip(sessions.run(str(original), feeds), sessions.run(str(result), feeds), strict=True):
         np.testing.assert_allclose(other, one, rtol=0, atol=2e-6 * max(np.abs(one).max(), 1))
 
 
@@ -190,10 +190,10 @@ def test_nothing_is_written_over_the_models_data(tmp_path, option, capsys):
 
 def test_rewriting_in_place(tmp_path):
     path = make(tmp_path)
-    expected = runtime.run(str(path), random_feeds(onnx.load(path, load_external_data=False)))
+    expected = sessions.run(str(path), random_feeds(onnx.load(path, load_external_data=False)))
     convpool.optimize(path, check=0, lowering="fused").save(path)
     first = path.read_bytes()
-    got = runtime.run(str(path), random_feeds(onnx.load(path, load_external_data=False)))
+    got = sessions.run(str(path), random_feeds(onnx.load(path, load_external_data=False)))
     np.testing.assert_allclose(got[0], expected[0], rtol=0, atol=2e-6 * np.abs(expected[0]).max())
     convpool.optimize(path, check=0, lowering="fused").save(path)
     assert path.read_bytes() == first

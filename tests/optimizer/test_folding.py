@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import convpool
-from build import graph, operators
-from test_structure import PAIR, POOL, rewrite
+from tests.support.models import graph, operators
+from tests.support.rewriting import PAIR, POOL, rewrite
 
 DIRECT = {"AveragePool": 1, "Conv": 1}
 CHAINS = {

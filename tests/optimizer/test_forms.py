@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import convpool
-from build import graph, operators
 from convpool.cli.table import make_console, show
 from convpool.modelio import LoadedModel
 from convpool.verify import make_session
-from test_structure import PAIR, POOL, rewrite
+from tests.support.models import graph, operators
+from tests.support.rewriting import PAIR, POOL, rewrite
 
 CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
 TWO = "p = Conv<pads=[1,1,1,1]>(x, w)\nq = Conv(x, v)\n"

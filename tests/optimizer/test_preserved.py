@@ -8,9 +8,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import convpool
-from build import graph, operators, weights
 from convpool import operator
-from test_structure import IF_BODY, IF_INPUTS, PAIR, POOL, rewrite
+from tests.support.models import graph, operators, weights
+from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, rewrite
 
 LOWERINGS = ("convavgpool", "direct", "fused")
 PLAIN = {"prologue": False, "epilogue": False}

@@ -12,7 +12,7 @@ sums over absolute values), u the unit roundoff of the model's type:
    the result, each operator counted with all of its terms.  A rewritten model sums the same terms as the original, so
    |e| serves both.
 
-The float64 arithmetic is this folder's own (`exact`).  For the types without kernels in onnxruntime (bfloat16,
+The float64 arithmetic is the tests' own (`tests.support.error_bounds`).  For the types without kernels in onnxruntime (bfloat16,
 float64) the second run is onnx's ReferenceEvaluator's.  CONVPOOL_PROPERTY_CASES sets the number of cases,
 CONVPOOL_PROPERTY_FIRST the first.
 """
@@ -31,11 +31,11 @@ from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 
 import convpool
-import runtime
 from convpool.passes import alone
-from exact import UNIT_ROUNDOFF, Traced, evaluate, gamma
-from random_models import Case
-from random_pooling import make_case
+from tests.support import sessions
+from tests.support.error_bounds import UNIT_ROUNDOFF, Traced, evaluate, gamma
+from tests.support.random_models import Case
+from tests.support.random_pooling import make_case
 
 CASES = int(os.environ.get("CONVPOOL_PROPERTY_CASES", "500"))
 FIRST = int(os.environ.get("CONVPOOL_PROPERTY_FIRST", "0"))
@@ -260,7 +260,7 @@ def run(case: Case, result: onnx.ModelProto, exact: Traced, tally: Tally) -> np.
         return None  # onnx's evaluator mixes the batch's own mean into BatchNormalization
     if not native and any(array.size > 4000 for array in case.feeds.values()):
         return None  # the reference is slow
-    runner = runtime.run if native else reference_run
+    runner = sessions.run if native else reference_run
     try:
         original = runner(case.model, case.feeds)[0]
     except Exception:  # a runtime's limits, such as dilations with SAME, are none of the result's

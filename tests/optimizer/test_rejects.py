@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import convpool
-from build import graph
+from tests.support.models import graph
 
 POOL = "y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)"
 CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"

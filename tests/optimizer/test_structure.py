@@ -8,41 +8,14 @@ import pytest
 from onnx import helper
 
 import convpool
-import runtime
-from build import graph, operators, random_feeds
 from convpool import operator
 from convpool.modelio import LoadedModel
 from convpool.verify import make_session
+from tests.support import sessions
+from tests.support.models import graph, operators, random_feeds
+from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, RTOL, rewrite
 
-POOL = "AveragePool<kernel_shape=[2,2], strides=[2,2]>"
-PAIR = f"h = Conv<pads=[1,1,1,1]>(x, w)\ny = {POOL}(h)"
 LOWERINGS = ("convavgpool", "direct", "fused", "auto")
-RTOL = 2e-6
-"""Of the largest output: sums of at most 16 * 9 * 4 float32 products, each off by 6e-8, errors of random sign."""
-
-
-def rewrite(model: onnx.ModelProto, pairs: int, lowering: str = "direct", size: int = 8, **options) -> onnx.ModelProto:
-    """The optimized model, after all that every result must hold: `pairs` rewritten, valid, equal, stable."""
-    before = model.SerializeToString(deterministic=True)
-    result = convpool.optimize(model, check=0, lowering=lowering, **options)
-    sites = result.report.sites
-    assert sum(site.status == "rewritten" for site in sites) == pairs, [site.reason for site in sites]
-    assert model.SerializeToString(deterministic=True) == before
-    onnx.checker.check_model(result.model, full_check=True)
-    again = convpool.optimize(result.model, check=0, lowering=lowering, **options)
-    after = result.model.SerializeToString(deterministic=True)
-    assert again.model.SerializeToString(deterministic=True) == after
-    feeds = random_feeds(model, size=size)
-    for one, other in zip(runtime.run(model, feeds), runtime.run(result.model, feeds), strict=True):
-        np.testing.assert_allclose(other, one, rtol=0, atol=RTOL * np.abs(one).max())
-    return result.model
-
-
-IF_BODY = f"""y = If(flag) <
-  then_branch = yes () => (float[1,32,6,6] a) {{ h = Conv<pads=[1,1,1,1]>(x, w) a = {POOL}(h) }},
-  else_branch = no () => (float[1,32,6,6] b) {{ k = Conv<pads=[1,1,1,1]>(x, v) b = {POOL}(k) }}
->"""
-IF_INPUTS = "float[1,16,12,12] x, bool flag"
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -109,8 +82,8 @@ y = If(k) <then_branch = yes () => (float[1,16,3,3] a) {{ {inner} h = Conv<pads=
     assert operators(outer) == {"ConvAvgPool": 1, "If": 1}
     body = next(node for node in outer.node if node.op_type == "If").attribute[0].g
     assert operators(body) == {"AveragePool": 1, "Conv": 1, "Neg": 1}
-    sessions = [make_session(LoadedModel(m, None, 0), optimize=True) for m in (model, result)]
-    (one,), (other,) = (session.run(None, random_feeds(model)) for session in sessions)
+    runners = [make_session(LoadedModel(m, None, 0), optimize=True) for m in (model, result)]
+    (one,), (other,) = (runner.run(None, random_feeds(model)) for runner in runners)
     np.testing.assert_allclose(other, one, rtol=0, atol=1e-5 * np.abs(one).max())
 
 
@@ -243,7 +216,7 @@ def test_overridable_weights_keep_their_effect(lowering):
     names = {"convavgpool": {"ConvAvgPool": 1, "Transpose": 1}, "direct": {"AveragePool": 1, "Conv": 1}}[lowering]
     assert operators(result.graph) == {**names, "Mul": 1}
     feeds = {**random_feeds(model), "w": np.ones((32, 16, 3, 3), np.float32)}
-    expected, got = runtime.run(model, feeds)[0], runtime.run(result, feeds)[0]
+    expected, got = sessions.run(model, feeds)[0], sessions.run(result, feeds)[0]
     np.testing.assert_allclose(got, expected, rtol=0, atol=RTOL * np.abs(expected).max())
 
 

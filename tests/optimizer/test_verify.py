@@ -11,8 +11,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 import convpool
-from build import graph, random_feeds
 from convpool.errors import ModelError, OptionError, VerificationError
+from tests.support.models import graph, random_feeds
 
 POOL = "AveragePool<kernel_shape=[2,2], strides=[2,2]>"
 PAIR = f"h = Conv<pads=[1,1,1,1]>(x, w, b)\ny = {POOL}(h)"

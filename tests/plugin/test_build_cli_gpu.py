@@ -17,7 +17,7 @@ from convpool.cli.build import build_command
 from convpool.cli.common import run
 from convpool.cli.verify import verify_command
 from models.generators import generate, random_inputs
-from tests.plugin.gpu import require_gpu
+from tests.support.gpu import require_gpu
 
 FAST = ("--optimization-level", "1")
 

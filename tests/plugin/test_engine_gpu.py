@@ -20,7 +20,7 @@ from convpool.tensorrt.build import plugin_takes
 from convpool.tensorrt.library import version
 from convpool.verify import make_session
 from models.generators import generate, random_inputs
-from tests.plugin.gpu import require_gpu
+from tests.support.gpu import require_gpu
 
 
 @pytest.fixture(autouse=True)

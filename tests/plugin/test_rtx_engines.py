@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.rtx import for_ampere_and_later
+
 pytest.importorskip("tensorrt_rtx_bindings")
 
+ROOT = Path(__file__).parents[2]
 MODELS = ("lenet5_digits", "sngan64_small", "wgan_gp_small", "stargan_v2_small", "densenet_small", "densenet_transition1")
 
 
 def build(*arguments: str) -> subprocess.CompletedProcess:
-    program = Path(__file__).with_name("rtx.py")
-    return subprocess.run([sys.executable, program, *arguments], capture_output=True, text=True, timeout=300)
+    program = [sys.executable, "-m", "tests.support.rtx.build_model"]
+    return subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=300, cwd=ROOT)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
@@ -97,13 +100,6 @@ def test_a_profile_of_an_input_that_is_not_open_is_refused():
         build_engine(generate("wgan_gp_small", batch=2), lowering="direct", plugin=False, trt=trt, profiles=profile)
 
 
-def for_ampere_and_later(config) -> None:
-    import tensorrt_rtx_bindings as trt
-
-    config.num_compute_capabilities = 1
-    config.set_compute_capability(trt.ComputeCapability.SM80, 0)
-
-
 def test_timing_caches(tmp_path):
     import tensorrt_rtx_bindings as trt
 
@@ -157,12 +153,12 @@ def test_ctrl_c_stops_the_build_with_status_130(tmp_path):
     onnx.save(generate("sngan64_small", batch=2), tmp_path / "model.onnx")
     code = f"""
 import functools, os, signal, sys, threading
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+sys.path.insert(0, {str(ROOT)!r})
 import tensorrt_rtx_bindings as trt
 from convpool.cli import build as build_cli
 from convpool.cli.common import run
 from convpool.tensorrt import build_engine
-from tests.plugin.test_rtx_engines import for_ampere_and_later
+from tests.support.rtx import for_ampere_and_later
 
 def interrupted(*arguments, progress, **options):
     steps = []

@@ -1,6 +1,6 @@
 """Builds engines with TensorRT-RTX, whose builder needs no GPU; run as a program, since a failed build may end it.
 
-    python rtx.py MODEL LOWERING PRECISION BATCH
+    python -m tests.support.rtx.build_model MODEL LOWERING PRECISION BATCH
 
 Prints the engine's size and the network's inputs and outputs as JSON.
 """
@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
 import tensorrt_rtx_bindings as trt
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from convpool.tensorrt import build_engine  # noqa: E402
-from models.digits import MODEL_PATH  # noqa: E402
-from models.generators import generate  # noqa: E402
+from convpool.tensorrt import build_engine
+from models.digits import MODEL_PATH
+from models.generators import generate
+from tests.support.rtx import for_ampere_and_later
 
 
 def main(name: str, lowering: str, precision: str, batch: str) -> None:
@@ -28,10 +26,6 @@ def main(name: str, lowering: str, precision: str, batch: str) -> None:
     if batch == "N" or name == "lenet5_digits":
         sizes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
         profile = {key: ([1, *s[1:]], [4, *s[1:]], [16, *s[1:]]) for key, s in sizes.items()}
-
-    def for_ampere_and_later(config) -> None:
-        config.num_compute_capabilities = 1
-        config.set_compute_capability(trt.ComputeCapability.SM80, 0)
 
     engine = build_engine(
         model, precision=precision, lowering=lowering, plugin=False, profiles=profile, trt=trt, configure=for_ampere_and_later

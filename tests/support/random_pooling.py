@@ -8,7 +8,18 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from random_models import TYPES, Case, Layer, Maker, make_activation, make_conv, make_linear, make_middle, volume, window_out
+from tests.support.random_models import (
+    TYPES,
+    Case,
+    Layer,
+    Maker,
+    make_activation,
+    make_conv,
+    make_linear,
+    make_middle,
+    volume,
+    window_out,
+)
 
 KINDS = ("average", "average", "average", "average", "global", "reduce", "slices")
 

@@ -1,15 +1,16 @@
-"""Whether TensorRT engines can be run here: needs a GPU, TensorRT and pycuda.  REQUIRE_GPU=1 makes a skip a failure."""
+"""What a test that needs a GPU does without one: it is skipped, or fails where REQUIRE_GPU=1."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from typing import NoReturn
 
 import pytest
 
 
 def missing() -> str:
-    """What keeps engines from running here, or ""."""
+    """What keeps TensorRT engines from running here, or ""; they need a GPU, TensorRT and pycuda."""
     for name in ("tensorrt", "pycuda"):
         if importlib.util.find_spec(name) is None:
             return f"no {name}"
@@ -22,10 +23,15 @@ def missing() -> str:
         return f"no GPU: {error}"
 
 
-def require_gpu() -> None:
+def skip_or_fail(reason: str) -> NoReturn:
     """Skip the calling test, or fail it where a GPU was promised."""
-    reason = missing()
-    if reason and os.environ.get("REQUIRE_GPU") == "1":
+    if os.environ.get("REQUIRE_GPU") == "1":
         pytest.fail(f"REQUIRE_GPU=1, but {reason}")
+    pytest.skip(reason)
+
+
+def require_gpu() -> None:
+    """Skip or fail the calling test where engines cannot be run."""
+    reason = missing()
     if reason:
-        pytest.skip(reason)
+        skip_or_fail(reason)

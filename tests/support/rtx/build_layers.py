@@ -13,6 +13,7 @@ import tensorrt_rtx_bindings as trt
 
 from convpool.bench.rows import LAYOUTS, Row
 from convpool.bench.tensorrt_worker import build, fuse
+from tests.support.rtx import for_ampere_and_later
 
 TYPES = {"fp16": np.float16, "tf32": np.float32, "fp32": np.float32}
 
@@ -22,8 +23,7 @@ class Builder(trt.Builder):
 
     def create_builder_config(self):
         config = super().create_builder_config()
-        config.num_compute_capabilities = 1
-        config.set_compute_capability(trt.ComputeCapability.SM80, 0)
+        for_ampere_and_later(config)
         return config
 
 

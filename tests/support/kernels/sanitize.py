@@ -6,9 +6,8 @@ import sys
 
 import pycuda.autoinit
 
-import conv_cases
-import test_tactics
 from convpool.cuda import tactics
+from tests.support.kernels import conv_cases, tactic_checks
 
 SMALL = [
     conv_cases.rewritten(2, 40, 72, (9, 9), 3, 2, pads=1, bias=True, residual=True, activation="relu"),
@@ -25,16 +24,16 @@ SMALL = [
 ]
 
 if __name__ == "__main__":
-    test_tactics.CASES[:] = SMALL
+    tactic_checks.CASES[:] = SMALL
     major, minor = pycuda.autoinit.device.compute_capability()
     runs = 0
     for tactic in tactics():
         if 10 * major + minor < tactic.min_cc:
             continue
         for index in range(len(SMALL)):
-            for dtype in [tactic.dtype] if tactic.dtype else test_tactics.NUMPY_TYPES:
+            for dtype in [tactic.dtype] if tactic.dtype else tactic_checks.NUMPY_TYPES:
                 layout = "NHWC" if (index + tactic.id) % 2 else "NCHW"
-                runs += test_tactics.check(index, tactic, dtype, layout, test_tactics.INTEGER)
-                runs += dtype != "float32" and test_tactics.check_float_image(index, tactic, dtype, layout)
+                runs += tactic_checks.check(index, tactic, dtype, layout, tactic_checks.INTEGER)
+                runs += dtype != "float32" and tactic_checks.check_float_image(index, tactic, dtype, layout)
     print(f"{runs} checked runs")
     sys.exit(0 if runs > 100 else 1)

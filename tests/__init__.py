@@ -1,0 +1,1 @@
+"""The tests by layer, and in `support` what they share."""

@@ -1,0 +1,1 @@
+"""References, measures and limits for whole models."""

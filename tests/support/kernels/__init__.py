@@ -1,0 +1,1 @@
+"""Cases, references and checks for tactics."""

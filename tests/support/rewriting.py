@@ -1,0 +1,39 @@
+"""Pairs to rewrite, and what every rewritten model must hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+import convpool
+from tests.support import sessions
+from tests.support.models import random_feeds
+
+POOL = "AveragePool<kernel_shape=[2,2], strides=[2,2]>"
+PAIR = f"h = Conv<pads=[1,1,1,1]>(x, w)\ny = {POOL}(h)"
+RTOL = 2e-6
+"""Of the largest output: sums of at most 16 * 9 * 4 float32 products, each off by 6e-8, errors of random sign."""
+
+
+def rewrite(model: onnx.ModelProto, pairs: int, lowering: str = "direct", size: int = 8, **options) -> onnx.ModelProto:
+    """The optimized model, after all that every result must hold: `pairs` rewritten, valid, equal, stable."""
+    before = model.SerializeToString(deterministic=True)
+    result = convpool.optimize(model, check=0, lowering=lowering, **options)
+    sites = result.report.sites
+    assert sum(site.status == "rewritten" for site in sites) == pairs, [site.reason for site in sites]
+    assert model.SerializeToString(deterministic=True) == before
+    onnx.checker.check_model(result.model, full_check=True)
+    again = convpool.optimize(result.model, check=0, lowering=lowering, **options)
+    after = result.model.SerializeToString(deterministic=True)
+    assert again.model.SerializeToString(deterministic=True) == after
+    feeds = random_feeds(model, size=size)
+    for one, other in zip(sessions.run(model, feeds), sessions.run(result.model, feeds), strict=True):
+        np.testing.assert_allclose(other, one, rtol=0, atol=RTOL * np.abs(one).max())
+    return result.model
+
+
+IF_BODY = f"""y = If(flag) <
+  then_branch = yes () => (float[1,32,6,6] a) {{ h = Conv<pads=[1,1,1,1]>(x, w) a = {POOL}(h) }},
+  else_branch = no () => (float[1,32,6,6] b) {{ k = Conv<pads=[1,1,1,1]>(x, v) b = {POOL}(k) }}
+>"""
+IF_INPUTS = "float[1,16,12,12] x, bool flag"
