@@ -42,6 +42,7 @@
 extern "C" {
 #endif
 
+/* The version of everything here; pyproject.toml takes the Python package's from these lines. */
 #define CONVPOOL_VERSION_MAJOR 0
 #define CONVPOOL_VERSION_MINOR 1
 #define CONVPOOL_VERSION_PATCH 0

@@ -204,7 +204,12 @@ using namespace convpool;
 
 extern "C" {
 
-const char *convpool_version(void) { return "0.1.0"; }
+#define CONVPOOL_QUOTED(number) #number
+#define CONVPOOL_DOTTED(major, minor, patch) CONVPOOL_QUOTED(major) "." CONVPOOL_QUOTED(minor) "." CONVPOOL_QUOTED(patch)
+
+const char *convpool_version(void) {
+    return CONVPOOL_DOTTED(CONVPOOL_VERSION_MAJOR, CONVPOOL_VERSION_MINOR, CONVPOOL_VERSION_PATCH);
+}
 const char *convpool_architectures(void) { return CONVPOOL_ARCHITECTURES; }
 int32_t convpool_cuda_version(void) { return CUDART_VERSION; }
 const char *convpool_last_error(void) { return last_error.c_str(); }
