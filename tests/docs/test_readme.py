@@ -1,8 +1,7 @@
-"""The README's commands and code run as they are written, and its figures are those on record."""
+"""The README's commands and code run as they are written; tables and pictures of the documents are those on record."""
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
@@ -12,17 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import cpu
 from convpool.bench import record as records
 from convpool.bench.cli import command as bench
 from convpool.bench.table import markdown
 from convpool.cli.common import run
+from docs import tables
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"^\$ (convpool-optimize .*?)(?:\s+#.*)?$", README, re.MULTILINE)
 BENCH = re.findall(r"^\$ convpool-bench (.*?)(?:\s+#.*)?$", README, re.MULTILINE)
-DRAWN = re.findall(r"\((docs/\w+\.png)\)\n\nDrawn by `(.*?)`", README)
+RESULTS = (ROOT / "docs" / "results.md").read_text()
+DRAWN = re.findall(r"\((\w+\.png)\)\n\nDrawn by `(.*?)`", RESULTS)
 MOST_PICTURE_BYTES = 60_000
 PYTHON = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
@@ -68,11 +68,22 @@ def test_code(code, folder):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_gpu_figures_are_those_on_record():
+@pytest.mark.parametrize("name", tables.DOCUMENTS)
+def test_tables_are_those_of_the_records_and_commands(name):
+    """`python -m docs.tables` writes the tables that are there."""
+    text = (ROOT / name).read_text()
+    assert text == tables.filled(text)
+
+
+def test_every_table_stands_in_a_document():
+    found = [block for name in tables.DOCUMENTS for block in tables.blocks((ROOT / name).read_text())]
+    assert sorted(found) == sorted(tables.TABLES)
+
+
+def test_the_table_of_layers_is_of_all_layers():
     record = records.load(str(ROOT / "benchmarks" / "results" / "h200_suita_table2_fp16.json"))
     assert len(record["rows"]) == 20
-    table = README.split("<!-- h200_suita_table2_fp16.json -->")[1].split("<!-- end -->")[0]
-    assert table.strip() == markdown(record)
+    assert tables.blocks(RESULTS)["h200_suita_table2_fp16.json"] == markdown(record)
 
 
 def test_the_readme_has_bench_commands():
@@ -91,12 +102,6 @@ def test_bench_command(arguments, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "table2.csv").exists() == ("table2.csv" in words)
 
 
-def test_cpu_figures_are_those_on_record():
-    record = json.loads((ROOT / "benchmarks" / "results" / "cpu.json").read_text())
-    table = README.split("<!-- cpu.json -->")[1].split("<!-- end -->")[0]
-    assert table.strip() == cpu.markdown(record).strip()
-
-
 def picture_of(path: Path) -> str:
     """Which rows a picture says that it shows."""
     from PIL import Image
@@ -106,16 +111,18 @@ def picture_of(path: Path) -> str:
 
 
 def test_every_picture_has_its_command():
-    assert len(DRAWN) == 3 == README.count("![")
+    assert len(DRAWN) == 3 == RESULTS.count("![")
+    assert {path for path in re.findall(r"!\[.*?\]\(docs/(.*?)\)", README)} <= {path for path, _ in DRAWN}
 
 
 @pytest.mark.parametrize("path, command", DRAWN)
 def test_pictures_are_of_the_figures_on_record(path, command, tmp_path, monkeypatch):
     """The command draws a picture of the same rows as the one in the repository."""
     monkeypatch.chdir(ROOT)
-    assert (ROOT / path).stat().st_size < MOST_PICTURE_BYTES
-    words = shlex.split(command.replace(path, str(tmp_path / "drawn.png")))
+    picture = ROOT / "docs" / path
+    assert picture.stat().st_size < MOST_PICTURE_BYTES
+    words = shlex.split(command.replace(f"docs/{path}", str(tmp_path / "drawn.png")))
     programs = {"convpool-bench": [sys.executable, "-m", "convpool.bench.cli"], "python": [sys.executable]}
     done = subprocess.run([*programs[words[0]], *words[1:]], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert picture_of(tmp_path / "drawn.png") == picture_of(ROOT / path)
+    assert picture_of(tmp_path / "drawn.png") == picture_of(picture)
