@@ -1,6 +1,7 @@
 // generic: one thread per output, any rank, stride, dilation and group. The definition, sums in fp32.
 #include "../launch.h"
-#include "prologue.cuh"
+#include "kernels/epilogue/activation.cuh"
+#include "kernels/prologue/chunk_prologue.cuh"
 
 namespace convpool {
 namespace {

@@ -16,8 +16,12 @@
 // GEMM row r of a tile is image r >> (h+w), row (r >> w) mod 2^h, column r mod 2^w, with h, w the log2 of the box.
 #pragma once
 
-#include "kernels/prologue.cuh"
-#include "kernels/tensor_tile.cuh"
+#include "kernels/epilogue/split_reduction.cuh"
+#include "kernels/epilogue/store_tile.cuh"
+#include "kernels/mma/multiply_slice.cuh"
+#include "kernels/prologue/chunk_prologue.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/tile/box_mean.cuh"
 
 namespace convpool {
 

@@ -21,10 +21,15 @@
 
 #include <type_traits>
 
-#include "kernels/prologue.cuh"
-#include "kernels/tensor_tile.cuh"
-#include "kernels/tma.cuh"
-#include "kernels/wgmma.cuh"
+#include "kernels/epilogue/activation.cuh"
+#include "kernels/prologue/packed_prologue.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/mbarrier.cuh"
+#include "kernels/ptx/tma.cuh"
+#include "kernels/ptx/wgmma.cuh"
+#include "kernels/tile/chunk.cuh"
+#include "kernels/tile/output.cuh"
+#include "kernels/tile/ring.cuh"
 
 namespace convpool {
 

@@ -9,8 +9,11 @@
 // So most layers, with Y in chunks and no residual, have an end of their own.
 #pragma once
 
-#include "kernels/prologue.cuh"
-#include "kernels/tensor_tile.cuh"
+#include "kernels/epilogue/store_tile.cuh"
+#include "kernels/prologue/chunk_prologue.cuh"
+#include "kernels/ptx/mma_sync.cuh"
+#include "kernels/ptx/packed_math.cuh"
+#include "kernels/tile/box_mean.cuh"
 
 namespace convpool {
 

@@ -6,7 +6,9 @@
 // tile's rows see through the tap (gathered, zeros outside the tensor) and the tap's weights.
 #pragma once
 
-#include "kernels/tensor_tile.cuh"
+#include "kernels/epilogue/store_tile.cuh"
+#include "kernels/mma/multiply_slice.cuh"
+#include "kernels/ptx/cp_async.cuh"
 
 namespace convpool {
 

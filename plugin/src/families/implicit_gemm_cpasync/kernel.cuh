@@ -4,136 +4,16 @@
 // 8 (k mod C/8) .. of tap k / (C/8). A stage of the ring holds 8 chunks of it, so 64 values (32 of fp32) whatever C is, of
 // the tile's pixels (gathered, zeros outside the tensor) and channels, both in wgmma's 128-byte swizzle.
 //
-// Weights of TF32 come rounded to it; pixels too, or the thread that copied them rounds them. Full fp32 is 3xTF32: both come
-// as halves, the big ones of 16 channels and then their small ones, which fill a stage. big*big, small*big and big*small are
-// three products of the same bytes. The tensor cores truncate as they accumulate, each step an error of one sign: the last two,
-// 2^-11 of the whole, have a sum of their own, and the first starts from zero every other stage and is added by a rounded
-// addition. Emulated on random numbers, 256 to a sum, the error is 1.6e-7; with all in one sum, added every four stages, 5.8e-7;
-// a chain of float32 additions has 2.8e-7, and pooling its results halves it.
+// Weights of TF32 come rounded to it; pixels too, or the thread that copied them rounds them. Full fp32 is 3xTF32, of which
+// mma/gemm_sums.cuh tells.
 #pragma once
 
-#include "kernels/tensor_tile.cuh"
-#include "kernels/wgmma.cuh"
+#include "kernels/epilogue/store_gemm_tile.cuh"
+#include "kernels/mma/gemm_sums.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/tile/chunk.cuh"
 
 namespace convpool {
-
-// A stage of the ring in shared memory: rows of pixels, then of weights.
-template <class Config> struct GemmStage {
-    static constexpr int kChunks = 8, kRowBytes = kChunks * 16;
-    static constexpr int kPixelBytes = Config::kBlockM * kRowBytes;
-    static constexpr int kBytes = kPixelBytes + Config::kBlockN * kRowBytes;
-    static_assert(Config::kWarpM == 16 && Config::kWarpsN == 1, "a warp holds 16 rows of a warpgroup's product");
-    static_assert(Config::kWarpsM % 4 == 0, "whole warpgroups");
-    static_assert(Staging<Config>::kBytes <= Config::kStages * kBytes, "accumulators pass through the ring's place");
-};
-
-// What of Y a block computes, and its place among the blocks that share the sum.
-template <class Config> struct GemmTile {
-    int rank, pixel_tile, first_pixel, first_channel;
-
-    CONVPOOL_DEVICE explicit GemmTile(const ImplicitGemmParams &p) {
-        uint32_t tile, part, pixels, channels;
-        p.div_split.divmod(blockIdx.x, tile, part);
-        p.div_m_tiles.divmod(tile, pixels, channels);
-        rank = part;
-        pixel_tile = pixels;
-        first_pixel = pixels * Config::kBlockM;
-        first_channel = channels * Config::kBlockN;
-    }
-    // The first of its own steps, and how many they are.
-    CONVPOOL_DEVICE int2 steps_of(int all, const ImplicitGemmParams &p) const {
-        const int first = p.div_split.div(all * rank);
-        return {first, static_cast<int>(p.div_split.div(all * (rank + 1))) - first};
-    }
-};
-
-// A warp's sums over stages.
-template <class Config> struct GemmSums {
-    static constexpr bool kHalves = Config::kPrecision == Precision::kTF32x3;
-    static constexpr int kSumStages = 2;    // of halves, between rounded additions
-    Accumulators<Config> acc, part, small;  // of halves: all that is added up, big * big since then, and the small products
-    const uint64_t descriptor = matrix_descriptor(16, 8 * GemmStage<Config>::kRowBytes, kSwizzle128);
-
-    CONVPOOL_DEVICE GemmSums() {
-        clear<Config>(acc);
-        if constexpr (kHalves) {
-            clear<Config>(part);
-            clear<Config>(small);
-        }
-    }
-    // Products of the step's rows of pixels and of weights at these addresses. Those of the step before are done on return.
-    CONVPOOL_DEVICE void multiply(int step, uint32_t pixels, uint32_t weights) {
-        const uint64_t a = at_address(descriptor, pixels), b = at_address(descriptor, weights);
-        wgmma_begin();
-        if constexpr (kHalves) {
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
-                multiply(small, a, k + 2, b, k);
-                multiply(small, a, k, b, k + 2);
-                multiply(part, a, k, b, k);
-            }
-        } else {
-#pragma unroll
-            for (int k = 0; k < GemmStage<Config>::kChunks / 2; ++k) multiply(acc, a, k, b, k);
-        }
-        wgmma_commit();
-        wgmma_wait<1>();
-        if constexpr (kHalves) {
-            if (step % kSumStages == kSumStages - 1) {
-                wgmma_wait<0>();
-                add(part);
-                clear<Config>(part);
-            }
-        }
-    }
-    // The same with the warp's rows of pixels in registers, which stay as they are until wgmma_wait<0>().
-    CONVPOOL_DEVICE void multiply(const uint32_t (&pixels)[GemmStage<Config>::kChunks / 2][4], uint32_t weights) {
-        const uint64_t b = at_address(descriptor, weights);
-        wgmma_begin();
-#pragma unroll
-        for (int k = 0; k < GemmStage<Config>::kChunks / 2; ++k) wgmma<Config::kPrecision>(acc[0], pixels[k], moved(b, k * 32));
-        wgmma_commit();
-    }
-    CONVPOOL_DEVICE void finish() {
-        wgmma_wait<0>();
-        if constexpr (kHalves) {
-            add(part);
-            add(small);
-        }
-    }
-
-private:
-    CONVPOOL_DEVICE static void multiply(Accumulators<Config> &sum, uint64_t a, int of_a, uint64_t b, int of_b) {
-        wgmma<Config::kPrecision>(sum[0], moved(a, of_a * 32), moved(b, of_b * 32));
-    }
-    CONVPOOL_DEVICE void add(const Accumulators<Config> &sum) {
-#pragma unroll
-        for (int f = 0; f < Config::kFragmentsN; ++f)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) acc[0][f][i] += sum[0][f][i];
-    }
-};
-
-// A tile's sums to Y, through shared memory that nothing is in any more.
-template <class Config>
-CONVPOOL_DEVICE void store_gemm_tile(const Accumulators<Config> &acc, uint32_t shared, const ImplicitGemmParams &p,
-                                     const GemmTile<Config> &tile) {
-    const Shape2d &s = p.shape;
-    const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
-    const int64_t out_pixels = static_cast<int64_t>(s.out_h) * s.out_w;
-    const OutputView view{p.y, s.y_channels_last ? 1 : out_pixels, s.m, p.y_vectors != 0, p.y_runs != 0};
-    auto pixel_of = [&](int row) {
-        const int pixel = tile.first_pixel + row;
-        // Chunks are channels last, which is said so that where they are stored nothing has to be asked.
-        if (view.vectors || s.y_channels_last) return OutputPixel{static_cast<int64_t>(pixel) * s.m, pixel < p.pixels};
-        uint32_t n, rest;
-        p.div_out_hw.divmod(pixel, n, rest);
-        return OutputPixel{static_cast<int64_t>(n) * s.m * out_pixels + rest, pixel < p.pixels};
-    };
-    if (p.split > 1)
-        store_split<Config>(acc, shared, p.split, tile.rank, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
-    else store_tile<Config>(acc, shared, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
-}
 
 template <class Config> struct ImplicitGemmCpAsync {
     using Element = typename Traits<Config::kPrecision>::Element;

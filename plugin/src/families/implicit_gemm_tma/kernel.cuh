@@ -11,9 +11,13 @@
 // With an activation in front (16-bit types), which leaves zeros as they are, warps take their rows of pixels through registers.
 #pragma once
 
-#include "families/implicit_gemm_cpasync/kernel.cuh"
-#include "kernels/prologue.cuh"
-#include "kernels/tma.cuh"
+#include "kernels/epilogue/store_gemm_tile.cuh"
+#include "kernels/mma/gemm_sums.cuh"
+#include "kernels/prologue/packed_prologue.cuh"
+#include "kernels/ptx/mbarrier.cuh"
+#include "kernels/ptx/mma_sync.cuh"
+#include "kernels/ptx/tma.cuh"
+#include "kernels/tile/ring.cuh"
 
 namespace convpool {
 
@@ -174,8 +178,7 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
 
 template <class Config, bool kActivates>
 __global__ void __launch_bounds__(Config::kThreads + im2col_copy_threads(Config::kPrecision, Config::kBlockM, Config::kBlockN),
-                                  Config::kMinBlocks)
-    implicit_gemm_tma_kernel(const __grid_constant__ Im2colGemmParams params) {
+                                  Config::kMinBlocks) implicit_gemm_tma_kernel(const __grid_constant__ Im2colGemmParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
     ImplicitGemmTma<Config, kActivates>(params, shared_address(memory)).run();

@@ -7,9 +7,11 @@
 // Loops that could be unrolled are not: a small layer spends more time on fetching instructions than on running them.
 #pragma once
 
-#include "kernels/prologue.cuh"
-#include "kernels/tensor_tile.cuh"
-#include "kernels/wgmma.cuh"
+#include "kernels/epilogue/split_reduction.cuh"
+#include "kernels/epilogue/store_tile.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/wgmma.cuh"
+#include "kernels/tile/chunk.cuh"
 
 namespace convpool {
 

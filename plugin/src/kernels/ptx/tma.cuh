@@ -1,54 +1,15 @@
-// Hopper's asynchronous copies: tensor memory access (TMA) and the barriers in shared memory that count its bytes.
+// Hopper's copies by the tensor memory accelerator (TMA): boxes and im2col columns of tensors that a map describes. sm_90a only.
 //
-// A barrier's phase ends when its arrivals are complete and the bytes announced by expect() have come; wait() takes the
-// parity of the phase it waits for. A fresh barrier is in phase 0: waiting for parity 1 returns at once, which is how the
-// first round over a ring finds its buffers free.
+// One thread issues a copy; its bytes are counted by a barrier of ptx/mbarrier.cuh.
 #pragma once
 
 #include <cuda.h>
 
-#include "common.cuh"
+#include "kernels/ptx/device.cuh"
 
 namespace convpool {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-CONVPOOL_DEVICE void barrier_init(uint32_t barrier, uint32_t arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-// Makes initialised barriers visible to copies; a barrier of the block must follow.
-CONVPOOL_DEVICE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
-CONVPOOL_DEVICE void barrier_arrive(uint32_t barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-CONVPOOL_DEVICE void barrier_expect(uint32_t barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-CONVPOOL_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
-    uint32_t done;
-    do {
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.b32 %0, 1, 0, p;\n}"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-    } while (done == 0);
-}
-// Of the block's first kThreads threads, whole warps; the other warps have work of their own.
-template <int kThreads> CONVPOOL_DEVICE void barrier_of_first() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
-
-// A ring's place: buffer and parity of its phase.
-template <int kLength> struct Ring {
-    int buffer = 0;
-    uint32_t parity = 0;
-    CONVPOOL_DEVICE void next() {
-        if (++buffer == kLength) {
-            buffer = 0;
-            parity ^= 1;
-        }
-    }
-};
 
 CONVPOOL_DEVICE void prefetch_map(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 // Boxes of a map to shared memory, zeros outside the tensor; coordinates from the innermost dimension on.
@@ -78,6 +39,7 @@ CONVPOOL_DEVICE void copy_column(uint32_t dst, const CUtensorMap *map, uint32_t 
                  "h"(static_cast<uint16_t>(dy))
                  : "memory");
 }
+
 #endif
 
 }  // namespace convpool

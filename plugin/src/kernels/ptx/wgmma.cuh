@@ -7,7 +7,8 @@
 // with the 128-byte swizzle eight, at c ^ (row % 8).
 #pragma once
 
-#include "common.cuh"
+#include "kernels/ptx/device.cuh"
+#include "params.h"
 
 namespace convpool {
 

@@ -1,0 +1,86 @@
+// The end of an output value: sum + bias + residual, activation, store. From fp32 sums in shared memory.
+#pragma once
+
+#include "kernels/epilogue/activation.cuh"
+#include "kernels/tile/chunk.cuh"
+#include "kernels/tile/output.cuh"
+
+namespace convpool {
+
+template <int kCount> CONVPOOL_DEVICE void load_sums(uint32_t source, float (&v)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+        const uint4 part = load_shared(source + i * 4);
+        v[i] = __uint_as_float(part.x);
+        v[i + 1] = __uint_as_float(part.y);
+        v[i + 2] = __uint_as_float(part.z);
+        v[i + 3] = __uint_as_float(part.w);
+    }
+}
+
+// Bias, residual, activation of one chunk of channels of one pixel, from fp32 sums at `source`.
+template <Precision P>
+CONVPOOL_DEVICE void finish_chunk(uint32_t source, const Epilogue &e, const uint4 *residual, const OutputView &view,
+                                  int64_t index, int channel) {
+    using Element = typename Traits<P>::Element;
+    constexpr int kPerChunk = Traits<P>::kPerChunk;
+    float v[kPerChunk], addend[kPerChunk];
+    uint4 bias{};
+    if (e.bias != nullptr) bias = *reinterpret_cast<const uint4 *>(static_cast<const Element *>(e.bias) + channel);
+    load_sums(source, v);
+    if (e.bias != nullptr) {
+        unpack_chunk<P>(bias, addend);
+#pragma unroll
+        for (int i = 0; i < kPerChunk; ++i) v[i] += addend[i];
+    }
+    if (residual != nullptr) {
+        unpack_chunk<P>(*residual, addend);
+#pragma unroll
+        for (int i = 0; i < kPerChunk; ++i) v[i] += addend[i];
+    }
+    activate_all(v, e);
+    *reinterpret_cast<uint4 *>(static_cast<Element *>(view.y) + index) = pack_chunk<kStored<P>>(v);
+}
+
+template <Precision P>
+CONVPOOL_DEVICE void finish_element(float v, const Epilogue &e, const OutputView &view, int64_t index, int channel) {
+    using Element = typename Traits<P>::Element;
+    if (e.bias != nullptr) v += to_float(static_cast<const Element *>(e.bias)[channel]);
+    if (e.residual != nullptr) v += to_float(static_cast<const Element *>(e.residual)[index]);
+    static_cast<Element *>(view.y)[index] = from_float<Element>(activate(v, e));
+}
+
+// The same of kRunPixels pixels of one channel, whose sums lie `pitch` bytes apart.
+template <Precision P>
+CONVPOOL_DEVICE void finish_run(uint32_t source, uint32_t pitch, int run, const Epilogue &e,
+                                const Quad<typename Traits<P>::Element> *residual, const OutputView &view, int64_t index,
+                                int channel) {
+    using Element = typename Traits<P>::Element;
+    static_assert(kRunPixels == 4, "a quad");
+    const float bias = e.bias != nullptr ? to_float(static_cast<const Element *>(e.bias)[channel]) : 0.f;
+    // Four runs of a channel, of rows that start in one bank, each begin with another of their rows, so that they meet in none.
+    float v[4], addend[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = load_shared_float(source + ((i + run) & 3) * pitch);
+    auto exchange = [&](bool wanted, int i, int j) {
+        const float first = wanted ? v[j] : v[i];
+        v[j] = wanted ? v[i] : v[j];
+        v[i] = first;
+    };
+    exchange(run & 2, 0, 2);
+    exchange(run & 2, 1, 3);
+    exchange(run & 1, 0, 3);
+    exchange(run & 1, 1, 3);
+    exchange(run & 1, 2, 3);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] += bias;
+    if (residual != nullptr) {
+        unpack_quad(*residual, addend, Element{});
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] += addend[i];
+    }
+    activate_all(v, e);
+    *reinterpret_cast<Quad<Element> *>(static_cast<Element *>(view.y) + index) = pack_quad(v, Element{});
+}
+
+}  // namespace convpool

@@ -1,0 +1,31 @@
+// Stores the sums of an implicit GEMM's tile to Y.
+#pragma once
+
+#include "kernels/epilogue/split_reduction.cuh"
+#include "kernels/epilogue/store_tile.cuh"
+#include "kernels/tile/gemm_tile.cuh"
+
+namespace convpool {
+
+// A tile's sums to Y, through shared memory that nothing is in any more.
+template <class Config>
+CONVPOOL_DEVICE void store_gemm_tile(const Accumulators<Config> &acc, uint32_t shared, const ImplicitGemmParams &p,
+                                     const GemmTile<Config> &tile) {
+    const Shape2d &s = p.shape;
+    const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
+    const int64_t out_pixels = static_cast<int64_t>(s.out_h) * s.out_w;
+    const OutputView view{p.y, s.y_channels_last ? 1 : out_pixels, s.m, p.y_vectors != 0, p.y_runs != 0};
+    auto pixel_of = [&](int row) {
+        const int pixel = tile.first_pixel + row;
+        // Chunks are channels last, which is said so that where they are stored nothing has to be asked.
+        if (view.vectors || s.y_channels_last) return OutputPixel{static_cast<int64_t>(pixel) * s.m, pixel < p.pixels};
+        uint32_t n, rest;
+        p.div_out_hw.divmod(pixel, n, rest);
+        return OutputPixel{static_cast<int64_t>(n) * s.m * out_pixels + rest, pixel < p.pixels};
+    };
+    if (p.split > 1)
+        store_split<Config>(acc, shared, p.split, tile.rank, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
+    else store_tile<Config>(acc, shared, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
+}
+
+}  // namespace convpool

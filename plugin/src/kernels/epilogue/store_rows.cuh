@@ -1,0 +1,142 @@
+// Stores rows of fp32 sums from a warp's shared memory to Y, as chunks of channels, runs of pixels, or single elements.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/epilogue/finish.cuh"
+
+namespace convpool {
+
+// finish(i, index, residual) for a lane's kTimes parts of Y, of the size of a Word, that begin where place_of(i) says. Of the
+// residual four are loaded at a time, since each load waits for memory. Without one, the loop is free of what that takes: there
+// are too few warps to hide an instruction's latency.
+template <class Element, class Word, int kTimes, class PlaceOf, class Finish>
+CONVPOOL_DEVICE void store_words(const void *residual, PlaceOf place_of, Finish finish) {
+    if (residual == nullptr) {
+#pragma unroll 1
+        for (int i = 0; i < kTimes; ++i) {
+            const OutputPixel place = place_of(i);
+            if (place.valid) finish(i, place.base, static_cast<const Word *>(nullptr));
+        }
+        return;
+    }
+    constexpr int kAtOnce = kTimes < 4 ? kTimes : 4;
+    static_assert(kTimes % kAtOnce == 0, "whole groups");
+    Word words[kAtOnce] = {};
+#pragma unroll 1
+    for (int i = 0; i < kTimes; ++i) {
+        if (i % kAtOnce == 0) {
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                const OutputPixel place = place_of(i + j);
+                if (!place.valid) continue;
+                words[j] = *reinterpret_cast<const Word *>(static_cast<const Element *>(residual) + place.base);
+            }
+        }
+        const OutputPixel place = place_of(i);
+        if (!place.valid) continue;
+        Word word = words[0];  // registers have no addresses
+#pragma unroll
+        for (int j = 1; j < kAtOnce; ++j) word = i % kAtOnce == j ? words[j] : word;
+        finish(i, place.base, &word);
+    }
+}
+
+// Sums, bias, residual, ReLU or LeakyReLU, a lane's kTimes chunks of one column, kTogether at a time: without a branch, so that
+// what one chunk waits for is hidden by the instructions of others.
+template <class Config, int kTimes, int kTogether, bool kResidual, bool kRectify, class PlaceOf, class SourceOf>
+CONVPOOL_DEVICE void store_sums(const Epilogue &e, const OutputView &view, int channel, PlaceOf place_of, SourceOf source_of) {
+    constexpr Precision P = Config::kPrecision;
+    using Element = typename Traits<P>::Element;
+    constexpr int kPerChunk = Config::kPerChunk;
+    static_assert(kTimes % kTogether == 0, "whole groups");
+    float bias[kPerChunk] = {};
+    if (e.bias != nullptr && channel < view.m)
+        unpack_chunk<P>(*reinterpret_cast<const uint4 *>(static_cast<const Element *>(e.bias) + channel), bias);
+#pragma unroll 1
+    for (int first = 0; first < kTimes; first += kTogether) {
+        OutputPixel places[kTogether];
+        uint4 residual[kTogether] = {};
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+            places[i] = place_of(first + i);
+            if (kResidual && places[i].valid)
+                residual[i] = *reinterpret_cast<const uint4 *>(static_cast<const Element *>(e.residual) + places[i].base);
+        }
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+            float v[kPerChunk], addend[kPerChunk];
+            load_sums(source_of(first + i), v);
+            unpack_chunk<P>(residual[i], addend);
+#pragma unroll
+            for (int j = 0; j < kPerChunk; ++j) v[j] = kResidual ? v[j] + bias[j] + addend[j] : v[j] + bias[j];
+            if constexpr (kRectify) rectify(v, e);
+            store_global_if(places[i].valid, static_cast<Element *>(view.y) + places[i].base, pack_chunk<kStored<P>>(v));
+        }
+    }
+}
+
+// Stores kRows pixels x kColumns channels of fp32 sums that lie at `source`, kColumns + 8 floats a pixel.
+template <class Config, int kRows, int kColumns, class PixelOf>
+CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const OutputView &view, int first_row, int channel0, int lane,
+                                PixelOf pixel_of) {
+    constexpr Precision P = Config::kPrecision;
+    using Element = typename Traits<P>::Element;
+    constexpr int kPerChunk = Config::kPerChunk, kAcross = kColumns / kPerChunk;
+    constexpr int kPitch = kColumns + 8;
+    auto place_of = [&](bool inside, int row, int column, int64_t step) {
+        const OutputPixel pixel = pixel_of(first_row + row);
+        const int channel = channel0 + column;
+        return OutputPixel{pixel.base + channel * step, inside && pixel.valid && channel < view.m};
+    };
+    auto source_of = [&](int row, int column) { return source + (row * kPitch + column) * 4; };
+    if (view.vectors) {
+        constexpr int kTimes = (kRows * kAcross + 31) / 32;
+        auto row = [&](int i) { return (i * 32 + lane) / kAcross; };
+        auto column = [&](int i) { return (i * 32 + lane) % kAcross * kPerChunk; };
+        constexpr bool kWhole = kRows * kAcross % 32 == 0;
+        auto part_of = [&](int i) { return place_of(kWhole || row(i) < kRows, row(i), column(i), 1); };
+        auto part_source = [&](int i) { return source_of(row(i), column(i)); };
+        if constexpr (32 % kAcross == 0 && kWhole) {
+            constexpr int kTogether = !kRegistersLeft<Config> ? 1 : kTimes < 4 ? kTimes : 4;
+            auto store = [&](auto with_residual, auto and_rectify) {
+                store_sums<Config, kTimes, kTogether, decltype(with_residual)::value, decltype(and_rectify)::value>(
+                    e, view, channel0 + column(0), part_of, part_source);
+            };
+            using Yes = std::true_type;
+            using No = std::false_type;
+            if (e.residual == nullptr && e.activation == Activation::kNone) return store(No{}, No{});
+            if constexpr (kRegistersLeft<Config>) {
+                if (e.residual == nullptr && rectifies(e)) return store(No{}, Yes{});
+                if (e.residual != nullptr && e.activation == Activation::kNone) return store(Yes{}, No{});
+                if (e.residual != nullptr && rectifies(e)) return store(Yes{}, Yes{});
+            }
+        }
+        store_words<Element, uint4, kTimes>(e.residual, part_of, [&](int i, int64_t index, const uint4 *residual) {
+            finish_chunk<P>(part_source(i), e, residual, view, index, channel0 + column(i));
+        });
+    } else if (view.runs) {  // neighbours store neighbouring runs of a channel
+        constexpr int kRuns = kRows / kRunPixels;
+        auto run = [&](int i) { return (i * 32 + lane) % kRuns; };
+        auto column = [&](int i) { return (i * 32 + lane) / kRuns; };
+        store_words<Element, Quad<Element>, (kRuns * kColumns + 31) / 32>(
+            e.residual, [&](int i) { return place_of(column(i) < kColumns, run(i) * kRunPixels, column(i), view.step); },
+            [&](int i, int64_t index, const Quad<Element> *residual) {
+                finish_run<P>(source_of(run(i) * kRunPixels, column(i)), kPitch * 4, run(i), e, residual, view, index,
+                              channel0 + column(i));
+            });
+    } else {
+#pragma unroll 1
+        for (int i = lane; i < kRows * kColumns; i += 32) {
+            // Lanes run along Y's memory: channels, or pixels.
+            const int row = view.step == 1 ? i / kColumns : i % kRows;
+            const int column = view.step == 1 ? i % kColumns : i / kRows;
+            const OutputPixel pixel = pixel_of(first_row + row);
+            if (pixel.valid && channel0 + column < view.m)
+                finish_element<P>(load_shared_float(source + (row * kPitch + column) * 4), e, view,
+                                  pixel.base + (channel0 + column) * view.step, channel0 + column);
+        }
+    }
+}
+
+}  // namespace convpool

@@ -1,0 +1,98 @@
+// The products of one slice by mma.sync: accumulators += pixels x weights.
+#pragma once
+
+#include "kernels/mma/accumulators.cuh"
+#include "kernels/ptx/convert.cuh"
+#include "kernels/ptx/mma_sync.cuh"
+#include "kernels/tile/slice.cuh"
+
+namespace convpool {
+
+// acc += pixels x weights over one slice. pixel_rows[mi]: this lane's ldmatrix row (pixel lane % 16, chunk lane / 16).
+// two_planes: bytes from a chunk of means to the one after the next.
+template <class Config, Pixels kPixels>
+CONVPOOL_DEVICE void multiply_slice(Accumulators<Config> &acc, const uint32_t (&pixel_rows)[Config::kFragmentsM],
+                                    uint32_t pixel_offset, uint32_t two_planes, uint32_t weight_row) {
+    constexpr Precision kPrecision = Config::kPrecision;
+#pragma unroll
+    for (int k = 0; k < Config::kChunks / 2; ++k) {
+        uint32_t a[Config::kFragmentsM][4], b[Config::kFragmentsN / 2][4];
+#pragma unroll
+        for (int mi = 0; mi < Config::kFragmentsM; ++mi)
+            load_matrix(a[mi], pixel_address<kPixels>(pixel_rows[mi], pixel_offset, two_planes, k));
+#pragma unroll
+        for (int nj = 0; nj < Config::kFragmentsN / 2; ++nj)
+            load_matrix(b[nj], (weight_row ^ (k * 32)) + nj * 16 * Config::kRowBytes);
+        if constexpr (kPrecision == Precision::kTF32) {
+#pragma unroll
+            for (int nj = 0; nj < Config::kFragmentsN / 2; ++nj)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) b[nj][i] = round_to_tf32(b[nj][i]);
+            if constexpr (kPixels == Pixels::kRows) {
+#pragma unroll
+                for (int mi = 0; mi < Config::kFragmentsM; ++mi)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) a[mi][i] = round_to_tf32(a[mi][i]);
+            }
+        }
+#pragma unroll
+        for (int ni = 0; ni < Config::kFragmentsN; ++ni)
+#pragma unroll
+            for (int mi = 0; mi < Config::kFragmentsM; ++mi)
+                mma<kPrecision>(acc[mi][ni], a[mi], b[ni / 2][(ni & 1) * 2], b[ni / 2][(ni & 1) * 2 + 1]);
+    }
+}
+
+// The same at full fp32 precision. The tensor cores truncate as they accumulate, an error that grows with the length of
+// the sum, so each slice starts from zero and is added to acc by a rounded addition.
+template <class Config, Pixels kPixels>
+CONVPOOL_DEVICE void multiply_slice_tf32x3(Accumulators<Config> &acc, const uint32_t (&pixel_rows)[Config::kFragmentsM],
+                                           uint32_t pixel_offset, uint32_t two_planes, uint32_t weight_row) {
+    constexpr int kSteps = Config::kChunks / 2;
+    uint32_t a_big[kSteps][Config::kFragmentsM][4], a_small[kSteps][Config::kFragmentsM][4];
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k)
+#pragma unroll
+        for (int mi = 0; mi < Config::kFragmentsM; ++mi) {
+            uint32_t a[4];
+            load_matrix(a, pixel_address<kPixels>(pixel_rows[mi], pixel_offset, two_planes, k));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) split_tf32(a[i], a_big[k][mi][i], a_small[k][mi][i]);
+        }
+#pragma unroll
+    for (int nj = 0; nj < Config::kFragmentsN / 2; ++nj) {
+        uint32_t b_big[kSteps][4], b_small[kSteps][4];
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+            uint32_t b[4];
+            load_matrix(b, (weight_row ^ (k * 32)) + nj * 16 * Config::kRowBytes);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) split_tf32(b[i], b_big[k][i], b_small[k][i]);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int mi = 0; mi < Config::kFragmentsM; ++mi) {
+                float part[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+                for (int k = 0; k < kSteps; ++k) {
+                    mma_tf32(part, a_small[k][mi], b_big[k][2 * half], b_big[k][2 * half + 1]);
+                    mma_tf32(part, a_big[k][mi], b_small[k][2 * half], b_small[k][2 * half + 1]);
+                }
+#pragma unroll
+                for (int k = 0; k < kSteps; ++k) mma_tf32(part, a_big[k][mi], b_big[k][2 * half], b_big[k][2 * half + 1]);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) acc[mi][nj * 2 + half][i] += part[i];
+            }
+    }
+}
+
+template <class Config, Pixels kPixels>
+CONVPOOL_DEVICE void multiply(Accumulators<Config> &acc, const uint32_t (&pixel_rows)[Config::kFragmentsM], uint32_t pixel_offset,
+                              uint32_t two_planes, uint32_t weight_row) {
+    if constexpr (Config::kPrecision == Precision::kTF32x3)
+        multiply_slice_tf32x3<Config, kPixels>(acc, pixel_rows, pixel_offset, two_planes, weight_row);
+    else multiply_slice<Config, kPixels>(acc, pixel_rows, pixel_offset, two_planes, weight_row);
+}
+
+}  // namespace convpool

@@ -1,0 +1,63 @@
+// The prologue of packed chunks, in X's type. From sm_80 on.
+#pragma once
+
+#include "kernels/ptx/packed_math.cuh"
+#include "kernels/tile/chunk.cuh"
+
+namespace convpool {
+
+// f of one chunk in X's type, two 16-bit values an instruction: relu(v) - slope * relu(-v), where the second part is left
+// out without a slope and exact with a slope of 1, which stands for no activation.
+template <Precision P> struct PackedPrologue {
+    using Element = typename Traits<P>::Element;
+    uint4 scale, shift;
+    uint32_t minus_slope;
+    bool sloped;
+
+    CONVPOOL_DEVICE explicit PackedPrologue(const Prologue &p)
+        : scale(filled(1.f)), shift(filled(0.f)), minus_slope(packed(p.activation == Activation::kLeakyRelu ? -p.alpha : -1.f)),
+          sloped(p.activation != Activation::kRelu) {}
+
+    // Whole, aligned chunks of channels; zeros past the last, where X is zero too.
+    CONVPOOL_DEVICE void load(const Prologue &p, int first_channel, int channels) {
+        if (p.scale == nullptr) return;
+        scale = shift = uint4{0, 0, 0, 0};
+        if (first_channel >= channels) return;
+        scale = *reinterpret_cast<const uint4 *>(static_cast<const Element *>(p.scale) + first_channel);
+        shift = *reinterpret_cast<const uint4 *>(static_cast<const Element *>(p.shift) + first_channel);
+    }
+    CONVPOOL_DEVICE uint4 operator()(const uint4 &x) const {
+        constexpr uint32_t kSigns = sizeof(Element) == 4 ? 0x80000000u : 0x80008000u;
+        auto word = [&](uint32_t v, uint32_t a, uint32_t b) {
+            const uint32_t positive = fma_relu(v, a, b, Element{});
+            if (!sloped) return positive;
+            return fma_packed(fma_relu(v, a ^ kSigns, b ^ kSigns, Element{}), minus_slope, positive, Element{});
+        };
+        return {word(x.x, scale.x, shift.x), word(x.y, scale.y, shift.y), word(x.z, scale.z, shift.z),
+                word(x.w, scale.w, shift.w)};
+    }
+
+    CONVPOOL_DEVICE static uint32_t packed(float v) {
+        if constexpr (sizeof(Element) == 4) return __float_as_uint(v);
+        else return pack2(v, v, Element{});
+    }
+
+private:
+    CONVPOOL_DEVICE static uint4 filled(float v) { return {packed(v), packed(v), packed(v), packed(v)}; }
+};
+
+// The same without scale and shift, of a slope of at most 1 that is not zero in X's type.
+template <Precision P, bool kSloped> struct PackedActivation {
+    using Element = typename Traits<P>::Element;
+    uint32_t slope;
+
+    CONVPOOL_DEVICE explicit PackedActivation(const Prologue &p) : slope(PackedPrologue<P>::packed(p.alpha)) {}
+    CONVPOOL_DEVICE uint4 operator()(const uint4 &x) const { return {word(x.x), word(x.y), word(x.z), word(x.w)}; }
+
+private:
+    CONVPOOL_DEVICE uint32_t word(uint32_t v) const {
+        return larger(v, kSloped ? fma_packed(v, slope, 0, Element{}) : 0, Element{});
+    }
+};
+
+}  // namespace convpool

@@ -1,0 +1,56 @@
+// Conversions of numbers: 16-bit types and floats, two to a word, and TF32.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/ptx/device.cuh"
+
+namespace convpool {
+
+CONVPOOL_DEVICE float to_float(__half v) { return __half2float(v); }
+CONVPOOL_DEVICE float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+CONVPOOL_DEVICE float to_float(float v) { return v; }
+template <class T> CONVPOOL_DEVICE T from_float(float v);
+template <> CONVPOOL_DEVICE __half from_float<__half>(float v) { return __float2half_rn(v); }
+template <> CONVPOOL_DEVICE __nv_bfloat16 from_float<__nv_bfloat16>(float v) { return __float2bfloat16_rn(v); }
+template <> CONVPOOL_DEVICE float from_float<float>(float v) { return v; }
+
+CONVPOOL_DEVICE uint32_t pack2(float lo, float hi, __half) {
+    __half2 v = __floats2half2_rn(lo, hi);
+    return *reinterpret_cast<uint32_t *>(&v);
+}
+CONVPOOL_DEVICE uint32_t pack2(float lo, float hi, __nv_bfloat16) {
+    __nv_bfloat162 v = __floats2bfloat162_rn(lo, hi);
+    return *reinterpret_cast<uint32_t *>(&v);
+}
+
+// One word of a chunk as floats: two for 16-bit types, one for fp32.
+CONVPOOL_DEVICE void unpack_word(uint32_t word, float *out, __half) {
+    float2 f = __half22float2(*reinterpret_cast<__half2 *>(&word));
+    out[0] = f.x;
+    out[1] = f.y;
+}
+CONVPOOL_DEVICE void unpack_word(uint32_t word, float *out, __nv_bfloat16) {
+    out[0] = __uint_as_float(word << 16);
+    out[1] = __uint_as_float(word & 0xffff0000u);
+}
+CONVPOOL_DEVICE void unpack_word(uint32_t word, float *out, float) { out[0] = __uint_as_float(word); }
+
+CONVPOOL_DEVICE uint32_t round_to_tf32(uint32_t bits) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    uint32_t out;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out) : "f"(__uint_as_float(bits)));
+    return out;
+#else
+    return bits;
+#endif
+}
+
+// v = big + small, both TF32, to 21 bits: what 3xTF32 multiplies as big*small + small*big + big*big.
+CONVPOOL_DEVICE void split_tf32(uint32_t v, uint32_t &big, uint32_t &small) {
+    big = round_to_tf32(v);
+    small = round_to_tf32(__float_as_uint(__uint_as_float(v) - __uint_as_float(big)));
+}
+
+}  // namespace convpool

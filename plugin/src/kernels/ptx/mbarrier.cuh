@@ -1,0 +1,41 @@
+// Hopper's barriers in shared memory that count arrivals and the bytes of asynchronous copies. sm_90a only.
+//
+// A barrier's phase ends when its arrivals are complete and the bytes announced by expect() have come; wait() takes the
+// parity of the phase it waits for. A fresh barrier is in phase 0: waiting for parity 1 returns at once, which is how the
+// first round over a ring finds its buffers free.
+#pragma once
+
+#include "kernels/ptx/device.cuh"
+
+namespace convpool {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+CONVPOOL_DEVICE void barrier_init(uint32_t barrier, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// Makes initialised barriers visible to copies; a barrier of the block must follow.
+CONVPOOL_DEVICE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+CONVPOOL_DEVICE void barrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+CONVPOOL_DEVICE void barrier_expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+CONVPOOL_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
+    uint32_t done;
+    do {
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.b32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (done == 0);
+}
+// Of the block's first kThreads threads, whole warps; the other warps have work of their own.
+template <int kThreads> CONVPOOL_DEVICE void barrier_of_first() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
+
+#endif
+
+}  // namespace convpool
