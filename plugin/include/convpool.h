@@ -22,6 +22,9 @@
  * which count before those compiled in; "off" leaves the choice to the cost rule. If the file cannot be used, choosing
  * succeeds as if there were none, and convpool_last_error then says why.
  *
+ * CONVPOOL_LOG=1 in the environment prints one line to stderr for every problem that is planned: the tactic, how it was
+ * chosen, and its expected time. In a profiler, NVTX ranges around the launches carry the tactic's name.
+ *
  * Every function may be called from several threads at once. None throws, allocates device memory or synchronises;
  * `convpool_launch` may be captured into a CUDA graph. Functions that read the current device say so; the others need no
  * GPU. On failure they return a code, and `convpool_last_error` gives the message of the calling thread.
@@ -53,8 +56,8 @@ typedef enum {
     CONVPOOL_INVALID_ARGUMENT = 1, /* a null pointer, an unknown enum, a shape that is no ConvAvgPool */
     CONVPOOL_UNSUPPORTED = 2,      /* a legal problem that this tactic or device does not run */
     CONVPOOL_WORKSPACE_TOO_SMALL = 3,
-    CONVPOOL_MISALIGNED = 4, /* a pointer that is not aligned to its element, a workspace not to 256 bytes; X or W not to 16
-                                bytes where the direct_gemm or filter_fused tactic asked for reads it in place */
+    CONVPOOL_MISALIGNED = 4, /* a pointer that is not aligned to its element, a workspace not to 256 bytes; a tensor not to
+                                16 bytes where the tactic asked for reads or writes it in vectors */
     CONVPOOL_CUDA_ERROR = 5
 } convpool_status;
 
@@ -171,9 +174,55 @@ CONVPOOL_API convpool_status convpool_default_tactic(const convpool_problem *pro
 CONVPOOL_API convpool_status convpool_prepare(const convpool_problem *problem, int32_t tactic);
 
 /* Runs the problem on `stream` (a cudaStream_t; null: the default stream) of the current device. tactic 0: the default
- * one within workspace_bytes. */
+ * one within workspace_bytes that takes the tensors' alignment. The plans of the last launches are kept. */
 CONVPOOL_API convpool_status convpool_launch(const convpool_problem *problem, int32_t tactic, const convpool_tensors *tensors,
                                              void *stream);
+
+/* A plan is a problem worked out for one tactic on one device: all that does not depend on pointers, kernels loaded.
+ * Launching it costs little more than launching the bare kernels. It belongs to the device that was current when it was
+ * made. Several threads may launch it at once. It keeps no device memory. */
+typedef struct convpool_plan convpool_plan;
+
+/* Pointers are aligned to their elements only. Without the flag, all pointers of a launch that the tactic reads or writes in
+ * vectors are multiples of 16 bytes; convpool_plan_info says which. */
+#define CONVPOOL_PLAN_UNALIGNED 1u
+
+typedef enum {
+    CONVPOOL_CHOSEN_BY_NAME = 0,        /* the caller named the tactic */
+    CONVPOOL_CHOSEN_BY_MEASUREMENT = 1, /* measured fastest for this problem on such a device */
+    CONVPOOL_CHOSEN_BY_RULE = 2         /* expected to be fastest by the cost rule */
+} convpool_chosen_by;
+
+/* Alignments are in bytes; 0 where the problem has no such tensor. */
+typedef struct {
+    uint32_t struct_size;
+    int32_t tactic;
+    const char *name;       /* of the tactic; static storage */
+    int32_t chosen_by;      /* convpool_chosen_by */
+    int32_t device;         /* the ordinal that cudaGetDevice gave */
+    double expected_us;     /* by the cost rule, whose constants were fitted on an H200 */
+    size_t workspace_bytes; /* that a launch needs; with `prepared`, prepared_bytes less */
+    size_t prepared_bytes;  /* of the transformed weights */
+    int32_t x_alignment, w_alignment, b_alignment, residual_alignment, y_alignment, scale_alignment, shift_alignment;
+    int32_t reserved;
+    int64_t out_spatial[CONVPOOL_MAX_RANK]; /* of Y; zero past the rank */
+} convpool_plan_properties;
+
+/* A plan for the current device that needs at most max_workspace_bytes of workspace. tactic 0 chooses: the fastest that the
+ * bound and the flags leave. A named tactic is planned, or refused with the reason: CONVPOOL_UNSUPPORTED,
+ * CONVPOOL_WORKSPACE_TOO_SMALL, or CONVPOOL_MISALIGNED where it needs aligned pointers and the flags promise none. flags: 0 or
+ * CONVPOOL_PLAN_UNALIGNED. *out is null after a failure; else convpool_plan_destroy frees it. */
+CONVPOOL_API convpool_status convpool_plan_create(const convpool_problem *problem, int32_t tactic, size_t max_workspace_bytes,
+                                                  uint32_t flags, convpool_plan **out);
+
+/* Runs the plan on `stream` (a cudaStream_t; null: the default stream). The plan's device must be current. */
+CONVPOOL_API convpool_status convpool_plan_launch(convpool_plan *plan, const convpool_tensors *tensors, void *stream);
+
+/* Set struct_size first. */
+CONVPOOL_API convpool_status convpool_plan_info(const convpool_plan *plan, convpool_plan_properties *properties);
+
+/* Frees the plan, once no call uses it; its kernels may still run. Null is ignored. */
+CONVPOOL_API void convpool_plan_destroy(convpool_plan *plan);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,21 @@
+// The choice between tactics: by measurement, else by the cost rule.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "plan.h"
+
+namespace convpool {
+
+struct Choice {
+    std::unique_ptr<Plan> plan;
+    bool measured;  // else by the cost rule
+};
+
+// The fastest tactic that needs at most `max_workspace_bytes` and takes pointers of which only those of `vector_tensors` are
+// multiples of 16. There always is one: generic runs every problem.
+Choice choose(const Problem &problem, const Device &device, size_t max_workspace_bytes, uint32_t vector_tensors);
+
+}  // namespace convpool

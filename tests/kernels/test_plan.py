@@ -1,0 +1,390 @@
+"""convpool_plan through ctypes: without a device, and on the pretended CUDA runtime of tests/support/pretended_cuda.
+
+The pretended library is part of a build with -DCONVPOOL_PLUGIN_TESTS=ON: in CONVPOOL_PLUGIN_BUILD, or where tests/plugin builds.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from convpool.cuda import Problem, find_tactic, library
+
+ROOT = Path(__file__).parents[2]
+LAYER = dict(n=64, c=128, m=128, spatial=(32, 32), kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2, layout="NHWC")
+INVALID, UNSUPPORTED, TOO_SMALL, MISALIGNED, CUDA_ERROR = 1, 2, 3, 4, 5
+BY_NAME, BY_MEASUREMENT, BY_RULE = 0, 1, 2
+UNALIGNED = 1
+ANY_BYTES = 2**63
+MEMORY = 1 << 20  # an address that nothing follows
+
+
+class Properties(ctypes.Structure):
+    """convpool_plan_properties."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("tactic", ctypes.c_int32),
+        ("name", ctypes.c_char_p),
+        ("chosen_by", ctypes.c_int32),
+        ("device", ctypes.c_int32),
+        ("expected_us", ctypes.c_double),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("prepared_bytes", ctypes.c_size_t),
+        ("x_alignment", ctypes.c_int32),
+        ("w_alignment", ctypes.c_int32),
+        ("b_alignment", ctypes.c_int32),
+        ("residual_alignment", ctypes.c_int32),
+        ("y_alignment", ctypes.c_int32),
+        ("scale_alignment", ctypes.c_int32),
+        ("shift_alignment", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("out_spatial", ctypes.c_int64 * 3),
+    ]
+
+
+class Launch(ctypes.Structure):
+    """A kernel launch that the pretended runtime saw."""
+
+    _fields_ = [
+        ("function", ctypes.c_void_p),
+        ("grid", ctypes.c_uint),
+        ("threads", ctypes.c_uint),
+        ("cluster", ctypes.c_uint),
+        ("shared_bytes", ctypes.c_size_t),
+    ]
+
+
+def _bind(path: Path) -> ctypes.CDLL:
+    lib = ctypes.CDLL(str(path))
+    i32, size, pointer = ctypes.c_int32, ctypes.c_size_t, ctypes.c_void_p
+    problem, tensors = ctypes.POINTER(library.ProblemStruct), ctypes.POINTER(library.TensorsStruct)
+    lib.convpool_last_error.restype = ctypes.c_char_p
+    lib.convpool_plan_create.argtypes = [problem, i32, size, ctypes.c_uint32, ctypes.POINTER(pointer)]
+    lib.convpool_plan_launch.argtypes = [pointer, tensors, pointer]
+    lib.convpool_plan_info.argtypes = [pointer, ctypes.POINTER(Properties)]
+    lib.convpool_plan_destroy.argtypes, lib.convpool_plan_destroy.restype = [pointer], None
+    lib.convpool_launch.argtypes = [problem, i32, tensors, pointer]
+    lib.convpool_prepare.argtypes = [problem, i32]
+    return lib
+
+
+class Pretended:
+    """The pretended library: every call below is made on device 0 unless told otherwise."""
+
+    def __init__(self, path: Path) -> None:
+        self.lib = _bind(path)
+        self.lib.pretended_set_device.argtypes = [ctypes.c_int, ctypes.c_uint64]
+        self.lib.pretended_launch.restype = ctypes.POINTER(Launch)
+        self.plans: list[ctypes.c_void_p] = []
+
+    def device(self, ordinal: int, context: int) -> None:
+        self.lib.pretended_set_device(ordinal, context)
+
+    def error(self) -> str:
+        return self.lib.convpool_last_error().decode()
+
+    def create(self, problem: Problem, tactic: str | int = 0, workspace: int = ANY_BYTES, flags: int = 0):
+        number = find_tactic(f"conv_avgpool_{tactic}").id if isinstance(tactic, str) else tactic
+        plan = ctypes.c_void_p()
+        status = self.lib.convpool_plan_create(problem.struct, number, workspace, flags, plan)
+        assert (plan.value is None) == (status != 0)
+        self.plans.append(plan)
+        return status, plan
+
+    def made(self, *arguments, **options) -> ctypes.c_void_p:
+        status, plan = self.create(*arguments, **options)
+        assert status == 0, self.error()
+        return plan
+
+    def info(self, plan) -> Properties:
+        properties = Properties(struct_size=ctypes.sizeof(Properties))
+        assert self.lib.convpool_plan_info(plan, properties) == 0
+        return properties
+
+    def launch(self, plan, **pointers) -> int:
+        return self.lib.convpool_plan_launch(plan, tensors(**pointers), None)
+
+    def launches(self) -> list[Launch]:
+        return [self.lib.pretended_launch(i).contents for i in range(self.lib.pretended_launches())]
+
+    def forget(self) -> None:
+        self.lib.pretended_forget()
+
+
+def tensors(**pointers) -> library.TensorsStruct:
+    given = {"x": MEMORY, "w": 2 * MEMORY, "y": 3 * MEMORY, "b": 4 * MEMORY} | pointers
+    return library.TensorsStruct(struct_size=ctypes.sizeof(library.TensorsStruct), **given)
+
+
+def layer(**fields) -> Problem:
+    return Problem(**(LAYER | fields))
+
+
+@pytest.fixture
+def pretended():
+    folder = Path(os.environ.get("CONVPOOL_PLUGIN_BUILD") or ROOT / "build" / "plugin-tests")
+    path = folder / "pretended" / "libconvpool_pretended.so"
+    if not path.exists():
+        pytest.skip(f"no {path}: build plugin/ with -DCONVPOOL_PLUGIN_TESTS=ON")
+    session = Pretended(path)
+    session.device(0, 100)
+    session.forget()
+    yield session
+    for plan in session.plans:
+        session.lib.convpool_plan_destroy(plan)
+
+
+# ---- without a device -----------------------------------------------------------------------------------------------
+
+
+def test_a_plan_needs_a_device(pretended):
+    pretended.device(-1, 0)
+    status, _ = pretended.create(layer())
+    assert status == CUDA_ERROR
+    assert pretended.error().startswith("no current CUDA device: cudaErrorNoDevice")
+
+
+def test_the_real_library_says_that_there_is_no_device():
+    lib, plan = _bind(library.library_path()), ctypes.c_void_p(1)
+    if lib.convpool_device(None, None, None) == 0:
+        pytest.skip("this machine has a GPU")
+    assert lib.convpool_plan_create(layer().struct, 0, ANY_BYTES, 0, plan) == CUDA_ERROR
+    assert plan.value is None and lib.convpool_last_error().startswith(b"no current CUDA device")
+
+
+def test_null_pointers_and_unknown_flags_are_refused(pretended):
+    lib = pretended.lib
+    assert lib.convpool_plan_create(layer().struct, 0, 0, 0, None) == INVALID
+    assert pretended.error() == "out: the pointer is null"
+    assert pretended.create(layer(), flags=2)[0] == INVALID
+    assert pretended.error() == "flags; got 2, expected 0 or CONVPOOL_PLAN_UNALIGNED"
+    assert pretended.create(layer(), 999)[0] == INVALID
+    assert pretended.error().startswith("tactic: no such id; got 999")
+    assert pretended.launch(None) == INVALID and pretended.error() == "plan: the pointer is null"
+    assert lib.convpool_plan_info(None, Properties()) == INVALID
+    plan = pretended.made(layer())
+    assert lib.convpool_plan_info(plan, None) == INVALID
+    assert lib.convpool_plan_info(plan, Properties(struct_size=8)) == INVALID
+    assert pretended.error() == f"properties: struct_size; got 8, expected {ctypes.sizeof(Properties)}"
+    lib.convpool_plan_destroy(None)
+
+
+# ---- planning -------------------------------------------------------------------------------------------------------
+
+
+def test_info_of_a_named_plan(pretended):
+    info = pretended.info(pretended.made(layer(residual=True), "direct_fused_sm90a_f16_m128n128k32_s3_tma3x3"))
+    assert info.name == b"conv_avgpool_direct_fused_sm90a_f16_m128n128k32_s3_tma3x3"
+    assert (info.chosen_by, info.device, info.workspace_bytes, info.prepared_bytes) == (BY_NAME, 0, 0, 0)
+    assert 1 < info.expected_us < 1000
+    assert list(info.out_spatial) == [16, 16, 0]
+    assert [info.x_alignment, info.w_alignment, info.y_alignment, info.residual_alignment] == [16] * 4
+    assert [info.b_alignment, info.scale_alignment, info.shift_alignment] == [0] * 3
+
+
+def test_info_of_a_plan_with_workspace(pretended):
+    problem = layer(bias=True, prologue_affine=True)
+    info = pretended.info(pretended.made(problem, "direct_gemm_sm90a_f16_m64n64k64_s4"))
+    assert info.workspace_bytes == problem.workspace_bytes("conv_avgpool_direct_gemm_sm90a_f16_m64n64k64_s4")
+    assert info.prepared_bytes == 0
+    assert (info.x_alignment, info.w_alignment, info.b_alignment, info.scale_alignment) == (2, 16, 2, 2)
+
+
+@pytest.mark.parametrize("workspace", [0, ANY_BYTES])
+def test_the_chosen_tactic_is_the_default_one(pretended, workspace):
+    for fields in (dict(), dict(dtype="float32"), dict(n=3, c=3), dict(layout="NCHW"), dict(n=1, c=640, spatial=(9, 9))):
+        info = pretended.info(pretended.made(layer(**fields), workspace=workspace))
+        default = layer(**fields).default_tactic(cc=90, multiprocessors=132, shared_bytes=232448, max_workspace_bytes=workspace)
+        assert info.tactic == default.id
+        assert info.chosen_by in (BY_MEASUREMENT, BY_RULE) and info.workspace_bytes <= workspace
+
+
+def test_a_measured_choice_is_told_from_one_by_rule(pretended):
+    assert pretended.info(pretended.made(layer())).chosen_by == BY_MEASUREMENT
+    assert pretended.info(pretended.made(layer(n=63))).chosen_by == BY_RULE
+
+
+def test_a_named_tactic_that_does_not_run_says_why(pretended):
+    assert pretended.create(layer(group=2), "direct_fused_sm75_f16_m64n64k32_s6")[0] == UNSUPPORTED
+    assert "group; got 2, expected 1; use the tactic generic" in pretended.error()
+
+
+def test_a_named_tactic_keeps_to_the_workspace(pretended):
+    name = "direct_gemm_sm75_f16_m64n64k32_s4"
+    needed = layer().workspace_bytes(f"conv_avgpool_{name}")
+    assert pretended.create(layer(), name, workspace=needed)[0] == 0
+    assert pretended.create(layer(), name, workspace=needed - 1)[0] == TOO_SMALL
+    assert pretended.error() == f"conv_avgpool_{name}: workspace; got {needed - 1} bytes, expected {needed}"
+
+
+def test_unaligned_plans_need_no_alignment(pretended):
+    for fields in (dict(), dict(kernel_shape=1, pool_pads=0), dict(dtype="float32", allow_tf32=True), dict(c=20)):
+        info = pretended.info(pretended.made(layer(**fields, bias=True), flags=UNALIGNED))
+        element = 4 if "dtype" in fields else 2
+        assert [info.x_alignment, info.w_alignment, info.y_alignment, info.b_alignment] == [element] * 4
+    name = "direct_fused_sm90a_f16_m128n128k32_s3_tma3x3"
+    assert pretended.create(layer(), name, flags=UNALIGNED)[0] == MISALIGNED
+    assert pretended.error().startswith(f"conv_avgpool_{name}: address of x; got one that may be unaligned, expected a multiple")
+
+
+# ---- launching ------------------------------------------------------------------------------------------------------
+
+
+def test_a_launch_queues_the_planned_kernels(pretended):
+    plan = pretended.made(layer(), "direct_gemm_sm90a_f16_m64n64k64_s8_split2")
+    loads = pretended.lib.pretended_loads()
+    assert pretended.launch(plan, workspace=5 * MEMORY, workspace_bytes=ANY_BYTES) == 0, pretended.error()
+    box_means, gemm = pretended.launches()
+    assert (gemm.threads, gemm.cluster, gemm.grid) == (128, 2, 64 * 16 * 16 // 64 * 2 * 2)
+    assert box_means.cluster == 1
+    assert pretended.lib.pretended_loads() == loads > 0
+
+
+def test_kept_weights_are_not_computed_again(pretended):
+    plan = pretended.made(layer(), "filter_fused_sm75_f16_m64n64k32_s4")
+    memory = dict(prepared=5 * MEMORY, prepared_bytes=pretended.info(plan).prepared_bytes)
+    assert pretended.launch(plan, **memory) == 0 and len(pretended.launches()) == 2
+    pretended.forget()
+    assert pretended.launch(plan, **memory, flags=library.WEIGHTS_PREPARED) == 0
+    assert len(pretended.launches()) == 1
+
+
+@pytest.mark.parametrize("tactic", ["direct_fused_sm90a_f16_m128n128k32_s3_tma3x3", "direct_gemm_sm90a_f16_m64n64k64_s8_im2col"])
+def test_tensor_maps_are_encoded_once_for_an_address(pretended, tactic):
+    plan = pretended.made(layer(), tactic)
+    memory = dict(workspace=5 * MEMORY, workspace_bytes=ANY_BYTES)
+    seen = []
+    for x in (MEMORY, MEMORY, 7 * MEMORY, MEMORY):
+        assert pretended.launch(plan, x=x, **memory | dict(workspace=4 * MEMORY + x)) == 0, pretended.error()
+        seen.append(pretended.lib.pretended_encodings())
+    x_maps = 2 if "tma" in tactic else 1
+    assert [after - before for before, after in zip([0, *seen], seen, strict=False)] == [x_maps + 1, 0, x_maps, x_maps]
+
+
+@pytest.mark.parametrize(
+    ("tactic", "fields", "tensor"),
+    [
+        ("direct_fused_sm90a_f16_m128n128k32_s3_tma3x3", dict(), "x"),
+        ("direct_fused_sm90a_f16_m128n128k32_s3_tma3x3", dict(), "w"),
+        ("direct_fused_sm90a_f16_m128n128k32_s3_tma3x3", dict(), "y"),
+        ("direct_fused_sm90a_f16_m128n128k32_s3_tma3x3", dict(bias=True), "b"),
+        ("direct_fused_sm90a_f16_m64n64k64_s5_1x1", dict(kernel_shape=1, pool_pads=0), "x"),
+        ("filter_fused_sm90a_f16_m64n64k64_s4", dict(), "x"),
+        ("direct_gemm_sm90a_f16_m64n64k64_s4", dict(), "w"),
+    ],
+)
+def test_a_named_tactic_refuses_misaligned_tensors(pretended, tactic, fields, tensor):
+    """Nothing runs in its place: neither by a plan nor by the stateless call."""
+    problem, memory = layer(**fields), dict(workspace=5 * MEMORY, workspace_bytes=ANY_BYTES)
+    plan = pretended.made(problem, tactic)
+    expected = f"conv_avgpool_{tactic}: address of {tensor}; got one that is 2 modulo 16, expected a multiple of 16"
+    assert pretended.launch(plan, **memory | {tensor: MEMORY + 2}) == MISALIGNED
+    assert pretended.error().startswith(expected)
+    given = tensors(**memory | {tensor: MEMORY + 2})
+    assert pretended.lib.convpool_launch(problem.struct, find_tactic(f"conv_avgpool_{tactic}").id, given, None) == MISALIGNED
+    assert pretended.error().startswith(expected)
+    assert pretended.launches() == []
+
+
+def test_tactic_0_takes_misaligned_tensors(pretended):
+    problem = layer(bias=True)
+    for tensor in ("x", "w", "y", "b"):
+        pretended.forget()
+        given = tensors(**{tensor: MEMORY + 2}, workspace=5 * MEMORY, workspace_bytes=ANY_BYTES)
+        assert pretended.lib.convpool_launch(problem.struct, 0, given, None) == 0, pretended.error()
+        assert pretended.launches()
+
+
+def test_missing_and_small_memory_is_refused(pretended):
+    plan = pretended.made(layer(), "direct_gemm_sm75_f16_m64n64k32_s4")
+    needed = pretended.info(plan).workspace_bytes
+    assert pretended.launch(plan) == TOO_SMALL
+    assert f"workspace; got 0 bytes, expected {needed}" in pretended.error()
+    assert pretended.launch(plan, workspace=MEMORY + 128, workspace_bytes=needed) == MISALIGNED
+    assert pretended.launch(plan, x=None) == INVALID and pretended.error() == "tensors: x is null"
+
+
+def test_a_plan_stays_on_its_device(pretended):
+    plan = pretended.made(layer(), "generic")
+    loads = pretended.lib.pretended_loads()
+    pretended.device(1, 200)
+    assert pretended.launch(plan) == INVALID
+    assert pretended.error() == (
+        "conv_avgpool_generic: current device; got 1, expected the plan's, 0; make a plan for each device"
+    )
+    pretended.device(0, 101)  # another context of the same device: the kernels are loaded there too
+    assert pretended.launch(plan) == 0 and pretended.lib.pretended_loads() > loads
+
+
+def test_threads_share_a_plan(pretended):
+    plan = pretended.made(layer(), "direct_fused_sm90a_f16_m128n128k32_s3_tma3x3")
+
+    def run(thread: int) -> set[int]:
+        pretended.device(0, 100)
+        return {pretended.launch(plan, x=(10 + (thread + i) % 3) * MEMORY) for i in range(200)}
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert set().union(*pool.map(run, range(8))) == {0}
+    assert len(pretended.launches()) == 1600
+
+
+# ---- stateless launches ---------------------------------------------------------------------------------------------
+
+
+def test_stateless_launches_plan_once(pretended):
+    problem, given = layer(n=5), tensors()
+    assert pretended.lib.convpool_launch(problem.struct, 1, given, None) == 0
+    loads = pretended.lib.pretended_loads()
+    for _ in range(3):
+        assert pretended.lib.convpool_launch(problem.struct, 1, given, None) == 0
+    assert pretended.lib.pretended_loads() == loads and len(pretended.launches()) == 4
+    pretended.device(1, 201)  # kept by context
+    assert pretended.lib.convpool_launch(problem.struct, 1, given, None) == 0
+    assert pretended.lib.pretended_loads() > loads
+
+
+def test_prepare_loads_what_a_launch_needs(pretended):
+    problem, tactic = layer(n=7), find_tactic("conv_avgpool_direct_fused_sm75_f16_m64n64k32_s6").id
+    assert pretended.lib.convpool_prepare(problem.struct, tactic) == 0
+    loads = pretended.lib.pretended_loads()
+    assert loads > 0
+    assert pretended.lib.convpool_launch(problem.struct, tactic, tensors(), None) == 0
+    assert pretended.lib.pretended_loads() == loads
+
+
+def test_the_cache_stays_small_and_right(pretended):
+    """More problems than it holds, twice round."""
+    for n in [*range(1, 200), *range(1, 200)]:
+        pretended.forget()
+        assert pretended.lib.convpool_launch(layer(n=n, c=3, m=3, spatial=(4, 4)).struct, 1, tensors(), None) == 0
+        outputs = n * 3 * 2 * 2
+        assert pretended.launches()[0].grid == -(-outputs // 128)
+
+
+# ---- log ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("log, lines", [("1", 2), ("0", 0)])
+def test_log_tells_every_shape_once(pretended, log, lines):
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom tests.kernels import test_plan as t\n"
+        "p = t.Pretended(Path(sys.argv[1])); p.device(0, 100)\n"
+        "for plan in (p.made(t.layer()), p.made(t.layer()), p.made(t.layer(n=3, bias=True, activation='relu'), 'generic')):\n"
+        "    p.launch(plan)\n"
+    )
+    environment = {**os.environ, "CONVPOOL_LOG": log}
+    command = [sys.executable, "-c", program, pretended.lib._name]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=ROOT)
+    told = [line for line in done.stderr.splitlines() if line.startswith("convpool: ")]
+    assert len(told) == lines
+    if lines:
+        assert told[0].startswith("convpool: f16 n64 c128 m128 32x32 channels last, pool 2x2 ")
+        assert "conv_avgpool_filter_fused" in told[0] and "(measured), expected " in told[0]
+        assert ", bias, relu: conv_avgpool_generic (named), expected " in told[1]
