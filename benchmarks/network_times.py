@@ -29,9 +29,9 @@ from convpool.files import write_atomically
 from convpool.modelio import LoadedModel
 from convpool.passes.alone import KINDS
 from convpool.tensorrt import PRECISIONS, Engine, build_engine, plugin_path
-from convpool.tensorrt.build import HALVES
-from convpool.tensorrt.library import tensorrt_module
-from convpool.tensorrt.timing import TIMING_ITERATIONS, choose_patiently, time_in_turn
+from convpool.tensorrt.build_options import HALF_PRECISIONS
+from convpool.tensorrt.graph_timing import TIMING_ITERATIONS, choose_patiently, time_in_turn
+from convpool.tensorrt.package import tensorrt_module
 from convpool.verify import make_session
 from models.generators import generate, random_inputs
 from tests.support.accuracy.half_io import Arrays, from_channels_last, half_channels_last, to_channels_last
@@ -76,7 +76,7 @@ LOWERINGS: dict[str, dict[str, Any] | None] = {
 convolutions of images; plain_conv: and others of many channels, as `convpool-build` has it; concats_kept: siblings with all
 Concats as they were."""
 USUAL = {
-    precision: ("original", "direct", "fused", "siblings", *(("plain_conv",) if precision in HALVES else ()))
+    precision: ("original", "direct", "fused", "siblings", *(("plain_conv",) if precision in HALF_PRECISIONS else ()))
     for precision in PRECISIONS
 }
 """What is timed where nothing else is asked for, by precision."""
@@ -101,7 +101,7 @@ def lowered(model: onnx.ModelProto, lowering: str, precision: str) -> onnx.Model
     arguments = LOWERINGS[lowering]
     if arguments is None:
         return model
-    alone = {kind: arguments.get(kind, False) and precision in HALVES for kind in KINDS}
+    alone = {kind: arguments.get(kind, False) and precision in HALF_PRECISIONS for kind in KINDS}
     return optimize(model, **{"prologue": False, "epilogue": False, **arguments, **alone}, check=0).model
 
 

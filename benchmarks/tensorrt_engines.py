@@ -37,7 +37,7 @@ from benchmarks import network_times
 from convpool.files import write_atomically
 from convpool.modelio import LoadedModel
 from convpool.tensorrt import Engine, build_engine
-from convpool.tensorrt.library import tensorrt_module
+from convpool.tensorrt.package import tensorrt_module
 from convpool.verify import make_session
 from models.digits import MODEL_PATH
 from models.generators import generate, random_inputs

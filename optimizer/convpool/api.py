@@ -45,6 +45,11 @@ class OptimizeResult:
     _loaded: LoadedModel
     _new_constants: set[str]
 
+    @property
+    def loaded(self) -> LoadedModel:
+        """The rewritten model with the folder of its external data."""
+        return self._loaded
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to `path` atomically; external data is linked or copied beside it.  Raises OutputError."""
         save(self._loaded, Path(path), self._new_constants)

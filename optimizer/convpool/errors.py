@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from convpool.report import Report
+    from convpool.tensorrt.pipeline import BuildReport
 
 
 class ConvpoolError(Exception):
@@ -24,10 +25,14 @@ class OutputError(ConvpoolError):
     """The result cannot be written where it was asked for."""
 
 
+class TensorRTError(ConvpoolError):
+    """TensorRT, its plugin library or the GPU's memory interface is missing, or refuses a model or an engine."""
+
+
 class VerificationError(ConvpoolError):
     """Original and result disagree.  `report` holds the whole report, with the per-output errors, when there is one."""
 
-    def __init__(self, message: str, report: Report | None = None) -> None:
+    def __init__(self, message: str, report: Report | BuildReport | None = None) -> None:
         super().__init__(message)
         self.report = report
 

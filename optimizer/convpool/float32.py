@@ -12,7 +12,7 @@ from convpool.modelio import LoadedModel
 
 HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _OTHER_TYPES = (*HALF_TYPES, TensorProto.DOUBLE)
-_TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
+TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 
 
 def float_types(model: ModelProto) -> set[int]:
@@ -35,7 +35,7 @@ def to_float32(model: LoadedModel) -> ModelProto:
             _convert_type(value.type)
     for node in _nodes(result):
         for attribute in node.attribute:
-            if attribute.name in _TYPE_ATTRIBUTES and attribute.i in _OTHER_TYPES:
+            if attribute.name in TYPE_ATTRIBUTES and attribute.i in _OTHER_TYPES:
                 if attribute.type == AttributeProto.INT:
                     attribute.i = TensorProto.FLOAT
     for function in result.functions:

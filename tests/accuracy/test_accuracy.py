@@ -17,8 +17,8 @@ import pytest
 
 from convpool import operator, optimize
 from convpool.modelio import LoadedModel
-from convpool.tensorrt import Engine, build_engine, prepare
-from convpool.tensorrt.library import tensorrt_module, version
+from convpool.tensorrt import Engine, build_engine, casts, prepare
+from convpool.tensorrt.package import tensorrt_module, version
 from convpool.verify import make_session
 from models.digits import MODEL_PATH, load_test_set
 from models.generators import generate, random_inputs
@@ -83,7 +83,7 @@ def lowered(name: str, lowering: str) -> onnx.ModelProto:
 def run_onnxruntime(model: onnx.ModelProto, precision: str, inputs) -> dict[str, np.ndarray]:
     if precision in KINDS:
         model = prepare.self_contained(model)
-        prepare.cast_floats(model, KINDS[precision])
+        casts.cast_floats(model, KINDS[precision])
     session = make_session(LoadedModel(model, None, 0), optimize=False)
     return dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs), strict=True))
 

@@ -14,7 +14,8 @@ from convpool.cli import build as build_cli
 from convpool.cli.build import _profile, build_command
 from convpool.cli.common import run
 from convpool.cli.verify import verify_command
-from convpool.errors import OptionError
+from convpool.errors import OptionError, TensorRTError
+from convpool.tensorrt import build, pipeline
 from models.generators import generate
 
 
@@ -154,24 +155,28 @@ def test_build_without_tensorrt_says_how_to_get_it(pair, tmp_path, monkeypatch, 
 
 
 def test_build_without_pycuda_says_so_before_it_builds(pair, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(build_cli, "tensorrt_module", lambda: None)
-    monkeypatch.setattr(build_cli.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(build_cli, "build_engine", lambda *_, **__: pytest.fail("built"))
+    monkeypatch.setattr(pipeline, "tensorrt_module", lambda: None)
+    monkeypatch.setattr(pipeline.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(pipeline, "build_plan", lambda *_: pytest.fail("built"))
     assert run(build_command, "convpool-build", [pair[0], "-o", str(tmp_path / "x.engine")]) == 2
     message = "convpool-build: pycuda: not installed, but the engine is run to be checked; pip install pycuda, or say --check 0"
     assert capsys.readouterr().err.strip() == message
     options = ["--autotune", "--check", "0"]
     assert run(build_command, "convpool-build", [pair[0], "-o", str(tmp_path / "x.engine"), *options]) == 2
     assert capsys.readouterr().err.strip().endswith("run to be timed; pip install pycuda, or leave out --autotune")
+    with pytest.raises(TensorRTError, match="run to be checked; pip install pycuda, or say check=0$"):
+        build(pair[0])
 
 
 @pytest.mark.parametrize(("option", "kind"), [(None, None), ("--no-stem", "stem"), ("--no-plain-conv", "plain_conv")])
 def test_build_says_which_convolutions_go_to_the_plugin(pair, tmp_path, monkeypatch, capsys, option, kind):
-    def build_engine(model, *, stem, plain_conv, **_):
-        assert {"stem": stem, "plain_conv": plain_conv} == {one: one != kind for one in ("stem", "plain_conv")}
+    def build(model, options):
+        assert {one: getattr(options, one) for one in ("stem", "plain_conv")} == {
+            one: one != kind for one in ("stem", "plain_conv")
+        }
         raise OptionError("as expected")
 
-    monkeypatch.setattr(build_cli, "build_engine", build_engine)
+    monkeypatch.setattr(build_cli, "build", build)
     options = ["-o", str(tmp_path / "x.engine"), "--check", "0", *([option] if option else [])]
     assert run(build_command, "convpool-build", [pair[0], *options]) == 2
     assert capsys.readouterr().err.strip() == "convpool-build: as expected"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +17,7 @@ from convpool.cli import build as build_cli
 from convpool.cli.build import build_command
 from convpool.cli.common import run
 from convpool.errors import OptionError, OutputError
-from convpool.tensorrt import TensorRTError, autotune, build_fastest, timing
+from convpool.tensorrt import BuildOptions, TensorRTError, build_fastest, graph_timing, pipeline, policy, prepare, tune
 from convpool.tensorrt.engine import TensorInfo
 from convpool.verify import OutputErrors, Verification
 from models.generators import generate
@@ -46,7 +48,7 @@ class FakeEngine:
         return {"image": TensorInfo("image", shape, np.dtype(np.float32), ((shape, shape, shape),))}
 
     def save(self, path) -> None:
-        path.write_bytes(self.plan)
+        Path(path).write_bytes(self.plan)
 
 
 @pytest.fixture
@@ -54,9 +56,8 @@ def pretend(monkeypatch):
     """Pretended builds and times: what was built with which options; forms that fail as they are built or timed."""
     seen = SimpleNamespace(options={}, failing={}, not_timed={}, not_loaded=set(), shapes=None)
 
-    def build(model, *, lowering, **options):
+    def build_plan(trt, model, options):
         form = form_of(model)
-        assert lowering == "none"
         seen.options[form] = options
         if form in seen.failing:
             raise seen.failing[form]
@@ -67,13 +68,10 @@ def pretend(monkeypatch):
         left_out |= seen.not_timed
         return {form: [TIMES[form] + late for late in (0.0, 0.5, 9.0)] for form in engines if form not in seen.not_timed}
 
-    def plugin_takes(precision, plugin, *, trt, **allowed):  # whatever GPU and TensorRT there are here
-        seen.asked = (precision, plugin)
-        return allowed
-
-    monkeypatch.setattr(autotune, "build_engine", build)
-    monkeypatch.setattr(autotune, "plugin_takes", plugin_takes)
-    monkeypatch.setattr(autotune, "time_in_turn", time_in_turn)
+    monkeypatch.setattr(tune, "tensorrt_module", lambda: SimpleNamespace(__name__="tensorrt", __version__="8.6.1"))
+    monkeypatch.setattr(tune, "build_plan", build_plan)
+    monkeypatch.setattr(tune, "time_in_turn", time_in_turn)
+    monkeypatch.setattr(policy, "current_device", lambda: {"cc": 90})  # whatever GPU there is here
     return seen
 
 
@@ -88,26 +86,27 @@ def test_forms_come_in_the_order_of_their_medians(pretend):
     ]
     assert found.times_us == {form: value + 0.5 for form, value in TIMES.items()} and found.left_out == {}
     assert pretend.shapes == {"image": (2, 3, 32, 32)}
-    caches = {options.pop("timing_cache") for options in pretend.options.values()}
+    caches = {options.timing_cache for options in pretend.options.values()}
     assert len(caches) == 1 and not next(iter(caches)).exists()  # shared, and gone
     for options in pretend.options.values():
         config = SimpleNamespace(avg_timing_iterations=1)
-        options.pop("configure")(config)
-        assert config.avg_timing_iterations == timing.TIMING_ITERATIONS
-        assert options == {"plugin": True, "precision": "fp16"}
+        options.configure(config)
+        assert config.avg_timing_iterations == graph_timing.TIMING_ITERATIONS
+        plain = replace(options, timing_cache=None, configure=None)
+        assert plain == BuildOptions(precision="fp16", autotune=True)
 
 
 def test_every_form_has_the_convolutions_that_the_plugin_takes(pretend, monkeypatch):
-    given, prepared = [], autotune.prepared_model
+    given, lowered = [], prepare.lowered
 
-    def prepared_model(model, form, *, shapes, **taken):
-        given.append(taken | shapes)
-        return prepared(model, form, shapes=shapes, **taken)
+    def noted(model, lowering, *, input_shapes, **offloaded):
+        given.append(offloaded | input_shapes)
+        return lowered(model, lowering, input_shapes=input_shapes, **offloaded)
 
-    monkeypatch.setattr(autotune, "prepared_model", prepared_model)
+    monkeypatch.setattr(prepare, "lowered", noted)
     name = conv_pool().graph.input[0].name
     build_fastest(conv_pool(), precision="fp16", plain_conv=False, profiles={name: ((1, 2), (3, 4), (5, 6))})
-    assert pretend.asked == ("fp16", True) and given == [{"stem": True, "plain_conv": False, name: [3, 4]}] * len(TIMES)
+    assert given == [{"stem": True, "plain_conv": False, name: [3, 4]}] * len(TIMES)
 
 
 def test_without_the_plugin_its_form_is_not_built(pretend, tmp_path):
@@ -115,8 +114,8 @@ def test_without_the_plugin_its_form_is_not_built(pretend, tmp_path):
     found = build_fastest(conv_pool(), plugin=False, timing_cache=tmp_path / "kept.cache", configure=configured.append)
     assert set(pretend.options) == {"none", "direct", "fused"} and next(iter(found.engines)) == "fused"
     for options in pretend.options.values():
-        assert options["timing_cache"] == tmp_path / "kept.cache" and options["plugin"] is False
-        options["configure"](SimpleNamespace())
+        assert options.timing_cache == tmp_path / "kept.cache" and options.plugin is False
+        options.configure(SimpleNamespace())
     assert len(configured) == 3
 
 
@@ -155,6 +154,12 @@ def test_a_model_that_has_the_operator_is_refused():
         build_fastest(optimize(conv_pool(), check=0).model)
 
 
+def can_run(monkeypatch) -> None:
+    """As with TensorRT and pycuda installed."""
+    for module in (build_cli, pipeline):
+        monkeypatch.setattr(module, "check_can_run", lambda *_: None)
+
+
 def build(folder, *options: str) -> int:
     model, engine, report = folder / "m.onnx", folder / "m.engine", folder / "r.json"
     onnx.save(conv_pool(), model)
@@ -163,7 +168,7 @@ def build(folder, *options: str) -> int:
 
 def test_the_command_shows_the_times_and_writes_the_fastest(pretend, monkeypatch, tmp_path, capsys):
     pretend.failing["direct"] = TensorRTError("out of memory")
-    monkeypatch.setattr(build_cli, "_check_can_run", lambda what_for: None)
+    can_run(monkeypatch)
     assert build(tmp_path, "--check", "0") == 0
     assert (tmp_path / "m.engine").read_bytes() == b"convavgpool"
     assert json.loads((tmp_path / "r.json").read_text())["autotune"] == {
@@ -194,8 +199,9 @@ def test_the_command_keeps_the_fastest_whose_outputs_agree(pretend, monkeypatch,
         good = second.form in right
         return Verification(good, "", 1, {}, [OutputErrors("y", 0.1, 0.1, good)])
 
-    for name, value in (("_check_can_run", lambda what_for: None), ("EngineRunner", lambda engine: engine), ("compare", compare)):
-        monkeypatch.setattr(build_cli, name, value)
+    can_run(monkeypatch)
+    for name, value in (("EngineRunner", lambda engine: engine), ("compare", compare)):
+        monkeypatch.setattr(pipeline, name, value)
     assert build(tmp_path) == 0
     assert (tmp_path / "m.engine").read_bytes() == b"fused"
     assert "convavgpool 12.5 2.44 left out: output 'y' differs; got 0.1 absolute" in " ".join(capsys.readouterr().out.split())
@@ -250,30 +256,30 @@ class CapturedEngine:
 @pytest.fixture
 def driver(monkeypatch):
     fake = FakeDriver()
-    monkeypatch.setattr(timing.ctypes, "CDLL", lambda name: fake)
+    monkeypatch.setattr(graph_timing.ctypes, "CDLL", lambda name: fake)
     return fake
 
 
 def test_graphs_are_replayed_in_turn_and_freed(driver):
-    times = timing.time_in_turn({"a": CapturedEngine(), "b": CapturedEngine()}, [{}], rounds=3)
+    times = graph_timing.time_in_turn({"a": CapturedEngine(), "b": CapturedEngine()}, [{}], rounds=3)
     assert times == {"a": [3.0] * 3, "b": [3.0] * 3}
     several = [{"x": number} for number in range(3)]
-    timing.time_in_turn({"a": (engine := CapturedEngine())}, several, rounds=1)
-    assert engine.read == [several[0], *(several[call % 3] for call in range(timing.LEAST_CALLS))] and engine.runs == 17
+    graph_timing.time_in_turn({"a": (engine := CapturedEngine())}, several, rounds=1)
+    assert engine.read == [several[0], *(several[call % 3] for call in range(graph_timing.LEAST_CALLS))] and engine.runs == 17
     driver.calls.clear()
-    timing.time_in_turn({"a": CapturedEngine(), "b": CapturedEngine()}, [{}], rounds=3)
-    assert driver.calls.count("cuGraphLaunch") == 2 * 2 * (timing.WARM_UP_ROUNDS + 3) and driver.graphs == 0
+    graph_timing.time_in_turn({"a": CapturedEngine(), "b": CapturedEngine()}, [{}], rounds=3)
+    assert driver.calls.count("cuGraphLaunch") == 2 * 2 * (graph_timing.WARM_UP_ROUNDS + 3) and driver.graphs == 0
 
 
 @pytest.mark.parametrize("bad", [1, 5])
 def test_an_engine_that_fails_before_or_in_its_capture_is_left_out_or_raises(driver, bad):
     left_out: dict[str, str] = {}
     engines = {"a": CapturedEngine(), "b": CapturedEngine(bad)}
-    assert list(timing.time_in_turn(engines, [{}], rounds=1, left_out=left_out)) == ["a"]
+    assert list(graph_timing.time_in_turn(engines, [{}], rounds=1, left_out=left_out)) == ["a"]
     assert left_out == {"b": "the run failed"} and driver.graphs == driver.capturing == 0
     driver.failing |= {"cuStreamEndCapture": 901, "cuGraphExecDestroy": 700}
     with pytest.raises(TensorRTError, match="^the run failed$"):  # not what comes of it
-        timing.time_in_turn({"b": CapturedEngine(bad)}, [{}])
+        graph_timing.time_in_turn({"b": CapturedEngine(bad)}, [{}])
 
 
 @pytest.mark.parametrize(
@@ -282,5 +288,5 @@ def test_an_engine_that_fails_before_or_in_its_capture_is_left_out_or_raises(dri
 def test_what_the_driver_refuses_is_an_error_and_leaves_no_graph(driver, name):
     driver.failing[name] = 2
     with pytest.raises(TensorRTError, match="cannot be timed as a CUDA graph; got error 2 of the CUDA driver"):
-        timing.time_in_turn({"a": CapturedEngine()}, [{}])
+        graph_timing.time_in_turn({"a": CapturedEngine()}, [{}])
     assert driver.graphs == 0

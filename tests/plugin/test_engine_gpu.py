@@ -15,9 +15,9 @@ import pytest
 from convpool import operator, optimize
 from convpool.errors import ModelError, OptionError
 from convpool.modelio import LoadedModel
-from convpool.tensorrt import Engine, TensorRTError, build_engine
-from convpool.tensorrt.build import plugin_takes
-from convpool.tensorrt.library import version
+from convpool.tensorrt import BuildOptions, Engine, TensorRTError, build_engine
+from convpool.tensorrt.package import version
+from convpool.tensorrt.policy import offloaded_convs
 from convpool.verify import make_session
 from models.generators import generate, random_inputs
 from tests.support.gpu import require_gpu
@@ -423,7 +423,7 @@ def test_convolutions_without_a_pooling(name, option, count, precision):
         layers.append(plugin_layers(engine))
         wanted, found = reference(model, inputs), next(iter(engine.run(inputs).values()))
         assert np.abs(found - wanted).max() <= (2e-2 if precision == "fp16" else 1e-5) * np.abs(wanted).max()
-    taken = plugin_takes(precision, True, stem=True, plain_conv=True)[option]
+    taken = offloaded_convs(BuildOptions(precision=precision))[option]
     assert layers[0] == layers[1] + (count if taken else 0)
 
 
@@ -467,12 +467,12 @@ def half_channels_last(model, name: str, inputs: dict) -> Engine:
     """An fp16 engine whose inputs and outputs are halves, channels last, as its ConvAvgPool node likes them best."""
     import tensorrt as trt
 
-    from convpool.tensorrt import load_plugin, prepare
-    from convpool.tensorrt.library import logger
+    from convpool.tensorrt import casts, load_plugin, prepare
+    from convpool.tensorrt.package import logger
 
     load_plugin()
     ready = prepare.for_parser(prepare.self_contained(model), 8, plugin=True, allow_tf32=False)
-    prepare.half_weights(ready, onnx.TensorProto.FLOAT16)
+    casts.half_weights(ready, onnx.TensorProto.FLOAT16)
     prepare.say_constant_weights(ready, True)
     builder = trt.Builder(logger(trt))
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH))
@@ -587,7 +587,7 @@ def test_refitted_weights_are_used(precision):
     """An engine that may be refitted keeps nothing of its weights."""
     import tensorrt as trt
 
-    from convpool.tensorrt.library import logger
+    from convpool.tensorrt.package import logger
 
     model = generate("wgan_gp_small", batch=2)
     rewritten = optimize(model, check=0).model

@@ -12,8 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 from convpool import operator, optimize
 from convpool.cuda import CudaError, tactics
 from convpool.errors import ModelError, OptionError
-from convpool.modelio import LoadedModel
-from convpool.tensorrt import build, prepare
+from convpool.modelio import LoadedModel, load
+from convpool.tensorrt import PRECISIONS, BuildOptions, Engine, build_engine, casts, pipeline, policy, prepare
+from convpool.tensorrt.network import keep_heads_in_float
+from convpool.tensorrt.profiles import typical_shapes
 from convpool.verify import make_session
 from models.generators import generate, random_inputs
 
@@ -28,7 +30,7 @@ def pretend_gpu(monkeypatch, capability: int | None) -> None:
             raise CudaError("no GPU")
         return {"cc": capability}
 
-    monkeypatch.setattr(build, "current_device", current_device)
+    monkeypatch.setattr(policy, "current_device", current_device)
 
 
 def run(model: onnx.ModelProto, inputs) -> list[np.ndarray]:
@@ -41,7 +43,7 @@ def test_cast_floats_rounds_and_nothing_else(name):
     inputs = random_inputs(model)
     exact = run(model, inputs)
     half = prepare.self_contained(optimize(model, check=0).model)
-    prepare.cast_floats(half, TensorProto.FLOAT16)
+    casts.cast_floats(half, TensorProto.FLOAT16)
     onnx.checker.check_model(half)
     kinds = {tensor.data_type for tensor in half.graph.initializer}
     assert TensorProto.FLOAT not in kinds and TensorProto.FLOAT16 in kinds
@@ -54,13 +56,11 @@ def test_cast_floats_rounds_and_nothing_else(name):
 
 def test_a_loaded_model_is_prepared_like_its_file(tmp_path):
     """What convpool-build hands on, and what a path gives."""
-    from convpool.modelio import load
-
     path = tmp_path / "model.onnx"
     onnx.save(generate("wgan_gp_small", batch=2), path)
-    from_file, from_loaded = (build.prepared_model(model, "convavgpool") for model in (path, load(path)))
-    assert prepare.has_operator(from_loaded) and from_loaded == from_file
-    assert not prepare.has_operator(build.prepared_model(load(path), "none"))
+    from_file, from_loaded = (prepare.lowered(load(model), "convavgpool") for model in (path, load(path)))
+    assert prepare.has_plugin_nodes(from_loaded) and from_loaded == from_file
+    assert not prepare.has_plugin_nodes(prepare.lowered(load(path), "none"))
 
 
 def test_cast_floats_keeps_scales_and_clips_what_halves_cannot_hold():
@@ -75,7 +75,7 @@ def test_cast_floats_keeps_scales_and_clips_what_halves_cannot_hold():
         [scales, large],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    prepare.cast_floats(model, TensorProto.FLOAT16)
+    casts.cast_floats(model, TensorProto.FLOAT16)
     onnx.checker.check_model(model, full_check=True)
     kept = {tensor.name: tensor for tensor in model.graph.initializer}
     assert kept["scales"].data_type == TensorProto.FLOAT
@@ -97,7 +97,7 @@ def test_cast_floats_keeps_scales_of_constant_nodes_and_converts_what_branches_h
     model = onnx.parser.parse_model(text)
     branch = model.graph.node[-1].attribute[0].g
     assert [tensor.name for tensor in branch.initializer] == ["three"]
-    prepare.cast_floats(model, TensorProto.FLOAT16)
+    casts.cast_floats(model, TensorProto.FLOAT16)
     onnx.checker.check_model(model, full_check=True)
     assert branch.initializer[0].data_type == TensorProto.FLOAT16
     for condition, factor in ((True, 3), (False, 0.5)):
@@ -109,9 +109,9 @@ def test_cast_floats_keeps_scales_of_constant_nodes_and_converts_what_branches_h
 def test_old_parsers_get_standard_operators_without_the_plugin(name):
     model = generate(name, batch=2)
     rewritten = optimize(model, check=0).model
-    assert prepare.has_operator(rewritten)
+    assert prepare.has_plugin_nodes(rewritten)
     inlined = prepare.for_parser(prepare.self_contained(rewritten), 8, plugin=False, allow_tf32=False)
-    assert not prepare.has_operator(inlined) and not inlined.functions
+    assert not prepare.has_plugin_nodes(inlined) and not inlined.functions
     assert not any(node.input and not node.input[-1] for node in inlined.graph.node)  # TensorRT refuses a bias named ""
     inputs = random_inputs(model)
     assert np.array_equal(run(inlined, inputs)[0], run(rewritten, inputs)[0])
@@ -122,7 +122,7 @@ def test_functions_leave_nothing_before_the_plugin():
     rewritten = prepare.self_contained(optimize(generate("densenet_small", batch=2), check=0).model)
     inputs = random_inputs(rewritten)
     wanted = run(rewritten, inputs)
-    names = [node.op_type for node in rewritten.graph.node if prepare.is_operator(node)]
+    names = [node.op_type for node in rewritten.graph.node if prepare.is_plugin_node(node)]
     body = [
         helper.make_node("Constant", [], ["two"], value=helper.make_tensor("", TensorProto.FLOAT, [], [2.0])),
         helper.make_node("Mul", ["a", "two"], ["b"]),
@@ -137,10 +137,10 @@ def test_functions_leave_nothing_before_the_plugin():
         copy.CopyFrom(rewritten)
         ready = prepare.for_parser(copy, major, plugin=True, allow_tf32=False)
         assert not ready.functions
-        assert [node.op_type for node in ready.graph.node if prepare.is_operator(node)] == names and names
+        assert [node.op_type for node in ready.graph.node if prepare.is_plugin_node(node)] == names and names
     plain = prepare.for_parser(rewritten, 10, plugin=False, allow_tf32=False)
     assert np.array_equal(run(plain, inputs)[0], 2 * wanted[0])
-    prepare.cast_floats(plain, TensorProto.FLOAT16)
+    casts.cast_floats(plain, TensorProto.FLOAT16)
     error = np.abs(run(plain, inputs)[0] - 2 * wanted[0]).max() / np.abs(wanted[0]).max()
     assert 0 < error < 2e-2
 
@@ -155,7 +155,7 @@ def test_old_parsers_refuse_new_opsets():
 def test_tf32_is_said_to_the_plugin_by_an_attribute():
     rewritten = prepare.self_contained(optimize(generate("wgan_gp_small", batch=2), check=0).model)
     rewritten = prepare.for_parser(rewritten, 8, plugin=True, allow_tf32=True)
-    nodes = [node for node in rewritten.graph.node if prepare.is_operator(node)]
+    nodes = [node for node in rewritten.graph.node if prepare.is_plugin_node(node)]
     assert nodes and all(any(a.name == "allow_tf32" and a.i == 1 for a in node.attribute) for node in nodes)
 
 
@@ -193,7 +193,7 @@ def test_weights_computed_from_constants_become_initializers(optimized):
     left = {node.op_type for node in folded.graph.node}
     assert not left & {"Div", "Abs", "Reshape"}
     names = {tensor.name for tensor in folded.graph.initializer}
-    weighted = [node for node in folded.graph.node if node.op_type == "Conv" or prepare.is_operator(node)]
+    weighted = [node for node in folded.graph.node if node.op_type == "Conv" or prepare.is_plugin_node(node)]
     assert len(weighted) == len(convolutions) and all(node.input[1] in names for node in weighted)
     assert names <= {name for node in folded.graph.node for name in node.input}
     for wanted, got in zip(exact, run(folded, inputs), strict=True):
@@ -206,13 +206,13 @@ def test_attributes_said_to_the_plugin_by_hand_are_valid_and_the_precision_decid
     inputs = random_inputs(model)
     rewritten = optimize(model, check=0).model
     wanted = run(rewritten, inputs)[0]
-    for node in filter(prepare.is_operator, rewritten.graph.node):
+    for node in filter(prepare.is_plugin_node, rewritten.graph.node):
         node.attribute.extend(helper.make_attribute(name, 1) for name in ("allow_tf32", "constant_weights"))
     prepared = prepare.self_contained(rewritten)  # after convpool's check
     assert np.array_equal(run(prepared, inputs)[0], wanted)
     for allowed in (True, False):
         ready = prepare.for_parser(prepare.self_contained(prepared), 10, plugin=True, allow_tf32=allowed)
-        for node in filter(prepare.is_operator, ready.graph.node):
+        for node in filter(prepare.is_plugin_node, ready.graph.node):
             assert [a.i for a in node.attribute if a.name == "allow_tf32"] == ([1] if allowed else [])
     plain = prepare.for_parser(prepared, 10, plugin=False, allow_tf32=True)
     assert np.array_equal(run(plain, inputs)[0], wanted)
@@ -223,7 +223,7 @@ def test_constant_weights_are_those_that_nothing_can_change():
         return [any(a.name == "constant_weights" and a.i == 1 for a in n.attribute) for n in nodes(model)]
 
     def nodes(model):
-        return [node for node in model.graph.node if prepare.is_operator(node)]
+        return [node for node in model.graph.node if prepare.is_plugin_node(node)]
 
     rewritten = prepare.self_contained(optimize(generate("wgan_gp_small", batch=2), check=0).model)
     assert nodes(rewritten) and not any(said(rewritten))
@@ -246,10 +246,10 @@ def test_constant_weights_are_those_that_nothing_can_change():
 
 def test_half_weights_are_those_of_the_operator_alone():
     rewritten = prepare.self_contained(optimize(generate("wgan_gp_small", batch=2), check=0).model)
-    prepare.half_weights(rewritten, TensorProto.FLOAT16)
+    casts.half_weights(rewritten, TensorProto.FLOAT16)
     kinds = {tensor.name: tensor.data_type for tensor in rewritten.graph.initializer}
     for node in rewritten.graph.node:
-        wanted = TensorProto.FLOAT16 if prepare.is_operator(node) else TensorProto.FLOAT
+        wanted = TensorProto.FLOAT16 if prepare.is_plugin_node(node) else TensorProto.FLOAT
         for name in node.input[1:]:
             if name in kinds and kinds[name] != TensorProto.INT64:
                 assert kinds[name] == wanted, (node.op_type, name)
@@ -262,7 +262,7 @@ def test_half_weights_of_a_prologue_that_two_nodes_share():
     shared, kept = first.input[3], third.input[4]
     second.input[3] = shared
     model.graph.node.append(helper.make_node("Neg", [kept], ["elsewhere"]))
-    prepare.half_weights(model, TensorProto.FLOAT16)
+    casts.half_weights(model, TensorProto.FLOAT16)
     kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     halves = {name for node in (first, second, third) for name in node.input[1:]} - {kept}
     assert {kinds[name] for name in halves} == {TensorProto.FLOAT16} and kinds[kept] == TensorProto.FLOAT
@@ -280,9 +280,9 @@ def test_mark_all_gives_every_float_tensor():
 def test_a_file_with_the_operators_nodes_has_no_other_form(lowering):
     optimized = optimize(generate("wgan_gp_small", batch=2), check=0).model
     with pytest.raises(OptionError, match=f"lowering: got {lowering} for a model with the operator's nodes already"):
-        build.build_engine(optimized, lowering=lowering, trt=TRT_86)
-    for own in ("convavgpool", build.default_lowering("tf32", True)):  # which nobody asked for
-        assert prepare.has_operator(build.prepared_model(optimized, own))
+        build_engine(optimized, lowering=lowering, trt=TRT_86)
+    for own in ("convavgpool", policy.default_lowering("tf32", True)):  # which nobody asked for
+        assert prepare.has_plugin_nodes(prepare.lowered(load(optimized), own))
 
 
 def test_another_domain_is_the_same_model(tmp_path):
@@ -297,7 +297,7 @@ def test_another_domain_is_the_same_model(tmp_path):
     assert run_cli(command, "convpool-optimize", arguments) == 0
     moved = onnx.load(out)
     onnx.checker.check_model(moved)
-    assert {node.domain for node in moved.graph.node if prepare.is_operator(node)} == {"trt.plugins"}
+    assert {node.domain for node in moved.graph.node if prepare.is_plugin_node(node)} == {"trt.plugins"}
     assert "ai.convpool" not in {entry.domain for entry in moved.opset_import}
     inputs = random_inputs(model)
     np.testing.assert_allclose(run(moved, inputs)[0], run(model, inputs)[0], rtol=1e-4)
@@ -310,14 +310,14 @@ def test_the_plugin_gets_the_siblings(name):
     for_plugin = prepare.for_parser(prepare.self_contained(optimized), 10, plugin=True, allow_tf32=True)
     siblings = [node for node in for_plugin.graph.node if node.op_type in operator.SIBLINGS]
     assert siblings and all(any(item.name == "allow_tf32" for item in node.attribute) for node in siblings)
-    built = build.prepared_model(generate(name, batch=2), "convavgpool")
+    built = prepare.lowered(load(generate(name, batch=2)), "convavgpool")
     assert {node.op_type for node in built.graph.node} == names
 
 
 @pytest.mark.parametrize(("capability", "kept"), [(75, True), (80, False), (None, False)])
 def test_gpus_without_a_kernel_for_images_leave_them_to_tensorrt(capability, kept, monkeypatch):
     pretend_gpu(monkeypatch, capability)
-    assert build.plugin_takes("fp16", True, stem=True, plain_conv=True, trt=TRT_86)["stem"] != kept
+    assert policy.offloaded_convs(BuildOptions(precision="fp16", trt=TRT_86))["stem"] != kept
 
 
 @pytest.mark.parametrize(
@@ -336,18 +336,19 @@ def test_gpus_without_a_kernel_for_images_leave_them_to_tensorrt(capability, kep
 def test_plain_convolutions_go_to_the_plugin_on_hopper_with_old_tensorrt(capability, version, taken, monkeypatch):
     pretend_gpu(monkeypatch, capability)
     trt = SimpleNamespace(__name__="tensorrt", __version__=version)
-    for precision in build.PRECISIONS:
+    for precision in PRECISIONS:
         for plugin, plain_conv in ((True, True), (True, False), (False, True)):
-            found = build.plugin_takes(precision, plugin, stem=False, plain_conv=plain_conv, trt=trt)
+            options = BuildOptions(precision=precision, plugin=plugin, stem=False, plain_conv=plain_conv)
+            found = policy.offloaded_convs(options, trt)
             assert found == {"stem": False, "plain_conv": taken and plugin and plain_conv and precision in ("fp16", "bf16")}
-    assert build.plugin_takes("fp16", True, stem=True, plain_conv=True, trt=trt)["stem"] == (not version.startswith("10"))
+    assert policy.offloaded_convs(BuildOptions(precision="fp16", trt=trt))["stem"] == (not version.startswith("10"))
     of_rtx = SimpleNamespace(__name__="tensorrt_rtx", __version__="1.2.0")
-    assert not build.plugin_takes("fp16", True, stem=True, plain_conv=True, trt=of_rtx)["plain_conv"]
+    assert not policy.offloaded_convs(BuildOptions(precision="fp16", trt=of_rtx))["plain_conv"]
 
 
 def test_the_least_capability_is_the_tactics():
     few = [tactic.min_cc for tactic in tactics() if tactic.name.endswith("_few")]
-    assert few and set(few) == {build.STEM_MIN_CC}
+    assert few and set(few) == {policy.STEM_MIN_CC}
 
 
 @pytest.mark.parametrize(
@@ -362,21 +363,27 @@ def test_the_least_capability_is_the_tactics():
     ],
 )
 def test_the_typical_shape_says_which_convolutions_are_small(profile, taken):
-    made = build.prepared_model(generate("wgan_gp"), "convavgpool", shapes=build.typical(profile), plain_conv=True)
+    made = prepare.lowered(
+        load(generate("wgan_gp")), "convavgpool", input_shapes=typical_shapes([profile] if profile else []), plain_conv=True
+    )
     windows = [list(item.ints) for node in made.graph.node for item in node.attribute if item.name == "pool_kernel_shape"]
     assert windows.count([1, 1]) == taken
 
 
-@pytest.mark.parametrize("precision", build.PRECISIONS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_convolutions_without_a_pooling_go_to_the_plugin_in_half_precision(precision, monkeypatch):
     built = []
     pretend_gpu(monkeypatch, 90)
-    monkeypatch.setattr(build, "tensorrt_module", lambda: TRT_86)
-    monkeypatch.setattr(build, "load_plugin", lambda trt: None)
-    monkeypatch.setattr(build, "_build", lambda trt, model, plugin, options: built.append(model))
+    monkeypatch.setattr(pipeline, "tensorrt_module", lambda: TRT_86)
+
+    def build_plan(trt, model, options):
+        built.append(model)
+        return Engine(b"")
+
+    monkeypatch.setattr(pipeline, "build_plan", build_plan)
     model = generate("wgan_gp", batch=1, width=64)
     for options in ({}, {"stem": False}, {"plain_conv": False}, {"plugin": False, "lowering": "direct"}, {"lowering": "direct"}):
-        build.build_engine(model, **{"lowering": "convavgpool", **options}, precision=precision)
+        build_engine(model, **{"lowering": "convavgpool", **options}, precision=precision)
     windows = [
         [list(item.ints) for node in model.graph.node for item in node.attribute if item.name == "pool_kernel_shape"]
         for model in built
@@ -388,14 +395,14 @@ def test_convolutions_without_a_pooling_go_to_the_plugin_in_half_precision(preci
     )
 
 
-@pytest.mark.parametrize("precision", build.PRECISIONS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_where_no_lowering_is_asked_for_pairs_go_to_the_plugin_but_in_tf32(precision):
-    lowering = build.default_lowering(precision, plugin=True)
+    lowering = policy.default_lowering(precision, plugin=True)
     for name, left in (("conv_pool", 0), ("densenet_transition1", 1)):  # a 1x1 pair has no fused form that saves anything
-        made = build.prepared_model(generate(name, batch=1), lowering)
-        assert prepare.has_operator(made) == (precision != "tf32")
+        made = prepare.lowered(load(generate(name, batch=1)), lowering)
+        assert prepare.has_plugin_nodes(made) == (precision != "tf32")
         assert sum(node.op_type == "AveragePool" for node in made.graph.node) == (left if precision == "tf32" else 0)
-    assert build.default_lowering(precision, plugin=False) == "auto"
+    assert policy.default_lowering(precision, plugin=False) == "auto"
 
 
 def test_what_stands_in_a_local_function_goes_to_the_plugin_and_is_folded():
@@ -410,7 +417,7 @@ def test_what_stands_in_a_local_function_goes_to_the_plugin_and_is_folded():
     weights = np.random.default_rng(0).standard_normal((4, 3, 3, 3), np.float32)
     model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
     for lowering, operators in (("convavgpool", {"ConvAvgPool"}), ("none", {"Conv", "AveragePool"})):
-        ready = prepare.for_parser(build.prepared_model(model, lowering), 10, plugin=True, allow_tf32=False)
+        ready = prepare.for_parser(prepare.lowered(load(model), lowering), 10, plugin=True, allow_tf32=False)
         assert not ready.functions and {node.op_type for node in ready.graph.node} - {"Transpose", "Constant"} == operators
 
 
@@ -453,5 +460,5 @@ def test_sums_over_maps_and_small_products_stay_in_float(kind, shapes, kept):
         BuilderFlag=SimpleNamespace(PREFER_PRECISION_CONSTRAINTS="prefer"),
     )
     network = SimpleNamespace(num_layers=1, get_layer=lambda _: layer)
-    build._keep_heads_in_float(trt, network, SimpleNamespace(set_flag=flags.append))
+    keep_heads_in_float(trt, network, SimpleNamespace(set_flag=flags.append))
     assert (layer.precision, flags) == (("float", ["prefer"]) if kept else ("half", []))

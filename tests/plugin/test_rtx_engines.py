@@ -43,7 +43,7 @@ def test_convpool_build_builds_what_it_loaded(tmp_path, monkeypatch, capsys):
 
     from convpool.cli import build as build_cli
     from convpool.cli.common import run
-    from convpool.tensorrt import build_engine
+    from convpool.tensorrt import build
     from models.generators import generate
 
     configs = []
@@ -52,7 +52,7 @@ def test_convpool_build_builds_what_it_loaded(tmp_path, monkeypatch, capsys):
         for_ampere_and_later(config)
         configs.append((config.max_aux_streams, config.builder_optimization_level))
 
-    monkeypatch.setattr(build_cli, "build_engine", functools.partial(build_engine, trt=trt, configure=configure))
+    monkeypatch.setattr(build_cli, "build", functools.partial(build, trt=trt, configure=configure))
     onnx.save(generate("wgan_gp_small", batch="dynamic"), tmp_path / "model.onnx")
     engine, report = tmp_path / "m.engine", tmp_path / "report.json"
     shapes = [f"--{kind}-shape=image:{n}x3x32x32" for kind, n in (("min", 1), ("max", 4))]
@@ -157,17 +157,17 @@ sys.path.insert(0, {str(ROOT)!r})
 import tensorrt_rtx_bindings as trt
 from convpool.cli import build as build_cli
 from convpool.cli.common import run
-from convpool.tensorrt import build_engine
+from convpool.tensorrt import build
 from tests.support.rtx import for_ampere_and_later
 
-def interrupted(*arguments, progress, **options):
+def interrupted(model, options):
     steps = []
     def first(*step):
         steps.append(step)
         if len(steps) == 3: threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT)).start()
-    return build_engine(*arguments, progress=first, trt=trt, configure=for_ampere_and_later, **options)
+    return build(model, options, progress=first, trt=trt, configure=for_ampere_and_later)
 
-build_cli.build_engine = interrupted
+build_cli.build = interrupted
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start without
 sys.exit(run(build_cli.build_command, "convpool-build", ["model.onnx", "-o", "m.engine", "--no-plugin", "--check", "0", "-q"]))
 """

@@ -45,8 +45,8 @@ def build(trt: Any, row: Row, form: str, precision: str, layout: str, w: np.ndar
 
     Raises ConvpoolError where TensorRT cannot build it.
     """
-    from convpool.tensorrt.library import logger, version
-    from convpool.tensorrt.timing import choose_patiently
+    from convpool.tensorrt.graph_timing import choose_patiently
+    from convpool.tensorrt.package import logger, version
 
     log = logger(trt)
     log.explain()
@@ -91,7 +91,7 @@ def build(trt: Any, row: Row, form: str, precision: str, layout: str, w: np.ndar
 @functools.cache
 def _builder(trt: Any) -> Any:
     """One builder for all requests: every new one loads TensorRT's kernels."""
-    from convpool.tensorrt.library import logger
+    from convpool.tensorrt.package import logger
 
     return trt.Builder(logger(trt))
 
@@ -212,7 +212,7 @@ def answer(trt: Any, gpu: Gpu, row: Row, precision: str, layout: str, form: str,
     w, x, right = _data(row, precision, layout)
     dtype = x.dtype
     used = np.ascontiguousarray(fuse(w.astype(np.float64), row).astype(dtype) if form == "fused" else w)
-    from convpool.tensorrt.library import logger
+    from convpool.tensorrt.package import logger
 
     runtime = trt.Runtime(logger(trt))
     engine = runtime.deserialize_cuda_engine(build(trt, row, form, precision, layout, used, level))
@@ -246,7 +246,7 @@ def answer(trt: Any, gpu: Gpu, row: Row, precision: str, layout: str, form: str,
 def main() -> int:
     """Answer requests until the input ends."""
     try:
-        from convpool.tensorrt.library import tensorrt_module
+        from convpool.tensorrt.package import tensorrt_module
 
         trt, gpu = tensorrt_module(), Gpu()
     except Exception as error:  # no TensorRT, no pycuda, no driver, no nvcc: each with its own exception

@@ -6,11 +6,7 @@ installation, one line on stderr.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-import time
-from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -18,17 +14,15 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from convpool import operator
 from convpool.cli.common import SHAPE, Tolerance, json_text, run, write_report
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError, VerificationError
 from convpool.files import check_output
 from convpool.inputs import load_arrays
 from convpool.modelio import load
-from convpool.tensorrt import PRECISIONS, TensorRTError, Timed, build_engine, build_fastest
-from convpool.tensorrt.build import LOWERINGS
-from convpool.tensorrt.compare import EngineRunner, ModelRunner, compare
-from convpool.tensorrt.library import tensorrt_module
+from convpool.tensorrt import PRECISIONS, BuildOptions, BuildReport, Tuning, build
+from convpool.tensorrt.build_options import LOWERINGS
+from convpool.tensorrt.pipeline import check_can_run
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -102,31 +96,7 @@ from convpool.tensorrt.library import tensorrt_module
 @click.option("--report", "report_path", metavar="FILE.json", help="Write what was built and compared as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
-def build_command(
-    model,
-    output,
-    precision,
-    least,
-    typical,
-    largest,
-    timing_cache,
-    workspace_mib,
-    optimization_level,
-    max_aux_streams,
-    no_plugin,
-    lowering,
-    stem,
-    plain_conv,
-    autotune,
-    layers,
-    check,
-    data,
-    rtol,
-    atol,
-    seed,
-    report_path,
-    quiet,
-) -> None:
+def build_command(model, output, least, typical, largest, report_path, quiet, **given) -> None:
     """Build a TensorRT engine from MODEL, run it, and compare it with onnxruntime on MODEL.
 
     MODEL is optimized first; one that has the operator's nodes already is built as it is, so that --stem and --plain-conv change
@@ -134,89 +104,40 @@ def build_command(
 
     Exit status: 0 written; 1 the outputs differ, nothing written; 2 unusable model, option or installation.
     """
-    out = Path(output)
-    arrays = load_arrays(data)
+    given["data"], data_file = load_arrays(given["data"]), given["data"]
     original = load(Path(model))
     read = {
         "the model itself": [Path(model)],
         "weights of the model": original.weight_files,
-        "--data": [Path(data)] if data else [],
+        "--data": [Path(data_file)] if data_file else [],
     }
-    outputs = [Path(path) for path in (output, report_path, timing_cache) if path]
+    outputs = [Path(path) for path in (output, report_path, given["timing_cache"]) if path]
     for number, path in enumerate(outputs):
         check_output(path, {**read, "another output": outputs[:number]})
-    profile = _profile(dict(least), dict(typical), dict(largest))
-    if autotune and (lowering or layers):
-        raise OptionError(f"--autotune: got --{'lowering' if lowering else 'layers'} too; expected one of them")
-    checked = check or arrays is not None
-    if checked or autotune:
-        _check_can_run("timed" if autotune else "checked")
-    started, timed = time.perf_counter(), None
     with _Progress(quiet) as progress:
-        options = {
-            "precision": precision,
-            "profiles": profile,
-            "timing_cache": timing_cache,
-            "workspace_bytes": workspace_mib << 20,
-            "optimization_level": optimization_level,
-            "max_aux_streams": max_aux_streams,
-            "plugin": not no_plugin,
-            "stem": stem,
-            "plain_conv": plain_conv,
-            "progress": progress.update,
-        }
-        if autotune:
-            timed = build_fastest(original, **options)
-        engines = timed.engines if timed else {"": build_engine(original, lowering=lowering, layers=layers, **options)}
-    seconds = time.perf_counter() - started
-    verification = None
-    for form, engine in engines.items():  # the fastest first
-        if checked:
-            verification = compare(
-                ModelRunner(original, layers=layers),
-                EngineRunner(engine),
-                check=max(check, 1),
-                data=arrays,
-                precision=precision,
-                rtol=rtol,
-                atol=atol,
-                seed=seed,
-            )
-        if verification is None or verification.passed:
-            break
-        if timed:
-            timed.left_out[form] = verification.difference
-    kept = form if verification is None or verification.passed else None
-    by_plugin, by_tensorrt = _shares(engine.built_from, not no_plugin)
-    report = json_text(
-        {
-            "model": model,
-            "engine": output,
-            "precision": precision,
-            "plugin": not no_plugin,
-            "build_seconds": seconds,
-            "engine_bytes": len(engine.plan),
-            "plugin_nodes": by_plugin,
-            "other_nodes": by_tensorrt,
-            "verification": verification and asdict(verification),
-            "autotune": timed and {"lowering": kept, "times_us": timed.times_us, "left_out": timed.left_out},
-        }
-    )
-    write_report(report_path, report)
-    if timed and not quiet:
-        _show_times(timed, kept)
-    if verification is not None:
-        if not quiet:
-            show_verification(verification, make_console(stderr=False))
-        if not verification.passed:
-            raise VerificationError(f"verification: {verification.difference}")
-    engine.save(out)
+        options = _options(_profile(dict(least), dict(typical), dict(largest)), progress.update, **given)
+        if options.checked or options.autotune:
+            check_can_run(options, "--check 0", "--autotune")
+        try:
+            built, failure = build(original, options), None
+        except VerificationError as error:
+            built, failure = None, error
+    report = built.report if built else failure.report
+    write_report(report_path, json_text({"model": model, "engine": output, **report.to_dict()}))
     if not quiet:
-        console = make_console(stderr=False)
-        console.print(f"plugin    {_counted(by_plugin)}; TensorRT: {_counted(by_tensorrt)}", soft_wrap=True, markup=False)
-        console.print(
-            f"written   {out} ({len(engine.plan) / 2**20:.1f} MiB, {precision}, {seconds:.0f} s)", soft_wrap=True, markup=False
-        )
+        _show(report)
+    if failure:
+        raise failure
+    built.save(output)
+    if not quiet:
+        _show_written(output, report)
+
+
+def _options(profile, progress, *, no_plugin, workspace_mib, **given) -> BuildOptions:
+    """The command's options as `build` takes them.  Raises OptionError."""
+    if given["autotune"] and (given["lowering"] or given["layers"]):
+        raise OptionError(f"--autotune: got --{'lowering' if given['lowering'] else 'layers'} too; expected one of them")
+    return BuildOptions(profiles=profile, progress=progress, plugin=not no_plugin, workspace_bytes=workspace_mib << 20, **given)
 
 
 def main() -> None:
@@ -242,37 +163,41 @@ def _profile(least: dict, typical: dict, largest: dict):
     return profile or None
 
 
-def _check_can_run(what_for: str) -> None:
-    """Before the minutes of a build whose engine could then not be run."""
-    tensorrt_module()
-    if importlib.util.find_spec("pycuda") is None:
-        without = "say --check 0" if what_for == "checked" else "leave out --autotune"
-        raise TensorRTError(f"pycuda: not installed, but the engine is run to be {what_for}; pip install pycuda, or {without}")
-
-
-def _shares(nodes: Counter[str], plugin: bool) -> tuple[dict[str, int], dict[str, int]]:
-    """What of the nodes the plugin runs, and what TensorRT does, by operator."""
-    ours = {name: count for name, count in sorted(nodes.items()) if plugin and name in operator.OP_TYPES}
-    return ours, {name: count for name, count in sorted(nodes.items()) if name not in ours}
-
-
 def _counted(nodes: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in nodes.items()) or "nothing"
 
 
-def _show_times(timed: Timed, kept: str | None) -> None:
+def _show(report: BuildReport) -> None:
+    """Print what was timed and compared."""
+    console = make_console(stderr=False)
+    if report.autotune:
+        console.print(_times_table(report.autotune))
+    if report.verification:
+        show_verification(report.verification, console)
+
+
+def _show_written(output: str, report: BuildReport) -> None:
+    console = make_console(stderr=False)
+    shares = f"{_counted(report.plugin_nodes)}; TensorRT: {_counted(report.other_nodes)}"
+    console.print(f"plugin    {shares}", soft_wrap=True, markup=False)
+    size = f"{report.engine_bytes / 2**20:.1f} MiB, {report.precision}, {report.build_seconds:.0f} s"
+    console.print(f"written   {Path(output)} ({size})", soft_wrap=True, markup=False)
+
+
+def _times_table(tuning: Tuning) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("lowering", "us", "over MODEL", ""):
         table.add_column(column, justify="right" if column in ("us", "over MODEL") else "left")
-    original = timed.times_us.get("none")
-    for form, value in timed.times_us.items():
+    original = tuning.times_us.get("none")
+    for lowering, value in tuning.times_us.items():
         over = f"{original / value:.2f}" if original else ""
-        left_out = escape(timed.left_out.get(form, ""))
-        table.add_row(form, f"{value:.1f}", over, f"left out: {left_out}" if left_out else "kept" if form == kept else "")
-    for form, reason in timed.left_out.items():
-        if form not in timed.times_us:
-            table.add_row(form, "", "", escape(f"left out: {reason}"))
-    make_console(stderr=False).print(table)
+        left_out = escape(tuning.left_out.get(lowering, ""))
+        outcome = f"left out: {left_out}" if left_out else "kept" if lowering == tuning.lowering else ""
+        table.add_row(lowering, f"{value:.1f}", over, outcome)
+    for lowering, reason in tuning.left_out.items():
+        if lowering not in tuning.times_us:
+            table.add_row(lowering, "", "", escape(f"left out: {reason}"))
+    return table
 
 
 class _Progress:

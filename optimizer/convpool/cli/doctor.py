@@ -19,8 +19,8 @@ from rich.table import Table
 
 from convpool.cli.common import run
 from convpool.cli.table import make_console
-from convpool.tensorrt.errors import TensorRTError
-from convpool.tensorrt.library import plugin_path
+from convpool.errors import TensorRTError
+from convpool.tensorrt.plugin_library import plugin_path
 
 OK, MISSING, NOTE = "ok", "missing", "note"
 _REINSTALL = "run `pip install --force-reinstall --no-deps .` in convpool's repository"

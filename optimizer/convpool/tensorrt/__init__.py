@@ -1,27 +1,35 @@
 """TensorRT engines whose ConvAvgPool nodes run on convpool's kernels.
 
-    from convpool.tensorrt import build_engine, Engine
-    engine = build_engine("model.onnx", precision="fp16", profiles={"x": ([1, 3, 64, 64], [8, 3, 64, 64], [64, 3, 64, 64])})
-    engine.save("model.engine")
+    from convpool.tensorrt import build, Engine
+    built = build("model.onnx", precision="fp16", profiles={"x": ([1, 3, 64, 64], [8, 3, 64, 64], [64, 3, 64, 64])})
+    built.save("model.engine")
     outputs = Engine.load("model.engine").run({"x": images})
+
+`build` compares the engine with onnxruntime on the model; `build_engine` gives an engine that has not been run.
 
 Works with the Python packages of TensorRT 8.6 to 11.  Importing this needs neither TensorRT nor a GPU; building and
 running do, and running also needs pycuda.
 """
 
-from convpool.tensorrt.autotune import Timed, build_fastest
-from convpool.tensorrt.build import PRECISIONS, Profile, build_engine
+from convpool.errors import TensorRTError
+from convpool.tensorrt.build_options import PRECISIONS, BuildOptions, Profile
 from convpool.tensorrt.engine import Engine, TensorInfo
-from convpool.tensorrt.errors import TensorRTError
-from convpool.tensorrt.library import load_plugin, plugin_path
+from convpool.tensorrt.pipeline import BuildReport, Built, Tuning, build, build_engine, build_fastest
+from convpool.tensorrt.plugin_library import load_plugin, plugin_path
+from convpool.tensorrt.tune import Timed
 
 __all__ = [
     "PRECISIONS",
+    "BuildOptions",
+    "BuildReport",
+    "Built",
     "Engine",
     "Profile",
     "TensorInfo",
     "TensorRTError",
     "Timed",
+    "Tuning",
+    "build",
     "build_engine",
     "build_fastest",
     "load_plugin",

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from convpool.cuda import arrays as gpu_arrays
-from convpool.errors import OptionError, OutputError
+from convpool.errors import OptionError, OutputError, TensorRTError
 from convpool.files import write_atomically
-from convpool.tensorrt.errors import TensorRTError
-from convpool.tensorrt.library import load_plugin, logger, tensorrt_module
 from convpool.tensorrt.memory import PycudaMemory
+from convpool.tensorrt.package import logger, tensorrt_module
+from convpool.tensorrt.plugin_library import load_plugin
 
 Shape = tuple[int, ...]
 _NUMPY_TYPES = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from convpool.tensorrt.errors import TensorRTError
+from convpool.errors import TensorRTError
 
 _threads = threading.local()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from convpool.tensorrt.library import tensorrt_module
+from convpool.tensorrt.package import tensorrt_module
 
 Arrays = dict[str, np.ndarray]
 

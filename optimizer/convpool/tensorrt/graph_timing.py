@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from convpool.errors import first_line
+from convpool.errors import TensorRTError, first_line
 from convpool.tensorrt.engine import Engine
-from convpool.tensorrt.errors import TensorRTError
 
 ROUNDS = 30
 WARM_UP_ROUNDS = 2

@@ -1,0 +1,125 @@
+"""`BuildOptions`: how an engine is built from a model, and how it is checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from convpool.errors import OptionError, OutputError
+
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+HALF_PRECISIONS = ("fp16", "bf16")
+LOWERINGS = ("convavgpool", "direct", "fused", "auto", "none")
+"""Those of `convpool.optimize`, and none: the model as it is."""
+DEFAULT_WORKSPACE_BYTES = 1 << 30
+
+Profile = Mapping[str, tuple[Sequence[int], Sequence[int], Sequence[int]]]
+"""For each input with open dimensions its smallest, typical and largest shape."""
+Progress = Callable[[str, int, int], None]
+"""Called with (phase, steps done, steps in all); TensorRT 10 and later report steps.  What it raises stops the build."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """The options of `build`.
+
+    Which engine:
+
+    - precision: "fp32", "tf32", "fp16" or "bf16"; `convpool.tensorrt.builder` says what each means to TensorRT.
+    - profiles: shapes of inputs with open dimensions.  Several profiles form a sequence; the first one decides which
+      convolutions are small enough for `plain_conv`.
+    - plugin: load the plugin and let it run the ConvAvgPool nodes.  Otherwise they become standard operators.
+    - lowering: as in `convpool.optimize`, or "none" for the model as it is.  Default: `policy.default_lowering`.  A model that
+      has ConvAvgPool nodes already is not optimized again.
+    - autotune: build an engine for every lowering, time the engines on this GPU, and keep the fastest.
+    - stem, plain_conv: let the plugin also run convolutions of images, and others of many channels, as in
+      `convpool.optimize`, where `policy.offloaded_convs` says that this is faster.
+    - layers: keep intermediate tensors as outputs, to compare them.  This makes the engine slower.
+
+    How it is built:
+
+    - timing_cache: a file to take layer timings from and to add new ones to.
+    - workspace_bytes: the most memory that TensorRT may use beside weights and activations.
+    - optimization_level: TensorRT's 0 to 5.  None: TensorRT's default.
+    - max_aux_streams: the most streams, besides the engine's own, on which independent layers may run.  None: TensorRT's
+      choice, which is none in 8.6.
+    - progress: called as the build goes on; see `Progress`.
+    - trt: TensorRT's package.  Default: `import tensorrt`.
+    - configure, configure_network: called last of all with the builder's config and with the network, for instance to set
+      types and formats of inputs and outputs.
+
+    How it is checked against onnxruntime on the model:
+
+    - check: number of random input sets; 0 for no check.
+    - data: input arrays by name, or a .npz file with them, in place of random ones.
+    - rtol, atol: tolerances in place of the precision's own; atol is in the outputs' units.
+    - seed: of the random inputs.
+    """
+
+    precision: str = "fp32"
+    profiles: Profile | Sequence[Profile] | None = None
+    plugin: bool = True
+    lowering: str | None = None
+    autotune: bool = False
+    stem: bool = True
+    plain_conv: bool = True
+    layers: bool = False
+    timing_cache: str | os.PathLike[str] | None = None
+    workspace_bytes: int = DEFAULT_WORKSPACE_BYTES
+    optimization_level: int | None = None
+    max_aux_streams: int | None = None
+    progress: Progress | None = None
+    trt: ModuleType | None = None
+    configure: Callable[[Any], None] | None = None
+    configure_network: Callable[[Any], None] | None = None
+    check: int = 1
+    data: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None
+    rtol: float | None = None
+    atol: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no model and no TensorRT can change.  Raises OptionError."""
+        if self.precision not in PRECISIONS:
+            raise OptionError(f"precision: got {self.precision!r}, expected one of {', '.join(PRECISIONS)}")
+        if self.lowering is not None and self.lowering not in LOWERINGS:
+            raise OptionError(f"lowering: got {self.lowering!r}, expected one of {', '.join(LOWERINGS)}")
+        if self.autotune and (self.lowering or self.layers):
+            other = "lowering" if self.lowering else "layers"
+            raise OptionError(f"autotune: got {other} too; expected one of them")
+        for name in ("check", "seed"):
+            if getattr(self, name) < 0:
+                raise OptionError(f"{name}: got {getattr(self, name)}, expected 0 or more")
+
+    @property
+    def checked(self) -> bool:
+        """Whether the engine is compared with onnxruntime."""
+        return bool(self.check) or self.data is not None
+
+    @property
+    def in_half_precision(self) -> bool:
+        """Whether most of the engine computes in 16 bits."""
+        return self.precision in HALF_PRECISIONS
+
+    @property
+    def profile_list(self) -> list[Profile]:
+        """The profiles, none, one or several."""
+        if self.profiles is None:
+            return []
+        return [self.profiles] if isinstance(self.profiles, Mapping) else list(self.profiles)
+
+    @property
+    def timing_cache_path(self) -> Path | None:
+        """The timing cache's file.  Raises OutputError if its folder is not there."""
+        if not self.timing_cache:
+            return None
+        path = Path(self.timing_cache)
+        if not path.parent.is_dir():
+            raise OutputError(f"timing cache {self.timing_cache}: no folder {str(path.parent)!r}; make it first")
+        return path

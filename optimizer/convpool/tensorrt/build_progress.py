@@ -1,0 +1,68 @@
+"""Progress of a build, and how Ctrl-C stops one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from convpool.tensorrt.build_options import Progress
+
+
+def monitor_of(trt: ModuleType, config: Any, progress: Progress | None) -> Any:
+    """The config's new monitor, which hands TensorRT's steps on; None without a progress function, or before TensorRT 10.
+
+    TensorRT prints an exception in a callback and goes on: the monitor keeps it as `error` and stops the build.
+    """
+    if progress is None or not hasattr(trt, "IProgressMonitor") or not hasattr(config, "progress_monitor"):
+        return None
+
+    class Monitor(trt.IProgressMonitor):
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self._steps: dict[str, int] = {}
+            self.error: BaseException | None = None
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            self._steps[phase_name] = num_steps
+            self._tell(phase_name, 0, num_steps)
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            self._tell(phase_name, step + 1, self._steps.get(phase_name, 0))
+            return self.error is None
+
+        def phase_finish(self, phase_name: str) -> None:
+            steps = self._steps.pop(phase_name, 0)
+            self._tell(phase_name, steps, steps)
+
+        def _tell(self, *step: Any) -> None:
+            try:
+                if self.error is None:
+                    progress(*step)
+            except BaseException as error:
+                self.error = error
+
+    config.progress_monitor = Monitor()
+    return config.progress_monitor
+
+
+@contextmanager
+def interruptible(monitor: Any) -> Iterator[None]:
+    """Ctrl-C stops the build at its next step: Python would raise KeyboardInterrupt in a callback, where it is printed."""
+    own = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT)
+    if monitor is None or not own or before is not signal.default_int_handler:
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        monitor.error = KeyboardInterrupt()
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

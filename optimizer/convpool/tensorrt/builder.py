@@ -1,0 +1,157 @@
+"""TensorRT's builder: its config, its timing cache, and the build itself.
+
+| precision | TensorRT 8.6, 9 (weakly typed) | TensorRT 10, 11 (strongly typed) |
+|---|---|---|
+| fp32 | no TF32 | no TF32 |
+| tf32 | the TF32 flag | the TF32 flag |
+| fp16, bf16 | the type's flag: TensorRT chooses per layer | the model's tensors cast, inputs and outputs float32 |
+
+In fp16 and bf16 the TF32 flag stays on for what is left in float32, as it is by default in TensorRT and trtexec.  With the
+plugin, TensorRT 8.6 and 9 are told to keep sums over whole maps and small matrix products in float32 there.
+
+The plugin cannot see the TF32 flag, so its nodes say it themselves: with "tf32" they get the attribute allow_tf32 = 1.
+Nor can it see which weights never change: the nodes whose weights are initializers get constant_weights = 1, unless the
+config says that the engine may be refitted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from onnx import ModelProto
+
+from convpool.errors import OptionError, OutputError, TensorRTError
+from convpool.files import write_atomically
+from convpool.tensorrt import casts, prepare
+from convpool.tensorrt.build_options import BuildOptions
+from convpool.tensorrt.build_progress import interruptible, monitor_of
+from convpool.tensorrt.engine import Engine
+from convpool.tensorrt.network import keep_heads_in_float, parse
+from convpool.tensorrt.package import is_weakly_typed, logger, parser_major
+from convpool.tensorrt.plugin_library import load_plugin
+from convpool.tensorrt.profiles import add_profiles
+
+
+def build_plan(trt: ModuleType, model: ModelProto, options: BuildOptions) -> Engine:
+    """Build an engine from what `prepare.lowered` gave; the model is changed.
+
+    Raises OptionError, ModelError, OutputError, or TensorRTError with TensorRT's own messages.
+    """
+    cache_path = options.timing_cache_path
+    if options.plugin and prepare.has_plugin_nodes(model):
+        load_plugin(trt)
+    log = logger(trt)
+    log.explain()
+    model = prepare.for_parser(model, parser_major(trt), plugin=options.plugin, allow_tf32=options.precision == "tf32")
+    nodes = [node.op_type for node in model.graph.node if node.op_type != "Constant"]
+    _use_half_types(trt, model, options)
+    try:
+        builder = trt.Builder(log)
+    except TypeError as error:
+        raise TensorRTError(f"TensorRT: no builder; got {log.explain(error)}") from error
+    prepare.say_constant_weights(model, options.plugin)
+    parsed = parse(trt, builder, model)
+    config = builder.create_builder_config()
+    _configure(trt, config, options)
+    monitor = monitor_of(trt, config, options.progress)
+    add_profiles(builder, config, parsed.network, options.profile_list)
+    cache = _timing_cache(config, cache_path)
+    if options.configure:
+        options.configure(config)
+    if _refittable(trt, config):
+        prepare.say_constant_weights(model, False)
+        parsed = parse(trt, builder, model)
+    if prepare.has_plugin_nodes(model) and options.plugin and is_weakly_typed(trt) and options.in_half_precision:
+        keep_heads_in_float(trt, parsed.network, config)
+    if options.configure_network:
+        options.configure_network(parsed.network)
+    with interruptible(monitor):
+        plan = builder.build_serialized_network(parsed.network, config)
+    if monitor is not None and monitor.error is not None:
+        raise monitor.error
+    if plan is None:
+        raise TensorRTError(f"TensorRT {trt.__version__} cannot build the engine; got {log.explain() or 'no message'}")
+    if cache_path is not None and cache is not None:
+        _save_timing_cache(config, cache_path)
+    return Engine(bytes(plan), trt=trt, built_from=nodes)
+
+
+def _use_half_types(trt: ModuleType, model: ModelProto, options: BuildOptions) -> None:
+    """Give the model the types of a half precision, as far as this TensorRT reads them from the model."""
+    if not options.in_half_precision:
+        return
+    if not is_weakly_typed(trt):
+        casts.cast_floats(model, casts.ELEMENT_TYPES[options.precision])
+    elif options.precision == "fp16":
+        casts.half_weights(model, casts.ELEMENT_TYPES["fp16"])
+
+
+def _configure(trt: ModuleType, config: Any, options: BuildOptions) -> None:
+    weakly_typed = is_weakly_typed(trt)
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
+    if options.optimization_level is not None:
+        config.builder_optimization_level = options.optimization_level
+    if options.max_aux_streams is not None:
+        config.max_aux_streams = options.max_aux_streams
+    flags = trt.BuilderFlag
+    if hasattr(flags, "TF32"):
+        (config.clear_flag if options.precision == "fp32" else config.set_flag)(flags.TF32)
+    if weakly_typed and options.in_half_precision:
+        flag = getattr(flags, options.precision.upper(), None)
+        if flag is None:
+            raise OptionError(
+                f"precision: got {options.precision}, which TensorRT {trt.__version__} does not have; "
+                "expected fp32, tf32 or fp16, or a newer TensorRT"
+            )
+        config.set_flag(flag)
+    if weakly_typed:
+        config.set_tactic_sources(_usable_sources(trt, config.get_tactic_sources()))
+
+
+def _usable_sources(trt: ModuleType, sources: int) -> int:
+    """Without the libraries that are not there: TensorRT 8.6 would stop at one, though it has kernels of its own."""
+    for name, library, symbol in (
+        ("CUBLAS", "libcublas.so.12", "cublasCreate_v2"),
+        ("CUBLAS_LT", "libcublasLt.so.12", "cublasLtCreate"),
+        ("CUDNN", "libcudnn.so.8", "cudnnCreate"),
+    ):
+        source = getattr(trt.TacticSource, name, None)
+        try:
+            found = hasattr(ctypes.CDLL(library), symbol)
+        except OSError:
+            found = False
+        if source is not None and not found:
+            sources &= ~(1 << int(source))
+    return sources
+
+
+def _refittable(trt: ModuleType, config: Any) -> bool:
+    """Whether weights of the engine may be changed after it is built."""
+    names = ("REFIT", "REFIT_IDENTICAL", "REFIT_INDIVIDUAL", "STRIP_PLAN")
+    flags = (getattr(trt.BuilderFlag, name, None) for name in names)
+    return any(flag is not None and config.get_flag(flag) for flag in flags)
+
+
+def _timing_cache(config: Any, path: Path | None) -> Any:
+    """The cache in use, from the file where it is one of this TensorRT and device; None without a file name."""
+    if path is None:
+        return None
+    try:
+        data = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise OptionError(f"timing cache {path}: cannot be read; {error.strerror or error}") from error
+    cache = config.create_timing_cache(data)
+    if cache is None or not config.set_timing_cache(cache, False):
+        cache = config.create_timing_cache(b"")  # of another version or device: start anew
+        config.set_timing_cache(cache, False)
+    return cache
+
+
+def _save_timing_cache(config: Any, path: Path) -> None:
+    try:
+        write_atomically(path, bytes(config.get_timing_cache().serialize()))
+    except OSError as error:
+        raise OutputError(f"timing cache {path}: cannot be written; {error.strerror or error}") from error

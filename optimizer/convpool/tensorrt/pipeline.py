@@ -1,0 +1,201 @@
+"""`build`: from an ONNX model to a TensorRT engine that was run and compared with the model.
+
+1. The model is loaded once and optimized for the precision, TensorRT and GPU (`policy`, `prepare`).
+2. TensorRT builds an engine (`builder`); with `autotune` one for each lowering, which are timed (`tune`).
+3. The fastest engine runs on the inputs that onnxruntime gets for the model as it was given.  Where the outputs disagree, the
+   next fastest takes its place.
+4. A report says what was built, timed and compared.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from convpool import operator
+from convpool.errors import OptionError, TensorRTError, VerificationError
+from convpool.inputs import load_arrays
+from convpool.modelio import LoadedModel, load
+from convpool.tensorrt import prepare
+from convpool.tensorrt.build_options import BuildOptions
+from convpool.tensorrt.builder import build_plan
+from convpool.tensorrt.compare import EngineRunner, ModelRunner, compare
+from convpool.tensorrt.engine import Engine
+from convpool.tensorrt.package import tensorrt_module
+from convpool.tensorrt.policy import default_lowering, optimize_keywords
+from convpool.tensorrt.tune import Timed, time_lowerings
+from convpool.verify import Verification
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Times of the lowerings' engines.
+
+    lowering: the one kept, None if no engine's outputs agree.  times_us: median microseconds a run.  left_out: why a lowering
+    has no engine, or why its engine was not kept.
+    """
+
+    lowering: str | None
+    times_us: dict[str, float]
+    left_out: dict[str, str]
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What was built and compared.  plugin_nodes, other_nodes: how many nodes of each operator the plugin and TensorRT run."""
+
+    precision: str
+    plugin: bool
+    build_seconds: float
+    engine_bytes: int
+    plugin_nodes: dict[str, int]
+    other_nodes: dict[str, int]
+    verification: Verification | None
+    autotune: Tuning | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain dicts and lists, in the order of the JSON file."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Built:
+    """An engine, and what is known of it.  lowering: the form of the model's pairs in it."""
+
+    engine: Engine
+    lowering: str
+    report: BuildReport
+
+    @property
+    def verification(self) -> Verification | None:
+        """The comparison with onnxruntime; None where there was no check."""
+        return self.report.verification
+
+    @property
+    def plugin_nodes(self) -> dict[str, int]:
+        """How many nodes of each operator the plugin runs."""
+        return self.report.plugin_nodes
+
+    @property
+    def times_us(self) -> dict[str, float]:
+        """Median microseconds a run of each lowering's engine, fastest first; empty without `autotune`."""
+        return self.report.autotune.times_us if self.report.autotune else {}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the engine to a file, atomically.  Raises OutputError."""
+        self.engine.save(path)
+
+
+def build(model: object, options: BuildOptions | None = None, **keywords: Any) -> Built:
+    """Build a TensorRT engine from a model, run it, and compare it with onnxruntime on the model.
+
+    model: a path, serialised bytes, an onnx.ModelProto, a gs.Graph, or what `convpool.modelio.load` gave.  It is not changed.
+    options: `BuildOptions`; keywords: its fields, which replace those of `options`.
+
+    The comparison needs a GPU and pycuda; `check=0` leaves it out.
+
+    Raises OptionError (unusable option), ModelError (unusable model), OutputError (timing cache that cannot be written),
+    TensorRTError with TensorRT's own messages, or VerificationError with a `report` (BuildReport) where the outputs of the
+    engine, or of all engines with `autotune`, disagree with onnxruntime's.
+    """
+    options = replace(options or BuildOptions(), **keywords)
+    arrays = load_arrays(options.data)  # before any work: a wrong file should fail at once
+    loaded = load(model)
+    if options.checked or options.autotune:
+        check_can_run(options)
+    started, timed = time.perf_counter(), None
+    if options.autotune:
+        timed = time_lowerings(loaded, options)
+        engines = timed.engines
+    else:
+        lowering = options.lowering or default_lowering(options.precision, options.plugin)
+        engines = {lowering: _build_one(loaded, lowering, options)}
+    seconds = time.perf_counter() - started
+    lowering, verification = next(iter(engines)), None
+    left_out = dict(timed.left_out) if timed else {}
+    if options.checked:
+        lowering, verification = _first_that_agrees(loaded, engines, replace(options, data=arrays), left_out)
+    agrees = verification is None or verification.passed
+    tuning = Tuning(lowering if agrees else None, timed.times_us, left_out) if timed else None
+    report = _report(engines[lowering], options, seconds, verification, tuning)
+    if verification is not None and not agrees:
+        raise VerificationError(f"verification: {verification.difference}", report)
+    return Built(engines[lowering], lowering, report)
+
+
+def build_engine(model: object, options: BuildOptions | None = None, **keywords: Any) -> Engine:
+    """`build` without its check: the engine has not been run.  Arguments and errors are those of `build`."""
+    return build(model, options, **{**keywords, "check": 0, "data": None}).engine
+
+
+def build_fastest(model: object, options: BuildOptions | None = None, **keywords: Any) -> Timed:
+    """The engines of all lowerings of the model's pairs, timed on this GPU, fastest first; their outputs are not compared.
+
+    `build` with `autotune` also compares them, and keeps one.  Arguments are those of `build`, but `lowering` and `layers`.
+
+    Raises what `build` raises, and TensorRTError where no lowering is left.
+    """
+    return time_lowerings(load(model), replace(options or BuildOptions(), **keywords, autotune=True))
+
+
+def check_can_run(options: BuildOptions, no_check: str = "check=0", no_autotune: str = "autotune") -> None:
+    """Raise TensorRTError where the engine could not be run: before the minutes of a build.
+
+    no_check, no_autotune: what the caller's user has to say, or to leave out, to do without a run.
+    """
+    if options.trt is None:
+        tensorrt_module()
+    if importlib.util.find_spec("pycuda") is None:
+        purpose, without = ("timed", f"leave out {no_autotune}") if options.autotune else ("checked", f"say {no_check}")
+        raise TensorRTError(f"pycuda: not installed, but the engine is run to be {purpose}; pip install pycuda, or {without}")
+
+
+def _build_one(model: LoadedModel, lowering: str, options: BuildOptions) -> Engine:
+    """The engine of one lowering."""
+    if options.lowering in ("direct", "fused") and prepare.has_plugin_nodes(model.proto):
+        raise OptionError(f"lowering: got {lowering} for a model with the operator's nodes already; expected the original model")
+    trt = options.trt or tensorrt_module()
+    keywords = optimize_keywords(options, trt)
+    return build_plan(trt, prepare.lowered(model, lowering, layers=options.layers, **keywords), options)
+
+
+def _first_that_agrees(
+    model: LoadedModel, engines: dict[str, Engine], options: BuildOptions, left_out: dict[str, str]
+) -> tuple[str, Verification]:
+    """The first engine whose outputs agree with the model's in onnxruntime, else the last one, with its comparison.
+
+    Why an engine is passed over goes to left_out.
+    """
+    reference = ModelRunner(model, layers=options.layers)
+    for lowering, engine in engines.items():
+        verification = compare(
+            reference,
+            EngineRunner(engine),
+            check=max(options.check, 1),
+            data=options.data,
+            precision=options.precision,
+            rtol=options.rtol,
+            atol=options.atol,
+            seed=options.seed,
+        )
+        if verification.passed:
+            break
+        left_out[lowering] = verification.difference
+    return lowering, verification
+
+
+def _report(
+    engine: Engine, options: BuildOptions, seconds: float, verification: Verification | None, tuning: Tuning | None
+) -> BuildReport:
+    by_plugin, by_tensorrt = _shares(engine.built_from, options.plugin)
+    return BuildReport(options.precision, options.plugin, seconds, len(engine.plan), by_plugin, by_tensorrt, verification, tuning)
+
+
+def _shares(nodes: Counter[str], plugin: bool) -> tuple[dict[str, int], dict[str, int]]:
+    """How many nodes of each operator the plugin runs, and how many TensorRT."""
+    ours = {name: count for name, count in sorted(nodes.items()) if plugin and name in operator.OP_TYPES}
+    return ours, {name: count for name, count in sorted(nodes.items()) if name not in ours}

@@ -1,0 +1,115 @@
+"""The lowerings of a model's pairs as engines, timed on the GPU at hand.
+
+Which lowering is fastest depends on what stands around a pair: TensorRT fuses convolutions with what follows them, and changes
+formats where its layers meet the plugin's.  So whole engines are timed, the original model's among them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convpool.errors import ConvpoolError, OptionError, OutputError, TensorRTError, first_line
+from convpool.inputs import random_array
+from convpool.modelio import LoadedModel
+from convpool.tensorrt import prepare
+from convpool.tensorrt.build_options import BuildOptions
+from convpool.tensorrt.builder import build_plan
+from convpool.tensorrt.engine import Engine
+from convpool.tensorrt.graph_timing import choose_patiently, time_in_turn
+from convpool.tensorrt.package import tensorrt_module
+from convpool.tensorrt.policy import optimize_keywords
+
+TRIED = ("none", "convavgpool", "direct", "fused")
+"""The lowerings tried; none: the model as it is."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Engines by lowering, fastest first, median microseconds a run, and why other lowerings have no engine."""
+
+    engines: dict[str, Engine]
+    times_us: dict[str, float]
+    left_out: dict[str, str]
+
+
+def time_lowerings(model: LoadedModel, options: BuildOptions) -> Timed:
+    """Build an engine for every lowering of the model's pairs and time them, at the first profile's typical shapes.
+
+    Without `options.plugin` only standard operators are tried.  Without `options.timing_cache` the builds share a cache that is
+    thrown away.  A lowering is left out if it gives the same model as another one, or if its engine cannot be built, run, or
+    captured into a CUDA graph.
+
+    Raises OptionError for a model that has the operator's nodes already, OutputError for a cache that cannot be written, and
+    TensorRTError, or what `builder.build_plan` raises, where no lowering is left.
+    """
+    if prepare.has_plugin_nodes(model.proto):
+        raise OptionError("autotune: the model has ConvAvgPool nodes already; expected the original model, whose forms are timed")
+    left_out: dict[str, str] = {}
+    engines = _build_all(model, options, left_out)
+    times = time_in_turn(engines, [typical_inputs(engines)], left_out=left_out)
+    if not times:
+        reasons = "; ".join(f"{lowering}: {reason}" for lowering, reason in left_out.items())
+        raise TensorRTError(f"autotune: no form's engine could be timed; got {reasons}; leave out autotune")
+    medians = {lowering: statistics.median(values) for lowering, values in times.items()}
+    order = sorted(medians, key=medians.__getitem__)
+    return Timed({name: engines[name] for name in order}, {name: medians[name] for name in order}, left_out)
+
+
+def _build_all(model: LoadedModel, options: BuildOptions, left_out: dict[str, str]) -> dict[str, Engine]:
+    """An engine of every lowering that can be built; left_out takes the reasons of the others."""
+    trt = options.trt or tensorrt_module()
+    keywords = optimize_keywords(options, trt)
+    engines: dict[str, Engine] = {}
+    seen: dict[bytes, str] = {}
+    failure: ConvpoolError | None = None
+    with tempfile.TemporaryDirectory() as folder:
+        cache = options.timing_cache or Path(folder, "timing.cache")
+        options = replace(options, timing_cache=cache, configure=_patiently(options.configure))
+        for lowering in TRIED if options.plugin else [name for name in TRIED if name != "convavgpool"]:
+            prepared = prepare.lowered(model, lowering, **keywords)
+            same = seen.setdefault(hashlib.sha256(prepare.serialized(prepared)).digest(), lowering)
+            if same != lowering:
+                left_out[lowering] = f"the same as {same}"
+                continue
+            try:
+                engines[lowering] = build_plan(trt, prepared, options)
+            except (OptionError, OutputError):  # as they would be for every lowering
+                raise
+            except ConvpoolError as error:
+                left_out[lowering], failure = first_line(error), failure or error
+    if failure and not engines:
+        raise failure
+    return engines
+
+
+def _patiently(configure: Callable[[Any], None] | None) -> Callable[[Any], None]:
+    """A config's set-up for engines that are compared; the caller's own comes last."""
+
+    def set_up(config: Any) -> None:
+        choose_patiently(config)
+        if configure is not None:
+            configure(config)
+
+    return set_up
+
+
+def typical_inputs(engines: Mapping[str, Engine], seed: int = 0) -> dict[str, np.ndarray]:
+    """Random inputs of the first profile's typical shapes, by the first of the engines that can be loaded."""
+    rng = np.random.default_rng(seed)
+    for number, engine in enumerate(engines.values(), 1):
+        try:
+            inputs = engine.inputs
+        except TensorRTError:
+            if number == len(engines):
+                raise
+        else:
+            return {name: random_array(rng, info.dtype, info.profiles[0][1]) for name, info in inputs.items()}
+    return {}
