@@ -23,9 +23,11 @@ ROOT = Path(__file__).parents[2]
 class Built:
     """The files of one build."""
 
+    folder: Path
     plugin: Path
     plugin_h100: Path
     host: Path
+    smoke: Path
 
 
 def _build(folder: Path) -> None:
@@ -61,11 +63,14 @@ def built() -> Built:
             )
         _build(folder)
     files = Built(
+        folder,
         folder / "tensorrt" / "libconvpool_plugin.so",
         folder / "tensorrt" / "host" / "libconvpool_plugin_h100.so",
         folder / "tensorrt" / "host" / "convpool_plugin_host",
+        folder / "smoke" / "convpool_smoke",
     )
-    assert files.plugin.is_file() and files.plugin_h100.is_file() and files.host.is_file()
+    missing = [path for path in (files.plugin, files.plugin_h100, files.host, files.smoke) if not path.is_file()]
+    assert not missing, missing
     return files
 
 

@@ -1,0 +1,248 @@
+// Smoke test of the kernels, without Python: every tactic of this GPU on some small problems, through convpool.h.
+//
+//   convpool_smoke                          runs them; 0 if all are right, 77 without a GPU (1 where REQUIRE_GPU=1)
+//   convpool_smoke --plan CC SHARED_BYTES   says what it would run on such a GPU, without one
+//
+// Tensors hold small integers, of which every sum is exact, so outputs are compared bit for bit with reference.cpp.  A tactic
+// that the device can run but that none of the problems fits counts as a failure: then a problem is missing here.
+#include "reference.h"
+
+#include <convpool.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+using smoke::Problem;
+using smoke::Values;
+
+constexpr int kSkipped = 77;
+
+// name, n, c, m, height, width, kernel, window, pads, bias and residual and ReLU, prologue.  The pads are the convolution's
+// before pooling was moved in front of it; they go to the pooling.
+const Problem kProblems[] = {
+    {"3x3", 2, 40, 72, 9, 9, 3, 2, 1, true, false},
+    {"3x3, many channels", 1, 520, 64, 8, 8, 3, 2, 1, true, false},
+    {"3x3, prologue", 2, 72, 40, 19, 18, 3, 2, 1, false, true},
+    {"3x3, no pooling", 2, 72, 40, 9, 12, 3, 1, 1, false, false},
+    {"1x1", 2, 24, 24, 8, 8, 1, 2, 0, true, true},
+    {"1x1, many channels", 1, 520, 72, 8, 8, 1, 2, 0, false, false},
+    {"3 channels", 2, 3, 72, 17, 19, 3, 1, 1, true, false},
+    {"3 channels, 5x5", 1, 3, 17, 19, 21, 5, 3, 2, false, false},
+    {"3 channels, 1x1", 2, 3, 72, 17, 19, 1, 2, 0, true, true},
+};
+
+[[noreturn]] void fail(const std::string &what, const std::string &why) { throw std::runtime_error(what + ": " + why); }
+
+void must(cudaError_t error, const char *what) {
+    if (error != cudaSuccess) fail(what, cudaGetErrorString(error));
+}
+
+void must(convpool_status status, const char *what) {
+    if (status != CONVPOOL_OK) fail(what, convpool_last_error());
+}
+
+// ---- what is run ----
+
+convpool_problem described(const Problem &p, int32_t dtype, int32_t layout, bool tf32) {
+    convpool_problem d{};
+    d.struct_size = sizeof d;
+    d.rank = 2;
+    d.dtype = dtype;
+    d.x_layout = d.y_layout = layout;
+    d.allow_tf32 = tf32;
+    d.n = p.n, d.c = p.c, d.m = p.m;
+    d.spatial[0] = p.height, d.spatial[1] = p.width;
+    for (int i = 0; i < 2; ++i) {
+        d.pool_kernel[i] = p.window, d.kernel[i] = p.kernel;
+        d.pool_strides[i] = p.pool_stride(), d.strides[i] = p.conv_stride();
+        d.pool_dilations[i] = d.dilations[i] = 1;
+        d.pool_pads[i] = d.pool_pads[i + 2] = p.pool_pad();
+        d.pads[i] = d.pads[i + 2] = p.conv_pad();
+    }
+    d.group = 1;
+    d.has_bias = d.has_residual = p.epilogue;
+    d.activation = p.epilogue ? CONVPOOL_ACT_RELU : CONVPOOL_ACT_NONE;
+    d.prologue_affine = p.prologue;
+    d.prologue_activation = p.prologue ? CONVPOOL_ACT_RELU : CONVPOOL_ACT_NONE;
+    return d;
+}
+
+std::vector<convpool_tactic_info> all_tactics() {
+    std::vector<convpool_tactic_info> tactics(convpool_tactics(nullptr, 0));
+    tactics[0].struct_size = sizeof tactics[0];
+    convpool_tactics(tactics.data(), int32_t(tactics.size()));
+    return tactics;
+}
+
+// One run: a problem in one type and layout.
+struct Run {
+    const Problem *problem;
+    int32_t dtype, layout;
+    bool tf32;
+
+    convpool_problem describe() const { return described(*problem, dtype, layout, tf32); }
+    std::string text() const {
+        static const char *const kTypes[] = {"fp16", "bf16", "fp32"};
+        return std::string(problem->name) + ", " + kTypes[dtype] + (layout == CONVPOOL_CHANNELS_LAST ? ", NHWC" : ", NCHW");
+    }
+};
+
+// The runs that a tactic supports on a device; cc 0: the current one.
+std::vector<Run> runs_of(const convpool_tactic_info &tactic, int32_t cc, int32_t shared_bytes) {
+    std::vector<Run> runs;
+    for (const Problem &problem : kProblems)
+        for (int32_t dtype : {CONVPOOL_F16, CONVPOOL_BF16, CONVPOOL_F32})
+            for (int32_t layout : {CONVPOOL_CHANNELS_FIRST, CONVPOOL_CHANNELS_LAST}) {
+                const Run run{&problem, dtype, layout, tactic.tf32 != 0};
+                const convpool_problem p = run.describe();
+                if (convpool_supports(&p, tactic.id, cc, shared_bytes) == CONVPOOL_OK) runs.push_back(run);
+            }
+    return runs;
+}
+
+// ---- tensors on the GPU ----
+
+// The elements of a type that stand for whole numbers, and back.
+std::vector<unsigned char> encode(const Values &values, int32_t dtype) {
+    const size_t item = dtype == CONVPOOL_F32 ? 4 : 2;
+    std::vector<unsigned char> bytes(values.size() * item);
+    for (size_t i = 0; i < values.size(); ++i) {
+        const float value = float(values[i]);
+        if (dtype == CONVPOOL_F32) {
+            std::memcpy(&bytes[i * item], &value, item);
+        } else if (dtype == CONVPOOL_F16) {
+            const __half half(value);
+            std::memcpy(&bytes[i * item], &half, item);
+        } else {
+            const __nv_bfloat16 half(value);
+            std::memcpy(&bytes[i * item], &half, item);
+        }
+    }
+    return bytes;
+}
+
+float decode(const unsigned char *bytes, int32_t dtype) {
+    float value;
+    __half half;
+    __nv_bfloat16 brain;
+    switch (dtype) {
+    case CONVPOOL_F16: return std::memcpy(&half, bytes, 2), __half2float(half);
+    case CONVPOOL_BF16: return std::memcpy(&brain, bytes, 2), __bfloat162float(brain);
+    default: return std::memcpy(&value, bytes, 4), value;
+    }
+}
+
+class DeviceBytes {
+public:
+    explicit DeviceBytes(size_t count) {
+        if (count != 0) must(cudaMalloc(&data_, count), "cudaMalloc");
+        must(cudaMemset(data_, 0xFF, count), "cudaMemset");  // NaN in every type
+    }
+    explicit DeviceBytes(const std::vector<unsigned char> &bytes) : DeviceBytes(bytes.size()) {
+        must(cudaMemcpy(data_, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
+    }
+    ~DeviceBytes() { cudaFree(data_); }
+    DeviceBytes(const DeviceBytes &) = delete;
+    DeviceBytes &operator=(const DeviceBytes &) = delete;
+    void *data() const { return data_; }
+
+private:
+    void *data_ = nullptr;
+};
+
+// "" if the tactic's output is the reference's, bit for bit, else where it is not.
+std::string check(const convpool_tactic_info &tactic, const Run &run) {
+    const Problem &p = *run.problem;
+    const bool last = run.layout == CONVPOOL_CHANNELS_LAST;
+    const bool filter_fused = std::strcmp(tactic.family, "filter_fused") == 0;
+    const smoke::Tensors t = smoke::make_tensors(p, filter_fused);
+    auto placed = [&](const Values &values, int channels) {
+        return encode(last ? smoke::channels_last(values, p.n, channels) : values, run.dtype);
+    };
+    const DeviceBytes x(placed(t.x, p.c)), w(encode(t.w, run.dtype)), b(encode(t.bias, run.dtype));
+    const DeviceBytes r(placed(t.residual, p.m)), scale(encode(t.scale, run.dtype));
+    const DeviceBytes shift(encode(t.shift, run.dtype));
+    const std::vector<unsigned char> expected = placed(smoke::reference(p, t), p.m);
+    const DeviceBytes y(expected.size());
+
+    const convpool_problem problem = run.describe();
+    size_t workspace_bytes = 0;
+    must(convpool_workspace_bytes(&problem, tactic.id, &workspace_bytes), "convpool_workspace_bytes");
+    const DeviceBytes workspace(workspace_bytes);
+    convpool_tensors tensors{};
+    tensors.struct_size = sizeof tensors;
+    tensors.x = x.data(), tensors.w = w.data(), tensors.b = b.data(), tensors.residual = r.data(), tensors.y = y.data();
+    tensors.scale = scale.data(), tensors.shift = shift.data();
+    tensors.workspace = workspace.data(), tensors.workspace_bytes = workspace_bytes;
+    must(convpool_launch(&problem, tactic.id, &tensors, nullptr), "convpool_launch");
+    std::vector<unsigned char> got(expected.size());
+    must(cudaMemcpy(got.data(), y.data(), got.size(), cudaMemcpyDeviceToHost), "kernel");
+    const size_t item = run.dtype == CONVPOOL_F32 ? 4 : 2;
+    for (size_t i = 0; i < got.size(); i += item)
+        if (!(decode(&got[i], run.dtype) == decode(&expected[i], run.dtype)))
+            return "element " + std::to_string(i / item) + " of Y; got " + std::to_string(decode(&got[i], run.dtype)) +
+                   ", expected " + std::to_string(decode(&expected[i], run.dtype));
+    return "";
+}
+
+// ---- the two commands ----
+
+int plan(int32_t cc, int32_t shared_bytes) {
+    int missing = 0;
+    for (const convpool_tactic_info &tactic : all_tactics()) {
+        const size_t count = runs_of(tactic, cc, shared_bytes).size();
+        std::printf("%s: %zu runs\n", tactic.name, count);
+        missing += tactic.min_cc <= cc && count == 0;
+    }
+    std::printf("%d tactics without a run\n", missing);
+    return missing == 0 ? 0 : 1;
+}
+
+int run_all() {
+    int32_t cc = 0, failed = 0, tried = 0;
+    must(convpool_device(&cc, nullptr, nullptr), "convpool_device");
+    for (const convpool_tactic_info &tactic : all_tactics()) {
+        const std::vector<Run> runs = runs_of(tactic, 0, 0);
+        std::string wrong = runs.empty() && tactic.min_cc <= cc ? "no problem of this test fits it" : "";
+        for (size_t i = 0; i < runs.size() && wrong.empty(); ++i) {
+            const std::string why = check(tactic, runs[i]);
+            if (!why.empty()) wrong = runs[i].text() + ": " + why;
+        }
+        if (!wrong.empty()) std::printf("FAILED  %s: %s\n", tactic.name, wrong.c_str());
+        else if (runs.empty()) std::printf("skipped %s: needs compute capability %d\n", tactic.name, tactic.min_cc);
+        else std::printf("ok      %s: %zu runs\n", tactic.name, runs.size());
+        failed += !wrong.empty(), tried += !runs.empty();
+    }
+    std::printf("%d tactics, %d failed\n", tried, failed);
+    return failed == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int count, char **arguments) {
+    try {
+        if (count == 4 && std::strcmp(arguments[1], "--plan") == 0) return plan(std::atoi(arguments[2]), std::atoi(arguments[3]));
+        if (count != 1) fail("arguments", "got others, expected none or --plan CC SHARED_BYTES");
+        int devices = 0;
+        const cudaError_t error = cudaGetDeviceCount(&devices);
+        if (error != cudaSuccess || devices == 0) {
+            std::printf("no GPU: %s\n", error != cudaSuccess ? cudaGetErrorString(error) : "none is visible");
+            const char *const required = std::getenv("REQUIRE_GPU");
+            return required != nullptr && std::strcmp(required, "1") == 0 ? 1 : kSkipped;
+        }
+        return run_all();
+    } catch (const std::exception &error) {
+        std::printf("FAILED  %s\n", error.what());
+        return 1;
+    }
+}
