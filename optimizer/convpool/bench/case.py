@@ -99,7 +99,8 @@ class Case:
 
         deviation = (row.kernel**2 * row.c) ** -0.5
         data = {INTEGERS: (integers(shape), integers(weights)), NORMALS: (normals(shape), normals(weights, deviation))}
-        self.scale = self.shift = None
+        self.scale: Any = None
+        self.shift: Any = None
         if row.prologue:  # whole numbers, so that integers stay exact
             self.scale = torch.randint(1, 3, (row.c,), device="cuda", generator=generator).to(self.dtype)
             self.shift = torch.randint(-1, 2, (row.c,), device="cuda", generator=generator).to(self.dtype)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -83,8 +86,20 @@ WIDTH = 250
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
 def command(
-    suites, listing, precisions, patterns, prologue, merged, json_path, csv_path, plot_path, tune_path, commit, quiet, **options
-):
+    suites: tuple[str, ...],
+    listing: bool,
+    precisions: tuple[str, ...],
+    patterns: tuple[str, ...],
+    prologue: bool,
+    merged: tuple[str, ...],
+    json_path: str | None,
+    csv_path: str | None,
+    plot_path: str | None,
+    tune_path: str | None,
+    commit: str,
+    quiet: bool,
+    **given: Any,
+) -> None:
     """Measure convolution followed by average pooling (suite plain: without one), no bias, in every way known, on this machine's
     GPU.
 
@@ -92,37 +107,20 @@ def command(
     objects with c, m, size, and n, kernel, pad, stride, pool, pool_stride, label where they differ from 1, 3, kernel // 2, 1,
     2, pool, "".
     """
-    paths = {
-        json_path: records.to_json,
-        csv_path: records.to_csv,
-        plot_path: _plot,
-        tune_path: lambda record: tuned.merged(record, tune_path),
-    }
-    paths = {path: write for path, write in paths.items() if path}
-    for path in paths:
-        check_output(Path(path))
-    if plot_path and importlib.util.find_spec("matplotlib") is None:
-        raise OptionError("--plot: matplotlib is missing; pip install matplotlib")
-    work, methods = _work(suites, precisions, patterns, prologue), _methods(options["methods"])
+    forms = _forms(json_path, csv_path, plot_path, tune_path)
+    work, methods = _work(suites, precisions, patterns, prologue), _methods(given["methods"])
     if listing:
         _list(work)
         return
     if not work and not merged:
         raise OptionError(f"suite: got none, expected one of {', '.join(SUITES)}, a JSON file, or --merge")
-    options = Options(**{**options, "methods": methods})
+    options = Options(**{**given, "methods": methods})
     earlier = [records.load(path) for path in merged]
     made = records.new_record(records.without_folders(["convpool-bench", *sys.argv[1:]]), commit, protocol(options))
-    failure: BaseException | None = None
-    if work:
-        measuring = Run(made, work, options)
-        try:
-            with StepBar(TimeElapsedColumn(), hidden=quiet) as bar:
-                measuring.measure(bar.update)
-        except (KeyboardInterrupt, ConvpoolError) as error:
-            failure = error
+    failure = _measure(Run(made, work, options), quiet) if work else None
     result = records.merge([*earlier, made] if work else earlier)
     result["summary"] = overview(result)
-    for path, form in paths.items():
+    for path, form in forms.items():
         if failure is None or result["rows"]:
             records.write(path, form(result))
     if not quiet:
@@ -138,6 +136,36 @@ def command(
 def main() -> None:
     """Entry point; turns exceptions into exit statuses and one line on stderr."""
     sys.exit(run(command, "convpool-bench"))
+
+
+def _forms(
+    json_path: str | None, csv_path: str | None, plot_path: str | None, tune_path: str | None
+) -> dict[str, Callable[[dict[str, Any]], bytes]]:
+    """What each file asked for is to hold, as a function of the record; refused if it cannot be written."""
+    forms: dict[str, Callable[[dict[str, Any]], bytes]] = {}
+    if json_path:
+        forms[json_path] = records.to_json
+    if csv_path:
+        forms[csv_path] = records.to_csv
+    if plot_path:
+        forms[plot_path] = _plot
+    if tune_path:
+        forms[tune_path] = functools.partial(tuned.merged, path=tune_path)
+    for path in forms:
+        check_output(Path(path))
+    if plot_path and importlib.util.find_spec("matplotlib") is None:
+        raise OptionError("--plot: matplotlib is missing; pip install matplotlib")
+    return forms
+
+
+def _measure(measuring: Run, quiet: bool) -> BaseException | None:
+    """Measure, and give back what stopped it; what was measured until then is in the record."""
+    try:
+        with StepBar(TimeElapsedColumn(), hidden=quiet) as bar:
+            measuring.measure(bar.update)
+    except (KeyboardInterrupt, ConvpoolError) as error:
+        return error
+    return None
 
 
 def _work(suites: tuple[str, ...], precisions: tuple[str, ...], patterns: tuple[str, ...], prologue: bool) -> Work:

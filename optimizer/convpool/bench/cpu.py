@@ -64,8 +64,8 @@ def reference(x: np.ndarray, w: np.ndarray, row: Row) -> np.ndarray:
         for b in range(row.kernel):
             taps = x[:, :, a :: row.stride, b :: row.stride][:, :, :rows, :columns]
             sums += w[:, :, a, b].astype(np.float64) @ taps.reshape(x.shape[0], row.c, -1)
-    sums = sums.reshape(x.shape[0], row.m, rows, columns)
-    windows = np.lib.stride_tricks.sliding_window_view(sums, (row.pool, row.pool), (2, 3))
+    maps = sums.reshape(x.shape[0], row.m, rows, columns)
+    windows = np.lib.stride_tricks.sliding_window_view(maps, (row.pool, row.pool), (2, 3))
     return windows[:, :, :: row.pool_stride, :: row.pool_stride].mean((-1, -2))
 
 
@@ -121,7 +121,8 @@ def measure(name: str, row: Row) -> Result:
     error = float(np.linalg.norm(call(x, w) - right) / np.linalg.norm(right))
     if not error <= LIMIT:
         return {"wrong": error, "how": how}
-    times, deadline = [], time.perf_counter() + BUDGET_S
+    times: list[float] = []
+    deadline = time.perf_counter() + BUDGET_S
     while len(times) < 3 or (len(times) < RUNS and time.perf_counter() < deadline):
         start = time.perf_counter()
         call(x, w)

@@ -122,7 +122,11 @@ def fused(case: Case) -> list[Candidate]:
     """One convolution with the kernel convolved with the box."""
     row = case.row
     convs = convolutions(case, case.xs[0], case.w_fused, case.w_fused_first, case.out, row.total_stride, row.pad)
-    return [Candidate(how, lambda i, conv=conv: conv(case.xs[i], case.out)) for how, conv in convs]
+
+    def onto_out(conv: Callable[[Any, Any], Any]) -> Callable[[int], Any]:
+        return lambda i: conv(case.xs[i], case.out)
+
+    return [Candidate(how, onto_out(conv)) for how, conv in convs]
 
 
 def _after_means(case: Case, means: Callable[[int], None], z: Any, only: str = "") -> list[Candidate]:

@@ -114,7 +114,8 @@ def _key(entry: Entry) -> tuple:
 def merge(records: list[dict[str, Any]]) -> dict[str, Any]:
     """One record of all rows: the first one's, with the rows and methods of the later ones added; later results win."""
     result = {**records[0], "rows": []}
-    sources, rows = [], {}
+    sources: list[dict[str, Any]] = []
+    rows: dict[tuple, Entry] = {}
     for record in records:
         sources.append({key: record.get(key) for key in ("command", "commit", "time", "machine", "protocol")})
         tflops = {**result["ceilings"].get("tflops", {}), **record.get("ceilings", {}).get("tflops", {})}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import importlib.metadata
 import importlib.util
 import math
@@ -137,13 +138,16 @@ class Run:
                 entry = new_entry(row, precision, self.options.layout)
                 self.record["rows"].append(entry)
                 try:
-                    self._row(row, entry, lambda what, n=number, r=row: progress(n, len(self.work), f"{r.name} {what}"))
+                    self._row(row, entry, functools.partial(self._tell, progress, number))
                 finally:
                     if not entry["methods"]:
                         self.record["rows"].remove(entry)
         finally:
             if self.worker is not None:
                 self.worker.close()
+
+    def _tell(self, progress: Progress, number: int, what: str) -> None:
+        progress(number, len(self.work), f"{self.work[number][0].name} {what}")
 
     def _row(self, row: Row, entry: Entry, progress: Callable[[str], None]) -> None:
         options, methods, seconds = self.options, entry["methods"], entry.setdefault("seconds", {})
@@ -156,7 +160,7 @@ class Run:
                     progress(name)
                     slow = name.startswith("textbook") and row.naive_macs > SLOW_GPU_MACS and not options.slow
                     with _timed(seconds, name):
-                        found = {"skipped": "slow"} if slow else measure(case, lambda make=make: make(case))
+                        found = {"skipped": "slow"} if slow else measure(case, functools.partial(make, case))
                     methods[name] = self._after_prologue(row, entry["precision"], found)
                     case.chosen[name] = methods[name].get("how", "")
             with _timed(seconds, OURS):
@@ -212,7 +216,7 @@ class Run:
             asked = options.wants(name) and not slow
             if asked or tactic in choices.values():
                 progress(name)
-                measured[tactic.id] = measure(case, lambda tactic=tactic: [tactics.candidate(case, tactic)])
+                measured[tactic.id] = measure(case, functools.partial(_only, case, tactic))
             if asked:
                 results[name] = measured[tactic.id]
         return results | {name: measured[tactic.id] for name, tactic in choices.items()}
@@ -226,6 +230,10 @@ def _timed(seconds: dict[str, float], what: str) -> Iterator[None]:
         yield
     finally:
         seconds[what] = round(time.perf_counter() - start, 2)
+
+
+def _only(case: Case, tactic: cuda.Tactic) -> list[Candidate]:
+    return [tactics.candidate(case, tactic)]
 
 
 def measure(case: Case, make: Callable[[], list[Candidate]]) -> Result:

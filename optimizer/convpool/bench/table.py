@@ -131,7 +131,8 @@ def _choices(found: list[Figures]) -> list[str]:
 
 def _problems(record: dict[str, Any]) -> list[str]:
     """Wrong methods one by one, and each reason for skipping one once; tactics are skipped by the dozen and not told."""
-    lines, reasons = [], {}
+    lines: list[str] = []
+    reasons: dict[tuple[str, str], list[str]] = {}
     for entry in record["rows"]:
         where = f"{entry_row(entry).name} {entry['precision']}"
         for name, result in entry["methods"].items():

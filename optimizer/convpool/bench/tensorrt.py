@@ -32,6 +32,8 @@ class Worker:
             )  # Ctrl-C ends the run, not the answer in hand
         except OSError as error:
             raise WorkerError(f"TensorRT: {command[0]} cannot be started; got {error.strerror or error}") from error
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin, self._process.stdout
         hello = self._answer()
         if "error" in hello:
             raise WorkerError(f"TensorRT: {hello['error']}")
@@ -48,14 +50,14 @@ class Worker:
             "level": level,
         }
         try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
+            self._requests.write(json.dumps(request) + "\n")
+            self._requests.flush()
         except OSError as error:
             raise WorkerError(f"TensorRT: its process ended; got {error.strerror or error}") from error
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
-        for line in self._process.stdout:
+        for line in self._answers:
             if line.startswith("{"):  # other lines are what libraries print
                 return json.loads(line)
         raise WorkerError(f"TensorRT: its process ended; got exit status {self._process.wait()}, expected an answer")
@@ -63,8 +65,8 @@ class Worker:
     def close(self) -> None:
         """End the process."""
         with suppress(OSError):  # what a process that has ended did not take
-            self._process.stdin.close()
-        self._process.stdout.close()
+            self._requests.close()
+        self._answers.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
