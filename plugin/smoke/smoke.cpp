@@ -3,8 +3,7 @@
 //   convpool_smoke                          runs them; 0 if all are right, 77 without a GPU (1 where REQUIRE_GPU=1)
 //   convpool_smoke --plan CC SHARED_BYTES   says what it would run on such a GPU, without one
 //
-// Tensors hold small integers, of which every sum is exact, so outputs are compared bit for bit with reference.cpp.  A tactic
-// that the device can run but that none of the problems fits counts as a failure: then a problem is missing here.
+// Tensors hold small integers, of which every sum is exact, so outputs are compared bit for bit with reference.cpp.
 #include "reference.h"
 
 #include <convpool.h>
@@ -197,34 +196,34 @@ std::string check(const convpool_tactic_info &tactic, const Run &run) {
 
 // ---- the two commands ----
 
+// A GPU that every tactic runs on needs a problem for each: 1 if one is missing here.
 int plan(int32_t cc, int32_t shared_bytes) {
     int missing = 0;
     for (const convpool_tactic_info &tactic : all_tactics()) {
         const size_t count = runs_of(tactic, cc, shared_bytes).size();
         std::printf("%s: %zu runs\n", tactic.name, count);
-        missing += tactic.min_cc <= cc && count == 0;
+        missing += count == 0;
     }
     std::printf("%d tactics without a run\n", missing);
     return missing == 0 ? 0 : 1;
 }
 
 int run_all() {
-    int32_t cc = 0, failed = 0, tried = 0;
-    must(convpool_device(&cc, nullptr, nullptr), "convpool_device");
+    int32_t failed = 0, tried = 0;
     for (const convpool_tactic_info &tactic : all_tactics()) {
         const std::vector<Run> runs = runs_of(tactic, 0, 0);
-        std::string wrong = runs.empty() && tactic.min_cc <= cc ? "no problem of this test fits it" : "";
+        std::string wrong;
         for (size_t i = 0; i < runs.size() && wrong.empty(); ++i) {
             const std::string why = check(tactic, runs[i]);
             if (!why.empty()) wrong = runs[i].text() + ": " + why;
         }
         if (!wrong.empty()) std::printf("FAILED  %s: %s\n", tactic.name, wrong.c_str());
-        else if (runs.empty()) std::printf("skipped %s: needs compute capability %d\n", tactic.name, tactic.min_cc);
+        else if (runs.empty()) std::printf("skipped %s\n", convpool_last_error());  // begins with the tactic's name
         else std::printf("ok      %s: %zu runs\n", tactic.name, runs.size());
         failed += !wrong.empty(), tried += !runs.empty();
     }
     std::printf("%d tactics, %d failed\n", tried, failed);
-    return failed == 0 ? 0 : 1;
+    return failed == 0 && tried > 0 ? 0 : 1;
 }
 
 }  // namespace
