@@ -17,6 +17,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	$(BIN)/mypy
 
 format: install
 	$(BIN)/ruff check --fix .
