@@ -176,7 +176,10 @@ convpool_status convpool_default_tactic(const convpool_problem *problem, int32_t
         if (status != CONVPOOL_OK) return status;
         if (tactic == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "tactic: the pointer is null");
         last_error() = tuned_error();  // which stays the last message
-        *tactic = choose(p, device, max_workspace_bytes, kAllTensors).plan->tactic.id;
+        std::string reason;
+        const Choice choice = choose(p, device, max_workspace_bytes, kAllTensors, reason);
+        if (choice.plan == nullptr) return fail(CONVPOOL_UNSUPPORTED, reason);
+        *tactic = choice.plan->tactic.id;
         return CONVPOOL_OK;
     });
 }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "plan.h"
 
@@ -15,7 +16,8 @@ struct Choice {
 };
 
 // The fastest tactic that needs at most `max_workspace_bytes` and takes pointers of which only those of `vector_tensors` are
-// multiples of 16. There always is one: generic runs every problem.
-Choice choose(const Problem &problem, const Device &device, size_t max_workspace_bytes, uint32_t vector_tensors);
+// multiples of 16. Generic runs every problem, so no plan, with a reason, means that no tactic runs on such a device.
+Choice choose(const Problem &problem, const Device &device, size_t max_workspace_bytes, uint32_t vector_tensors,
+              std::string &reason);
 
 }  // namespace convpool

@@ -74,7 +74,9 @@ convpool_status create_plan(const Problem &problem, const PlanRequest &request, 
         if (convpool_status status = plan_tactic(problem, device, request, plan->work); status != CONVPOOL_OK) return status;
     } else {
         last_error() = tuned_error();  // which stays the last message if all goes well
-        Choice choice = choose(problem, device, request.max_workspace_bytes, request.vector_tensors);
+        std::string reason;
+        Choice choice = choose(problem, device, request.max_workspace_bytes, request.vector_tensors, reason);
+        if (choice.plan == nullptr) return fail(CONVPOOL_UNSUPPORTED, reason);
         plan->work = std::move(choice.plan);
         plan->chosen_by = choice.measured ? CONVPOOL_CHOSEN_BY_MEASUREMENT : CONVPOOL_CHOSEN_BY_RULE;
     }

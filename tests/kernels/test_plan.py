@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from convpool.cuda import Problem, find_tactic, library
+from convpool.cuda import Problem, UnsupportedError, find_tactic, library
 
 ROOT = Path(__file__).parents[2]
 LAYER = dict(n=64, c=128, m=128, spatial=(32, 32), kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2, layout="NHWC")
@@ -214,6 +214,17 @@ def test_a_measured_choice_is_told_from_one_by_rule(pretended):
 def test_a_named_tactic_that_does_not_run_says_why(pretended):
     assert pretended.create(layer(group=2), "direct_fused_sm75_f16_m64n64k32_s6")[0] == UNSUPPORTED
     assert "group; got 2, expected 1; use the tactic generic" in pretended.error()
+
+
+def test_a_device_that_no_tactic_runs_on_is_refused(pretended):
+    pretended.lib.pretended_describe(70, 80, 98304)
+    try:
+        assert pretended.create(layer())[0] == UNSUPPORTED
+    finally:
+        pretended.lib.pretended_describe(90, 132, 232448)
+    assert pretended.error() == "conv_avgpool_generic: compute capability; got 70, expected 75 or more; use the tactic generic"
+    with pytest.raises(UnsupportedError, match="compute capability; got 70"):
+        layer().default_tactic(cc=70, multiprocessors=80, shared_bytes=98304)
 
 
 def test_a_named_tactic_keeps_to_the_workspace(pretended):
