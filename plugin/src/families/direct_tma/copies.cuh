@@ -1,0 +1,81 @@
+// direct_tma: copies of weights and of pixels of X to shared memory, by TMA. One thread issues each.
+#pragma once
+
+#include "families/direct_tma/block.cuh"
+#include "kernels/ptx/mbarrier.cuh"
+#include "kernels/ptx/tma.cuh"
+#include "kernels/tile/ring.cuh"
+
+namespace convpool {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Copies the weights of all tiles of the block, kStageTaps taps of a slice at a time; once only where they stay (resident).
+template <class Config> CONVPOOL_DEVICE void copy_weights(const DirectTmaBlock<Config> &block) {
+    const DirectTmaParams &p = block.p;
+    Ring<Config::kStages> ring;
+    const int end = p.resident ? min(p.tiles, static_cast<int>(blockIdx.x) + 1) : p.tiles;
+    for (int index = blockIdx.x; index < end; index += gridDim.x) {
+        const int channel = block.tile_at(index).channel;
+#pragma unroll 1
+        for (int slice = 0; slice < p.slices; ++slice)
+#pragma unroll
+            for (int tap = 0; tap < Config::kTaps; tap += Config::kStageTaps) {
+                barrier_wait(block.weights_empty(ring.buffer), ring.parity ^ 1);
+                barrier_expect(block.weights_full(ring.buffer), Config::kShared.weight_stage);
+                copy_box(block.weights_at(ring.buffer), &p.w_map, block.weights_full(ring.buffer),
+                         slice * Config::kChunks * Config::kPerChunk, channel, tap);
+                ring.next();
+            }
+    }
+}
+
+// Copies pixels of X, a slice of a tile's subtiles at a time: next() waits for a free buffer and goes on, tile after tile.
+template <class Config> struct DirectTmaRawCopies {
+    using Block = DirectTmaBlock<Config>;
+    static constexpr int kSubtiles = Config::kSubtiles;
+
+    const Block &block;
+    int index = blockIdx.x, slice = 0;
+    Ring<Config::kRawStages> ring;
+    int image[kSubtiles], y[kSubtiles], x[kSubtiles];  // of the first pixel of each subtile
+
+    CONVPOOL_DEVICE explicit DirectTmaRawCopies(const Block &b) : block(b) {
+        if (index < block.p.tiles) locate();
+    }
+    CONVPOOL_DEVICE void locate() {
+        const typename Block::Tile tile = block.tile_at(index);
+#pragma unroll
+        for (int s = 0; s < kSubtiles; ++s) {
+            const typename Block::Corner corner = block.corner_of(tile.subtile + s);
+            image[s] = corner.image;
+            y[s] = corner.y * 2 - block.p.pad_h;
+            x[s] = corner.x * 2 - block.p.pad_w;
+        }
+    }
+    CONVPOOL_DEVICE void next() {
+        if (index >= block.p.tiles) return;
+        barrier_wait(block.raw_empty(ring.buffer), ring.parity ^ 1);
+        const uint32_t full = block.raw_full(ring.buffer);
+        barrier_expect(full, kSubtiles * 2 * Block::kHalfBytes);
+        const int channel = slice * Config::kChunks * Config::kPerChunk;
+#pragma unroll
+        for (int s = 0; s < kSubtiles; ++s) {
+            const uint32_t dst = block.raw_at(ring.buffer, s);
+            // The first half gets columns x, x + 2, .. of X, the second x + 1, x + 3, ..; x_map[0] has X's even columns.
+            const int odd = x[s] & 1;
+            copy_box(dst, &block.p.x_map[odd], full, channel, (x[s] - odd) >> 1, y[s], image[s]);
+            copy_box(dst + Block::kHalfBytes, &block.p.x_map[odd ^ 1], full, channel, (x[s] + odd) >> 1, y[s], image[s]);
+        }
+        ring.next();
+        if (++slice == block.p.slices) {
+            slice = 0;
+            index += gridDim.x;
+            if (index < block.p.tiles) locate();
+        }
+    }
+};
+
+#endif
+
+}  // namespace convpool
