@@ -24,9 +24,9 @@ from rich.progress import track
 from rich.table import Table
 
 import convpool
-from convpool.autotune import time_in_turn
-from convpool.modelio import LoadedModel
-from convpool.verify import make_session
+from convpool.check.session import make_session
+from convpool.check.timing import time_sessions
+from convpool.ir.model import LoadedModel
 from models import digits, generators
 
 THREADS = 2
@@ -62,7 +62,7 @@ def measure(model, arrays: dict[str, np.ndarray], rounds: int) -> dict[str, floa
     sessions = {
         name: make_session(LoadedModel(m, None, 0), optimize=True, threads=THREADS, spin=True) for name, m in models.items()
     }
-    times = time_in_turn(sessions, arrays, rounds, budget_s=30)
+    times = time_sessions(sessions, arrays, rounds, budget_s=30)
     return {
         "original_ms": times["original"] / 1e3,
         "optimized_ms": times["optimized"] / 1e3,

@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.table import Table
 
 import convpool
-from convpool.autotune import time_in_turn
+from convpool.check.session import make_session
+from convpool.check.timing import time_sessions
 from convpool.cli.table import make_console, show
-from convpool.modelio import LoadedModel
-from convpool.verify import make_session
+from convpool.ir.model import LoadedModel
 from models import digits
 
 BATCHES = (1, 32)
@@ -33,7 +33,7 @@ def main() -> None:
     table = Table("", *sessions, "ratio", box=None, pad_edge=False, title_justify="left")
     table.add_row("digits right", *(f"{hits[key]} of {len(labels)}" for key in sessions), "")
     for batch in BATCHES:
-        times = time_in_turn(sessions, {name: images[:batch]}, rounds=31, budget_s=5)
+        times = time_sessions(sessions, {name: images[:batch]}, rounds=31, budget_s=5)
         table.add_row(
             f"batch {batch}",
             *(f"{times[key]:.0f} us" for key in sessions),

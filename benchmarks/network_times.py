@@ -22,17 +22,18 @@ from typing import Any
 import numpy as np
 import onnx
 
-from convpool import operator, optimize
+from convpool import optimize
 from convpool.bench.timing import input_sets, summarize
+from convpool.check.session import make_session
 from convpool.errors import ConvpoolError, first_line
-from convpool.files import write_atomically
-from convpool.modelio import LoadedModel
+from convpool.ir import schema
+from convpool.ir.files import write_atomically
+from convpool.ir.model import LoadedModel
 from convpool.passes.alone import KINDS
 from convpool.tensorrt import PRECISIONS, Engine, build_engine, plugin_path
 from convpool.tensorrt.build_options import HALF_PRECISIONS
 from convpool.tensorrt.graph_timing import TIMING_ITERATIONS, choose_patiently, time_in_turn
 from convpool.tensorrt.package import tensorrt_module
-from convpool.verify import make_session
 from models.generators import generate, random_inputs
 from tests.support.accuracy.half_io import Arrays, from_channels_last, half_channels_last, to_channels_last
 from tests.support.accuracy.limits import LIMITS
@@ -186,7 +187,7 @@ def time_network(name: str, options: Options) -> Row:
         if not error <= limit * (1 if lowering in OURS else 2):  # TensorRT's own kernels may round more often
             found[lowering] = {"wrong": error}
             continue
-        nodes = Counter(node.op_type for node in form.graph.node if node.op_type in operator.OP_TYPES)
+        nodes = Counter(node.op_type for node in form.graph.node if node.op_type in schema.OP_TYPES)
         found[lowering] = {"error": error, **({"nodes": dict(nodes)} if nodes else {})}
         engines[lowering] = engine
     row = {

@@ -34,11 +34,11 @@ import numpy as np
 import onnx
 
 from benchmarks import network_times
-from convpool.files import write_atomically
-from convpool.modelio import LoadedModel
+from convpool.check.session import make_session
+from convpool.ir.files import write_atomically
+from convpool.ir.model import LoadedModel
 from convpool.tensorrt import Engine, build_engine
 from convpool.tensorrt.package import tensorrt_module
-from convpool.verify import make_session
 from models.digits import MODEL_PATH
 from models.generators import generate, random_inputs
 from tests.support.accuracy.float64 import run_float64

@@ -6,13 +6,14 @@
 GPU parts (`convpool.cuda`, `convpool.tensorrt`) are imported only when asked for.
 """
 
-from convpool import operator
 from convpool.api import OptimizeResult, optimize
+from convpool.check.verdict import Verification
+from convpool.check.verify import verify
 from convpool.errors import ConvpoolError, ModelError, OptionError, OutputError, VerificationError
+from convpool.ir import schema
 from convpool.report import Report, SiteReport, Summary
-from convpool.verify import Verification, verify
 
-operator.register_schema()
+schema.register_schema()
 
 __all__ = [
     "ConvpoolError",

@@ -15,13 +15,16 @@ import numpy as np
 from onnx import ModelProto
 
 from convpool import autotune as tuning
-from convpool import operator
+from convpool.algebra.lowering import REQUESTS
+from convpool.check.inputs import load_arrays
+from convpool.check.session import evaluate
+from convpool.check.verify import compare, unchanged
 from convpool.errors import OptionError, VerificationError
-from convpool.graph import Scope, index_model, is_op, label, opset_of, subgraphs
-from convpool.inputs import load_arrays
-from convpool.lowering import REQUESTS
-from convpool.modelio import LoadedModel, infer_shapes, load, passes_full_check, save
-from convpool.modelio import check as check_model
+from convpool.ir import schema
+from convpool.ir.index import Scope, index_model
+from convpool.ir.model import LoadedModel, infer_shapes, load, passes_full_check, save
+from convpool.ir.model import check as check_model
+from convpool.ir.protos import is_op, label, opset_of, subgraphs
 from convpool.passes import absorb, alone, conv_pool, pool_conv
 from convpool.passes.absorption import Absorption
 from convpool.passes.concat import repeats
@@ -29,7 +32,6 @@ from convpool.passes.conv_pool import Site
 from convpool.plan import Plan, Reject, conv_leaves, tree_nodes
 from convpool.report import Report, SiteReport, Summary
 from convpool.rewrite import Rewriter, read_instead
-from convpool.verify import compare, unchanged
 
 MIN_OPSET = 7
 """The first opset whose AveragePool can count its padding."""
@@ -56,7 +58,7 @@ class OptimizeResult:
 
     def move_to_domain(self, domain: str) -> None:
         """Give the model's nodes of convpool's operators, and their functions, another domain (`--domain`)."""
-        if operator.move_to_domain(self.model, domain):
+        if schema.move_to_domain(self.model, domain):
             self._loaded.source = None  # no longer what was read
 
 
@@ -99,12 +101,12 @@ def optimize(
     autotune: time the lowerings of each site in onnxruntime here, and keep the fastest.
     data: input arrays by name or a .npz file, to verify with instead of random inputs.
     input_shapes: shapes of inputs that the model leaves open, for verification, timing and the size of plain convolutions.
-    rtol, atol: tolerances in place of the defaults (see `convpool.verify`); seed: of the random inputs.
+    rtol, atol: tolerances in place of the defaults (see `help(convpool.verify)`); seed: of the random inputs.
     base_dir: folder of the external data, where `model` is no path.
     progress: called with (done, total, what) while timing.
 
     Raises ModelError (unusable model), OptionError (unusable argument), VerificationError (results disagree).
-    Source of the algebra: Suita et al., JPDC 2020; see `convpool.geometry`.
+    Source of the algebra: Suita et al., JPDC 2020; see `convpool.algebra.geometry`.
     """
     started = time.perf_counter()
     if lowering not in REQUESTS:
@@ -174,7 +176,7 @@ class _Run:
 
     def to_fixpoint(self) -> None:
         """Apply the passes until nothing more is found; each rewrite lowers the cost, so this ends."""
-        rewriter = Rewriter(self._model.proto, self._model.read)
+        rewriter = Rewriter(self._model.proto, self._model.read, evaluate)
         inferred = self._inferred
         originals = self._convolutions() if self.alone else set()
         while self._one_pass(rewriter, inferred, self._pairs):
@@ -194,7 +196,7 @@ class _Run:
 
     def join_once(self) -> None:
         """Let Concats read the result of an earlier one that joins what they begin with."""
-        for scope in index_model(self._model.proto, self._model.read):
+        for scope in index_model(self._model.proto, self._model.read, evaluate):
             found = repeats(scope, self._named)
             read_instead(scope, found)
             self.concats += len(found)
@@ -209,7 +211,7 @@ class _Run:
         """Rewrite what `verdicts_of` a scope, given the main opset, has a Plan for; whether there was any."""
         main_opset = opset_of(self._model.proto.opset_import)
         found: list[tuple[Scope, list[Plan], list[list[SiteReport]]]] = []
-        for scope in index_model(self._model.proto, self._model.read, inferred):
+        for scope in index_model(self._model.proto, self._model.read, evaluate, inferred):
             plans: list[Plan] = []
             reports: list[list[SiteReport]] = []
             taken: set[int] = set()
@@ -248,19 +250,19 @@ class _Run:
         for report in reports:
             if report.lowering == "convavgpool":
                 self._given_by[scope.path, next(rest)] = len(self._rewritten)
-                report = replace(report, operator=operator.OP_TYPE)
+                report = replace(report, operator=schema.OP_TYPE)
             self._rewritten.append(report)
 
     def _absorb(self, rewriter: Rewriter, inferred: ModelProto | None, phase: str) -> bool:
         """One pass over the operator's nodes; whether any took something in."""
         found: list[tuple[Scope, list[Absorption]]] = []
         left: dict[int, list[Reject]] = {}
-        for scope in index_model(self._model.proto, self._model.read, inferred):
+        for scope in index_model(self._model.proto, self._model.read, evaluate, inferred):
             plans: list[Absorption] = []
             changed: set[int] = set()
             leaving: set[int] = set()
             for index, node in enumerate(scope.nodes):
-                if not operator.is_operator(node) or self._named(label(node)):
+                if not schema.is_operator(node) or self._named(label(node)):
                     continue
                 plan, rejects = absorb.check(scope, index, phase, self._named)
                 own = {index, *plan.downstream, *([plan.scaled.node] if plan.scaled else [])} if plan else set()
@@ -323,7 +325,7 @@ class _Run:
 
     def _convolutions(self) -> set[tuple[str, str]]:
         """What the model's convolutions give, each with its scope's path."""
-        scopes = index_model(self._model.proto, self._model.read)
+        scopes = index_model(self._model.proto, self._model.read, evaluate)
         return {(scope.path, node.output[0]) for scope in scopes for node in scope.nodes if is_op(node, "Conv")}
 
     def _excluded(self, site: Site) -> bool:
@@ -342,14 +344,14 @@ def _rewritten(plan: Plan, times: dict[str, float] | None) -> list[SiteReport]:
             pool,
             plan.pattern,
             "rewritten",
-            choice.lowering,
+            lowering.name,
             None,
-            choice.macs_before,
-            choice.macs_after,
+            lowering.macs_before,
+            lowering.macs_after,
             plan.scope.path,
             times,
         )
-        for leaf, choice in zip(conv_leaves(plan.tree), plan.choices, strict=True)
+        for leaf, lowering in zip(conv_leaves(plan.tree), plan.lowerings, strict=True)
     ]
 
 
@@ -390,7 +392,7 @@ def _operators(model: ModelProto) -> dict[str, int]:
 
     visit(model.graph.node)
     for function in model.functions:
-        if function.domain != operator.DOMAIN:
+        if function.domain != schema.DOMAIN:
             visit(function.node)
     return dict(sorted(counts.items()))
 

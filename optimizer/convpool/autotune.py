@@ -7,54 +7,24 @@ Source: Suita et al., JPDC 2020, section 5, where too the best method differs by
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from onnx import ModelProto, helper, numpy_helper
 
-from convpool.graph import index_model
-from convpool.inputs import Arrays, InputMaker, feeds, fit_shapes
-from convpool.lowering import LOWERINGS, ORDERS
-from convpool.modelio import LoadedModel, infer_shapes
+from convpool.algebra.lowering import LOWERINGS, ORDERS
+from convpool.check.inputs import InputMaker, feeds, fit_shapes
+from convpool.check.session import evaluate, make_session
+from convpool.check.timing import time_sessions
+from convpool.ir.index import index_model
+from convpool.ir.model import LoadedModel, infer_shapes
 from convpool.passes import conv_pool
 from convpool.plan import Plan, Reject, reject, tree_nodes
 from convpool.rewrite import Rewriter
-from convpool.verify import make_session
 
 ROUNDS = 9
 BUDGET_S = 1.5
 """A site's rounds stop when this much time is spent, though not before three."""
-PAUSE_S = 0.06
-"""Before each turn: onnxruntime's threads spin for 36 ms after a run, and would slow the next session down."""
-TURN_S = 0.02
-"""The timed runs of a turn last at least so long together."""
-
-
-def time_in_turn(sessions: Mapping[str, Any], arrays: Arrays, rounds: int, budget_s: float) -> dict[str, float]:
-    """Median microseconds per run of onnxruntime sessions with the same inputs, each as fast as it is by itself.
-
-    In each round every session has its turn: a pause, a run that is not timed, and runs for TURN_S.  Rounds stop when
-    budget_s seconds are spent, though not before three.
-    """
-    for session in sessions.values():
-        session.run(None, arrays)
-    samples: dict[str, list[float]] = {name: [] for name in sessions}
-    deadline = time.perf_counter() + budget_s
-    for number in range(rounds):
-        for name, session in sessions.items():
-            time.sleep(PAUSE_S)
-            session.run(None, arrays)
-            begin, runs = time.perf_counter(), 0
-            while runs == 0 or time.perf_counter() - begin < TURN_S:
-                session.run(None, arrays)
-                runs += 1
-            samples[name].append((time.perf_counter() - begin) / runs * 1e6)
-        if number >= 2 and time.perf_counter() > deadline:
-            break
-    return {name: statistics.median(values) for name, values in samples.items()}
 
 
 class Tuner:
@@ -90,7 +60,7 @@ class Tuner:
                 continue  # the same nodes, once onnxruntime has inlined the function
             found = conv_pool.check(site, name, main_opset)
             if isinstance(found, Plan):
-                candidates.setdefault("+".join(choice.lowering for choice in found.choices), found)
+                candidates.setdefault("+".join(lowering.name for lowering in found.lowerings), found)
         try:
             cut = self._cut_out(plan, main_opset)
             sessions = {"original": make_session(LoadedModel(cut, None, 0), optimize=True, spin=True)}
@@ -98,7 +68,7 @@ class Tuner:
             for name in candidates:
                 lowered = _lowered(cut, name if name in LOWERINGS else "auto")
                 sessions[name] = make_session(LoadedModel(lowered, None, 0), optimize=True, spin=True)
-            times = time_in_turn(sessions, arrays, ROUNDS, BUDGET_S)
+            times = time_sessions(sessions, arrays, ROUNDS, BUDGET_S)
         except Exception:  # whatever onnxruntime has against the cut-out: it is only a measurement
             return plan, None
         best = min(times, key=lambda name: times[name])
@@ -136,9 +106,9 @@ def _lowered(model: ModelProto, lowering: str) -> ModelProto:
     result.CopyFrom(model)
     loaded = LoadedModel(result, None, 0)
     opset = result.opset_import[0].version
-    scope = index_model(result, loaded.read, infer_shapes(result))[0]
+    scope = index_model(result, loaded.read, evaluate, infer_shapes(result))[0]
     plans = [conv_pool.check(site, lowering, opset) for site in conv_pool.sites(scope)]
-    rewriter = Rewriter(result, loaded.read)
+    rewriter = Rewriter(result, loaded.read, evaluate)
     rewriter.apply(scope, [plan for plan in plans if isinstance(plan, Plan)])
     rewriter.finish()
     return result
@@ -154,6 +124,6 @@ def given_shapes(model: LoadedModel, shapes: Mapping[str, Sequence[int]]) -> dic
     for value in fixed.graph.input:
         if value.name in shapes:
             value.CopyFrom(helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, shapes[value.name]))
-    scope = index_model(fixed, model.read, infer_shapes(fixed))[0]
+    scope = index_model(fixed, model.read, evaluate, infer_shapes(fixed))[0]
     names = {name for node in scope.nodes for name in (*node.input, *node.output) if name}
     return {name: info.shape for name in names if (info := scope.info(name)).shape is not None}

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from convpool.geometry import ConvSpec, Ints, PoolSpec
-from convpool.graph import Constant, Scope, label
+from convpool.algebra.affine import IDENTITY, Affine
+from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec
+from convpool.algebra.lowering import Layer, Lowering
+from convpool.algebra.refusal import Refusal
+from convpool.ir.constants import Constant
+from convpool.ir.index import Scope
+from convpool.ir.protos import label
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,11 @@ class Reject:
 def reject(scope: Scope, node: int, condition: str, got: object, expected: object) -> Reject:
     """A Reject that names node number `node` of `scope`."""
     return Reject(f"{scope.nodes[node].op_type} '{label(scope.nodes[node])}'", condition, str(got), str(expected))
+
+
+def rejection(scope: Scope, node: int, refusal: Refusal) -> Reject:
+    """A Refusal of the algebra as a Reject that names node number `node` of `scope`."""
+    return reject(scope, node, refusal.condition, refusal.got, refusal.expected)
 
 
 def malformed(scope: Scope, node: int, values: dict[str, Any], rank: int) -> Reject | None:
@@ -52,21 +60,6 @@ class Pooling:
     kind: str
     spec: PoolSpec | None
     squeeze: bool = False
-
-
-@dataclass(frozen=True)
-class Affine:
-    """y = scale * x + shift per channel; float64, shape () or [channels]."""
-
-    scale: np.ndarray
-    shift: np.ndarray
-
-    def after(self, first: Affine) -> Affine:
-        """The map that does `first`, then this one."""
-        return Affine(self.scale * first.scale, self.scale * first.shift + self.shift)
-
-
-IDENTITY = Affine(np.array(1.0), np.array(0.0))
 
 
 @dataclass(frozen=True)
@@ -100,6 +93,11 @@ class ConvLeaf:
     """The nodes whose effect is in `affine`."""
     passed: tuple[int, ...] = ()
     """Pads in front of the convolution, which reads from before them: nearest first, and they may have other readers."""
+
+    @property
+    def layer(self) -> Layer:
+        """The convolution as the algebra sees it."""
+        return Layer(self.conv, self.weight_shape, self.size, self.weight is not None)
 
 
 @dataclass(frozen=True)
@@ -145,20 +143,11 @@ def tree_nodes(tree: Tree) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """How one convolution is to be lowered, and what that costs (multiply-adds of the convolutions, per sample)."""
-
-    lowering: str
-    macs_before: int | None
-    macs_after: int | None
-
-
-@dataclass(frozen=True)
 class Plan:
-    """A site that is exact to rewrite and pays.  `choices` belong to the convolutions of `tree`, left to right."""
+    """A site that is exact to rewrite and pays.  `lowerings` belong to the convolutions of `tree`, left to right."""
 
     scope: Scope
     pattern: str
     pooling: Pooling
     tree: Tree
-    choices: tuple[Choice, ...] = field(default=())
+    lowerings: tuple[Lowering, ...] = field(default=())

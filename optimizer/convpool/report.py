@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 
-from convpool.verify import Verification
+from convpool.check.verdict import Verification
 
 
 @dataclass(frozen=True)

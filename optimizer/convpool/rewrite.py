@@ -10,28 +10,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
-from convpool import operator
-from convpool.geometry import ConvSpec, PoolSpec, fuse_kernel
-from convpool.graph import Scope, graphs_within, index_model, opset_of, value_names
-from convpool.lowering import Form, form
-from convpool.passes import alone
+from convpool.algebra.affine import IDENTITY
+from convpool.algebra.geometry import ConvSpec, PoolSpec, fuse_kernel
+from convpool.algebra.lowering import Lowering
+from convpool.ir import schema
+from convpool.ir.constants import Evaluate, Read
+from convpool.ir.index import Scope, index_model
+from convpool.ir.protos import graphs_within, opset_of, value_names
 from convpool.passes.absorption import Absorption, Weights
 from convpool.passes.conv_pool import folded
-from convpool.plan import IDENTITY, Choice, ConvLeaf, JoinTree, Moved, OpaqueLeaf, Plan, Reject, Tree, conv_leaves, tree_nodes
-
-Read = Callable[[TensorProto], np.ndarray]
+from convpool.plan import ConvLeaf, JoinTree, Moved, OpaqueLeaf, Plan, Tree, conv_leaves, tree_nodes
 
 
 class Rewriter:
     """Applies plans to one model; `finish` leaves it complete and consistent."""
 
-    def __init__(self, model: ModelProto, read: Read) -> None:
-        self._model, self._read = model, read
+    def __init__(self, model: ModelProto, read: Read, evaluate: Evaluate) -> None:
+        self._model, self._read, self._evaluate = model, read, evaluate
         self._names = value_names(model)
         self._annotated = any(len(graph.value_info) for graph in graphs_within(model.graph))
         self._maybe_dead: set[str] = set()
@@ -47,8 +46,8 @@ class Rewriter:
 
         Returns for each plan what its ConvAvgPool nodes give, in the order of its convolutions.
         """
-        if any(choice.lowering == "convavgpool" for plan in plans for choice in plan.choices):
-            self._use_operator(scope, operator.VERSION)
+        if any(lowering.name == "convavgpool" for plan in plans for lowering in plan.lowerings):
+            self._use_operator(scope, schema.VERSION)
         self._shared = {}
         removed: set[int] = set()
         inserted: dict[int, list[NodeProto]] = {}
@@ -56,7 +55,7 @@ class Rewriter:
         for plan in plans:
             anchor = max(plan.pooling.root, *tree_nodes(plan.tree))
             inserted[anchor] = _Emitter(self, scope, plan).run()
-            made.append([node.output[0] for node in inserted[anchor] if operator.is_operator(node)])
+            made.append([node.output[0] for node in inserted[anchor] if schema.is_operator(node)])
             removed |= {*plan.pooling.nodes, *tree_nodes(plan.tree)}
         passed = {index for plan in plans for leaf in conv_leaves(plan.tree) for index in leaf.passed}
         removed |= _unread(scope, passed, removed, inserted)
@@ -68,9 +67,9 @@ class Rewriter:
 
         No two plans share a node but upstream ones, which go if all that read them take them in.
         """
-        self._use_operator(scope, operator.VERSION)
-        if any(plan.parts != operator.PLAIN for plan in plans):
-            self._use_operator(scope, operator.SIBLINGS_VERSION)
+        self._use_operator(scope, schema.VERSION)
+        if any(plan.parts != schema.PLAIN for plan in plans):
+            self._use_operator(scope, schema.FUSED_VARIANTS_VERSION)
         self._shared = {}
         removed: set[int] = set()
         inserted: dict[int, list[NodeProto]] = {}
@@ -88,7 +87,7 @@ class Rewriter:
         scope, parts = plan.scope, plan.parts
         node, nodes = NodeProto(), []
         node.CopyFrom(scope.nodes[plan.node])
-        before = operator.parts_of(node)
+        before = schema.parts_of(node)
         given = dict(zip(before.inputs, node.input, strict=False))
         given["X"], stem = plan.x, node.output[0]
         elem_type = scope.info(given["W"]).elem_type or scope.info(node.input[0]).elem_type
@@ -112,11 +111,11 @@ class Rewriter:
                 given[name] = constant((name, plan.node), lambda full=full: full, f"{stem}_{name}")
         if plan.residual is not None:
             given["R"] = plan.residual
-        if parts != operator.PLAIN and not given.get("B"):
+        if parts != schema.PLAIN and not given.get("B"):
             shape = scope.info(node.input[1]).shape
             assert shape is not None
             given["B"] = constant(("zeros", elem_type, shape[0]), lambda: np.zeros(shape[0]), f"{stem}_bias")
-        operator.give_parts(node, parts)
+        schema.give_parts(node, parts)
         del node.input[:]
         node.input.extend(given[name] for name in parts.inputs if name != "B" or given.get("B"))
         node.output[0] = plan.output
@@ -217,15 +216,15 @@ class Rewriter:
         return self._shared[key]
 
     def _complete_functions(self) -> None:
-        """Add the functions of the operators in use, and remove those that a sibling has replaced everywhere."""
-        used, known = operator.used_in(self._model), set()
+        """Add the functions of the operators in use, and remove those that a fused variant has replaced everywhere."""
+        used, known = schema.used_in(self._model), set()
         for index in reversed(range(len(self._model.functions))):
             function = self._model.functions[index]
-            if function.domain == operator.DOMAIN and function.name in operator.OP_TYPES:
+            if function.domain == schema.DOMAIN and function.name in schema.OP_TYPES:
                 known.add(function.name)
                 if function.name not in used:
                     del self._model.functions[index]
-        self._model.functions.extend(operator.functions_for(used - known, opset_of(self._model.opset_import)))
+        self._model.functions.extend(schema.functions_for(used - known, opset_of(self._model.opset_import)))
 
     def _use_operator(self, scope: Scope, version: int) -> None:
         """Import the operator's domain; raise the IR version to one that has functions."""
@@ -237,22 +236,22 @@ class Rewriter:
         if isinstance(outermost.proto, FunctionProto):
             imports.append(outermost.proto.opset_import)
         for entries in imports:
-            known = [entry for entry in entries if entry.domain == operator.DOMAIN]
+            known = [entry for entry in entries if entry.domain == schema.DOMAIN]
             for entry in known:
                 entry.version = max(entry.version, version)
             if not known:
-                entries.append(helper.make_opsetid(operator.DOMAIN, version))
+                entries.append(helper.make_opsetid(schema.DOMAIN, version))
         if self._model.ir_version < 4:
             # From IR 4 on these would be inputs that a caller may override, and no longer constants.
             initializers = {tensor.name for tensor in self._model.graph.initializer}
             _drop_by_name(self._model.graph.input, initializers, lambda value: value.name)
-        self._model.ir_version = max(self._model.ir_version, operator.MIN_IR_VERSION)
+        self._model.ir_version = max(self._model.ir_version, schema.MIN_IR_VERSION)
 
     def _dead_constants(self) -> list[tuple[Scope, set[str]]]:
         if not self._maybe_dead:
             return []
         dead = []
-        for scope in index_model(self._model, self._read):
+        for scope in index_model(self._model, self._read, self._evaluate):
             names = {
                 name
                 for name in self._maybe_dead
@@ -279,7 +278,7 @@ class _Emitter:
 
     def __init__(self, rewriter: Rewriter, scope: Scope, plan: Plan) -> None:
         self._rewriter, self._scope, self._plan = rewriter, scope, plan
-        self._choices = iter(plan.choices)
+        self._lowerings = iter(plan.lowerings)
         self._nodes: list[NodeProto] = []
         self._pool_name = scope.nodes[plan.pooling.root].name
 
@@ -295,42 +294,36 @@ class _Emitter:
         if isinstance(tree, OpaqueLeaf):
             return self._pool(tree.tensor, self._plan.pooling.spec)
         if isinstance(tree, ConvLeaf):
-            name = self._leaf(tree, next(self._choices))
+            name = self._leaf(tree, next(self._lowerings))
         else:
             name = self._join(tree)
         for moved in tree.behind:
             name = self._move(moved, name)
         return name
 
-    def _leaf(self, leaf: ConvLeaf, choice: Choice) -> str:
-        if self._plan.pattern in ("pool_conv", *alone.KINDS):
-            found: Form | Reject = Form("convavgpool", self._plan.pooling.spec, leaf.conv)
-            leaf = replace(leaf, input=self._plan.pooling.input)
-        else:
-            found = form(self._scope, leaf, self._plan.pooling.spec, choice.lowering, self._scope.opset)
-        assert isinstance(found, Form)
+    def _leaf(self, leaf: ConvLeaf, found: Lowering) -> str:
         old = self._scope.nodes[leaf.node]
         x, weight, bias = leaf.input, old.input[1], old.input[2] if len(old.input) > 2 else ""
-        if found.lowering == "fused" and leaf.affine is IDENTITY:
+        if found.name == "fused" and leaf.affine is IDENTITY:
             weight = self._fused(leaf, weight)
         elif leaf.affine is not IDENTITY:
             array, bias_array = folded(leaf)
-            if found.lowering == "fused":
+            if found.name == "fused":
                 array = self._fuse(leaf, array)
-            if found.lowering == "convavgpool":
+            if found.name == "convavgpool":
                 weight = self._constant(np.moveaxis(array, 1, -1), f"{weight}_channels_last")
             else:
-                weight = self._constant(array, f"{weight}_{'fused' if found.lowering == 'fused' else 'scaled'}")
+                weight = self._constant(array, f"{weight}_{'fused' if found.name == 'fused' else 'scaled'}")
             wanted = f"{bias or old.output[0] + '_bias'}_scaled"
             bias = "" if bias_array is None else self._constant(bias_array, wanted)
-        elif found.lowering == "convavgpool":
+        elif found.name == "convavgpool":
             weight = self._channels_last(leaf, weight)
         output = self._fresh_output(old)
-        if found.lowering == "convavgpool":
+        if found.name == "convavgpool":
             assert found.pool is not None
             bias = bias or self._zero_bias(old)
             inputs = [x, weight, bias] if bias else [x, weight]
-            node = operator.make_node(inputs, output, found.pool, found.conv)
+            node = schema.make_node(inputs, output, found.pool, found.conv)
         else:
             if found.pool is not None or found.is_global:
                 x = self._pool(x, found.pool)
@@ -362,7 +355,7 @@ class _Emitter:
                 self._scope, (weight,), lambda: np.moveaxis(value.array(), 1, -1), f"{weight}_channels_last", self._nodes
             )
         output = self._rewriter.fresh(f"{weight}_channels_last")
-        perm = operator.channels_last_perm(leaf.conv.rank)
+        perm = schema.channels_last_perm(leaf.conv.rank)
         self._nodes.append(helper.make_node("Transpose", [weight], [output], perm=perm))
         return output
 

@@ -15,11 +15,12 @@ import numpy as np
 import onnx
 import pytest
 
-from convpool import operator, optimize
-from convpool.modelio import LoadedModel
+from convpool import optimize
+from convpool.check.session import make_session
+from convpool.ir import schema
+from convpool.ir.model import LoadedModel
 from convpool.tensorrt import Engine, build_engine, casts, prepare
 from convpool.tensorrt.package import tensorrt_module, version
-from convpool.verify import make_session
 from models.digits import MODEL_PATH, load_test_set
 from models.generators import generate, random_inputs
 from tests.support.accuracy.float64 import run_float64
@@ -73,7 +74,7 @@ def lowered(name: str, lowering: str) -> onnx.ModelProto:
     model = case(name)[0]
     if lowering == "siblings":
         found = optimize(model, prologue=True, epilogue=True, check=0).model
-        assert name == "lenet5_digits" or any(node.op_type in operator.SIBLINGS for node in found.graph.node)
+        assert name == "lenet5_digits" or any(node.op_type in schema.FUSED_VARIANTS for node in found.graph.node)
         return found
     if lowering == "original":
         return model

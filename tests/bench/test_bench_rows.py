@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from onnx import shape_inference
 
-from convpool import operator, optimize
+from convpool import optimize
 from convpool.bench.cpu import reference
 from convpool.bench.rows import LAYOUTS, PRECISIONS, SUITES, Row, load_rows
 from convpool.bench.tensorrt_worker import fuse
 from convpool.cuda import LibraryError, Problem
 from convpool.errors import OptionError
-from convpool.graph import attributes
+from convpool.ir import schema
+from convpool.ir.protos import attributes
 from models.generators import generate
 
 ALL = [row for rows, _, _ in SUITES.values() for row in rows]
@@ -53,7 +54,7 @@ def test_suites_have_what_the_optimizer_makes_of_networks(suite, plain):
         shapes = {one.name: tuple(d.dim_value for d in one.type.tensor_type.shape.dim) for one in known}
         weights = {one.name: tuple(one.dims) for one in graph.initializer}
         for node in graph.node:
-            if node.op_type in operator.OP_TYPES and (attributes(node)["pool_kernel_shape"] == [1, 1]) == plain:
+            if node.op_type in schema.OP_TYPES and (attributes(node)["pool_kernel_shape"] == [1, 1]) == plain:
                 (n, c, h, w), (m, *kernel, _) = shapes[node.input[0]], weights[node.input[1]]
                 found.add((n, c, m, h, w, *kernel, node.op_type.startswith("LeakyRelu")))
     others = ("ResNet-50", "VGG-16")

@@ -10,9 +10,9 @@ import pytest
 from benchmarks import network_times, tensorrt_engines
 from benchmarks.network_times import NETWORKS, Options, time_network
 from convpool.bench.timing import summarize
-from convpool.modelio import LoadedModel
+from convpool.check.session import make_session
+from convpool.ir.model import LoadedModel
 from convpool.tensorrt import PRECISIONS, TensorRTError
-from convpool.verify import make_session
 from models.generators import generate
 from tests.support.accuracy.half_io import from_channels_last, to_channels_last
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from convpool.algebra.geometry import ConvSpec, PoolSpec
+from convpool.algebra.parts import Parts
+from convpool.algebra.reference import fused_conv_avg_pool
 from convpool.bench import tuned
 from convpool.cuda import Problem, ProblemError, find_tactic, library, tactics
-from convpool.geometry import ConvSpec, PoolSpec
-from convpool.operator import Parts
-from convpool.reference import fused_conv_avg_pool
 from tests.support.kernels import conv_cases, conv_reference
 
 H200 = dict(cc=90, shared_bytes=227 * 1024)

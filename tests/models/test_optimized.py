@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 import convpool
-from convpool import operator
+from convpool.ir import schema
 from models import digits, generators, light
 
 PATTERNS = {
@@ -60,9 +60,9 @@ def test_every_pair_is_found(name, lowering):
 @pytest.mark.parametrize("name", AROUND)
 def test_what_stands_around_the_pairs_is_taken_in(name, batch):
     model = convpool.optimize(generators.generate(name, batch=batch), prologue=True, epilogue=True).model
-    assert Counter(node.op_type for node in model.graph.node if node.domain == operator.DOMAIN) == AROUND[name]
+    assert Counter(node.op_type for node in model.graph.node if node.domain == schema.DOMAIN) == AROUND[name]
     plain = convpool.optimize(generators.generate(name, batch=batch), prologue=False, epilogue=False, check=0).model
-    found = Counter(node.op_type for node in plain.graph.node if node.domain == operator.DOMAIN)
+    found = Counter(node.op_type for node in plain.graph.node if node.domain == schema.DOMAIN)
     assert sum(found.values()) == found["ConvAvgPool"] == sum(AROUND[name].values())
 
 

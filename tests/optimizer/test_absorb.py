@@ -8,9 +8,9 @@ import pytest
 from onnx import helper, numpy_helper
 
 import convpool
-from convpool import operator
 from convpool.cli.common import run
 from convpool.cli.optimize import command
+from convpool.ir import schema
 from tests.support import rewriting
 from tests.support.models import graph, operators, weights
 from tests.support.rewriting import POOL
@@ -41,12 +41,12 @@ def rewrite(model: onnx.ModelProto, pairs: int, lowering: str = "convavgpool", *
 
 def siblings(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """The nodes of convpool's operators."""
-    return [node for node in model.graph.node if operator.is_operator(node)]
+    return [node for node in model.graph.node if schema.is_operator(node)]
 
 
 def only(model: onnx.ModelProto) -> onnx.NodeProto:
     """The one node of a model in which all else was taken in."""
-    assert [operator.is_operator(node) for node in model.graph.node] == [True], operators(model.graph)
+    assert [schema.is_operator(node) for node in model.graph.node] == [True], operators(model.graph)
     return model.graph.node[0]
 
 
@@ -642,7 +642,7 @@ block <a>(x, w) => (y) {{ p = LeakyRelu<alpha : float = @a>(x) {PAIR} }}
 
 def test_a_node_of_that_name_in_another_domain_is_left_alone():
     model = optimize(graph(f"p = Relu(x)\n{PAIR}"), prologue=False).model
-    operator.move_to_domain(model, "trt.plugins")
+    schema.move_to_domain(model, "trt.plugins")
     assert optimize(model, check=0).changed is False
 
 
@@ -788,7 +788,7 @@ def test_nodes_whose_attributes_a_function_gives_are_left_alone():
     group.Clear()
     group.name, group.ref_attr_name, group.type = "group", "groups", onnx.AttributeProto.INT
     nodes = [helper.make_node("Relu", ["x"], ["p"]), first, second, helper.make_node("Sub", ["s", "t"], ["y"])]
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid(operator.DOMAIN, 1)]
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(schema.DOMAIN, 1)]
     function = helper.make_function("local", "both", ["x", "w", "b"], ["y"], nodes, imports, ["groups"])
     model = onnx.ModelProto()
     model.CopyFrom(inner)

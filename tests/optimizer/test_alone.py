@@ -10,11 +10,11 @@ import pytest
 from onnx import helper
 
 import convpool
-from convpool import operator
+from convpool.check.session import make_session
 from convpool.cli.common import run
 from convpool.cli.optimize import command
-from convpool.modelio import LoadedModel
-from convpool.verify import make_session
+from convpool.ir import schema
+from convpool.ir.model import LoadedModel
 from tests.support import sessions
 from tests.support.models import graph, operators, random_feeds
 from tests.support.rewriting import POOL, rewrite
@@ -565,7 +565,7 @@ def test_command_line(options, first, tmp_path, capsys):
     if options:
         assert "stem       rewritten as ConvAvgPoolRelu with Relu" in printed
         assert [(site["pool"], site["pattern"], site["operator"]) for site in sites] == [
-            ("y", "conv_pool", operator.OP_TYPE),
+            ("y", "conv_pool", schema.OP_TYPE),
             ("", "stem", "ConvAvgPoolRelu"),
         ]
     else:

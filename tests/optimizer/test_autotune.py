@@ -9,6 +9,7 @@ import pytest
 
 import convpool
 from convpool import autotune
+from convpool.check import timing
 from models import generators
 from tests.support.models import graph
 
@@ -32,7 +33,7 @@ def clock(monkeypatch):
         state["timed"].append(set(sessions))
         return {name: 1.0 if name.split("+")[0] == state["fastest"] else 2.0 for name in sessions}
 
-    monkeypatch.setattr(autotune, "time_in_turn", fake)
+    monkeypatch.setattr(autotune, "time_sessions", fake)
     return state
 
 
@@ -98,8 +99,8 @@ def test_a_session_is_timed_as_if_by_itself(monkeypatch, long):
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr(autotune, "time", SimpleNamespace(sleep=sleep, perf_counter=lambda: now))
-    times = autotune.time_in_turn({"a": Session(0.002), "b": Session(long)}, {}, rounds=5, budget_s=1)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(sleep=sleep, perf_counter=lambda: now))
+    times = timing.time_sessions({"a": Session(0.002), "b": Session(long)}, {}, rounds=5, budget_s=1)
     assert times == {"a": pytest.approx(2e3), "b": pytest.approx(long * 1e6)}
 
 

@@ -17,7 +17,7 @@ import convpool
 from convpool.cli.common import run
 from convpool.cli.optimize import command
 from convpool.errors import OutputError
-from convpool.modelio import LoadedModel
+from convpool.ir.model import LoadedModel
 from tests.support import sessions
 from tests.support.models import graph, random_feeds
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import convpool
+from convpool.check.session import make_session
 from convpool.cli.table import make_console, show
-from convpool.modelio import LoadedModel
-from convpool.verify import make_session
+from convpool.ir.model import LoadedModel
 from tests.support.models import graph, operators
 from tests.support.rewriting import PAIR, POOL, rewrite
 

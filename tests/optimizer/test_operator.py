@@ -7,10 +7,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from convpool import operator, reference
-from convpool.geometry import ConvSpec, PoolSpec
-from convpool.modelio import LoadedModel
-from convpool.verify import make_session
+from convpool.algebra import reference
+from convpool.algebra.geometry import ConvSpec, PoolSpec
+from convpool.check.session import make_session
+from convpool.ir import schema
+from convpool.ir.model import LoadedModel
 
 POOL = PoolSpec((2, 3), (1, 1), (1, 0, 0, 1), (1, 1))
 CONV = ConvSpec((3, 1), (2, 3), (0, 0, 1, 0), (1, 1), 2)
@@ -18,7 +19,7 @@ CONV = ConvSpec((3, 1), (2, 3), (0, 0, 1, 0), (1, 1), 2)
 
 def model(x_shape, pool=POOL, conv=CONV, bias=True, opset=17) -> onnx.ModelProto:
     names = ["x", "w", "b"] if bias else ["x", "w"]
-    node = operator.make_node(names, "y", pool, conv)
+    node = schema.make_node(names, "y", pool, conv)
     shapes = {"x": x_shape, "w": [6, *conv.kernel_shape, 2], "b": [6]}
     graph = helper.make_graph(
         [node],
@@ -26,8 +27,8 @@ def model(x_shape, pool=POOL, conv=CONV, bias=True, opset=17) -> onnx.ModelProto
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in names],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
     )
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid(operator.DOMAIN, operator.VERSION)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=8, functions=[operator.function_proto(opset)])
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(schema.DOMAIN, schema.VERSION)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8, functions=[schema.function_proto(opset)])
 
 
 def inferred(found: onnx.ModelProto) -> list:
@@ -37,9 +38,9 @@ def inferred(found: onnx.ModelProto) -> list:
 
 
 def test_schema_is_registered_once():
-    operator.register_schema()
-    schema = onnx.defs.get_schema("ConvAvgPool", 1, "ai.convpool")
-    assert schema.has_type_and_shape_inference_function and (schema.min_input, schema.max_input) == (2, 3)
+    schema.register_schema()
+    known = onnx.defs.get_schema("ConvAvgPool", 1, "ai.convpool")
+    assert known.has_type_and_shape_inference_function and (known.min_input, known.max_input) == (2, 3)
 
 
 def test_shapes():
@@ -70,51 +71,51 @@ def test_function_computes_the_reference(bias, opset):
 SLOPES = {"": 0.0, "Relu": 0.0, "LeakyRelu": 0.25}
 
 
-def sibling(op_type: str, opset: int = 17, x_shape=(2, 4, 10, 11)) -> tuple[onnx.ModelProto, operator.Parts]:
+def sibling(op_type: str, opset: int = 17, x_shape=(2, 4, 10, 11)) -> tuple[onnx.ModelProto, schema.Parts]:
     """A model of one node with everything but its weights as inputs."""
-    kind = operator.SIBLINGS[op_type]
-    parts = operator.Parts(kind.affine, kind.before, SLOPES[kind.before], kind.residual, kind.after, 2 * SLOPES[kind.after])
+    kind = schema.FUSED_VARIANTS[op_type]
+    parts = schema.Parts(kind.affine, kind.before, SLOPES[kind.before], kind.residual, kind.after, 2 * SLOPES[kind.after])
     shapes = {"X": list(x_shape), "W": [6, 3, 1, 2], "B": [6], "scale": [4], "shift": [4], "R": [2, 6, 5, 4]}
-    node = operator.make_node(list(parts.inputs), "Y", POOL, CONV, "node")
-    operator.give_parts(node, parts)
+    node = schema.make_node(list(parts.inputs), "Y", POOL, CONV, "node")
+    schema.give_parts(node, parts)
     graph = helper.make_graph(
         [node],
         "g",
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in parts.inputs],
         [helper.make_tensor_value_info("Y", TensorProto.FLOAT, [None] * 4)],
     )
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid(operator.DOMAIN, operator.SIBLINGS_VERSION)]
-    functions = operator.functions_for({op_type}, opset)
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(schema.DOMAIN, schema.FUSED_VARIANTS_VERSION)]
+    functions = schema.functions_for({op_type}, opset)
     return helper.make_model(graph, opset_imports=imports, ir_version=8, functions=functions), parts
 
 
 def test_siblings_are_named_after_what_they_do():
-    assert len(operator.SIBLINGS) == 2 * 3 * 2 * 3 - 1
-    parts = operator.Parts(True, "LeakyRelu", 0.1, True, "Relu")
+    assert len(schema.FUSED_VARIANTS) == 2 * 3 * 2 * 3 - 1
+    parts = schema.Parts(True, "LeakyRelu", 0.1, True, "Relu")
     assert parts.op_type == "AffineLeakyReluConvAvgPoolAddRelu"
     assert parts.inputs == ("X", "W", "B", "scale", "shift", "R")
-    assert operator.PLAIN.op_type == "ConvAvgPool" and operator.Parts(residual=True).inputs == ("X", "W", "B", "R")
+    assert schema.PLAIN.op_type == "ConvAvgPool" and schema.Parts(residual=True).inputs == ("X", "W", "B", "R")
 
 
-@pytest.mark.parametrize("op_type", operator.SIBLINGS)
+@pytest.mark.parametrize("op_type", schema.FUSED_VARIANTS)
 def test_sibling_says_in_attributes_what_its_name_says(op_type):
     found, parts = sibling(op_type)
     onnx.checker.check_model(found, full_check=True)
     assert inferred(found) == [2, 6, 5, 4]
     node = found.graph.node[0]
-    assert operator.parts_of(node) == parts
+    assert schema.parts_of(node) == parts
     given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     assert (given["prologue_affine"], given["residual"]) == (int("Affine" in op_type), int("Add" in op_type))
     names = ("", "Relu", "LeakyRelu")
     before, after = op_type.removeprefix("Affine").split("ConvAvgPool")
     assert (names[given["prologue_activation"]], names[given["activation"]]) == (before, after.removeprefix("Add"))
     assert (given["prologue_alpha"], given["alpha"]) == (SLOPES[before], 2 * SLOPES[after.removeprefix("Add")])
-    operator.give_parts(node, operator.PLAIN)
+    schema.give_parts(node, schema.PLAIN)
     assert node.op_type == "ConvAvgPool" and not {item.name for item in node.attribute} & {"residual", "alpha"}
 
 
 @pytest.mark.parametrize("opset", [7, 17])
-@pytest.mark.parametrize("op_type", operator.SIBLINGS)
+@pytest.mark.parametrize("op_type", schema.FUSED_VARIANTS)
 def test_sibling_computes_the_reference(op_type, opset):
     rng = np.random.default_rng(1)
     found, parts = sibling(op_type, opset)
@@ -135,16 +136,16 @@ def test_sibling_computes_the_reference(op_type, opset):
 def test_the_border_is_zero_and_not_what_the_prologue_makes_of_zero():
     pool, conv = PoolSpec((1, 2), (1, 1), (0, 1, 0, 0), (1, 1)), ConvSpec((1, 1), (1, 1), (1, 0, 0, 0), (1, 1))
     one, shift = np.ones((1, 1, 1, 1)), np.array([5.0])
-    parts = operator.Parts(True, "Relu")
+    parts = schema.Parts(True, "Relu")
     got = reference.fused_conv_avg_pool(one[:, :, :, :], one, np.zeros(1), pool, conv, parts, np.array([2.0]), shift)
     assert got.tolist() == [[[[0.0], [3.5]]]]  # a padded row; the mean of 0 and 2 * 1 + 5
-    node = operator.make_node(list(parts.inputs), "Y", pool, conv)
-    operator.give_parts(node, parts)
+    node = schema.make_node(list(parts.inputs), "Y", pool, conv)
+    schema.give_parts(node, parts)
     shapes = {"X": [1, 1, 1, 1], "W": [1, 1, 1, 1], "B": [1], "scale": [1], "shift": [1]}
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in parts.inputs]
     graph = helper.make_graph([node], "g", values, [helper.make_tensor_value_info("Y", TensorProto.FLOAT, [None] * 4)])
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid(operator.DOMAIN, 2)]
-    found = helper.make_model(graph, opset_imports=imports, ir_version=8, functions=operator.functions_for({node.op_type}, 17))
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(schema.DOMAIN, 2)]
+    found = helper.make_model(graph, opset_imports=imports, ir_version=8, functions=schema.functions_for({node.op_type}, 17))
     feed = {"X": one, "W": one, "B": np.zeros(1), "scale": np.array([2.0]), "shift": shift}
     session = make_session(LoadedModel(found, None, 0), optimize=False)
     assert session.run(None, {key: value.astype(np.float32) for key, value in feed.items()})[0].tolist() == got.tolist()
@@ -152,7 +153,7 @@ def test_the_border_is_zero_and_not_what_the_prologue_makes_of_zero():
 
 def test_moving_to_another_domain_takes_the_siblings_along():
     found, _ = sibling("ReluConvAvgPoolAdd")
-    operator.move_to_domain(found, "trt.plugins")
+    schema.move_to_domain(found, "trt.plugins")
     assert found.graph.node[0].domain == found.functions[0].domain == "trt.plugins"
     assert {entry.domain for entry in found.opset_import} == {"", "trt.plugins"}
     make_session(LoadedModel(found, None, 0), optimize=False)
@@ -160,14 +161,14 @@ def test_moving_to_another_domain_takes_the_siblings_along():
 
 def test_moving_to_a_domain_where_siblings_are_already():
     found, _ = sibling("ReluConvAvgPoolAdd")
-    operator.move_to_domain(found, "trt.plugins")
+    schema.move_to_domain(found, "trt.plugins")
     more, _ = sibling("ReluConvAvgPoolAdd")
     found.functions.extend(more.functions)
     found.opset_import.extend(entry for entry in more.opset_import if entry.domain)
     found.graph.node.extend(more.graph.node)
     found.graph.node[1].name = found.graph.node[1].output[0] = "second"
     found.graph.output.add().CopyFrom(helper.make_tensor_value_info("second", TensorProto.FLOAT, [None] * 4))
-    operator.move_to_domain(found, "trt.plugins")
+    schema.move_to_domain(found, "trt.plugins")
     assert [(entry.domain, entry.version) for entry in found.opset_import] == [("", 17), ("trt.plugins", 2)]
     assert [(function.domain, function.name) for function in found.functions] == [("trt.plugins", "ReluConvAvgPoolAdd")]
     make_session(LoadedModel(found, None, 0), optimize=False)

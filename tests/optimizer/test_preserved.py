@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import convpool
-from convpool import operator
+from convpool.ir import schema
 from tests.support.models import graph, operators, weights
 from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, rewrite
 
@@ -170,14 +170,14 @@ def test_standard_domain_by_its_long_name():
 
 def test_function_and_domain_appear_only_with_the_operator():
     with_operator, without = rewrite(graph(PAIR), 1, "convavgpool"), rewrite(graph(PAIR), 1, "direct")
-    assert [(f.domain, f.name) for f in with_operator.functions] == [(operator.DOMAIN, operator.OP_TYPE)]
+    assert [(f.domain, f.name) for f in with_operator.functions] == [(schema.DOMAIN, schema.OP_TYPE)]
     assert {entry.domain: entry.version for entry in with_operator.opset_import} == {"": 17, "ai.convpool": 1}
     assert len(without.functions) == 0 and [entry.domain for entry in without.opset_import] == [""]
 
 
 def test_ir_version_rises_only_for_the_function():
     assert rewrite(graph(PAIR, ir=7), 1, "direct").ir_version == 7
-    assert rewrite(graph(PAIR, ir=7), 1, "convavgpool").ir_version == operator.MIN_IR_VERSION
+    assert rewrite(graph(PAIR, ir=7), 1, "convavgpool").ir_version == schema.MIN_IR_VERSION
     assert rewrite(graph(PAIR, ir=10), 1, "convavgpool").ir_version == 10
 
 

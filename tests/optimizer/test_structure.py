@@ -8,9 +8,9 @@ import pytest
 from onnx import helper
 
 import convpool
-from convpool import operator
-from convpool.modelio import LoadedModel
-from convpool.verify import make_session
+from convpool.check.session import make_session
+from convpool.ir import schema
+from convpool.ir.model import LoadedModel
 from tests.support import sessions
 from tests.support.models import graph, operators, random_feeds
 from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, RTOL, rewrite
@@ -131,7 +131,7 @@ def test_function_of_another_opset_takes_standard_operators():
     model = graph(CALLS, {"v": (32, 16, 3, 3)}, functions=FUNCTION.replace("OPSET", "16"), imports=LOCAL)
     result = rewrite(model, 1, "convavgpool")
     assert operators(result.functions[0]) == {"AveragePool": 1, "Conv": 1}
-    assert all(function.domain != operator.DOMAIN for function in result.functions)
+    assert all(function.domain != schema.DOMAIN for function in result.functions)
 
 
 def test_function_of_the_same_opset_takes_the_operator():
@@ -225,7 +225,7 @@ def test_ir_3_initializers_are_constants(lowering):
     result = rewrite(overridable(3), 1, lowering)
     assert "Mul" not in operators(result.graph)
     if lowering == "convavgpool":
-        assert result.ir_version == operator.MIN_IR_VERSION
+        assert result.ir_version == schema.MIN_IR_VERSION
         assert [value.name for value in result.graph.input] == ["x"]
     else:
         assert result.ir_version == 3

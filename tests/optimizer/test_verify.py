@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
 import numpy as np
 import onnx
@@ -11,6 +9,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import convpool
+from convpool.check import runners
 from convpool.errors import ModelError, OptionError, VerificationError
 from tests.support.models import graph, random_feeds
 
@@ -233,7 +232,7 @@ def test_a_result_that_does_not_run_fails_the_verification():
             t = Add (s, s)
             y = Reshape (x, t)
         }""")
-    from convpool.modelio import LoadedModel
+    from convpool.ir.model import LoadedModel
 
     for result in (broken, wider):
         with pytest.raises(VerificationError, match="not the result"):
@@ -256,8 +255,7 @@ class Harmed:
 @pytest.fixture(params=["not loaded", "other numbers"])
 def optimisations(request, monkeypatch):
     """onnxruntime with optimisations that break or change what has a Pad, as those of 1.31 and older do with some."""
-    verify = importlib.import_module("convpool.verify")  # the package has a function of that name
-    make_session = verify.make_session
+    make_session = runners.make_session
 
     def harming(model, *, optimize, threads=0):
         harmed = optimize and any(node.op_type == "Pad" for node in model.proto.graph.node)
@@ -266,7 +264,7 @@ def optimisations(request, monkeypatch):
         session = make_session(model, optimize=optimize, threads=threads)
         return Harmed(session) if harmed else session
 
-    monkeypatch.setattr(verify, "make_session", harming)
+    monkeypatch.setattr(runners, "make_session", harming)
     return request.param
 
 

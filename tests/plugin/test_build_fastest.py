@@ -13,13 +13,13 @@ import onnx
 import pytest
 
 from convpool import optimize
+from convpool.check.verdict import OutputErrors, Verification
 from convpool.cli import build as build_cli
 from convpool.cli.build import build_command
 from convpool.cli.common import run
 from convpool.errors import OptionError, OutputError
 from convpool.tensorrt import BuildOptions, TensorRTError, build_fastest, graph_timing, pipeline, policy, prepare, tune
 from convpool.tensorrt.engine import TensorInfo
-from convpool.verify import OutputErrors, Verification
 from models.generators import generate
 
 TIMES = {"none": 30.0, "convavgpool": 12.0, "direct": 20.0, "fused": 15.0}

@@ -12,13 +12,14 @@ import numpy as np
 import onnx
 import pytest
 
-from convpool import operator, optimize
+from convpool import optimize
+from convpool.check.session import make_session
 from convpool.errors import ModelError, OptionError
-from convpool.modelio import LoadedModel
+from convpool.ir import schema
+from convpool.ir.model import LoadedModel
 from convpool.tensorrt import BuildOptions, Engine, TensorRTError, build_engine
 from convpool.tensorrt.package import version
 from convpool.tensorrt.policy import offloaded_convs
-from convpool.verify import make_session
 from models.generators import generate, random_inputs
 from tests.support.gpu import require_gpu
 
@@ -403,7 +404,7 @@ def test_a_slope_that_half_does_not_have_stays_in_float():
 def test_networks_of_siblings(name, kind):
     model = generate(name, batch=2)
     rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
-    nodes = [node.op_type for node in rewritten.graph.node if node.domain == operator.DOMAIN]
+    nodes = [node.op_type for node in rewritten.graph.node if node.domain == schema.DOMAIN]
     assert kind in nodes
     engine = build_engine(rewritten, precision="fp16", optimization_level=1, configure=detailed)
     assert plugin_layers(engine) == len(nodes)
@@ -450,7 +451,7 @@ def test_the_head_of_a_network_stays_in_float():
 def test_a_sibling_that_contradicts_itself_is_refused(change, message):
     model = residual_block({"BATCH": 4, "HEIGHT": 16, "WIDTH": 20, "P": 8, "Q": 10})
     rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
-    node = next(node for node in rewritten.graph.node if node.op_type in operator.SIBLINGS)
+    node = next(node for node in rewritten.graph.node if node.op_type in schema.FUSED_VARIANTS)
     if change == "attribute":
         next(item for item in node.attribute if item.name == "residual").i = 0
     elif change == "input":

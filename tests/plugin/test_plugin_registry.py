@@ -14,7 +14,7 @@ import sys
 import pytest
 from onnx import helper
 
-from convpool import operator
+from convpool.ir import schema
 
 pytest.importorskip("tensorrt_lean_bindings")
 
@@ -50,20 +50,20 @@ def run(plugin, code: str, status: int = 0) -> tuple[object, str]:
 
 def test_loading_twice_is_loading_once(plugin):
     first, _ = run(plugin, "load_plugin(trt); print(json.dumps([c.name for c in trt.get_plugin_registry().all_creators]))")
-    assert sorted(name for name in first if "ConvAvgPool" in name) == sorted(operator.OP_TYPES)
+    assert sorted(name for name in first if "ConvAvgPool" in name) == sorted(schema.OP_TYPES)
 
 
 def test_lists_every_attribute_of_the_operators(plugin):
     code = f"""
-print(json.dumps({{name: [[f.name, str(f.type)] for f in find_creator(trt, name).field_names] for name in {operator.OP_TYPES}}}))
+print(json.dumps({{name: [[f.name, str(f.type)] for f in find_creator(trt, name).field_names] for name in {schema.OP_TYPES}}}))
 """
     found, _ = run(plugin, code)
-    plain = set(operator._ATTRIBUTES) - {"weight_perm", "plugin_version", "plugin_namespace"} | {"allow_tf32", "constant_weights"}
-    siblings = plain | set(operator._PART_INTS) | set(operator._PART_FLOATS)
+    plain = set(schema._ATTRIBUTES) - {"weight_perm", "plugin_version", "plugin_namespace"} | {"allow_tf32", "constant_weights"}
+    siblings = plain | set(schema._PART_INTS) | set(schema._PART_FLOATS)
     for name, fields in found.items():
         assert {field for field, _ in fields} == (plain if name == "ConvAvgPool" else siblings)
         reals = {field for field, kind in fields if "FLOAT32" in kind}
-        assert reals == (set() if name == "ConvAvgPool" else set(operator._PART_FLOATS))
+        assert reals == (set() if name == "ConvAvgPool" else set(schema._PART_FLOATS))
 
 
 @pytest.mark.parametrize("phase", ["BUILD", "RUNTIME"])
@@ -107,17 +107,17 @@ print(json.dumps([one is None for one in made]))
 
 def node_attributes(op_type: str, **changes) -> dict[str, object]:
     """The attributes of a sibling's node that the optimizer writes, as Python values, without those that are not fields."""
-    node = helper.make_node("ConvAvgPool", ["x", "w", "b"], ["y"], domain=operator.DOMAIN)
-    kind = operator.SIBLINGS[op_type]
+    node = helper.make_node("ConvAvgPool", ["x", "w", "b"], ["y"], domain=schema.DOMAIN)
+    kind = schema.FUSED_VARIANTS[op_type]
     before, after = (slope if step == "LeakyRelu" else 0.0 for step, slope in ((kind.before, 0.25), (kind.after, 0.1)))
-    operator.give_parts(node, dataclasses.replace(kind, before_alpha=before, after_alpha=after))
+    schema.give_parts(node, dataclasses.replace(kind, before_alpha=before, after_alpha=after))
     assert node.op_type == op_type
     return {item.name: helper.get_attribute_value(item) for item in node.attribute} | changes
 
 
 def test_creates_every_sibling_from_the_optimizer_s_attributes(plugin):
     """In both phases; then once more from the attributes of each other sibling, which its name contradicts."""
-    wanted = {name: node_attributes(name) for name in operator.SIBLINGS}
+    wanted = {name: node_attributes(name) for name in schema.FUSED_VARIANTS}
     code = f"""
 wanted = {wanted}
 core, build = trt.PluginCapabilityType.CORE, trt.PluginCapabilityType.BUILD
@@ -159,9 +159,9 @@ print(json.dumps(made is None))
 
 def test_a_library_without_one_of_the_operators_is_refused(plugin):
     code = """
-from convpool import operator
+from convpool.ir import schema
 from convpool.tensorrt import TensorRTError
-operator.OP_TYPES += ("TanhConvAvgPool",)
+schema.OP_TYPES += ("TanhConvAvgPool",)
 try:
     load_plugin(trt)
 except TensorRTError as error:

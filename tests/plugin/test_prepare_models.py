@@ -9,14 +9,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from convpool import operator, optimize
+from convpool import optimize
+from convpool.check.session import make_session
 from convpool.cuda import CudaError, tactics
 from convpool.errors import ModelError, OptionError
-from convpool.modelio import LoadedModel, load
+from convpool.ir import schema
+from convpool.ir.model import LoadedModel, load
 from convpool.tensorrt import PRECISIONS, BuildOptions, Engine, build_engine, casts, pipeline, policy, prepare
 from convpool.tensorrt.network import keep_heads_in_float
 from convpool.tensorrt.profiles import typical_shapes
-from convpool.verify import make_session
 from models.generators import generate, random_inputs
 
 TRT_86 = SimpleNamespace(__name__="tensorrt", __version__="8.6.1")
@@ -308,7 +309,7 @@ def test_the_plugin_gets_the_siblings(name):
     optimized = optimize(generate(name, batch=2), check=0).model
     names = {node.op_type for node in optimized.graph.node}
     for_plugin = prepare.for_parser(prepare.self_contained(optimized), 10, plugin=True, allow_tf32=True)
-    siblings = [node for node in for_plugin.graph.node if node.op_type in operator.SIBLINGS]
+    siblings = [node for node in for_plugin.graph.node if node.op_type in schema.FUSED_VARIANTS]
     assert siblings and all(any(item.name == "allow_tf32" for item in node.attribute) for node in siblings)
     built = prepare.lowered(load(generate(name, batch=2)), "convavgpool")
     assert {node.op_type for node in built.graph.node} == names

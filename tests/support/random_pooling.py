@@ -211,7 +211,7 @@ def make_slices(m: Maker, name: str, sizes: list[int]) -> str:
 
 
 def pays(m: Maker, layer: Layer, lowering: str, window, strides, dilations, sizes, others) -> bool:
-    """Whether a form exists and saves by a wide margin, by the weights that convpool.cost documents, taken twice."""
+    """Whether a form exists and saves by a wide margin, by the weights that convpool.algebra.cost documents, taken twice."""
     after = [(n - e * (p - 1) - 1) // s + 1 for n, p, s, e in zip(sizes, window, strides, dilations, strict=True)]
     if volume(after) == 0 or sizes != layer.out:
         return False

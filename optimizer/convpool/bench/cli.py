@@ -30,7 +30,7 @@ from convpool.cli.common import run
 from convpool.cli.progress import StepBar
 from convpool.cli.table import make_console
 from convpool.errors import ConvpoolError, OptionError, VerificationError
-from convpool.files import check_output
+from convpool.ir.files import check_output
 
 Work = list[tuple[Row, str]]
 WIDTH = 250

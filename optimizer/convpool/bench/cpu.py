@@ -95,8 +95,8 @@ def _compiled() -> Any:
 def _onnxruntime(row: Row, w: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     from onnx import TensorProto, helper, numpy_helper
 
-    from convpool.modelio import LoadedModel
-    from convpool.verify import make_session
+    from convpool.check.session import make_session
+    from convpool.ir.model import LoadedModel
 
     conv = helper.make_node("Conv", ["x", "w"], ["t"], strides=[row.stride] * 2, pads=[row.pad] * 4)
     pool = helper.make_node("AveragePool", ["t"], ["y"], kernel_shape=[row.pool] * 2, strides=[row.pool_stride] * 2)

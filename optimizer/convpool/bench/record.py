@@ -27,7 +27,7 @@ from typing import Any
 
 from convpool.bench.rows import Row
 from convpool.errors import OptionError, OutputError
-from convpool.files import write_atomically
+from convpool.ir.files import write_atomically
 
 FORMAT = 1
 Result = dict[str, Any]

@@ -14,12 +14,12 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from convpool.check.inputs import load_arrays
 from convpool.cli.common import SHAPE, Tolerance, json_text, run, write_report
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError, VerificationError
-from convpool.files import check_output
-from convpool.inputs import load_arrays
-from convpool.modelio import load
+from convpool.ir.files import check_output
+from convpool.ir.model import load
 from convpool.tensorrt import PRECISIONS, BuildOptions, BuildReport, Tuning, build
 from convpool.tensorrt.build_options import LOWERINGS
 from convpool.tensorrt.pipeline import check_can_run

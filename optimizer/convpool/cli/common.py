@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from convpool.errors import ConvpoolError, OutputError, VerificationError
-from convpool.files import write_atomically
+from convpool.ir.files import write_atomically
 
 
 class InputShape(click.ParamType):

@@ -12,15 +12,15 @@ from pathlib import Path
 import click
 from rich.progress import TextColumn
 
-from convpool import operator
+from convpool.algebra.lowering import REQUESTS
 from convpool.api import OptimizeResult, optimize
 from convpool.cli.common import InputShape, Tolerance, run, write_report
 from convpool.cli.progress import StepBar
 from convpool.cli.table import make_console, show
 from convpool.errors import OptionError, VerificationError
-from convpool.files import check_output
-from convpool.lowering import REQUESTS
-from convpool.modelio import load, serialize
+from convpool.ir import schema
+from convpool.ir.files import check_output
+from convpool.ir.model import load, serialize
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -97,7 +97,7 @@ from convpool.modelio import load, serialize
 )
 @click.option(
     "--domain",
-    default=operator.DOMAIN,
+    default=schema.DOMAIN,
     show_default=True,
     metavar="NAME",
     help="Domain of the ConvAvgPool nodes written; onnxruntime's TensorRT provider wants trt.plugins.",

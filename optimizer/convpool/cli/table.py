@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from convpool import operator
+from convpool.check.verdict import Verification
+from convpool.ir import schema
 from convpool.report import Report, SiteReport
-from convpool.verify import Verification
 
 STYLES = {"rewritten": "green", "rejected": "yellow", "excluded": "dim"}
 MAX_ROWS = 200
@@ -73,7 +73,7 @@ def _totals(report: Report, verbose: bool) -> list[str]:
     summary = report.summary
     lines = []
     if not report.sites:
-        done = sum(count for name, count in summary.operators_before.items() if name in operator.OP_TYPES)
+        done = sum(count for name, count in summary.operators_before.items() if name in schema.OP_TYPES)
         there = f" (nodes of convpool's operators: {done})" if done else ""
         lines.append(f"Nothing to rewrite: no convolution feeds an average pooling{there}.")
     elif not summary.rewritten:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import click
 
+from convpool.check.inputs import load_arrays
 from convpool.cli.common import SHAPE, Tolerance, json_text, run, write_report
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import VerificationError
-from convpool.files import check_output
-from convpool.inputs import load_arrays
+from convpool.ir.files import check_output
 from convpool.tensorrt import PRECISIONS
 from convpool.tensorrt.compare import compare, open_runner
 

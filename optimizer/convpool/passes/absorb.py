@@ -1,4 +1,4 @@
-"""What stands before and behind a ConvAvgPool node goes into it: it becomes one of the siblings in `convpool.operator`.
+"""What stands before and behind a ConvAvgPool node goes into it: it becomes one of the fused variants in `convpool.ir.schema`.
 
     x - BatchNormalization - Relu - ConvAvgPool - Add - Relu        x - AffineReluConvAvgPoolAddRelu
                                               r --+                 r --+
@@ -30,8 +30,9 @@ from dataclasses import replace
 
 from onnx import helper
 
-from convpool import operator
-from convpool.graph import AttributeReference, Scope, attributes
+from convpool.ir import schema
+from convpool.ir.index import Scope
+from convpool.ir.protos import AttributeReference, attributes
 from convpool.passes import epilogue, prologue
 from convpool.passes.absorption import Absorption, Walk, channels_of, elem_type
 from convpool.plan import Reject, reject
@@ -54,7 +55,7 @@ def check(
         return None, [reject(scope, index, "attributes", f"a reference to the function's '{error}'", "values")]
     if channels_of(scope, index) is None or not elem_type(scope, index):
         return None, [reject(scope, index, "type or shape of the weights", "unknown", "known ones")]
-    parts = operator.parts_of(node)
+    parts = schema.parts_of(node)
     residual = node.input[-1] if parts.residual else None
     walk = Walk(Absorption(scope, index, parts, node.input[0], None, residual, node.output[0]), rank, excluded)
     PHASES[phase](walk)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import ml_dtypes
 import numpy as np
 
-from convpool import operator
-from convpool.graph import AttributeReference, Scope, attributes, is_op, label
-from convpool.operator import Parts
+from convpool.algebra.affine import Affine
+from convpool.algebra.parts import Parts
+from convpool.ir import schema
+from convpool.ir.index import Scope
+from convpool.ir.protos import AttributeReference, attributes, is_op, label
 from convpool.passes.linear import BINARY, Step, linear_step
-from convpool.plan import Affine, Reject, reject
+from convpool.plan import Reject, reject
 
-ACTIVATIONS = operator.ACTIVATIONS[1:]
+ACTIVATIONS = schema.ACTIVATIONS[1:]
 LINEAR = ("BatchNormalization", "Identity", "Dropout", *BINARY)
 """Operators that may be maps per channel."""
-OUTSIDE, INSIDE = "numbers too large or small", "ones that the type has"
 
 
 @dataclass(frozen=True)
@@ -84,24 +84,6 @@ def slope(scope: Scope, index: int) -> float | None:
     except AttributeReference:
         return None
     return float(values.get("alpha", np.float32(0.01))) if is_op(scope.nodes[index], "LeakyRelu") else 0.0
-
-
-def holds(values: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether the type has finite numbers for all values."""
-    return bool((np.abs(values) <= float(ml_dtypes.finfo(dtype).max)).all())
-
-
-def keeps(factors: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether the type has these numbers, which others are multiplied by, finite and to its precision.
-
-    factors: [rows, ...].  A number too small for the type may lose digits, or all, beside a larger one in its row only:
-    what either is multiplied by is then added up.  A summand may always: the sum is no more precise than the type.
-    """
-    if not holds(factors, dtype):
-        return False
-    rows = factors.reshape(len(factors), -1)
-    lost = np.abs(rows.astype(dtype).astype(np.float64) - rows)
-    return bool((lost <= float(ml_dtypes.finfo(dtype).eps) * np.abs(rows).max(axis=1, keepdims=True, initial=0)).all())
 
 
 def elem_type(scope: Scope, index: int) -> int:

@@ -22,13 +22,15 @@ from dataclasses import replace
 
 from onnx import NodeProto
 
-from convpool.geometry import PoolSpec
-from convpool.graph import AttributeReference, Scope, attributes, is_op, label
-from convpool.lowering import against_node
+from convpool.algebra.geometry import PoolSpec
+from convpool.algebra.lowering import Lowering
+from convpool.ir.index import Scope
+from convpool.ir.protos import AttributeReference, attributes, is_op, label
 from convpool.passes import conv_pool, pool_conv
 from convpool.passes.conv_pool import Site
+from convpool.passes.runtime import against_node, against_opset
 from convpool.passes.trace import channel_count, conv_leaf, conv_rank, pads_upstream, with_pads_in_front
-from convpool.plan import Choice, ConvLeaf, Plan, Pooling, Reject, reject
+from convpool.plan import ConvLeaf, Plan, Pooling, Reject, reject, rejection
 
 KINDS = ("stem", "plain_conv")
 """Options of `convpool.optimize`, and what a report calls the pattern."""
@@ -89,22 +91,22 @@ def check(
         return reject(scope, index, "attributes", f"a reference to the function's '{error}'", "values")
     if isinstance(leaf, Reject):
         return leaf
-    if (found := against_node(scope, leaf)) is not None:
-        return found
+    if (found := against_node(scope, leaf.conv)) is not None:
+        return rejection(scope, leaf.node, found)
     if leaf.weight is None:
         return reject(scope, index, "weights", "computed, or an input that a caller may override", "a constant")
     wrong = _of_an_image(scope, leaf) if site.pattern == "stem" else _plain(scope, leaf, sizes or {})
     if wrong is not None:
         return wrong
-    if scope.opset != main_opset:
-        return reject(scope, index, "opset of the function", scope.opset, f"the model's, {main_opset}")
+    if (found := against_opset(scope, main_opset)) is not None:
+        return rejection(scope, index, found)
     macs = conv_pool.macs(site)
-    choices = (Choice("convavgpool", macs, macs),)
     pooled = pool_conv.site_of(scope, index) if site.pattern == "stem" else None
     if pooled is not None and not excluded(pooled.names[1]):
         plan = pool_conv.check(pooled, main_opset)
         if isinstance(plan, Plan):
-            return replace(plan, pattern=site.pattern, choices=choices)
+            lowerings = tuple(replace(item, macs_before=macs, macs_after=macs) for item in plan.lowerings)
+            return replace(plan, pattern=site.pattern, lowerings=lowerings)
     leaf = with_pads_in_front(scope, leaf)
     for where, pad, _ in pads_upstream(scope, leaf.input):
         if pad is None:
@@ -112,7 +114,8 @@ def check(
         name = label(where.nodes[pad])
         return reject(scope, index, f"Pad '{name}' in front", "pads that the convolution cannot take", "none")
     pooling = Pooling(index, (), leaf.input, scope.nodes[index].output[0], site.pattern, WINDOW)
-    return Plan(scope, site.pattern, pooling, leaf, choices)
+    lowering = Lowering("convavgpool", WINDOW, leaf.conv, macs_before=macs, macs_after=macs)
+    return Plan(scope, site.pattern, pooling, leaf, (lowering,))
 
 
 def is_plain(node: NodeProto, channels: int) -> bool:

@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 from onnx import NodeProto
 
-from convpool.graph import AttributeReference, Scope, attributes, is_op, label
+from convpool.ir.index import Scope
+from convpool.ir.protos import AttributeReference, attributes, is_op, label
 
 
 def repeats(scope: Scope, excluded: Callable[[str], bool]) -> dict[int, list[str]]:

@@ -16,13 +16,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import TensorProto, helper
 
-from convpool import cost
-from convpool.cost import Cost
-from convpool.geometry import Ints, PoolSpec
-from convpool.graph import AttributeReference, Scope, is_op, label
-from convpool.lowering import ORDERS, Form, form, form_cost, without_kernel
-from convpool.passes.absorption import INSIDE, OUTSIDE, holds, keeps
+from convpool.algebra import cost
+from convpool.algebra.affine import IDENTITY, fold, holds, keeps, outside
+from convpool.algebra.cost import Cost
+from convpool.algebra.geometry import Ints, PoolSpec
+from convpool.algebra.lowering import ORDERS, Lowering, lower, lowering_cost, nominal_size, without_kernel
+from convpool.algebra.pads import fills_window
+from convpool.algebra.refusal import Refusal
+from convpool.ir.index import Scope
+from convpool.ir.protos import AttributeReference, is_op, label
 from convpool.passes.pooling import may_be_pooling, recognise
+from convpool.passes.runtime import runtime_of
 from convpool.passes.trace import (
     channel_count,
     conv_leaf,
@@ -34,19 +38,7 @@ from convpool.passes.trace import (
     trace,
     zero_pads,
 )
-from convpool.plan import (
-    IDENTITY,
-    Choice,
-    ConvLeaf,
-    JoinTree,
-    Plan,
-    Pooling,
-    Reject,
-    Tree,
-    conv_leaves,
-    opaque_leaves,
-    reject,
-)
+from convpool.plan import ConvLeaf, JoinTree, Plan, Pooling, Reject, Tree, conv_leaves, opaque_leaves, reject, rejection
 
 ENOUGH = 0.75
 """Largest share of the multiply-adds that may remain: no rewrite without pooling strides passes on a large map."""
@@ -87,7 +79,7 @@ def sites(scope: Scope) -> Iterator[Site]:
 def check(site: Site, lowering: str, main_opset: int) -> Plan | Reject | None:
     """A Plan if the site is exact to rewrite and pays, otherwise why not; None if it is no average over windows.
 
-    lowering: one of `lowering.REQUESTS`; main_opset: version of the standard operators in the main graph.
+    lowering: one of `algebra.lowering.REQUESTS`; main_opset: version of the standard operators in the main graph.
     """
     found = _traced(site)
     if not isinstance(found, tuple):
@@ -156,26 +148,29 @@ def macs(site: Site) -> int | None:
     return cost.conv_cost(leaf.conv, leaf.weight_shape, leaf.size, 4).macs
 
 
-def _choose(plan: Plan, lowering: str, main_opset: int) -> Plan | Reject:
+def _choose(plan: Plan, request: str, main_opset: int) -> Plan | Reject:
     """The plan with a lowering for each convolution, the first that pays, or why there is none."""
-    slow = {leaf.node: without_kernel(plan.scope, leaf) for leaf in conv_leaves(plan.tree) if lowering == "convavgpool"}
+    leaves = conv_leaves(plan.tree)
+    slow = {leaf.node: without_kernel(leaf.conv) for leaf in leaves if request == "convavgpool"}
     failure: Reject | None = None
-    order = ORDERS[lowering]
-    # The cheapest form by time may leave too many multiply-adds (a pointwise convolution fused): then the others.
-    attempts = [order, *((name,) for name in order)] if lowering == "auto" else [order[i:] for i in range(len(order))]
+    order = ORDERS[request]
+    # The cheapest lowering by time may leave too many multiply-adds (a pointwise convolution fused): then the others.
+    attempts = [order, *((name,) for name in order)] if request == "auto" else [order[i:] for i in range(len(order))]
     for attempt in attempts:
-        forms = []
-        for leaf in conv_leaves(plan.tree):
-            admitted = [_form(plan, leaf, name, main_opset) for name in attempt]
-            usable = [item for item in admitted if isinstance(item, Form)]
-            if slow.get(leaf.node) is not None and any(map(_is_direct, usable)):
-                usable, failure = [item for item in usable if not _is_direct(item)], failure or slow[leaf.node]
+        lowerings = []
+        for leaf in leaves:
+            admitted = [_lowering(plan, leaf, name, main_opset) for name in attempt]
+            usable = [item for item in admitted if isinstance(item, Lowering)]
+            refusal = slow.get(leaf.node)
+            if refusal is not None and any(map(_is_direct, usable)):
+                usable = [item for item in usable if not _is_direct(item)]
+                failure = failure or rejection(plan.scope, leaf.node, refusal)
             if not usable:
                 failure = failure or next(item for item in admitted if isinstance(item, Reject))
                 break
-            forms.append(min(usable, key=lambda f: _leaf_cost(plan, leaf, f).time) if lowering == "auto" else usable[0])
+            lowerings.append(min(usable, key=lambda f: _leaf_cost(plan, leaf, f).time) if request == "auto" else usable[0])
         else:
-            outcome = _judge(plan, forms)
+            outcome = _judge(plan, lowerings)
             if isinstance(outcome, Plan):
                 return outcome
             failure = failure or outcome
@@ -183,31 +178,32 @@ def _choose(plan: Plan, lowering: str, main_opset: int) -> Plan | Reject:
     return failure
 
 
-def _is_direct(found: Form) -> bool:
+def _is_direct(lowering: Lowering) -> bool:
     """Whether a box mean over windows stands before the convolution."""
-    return found.lowering == "direct" and found.pool is not None
+    return lowering.name == "direct" and lowering.pool is not None
 
 
-def _form(plan: Plan, leaf: ConvLeaf, lowering: str, main_opset: int) -> Form | Reject:
-    """`lowering.form`, or why not: a Pad would be merged into the box mean, or the type cannot hold the fused weights, each a
+def _lowering(plan: Plan, leaf: ConvLeaf, name: str, main_opset: int) -> Lowering | Reject:
+    """`lowering.lower`, or why not: a Pad would be merged into the box mean, or the type cannot hold the fused weights, each a
     share of those that there are."""
-    found = form(plan.scope, leaf, plan.pooling.spec, lowering, main_opset)
-    if isinstance(found, Form) and found.pool is not None:
-        for where, pad, orders in pads_upstream(plan.scope, leaf.input):
-            if pad is not None and _reaches(where, pad, orders, found.pool):
-                return reject(
-                    plan.scope,
-                    leaf.node,
-                    f"Pad '{label(where.nodes[pad])}' in front of the box mean",
-                    "pads that reach its window, or unknown ones",
-                    "less, as onnxruntime demands",
-                )
-    narrow = leaf.weight is not None and leaf.weight.data_type == TensorProto.FLOAT16
-    if isinstance(found, Form) and found.lowering == "fused" and narrow:
-        assert plan.pooling.spec is not None
+    scope, spec = plan.scope, plan.pooling.spec
+    found = lower(leaf.layer, spec, name, runtime_of(scope, leaf.conv, main_opset))
+    if isinstance(found, Refusal):
+        return rejection(scope, leaf.node, found)
+    for where, pad, orders in pads_upstream(scope, leaf.input) if found.pool is not None else ():
+        if pad is not None and _reaches(where, pad, orders, found.pool):
+            return reject(
+                scope,
+                leaf.node,
+                f"Pad '{label(where.nodes[pad])}' in front of the box mean",
+                "pads that reach its window, or unknown ones",
+                "less, as onnxruntime demands",
+            )
+    if found.name == "fused" and leaf.weight is not None and leaf.weight.data_type == TensorProto.FLOAT16:
+        assert spec is not None
         weight, _ = _folded(leaf)
-        if not keeps(weight / plan.pooling.spec.taps, np.dtype(np.float16)):
-            return reject(plan.scope, leaf.node, "fused weights", OUTSIDE, INSIDE)
+        if not keeps(weight / spec.taps, np.dtype(np.float16)):
+            return rejection(scope, leaf.node, outside("fused weights"))
     return found
 
 
@@ -217,23 +213,23 @@ def _reaches(scope: Scope, pad: int, orders: tuple[Ints | None, ...], box: PoolS
     orders: the Transposes between, through which onnxruntime moves it.
     """
     pads = moved_pads(scope, pad, orders, box.rank)
-    return pads is None or any(more + own >= k for more, own, k in zip(pads, box.pads, box.kernel_shape * 2, strict=True))
+    return pads is None or fills_window(pads, box)
 
 
-def _judge(plan: Plan, forms: list[Form]) -> Plan | Reject:
+def _judge(plan: Plan, lowerings: list[Lowering]) -> Plan | Reject:
     """Condition (5), over all of the tree; sizes that the model leaves open are taken as nominal ones."""
     scope, spec = plan.scope, plan.pooling.spec
     leaves = conv_leaves(plan.tree)
     bytes_ = _item_bytes(scope, leaves[0])
-    before, after, choices = Cost(), Cost(), []
-    for leaf, found in zip(leaves, forms, strict=True):
-        size = leaf.size or _nominal_size(leaf, spec)
+    before, after, priced = Cost(), Cost(), []
+    for leaf, found in zip(leaves, lowerings, strict=True):
+        size = leaf.size or nominal_size(leaf.conv, spec)
         old = cost.conv_cost(leaf.conv, leaf.weight_shape, size, bytes_)
-        new = form_cost(found, leaf, size, bytes_)
+        new = lowering_cost(found, leaf.layer, size, bytes_)
         before, after = before + old, after + new
         known = leaf.size is not None
-        choices.append(Choice(found.lowering, old.macs if known else None, new.macs if known else None))
-    full = leaves[0].conv.output_size(leaves[0].size or _nominal_size(leaves[0], spec))
+        priced.append(replace(found, macs_before=old.macs if known else None, macs_after=new.macs if known else None))
+    full = leaves[0].conv.output_size(leaves[0].size or nominal_size(leaves[0].conv, spec))
     window = spec or PoolSpec(full, (1,) * len(full), (0,) * (2 * len(full)), (1,) * len(full))
     pooled = window.output_size(full)
     channels = leaves[0].weight_shape[0]
@@ -247,16 +243,16 @@ def _judge(plan: Plan, forms: list[Form]) -> Plan | Reject:
         return reject(
             scope,
             leaves[0].node,
-            f"saves nothing as {forms[0].lowering}",
+            f"saves nothing as {lowerings[0].name}",
             f"{after.macs:,} multiply-adds and {after.additions:,} additions after {before.macs:,} and {before.additions:,}",
             "a saving",
         )
-    return replace(plan, choices=tuple(choices))
+    return replace(plan, lowerings=tuple(priced))
 
 
-def _leaf_cost(plan: Plan, leaf: ConvLeaf, found: Form) -> Cost:
-    size = leaf.size or _nominal_size(leaf, plan.pooling.spec)
-    return form_cost(found, leaf, size, _item_bytes(plan.scope, leaf))
+def _leaf_cost(plan: Plan, leaf: ConvLeaf, found: Lowering) -> Cost:
+    size = leaf.size or nominal_size(leaf.conv, plan.pooling.spec)
+    return lowering_cost(found, leaf.layer, size, _item_bytes(plan.scope, leaf))
 
 
 def _pattern(scope: Scope, pooling: Pooling, tree: Tree) -> str:
@@ -303,11 +299,7 @@ def folded(leaf: ConvLeaf) -> tuple[np.ndarray, np.ndarray | None]:
 def _folded(leaf: ConvLeaf) -> tuple[np.ndarray, np.ndarray | None]:
     """`folded` in float64."""
     assert leaf.weight is not None
-    scale = np.broadcast_to(leaf.affine.scale, leaf.weight_shape[:1])
-    old_bias = np.zeros(leaf.weight_shape[0]) if leaf.bias is None else leaf.bias.array().astype(np.float64)
-    bias = scale * old_bias + leaf.affine.shift
-    weight = leaf.weight.array().astype(np.float64) * scale.reshape(-1, *[1] * (len(leaf.weight_shape) - 1))
-    return weight, bias if bias.any() or leaf.bias is not None else None
+    return fold(leaf.weight.array(), None if leaf.bias is None else leaf.bias.array(), leaf.affine)
 
 
 def _tree_size(tree: Tree) -> Ints | None:
@@ -315,19 +307,6 @@ def _tree_size(tree: Tree) -> Ints | None:
     if isinstance(tree, ConvLeaf) and tree.size is not None:
         return tree.conv.output_size(tree.size)
     return None
-
-
-def _nominal_size(leaf: ConvLeaf, pool: PoolSpec | None) -> Ints:
-    """An input size that stands for the unknown ones: large enough for a window."""
-    windows = (
-        [1] * leaf.conv.rank
-        if pool is None
-        else [d * (k - 1) + 1 for k, d in zip(pool.kernel_shape, pool.dilations, strict=True)]
-    )
-    return tuple(
-        max(cost.NOMINAL_SIZE, (w - 1) * s + extent)
-        for w, s, extent in zip(windows, leaf.conv.strides, leaf.conv.extents, strict=True)
-    )
 
 
 def _item_bytes(scope: Scope, leaf: ConvLeaf) -> int:

@@ -7,25 +7,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from convpool import operator
-from convpool.graph import Scope, is_op, label
+from convpool.algebra.affine import IDENTITY, Affine, fold, holds, keeps, outside
+from convpool.ir import schema
+from convpool.ir.index import Scope
+from convpool.ir.protos import is_op, label
 from convpool.passes.absorption import (
     ACTIVATIONS,
-    INSIDE,
     LINEAR,
-    OUTSIDE,
     Absorption,
     Walk,
     Weights,
     channels_of,
-    holds,
-    keeps,
     linear,
     slope,
 )
 from convpool.passes.linear import Step
 from convpool.passes.trace import spatial_origin
-from convpool.plan import IDENTITY, Affine, Reject, reject
+from convpool.plan import Reject, reject, rejection
 
 
 def take_in(walk: Walk) -> None:
@@ -78,7 +76,7 @@ def _fold(walk: Walk, plan: Absorption, step: Step) -> Absorption | Reject:
         return plan
     assert step.affine is not None
     m = plan.weights.bias.size if plan.weights else channels_of(scope, plan.node)[0]
-    if any(v.size not in (1, m) for v in (step.affine.scale, step.affine.shift)):
+    if not step.affine.fits(m):
         return reject(scope, step.node, "channels", "constants that widen them", f"{m} or 1")
     weights = plan.weights or _weights(scope, plan.node)
     if weights is None:
@@ -99,7 +97,7 @@ def _fold(walk: Walk, plan: Absorption, step: Step) -> Absorption | Reject:
         if other is None:
             own = None
     if own is None:
-        return reject(scope, step.node, "constants folded into weights", OUTSIDE, INSIDE)
+        return rejection(scope, step.node, outside("constants folded into weights"))
     return replace(plan, weights=own, scaled=other)
 
 
@@ -121,8 +119,8 @@ def _residual(walk: Walk, plan: Absorption, taken: Absorption) -> Absorption | R
         got, expected = (list(shape) if shape is not None else "unknown" for shape in reversed(shapes))
         return reject(scope, reader, "shape of the residual", got, f"provably the result's, {expected}")
     rival = scope.producer.get(other)
-    if rival is not None and operator.is_operator(scope.nodes[rival]) and scope.sole_reader(other) is None:
-        parts = operator.parts_of(scope.nodes[rival])
+    if rival is not None and schema.is_operator(scope.nodes[rival]) and scope.sole_reader(other) is None:
+        parts = schema.parts_of(scope.nodes[rival])
         able = not parts.after and not parts.residual and not walk.excluded(label(scope.nodes[rival]))
         if able and (_work(scope, rival), rival) > (_work(scope, plan.node), plan.node):
             return None
@@ -135,8 +133,8 @@ def _giver(walk: Walk, index: int) -> Weights | None:
     node = scope.nodes[index]
     if scope.sole_reader(node.output[0]) is not None or walk.excluded(label(node)):
         return None
-    if operator.is_operator(node):
-        parts = operator.parts_of(node)
+    if schema.is_operator(node):
+        parts = schema.parts_of(node)
         if parts.after or parts.residual:
             return None
     elif not is_op(node, "Conv"):
@@ -159,11 +157,9 @@ def _weights(scope: Scope, index: int) -> Weights | None:
 def _scaled(weights: Weights, affine: Affine) -> Weights | None:
     """The affine map behind the convolution, folded in; None if the type cannot hold the result to its precision."""
     dtype = weights.weight.dtype
-    m = weights.weight.shape[0]
-    scale = np.broadcast_to(affine.scale, (m,))
     with np.errstate(over="ignore", invalid="ignore"):
-        weight = weights.weight.astype(np.float64) * scale.reshape(-1, *[1] * (weights.weight.ndim - 1))
-        bias = weights.bias.astype(np.float64) * scale + affine.shift
+        weight, bias = fold(weights.weight, weights.bias, affine)
+        assert bias is not None
         if not keeps(weight, dtype) or not holds(bias, dtype):
             return None
         return Weights(weights.node, weight.astype(dtype), bias.astype(dtype))

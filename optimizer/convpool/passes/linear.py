@@ -11,9 +11,7 @@
 An affine map per channel commutes with an average without padding.  With constant operands it is folded into weights
 and bias, else the node moves behind the pooling.
 
-A zero Pad of t positions behind a convolution equals s*t more zeros in front of it exactly where the convolution gives
-zero: it has no bias so far, and the added windows lie outside the input, Pl >= K - s at the begin and Pr >= K - 1 at
-the end (K the extent of the kernel).  A negative Pad crops, and so does a smaller padding, while it stays >= 0.
+`convpool.algebra.pads` has the algebra of a Pad.
 """
 
 from __future__ import annotations
@@ -22,9 +20,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from convpool.geometry import ConvSpec, Ints
-from convpool.graph import Scope, attributes, is_op
-from convpool.plan import IDENTITY, Affine, Reject, reject
+from convpool.algebra.affine import IDENTITY, Affine
+from convpool.algebra.geometry import Ints
+from convpool.ir.index import Scope
+from convpool.ir.protos import attributes, is_op
+from convpool.plan import Reject, reject
 
 BINARY = ("Add", "Sub", "Mul", "Div")
 
@@ -56,35 +56,6 @@ def linear_step(scope: Scope, index: int, rank: int) -> Step | Reject | None:
     if is_op(node, "Pad"):
         return _pad(scope, index, rank)
     return None
-
-
-def pad_conv(scope: Scope, step: Step, conv: ConvSpec, has_shift: bool) -> ConvSpec | Reject:
-    """The convolution that also does the Pad of `step` behind it; condition (6)."""
-    r, pads = conv.rank, step.pads or ()
-    for i in range(r):
-        begin, end = pads[i], pads[r + i]
-        if (begin > 0 or end > 0) and has_shift:
-            return reject(scope, step.node, "Pad behind a bias", list(pads), "no positive pads")
-        if begin > 0 and conv.pads[i] < conv.extents[i] - conv.strides[i]:
-            return reject(
-                scope,
-                step.node,
-                f"zeros where the convolution gives others, axis {i}",
-                conv.pads[i],
-                f"convolution pads >= {conv.extents[i] - conv.strides[i]}",
-            )
-        if end > 0 and conv.pads[r + i] < conv.extents[i] - 1:
-            return reject(
-                scope,
-                step.node,
-                f"zeros where the convolution gives others, axis {i}",
-                conv.pads[r + i],
-                f"convolution pads >= {conv.extents[i] - 1}",
-            )
-    total = tuple(p + s * t for p, s, t in zip(conv.pads, conv.strides * 2, pads, strict=True))
-    if min(total) < 0:
-        return reject(scope, step.node, "crop beyond the convolution's padding", list(pads), "pads that stay >= 0")
-    return ConvSpec(conv.kernel_shape, conv.strides, total, conv.dilations, conv.group)
 
 
 def varies_over_space(scope: Scope, name: str, rank: int) -> bool:
@@ -128,7 +99,7 @@ def _batch_normalization(scope: Scope, index: int) -> Step | Reject:
 
 def _finite(scope: Scope, index: int, affine: Affine | None) -> Reject | None:
     """Why a map with infinities or NaN cannot move: the mean of infinities of both signs is NaN, an infinite mean not."""
-    if affine is None or (np.isfinite(affine.scale).all() and np.isfinite(affine.shift).all()):
+    if affine is None or affine.is_finite:
         return None
     return reject(scope, index, "constant operands", "a division by 0, infinity or NaN", "finite numbers")
 

@@ -10,13 +10,16 @@ strides equal its kernel; (3) its padding counts as zeros in the mean; (4) its w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from convpool.geometry import PoolSpec
-from convpool.graph import AttributeReference, Scope, attributes, is_op
-from convpool.lowering import against_node
+from convpool.algebra.geometry import PoolSpec
+from convpool.algebra.lowering import Lowering
+from convpool.ir.index import Scope
+from convpool.ir.protos import AttributeReference, attributes, is_op
 from convpool.passes.conv_pool import Site
+from convpool.passes.runtime import against_node, against_opset
 from convpool.passes.trace import conv_leaf, conv_rank, spatial_size
-from convpool.plan import Choice, Plan, Pooling, Reject, malformed, reject
+from convpool.plan import Plan, Pooling, Reject, malformed, reject, rejection
 
 
 def sites(scope: Scope) -> Iterator[Site]:
@@ -81,12 +84,12 @@ def _check(site: Site, rank: int, main_opset: int) -> Plan | Reject:
     leaf = conv_leaf(scope, site.conv, rank)
     if isinstance(leaf, Reject):
         return leaf
-    if (found := against_node(scope, leaf)) is not None:
-        return found
-    if scope.opset != main_opset:
-        return reject(scope, site.conv, "opset of the function", scope.opset, f"the model's, {main_opset}")
+    if (found := against_node(scope, leaf.conv)) is not None:
+        return rejection(scope, leaf.node, found)
+    if (found := against_opset(scope, main_opset)) is not None:
+        return rejection(scope, site.conv, found)
     conv_node = scope.nodes[site.conv]
-    pooling = Pooling(
-        index, (index,), node.input[0], conv_node.output[0], "pool_conv", PoolSpec(kernel, strides, pads, dilations)
-    )
-    return Plan(scope, "pool_conv", pooling, leaf, (Choice("convavgpool", None, None),))
+    spec = PoolSpec(kernel, strides, pads, dilations)
+    pooling = Pooling(index, (index,), node.input[0], conv_node.output[0], "pool_conv", spec)
+    leaf = replace(leaf, input=node.input[0])
+    return Plan(scope, "pool_conv", pooling, leaf, (Lowering("convavgpool", spec, leaf.conv),))

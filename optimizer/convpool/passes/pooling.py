@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 
-from convpool.geometry import Ints, PoolSpec
-from convpool.graph import Scope, attributes, is_op
+from convpool.algebra.geometry import Ints, PoolSpec
+from convpool.ir.index import Scope
+from convpool.ir.protos import attributes, is_op
 from convpool.passes.slice_mean import may_be_mean, recognise_mean
 from convpool.plan import Pooling, Reject, malformed, reject
 

@@ -8,25 +8,23 @@ from dataclasses import replace
 import numpy as np
 from onnx import helper
 
-from convpool import operator
-from convpool.graph import AttributeReference, Scope, attributes, is_op, label
+from convpool.algebra.affine import IDENTITY, Affine, holds, keeps, outside
+from convpool.ir import schema
+from convpool.ir.index import Scope
+from convpool.ir.protos import AttributeReference, attributes, is_op, label
 from convpool.passes import alone
 from convpool.passes.absorption import (
     ACTIVATIONS,
-    INSIDE,
     LINEAR,
-    OUTSIDE,
     Absorption,
     Walk,
     channels_of,
     elem_type,
-    holds,
-    keeps,
     linear,
     slope,
 )
 from convpool.passes.linear import Step
-from convpool.plan import IDENTITY, Affine, Reject, reject
+from convpool.plan import Reject, reject, rejection
 
 EPILOGUE_HOSTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators into whose own epilogue runtimes fuse what is elementwise behind them."""
@@ -81,7 +79,7 @@ def take_in(walk: Walk) -> None:
         walk.rejects.append(reject(scope, walk.plan.upstream[0], "prologue", got, "a tensor that stays as it is"))
         walk.plan = plan
     elif walk.plan.affine is not None and not _representable(plan, walk.plan.affine):
-        walk.rejects.append(reject(scope, walk.plan.upstream[0], "scale and shift", OUTSIDE, INSIDE))
+        walk.rejects.append(rejection(scope, walk.plan.upstream[0], outside("scale and shift")))
         walk.plan = plan
 
 
@@ -117,7 +115,7 @@ def _all_take(scope: Scope, x: str, node: int, inside: bool, excluded: Callable[
     if inside:
         return len(readers) == 1
     return all(
-        operator.is_operator(scope.nodes[i])
+        schema.is_operator(scope.nodes[i])
         and scope.nodes[i].input[0] == x
         and x not in scope.nodes[i].input[1:]
         and (i == node or not excluded(label(scope.nodes[i])) and _may_take(scope, i, x))
@@ -133,7 +131,7 @@ def _may_take(scope: Scope, index: int, x: str) -> bool:
 
 
 def _has_prologue(scope: Scope, index: int) -> bool:
-    parts = operator.parts_of(scope.nodes[index])
+    parts = schema.parts_of(scope.nodes[index])
     return parts.affine or bool(parts.before)
 
 

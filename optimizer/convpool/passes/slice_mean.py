@@ -21,8 +21,10 @@ from itertools import product
 
 from onnx import TensorProto, numpy_helper
 
-from convpool.geometry import Ints, PoolSpec
-from convpool.graph import Constant, Scope, attributes, is_op
+from convpool.algebra.geometry import Ints, PoolSpec
+from convpool.ir.constants import Constant
+from convpool.ir.index import Scope
+from convpool.ir.protos import attributes, is_op
 from convpool.plan import Pooling, Reject, reject
 
 WHOLE_AXIS = 2**31 - 1

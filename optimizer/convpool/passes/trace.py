@@ -16,11 +16,15 @@ from dataclasses import replace
 
 from onnx import NodeProto
 
-from convpool.geometry import ConvSpec, Ints, PoolSpec
-from convpool.graph import AttributeReference, Scope, attributes, is_op
-from convpool.operator import is_operator
-from convpool.passes.linear import BINARY, Step, linear_step, pad_conv, pad_numbers
-from convpool.plan import IDENTITY, ConvLeaf, JoinTree, Moved, OpaqueLeaf, Reject, Tree, conv_leaves, malformed, reject
+from convpool.algebra.affine import IDENTITY
+from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec
+from convpool.algebra.pads import pad_behind, same_pads, transposed
+from convpool.algebra.refusal import Refusal
+from convpool.ir.index import Scope
+from convpool.ir.protos import AttributeReference, attributes, is_op
+from convpool.ir.schema import is_operator
+from convpool.passes.linear import BINARY, Step, linear_step, pad_numbers
+from convpool.plan import ConvLeaf, JoinTree, Moved, OpaqueLeaf, Reject, Tree, conv_leaves, malformed, reject, rejection
 
 JOINS = ("Add", "Sub", "Sum", "Concat")
 ELEMENTWISE = (
@@ -137,7 +141,7 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
     if auto_pad.startswith("SAME"):
         if size is None and any(s > 1 for s in strides):
             return reject(scope, index, "auto_pad", f"{auto_pad} with strides on an unknown size", "explicit pads")
-        pads = _same_pads(auto_pad, kernel, strides, dilations, size)
+        pads = same_pads(auto_pad, kernel, strides, dilations, size)
     conv = ConvSpec(kernel, strides, pads, dilations, int(values.get("group", 1)))
     bias = node.input[2] if len(node.input) > 2 else ""
     return ConvLeaf(
@@ -289,11 +293,7 @@ def moved_pads(scope: Scope, index: int, orders: tuple[Ints | None, ...], rank: 
         return None
     if isinstance(numbers, Reject) or None in orders:
         return None
-    pads, axes = numbers[0], range(rank + 2)
-    for order in orders:
-        axes = [(order or range(rank + 1, -1, -1))[axis] for axis in axes]
-    begins, ends = ([pads[axis + half] for axis in axes] for half in (0, rank + 2))
-    return None if any((*begins[:2], *ends[:2])) else (*begins[2:], *ends[2:])
+    return transposed(numbers[0], [order for order in orders if order is not None], rank)
 
 
 def _may_pad_zeros(scope: Scope, node: NodeProto) -> bool:
@@ -332,8 +332,8 @@ def _absorb(scope: Scope, tree: Tree, step: Step) -> Tree | Reject:
             return reject(scope, step.node, "Pad behind nodes that move", list(step.pads), "Pad next to a convolution")
         conv_node = scope.nodes[tree.node]
         has_bias = len(conv_node.input) > 2 and bool(conv_node.input[2])
-        conv = pad_conv(scope, step, tree.conv, has_bias or bool(tree.affine.shift.any()))
-        return conv if isinstance(conv, Reject) else replace(tree, conv=conv, nodes=nodes)
+        conv = pad_behind(tree.conv, step.pads, has_bias or bool(tree.affine.shift.any()))
+        return rejection(scope, step.node, conv) if isinstance(conv, Refusal) else replace(tree, conv=conv, nodes=nodes)
     if step.affine is IDENTITY:
         return replace(tree, nodes=nodes)
     if isinstance(tree, ConvLeaf) and not tree.behind and _foldable(scope, tree, step):
@@ -348,8 +348,7 @@ def _foldable(scope: Scope, leaf: ConvLeaf, step: Step) -> bool:
     constant_bias = leaf.bias is not None or len(conv.input) < 3 or not conv.input[2]
     if step.affine is None or leaf.weight is None or not constant_bias:
         return False
-    channels = leaf.weight_shape[0]
-    return all(v.size in (1, channels) for v in (step.affine.scale, step.affine.shift))
+    return step.affine.fits(leaf.weight_shape[0])
 
 
 def _join(scope: Scope, index: int, rank: int, depth: int) -> JoinTree | Reject:
@@ -369,18 +368,6 @@ def _join(scope: Scope, index: int, rank: int, depth: int) -> JoinTree | Reject:
         children.append(child)
     tree = JoinTree(index, tuple(children), nodes=(index,))
     return tree if conv_leaves(tree) else failures[0]
-
-
-def _same_pads(auto_pad: str, kernel: Ints, strides: Ints, dilations: Ints, size: Ints | None) -> Ints:
-    begins, ends = [], []
-    for i, (k, s, d) in enumerate(zip(kernel, strides, dilations, strict=True)):
-        total = d * (k - 1)
-        if s > 1 and size is not None:
-            total = max((-(-size[i] // s) - 1) * s + d * (k - 1) + 1 - size[i], 0)
-        small = total // 2
-        begins.append(small if auto_pad == "SAME_UPPER" else total - small)
-        ends.append(total - begins[-1])
-    return (*begins, *ends)
 
 
 def _same_size(scope: Scope, names: list[str], rank: int) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 from onnx import ModelProto
 
 from convpool.errors import OptionError, OutputError, TensorRTError
-from convpool.files import write_atomically
+from convpool.ir.files import write_atomically
 from convpool.tensorrt import casts, prepare
 from convpool.tensorrt.build_options import BuildOptions
 from convpool.tensorrt.build_progress import interruptible, monitor_of

@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from convpool.float32 import TYPE_ATTRIBUTES
-from convpool.graph import graphs_within
+from convpool.check.widen import TYPE_ATTRIBUTES
+from convpool.ir.protos import graphs_within
 from convpool.tensorrt.prepare import all_nodes, is_plugin_node
 
 ELEMENT_TYPES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}

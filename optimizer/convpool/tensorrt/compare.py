@@ -19,13 +19,15 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from convpool.errors import ModelError, OptionError
-from convpool.float32 import float_types, to_float32
-from convpool.inputs import Arrays, InputMaker, random_array
-from convpool.modelio import LoadedModel, first_line, load
+from convpool.check.inputs import Arrays, InputMaker, random_array
+from convpool.check.judge import FLOAT32_TOLERANCE, TOLERANCES, Tolerance, array_errors, worst_of
+from convpool.check.runners import OnnxruntimeRunner
+from convpool.check.verdict import OutputErrors, Verification
+from convpool.check.widen import float_types, to_float32
+from convpool.errors import OptionError
+from convpool.ir.model import LoadedModel, load
 from convpool.tensorrt import prepare
 from convpool.tensorrt.engine import Engine
-from convpool.verify import FLOAT32_TOLERANCE, TOLERANCES, OutputErrors, Verification, allowed, fitted, make_session
 
 PRECISION_TOLERANCES = {
     "fp32": FLOAT32_TOLERANCE,
@@ -44,41 +46,28 @@ def _precision_of(types: Iterable[np.dtype]) -> str:
     return _least_exact({"float16": "fp16", "bfloat16": "bf16"}.get(dtype.name, "fp32") for dtype in types)
 
 
-class ModelRunner:
+class ModelRunner(OnnxruntimeRunner):
     """A model in onnxruntime on the CPU, in float32 where onnxruntime has no kernels for its types.
 
-    layers: intermediate tensors become outputs too.  what: the model in messages.
+    layers: intermediate tensors become outputs too.  what: the model in messages.  Raises ModelError if it cannot be loaded.
     """
 
     def __init__(self, model: LoadedModel, *, layers: bool = False, what: str = "the model") -> None:
-        self.model, self._what = model, what
+        self.model = model
         types = float_types(model.proto)
-        self.precision = _precision_of(map(helper.tensor_dtype_to_np_dtype, types))
+        precision = _precision_of(map(helper.tensor_dtype_to_np_dtype, types))
         proto = model.proto
         if layers:
             proto = ModelProto()
             proto.CopyFrom(model.proto)
             prepare.mark_all(proto)
         given = LoadedModel(proto, model.base_dir, 0)
-        try:
-            self._session = make_session(given, optimize=False)
-        except Exception as error:  # onnxruntime's exceptions share no base class
-            if not types - {TensorProto.FLOAT}:
-                raise ModelError(f"onnxruntime cannot load {what}: {first_line(error)}") from error
-            wide = LoadedModel(to_float32(given), model.base_dir, 0)
-            try:
-                self._session = make_session(wide, optimize=False)
-            except Exception as other:
-                raise ModelError(f"onnxruntime cannot load {what} in float32: {first_line(other)}") from other
-        self.input_names = [value.name for value in self._session.get_inputs()]
-        self.output_names = [value.name for value in self._session.get_outputs()]
-
-    def run(self, arrays: Arrays) -> dict[str, np.ndarray]:
-        """All outputs by name.  Raises ModelError if onnxruntime fails."""
-        try:
-            return dict(zip(self.output_names, self._session.run(None, fitted(self._session, arrays)), strict=True))
-        except Exception as error:
-            raise ModelError(f"onnxruntime cannot run {self._what}: {first_line(error)}") from error
+        super().__init__(given, what, precision=precision)
+        if self.error and types - {TensorProto.FLOAT}:
+            super().__init__(LoadedModel(to_float32(given), model.base_dir, 0), f"{what} in float32", precision=precision)
+            self.check()
+            self.what = what
+        self.check()
 
 
 class EngineRunner:
@@ -102,10 +91,10 @@ class EngineRunner:
         return {name: list(info.profiles[0][1]) for name, info in self._engine.inputs.items()}
 
 
-Runner = ModelRunner | EngineRunner
+AnyRunner = ModelRunner | EngineRunner
 
 
-def open_runner(path: str, *, layers: bool = False) -> Runner:
+def open_runner(path: str, *, layers: bool = False) -> AnyRunner:
     """A runner for a file: an engine by its suffix, else an ONNX model.  Raises ModelError, OptionError or TensorRTError."""
     if Path(path).suffix.lower() in (".engine", ".plan", ".trt"):
         return EngineRunner(Engine.load(path))
@@ -113,8 +102,8 @@ def open_runner(path: str, *, layers: bool = False) -> Runner:
 
 
 def compare(
-    first: Runner,
-    second: Runner,
+    first: AnyRunner,
+    second: AnyRunner,
     *,
     check: int = 1,
     data: Arrays | None = None,
@@ -138,8 +127,8 @@ def compare(
     names = [name for name in first.output_names if name in second.output_names]
     if not names:
         raise OptionError(f"no output in common; got {', '.join(first.output_names)} and {', '.join(second.output_names)}")
-    tolerance = PRECISION_TOLERANCES[precision or _least_exact((first.precision, second.precision))]
-    limits = (tolerance[0] if rtol is None else rtol, tolerance[1], atol)
+    default_rtol, relative_atol = PRECISION_TOLERANCES[precision or _least_exact((first.precision, second.precision))]
+    tolerance = Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol)
     worst: dict[str, OutputErrors] = {}
     shapes: dict[str, list[int]] = {}
     count = 1 if data is not None else check
@@ -147,19 +136,23 @@ def compare(
         got = second.run(arrays)
         shapes = {name: list(array.shape) for name, array in arrays.items()}
         for name in names:
-            found = _judge(name, wanted[name], got[name], *limits)
-            before = worst.get(name)
-            if before is None or (found.passed, -found.max_abs_error) < (before.passed, -before.max_abs_error):
-                worst[name] = found
+            worst[name] = worst_of(worst.get(name), _judge(name, wanted[name], got[name], tolerance))
     what = "the first in onnxruntime" if isinstance(first, ModelRunner) else "the first in TensorRT"
     passed = all(output.passed for output in worst.values())
-    return Verification(passed, what, count, shapes, [worst[name] for name in names], allowed(*limits))
+    return Verification(passed, what, count, shapes, [worst[name] for name in names], str(tolerance))
 
 
-def _input_sets(first: Runner, second: Runner, count: int, data: Arrays | None, shapes: dict, seed: int):
+def _input_sets(
+    first: AnyRunner,
+    second: AnyRunner,
+    count: int,
+    data: Arrays | None,
+    shapes: dict,
+    seed: int,
+):
     """(inputs, what `first` gives for them), one after the other."""
     for runner in (first, second):
-        if isinstance(runner, EngineRunner) and data is None:
+        if data is None:
             shapes = {**runner.typical_shapes(), **shapes}
     models = [runner for runner in (first, second) if isinstance(runner, ModelRunner)]
     if models:
@@ -179,24 +172,12 @@ def _input_sets(first: Runner, second: Runner, count: int, data: Arrays | None, 
         yield arrays, first.run(arrays)
 
 
-def _judge(name: str, reference, result, rtol: float, relative_atol: float, atol: float | None) -> OutputErrors:
+def _judge(name: str, reference: object, result: object, tolerance: Tolerance) -> OutputErrors:
     for value in (reference, result):
         if not isinstance(value, np.ndarray) or value.dtype.kind in "OSU":
             got = getattr(value, "dtype", type(value).__name__)
             raise OptionError(f"output '{name}': no tensor of numbers; got {got}, expected one; take it out of the model")
-    if reference.shape != result.shape:
-        return OutputErrors(name, np.inf, np.inf, False, f"shape {result.shape}, expected {reference.shape}")
-    r, y = reference.astype(np.float64), result.astype(np.float64)
-    odd = ~np.isfinite(r)
-    if not np.array_equal(r[odd], y[odd], equal_nan=True) or not np.isfinite(y[~odd]).all():
-        return OutputErrors(name, np.inf, np.inf, False, "NaN or infinity in other places")
-    r, y = r[~odd], y[~odd]
-    if r.size == 0:
-        return OutputErrors(name, 0.0, 0.0, True)
-    difference, largest = np.abs(y - r), float(np.abs(r).max())
-    allowed = (relative_atol * largest if atol is None else atol) + rtol * np.abs(r)
-    error = float(difference.max())
-    return OutputErrors(name, error, error / largest if largest else float(error > 0), bool((difference <= allowed).all()))
+    return array_errors(name, reference, result, tolerance)
 
 
 __all__ = ["EngineRunner", "ModelRunner", "compare", "open_runner"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from convpool.cuda import arrays as gpu_arrays
 from convpool.errors import OptionError, OutputError, TensorRTError
-from convpool.files import write_atomically
+from convpool.ir.files import write_atomically
 from convpool.tensorrt.memory import PycudaMemory
 from convpool.tensorrt.package import logger, tensorrt_module
 from convpool.tensorrt.plugin_library import load_plugin

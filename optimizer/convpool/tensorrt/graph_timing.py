@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from convpool.check.timing import in_turn
 from convpool.errors import TensorRTError, first_line
 from convpool.tensorrt.engine import Engine
 
@@ -48,14 +49,7 @@ def time_in_turn(
                 left_out[name] = first_line(error)
             else:
                 graphs.callback(replays[name].close)
-        for _ in range(WARM_UP_ROUNDS):
-            for replay in replays.values():
-                replay.microseconds()
-        times: dict[str, list[float]] = {name: [] for name in replays}
-        for _ in range(rounds):
-            for name, replay in replays.items():
-                times[name].append(replay.microseconds())
-        return times
+        return in_turn({name: replay.microseconds for name, replay in replays.items()}, rounds, warm_up=WARM_UP_ROUNDS)
 
 
 class _Replay:

@@ -16,10 +16,11 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from convpool import operator
+from convpool.check.inputs import load_arrays
+from convpool.check.verdict import Verification
 from convpool.errors import OptionError, TensorRTError, VerificationError
-from convpool.inputs import load_arrays
-from convpool.modelio import LoadedModel, load
+from convpool.ir import schema
+from convpool.ir.model import LoadedModel, load
 from convpool.tensorrt import prepare
 from convpool.tensorrt.build_options import BuildOptions
 from convpool.tensorrt.builder import build_plan
@@ -28,7 +29,6 @@ from convpool.tensorrt.engine import Engine
 from convpool.tensorrt.package import tensorrt_module
 from convpool.tensorrt.policy import default_lowering, optimize_keywords
 from convpool.tensorrt.tune import Timed, time_lowerings
-from convpool.verify import Verification
 
 
 @dataclass(frozen=True)
@@ -197,5 +197,5 @@ def _report(
 
 def _shares(nodes: Counter[str], plugin: bool) -> tuple[dict[str, int], dict[str, int]]:
     """How many nodes of each operator the plugin runs, and how many TensorRT."""
-    ours = {name: count for name, count in sorted(nodes.items()) if plugin and name in operator.OP_TYPES}
+    ours = {name: count for name, count in sorted(nodes.items()) if plugin and name in schema.OP_TYPES}
     return ours, {name: count for name, count in sorted(nodes.items()) if name not in ours}

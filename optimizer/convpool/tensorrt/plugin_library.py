@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from convpool import operator
 from convpool.errors import TensorRTError
+from convpool.ir import schema
 from convpool.tensorrt.package import logger, tensorrt_module
 
 LIBRARY = "libconvpool_plugin.so"
@@ -33,7 +33,7 @@ def plugin_path() -> Path:
     return path.resolve()
 
 
-def find_creator(trt: ModuleType, op_type: str = operator.OP_TYPE) -> Any:
+def find_creator(trt: ModuleType, op_type: str = schema.OP_TYPE) -> Any:
     """The registry's creator of one of the operators, or None."""
     registry = trt.get_plugin_registry()
     find = getattr(registry, "get_creator", None) or registry.get_plugin_creator
@@ -50,11 +50,11 @@ def load_plugin(trt: ModuleType | None = None) -> Path:
     with _loading:
         if find_creator(trt) is None:
             _register(trt, path)
-    missing = [name for name in operator.OP_TYPES if find_creator(trt, name) is None]
+    missing = [name for name in schema.OP_TYPES if find_creator(trt, name) is None]
     if missing:
-        got = "none of the operators" if len(missing) == len(operator.OP_TYPES) else f"no {missing[0]}"
+        got = "none of the operators" if len(missing) == len(schema.OP_TYPES) else f"no {missing[0]}"
         raise TensorRTError(
-            f"{path}: plugins; got {got} in TensorRT {trt.__version__}, expected {len(operator.OP_TYPES)}; "
+            f"{path}: plugins; got {got} in TensorRT {trt.__version__}, expected {len(schema.OP_TYPES)}; "
             f"build the library of this version of convpool {logger(trt).explain()}".rstrip()
         )
     return path

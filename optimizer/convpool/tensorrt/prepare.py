@@ -20,11 +20,13 @@ from google.protobuf.message import EncodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_model
 
-from convpool import operator
 from convpool.api import optimize
+from convpool.check.session import evaluate
 from convpool.errors import ModelError
-from convpool.graph import Scope, graphs_within, index_model, is_op
-from convpool.modelio import LoadedModel, load
+from convpool.ir import schema
+from convpool.ir.index import Scope, index_model
+from convpool.ir.model import LoadedModel, load
+from convpool.ir.protos import graphs_within, is_op
 from convpool.tensorrt.package import STRONGLY_TYPED_SINCE
 
 OLD_PARSER_OPSET = 17
@@ -57,7 +59,7 @@ def has_plugin_nodes(model: ModelProto) -> bool:
 
 def is_plugin_node(node: NodeProto) -> bool:
     """Whether TensorRT gives the node to the plugin: its parser goes by the operator's name, in any domain."""
-    return node.op_type in operator.OP_TYPES
+    return node.op_type in schema.OP_TYPES
 
 
 def self_contained(model: object) -> ModelProto:
@@ -72,14 +74,14 @@ def self_contained(model: object) -> ModelProto:
 
 def inline_own_functions(model: ModelProto) -> ModelProto:
     """The model without local functions but those of convpool's operators, so that pairs inside them go to the plugin too."""
-    own = [(function.domain, function.name) for function in model.functions if function.name not in operator.OP_TYPES]
+    own = [(function.domain, function.name) for function in model.functions if function.name not in schema.OP_TYPES]
     return _without_trailing_blanks(onnx.inliner.inline_selected_functions(model, own)) if own else model
 
 
 def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool) -> ModelProto:
     """The model for the ONNX parser of TensorRT `major`; changed in place where it can be, so pass a copy."""
     if plugin and has_plugin_nodes(model):  # TensorRT 10.0 to 10.6 take a function before a plugin of the same name
-        others = [function for function in model.functions if function.name not in operator.OP_TYPES]
+        others = [function for function in model.functions if function.name not in schema.OP_TYPES]
         del model.functions[:]
         model.functions.extend(others)
     if model.functions:
@@ -122,7 +124,7 @@ def fold_weights(model: ModelProto) -> None:
     weights = [node.input[1] for node in graph.node if len(node.input) > 1 and (is_op(node, *WEIGHTED) or is_plugin_node(node))]
     if not set(weights) & {name for node in graph.node if node.op_type != "Constant" for name in node.output}:
         return
-    scope = index_model(model, numpy_helper.to_array)[0]
+    scope = index_model(model, numpy_helper.to_array, evaluate)[0]
     folded: set[str] = set()
     chains: set[int] = set()
     for name in weights:

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from convpool.check.inputs import random_array
 from convpool.errors import ConvpoolError, OptionError, OutputError, TensorRTError, first_line
-from convpool.inputs import random_array
-from convpool.modelio import LoadedModel
+from convpool.ir.model import LoadedModel
 from convpool.tensorrt import prepare
 from convpool.tensorrt.build_options import BuildOptions
 from convpool.tensorrt.builder import build_plan

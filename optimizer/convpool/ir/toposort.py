@@ -6,7 +6,7 @@ import heapq
 
 from onnx import ModelProto, NodeProto
 
-from convpool.graph import graphs_within, subgraphs
+from convpool.ir.protos import graphs_within, subgraphs
 
 
 def in_order(model: ModelProto) -> ModelProto:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
+from onnx import AttributeProto, ModelProto, TensorProto, TypeProto, numpy_helper
 
-from convpool.graph import graphs_within, subgraphs, tensors
-from convpool.modelio import LoadedModel
+from convpool.ir.model import LoadedModel
+from convpool.ir.protos import graphs_within, model_nodes, tensors
 
 HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _OTHER_TYPES = (*HALF_TYPES, TensorProto.DOUBLE)
@@ -33,7 +31,7 @@ def to_float32(model: LoadedModel) -> ModelProto:
     for graph in graphs_within(result.graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
             _convert_type(value.type)
-    for node in _nodes(result):
+    for node in model_nodes(result):
         for attribute in node.attribute:
             if attribute.name in TYPE_ATTRIBUTES and attribute.i in _OTHER_TYPES:
                 if attribute.type == AttributeProto.INT:
@@ -53,12 +51,3 @@ def _convert_type(kind: TypeProto) -> None:
         _convert_type(kind.sequence_type.elem_type)
     elif which == "optional_type":
         _convert_type(kind.optional_type.elem_type)
-
-
-def _nodes(model: ModelProto) -> Iterator[NodeProto]:
-    for container in (model.graph, *model.functions):
-        for node in container.node:
-            yield node
-            for _, _, graph in subgraphs(node):
-                for inner in graphs_within(graph):
-                    yield from inner.node

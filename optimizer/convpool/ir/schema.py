@@ -18,9 +18,9 @@ Version 1 has ConvAvgPool:
 | plugin_version = "1", plugin_namespace = "" | by which TensorRT's ONNX parser finds the plugin |
 
 Pads hold all begins, then all ends.  Every attribute is present on every node.  Types: float16, bfloat16, float32,
-float64.  The numpy reference is `convpool.reference.conv_avg_pool`.
+float64.  The numpy reference is `convpool.algebra.reference.conv_avg_pool`.
 
-Version 2 adds siblings, named after what they do, in the order in which they do it:
+Version 2 adds fused variants, named after what they do, in the order in which they do it:
 
     [Affine][Relu | LeakyRelu]ConvAvgPool[Add][Relu | LeakyRelu]
 
@@ -31,12 +31,12 @@ Zero padding comes after the prologue: the border is 0, not before(shift).  What
 
 | input | shape | in |
 |---|---|---|
-| X, W | as above | all siblings |
-| B | [M] | all siblings: zeros where the convolution has no bias |
+| X, W | as above | all fused variants |
+| B | [M] | all fused variants: zeros where the convolution has no bias |
 | scale, shift | [C] each | Affine... |
 | R | Y's shape exactly, nothing is broadcast | ...Add... |
 
-No input is optional, so none is ever "".  All have X's type.  Beside version 1's attributes, every sibling has:
+No input is optional, so none is ever "".  All have X's type.  Beside version 1's attributes, every fused variant has:
 
 | attribute | meaning |
 |---|---|
@@ -46,9 +46,9 @@ No input is optional, so none is ever "".  All have X's type.  Beside version 1'
 | activation, alpha | the same for what comes last |
 
 The function rounds to the type after each of its nodes; an implementation may keep more in between.  The reference is
-`convpool.reference.fused_conv_avg_pool`.
+`convpool.algebra.reference.fused_conv_avg_pool`.
 
-Why siblings: a function's body cannot depend on which inputs a call has, a Mul by 1 or an Add of 0 would cost a pass,
+Why variants: a function's body cannot depend on which inputs a call has, a Mul by 1 or an Add of 0 would cost a pass,
 and TensorRT's parser looks functions up by name alone, so neither overloads nor domains can tell variants apart.  Why B
 is not optional, and always there in what convpool writes: onnxruntime leaves an inlined Conv whose bias is "" out of its
 blocked layout.
@@ -60,22 +60,20 @@ that runtimes without the plugin run it as it stands.
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import product
 
 import onnx
 from onnx import AttributeProto, FunctionProto, NodeProto, helper
 from onnx.defs import OpSchema
 
-from convpool.geometry import ConvSpec, PoolSpec
+from convpool.algebra.geometry import ConvSpec, PoolSpec
+from convpool.algebra.parts import ACTIVATIONS, FUSED_VARIANTS, OP_TYPE, PLAIN, Parts
+from convpool.ir.protos import model_nodes
 
 DOMAIN = "ai.convpool"
-OP_TYPE = "ConvAvgPool"
 VERSION = 1
 """The version that has ConvAvgPool."""
-SIBLINGS_VERSION = 2
-"""The version that adds the siblings."""
+FUSED_VARIANTS_VERSION = 2
+"""The version that adds the fused variants."""
 MIN_IR_VERSION = 8
 """The first ONNX IR version with model-local functions."""
 POOL_DILATIONS_OPSET = 19
@@ -96,48 +94,12 @@ _ATTRIBUTES = (*_INTS_ATTRIBUTES, "group", "plugin_version", "plugin_namespace")
 _PART_INTS = ("prologue_affine", "prologue_activation", "residual", "activation")
 _PART_FLOATS = ("prologue_alpha", "alpha")
 _TYPES = ("tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)")
-ACTIVATIONS = ("", "Relu", "LeakyRelu")
-"""The standard operators by the number that prologue_activation and activation give."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a node does beside pooling and convolution; alphas count for LeakyRelu only and are 0 otherwise."""
-
-    affine: bool = False
-    before: str = ""
-    before_alpha: float = 0.0
-    residual: bool = False
-    after: str = ""
-    after_alpha: float = 0.0
-
-    @property
-    def op_type(self) -> str:
-        """The operator that does this."""
-        prologue = ("Affine" if self.affine else "") + self.before
-        return f"{prologue}{OP_TYPE}{'Add' if self.residual else ''}{self.after}"
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The inputs' names, in order."""
-        return ("X", "W", "B", *(("scale", "shift") if self.affine else ()), *(("R",) if self.residual else ()))
-
-
-PLAIN = Parts()
-SIBLINGS = {
-    parts.op_type: parts
-    for affine, before, residual, after in product((False, True), ACTIVATIONS, (False, True), ACTIVATIONS)
-    if (parts := Parts(affine, before, 0.0, residual, after)) != PLAIN
-}
-"""Every operator of version 2 by name, with alphas of 0."""
-
-
-OP_TYPES = (OP_TYPE, *SIBLINGS)
+OP_TYPES = (OP_TYPE, *FUSED_VARIANTS)
 """All operators of the domain."""
 
 
 def is_operator(node: NodeProto) -> bool:
-    """Whether the node is ConvAvgPool or a sibling."""
+    """Whether the node is ConvAvgPool or a fused variant."""
     return node.domain == DOMAIN and node.op_type in OP_TYPES
 
 
@@ -145,7 +107,7 @@ def parts_of(node: NodeProto) -> Parts:
     """What a node of these operators does; its name and its attributes say the same."""
     if node.op_type == OP_TYPE:
         return PLAIN
-    kind = SIBLINGS[node.op_type]
+    kind = FUSED_VARIANTS[node.op_type]
     alphas = {item.name: item.f for item in node.attribute if item.name in _PART_FLOATS}
     return Parts(kind.affine, kind.before, alphas["prologue_alpha"], kind.residual, kind.after, alphas["alpha"])
 
@@ -224,9 +186,9 @@ def function_proto(opset: int) -> FunctionProto:
     )
 
 
-def sibling_function_proto(op_type: str, opset: int) -> FunctionProto:
-    """A sibling as a function of the standard operators of `opset`; before 19 pool_dilations must be all 1."""
-    parts, plain = SIBLINGS[op_type], function_proto(opset)
+def variant_function_proto(op_type: str, opset: int) -> FunctionProto:
+    """A fused variant as a function of the standard operators of `opset`; before 19 pool_dilations must be all 1."""
+    parts, plain = FUSED_VARIANTS[op_type], function_proto(opset)
     before, after, x = [], [], "X"
     if parts.affine:
         # As BatchNormalization, which onnxruntime runs in one pass with a Relu behind it, in its blocked layout too.
@@ -263,13 +225,13 @@ def sibling_function_proto(op_type: str, opset: int) -> FunctionProto:
 def functions_for(op_types: set[str], opset: int) -> list[FunctionProto]:
     """The functions of the operators named, in a fixed order."""
     return [
-        function_proto(opset) if name == OP_TYPE else sibling_function_proto(name, opset) for name in OP_TYPES if name in op_types
+        function_proto(opset) if name == OP_TYPE else variant_function_proto(name, opset) for name in OP_TYPES if name in op_types
     ]
 
 
 def used_in(model: onnx.ModelProto) -> set[str]:
     """Which of these operators the model's graphs and functions use."""
-    return {node.op_type for node in _all_nodes(model) if is_operator(node)}
+    return {node.op_type for node in model_nodes(model) if is_operator(node)}
 
 
 def move_to_domain(model: onnx.ModelProto, domain: str) -> bool:
@@ -277,7 +239,7 @@ def move_to_domain(model: onnx.ModelProto, domain: str) -> bool:
 
     Functions that the domain has already, of an earlier move, stay.  Returns whether there was anything to move.
     """
-    nodes = [node for node in _all_nodes(model) if is_operator(node)]
+    nodes = [node for node in model_nodes(model) if is_operator(node)]
     if domain == DOMAIN or not nodes:
         return False
     for node in nodes:
@@ -301,23 +263,13 @@ def move_to_domain(model: onnx.ModelProto, domain: str) -> bool:
     return True
 
 
-def _all_nodes(model: onnx.ModelProto) -> Iterator[NodeProto]:
-    containers = [model.graph, *model.functions]
-    while containers:
-        for node in containers.pop().node:
-            yield node
-            for attribute in node.attribute:
-                containers += [attribute.g] if attribute.HasField("g") else []
-                containers += attribute.graphs
-
-
 def register_schema() -> None:
     """Make the operators known to onnx's checker and shape inference in this process; a second call does nothing."""
     if onnx.defs.has(OP_TYPE, VERSION, DOMAIN):
         return
     _register(OP_TYPE, VERSION, PLAIN)
-    for name, parts in SIBLINGS.items():
-        _register(name, SIBLINGS_VERSION, parts)
+    for name, parts in FUSED_VARIANTS.items():
+        _register(name, FUSED_VARIANTS_VERSION, parts)
 
 
 def _register(name: str, version: int, parts: Parts) -> None:

@@ -6,8 +6,8 @@ from itertools import product
 
 import numpy as np
 
-from convpool.geometry import ConvSpec, PoolSpec
-from convpool.operator import Parts
+from convpool.algebra.geometry import ConvSpec, PoolSpec
+from convpool.algebra.parts import Parts
 
 
 def average_pool(x: np.ndarray, spec: PoolSpec) -> np.ndarray:
@@ -60,7 +60,7 @@ def fused_conv_avg_pool(
     shift: np.ndarray | None = None,
     residual: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The siblings of ConvAvgPool, by their definition in `convpool.operator`.
+    """The fused variants of ConvAvgPool, by their definition in `convpool.ir.schema`.
 
     x, w, b as in `conv_avg_pool`; scale, shift: [C], where parts.affine; residual: the output's shape, where
     parts.residual.  Returns float64 [N, M, output spatial...].

@@ -18,7 +18,7 @@ from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import ExternalDataInfo, set_external_data
 
 from convpool.errors import ModelError, OutputError, first_line
-from convpool.graph import tensors
+from convpool.ir.protos import tensors
 
 EXTERNAL_THRESHOLD_BYTES = 1024
 """New weights of at least this size go to an external file where the model keeps its weights in such files."""

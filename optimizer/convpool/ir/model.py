@@ -14,17 +14,11 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
-from convpool import operator
 from convpool.errors import ModelError, OutputError, first_line
-from convpool.files import (
-    check_external_data,
-    check_output,
-    move_to_external,
-    place_external_data,
-    write_atomically,
-)
-from convpool.graph import graphs_within, is_op, opset_of, tensors
-from convpool.order import in_order
+from convpool.ir import schema
+from convpool.ir.files import check_external_data, check_output, move_to_external, place_external_data, write_atomically
+from convpool.ir.protos import graphs_within, is_op, opset_of, tensors
+from convpool.ir.toposort import in_order
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1
 
@@ -91,7 +85,7 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
 
 def check(loaded: LoadedModel, what: str, full: bool = False) -> None:
     """onnx's checker, also for a model whose external data is not loaded.  Raises ModelError."""
-    operator.register_schema()
+    schema.register_schema()
     probe = model = loaded.proto
     if any(not value.type.tensor_type.HasField("shape") for value in _typed_values(model)):
         probe = ModelProto()
@@ -121,7 +115,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     The model's own value_info counts where it adds to what follows from the inputs, not where it contradicts that:
     whoever changes the inputs' sizes often leaves it as it was, and runtimes overlook it.
     """
-    operator.register_schema()
+    schema.register_schema()
     probe = ModelProto()
     probe.CopyFrom(model)
     for tensor in probe.graph.initializer:

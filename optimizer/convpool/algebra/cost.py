@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from convpool.geometry import ConvSpec, Ints, PoolSpec
+from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec
 
 ADDITION_WEIGHT = 8.0
 """A pooling's addition against a dense convolution's multiply-add: pooling is bound by loads."""

@@ -1,0 +1,144 @@
+"""The forms that an exact site can be written in, which of them a convolution admits, and what each costs.
+
+| lowering | nodes | needs |
+|---|---|---|
+| convavgpool | ai.convpool::ConvAvgPool, a model-local function | one group, 1-D or 2-D; global means of static size |
+| direct | AveragePool, Conv | |
+| fused | Conv with the kernel convolved with the box | constant weights, which do not grow out of proportion |
+| auto | direct or fused, whichever the cost model puts ahead | |
+
+`convavgpool` falls back to the next lowering that the model admits and that pays, `direct` and `fused` do not.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from convpool.algebra import cost
+from convpool.algebra.cost import Cost
+from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, fused_spec, pool_first
+from convpool.algebra.refusal import Refusal, refuse
+
+LOWERINGS = ("convavgpool", "direct", "fused")
+REQUESTS = (*LOWERINGS, "auto")
+ORDERS: dict[str, tuple[str, ...]] = {
+    "convavgpool": ("convavgpool", "direct", "fused"),
+    "direct": ("direct",),
+    "fused": ("fused",),
+    "auto": ("direct", "fused"),
+}
+"""For each request the lowerings to try, in order; for auto the order is by cost."""
+MAX_KERNEL_RANK = 2
+"""Most spatial axes of the plugin's kernels on tensor cores; its `generic` kernel takes more, and groups."""
+MAX_FUSED_ELEMENTS = 2**24
+MAX_FUSED_GROWTH = 16
+"""Fused weights may be as large as the one, or as many times as large as the other: a mean over 56 x 56 makes them 300."""
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """One convolution as it is to be written.  pool is None where the pooling is global or has vanished (`is_global` tells).
+
+    name: one of LOWERINGS.  macs_before, macs_after: multiply-adds of the convolution for one sample, None where unknown.
+    """
+
+    name: str
+    pool: PoolSpec | None
+    conv: ConvSpec
+    is_global: bool = False
+    macs_before: int | None = None
+    macs_after: int | None = None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution to be lowered.  size: spatial input size, None where any of it is unknown; constant: its weights are."""
+
+    conv: ConvSpec
+    weight_shape: Ints
+    size: Ints | None
+    constant: bool
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What the graph at hand cannot express, each as the reason why not; None where it can."""
+
+    dilated_pooling: Refusal | None = None
+    operator: Refusal | None = None
+
+
+def lower(layer: Layer, pool: PoolSpec | None, name: str, runtime: Runtime) -> Lowering | Refusal:
+    """`layer` behind the window `pool` (None: the feature map, of unknown size) in the lowering named, or why not."""
+    conv = layer.conv
+    whole = conv.is_pointwise and not any(conv.pads) and all(s == 1 for s in conv.strides)
+    if pool is None:
+        if not whole or name == "fused":
+            return refuse("mean over a feature map", "unknown sizes", "static sizes, or a 1x1 Conv")
+        if name == "convavgpool":
+            return refuse("pool_kernel_shape", "unknown sizes", "static sizes")
+        return Lowering("direct", None, conv, is_global=True)
+    if name == "fused":
+        return _fused(layer, pool)
+    if pool.taps == 1:
+        # Nothing to average: the convolution alone takes fewer positions.
+        if name == "convavgpool":
+            return refuse("pooling window", "one element", "more")
+        return Lowering("direct", None, fused_spec(conv, pool))
+    box, rest = pool_first(conv, pool)
+    if any(d > 1 for d in box.dilations) and runtime.dilated_pooling is not None:
+        return runtime.dilated_pooling
+    if any(pad >= k for pad, k in zip(box.pads, box.kernel_shape * 2, strict=True)):
+        expected = f"less than {list(box.kernel_shape)}, as onnxruntime demands"
+        return refuse("pads of the box mean", list(box.pads), expected)
+    if name == "convavgpool" and runtime.operator is not None:
+        return runtime.operator
+    if name == "direct" and whole and layer.size == pool.kernel_shape:
+        return Lowering("direct", None, conv, is_global=True)
+    return Lowering(name, box, rest)
+
+
+def _fused(layer: Layer, pool: PoolSpec) -> Lowering | Refusal:
+    if not layer.constant:
+        return refuse("weights", "computed, or an input that a caller may override", "a constant")
+    fused = fused_spec(layer.conv, pool)
+    channels = math.prod(layer.weight_shape[:2])
+    limit = max(MAX_FUSED_ELEMENTS, MAX_FUSED_GROWTH * channels * layer.conv.taps)
+    if channels * fused.taps > limit:
+        return refuse("elements of the fused weights", f"{channels * fused.taps:,}", f"at most {limit:,}")
+    return Lowering("fused", None, fused)
+
+
+def without_kernel(conv: ConvSpec) -> Refusal | None:
+    """Why the plugin has but one thread per output for a convolution."""
+    if conv.group > 1:
+        return refuse("group of a ConvAvgPool", conv.group, "1, for which the plugin has kernels")
+    if conv.rank > MAX_KERNEL_RANK:
+        expected = f"at most {MAX_KERNEL_RANK}, for which the plugin has kernels"
+        return refuse("spatial axes of a ConvAvgPool", conv.rank, expected)
+    return None
+
+
+def lowering_cost(lowering: Lowering, layer: Layer, size: Ints, item_bytes: int) -> Cost:
+    """Cost of a lowering per sample; size: spatial input sizes, nominal where unknown."""
+    channels = layer.weight_shape[1] * layer.conv.group
+    shape = (*layer.weight_shape[:2], *lowering.conv.kernel_shape)
+    if lowering.is_global:
+        everything = PoolSpec(size, (1,) * len(size), (0,) * (2 * len(size)), (1,) * len(size))
+        pooled, pool = (1,) * len(size), everything
+    elif lowering.pool is not None:
+        pooled, pool = lowering.pool.output_size(size), lowering.pool
+    else:
+        return cost.conv_cost(lowering.conv, shape, size, item_bytes)
+    return cost.pool_cost(pool, channels, size, item_bytes) + cost.conv_cost(lowering.conv, shape, pooled, item_bytes)
+
+
+def nominal_size(conv: ConvSpec, pool: PoolSpec | None) -> Ints:
+    """An input size that stands for an unknown one in comparisons: large enough for a window."""
+    windows = [1] * conv.rank
+    if pool is not None:
+        windows = [d * (k - 1) + 1 for k, d in zip(pool.kernel_shape, pool.dilations, strict=True)]
+    return tuple(
+        max(cost.NOMINAL_SIZE, (w - 1) * s + extent) for w, s, extent in zip(windows, conv.strides, conv.extents, strict=True)
+    )

@@ -1,0 +1,1 @@
+"""Running models and judging what they give: inputs, sessions, runners, comparison, timing."""

@@ -1,0 +1,158 @@
+"""Does the optimized model compute what the original does?  Both run in onnxruntime on the same inputs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+from onnx import TensorProto
+
+from convpool.check.inputs import Arrays, InputMaker, load_arrays
+from convpool.check.judge import FLOAT32_TOLERANCE, TOLERANCES, Judge, Tolerance
+from convpool.check.runners import OnnxruntimeRunner
+from convpool.check.verdict import Verification
+from convpool.check.widen import HALF_TYPES, float_types, to_float32
+from convpool.errors import ModelError, OptionError, VerificationError
+from convpool.ir.model import LoadedModel, load, passes_full_check
+
+NUDGE = 2.0**-18
+"""Relative change of the inputs by which discontinuities are found."""
+NUDGED_RUNS = 4
+
+
+def verify(
+    original: object,
+    optimized: object,
+    *,
+    check: int = 1,
+    data: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    seed: int = 0,
+) -> Verification:
+    """Run both models on the same inputs and compare every output.
+
+    original, optimized: paths, serialised bytes, ModelProtos or gs.Graphs.  check: number of random input sets.
+    data: input arrays by name, or a .npz file with them, in place of random ones.  input_shapes: shapes for inputs
+    whose dimensions the model leaves open.  rtol, atol (absolute, in output units): replace the default tolerances.
+    Raises ModelError if the original cannot be run, VerificationError if only the optimized one cannot, OptionError for
+    data or shapes that do not fit, or no check.
+
+    onnxruntime's own graph optimisations are off on both sides, so that a difference is convpool's.  At the end the last inputs
+    are run with them, as by default: some of them stumble over graphs that are valid.  Where the original then gives what it
+    does without, the result has to as well.  A model with
+    half-precision or double tensors is judged against the original in float32 (every such tensor, attribute and type made
+    float32), since halves alone say little about who is right, and onnxruntime has no CPU kernels for some types.
+
+    Default tolerances, |y - r| <= atol + rtol |r| per element, with atol in units of max |r|:
+
+    | type | rtol | atol | why |
+    |---|---|---|---|
+    | float32, float64 | 1e-3 | 1e-4 | a rounding error of 6e-8 grows with depth; a wrong rewrite is off by 1e-1 |
+    | float16 | 2e-2 | 1e-2 | 16 units in the last place |
+    | bfloat16 | 1e-1 | 5e-2 | likewise |
+
+    A half-precision output also passes when it is no further from float32 than twice the original's own is.
+
+    Behind a QuantizeLinear, Round, ArgMax or comparison, the last bit of a sum decides now and then over a whole step.  An
+    output beyond the default tolerance therefore passes when the original does the same to itself: when inputs changed
+    by a part in 2^18, of the order of what summing in another order does, move at most four times fewer elements beyond the
+    tolerance, and by at least half as much.
+    """
+    if check < 0 or check == 0 and data is None:
+        raise OptionError(f"check: got {check}, expected 1 or more, or data")
+    first, second = load(original), load(optimized)
+    return compare(first, second, max(check, 1), load_arrays(data), dict(input_shapes or {}), rtol, atol, seed)
+
+
+def compare(
+    original: LoadedModel,
+    optimized: LoadedModel,
+    check: int,
+    data: Arrays | None,
+    input_shapes: dict[str, Sequence[int]],
+    rtol: float | None,
+    atol: float | None,
+    seed: int,
+) -> Verification:
+    """`verify` on loaded models."""
+    maker = InputMaker(original.proto, data, input_shapes, seed)
+    types = float_types(original.proto)
+    narrow = sorted(types & set(HALF_TYPES))
+    native = OnnxruntimeRunner(original, "the original")
+    exact = None
+    if types - {TensorProto.FLOAT}:
+        wide = LoadedModel(to_float32(original), original.base_dir, 0)
+        exact = OnnxruntimeRunner(wide, "the original in float32")
+        # Without kernels for a type, or a numpy type to feed it by, float32 has to speak for both.
+        if native.error or TensorProto.BFLOAT16 in types:
+            native, original = exact, wide
+            optimized = LoadedModel(to_float32(optimized), optimized.base_dir, 0)
+    candidate = OnnxruntimeRunner(optimized, "the result")
+    for runner in (native, exact):
+        if runner is not None:
+            runner.check()
+    if candidate.error:
+        raise VerificationError(f"verification: onnxruntime loads the original, but not the result: {candidate.error}")
+    reference = exact or native
+    default_rtol, relative_atol = TOLERANCES[narrow[-1]] if narrow else FLOAT32_TOLERANCE
+    tolerance = Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol)
+    by_default = rtol is None and atol is None
+    judge, own_judge = (
+        Judge(reference.output_names, tolerance, own_error_counts=by_default and bool(narrow), nudge_counts=by_default)
+        for _ in range(2)
+    )
+    shapes: dict[str, list[int]] = {}
+    count = 1 if data is not None else check
+    for number in range(count):
+        arrays, wanted = maker.runnable(number, reference.values)
+        own = wanted if reference is native else native.values(arrays)
+        again, nudge = partial(native.values, arrays), partial(_nudged_runs, reference, arrays, seed)
+        try:
+            result = candidate.values(arrays)
+        except ModelError as error:
+            raise VerificationError(f"verification: the original runs, but not the result: {error}") from error
+        judge.add(wanted, own, result, again, nudge)
+        shapes = {name: list(array.shape) for name, array in arrays.items()}
+    usual = None
+    with suppress(ModelError):
+        usual = OnnxruntimeRunner(original, "the original", optimize=True).values(arrays)
+    if usual is not None:
+        try:
+            result = OnnxruntimeRunner(optimized, "the result", optimize=True).values(arrays)
+        except ModelError as error:
+            raise VerificationError(
+                f"verification: onnxruntime's graph optimisations, on by default, take the original, but not the result: {error}"
+            ) from error
+        own_judge.add(wanted, own, usual, again, nudge)
+        if own_judge.verdict("", 1, {}).passed:
+            judge.add(wanted, own, result, again, nudge, "with onnxruntime's graph optimisations")
+    what = "the original in onnxruntime" + (", in float32" if exact else "")
+    return judge.verdict(what, count, shapes)
+
+
+def unchanged(model: LoadedModel, data: Arrays | None, input_shapes: dict[str, Sequence[int]], seed: int) -> Verification:
+    """The outcome where the result is the original: nothing to compare, but unusable input is still refused."""
+    InputMaker(model.proto, data, input_shapes, seed)
+    if not passes_full_check(model):
+        OnnxruntimeRunner(model, "the original").check()
+    return Verification(True, "the original, unchanged", 0, {})
+
+
+def _nudged_runs(reference: OnnxruntimeRunner, arrays: Arrays, seed: int) -> list[list[object]]:
+    """The reference's outputs for inputs whose floats differ by a random share of NUDGE, NUDGED_RUNS times."""
+    runs = []
+    for number in range(NUDGED_RUNS):
+        rng = np.random.default_rng([seed, number])
+        changed = {}
+        for name, array in arrays.items():
+            if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
+                wide = array if array.dtype == np.float64 else array.astype(np.float32)
+                array = wide * (1 + NUDGE * rng.uniform(-1, 1, array.shape)).astype(wide.dtype)
+            changed[name] = array
+        runs.append(reference.values(changed))
+    return runs

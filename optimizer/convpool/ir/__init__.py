@@ -1,0 +1,1 @@
+"""Models as files and graphs: loading and saving, a read-only index, the operators' schemas.  Nothing here runs a model."""

@@ -1,0 +1,138 @@
+"""Constants: values that no caller can change, and what follows from them before a model is run.
+
+Small shape arithmetic is evaluated by onnx's reference implementation.  Weights of any size that a model computes from
+constants are evaluated by whoever indexes the model (`Evaluate`): nothing here runs a runtime.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+Read = Callable[[TensorProto], np.ndarray]
+"""Gives the value of a stored tensor, external or not."""
+Evaluate = Callable[[ModelProto, str], np.ndarray]
+"""Gives the value of one tensor of a model without inputs.  May raise anything: then the value is unknown."""
+FOLDABLE = (
+    "Add",
+    "Cast",
+    "CastLike",
+    "Concat",
+    "ConstantOfShape",
+    "Div",
+    "Expand",
+    "Gather",
+    "Mul",
+    "Neg",
+    "Range",
+    "Reshape",
+    "Slice",
+    "Squeeze",
+    "Sub",
+    "Transpose",
+    "Unsqueeze",
+)
+"""Operators of shape arithmetic that are evaluated where all their inputs are constants."""
+MAX_FOLDED_ELEMENTS = 4096
+"""Largest tensor taken into or made by that: sizes, axes, and per-channel parameters."""
+MAX_FOLDED_NODES = 100
+"""Longest chain of nodes looked through to a constant."""
+ARITHMETIC = (
+    "Abs",
+    "Add",
+    "Concat",
+    "Div",
+    "Exp",
+    "Flatten",
+    "Gemm",
+    "Identity",
+    "MatMul",
+    "Max",
+    "Min",
+    "Mul",
+    "Neg",
+    "Pow",
+    "Reciprocal",
+    "ReduceL2",
+    "ReduceMean",
+    "ReduceSum",
+    "ReduceSumSquare",
+    "Reshape",
+    "Slice",
+    "Sqrt",
+    "Squeeze",
+    "Sub",
+    "Transpose",
+    "Unsqueeze",
+)
+"""Operators that reparametrised weights are made of.  Not Cast or DequantizeLinear: they are there to keep a file small."""
+COMPUTING_IR_VERSION = 8
+MAX_WEIGHT_ELEMENTS = 2**27
+"""Most elements that weights are computed from."""
+
+
+class Constant:
+    """A value that no caller can change: an initializer or a Constant node, read only when asked for."""
+
+    def __init__(self, tensor: TensorProto, read: Callable[[TensorProto], np.ndarray]) -> None:
+        self._tensor, self._read = tensor, read
+        self.shape = tuple(tensor.dims)
+        self.data_type: int = tensor.data_type
+
+    def array(self) -> np.ndarray:
+        """The value; external data is read from its file here."""
+        return self._read(self._tensor)
+
+
+def folded(node: NodeProto, name: str, inputs: Mapping[str, np.ndarray], opset: int) -> TensorProto | None:
+    """What a node gives as `name` for constant inputs; None if that is too large, or the reference refuses it."""
+    stored = [numpy_helper.from_array(array, source) for source, array in inputs.items()]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None)]
+    graph = helper.make_graph([node], "fold", [], outputs, stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    try:
+        from onnx.reference import ReferenceEvaluator
+
+        shape = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.output[0].type.tensor_type.shape
+        if math.prod(dim.dim_value for dim in shape.dim) > MAX_FOLDED_ELEMENTS:
+            return None
+        result = np.asarray(ReferenceEvaluator(model).run([name], {})[0])
+    except Exception:  # whatever the reference implementation has against it: then it is not folded
+        return None
+    return None if result.size > MAX_FOLDED_ELEMENTS else numpy_helper.from_array(result, name)
+
+
+def computed(
+    nodes: Sequence[NodeProto], name: str, leaves: Mapping[str, Constant], opset: int, evaluate: Evaluate
+) -> TensorProto | None:
+    """What nodes give as `name` for the constants `leaves`; None if they are too large, or `evaluate` refuses them."""
+    if sum(math.prod(leaf.shape) for leaf in leaves.values()) > MAX_WEIGHT_ELEMENTS:
+        return None
+    stored = [numpy_helper.from_array(leaf.array(), source) for source, leaf in leaves.items()]
+    graph = helper.make_graph(nodes, "weights", [], [ValueInfoProto(name=name)], stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=COMPUTING_IR_VERSION)
+    try:
+        result = evaluate(model, name)
+    except Exception:  # a type or opset that the runtime does not have: then these are no constants
+        return None
+    return numpy_helper.from_array(result, name)
+
+
+def constant_tensor(node: NodeProto) -> TensorProto | None:
+    """The value of a Constant node; None for a string, a sparse one, or an attribute of the function around it."""
+    if len(node.attribute) != 1 or node.attribute[0].ref_attr_name:
+        return None
+    attribute = node.attribute[0]
+    if attribute.name == "value":
+        return attribute.t
+    if attribute.name in ("value_float", "value_floats"):
+        values = attribute.floats if attribute.name.endswith("s") else attribute.f
+        return numpy_helper.from_array(np.array(values, np.float32))
+    if attribute.name in ("value_int", "value_ints"):
+        values = attribute.ints if attribute.name.endswith("s") else attribute.i
+        return numpy_helper.from_array(np.array(values, np.int64))
+    return None

@@ -1,0 +1,111 @@
+"""Walks over ONNX protobufs: nodes, attributes, subgraphs and stored tensors, at any depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+
+
+def is_op(node: NodeProto, *op_types: str) -> bool:
+    """Whether `node` is one of the standard operators named."""
+    return node.op_type in op_types and node.domain in ("", "ai.onnx")
+
+
+def label(node: NodeProto) -> str:
+    """The node's name, or its first output's where it has none."""
+    return node.name or next((name for name in node.output if name), node.op_type)
+
+
+class AttributeReference(Exception):
+    """An attribute takes its value from the function that the node stands in, so it is unknown here."""
+
+
+def attributes(node: NodeProto) -> dict[str, Any]:
+    """The node's attributes as Python values.  Raises AttributeReference where one refers to a function's."""
+    values = {}
+    for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            raise AttributeReference(attribute.name)
+        values[attribute.name] = helper.get_attribute_value(attribute)
+    return values
+
+
+def subgraphs(node: NodeProto) -> Iterator[tuple[int, int, GraphProto]]:
+    """The graphs in a node's attributes, with the attribute's index and the position in it."""
+    for position, attribute in enumerate(node.attribute):
+        if attribute.type == AttributeProto.GRAPH:
+            yield position, 0, attribute.g
+        elif attribute.type == AttributeProto.GRAPHS:
+            for index, graph in enumerate(attribute.graphs):
+                yield position, index, graph
+
+
+def graphs_within(graph: GraphProto) -> Iterator[GraphProto]:
+    """`graph` and every graph in its nodes' attributes, at any depth, in a fixed order."""
+    yield graph
+    for node in graph.node:
+        for _, _, inner in subgraphs(node):
+            yield from graphs_within(inner)
+
+
+def tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor stored in the model: initializers and Constant values, subgraphs and functions included."""
+
+    def visit(proto) -> Iterator[TensorProto]:
+        if isinstance(proto, GraphProto):
+            yield from proto.initializer
+        for node in proto.node:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
+            for _, _, graph in subgraphs(node):
+                yield from visit(graph)
+
+    yield from visit(model.graph)
+    for function in model.functions:
+        yield from visit(function)
+
+
+def all_nodes(proto: GraphProto | FunctionProto) -> Iterator[NodeProto]:
+    """The nodes of a graph or function and of the graphs in their attributes."""
+    for node in proto.node:
+        yield node
+        for _, _, graph in subgraphs(node):
+            yield from all_nodes(graph)
+
+
+def model_nodes(model: ModelProto) -> Iterator[NodeProto]:
+    """Every node anywhere in the model, functions included."""
+    for container in (model.graph, *model.functions):
+        yield from all_nodes(container)
+
+
+def opset_of(imports) -> int:
+    """Version of the standard operators that `imports` names; 0 if none."""
+    return max((entry.version for entry in imports if entry.domain in ("", "ai.onnx")), default=0)
+
+
+def value_names(model: ModelProto) -> set[str]:
+    """Every tensor and node name anywhere in the model, functions included."""
+    names: set[str] = set()
+
+    def visit(proto) -> None:
+        if isinstance(proto, GraphProto):
+            names.update(value.name for value in (*proto.input, *proto.output, *proto.initializer))
+            names.update(tensor.values.name for tensor in proto.sparse_initializer)
+        else:
+            names.update((*proto.input, *proto.output))
+        for node in proto.node:
+            names.add(node.name)
+            names.update(node.input)
+            names.update(node.output)
+            for _, _, graph in subgraphs(node):
+                visit(graph)
+
+    visit(model.graph)
+    for function in model.functions:
+        visit(function)
+    return names
