@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from convpool.report import Report
-    from convpool.tensorrt.pipeline import BuildReport
 
 
 class ConvpoolError(Exception):
@@ -32,7 +31,7 @@ class TensorRTError(ConvpoolError):
 class VerificationError(ConvpoolError):
     """Original and result disagree.  `report` holds the whole report, with the per-output errors, when there is one."""
 
-    def __init__(self, message: str, report: Report | BuildReport | None = None) -> None:
+    def __init__(self, message: str, report: Report | None = None) -> None:
         super().__init__(message)
         self.report = report
 

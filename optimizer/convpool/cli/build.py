@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBar
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from convpool.check.inputs import load_arrays
 from convpool.cli.common import SHAPE, Tolerance, json_text, run, write_report
 from convpool.cli.table import make_console, show_verification
-from convpool.errors import OptionError, VerificationError
+from convpool.errors import OptionError
 from convpool.ir.files import check_output
 from convpool.ir.model import load
-from convpool.tensorrt import PRECISIONS, BuildOptions, BuildReport, Tuning, build
-from convpool.tensorrt.build_options import LOWERINGS
+from convpool.tensorrt import PRECISIONS, BuildOptions, BuildReport, EngineMismatchError, Profile, Tuning, build
+from convpool.tensorrt.build_options import LOWERINGS, Progress
 from convpool.tensorrt.pipeline import check_can_run
+
+NamedShape = tuple[str, list[int]]
+Shapes = dict[str, list[int]]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -96,7 +101,16 @@ from convpool.tensorrt.pipeline import check_can_run
 @click.option("--report", "report_path", metavar="FILE.json", help="Write what was built and compared as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
-def build_command(model, output, least, typical, largest, report_path, quiet, **given) -> None:
+def build_command(
+    model: str,
+    output: str,
+    least: tuple[NamedShape, ...],
+    typical: tuple[NamedShape, ...],
+    largest: tuple[NamedShape, ...],
+    report_path: str | None,
+    quiet: bool,
+    **given: Any,
+) -> None:
     """Build a TensorRT engine from MODEL, run it, and compare it with onnxruntime on MODEL.
 
     MODEL is optimized first; one that has the operator's nodes already is built as it is, so that --stem and --plain-conv change
@@ -119,21 +133,20 @@ def build_command(model, output, least, typical, largest, report_path, quiet, **
         if options.checked or options.autotune:
             check_can_run(options, "--check 0", "--autotune")
         try:
-            built, failure = build(original, options), None
-        except VerificationError as error:
-            built, failure = None, error
-    report = built.report if built else failure.report
-    write_report(report_path, json_text({"model": model, "engine": output, **report.to_dict()}))
+            built, mismatch = build(original, options), None
+        except EngineMismatchError as error:
+            built, mismatch = error.built, error
+    write_report(report_path, json_text({"model": model, "engine": output, **built.report.to_dict()}))
     if not quiet:
-        _show(report)
-    if failure:
-        raise failure
+        _show(built.report)
+    if mismatch is not None:
+        raise mismatch
     built.save(output)
     if not quiet:
-        _show_written(output, report)
+        _show_written(output, built.report)
 
 
-def _options(profile, progress, *, no_plugin, workspace_mib, **given) -> BuildOptions:
+def _options(profile: Profile | None, progress: Progress, *, no_plugin: bool, workspace_mib: int, **given: Any) -> BuildOptions:
     """The command's options as `build` takes them.  Raises OptionError."""
     if given["autotune"] and (given["lowering"] or given["layers"]):
         raise OptionError(f"--autotune: got --{'lowering' if given['lowering'] else 'layers'} too; expected one of them")
@@ -145,9 +158,9 @@ def main() -> None:
     sys.exit(run(build_command, "convpool-build"))
 
 
-def _profile(least: dict, typical: dict, largest: dict):
+def _profile(least: Shapes, typical: Shapes, largest: Shapes) -> Profile | None:
     """One profile of every input named; what is left out is as large as the next one given."""
-    profile = {}
+    profile: dict[str, tuple[list[int], list[int], list[int]]] = {}
     for name in dict.fromkeys((*least, *typical, *largest)):
         most = largest.get(name) or typical.get(name) or least[name]
         middle = typical.get(name) or most
@@ -206,7 +219,7 @@ class _Progress:
     def __init__(self, hidden: bool) -> None:
         columns = (SpinnerColumn(), TextColumn("building"), TimeElapsedColumn(), TextColumn("{task.description}"))
         console = make_console(stderr=True)
-        self._bar = Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal)
+        self._bar = ProgressBar(*columns, console=console, transient=True, disable=hidden or not console.is_terminal)
         self._task = self._bar.add_task("", total=None)
 
     def __enter__(self) -> _Progress:

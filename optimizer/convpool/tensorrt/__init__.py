@@ -14,7 +14,7 @@ running do, and running also needs pycuda.
 from convpool.errors import TensorRTError
 from convpool.tensorrt.build_options import PRECISIONS, BuildOptions, Profile
 from convpool.tensorrt.engine import Engine, TensorInfo
-from convpool.tensorrt.pipeline import BuildReport, Built, Tuning, build, build_engine, build_fastest
+from convpool.tensorrt.pipeline import BuildReport, Built, EngineMismatchError, Tuning, build, build_engine, build_fastest
 from convpool.tensorrt.plugin_library import load_plugin, plugin_path
 from convpool.tensorrt.tune import Timed
 
@@ -24,6 +24,7 @@ __all__ = [
     "BuildReport",
     "Built",
     "Engine",
+    "EngineMismatchError",
     "Profile",
     "TensorInfo",
     "TensorRTError",

@@ -20,7 +20,9 @@ def monitor_of(trt: ModuleType, config: Any, progress: Progress | None) -> Any:
     if progress is None or not hasattr(trt, "IProgressMonitor") or not hasattr(config, "progress_monitor"):
         return None
 
-    class Monitor(trt.IProgressMonitor):
+    tell = progress
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[name-defined]
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
             self._steps: dict[str, int] = {}
@@ -41,7 +43,7 @@ def monitor_of(trt: ModuleType, config: Any, progress: Progress | None) -> Any:
         def _tell(self, *step: Any) -> None:
             try:
                 if self.error is None:
-                    progress(*step)
+                    tell(*step)
             except BaseException as error:
                 self.error = error
 

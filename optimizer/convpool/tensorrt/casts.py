@@ -16,9 +16,12 @@ from convpool.check.widen import TYPE_ATTRIBUTES
 from convpool.ir.protos import graphs_within
 from convpool.tensorrt.prepare import all_nodes, is_plugin_node
 
-ELEMENT_TYPES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+ELEMENT_TYPES: dict[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 """ONNX's number for the type of a half precision."""
-_NUMPY_TYPES = {TensorProto.FLOAT16: np.dtype(np.float16), TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16)}
+_NUMPY_TYPES: dict[int, np.dtype] = {
+    TensorProto.FLOAT16: np.dtype(np.float16),
+    TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+}
 _FLOAT_ONLY_INPUTS = {"Resize": (1, 2), "Upsample": (1,)}
 """Inputs that stay float32 whatever the type of the data: regions and scales."""
 

@@ -226,22 +226,7 @@ class Engine:
         context = engine.create_execution_context()
         if context is None:
             raise TensorRTError(f"engine: no execution context; got {log.explain() or 'no message'}")
-        inputs, outputs = {}, {}
-        for index in range(engine.num_io_tensors):
-            name = engine.get_tensor_name(index)
-            _check_memory(trt, engine, name)
-            is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
-            profiles = (
-                tuple(
-                    tuple(tuple(shape) for shape in engine.get_tensor_profile_shape(name, number))
-                    for number in range(engine.num_optimization_profiles)
-                )
-                if is_input
-                else ()
-            )
-            order = str(engine.get_tensor_format(name)).rpartition(".")[2]
-            info = TensorInfo(name, tuple(engine.get_tensor_shape(name)), _numpy_type(engine, name), profiles, order)
-            (inputs if is_input else outputs)[name] = info
+        inputs, outputs = _tensor_infos(trt, engine)
         self._loaded = _Loaded(runtime, engine, context, memory, inputs, outputs)
         return self._loaded
 
@@ -253,7 +238,7 @@ class Engine:
         on_gpu = hasattr(value, "__cuda_array_interface__") or (
             hasattr(value, "__dlpack_device__") and not isinstance(value, np.ndarray)
         )
-        array = gpu_arrays.view(info.name, value) if on_gpu else np.asarray(value)
+        array: Any = gpu_arrays.view(info.name, value) if on_gpu else np.asarray(value)
         dims = tuple(array.shape)
         if len(dims) != len(info.shape) or any(s not in (-1, d) for s, d in zip(info.shape, dims, strict=True)):
             raise OptionError(f"input '{info.name}': shape; got {list(dims)}, expected {list(info.shape)}")
@@ -294,6 +279,31 @@ class Engine:
         if held is None or held.size_bytes < size_bytes:
             held = loaded.buffers[name] = _Buffer(loaded.memory.allocate(size_bytes), size_bytes)
         return held.memory
+
+
+def _tensor_infos(trt: ModuleType, engine: Any) -> tuple[dict[str, TensorInfo], dict[str, TensorInfo]]:
+    """The engine's inputs and outputs by name.  Raises TensorRTError for one that is no plain array in GPU memory."""
+    inputs: dict[str, TensorInfo] = {}
+    outputs: dict[str, TensorInfo] = {}
+    for index in range(engine.num_io_tensors):
+        name = engine.get_tensor_name(index)
+        _check_memory(trt, engine, name)
+        shape, dtype = tuple(engine.get_tensor_shape(name)), _numpy_type(engine, name)
+        order = str(engine.get_tensor_format(name)).rpartition(".")[2]
+        if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT:
+            inputs[name] = TensorInfo(name, shape, dtype, _profiles_of(engine, name), order)
+        else:
+            outputs[name] = TensorInfo(name, shape, dtype, (), order)
+    return inputs, outputs
+
+
+def _profiles_of(engine: Any, name: str) -> tuple[tuple[Shape, Shape, Shape], ...]:
+    """An input's smallest, typical and largest shape in every profile."""
+    found = []
+    for number in range(engine.num_optimization_profiles):
+        least, typical, largest = engine.get_tensor_profile_shape(name, number)
+        found.append((tuple(least), tuple(typical), tuple(largest)))
+    return tuple(found)
 
 
 def _check_memory(trt: ModuleType, engine: Any, name: str) -> None:

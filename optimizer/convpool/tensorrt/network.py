@@ -54,11 +54,14 @@ def keep_heads_in_float(trt: ModuleType, network: Any, config: Any) -> None:
         if layer.type not in kinds or layer.get_output(0).dtype not in (trt.float32, trt.float16):
             continue
         product = layer.type == trt.LayerType.MATRIX_MULTIPLY
-        shapes = [_shape(tensor) for tensor in (layer.get_output(0), *(layer.get_input(i) for i in range(2 if product else 1)))]
-        if any(shape is None for shape in shapes) or any(dim != 1 for dim in shapes[0][2:]):
+        output, *inputs = (
+            _shape(tensor) for tensor in (layer.get_output(0), *(layer.get_input(i) for i in range(2 if product else 1)))
+        )
+        if output is None or None in inputs or any(dim != 1 for dim in output[2:]):
             continue
         # Each of a product's three sizes stands in two of the three shapes; an open one, -1, counts as 1.
-        if product and math.isqrt(abs(math.prod(map(math.prod, shapes)))) > MAX_HEAD_MACS:
+        sizes = [size for shape in (output, *inputs) for size in shape or ()]
+        if product and math.isqrt(abs(math.prod(sizes))) > MAX_HEAD_MACS:
             continue
         layer.precision = trt.float32
         config.set_flag(trt.BuilderFlag.PREFER_PRECISION_CONSTRAINTS)

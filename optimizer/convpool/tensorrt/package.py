@@ -51,7 +51,7 @@ def logger(trt: ModuleType) -> Any:
     """The one logger of this process for TensorRT, which keeps its errors and drops the rest."""
     if trt.__name__ not in _loggers:
 
-        class Log(trt.ILogger):
+        class Log(trt.ILogger):  # type: ignore[name-defined]
             def __init__(self) -> None:
                 trt.ILogger.__init__(self)
                 self.errors: list[str] = []

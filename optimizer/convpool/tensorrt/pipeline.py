@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from convpool.check.inputs import load_arrays
+from convpool.check.inputs import Arrays, load_arrays
 from convpool.check.verdict import Verification
 from convpool.errors import OptionError, TensorRTError, VerificationError
 from convpool.ir import schema
@@ -90,6 +90,14 @@ class Built:
         self.engine.save(path)
 
 
+class EngineMismatchError(VerificationError):
+    """The outputs of an engine disagree with onnxruntime's on the model.  `built` holds the engine and the comparison."""
+
+    def __init__(self, message: str, built: Built) -> None:
+        super().__init__(message)
+        self.built = built
+
+
 def build(model: object, options: BuildOptions | None = None, **keywords: Any) -> Built:
     """Build a TensorRT engine from a model, run it, and compare it with onnxruntime on the model.
 
@@ -99,8 +107,8 @@ def build(model: object, options: BuildOptions | None = None, **keywords: Any) -
     The comparison needs a GPU and pycuda; `check=0` leaves it out.
 
     Raises OptionError (unusable option), ModelError (unusable model), OutputError (timing cache that cannot be written),
-    TensorRTError with TensorRT's own messages, or VerificationError with a `report` (BuildReport) where the outputs of the
-    engine, or of all engines with `autotune`, disagree with onnxruntime's.
+    TensorRTError with TensorRT's own messages, or EngineMismatchError, a VerificationError, where the outputs of the engine,
+    or of all engines with `autotune`, disagree with onnxruntime's.
     """
     options = replace(options or BuildOptions(), **keywords)
     arrays = load_arrays(options.data)  # before any work: a wrong file should fail at once
@@ -118,13 +126,13 @@ def build(model: object, options: BuildOptions | None = None, **keywords: Any) -
     lowering, verification = next(iter(engines)), None
     left_out = dict(timed.left_out) if timed else {}
     if options.checked:
-        lowering, verification = _first_that_agrees(loaded, engines, replace(options, data=arrays), left_out)
+        lowering, verification = _first_that_agrees(loaded, engines, options, arrays, left_out)
     agrees = verification is None or verification.passed
     tuning = Tuning(lowering if agrees else None, timed.times_us, left_out) if timed else None
-    report = _report(engines[lowering], options, seconds, verification, tuning)
+    built = Built(engines[lowering], lowering, _report(engines[lowering], options, seconds, verification, tuning))
     if verification is not None and not agrees:
-        raise VerificationError(f"verification: {verification.difference}", report)
-    return Built(engines[lowering], lowering, report)
+        raise EngineMismatchError(f"verification: {verification.difference}", built)
+    return built
 
 
 def build_engine(model: object, options: BuildOptions | None = None, **keywords: Any) -> Engine:
@@ -164,7 +172,7 @@ def _build_one(model: LoadedModel, lowering: str, options: BuildOptions) -> Engi
 
 
 def _first_that_agrees(
-    model: LoadedModel, engines: dict[str, Engine], options: BuildOptions, left_out: dict[str, str]
+    model: LoadedModel, engines: dict[str, Engine], options: BuildOptions, data: Arrays | None, left_out: dict[str, str]
 ) -> tuple[str, Verification]:
     """The first engine whose outputs agree with the model's in onnxruntime, else the last one, with its comparison.
 
@@ -176,7 +184,7 @@ def _first_that_agrees(
             reference,
             EngineRunner(engine),
             check=max(options.check, 1),
-            data=options.data,
+            data=data,
             precision=options.precision,
             rtol=options.rtol,
             atol=options.atol,

@@ -130,7 +130,7 @@ def fold_weights(model: ModelProto) -> None:
     for name in weights:
         nodes = scope.arithmetic(name) if name in scope.producer and name not in folded else None
         value = scope.weights(name) if nodes else None
-        if value is not None:
+        if nodes and value is not None:
             graph.initializer.append(numpy_helper.from_array(value.array(), name))
             folded.add(name)
             chains.update(nodes)
