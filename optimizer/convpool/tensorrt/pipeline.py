@@ -101,7 +101,7 @@ class EngineMismatchError(VerificationError):
 def build(model: object, options: BuildOptions | None = None, **keywords: Any) -> Built:
     """Build a TensorRT engine from a model, run it, and compare it with onnxruntime on the model.
 
-    model: a path, serialised bytes, an onnx.ModelProto, a gs.Graph, or what `convpool.modelio.load` gave.  It is not changed.
+    model: a path, serialised bytes, an onnx.ModelProto, a gs.Graph, or what `convpool.ir.model.load` gave.  It is not changed.
     options: `BuildOptions`; keywords: its fields, which replace those of `options`.
 
     The comparison needs a GPU and pycuda; `check=0` leaves it out.

@@ -1,0 +1,160 @@
+"""`convpool.tensorrt.build` up to where TensorRT takes over: what is loaded, checked, kept and reported."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+
+from convpool import VerificationError, optimize
+from convpool.check.verdict import OutputErrors, Verification
+from convpool.cli import build as build_cli
+from convpool.cli.common import run
+from convpool.errors import OptionError
+from convpool.ir import model as models
+from convpool.ir.index import index_model
+from convpool.ir.model import LoadedModel, infer_shapes, load
+from convpool.tensorrt import BuildOptions, EngineMismatchError, build, build_engine, pipeline
+from models.generators import generate
+
+TRT_86 = SimpleNamespace(__name__="tensorrt", __version__="8.6.1")
+
+
+class PretendedEngine:
+    """An engine of the operators of a model."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.plan, self.built_from = b"plan", Counter(node.op_type for node in model.graph.node)
+
+    def save(self, path) -> None:
+        Path(path).write_bytes(self.plan)
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """Engines without TensorRT, whose outputs agree unless `agrees` is made false; `compared` holds the comparisons' options."""
+    seen = SimpleNamespace(agrees=True, compared=[])
+
+    def compare(first, second, **options):
+        seen.compared.append(options)
+        return Verification(seen.agrees, "the first", 1, {}, [OutputErrors("y", 0.5, 0.25, seen.agrees)], "0")
+
+    for name, value in (
+        ("build_plan", lambda trt, model, options: PretendedEngine(model)),
+        ("check_can_run", lambda *_: None),
+        ("EngineRunner", lambda engine: engine),
+        ("compare", compare),
+    ):
+        monkeypatch.setattr(pipeline, name, value)
+    monkeypatch.setattr(build_cli, "check_can_run", lambda *_: None)
+    return seen
+
+
+def count_calls(monkeypatch, *functions) -> Counter[str]:
+    """How often the package calls each of the functions, by name, from now on; loading what is loaded does not count."""
+    calls: Counter[str] = Counter()
+
+    def counted(function):
+        def wrapper(first, *rest, **keywords):
+            calls[function.__name__] += not (function is load and isinstance(first, LoadedModel))
+            return function(first, *rest, **keywords)
+
+        return wrapper
+
+    for module in [module for name, module in sys.modules.items() if name.startswith("convpool")]:
+        for name, value in list(vars(module).items()):
+            if any(value is function for function in functions):
+                monkeypatch.setattr(module, name, counted(value))
+    infer = onnx.shape_inference.infer_shapes
+
+    def inferred(*arguments, **keywords):
+        calls["onnx"] += 1
+        return infer(*arguments, **keywords)
+
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", inferred)
+    return calls
+
+
+@pytest.mark.parametrize("lowering", ["convavgpool", "direct", "none"])
+def test_a_model_is_loaded_once_and_looked_at_no_more_often_than_by_optimize(judged, monkeypatch, tmp_path, lowering):
+    """The check against onnxruntime included: the build itself neither infers shapes nor indexes the graph again."""
+    path = tmp_path / "model.onnx"
+    onnx.save(generate("densenet_transition1", batch=2), path)
+    monkeypatch.setattr(pipeline, "tensorrt_module", lambda: TRT_86)
+    calls = count_calls(monkeypatch, load, infer_shapes, index_model)
+    if lowering == "none":
+        models.load(path)
+    else:
+        optimize(path, lowering=lowering, check=0)
+    by_optimize = dict(calls)
+    calls.clear()
+    arguments = [str(path), "-o", str(tmp_path / "m.engine"), "--lowering", lowering, "-q"]
+    assert run(build_cli.build_command, "convpool-build", arguments) == 0
+    assert dict(calls) == by_optimize and calls["load"] == 1 and len(judged.compared) == 1
+
+
+def test_an_engine_is_compared_unless_that_is_left_out(judged):
+    model = generate("wgan_gp_small", batch=2)
+    arrays = {"image": np.zeros((2, 3, 32, 32), np.float32)}
+    options = BuildOptions(precision="tf32", seed=3, trt=TRT_86)
+    built = build(model, options)
+    assert built.verification.passed and built.lowering == "fused" and built.times_us == {}
+    assert judged.compared[0] | {"check": 1, "precision": "tf32", "seed": 3, "data": None} == judged.compared[0]
+    assert build(model, options, check=0).verification is None and len(judged.compared) == 1
+    assert build(model, options, check=0, data=arrays).verification.passed and judged.compared[1]["data"] == arrays
+    assert isinstance(build_engine(model, options, data=arrays), PretendedEngine) and len(judged.compared) == 2
+
+
+def test_an_engine_whose_outputs_disagree_comes_with_the_error(judged):
+    judged.agrees = False
+    with pytest.raises(EngineMismatchError, match="verification: output 'y' differs; got 0.5 absolute") as found:
+        build(generate("wgan_gp_small", batch=2), trt=TRT_86)
+    assert isinstance(found.value, VerificationError)
+    built = found.value.built
+    assert not built.verification.passed and built.engine.plan == b"plan" and built.plugin_nodes
+    assert built.report.to_dict()["verification"]["outputs"][0]["max_rel_error"] == 0.25
+
+
+def test_the_report_says_which_nodes_the_plugin_runs(judged):
+    model = generate("densenet_transition1", batch=2)
+    with_plugin, without = (build(model, trt=TRT_86, plugin=plugin, lowering="convavgpool") for plugin in (True, False))
+    (name,) = with_plugin.plugin_nodes
+    assert name.endswith("ConvAvgPool") and with_plugin.report.other_nodes == {}
+    assert without.plugin_nodes == {} and without.report.other_nodes == {name: 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "fp8"}, "precision: got 'fp8', expected one of fp32, tf32, fp16, bf16"),
+        ({"lowering": "plugin"}, "lowering: got 'plugin', expected one of convavgpool"),
+        ({"autotune": True, "layers": True}, "autotune: got layers too; expected one of them"),
+        ({"autotune": True, "lowering": "direct"}, "autotune: got lowering too; expected one of them"),
+        ({"check": -1}, "check: got -1, expected 0 or more"),
+        ({"seed": -1}, "seed: got -1, expected 0 or more"),
+    ],
+)
+def test_options_that_no_model_can_use_are_refused(options, message):
+    with pytest.raises(OptionError, match=message):
+        BuildOptions(**options)
+    with pytest.raises(OptionError, match=message):
+        build("none.onnx", **options)
+
+
+def test_importing_the_package_imports_no_tensorrt():
+    import subprocess
+
+    code = "import sys, convpool.tensorrt; print([name for name in ('tensorrt', 'pycuda') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_package_names_a_function_and_no_module_build():
+    import convpool.tensorrt
+
+    assert not isinstance(convpool.tensorrt.build, ModuleType)
