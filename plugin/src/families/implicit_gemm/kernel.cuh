@@ -23,6 +23,76 @@ template <class Config> struct ImplicitGemm {
     static_assert(kRowsAtOnce % 8 == 0, "rows that one thread copies have one swizzle");
     static_assert(Config::kBlockM % kRowsAtOnce == 0, "every thread copies the same number of pixels");
 
+    // Pixels that tap (0, 0) of kRows output pixels sees, kRowsAtOnce apart. They may lie outside X.
+    struct Windows {
+        int y[kRows], x[kRows];
+        int64_t origin[kRows];  // their element of X
+
+        CONVPOOL_DEVICE Windows(const ImplicitGemmParams &p, int first_pixel) {
+            const Shape2d &s = p.shape;
+#pragma unroll
+            for (int i = 0; i < kRows; ++i) {
+                const int pixel = first_pixel + i * kRowsAtOnce;
+                uint32_t n, rest, oy, ox;
+                p.div_out_hw.divmod(pixel, n, rest);
+                p.div_out_w.divmod(rest, oy, ox);
+                // A row past the last pixel is put so far outside X that every tap sees zeros.
+                y[i] = pixel < p.pixels ? static_cast<int>(oy) * s.stride_h - s.pad_h : INT32_MIN / 2;
+                x[i] = static_cast<int>(ox) * s.stride_w - s.pad_w;
+                origin[i] = ((static_cast<int64_t>(n) * s.h + y[i]) * s.w + x[i]) * s.c;
+            }
+        }
+    };
+
+    // Copies of this thread: one chunk of kRows pixels, kRowsAtOnce apart, and of as many weights as that takes. next() copies the
+    // next slice of a tap, then the next tap.
+    struct Copies {
+        const ImplicitGemmParams &p;
+        const uint32_t shared;
+        const Windows &windows;  // not a member itself: arrays would keep the others from registers until loops are unrolled
+        const int first_channel, chunk, thread_row;
+        const int64_t row_length = static_cast<int64_t>(p.shape.kh) * p.shape.kw * p.shape.c;  // from a filter to the next
+        int slice = 0, a = 0, b = 0, tap = 0;  // to copy next: slice of tap (a, b)
+
+        CONVPOOL_DEVICE void next(int stage) {
+            const Shape2d &s = p.shape;
+            const int c = slice * Config::kSliceChannels + chunk * kPerChunk;
+            const uint32_t dst = shared + stage * kStageBytes + chunk_in_row(thread_row, chunk);
+            copy_pixels(dst, c, c < s.c);
+            copy_weights(dst + Config::kPixelStageBytes, c, c < s.c);
+            if (++slice == p.slices) {
+                slice = 0;
+                ++tap;
+                if (++b == s.kw) {
+                    b = 0;
+                    ++a;
+                }
+            }
+        }
+        CONVPOOL_DEVICE void copy_pixels(uint32_t dst, int c, bool channel_inside) const {
+            const Shape2d &s = p.shape;
+            const Element *const x = static_cast<const Element *>(p.x);
+            const int dy = a * s.dilation_h, dx = b * s.dilation_w;
+            const int64_t tap_shift = (static_cast<int64_t>(dy) * s.w + dx) * s.c + c;
+#pragma unroll
+            for (int i = 0; i < kRows; ++i) {
+                const bool valid = channel_inside && static_cast<uint32_t>(windows.y[i] + dy) < static_cast<uint32_t>(s.h) &&
+                                   static_cast<uint32_t>(windows.x[i] + dx) < static_cast<uint32_t>(s.w);
+                copy_chunk(dst + i * kRowsAtOnce * Config::kRowBytes, valid ? x + windows.origin[i] + tap_shift : x, valid);
+            }
+        }
+        CONVPOOL_DEVICE void copy_weights(uint32_t dst, int c, bool channel_inside) const {
+            const Element *const w = static_cast<const Element *>(p.w);
+            const Element *src = w + (first_channel + thread_row) * row_length + tap * p.shape.c + c;
+#pragma unroll
+            for (int row = 0; row < Config::kBlockN; row += kRowsAtOnce) {
+                if (Config::kBlockN % kRowsAtOnce != 0 && row + thread_row >= Config::kBlockN) break;
+                const bool valid = channel_inside && first_channel + thread_row + row < p.shape.m;
+                copy_chunk(dst + row * Config::kRowBytes, valid ? src + row * row_length : w, valid);
+            }
+        }
+    };
+
     static CONVPOOL_DEVICE void run(const ImplicitGemmParams &p, uint32_t shared) {
         const Shape2d &s = p.shape;
         const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
@@ -31,76 +101,35 @@ template <class Config> struct ImplicitGemm {
         p.div_m_tiles.divmod(blockIdx.x, pixel_tile, m_tile);
         const int first_pixel = pixel_tile * Config::kBlockM, first_channel = m_tile * Config::kBlockN;
         const int chunk = thread % kChunks, thread_row = thread / kChunks;
+        const Windows windows(p, first_pixel + thread_row);
+        Copies copies{p, shared, windows, first_channel, chunk, thread_row};
 
-        // The pixels this thread copies: position of tap (0, 0), and the element it has in x (may lie outside).
-        int y0[kRows], x0[kRows];
-        int64_t origin[kRows];
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-            const int pixel = first_pixel + thread_row + i * kRowsAtOnce;
-            uint32_t n, rest, oy, ox;
-            p.div_out_hw.divmod(pixel, n, rest);
-            p.div_out_w.divmod(rest, oy, ox);
-            y0[i] = pixel < p.pixels ? static_cast<int>(oy) * s.stride_h - s.pad_h : INT32_MIN / 2;
-            x0[i] = static_cast<int>(ox) * s.stride_w - s.pad_w;
-            origin[i] = ((static_cast<int64_t>(n) * s.h + y0[i]) * s.w + x0[i]) * s.c;
-        }
-        const Element *x = static_cast<const Element *>(p.x), *w = static_cast<const Element *>(p.w);
-        const int64_t row_length = static_cast<int64_t>(s.kh) * s.kw * s.c;
-
-        int fetch_slice = 0, fetch_a = 0, fetch_b = 0, fetch_tap = 0;
-        auto fetch = [&](int stage) {
-            const int c = fetch_slice * Config::kSliceChannels + chunk * kPerChunk;
-            const bool channel_inside = c < s.c;
-            const int dy = fetch_a * s.dilation_h, dx = fetch_b * s.dilation_w;
-            uint32_t dst = shared + stage * kStageBytes + chunk_in_row(thread_row, chunk);
-            const int64_t tap_shift = (static_cast<int64_t>(dy) * s.w + dx) * s.c + c;
-#pragma unroll
-            for (int i = 0; i < kRows; ++i) {
-                const bool valid = channel_inside && static_cast<uint32_t>(y0[i] + dy) < static_cast<uint32_t>(s.h) &&
-                                   static_cast<uint32_t>(x0[i] + dx) < static_cast<uint32_t>(s.w);
-                copy_chunk(dst + i * kRowsAtOnce * Config::kRowBytes, valid ? x + origin[i] + tap_shift : x, valid);
-            }
-            dst += Config::kPixelStageBytes;
-            const Element *src = w + (first_channel + thread_row) * row_length + fetch_tap * s.c + c;
-#pragma unroll
-            for (int row = 0; row < Config::kBlockN; row += kRowsAtOnce) {
-                if (Config::kBlockN % kRowsAtOnce != 0 && row + thread_row >= Config::kBlockN) break;
-                const bool valid = channel_inside && first_channel + thread_row + row < s.m;
-                copy_chunk(dst + row * Config::kRowBytes, valid ? src + row * row_length : w, valid);
-            }
-            if (++fetch_slice == p.slices) {
-                fetch_slice = 0;
-                ++fetch_tap;
-                if (++fetch_b == s.kw) {
-                    fetch_b = 0;
-                    ++fetch_a;
-                }
-            }
-        };
-
-        Accumulators<Config> acc;
+        Accumulators<Config> acc;  // (kFragmentsM x 16 pixels, kFragmentsN x 8 channels)
         clear<Config>(acc);
-        uint32_t pixel_rows[Config::kFragmentsM];
+        uint32_t pixel_rows[Config::kFragmentsM];  // this lane's ldmatrix rows in stage 0
 #pragma unroll
         for (int mi = 0; mi < Config::kFragmentsM; ++mi)
             pixel_rows[mi] = shared + pixel_lane_offset(warp_m * Config::kWarpM + mi * 16, lane);
         const uint32_t weight_lane = shared + Config::kPixelStageBytes + weight_lane_offset<Config>(warp_n, lane);
 
+        // Fill the ring but for one stage. A group is committed for every step, also past the last, so that the number of
+        // groups under way always is the same.
         const int steps = s.kh * s.kw * p.slices;
         int fetched = 0;
 #pragma unroll 1
         for (int stage = 0; stage < Config::kStages - 1; ++stage) {
-            if (fetched < steps) fetch(stage);
+            if (fetched < steps) copies.next(stage);
             ++fetched;
             copy_commit();
         }
+
+        // Multiply a stage while the others arrive.
         int stage = 0, free_stage = Config::kStages - 1;
 #pragma unroll 1
         for (int i = 0; i < steps; ++i) {
             copy_wait<Config::kStages - 2>();
-            __syncthreads();
-            if (fetched < steps) fetch(free_stage);
+            __syncthreads();  // the stage is complete for all, and free_stage, multiplied last, read by all
+            if (fetched < steps) copies.next(free_stage);
             ++fetched;
             copy_commit();
             multiply<Config, Pixels::kRows>(acc, pixel_rows, stage * kStageBytes, 0, weight_lane + stage * kStageBytes);
@@ -110,6 +139,7 @@ template <class Config> struct ImplicitGemm {
         copy_wait<0>();
         __syncthreads();  // the ring's place is free for the accumulators
 
+        // Store.
         const int64_t pixels = static_cast<int64_t>(s.out_h) * s.out_w;
         const OutputView view{p.y, s.y_channels_last ? 1 : pixels, s.m, p.y_vectors != 0};
         store_tile<Config>(acc, shared, p.epilogue, view, warp_m * Config::kWarpM, first_channel + warp_n * Config::kWarpN, lane,

@@ -151,6 +151,66 @@ template <class Config, bool kPrologue> struct Pointwise {
         return pack_chunk<kPrecision>(sum);
     }
 
+    // Of each of this thread's output pixels four bits: which of the pixels under it lie in X.
+    CONVPOOL_DEVICE uint32_t inside_of(const Tile &tile) const {
+        uint32_t inside = 0;
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) inside |= window_of(tile.pixel + thread_row + i * kRowsAtOnce).inside << 4 * i;
+        return inside;
+    }
+    // Means of what this thread copied, from `src` to its places of a stage of means.
+    CONVPOOL_DEVICE void form_means(uint32_t src, uint32_t dst, uint32_t inside, const uint4 &scale, const uint4 &shift) const {
+#pragma unroll 1
+        for (int i = 0; i < kRows; ++i) {
+            uint4 pixels[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) pixels[j] = load_shared(src + j * Config::kThreads * 16);
+            store_shared(dst, mean(pixels, inside, scale, shift));
+            src += 4 * Config::kThreads * 16;
+            dst += kRowsAtOnce * 128;
+            inside >>= 4;
+        }
+    }
+    // acc[16 of 64 pixels][kWarpN] += means[64][128 bytes] weights[kWarpN][128 bytes]^T. The step before is done on return.
+    CONVPOOL_DEVICE static void multiply(Accumulators<Config> &acc, uint64_t descriptor, uint32_t means, uint32_t weights) {
+        wgmma_begin();
+#pragma unroll
+        for (int k = 0; k < kChunks / 2; ++k)
+            wgmma<kPrecision>(acc[0], at_address(descriptor, means + k * 32), at_address(descriptor, weights + k * 32));
+        wgmma_commit();
+        wgmma_wait<1>();
+    }
+    CONVPOOL_DEVICE void store(const Accumulators<Config> &acc, const Tile &tile, const OutputView &view, int64_t out_pixels,
+                               int first_row, int channel0, int lane) const {
+        auto pixel_of = [&](int row) {
+            const int pixel = tile.pixel + row;
+            // Y in chunks is channels last. Said here, it spares that path the question.
+            if (view.vectors || p.y_channels_last) return OutputPixel{static_cast<int64_t>(pixel) * p.m, pixel < p.pixels};
+            uint32_t n, rest;
+            p.div_out_hw.divmod(pixel, n, rest);
+            return OutputPixel{static_cast<int64_t>(n) * p.m * out_pixels + rest, pixel < p.pixels};
+        };
+        if (p.split > 1)  // the only tile of this block: no copies are under way
+            store_split<Config>(acc, shared, p.split, rank, p.epilogue, view, first_row, channel0, lane, pixel_of);
+        else store_tile<Config>(acc, shared + kShared.mean_offset, p.epilogue, view, first_row, channel0, lane, pixel_of);
+    }
+
+    // scale and shift of this thread's channels: of the present step, and of the next one, on their way.
+    struct Affine {
+        uint4 scale{}, shift{}, next_scale{}, next_shift{};
+
+        CONVPOOL_DEVICE void load(const Pointwise &k, int step) {
+            const int c = (k.first_step + step) * kChunks + k.chunk;
+            const bool valid = k.p.prologue.scale != nullptr && c < k.p.chunks;
+            next_scale = valid ? static_cast<const uint4 *>(k.p.prologue.scale)[c] : uint4{};
+            next_shift = valid ? static_cast<const uint4 *>(k.p.prologue.shift)[c] : uint4{};
+        }
+        CONVPOOL_DEVICE void advance() {
+            scale = next_scale;
+            shift = next_shift;
+        }
+    };
+
     CONVPOOL_DEVICE void run() const {
         const int warp = thread >> 5, lane = thread & 31, tile_stride = gridDim.x / p.split;
         const int warp_m = warp % Config::kWarpsM, warp_n = warp / Config::kWarpsM;
@@ -158,17 +218,13 @@ template <class Config, bool kPrologue> struct Pointwise {
         const uint32_t b0 = shared + warp_n * Config::kWarpN * 128;
         const int64_t out_pixels = static_cast<int64_t>(p.out_h) * p.out_w;
         const OutputView view{p.y, p.y_channels_last ? 1 : out_pixels, p.m, p.y_vectors != 0};
+
+        // Start kAhead steps of copies.
         Copies copies(*this, blockIdx.x / p.split);
-        uint4 scale{}, shift{}, next_scale{}, next_shift{};
-        auto load_affine = [&](int step) {  // of the step after the one at hand
-            const int c = (first_step + step) * kChunks + chunk;
-            const bool valid = p.prologue.scale != nullptr && c < p.chunks;
-            next_scale = valid ? static_cast<const uint4 *>(p.prologue.scale)[c] : uint4{};
-            next_shift = valid ? static_cast<const uint4 *>(p.prologue.shift)[c] : uint4{};
-        };
+        Affine affine;
         wait_for_previous_kernel();
         let_next_kernel_start();
-        if constexpr (kPrologue) load_affine(0);
+        if constexpr (kPrologue) affine.load(*this, 0);
 #pragma unroll 1
         for (int i = 0; i < kAhead; ++i) copies.next(tile_stride);
 
@@ -177,59 +233,29 @@ template <class Config, bool kPrologue> struct Pointwise {
         for (int index = blockIdx.x / p.split; index < p.tiles; index += tile_stride) {
             const Tile tile = tile_at(index);
             uint32_t inside = 0;
-            if constexpr (kPrologue) {
-#pragma unroll
-                for (int i = 0; i < kRows; ++i) inside |= window_of(tile.pixel + thread_row + i * kRowsAtOnce).inside << 4 * i;
-            }
-            Accumulators<Config> acc;
+            if constexpr (kPrologue) inside = inside_of(tile);
+            Accumulators<Config> acc;  // (16 pixels, kFragmentsN x 8 channels)
             clear<Config>(acc);
 #pragma unroll 1
             for (int step = 0; step < steps; ++step) {
-                copy_wait<kAhead - 1>();
+                copy_wait<kAhead - 1>();  // no barrier: a thread reads only pixels that it copied itself
                 if constexpr (kPrologue) {
-                    scale = next_scale;
-                    shift = next_shift;
-                    load_affine(step + 1 == steps ? 0 : step + 1);
+                    affine.advance();
+                    affine.load(*this, step + 1 == steps ? 0 : step + 1);
                 }
-                uint32_t src = pixels_at(pixel_stage), dst = means_at(mean_stage) + place, bits = inside;
-#pragma unroll 1
-                for (int i = 0; i < kRows; ++i) {
-                    uint4 pixels[4];
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) pixels[j] = load_shared(src + j * Config::kThreads * 16);
-                    store_shared(dst, mean(pixels, bits, scale, shift));
-                    src += 4 * Config::kThreads * 16;
-                    dst += kRowsAtOnce * 128;
-                    bits >>= 4;
-                }
+                form_means(pixels_at(pixel_stage), means_at(mean_stage) + place, inside, affine.scale, affine.shift);
                 publish_shared();
+                // Hazard: copies.next() fills the weights' stage of two steps ago. Every warp has waited for those products.
                 __syncthreads();
                 copies.next(tile_stride);
-                const uint32_t a = means_at(mean_stage) + warp_m / 4 * 64 * 128, b = b0 + stage * kShared.weight_stage;
-                wgmma_begin();
-#pragma unroll
-                for (int k = 0; k < kChunks / 2; ++k)
-                    wgmma<kPrecision>(acc[0], at_address(descriptor, a + k * 32), at_address(descriptor, b + k * 32));
-                wgmma_commit();
-                wgmma_wait<1>();
+                multiply(acc, descriptor, means_at(mean_stage) + warp_m / 4 * 64 * 128, b0 + stage * kShared.weight_stage);
                 stage = stage + 1 == kStages ? 0 : stage + 1;
                 pixel_stage = pixel_stage + 1 == kPixelStages ? 0 : pixel_stage + 1;
                 mean_stage = mean_stage + 1 == kMeanStages ? 0 : mean_stage + 1;
             }
             wgmma_wait<0>();
-            __syncthreads();  // nobody reads means any more
-            auto pixel_of = [&](int row) {
-                const int pixel = tile.pixel + row;
-                // Chunks are channels last, which is said so that where they are stored nothing has to be asked.
-                if (view.vectors || p.y_channels_last) return OutputPixel{static_cast<int64_t>(pixel) * p.m, pixel < p.pixels};
-                uint32_t n, rest;
-                p.div_out_hw.divmod(pixel, n, rest);
-                return OutputPixel{static_cast<int64_t>(n) * p.m * out_pixels + rest, pixel < p.pixels};
-            };
-            const int first_row = warp_m * 16, channel0 = tile.channel + warp_n * Config::kWarpN;
-            if (p.split > 1)  // the only tile of this block: no copies are under way
-                store_split<Config>(acc, shared, p.split, rank, p.epilogue, view, first_row, channel0, lane, pixel_of);
-            else store_tile<Config>(acc, shared + kShared.mean_offset, p.epilogue, view, first_row, channel0, lane, pixel_of);
+            __syncthreads();  // nobody reads means any more: their place is free for the accumulators
+            store(acc, tile, view, out_pixels, warp_m * 16, tile.channel + warp_n * Config::kWarpN, lane);
             __syncthreads();
         }
     }
