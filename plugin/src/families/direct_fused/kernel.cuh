@@ -16,6 +16,7 @@
 // GEMM row r of a tile is image r >> (h+w), row (r >> w) mod 2^h, column r mod 2^w, with h, w the log2 of the box.
 #pragma once
 
+#include "families/direct_fused/weights.cuh"
 #include "kernels/epilogue/split_reduction.cuh"
 #include "kernels/epilogue/store_tile.cuh"
 #include "kernels/mma/multiply_slice.cuh"
@@ -161,6 +162,16 @@ template <class Config> struct DirectFused {
         for (int item = thread; item < p.walks; item += Config::kThreads) walk_rows(walk_of(item), tile);
     }
 
+    // P of a slice, from raw that all threads' copies have filled.
+    CONVPOOL_DEVICE void form_slice(const Tile &tile, int slice) const {
+        if (is_present(p.prologue)) {
+            apply_prologue(tile, slice);
+            __syncthreads();
+        }
+        form_means(tile);
+    }
+
+    // sum = the pixel at src + its right neighbour.
     CONVPOOL_DEVICE void row_pair(uint32_t src, float (&sum)[kPerChunk]) const {
         float right[kPerChunk];
         unpack_chunk<Config::kPrecision>(load_shared(src), sum);
@@ -214,74 +225,21 @@ template <class Config> struct DirectFused {
         }
     }
 
-    // ---- 3: weights of one tap and slice ----
-    static constexpr int kRowsAtOnce = Config::kThreads / kChunks;
-    static_assert(kRowsAtOnce % 8 == 0, "rows that one thread copies have one swizzle");
-
-    // The weights to fetch next: tile, slice and tap run ahead of the products.
-    struct WeightCursor {
-        int index, slice, tap, buffer;
-        int first_m;         // first output channel of the tile
-        const Element *row;  // this thread's first row, its chunk of slice 0
-    };
-
-    CONVPOOL_DEVICE void point_to_tile(WeightCursor &at) const {
-        uint32_t rest, m_tile;
-        p.div_m_tiles.divmod(at.index, rest, m_tile);
-        at.first_m = m_tile * Config::kBlockN;
-        at.row = static_cast<const Element *>(p.w) + static_cast<int64_t>(at.first_m + thread / kChunks) * (p.taps * p.shape.c) +
-                 thread % kChunks * kPerChunk;
-    }
-
-    CONVPOOL_DEVICE WeightCursor weight_cursor(int index, int first_slice) const {
-        WeightCursor at{index, first_slice, 0, 0, 0, nullptr};
-        point_to_tile(at);
-        return at;
-    }
-
-    CONVPOOL_DEVICE void fetch(WeightCursor &at, int first_slice, int end_slice, int step) const {
-        if (at.index < p.tiles) {
-            const Shape2d &s = p.shape;
-            const int row0 = thread / kChunks, slice_c = at.slice * Config::kSliceChannels;
-            const int channels = s.c - slice_c - thread % kChunks * kPerChunk;  // left from this thread's chunk on
-            const int rows = channels > 0 ? s.m - at.first_m - row0 : 0;        // valid rows from this thread's on
-            const int64_t rows_step = static_cast<int64_t>(kRowsAtOnce) * (p.taps * s.c);
-            const Element *src = at.row + (at.tap * s.c + slice_c);
-            // kRowsAtOnce is a multiple of 8, so every row of this thread has its chunk at the same place.
-            const uint32_t dst =
-                shared + p.weight_offset + at.buffer * Config::kWeightStageBytes + chunk_in_row(row0, thread % kChunks);
-            if (p.w_chunked) {
-#pragma unroll
-                for (int row = 0; row < Config::kBlockN; row += kRowsAtOnce) {
-                    if (Config::kBlockN % kRowsAtOnce != 0 && row + row0 >= Config::kBlockN) break;
-                    copy_chunk(dst + row * Config::kRowBytes, row < rows ? src : static_cast<const Element *>(p.w), row < rows);
-                    src += rows_step;
-                }
-            } else {
-#pragma unroll 1
-                for (int row = 0; row + row0 < Config::kBlockN; row += kRowsAtOnce) {
-                    copy_elements<Config::kPrecision>(dst + row * Config::kRowBytes, src, 1, row < rows ? channels : 0);
-                    src += rows_step;
-                }
-            }
-            if (++at.tap == p.taps) {
-                at.tap = 0;
-                if (++at.slice == end_slice) {
-                    at.slice = first_slice;
-                    at.index += step;
-                    if (at.index < p.tiles) point_to_tile(at);
-                }
-            }
-        }
-        at.buffer = at.buffer + 1 == p.weight_stages ? 0 : at.buffer + 1;
-    }
-
+    // ---- 3: products with the weights of one tap and slice (weights.cuh) ----
     CONVPOOL_DEVICE uint32_t tap_offset(int tap) const { return p.tap_offsets[tap]; }
 
+    // Where in P the first pixel that output row r of the tile sees through tap (0, 0) is.
     CONVPOOL_DEVICE uint32_t pixel_row(int r) const {
         const int tx = r & ((1 << p.tile_w_log2) - 1), ty = (r >> p.tile_w_log2) & ((1 << p.tile_h_log2) - 1);
         const int image = r >> (p.tile_w_log2 + p.tile_h_log2);
         return shared + ((image * p.halo_h + ty * p.shape.stride_h) * p.shape.stride_w * p.phase_pitch + tx) * 16;
+    }
+
+    // This lane's ldmatrix rows in P of tap (0, 0): lanes 0-15 their pixel of chunk 0, 16-31 of chunk 1.
+    CONVPOOL_DEVICE void find_pixel_rows(uint32_t (&rows)[Config::kFragmentsM], int warp_m) const {
+#pragma unroll
+        for (int mi = 0; mi < Config::kFragmentsM; ++mi)
+            rows[mi] = pixel_row(warp_m * Config::kWarpM + mi * 16 + (lane & 15)) + (lane >> 4) * p.plane * 16;
     }
 
     CONVPOOL_DEVICE OutputPixel output_pixel(const Tile &tile, int r) const {
@@ -299,6 +257,16 @@ template <class Config> struct DirectFused {
         return {p.y, s.y_channels_last ? 1 : static_cast<int64_t>(s.out_h) * s.out_w, s.m, p.y_vectors != 0, p.y_runs != 0};
     }
 
+    CONVPOOL_DEVICE void store(const Accumulators<Config> &acc, const Tile &tile, int rank, int warp_m, int warp_n) const {
+        auto pixel_of = [&](int row) { return output_pixel(tile, row); };
+        if (p.split > 1)
+            store_split<Config>(acc, shared, p.split, rank, p.epilogue, output_view(), warp_m * Config::kWarpM,
+                                tile.m_tile * Config::kBlockN + warp_n * Config::kWarpN, lane, pixel_of);
+        else
+            store_tile<Config>(acc, shared, p.epilogue, output_view(), warp_m * Config::kWarpM,
+                               tile.m_tile * Config::kBlockN + warp_n * Config::kWarpN, lane, pixel_of);
+    }
+
     CONVPOOL_DEVICE void run() const {
         const int warp_m = warp / Config::kWarpsN, warp_n = warp % Config::kWarpsN;
         const int rank = blockIdx.x % p.split, step = gridDim.x / p.split;
@@ -307,24 +275,21 @@ template <class Config> struct DirectFused {
         const uint32_t two_planes = 2 * p.plane * 16;
         const uint32_t weight_lane = shared + p.weight_offset + weight_lane_offset<Config>(warp_n, lane);
         uint32_t pixel_rows[Config::kFragmentsM];
-#pragma unroll
-        for (int mi = 0; mi < Config::kFragmentsM; ++mi)
-            pixel_rows[mi] = pixel_row(warp_m * Config::kWarpM + mi * 16 + (lane & 15)) + (lane >> 4) * p.plane * 16;
+        find_pixel_rows(pixel_rows, warp_m);
 
         int index = blockIdx.x / p.split;
         if (index >= p.tiles) return;
         Tile tile = tile_at(index);
-        WeightCursor cursor = weight_cursor(index, first_slice);
+        const DirectFusedWeights<Config> weights{p, shared, thread};
+        typename DirectFusedWeights<Config>::Cursor cursor = weights.first(index, first_slice);
 
+        // Start the copies: the first slice's pixels, and weights of as many taps as the ring holds but one.
         load_raw(tile, first_slice);
         const int ahead = p.resident ? (end_slice - first_slice) * taps : Config::kStages - 1;
-#pragma unroll 1
-        for (int i = 0; i < ahead; ++i) {
-            fetch(cursor, first_slice, end_slice, step);
-            copy_commit();
-        }
-        // Raw pixels are copied in the group of a slice's first tap; kStages taps later the wait for weights has covered
-        // them. Else wait for everything.
+        weights.fetch_ahead(ahead, cursor, first_slice, end_slice, step);
+
+        // Hazard: raw pixels are copied in the group of a slice's first tap. kStages taps later the wait for weights has
+        // covered them; with fewer taps, or no such waits, wait for everything.
         bool wait_all = true;
         int buffer = 0;
         for (; index < p.tiles; index += step) {
@@ -336,21 +301,18 @@ template <class Config> struct DirectFused {
                 if (wait_all) copy_wait<0>();
                 wait_all = p.resident || taps < Config::kStages;
                 __syncthreads();  // raw is complete, and P no longer read
-                if (is_present(p.prologue)) {
-                    apply_prologue(tile, slice);
-                    __syncthreads();
-                }
-                form_means(tile);
+                form_slice(tile, slice);
 #pragma unroll 1
                 for (int tap = 0; tap < taps; ++tap) {
                     if (!p.resident) copy_wait<Config::kStages - 2>();
                     if (!p.resident || tap == 0) __syncthreads();  // weights and P are complete, the oldest buffer free
                     if (tap == 0) {
+                        // raw is free for the next slice, of this tile or the next.
                         const bool last = slice + 1 == end_slice;
                         if (last && index + step < p.tiles) next_tile = tile_at(index + step);
                         if (!last || index + step < p.tiles) load_raw(next_tile, last ? first_slice : slice + 1);
                     }
-                    if (!p.resident) fetch(cursor, first_slice, end_slice, step);
+                    if (!p.resident) weights.fetch(cursor, first_slice, end_slice, step);
                     copy_commit();
                     multiply<Config, Pixels::kMeans>(acc, pixel_rows, tap_offset(tap), two_planes,
                                                      weight_lane + buffer * Config::kWeightStageBytes);
@@ -358,14 +320,7 @@ template <class Config> struct DirectFused {
                 }
             }
             __syncthreads();  // P is no longer read, and its place free for the accumulators
-            if (p.split > 1)
-                store_split<Config>(acc, shared, p.split, rank, p.epilogue, output_view(), warp_m * Config::kWarpM,
-                                    tile.m_tile * Config::kBlockN + warp_n * Config::kWarpN, lane,
-                                    [&](int row) { return output_pixel(tile, row); });
-            else
-                store_tile<Config>(acc, shared, p.epilogue, output_view(), warp_m * Config::kWarpM,
-                                   tile.m_tile * Config::kBlockN + warp_n * Config::kWarpN, lane,
-                                   [&](int row) { return output_pixel(tile, row); });
+            store(acc, tile, rank, warp_m, warp_n);
             tile = next_tile;
         }
         copy_wait<0>();
