@@ -33,7 +33,7 @@ $(VENV)/.installed: $(SOURCES)
 	touch $@
 
 bench-cpu: install
-	$(BIN)/python -m benchmarks.cpu --json benchmarks/results/cpu.json
+	$(BIN)/python -m benchmarks.model_times --json benchmarks/results/cpu.json
 	$(BIN)/python -m benchmarks.plots benchmarks/results/cpu.json docs/speedup_cpu.png
 	$(BIN)/python -m benchmarks.scale --json benchmarks/results/scale.json
 

@@ -1,4 +1,4 @@
-"""Speed-ups of a record as a picture: of `benchmarks.cpu`, or of networks by `benchmarks.tensorrt_engines time`.
+"""Speed-ups of a record as a picture: of `benchmarks.model_times`, or of networks by `benchmarks.tensorrt_engines time`.
 
     python -m benchmarks.plots benchmarks/results/cpu.json docs/speedup_cpu.png
     python -m benchmarks.plots benchmarks/results/h200_trt86_networks.json docs/speedup_gpu_networks.png
