@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <initializer_list>
 #include <numeric>
 #include <vector>
 
@@ -61,7 +62,12 @@ static_assert(ids_are_unique(), "tactic ids are distinct and not 0");
 constexpr int kChunks = 4;  // TileConfig::kChunks
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-size_t round_up_256(size_t bytes) { return (bytes + 255) / 256 * 256; }
+// The product, rounded up to 256 bytes; 2^62 where it is more, of problems that reject_reason refuses.
+size_t bytes_of(std::initializer_list<int32_t> sizes) {
+    size_t bytes = 1;
+    for (const int32_t size : sizes) bytes = bytes > (size_t{1} << 62) / size ? size_t{1} << 62 : bytes * size;
+    return (bytes + 255) / 256 * 256;
+}
 
 std::string got(const Tactic &t, const std::string &what, const std::string &value, const std::string &expected,
                 const std::string &next) {
@@ -325,7 +331,7 @@ int64_t pass_chunks(const Problem &p, const Tactic &t) {
 Shape2d gemm_shape(const Problem &p, const Tactic &t) {
     Shape2d s{};
     s.n = static_cast<int32_t>(p.n);
-    s.c = static_cast<int32_t>(pass_chunks(p, t) * p.per_chunk() * (t.reads_halves() ? 2 : 1));
+    s.c = narrow(pass_chunks(p, t) * p.per_chunk() * (t.reads_halves() ? 2 : 1));
     s.m = static_cast<int32_t>(p.m);
     s.out_h = static_cast<int32_t>(p.out[1]);
     s.out_w = static_cast<int32_t>(p.out[2]);
@@ -369,8 +375,8 @@ WorkspaceLayout workspace_layout(const Problem &p, const Tactic &t) {
     const bool activates =
         t.im2col() && !converted && im2col_activates(t.block_m, t.block_n, t.min_blocks) && !p.prologue_affine && !pools(p);
     layout.box_pass = (converted && direct) || !p.x_rows_chunked() || (direct && pools(p)) || (p.has_prologue() && !activates);
-    if (layout.weight_pass) layout.weights_bytes = round_up_256(size_t{1} * s.m * s.kh * s.kw * s.c * p.element_bytes());
-    if (layout.box_pass) layout.x_bytes = round_up_256(size_t{1} * s.n * s.h * s.w * s.c * p.element_bytes());
+    if (layout.weight_pass) layout.weights_bytes = bytes_of({s.m, s.kh, s.kw, s.c, p.element_bytes()});
+    if (layout.box_pass) layout.x_bytes = bytes_of({s.n, s.h, s.w, s.c, p.element_bytes()});
     layout.total = layout.weights_bytes + layout.x_bytes;
     return layout;
 }
