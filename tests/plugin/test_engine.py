@@ -17,8 +17,8 @@ import pytest
 from convpool.errors import OptionError
 from convpool.tensorrt import Engine, TensorRTError, load_plugin
 from convpool.tensorrt import engine as engine_module
-from convpool.tensorrt.compare import EngineRunner
 from convpool.tensorrt.memory import PycudaMemory
+from convpool.tensorrt.runner import EngineRunner
 
 # As pycuda: a stack of contexts for each thread, which must be empty when the thread ends.
 PYCUDA = """

@@ -14,6 +14,7 @@ from convpool.check.session import make_session
 from convpool.cuda import CudaError, tactics
 from convpool.errors import ModelError, OptionError
 from convpool.ir import schema
+from convpool.ir.layers import mark_layers
 from convpool.ir.model import LoadedModel, load
 from convpool.tensorrt import PRECISIONS, BuildOptions, Engine, build_engine, casts, pipeline, policy, prepare
 from convpool.tensorrt.network import keep_heads_in_float
@@ -269,10 +270,10 @@ def test_half_weights_of_a_prologue_that_two_nodes_share():
     assert {kinds[name] for name in halves} == {TensorProto.FLOAT16} and kinds[kept] == TensorProto.FLOAT
 
 
-def test_mark_all_gives_every_float_tensor():
+def test_layers_are_every_float_tensor():
     model = generate("wgan_gp_small", batch=2)
     count = sum(len(node.output) for node in model.graph.node)
-    prepare.mark_all(model)
+    mark_layers(model)
     assert len(model.graph.output) == count
     assert len(run(model, random_inputs(model))) == count
 

@@ -107,6 +107,23 @@ class InputMaker:
         return arrays
 
 
+class FixedInputMaker:
+    """As `InputMaker`, for inputs of known types and shapes without a model."""
+
+    def __init__(
+        self, types: Mapping[str, np.dtype], data: Arrays | None, shapes: Mapping[str, Sequence[int]], seed: int
+    ) -> None:
+        self._types, self._data, self._shapes, self._seed = types, data, shapes, seed
+
+    def runnable(self, number: int, run: Callable[[Arrays], list[object]]) -> tuple[Arrays, list[object]]:
+        """Set `number` of inputs, and what `run` gives for it."""
+        arrays = self._data
+        if arrays is None:
+            rng = np.random.default_rng([self._seed, number])
+            arrays = {name: random_array(rng, dtype, self._shapes[name]) for name, dtype in self._types.items()}
+        return arrays, run(arrays)
+
+
 def random_array(rng: np.random.Generator, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
     """Normal floats; integers and truth values from {0, 1}, which every index and flag allows; strings "a"."""
     if dtype == np.dtype(object) or dtype.kind in "SU":

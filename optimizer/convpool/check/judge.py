@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -13,6 +14,13 @@ from convpool.check.verdict import OutputErrors, Verification
 TOLERANCES: dict[int, tuple[float, float]] = {TensorProto.FLOAT16: (2e-2, 1e-2), TensorProto.BFLOAT16: (1e-1, 5e-2)}
 """(rtol, atol in units of the largest magnitude) by type."""
 FLOAT32_TOLERANCE = (1e-3, 1e-4)
+PRECISION_TOLERANCES = {
+    "fp32": FLOAT32_TOLERANCE,
+    "tf32": TOLERANCES[TensorProto.FLOAT16],
+    "fp16": TOLERANCES[TensorProto.FLOAT16],
+    "bf16": TOLERANCES[TensorProto.BFLOAT16],
+}
+"""The same by what a model or an engine computes in, from the most exact to the least."""
 
 
 @dataclass(frozen=True)
@@ -61,38 +69,49 @@ def worst_of(before: OutputErrors | None, found: OutputErrors) -> OutputErrors:
     return before
 
 
+def least_exact(precisions: Iterable[str]) -> str:
+    """The least exact of these; "fp32" if there are none."""
+    return max(precisions, key=list(PRECISION_TOLERANCES).index, default="fp32")
+
+
+def precision_of(types: Iterable[np.dtype]) -> str:
+    """The precision of the least exact of these types."""
+    return least_exact({"float16": "fp16", "bfloat16": "bf16"}.get(dtype.name, "fp32") for dtype in types)
+
+
 class Judge:
-    """Collects the differences of every output."""
+    """Collects the differences of every output.
 
-    def __init__(self, names: list[str], tolerance: Tolerance, *, own_error_counts: bool, nudge_counts: bool) -> None:
-        """names: of the outputs.  own_error_counts: an output passes that is no further off than twice the original's own is.
+    The tolerance decides, and nothing else, unless `add` gets what a more lenient judgement needs.
+    """
 
-        nudge_counts: one passes that differs only where the original is discontinuous.
-        """
-        self._names, self._tolerance = names, tolerance
-        self._own_error_counts, self._nudge_counts = own_error_counts, nudge_counts
+    def __init__(self, names: list[str], tolerance: Tolerance, *, own_error_counts: bool = False) -> None:
+        """names: of the outputs.  own_error_counts: an output passes that is no further off than twice the original's own is."""
+        self._names, self._tolerance, self._own_error_counts = names, tolerance, own_error_counts
         self._results: dict[str, OutputErrors] = {}
 
     def add(
         self,
-        reference: list,
-        original: list,
-        result: list,
-        again: Callable[[], list],
-        nudge: Callable[[], list[list]],
+        reference: Sequence[Any],
+        result: Sequence[Any],
+        original: Sequence[Any] | None = None,
+        again: Callable[[], list] | None = None,
+        nudge: Callable[[], list[list]] | None = None,
         how: str = "",
     ) -> None:
         """Compare one run's outputs.  how: said of one that differs.
 
-        again: runs the original once more, to see whether it is deterministic.  nudge: runs the reference on slightly
-        changed inputs, to see whether it is continuous.
+        original: what the original gives in its own types; default the reference.  again: runs the original once more; an
+        output that then differs from itself is random and passes.  nudge: runs the reference on slightly changed inputs; an
+        output passes that differs only where the reference is discontinuous.
         """
+        original = reference if original is None else original
         nudged: list[list] | None = None
         for index, name in enumerate(self._names):
             found = self._one(name, reference[index], original[index], result[index])
-            if not found.passed and not _equal(again()[index], original[index]):
+            if not found.passed and again is not None and not _equal(again()[index], original[index]):
                 found = OutputErrors(name, found.max_abs_error, found.max_rel_error, True, "random: not comparable")
-            elif not found.passed and self._nudge_counts:
+            elif not found.passed and nudge is not None:
                 nudged = nudge() if nudged is None else nudged
                 if self._jumps_alike(reference[index], result[index], [run[index] for run in nudged]):
                     found = replace(found, passed=True, note="differs only where the original is discontinuous")
@@ -100,7 +119,7 @@ class Judge:
                 found = replace(found, note=f"{found.note or f'{found.max_abs_error:.3g} absolute'} {how}")
             self._results[name] = worst_of(self._results.get(name), found)
 
-    def _jumps_alike(self, reference, result, nudged: list) -> bool:
+    def _jumps_alike(self, reference: Any, result: Any, nudged: list) -> bool:
         """Whether the original, on slightly changed inputs, moves as many elements beyond the tolerance, as far."""
         arrays = [reference, result, *nudged]
         if not all(isinstance(a, np.ndarray) and a.shape == reference.shape and a.dtype.kind in "fiub" for a in arrays):
@@ -124,7 +143,7 @@ class Judge:
         )
         return Verification(passed, reference, inputs, shapes, outputs, str(self._tolerance))
 
-    def _one(self, name: str, reference, original, result) -> OutputErrors:
+    def _one(self, name: str, reference: Any, original: Any, result: Any) -> OutputErrors:
         if not all(isinstance(value, np.ndarray) for value in (reference, original, result)):
             return self._sequence(name, reference, original, result)
         if reference.dtype.kind not in "fiub" and reference.dtype.name != "bfloat16" and reference.shape == result.shape:
@@ -132,7 +151,7 @@ class Judge:
             return OutputErrors(name, 0.0 if same else np.inf, 0.0 if same else np.inf, same)
         return array_errors(name, reference, result, self._tolerance, original if self._own_error_counts else None)
 
-    def _sequence(self, name: str, reference, original, result) -> OutputErrors:
+    def _sequence(self, name: str, reference: Any, original: Any, result: Any) -> OutputErrors:
         """Sequences element by element; maps and missing optionals by equality."""
         if isinstance(reference, list) and isinstance(result, list) and len(reference) == len(result):
             parts = [self._one(name, *items) for items in zip(reference, original, result, strict=True)]

@@ -8,9 +8,15 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+from onnx import ModelProto, TensorProto, helper
+
 from convpool.check.inputs import Arrays
+from convpool.check.judge import precision_of
 from convpool.check.session import fitted, make_session
+from convpool.check.widen import float_types, to_float32
 from convpool.errors import ModelError, first_line
+from convpool.ir.layers import mark_layers
 from convpool.ir.model import LoadedModel
 
 Outputs = dict[str, Any]
@@ -18,11 +24,18 @@ Outputs = dict[str, Any]
 
 
 class Runner(Protocol):
-    """Runs one thing on inputs by name.  precision: what it computes in, "fp32" where nothing says otherwise."""
+    """Runs one thing on inputs by name.
 
+    runtime: its name.  precision: what it computes in, "fp32" where nothing says otherwise.  model: the model, which says what
+    its inputs may be; None for an engine.  input_types: by input's name, where there is no model.
+    """
+
+    runtime: str
     input_names: list[str]
     output_names: list[str]
     precision: str
+    model: ModelProto | None
+    input_types: dict[str, np.dtype]
 
     def run(self, arrays: Arrays) -> Outputs:
         """All outputs by name.  Raises a ConvpoolError where it cannot run."""
@@ -39,8 +52,12 @@ class OnnxruntimeRunner:
     what: the model, in messages.  optimize: with onnxruntime's own passes.
     """
 
+    runtime = "onnxruntime"
+
     def __init__(self, model: LoadedModel, what: str, *, optimize: bool = False, precision: str = "fp32") -> None:
         self.what, self.error, self.precision = what, "", precision
+        self.model: ModelProto | None = model.proto
+        self.input_types: dict[str, np.dtype] = {}
         self.input_names: list[str] = []
         self.output_names: list[str] = []
         try:
@@ -71,3 +88,26 @@ class OnnxruntimeRunner:
     def typical_shapes(self) -> dict[str, list[int]]:
         """None: a model runs on whatever its inputs allow."""
         return {}
+
+
+def open_model(model: LoadedModel, what: str = "the model", *, layers: bool = False) -> OnnxruntimeRunner:
+    """A runner of a model, in float32 where onnxruntime has no kernels for the model's types.
+
+    layers: intermediate tensors become outputs too.  what: the model, in messages.  Raises ModelError if it cannot be loaded.
+    """
+    types = float_types(model.proto)
+    precision = precision_of(map(helper.tensor_dtype_to_np_dtype, types))
+    given = LoadedModel(model.proto, model.base_dir, 0)
+    if layers:
+        given.proto = ModelProto()
+        given.proto.CopyFrom(model.proto)
+        mark_layers(given.proto, model.inferred)
+    runner = OnnxruntimeRunner(given, what, precision=precision)
+    if runner.error and types - {TensorProto.FLOAT}:
+        wide = LoadedModel(to_float32(given), model.base_dir, 0)
+        runner = OnnxruntimeRunner(wide, f"{what} in float32", precision=precision)
+        runner.check()
+        runner.what = what
+    runner.check()
+    runner.model = model.proto
+    return runner

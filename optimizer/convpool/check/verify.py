@@ -102,21 +102,19 @@ def compare(
     default_rtol, relative_atol = TOLERANCES[narrow[-1]] if narrow else FLOAT32_TOLERANCE
     tolerance = Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol)
     by_default = rtol is None and atol is None
-    judge, own_judge = (
-        Judge(reference.output_names, tolerance, own_error_counts=by_default and bool(narrow), nudge_counts=by_default)
-        for _ in range(2)
-    )
+    judge, own_judge = (Judge(reference.output_names, tolerance, own_error_counts=by_default and bool(narrow)) for _ in range(2))
     shapes: dict[str, list[int]] = {}
     count = 1 if data is not None else check
     for number in range(count):
         arrays, wanted = maker.runnable(number, reference.values)
         own = wanted if reference is native else native.values(arrays)
-        again, nudge = partial(native.values, arrays), partial(_nudged_runs, reference, arrays, seed)
+        again = partial(native.values, arrays)
+        nudge = partial(_nudged_runs, reference, arrays, seed) if by_default else None
         try:
             result = candidate.values(arrays)
         except ModelError as error:
             raise VerificationError(f"verification: the original runs, but not the result: {error}") from error
-        judge.add(wanted, own, result, again, nudge)
+        judge.add(wanted, result, own, again, nudge)
         shapes = {name: list(array.shape) for name, array in arrays.items()}
     usual = None
     with suppress(ModelError):
@@ -128,9 +126,9 @@ def compare(
             raise VerificationError(
                 f"verification: onnxruntime's graph optimisations, on by default, take the original, but not the result: {error}"
             ) from error
-        own_judge.add(wanted, own, usual, again, nudge)
+        own_judge.add(wanted, usual, own, again, nudge)
         if own_judge.verdict("", 1, {}).passed:
-            judge.add(wanted, own, result, again, nudge, "with onnxruntime's graph optimisations")
+            judge.add(wanted, result, own, again, nudge, "with onnxruntime's graph optimisations")
     what = "the original in onnxruntime" + (", in float32" if exact else "")
     return judge.verdict(what, count, shapes)
 

@@ -7,6 +7,7 @@ import math
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,7 +20,7 @@ class InputShape(click.ParamType):
 
     name = "NAME:DIMS"
 
-    def convert(self, value, param, ctx):
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, list[int]]:
         """(name, sizes) of one option value."""
         name, colon, dims = value.rpartition(":")
         sizes = dims.split("x")
@@ -34,7 +35,7 @@ class Tolerance(click.FloatRange):
     def __init__(self) -> None:
         super().__init__(min=0)
 
-    def convert(self, value, param, ctx):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number of one option value."""
         number = super().convert(value, param, ctx)
         if math.isnan(number):
@@ -42,7 +43,7 @@ class Tolerance(click.FloatRange):
         return number
 
 
-SHAPE = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
+SHAPE: dict[str, Any] = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
 """Keyword arguments of an option that gives shapes of inputs."""
 
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
+from convpool.check.compare import compare
 from convpool.check.inputs import load_arrays
 from convpool.cli.common import SHAPE, Tolerance, json_text, run, write_report
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import VerificationError
 from convpool.ir.files import check_output
 from convpool.tensorrt import PRECISIONS
-from convpool.tensorrt.compare import compare, open_runner
+from convpool.tensorrt.runner import open_runner
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -47,7 +49,16 @@ from convpool.tensorrt.compare import compare, open_runner
 @click.option("--report", "report_path", metavar="FILE.json", help="Write the comparison as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
-def verify_command(first, second, layers, precision, check, data, shapes, rtol, atol, seed, report_path, quiet) -> None:
+def verify_command(
+    first: str,
+    second: str,
+    layers: bool,
+    data: str | None,
+    shapes: tuple[tuple[str, list[int]], ...],
+    report_path: str | None,
+    quiet: bool,
+    **options: Any,
+) -> None:
     """Compare FIRST and SECOND, each an ONNX model or an engine (.engine, .plan, .trt); errors are against FIRST.
 
     Exit status: 0 the outputs agree; 1 they differ; 2 unusable file, option or installation.
@@ -57,13 +68,9 @@ def verify_command(first, second, layers, precision, check, data, shapes, rtol, 
     verification = compare(
         open_runner(first, layers=layers),
         open_runner(second, layers=layers),
-        check=check,
         data=load_arrays(data),
         input_shapes=dict(shapes),
-        precision=precision,
-        rtol=rtol,
-        atol=atol,
-        seed=seed,
+        **options,
     )
     write_report(report_path, json_text({"first": first, "second": second, "verification": asdict(verification)}))
     if not quiet:

@@ -13,8 +13,8 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from convpool.check.widen import TYPE_ATTRIBUTES
-from convpool.ir.protos import graphs_within
-from convpool.tensorrt.prepare import all_nodes, is_plugin_node
+from convpool.ir.protos import all_nodes, graphs_within
+from convpool.tensorrt.prepare import is_plugin_node
 
 ELEMENT_TYPES: dict[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 """ONNX's number for the type of a half precision."""

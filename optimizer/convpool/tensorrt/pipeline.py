@@ -16,7 +16,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from convpool.check.compare import compare
 from convpool.check.inputs import Arrays, load_arrays
+from convpool.check.runners import open_model
 from convpool.check.verdict import Verification
 from convpool.errors import OptionError, TensorRTError, VerificationError
 from convpool.ir import schema
@@ -24,10 +26,10 @@ from convpool.ir.model import LoadedModel, load
 from convpool.tensorrt import prepare
 from convpool.tensorrt.build_options import BuildOptions
 from convpool.tensorrt.builder import build_plan
-from convpool.tensorrt.compare import EngineRunner, ModelRunner, compare
 from convpool.tensorrt.engine import Engine
 from convpool.tensorrt.package import tensorrt_module
 from convpool.tensorrt.policy import default_lowering, optimize_keywords
+from convpool.tensorrt.runner import EngineRunner
 from convpool.tensorrt.tune import Timed, time_lowerings
 
 
@@ -178,7 +180,7 @@ def _first_that_agrees(
 
     Why an engine is passed over goes to left_out.
     """
-    reference = ModelRunner(model, layers=options.layers)
+    reference = open_model(model, layers=options.layers)
     for lowering, engine in engines.items():
         verification = compare(
             reference,

@@ -11,13 +11,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import onnx
 import onnx.inliner
 from google.protobuf.message import EncodeError
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_model
 
 from convpool.api import optimize
@@ -25,8 +24,9 @@ from convpool.check.session import evaluate
 from convpool.errors import ModelError
 from convpool.ir import schema
 from convpool.ir.index import Scope, index_model
+from convpool.ir.layers import mark_layers
 from convpool.ir.model import LoadedModel, load
-from convpool.ir.protos import graphs_within, is_op
+from convpool.ir.protos import all_nodes, is_op
 from convpool.tensorrt.package import STRONGLY_TYPED_SINCE
 
 OLD_PARSER_OPSET = 17
@@ -48,7 +48,7 @@ def lowered(model: LoadedModel, lowering: str, *, layers: bool = False, **keywor
     result = inline_own_functions(self_contained(model))
     fold_weights(result)
     if layers:
-        mark_all(result)
+        mark_layers(result)
     return result
 
 
@@ -175,24 +175,3 @@ def serialized(model: ModelProto) -> bytes:
         return model.SerializeToString()
     except (EncodeError, ValueError) as error:
         raise ModelError("model: more than 2 GiB with its weights; TensorRT cannot read it from memory") from error
-
-
-def mark_all(model: ModelProto, inferred: ModelProto | None = None) -> None:
-    """Make every intermediate float tensor of known type an output, so that an engine keeps it.
-
-    inferred: the model after shape inference, where there is one.
-    """
-    inferred = inferred or onnx.shape_inference.infer_shapes(model)
-    known = {value.name: value for value in inferred.graph.value_info}
-    outputs = {value.name for value in model.graph.output}
-    for node in model.graph.node:
-        for name in node.output:
-            value = known.get(name)
-            if value is not None and name not in outputs and value.type.tensor_type.elem_type == TensorProto.FLOAT:
-                model.graph.output.append(value)
-
-
-def all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """The nodes of a graph and of the graphs within it."""
-    for inner in graphs_within(graph):
-        yield from inner.node

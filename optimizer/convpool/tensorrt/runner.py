@@ -1,0 +1,53 @@
+"""An engine as `convpool.check` runs and compares it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto
+
+from convpool.check.inputs import Arrays
+from convpool.check.judge import precision_of
+from convpool.check.runners import Runner, open_model
+from convpool.errors import OptionError
+from convpool.ir.model import load
+from convpool.tensorrt.engine import Engine
+
+ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
+
+
+class EngineRunner:
+    """An engine in TensorRT; a `convpool.check.runners.Runner`.
+
+    precision: by the types of what it takes and gives.  Raises OptionError for tensors in a format other than LINEAR, and
+    TensorRTError if the engine cannot be loaded.
+    """
+
+    runtime = "TensorRT"
+    model: ModelProto | None = None
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.input_names, self.output_names = list(engine.inputs), list(engine.outputs)
+        self.input_types = {name: info.dtype for name, info in engine.inputs.items()}
+        infos = (*engine.inputs.values(), *engine.outputs.values())
+        self.precision = precision_of(info.dtype for info in infos)
+        for info in infos:
+            if info.format != "LINEAR":
+                raise OptionError(f"engine: tensor '{info.name}'; got format {info.format}, expected LINEAR to compare")
+
+    def run(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        """All outputs by name.  Raises OptionError or TensorRTError."""
+        return self._engine.run(arrays)
+
+    def typical_shapes(self) -> dict[str, list[int]]:
+        """For every input the typical shape of the first profile."""
+        return {name: list(info.profiles[0][1]) for name, info in self._engine.inputs.items()}
+
+
+def open_runner(path: str, *, layers: bool = False) -> Runner:
+    """A runner for a file: an engine by its suffix, else an ONNX model.  Raises ModelError, OptionError or TensorRTError."""
+    if Path(path).suffix.lower() in ENGINE_SUFFIXES:
+        return EngineRunner(Engine.load(path))
+    return open_model(load(path), path, layers=layers)
