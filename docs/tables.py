@@ -1,4 +1,4 @@
-"""The tables in the documents that are made from records and from the commands' options.
+"""The tables in the documents that are made from records, from the commands' options and from the operator's schemas.
 
     python -m docs.tables
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import onnx
 
 from benchmarks import cpu
 from benchmarks.network_times import OURS, ratios, times_of
@@ -23,10 +24,11 @@ from convpool.bench.table import markdown
 from convpool.cli.build import build_command
 from convpool.cli.optimize import command as optimize_command
 from convpool.cli.verify import verify_command
+from convpool.ir import schema
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENTS = ("README.md", "docs/results.md", "docs/tensorrt.md")
+DOCUMENTS = ("README.md", "docs/operator.md", "docs/results.md", "docs/tensorrt.md")
 NETWORKS = {
     "sngan64": "SNGAN discriminator 64x64",
     "sngan64_in_place": "the same, ReLUs in place as in torch-mimicry",
@@ -62,6 +64,17 @@ def options(command: click.Command) -> str:
         names = names.replace("INTEGER RANGE", "N").replace("FLOAT RANGE", "X")
         rows.append([f"`{names}`", default and f"`{default}`", meaning])
     return table(["option", "default", "meaning"], rows)
+
+
+def attributes(op_type: str, version: int, without: Iterable[str] = ()) -> str:
+    """The attributes of an operator of the domain, but for those named in `without`."""
+    rows = []
+    for name, attribute in onnx.defs.get_schema(op_type, version, schema.DOMAIN).attributes.items():
+        if name not in without:
+            default = None if attribute.required else onnx.helper.get_attribute_value(attribute.default_value)
+            default = f'`"{default.decode()}"`' if isinstance(default, bytes) else default
+            rows.append([f"`{name}`", attribute.type.name.lower(), default, attribute.description])
+    return table(["attribute", "type", "default", "meaning"], sorted(rows, key=lambda row: (row[2] is not None, row[0])))
 
 
 def networks(record: dict[str, Any]) -> str:
@@ -129,6 +142,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "options of convpool-optimize": lambda: options(optimize_command),
     "options of convpool-build": lambda: options(build_command),
     "options of convpool-verify": lambda: options(verify_command),
+    "attributes of ConvAvgPool": lambda: attributes(schema.OP_TYPE, schema.VERSION),
+    "attributes of fused variants": lambda: attributes(
+        "AffineReluConvAvgPool",
+        schema.FUSED_VARIANTS_VERSION,
+        onnx.defs.get_schema(schema.OP_TYPE, schema.VERSION, schema.DOMAIN).attributes,
+    ),
     "cpu.json": lambda: cpu.markdown(load("cpu.json")),
     "h200_suita_table2_fp16.json": lambda: markdown(records.load(str(RESULTS / "h200_suita_table2_fp16.json"))),
     "h200_trt86_networks.json": lambda: networks(load("h200_trt86_networks.json")),

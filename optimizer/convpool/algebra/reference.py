@@ -60,7 +60,7 @@ def fused_conv_avg_pool(
     shift: np.ndarray | None = None,
     residual: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The fused variants of ConvAvgPool, by their definition in `convpool.ir.schema`.
+    """The fused variants of ConvAvgPool, by their definition in docs/operator.md.
 
     x, w, b as in `conv_avg_pool`; scale, shift: [C], where parts.affine; residual: the output's shape, where
     parts.residual.  Returns float64 [N, M, output spatial...].

@@ -1,60 +1,13 @@
-"""The operators of the domain ai.convpool: average pooling, then convolution, as one node, and what stands around them.
+"""The operators of the domain ai.convpool in ONNX: nodes, functions and schemas.
 
-Version 1 has ConvAvgPool:
+    Y = epilogue(Conv(AveragePool(prologue(X), count_include_pad=1), OIHW(W), B) + R)
 
-    Y = Conv(AveragePool(X, count_include_pad=1), OIHW(W), B)
+Version 1 has ConvAvgPool, which has neither prologue nor residual nor epilogue; version 2 adds the fused variants
+(`convpool.algebra.parts`).  docs/operator.md specifies inputs, attributes and types.  The numpy references are
+`convpool.algebra.reference.conv_avg_pool` and `fused_conv_avg_pool`.
 
-| input | shape |
-|---|---|
-| X | [N, C, spatial...] |
-| W | [M, kernel..., C/group]: channels last, as the tensor-core kernels read it |
-| B | [M], optional; left out when absent, never "". convpool writes zeros, see below |
-
-| attribute | meaning |
-|---|---|
-| pool_kernel_shape, pool_strides, pool_pads, pool_dilations | of the pooling, which counts its padding |
-| kernel_shape, strides, pads, dilations, group | of the convolution |
-| weight_perm | permutation that brings W to [M, C/group, kernel...]; depends on the rank alone |
-| plugin_version = "1", plugin_namespace = "" | by which TensorRT's ONNX parser finds the plugin |
-
-Pads hold all begins, then all ends.  Every attribute is present on every node.  Types: float16, bfloat16, float32,
-float64.  The numpy reference is `convpool.algebra.reference.conv_avg_pool`.
-
-Version 2 adds fused variants, named after what they do, in the order in which they do it:
-
-    [Affine][Relu | LeakyRelu]ConvAvgPool[Add][Relu | LeakyRelu]
-
-    Z = before(scale * X + shift)
-    Y = after(Conv(AveragePool(Z, count_include_pad=1), OIHW(W), B) + R)
-
-Zero padding comes after the prologue: the border is 0, not before(shift).  Whatever a name leaves out is not done.
-
-| input | shape | in |
-|---|---|---|
-| X, W | as above | all fused variants |
-| B | [M] | all fused variants: zeros where the convolution has no bias |
-| scale, shift | [C] each | Affine... |
-| R | Y's shape exactly, nothing is broadcast | ...Add... |
-
-No input is optional, so none is ever "".  All have X's type.  Beside version 1's attributes, every fused variant has:
-
-| attribute | meaning |
-|---|---|
-| prologue_affine | 1 if the inputs scale and shift are there, else 0 |
-| prologue_activation, prologue_alpha | 0 none, 1 Relu, 2 LeakyRelu with the slope prologue_alpha (float; 0 for the others) |
-| residual | 1 if the input R is there, else 0 |
-| activation, alpha | the same for what comes last |
-
-The function rounds to the type after each of its nodes; an implementation may keep more in between.  The reference is
-`convpool.algebra.reference.fused_conv_avg_pool`.
-
-Why variants: a function's body cannot depend on which inputs a call has, a Mul by 1 or an Add of 0 would cost a pass,
-and TensorRT's parser looks functions up by name alone, so neither overloads nor domains can tell variants apart.  Why B
-is not optional, and always there in what convpool writes: onnxruntime leaves an inlined Conv whose bias is "" out of its
-blocked layout.
-
-Every model that convpool writes carries the operators it uses as model-local functions of standard operators too, so
-that runtimes without the plugin run it as it stands.
+Every model that convpool writes carries the operators it uses as model-local functions of standard operators too, so that
+runtimes without the plugin run it as it stands.
 """
 
 from __future__ import annotations
@@ -79,20 +32,29 @@ MIN_IR_VERSION = 8
 POOL_DILATIONS_OPSET = 19
 """The first opset whose AveragePool has dilations."""
 
-_INTS_ATTRIBUTES = (
-    "pool_kernel_shape",
-    "pool_strides",
-    "pool_pads",
-    "pool_dilations",
-    "kernel_shape",
-    "strides",
-    "pads",
-    "dilations",
-    "weight_perm",
-)
+_INTS_ATTRIBUTES = {
+    "pool_kernel_shape": "Window of the pooling.",
+    "pool_strides": "Strides of the pooling.",
+    "pool_pads": "Zero padding of the pooling, which counts in the average: all begins, then all ends.",
+    "pool_dilations": "Dilations of the pooling.",
+    "kernel_shape": "Kernel of the convolution.",
+    "strides": "Strides of the convolution.",
+    "pads": "Zero padding of the convolution: all begins, then all ends.",
+    "dilations": "Dilations of the convolution.",
+    "weight_perm": "Permutation that brings W to [M, C/group, kernel...]; it depends on the rank alone.",
+}
 _ATTRIBUTES = (*_INTS_ATTRIBUTES, "group", "plugin_version", "plugin_namespace")
-_PART_INTS = ("prologue_affine", "prologue_activation", "residual", "activation")
-_PART_FLOATS = ("prologue_alpha", "alpha")
+_NUMBERED = ", ".join(f"{number} {name or 'none'}" for number, name in enumerate(ACTIVATIONS))
+_PART_INTS = {
+    "prologue_affine": "1 if the inputs scale and shift are there, else 0.",
+    "prologue_activation": f"Activation before the pooling: {_NUMBERED}.",
+    "residual": "1 if the input R is there, else 0.",
+    "activation": f"Activation of the result: {_NUMBERED}.",
+}
+_PART_FLOATS = {
+    "prologue_alpha": "Slope of a LeakyRelu before the pooling; 0 for other activations.",
+    "alpha": "Slope of a LeakyRelu of the result; 0 for other activations.",
+}
 _TYPES = ("tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)")
 OP_TYPES = (OP_TYPE, *FUSED_VARIANTS)
 """All operators of the domain."""
@@ -274,15 +236,14 @@ def register_schema() -> None:
 
 def _register(name: str, version: int, parts: Parts) -> None:
     parameter, attribute = OpSchema.FormalParameter, OpSchema.Attribute
-    explained = "See the operator's documentation."
-    kinds = {key: OpSchema.AttrType.INTS for key in _INTS_ATTRIBUTES}
+    meanings = {OpSchema.AttrType.INTS: _INTS_ATTRIBUTES}
     if parts != PLAIN:
-        kinds |= {key: OpSchema.AttrType.INT for key in _PART_INTS} | {key: OpSchema.AttrType.FLOAT for key in _PART_FLOATS}
-    attributes = [attribute(key, kind, explained, required=True) for key, kind in kinds.items()]
+        meanings |= {OpSchema.AttrType.INT: _PART_INTS, OpSchema.AttrType.FLOAT: _PART_FLOATS}
+    attributes = [attribute(key, kind, text, required=True) for kind, texts in meanings.items() for key, text in texts.items()]
     attributes += [
         attribute("group", helper.make_attribute("group", 1), "Number of channel groups."),
-        attribute("plugin_version", helper.make_attribute("plugin_version", "1"), "TensorRT plugin version."),
-        attribute("plugin_namespace", helper.make_attribute("plugin_namespace", ""), "TensorRT plugin namespace."),
+        attribute("plugin_version", helper.make_attribute("plugin_version", "1"), "By which TensorRT finds the plugin."),
+        attribute("plugin_namespace", helper.make_attribute("plugin_namespace", ""), "By which TensorRT finds the plugin."),
         attribute("allow_tf32", helper.make_attribute("allow_tf32", 0), "To the plugin: float32 products in TF32."),
         attribute("constant_weights", helper.make_attribute("constant_weights", 0), "To the plugin: W never changes."),
     ]
