@@ -38,7 +38,7 @@ def test_verify_agrees(pair, tmp_path, capsys):
 
 
 TIMES = "<float c = {FACTOR}> { d = CastLike(c, x) y = Mul(x, d) }"
-IN_HALVES = "<float c = {FACTOR}> { h = Cast<to = 10>(x) k = Mul(h, c) y = Cast<to = 1>(k) }"  # and c becomes one
+IN_FP16 = "<float c = {FACTOR}> { h = Cast<to = 10>(x) k = Mul(h, c) y = Cast<to = 1>(k) }"  # and c becomes one
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ IN_HALVES = "<float c = {FACTOR}> { h = Cast<to = 10>(x) k = Mul(h, c) y = Cast<
         ("float", TIMES, 1.005, ["--precision", "fp16"], 0),
         ("float", TIMES, 1.05, ["--precision", "fp16"], 1),
         ("float", TIMES, 1.05, ["--precision", "bf16"], 0),
-        ("float", IN_HALVES, 1.005, [], 0),
+        ("float", IN_FP16, 1.005, [], 0),
         ("float16", TIMES, 1.005, [], 0),
         ("float16", TIMES, 1.005, ["--precision", "fp32"], 1),
         ("float16", TIMES, 1.05, [], 1),

@@ -311,7 +311,7 @@ block (float[BATCH,64,HEIGHT,WIDTH] x) => (float[BATCH,32,P,Q] y) {
 
 
 def residual_block(sizes: dict[str, object]) -> onnx.ModelProto:
-    """A block with every part that a node takes in; its shortcut is a node of its own, pooled by itself."""
+    """A block with every part that a node can fuse; its shortcut is pooled by a node of its own."""
     text = AROUND
     for name, size in sizes.items():
         text = re.sub(rf"\b{name}\b", str(size), text)
@@ -337,18 +337,18 @@ def detailed(config) -> None:
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
 
 
-SIBLINGS = ["AffineLeakyReluConvAvgPoolAddLeakyRelu", "ConvAvgPool"]
+VARIANTS = ["AffineLeakyReluConvAvgPoolAddLeakyRelu", "ConvAvgPool"]
 
 
 @pytest.mark.parametrize(("precision", "limit"), [("fp32", 4e-6), ("tf32", 4e-3), ("fp16", 8e-3)])
-def test_siblings_of_open_sizes(precision, limit):
+def test_fused_variants_of_open_sizes(precision, limit):
     """Prologue and residual in one node; the engine goes through its file's bytes, so each operator is found by its name."""
     model = residual_block({"BATCH": "batch", "HEIGHT": "height", "WIDTH": "width"})
     rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
-    assert sorted(node.op_type for node in rewritten.graph.node) == SIBLINGS
+    assert sorted(node.op_type for node in rewritten.graph.node) == VARIANTS
     profile = {"x": ([1, 64, 16, 16], [4, 64, 32, 32], [8, 64, 48, 48])}
     engine = build_engine(rewritten, precision=precision, profiles=profile, optimization_level=1, configure=detailed)
-    assert plugin_layers(engine) == len(SIBLINGS)
+    assert plugin_layers(engine) == len(VARIANTS)
     rng = np.random.default_rng(8)
     for shape in ((1, 16, 16), (8, 48, 48), (3, 18, 32), (5, 31, 47)):
         x = {"x": rng.standard_normal((shape[0], 64, *shape[1:])).astype(np.float32)}
@@ -358,12 +358,12 @@ def test_siblings_of_open_sizes(precision, limit):
 
 
 @pytest.mark.parametrize(("precision", "limit"), [("fp32", 4e-6), ("fp16", 8e-3)])
-def test_siblings_of_fixed_sizes(precision, limit, tmp_path):
+def test_fused_variants_of_fixed_sizes(precision, limit, tmp_path):
     model = residual_block({"BATCH": 4, "HEIGHT": 16, "WIDTH": 20, "P": 8, "Q": 10})
     rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
-    assert sorted(node.op_type for node in rewritten.graph.node) == SIBLINGS
+    assert sorted(node.op_type for node in rewritten.graph.node) == VARIANTS
     engine = build_engine(rewritten, precision=precision, optimization_level=1, configure=detailed)
-    assert plugin_layers(engine) == len(SIBLINGS)
+    assert plugin_layers(engine) == len(VARIANTS)
     x = random_inputs(model)
     wanted, found = reference(model, x), engine.run(x)["y"]
     assert np.abs(found - wanted).max() <= limit * np.abs(wanted).max()
@@ -382,12 +382,12 @@ def test_a_slope_that_half_does_not_have_stays_in_float():
     """As an infinity it would make NaN of zeros."""
     model = residual_block({"BATCH": 4, "HEIGHT": 16, "WIDTH": 20, "P": 8, "Q": 10})
     rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
-    steep = {"LeakyRelu": "alpha", SIBLINGS[0]: "prologue_alpha"}
+    steep = {"LeakyRelu": "alpha", VARIANTS[0]: "prologue_alpha"}
     for graph in (model.graph, rewritten.graph):
         node = next(node for node in graph.node if node.op_type in steep)
         next(item for item in node.attribute if item.name == steep[node.op_type]).f = 1e5
     engine = build_engine(rewritten, precision="fp16", optimization_level=1, configure=detailed)
-    assert plugin_layers(engine) == len(SIBLINGS)
+    assert plugin_layers(engine) == len(VARIANTS)
     x = random_inputs(model)
     wanted, found = reference(model, x), engine.run(x)["y"]
     assert np.abs(wanted).max() > 65504 and np.abs(found - wanted).max() <= 8e-3 * np.abs(wanted).max()
@@ -401,7 +401,7 @@ def test_a_slope_that_half_does_not_have_stays_in_float():
         ("sngan64_small", "ConvAvgPoolAddRelu"),
     ],
 )
-def test_networks_of_siblings(name, kind):
+def test_networks_of_fused_variants(name, kind):
     model = generate(name, batch=2)
     rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
     nodes = [node.op_type for node in rewritten.graph.node if node.domain == schema.DOMAIN]
@@ -448,7 +448,7 @@ def test_the_head_of_a_network_stays_in_float():
         ("shape", r"R: shape; got \[4, 32, 16, 20\], expected that of Y, \[4, 32, 8, 10\]"),
     ],
 )
-def test_a_sibling_that_contradicts_itself_is_refused(change, message):
+def test_a_fused_variant_that_contradicts_itself_is_refused(change, message):
     model = residual_block({"BATCH": 4, "HEIGHT": 16, "WIDTH": 20, "P": 8, "Q": 10})
     rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
     node = next(node for node in rewritten.graph.node if node.op_type in schema.FUSED_VARIANTS)
@@ -465,7 +465,7 @@ def test_a_sibling_that_contradicts_itself_is_refused(change, message):
 
 
 def half_channels_last(model, name: str, inputs: dict) -> Engine:
-    """An fp16 engine whose inputs and outputs are halves, channels last, as its ConvAvgPool node likes them best."""
+    """An fp16 engine whose inputs and outputs are half precision, channels last: the format in which its node is fastest."""
     import tensorrt as trt
 
     from convpool.tensorrt import casts, load_plugin, prepare
@@ -474,7 +474,7 @@ def half_channels_last(model, name: str, inputs: dict) -> Engine:
     load_plugin()
     ready = prepare.for_parser(prepare.self_contained(model), 8, plugin=True, allow_tf32=False)
     casts.half_weights(ready, onnx.TensorProto.FLOAT16)
-    prepare.say_constant_weights(ready, True)
+    prepare.set_constant_weights(ready, True)
     builder = trt.Builder(logger(trt))
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH))
     parser = trt.OnnxParser(network, logger(trt))

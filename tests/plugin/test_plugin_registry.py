@@ -59,9 +59,9 @@ print(json.dumps({{name: [[f.name, str(f.type)] for f in find_creator(trt, name)
 """
     found, _ = run(plugin, code)
     plain = set(schema._ATTRIBUTES) - {"weight_perm", "plugin_version", "plugin_namespace"} | {"allow_tf32", "constant_weights"}
-    siblings = plain | set(schema._PART_INTS) | set(schema._PART_FLOATS)
+    fused = plain | set(schema._PART_INTS) | set(schema._PART_FLOATS)
     for name, fields in found.items():
-        assert {field for field, _ in fields} == (plain if name == "ConvAvgPool" else siblings)
+        assert {field for field, _ in fields} == (plain if name == "ConvAvgPool" else fused)
         reals = {field for field, kind in fields if "FLOAT32" in kind}
         assert reals == (set() if name == "ConvAvgPool" else set(schema._PART_FLOATS))
 
@@ -106,7 +106,7 @@ print(json.dumps([one is None for one in made]))
 
 
 def node_attributes(op_type: str, **changes) -> dict[str, object]:
-    """The attributes of a sibling's node that the optimizer writes, as Python values, without those that are not fields."""
+    """The attributes of a fused variant that the optimizer writes, as Python values, without those that are not fields."""
     node = helper.make_node("ConvAvgPool", ["x", "w", "b"], ["y"], domain=schema.DOMAIN)
     kind = schema.FUSED_VARIANTS[op_type]
     before, after = (slope if step == "LeakyRelu" else 0.0 for step, slope in ((kind.before, 0.25), (kind.after, 0.1)))
@@ -115,8 +115,8 @@ def node_attributes(op_type: str, **changes) -> dict[str, object]:
     return {item.name: helper.get_attribute_value(item) for item in node.attribute} | changes
 
 
-def test_creates_every_sibling_from_the_optimizer_s_attributes(plugin):
-    """In both phases; then once more from the attributes of each other sibling, which its name contradicts."""
+def test_creates_every_fused_variant_from_the_optimizer_s_attributes(plugin):
+    """In both phases; then once more from the attributes of each other variant, which its name contradicts."""
     wanted = {name: node_attributes(name) for name in schema.FUSED_VARIANTS}
     code = f"""
 wanted = {wanted}
@@ -147,7 +147,7 @@ print(json.dumps([made, refused]))
         ("ConvAvgPoolLeakyRelu", {"alpha": 1}, "alpha: type of the field; got 5, expected float"),
     ],
 )
-def test_refuses_a_sibling_that_contradicts_its_name(plugin, op_type, change, message):
+def test_refuses_a_fused_variant_that_contradicts_its_name(plugin, op_type, change, message):
     code = f"""
 attributes = {node_attributes(op_type, **change)}
 made = find_creator(trt, "{op_type}").create_plugin("layer", fields(**GOOD, **attributes), trt.TensorRTPhase.BUILD)

@@ -53,7 +53,7 @@ def test_cast_floats_rounds_and_nothing_else(name):
     for wanted, got in zip(exact, run(half, inputs), strict=True):
         assert got.dtype == np.float32
         error = np.abs(got - wanted).max() / np.abs(wanted).max()
-        assert 1e-6 < error < 1e-2  # it did round, and no more than halves do
+        assert 1e-6 < error < 1e-2  # it did round, and no more than half precision does
 
 
 def test_a_loaded_model_is_prepared_like_its_file(tmp_path):
@@ -65,7 +65,7 @@ def test_a_loaded_model_is_prepared_like_its_file(tmp_path):
     assert not prepare.has_plugin_nodes(prepare.lowered(load(path), "none"))
 
 
-def test_cast_floats_keeps_scales_and_clips_what_halves_cannot_hold():
+def test_cast_floats_keeps_scales_and_clips_what_half_precision_cannot_hold():
     scales = helper.make_tensor("scales", TensorProto.FLOAT, [4], [1, 1, 2, 2])
     large = helper.make_tensor("large", TensorProto.FLOAT, [1], [1e9])
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1, size, size]) for name, size in (("x", 2), ("y", 4)))
@@ -229,11 +229,11 @@ def test_constant_weights_are_those_that_nothing_can_change():
 
     rewritten = prepare.self_contained(optimize(generate("wgan_gp_small", batch=2), check=0).model)
     assert nodes(rewritten) and not any(said(rewritten))
-    prepare.say_constant_weights(rewritten, True)
-    prepare.say_constant_weights(rewritten, True)
+    prepare.set_constant_weights(rewritten, True)
+    prepare.set_constant_weights(rewritten, True)
     assert all(said(rewritten))
     assert all(sum(a.name == "constant_weights" for a in node.attribute) == 1 for node in nodes(rewritten))
-    prepare.say_constant_weights(rewritten, False)
+    prepare.set_constant_weights(rewritten, False)
     assert not any(said(rewritten))
     # An initializer that is an input too may be overridden; a computed tensor is none at all.
     first, second = nodes(rewritten)[:2]
@@ -242,7 +242,7 @@ def test_constant_weights_are_those_that_nothing_can_change():
     rewritten.graph.node.insert(0, helper.make_node("Neg", [second.input[1]], ["negative"]))
     second = nodes(rewritten)[1]
     second.input[1] = "negative"
-    prepare.say_constant_weights(rewritten, True)
+    prepare.set_constant_weights(rewritten, True)
     assert said(rewritten) == [False, False] + [True] * (len(nodes(rewritten)) - 2)
 
 
@@ -266,8 +266,8 @@ def test_half_weights_of_a_prologue_that_two_nodes_share():
     model.graph.node.append(helper.make_node("Neg", [kept], ["elsewhere"]))
     casts.half_weights(model, TensorProto.FLOAT16)
     kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    halves = {name for node in (first, second, third) for name in node.input[1:]} - {kept}
-    assert {kinds[name] for name in halves} == {TensorProto.FLOAT16} and kinds[kept] == TensorProto.FLOAT
+    fp16 = {name for node in (first, second, third) for name in node.input[1:]} - {kept}
+    assert {kinds[name] for name in fp16} == {TensorProto.FLOAT16} and kinds[kept] == TensorProto.FLOAT
 
 
 def test_layers_are_every_float_tensor():
@@ -306,12 +306,12 @@ def test_another_domain_is_the_same_model(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["densenet_small", "sngan64_small", "stargan_v2_small"])
-def test_the_plugin_gets_the_siblings(name):
+def test_the_plugin_gets_the_fused_variants(name):
     optimized = optimize(generate(name, batch=2), check=0).model
     names = {node.op_type for node in optimized.graph.node}
     for_plugin = prepare.for_parser(prepare.self_contained(optimized), 10, plugin=True, allow_tf32=True)
-    siblings = [node for node in for_plugin.graph.node if node.op_type in schema.FUSED_VARIANTS]
-    assert siblings and all(any(item.name == "allow_tf32" for item in node.attribute) for node in siblings)
+    variants = [node for node in for_plugin.graph.node if node.op_type in schema.FUSED_VARIANTS]
+    assert variants and all(any(item.name == "allow_tf32" for item in node.attribute) for node in variants)
     built = prepare.lowered(load(generate(name, batch=2)), "convavgpool")
     assert {node.op_type for node in built.graph.node} == names
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -116,21 +115,33 @@ def compare(
             raise VerificationError(f"verification: the original runs, but not the result: {error}") from error
         judge.add(wanted, result, own, again, nudge)
         shapes = {name: list(array.shape) for name, array in arrays.items()}
-    usual = None
-    with suppress(ModelError):
-        usual = OnnxruntimeRunner(original, "the original", optimize=True).values(arrays)
-    if usual is not None:
-        try:
-            result = OnnxruntimeRunner(optimized, "the result", optimize=True).values(arrays)
-        except ModelError as error:
-            raise VerificationError(
-                f"verification: onnxruntime's graph optimisations, on by default, take the original, but not the result: {error}"
-            ) from error
+    both = _with_optimisations(original, optimized, arrays)
+    if both is not None:
+        usual, result = both
         own_judge.add(wanted, usual, own, again, nudge)
         if own_judge.verdict("", 1, {}).passed:
             judge.add(wanted, result, own, again, nudge, "with onnxruntime's graph optimisations")
     what = "the original in onnxruntime" + (", in float32" if exact else "")
     return judge.verdict(what, count, shapes)
+
+
+def _with_optimisations(
+    original: LoadedModel, optimized: LoadedModel, arrays: Arrays
+) -> tuple[list[object], list[object]] | None:
+    """What both give with onnxruntime's graph optimisations; None where these do not take the original.
+
+    Raises VerificationError where they do not take the result alone.
+    """
+    try:
+        usual = OnnxruntimeRunner(original, "the original", optimize=True).values(arrays)
+    except ModelError:
+        return None
+    try:
+        return usual, OnnxruntimeRunner(optimized, "the result", optimize=True).values(arrays)
+    except ModelError as error:
+        raise VerificationError(
+            f"verification: onnxruntime's graph optimisations, on by default, take the original, but not the result: {error}"
+        ) from error
 
 
 def unchanged(model: LoadedModel, data: Arrays | None, input_shapes: dict[str, Sequence[int]], seed: int) -> Verification:

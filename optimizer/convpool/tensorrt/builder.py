@@ -9,9 +9,10 @@
 In fp16 and bf16 the TF32 flag stays on for what is left in float32, as it is by default in TensorRT and trtexec.  With the
 plugin, TensorRT 8.6 and 9 are told to keep sums over whole maps and small matrix products in float32 there.
 
-The plugin cannot see the TF32 flag, so its nodes say it themselves: with "tf32" they get the attribute allow_tf32 = 1.
-Nor can it see which weights never change: the nodes whose weights are initializers get constant_weights = 1, unless the
-config says that the engine may be refitted.
+The plugin sees neither the TF32 flag nor which weights never change, so attributes of its nodes say so:
+
+- allow_tf32 = 1 with "tf32";
+- constant_weights = 1 where the weights are initializers, unless the config lets the engine be refitted.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def build_plan(trt: ModuleType, model: ModelProto, options: BuildOptions) -> Eng
         builder = trt.Builder(log)
     except TypeError as error:
         raise TensorRTError(f"TensorRT: no builder; got {log.explain(error)}") from error
-    prepare.say_constant_weights(model, options.plugin)
+    prepare.set_constant_weights(model, options.plugin)
     parsed = parse(trt, builder, model)
     config = builder.create_builder_config()
     _configure(trt, config, options)
@@ -62,7 +63,7 @@ def build_plan(trt: ModuleType, model: ModelProto, options: BuildOptions) -> Eng
     if options.configure:
         options.configure(config)
     if _refittable(trt, config):
-        prepare.say_constant_weights(model, False)
+        prepare.set_constant_weights(model, False)
         parsed = parse(trt, builder, model)
     if prepare.has_plugin_nodes(model) and options.plugin and is_weakly_typed(trt) and options.in_half_precision:
         keep_heads_in_float(trt, parsed.network, config)
@@ -112,7 +113,7 @@ def _configure(trt: ModuleType, config: Any, options: BuildOptions) -> None:
 
 
 def _usable_sources(trt: ModuleType, sources: int) -> int:
-    """Without the libraries that are not there: TensorRT 8.6 would stop at one, though it has kernels of its own."""
+    """`sources` without the libraries that are missing here: TensorRT 8.6 stops at one, though it has kernels of its own."""
     for name, library, symbol in (
         ("CUBLAS", "libcublas.so.12", "cublasCreate_v2"),
         ("CUBLAS_LT", "libcublasLt.so.12", "cublasLtCreate"),
@@ -136,7 +137,7 @@ def _refittable(trt: ModuleType, config: Any) -> bool:
 
 
 def _timing_cache(config: Any, path: Path | None) -> Any:
-    """The cache in use, from the file where it is one of this TensorRT and device; None without a file name."""
+    """The config's new timing cache, from the file if that is of this TensorRT and device; None without a path."""
     if path is None:
         return None
     try:

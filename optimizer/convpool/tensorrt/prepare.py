@@ -79,7 +79,7 @@ def inline_own_functions(model: ModelProto) -> ModelProto:
 
 
 def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool) -> ModelProto:
-    """The model for the ONNX parser of TensorRT `major`; changed in place where it can be, so pass a copy."""
+    """The model for the ONNX parser of TensorRT `major`.  The model given may be changed."""
     if plugin and has_plugin_nodes(model):  # TensorRT 10.0 to 10.6 take a function before a plugin of the same name
         others = [function for function in model.functions if function.name not in schema.OP_TYPES]
         del model.functions[:]
@@ -94,12 +94,12 @@ def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool)
                 f"opset {OLD_PARSER_OPSET}"
             )
     for node in filter(is_plugin_node, all_nodes(model.graph)):
-        _say(node, ALLOW_TF32, plugin and allow_tf32)
+        _set_flag(node, ALLOW_TF32, plugin and allow_tf32)
     return model
 
 
-def _say(node: NodeProto, name: str, truth: bool) -> None:
-    """Give the node the attribute `name` = 1, or none of that name."""
+def _set_flag(node: NodeProto, name: str, truth: bool) -> None:
+    """Give the node the attribute `name` = 1 if `truth`, else remove that attribute."""
     others = [attribute for attribute in node.attribute if attribute.name != name]
     del node.attribute[:]
     node.attribute.extend(others)
@@ -108,7 +108,7 @@ def _say(node: NodeProto, name: str, truth: bool) -> None:
 
 
 def _without_trailing_blanks(model: ModelProto) -> ModelProto:
-    """Drop empty inputs at a node's end, as inlining leaves them for an optional bias; TensorRT refuses such a node."""
+    """Remove empty names at the end of a node's inputs: inlining leaves them for an optional bias, and TensorRT refuses them."""
     for node in all_nodes(model.graph):
         while node.input and not node.input[-1]:
             del node.input[-1]
@@ -116,9 +116,9 @@ def _without_trailing_blanks(model: ModelProto) -> ModelProto:
 
 
 def fold_weights(model: ModelProto) -> None:
-    """Make initializers of weights that the main graph computes from constants, as spectral normalisation leaves them.
+    """Compute the weights that the main graph computes from constants, and store them as initializers.
 
-    TensorRT would compute them in every run.
+    Spectral normalisation leaves such weights.  TensorRT would compute them in every run.
     """
     graph = model.graph
     weights = [node.input[1] for node in graph.node if len(node.input) > 1 and (is_op(node, *WEIGHTED) or is_plugin_node(node))]
@@ -155,18 +155,18 @@ def _remove_unread(graph: GraphProto, scope: Scope, chains: set[int], folded: se
             del graph.initializer[index]
 
 
-def say_constant_weights(model: ModelProto, constant: bool) -> None:
-    """Tell the plugin, by the attribute constant_weights = 1, of nodes whose weights are initializers and nothing else.
+def set_constant_weights(model: ModelProto, constant: bool) -> None:
+    """Give the plugin's nodes whose weights are initializers the attribute constant_weights = 1; no other node has it.
 
-    It then keeps what it makes of them from run to run.  That must not be said of an engine that may be refitted: its
-    weights change in place, which no plugin can see.
+    The plugin then keeps transformed weights from run to run.  constant: false for an engine that may be refitted, since its
+    weights change in place and no plugin can see that.
     """
     given = {value.name for value in model.graph.input}
     weights = {tensor.name for tensor in model.graph.initializer} - given
     for node in filter(is_plugin_node, all_nodes(model.graph)):
-        _say(node, CONSTANT_WEIGHTS, False)
+        _set_flag(node, CONSTANT_WEIGHTS, False)
     for node in filter(is_plugin_node, model.graph.node):  # the main graph's, where a name has one meaning
-        _say(node, CONSTANT_WEIGHTS, constant and node.input[1] in weights)
+        _set_flag(node, CONSTANT_WEIGHTS, constant and node.input[1] in weights)
 
 
 def serialized(model: ModelProto) -> bytes:
