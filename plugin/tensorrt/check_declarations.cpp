@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
+#include <type_traits>
 
 #if CONVPOOL_TENSORRT_SDK_MAJOR >= 10
 namespace own = convpool::tensorrt::own_v3;
@@ -51,6 +52,11 @@ SAME_NUMBER(DimensionOperation, kFLOOR_DIV);
 #if CONVPOOL_TENSORRT_SDK_MAJOR >= 10
 SAME_OFFSET(DynamicPluginTensorDesc, opt);
 SAME_SIZE(InterfaceInfo);
+SAME_OFFSET(InterfaceInfo, kind);
+SAME_OFFSET(InterfaceInfo, major);
+SAME_OFFSET(InterfaceInfo, minor);
+SAME_NUMBER(APILanguage, kCPP);
+SAME_NUMBER(APILanguage, kPYTHON);
 SAME_NUMBER(DataType, kBF16);
 SAME_NUMBER(PluginFieldType, kINT64);
 SAME_NUMBER(PluginCapabilityType, kCORE);
@@ -61,6 +67,37 @@ SAME_NUMBER(TensorRTPhase, kRUNTIME);
 #endif
 
 namespace {
+
+// The expressions are called, never overridden, so nothing else holds their types to the SDK's.
+template <typename Own, typename Sdk> constexpr bool same_result(Own own_function, Sdk sdk_function) {
+    (void)own_function, (void)sdk_function;
+    return false;
+}
+template <typename R, typename OwnClass, typename SdkClass, typename... OwnArguments, typename... SdkArguments>
+constexpr bool same_result(R (OwnClass::*)(OwnArguments...), R (SdkClass::*)(SdkArguments...)) {
+    return sizeof...(OwnArguments) == sizeof...(SdkArguments);
+}
+template <typename R, typename OwnClass, typename SdkClass>
+constexpr bool same_result(R (OwnClass::*)() const, R (SdkClass::*)() const) {
+    return true;
+}
+// A pointer to an expression, which each namespace spells with its own type.
+template <typename OwnClass, typename SdkClass, typename... OwnArguments, typename... SdkArguments>
+constexpr bool same_result(own::IDimensionExpr const *(OwnClass::*)(OwnArguments...),
+                           sdk::IDimensionExpr const *(SdkClass::*)(SdkArguments...)) {
+    return sizeof...(OwnArguments) == sizeof...(SdkArguments);
+}
+#define SAME_RESULT(type, method) \
+    static_assert(same_result(&own::type::method, &sdk::apiv::type::method), "result of " #type "::" #method)
+SAME_RESULT(VDimensionExpr, isConstant);
+SAME_RESULT(VDimensionExpr, getConstantValue);
+SAME_RESULT(VExprBuilder, constant);
+SAME_RESULT(VExprBuilder, operation);
+// constant()'s parameter: as wide as what getConstantValue gives.
+template <typename Class, typename R, typename A> A argument_of(R (Class::*)(A));
+static_assert(std::is_same_v<decltype(argument_of(&own::VExprBuilder::constant)),
+                             decltype(argument_of(&sdk::apiv::VExprBuilder::constant))>,
+              "argument of VExprBuilder::constant");
 
 int checks = 0, differences = 0;
 
@@ -101,6 +138,32 @@ template <typename R, typename C, typename... A> constexpr auto pick_const(R (C:
     } while (false)
 
 #if CONVPOOL_TENSORRT_SDK_MAJOR >= 10
+// What an interface says of itself.  The functions are no pure ones of their class, and read no member: they are called
+// without an object of it.
+template <typename Own, typename Sdk> void compare_info(const char *name) {
+    alignas(Own) unsigned char own_memory[sizeof(Own)]{};
+    alignas(Sdk) unsigned char sdk_memory[sizeof(Sdk)]{};
+    const Own &own_object = *reinterpret_cast<const Own *>(own_memory);
+    const Sdk &sdk_object = *reinterpret_cast<const Sdk *>(sdk_memory);
+    const own::InterfaceInfo a = own_object.Own::getInterfaceInfo();
+    const sdk::InterfaceInfo b = sdk_object.Sdk::getInterfaceInfo();
+    ++checks;
+    const bool same_language =
+        static_cast<int>(own_object.Own::getAPILanguage()) == static_cast<int>(sdk_object.Sdk::getAPILanguage());
+    if (std::strcmp(a.kind, b.kind) == 0 && a.major == b.major && a.minor == b.minor && same_language) return;
+    ++differences;
+    std::printf("%s: interface; got %s %d.%d, expected the SDK's %s %d.%d\n", name, a.kind, a.major, a.minor, b.kind, b.major,
+                b.minor);
+}
+
+void check_infos() {
+    compare_info<own::IPluginV3, sdk::IPluginV3>("IPluginV3");
+    compare_info<own::IPluginV3OneCore, sdk::IPluginV3OneCore>("IPluginV3OneCore");
+    compare_info<own::IPluginV3OneBuild, sdk::IPluginV3OneBuild>("IPluginV3OneBuild");
+    compare_info<own::IPluginV3OneRuntime, sdk::IPluginV3OneRuntime>("IPluginV3OneRuntime");
+    compare_info<own::IPluginCreatorV3One, sdk::IPluginCreatorV3One>("IPluginCreatorV3One");
+}
+
 void check_slots() {
     SLOT(IPluginV3, getAPILanguage);
     SLOT(IPluginV3, getInterfaceInfo);
@@ -132,6 +195,8 @@ void check_slots() {
     SLOT(IPluginCreatorV3One, getPluginNamespace);
 }
 #else
+void check_infos() {}  // from 10 on
+
 void check_slots() {
     SLOT(IPluginV2, getTensorRTVersion);
     SLOT(IPluginV2, getPluginType);
@@ -190,7 +255,8 @@ void check_expressions_and_logger() {
 
 int main() {
     check_slots();
+    check_infos();
     check_expressions_and_logger();
-    std::printf("TensorRT %d: %d slots compared, %d differ\n", CONVPOOL_TENSORRT_SDK_MAJOR, checks, differences);
+    std::printf("TensorRT %d: %d declarations compared, %d differ\n", CONVPOOL_TENSORRT_SDK_MAJOR, checks, differences);
     return differences == 0 ? 0 : 1;
 }

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <new>
 #include <string>
 
 namespace convpool::tensorrt {
@@ -35,32 +36,58 @@ public:
 
 namespace {
 
-using VersionFunction = int32_t (*)();
-using LoggerFunction = void *(*)();
+// What is known of the process's TensorRT.  How long the finder lives is not said, so nothing of it is kept: the library
+// that it came from has a function for its logger, which is null before the first builder or runtime.
+struct Runtime {
+    int32_t (*version)() = nullptr;
+    void *(*logger)() = nullptr;
+};
 
-// How long the finder lives is not said, so nothing of it is kept: the library that it came from has a function for its
-// logger, which is null before the first builder or runtime.
-std::atomic<VersionFunction> version_function{nullptr};
-std::atomic<LoggerFunction> logger_function{nullptr};
+// Both functions of one library, read together: a process may hold two TensorRTs.  Never freed, as a thread may still
+// read the one before; there are as many as libraries that registered.
+std::atomic<const Runtime *> current_runtime{nullptr};
 
-template <typename Function> Function look_up(void *library, const char *name) {
-    return reinterpret_cast<Function>(dlsym(library, name));
+template <typename Function> void look_up(void *library, const char *name, Function &function) {
+    function = reinterpret_cast<Function>(dlsym(library, name));
 }
 
 void remember(void *library) {
-    if (VersionFunction function = look_up<VersionFunction>(library, "getInferLibVersion")) {
-        version_function = function;
-        logger_function = look_up<LoggerFunction>(library, "getLogger");
-    }
+    Runtime found;
+    look_up(library, "getInferLibVersion", found.version);
+    look_up(library, "getLogger", found.logger);
+    const Runtime *known = current_runtime.load();
+    if (found.version == nullptr || (known != nullptr && known->version == found.version)) return;
+    if (const Runtime *kept = new (std::nothrow) Runtime(found)) current_runtime.store(kept);
 }
 
-void write(const char *message) {
-    const int32_t version = runtime_version();  // first: it may find the library
-    const LoggerFunction find = logger_function;
-    void *logger = find == nullptr || version == 0 ? nullptr : find();
+const Runtime *runtime() {
+    if (current_runtime.load() == nullptr) remember(RTLD_DEFAULT);
+    return current_runtime.load();
+}
+
+int32_t readable_version(int32_t number) { return number >= 10000 ? number : number / 1000 * 10000 + number % 1000; }
+
+// Where log() stands in the logger of a TensorRT; unknown loggers are not called.  TensorRT-RTX 1.x counts from 10000,
+// below the first TensorRT that loads plugins, and its logger's layout is written nowhere.
+enum class LoggerKind { kUnknown, kPlain, kVersioned };
+LoggerKind logger_kind(int32_t version) {
+    return version >= 110000 ? LoggerKind::kVersioned : version >= 80600 ? LoggerKind::kPlain : LoggerKind::kUnknown;
+}
+
+void write(Severity severity, const char *message) {
+    const Runtime *from = runtime();
+    const LoggerKind kind = from == nullptr ? LoggerKind::kUnknown : logger_kind(readable_version(from->version()));
+    void *logger = kind == LoggerKind::kUnknown || from->logger == nullptr ? nullptr : from->logger();
     if (logger == nullptr) std::fprintf(stderr, "%s\n", message);
-    else if (version >= 110000) static_cast<VersionedLogger *>(logger)->log(Severity::kERROR, message);
-    else static_cast<Logger *>(logger)->log(Severity::kERROR, message);
+    else if (kind == LoggerKind::kVersioned) static_cast<VersionedLogger *>(logger)->log(severity, message);
+    else static_cast<Logger *>(logger)->log(severity, message);
+}
+
+void log(Severity severity, const char *where, const char *what) noexcept {
+    try {
+        write(severity, (std::string("convpool: ") + where + ": " + what).c_str());
+    } catch (...) {  // a logger that throws, or no memory for the text: nothing is left to tell it to
+    }
 }
 
 }  // namespace
@@ -74,21 +101,13 @@ void set_logger_finder(void *finder) noexcept {
 }
 
 int32_t runtime_version_number() noexcept {
-    if (version_function.load() == nullptr) remember(RTLD_DEFAULT);
-    const VersionFunction function = version_function;
-    return function == nullptr ? 0 : function();
+    const Runtime *from = runtime();
+    return from == nullptr ? 0 : from->version();
 }
 
-int32_t runtime_version() noexcept {
-    const int32_t number = runtime_version_number();
-    return number >= 10000 ? number : number / 1000 * 10000 + number % 1000;
-}
+int32_t runtime_version() noexcept { return readable_version(runtime_version_number()); }
 
-void log_error(const char *where, const char *what) noexcept {
-    try {
-        write((std::string("convpool: ") + where + ": " + what).c_str());
-    } catch (...) {  // a logger that throws, or no memory for the text: nothing is left to tell it to
-    }
-}
+void log_error(const char *where, const char *what) noexcept { log(Severity::kERROR, where, what); }
+void log_warning(const char *where, const char *what) noexcept { log(Severity::kWARNING, where, what); }
 
 }  // namespace convpool::tensorrt

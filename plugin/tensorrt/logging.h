@@ -15,8 +15,9 @@ int32_t runtime_version() noexcept;
 // What that TensorRT's getInferLibVersion returns: as above from 10 on, major * 1000 + minor * 100 + patch before.
 int32_t runtime_version_number() noexcept;
 
-// Writes "convpool: <where>: <what>" to TensorRT's logger as an error; to stderr if there is none.
+// Writes "convpool: <where>: <what>" to TensorRT's logger; to stderr if there is none, or none whose layout is known.
 void log_error(const char *where, const char *what) noexcept;
+void log_warning(const char *where, const char *what) noexcept;
 
 // Runs a callback's body; nothing may be thrown into TensorRT, so an exception becomes `failure` and a logged message.
 template <typename Result, typename Body> Result guarded(const char *where, Result failure, Body &&body) noexcept {

@@ -1,0 +1,181 @@
+#include "operators.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+
+namespace convpool::tensorrt {
+namespace {
+
+enum FieldType : int32_t { kFloat32Field = 1, kInt32Field = 5, kInt64Field = 10 };  // TensorRT's numbers
+
+size_t length_of(const Attribute &attribute, int32_t rank) {
+    return attribute.values == 0 ? 1 : static_cast<size_t>(attribute.values) * rank;
+}
+
+void check_field(const Field &field, bool real) {
+    const std::string name = field.name;
+    if (real ? field.type != kFloat32Field : field.type != kInt64Field && field.type != kInt32Field)
+        refuse(name + ": type of the field", std::to_string(field.type), real ? "float" : "integers");
+    if (field.length < 0 || (field.length > 0 && field.data == nullptr))
+        refuse(name + ": field", "length " + std::to_string(field.length) + " without data", "its values");
+}
+
+// The values of a checked field; of floats their bits.
+std::vector<int32_t> read_field(const Field &field) {
+    const bool wide = field.type == kInt64Field;
+    std::vector<int32_t> values;
+    for (int32_t i = 0; i < field.length; ++i) {
+        int32_t word = 0;
+        int64_t value = 0;
+        const char *const data = static_cast<const char *>(field.data);  // aligned to nothing
+        if (wide) {
+            std::memcpy(&value, data + i * sizeof value, sizeof value);
+        } else {
+            std::memcpy(&word, data + i * sizeof word, sizeof word);
+            value = word;
+        }
+        if (value < INT32_MIN || value > INT32_MAX)
+            refuse(std::string(field.name) + ": value", std::to_string(value), "at most 2^31 - 1");
+        values.push_back(static_cast<int32_t>(value));
+    }
+    return values;
+}
+
+void check_format(const Field &field) {
+    check_field(field, false);
+    if (field.length != 1) refuse("format; the field", std::to_string(field.length) + " values", "1");
+    const int32_t format = read_field(field)[0];
+    if (format != kFieldFormat)
+        refuse("format of the engine's fields", std::to_string(format),
+               std::to_string(kFieldFormat) + "; the engine is from another version, build it anew");
+}
+
+// The field of each attribute, null where there is none.
+std::vector<const Field *> match_fields(const Operator &op, const Field *fields, int32_t count) {
+    const std::vector<Attribute> &attributes = op.attributes();
+    if (count < 0 || (count > 0 && fields == nullptr)) refuse("fields", std::to_string(count), "a list");
+    std::vector<const Field *> given(attributes.size());
+    bool format_seen = false;
+    for (int32_t f = 0; f < count; ++f) {
+        const char *const name = fields[f].name;
+        if (name == nullptr) refuse("fields: name of field " + std::to_string(f), "null", "a name");
+        const bool is_format = std::strcmp(name, kFormatField) == 0;
+        size_t a = 0;
+        while (!is_format && a < attributes.size() && std::strcmp(attributes[a].name, name) != 0) ++a;
+        if (a == attributes.size()) refuse(op.name + ": fields", "'" + std::string(name) + "'", "an attribute of the operator");
+        if (is_format ? format_seen : given[a] != nullptr) refuse(std::string(name) + ": field", "it twice", "it once");
+        if (is_format) {
+            check_format(fields[f]);
+            format_seen = true;
+        } else {
+            given[a] = &fields[f];
+        }
+    }
+    return given;
+}
+
+void check_values(const Attribute &attribute, const std::vector<int32_t> &values) {
+    for (size_t i = 0; i < values.size(); ++i) {
+        const std::string name = std::string(attribute.name) + (attribute.real ? "" : "[" + std::to_string(i) + "]");
+        if (attribute.real && std::isnan(float_of(values[i]))) refuse(name, "nan", "a number");
+        if (!attribute.real && (values[i] < attribute.least || values[i] > attribute.most))
+            refuse(name, std::to_string(values[i]), std::to_string(attribute.least) + " to " + std::to_string(attribute.most));
+    }
+}
+
+}  // namespace
+
+void refuse(const std::string &what, const std::string &got, const std::string &expected) {
+    throw std::invalid_argument(what + "; got " + got + ", expected " + expected);
+}
+
+float float_of(int32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+std::string float_text(float value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.9g", value);
+    return text;
+}
+
+const std::vector<Operator> &operators() {
+    static const std::vector<Operator> &all = *[] {
+        const char *const activations[] = {"", "Relu", "LeakyRelu"};  // by their convpool_activation
+        auto *made = new std::vector<Operator>;
+        for (bool affine : {false, true})
+            for (int32_t before : {CONVPOOL_ACT_NONE, CONVPOOL_ACT_RELU, CONVPOOL_ACT_LEAKY_RELU})
+                for (bool residual : {false, true})
+                    for (int32_t after : {CONVPOOL_ACT_NONE, CONVPOOL_ACT_RELU, CONVPOOL_ACT_LEAKY_RELU}) {
+                        Operator op{affine, before, residual, after, {}, {"X", "W", "B"}};
+                        op.name = std::string(affine ? "Affine" : "") + activations[before] + "ConvAvgPool" +
+                                  (residual ? "Add" : "") + activations[after];
+                        for (const char *name : {"scale", "shift"})
+                            if (affine) op.inputs.push_back(name);
+                        if (residual) op.inputs.push_back("R");
+                        made->push_back(op);
+                    }
+        return made;
+    }();
+    return all;
+}
+
+const std::vector<Attribute> &Operator::attributes() const {
+    constexpr int32_t kMost = 65535;  // convpool.h's own bound
+    static const auto &all = *new std::vector<Attribute>{
+        // to the very end, as operators()
+        {"pool_kernel_shape", 1, 1, kMost, true, 0},
+        {"pool_strides", 1, 1, kMost, false, 1},
+        {"pool_pads", 2, 0, kMost, false, 0},
+        {"pool_dilations", 1, 1, kMost, false, 1},
+        {"kernel_shape", 1, 1, kMost, true, 0},
+        {"strides", 1, 1, kMost, false, 1},
+        {"pads", 2, 0, kMost, false, 0},
+        {"dilations", 1, 1, kMost, false, 1},
+        {"group", 0, 1, INT32_MAX, false, 1},
+        {"allow_tf32", 0, 0, 1, false, 0},
+        {"constant_weights", 0, 0, 1, false, 0},
+    };
+    static const auto &of_variants = *[] {
+        auto *longer = new std::vector<Attribute>(all);
+        longer->insert(longer->end(), {{"prologue_affine", 0, 0, 1, true, 0},
+                                       {"prologue_activation", 0, 0, CONVPOOL_ACT_LEAKY_RELU, true, 0},
+                                       {"prologue_alpha", 0, 0, 0, true, 0, true},
+                                       {"residual", 0, 0, 1, true, 0},
+                                       {"activation", 0, 0, CONVPOOL_ACT_LEAKY_RELU, true, 0},
+                                       {"alpha", 0, 0, 0, true, 0, true}});
+        return longer;
+    }();
+    return plain() ? all : of_variants;
+}
+
+std::vector<std::vector<int32_t>> read_attributes(const Operator &op, const Field *fields, int32_t count) {
+    const std::vector<Attribute> &attributes = op.attributes();
+    const std::vector<const Field *> given = match_fields(op, fields, count);
+    for (size_t a = 0; a < attributes.size(); ++a) {
+        if (attributes[a].required && given[a] == nullptr) refuse(attributes[a].name, "no such attribute", "one on the node");
+        if (given[a] != nullptr) check_field(*given[a], attributes[a].real);
+    }
+    const int32_t rank = given[kConvolution + kKernelShape]->length;
+    if (rank < 1 || rank > CONVPOOL_MAX_RANK) refuse("kernel_shape", std::to_string(rank) + " values", "1 to 3");
+    std::vector<std::vector<int32_t>> values(attributes.size());
+    for (size_t a = 0; a < attributes.size(); ++a) {
+        const size_t length = length_of(attributes[a], rank);
+        if (given[a] == nullptr) {
+            values[a].assign(length, attributes[a].fallback);
+            continue;
+        }
+        if (static_cast<size_t>(given[a]->length) != length)  // before any of them is read
+            refuse(attributes[a].name, std::to_string(given[a]->length) + " values",
+                   std::to_string(length) + " for a kernel_shape of " + std::to_string(rank));
+        values[a] = read_field(*given[a]);
+        check_values(attributes[a], values[a]);
+    }
+    return values;
+}
+
+}  // namespace convpool::tensorrt

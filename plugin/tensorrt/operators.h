@@ -1,0 +1,83 @@
+// The operators of ai.convpool as TensorRT plugins: their names, inputs and attributes, and how a plugin's fields become
+// the attributes' values.  No TensorRT type.
+//
+// Errors are exceptions whose message names the attribute; the adapters' guard turns them into a status.
+#pragma once
+
+#include <convpool.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace convpool::tensorrt {
+
+// Throws "<what>; got <got>, expected <expected>".
+[[noreturn]] void refuse(const std::string &what, const std::string &got, const std::string &expected);
+
+// Inputs in order; ConvAvgPool's bias may be absent.  R, where an operator has it, is the last.
+enum Input : int { kX = 0, kW = 1, kB = 2, kScale = 3, kShift = 4 };
+
+// A plugin field.  `type` is TensorRT's number, the same in every version.
+struct Field {
+    const char *name;
+    const void *data;
+    int32_t type;
+    int32_t length;
+};
+
+// One attribute of an operator: `values` entries a spatial dimension, 0 for a scalar.  A real one is a float, unbounded.
+struct Attribute {
+    const char *name;
+    int32_t values;
+    int32_t least, most;
+    bool required;
+    int32_t fallback;
+    bool real = false;
+};
+// Positions in Operator::attributes(), the order of serialisation.  Pooling and convolution have the same four.
+enum AttributeId : int {
+    kPooling = 0,
+    kConvolution = 4,
+    kGroup = 8,
+    kAllowTf32 = 9,
+    kConstantWeights = 10,
+    kPrologueAffine = 11,
+    kPrologueActivation,
+    kPrologueAlpha,
+    kResidual,
+    kActivation,
+    kAlpha
+};
+enum Window : int { kKernelShape = 0, kStrides = 1, kPads = 2, kDilations = 3 };
+
+// The format of the fields that an engine stores, as a field of this name beside the attributes: an engine of a later
+// format may mean something else by them and is refused.  Engines of before it have no such field; they mean format 1.
+inline constexpr char kFormatField[] = "format";
+inline constexpr int32_t kFieldFormat = 1;
+
+// An operator of ai.convpool: [Affine][Relu|LeakyRelu]ConvAvgPool[Add][Relu|LeakyRelu] does what its name says.
+struct Operator {
+    bool affine;
+    int32_t before;  // convpool_activation in front of the pooling
+    bool residual;
+    int32_t after;  // convpool_activation of what comes last
+    std::string name;
+    std::vector<std::string> inputs;
+
+    bool plain() const { return !affine && before == CONVPOOL_ACT_NONE && !residual && after == CONVPOOL_ACT_NONE; }
+    // allow_tf32 and constant_weights are not the operator's.  The first says how a builder wants float32 products to be
+    // formed; the second that W never changes in the engine's life, so that what is made of it may be kept.
+    const std::vector<Attribute> &attributes() const;
+};
+// ConvAvgPool and its 35 fused variants.  They stay to the very end of the process, as engines may.
+const std::vector<Operator> &operators();
+
+// The attributes' values, one list per attribute of `op`; of a real attribute the float's bits.  Throws where a field is
+// unknown, doubled, missing, or has a wrong type, length or value.
+std::vector<std::vector<int32_t>> read_attributes(const Operator &op, const Field *fields, int32_t count);
+
+float float_of(int32_t bits);
+std::string float_text(float value);
+
+}  // namespace convpool::tensorrt
