@@ -156,7 +156,7 @@ public:
             attached_ = true;
             const convpool_problem &largest = grant_.largest;
             if (grant_.inputs == 0 || largest.n < 1) return 0;
-            launcher_.load(largest, default_tactic(largest, granted_bytes(largest), current_device()), core_.constant_weights());
+            launcher_.load(largest, {0, granted_bytes(largest)}, core_.constant_weights());
             return 0;
         });
     }
@@ -180,7 +180,7 @@ public:
         return guarded("enqueue", kFailure, [&] {
             if (grant_.inputs == 0) throw std::logic_error("called before configurePlugin");
             const Tensors tensors = tensors_of(core_, in, grant_.inputs, out, 1);
-            const Run *run = launcher_.find(tensors);
+            Run *run = launcher_.find(tensors);
             if (run == nullptr) {
                 const convpool_problem problem = core_.problem(tensors);
                 core_.check_run(tensors, problem);
@@ -224,11 +224,8 @@ private:
         launcher_.forget();
     }
 
-    // Weighing all tactics takes longer than a small layer runs, so what was picked is kept.
-    const Run &prepare(const Tensors &tensors, const convpool_problem &problem) {
-        Run run{tensors, problem, 0, granted_bytes(problem)};
-        if (problem.n > 0) run.tactic = default_tactic(problem, run.workspace, current_device());
-        return launcher_.keep(run, core_.constant_weights());
+    Run &prepare(const Tensors &tensors, const convpool_problem &problem) {
+        return launcher_.keep(tensors, problem, {0, granted_bytes(problem)}, core_.constant_weights());
     }
 
     PluginCore core_;

@@ -157,7 +157,7 @@ public:
                     void *const *outputs, void *workspace, CUstream_st *stream) noexcept override {
         return guarded("enqueue", kFailure, [&] {
             const Tensors tensors = tensors_of(core_, in, inputs_, out, 1);
-            const Run *run = launcher_.find(tensors);
+            Run *run = launcher_.find(tensors);
             launcher_.launch(run != nullptr ? *run : prepare(tensors), inputs, outputs[0], workspace, stream);
             return 0;
         });
@@ -170,11 +170,12 @@ private:
     // TensorRT gives what getWorkspaceSize asked for at the largest shape, which no smaller shape's need passes; without a
     // tactic nothing is certain, and the default one does without.  The builder's runs keep weights as an execution
     // context's do, so that what it times is what will run; its outputs do not count.
-    const Run &prepare(const Tensors &tensors) {
-        Run run{tensors, core_.problem(tensors), tactic_, 0};
-        core_.check_run(tensors, run.problem);
-        if (tactic_ != 0 && run.problem.n > 0) run.workspace = workspace_bytes(run.problem, tactic_, current_device());
-        return launcher_.keep(run, core_.constant_weights());
+    Run &prepare(const Tensors &tensors) {
+        const convpool_problem problem = core_.problem(tensors);
+        core_.check_run(tensors, problem);
+        Request request{tactic_, 0};
+        if (tactic_ != 0 && problem.n > 0) request.workspace = workspace_bytes(problem, tactic_, current_device());
+        return launcher_.keep(tensors, problem, request, core_.constant_weights());
     }
 
     std::vector<convpool_problem> problems(const v3::DynamicPluginTensorDesc *in, int32_t inputs,

@@ -31,6 +31,27 @@ bool falls_back(convpool_status status) {
     return status == CONVPOOL_UNSUPPORTED || status == CONVPOOL_MISALIGNED || status == CONVPOOL_WORKSPACE_TOO_SMALL;
 }
 
+// After a choice of tactic that succeeded: a file of measured tactics that cannot be used is told once.
+void tell_tuned_error() {
+    static std::atomic_flag told = ATOMIC_FLAG_INIT;
+    if (*convpool_last_error() != '\0' && !told.test_and_set()) log_error("tuned tactics", convpool_last_error());
+}
+
+convpool_plan_properties properties_of(const convpool_plan &plan) {
+    convpool_plan_properties properties{};
+    properties.struct_size = sizeof properties;
+    check(convpool_plan_info(&plan, &properties));
+    return properties;
+}
+
+convpool_status plan_for(const convpool_problem &problem, const Request &request, uint32_t flags, Plan &plan) {
+    convpool_plan *made = nullptr;
+    const convpool_status status = convpool_plan_create(&problem, request.tactic, request.workspace, flags, &made);
+    plan.reset(made);
+    if (status == CONVPOOL_OK && request.tactic == 0) tell_tuned_error();
+    return status;
+}
+
 constexpr size_t kMostRuns = 16;  // of shapes in turn; more are prepared anew
 
 }  // namespace
@@ -41,17 +62,11 @@ Device current_device() {
     return device;
 }
 
-int32_t default_tactic(const convpool_problem &problem, size_t workspace_size, const Device &device) {
-    int32_t tactic = 0;
-    check(convpool_default_tactic(&problem, device.cc, device.multiprocessors, device.shared_bytes, workspace_size, &tactic));
-    // A file of measured tactics that cannot be used is told once.
-    static std::atomic_flag told = ATOMIC_FLAG_INIT;
-    if (*convpool_last_error() != '\0' && !told.test_and_set()) log_error("tuned tactics", convpool_last_error());
-    return tactic;
-}
-
 size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const Device &device) {
-    if (tactic == 0) tactic = default_tactic(problem, SIZE_MAX, device);
+    if (tactic == 0) {
+        check(convpool_default_tactic(&problem, device.cc, device.multiprocessors, device.shared_bytes, SIZE_MAX, &tactic));
+        tell_tuned_error();
+    }
     size_t bytes = 0;
     check(convpool_workspace_bytes(&problem, tactic, &bytes));
     return bytes;
@@ -82,25 +97,42 @@ size_t most_workspace_bytes(const convpool_problem &problem, const Device &devic
     return most;
 }
 
-const Run *Launcher::find(const Tensors &tensors) const {
-    const auto found = std::find_if(runs_.rbegin(), runs_.rend(), [&](const Run &run) { return same(run.tensors, tensors); });
-    return found == runs_.rend() ? nullptr : &*found;
+Run *Launcher::find(const Tensors &tensors) {
+    for (auto run = runs_.rbegin(); run != runs_.rend(); ++run)
+        if (same((*run)->tensors, tensors)) return run->get();
+    return nullptr;
 }
 
-void Launcher::load(const convpool_problem &problem, int32_t tactic, bool constant_weights) {
-    const convpool_status status = convpool_prepare(&problem, tactic);
-    if (status != CONVPOOL_UNSUPPORTED) check(status);  // the launch then falls back
-    if (constant_weights) cache_.reserve(problem, tactic);
+void Launcher::load(const convpool_problem &problem, const Request &request, bool constant_weights) {
+    Plan plan;
+    check(plan_for(problem, request, 0, plan));
+    if (constant_weights) cache_.reserve(properties_of(*plan).prepared_bytes);
 }
 
-const Run &Launcher::keep(const Run &run, bool constant_weights) {
-    if (run.problem.n > 0 && run.tactic != 0) load(run.problem, run.tactic, constant_weights);
+Run &Launcher::keep(const Tensors &tensors, const convpool_problem &problem, const Request &request, bool constant_weights) {
+    auto run = std::make_unique<Run>();
+    run->tensors = tensors;
+    run->problem = problem;
+    run->request = request;
+    if (problem.n > 0) {
+        convpool_status status = plan_for(problem, request, 0, run->plan);
+        if (request.tactic != 0 && falls_back(status)) {
+            const std::string reason = convpool_last_error();
+            status = plan_for(problem, {0, request.workspace}, 0, run->plan);
+            if (status == CONVPOOL_OK) tell_fallback(tensors, request.tactic, reason, *run->plan);
+        }
+        check(status);
+        const convpool_plan_properties properties = properties_of(*run->plan);
+        run->tactic = properties.tactic;
+        run->prepared_bytes = properties.prepared_bytes;
+        if (constant_weights) cache_.reserve(run->prepared_bytes);
+    }
     if (runs_.size() == kMostRuns) runs_.erase(runs_.begin());
-    runs_.push_back(run);
-    return runs_.back();
+    runs_.push_back(std::move(run));
+    return *runs_.back();
 }
 
-void Launcher::launch(const Run &run, const void *const *inputs, void *output, void *workspace, void *stream) {
+void Launcher::launch(Run &run, const void *const *inputs, void *output, void *workspace, void *stream) {
     const convpool_problem &problem = run.problem;
     if (problem.n == 0) return;  // an empty batch
     convpool_tensors tensors{};
@@ -112,25 +144,32 @@ void Launcher::launch(const Run &run, const void *const *inputs, void *output, v
     if (problem.has_residual) tensors.residual = inputs[problem.prologue_affine ? kShift + 1 : kB + 1];
     tensors.y = output;
     tensors.workspace = workspace;
-    tensors.workspace_bytes = workspace == nullptr ? 0 : run.workspace;
+    tensors.workspace_bytes = workspace == nullptr ? 0 : run.request.workspace;
     convpool_tensors placed = tensors;
-    const bool cached = cache_.place(problem, run.tactic, stream, placed);
-    convpool_status status = convpool_launch(&problem, run.tactic, &placed, stream);
+    const bool cached = cache_.place(problem, run.tactic, run.prepared_bytes, stream, placed);
+    convpool_status status = convpool_plan_launch(run.plan.get(), &placed, stream);
     if (cached) cache_.launched(status == CONVPOOL_OK);
-    if (run.tactic != 0 && falls_back(status)) {
-        const std::string reason = convpool_last_error();
-        status = convpool_launch(&problem, 0, &tensors, stream);
-        if (status == CONVPOOL_OK) tell_fallback(run, reason);
-    }
-    check(status);
+    check(falls_back(status) ? launch_fallback(run, tensors, stream) : status);
 }
 
-void Launcher::tell_fallback(const Run &run, const std::string &reason) {
-    const auto same = [&](const convpool_problem &one) { return std::memcmp(&run.problem, &one, sizeof one) == 0; };
-    if (std::any_of(told_.begin(), told_.end(), same)) return;
-    told_.push_back(run.problem);
-    const std::string text = layer_ + ": X " + shape_text(run.tensors.all[kX]) + ": " + tactic_name(run.tactic) +
-                             " does not run: " + reason + "; the default tactic runs in its place";
+// By the workspace's size that there is, and for pointers of any alignment.
+convpool_status Launcher::launch_fallback(Run &run, const convpool_tensors &tensors, void *stream) {
+    const std::string reason = convpool_last_error();
+    if (run.fallback == nullptr) {
+        const convpool_status status = plan_for(run.problem, {0, tensors.workspace_bytes}, CONVPOOL_PLAN_UNALIGNED, run.fallback);
+        if (status != CONVPOOL_OK) return status;
+    }
+    const convpool_status status = convpool_plan_launch(run.fallback.get(), &tensors, stream);
+    if (status == CONVPOOL_OK) tell_fallback(run.tensors, run.tactic, reason, *run.fallback);
+    return status;
+}
+
+void Launcher::tell_fallback(const Tensors &tensors, int32_t tactic, const std::string &reason, const convpool_plan &instead) {
+    for (const Tensors &earlier : told_)
+        if (same(earlier, tensors)) return;
+    told_.push_back(tensors);
+    const std::string text = layer_ + ": X " + shape_text(tensors.all[kX]) + ": " + tactic_name(tactic) +
+                             " does not run: " + reason + "; " + properties_of(instead).name + " runs in its place";
     log_warning("enqueue", text.c_str());
 }
 

@@ -17,11 +17,6 @@ private:
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-size_t prepared_bytes(const convpool_problem &problem, int32_t tactic) {
-    size_t bytes = 0;
-    return convpool_prepared_bytes(&problem, tactic, &bytes) == CONVPOOL_OK ? bytes : 0;
-}
-
 bool may_be_captured(void *stream) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status) != cudaSuccess) {
@@ -33,8 +28,7 @@ bool may_be_captured(void *stream) {
 
 }  // namespace
 
-void WeightCache::reserve(const convpool_problem &problem, int32_t tactic) {
-    const size_t wanted = prepared_bytes(problem, tactic);
+void WeightCache::reserve(size_t wanted) {
     if (wanted <= bytes_ || in_graph_) return;
     release();
     const Relaxed relaxed;
@@ -55,15 +49,14 @@ void WeightCache::release() {
     memory_ = nullptr;
 }
 
-bool WeightCache::place(const convpool_problem &problem, int32_t tactic, void *stream, convpool_tensors &tensors) {
-    if (memory_ == nullptr || tactic == 0) return false;
+bool WeightCache::place(const convpool_problem &problem, int32_t tactic, size_t wanted, void *stream, convpool_tensors &tensors) {
+    if (memory_ == nullptr || wanted == 0) return false;
     const bool same = prepared_ && tactic == tactic_ && tensors.w == w_ && std::memcmp(&problem, &problem_, sizeof problem) == 0;
     if (same) {
         in_graph_ = in_graph_ || may_be_captured(stream);
         tensors.flags = CONVPOOL_WEIGHTS_PREPARED;
     } else {
-        const size_t wanted = prepared_bytes(problem, tactic);
-        if (in_graph_ || wanted == 0 || wanted > bytes_ || may_be_captured(stream)) return false;
+        if (in_graph_ || wanted > bytes_ || may_be_captured(stream)) return false;
         prepared_ = false;
         problem_ = problem;
         tactic_ = tactic;

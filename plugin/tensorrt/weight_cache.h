@@ -26,13 +26,14 @@ public:
     WeightCache(const WeightCache &) = delete;
     WeightCache &operator=(const WeightCache &) = delete;
 
-    // Takes memory for `tactic` on `problem`, unless it has enough or may not let go of what it has.  Without memory
-    // nothing is kept, and nothing else changes.
-    void reserve(const convpool_problem &problem, int32_t tactic);
+    // Takes so much memory, unless it has enough or may not let go of what it has.  Without memory nothing is kept, and
+    // nothing else changes.
+    void reserve(size_t bytes);
     void release();
 
-    // Points the tensors' prepared weights here if this launch can run on kept weights, or make them; false: it is left alone.
-    bool place(const convpool_problem &problem, int32_t tactic, void *stream, convpool_tensors &tensors);
+    // Points the tensors' prepared weights here if this launch, which transforms W to `wanted` bytes, can run on kept weights
+    // or make them; false: it is left alone.
+    bool place(const convpool_problem &problem, int32_t tactic, size_t wanted, void *stream, convpool_tensors &tensors);
     // Whether the launch that `place` said true for was queued.
     void launched(bool queued) { prepared_ = queued; }
 

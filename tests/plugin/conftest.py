@@ -65,7 +65,7 @@ def built() -> Built:
     files = Built(
         folder,
         folder / "tensorrt" / "libconvpool_plugin.so",
-        folder / "tensorrt" / "host" / "libconvpool_plugin_h100.so",
+        folder / "pretended" / "libconvpool_plugin_h100.so",
         folder / "tensorrt" / "host" / "convpool_plugin_host",
         folder / "smoke" / "convpool_smoke",
     )

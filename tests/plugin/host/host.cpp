@@ -149,6 +149,7 @@ int main(int count, char **arguments) {
     void *library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return std::printf("%s\n", dlerror()), 2;
     const bool has_device = std::strcmp(arguments[2], "1") == 0;
+    if (auto set_device = reinterpret_cast<void (*)(int, uint64_t)>(dlsym(library, "pretended_set_device"))) set_device(0, 1);
     auto set_finder = reinterpret_cast<void (*)(void *)>(dlsym(library, "setLoggerFinder"));
     CHECK(set_finder != nullptr);
     if (set_finder == nullptr) return 1;

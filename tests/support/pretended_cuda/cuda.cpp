@@ -1,8 +1,13 @@
 // A pretended CUDA runtime and driver: devices to choose from, and a record of what the library asked them to do. Nothing runs.
+// Device memory is host memory. It stands in the place of NVIDIA's runtime: a function that the library newly calls is added
+// here.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <vector>
 
@@ -20,25 +25,47 @@ thread_local uint64_t context = 0;
 int capability = 90, multiprocessors = 132, shared_bytes = 232448;
 std::vector<Launch> launches;
 int loads = 0, encodings = 0;
+constexpr size_t kDeviceBytes = size_t{80} << 30;
+size_t taken_bytes = 0;
+std::map<void *, size_t> allocations;
 
-CUresult encode(CUtensorMap *map, void *address) {
+// CUDA's limits of a tensor map.
+bool encodes(unsigned rank, const void *address, const cuuint64_t *sizes, const cuuint64_t *strides) {
+    bool right = rank >= 1 && rank <= 5 && reinterpret_cast<uintptr_t>(address) % 16 == 0;
+    for (unsigned i = 0; right && i < rank; ++i) right = sizes[i] >= 1 && sizes[i] <= uint64_t{1} << 32;
+    for (unsigned i = 0; right && i + 1 < rank; ++i) right = strides[i] % 16 == 0 && strides[i] < uint64_t{1} << 40;
+    return right;
+}
+
+CUresult encode(CUtensorMap *map, unsigned rank, void *address, const cuuint64_t *sizes, const cuuint64_t *strides) {
     const std::lock_guard<std::mutex> lock(mutex);
     ++encodings;
     std::memset(map, 0, sizeof *map);
     std::memcpy(map, &address, sizeof address);
-    return reinterpret_cast<uintptr_t>(address) % 16 == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return encodes(rank, address, sizes, strides) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType, cuuint32_t, void *address, const cuuint64_t *, const cuuint64_t *,
-                      const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                      CUtensorMapFloatOOBfill) {
-    return encode(map, address);
+CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType, cuuint32_t rank, void *address, const cuuint64_t *sizes,
+                      const cuuint64_t *strides, const cuuint32_t *box, const cuuint32_t *, CUtensorMapInterleave,
+                      CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+    for (unsigned i = 0; i < rank; ++i)
+        if (box[i] < 1 || box[i] > 256) return CUDA_ERROR_INVALID_VALUE;
+    return encode(map, rank, address, sizes, strides);
 }
 
-CUresult encode_im2col(CUtensorMap *map, CUtensorMapDataType, cuuint32_t, void *address, const cuuint64_t *, const cuuint64_t *,
-                       const int *, const int *, cuuint32_t, cuuint32_t, const cuuint32_t *, CUtensorMapInterleave,
-                       CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
-    return encode(map, address);
+CUresult encode_im2col(CUtensorMap *map, CUtensorMapDataType, cuuint32_t rank, void *address, const cuuint64_t *sizes,
+                       const cuuint64_t *strides, const int *, const int *, cuuint32_t channels, cuuint32_t pixels,
+                       const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                       CUtensorMapFloatOOBfill) {
+    return channels <= 256 && pixels <= 1024 ? encode(map, rank, address, sizes, strides) : CUDA_ERROR_INVALID_VALUE;
+}
+
+// CUDA's limits of a launch.
+bool fits(const cudaLaunchConfig_t &config) {
+    const dim3 grid = config.gridDim, block = config.blockDim;
+    return grid.x >= 1 && grid.x <= INT32_MAX && grid.y >= 1 && grid.y <= 65535 && grid.z >= 1 && grid.z <= 65535 &&
+           block.x >= 1 && block.y >= 1 && block.z >= 1 && uint64_t{block.x} * block.y * block.z <= 1024 &&
+           config.dynamicSmemBytes <= static_cast<size_t>(shared_bytes);
 }
 
 CUresult context_id(CUcontext, unsigned long long *id) {
@@ -81,16 +108,21 @@ PRETENDED int pretended_launches(void) {
     return static_cast<int>(launches.size());
 }
 PRETENDED const Launch *pretended_launch(int index) { return &launches.at(index); }
+// Device memory that is taken.
+PRETENDED int64_t pretended_bytes(void) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return static_cast<int64_t>(taken_bytes);
+}
 PRETENDED int pretended_loads(void) { return loads; }
 PRETENDED int pretended_encodings(void) { return encodings; }
 
-cudaError_t __wrap_cudaGetDevice(int *device) {
+cudaError_t cudaGetDevice(int *device) {
     if (ordinal < 0) return cudaErrorNoDevice;
     *device = ordinal;
     return cudaSuccess;
 }
 
-cudaError_t __wrap_cudaDeviceGetAttribute(int *value, cudaDeviceAttr name, int) {
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr name, int) {
     switch (name) {
     case cudaDevAttrComputeCapabilityMajor: *value = capability / 10; break;
     case cudaDevAttrComputeCapabilityMinor: *value = capability % 10; break;
@@ -102,18 +134,18 @@ cudaError_t __wrap_cudaDeviceGetAttribute(int *value, cudaDeviceAttr name, int) 
     return cudaSuccess;
 }
 
-cudaError_t __wrap_cudaFuncSetAttribute(const void *function, cudaFuncAttribute, int) {
+cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute, int) {
     const std::lock_guard<std::mutex> lock(mutex);
     ++loads;
     return function == nullptr ? cudaErrorInvalidDeviceFunction : cudaSuccess;
 }
 
-cudaError_t __wrap_cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *function) {
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *function) {
     *attributes = {};
-    return __wrap_cudaFuncSetAttribute(function, cudaFuncAttributeMax, 0);
+    return cudaFuncSetAttribute(function, cudaFuncAttributeMax, 0);
 }
 
-cudaError_t __wrap_cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode) {
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode) {
     thread_local cudaStreamCaptureMode current = cudaStreamCaptureModeGlobal;
     const cudaStreamCaptureMode before = current;
     current = *mode;
@@ -121,23 +153,69 @@ cudaError_t __wrap_cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mo
     return cudaSuccess;
 }
 
-cudaError_t __wrap_cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *function, void **) {
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *function, void **) {
     const std::lock_guard<std::mutex> lock(mutex);
     Launch launch{function, config->gridDim.x, config->blockDim.x, 1, config->dynamicSmemBytes};
     for (unsigned i = 0; i < config->numAttrs; ++i)
         if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) launch.cluster = config->attrs[i].val.clusterDim.x;
+    if (function == nullptr) return cudaErrorInvalidDeviceFunction;
+    if (!fits(*config)) return cudaErrorInvalidConfiguration;
     launches.push_back(launch);
-    return function == nullptr ? cudaErrorInvalidDeviceFunction : cudaSuccess;
+    return cudaSuccess;
 }
 
-cudaError_t __wrap_cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long,
-                                           cudaDriverEntryPointQueryResult *result) {
+cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long,
+                                    cudaDriverEntryPointQueryResult *result) {
     return entry_point(name, function, result);
 }
 
-cudaError_t __wrap_cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned, unsigned long long,
-                                                    cudaDriverEntryPointQueryResult *result) {
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult *result) {
     return entry_point(name, function, result);
 }
+
+cudaError_t cudaMalloc(void **memory, size_t size) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    *memory = nullptr;
+    if (size > kDeviceBytes - taken_bytes) return cudaErrorMemoryAllocation;
+    *memory = std::aligned_alloc(256, (size + 255) / 256 * 256);
+    if (*memory == nullptr) return cudaErrorMemoryAllocation;
+    allocations[*memory] = size;
+    taken_bytes += size;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *memory) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto found = allocations.find(memory);
+    if (found == allocations.end()) return memory == nullptr ? cudaSuccess : cudaErrorInvalidValue;
+    taken_bytes -= found->second;
+    allocations.erase(found);
+    std::free(memory);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *status) {
+    *status = cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char *cudaGetErrorName(cudaError_t error) { return error == cudaErrorNoDevice ? "cudaErrorNoDevice" : "cudaError"; }
+const char *cudaGetErrorString(cudaError_t error) {
+    return error == cudaErrorNoDevice ? "no CUDA-capable device is detected" : "a pretended error";
+}
+
+// What the objects of nvcc call to make their kernels known and to launch them by <<<>>>, which none does.
+void **__cudaRegisterFatBinary(void *) {
+    static void *handle = nullptr;
+    return &handle;
+}
+void __cudaRegisterFatBinaryEnd(void **) {}
+void __cudaUnregisterFatBinary(void **) {}
+void __cudaRegisterFunction(void **, const char *, char *, const char *, int, uint3 *, uint3 *, dim3 *, dim3 *, int *) {}
+cudaError_t __cudaGetKernel(cudaKernel_t *, const void *) { return cudaErrorNotSupported; }
+cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void **, size_t, cudaStream_t) { return cudaErrorNotSupported; }
+unsigned __cudaPopCallConfiguration(dim3 *, dim3 *, size_t *, void *) { return 1; }
 
 }  // extern "C"
