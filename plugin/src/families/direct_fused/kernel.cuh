@@ -70,7 +70,7 @@ template <class Config> struct DirectFused {
             const int n = tile.image + image, y = y0 + static_cast<int>(dy);
             const bool inside = n < s.n && static_cast<uint32_t>(y) < static_cast<uint32_t>(s.h);
             const uint32_t dst = shared + p.raw_offset + row * p.raw_w * kChunks * 16;
-            if (p.x_chunked) {
+            if (p.x_chunked) {  // whole chunks, by cp.async
                 const Element *line = x + ((static_cast<int64_t>(n) * s.h + y) * s.w) * s.c;
                 const int c = c0 + (lane % kChunks) * kPerChunk;
                 for (int i = lane; i < p.raw_w * kChunks; i += 32) {
@@ -78,7 +78,7 @@ template <class Config> struct DirectFused {
                     const bool valid = inside && static_cast<uint32_t>(column) < static_cast<uint32_t>(s.w) && c < s.c;
                     copy_chunk(dst + i * 16, valid ? line + column * s.c + c : x, valid);
                 }
-            } else {
+            } else {  // either layout, element by element
 #pragma unroll 1
                 for (int chunk = 0; chunk < kChunks; ++chunk) {
                     const int c = c0 + chunk * kPerChunk;
@@ -98,7 +98,7 @@ template <class Config> struct DirectFused {
         }
     }
 
-    // The prologue of the pixels, in place and rounded to X's type; the zeros outside X stay.
+    // Applies the prologue to raw, in place and rounded to X's type; the zeros outside X stay.
     CONVPOOL_DEVICE void apply_prologue(const Tile &tile, int slice) const {
         const Shape2d &s = p.shape;
         const int y0 = first_row(tile), x0 = first_column(tile);
@@ -130,6 +130,7 @@ template <class Config> struct DirectFused {
         int column;
     };
 
+    // Work item: [image][segment][column][chunk], chunks first, so that neighbouring threads read neighbouring bytes.
     CONVPOOL_DEVICE Walk walk_of(int item) const {
         uint32_t rest, column, segment, image, across, phase;
         const int chunk = item % kChunks;
@@ -201,6 +202,7 @@ template <class Config> struct DirectFused {
         }
     }
 
+    // Any windows, one place at a time.
     CONVPOOL_DEVICE void walk_boxes(uint32_t src, uint32_t raw_pitch, uint32_t dst, uint32_t row_step, uint32_t row, int count,
                                     uint32_t rows_inside) const {
 #pragma unroll 1
@@ -242,6 +244,7 @@ template <class Config> struct DirectFused {
             rows[mi] = pixel_row(warp_m * Config::kWarpM + mi * 16 + (lane & 15)) + (lane >> 4) * p.plane * 16;
     }
 
+    // Where in Y the channels of output row r of the tile are.
     CONVPOOL_DEVICE OutputPixel output_pixel(const Tile &tile, int r) const {
         const Shape2d &s = p.shape;
         const int ox = tile.out_x + (r & ((1 << p.tile_w_log2) - 1));
@@ -257,6 +260,7 @@ template <class Config> struct DirectFused {
         return {p.y, s.y_channels_last ? 1 : static_cast<int64_t>(s.out_h) * s.out_w, s.m, p.y_vectors != 0, p.y_runs != 0};
     }
 
+    // Bias, residual, activation, Y; with a split, after the blocks of the cluster have added up their slices.
     CONVPOOL_DEVICE void store(const Accumulators<Config> &acc, const Tile &tile, int rank, int warp_m, int warp_n) const {
         auto pixel_of = [&](int row) { return output_pixel(tile, row); };
         if (p.split > 1)
@@ -293,7 +297,7 @@ template <class Config> struct DirectFused {
         bool wait_all = true;
         int buffer = 0;
         for (; index < p.tiles; index += step) {
-            Accumulators<Config> acc;
+            Accumulators<Config> acc;  // (kFragmentsM x 16 pixels, kFragmentsN x 8 channels)
             clear<Config>(acc);
             Tile next_tile = tile;
             if (p.resident) buffer = 0;

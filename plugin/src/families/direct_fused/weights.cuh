@@ -24,6 +24,7 @@ template <class Config> struct DirectFusedWeights {
     const uint32_t shared;
     const int thread;
 
+    // The first channel of the cursor's tile and this thread's first row of it.
     CONVPOOL_DEVICE void point_to_tile(Cursor &at) const {
         uint32_t rest, m_tile;
         p.div_m_tiles.divmod(at.index, rest, m_tile);
@@ -32,6 +33,7 @@ template <class Config> struct DirectFusedWeights {
                  thread % kChunks * kPerChunk;
     }
 
+    // A cursor at the first tap of a block's first tile and slice.
     CONVPOOL_DEVICE Cursor first(int index, int first_slice) const {
         Cursor at{index, first_slice, 0, 0, 0, nullptr};
         point_to_tile(at);

@@ -43,6 +43,7 @@ template <class Config> struct DirectTmaRawCopies {
     CONVPOOL_DEVICE explicit DirectTmaRawCopies(const Block &b) : block(b) {
         if (index < block.p.tiles) locate();
     }
+    // Finds the subtiles of the present tile. Their windows may begin outside X: TMA writes zeros there.
     CONVPOOL_DEVICE void locate() {
         const typename Block::Tile tile = block.tile_at(index);
 #pragma unroll

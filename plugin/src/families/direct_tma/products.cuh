@@ -17,6 +17,8 @@ template <class Config> struct DirectTmaProducts {
 
     const Block &block;
 
+    // A tap (a, b) reads box means (2 y + a, 2 x + b) of the subtile, which are plane (a % 2, b % 2) shifted by (a / 2, b / 2).
+
     // acc[64 pixels][channels] += means[64][slice] weights[channels][slice]^T for kStageTaps taps from first_tap on. a9, a8:
     // descriptors of the slice's means in planes of 9 and of 8 columns; b0: of the stage's weights.
     CONVPOOL_DEVICE static void multiply_taps(float (&acc)[Config::kFragments][4], int first_tap, uint64_t a9, uint64_t a8,
@@ -43,7 +45,7 @@ template <class Config> struct DirectTmaProducts {
         Ring<Config::kStages> weights;
         Ring<Config::kMeanStages> means;
         for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
-            float acc[Config::kFragments][4];
+            float acc[Config::kFragments][4];  // (8 channels a fragment, 4 of 64 pixels x 8 channels): finish.cuh has the map
 #pragma unroll
             for (int f = 0; f < Config::kFragments; ++f)
 #pragma unroll
@@ -51,6 +53,7 @@ template <class Config> struct DirectTmaProducts {
             const typename Block::Tile tile = block.tile_at(index);
             if (p.epilogue.residual != nullptr) prefetch_residual(block, tile.subtile + subtile, tile.channel + first_column);
             if (p.resident) weights = {};
+            // Multiply, slice after slice, kStageTaps taps a group of products.
             // Hazard: a buffer is handed back only when the products that read it are done, one stage later.
             int held_weights = -1, held_means = -1;  // buffers that products still under way read
 #pragma unroll 1
@@ -76,6 +79,7 @@ template <class Config> struct DirectTmaProducts {
                 held_means = means.buffer;
                 means.next();
             }
+            // Y. The last buffers are handed back as soon as their products are done.
             finish(block, acc, tile.subtile + subtile, tile.channel + first_column, [&] {
                 wgmma_wait<0>();
                 if (elected) {

@@ -20,7 +20,7 @@ namespace convpool {
 template <Precision kPrecision, int kBlockM, int kBlockN, int kWarpsM, int kWarpsN, int kSteps_, int kMinBlocks>
 struct FewChannelsConfig : TileConfig<kPrecision, kBlockM / 2, kBlockN, kWarpsM, kWarpsN, 2, kMinBlocks> {
     static constexpr int kSteps = kSteps_;                       // of 16 operands
-    static constexpr int kOperands = 16 * kSteps, kPixels = 32;  // of a warp at a time, multiplied by halves
+    static constexpr int kOperands = 16 * kSteps, kPixels = 32;  // of a warp at a time, multiplied 16 and 16
     static_assert(kBlockM == kPixels * kWarpsM && kWarpsN == 1, "a pixel for each lane");
 };
 
@@ -47,11 +47,12 @@ template <class Config> struct FewChannels {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const uint32_t bias = shared + p.weight_bytes, mine = bias + p.bias_bytes + warp * kWarpBytes;
 
+    // Bits of the weight of channel m and operand k; zero past the last of either.
     CONVPOOL_DEVICE uint32_t weight(int m, int k) const {
         const bool valid = m < p.shape.m && k < p.operands;
         return valid ? static_cast<const uint16_t *>(p.w)[static_cast<int64_t>(m) * p.operands + k] : 0;
     }
-    // Weights and bias to shared memory.
+    // Writes weights, as fragments, and bias, as floats, to shared memory.
     CONVPOOL_DEVICE void prepare() const {
         // Fragment (channels / 8, step): lane 4g + t has channel g, operands 2t, 2t + 1 and the same of the second chunk.
         for (int i = threadIdx.x; i < static_cast<int>(p.weight_bytes) / 8; i += Config::kThreads) {
@@ -67,6 +68,7 @@ template <class Config> struct FewChannels {
         __syncthreads();
     }
 
+    // Past the last output pixel all of X is outside (kFewChannelsNowhere).
     CONVPOOL_DEVICE Origin origin_of(int pixel) const {
         uint32_t n, rest, oy, ox;
         p.div_out_hw.divmod(pixel, n, rest);
@@ -132,7 +134,8 @@ template <class Config> struct FewChannels {
         const Element mean = from_float<Element>(mean_of(sum, p.box));
         return reinterpret_cast<const uint16_t &>(mean);
     }
-    // A row of operands, 16 bytes at a time.
+    // Writes a lane's row of operands to shared memory, 16 bytes at a time: pixels of X where every operand is one (plain), means
+    // of windows otherwise.
     CONVPOOL_DEVICE void gather(const Origin &at) const {
         const uint32_t row = mine + lane * kOperandPitch;
         if (p.plain) {
@@ -162,6 +165,7 @@ template <class Config> struct FewChannels {
             gather_means<false>(at, row);
         }
     }
+    // Operands that are means, two at a time in a rolled loop.
     template <bool kFloats> CONVPOOL_DEVICE void gather_means(const Origin &at, uint32_t row) const {
 #pragma unroll 1
         for (int k = 0; k < kOperands; k += 2) {
@@ -191,7 +195,7 @@ template <class Config> struct FewChannels {
         }
     }
 
-    // Sums, none or a ReLU or LeakyReLU, to whole chunks of channels of 16 pixels.
+    // Stores 16 pixels in whole chunks of channels, with no activation, ReLU or LeakyReLU: the end that most layers have.
     CONVPOOL_DEVICE void store_chunks(Accumulators<Config> &acc, int first_pixel, int channel) const {
         const Epilogue &e = p.epilogue;
         const Element tag{};
@@ -244,14 +248,16 @@ template <class Config> struct FewChannels {
         const int step = gridDim.x * Config::kWarps * Config::kPixels;
 #pragma unroll 1
         for (int first = (blockIdx.x * Config::kWarps + warp) * Config::kPixels; first < p.pixels; first += step) {
+            // Gather the operands of 32 pixels, a lane each.
             const Origin origin = origin_of(first + lane);
             __syncwarp();  // the place is free
             gather(origin);
             __syncwarp();
+            // Multiply and store 16 of them at a time, kBlockN channels at a time.
 #pragma unroll 1
             for (int half = 0; half < 2; ++half) {
                 const int first_pixel = first + half * 16;
-                uint32_t pixels[kSteps][4];
+                uint32_t pixels[kSteps][4];  // (16 pixels, 16 operands) each
 #pragma unroll
                 for (int k = 0; k < kSteps; ++k)
                     load_matrix(pixels[k], mine + (half * 16 + (lane & 15)) * kOperandPitch + k * 32 + (lane >> 4) * 16);
@@ -264,7 +270,7 @@ template <class Config> struct FewChannels {
                 };
 #pragma unroll 1
                 for (int channel = 0; channel < s.m; channel += kBlockN) {
-                    Accumulators<Config> acc;
+                    Accumulators<Config> acc;  // (16 pixels, kBlockN channels)
                     multiply(acc, pixels, weights + channel * kSteps * 32, first_bias + channel * 4);
                     if (chunks) store_chunks(acc, first_pixel, channel);
                     else store_tile<Config>(acc, everyones, after, view, 0, channel, lane, pixel_of);

@@ -46,6 +46,7 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
     CONVPOOL_DEVICE uint32_t full(int i) const { return shared + kStages * Stage::kBytes + i * 8; }
     CONVPOOL_DEVICE uint32_t empty(int i) const { return full(kStages + i); }
 
+    // What a step of this block copies: 128 bytes of channels of one tap.
     struct Slice {
         int tap, channel;
     };
@@ -60,6 +61,7 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
         copy_box(stage_at(stage) + Stage::kPixelBytes, &p.w_map, full(stage), slice.channel, tile.first_channel, slice.tap);
     }
 
+    // The thread that copies. A column of the im2col map begins at the tile's first pixel; TMA goes on from there.
     CONVPOOL_DEVICE void copy() const {
         const ImplicitGemmParams &g = p.gemm;
         const Shape2d &s = g.shape;
@@ -76,6 +78,7 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
         }
         wait_for_previous_kernel();
         let_next_kernel_start();
+        // X may be what the kernel before has written.
         uint32_t n, rest, oy, ox;
         g.div_out_hw.divmod(tile.first_pixel, n, rest);
         g.div_out_w.divmod(rest, oy, ox);
@@ -94,6 +97,7 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
         }
     }
 
+    // Warps that multiply pixels as they lie in the stage.
     CONVPOOL_DEVICE void multiply() const {
         wait_for_previous_kernel();
         let_next_kernel_start();
@@ -101,6 +105,7 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
         const bool elected = threadIdx.x % 128 == 0;
         GemmSums<Config> sums;
         Ring<kStages> ring;
+        // Hazard: a stage is handed back one step later, when the products that read it are done.
         int held = -1;  // the stage that products still under way read
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
@@ -116,6 +121,7 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
         store_gemm_tile<Config>(sums.acc, shared, p.gemm, tile);
     }
 
+    // Warps that take their rows of pixels through registers, where they activate them.
     CONVPOOL_DEVICE void multiply_activated() const {
         constexpr int kParts = Stage::kChunks / 2;  // of a stage: what one product takes
         wait_for_previous_kernel();
@@ -135,7 +141,7 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
                 const uint4 v = f(uint4{pixels[k][0], pixels[k][1], pixels[k][2], pixels[k][3]});
                 pixels[k][0] = v.x, pixels[k][1] = v.y, pixels[k][2] = v.z, pixels[k][3] = v.w;
             }
-            wgmma_wait<0>();
+            wgmma_wait<0>();  // the step before: its stage is free, and so are its registers
             if (held >= 0 && lane == 0) barrier_arrive(empty(held));
             sums.multiply(pixels, at + Stage::kPixelBytes);
             held = ring.buffer;
@@ -163,6 +169,7 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
             publish_barriers();
         }
         __syncthreads();
+        // setmaxnreg moves registers from the warpgroup that copies to those that hold three sums.
         if (threadIdx.x < Config::kThreads) {
             if constexpr (kCopyThreads == 128) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
             if constexpr (kActivates) multiply_activated();

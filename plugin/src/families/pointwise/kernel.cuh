@@ -52,6 +52,7 @@ template <class Config, bool kPrologue> struct Pointwise {
         p.div_m_tiles.divmod(p.tiles - 1 - index, pixel_tile, m_tile);  // channels first: neighbours share pixels
         return {static_cast<int>(m_tile) * Config::kBlockN, static_cast<int>(pixel_tile) * Config::kBlockM};
     }
+    // The window of output pixel `pixel`, counted over all images; past the last nothing is inside.
     CONVPOOL_DEVICE Window window_of(int pixel) const {
         uint32_t n, rest, oy, ox;
         p.div_out_hw.divmod(pixel, n, rest);
@@ -83,6 +84,7 @@ template <class Config, bool kPrologue> struct Pointwise {
             weight_rows = k.p.m - t.channel - k.thread_row;
             weights = static_cast<const uint4 *>(k.p.w) + static_cast<int64_t>(t.channel + k.thread_row) * k.p.chunks;
         }
+        // Starts the copies of one step and ends their group. Past the last step the group is empty: copy_wait counts groups.
         CONVPOOL_DEVICE void next(int tile_stride) {
             if (tile < k.p.tiles && k.steps > 0) {
                 const int c = (k.first_step + step) * kChunks + k.chunk;
@@ -120,9 +122,10 @@ template <class Config, bool kPrologue> struct Pointwise {
     }
     CONVPOOL_DEVICE uint32_t means_at(int stage) const { return shared + kShared.mean_offset + stage * Config::kBlockM * 128; }
 
+    // Word i of a chunk; i is a constant wherever loops are unrolled.
     static CONVPOOL_DEVICE uint32_t word(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
-    // Rounded once. A pixel outside X is zero whatever the prologue would make of it.
+    // The mean of f of four pixels, a chunk, rounded once. A pixel outside X is zero whatever the prologue would make of it.
     CONVPOOL_DEVICE uint4 mean(const uint4 (&pixels)[4], uint32_t inside, const uint4 &scale, const uint4 &shift) const {
         float sum[kPerChunk];
         const Prologue &f = p.prologue;
@@ -151,7 +154,7 @@ template <class Config, bool kPrologue> struct Pointwise {
         return pack_chunk<kPrecision>(sum);
     }
 
-    // Of each of this thread's output pixels four bits: which of the pixels under it lie in X.
+    // Four bits for each of this thread's output pixels: which of the four pixels under it lie in X.
     CONVPOOL_DEVICE uint32_t inside_of(const Tile &tile) const {
         uint32_t inside = 0;
 #pragma unroll
@@ -180,6 +183,7 @@ template <class Config, bool kPrologue> struct Pointwise {
         wgmma_commit();
         wgmma_wait<1>();
     }
+    // Bias, residual, activation, Y.
     CONVPOOL_DEVICE void store(const Accumulators<Config> &acc, const Tile &tile, const OutputView &view, int64_t out_pixels,
                                int first_row, int channel0, int lane) const {
         auto pixel_of = [&](int row) {

@@ -11,6 +11,7 @@ static __device__ __noinline__ float activate_transcendental(float v, Activation
     return a == Activation::kTanh ? tanhf(v) : 1.f / (1.f + expf(-v));
 }
 
+// Whether the activation multiplies what is negative, by 0 or by alpha.
 CONVPOOL_DEVICE bool rectifies(const Epilogue &e) {
     return e.activation == Activation::kRelu || e.activation == Activation::kLeakyRelu;
 }
@@ -38,6 +39,7 @@ template <int kCount> CONVPOOL_DEVICE void clip_or_rectify(float (&v)[kCount], c
     }
 }
 
+// Any activation, of values in one place; one branch for all of them.
 template <int kCount> CONVPOOL_DEVICE void activate_all(float (&v)[kCount], const Epilogue &e) {
     if (e.activation == Activation::kNone) return;
     if (e.activation == Activation::kTanh || e.activation == Activation::kSigmoid) {

@@ -7,6 +7,7 @@
 
 namespace convpool {
 
+// kCount floats from shared memory, 16 bytes at a time.
 template <int kCount> CONVPOOL_DEVICE void load_sums(uint32_t source, float (&v)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
@@ -25,7 +26,7 @@ CONVPOOL_DEVICE void finish_chunk(uint32_t source, const Epilogue &e, const uint
     using Element = typename Traits<P>::Element;
     constexpr int kPerChunk = Traits<P>::kPerChunk;
     float v[kPerChunk], addend[kPerChunk];
-    uint4 bias{};
+    uint4 bias{};  // loaded ahead of the sums, which wait for shared memory
     if (e.bias != nullptr) bias = *reinterpret_cast<const uint4 *>(static_cast<const Element *>(e.bias) + channel);
     load_sums(source, v);
     if (e.bias != nullptr) {
@@ -42,6 +43,7 @@ CONVPOOL_DEVICE void finish_chunk(uint32_t source, const Epilogue &e, const uint
     *reinterpret_cast<uint4 *>(static_cast<Element *>(view.y) + index) = pack_chunk<kStored<P>>(v);
 }
 
+// Bias, residual, activation of one element of Y, whose sum is v.
 template <Precision P>
 CONVPOOL_DEVICE void finish_element(float v, const Epilogue &e, const OutputView &view, int64_t index, int channel) {
     using Element = typename Traits<P>::Element;
@@ -50,7 +52,7 @@ CONVPOOL_DEVICE void finish_element(float v, const Epilogue &e, const OutputView
     static_cast<Element *>(view.y)[index] = from_float<Element>(activate(v, e));
 }
 
-// The same of kRunPixels pixels of one channel, whose sums lie `pitch` bytes apart.
+// Bias, residual, activation of a run: kRunPixels pixels of one channel, whose sums lie `pitch` bytes apart. run: its number.
 template <Precision P>
 CONVPOOL_DEVICE void finish_run(uint32_t source, uint32_t pitch, int run, const Epilogue &e,
                                 const Quad<typename Traits<P>::Element> *residual, const OutputView &view, int64_t index,
@@ -67,6 +69,7 @@ CONVPOOL_DEVICE void finish_run(uint32_t source, uint32_t pitch, int run, const 
         v[j] = wanted ? v[i] : v[j];
         v[i] = first;
     };
+    // v[i] holds pixel (i + run) % 4. Back into order: a rotation by two where run & 2, by one where run & 1.
     exchange(run & 2, 0, 2);
     exchange(run & 2, 1, 3);
     exchange(run & 1, 0, 3);

@@ -7,6 +7,7 @@
 
 namespace convpool {
 
+// Shared memory of one block's part of the sum: rows of floats that are 8 longer, so that a warp's stores meet in no bank.
 template <class Config> constexpr int kSplitBytes = Config::kBlockM * Config::kWarpsN * (Config::kWarpN + 8) * 4;
 
 // Each block writes its accumulators to its shared memory (kSplitBytes, from the start), as [warp][pixel][channel]. Block r
@@ -19,6 +20,7 @@ CONVPOOL_DEVICE void store_split(const Accumulators<Config> &acc, uint32_t share
     constexpr int kPitch = Config::kWarpN + 8, kRows = 4, kAcross = Config::kWarpN / 4;
     const uint32_t mine = shared + (threadIdx.x >> 5) * Config::kWarpM * kPitch * 4;
     const uint32_t target = mine + ((lane >> 2) * kPitch + 2 * (lane & 3)) * 4;
+    // This block's part, all fragments of all warps.
 #pragma unroll
     for (int mi = 0; mi < Config::kFragmentsM; ++mi)
 #pragma unroll
@@ -27,7 +29,7 @@ CONVPOOL_DEVICE void store_split(const Accumulators<Config> &acc, uint32_t share
             store_shared_pair(at, acc[mi][ni][0], acc[mi][ni][1]);
             store_shared_pair(at + 8 * kPitch * 4, acc[mi][ni][2], acc[mi][ni][3]);
         }
-    cluster_barrier();
+    cluster_barrier();  // all parts are complete
 #pragma unroll 1
     for (int row = rank * kRows; row < Config::kWarpM; row += split * kRows) {
 #pragma unroll 1

@@ -17,7 +17,7 @@ CONVPOOL_DEVICE void store_gemm_tile(const Accumulators<Config> &acc, uint32_t s
     const OutputView view{p.y, s.y_channels_last ? 1 : out_pixels, s.m, p.y_vectors != 0, p.y_runs != 0};
     auto pixel_of = [&](int row) {
         const int pixel = tile.first_pixel + row;
-        // Chunks are channels last, which is said so that where they are stored nothing has to be asked.
+        // Y in chunks is channels last. Said here, it spares that path the question.
         if (view.vectors || s.y_channels_last) return OutputPixel{static_cast<int64_t>(pixel) * s.m, pixel < p.pixels};
         uint32_t n, rest;
         p.div_out_hw.divmod(pixel, n, rest);

@@ -22,7 +22,7 @@ CONVPOOL_DEVICE void store_words(const void *residual, PlaceOf place_of, Finish 
     }
     constexpr int kAtOnce = kTimes < 4 ? kTimes : 4;
     static_assert(kTimes % kAtOnce == 0, "whole groups");
-    Word words[kAtOnce] = {};
+    Word words[kAtOnce] = {};  // the residual of the present four
 #pragma unroll 1
     for (int i = 0; i < kTimes; ++i) {
         if (i % kAtOnce == 0) {
@@ -50,7 +50,7 @@ CONVPOOL_DEVICE void store_sums(const Epilogue &e, const OutputView &view, int c
     using Element = typename Traits<P>::Element;
     constexpr int kPerChunk = Config::kPerChunk;
     static_assert(kTimes % kTogether == 0, "whole groups");
-    float bias[kPerChunk] = {};
+    float bias[kPerChunk] = {};  // of the lane's column, the same for all its chunks
     if (e.bias != nullptr && channel < view.m)
         unpack_chunk<P>(*reinterpret_cast<const uint4 *>(static_cast<const Element *>(e.bias) + channel), bias);
 #pragma unroll 1
@@ -76,7 +76,8 @@ CONVPOOL_DEVICE void store_sums(const Epilogue &e, const OutputView &view, int c
     }
 }
 
-// Stores kRows pixels x kColumns channels of fp32 sums that lie at `source`, kColumns + 8 floats a pixel.
+// Stores kRows pixels x kColumns channels of fp32 sums that lie at `source`, kColumns + 8 floats a pixel. A warp does this
+// together. Three ways, by what Y's memory allows: chunks of channels, runs of pixels of a channel, single elements.
 template <class Config, int kRows, int kColumns, class PixelOf>
 CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const OutputView &view, int first_row, int channel0, int lane,
                                 PixelOf pixel_of) {
@@ -97,6 +98,7 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
         constexpr bool kWhole = kRows * kAcross % 32 == 0;
         auto part_of = [&](int i) { return place_of(kWhole || row(i) < kRows, row(i), column(i), 1); };
         auto part_source = [&](int i) { return source_of(row(i), column(i)); };
+        // The most frequent epilogues have loops without branches, where every lane keeps to one column of chunks.
         if constexpr (32 % kAcross == 0 && kWhole) {
             constexpr int kTogether = !kRegistersLeft<Config> ? 1 : kTimes < 4 ? kTimes : 4;
             auto store = [&](auto with_residual, auto and_rectify) {

@@ -10,6 +10,8 @@
 
 namespace convpool {
 
+// Writes part kPart of a warp's accumulators, 16 pixels x Staging::kColumns channels, to its staging memory: `target` is the
+// place of the lane's first pair of channels, row lane / 4.
 template <class Config, int kPart> CONVPOOL_DEVICE void stage_part(const Accumulators<Config> &acc, uint32_t target) {
     constexpr int kAcross = Staging<Config>::kColumns / 8, kParts = Config::kFragmentsN / kAcross;
     constexpr int mi = kPart / kParts, first = kPart % kParts * kAcross;
@@ -33,7 +35,7 @@ CONVPOOL_DEVICE void store_tile(const Accumulators<Config> &acc, uint32_t stagin
     static_assert(kParts <= 4, "a branch per part");
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
-        __syncwarp();
+        __syncwarp();  // the part before has been read
         // Registers have no addresses: the index into acc is a constant in every branch.
         if constexpr (kParts > 0)
             if (part == 0) stage_part<Config, 0>(acc, target);
@@ -43,7 +45,7 @@ CONVPOOL_DEVICE void store_tile(const Accumulators<Config> &acc, uint32_t stagin
             if (part == 2) stage_part<Config, 2>(acc, target);
         if constexpr (kParts > 3)
             if (part == 3) stage_part<Config, 3>(acc, target);
-        __syncwarp();
+        __syncwarp();  // this part is complete
         store_rows<Config, 16, kColumns>(mine, e, view, first_row + part / kAcross * 16, channel0 + part % kAcross * kColumns,
                                          lane, pixel_of);
     }

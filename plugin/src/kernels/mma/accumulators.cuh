@@ -8,6 +8,7 @@
 
 namespace convpool {
 
+// (mi, ni, register): registers 0 and 1 are pixel g, channels 2t and 2t+1; registers 2 and 3 pixel g+8, the same channels.
 template <class Config> using Accumulators = float[Config::kFragmentsM][Config::kFragmentsN][4];
 
 template <class Config> CONVPOOL_DEVICE void clear(Accumulators<Config> &acc) {

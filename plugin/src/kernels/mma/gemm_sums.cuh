@@ -16,8 +16,9 @@ namespace convpool {
 // A warp's sums over stages.
 template <class Config> struct GemmSums {
     static constexpr bool kSplit = Config::kPrecision == Precision::kTF32x3;
-    static constexpr int kSumStages = 2;    // of halves, between rounded additions
-    Accumulators<Config> acc, part, small;  // of halves: all that is added up, big * big since then, and the small products
+    static constexpr int kSumStages = 2;  // of split TF32: stages between rounded additions
+    // acc is the sum. Of split TF32 it is what has been added up; part is big * big since then, small the small products.
+    Accumulators<Config> acc, part, small;  // (1, kFragmentsN, 4): a warp's 16 pixels x 8 kFragmentsN channels
     const uint64_t descriptor = matrix_descriptor(16, 8 * GemmStage<Config>::kRowBytes, kSwizzle128);
 
     CONVPOOL_DEVICE GemmSums() {
@@ -33,7 +34,7 @@ template <class Config> struct GemmSums {
         wgmma_begin();
         if constexpr (kSplit) {
 #pragma unroll
-            for (int k = 0; k < 2; ++k) {
+            for (int k = 0; k < 2; ++k) {  // parts 0 and 1 are the big numbers, 2 and 3 their small ones
                 multiply(small, a, k + 2, b, k);
                 multiply(small, a, k, b, k + 2);
                 multiply(part, a, k, b, k);
@@ -52,7 +53,8 @@ template <class Config> struct GemmSums {
             }
         }
     }
-    // The same with the warp's rows of pixels in registers, which stay as they are until wgmma_wait<0>().
+    // Products of the warp's rows of pixels in registers, [part of two chunks][fragment], and of weights at this address. Hazard:
+    // the registers must stay as they are until wgmma_wait<0>().
     CONVPOOL_DEVICE void multiply(const uint32_t (&pixels)[GemmStage<Config>::kChunks / 2][4], uint32_t weights) {
         const uint64_t b = at_address(descriptor, weights);
         wgmma_begin();
@@ -60,6 +62,7 @@ template <class Config> struct GemmSums {
         for (int k = 0; k < GemmStage<Config>::kChunks / 2; ++k) wgmma<Config::kPrecision>(acc[0], pixels[k], moved(b, k * 32));
         wgmma_commit();
     }
+    // Waits for all products and completes acc.
     CONVPOOL_DEVICE void finish() {
         wgmma_wait<0>();
         if constexpr (kSplit) {
@@ -69,6 +72,7 @@ template <class Config> struct GemmSums {
     }
 
 private:
+    // sum += part of_a of the pixels x part of_b of the weights, a part being two chunks: 32 bytes further on.
     CONVPOOL_DEVICE static void multiply(Accumulators<Config> &sum, uint64_t a, int of_a, uint64_t b, int of_b) {
         wgmma<Config::kPrecision>(sum[0], moved(a, of_a * 32), moved(b, of_b * 32));
     }

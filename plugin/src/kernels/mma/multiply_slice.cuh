@@ -16,13 +16,15 @@ CONVPOOL_DEVICE void multiply_slice(Accumulators<Config> &acc, const uint32_t (&
     constexpr Precision kPrecision = Config::kPrecision;
 #pragma unroll
     for (int k = 0; k < Config::kChunks / 2; ++k) {
-        uint32_t a[Config::kFragmentsM][4], b[Config::kFragmentsN / 2][4];
+        uint32_t a[Config::kFragmentsM][4];      // (16 pixels, 2 chunks) each
+        uint32_t b[Config::kFragmentsN / 2][4];  // (16 channels, 2 chunks) each
 #pragma unroll
         for (int mi = 0; mi < Config::kFragmentsM; ++mi)
             load_matrix(a[mi], pixel_address<kPixels>(pixel_rows[mi], pixel_offset, two_planes, k));
 #pragma unroll
         for (int nj = 0; nj < Config::kFragmentsN / 2; ++nj)
             load_matrix(b[nj], (weight_row ^ (k * 32)) + nj * 16 * Config::kRowBytes);
+        // Operands that memory holds as fp32 are rounded here; means were rounded when they were formed.
         if constexpr (kPrecision == Precision::kTF32) {
 #pragma unroll
             for (int nj = 0; nj < Config::kFragmentsN / 2; ++nj)
@@ -43,13 +45,14 @@ CONVPOOL_DEVICE void multiply_slice(Accumulators<Config> &acc, const uint32_t (&
     }
 }
 
-// The same at full fp32 precision. The tensor cores truncate as they accumulate, an error that grows with the length of
-// the sum, so each slice starts from zero and is added to acc by a rounded addition.
+// acc += pixels x weights over one slice at full fp32 precision (3xTF32: each operand is a big and a small TF32 number). The
+// tensor cores truncate as they accumulate, an error that grows with the length of the sum, so each slice starts from zero
+// and is added to acc by a rounded addition. The small products come first, so that the large one is added to their sum.
 template <class Config, Pixels kPixels>
 CONVPOOL_DEVICE void multiply_slice_tf32x3(Accumulators<Config> &acc, const uint32_t (&pixel_rows)[Config::kFragmentsM],
                                            uint32_t pixel_offset, uint32_t two_planes, uint32_t weight_row) {
     constexpr int kSteps = Config::kChunks / 2;
-    uint32_t a_big[kSteps][Config::kFragmentsM][4], a_small[kSteps][Config::kFragmentsM][4];
+    uint32_t a_big[kSteps][Config::kFragmentsM][4], a_small[kSteps][Config::kFragmentsM][4];  // (16 pixels, 2 chunks) each
 #pragma unroll
     for (int k = 0; k < kSteps; ++k)
 #pragma unroll
@@ -61,7 +64,7 @@ CONVPOOL_DEVICE void multiply_slice_tf32x3(Accumulators<Config> &acc, const uint
         }
 #pragma unroll
     for (int nj = 0; nj < Config::kFragmentsN / 2; ++nj) {
-        uint32_t b_big[kSteps][4], b_small[kSteps][4];
+        uint32_t b_big[kSteps][4], b_small[kSteps][4];  // (16 channels, 2 chunks) each
 #pragma unroll
         for (int k = 0; k < kSteps; ++k) {
             uint32_t b[4];
@@ -73,7 +76,7 @@ CONVPOOL_DEVICE void multiply_slice_tf32x3(Accumulators<Config> &acc, const uint
         for (int half = 0; half < 2; ++half)
 #pragma unroll
             for (int mi = 0; mi < Config::kFragmentsM; ++mi) {
-                float part[4] = {0.f, 0.f, 0.f, 0.f};
+                float part[4] = {0.f, 0.f, 0.f, 0.f};  // (16 pixels, 8 channels)
 #pragma unroll
                 for (int k = 0; k < kSteps; ++k) {
                     mma_tf32(part, a_small[k][mi], b_big[k][2 * half], b_big[k][2 * half + 1]);
@@ -87,6 +90,7 @@ CONVPOOL_DEVICE void multiply_slice_tf32x3(Accumulators<Config> &acc, const uint
     }
 }
 
+// acc += pixels x weights over one slice, in the precision of Config.
 template <class Config, Pixels kPixels>
 CONVPOOL_DEVICE void multiply(Accumulators<Config> &acc, const uint32_t (&pixel_rows)[Config::kFragmentsM], uint32_t pixel_offset,
                               uint32_t two_planes, uint32_t weight_row) {

@@ -7,6 +7,7 @@
 
 namespace convpool::prepasses {
 
+// A quad of floats is a chunk; of 16-bit types it is half of one.
 CONVPOOL_DEVICE void store_quad(void *out, int64_t position, NumberFormat format, const uint4 &v) {
     store_chunk<float>(out, position, format, v);
 }
@@ -43,10 +44,12 @@ template <class Element, bool kPrologue> struct QuadStrip {
     CONVPOOL_DEVICE bool row_inside(int y) const { return static_cast<uint32_t>(y) < static_cast<uint32_t>(p.h); }
     CONVPOOL_DEVICE bool column_inside(int at) const { return static_cast<uint32_t>(at) < static_cast<uint32_t>(p.w); }
 
+    // Four channels of a pixel of X's plane, or zeros.
     CONVPOOL_DEVICE void load(Loaded &out, int pixel, bool inside) const {
 #pragma unroll
         for (int i = 0; i < 4; ++i) out[i] = inside ? planes[i][pixel] : from_float<Element>(0.f);
     }
+    // sum += f of a pixel; of one outside X, zero.
     CONVPOOL_DEVICE void add(Sum &sum, const Loaded &loaded, bool inside) const {
         const uint32_t mask = inside ? ~0u : 0;  // no branch, which loads could not pass
 #pragma unroll
@@ -152,6 +155,7 @@ __global__ void __launch_bounds__(kThreads, 3) channels_first_kernel(const __gri
         p.div_out_w.divmod(first_walk + walk, walk, column);
         p.div_strips.divmod(walk, n, strip);
     };
+    // Form: lanes run along walks, as X lies in memory.
     uint32_t n, strip, column;
     const uint32_t formed_walk = threadIdx.x % block_walks, formed_quad = threadIdx.x / block_walks;
     if (exists(formed_walk, formed_quad)) {
@@ -163,6 +167,7 @@ __global__ void __launch_bounds__(kThreads, 3) channels_first_kernel(const __gri
         else of.windows(store);
     }
     __syncthreads();
+    // Store: lanes run along quads, as the means lie in memory.
     const uint32_t walk = threadIdx.x / across, quad = threadIdx.x % across, at = place(walk, quad);
     if (!exists(walk, quad)) return;
     split(walk, n, strip, column);

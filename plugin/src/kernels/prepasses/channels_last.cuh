@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads) box_pairs_kernel(const __grid_consta
     const bool left = static_cast<uint32_t>(x0) < static_cast<uint32_t>(p.w);
     const bool right = static_cast<uint32_t>(x0 + 1) < static_cast<uint32_t>(p.w);
     const uint4 *x = static_cast<const uint4 *>(p.x);
-    uint4 loaded[kStrip + 1][2];
+    uint4 loaded[kStrip + 1][2];  // (row of the strip and one below, left and right pixel)
 #pragma unroll
     for (int i = 0; i <= kStrip; ++i) {
         const bool inside = static_cast<uint32_t>(y0 + i) < static_cast<uint32_t>(p.h);
@@ -35,11 +35,13 @@ __global__ void __launch_bounds__(kThreads) box_pairs_kernel(const __grid_consta
     }
     ChunkPrologue<kPrecision> f;
     if constexpr (kPrologue) f.load(p.prologue, chunk * kPerChunk, p.c);
+    // v = f of a pixel of row i; zeros outside X stay.
     auto unpack = [&](int i, int side, float (&v)[kPerChunk]) {
         unpack_chunk<kPrecision>(loaded[i][side], v);
         if constexpr (kPrologue)
             if (static_cast<uint32_t>(y0 + i) < static_cast<uint32_t>(p.h) && (side == 0 ? left : right)) f.apply(p.prologue, v);
     };
+    // Walk down: above is the pair sum of the row before, below that of this row.
     float above[kPerChunk], below[kPerChunk], other[kPerChunk];
     unpack(0, 0, above);
     unpack(0, 1, other);
@@ -62,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) box_pairs_kernel(const __grid_consta
     }
 }
 
-// A thread makes one chunk of one pixel, channels last.
+// Any windows: a thread makes one chunk of one pixel, kAtOnce places of the window at a time.
 template <class Element, bool kPrologue>
 __global__ void __launch_bounds__(kThreads) box_mean_kernel(const __grid_constant__ BoxMeanParams p, int64_t items) {
     constexpr Precision kPrecision = Chunked<Element>::kPrecision;
@@ -84,7 +86,7 @@ __global__ void __launch_bounds__(kThreads) box_mean_kernel(const __grid_constan
         const int y0 = static_cast<int>(oy) * p.box.stride_h - p.box.pad_h;
         const int x0 = static_cast<int>(ox) * p.box.stride_w - p.box.pad_w;
         const int window = p.box.ph * p.box.pw;
-        int u = 0, v = 0;
+        int u = 0, v = 0;  // the place in the window to load next
         for (int t = 0; t < window; t += kAtOnce) {
             bool inside[kAtOnce];
             const Element *at[kAtOnce];

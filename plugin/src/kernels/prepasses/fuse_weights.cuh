@@ -18,6 +18,7 @@ template <class Element> __global__ void __launch_bounds__(kThreads) fuse_weight
         const int tap = item / channels, c = item - tap * channels;
         const int y = tap / p.fused_w * p.fused_dilation_h, x = tap % p.fused_w * p.fused_dilation_w;
         float sum = 0.f;
+        // Taps and window places that fall on this fused tap; past W's channels the sum stays zero.
         if (c < p.c) {
             for (int a = 0; a < p.kh; ++a) {
                 const int u = y - a * p.tap_step_h;
@@ -37,6 +38,7 @@ template <class Element> __global__ void __launch_bounds__(kThreads) fuse_weight
                 if (p.format == NumberFormat::kTF32) {
                     out[static_cast<int64_t>(m) * row + item] = __uint_as_float(big);
                 } else {
+                    // Of kHalfChannels channels the big numbers, then their small ones.
                     const int group = c / kHalfChannels * kHalfChannels;
                     float *const place = out + (static_cast<int64_t>(m) * row + tap * channels + group) * 2 + (c - group);
                     place[0] = __uint_as_float(big);

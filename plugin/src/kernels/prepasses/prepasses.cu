@@ -13,6 +13,7 @@ using namespace prepasses;
 
 namespace {
 
+// Loads every kernel of an element type, which the first launch of each would do otherwise.
 template <class Element, bool kPrologue> cudaError_t load() {
     cudaFuncAttributes attributes;
     cudaError_t error = cudaSuccess;
@@ -38,6 +39,7 @@ cudaError_t launch_box_mean(const BoxMeanParams &params, Precision precision, bo
     const int64_t items = (pairs ? walks : static_cast<int64_t>(p.n) * p.out_h * p.out_w) * p.chunks;
     const bool quads_are_chunks = precision == Precision::kTF32 || precision == Precision::kTF32x3;
     const uint32_t quads = static_cast<uint32_t>(p.chunks) * (quads_are_chunks ? 1 : 2);
+    // Neighbouring quads that a block makes: a power of two up to 8, no more than it takes for all.
     int across_log2 = 0;
     while (across_log2 < 3 && (1u << across_log2) < quads) ++across_log2;
     const uint32_t groups = (quads + (1u << across_log2) - 1) >> across_log2;

@@ -5,6 +5,7 @@
 
 namespace convpool::prepasses {
 
+// The precision whose chunks hold an element type as it is.
 template <class Element> struct Chunked;
 template <> struct Chunked<__half> {
     static constexpr Precision kPrecision = Precision::kF16;

@@ -14,6 +14,7 @@ template <class Element> CONVPOOL_DEVICE float channel_value(const void *values,
     return values == nullptr ? neutral : to_float(static_cast<const Element *>(values)[channel]);
 }
 
+// The activation of a prologue: none, ReLU or LeakyReLU.
 CONVPOOL_DEVICE float activate(float v, const Prologue &p) {
     // No branches: there would be one for each value of a chunk.
     const float slope = p.activation == Activation::kLeakyRelu ? p.alpha : 1.f;
@@ -30,6 +31,7 @@ template <Precision P> struct ChunkPrologue {
         load_values(scale, p.scale, 1.f, first_channel, channels);
         load_values(shift, p.shift, 0.f, first_channel, channels);
     }
+    // Scale or shift of the chunk: 16 bytes at once where they are whole and aligned, else one by one, zeros past the last.
     CONVPOOL_DEVICE static void load_values(float (&out)[kPerChunk], const void *values, float neutral, int first_channel,
                                             int channels) {
         const auto *src = static_cast<const typename Traits<P>::Element *>(values) + first_channel;

@@ -5,12 +5,14 @@
 
 namespace convpool {
 
+// All threads of all blocks of the cluster; what they wrote to shared memory before is visible after.
 CONVPOOL_DEVICE void cluster_barrier() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
 
+// 16 bytes from another block's shared memory, at the place that `address` is in this one's.
 CONVPOOL_DEVICE float4 load_remote(uint32_t address, int block) {
     float4 v{0.f, 0.f, 0.f, 0.f};
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

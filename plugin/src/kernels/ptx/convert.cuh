@@ -16,6 +16,7 @@ template <> CONVPOOL_DEVICE __half from_float<__half>(float v) { return __float2
 template <> CONVPOOL_DEVICE __nv_bfloat16 from_float<__nv_bfloat16>(float v) { return __float2bfloat16_rn(v); }
 template <> CONVPOOL_DEVICE float from_float<float>(float v) { return v; }
 
+// Two numbers in a word, rounded once, the first in its lower half.
 CONVPOOL_DEVICE uint32_t pack2(float lo, float hi, __half) {
     __half2 v = __floats2half2_rn(lo, hi);
     return *reinterpret_cast<uint32_t *>(&v);
@@ -37,6 +38,7 @@ CONVPOOL_DEVICE void unpack_word(uint32_t word, float *out, __nv_bfloat16) {
 }
 CONVPOOL_DEVICE void unpack_word(uint32_t word, float *out, float) { out[0] = __uint_as_float(word); }
 
+// The nearest TF32 number, ties away from zero. Before sm_80 nothing multiplies TF32.
 CONVPOOL_DEVICE uint32_t round_to_tf32(uint32_t bits) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     uint32_t out;

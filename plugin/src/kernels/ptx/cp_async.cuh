@@ -16,14 +16,16 @@ CONVPOOL_DEVICE void copy_chunk(uint32_t dst, const void *src, bool valid) {
 #endif
 }
 
-// A line of 128 bytes on its way to the L2, ahead of its use.
+// Starts to load a line of 128 bytes to the L2, ahead of its use.
 CONVPOOL_DEVICE void prefetch_line(const void *src) { asm volatile("prefetch.global.L2 [%0];" ::"l"(src)); }
 
+// Ends a group of this thread's copies; a group may be empty.
 CONVPOOL_DEVICE void copy_commit() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
+// Until at most the last kPending groups of this thread are under way. Hazard: other threads' copies need a barrier besides.
 template <int kPending> CONVPOOL_DEVICE void copy_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

@@ -11,6 +11,7 @@ namespace convpool {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
+// A phase ends after so many calls of arrive() or expect(), and when the expected bytes have come.
 CONVPOOL_DEVICE void barrier_init(uint32_t barrier, uint32_t arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -20,9 +21,11 @@ CONVPOOL_DEVICE void publish_barriers() { asm volatile("fence.mbarrier_init.rele
 CONVPOOL_DEVICE void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// One arrival, and so many bytes that copies will bring.
 CONVPOOL_DEVICE void barrier_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+// Returns when the phase of this parity has ended. try_wait gives up after a while, hence the loop.
 CONVPOOL_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
     uint32_t done;
     do {
@@ -33,7 +36,7 @@ CONVPOOL_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
                      : "memory");
     } while (done == 0);
 }
-// Of the block's first kThreads threads, whole warps; the other warps have work of their own.
+// A barrier of the block's first kThreads threads, whole warps, by name 1; the other warps take no part.
 template <int kThreads> CONVPOOL_DEVICE void barrier_of_first() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
 
 #endif

@@ -9,6 +9,8 @@
 
 namespace convpool {
 
+// Four 8 x 8 matrices of 16-byte rows: lane 8i + j gives the address of row j of matrix i; r[i] is this lane's word of matrix i,
+// word lane % 4 of row lane / 4.
 CONVPOOL_DEVICE void load_matrix(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -16,6 +18,7 @@ CONVPOOL_DEVICE void load_matrix(uint32_t (&r)[4], uint32_t address) {
                  : "memory");
 }
 
+// d[16][8] += a[16][8] b[8][8]^T. The low 13 bits of a and b, which TF32 does not have, are ignored: a truncation.
 CONVPOOL_DEVICE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t b0, const uint32_t b1) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -25,7 +28,7 @@ CONVPOOL_DEVICE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], const uint3
 #endif
 }
 
-// d[16][8] += a[16][2 chunks] b[8][2 chunks]^T
+// d[16][8] += a[16][2 chunks] b[8][2 chunks]^T. sm_75 has no m16n8k16 and takes two steps of one chunk.
 template <Precision P> CONVPOOL_DEVICE void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t b0, const uint32_t b1) {
     if constexpr (P == Precision::kF16) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

@@ -24,6 +24,7 @@ CONVPOOL_DEVICE uint32_t fma_relu(uint32_t a, uint32_t b, uint32_t c, float) {
     asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(d) : "f"(fmaf(__uint_as_float(a), __uint_as_float(b), __uint_as_float(c))));
     return __float_as_uint(d);
 }
+// a * b + c of each value in a word, rounded once.
 CONVPOOL_DEVICE uint32_t fma_packed(uint32_t a, uint32_t b, uint32_t c, __half) {
     uint32_t d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));

@@ -7,6 +7,7 @@
 
 namespace convpool {
 
+// The address in the window of shared memory, as asm statements take it.
 CONVPOOL_DEVICE uint32_t shared_address(const void *p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 CONVPOOL_DEVICE void store_shared(uint32_t address, const uint4 &v) {
@@ -27,7 +28,7 @@ CONVPOOL_DEVICE float load_shared_float(uint32_t address) {
     return v;
 }
 
-// An if might become a branch.
+// Stores 16 bytes to global memory if wanted. An if in C++ might become a branch.
 CONVPOOL_DEVICE void store_global_if(bool wanted, void *to, const uint4 &v) {
     asm volatile(
         "{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %5, 0;\n@wanted st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),

@@ -11,6 +11,7 @@ namespace convpool {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
+// Loads a map, which lies in the kernel's parameters, into the cache of maps, ahead of the first copy.
 CONVPOOL_DEVICE void prefetch_map(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 // Boxes of a map to shared memory, zeros outside the tensor; coordinates from the innermost dimension on.
 CONVPOOL_DEVICE void copy_box(uint32_t dst, const CUtensorMap *map, uint32_t barrier, int c0, int c1, int c2, int c3) {
@@ -25,7 +26,7 @@ CONVPOOL_DEVICE void copy_box(uint32_t dst, const CUtensorMap *map, uint32_t bar
                  "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2)
                  : "memory");
 }
-// The same box on its way to the L2, ahead of its use.
+// Starts the copy of a box to the L2, ahead of its use. No barrier counts it.
 CONVPOOL_DEVICE void prefetch_box(const CUtensorMap *map, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1,%2,%3}];" ::"l"(map), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }

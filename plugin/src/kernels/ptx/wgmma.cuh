@@ -14,6 +14,8 @@ namespace convpool {
 
 constexpr uint64_t kNoSwizzle = 0, kSwizzle128 = uint64_t{1} << 62, kSwizzle64 = uint64_t{2} << 62;
 
+// All of a descriptor but the address. chunk_bytes: from a chunk of a row to the next (swizzled: unused by the hardware);
+// eight_rows_bytes: from eight rows to the next eight.
 CONVPOOL_DEVICE uint64_t matrix_descriptor(uint32_t chunk_bytes, uint32_t eight_rows_bytes, uint64_t swizzle) {
     return (static_cast<uint64_t>(chunk_bytes >> 4) << 16) | (static_cast<uint64_t>(eight_rows_bytes >> 4) << 32) | swizzle;
 }
@@ -33,16 +35,20 @@ CONVPOOL_DEVICE void publish_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
+// Hazard: before the first product, and wherever registers of accumulators or of a were written since: orders those writes
+// before the products.
 CONVPOOL_DEVICE void wgmma_begin() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
+// Ends a group of products; wgmma_wait() counts groups.
 CONVPOOL_DEVICE void wgmma_commit() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
+// Until at most kPending groups are under way. Hazard: only then may their operands' memory be written and accumulators read.
 template <int kPending> CONVPOOL_DEVICE void wgmma_wait() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -104,7 +110,8 @@ template <Precision P, int kFragments> CONVPOOL_DEVICE void wgmma(float (&d)[kFr
 #endif
 }
 
-// The same of 16-bit types with a in registers: a warp's 16 rows as mma.sync's fragment has them.
+// d[64][kFragments * 8] += a[64][16] b[kFragments * 8][16]^T of 16-bit types with a in registers: each warp has its 16 rows of
+// it, as mma.sync's fragment has them. Hazard: the registers of a are read until wgmma_wait() says that the product is done.
 template <Precision P, int kFragments> CONVPOOL_DEVICE void wgmma(float (&d)[kFragments][4], const uint32_t (&a)[4], uint64_t b) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     static_assert(P == Precision::kF16 || P == Precision::kBF16, "16-bit types");

@@ -9,6 +9,7 @@
 
 namespace convpool {
 
+// The type of X, W and Y, how many of it are a chunk, and the first architecture whose tensor cores multiply it.
 template <Precision P> struct Traits;
 template <> struct Traits<Precision::kF16> {
     using Element = __half;
@@ -38,6 +39,7 @@ template <Precision P> constexpr bool kCompiledForThisArch = __CUDA_ARCH__ >= Tr
 template <Precision P> constexpr bool kCompiledForThisArch = true;
 #endif
 
+// The precision whose packing leaves what goes to memory as it is.
 template <Precision P>
 constexpr Precision kStored = P == Precision::kTF32 ? Precision::kTF32x3 : P;  // fp32 in memory is not rounded to TF32
 

@@ -7,7 +7,7 @@ namespace convpool {
 
 // A stage of the ring in shared memory: rows of pixels, then of weights.
 template <class Config> struct GemmStage {
-    static constexpr int kChunks = 8, kRowBytes = kChunks * 16;
+    static constexpr int kChunks = 8, kRowBytes = kChunks * 16;  // 128 bytes, the width of wgmma's swizzle
     static constexpr int kPixelBytes = Config::kBlockM * kRowBytes;
     static constexpr int kBytes = kPixelBytes + Config::kBlockN * kRowBytes;
     static_assert(Config::kWarpM == 16 && Config::kWarpsN == 1, "a warp holds 16 rows of a warpgroup's product");

@@ -12,6 +12,7 @@ struct OutputPixel {
     bool valid;
 };
 
+// Y as an epilogue sees it.
 struct OutputView {
     void *y;
     int64_t step;  // between channels
@@ -20,6 +21,7 @@ struct OutputView {
     bool runs = false;  // channels first: Y and residual are whole aligned runs of kRunPixels
 };
 
+// Shared memory that a warp's accumulators pass through: 16 pixels x kColumns channels of floats.
 template <class Config> struct Staging {
     static constexpr int kColumns = Config::kWarpN < 64 ? Config::kWarpN : 64;  // channels at a time
     static constexpr int kPitch = kColumns + 8;                                 // floats: a warp's 8-byte stores meet in no bank

@@ -17,13 +17,14 @@ template <class Config> CONVPOOL_DEVICE uint32_t weight_lane_offset(int warp_n, 
     return chunk_in_row(warp_n * Config::kWarpN + (lane & 7) + ((lane >> 4) << 3), lane >> 3 & 1);
 }
 
-// The same of pixels that lie as rows of a slice: lanes 0-15 their row of chunk 0, 16-31 of chunk 1.
+// A lane's ldmatrix row of pixels that lie as rows of a slice: lanes 0-15 their row of chunk 0, 16-31 of chunk 1.
 CONVPOOL_DEVICE uint32_t pixel_lane_offset(int first_row, int lane) { return chunk_in_row(first_row + (lane & 15), lane >> 4); }
 
 // Where pixels come from: kMeans, P of direct_fused, in planes of a chunk; kRows, rows of a slice as they are in memory,
 // fp32 not yet rounded to TF32.
 enum class Pixels { kMeans, kRows };
 
+// Step k, two chunks, of a lane's row: an exclusive or moves by two chunks in a swizzled row, an addition by two planes in P.
 template <Pixels kPixels> CONVPOOL_DEVICE uint32_t pixel_address(uint32_t row, uint32_t offset, uint32_t two_planes, int k) {
     return kPixels == Pixels::kRows ? (row ^ (k * 32)) + offset : row + offset + k * two_planes;
 }
