@@ -16,7 +16,7 @@ from typing import Any
 import click
 import onnx
 
-from benchmarks import cpu
+from benchmarks import model_times
 from benchmarks.network_times import OURS, ratios, times_of
 from convpool.bench import record as records
 from convpool.bench.figures import figures, geometric_mean
@@ -148,7 +148,7 @@ TABLES: dict[str, Callable[[], str]] = {
         schema.FUSED_VARIANTS_VERSION,
         onnx.defs.get_schema(schema.OP_TYPE, schema.VERSION, schema.DOMAIN).attributes,
     ),
-    "cpu.json": lambda: cpu.markdown(load("cpu.json")),
+    "cpu.json": lambda: model_times.markdown(load("cpu.json")),
     "h200_suita_table2_fp16.json": lambda: markdown(records.load(str(RESULTS / "h200_suita_table2_fp16.json"))),
     "h200_trt86_networks.json": lambda: networks(load("h200_trt86_networks.json")),
     "h200_trt86_networks_float.json": lambda: networks(load("h200_trt86_networks_float.json")),
