@@ -38,32 +38,34 @@ Shapes = dict[str, list[int]]
     type=click.Choice(PRECISIONS),
     default="fp32",
     show_default=True,
-    help="What layers may compute in; float32 inputs and outputs stay so. fp32: without TF32.",
+    help="What layers may compute in. float32 inputs and outputs keep their type. fp32: without TF32.",
 )
-@click.option("--min-shape", "least", **SHAPE, help="Smallest shape of an input with open sizes; repeat for more inputs.")
-@click.option("--opt-shape", "typical", **SHAPE, help="The shape that the engine is tuned for; default the largest.")
-@click.option("--max-shape", "largest", **SHAPE, help="Largest shape; default the typical one.")
+@click.option("--min-shape", "least", **SHAPE, help="Smallest shape of an input with open sizes. Repeat it for more inputs.")
+@click.option("--opt-shape", "typical", **SHAPE, help="The shape that the engine is tuned for. Default: the largest.")
+@click.option("--max-shape", "largest", **SHAPE, help="Largest shape. Default: the one that the engine is tuned for.")
 @click.option("--timing-cache", metavar="FILE", help="Take layer timings from this file and add new ones to it.")
 @click.option(
     "--workspace-mib",
     type=click.IntRange(min=1),
     default=1024,
     show_default=True,
-    help="The most scratch memory that a layer may use.",
+    help="Most scratch memory of a layer.",
 )
-@click.option("--optimization-level", type=click.IntRange(0, 5), help="TensorRT's; the default is its own.")
+@click.option(
+    "--optimization-level", type=click.IntRange(0, 5), help="TensorRT's builder optimization level. Default: TensorRT's own."
+)
 @click.option(
     "--max-aux-streams",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Let layers that need not wait for one another run on up to N more streams; the default is TensorRT's.",
+    help="Let independent layers run on up to N more streams. Default: TensorRT's own.",
 )
 @click.option("--no-plugin", is_flag=True, help="Standard operators only.")
 @click.option(
     "--lowering",
     type=click.Choice(LOWERINGS),
-    help="Form of a rewritten pair; default the plugin's operator (convavgpool), auto with --no-plugin, fused in "
-    "tf32, where 1x1 pairs stay as they are. none: as MODEL is.",
+    help="How pairs are rewritten. Default: convavgpool, the plugin's operator; auto with --no-plugin; fused in tf32, "
+    "which leaves 1x1 pairs unchanged. none: MODEL is not optimized.",
 )
 @click.option(
     "--stem/--no-stem",
@@ -82,8 +84,8 @@ Shapes = dict[str, list[int]]
 @click.option(
     "--autotune",
     is_flag=True,
-    help="Build MODEL as it is and every form of its pairs, time the engines on this "
-    "GPU, keep the fastest whose outputs agree; without --lowering and --layers.",
+    help="Build an engine of MODEL as it is and of every lowering, time the engines on this GPU, and keep the fastest "
+    "whose outputs agree. Excludes --lowering and --layers.",
 )
 @click.option("--layers", is_flag=True, help="Keep intermediate tensors as outputs, for convpool-verify --layers.")
 @click.option(
@@ -94,9 +96,9 @@ Shapes = dict[str, list[int]]
     metavar="N",
     help="Compare with onnxruntime on MODEL, on N sets of random inputs.",
 )
-@click.option("--data", metavar="FILE.npz", help="Compare on these inputs in place of random ones.")
-@click.option("--rtol", type=Tolerance(), help="Relative tolerance; default by precision.")
-@click.option("--atol", type=Tolerance(), help="Absolute tolerance; default by precision and output.")
+@click.option("--data", metavar="FILE.npz", help="Compare on these inputs instead of random ones.")
+@click.option("--rtol", type=Tolerance(), help="Relative tolerance. Default: by precision.")
+@click.option("--atol", type=Tolerance(), help="Absolute tolerance. Default: by precision and output.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs.")
 @click.option("--report", "report_path", metavar="FILE.json", help="Write what was built and compared as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")

@@ -30,21 +30,21 @@ from convpool.tensorrt.runner import open_runner
     "--layers",
     is_flag=True,
     help="Compare every tensor that both have by name, not only the outputs. "
-    "An engine has those that it was built with: convpool-build --layers.",
+    "An engine has them if it was built with convpool-build --layers.",
 )
 @click.option(
     "--precision",
     type=click.Choice(PRECISIONS),
-    help="What the less exact side computes in: chooses the tolerances. "
-    "Default: by the types of a model, and of what an engine takes and gives.",
+    help="What the less exact side computes in; it gives the tolerances. "
+    "Default: by the types of a model, and of an engine's inputs and outputs.",
 )
 @click.option(
     "--check", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Compare on N sets of random inputs."
 )
-@click.option("--data", metavar="FILE.npz", help="Compare on these inputs in place of random ones.")
-@click.option("--input-shape", "shapes", **SHAPE, help="Shape of an input that is open; repeat for more inputs.")
-@click.option("--rtol", type=Tolerance(), help="Relative tolerance; default by precision.")
-@click.option("--atol", type=Tolerance(), help="Absolute tolerance; default by precision and output.")
+@click.option("--data", metavar="FILE.npz", help="Compare on these inputs instead of random ones.")
+@click.option("--input-shape", "shapes", **SHAPE, help="Shape of an input with open sizes. Repeat it for more inputs.")
+@click.option("--rtol", type=Tolerance(), help="Relative tolerance. Default: by precision.")
+@click.option("--atol", type=Tolerance(), help="Absolute tolerance. Default: by precision and output.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs.")
 @click.option("--report", "report_path", metavar="FILE.json", help="Write the comparison as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")

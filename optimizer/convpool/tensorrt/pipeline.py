@@ -149,7 +149,7 @@ def build_fastest(model: object, options: BuildOptions | None = None, **keywords
 
     Raises what `build` raises, and TensorRTError where no lowering is left.
     """
-    return time_lowerings(load(model), replace(options or BuildOptions(), **keywords, autotune=True))
+    return time_lowerings(load(model), replace(options or BuildOptions(), **{**keywords, "autotune": True}))
 
 
 def check_can_run(options: BuildOptions, no_check: str = "check=0", no_autotune: str = "autotune") -> None:
