@@ -11,6 +11,7 @@
 
 #include "kernels/epilogue/store_tile.cuh"
 #include "kernels/prologue/chunk_prologue.cuh"
+#include "kernels/ptx/global_memory.cuh"
 #include "kernels/ptx/mma_sync.cuh"
 #include "kernels/ptx/packed_math.cuh"
 #include "kernels/tile/box_mean.cuh"
@@ -58,12 +59,12 @@ template <class Config> struct FewChannels {
         for (int i = threadIdx.x; i < static_cast<int>(p.weight_bytes) / 8; i += Config::kThreads) {
             const int m = i / (32 * kSteps) * 8 + (i % 32 >> 2), k = i / 32 % kSteps * 16 + 2 * (i & 3);
             const uint32_t first = weight(m, k) | weight(m, k + 1) << 16, second = weight(m, k + 8) | weight(m, k + 9) << 16;
-            asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(shared + i * 8), "r"(first), "r"(second) : "memory");
+            store_shared_words(shared + i * 8, first, second);
         }
         for (int m = threadIdx.x; m < static_cast<int>(p.bias_bytes) / 4; m += Config::kThreads) {
             const bool valid = p.epilogue.bias != nullptr && m < p.shape.m;
             const float b = valid ? to_float(static_cast<const Element *>(p.epilogue.bias)[m]) : 0.f;
-            asm volatile("st.shared.f32 [%0], %1;" ::"r"(bias + m * 4), "f"(b) : "memory");
+            store_shared_float(bias + m * 4, b);
         }
         __syncthreads();
     }
@@ -77,22 +78,6 @@ template <class Config> struct FewChannels {
         const int64_t element =
             static_cast<int64_t>(n) * p.image + static_cast<int64_t>(y) * p.row + static_cast<int64_t>(x) * p.column;
         return {pixel < p.pixels ? y : kFewChannelsNowhere, x, static_cast<const char *>(p.x) + element * p.x_element_bytes};
-    }
-    // A half of X, or zero.
-    CONVPOOL_DEVICE static uint32_t load_bits_if(bool wanted, const char *x) {
-        uint16_t bits = 0;
-        asm("{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %2, 0;\n@wanted ld.global.u16 %0, [%1];\n}"
-            : "+h"(bits)
-            : "l"(x), "r"(static_cast<uint32_t>(wanted)));
-        return bits;
-    }
-    // A float of X, or zero.
-    CONVPOOL_DEVICE static float load_float_if(bool wanted, const char *x) {
-        float value = 0.f;
-        asm("{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %2, 0;\n@wanted ld.global.f32 %0, [%1];\n}"
-            : "+f"(value)
-            : "l"(x), "r"(static_cast<uint32_t>(wanted)));
-        return value;
     }
     // A pixel of X in W's type, or zero.
     template <bool kFloats> CONVPOOL_DEVICE static float pixel_if(bool wanted, const char *x) {
@@ -171,25 +156,22 @@ template <class Config> struct FewChannels {
         for (int k = 0; k < kOperands; k += 2) {
             const uint32_t first = k < p.operands ? mean_bits<kFloats>(p.table[k], at) : 0;
             const uint32_t second = k + 1 < p.operands ? mean_bits<kFloats>(p.table[k + 1], at) : 0;
-            asm volatile("st.shared.b32 [%0], %1;" ::"r"(row + k * 2), "r"(first | second << 16) : "memory");
+            store_shared_word(row + k * 2, first | second << 16);
         }
     }
 
     // Bias and products of 16 pixels and kBlockN channels.
     CONVPOOL_DEVICE static void multiply(Accumulators<Config> &acc, const uint32_t (&pixels)[kSteps][4], uint32_t weights,
                                          uint32_t first_bias) {
-        // Neither is volatile: what they read never changes, so they may run ahead.
 #pragma unroll
         for (int ni = 0; ni < Config::kFragmentsN; ++ni) {
-            asm("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(acc[0][ni][0]), "=f"(acc[0][ni][1]) : "r"(first_bias + ni * 32));
+            load_constant_pair(first_bias + ni * 32, acc[0][ni][0], acc[0][ni][1]);
             acc[0][ni][2] = acc[0][ni][0];
             acc[0][ni][3] = acc[0][ni][1];
             uint32_t b[kSteps][2];
 #pragma unroll
             for (int step = 0; step < kSteps; ++step)
-                asm("ld.shared.v2.b32 {%0, %1}, [%2];"
-                    : "=r"(b[step][0]), "=r"(b[step][1])
-                    : "r"(weights + (ni * kSteps + step) * 256));
+                load_constant_pair(weights + (ni * kSteps + step) * 256, b[step][0], b[step][1]);
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) mma<kPrecision>(acc[0][ni], pixels[step], b[step][0], b[step][1]);
         }
@@ -214,8 +196,8 @@ template <class Config> struct FewChannels {
                 upper = larger(upper, 0, tag);
                 lower = larger(lower, 0, tag);
             }
-            asm volatile("st.shared.b32 [%0], %1;" ::"r"(target + ni * 16), "r"(upper) : "memory");
-            asm volatile("st.shared.b32 [%0], %1;" ::"r"(target + ni * 16 + 8 * kOutputPitch), "r"(lower) : "memory");
+            store_shared_word(target + ni * 16, upper);
+            store_shared_word(target + ni * 16 + 8 * kOutputPitch, lower);
         }
         __syncwarp();
         constexpr int kAcross = kBlockN / 8, kRowsAtOnce = 32 / kAcross;

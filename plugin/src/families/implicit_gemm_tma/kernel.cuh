@@ -171,11 +171,11 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
         __syncthreads();
         // setmaxnreg moves registers from the warpgroup that copies to those that hold three sums.
         if (threadIdx.x < Config::kThreads) {
-            if constexpr (kCopyThreads == 128) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+            if constexpr (kCopyThreads == 128) take_registers<232>();
             if constexpr (kActivates) multiply_activated();
             else multiply();
         } else {
-            if constexpr (kCopyThreads == 128) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+            if constexpr (kCopyThreads == 128) give_registers<40>();
             if (copies) copy();
         }
     }

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "kernels/epilogue/finish.cuh"
+#include "kernels/ptx/global_memory.cuh"
 
 namespace convpool {
 

@@ -1,6 +1,7 @@
-// Loads and stores of shared memory by 32-bit addresses, and a store to global memory under a predicate.
+// Loads and stores of shared memory by 32-bit addresses.
 //
-// They are volatile and clobber memory, so the compiler keeps their order among each other and around barriers.
+// But for load_constant_pair they are volatile and clobber memory, so the compiler keeps their order among each other and around
+// barriers.
 #pragma once
 
 #include "kernels/ptx/device.cuh"
@@ -28,12 +29,23 @@ CONVPOOL_DEVICE float load_shared_float(uint32_t address) {
     return v;
 }
 
-// Stores 16 bytes to global memory if wanted. An if in C++ might become a branch.
-CONVPOOL_DEVICE void store_global_if(bool wanted, void *to, const uint4 &v) {
-    asm volatile(
-        "{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %5, 0;\n@wanted st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
-        "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(static_cast<uint32_t>(wanted))
-        : "memory");
+CONVPOOL_DEVICE void store_shared_word(uint32_t address, uint32_t v) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+CONVPOOL_DEVICE void store_shared_words(uint32_t address, uint32_t first, uint32_t second) {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(first), "r"(second) : "memory");
+}
+CONVPOOL_DEVICE void store_shared_float(uint32_t address, float v) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+}
+
+// Loads from where nothing is stored any more: not volatile, so they may run ahead. Hazard: also ahead of the barrier after the
+// last store, unless the address is unknown to the compiler before.
+CONVPOOL_DEVICE void load_constant_pair(uint32_t address, float &first, float &second) {
+    asm("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(address));
+}
+CONVPOOL_DEVICE void load_constant_pair(uint32_t address, uint32_t &first, uint32_t &second) {
+    asm("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(first), "=r"(second) : "r"(address));
 }
 
 }  // namespace convpool

@@ -55,6 +55,18 @@ template <int kPending> CONVPOOL_DEVICE void wgmma_wait() {
 #endif
 }
 
+// A warpgroup's registers a thread from here on: fewer, which others may take, or more, once they are free. All of its warps.
+template <int kRegisters> CONVPOOL_DEVICE void give_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+template <int kRegisters> CONVPOOL_DEVICE void take_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+
 // Accumulators as operands of an asm statement, 8 fragments of 4 at a time.
 #define CONVPOOL_D4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define CONVPOOL_D32(d, i)                                                                                         \
