@@ -12,6 +12,7 @@ import onnx
 import pytest
 
 from convpool import VerificationError, optimize
+from convpool.check.compare import compare
 from convpool.check.verdict import OutputErrors, Verification
 from convpool.cli import build as build_cli
 from convpool.cli.common import run
@@ -40,7 +41,7 @@ def judged(monkeypatch):
     """Engines without TensorRT, whose outputs agree unless `agrees` is made false; `compared` holds the comparisons' options."""
     seen = SimpleNamespace(agrees=True, compared=[])
 
-    def compare(first, second, **options):
+    def compared(first, second, **options):
         seen.compared.append(options)
         return Verification(seen.agrees, "the first", 1, {}, [OutputErrors("y", 0.5, 0.25, seen.agrees)], "0")
 
@@ -48,7 +49,7 @@ def judged(monkeypatch):
         ("build_plan", lambda trt, model, options: PretendedEngine(model)),
         ("check_can_run", lambda *_: None),
         ("EngineRunner", lambda engine: engine),
-        ("compare", compare),
+        ("compare", compared),
     ):
         monkeypatch.setattr(pipeline, name, value)
     monkeypatch.setattr(build_cli, "check_can_run", lambda *_: None)
@@ -126,6 +127,36 @@ def test_the_report_says_which_nodes_the_plugin_runs(judged):
     (name,) = with_plugin.plugin_nodes
     assert name.endswith("ConvAvgPool") and with_plugin.report.other_nodes == {}
     assert without.plugin_nodes == {} and without.report.other_nodes == {name: 1}
+
+
+class PretendedRunner:
+    """Doubles an input, as an engine without a GPU would."""
+
+    runtime, model, precision = "TensorRT", None, "fp32"
+    input_names, output_names, input_types = ["x"], ["y"], {"x": np.dtype(np.float32)}
+
+    def __init__(self, typical: int, factor: float = 2.0) -> None:
+        self.typical, self.factor, self.given = typical, factor, []
+
+    def run(self, arrays):
+        self.given.append(arrays["x"])
+        return {"y": self.factor * arrays["x"]}
+
+    def typical_shapes(self):
+        return {"x": [self.typical, 3]}
+
+
+def test_two_engines_are_compared_on_the_first_one_s_typical_shapes():
+    first, second = PretendedRunner(4), PretendedRunner(7)
+    found = compare(first, second, check=2)
+    assert found.passed and found.inputs == 2 and found.reference == "the first in TensorRT"
+    assert [x.shape for x in first.given] == [(4, 3)] * 2 and not np.array_equal(*first.given)
+    assert all(map(np.array_equal, first.given, second.given)) and found.input_shapes == {"x": [4, 3]}
+    assert compare(first, second, input_shapes={"x": [5, 3]}).input_shapes == {"x": [5, 3]}
+    data = {"x": np.ones((1, 3), np.float32)}
+    assert compare(first, second, data=data).input_shapes == {"x": [1, 3]} and first.given[-1] is data["x"]
+    assert not compare(first, PretendedRunner(4, factor=2.01)).passed
+    assert compare(first, PretendedRunner(4, factor=2.01), precision="tf32").passed
 
 
 @pytest.mark.parametrize(

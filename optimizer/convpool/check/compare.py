@@ -71,7 +71,7 @@ def _input_maker(
 ) -> InputMaker | FixedInputMaker:
     """Inputs by the model among the two, which says what is open, else by the types of the first."""
     if data is None:
-        shapes = {**first.typical_shapes(), **second.typical_shapes(), **shapes}
+        shapes = {**second.typical_shapes(), **first.typical_shapes(), **shapes}
     for runner in (first, second):
         if runner.model is not None:
             return InputMaker(runner.model, data, shapes, seed)
