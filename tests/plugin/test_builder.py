@@ -1,0 +1,89 @@
+"""What TensorRT 8.6 is told, by a pretended one: flags by precision, profiles, limits, and the nodes that it gets."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from onnx import TensorProto
+
+from convpool.errors import OptionError
+from convpool.tensorrt import build_engine, builder
+from convpool.tensorrt.prepare import is_plugin_node
+from models.generators import generate
+from tests.support.pretended_tensorrt import Flag, TacticSource, pretended_tensorrt
+
+
+@pytest.fixture
+def trt(monkeypatch):
+    """TensorRT 8.6 with the plugin."""
+    module = pretended_tensorrt()
+    module.plugins = []
+    monkeypatch.setattr(builder, "load_plugin", module.plugins.append)
+    return module
+
+
+def plugin_nodes(plan: bytes) -> list[onnx.NodeProto]:
+    return list(filter(is_plugin_node, onnx.load_from_string(plan).graph.node))
+
+
+def ints(node: onnx.NodeProto) -> dict[str, int]:
+    return {item.name: item.i for item in node.attribute}
+
+
+@pytest.mark.parametrize(("precision", "flags"), [("fp32", set()), ("tf32", {Flag.TF32}), ("fp16", {Flag.TF32, Flag.FP16})])
+def test_a_precision_is_a_flag_and_the_nodes_know_it(trt, precision, flags):
+    options = {"lowering": "convavgpool", "stem": False, "plain_conv": False, "workspace_bytes": 4096}
+    engine = build_engine(generate("wgan_gp_small", batch=2), precision=precision, trt=trt, **options)
+    (config,) = trt.configs
+    assert config.flags == flags and config.pool_limits == {"workspace": 4096} and config.profiles == []
+    assert [network.flags for network in trt.networks] == [1] and trt.plugins == [trt]
+    nodes = plugin_nodes(engine.plan)
+    assert nodes and engine.built_from["ConvAvgPool"] == sum(node.op_type == "ConvAvgPool" for node in nodes)
+    assert {"allow_tf32" in ints(node) for node in nodes} == {precision == "tf32"}
+    assert all(ints(node)["constant_weights"] == 1 for node in nodes)
+    model = onnx.load_from_string(engine.plan)
+    kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    wanted = TensorProto.FLOAT16 if precision == "fp16" else TensorProto.FLOAT
+    assert {kinds[node.input[1]] for node in nodes} == {wanted}
+
+
+def test_a_precision_that_8_6_does_not_have_is_refused(trt):
+    with pytest.raises(OptionError, match="precision: got bf16, which TensorRT 8.6.1 does not have; expected fp32, tf32 or fp16"):
+        build_engine(generate("wgan_gp_small", batch=2), precision="bf16", trt=trt)
+
+
+def test_an_engine_that_may_be_refitted_has_no_constant_weights(trt):
+    told = []
+
+    def refit(config):
+        config.set_flag(Flag.REFIT)
+
+    model = generate("wgan_gp_small", batch=2)
+    engine = build_engine(model, lowering="convavgpool", trt=trt, configure=refit, configure_network=told.append)
+    nodes = plugin_nodes(engine.plan)
+    assert nodes and not any("constant_weights" in ints(node) for node in nodes)
+    first, second = trt.networks  # parsed once more, and the last one is the one that is built
+    assert all("constant_weights" in ints(node) for node in filter(is_plugin_node, first.model.graph.node))
+    assert told == [second]
+
+
+def test_libraries_that_are_not_there_give_no_kernels(trt, monkeypatch):
+    def library(name):
+        if "cublasLt" in name:
+            return type("Library", (), {"cublasLtCreate": None})
+        raise OSError(name)
+
+    monkeypatch.setattr(builder.ctypes, "CDLL", library)
+    build_engine(generate("wgan_gp_small", batch=2), plugin=False, trt=trt)
+    assert trt.configs[0].sources == 1 << TacticSource.CUBLAS_LT | 1 << TacticSource.EDGE_MASK_CONVOLUTIONS
+    assert trt.plugins == []  # nothing for it to run
+
+
+def test_open_inputs_get_profiles(trt):
+    shapes = ([1, 3, 32, 32], [4, 3, 32, 32], [16, 3, 32, 32])
+    larger = ([16, 3, 32, 32], [32, 3, 32, 32], [64, 3, 32, 32])
+    model = generate("wgan_gp_small", batch="dynamic")
+    build_engine(model, trt=trt, profiles=[{"image": shapes}, {"image": larger}])
+    assert trt.configs[0].profiles == [{"image": tuple(map(tuple, one))} for one in (shapes, larger)]
+    with pytest.raises(OptionError, match=r"profile: input 'image' has the open shape \[-1, 3, 32, 32\]; give its smallest"):
+        build_engine(model, trt=trt)
