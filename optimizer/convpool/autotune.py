@@ -14,8 +14,10 @@ from onnx import ModelProto, helper, numpy_helper
 
 from convpool.algebra.lowering import LOWERINGS, ORDERS
 from convpool.check.inputs import InputMaker, feeds, fit_shapes
-from convpool.check.session import evaluate, make_session
+from convpool.check.runners import OnnxruntimeRunner
+from convpool.check.session import evaluate
 from convpool.check.timing import time_sessions
+from convpool.errors import ModelError
 from convpool.ir.index import index_model
 from convpool.ir.model import LoadedModel, infer_shapes
 from convpool.passes import conv_pool
@@ -63,13 +65,15 @@ class Tuner:
                 candidates.setdefault("+".join(lowering.name for lowering in found.lowerings), found)
         try:
             cut = self._cut_out(plan, main_opset)
-            sessions = {"original": make_session(LoadedModel(cut, None, 0), optimize=True, spin=True)}
-            arrays, _ = InputMaker(cut, None, {}, self._seed).runnable(0, lambda a: sessions["original"].run(None, a))
+            runners = {"original": OnnxruntimeRunner(LoadedModel(cut, None, 0), "the site", optimize=True, spin=True)}
+            arrays, _ = InputMaker(cut, None, {}, self._seed).runnable(0, runners["original"].values)
             for name in candidates:
-                lowered = _lowered(cut, name if name in LOWERINGS else "auto")
-                sessions[name] = make_session(LoadedModel(lowered, None, 0), optimize=True, spin=True)
+                lowered = LoadedModel(_lowered(cut, name if name in LOWERINGS else "auto"), None, 0)
+                runners[name] = OnnxruntimeRunner(lowered, "the site", optimize=True, spin=True)
+                runners[name].values(arrays)
+            sessions = {name: runner.session for name, runner in runners.items()}
             times = time_sessions(sessions, arrays, ROUNDS, BUDGET_S)
-        except Exception:  # whatever onnxruntime has against the cut-out: it is only a measurement
+        except ModelError:  # the site cannot be cut out, or onnxruntime cannot run it: there is nothing to measure
             return plan, None
         best = min(times, key=lambda name: times[name])
         if best == "original":
@@ -93,7 +97,7 @@ class Tuner:
             info = scope.info(name)
             shape = self._known.get(name, info.shape)
             if not info.elem_type or shape is None:
-                raise ValueError(f"{name}: type or rank unknown")
+                raise ModelError(f"{name}: type or rank unknown")
             inputs.append(helper.make_tensor_value_info(name, info.elem_type, shape))
         elem_type = scope.info(plan.pooling.output).elem_type or inputs[0].type.tensor_type.elem_type
         output = helper.make_tensor_value_info(plan.pooling.output, elem_type, None)

@@ -9,7 +9,8 @@ import pytest
 
 import convpool
 from convpool import autotune
-from convpool.check import timing
+from convpool.check import runners, timing
+from convpool.errors import ModelError
 from models import generators
 from tests.support.models import graph
 
@@ -126,3 +127,24 @@ def test_what_has_one_form_only_is_not_timed(clock):
         ("c", "conv_pool", "rejected"),
     ]
     assert len(clock["timed"]) == 1
+
+
+def test_a_site_that_onnxruntime_cannot_run_is_not_timed_but_a_bug_is_no_measurement(clock, monkeypatch):
+    class Runner(runners.OnnxruntimeRunner):
+        def values(self, arrays):
+            if self.what == "the site":
+                raise ModelError("no kernel")
+            return super().values(arrays)
+
+    model = generators.generate("lenet5")
+    monkeypatch.setattr(autotune, "OnnxruntimeRunner", Runner)
+    result = convpool.optimize(model, autotune=True)
+    assert result.changed and clock["timed"] == [] and all(site.times_us is None for site in result.report.sites)
+
+    def broken(sessions, arrays, rounds, budget_s):
+        raise KeyError("a bug")
+
+    monkeypatch.undo()
+    monkeypatch.setattr(autotune, "time_sessions", broken)
+    with pytest.raises(KeyError, match="a bug"):
+        convpool.optimize(model, autotune=True)

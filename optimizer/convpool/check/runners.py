@@ -49,24 +49,26 @@ class Runner(Protocol):
 class OnnxruntimeRunner:
     """A model in onnxruntime on the CPU.  `error` says why it could not be loaded.
 
-    what: the model, in messages.  optimize: with onnxruntime's own passes.
+    what: the model, in messages.  optimize: with onnxruntime's own passes.  spin: as for `make_session`.
     """
 
     runtime = "onnxruntime"
 
-    def __init__(self, model: LoadedModel, what: str, *, optimize: bool = False, precision: str = "fp32") -> None:
+    def __init__(
+        self, model: LoadedModel, what: str, *, optimize: bool = False, spin: bool = False, precision: str = "fp32"
+    ) -> None:
         self.what, self.error, self.precision = what, "", precision
         self.model: ModelProto | None = model.proto
         self.input_types: dict[str, np.dtype] = {}
         self.input_names: list[str] = []
         self.output_names: list[str] = []
         try:
-            self._session = make_session(model, optimize=optimize)
+            self.session = make_session(model, optimize=optimize, spin=spin)
         except Exception as error:  # onnxruntime's exceptions share no base class
             self.error = first_line(error)
             return
-        self.input_names = [value.name for value in self._session.get_inputs()]
-        self.output_names = [value.name for value in self._session.get_outputs()]
+        self.input_names = [value.name for value in self.session.get_inputs()]
+        self.output_names = [value.name for value in self.session.get_outputs()]
 
     def check(self) -> None:
         """Raise ModelError if it could not be loaded."""
@@ -80,8 +82,9 @@ class OnnxruntimeRunner:
     def values(self, arrays: Arrays) -> list[Any]:
         """All outputs in order.  Raises ModelError if onnxruntime fails."""
         self.check()
+        given = fitted(self.session, arrays)
         try:
-            return self._session.run(None, fitted(self._session, arrays))
+            return self.session.run(None, given)
         except Exception as error:
             raise ModelError(f"onnxruntime cannot run {self.what}: {first_line(error)}") from error
 
