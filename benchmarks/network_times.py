@@ -146,7 +146,7 @@ def layer_times(engine: Engine, inputs: Arrays, runs: int = 20) -> dict[str, flo
             totals[layer_name] = totals.get(layer_name, 0.0) + ms * 1000 / runs
 
     engine.bind(inputs)  # to buffers of its own: those of the timing are gone
-    context = engine._load().context
+    context = engine.context
     context.profiler = Profiler()
     for _ in range(runs):
         engine.execute()

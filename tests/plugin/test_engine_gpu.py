@@ -507,7 +507,7 @@ def test_weights_kept_from_run_to_run_are_right_in_every_order():
     class Running:
         def __init__(self) -> None:
             self.engine = Engine(engine.plan)
-            self.context, self.memory = self.engine._load().context, self.engine.memory
+            self.context, self.memory = self.engine.context, self.engine.memory
             self.x, self.y = (self.memory.allocate(2 * 8 * size * size * c) for c in (channels, 128))
             self.output = next(iter(self.engine.outputs))
             self.stream = ctypes.c_void_p(self.memory.stream.handle)

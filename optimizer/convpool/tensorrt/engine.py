@@ -119,8 +119,13 @@ class Engine:
         return self._load().engine
 
     @property
+    def context(self) -> Any:
+        """TensorRT's own IExecutionContext, which `run` and `execute` use."""
+        return self._load().context
+
+    @property
     def memory(self) -> PycudaMemory:
-        """The memory that this engine's buffers are in."""
+        """The GPU memory and stream of this engine."""
         return self._load().memory
 
     def run(self, inputs: Mapping[str, Any], *, stream: Any = None, on_device: bool = False) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Times of engines on the GPU: CUDA graphs of calls, replayed in turn so that all engines see the same clocks."""
+"""Times of engines on the GPU: each engine's calls form a CUDA graph, and the graphs take turns, so that clocks favour none."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ WARM_UP_ROUNDS = 2
 LEAST_CALLS = 16
 """Calls in a graph, so that its start weighs little."""
 TIMING_ITERATIONS = 8
-"""How many runs TensorRT is told to average over as it chooses a kernel.  By its own one, it takes a slow one now and then."""
+"""Runs that TensorRT averages over when it chooses a kernel.  With its default of one it sometimes chooses a slow kernel."""
 _RELAXED_CAPTURE = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: TensorRT may call what a strict capture refuses
 
 
 def choose_patiently(config: Any) -> None:
-    """Set a builder's config so that engines can be compared."""
+    """Have TensorRT time its kernels longer, so that two engines differ by their model and not by luck."""
     if hasattr(config, "avg_timing_iterations"):  # TensorRT-RTX chooses as an engine is first run
         config.avg_timing_iterations = TIMING_ITERATIONS
 
@@ -78,7 +78,7 @@ class _Replay:
                 self._cuda.cuGraphDestroy(graph)
 
     def microseconds(self) -> float:
-        """Time of a call.  The timed replay follows another one, which hides its launch."""
+        """Time of a call.  The timed replay follows another one, whose run hides the launch."""
         self._launch()
         return self._memory.elapsed_us(self._launch) / self.calls
 

@@ -1,4 +1,4 @@
-"""TensorRT's network of a model: parsed, and its last layers kept in float32."""
+"""TensorRT's network of a model: parsed, with its last layers kept in float32."""
 
 from __future__ import annotations
 
