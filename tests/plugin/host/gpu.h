@@ -1,7 +1,7 @@
 // A GPU by the driver's library, which is looked up when asked for: the host program starts without one.
 #pragma once
 
-#include "host.h"
+#include "interface.h"
 
 #include <dlfcn.h>
 
@@ -78,6 +78,38 @@ struct Context {
 // weights.
 bool check_weight_cache(Gpu &gpu, const convpool_problem &largest, const std::function<Context(bool)> &make,
                         const std::function<int32_t(const convpool_problem &)> &tactic, size_t granted);
+
+// A context that `make` makes of a layer whose batch is open, up to that of `largest`.
+template <class T>
+Context gpu_context(Gpu &gpu, const Attributes &a, const convpool_problem &largest, int32_t tactic,
+                    Owner<T> (*make)(const Attributes &, const typename T::Dynamic *, const typename T::Dynamic &, int32_t)) {
+    const int64_t c = largest.c, m = largest.m, h = largest.spatial[0], w = largest.spatial[1], k = a.kernel[0];
+    const int64_t oh = out_size(a, 0, h), ow = out_size(a, 1, w);
+    const auto type = T::DataType::kHALF;
+    const auto linear = T::TensorFormat::kLINEAR;
+    const auto format = largest.x_layout == CONVPOOL_CHANNELS_LAST ? T::TensorFormat::kHWC8 : linear;
+    const auto described_out = dynamic<T>({1, m, oh, ow}, {largest.n, m, oh, ow}, type, format);
+    const auto described =
+        a.inputs(dynamic<T>({1, c, h, w}, {largest.n, c, h, w}, type, format), dynamic<T>({m, k, k, c}, type, linear),
+                 dynamic<T>({m}, type, linear), dynamic<T>({c}, type, linear), described_out);
+    struct Now {
+        std::vector<typename T::Desc> in;
+        typename T::Desc out;
+    };
+    auto now = std::make_shared<Now>();
+    std::shared_ptr<typename T::Plugin> plugin = make(a, described.data(), described_out, tactic);
+    Context context;
+    context.shape = [=](int64_t n) {
+        now->out = fixed<T>({n, m, oh, ow}, type, format);
+        now->in = a.inputs(fixed<T>({n, c, h, w}, type, format), fixed<T>({m, k, k, c}, type, linear),
+                           fixed<T>({m}, type, linear), fixed<T>({c}, type, linear), now->out);
+        CHECK(T::shape_change(*plugin, now->in.data(), a.input_count(), now->out));
+    };
+    context.run = [=, stream = gpu.stream](const void *const *inputs, void *output, void *workspace) {
+        return T::enqueue(*plugin, now->in.data(), now->out, inputs, &output, workspace, stream);
+    };
+    return context;
+}
 
 bool run_v2(void *library, Gpu &gpu);
 bool run_v3(void *library, Gpu &gpu);

@@ -27,6 +27,8 @@ namespace host {
 int checks = 0, failures = 0;
 int32_t version_number = 0;
 std::string logged;
+int (*pretended_launches)() = nullptr;
+int64_t (*pretended_bytes)() = nullptr;
 
 namespace {
 
@@ -149,7 +151,11 @@ int main(int count, char **arguments) {
     void *library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return std::printf("%s\n", dlerror()), 2;
     const bool has_device = std::strcmp(arguments[2], "1") == 0;
-    if (auto set_device = reinterpret_cast<void (*)(int, uint64_t)>(dlsym(library, "pretended_set_device"))) set_device(0, 1);
+    if (auto set_device = reinterpret_cast<void (*)(int, uint64_t)>(dlsym(library, "pretended_set_device"))) {
+        set_device(0, 1);
+        pretended_launches = reinterpret_cast<int (*)()>(dlsym(library, "pretended_launches"));
+        pretended_bytes = reinterpret_cast<int64_t (*)()>(dlsym(library, "pretended_bytes"));
+    }
     auto set_finder = reinterpret_cast<void (*)(void *)>(dlsym(library, "setLoggerFinder"));
     CHECK(set_finder != nullptr);
     if (set_finder == nullptr) return 1;

@@ -22,6 +22,10 @@ inline void check(bool passed, const std::string &what, const char *file, int li
     std::printf("%s:%d: %s\n", file, line, what.c_str());
 }
 
+// What a library on the pretended CUDA runtime tells of it; null elsewhere.
+extern int (*pretended_launches)();
+extern int64_t (*pretended_bytes)();
+
 // The call must fail, and the log must name `word`.
 inline void refuses(bool failed, const std::string &word, const char *file, int line) {
     check(failed, "accepted, expected a refusal that names '" + word + "'", file, line);
