@@ -193,3 +193,21 @@ def test_a_model_that_tensorrt_cannot_read_is_an_error_with_its_message():
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     with pytest.raises(ModelError, match="TensorRT .* cannot read the model; got "):
         build_engine(model, lowering="none", plugin=False, trt=trt)
+
+
+def test_a_plugin_s_message_is_seen(plugin):
+    """On stderr: the places of RTX's logger functions are written nowhere, so its logger is not called."""
+    code = """
+import sys
+import tensorrt_rtx_bindings as trt
+logger = trt.Logger(trt.Logger.VERBOSE)
+runtime = trt.Runtime(logger)  # the process's logger, for the plugin to find
+registry = trt.get_plugin_registry()
+assert registry.load_library(sys.argv[1]) is not None
+creator = registry.get_creator("ConvAvgPool", "1", "")
+for phase in (trt.TensorRTPhase.BUILD, trt.TensorRTPhase.RUNTIME):
+    assert creator.create_plugin("layer", trt.PluginFieldCollection([]), phase) is None
+"""
+    done = subprocess.run([sys.executable, "-c", code, plugin], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr.count("convpool: createPlugin: pool_kernel_shape; got no such attribute, expected one on the node") == 2
