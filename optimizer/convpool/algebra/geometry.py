@@ -141,7 +141,7 @@ def fuse_kernel(weight: np.ndarray, conv: ConvSpec, pool: PoolSpec) -> np.ndarra
             slice(box * j, box * j + tap * (k - 1) + 1, tap)
             for j, k, (tap, box) in zip(offset, conv.kernel_shape, steps, strict=True)
         )
-        out[(slice(None), slice(None), *window)] += taps
+        out[(slice(None),) * 2 + window] += taps
     return out
 
 

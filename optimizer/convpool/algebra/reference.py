@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ def average_pool(x: np.ndarray, spec: PoolSpec) -> np.ndarray:
     out = spec.output_size(x.shape[2:])
     total = np.zeros(x.shape[:2] + out)
     for offset in product(*(range(p) for p in spec.kernel_shape)):
-        total += padded[(..., *_window(offset, spec.dilations, spec.strides, out))]
+        total += padded[_window(offset, spec.dilations, spec.strides, out)]
     return total / spec.taps
 
 
@@ -34,8 +35,9 @@ def conv(x: np.ndarray, w: np.ndarray, b: np.ndarray | None, spec: ConvSpec) -> 
     total = np.zeros((n, g, m // g, *out))
     weight = w.astype(np.float64).reshape(g, m // g, *w.shape[1:])
     for tap in product(*(range(k) for k in spec.kernel_shape)):
-        patch = padded[(..., *_window(tap, spec.dilations, spec.strides, out))]
-        total += np.einsum("ngc...,gmc->ngm...", patch.reshape(n, g, -1, *out), weight[(..., *tap)])
+        patch = padded[_window(tap, spec.dilations, spec.strides, out)]
+        index: tuple[Any, ...] = (..., *tap)
+        total += np.einsum("ngc...,gmc->ngm...", patch.reshape(n, g, -1, *out), weight[index])
     total = total.reshape(n, m, *out)
     return total if b is None else total + b.astype(np.float64).reshape(-1, *[1] * spec.rank)
 
@@ -92,6 +94,8 @@ def _pad(x: np.ndarray, pads: tuple[int, ...]) -> np.ndarray:
     return np.pad(x.astype(np.float64), [(0, 0), (0, 0), *((pads[i], pads[r + i]) for i in range(r))])
 
 
-def _window(offset: tuple[int, ...], dilations: tuple[int, ...], strides: tuple[int, ...], out: tuple[int, ...]):
+def _window(
+    offset: tuple[int, ...], dilations: tuple[int, ...], strides: tuple[int, ...], out: tuple[int, ...]
+) -> tuple[Any, ...]:
     """Index of the input elements that meet the kernel element `offset`, one per output element."""
-    return (slice(o * d, o * d + s * (n - 1) + 1, s) for o, d, s, n in zip(offset, dilations, strides, out, strict=True))
+    return (..., *(slice(o * d, o * d + s * (n - 1) + 1, s) for o, d, s, n in zip(offset, dilations, strides, out, strict=True)))

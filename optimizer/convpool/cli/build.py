@@ -17,7 +17,7 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from convpool.check.inputs import load_arrays
-from convpool.cli.common import SHAPE, Tolerance, json_text, run, write_report
+from convpool.cli.common import SHAPE, NamedShape, Tolerance, json_text, run, write_report
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError
 from convpool.ir.files import check_output
@@ -26,7 +26,6 @@ from convpool.tensorrt import PRECISIONS, BuildOptions, BuildReport, EngineMisma
 from convpool.tensorrt.build_options import LOWERINGS, Progress
 from convpool.tensorrt.pipeline import check_can_run
 
-NamedShape = tuple[str, list[int]]
 Shapes = dict[str, list[int]]
 
 

@@ -14,13 +14,16 @@ import click
 from convpool.errors import ConvpoolError, OutputError, VerificationError
 from convpool.ir.files import write_atomically
 
+NamedShape = tuple[str, list[int]]
+"""An input's name and its sizes."""
+
 
 class InputShape(click.ParamType):
     """NAME:1x3x224x224; the name may hold colons."""
 
     name = "NAME:DIMS"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, list[int]]:
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> NamedShape:
         """(name, sizes) of one option value."""
         name, colon, dims = value.rpartition(":")
         sizes = dims.split("x")

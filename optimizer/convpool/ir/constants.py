@@ -100,7 +100,8 @@ def folded(node: NodeProto, name: str, inputs: Mapping[str, np.ndarray], opset: 
         shape = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.output[0].type.tensor_type.shape
         if math.prod(dim.dim_value for dim in shape.dim) > MAX_FOLDED_ELEMENTS:
             return None
-        result = np.asarray(ReferenceEvaluator(model).run([name], {})[0])
+        (value,) = ReferenceEvaluator(model).run([name], {})
+        result = np.asarray(value)
     except Exception:  # whatever the reference implementation has against it: then it is not folded
         return None
     return None if result.size > MAX_FOLDED_ELEMENTS else numpy_helper.from_array(result, name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
@@ -166,13 +167,12 @@ class Scope:
         while names:
             name = names.pop()
             index = self.producer.get(name)
-            node = None if index is None else self.nodes[index]
-            if node is None or not is_op(node, *ARITHMETIC) or any(attribute.ref_attr_name for attribute in node.attribute):
+            if index is None or not _is_arithmetic(self.nodes[index]):
                 if name and self.constant(name) is None:
                     return None
             elif index not in found:
                 found.add(index)
-                names.extend(node.input)
+                names.extend(self.nodes[index].input)
         return sorted(found) or None
 
     def _compute(self, name: str, indices: list[int]) -> Constant | None:
@@ -200,6 +200,10 @@ class Scope:
         return None if count == 1 else f"has {count} readers"
 
 
+def _is_arithmetic(node: NodeProto) -> bool:
+    return is_op(node, *ARITHMETIC) and not any(attribute.ref_attr_name for attribute in node.attribute)
+
+
 def index_model(model: ModelProto, read: Read, evaluate: Evaluate, inferred: ModelProto | None = None) -> list[Scope]:
     """Index every scope of `model`, outer ones first.
 
@@ -210,7 +214,9 @@ def index_model(model: ModelProto, read: Read, evaluate: Evaluate, inferred: Mod
     functions = {_key(function): function for function in model.functions}
     calls: dict[tuple, list[tuple[Scope, NodeProto]]] = {key: [] for key in functions}
 
-    def visit(proto, typed, parent: Scope | None, opset: int, path: str, depth: int = 0) -> Scope:
+    def visit(
+        proto: GraphProto | FunctionProto, typed: Any, parent: Scope | None, opset: int, path: str, depth: int = 0
+    ) -> Scope:
         scope = Scope(proto, parent, opset, model.ir_version, read, evaluate, _tensor_infos(typed), path, depth)
         scopes.append(scope)
         for index, node in enumerate(scope.nodes):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -256,7 +257,7 @@ def _check_convolutions(model: ModelProto) -> None:
                 raise ModelError(f"{where}: bias; got shape {list(bias)}, expected [{w[0]}]")
 
 
-def _typed_values(model: ModelProto):
+def _typed_values(model: ModelProto) -> Iterator[ValueInfoProto]:
     return (value for value in (*model.graph.input, *model.graph.output) if value.type.HasField("tensor_type"))
 
 

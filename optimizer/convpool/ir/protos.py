@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, helper
 
 
 def is_op(node: NodeProto, *op_types: str) -> bool:
@@ -53,7 +53,7 @@ def graphs_within(graph: GraphProto) -> Iterator[GraphProto]:
 def tensors(model: ModelProto) -> Iterator[TensorProto]:
     """Every tensor stored in the model: initializers and Constant values, subgraphs and functions included."""
 
-    def visit(proto) -> Iterator[TensorProto]:
+    def visit(proto: GraphProto | FunctionProto) -> Iterator[TensorProto]:
         if isinstance(proto, GraphProto):
             yield from proto.initializer
         for node in proto.node:
@@ -83,7 +83,7 @@ def model_nodes(model: ModelProto) -> Iterator[NodeProto]:
         yield from all_nodes(container)
 
 
-def opset_of(imports) -> int:
+def opset_of(imports: Iterable[OperatorSetIdProto]) -> int:
     """Version of the standard operators that `imports` names; 0 if none."""
     return max((entry.version for entry in imports if entry.domain in ("", "ai.onnx")), default=0)
 
@@ -92,7 +92,7 @@ def value_names(model: ModelProto) -> set[str]:
     """Every tensor and node name anywhere in the model, functions included."""
     names: set[str] = set()
 
-    def visit(proto) -> None:
+    def visit(proto: GraphProto | FunctionProto) -> None:
         if isinstance(proto, GraphProto):
             names.update(value.name for value in (*proto.input, *proto.output, *proto.initializer))
             names.update(tensor.values.name for tensor in proto.sparse_initializer)

@@ -255,9 +255,9 @@ def _register(name: str, version: int, parts: Parts) -> None:
         "shift": "What is added then, [C].",
         "R": "Added to the convolution, of Y's shape.",
     }
-    optional = OpSchema.FormalParameterOption.Optional
+    option = OpSchema.FormalParameterOption
     inputs = [
-        parameter(key, "T", texts[key], **({"param_option": optional} if key == "B" and parts == PLAIN else {}))
+        parameter(key, "T", texts[key], param_option=option.Optional if key == "B" and parts == PLAIN else option.Single)
         for key in parts.inputs
     ]
     schema = OpSchema(
@@ -301,11 +301,12 @@ def _infer(context: onnx.shape_inference.InferenceContext) -> None:
     if x.tensor_type.HasField("shape"):
         values = {name: tuple(context.get_attribute(name).ints) for name in _INTS_ATTRIBUTES}
         names = ("kernel_shape", "strides", "pads", "dilations")
-        pool = PoolSpec(**{name: values[f"pool_{name}"] for name in names})
-        conv = ConvSpec(**{name: values[name] for name in names})
-        for strides in (pool.strides, conv.strides):
-            if min(strides, default=1) < 1:
-                raise onnx.shape_inference.InferenceError(f"{OP_TYPE}: strides; got {strides}, expected at least 1")
+        pool = PoolSpec(*(values[f"pool_{name}"] for name in names))
+        kernel_shape, strides, pads, dilations = (values[name] for name in names)
+        conv = ConvSpec(kernel_shape, strides, pads, dilations)
+        for steps in (pool.strides, conv.strides):
+            if min(steps, default=1) < 1:
+                raise onnx.shape_inference.InferenceError(f"{OP_TYPE}: strides; got {steps}, expected at least 1")
         dims = x.tensor_type.shape.dim
         if len(dims) != conv.rank + 2:
             raise onnx.shape_inference.InferenceError(

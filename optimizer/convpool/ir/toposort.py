@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator, Sequence
 
-from onnx import ModelProto, NodeProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from convpool.ir.protos import graphs_within, subgraphs
 
@@ -27,7 +28,7 @@ def in_order(model: ModelProto) -> ModelProto:
     return result
 
 
-def _node_lists(model: ModelProto):
+def _node_lists(model: ModelProto) -> Iterator[GraphProto | FunctionProto]:
     """Every graph and function body, inner ones first: sorting an outer one copies its nodes."""
     for container in (model.graph, *model.functions):
         inner = [graph for node in container.node for _, _, g in subgraphs(node) for graph in graphs_within(g)]
@@ -35,7 +36,7 @@ def _node_lists(model: ModelProto):
         yield container
 
 
-def _order(nodes) -> list[int] | None:
+def _order(nodes: Sequence[NodeProto]) -> list[int] | None:
     """Indices of the nodes in an order in which each follows those it reads from; None if they are in one.
 
     Stable: a node goes no further back than it has to.  Nodes on a cycle stay last, for the checker to refuse.
