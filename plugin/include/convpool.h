@@ -1,13 +1,21 @@
 /* convpool.h: convolution of box means on NVIDIA GPUs, C API of libconvpool.so.
  *
- *     Y = act(Conv(AveragePool(f(X), count_include_pad=1), W) + B + R),  f(x) = pre(scale[c] * x + shift[c])
+ *     Y = act(w_scale[m] * Conv(AveragePool(f(X), count_include_pad=1), W) + B + R),  f(x) = pre(scale[c] * x + shift[c])
  *
- * X [N,C,spatial...] or [N,spatial...,C], scale and shift [C], W [M,kernel...,C/group] (channels last), B [M], Y and R
- * [N,M,out...] or [N,out...,M]. AveragePool takes pool_*, Conv takes kernel, strides, pads, dilations and group; both pad
- * with zeros: AveragePool's stand around f(X), and Conv's around the pooled tensor. All tensors of a problem share one
- * dtype, but X if x_float; sums are kept in fp32. The product and sum of f are rounded once, to fp32 or to the dtype; where the 16-bit types
- * take the latter, f(x) and the slope of LEAKY_RELU are rounded to the dtype too. Full fp32 on tensor cores (tactics named
- * tf32x3) makes NaN of an infinity in X or W; generic does not.
+ * X [N,C,spatial...] or [N,spatial...,C], scale and shift [C], W [M,kernel...,C/group] (channels last), w_scale and B [M], Y
+ * and R [N,M,out...] or [N,out...,M]. AveragePool takes pool_*, Conv takes kernel, strides, pads, dilations and group; both
+ * pad with zeros: AveragePool's stand around f(X), and Conv's around the pooled tensor.
+ *
+ * Types. W is of w_dtype, X of x_dtype, and Y, B and R are of y_dtype.
+ * - F16, BF16 and F32: scale and shift are of w_dtype, as are Y, B and R (y_dtype = w_dtype). X is of w_dtype too, or F32
+ *   beside a 16-bit W: then it is rounded to w_dtype as it is read. Tactics other than generic take such an X with a filter of
+ *   at most CONVPOOL_MAX_FLOAT_FILTER elements. There is no w_scale. Sums are kept in fp32. The product and sum of f are
+ *   rounded once, to fp32 or to w_dtype; where the 16-bit types take the latter, f(x) and the slope of LEAKY_RELU are rounded to
+ *   w_dtype too. Full fp32 on tensor cores (tactics named tf32x3) makes NaN of an infinity in X or W; generic does not.
+ * - I8 and F8E4M3 (no infinities; S.1111.111 is NaN): X and W are of the same type, and y_dtype is F16, BF16 or F32. There is
+ *   no prologue. w_scale, of floats, is optional. The sum over a pooling window, taps and channels is exact; it is divided by
+ *   the window's size, scaled, and added to B and R in fp64, and the result is rounded to fp32 before the activation. The sum has
+ *   at most 2^27 products. Only generic runs these types yet.
  *
  * No tensor has more than 2^40 elements; no size, padding included, and no product of `kernel` reaches 2^31.
  *
@@ -19,8 +27,9 @@
  * library has a measurement of this very problem, or of it without its residual, on such a device, else by a cost rule.
  *
  * The environment variable CONVPOOL_TUNED, read once, names a file of such measurements (convpool-bench --tune writes it),
- * which count before those compiled in; "off" leaves the choice to the cost rule. If the file cannot be used, choosing
- * succeeds as if there were none, and convpool_last_error then says why.
+ * which count before those compiled in; "off" leaves the choice to the cost rule. The file is a regular one of at most 16 MiB. If it
+ * cannot be used, choosing succeeds as if there were none, and convpool_last_error then says why; it tells so too of a row whose
+ * tactic this library does not have, which is left out.
  *
  * CONVPOOL_LOG=1 in the environment prints one line to stderr for every problem that is planned: the tactic, how it was
  * chosen, and its expected time. In a profiler, NVTX ranges around the launches carry the tactic's name.
@@ -51,6 +60,10 @@ extern "C" {
 #define CONVPOOL_VERSION_PATCH 0
 #define CONVPOOL_MAX_RANK 3
 
+/* Of the structures and functions below. A caller compiled for one version works with no other: it compares the macro with
+ * convpool_abi_version() before it calls anything else. */
+#define CONVPOOL_ABI_VERSION 1
+
 typedef enum {
     CONVPOOL_OK = 0,
     CONVPOOL_INVALID_ARGUMENT = 1, /* a null pointer, an unknown enum, a shape that is no ConvAvgPool */
@@ -61,7 +74,12 @@ typedef enum {
     CONVPOOL_CUDA_ERROR = 5
 } convpool_status;
 
-typedef enum { CONVPOOL_F16 = 0, CONVPOOL_BF16 = 1, CONVPOOL_F32 = 2 } convpool_dtype;
+typedef enum { CONVPOOL_F16 = 0, CONVPOOL_BF16 = 1, CONVPOOL_F32 = 2, CONVPOOL_I8 = 3, CONVPOOL_F8E4M3 = 4 } convpool_dtype;
+
+/* How products are summed. */
+typedef enum {
+    CONVPOOL_ACCUMULATE_DEFAULT = 0 /* in fp32; of 8-bit types exactly */
+} convpool_accumulation;
 
 typedef enum { CONVPOOL_CHANNELS_FIRST = 0, CONVPOOL_CHANNELS_LAST = 1 } convpool_layout;
 
@@ -74,15 +92,22 @@ typedef enum {
     CONVPOOL_ACT_CLIP = 5 /* min(max(y, alpha), beta) */
 } convpool_activation;
 
-/* struct_size is sizeof the struct that the caller was compiled with. A longer one from a newer caller is taken only
- * if the part this library does not know is zero; fields added later mean, when zero, what this version does. */
+/* struct_size is sizeof the struct that the caller was compiled with, at most CONVPOOL_MAX_STRUCT_SIZE. A longer one from a
+ * newer caller is taken only if the part this library does not know is zero; fields added later mean, when zero, what this
+ * version does. */
+#define CONVPOOL_MAX_STRUCT_SIZE 4096
+
 typedef struct {
     uint32_t struct_size;
     int32_t rank;
-    int32_t dtype;      /* convpool_dtype */
-    int32_t x_layout;   /* convpool_layout */
-    int32_t y_layout;   /* of Y and of the residual */
-    int32_t allow_tf32; /* F32 only: products of operands rounded to TF32 (10 mantissa bits) */
+    int32_t x_dtype;      /* convpool_dtype, as are the next two */
+    int32_t w_dtype;      /* of W, scale and shift */
+    int32_t y_dtype;      /* of Y, B and R */
+    int32_t accumulation; /* convpool_accumulation */
+    int32_t has_w_scale;  /* 8-bit types only: the sum is multiplied by w_scale[m] */
+    int32_t x_layout;     /* convpool_layout */
+    int32_t y_layout;     /* of Y and of the residual */
+    int32_t allow_tf32;   /* F32 only: products of operands rounded to TF32 (10 mantissa bits) */
     int64_t n, c, m;
     int64_t spatial[CONVPOOL_MAX_RANK]; /* of X */
     int32_t pool_kernel[CONVPOOL_MAX_RANK];
@@ -100,15 +125,13 @@ typedef struct {
     float alpha, beta;
     int32_t prologue_affine;     /* f scales and shifts X by channel */
     int32_t prologue_activation; /* pre: ACT_NONE, ACT_RELU or ACT_LEAKY_RELU */
-    float prologue_alpha;        /* pre's slope of LEAKY_RELU; not beyond the dtype's largest number */
-    int32_t x_float;             /* dtype F16 or BF16: X is fp32, and rounded to the dtype as it is read. Other tactics than
-                                    generic need a filter of at most CONVPOOL_MAX_FLOAT_FILTER elements for it */
-    int32_t reserved[4];         /* zero */
+    float prologue_alpha;        /* pre's slope of LEAKY_RELU; not beyond w_dtype's largest number */
+    int32_t reserved[5];         /* zero */
 } convpool_problem;
 
 #define CONVPOOL_MAX_FLOAT_FILTER 64 /* C/group times the product of `kernel` */
 
-/* Device pointers. b, residual, scale and shift are read only if the problem has them. Y overlaps no input. */
+/* Device pointers. b, residual, scale, shift and w_scale are read only if the problem has them. Y overlaps no input. */
 typedef struct {
     uint32_t struct_size;
     uint32_t flags; /* CONVPOOL_WEIGHTS_PREPARED or 0 */
@@ -119,6 +142,7 @@ typedef struct {
     const void *scale, *shift;
     void *prepared; /* null, or device memory (256-byte aligned) that takes the transformed weights in the workspace's place */
     size_t prepared_bytes;
+    const float *w_scale;
 } convpool_tensors;
 
 /* `prepared`, or without it the workspace's first convpool_prepared_bytes(), still holds, untouched, what an earlier launch
@@ -130,12 +154,14 @@ typedef struct {
     int32_t id;
     const char *name;   /* e.g. conv_avgpool_direct_fused_sm80_f16_m128n128k32_s3 */
     const char *family; /* direct_gemm, direct_fused, filter_fused or generic */
-    int32_t dtype;      /* convpool_dtype, or -1 for every dtype */
+    int32_t dtype;      /* convpool_dtype of W, or -1 for every type */
     int32_t tf32;       /* 1: needs allow_tf32 */
     int32_t min_cc;     /* least compute capability, major*10+minor */
     int32_t split_k;    /* thread blocks of one cluster that share an output tile's channels; 1: none */
 } convpool_tactic_info;
 
+/* CONVPOOL_ABI_VERSION of the library. */
+CONVPOOL_API int32_t convpool_abi_version(void);
 /* "0.1.0"; static storage. */
 CONVPOOL_API const char *convpool_version(void);
 /* The GPU architectures compiled in, e.g. "75,80,90,100,120"; static storage. */
@@ -146,7 +172,8 @@ CONVPOOL_API int32_t convpool_cuda_version(void);
 CONVPOOL_API const char *convpool_last_error(void);
 CONVPOOL_API const char *convpool_status_name(convpool_status status);
 
-/* Number of tactics; infos may be null, else receives up to `capacity` entries (set struct_size in the first). */
+/* Number of tactics; infos may be null, else receives up to `capacity` entries (set struct_size in the first). 0 after a
+ * failure, of which convpool_last_error tells. */
 CONVPOOL_API int32_t convpool_tactics(convpool_tactic_info *infos, int32_t capacity);
 
 /* Checks the problem without a GPU and gives Y's spatial sizes (rank entries; out_spatial may be null). */
@@ -204,8 +231,8 @@ typedef struct {
     double expected_us;     /* by the cost rule, whose constants were fitted on an H200 */
     size_t workspace_bytes; /* that a launch needs; with `prepared`, prepared_bytes less */
     size_t prepared_bytes;  /* of the transformed weights */
-    int32_t x_alignment, w_alignment, b_alignment, residual_alignment, y_alignment, scale_alignment, shift_alignment;
-    int32_t reserved;
+    int32_t x_alignment, w_alignment, b_alignment, residual_alignment, y_alignment, scale_alignment, shift_alignment,
+        w_scale_alignment;
     int64_t out_spatial[CONVPOOL_MAX_RANK]; /* of Y; zero past the rank */
 } convpool_plan_properties;
 

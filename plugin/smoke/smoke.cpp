@@ -56,7 +56,7 @@ convpool_problem described(const Problem &p, int32_t dtype, int32_t layout, bool
     convpool_problem d{};
     d.struct_size = sizeof d;
     d.rank = 2;
-    d.dtype = dtype;
+    d.x_dtype = d.w_dtype = d.y_dtype = dtype;
     d.x_layout = d.y_layout = layout;
     d.allow_tf32 = tf32;
     d.n = p.n, d.c = p.c, d.m = p.m;

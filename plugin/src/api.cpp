@@ -24,7 +24,7 @@
 namespace convpool {
 namespace {
 
-static_assert(sizeof(convpool_problem) == 248, "no padding: unknown bytes are checked to be zero");
+static_assert(sizeof(convpool_problem) == 264, "no padding: unknown bytes are checked to be zero");
 
 // The caller's description of a device, or the current one where cc is 0.
 convpool_status device_for(int32_t cc, int32_t multiprocessors, int32_t shared_bytes, Device &device) {
@@ -64,6 +64,8 @@ using namespace convpool;
 
 extern "C" {
 
+int32_t convpool_abi_version(void) { return CONVPOOL_ABI_VERSION; }
+
 #define CONVPOOL_QUOTED(number) #number
 #define CONVPOOL_DOTTED(major, minor, patch) CONVPOOL_QUOTED(major) "." CONVPOOL_QUOTED(minor) "." CONVPOOL_QUOTED(patch)
 
@@ -87,21 +89,26 @@ const char *convpool_status_name(convpool_status status) {
 }
 
 int32_t convpool_tactics(convpool_tactic_info *infos, int32_t capacity) {
-    if (infos == nullptr) return tactic_count();
-    if (capacity > 0 && infos[0].struct_size != sizeof(convpool_tactic_info)) return 0;
-    for (int i = 0; i < std::min<int>(capacity, tactic_count()); ++i) {
-        const Tactic &t = tactic_at(i);
-        const int dtypes[] = {CONVPOOL_F16, CONVPOOL_BF16, CONVPOOL_F32, CONVPOOL_F32};
-        infos[i] = {sizeof(convpool_tactic_info),
-                    t.id,
-                    t.name(),
-                    t.family_name(),
-                    t.precision < 0 ? -1 : dtypes[t.precision],
-                    t.precision == static_cast<int32_t>(Precision::kTF32),
-                    t.min_cc(),
-                    t.split};
-    }
-    return tactic_count();
+    const convpool_status status = guarded([&] {
+        if (infos == nullptr || capacity < 1) return CONVPOOL_OK;
+        if (infos[0].struct_size != sizeof(convpool_tactic_info))
+            return fail(CONVPOOL_INVALID_ARGUMENT, "infos: struct_size; got " + std::to_string(infos[0].struct_size) +
+                                                       ", expected " + std::to_string(sizeof(convpool_tactic_info)));
+        for (int i = 0; i < std::min<int>(capacity, tactic_count()); ++i) {
+            const Tactic &t = tactic_at(i);
+            const int dtypes[] = {CONVPOOL_F16, CONVPOOL_BF16, CONVPOOL_F32, CONVPOOL_F32};
+            infos[i] = {sizeof(convpool_tactic_info),
+                        t.id,
+                        t.name(),
+                        t.family_name(),
+                        t.precision < 0 ? -1 : dtypes[t.precision],
+                        t.precision == static_cast<int32_t>(Precision::kTF32),
+                        t.min_cc(),
+                        t.split};
+        }
+        return CONVPOOL_OK;
+    });
+    return status == CONVPOOL_OK ? tactic_count() : 0;
 }
 
 convpool_status convpool_output_shape(const convpool_problem *problem, int64_t *out_spatial) {
@@ -263,8 +270,8 @@ convpool_status convpool_plan_info(const convpool_plan *plan, convpool_plan_prop
         out.expected_us = work.expected_us;
         out.workspace_bytes = work.workspace.total;
         out.prepared_bytes = work.workspace.weights_bytes;
-        int32_t *const alignments[] = {&out.x_alignment, &out.w_alignment,     &out.b_alignment,    &out.residual_alignment,
-                                       &out.y_alignment, &out.scale_alignment, &out.shift_alignment};
+        int32_t *const alignments[] = {&out.x_alignment, &out.w_alignment,     &out.b_alignment,     &out.residual_alignment,
+                                       &out.y_alignment, &out.scale_alignment, &out.shift_alignment, &out.w_scale_alignment};
         for (int i = 0; i < kPointers; ++i)
             if (work.pointers[i].read)
                 *alignments[i] = (work.vectors & work.pointers[i].tensor) != 0 ? 16 : work.pointers[i].element_bytes;

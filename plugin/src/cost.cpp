@@ -25,7 +25,7 @@ constexpr double kExposedShare = 0.65;           // of X, as it is read from mem
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 double x_bytes(const Problem &p) { return double(p.n) * p.c * p.in_pixels() * p.x_element_bytes(); }
-double y_bytes(const Problem &p) { return double(p.n) * p.m * p.out_pixels() * p.element_bytes(); }
+double y_bytes(const Problem &p) { return double(p.n) * p.m * p.out_pixels() * p.y_element_bytes(); }
 bool is_tf32(const Tactic &t) { return t.precision == static_cast<int32_t>(Precision::kTF32); }
 bool is_tf32x3(const Tactic &t) { return t.precision == static_cast<int32_t>(Precision::kTF32x3); }
 double tile_share(const Tactic &t) { return t.block_m * t.block_n / 16384.0; }  // of a tile of 128x128

@@ -173,9 +173,10 @@ convpool_status cached_plan(const convpool_problem &description, const Problem &
 
 convpool_status check_tensors(const std::array<PointerRule, kPointers> &pointers, const convpool_tensors *t) {
     if (t == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: the pointer is null");
-    if (t->struct_size < sizeof(convpool_tensors))
+    if (t->struct_size < sizeof(convpool_tensors) || t->struct_size > CONVPOOL_MAX_STRUCT_SIZE)
         return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: struct_size; got " + std::to_string(t->struct_size) + ", expected " +
-                                                   std::to_string(sizeof(convpool_tensors)) + " or more");
+                                                   std::to_string(sizeof(convpool_tensors)) + " or more, at most " +
+                                                   std::to_string(CONVPOOL_MAX_STRUCT_SIZE));
     const unsigned char *bytes = reinterpret_cast<const unsigned char *>(t);
     for (size_t i = sizeof(convpool_tensors); i < t->struct_size; ++i)
         if (bytes[i] != 0)

@@ -39,9 +39,12 @@ std::string window(int rank, const int32_t *kernel, const int32_t *strides, cons
 }
 
 std::string describe(const Problem &p) {
-    const char *types[] = {"f16", "bf16", "f32"}, *activations[] = {"", "relu", "leaky_relu", "tanh", "sigmoid", "clip"};
-    std::string text = types[p.dtype];
-    if (p.dtype == CONVPOOL_F32 && p.allow_tf32) text += " (tf32)";
+    const char *types[] = {"f16", "bf16", "f32", "i8", "f8e4m3"};
+    const char *activations[] = {"", "relu", "leaky_relu", "tanh", "sigmoid", "clip"};
+    std::string text = types[p.w_dtype];
+    if (p.x_dtype != p.w_dtype) text += std::string(" of ") + types[p.x_dtype];
+    if (p.y_dtype != p.w_dtype) text += std::string(" to ") + types[p.y_dtype];
+    if (p.w_dtype == CONVPOOL_F32 && p.allow_tf32) text += " (tf32)";
     text += " n" + std::to_string(p.n) + " c" + std::to_string(p.c) + " m" + std::to_string(p.m) + " " +
             joined(p.in, p.rank, "x") + (p.x_channels_last ? " channels last" : " channels first");
     if (p.x_channels_last != p.y_channels_last) text += p.y_channels_last ? " to last" : " to first";

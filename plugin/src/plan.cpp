@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "driver.h"
+#include "kernels/generic_exact.h"
 #include "launch.h"
 
 namespace convpool {
@@ -17,14 +18,15 @@ const void *PointerRule::pointer(const convpool_tensors &tensors) const {
 }
 
 std::array<PointerRule, kPointers> pointer_rules(const Problem &p) {
-    const int bytes = p.element_bytes();
+    const int bytes = p.element_bytes(), y_bytes = p.y_element_bytes();
     return {{{"x", kX, offsetof(convpool_tensors, x), true, p.x_element_bytes()},
              {"w", kW, offsetof(convpool_tensors, w), true, bytes},
-             {"b", kB, offsetof(convpool_tensors, b), p.has_bias, bytes},
-             {"residual", kResidual, offsetof(convpool_tensors, residual), p.has_residual, bytes},
-             {"y", kY, offsetof(convpool_tensors, y), true, bytes},
+             {"b", kB, offsetof(convpool_tensors, b), p.has_bias, y_bytes},
+             {"residual", kResidual, offsetof(convpool_tensors, residual), p.has_residual, y_bytes},
+             {"y", kY, offsetof(convpool_tensors, y), true, y_bytes},
              {"scale", kScale, offsetof(convpool_tensors, scale), p.prologue_affine, bytes},
-             {"shift", kShift, offsetof(convpool_tensors, shift), p.prologue_affine, bytes}}};
+             {"shift", kShift, offsetof(convpool_tensors, shift), p.prologue_affine, bytes},
+             {"w_scale", kWScale, offsetof(convpool_tensors, w_scale), p.has_w_scale, 4}}};
 }
 
 uint32_t vector_aligned(const Problem &problem, const convpool_tensors &tensors) {
@@ -41,7 +43,7 @@ namespace {
 
 // Of a problem's arrays; float32 stands for all that is computed on it.
 Precision storage_precision(const Problem &p) {
-    return p.dtype == CONVPOOL_F16 ? Precision::kF16 : p.dtype == CONVPOOL_BF16 ? Precision::kBF16 : Precision::kTF32x3;
+    return p.w_dtype == CONVPOOL_F16 ? Precision::kF16 : p.w_dtype == CONVPOOL_BF16 ? Precision::kBF16 : Precision::kTF32x3;
 }
 
 // Loading a kernel is no stream operation, but a capture in strict mode on another thread would object to it.
@@ -175,18 +177,20 @@ public:
         }
         g_.x_channels_last = p.x_channels_last;
         g_.y_channels_last = p.y_channels_last;
-        g_.x_float = p.x_float;
+        g_.x_float = p.x_float();
         g_.count = static_cast<float>(p.pool_size());
     }
 
     cudaError_t load() const override {
-        return outside_captures([&] { return load_generic(storage_precision(problem)); });
+        return outside_captures(
+            [&] { return problem.eight_bit() ? load_generic_exact(problem.w_dtype) : load_generic(storage_precision(problem)); });
     }
 
     cudaError_t launch(const convpool_tensors &t, cudaStream_t stream) const override {
         GenericParams g = g_;
         set_arrays(g, problem, t);
-        return launch_generic(g, storage_precision(problem), stream);
+        if (!problem.eight_bit()) return launch_generic(g, storage_precision(problem), stream);
+        return launch_generic_exact({g, problem.has_w_scale ? t.w_scale : nullptr, problem.y_dtype}, problem.w_dtype, stream);
     }
 
 private:

@@ -25,8 +25,9 @@ enum TensorSet : uint32_t {
     kY = 16,
     kScale = 32,
     kShift = 64,
+    kWScale = 128,
     kNoTensors = 0,
-    kAllTensors = 127
+    kAllTensors = 255
 };
 
 // What a launch demands of one pointer of convpool_tensors.
@@ -39,7 +40,7 @@ struct PointerRule {
 
     const void *pointer(const convpool_tensors &tensors) const;
 };
-constexpr int kPointers = 7;
+constexpr int kPointers = 8;
 std::array<PointerRule, kPointers> pointer_rules(const Problem &problem);
 
 // The tensors whose pointers are multiples of 16; those that the problem does not have count as such.

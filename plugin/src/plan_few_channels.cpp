@@ -55,7 +55,7 @@ bool plan_few_channels(const Problem &p, const Tactic &t, const Device &device, 
     d.operands = static_cast<int32_t>(operands);
     d.plain = p.pool_size() == 1 && p.pool_pads_begin[1] == 0 && p.pool_pads_begin[2] == 0 && p.pool_pads_end[1] == 0 &&
               p.pool_pads_end[2] == 0 && !p.has_prologue();
-    d.x_float = p.x_float;
+    d.x_float = p.x_float();
     d.x_element_bytes = p.x_element_bytes();
     d.step_h = static_cast<int32_t>(p.out[1] > 1 ? int64_t{p.strides[1]} * p.pool_strides[1] : 0);
     d.step_w = static_cast<int32_t>(p.out[2] > 1 ? int64_t{p.strides[2]} * p.pool_strides[2] : 0);

@@ -198,9 +198,11 @@ std::string reject_reason(const Problem &p, const Tactic &t, const Device &devic
                    "90, and a library built for it", "use a tactic without sm90a");
     const Precision precision = static_cast<Precision>(t.precision);
     const int dtype = precision == Precision::kF16 ? CONVPOOL_F16 : precision == Precision::kBF16 ? CONVPOOL_BF16 : CONVPOOL_F32;
-    const char *dtypes[] = {"F16", "BF16", "F32"};
-    if (p.dtype != dtype) return got(t, "dtype", dtypes[p.dtype], dtypes[dtype], "use a tactic of that type");
-    if (p.x_float && !t.few_channels()) return got(t, "type of X", "F32", dtypes[dtype], "use a few_channels tactic or generic");
+    if (p.w_dtype != dtype)
+        return got(t, "dtype", dtype_name(p.w_dtype), dtype_name(dtype),
+                   p.eight_bit() ? kUseGeneric : "use a tactic of that type");
+    if (p.x_float() && !t.few_channels())
+        return got(t, "type of X", "F32", dtype_name(dtype), "use a few_channels tactic or generic");
     if (precision == Precision::kTF32 && !p.allow_tf32)
         return got(t, "allow_tf32", "0", "1", "use a tf32x3 tactic for full precision");
     if (p.rank > 2) return got(t, "rank", std::to_string(p.rank), "1 or 2", kUseGeneric);

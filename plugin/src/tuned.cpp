@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct File {
 };
 
 constexpr const char *kName = "CONVPOOL_TUNED";
+constexpr uintmax_t kMaxFileBytes = 16 << 20;  // of some 100,000 rows
 
 // Numbers between "CONVPOOL_TUNED(" and ")", then nothing but a comment; false if the line is anything else.
 bool parse_row(const char *text, Row &row) {
@@ -62,10 +64,19 @@ File read_file(const char *path) {
         file.error = std::string(kName) + ": " + path + what + "; the file is not used, write it with convpool-bench --tune";
         return file;
     };
+    std::error_code error;
+    const std::filesystem::file_status status = std::filesystem::status(path, error);
+    if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+        return fail(" is no regular file; got a directory, a pipe or a device, expected a file of rows");
+    const uintmax_t bytes = std::filesystem::file_size(path, error);
+    if (!error && bytes > kMaxFileBytes)
+        return fail(" is too large; got " + std::to_string(bytes) + " bytes, expected at most " + std::to_string(kMaxFileBytes));
     std::ifstream stream(path);
     if (!stream) return fail(std::string(" cannot be opened; got ") + std::strerror(errno) + ", expected a file of rows");
     std::string line;
     for (int number = 1; std::getline(stream, line); ++number) {
+        if (line.find('\0') != std::string::npos)
+            return fail(": line " + std::to_string(number) + " is no text; got a zero byte, expected a row");
         const size_t start = line.find_first_not_of(" \t\r");
         if (start == std::string::npos || line.compare(start, 2, "//") == 0) continue;
         Row row;
@@ -73,6 +84,13 @@ File read_file(const char *path) {
             return fail(": line " + std::to_string(number) + " is no row; got " + line.substr(start, 60) + ", expected " + kName +
                         "(" + std::to_string(kHeadFields) + " numbers and " + std::to_string(kAxisFields) +
                         " for every dimension)");
+        if (find_tactic(row[kTacticField]) == nullptr) {
+            if (file.error.empty())
+                file.error = std::string(kName) + ": " + path + ": line " + std::to_string(number) + " names no tactic; got id " +
+                             std::to_string(row[kTacticField]) +
+                             ", expected one that convpool_tactics lists; rows of unknown tactics are left out";
+            continue;
+        }
         file.rows.push_back(row);
     }
     if (stream.bad()) return fail(" cannot be read; got an error while reading, expected a file of rows");
@@ -91,8 +109,8 @@ Row key_of(const Problem &p, const Device &device) {
     Row row{device.cc,
             device.multiprocessors,
             0,
-            p.dtype,
-            p.dtype == CONVPOOL_F32 && p.allow_tf32,
+            p.w_dtype,
+            p.w_dtype == CONVPOOL_F32 && p.allow_tf32,
             p.x_channels_last,
             p.y_channels_last,
             p.has_residual,

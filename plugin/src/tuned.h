@@ -12,7 +12,7 @@ namespace convpool {
 // is no row.
 int32_t tuned_tactic(const Problem &problem, const Device &device);
 
-// Why the file that CONVPOOL_TUNED names is not used; empty if it is, or if there is none.
+// Why the file that CONVPOOL_TUNED names, or a row of it, is not used; empty if it is, or if there is none.
 const std::string &tuned_error();
 
 }  // namespace convpool

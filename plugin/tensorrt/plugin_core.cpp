@@ -145,7 +145,7 @@ bool PluginCore::takes_slope(int32_t dtype) const {
     if (op_->before != CONVPOOL_ACT_LEAKY_RELU) return true;
     convpool_problem p{};
     p.struct_size = sizeof p;
-    p.dtype = dtype;
+    p.x_dtype = p.w_dtype = p.y_dtype = dtype;
     p.rank = p.n = p.c = p.m = p.group = p.spatial[0] = 1;
     p.pool_kernel[0] = p.pool_strides[0] = p.pool_dilations[0] = p.kernel[0] = p.strides[0] = p.dilations[0] = 1;
     p.prologue_activation = op_->before;
@@ -244,8 +244,9 @@ convpool_problem PluginCore::problem(const Tensors &tensors) const {
     const Tensor &x = tensors.all[kX], &w = tensors.all[kW], &y = tensors.output();
     convpool_problem p{};
     set_attributes(p, tensors.inputs);
-    convpool_type(w.type, p.dtype);
-    p.x_float = x.type != w.type;
+    convpool_type(x.type, p.x_dtype);
+    convpool_type(w.type, p.w_dtype);
+    p.y_dtype = p.w_dtype;
     if (!convpool_format(x, p.x_layout)) refuse("X: format", std::to_string(x.format), "linear or channels last");
     if (!convpool_format(y, p.y_layout)) refuse("Y: format", std::to_string(y.format), "linear or channels last");
     p.n = x.d[0];

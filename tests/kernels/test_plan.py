@@ -25,30 +25,6 @@ ANY_BYTES = 2**63
 MEMORY = 1 << 20  # an address that nothing follows
 
 
-class Properties(ctypes.Structure):
-    """convpool_plan_properties."""
-
-    _fields_ = [
-        ("struct_size", ctypes.c_uint32),
-        ("tactic", ctypes.c_int32),
-        ("name", ctypes.c_char_p),
-        ("chosen_by", ctypes.c_int32),
-        ("device", ctypes.c_int32),
-        ("expected_us", ctypes.c_double),
-        ("workspace_bytes", ctypes.c_size_t),
-        ("prepared_bytes", ctypes.c_size_t),
-        ("x_alignment", ctypes.c_int32),
-        ("w_alignment", ctypes.c_int32),
-        ("b_alignment", ctypes.c_int32),
-        ("residual_alignment", ctypes.c_int32),
-        ("y_alignment", ctypes.c_int32),
-        ("scale_alignment", ctypes.c_int32),
-        ("shift_alignment", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-        ("out_spatial", ctypes.c_int64 * 3),
-    ]
-
-
 class Launch(ctypes.Structure):
     """A kernel launch that the pretended runtime saw."""
 
@@ -68,7 +44,7 @@ def _bind(path: Path) -> ctypes.CDLL:
     lib.convpool_last_error.restype = ctypes.c_char_p
     lib.convpool_plan_create.argtypes = [problem, i32, size, ctypes.c_uint32, ctypes.POINTER(pointer)]
     lib.convpool_plan_launch.argtypes = [pointer, tensors, pointer]
-    lib.convpool_plan_info.argtypes = [pointer, ctypes.POINTER(Properties)]
+    lib.convpool_plan_info.argtypes = [pointer, ctypes.POINTER(library.PlanStruct)]
     lib.convpool_plan_destroy.argtypes, lib.convpool_plan_destroy.restype = [pointer], None
     lib.convpool_launch.argtypes = [problem, i32, tensors, pointer]
     lib.convpool_prepare.argtypes = [problem, i32]
@@ -103,8 +79,8 @@ class Pretended:
         assert status == 0, self.error()
         return plan
 
-    def info(self, plan) -> Properties:
-        properties = Properties(struct_size=ctypes.sizeof(Properties))
+    def info(self, plan) -> library.PlanStruct:
+        properties = library.PlanStruct(struct_size=ctypes.sizeof(library.PlanStruct))
         assert self.lib.convpool_plan_info(plan, properties) == 0
         return properties
 
@@ -168,11 +144,11 @@ def test_null_pointers_and_unknown_flags_are_refused(pretended):
     assert pretended.create(layer(), 999)[0] == INVALID
     assert pretended.error().startswith("tactic: no such id; got 999")
     assert pretended.launch(None) == INVALID and pretended.error() == "plan: the pointer is null"
-    assert lib.convpool_plan_info(None, Properties()) == INVALID
+    assert lib.convpool_plan_info(None, library.PlanStruct()) == INVALID
     plan = pretended.made(layer())
     assert lib.convpool_plan_info(plan, None) == INVALID
-    assert lib.convpool_plan_info(plan, Properties(struct_size=8)) == INVALID
-    assert pretended.error() == f"properties: struct_size; got 8, expected {ctypes.sizeof(Properties)}"
+    assert lib.convpool_plan_info(plan, library.PlanStruct(struct_size=8)) == INVALID
+    assert pretended.error() == f"properties: struct_size; got 8, expected {ctypes.sizeof(library.PlanStruct)}"
     lib.convpool_plan_destroy(None)
 
 

@@ -27,6 +27,7 @@ TURING = dict(cc=75, shared_bytes=64 * 1024)
 ADA = dict(cc=89, shared_bytes=99 * 1024)
 AMPERE = dict(cc=80, shared_bytes=163 * 1024)
 BLACKWELL = dict(cc=120, shared_bytes=99 * 1024)
+FLOATS = ("float16", "bfloat16", "float32")
 LAYER = dict(n=64, c=128, m=128, spatial=(32, 32), kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2, layout="NHWC")
 
 
@@ -113,7 +114,20 @@ def changed(**fields) -> Problem:
         (dict(prologue_activation="leaky_relu", prologue_alpha=-65536), r"prologue_alpha.*; got -65536, expected at most"),
         (dict(prologue_activation="leaky_relu", prologue_alpha=3.4e38, dtype="bfloat16"), r"got 3\.4e.*, expected at most 3.38"),
         (dict(prologue_activation="leaky_relu", prologue_alpha=np.nan, dtype="float32"), r"got nan, expected at most 3\.40"),
-        (dict(x_float=True, dtype="float32"), r"x_float; got 1, expected 0 with dtype F32"),
+        (dict(x_dtype="float16", dtype="float32"), r"x_dtype; got F16, expected F32, which W has$"),
+        (dict(x_dtype="bfloat16"), r"x_dtype; got BF16, expected F16, which W has, or F32$"),
+        (dict(x_dtype="int8"), r"x_dtype; got I8, expected F16, which W has, or F32$"),
+        (dict(y_dtype="float32"), r"y_dtype; got F32, expected F16, which W has"),
+        (dict(w_scale=True), r"has_w_scale; got 1, expected 0 where W has F16: scales are for 8-bit types"),
+        (dict(dtype="int8", x_dtype="float16"), r"x_dtype; got F16, expected I8, which W has"),
+        (dict(dtype="int8", x_dtype="float8_e4m3fn"), r"x_dtype; got F8E4M3, expected I8, which W has"),
+        (
+            dict(dtype="float8_e4m3fn", y_dtype="float8_e4m3fn"),
+            r"y_dtype; got F8E4M3, expected F16, BF16 or F32 where W has F8E4M3",
+        ),
+        (dict(dtype="int8", prologue_affine=True), r"prologue_affine; got 1, expected 0 where W has I8"),
+        (dict(dtype="int8", prologue_activation="relu"), r"prologue_activation; got 1, expected 0 where W has I8"),
+        (dict(dtype="float8_e4m3fn", c=2**22), r"products of an output's sum; got more than 2\^27"),
         (dict(n=2**20, spatial=(2**10, 2**10)), r"X has more than 2\^40 elements"),
         (dict(n=1, c=1, m=1, spatial=(32, 2**31 - 1)), r"spatial\[1\] with its padding; got 2147483649, expected less"),
         (
@@ -142,6 +156,8 @@ def test_the_largest_slope_is_a_number_of_the_type(dtype, slope):
     [
         (dict(spatial=(1, 2, 3, 4)), r"spatial: wrong rank; got \(1, 2, 3, 4\)"),
         (dict(dtype="float64"), r"dtype: unknown; got 'float64'"),
+        (dict(dtype=None), r"dtype: unknown; got None"),
+        (dict(x_dtype="float64"), r"x_dtype: unknown; got 'float64'"),
         (dict(layout="NHCW"), r"layout: unknown; got 'NHCW'"),
         (dict(pads=(1, 1)), r"pads: wrong length; got \[1, 1\], expected 4"),
         (dict(n=2**64 + 1), r"n: out of range; got 18446744073709551617, expected a 64-bit number"),
@@ -164,7 +180,12 @@ def test_wrong_argument_is_named(fields, reason):
         ("direct_fused_sm75_f16_m64n64k32_s6", dict(spatial=(9, 9, 9)), H200, r"rank; got 3, expected 1 or 2"),
         ("direct_fused_sm80_bf16_m64n64k32_s6", dict(dtype="bfloat16"), TURING, r"compute capability; got 75, expected 80"),
         ("direct_gemm_sm80_tf32_m64n64k16_s4", dict(dtype="float32"), H200, r"allow_tf32; got 0, expected 1"),
-        ("direct_fused_sm75_f16_m64n64k32_s6", dict(x_float=True), H200, r"type of X; got F32, expected F16; use a few_channels"),
+        (
+            "direct_fused_sm75_f16_m64n64k32_s6",
+            dict(x_dtype="float32"),
+            H200,
+            r"type of X; got F32, expected F16; use a few_channels",
+        ),
         ("direct_fused_sm90_f16_m64n64k32_s6_split8", dict(c=64), H200, r"channel slices; got 2, expected at least 8"),
         ("direct_fused_sm75_f16_m128n256k32_s3", {}, ADA, r"shared memory of a block; got 101376 bytes, expected at least"),
         ("direct_fused_sm75_f16_m64n64k32_s6", dict(kernel_shape=11), H200, r"taps of the kernel; got 121"),
@@ -275,7 +296,7 @@ def test_tactics_need_code_of_their_architecture():
     for cc in (75, 80, 90, 100, 120):
         own = [arch for arch in built if arch // 10 == cc // 10 and arch <= cc]
         code = max(own) if own else built[-1] if built[-1] <= cc else 0
-        for dtype in library.DTYPES:
+        for dtype in FLOATS:
             problem = changed(dtype=dtype, c=512, allow_tf32=True)
             for tactic in tactics():
                 why = problem.why_not(tactic, cc=cc, shared_bytes=H200["shared_bytes"])
@@ -285,7 +306,7 @@ def test_tactics_need_code_of_their_architecture():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("kernel", "few"), [(4, True), (5, False)])  # filters of 64 and of 100 elements
 def test_images_of_floats_have_a_tactic(dtype, kernel, few):
-    image = dict(n=64, c=4, m=64, spatial=(64, 64), kernel_shape=kernel, pool_kernel_shape=1, x_float=True, dtype=dtype)
+    image = dict(n=64, c=4, m=64, spatial=(64, 64), kernel_shape=kernel, pool_kernel_shape=1, x_dtype="float32", dtype=dtype)
     assert Problem(**image).default_tactic(**H200, multiprocessors=132).name.endswith("_few" if few else "_generic")
 
 
@@ -311,7 +332,7 @@ def test_absurd_device_is_refused():
 
 
 @pytest.mark.parametrize("device", [H200, TURING, AMPERE, ADA, BLACKWELL])
-@pytest.mark.parametrize("dtype", library.DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_some_tactic_runs_every_case_on_every_gpu(device, dtype):
     for case in conv_cases.all_cases()[::5]:
         problem = Problem(**case, dtype=dtype)
@@ -327,7 +348,7 @@ def test_default_tactic_needs_no_more_workspace_than_allowed():
 
 
 def test_large_layers_leave_generic_to_the_rest():
-    for dtype in library.DTYPES:
+    for dtype in FLOATS:
         assert changed(dtype=dtype).default_tactic(multiprocessors=132, **H200).family != "generic"
 
 
@@ -348,9 +369,22 @@ def test_struct_of_a_newer_caller_is_taken_if_the_rest_is_zero():
     newer.later[2] = 1
     assert lib.convpool_output_shape(pointer, None) == 1
     assert "does not know" in library.last_error()
-    newer.old.struct_size = 8
-    assert lib.convpool_output_shape(pointer, None) == 1
-    assert "struct_size; got 8" in library.last_error()
+    for size in (8, 4097, 0x55555555):
+        newer.old.struct_size = size
+        assert lib.convpool_output_shape(pointer, None) == 1
+        assert (
+            f"struct_size; got {size}, expected {ctypes.sizeof(library.ProblemStruct)} or more, at most 4096"
+            in library.last_error()
+        )
+
+
+def test_a_wrong_size_of_a_tactics_entry_is_told():
+    infos = (library.TacticStruct * 1)()
+    for size in (0, ctypes.sizeof(library.TacticStruct) + 8):
+        infos[0].struct_size = size
+        assert library.load().convpool_tactics(infos, 1) == 0
+        assert library.last_error() == f"infos: struct_size; got {size}, expected {ctypes.sizeof(library.TacticStruct)}"
+    assert library.load().convpool_tactics(infos, 0) == len(tactics())
 
 
 def test_null_pointers_are_refused():
@@ -382,7 +416,8 @@ def test_tensors_of_a_newer_caller_are_taken_if_the_rest_is_zero():
     for struct_size, later, reason in (
         (ctypes.sizeof(Newer), 0, "tensors: x is null"),
         (ctypes.sizeof(Newer), 1, f"tensors: byte {size + 8} is set, of a field that this version does not know; expected 0"),
-        (size - 8, 0, f"tensors: struct_size; got {size - 8}, expected {size} or more"),
+        (size - 8, 0, f"tensors: struct_size; got {size - 8}, expected {size} or more, at most 4096"),
+        (4097, 0, f"tensors: struct_size; got 4097, expected {size} or more, at most 4096"),
     ):
         newer.old.struct_size, newer.later[2] = struct_size, later
         assert library.load().convpool_launch(Problem(**LAYER).struct, 1, pointer, None) == 1
@@ -548,11 +583,18 @@ def test_every_field_of_a_row_is_where_the_library_looks(tmp_path):
 
 def test_a_row_whose_tactic_cannot_run_leaves_the_choice_to_the_rule(tmp_path):
     path = tmp_path / "tuned.def"
+    path.write_text(row("conv_avgpool_direct_gemm_sm80_bf16_m64n64k32_s4"))  # of another type
+    assert chosen(str(path), (LAYER, WHOLE_H200)) == chosen("off", (LAYER, WHOLE_H200))
+
+
+def test_a_row_of_an_unknown_tactic_is_told_and_left_out(tmp_path):
+    path = tmp_path / "tuned.def"
     gone = row(NONE).replace("(90, 132, 1,", "(90, 132, 999999,")
-    wrong_type = row("conv_avgpool_direct_gemm_sm80_bf16_m64n64k32_s4", n=63)
-    path.write_text(gone + wrong_type)
-    asked = [(LAYER, WHOLE_H200), (LAYER | dict(n=63), WHOLE_H200)]
-    assert chosen(str(path), *asked) == chosen("off", *asked)
+    path.write_text(row(SLOW, n=63) + gone)
+    found, told = chosen(str(path), (LAYER, WHOLE_H200), (LAYER | dict(n=63), WHOLE_H200))
+    assert found == [*chosen(None, (LAYER, WHOLE_H200))[0], find_tactic(SLOW).id]
+    reason = "names no tactic; got id 999999, expected one that convpool_tactics lists; rows of unknown tactics are left out"
+    assert told == [f"CONVPOOL_TUNED: {path}: line 2 {reason}"] * 2  # with every choice
 
 
 @pytest.mark.parametrize(
@@ -565,7 +607,9 @@ def test_a_row_whose_tactic_cannot_run_leaves_the_choice_to_the_rule(tmp_path):
         (row(NONE).replace(" 132", " -1"), r"line 1 is no row"),
         (row(SLOW) + row(SLOW)[:-9] + "\n", r"line 2 is no row"),
         (None, r"cannot be opened; got No such file or directory, expected a file of rows"),
-        (Path, r"cannot be read; got an error while reading"),
+        (Path, r"is no regular file; got a directory, a pipe or a device, expected a file of rows"),
+        (row(SLOW) + "\0" + row(SLOW), r"line 2 is no text; got a zero byte, expected a row"),
+        ("// long\n" * (1 << 21) + "//", r"is too large; got 16777218 bytes, expected at most 16777216"),
     ],
 )
 def test_an_unusable_file_of_measurements_is_told_and_not_used(text, reason, tmp_path):

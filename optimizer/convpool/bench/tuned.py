@@ -27,7 +27,7 @@ def numbers(problem: Problem, cc: int, multiprocessors: int, tactic: int) -> lis
         cc,
         multiprocessors,
         tactic,
-        s.dtype,
+        s.w_dtype,
         tf32,
         s.x_layout,
         s.y_layout,

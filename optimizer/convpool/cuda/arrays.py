@@ -54,8 +54,15 @@ class _DLTensor(ctypes.Structure):
 
 
 _CUDA_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
-_DL_TYPES = {(2, 16, 1): "float16", (2, 32, 1): "float32", (4, 16, 1): "bfloat16"}
-_CAI_TYPES = {"<f2": "float16", "<f4": "float32"}
+_DL_TYPES = {
+    (0, 8, 1): "int8",
+    (2, 16, 1): "float16",
+    (2, 32, 1): "float32",
+    (4, 16, 1): "bfloat16",
+    (10, 8, 1): "float8_e4m3fn",
+}
+_CAI_TYPES = {"|i1": "int8", "<f2": "float16", "<f4": "float32"}
+_NO_TYPESTR = ("bfloat16", "float8_e4m3fn")  # ml_dtypes shows <V2 and |V1
 _NO_SYNC = -1  # the stream argument with which a producer waits for nothing
 
 
@@ -97,8 +104,8 @@ def _cuda_array_interface(name: str, array: Any) -> ArrayView:
     interface = array.__cuda_array_interface__
     shape, typestr = tuple(interface["shape"]), interface["typestr"]
     dtype = _CAI_TYPES.get(typestr, typestr)
-    if str(getattr(array, "dtype", "")) == "bfloat16":  # no typestr of its own: ml_dtypes shows <V2
-        dtype = "bfloat16"
+    if (named := str(getattr(array, "dtype", ""))) in _NO_TYPESTR:
+        dtype = named
     if interface.get("mask") is not None:
         raise ArrayError(f"{name}: masked; got a mask, expected an array without one")
     itemsize = int(typestr[2:].partition("[")[0])
@@ -153,10 +160,10 @@ def empty_like_maker(array: Any, shape: tuple[int, ...], dtype: str, stream: Any
     maker = _maker(array)
     if maker == "pycuda":
         gpuarray = sys.modules["pycuda.gpuarray"]
-        if dtype == "bfloat16":
+        if dtype in _NO_TYPESTR:
             import ml_dtypes
 
-            return gpuarray.empty(shape, ml_dtypes.bfloat16)
+            return gpuarray.empty(shape, getattr(ml_dtypes, dtype))
         return gpuarray.empty(shape, dtype)
     if maker == "cupy":
         cupy = sys.modules["cupy"]

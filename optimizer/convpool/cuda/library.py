@@ -15,7 +15,8 @@ from pathlib import Path
 from convpool.cuda.errors import CudaError, LibraryError, ProblemError, UnsupportedError
 
 MAX_RANK = 3
-DTYPES = {"float16": 0, "bfloat16": 1, "float32": 2}
+ABI_VERSION = 1
+DTYPES = {"float16": 0, "bfloat16": 1, "float32": 2, "int8": 3, "float8_e4m3fn": 4}
 ACTIVATIONS = {None: 0, "none": 0, "relu": 1, "leaky_relu": 2, "tanh": 3, "sigmoid": 4, "clip": 5}
 WEIGHTS_PREPARED = 1
 
@@ -32,7 +33,11 @@ class ProblemStruct(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
         ("rank", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
+        ("x_dtype", ctypes.c_int32),
+        ("w_dtype", ctypes.c_int32),
+        ("y_dtype", ctypes.c_int32),
+        ("accumulation", ctypes.c_int32),
+        ("has_w_scale", ctypes.c_int32),
         ("x_layout", ctypes.c_int32),
         ("y_layout", ctypes.c_int32),
         ("allow_tf32", ctypes.c_int32),
@@ -57,8 +62,7 @@ class ProblemStruct(ctypes.Structure):
         ("prologue_affine", ctypes.c_int32),
         ("prologue_activation", ctypes.c_int32),
         ("prologue_alpha", ctypes.c_float),
-        ("x_float", ctypes.c_int32),
-        ("reserved", ctypes.c_int32 * 4),
+        ("reserved", ctypes.c_int32 * 5),
     ]
 
 
@@ -79,6 +83,7 @@ class TensorsStruct(ctypes.Structure):
         ("shift", ctypes.c_void_p),
         ("prepared", ctypes.c_void_p),
         ("prepared_bytes", ctypes.c_size_t),
+        ("w_scale", ctypes.c_void_p),
     ]
 
 
@@ -94,6 +99,30 @@ class TacticStruct(ctypes.Structure):
         ("tf32", ctypes.c_int32),
         ("min_cc", ctypes.c_int32),
         ("split_k", ctypes.c_int32),
+    ]
+
+
+class PlanStruct(ctypes.Structure):
+    """convpool_plan_properties."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("tactic", ctypes.c_int32),
+        ("name", ctypes.c_char_p),
+        ("chosen_by", ctypes.c_int32),
+        ("device", ctypes.c_int32),
+        ("expected_us", ctypes.c_double),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("prepared_bytes", ctypes.c_size_t),
+        ("x_alignment", ctypes.c_int32),
+        ("w_alignment", ctypes.c_int32),
+        ("b_alignment", ctypes.c_int32),
+        ("residual_alignment", ctypes.c_int32),
+        ("y_alignment", ctypes.c_int32),
+        ("scale_alignment", ctypes.c_int32),
+        ("shift_alignment", ctypes.c_int32),
+        ("w_scale_alignment", ctypes.c_int32),
+        ("out_spatial", ctypes.c_int64 * MAX_RANK),
     ]
 
 
@@ -115,6 +144,7 @@ def _load(path: Path) -> ctypes.CDLL:
         raise LibraryError(f"libconvpool: cannot be loaded; got {error}, expected a library for this machine") from error
     problem, i32, size = ctypes.POINTER(ProblemStruct), ctypes.c_int32, ctypes.POINTER(ctypes.c_size_t)
     signatures = {
+        "convpool_abi_version": (i32, []),
         "convpool_version": (ctypes.c_char_p, []),
         "convpool_architectures": (ctypes.c_char_p, []),
         "convpool_cuda_version": (i32, []),
@@ -135,6 +165,11 @@ def _load(path: Path) -> ctypes.CDLL:
         except AttributeError as error:
             raise LibraryError(f"libconvpool: another library; got {error}, expected this version's {path.name}") from error
         function.restype, function.argtypes = result, arguments
+    if (abi := lib.convpool_abi_version()) != ABI_VERSION:
+        raise LibraryError(
+            f"libconvpool: another version of its interface; got {abi} from {path}, expected {ABI_VERSION}; "
+            "build the library from the sources of this package"
+        )
     return lib
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from convpool.cuda import arrays, library
 from convpool.cuda.errors import ArrayError, ProblemError
-from convpool.cuda.problem import Problem, Tactic, channels_last, find_tactic
+from convpool.cuda.problem import EIGHT_BIT, Problem, Tactic, channels_last, find_tactic
 
 
 def _describe(x: arrays.ArrayView, w: arrays.ArrayView, layout: str, group: int, options: dict[str, Any]) -> Problem:
@@ -24,7 +24,7 @@ def _describe(x: arrays.ArrayView, w: arrays.ArrayView, layout: str, group: int,
     if len(w.shape) != rank + 2:
         raise ArrayError(f"w: wrong number of dimensions; got shape {w.shape}, expected {rank + 2}: [M, kernel, C/group]")
     if x.dtype not in library.DTYPES:
-        raise ArrayError(f"x: wrong type; got {x.dtype}, expected float16, bfloat16 or float32")
+        raise ArrayError(f"x: wrong type; got {x.dtype}, expected {', '.join(library.DTYPES)}")
     x_float = x.dtype == "float32" and w.dtype in ("float16", "bfloat16")
     if w.dtype != x.dtype and not x_float:
         raise ArrayError(f"w: wrong type; got {w.dtype}, expected {x.dtype}, the type of x")
@@ -42,18 +42,18 @@ def _describe(x: arrays.ArrayView, w: arrays.ArrayView, layout: str, group: int,
         spatial=spatial,
         kernel_shape=w.shape[1:-1],
         dtype=w.dtype,
-        x_float=x_float,
+        x_dtype=x.dtype,
         layout=layout,
         group=group,
         **options,
     )
 
 
-def _expect(view: arrays.ArrayView, shape: tuple[int, ...], w: arrays.ArrayView) -> None:
+def _expect(view: arrays.ArrayView, shape: tuple[int, ...], dtype: str, like: str) -> None:
     if view.shape != shape:
         raise ArrayError(f"{view.name}: wrong shape; got {view.shape}, expected {shape}")
-    if view.dtype != w.dtype:
-        raise ArrayError(f"{view.name}: wrong type; got {view.dtype}, expected {w.dtype}, the type of w")
+    if view.dtype != dtype:
+        raise ArrayError(f"{view.name}: wrong type; got {view.dtype}, expected {dtype}{like}")
 
 
 def _expect_device(view: arrays.ArrayView, x: arrays.ArrayView) -> None:
@@ -78,6 +78,7 @@ def conv_avg_pool(
     residual: Any = None,
     scale: Any = None,
     shift: Any = None,
+    w_scale: Any = None,
     prologue_activation: str | None = None,
     prologue_alpha: float = 0.0,
     pool_strides: Sequence[int] | int | None = None,
@@ -104,8 +105,10 @@ def conv_avg_pool(
     x is [N, C, spatial...] or, in layout NHWC, [N, spatial..., C]; w is [M, kernel..., C/group]; b is [M]; scale and
     shift, both or neither, are [C]; residual and out are [N, M, out...] or [N, out..., M] in y_layout (default: layout).
     All have one type, float16, bfloat16 or float32 (x may be float32 beside a 16-bit w: it is rounded to w's type as it is
-    read, by the tactics for few channels and by generic), are contiguous, and come from pycuda, CuPy, PyTorch or anything with
-    DLPack or __cuda_array_interface__.  out and workspace share no memory with another array.
+    read, by the tactics for few channels and by generic).  Or x and w are both int8 or both float8_e4m3fn: then out, b and
+    residual are float16, bfloat16 or float32 (out is float32 if left out), w_scale may be a float32 [M] that multiplies the sum,
+    and there are no scale, shift and prologue_activation.  Arrays are contiguous, and come from pycuda, CuPy, PyTorch or anything
+    with DLPack or __cuda_array_interface__.  out and workspace share no memory with another array.
     pool_* are AveragePool's attributes and strides, pads, dilations Conv's, over the pooled tensor; a single number
     stands for every dimension.  activation is None, "relu", "leaky_relu" (slope alpha), "tanh", "sigmoid" or "clip" (to
     alpha..beta); prologue_activation, before the pooling, None, "relu" or "leaky_relu" (slope prologue_alpha).
@@ -143,26 +146,32 @@ def conv_avg_pool(
         residual=residual is not None,
         y_layout=y_layout,
         prologue_affine=scale is not None,
+        w_scale=w_scale is not None,
         prologue_activation=prologue_activation,
         prologue_alpha=prologue_alpha,
     )
+    eight_bit = views["w"].dtype in EIGHT_BIT
+    if eight_bit and out is not None:
+        options["y_dtype"] = arrays.view("out", out).dtype
     problem = _describe(vx, views["w"], layout, group, options)
     _expect_device(views["w"], vx)
     y_shape = problem.y_shape
     if out is None:
-        out = arrays.empty_like_maker(x, y_shape, views["w"].dtype, stream)
+        out = arrays.empty_like_maker(x, y_shape, problem.dtypes[2], stream)
         if out is None:
             raise ArrayError(f"out: missing; got None, expected an array, since {type(x).__name__} is of no known library")
-    for name, array, shape in (
-        ("b", b, (problem.m,)),
-        ("residual", residual, y_shape),
-        ("scale", scale, (problem.c,)),
-        ("shift", shift, (problem.c,)),
-        ("out", out, y_shape),
+    like = ", the type of out" if eight_bit else ", the type of w"
+    for name, array, shape, dtype in (
+        ("b", b, (problem.m,), problem.dtypes[2]),
+        ("residual", residual, y_shape, problem.dtypes[2]),
+        ("scale", scale, (problem.c,), problem.dtypes[1]),
+        ("shift", shift, (problem.c,), problem.dtypes[1]),
+        ("w_scale", w_scale, (problem.m,), "float32"),
+        ("out", out, y_shape, problem.dtypes[2]),
     ):
         if array is not None:
             views[name] = arrays.view(name, array)
-            _expect(views[name], shape, views["w"])
+            _expect(views[name], shape, dtype, "" if name == "w_scale" else like)
             _expect_device(views[name], vx)
 
     space = None if workspace is None else arrays.view("workspace", workspace)
@@ -184,7 +193,7 @@ def conv_avg_pool(
     tensors = library.TensorsStruct(struct_size=ctypes.sizeof(library.TensorsStruct))
     tensors.flags = library.WEIGHTS_PREPARED if weights_prepared else 0
     tensors.x, tensors.w, tensors.y = vx.pointer, views["w"].pointer, views["out"].pointer
-    for name in ("b", "residual", "scale", "shift"):
+    for name in ("b", "residual", "scale", "shift", "w_scale"):
         setattr(tensors, name, views[name].pointer if name in views else None)
     tensors.workspace = space.pointer if space is not None else None
     tensors.workspace_bytes = space_bytes

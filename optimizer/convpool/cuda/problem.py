@@ -24,6 +24,7 @@ _LAYOUTS = {
     "NDHWC": 1,
     "channels_last": 1,
 }
+EIGHT_BIT = ("int8", "float8_e4m3fn")
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,15 @@ class Problem:
     """A ConvAvgPool: sizes in elements, strides and dilations in positions, pads as ONNX orders them (all leading ones,
     then all trailing ones).  A single number stands for every dimension.
 
-    kernel_shape is the convolution's, pool_kernel_shape the pooling window's.  dtype is "float16", "bfloat16" or
-    "float32"; alpha is LeakyReLU's slope or Clip's lower bound, beta Clip's upper bound.  prologue_affine says that X is
-    scaled and shifted by channel, prologue_activation (None, "relu" or "leaky_relu" of slope prologue_alpha) what follows.
-    x_float: X is float32 beside a 16-bit dtype, and rounded to it first, by the tactics for few channels and by generic.
+    kernel_shape is the convolution's, pool_kernel_shape the pooling window's.  alpha is LeakyReLU's slope or Clip's lower
+    bound, beta Clip's upper bound.  prologue_affine says that X is scaled and shifted by channel, prologue_activation (None,
+    "relu" or "leaky_relu" of slope prologue_alpha) what follows.
+
+    dtype is the type of all tensors, "float16", "bfloat16" or "float32", or of X and W alone, "int8" or "float8_e4m3fn".
+    x_dtype, w_dtype and y_dtype (of Y, bias and residual) name single ones.  An X of "float32" beside a 16-bit W is rounded to
+    W's type as it is read, by the tactics for few channels and by generic.  With 8-bit X and W, Y is "float32" by default, and
+    w_scale says that the sum of output channel m is multiplied by a float32 w_scale[m].
+
     ProblemError names the argument that is wrong.
     """
 
@@ -138,15 +144,20 @@ class Problem:
     prologue_affine: bool = False
     prologue_activation: str | None = None
     prologue_alpha: float = 0.0
-    x_float: bool = False
+    x_dtype: str | None = None
+    w_dtype: str | None = None
+    y_dtype: str | None = None
+    w_scale: bool = False
     struct: library.ProblemStruct = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         rank = len(self.spatial)
         if not 1 <= rank <= library.MAX_RANK:
             raise ProblemError(f"spatial: wrong rank; got {tuple(self.spatial)}, expected 1 to 3 sizes")
-        if self.dtype not in library.DTYPES:
-            raise ProblemError(f"dtype: unknown; got {self.dtype!r}, expected one of {', '.join(library.DTYPES)}")
+        for name in ("dtype", "x_dtype", "w_dtype", "y_dtype"):
+            value = getattr(self, name)
+            if value not in library.DTYPES and (name == "dtype" or value is not None):
+                raise ProblemError(f"{name}: unknown; got {value!r}, expected one of {', '.join(library.DTYPES)}")
         for name in ("activation", "prologue_activation"):
             if (value := getattr(self, name)) not in library.ACTIVATIONS:
                 names = ", ".join(a for a in library.ACTIVATIONS if a)
@@ -154,7 +165,8 @@ class Problem:
         s = library.ProblemStruct()
         s.struct_size = ctypes.sizeof(s)
         s.rank = rank
-        s.dtype = library.DTYPES[self.dtype]
+        s.x_dtype, s.w_dtype, s.y_dtype = (library.DTYPES[name] for name in self.dtypes)
+        s.has_w_scale = self.w_scale
         s.x_layout = channels_last(self.layout)
         s.y_layout = channels_last(self.y_layout or self.layout)
         s.allow_tf32, s.has_bias, s.has_residual = self.allow_tf32, self.bias, self.residual
@@ -165,7 +177,6 @@ class Problem:
         s.prologue_affine = self.prologue_affine
         s.prologue_activation = library.ACTIVATIONS[self.prologue_activation]
         s.prologue_alpha = self.prologue_alpha
-        s.x_float = self.x_float
         s.spatial[:rank] = [_whole("spatial", size, 64) for size in self.spatial]
         for name, values, default in (
             ("pool_kernel", self.pool_kernel_shape, 1),
@@ -179,6 +190,12 @@ class Problem:
         for name, values in (("pool_pads", self.pool_pads), ("pads", self.pads)):
             getattr(s, name)[: 2 * rank] = _numbers(name, values, 2 * rank, 0)
         object.__setattr__(self, "struct", s)
+
+    @property
+    def dtypes(self) -> tuple[str, str, str]:
+        """The types of X, of W, and of Y, bias and residual."""
+        w = self.w_dtype or self.dtype
+        return self.x_dtype or self.dtype, w, self.y_dtype or ("float32" if w in EIGHT_BIT else w)
 
     @property
     def x_shape(self) -> tuple[int, ...]:

@@ -106,7 +106,7 @@ convpool_problem problem_of(const Attributes &a, int64_t n, int64_t c, int64_t m
     convpool_problem p{};
     p.struct_size = sizeof p;
     p.rank = static_cast<int32_t>(a.kernel.size());
-    p.dtype = dtype;
+    p.x_dtype = p.w_dtype = p.y_dtype = dtype;
     p.x_layout = x_layout;
     p.y_layout = y_layout;
     p.n = n;

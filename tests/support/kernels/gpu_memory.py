@@ -32,7 +32,7 @@ class Array:
 
     @property
     def __cuda_array_interface__(self) -> dict:
-        kind = "<f4" if self.dtype.itemsize == 4 else "<f2"  # for bfloat16 the attribute dtype tells
+        kind = {1: "|i1", 2: "<f2", 4: "<f4"}[self.dtype.itemsize]  # for ml_dtypes' types the attribute dtype tells
         pointer = self.arena.pointer + self.offset
         return {"shape": self.shape, "typestr": kind, "data": (pointer, False), "version": 3, "strides": None}
 

@@ -64,7 +64,7 @@ def run_twice(p: Problem, tactic, x, w, b, r, scale, shift, skewed: str = "") ->
     def placed(name: str, data: np.ndarray):
         return arena.input(data, dtype, skewed == name)
 
-    gx, gw = arena.input(moved(x, p.layout), np.float32 if p.x_float else dtype, skewed == "x"), placed("w", w)
+    gx, gw = arena.input(moved(x, p.layout), NUMPY_TYPES[p.dtypes[0]], skewed == "x"), placed("w", w)
     gb = placed("b", b) if p.bias else None
     gr = placed("residual", moved(r, y_layout)) if p.residual else None
     factors = {"scale": placed("scale", scale), "shift": placed("shift", shift)} if p.prologue_affine else {}
@@ -148,7 +148,7 @@ def check_float_image(index: int, tactic: Tactic, dtype: str, layout: str) -> bo
     """Floats in place of X give the bits that they give when rounded; False if the tactic does not support the case."""
     y_layout = layout if index % 3 else {"NCHW": "NHWC", "NHWC": "NCHW"}[layout]
     rounded = make_problem(CASES[index], dtype, layout, y_layout, False, RANDOM)
-    floats = replace(rounded, x_float=True)
+    floats = replace(rounded, x_dtype="float32")
     if int(np.prod(rounded.w_shape[1:])) > 64 or floats.why_not(tactic) is not None:
         return False
     x = np.random.default_rng(index).standard_normal((rounded.n, rounded.c, *rounded.spatial)).astype(np.float32)
