@@ -97,13 +97,14 @@ template <class Config, bool kPrologue> struct DirectTmaMeans {
         const int chunk = block.lane & 3, pair = block.lane >> 2;
         const uint32_t dst = means + chunk * kPlane;
         uint32_t src = raw + (first * kColumns + pair) * 64 + chunk * 16;
-        RawRow ahead = load_row(src);
+        RawRow ahead = load_row(src);  // the row to add up next
         auto next_sums = [&](int y, bool more) {
             const RawRow row = apply(f, ahead, y, pair);
             src += kColumns * 64;
             if (more) ahead = load_row(src);
             return sum_pairs(row);
         };
+        // Means y and y + 1 from pixel rows y (above), y + 1 (between, a quarter of which serves both) and y + 2 (below).
         PairSums above = next_sums(first, true);
         int y = first;
 #pragma unroll 2
@@ -121,11 +122,12 @@ template <class Config, bool kPrologue> struct DirectTmaMeans {
             store_mean_with(dst + mean_position(y + 1, pair, 1), below.odd, between.odd);
             above = below;
         }
-        if (y < end) {
+        if (y < end) {  // an odd number of rows: the last one alone
             const PairSums below = next_sums(y + 1, false);
             store_mean(dst + mean_position(y, pair, 0), above.even, below.even);
             store_mean(dst + mean_position(y, pair, 1), above.odd, below.odd);
         }
+        // Column 16, the last: a lane forms one mean of it, lanes of a chunk down the rows.
         for (int i = block.lane; i < (end - first) * kChunks; i += 32) {
             const int y = first + (i >> 2);
             form_mean(f, raw + (y * kColumns + 8) * 64 + chunk * 16, dst + mean_position(y, 8, 0), y, 16);
@@ -181,12 +183,14 @@ template <class Config, bool kPrologue> struct DirectTmaMeans {
         }
         int others = kGroups == 1 ? 0 : (mean_warp - 1) / kSliceWarps;  // slices left until this group's next
         PixelFunction f(p);
+        // Fill the ring of raw pixels but for one buffer, which next() below fills before the first wait.
         if (copies)
             for (int i = 0; i + 1 < Config::kRawStages; ++i) ahead.next();
         for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
             if constexpr (kPrologue) f.start_tile(block, index);
 #pragma unroll 1
             for (int slice = 0; slice < p.slices; ++slice) {
+                // A slice of another group: its buffers pass by.
                 if (kGroups > 1 && others > 0) {
                     --others;
                     raw.next();

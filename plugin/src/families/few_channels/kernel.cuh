@@ -101,6 +101,7 @@ template <class Config> struct FewChannels {
         const int y = at.y + o.y, x = at.x + o.x;
         if (static_cast<uint32_t>(y + p.box.pad_h) >= p.pooled_rows || static_cast<uint32_t>(x + p.box.pad_w) >= p.pooled_columns)
             return 0;
+        // Pixels outside X count as zero, whatever the prologue would make of them.
         const float scale = channel_value<Element>(p.prologue.scale, o.channel, 1.f);
         const float shift = channel_value<Element>(p.prologue.shift, o.channel, 0.f);
         float sum = 0.f;
@@ -160,7 +161,7 @@ template <class Config> struct FewChannels {
         }
     }
 
-    // Bias and products of 16 pixels and kBlockN channels.
+    // acc[16 pixels][kBlockN channels] = bias + operands[16][16 kSteps] weights[kBlockN][16 kSteps]^T.
     CONVPOOL_DEVICE static void multiply(Accumulators<Config> &acc, const uint32_t (&pixels)[kSteps][4], uint32_t weights,
                                          uint32_t first_bias) {
 #pragma unroll
@@ -187,7 +188,7 @@ template <class Config> struct FewChannels {
 #pragma unroll
             for (int ni = 0; ni < Config::kFragmentsN; ++ni) rectify(acc[0][ni], e);
         }
-        __syncwarp();
+        __syncwarp();  // the chunks before have been read
 #pragma unroll
         for (int ni = 0; ni < Config::kFragmentsN; ++ni) {
             const float (&v)[4] = acc[0][ni];
@@ -200,6 +201,7 @@ template <class Config> struct FewChannels {
             store_shared_word(target + ni * 16 + 8 * kOutputPitch, lower);
         }
         __syncwarp();
+        // A lane stores chunk lane % kAcross of every kRowsAtOnce-th pixel: neighbours store neighbouring chunks.
         constexpr int kAcross = kBlockN / 8, kRowsAtOnce = 32 / kAcross;
         const int row = lane / kAcross, chunk = lane % kAcross;
         const bool inside = channel + chunk * 8 < p.shape.m;

@@ -19,7 +19,8 @@ template <int kCount> CONVPOOL_DEVICE void load_sums(uint32_t source, float (&v)
     }
 }
 
-// Bias, residual, activation of one chunk of channels of one pixel, from fp32 sums at `source`.
+// Bias, residual, activation of one chunk of channels of one pixel, from fp32 sums at `source`, to element `index` of Y. Rounded
+// once, at the end.
 template <Precision P>
 CONVPOOL_DEVICE void finish_chunk(uint32_t source, const Epilogue &e, const uint4 *residual, const OutputView &view,
                                   int64_t index, int channel) {

@@ -13,6 +13,7 @@ namespace convpool {
 // are too few warps to hide an instruction's latency.
 template <class Element, class Word, int kTimes, class PlaceOf, class Finish>
 CONVPOOL_DEVICE void store_words(const void *residual, PlaceOf place_of, Finish finish) {
+    // Without a residual nothing is loaded ahead.
     if (residual == nullptr) {
 #pragma unroll 1
         for (int i = 0; i < kTimes; ++i) {
@@ -86,6 +87,7 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
     using Element = typename Traits<P>::Element;
     constexpr int kPerChunk = Config::kPerChunk, kAcross = kColumns / kPerChunk;
     constexpr int kPitch = kColumns + 8;
+    // Where in Y the part at this pixel and channel of the rows is, and whether it exists.
     auto place_of = [&](bool inside, int row, int column, int64_t step) {
         const OutputPixel pixel = pixel_of(first_row + row);
         const int channel = channel0 + column;
@@ -93,6 +95,7 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
     };
     auto source_of = [&](int row, int column) { return source + (row * kPitch + column) * 4; };
     if (view.vectors) {
+        // Lanes run along the chunks of a pixel, then along pixels.
         constexpr int kTimes = (kRows * kAcross + 31) / 32;
         auto row = [&](int i) { return (i * 32 + lane) / kAcross; };
         auto column = [&](int i) { return (i * 32 + lane) % kAcross * kPerChunk; };

@@ -21,11 +21,13 @@ __global__ void __launch_bounds__(kThreads) box_pairs_kernel(const __grid_consta
     p.div_chunks.divmod(item, rest, chunk);
     p.div_out_w.divmod(rest, rest, column);
     p.div_strips.divmod(rest, n, strip);
+    // The strip's first window begins here; it may lie outside X.
     const int y0 = strip * kStrip - p.box.pad_h, x0 = static_cast<int>(column) - p.box.pad_w;
     const bool left = static_cast<uint32_t>(x0) < static_cast<uint32_t>(p.w);
     const bool right = static_cast<uint32_t>(x0 + 1) < static_cast<uint32_t>(p.w);
     const uint4 *x = static_cast<const uint4 *>(p.x);
     uint4 loaded[kStrip + 1][2];  // (row of the strip and one below, left and right pixel)
+    // All loads of the strip, before the first is used.
 #pragma unroll
     for (int i = 0; i <= kStrip; ++i) {
         const bool inside = static_cast<uint32_t>(y0 + i) < static_cast<uint32_t>(p.h);
@@ -91,6 +93,7 @@ __global__ void __launch_bounds__(kThreads) box_mean_kernel(const __grid_constan
             bool inside[kAtOnce];
             const Element *at[kAtOnce];
             uint4 loaded[kAtOnce];
+            // Start loads of kAtOnce places, then add them up: one wait for memory instead of four.
 #pragma unroll
             for (int j = 0; j < kAtOnce; ++j) {
                 const int y = y0 + u * p.box.dilation_h, column = x0 + v * p.box.dilation_w;
@@ -118,6 +121,7 @@ __global__ void __launch_bounds__(kThreads) box_mean_kernel(const __grid_constan
                 for (int i = 0; i < kPerChunk; ++i) sum[i] += value[i];
             }
         }
+        // A copy (a window of 1) stays exact.
         if (p.box.count != 1.f) {
 #pragma unroll
             for (int i = 0; i < kPerChunk; ++i) sum[i] = mean_of(sum[i], p.box);
