@@ -17,7 +17,7 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from convpool.check.inputs import load_arrays
-from convpool.cli.common import SHAPE, NamedShape, Tolerance, json_text, run, write_report
+from convpool.cli.common import SHAPE, NamedShape, comparison_options, json_text, run, write_report
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError
 from convpool.ir.files import check_output
@@ -96,12 +96,7 @@ Shapes = dict[str, list[int]]
     help="Compare with onnxruntime on MODEL, on N sets of random inputs.",
 )
 @click.option("--data", metavar="FILE.npz", help="Compare on these inputs instead of random ones.")
-@click.option("--rtol", type=Tolerance(), help="Relative tolerance. Default: by precision.")
-@click.option("--atol", type=Tolerance(), help="Absolute tolerance. Default: by precision and output.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs.")
-@click.option("--report", "report_path", metavar="FILE.json", help="Write what was built and compared as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
-@click.version_option(package_name="convpool")
+@comparison_options(report="Write what was built and compared as JSON.")
 def build_command(
     model: str,
     output: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,25 @@ class Tolerance(click.FloatRange):
 
 SHAPE: dict[str, Any] = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
 """Keyword arguments of an option that gives shapes of inputs."""
+
+
+def comparison_options(report: str) -> Callable[[Callable], Callable]:
+    """The options with which every command of engines ends.  report: what --report writes."""
+    options = (
+        click.option("--rtol", type=Tolerance(), help="Relative tolerance. Default: by precision."),
+        click.option("--atol", type=Tolerance(), help="Absolute tolerance. Default: by precision and output."),
+        click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs."),
+        click.option("--report", "report_path", metavar="FILE.json", help=report),
+        click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
+        click.version_option(package_name="convpool"),
+    )
+
+    def add(command: Callable) -> Callable:
+        for option in reversed(options):  # the last one added comes first in the help
+            command = option(command)
+        return command
+
+    return add
 
 
 def run(cli: click.Command, name: str, args: list[str] | None = None) -> int:

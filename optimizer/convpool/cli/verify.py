@@ -15,7 +15,7 @@ import click
 
 from convpool.check.compare import compare
 from convpool.check.inputs import load_arrays
-from convpool.cli.common import SHAPE, Tolerance, json_text, run, write_report
+from convpool.cli.common import SHAPE, comparison_options, json_text, run, write_report
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import VerificationError
 from convpool.ir.files import check_output
@@ -43,12 +43,7 @@ from convpool.tensorrt.runner import open_runner
 )
 @click.option("--data", metavar="FILE.npz", help="Compare on these inputs instead of random ones.")
 @click.option("--input-shape", "shapes", **SHAPE, help="Shape of an input with open sizes. Repeat it for more inputs.")
-@click.option("--rtol", type=Tolerance(), help="Relative tolerance. Default: by precision.")
-@click.option("--atol", type=Tolerance(), help="Absolute tolerance. Default: by precision and output.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs.")
-@click.option("--report", "report_path", metavar="FILE.json", help="Write the comparison as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
-@click.version_option(package_name="convpool")
+@comparison_options(report="Write the comparison as JSON.")
 def verify_command(
     first: str,
     second: str,
