@@ -78,6 +78,9 @@ CONVPOOL_DEVICE void store_sums(const Epilogue &e, const OutputView &view, int c
     }
 }
 
+using Yes = std::true_type;
+using No = std::false_type;
+
 // Stores kRows pixels x kColumns channels of fp32 sums that lie at `source`, kColumns + 8 floats a pixel. A warp does this
 // together. Three ways, by what Y's memory allows: chunks of channels, runs of pixels of a channel, single elements.
 template <class Config, int kRows, int kColumns, class PixelOf>
@@ -85,8 +88,7 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
                                 PixelOf pixel_of) {
     constexpr Precision P = Config::kPrecision;
     using Element = typename Traits<P>::Element;
-    constexpr int kPerChunk = Config::kPerChunk, kAcross = kColumns / kPerChunk;
-    constexpr int kPitch = kColumns + 8;
+    constexpr int kPerChunk = Config::kPerChunk, kAcross = kColumns / kPerChunk, kPitch = kColumns + 8;
     // Where in Y the part at this pixel and channel of the rows is, and whether it exists.
     auto place_of = [&](bool inside, int row, int column, int64_t step) {
         const OutputPixel pixel = pixel_of(first_row + row);
@@ -95,7 +97,6 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
     };
     auto source_of = [&](int row, int column) { return source + (row * kPitch + column) * 4; };
     if (view.vectors) {
-        // Lanes run along the chunks of a pixel, then along pixels.
         constexpr int kTimes = (kRows * kAcross + 31) / 32;
         auto row = [&](int i) { return (i * 32 + lane) / kAcross; };
         auto column = [&](int i) { return (i * 32 + lane) % kAcross * kPerChunk; };
@@ -109,8 +110,6 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
                 store_sums<Config, kTimes, kTogether, decltype(with_residual)::value, decltype(and_rectify)::value>(
                     e, view, channel0 + column(0), part_of, part_source);
             };
-            using Yes = std::true_type;
-            using No = std::false_type;
             if (e.residual == nullptr && e.activation == Activation::kNone) return store(No{}, No{});
             if constexpr (kRegistersLeft<Config>) {
                 if (e.residual == nullptr && rectifies(e)) return store(No{}, Yes{});

@@ -86,8 +86,7 @@ __global__ void __launch_bounds__(kThreads) box_mean_kernel(const __grid_constan
         if constexpr (kPrologue) f.load(p.prologue, c, p.c);
         float sum[kPerChunk] = {};
         const int y0 = static_cast<int>(oy) * p.box.stride_h - p.box.pad_h;
-        const int x0 = static_cast<int>(ox) * p.box.stride_w - p.box.pad_w;
-        const int window = p.box.ph * p.box.pw;
+        const int x0 = static_cast<int>(ox) * p.box.stride_w - p.box.pad_w, window = p.box.ph * p.box.pw;
         int u = 0, v = 0;  // the place in the window to load next
         for (int t = 0; t < window; t += kAtOnce) {
             bool inside[kAtOnce];
@@ -121,7 +120,6 @@ __global__ void __launch_bounds__(kThreads) box_mean_kernel(const __grid_constan
                 for (int i = 0; i < kPerChunk; ++i) sum[i] += value[i];
             }
         }
-        // A copy (a window of 1) stays exact.
         if (p.box.count != 1.f) {
 #pragma unroll
             for (int i = 0; i < kPerChunk; ++i) sum[i] = mean_of(sum[i], p.box);
