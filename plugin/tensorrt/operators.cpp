@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <stdexcept>
 
 namespace convpool::tensorrt {
@@ -103,17 +104,37 @@ std::string float_text(float value) {
     return text;
 }
 
+namespace {
+
+struct NamedActivation {
+    int32_t activation;  // convpool_activation
+    const char *name;
+};
+// The activations that variants have, by their numbers.
+constexpr NamedActivation kBefore[] = {
+    {CONVPOOL_ACT_NONE, ""},
+    {CONVPOOL_ACT_RELU, "Relu"},
+    {CONVPOOL_ACT_LEAKY_RELU, "LeakyRelu"},
+};
+constexpr NamedActivation kAfter[] = {
+    {CONVPOOL_ACT_NONE, ""},
+    {CONVPOOL_ACT_RELU, "Relu"},
+    {CONVPOOL_ACT_LEAKY_RELU, "LeakyRelu"},
+};
+constexpr int32_t kLastBefore = std::rbegin(kBefore)->activation, kLastAfter = std::rbegin(kAfter)->activation;
+
+}  // namespace
+
 const std::vector<Operator> &operators() {
     static const std::vector<Operator> &all = *[] {
-        const char *const activations[] = {"", "Relu", "LeakyRelu"};  // by their convpool_activation
         auto *made = new std::vector<Operator>;
         for (bool affine : {false, true})
-            for (int32_t before : {CONVPOOL_ACT_NONE, CONVPOOL_ACT_RELU, CONVPOOL_ACT_LEAKY_RELU})
+            for (const NamedActivation &before : kBefore)
                 for (bool residual : {false, true})
-                    for (int32_t after : {CONVPOOL_ACT_NONE, CONVPOOL_ACT_RELU, CONVPOOL_ACT_LEAKY_RELU}) {
-                        Operator op{affine, before, residual, after, {}, {"X", "W", "B"}};
-                        op.name = std::string(affine ? "Affine" : "") + activations[before] + "ConvAvgPool" +
-                                  (residual ? "Add" : "") + activations[after];
+                    for (const NamedActivation &after : kAfter) {
+                        Operator op{affine, before.activation, residual, after.activation, {}, {"X", "W", "B"}};
+                        op.name = std::string(affine ? "Affine" : "") + before.name + "ConvAvgPool" + (residual ? "Add" : "") +
+                                  after.name;
                         for (const char *name : {"scale", "shift"})
                             if (affine) op.inputs.push_back(name);
                         if (residual) op.inputs.push_back("R");
@@ -143,10 +164,10 @@ const std::vector<Attribute> &Operator::attributes() const {
     static const auto &of_variants = *[] {
         auto *longer = new std::vector<Attribute>(all);
         longer->insert(longer->end(), {{"prologue_affine", 0, 0, 1, true, 0},
-                                       {"prologue_activation", 0, 0, CONVPOOL_ACT_LEAKY_RELU, true, 0},
+                                       {"prologue_activation", 0, 0, kLastBefore, true, 0},
                                        {"prologue_alpha", 0, 0, 0, true, 0, true},
                                        {"residual", 0, 0, 1, true, 0},
-                                       {"activation", 0, 0, CONVPOOL_ACT_LEAKY_RELU, true, 0},
+                                       {"activation", 0, 0, kLastAfter, true, 0},
                                        {"alpha", 0, 0, 0, true, 0, true}});
         return longer;
     }();
