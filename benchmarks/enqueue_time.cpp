@@ -1,0 +1,276 @@
+// Host time of the plugin's enqueue through TensorRT 8.6's interface, against launches of the same kernels by the driver.
+//
+//   g++ -O2 -std=c++17 -rdynamic -Iplugin/tensorrt -I/usr/local/cuda/include benchmarks/enqueue_time.cpp -ldl -o enqueue_time
+//   ./enqueue_time [--layer N,C,M,H,W] [--rounds 200] LIBRARY...
+//
+// Plays TensorRT to each libconvpool_plugin.so: makes a half-precision layer of 3x3 convolution and 2x2 pooling with
+// constant weights, builds, saves and loads it, and attaches it to a context.  One enqueue, captured into a graph, tells
+// the kernels and their arguments.  Then, library after library and round after round, 50 enqueues and 50 such launches
+// are queued on an idle stream; times are medians of the rounds, in microseconds of one enqueue.  One JSON object a
+// library.  Needs a GPU; links no CUDA library.
+#define CONVPOOL_TENSORRT_SDK_MAJOR 0
+#include "declared/v2.h"
+
+#include <cuda.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+extern "C" __attribute__((visibility("default"))) int32_t getInferLibVersion() { return 8600; }
+extern "C" __attribute__((visibility("default"))) void *getLogger() { return nullptr; }  // messages go to stderr
+
+namespace {
+
+using namespace convpool::tensorrt;
+
+void *driver_function(const char *name) {
+    static void *const library = dlopen("libcuda.so.1", RTLD_NOW);
+    void *const function = library == nullptr ? nullptr : dlsym(library, name);
+    if (function == nullptr) throw std::runtime_error(std::string("libcuda.so.1: no ") + name + "; expected an NVIDIA driver");
+    return function;
+}
+
+#define QUOTED(name) #name
+#define NAME(name) QUOTED(name)
+// A call of the driver; cuda.h's macros give the function's version.
+#define DRIVER(function, ...)                                                                               \
+    do {                                                                                                    \
+        static const auto pointer = reinterpret_cast<decltype(&function)>(driver_function(NAME(function))); \
+        if (const CUresult error = pointer(__VA_ARGS__); error != CUDA_SUCCESS)                             \
+            throw std::runtime_error(NAME(function) ": error " + std::to_string(error));                    \
+    } while (false)
+
+struct Shape {
+    int32_t n = 64, c = 64, m = 64, h = 64, w = 64;
+};
+
+struct Destroy {
+    void operator()(v2::IPluginV2 *plugin) const { plugin->destroy(); }
+};
+using Plugin = std::unique_ptr<v2::IPluginV2DynamicExt, Destroy>;
+Plugin own(v2::IPluginV2 *plugin) {
+    if (plugin == nullptr) throw std::runtime_error("the library made no plugin; its message stands above");
+    return Plugin(static_cast<v2::IPluginV2DynamicExt *>(plugin));
+}
+
+v2::PluginTensorDesc tensor(std::vector<int32_t> sizes, v2::TensorFormat format) {
+    v2::PluginTensorDesc desc{{static_cast<int32_t>(sizes.size()), {}}, v2::DataType::kHALF, format, 1.f};
+    std::copy(sizes.begin(), sizes.end(), desc.dims.d);
+    return desc;
+}
+
+CUdeviceptr allocate(size_t bytes) {
+    CUdeviceptr memory = 0;
+    DRIVER(cuMemAlloc, &memory, std::max<size_t>(bytes, 1));
+    DRIVER(cuMemsetD8, memory, 0, std::max<size_t>(bytes, 1));
+    return memory;
+}
+
+// One execution context's plugin with its tensors.
+class Layer {
+public:
+    Layer(const char *library, const Shape &s, CUstream stream) : stream_(stream) {
+        const auto linear = v2::TensorFormat::kLINEAR, hwc8 = v2::TensorFormat::kHWC8;
+        in_ = {tensor({s.n, s.c, s.h, s.w}, hwc8), tensor({s.m, 3, 3, s.c}, linear), tensor({s.m}, linear)};
+        out_ = tensor({s.n, s.m, s.h / 2, s.w / 2}, hwc8);
+        v2::IPluginCreator &creator = find_creator(library);
+        Plugin built = make(creator);
+        std::vector<v2::DynamicPluginTensorDesc> profile;
+        for (const v2::PluginTensorDesc &desc : in_) profile.push_back({desc, desc.dims, desc.dims});
+        const v2::DynamicPluginTensorDesc out{out_, out_.dims, out_.dims};
+        built->configurePlugin(profile.data(), 3, &out, 1);
+        workspace_ = allocate(built->getWorkspaceSize(in_.data(), 3, &out_, 1));
+        std::vector<char> bytes(built->getSerializationSize());
+        built->serialize(bytes.data());
+        plugin_ = own(own(creator.deserializePlugin("layer", bytes.data(), bytes.size()))->clone());
+        plugin_->attachToContext(nullptr, nullptr, nullptr);
+        plugin_->configurePlugin(profile.data(), 3, &out, 1);  // as TensorRT tells a context its shape
+        for (const v2::PluginTensorDesc &desc : in_) inputs_.push_back(reinterpret_cast<void *>(allocate(bytes_of(desc))));
+        output_ = reinterpret_cast<void *>(allocate(bytes_of(out_)));
+    }
+
+    void enqueue() {
+        if (plugin_->enqueue(in_.data(), &out_, inputs_.data(), &output_, reinterpret_cast<void *>(workspace_), stream_) != 0)
+            throw std::runtime_error("enqueue failed; its message stands above");
+    }
+
+private:
+    static size_t bytes_of(const v2::PluginTensorDesc &desc) {
+        size_t bytes = 2;
+        for (int i = 0; i < desc.dims.nbDims; ++i) bytes *= static_cast<size_t>(desc.dims.d[i]);
+        return bytes;
+    }
+
+    static v2::IPluginCreator &find_creator(const char *path) {
+        void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        if (library == nullptr) throw std::runtime_error(dlerror());
+        auto get = reinterpret_cast<v2::IPluginCreator *const *(*)(int32_t &)>(dlsym(library, "getPluginCreators"));
+        int32_t count = 0;
+        v2::IPluginCreator *const *all = get == nullptr ? nullptr : get(count);
+        for (int32_t i = 0; i < count; ++i)
+            if (std::strcmp(all[i]->getPluginName(), "ConvAvgPool") == 0) return *all[i];
+        throw std::runtime_error(std::string(path) + ": no ConvAvgPool; expected a plugin library");
+    }
+
+    // Conv of padding 1, then a pooling of stride 2: the pooled input is convolved with stride 2.
+    static Plugin make(v2::IPluginCreator &creator) {
+        const std::vector<int32_t> one{1, 1}, two{2, 2}, three{3, 3}, pads{1, 1, 1, 1}, none{0, 0, 0, 0}, yes{1};
+        std::vector<v2::PluginField> fields;
+        auto add = [&](const char *name, const std::vector<int32_t> &values) {
+            fields.push_back({name, values.data(), v2::PluginFieldType::kINT32, static_cast<int32_t>(values.size())});
+        };
+        add("pool_kernel_shape", two);
+        add("pool_strides", one);
+        add("pool_pads", pads);
+        add("kernel_shape", three);
+        add("strides", two);
+        add("pads", none);
+        add("constant_weights", yes);
+        const v2::PluginFieldCollection collection{static_cast<int32_t>(fields.size()), fields.data()};
+        return own(creator.createPlugin("layer", &collection));
+    }
+
+    CUstream stream_;
+    std::vector<v2::PluginTensorDesc> in_;
+    v2::PluginTensorDesc out_{};
+    Plugin plugin_;
+    CUdeviceptr workspace_ = 0;
+    std::vector<const void *> inputs_;
+    void *output_ = nullptr;
+};
+
+// The kernels that one enqueue launches, with their arguments, which the graph keeps.
+class Kernels {
+public:
+    Kernels(Layer &layer, CUstream stream) : stream_(stream) {
+        DRIVER(cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+        layer.enqueue();
+        CUgraph graph = nullptr;
+        DRIVER(cuStreamEndCapture, stream, &graph);
+        size_t count = 0;
+        DRIVER(cuGraphGetNodes, graph, nullptr, &count);
+        std::vector<CUgraphNode> nodes(count);
+        DRIVER(cuGraphGetNodes, graph, nodes.data(), &count);
+        for (CUgraphNode node : nodes) {
+            Kernel kernel{};
+            DRIVER(cuGraphKernelNodeGetParams, node, &kernel.params);
+            CUlaunchAttributeValue cluster{};
+            DRIVER(cuGraphKernelNodeGetAttribute, node, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &cluster);
+            kernel.attributes[0].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            kernel.attributes[0].value.programmaticStreamSerializationAllowed = 1;
+            kernel.attributes[1].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+            kernel.attributes[1].value = cluster;
+            kernel.attribute_count = cluster.clusterDim.x > 0 ? 2 : 1;
+            kernels_.push_back(kernel);
+        }
+    }
+
+    void launch() {
+        for (Kernel &kernel : kernels_) {
+            const CUDA_KERNEL_NODE_PARAMS &p = kernel.params;
+            const CUlaunchConfig config{p.gridDimX,  p.gridDimY,       p.gridDimZ, p.blockDimX,       p.blockDimY,
+                                        p.blockDimZ, p.sharedMemBytes, stream_,    kernel.attributes, kernel.attribute_count};
+            const CUfunction function = p.func != nullptr ? p.func : reinterpret_cast<CUfunction>(p.kern);
+            DRIVER(cuLaunchKernelEx, &config, function, p.kernelParams, p.extra);
+        }
+    }
+    size_t count() const { return kernels_.size(); }
+
+private:
+    struct Kernel {
+        CUDA_KERNEL_NODE_PARAMS params;
+        CUlaunchAttribute attributes[2];
+        unsigned attribute_count;
+    };
+    CUstream stream_;
+    std::vector<Kernel> kernels_;
+};
+
+// Microseconds of one call, of 50 into an idle stream; the stream has run dry after it.
+template <typename Body> double time_calls(CUstream stream, Body &&body) {
+    constexpr int kCalls = 50;  // a queue takes about a thousand launches before it makes the host wait
+    DRIVER(cuStreamSynchronize, stream);
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < kCalls; ++i) body();
+    const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - start;
+    DRIVER(cuStreamSynchronize, stream);
+    return elapsed.count() / kCalls;
+}
+
+double median(std::vector<double> values) {
+    std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+    return values[values.size() / 2];
+}
+
+struct Library {
+    Library(const char *library_path, const Shape &shape, CUstream stream)
+        : path(library_path), layer(library_path, shape, stream), warm((layer.enqueue(), true)), kernels(layer, stream) {}
+    const char *path;
+    Layer layer;
+    bool warm;  // the first enqueue transforms the weights, which later ones find
+    Kernels kernels;
+    std::vector<double> enqueue_us, bare_us;
+};
+
+int run(int count, char **arguments) {
+    Shape shape;
+    int rounds = 200;
+    std::vector<const char *> paths;
+    for (int i = 1; i < count; ++i) {
+        const std::string option = arguments[i];
+        if (option == "--layer" && i + 1 < count) {
+            if (std::sscanf(arguments[++i], "%d,%d,%d,%d,%d", &shape.n, &shape.c, &shape.m, &shape.h, &shape.w) != 5)
+                throw std::runtime_error(std::string("--layer; got ") + arguments[i] + ", expected N,C,M,H,W");
+        } else if (option == "--rounds" && i + 1 < count) {
+            rounds = std::max(1, std::atoi(arguments[++i]));
+        } else {
+            paths.push_back(arguments[i]);
+        }
+    }
+    if (paths.empty()) throw std::runtime_error("usage: enqueue_time [--layer N,C,M,H,W] [--rounds R] LIBRARY...");
+    CUdevice device = 0;
+    CUcontext context = nullptr;
+    CUstream stream = nullptr;
+    DRIVER(cuInit, 0);
+    DRIVER(cuDeviceGet, &device, 0);
+    DRIVER(cuDevicePrimaryCtxRetain, &context, device);
+    DRIVER(cuCtxSetCurrent, context);
+    DRIVER(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING);
+    std::vector<std::unique_ptr<Library>> libraries;
+    for (const char *path : paths) libraries.push_back(std::make_unique<Library>(path, shape, stream));
+    for (int round = -10; round < rounds; ++round)  // the first ten warm up
+        for (const auto &library : libraries) {
+            const double enqueue = time_calls(stream, [&] { library->layer.enqueue(); });
+            const double bare = time_calls(stream, [&] { library->kernels.launch(); });
+            if (round < 0) continue;
+            library->enqueue_us.push_back(enqueue);
+            library->bare_us.push_back(bare);
+        }
+    for (const auto &library : libraries) {
+        const double enqueue = median(library->enqueue_us), bare = median(library->bare_us);
+        std::printf("{\"library\": \"%s\", \"layer\": [%d, %d, %d, %d, %d], \"kernels\": %zu, \"enqueue_us\": %.2f, "
+                    "\"bare_us\": %.2f, \"more_us\": %.2f}\n",
+                    library->path, shape.n, shape.c, shape.m, shape.h, shape.w, library->kernels.count(), enqueue, bare,
+                    enqueue - bare);
+    }
+    return 0;
+}
+
+}  // namespace
+
+int main(int count, char **arguments) {
+    try {
+        return run(count, arguments);
+    } catch (const std::exception &error) {
+        std::fprintf(stderr, "enqueue_time: %s\n", error.what());
+        return 1;
+    }
+}
