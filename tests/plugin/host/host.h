@@ -90,6 +90,10 @@ inline int64_t out_size(const Attributes &a, int axis, int64_t size) {
 convpool_problem problem_of(const Attributes &a, int64_t n, int64_t c, int64_t m, std::vector<int64_t> spatial, int dtype,
                             int x_layout, int y_layout, bool bias);
 
+// Opens a plugin library as TensorRT does, on device 0 of a pretended CUDA runtime if it has one; null, with a message, if
+// it is none.
+void *open_library(const char *path);
+
 // Runs `body`, which says whether it came through, without any memory, then with one allocation, and so on until it does.
 void starve(const std::function<bool()> &body);
 

@@ -1,5 +1,5 @@
 // IPluginV2DynamicExt: what it has beside the common checks, which is what an engine stores.
-#include "declared/v2.h"
+#include "v2.h"
 
 #include "checks.h"
 #include "gpu.h"
@@ -14,85 +14,8 @@
 namespace host {
 namespace {
 
-using namespace convpool::tensorrt;
 using v2::DataType;
 using v2::TensorFormat;
-
-struct V2 {
-    INTERFACE_TYPES(v2);
-    using Number = int32_t;
-    using Plugin = v2::IPluginV2DynamicExt;
-    using Creator = v2::IPluginCreator;
-    using Saved = std::vector<char>;
-    struct Destroy {
-        void operator()(v2::IPluginV2 *plugin) const { plugin->destroy(); }
-    };
-    using Owner = std::unique_ptr<Plugin, Destroy>;
-    static constexpr bool kNeedsDevice = true;  // to be configured
-
-    static Owner own(v2::IPluginV2 *plugin) { return Owner(static_cast<Plugin *>(plugin)); }
-    static std::vector<Creator *> list(void *library) {
-        int32_t count = 0;
-        Creator *const *all = reinterpret_cast<Creator *const *(*)(int32_t &)>(dlsym(library, "getPluginCreators"))(count);
-        return {all, all + count};
-    }
-    static Owner create(Creator &creator, const Collection *fields) { return own(creator.createPlugin("layer", fields)); }
-    static Saved saved(const Plugin &plugin) {
-        std::vector<char> bytes(plugin.getSerializationSize() + 8, '#');
-        plugin.serialize(bytes.data());
-        CHECK(std::all_of(bytes.end() - 8, bytes.end(), [](char c) { return c == '#'; }));  // not a byte past its size
-        bytes.resize(bytes.size() - 8);
-        return bytes;
-    }
-    static Owner load(Creator &creator, const Saved &saved) {
-        return own(creator.deserializePlugin("layer", saved.data(), saved.size()));
-    }
-    static std::string name(const Plugin &plugin) { return plugin.getPluginType(); }
-    static std::string text(const Plugin &plugin) { return {saved(plugin).data(), saved(plugin).size()}; }
-    static Owner clone(const Plugin &plugin) { return own(plugin.clone()); }
-    static Owner attach(const Plugin &plugin) {
-        Owner context = clone(plugin);
-        context->attachToContext(nullptr, nullptr, nullptr);
-        return context;
-    }
-    static void set_typical(Dynamic &) {}
-    static bool output_shape(Plugin &plugin, const DimsExprs *inputs, int count, DimsExprs &output, IBuilder &builder) {
-        output = plugin.getOutputDimensions(0, inputs, count, builder);
-        return output.nbDims >= 0;
-    }
-    static bool output_type(const Plugin &plugin, const DataType *inputs, int count, DataType &output) {
-        logged.clear();
-        output = plugin.getOutputDataType(0, inputs, count);
-        return logged.empty();
-    }
-    static bool supports(Plugin &plugin, int position, const std::vector<Dynamic> &all) {
-        std::vector<Desc> tensors;
-        for (const Dynamic &tensor : all) tensors.push_back(tensor.desc);
-        return plugin.supportsFormatCombination(position, tensors.data(), static_cast<int32_t>(all.size()) - 1, 1);
-    }
-    static bool configure(Plugin &plugin, const Dynamic *in, int count, const Dynamic &out) {
-        logged.clear();
-        plugin.configurePlugin(in, count, &out, 1);
-        return logged.empty();
-    }
-    static size_t workspace(const Plugin &plugin, const Layer<V2> &layer) {
-        return plugin.getWorkspaceSize(layer.largest_in.data(), layer.inputs, &layer.largest_out, 1);
-    }
-    // As TensorRT 8.6 tells an execution context.
-    static bool shape_change(Plugin &plugin, const Desc *in, int count, const Desc &out) {
-        std::vector<Dynamic> now;
-        for (int i = 0; i < count; ++i) now.push_back({in[i], in[i].dims, in[i].dims});
-        return configure(plugin, now.data(), count, {out, out.dims, out.dims});
-    }
-    static bool enqueue(Plugin &plugin, const Desc *in, const Desc &out, const void *const *inputs, void *const *outputs,
-                        void *workspace, CUstream_st *stream) {
-        return plugin.enqueue(in, &out, inputs, outputs, workspace, stream) == 0;
-    }
-    static bool run(Plugin &plugin, const Desc *in, int, const Desc &out, const void *const *inputs, void *const *outputs,
-                    void *workspace, CUstream_st *stream) {
-        return enqueue(plugin, in, out, inputs, outputs, workspace, stream);
-    }
-};
 
 void own_identity() {
     Owner<V2> plugin = make<V2>({});
@@ -129,18 +52,6 @@ void namespaces() {
     creator.setPluginNamespace("");
 }
 
-// With the checksum of what the bytes are now: CRC-32 as zlib's.
-std::vector<char> summed(std::vector<char> bytes) {
-    uint32_t crc = ~0u;
-    for (size_t i = 0; i < bytes.size() - 4; ++i) {
-        crc ^= static_cast<unsigned char>(bytes[i]);
-        for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0u);
-    }
-    crc = ~crc;
-    std::memcpy(&bytes[bytes.size() - 4], &crc, 4);
-    return bytes;
-}
-
 // Where a Grant stands in the bytes: number of inputs, device, workspace, largest problem; then the checksum.
 size_t grant_at(const std::vector<char> &saved) { return saved.size() - 4 - 24 - sizeof(convpool_problem); }
 size_t problem_at(const std::vector<char> &saved) { return grant_at(saved) + 24; }
@@ -152,21 +63,21 @@ void damaged(const Attributes &a, bool has_device) {
     Owner<V2> plugin = make<V2>(a);
     if (has_device) CHECK(layer.configure(*plugin));
     const std::vector<char> saved = V2::saved(*plugin);
-    CHECK(summed(saved) == saved);
+    CHECK(V2::summed(saved) == saved);
     for (size_t length = 0; length < saved.size(); ++length)
         REFUSES(creator.deserializePlugin("layer", saved.data(), length) == nullptr, "serialised layer");
     REFUSES(creator.deserializePlugin("layer", nullptr, saved.size()) == nullptr, "serialised layer");
     std::vector<char> longer = saved;
     longer.push_back(0);
     REFUSES(V2::load(creator, longer) == nullptr, "checksum");
-    REFUSES(V2::load(creator, summed(longer)) == nullptr, "expected 4; the engine is from another");
+    REFUSES(V2::load(creator, V2::summed(longer)) == nullptr, "expected 4; the engine is from another");
     const void *inputs[6] = {};
     for (size_t i = 0; i < saved.size(); ++i) {
         std::vector<char> bad = saved;
         bad[i] = static_cast<char>(bad[i] ^ 0xff);
         REFUSES(V2::load(creator, bad) == nullptr, i < 4 ? "another version, build it anew" : "checksum");
         logged.clear();
-        Owner<V2> made = V2::load(creator, summed(bad));
+        Owner<V2> made = V2::load(creator, V2::summed(bad));
         CHECK(made != nullptr || !logged.empty());
         const bool counts = i < 4 || (i >= grant_at(saved) && i < grant_at(saved) + 4) ||
                             (has_device && i >= problem_at(saved) && i < problem_at(saved) + 8);
@@ -179,7 +90,7 @@ void damaged(const Attributes &a, bool has_device) {
     auto refuse = [&](size_t at, auto value, const char *words) {
         std::vector<char> bad = saved;
         std::memcpy(&bad[at], &value, sizeof value);
-        REFUSES(V2::load(creator, summed(bad)) == nullptr, words);
+        REFUSES(V2::load(creator, V2::summed(bad)) == nullptr, words);
     };
     refuse(grant_at(saved) + 16, int64_t{1} << 40, "workspace; got 1099511627776 bytes, expected 0 to ");
     refuse(grant_at(saved) + 16, int64_t{-1}, "workspace; got -1 bytes");
