@@ -73,8 +73,11 @@ PluginCore read_core(const Operator &op, Reader &reader) {
 
 // enqueue hands the C API what is here as the size of TensorRT's workspace, so it is checked as if it were not believed.
 void check_grant(const PluginCore &core, const Grant &grant) {
-    if (grant.inputs == 0) return;
     try {
+        const Grant none;
+        if (grant.inputs == 0 && std::memcmp(&grant, &none, sizeof grant) != 0)
+            throw std::invalid_argument("workspace or problem of a plugin that was never configured");
+        if (grant.inputs == 0) return;
         core.check_problem(grant.largest, grant.inputs);
         if (grant.device.cc < 1) refuse("compute capability", std::to_string(grant.device.cc), "that of the builder's device");
         const int64_t most = static_cast<int64_t>(most_workspace_bytes(grant.largest, grant.device));

@@ -86,12 +86,12 @@ void damaged(const Attributes &a, bool has_device) {
         made->attachToContext(nullptr, nullptr, nullptr);
         CHECK(!layer.run(*made, inputs, nullptr));
     }
-    if (!has_device) return;
     auto refuse = [&](size_t at, auto value, const char *words) {
         std::vector<char> bad = saved;
         std::memcpy(&bad[at], &value, sizeof value);
         REFUSES(V2::load(creator, V2::summed(bad)) == nullptr, words);
     };
+    if (!has_device) return refuse(grant_at(saved) + 16, int64_t{1} << 40, "of a plugin that was never configured");
     refuse(grant_at(saved) + 16, int64_t{1} << 40, "workspace; got 1099511627776 bytes, expected 0 to ");
     refuse(grant_at(saved) + 16, int64_t{-1}, "workspace; got -1 bytes");
     refuse(grant_at(saved) + 4, int32_t{0}, "compute capability; got 0");
