@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CPP := $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' 2>/dev/null)
 SOURCES := $(shell git ls-files optimizer plugin pyproject.toml 2>/dev/null)
 
-.PHONY: demo test lint format install bench-cpu bench-gpu bench-tensorrt clean
+.PHONY: demo test lint format sanitize install bench-cpu bench-gpu bench-tensorrt clean
 
 demo: install
 	$(BIN)/python -m benchmarks.demo
@@ -23,6 +23,10 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
+
+# The host code of the libraries under AddressSanitizer and UndefinedBehaviorSanitizer; `make test` runs fewer rounds.
+sanitize: install
+	CONVPOOL_FUZZ_ROUNDS=200000 $(BIN)/python -m pytest tests/plugin/test_sanitizers.py
 
 install: $(VENV)/.installed
 

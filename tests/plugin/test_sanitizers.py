@@ -1,0 +1,42 @@
+"""The host code of both libraries under AddressSanitizer and UndefinedBehaviorSanitizer, on a pretended CUDA runtime.
+
+`make sanitize` is this with more rounds, whose number is CONVPOOL_FUZZ_ROUNDS.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROUNDS = int(os.environ.get("CONVPOOL_FUZZ_ROUNDS", "5000"))
+
+
+@pytest.fixture(scope="module")
+def sanitized(built) -> Path:
+    """The folder of the sanitized libraries and programs."""
+    target = ["--target", "convpool_sanitizer_tests", "--parallel", str(os.cpu_count() or 2)]
+    done = subprocess.run(["cmake", "--build", str(built.folder), *target], capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return built.folder / "sanitized"
+
+
+def run(*command: object) -> str:
+    """What a program prints; a failed check, a bad access, a leak or undefined behaviour ends it with another status."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=3000)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("first", [1, 1_000_000])
+def test_hostile_calls_of_the_c_api(sanitized, first):
+    assert f"{ROUNDS} rounds from seed {first}, 0 failed" in run(sanitized / "convpool_fuzz_c_api", first, ROUNDS)
+
+
+def test_a_program_that_plays_tensorrt(sanitized):
+    """Engines, fields, shapes and pointers, right ones and damaged ones."""
+    printed = run(sanitized / "convpool_plugin_host_asan", sanitized / "libconvpool_plugin_asan.so", "1")
+    assert int(re.search(r"(\d+) checks, 0 failed", printed)[1]) > 40_000
