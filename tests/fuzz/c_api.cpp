@@ -68,7 +68,11 @@ convpool_problem Fuzzer::legal() {
     convpool_problem p{};
     p.struct_size = sizeof p;
     p.rank = 1 + below(3);
-    p.dtype = below(3);
+    p.w_dtype = below(5);
+    const bool small = p.w_dtype == CONVPOOL_I8 || p.w_dtype == CONVPOOL_F8E4M3;
+    p.x_dtype = !small && one_in(4) ? int32_t(CONVPOOL_F32) : p.w_dtype;
+    p.y_dtype = small ? below(3) : p.w_dtype;
+    p.has_w_scale = small && one_in(2);
     p.x_layout = below(2), p.y_layout = below(2);
     p.allow_tf32 = below(2);
     p.n = 1 + below(4), p.c = 1 + below(300), p.m = 1 + below(300);
@@ -82,7 +86,7 @@ convpool_problem Fuzzer::legal() {
     p.group = 1;
     p.has_bias = below(2), p.has_residual = below(2);
     p.activation = below(6), p.beta = 1;
-    p.prologue_affine = below(2), p.prologue_activation = below(3);
+    if (!small) p.prologue_affine = below(2), p.prologue_activation = below(3);
     return p;
 }
 
@@ -123,6 +127,7 @@ convpool_tensors Fuzzer::tensors() {
     t.flags = one_in(8) ? random_() : uint32_t(below(2));
     t.x = pointer(), t.w = pointer(), t.b = pointer(), t.residual = pointer(), t.y = pointer();
     t.scale = pointer(), t.shift = pointer(), t.workspace = pointer();
+    t.w_scale = static_cast<const float *>(pointer());
     t.workspace_bytes = one_in(2) ? SIZE_MAX / 2 : random_();
     if (one_in(4)) t.prepared = pointer(), t.prepared_bytes = random_();
     return t;
