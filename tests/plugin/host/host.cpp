@@ -11,6 +11,7 @@ int32_t version_number = 0;
 std::string logged;
 int (*pretended_launches)() = nullptr;
 int64_t (*pretended_bytes)() = nullptr;
+void (*pretended_forget)() = nullptr;
 
 namespace {
 
@@ -45,6 +46,7 @@ void *open_library(const char *path) {
         set_device(0, 1);
         pretended_launches = reinterpret_cast<int (*)()>(dlsym(library, "pretended_launches"));
         pretended_bytes = reinterpret_cast<int64_t (*)()>(dlsym(library, "pretended_bytes"));
+        pretended_forget = reinterpret_cast<void (*)()>(dlsym(library, "pretended_forget"));
     }
     auto set_finder = reinterpret_cast<void (*)(void *)>(dlsym(library, "setLoggerFinder"));
     if (set_finder == nullptr) return std::printf("%s: no setLoggerFinder\n", path), nullptr;

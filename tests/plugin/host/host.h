@@ -25,6 +25,7 @@ inline void check(bool passed, const std::string &what, const char *file, int li
 // What a library on the pretended CUDA runtime tells of it; null elsewhere.
 extern int (*pretended_launches)();
 extern int64_t (*pretended_bytes)();
+extern void (*pretended_forget)();
 
 // The call must fail, and the log must name `word`.
 inline void refuses(bool failed, const std::string &word, const char *file, int line) {
@@ -96,6 +97,9 @@ void *open_library(const char *path);
 
 // Runs `body`, which says whether it came through, without any memory, then with one allocation, and so on until it does.
 void starve(const std::function<bool()> &body);
+
+// What `body` says of itself when there is no memory to be had.
+bool without_memory(const std::function<bool()> &body);
 
 void drive_v2(void *library, bool has_device);
 void drive_v3(void *library, bool has_device);

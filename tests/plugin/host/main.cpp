@@ -35,6 +35,13 @@ void starve(const std::function<bool()> &body) {
     CHECK(passed);
 }
 
+bool without_memory(const std::function<bool()> &body) {
+    allocations_left = 0;
+    const bool passed = body();
+    allocations_left = -1;
+    return passed;
+}
+
 namespace {
 
 // After the library's own static objects: engines may live as long, and TensorRT's registry does.
