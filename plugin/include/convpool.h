@@ -187,8 +187,9 @@ CONVPOOL_API convpool_status convpool_device(int32_t *cc, int32_t *multiprocesso
 CONVPOOL_API convpool_status convpool_supports(const convpool_problem *problem, int32_t tactic, int32_t cc, int32_t shared_bytes);
 
 /* Bytes of device workspace (256-byte aligned) that a launch needs; 0 for direct_fused and generic. It depends on
- * problem and tactic only, on no device. convpool_prepared_bytes: its first part, which transformed weights take; a launch
- * with `prepared` of at least that size needs so much less workspace. */
+ * problem and tactic only, on no device. CONVPOOL_UNSUPPORTED, with the reason, where no device runs the problem by the tactic.
+ * convpool_prepared_bytes: its first part, which transformed weights take; a launch with `prepared` of at least that size needs
+ * so much less workspace. */
 CONVPOOL_API convpool_status convpool_workspace_bytes(const convpool_problem *problem, int32_t tactic, size_t *bytes);
 CONVPOOL_API convpool_status convpool_prepared_bytes(const convpool_problem *problem, int32_t tactic, size_t *bytes);
 

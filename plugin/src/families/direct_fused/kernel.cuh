@@ -16,6 +16,7 @@
 // GEMM row r of a tile is image r >> (h+w), row (r >> w) mod 2^h, column r mod 2^w, with h, w the log2 of the box.
 #pragma once
 
+#include "families/direct_fused/params.h"
 #include "families/direct_fused/weights.cuh"
 #include "kernels/epilogue/split_reduction.cuh"
 #include "kernels/epilogue/store_tile.cuh"

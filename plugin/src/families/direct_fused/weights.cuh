@@ -1,6 +1,7 @@
 // direct_fused: copies of weights to the ring, one tap and slice at a time, ahead of the products.
 #pragma once
 
+#include "families/direct_fused/params.h"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/tile/chunk.cuh"
 #include "kernels/tile/slice.cuh"

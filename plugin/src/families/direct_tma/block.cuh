@@ -1,6 +1,7 @@
 // direct_tma: the shape of a block's work, its place in shared memory and in Y. Used by all of its warps.
 #pragma once
 
+#include "families/direct_tma/params.h"
 #include "kernels/ptx/device.cuh"
 #include "kernels/tile/chunk.cuh"
 #include "kernels/tile/output.cuh"

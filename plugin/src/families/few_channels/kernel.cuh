@@ -9,6 +9,7 @@
 // So most layers, with Y in chunks and no residual, have an end of their own.
 #pragma once
 
+#include "families/few_channels/params.h"
 #include "kernels/epilogue/store_tile.cuh"
 #include "kernels/prologue/chunk_prologue.cuh"
 #include "kernels/ptx/global_memory.cuh"

@@ -6,6 +6,7 @@
 // tile's rows see through the tap (gathered, zeros outside the tensor) and the tap's weights.
 #pragma once
 
+#include "gemm/params.h"
 #include "kernels/epilogue/store_tile.cuh"
 #include "kernels/mma/multiply_slice.cuh"
 #include "kernels/ptx/cp_async.cuh"

@@ -8,6 +8,7 @@
 // mma/gemm_sums.cuh tells.
 #pragma once
 
+#include "gemm/params.h"
 #include "kernels/epilogue/store_gemm_tile.cuh"
 #include "kernels/mma/gemm_sums.cuh"
 #include "kernels/ptx/cp_async.cuh"

@@ -11,6 +11,7 @@
 // With an activation in front (16-bit types), which leaves zeros as they are, warps take their rows of pixels through registers.
 #pragma once
 
+#include "families/implicit_gemm_tma/params.h"
 #include "kernels/epilogue/store_gemm_tile.cuh"
 #include "kernels/mma/gemm_sums.cuh"
 #include "kernels/prologue/packed_prologue.cuh"
@@ -31,12 +32,12 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
     static_assert(kStages >= 3, "a stage under way, two being multiplied");
     static_assert(Stage::kPixelBytes % 1024 == 0 && Stage::kBytes % 1024 == 0, "the swizzle is one of addresses");
 
-    const Im2colGemmParams &p;
+    const ImplicitGemmTmaParams &p;
     const uint32_t shared;
     const GemmTile<Config> tile;
     const int first_step, steps;
 
-    CONVPOOL_DEVICE ImplicitGemmTma(const Im2colGemmParams &params, uint32_t memory)
+    CONVPOOL_DEVICE ImplicitGemmTma(const ImplicitGemmTmaParams &params, uint32_t memory)
         : p(params), shared(of_the_warp(memory)), tile(params.gemm), first_step(tile.steps_of(p.steps, p.gemm).x),
           steps(tile.steps_of(p.steps, p.gemm).y) {}
 
@@ -185,7 +186,8 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
 
 template <class Config, bool kActivates>
 __global__ void __launch_bounds__(Config::kThreads + im2col_copy_threads(Config::kPrecision, Config::kBlockM, Config::kBlockN),
-                                  Config::kMinBlocks) implicit_gemm_tma_kernel(const __grid_constant__ Im2colGemmParams params) {
+                                  Config::kMinBlocks)
+    implicit_gemm_tma_kernel(const __grid_constant__ ImplicitGemmTmaParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
     ImplicitGemmTma<Config, kActivates>(params, shared_address(memory)).run();

@@ -7,6 +7,7 @@
 // Loops that could be unrolled are not: a small layer spends more time on fetching instructions than on running them.
 #pragma once
 
+#include "families/pointwise/params.h"
 #include "kernels/epilogue/split_reduction.cuh"
 #include "kernels/epilogue/store_tile.cuh"
 #include "kernels/ptx/cp_async.cuh"

@@ -1,8 +1,8 @@
 // Activations of an epilogue, on fp32 values in registers.
 #pragma once
 
+#include "core/params.h"
 #include "kernels/ptx/device.cuh"
-#include "params.h"
 
 namespace convpool {
 

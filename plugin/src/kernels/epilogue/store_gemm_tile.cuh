@@ -1,6 +1,7 @@
 // Stores the sums of an implicit GEMM's tile to Y.
 #pragma once
 
+#include "gemm/params.h"
 #include "kernels/epilogue/split_reduction.cuh"
 #include "kernels/epilogue/store_tile.cuh"
 #include "kernels/tile/gemm_tile.cuh"

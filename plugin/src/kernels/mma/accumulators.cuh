@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/ptx/device.cuh"
-#include "tile_config.h"
+#include "kernels/tile/tile_config.h"
 
 namespace convpool {
 

@@ -1,6 +1,7 @@
 // Box means of a channels-first X, by quads: four channels of a pixel.
 #pragma once
 
+#include "kernels/prepasses/prepasses.h"
 #include "kernels/prepasses/store.cuh"
 #include "kernels/prologue/chunk_prologue.cuh"
 #include "kernels/tile/box_mean.cuh"

@@ -1,6 +1,7 @@
 // Weights of filter_fused's larger kernel, or copies of weights in the implicit GEMM's format.
 #pragma once
 
+#include "kernels/prepasses/prepasses.h"
 #include "kernels/prepasses/store.cuh"
 #include "kernels/tile/box_mean.cuh"
 
@@ -38,11 +39,11 @@ template <class Element> __global__ void __launch_bounds__(kThreads) fuse_weight
                 if (p.format == NumberFormat::kTF32) {
                     out[static_cast<int64_t>(m) * row + item] = __uint_as_float(big);
                 } else {
-                    // Of kHalfChannels channels the big numbers, then their small ones.
-                    const int group = c / kHalfChannels * kHalfChannels;
+                    // Of kSplitChannels channels the big numbers, then their small ones.
+                    const int group = c / kSplitChannels * kSplitChannels;
                     float *const place = out + (static_cast<int64_t>(m) * row + tap * channels + group) * 2 + (c - group);
                     place[0] = __uint_as_float(big);
-                    place[kHalfChannels] = __uint_as_float(small);
+                    place[kSplitChannels] = __uint_as_float(small);
                 }
                 continue;
             }

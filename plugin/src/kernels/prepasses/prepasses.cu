@@ -5,7 +5,7 @@
 #include "kernels/prepasses/channels_first.cuh"
 #include "kernels/prepasses/channels_last.cuh"
 #include "kernels/prepasses/fuse_weights.cuh"
-#include "launch.h"
+#include "kernels/prepasses/prepasses.h"
 
 namespace convpool {
 

@@ -1,6 +1,7 @@
 // What the passes before an implicit GEMM share: their blocks, and stores of box means in the GEMM's number format.
 #pragma once
 
+#include "kernels/prepasses/prepasses.h"
 #include "kernels/tile/chunk.cuh"
 
 namespace convpool::prepasses {
@@ -27,15 +28,15 @@ template <class Element> CONVPOOL_DEVICE void store_chunk(void *out, int64_t pos
     } else if (format == NumberFormat::kTF32) {
         *to = {round_to_tf32(v.x), round_to_tf32(v.y), round_to_tf32(v.z), round_to_tf32(v.w)};
     } else {
-        constexpr int kHalf = kHalfChannels / 4;  // chunks of a pixel are a multiple of it
-        uint4 *const place = to + (position - position % kHalf);
+        constexpr int kBig = kSplitChannels / 4;  // chunks of a pixel are a multiple of it
+        uint4 *const place = to + (position - position % kBig);
         uint4 big, small;
         split_tf32(v.x, big.x, small.x);
         split_tf32(v.y, big.y, small.y);
         split_tf32(v.z, big.z, small.z);
         split_tf32(v.w, big.w, small.w);
         place[0] = big;
-        place[kHalf] = small;
+        place[kBig] = small;
     }
 }
 

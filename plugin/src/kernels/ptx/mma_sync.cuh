@@ -4,8 +4,8 @@
 // eight chunks is an operand fragment of either, callers count in chunks, and only mma() knows the type.
 #pragma once
 
+#include "core/params.h"
 #include "kernels/ptx/device.cuh"
-#include "params.h"
 
 namespace convpool {
 

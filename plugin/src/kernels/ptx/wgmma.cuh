@@ -7,8 +7,8 @@
 // with the 128-byte swizzle eight, at c ^ (row % 8).
 #pragma once
 
+#include "core/params.h"
 #include "kernels/ptx/device.cuh"
-#include "params.h"
 
 namespace convpool {
 

@@ -1,8 +1,8 @@
 // The mean of a pooling window from its sum.
 #pragma once
 
+#include "core/params.h"
 #include "kernels/ptx/device.cuh"
-#include "params.h"
 
 namespace convpool {
 

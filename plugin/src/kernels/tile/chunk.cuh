@@ -3,9 +3,9 @@
 
 #include <type_traits>
 
+#include "core/params.h"
 #include "kernels/ptx/convert.cuh"
 #include "kernels/ptx/shared_memory.cuh"
-#include "params.h"
 
 namespace convpool {
 

@@ -1,6 +1,7 @@
 // What a block of an implicit GEMM by wgmma computes, and a stage of its ring in shared memory.
 #pragma once
 
+#include "gemm/params.h"
 #include "kernels/tile/output.cuh"
 
 namespace convpool {

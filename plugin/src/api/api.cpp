@@ -1,0 +1,227 @@
+// The C API: checks and choice. Nothing throws out of here.
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include "api/errors.h"
+#include "api/handle.h"
+#include "convpool.h"
+#include "core/choose.h"
+#include "core/plan.h"
+#include "core/problem.h"
+#include "core/tactic.h"
+#include "core/tuned.h"
+
+namespace convpool {
+namespace {
+
+static_assert(sizeof(convpool_problem) == 264, "no padding: unknown bytes are checked to be zero");
+
+// The caller's description of a device, or the current one where cc is 0.
+convpool_status device_for(int32_t cc, int32_t multiprocessors, int32_t shared_bytes, Device &device) {
+    if (cc == 0) {
+        const cudaError_t error = current_device(device);
+        if (error != cudaSuccess) return cuda_failure("no current CUDA device", error);
+        return CONVPOOL_OK;
+    }
+    if (cc < 0 || multiprocessors < 0 || shared_bytes < 0)
+        return fail(CONVPOOL_INVALID_ARGUMENT, "device: a negative size; expected 0 or more");
+    if (shared_bytes > 1 << 24)
+        return fail(CONVPOOL_INVALID_ARGUMENT, "device: shared_bytes; got " + std::to_string(shared_bytes) +
+                                                   ", expected at most 2^24: bytes that a block may have");
+    device.cc = cc;
+    device.multiprocessors = multiprocessors > 0 ? multiprocessors : 1;
+    device.shared_per_block = shared_bytes > 0 ? shared_bytes : 48 * 1024;
+    device.shared_per_multiprocessor = device.shared_per_block + 1024;
+    return CONVPOOL_OK;
+}
+
+convpool_status read_problem(const convpool_problem *description, Problem &problem) {
+    std::string error;
+    return check_problem(description, problem, error) ? CONVPOOL_OK : fail(CONVPOOL_INVALID_ARGUMENT, error);
+}
+
+convpool_status read_tactic(int32_t id, const Tactic *&tactic) {
+    tactic = find_tactic(id);
+    return tactic != nullptr ? CONVPOOL_OK
+                             : fail(CONVPOOL_INVALID_ARGUMENT, "tactic: no such id; got " + std::to_string(id) +
+                                                                   ", expected one that convpool_tactics lists");
+}
+
+convpool_status workspace_of(const convpool_problem *problem, int32_t tactic, const size_t *bytes, Workspace &workspace) {
+    Problem p;
+    const Tactic *t = nullptr;
+    convpool_status status = read_problem(problem, p);
+    if (status == CONVPOOL_OK) status = read_tactic(tactic, t);
+    if (status != CONVPOOL_OK) return status;
+    if (bytes == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "bytes: the pointer is null");
+    std::string reason;
+    const std::unique_ptr<Plan> plan = make_plan_for_any_device(p, *t, reason);
+    if (plan == nullptr) return fail(CONVPOOL_UNSUPPORTED, reason);
+    workspace = plan->workspace;
+    return CONVPOOL_OK;
+}
+
+}  // namespace
+}  // namespace convpool
+
+using namespace convpool;
+
+extern "C" {
+
+int32_t convpool_abi_version(void) { return CONVPOOL_ABI_VERSION; }
+
+#define CONVPOOL_QUOTED(number) #number
+#define CONVPOOL_DOTTED(major, minor, patch) CONVPOOL_QUOTED(major) "." CONVPOOL_QUOTED(minor) "." CONVPOOL_QUOTED(patch)
+
+const char *convpool_version(void) {
+    return CONVPOOL_DOTTED(CONVPOOL_VERSION_MAJOR, CONVPOOL_VERSION_MINOR, CONVPOOL_VERSION_PATCH);
+}
+const char *convpool_architectures(void) { return CONVPOOL_ARCHITECTURES; }
+int32_t convpool_cuda_version(void) { return CUDART_VERSION; }
+const char *convpool_last_error(void) { return last_error().c_str(); }
+
+const char *convpool_status_name(convpool_status status) {
+    switch (status) {
+    case CONVPOOL_OK: return "ok";
+    case CONVPOOL_INVALID_ARGUMENT: return "invalid argument";
+    case CONVPOOL_UNSUPPORTED: return "unsupported";
+    case CONVPOOL_WORKSPACE_TOO_SMALL: return "workspace too small";
+    case CONVPOOL_MISALIGNED: return "misaligned";
+    case CONVPOOL_CUDA_ERROR: return "CUDA error";
+    }
+    return "unknown status";
+}
+
+int32_t convpool_tactics(convpool_tactic_info *infos, int32_t capacity) {
+    const convpool_status status = guarded([&] {
+        const std::vector<Tactic> &all = tactics();
+        if (infos == nullptr || capacity < 1) return CONVPOOL_OK;
+        if (infos[0].struct_size != sizeof(convpool_tactic_info))
+            return fail(CONVPOOL_INVALID_ARGUMENT, "infos: struct_size; got " + std::to_string(infos[0].struct_size) +
+                                                       ", expected " + std::to_string(sizeof(convpool_tactic_info)));
+        for (size_t i = 0; i < std::min<size_t>(static_cast<size_t>(capacity), all.size()); ++i) {
+            const Tactic &t = all[i];
+            const int dtypes[] = {CONVPOOL_F16, CONVPOOL_BF16, CONVPOOL_F32, CONVPOOL_F32};
+            infos[i] = {sizeof(convpool_tactic_info),
+                        t.id,
+                        t.name.c_str(),
+                        t.family_name,
+                        t.precision < 0 ? -1 : dtypes[t.precision],
+                        t.precision == static_cast<int32_t>(Precision::kTF32),
+                        t.min_cc,
+                        t.split};
+        }
+        return CONVPOOL_OK;
+    });
+    return status == CONVPOOL_OK ? static_cast<int32_t>(tactics().size()) : 0;
+}
+
+convpool_status convpool_output_shape(const convpool_problem *problem, int64_t *out_spatial) {
+    return guarded([&] {
+        Problem p;
+        convpool_status status = read_problem(problem, p);
+        if (status == CONVPOOL_OK && out_spatial != nullptr)
+            for (int i = 0; i < p.rank; ++i) out_spatial[i] = p.out[kRank - p.rank + i];
+        return status;
+    });
+}
+
+convpool_status convpool_device(int32_t *cc, int32_t *multiprocessors, int32_t *shared_bytes) {
+    return guarded([&] {
+        Device device;
+        const cudaError_t error = current_device(device);
+        if (error != cudaSuccess) return cuda_failure("no current CUDA device", error);
+        if (cc != nullptr) *cc = device.cc;
+        if (multiprocessors != nullptr) *multiprocessors = device.multiprocessors;
+        if (shared_bytes != nullptr) *shared_bytes = device.shared_per_block;
+        return CONVPOOL_OK;
+    });
+}
+
+convpool_status convpool_supports(const convpool_problem *problem, int32_t tactic, int32_t cc, int32_t shared_bytes) {
+    return guarded([&] {
+        Problem p;
+        const Tactic *t = nullptr;
+        Device device;
+        convpool_status status = read_problem(problem, p);
+        if (status == CONVPOOL_OK) status = read_tactic(tactic, t);
+        if (status == CONVPOOL_OK) status = device_for(cc, 0, shared_bytes, device);
+        if (status != CONVPOOL_OK) return status;
+        std::string reason;
+        return make_plan(p, *t, device, reason) != nullptr ? CONVPOOL_OK : fail(CONVPOOL_UNSUPPORTED, reason);
+    });
+}
+
+convpool_status convpool_workspace_bytes(const convpool_problem *problem, int32_t tactic, size_t *bytes) {
+    return guarded([&] {
+        Workspace workspace;
+        const convpool_status status = workspace_of(problem, tactic, bytes, workspace);
+        if (status == CONVPOOL_OK) *bytes = workspace.total();
+        return status;
+    });
+}
+
+convpool_status convpool_prepared_bytes(const convpool_problem *problem, int32_t tactic, size_t *bytes) {
+    return guarded([&] {
+        Workspace workspace;
+        const convpool_status status = workspace_of(problem, tactic, bytes, workspace);
+        if (status == CONVPOOL_OK) *bytes = workspace.weights_bytes;
+        return status;
+    });
+}
+
+convpool_status convpool_default_tactic(const convpool_problem *problem, int32_t cc, int32_t multiprocessors,
+                                        int32_t shared_bytes, size_t max_workspace_bytes, int32_t *tactic) {
+    return guarded([&] {
+        Problem p;
+        Device device;
+        convpool_status status = read_problem(problem, p);
+        if (status == CONVPOOL_OK) status = device_for(cc, multiprocessors, shared_bytes, device);
+        if (status != CONVPOOL_OK) return status;
+        if (tactic == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "tactic: the pointer is null");
+        last_error() = tuned_error();  // which stays the last message
+        std::string reason;
+        const Choice choice = choose(p, device, max_workspace_bytes, kAllTensors, reason);
+        if (choice.plan == nullptr) return fail(CONVPOOL_UNSUPPORTED, reason);
+        *tactic = choice.plan->tactic.id;
+        return CONVPOOL_OK;
+    });
+}
+
+convpool_status convpool_prepare(const convpool_problem *problem, int32_t tactic) {
+    return guarded([&] {
+        Problem p;
+        const Tactic *t = nullptr;
+        std::shared_ptr<convpool_plan> plan;
+        convpool_status status = read_problem(problem, p);
+        if (status == CONVPOOL_OK) status = read_tactic(tactic, t);
+        return status == CONVPOOL_OK ? cached_plan(*problem, p, {tactic, SIZE_MAX, kAllTensors}, plan) : status;
+    });
+}
+
+convpool_status convpool_launch(const convpool_problem *problem, int32_t tactic, const convpool_tensors *tensors, void *stream) {
+    return guarded([&] {
+        Problem p;
+        convpool_status status = read_problem(problem, p);
+        if (status == CONVPOOL_OK) status = check_tensors(pointer_rules(p), tensors);
+        if (status != CONVPOOL_OK) return status;
+        const convpool_tensors &t = *tensors;
+        PlanRequest request{tactic, SIZE_MAX, kAllTensors};
+        if (tactic == 0) {
+            if (t.prepared != nullptr || t.flags != 0)
+                return fail(CONVPOOL_INVALID_ARGUMENT, std::string("tensors: ") + (t.prepared != nullptr ? "prepared" : "flags") +
+                                                           ", and tactic 0; expected the tactic that it is for");
+            request = {0, t.workspace != nullptr ? t.workspace_bytes : 0, vector_aligned(p, t)};
+        }
+        std::shared_ptr<convpool_plan> plan;
+        status = cached_plan(*problem, p, request, plan);
+        return status == CONVPOOL_OK ? launch_plan(*plan, t, static_cast<cudaStream_t>(stream)) : status;
+    });
+}
+
+}  // extern "C"

@@ -1,0 +1,48 @@
+#include "core/cost.h"
+
+#include <algorithm>
+
+#include "core/launch.h"
+
+namespace convpool {
+namespace {
+
+constexpr double kStoreRoundUs = 0.03;  // of 32 lanes that take sums from shared memory and store them
+
+}  // namespace
+
+double x_bytes(const Problem &p) { return double(p.n) * p.c * p.in_pixels() * p.x_element_bytes(); }
+double y_bytes(const Problem &p) { return double(p.n) * p.m * p.out_pixels() * p.y_element_bytes(); }
+
+double split_us(int split, double tile_share) {
+    if (split == 1) return 0;
+    return (split == 2 ? 1.65 : split == 4 ? 1.1 : 1.5) * (0.7 + 0.6 * tile_share);
+}
+
+double channels_first_ends_us(const Problem &p, double elements, bool runs) {
+    if (p.y_channels_last) return 0;
+    const double rounds = elements / (runs ? kRunPixels : 1) - elements / p.per_chunk();
+    return rounds * (kStoreRoundUs + (p.has_residual ? kMemoryLatencyUs : 0));
+}
+
+double rounds_us(const Rounds &r, const Block &block, const Device &device) {
+    const int64_t blocks = r.tiles * r.split;
+    // Clusters leave multiprocessors over in a GPC whose number is no multiple of theirs.
+    const double usable = device.multiprocessors * (r.split == 1 ? 1.0 : r.split == 2 ? 0.98 : r.split == 4 ? 0.92 : 0.85);
+    const int64_t slots = std::max<int64_t>(r.split, int64_t(usable * r.blocks_a_multiprocessor) / r.split * r.split);
+    const double place_us = r.split >= 4 ? 0.003 : 0;  // clusters start one after the other
+    auto round = [&](int64_t held, int64_t running) {
+        return block.steps * std::max(block.step.latency_us, block.step.issue_us * held) + block.ends_us +
+               split_us(r.split, r.tile_share) + place_us * running;
+    };
+    const int64_t last = blocks % slots;
+    double us = double(blocks / slots) * round(r.blocks_a_multiprocessor, slots);
+    if (last != 0) {
+        const int together = r.crowded && blocks < slots ? r.blocks_a_multiprocessor : 1;
+        const int64_t held = ceil_div(last, std::max<int64_t>(1, int64_t(usable / together)));
+        us += round(std::min<int64_t>(r.blocks_a_multiprocessor, held), last);
+    }
+    return us;
+}
+
+}  // namespace convpool

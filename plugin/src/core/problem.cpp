@@ -1,0 +1,220 @@
+#include "core/problem.h"
+
+#include <cfloat>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+namespace convpool {
+namespace {
+
+constexpr int64_t kMaxSize = int64_t{1} << 31;
+
+// What is wrong; empty if nothing is.
+using Reason = std::string;
+
+Reason mismatch(const std::string &what, int64_t got, const std::string &expected) {
+    return what + "; got " + std::to_string(got) + ", expected " + expected;
+}
+
+std::string entry(const char *name, int dimension) { return std::string(name) + "[" + std::to_string(dimension) + "]"; }
+
+// floor((in + pads - dilation * (kernel - 1) - 1) / stride) + 1, or 0 if the window does not fit.
+int64_t window_places(int64_t in, int64_t pads, int64_t kernel, int64_t dilation, int64_t stride) {
+    const int64_t room = in + pads - dilation * (kernel - 1) - 1;
+    return room < 0 ? 0 : room / stride + 1;
+}
+
+// The largest finite number of a float type that has a prologue.
+float largest_number(int32_t dtype) { return dtype == CONVPOOL_F16 ? 65504.f : dtype == CONVPOOL_BF16 ? 0x1.FEp127f : FLT_MAX; }
+
+bool is_float(int32_t dtype) { return dtype == CONVPOOL_F16 || dtype == CONVPOOL_BF16 || dtype == CONVPOOL_F32; }
+
+// Its size, and that what this version does not know is zero.
+Reason wrong_struct(const convpool_problem *d) {
+    if (d->struct_size < sizeof(convpool_problem) || d->struct_size > CONVPOOL_MAX_STRUCT_SIZE)
+        return mismatch("struct_size", d->struct_size,
+                        std::to_string(sizeof(convpool_problem)) + " or more, at most " +
+                            std::to_string(CONVPOOL_MAX_STRUCT_SIZE));
+    const unsigned char *bytes = reinterpret_cast<const unsigned char *>(d);
+    for (size_t i = offsetof(convpool_problem, reserved); i < d->struct_size; ++i)
+        if (bytes[i] != 0)
+            return "byte " + std::to_string(i) + " is set, of a field that this version (" +
+                   std::to_string(CONVPOOL_VERSION_MAJOR) + "." + std::to_string(CONVPOOL_VERSION_MINOR) +
+                   ") does not know; expected 0";
+    return {};
+}
+
+Reason wrong_types(const convpool_problem *d) {
+    for (auto [name, dtype] : {std::pair{"x_dtype", d->x_dtype}, {"w_dtype", d->w_dtype}, {"y_dtype", d->y_dtype}})
+        if (dtype < CONVPOOL_F16 || dtype > CONVPOOL_F8E4M3)
+            return mismatch(name, dtype, "0 (F16), 1 (BF16), 2 (F32), 3 (I8) or 4 (F8E4M3)");
+    auto wrong = [](const char *what, int32_t got, const std::string &expected) {
+        return std::string(what) + "; got " + dtype_name(got) + ", expected " + expected;
+    };
+    const std::string w = dtype_name(d->w_dtype);
+    if (is_float(d->w_dtype)) {
+        if (d->x_dtype != d->w_dtype && d->x_dtype != CONVPOOL_F32)
+            return wrong("x_dtype", d->x_dtype, w + ", which W has" + (d->w_dtype == CONVPOOL_F32 ? "" : ", or F32"));
+        if (d->y_dtype != d->w_dtype) return wrong("y_dtype", d->y_dtype, w + ", which W has");
+    } else {
+        if (d->x_dtype != d->w_dtype) return wrong("x_dtype", d->x_dtype, w + ", which W has");
+        if (!is_float(d->y_dtype)) return wrong("y_dtype", d->y_dtype, "F16, BF16 or F32 where W has " + w);
+        for (auto [name, value] :
+             {std::pair{"prologue_affine", d->prologue_affine}, {"prologue_activation", d->prologue_activation}})
+            if (value != 0) return mismatch(name, value, "0 where W has " + w);
+    }
+    if (d->accumulation != CONVPOOL_ACCUMULATE_DEFAULT)
+        return mismatch("accumulation", d->accumulation, "0 (the types' default)");
+    if (d->has_w_scale != 0 && is_float(d->w_dtype))
+        return mismatch("has_w_scale", d->has_w_scale, "0 where W has " + w + ": scales are for 8-bit types");
+    return {};
+}
+
+Reason wrong_options(const convpool_problem *d) {
+    for (auto [name, layout] : {std::pair{"x_layout", d->x_layout}, std::pair{"y_layout", d->y_layout}})
+        if (layout != CONVPOOL_CHANNELS_FIRST && layout != CONVPOOL_CHANNELS_LAST)
+            return mismatch(name, layout, "0 (channels first) or 1 (channels last)");
+    if (d->activation < CONVPOOL_ACT_NONE || d->activation > CONVPOOL_ACT_CLIP)
+        return mismatch("activation", d->activation, "0 to 5");
+    if (d->activation == CONVPOOL_ACT_CLIP && !(d->alpha <= d->beta))
+        return "clip bounds; got alpha " + std::to_string(d->alpha) + " and beta " + std::to_string(d->beta) +
+               ", expected alpha <= beta";
+    if (d->prologue_activation < CONVPOOL_ACT_NONE || d->prologue_activation > CONVPOOL_ACT_LEAKY_RELU)
+        return mismatch("prologue_activation", d->prologue_activation, "0 (none), 1 (relu) or 2 (leaky_relu)");
+    // As an infinity in the type it would make NaN of zeros.
+    const float largest = largest_number(d->w_dtype);
+    if (d->prologue_activation == CONVPOOL_ACT_LEAKY_RELU && !(std::fabs(d->prologue_alpha) <= largest)) {
+        char numbers[64];
+        std::snprintf(numbers, sizeof numbers, "got %g, expected at most %g in size", d->prologue_alpha, largest);
+        return std::string("prologue_alpha: a number of the dtype; ") + numbers;
+    }
+    return {};
+}
+
+Reason wrong_channels(const convpool_problem *d) {
+    for (auto [name, size] : {std::pair{"n", d->n}, std::pair{"c", d->c}, std::pair{"m", d->m}})
+        if (size < 1 || size >= kMaxSize) return mismatch(name, size, "1 to 2^31 - 1");
+    if (d->group < 1) return mismatch("group", d->group, "1 or more");
+    if (d->c % d->group != 0) return mismatch("c", d->c, "a multiple of group " + std::to_string(d->group));
+    if (d->m % d->group != 0) return mismatch("m", d->m, "a multiple of group " + std::to_string(d->group));
+    return {};
+}
+
+// Of spatial dimension i, before anything is computed of it.
+Reason wrong_axis(const convpool_problem *d, int i) {
+    if (d->spatial[i] < 1 || d->spatial[i] >= kMaxSize) return mismatch(entry("spatial", i), d->spatial[i], "1 to 2^31 - 1");
+    for (auto [name, value] : {std::pair{"pool_kernel", d->pool_kernel[i]},
+                               {"pool_strides", d->pool_strides[i]},
+                               {"pool_dilations", d->pool_dilations[i]},
+                               {"kernel", d->kernel[i]},
+                               {"strides", d->strides[i]},
+                               {"dilations", d->dilations[i]}})
+        if (value < 1 || value > 65535) return mismatch(entry(name, i), value, "1 to 65535");
+    for (int side : {i, i + d->rank}) {
+        if (d->pool_pads[side] < 0 || d->pool_pads[side] > 65535)
+            return mismatch(entry("pool_pads", side), d->pool_pads[side], "0 to 65535");
+        if (d->pads[side] < 0 || d->pads[side] > 65535) return mismatch(entry("pads", side), d->pads[side], "0 to 65535");
+    }
+    return {};
+}
+
+// Spatial dimension i of the description as dimension k of the problem.
+Reason take_axis(const convpool_problem *d, int i, Problem &p, int k) {
+    if (Reason reason = wrong_axis(d, i); !reason.empty()) return reason;
+    p.in[k] = d->spatial[i];
+    p.pool_kernel[k] = d->pool_kernel[i];
+    p.pool_strides[k] = d->pool_strides[i];
+    p.pool_dilations[k] = d->pool_dilations[i];
+    p.pool_pads_begin[k] = d->pool_pads[i];
+    p.pool_pads_end[k] = d->pool_pads[i + d->rank];
+    p.kernel[k] = d->kernel[i];
+    p.strides[k] = d->strides[i];
+    p.dilations[k] = d->dilations[i];
+    p.pads_begin[k] = d->pads[i];
+    p.pads_end[k] = d->pads[i + d->rank];
+    const int64_t pool_pads = int64_t{p.pool_pads_begin[k]} + p.pool_pads_end[k];
+    p.pooled[k] = window_places(p.in[k], pool_pads, p.pool_kernel[k], p.pool_dilations[k], p.pool_strides[k]);
+    if (p.pooled[k] < 1)
+        return mismatch(entry("spatial", i), d->spatial[i], "at least the pooling window of dimension " + std::to_string(i));
+    const int64_t pads = int64_t{p.pads_begin[k]} + p.pads_end[k];
+    p.out[k] = window_places(p.pooled[k], pads, p.kernel[k], p.dilations[k], p.strides[k]);
+    if (p.out[k] < 1)
+        return mismatch(entry("pooled size", i), p.pooled[k], "at least the kernel of dimension " + std::to_string(i));
+    // Coordinates are 32-bit in generic, which runs whatever passes here.
+    const int64_t padded = p.in[k] + pool_pads, padded_pooled = p.pooled[k] + pads;
+    if (padded >= kMaxSize) return mismatch(entry("spatial", i) + " with its padding", padded, "less than 2^31");
+    if (padded_pooled >= kMaxSize)
+        return mismatch(entry("pooled size", i) + " with its padding", padded_pooled, "less than 2^31");
+    return {};
+}
+
+// Products of sizes in 64 bits: no tensor has more than 2^40 elements, far past any device's memory.
+Reason wrong_products(const Problem &p) {
+    if (p.taps() >= kMaxSize) return mismatch("taps of the kernel", p.taps(), "less than 2^31");
+    constexpr double kMaxElements = 1099511627776.0;
+    auto product = [](double a, const int64_t *sizes) { return a * sizes[0] * sizes[1] * sizes[2]; };
+    const double filter = double(p.c) / p.group * p.kernel[0] * p.kernel[1] * p.kernel[2];
+    const std::pair<const char *, double> tensors[] = {{"X", product(double(p.n) * p.c, p.in)},
+                                                       {"AveragePool(X)", product(double(p.n) * p.c, p.pooled)},
+                                                       {"Y", product(double(p.n) * p.m, p.out)},
+                                                       {"W", p.m * filter}};
+    for (auto [name, elements] : tensors)
+        if (elements > kMaxElements) return std::string(name) + " has more than 2^40 elements";
+    // Products of e4m3 are multiples of 2^-18 below 2^18, so as many fit into 64 bits; of int8 more would.
+    if (p.eight_bit() && filter * p.pool_size() > 134217728.0)
+        return "products of an output's sum; got more than 2^27, expected at most as many, the exact sum of which fits 64 bits";
+    return {};
+}
+
+}  // namespace
+
+const char *dtype_name(int32_t dtype) {
+    static const char *const names[] = {"F16", "BF16", "F32", "I8", "F8E4M3"};
+    return names[dtype];
+}
+
+bool check_problem(const convpool_problem *d, Problem &out, std::string &error) {
+    auto reject = [&](const Reason &why) {
+        if (!why.empty()) error = "problem: " + why;
+        return !why.empty();
+    };
+    if (d == nullptr) return !reject("the pointer is null");
+    if (reject(wrong_struct(d))) return false;
+    if (d->rank < 1 || d->rank > kRank) return !reject(mismatch("rank", d->rank, "1 to 3"));
+    if (reject(wrong_types(d)) || reject(wrong_options(d)) || reject(wrong_channels(d))) return false;
+
+    Problem p{};
+    p.rank = d->rank;
+    p.x_dtype = d->x_dtype;
+    p.w_dtype = d->w_dtype;
+    p.y_dtype = d->y_dtype;
+    p.x_channels_last = d->x_layout == CONVPOOL_CHANNELS_LAST;
+    p.y_channels_last = d->y_layout == CONVPOOL_CHANNELS_LAST;
+    p.allow_tf32 = d->allow_tf32 != 0;
+    p.has_w_scale = d->has_w_scale != 0;
+    p.has_bias = d->has_bias != 0;
+    p.has_residual = d->has_residual != 0;
+    p.n = d->n;
+    p.c = d->c;
+    p.m = d->m;
+    p.group = d->group;
+    p.activation = static_cast<Activation>(d->activation);
+    p.alpha = d->alpha;
+    p.beta = d->beta;
+    p.prologue_affine = d->prologue_affine != 0;
+    p.prologue_activation = static_cast<Activation>(d->prologue_activation);
+    p.prologue_alpha = d->prologue_alpha;
+    for (int i = 0; i < kRank; ++i) {
+        p.in[i] = p.pooled[i] = p.out[i] = 1;
+        p.pool_kernel[i] = p.pool_strides[i] = p.pool_dilations[i] = 1;
+        p.kernel[i] = p.strides[i] = p.dilations[i] = 1;
+    }
+    for (int i = 0; i < d->rank; ++i)
+        if (reject(take_axis(d, i, p, kRank - d->rank + i))) return false;
+    if (reject(wrong_products(p))) return false;
+    out = p;
+    return true;
+}
+
+}  // namespace convpool

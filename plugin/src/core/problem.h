@@ -1,0 +1,56 @@
+// A checked problem: ranks padded to 3 with leading ones, output sizes computed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "convpool.h"
+#include "core/params.h"
+
+namespace convpool {
+
+constexpr int kRank = CONVPOOL_MAX_RANK;
+
+constexpr int dtype_bytes(int32_t dtype) {
+    return dtype == CONVPOOL_F32 ? 4 : dtype == CONVPOOL_F16 || dtype == CONVPOOL_BF16 ? 2 : 1;
+}
+const char *dtype_name(int32_t dtype);
+
+struct Problem {
+    int32_t rank, x_dtype, w_dtype, y_dtype;
+    bool x_channels_last, y_channels_last, allow_tf32, has_w_scale, has_bias, has_residual;
+    int64_t n, c, m;
+    int32_t group;
+    int64_t in[kRank], pooled[kRank], out[kRank];
+    int32_t pool_kernel[kRank], pool_strides[kRank], pool_pads_begin[kRank], pool_pads_end[kRank], pool_dilations[kRank];
+    int32_t kernel[kRank], strides[kRank], pads_begin[kRank], pads_end[kRank], dilations[kRank];
+    Activation activation;
+    float alpha, beta;
+    bool prologue_affine;
+    Activation prologue_activation;
+    float prologue_alpha;
+
+    // Only generic runs such a problem.
+    bool eight_bit() const { return w_dtype == CONVPOOL_I8 || w_dtype == CONVPOOL_F8E4M3; }
+    // X is fp32 beside a 16-bit W, and rounded to W's type as it is read.
+    bool x_float() const { return x_dtype != w_dtype; }
+    // Of W; but for 8-bit types also of Y, of all that is added to it, and of the prologue.
+    int element_bytes() const { return dtype_bytes(w_dtype); }
+    int x_element_bytes() const { return dtype_bytes(x_dtype); }
+    int y_element_bytes() const { return dtype_bytes(y_dtype); }
+    int per_chunk() const { return 16 / element_bytes(); }
+    int64_t pool_size() const { return int64_t{1} * pool_kernel[0] * pool_kernel[1] * pool_kernel[2]; }
+    int64_t taps() const { return int64_t{1} * kernel[0] * kernel[1] * kernel[2]; }
+    int64_t out_pixels() const { return out[0] * out[1] * out[2]; }
+    int64_t in_pixels() const { return in[0] * in[1] * in[2]; }
+    bool has_prologue() const { return prologue_affine || prologue_activation != Activation::kNone; }
+    // Rows of channels are whole 16-byte chunks.
+    bool x_rows_chunked() const { return x_channels_last && c % per_chunk() == 0; }
+    bool w_rows_chunked() const { return (c / group) % per_chunk() == 0; }
+};
+
+// Fills `out`; false, and the reason in `error`, if the description is no ConvAvgPool.
+bool check_problem(const convpool_problem *description, Problem &out, std::string &error);
+
+}  // namespace convpool

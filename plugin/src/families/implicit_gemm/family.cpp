@@ -1,0 +1,62 @@
+// implicit_gemm: implicit GEMM on tensor cores by mma.sync, on every GPU from Turing on.
+#include "core/kernel_lookup.h"
+#include "core/naming.h"
+#include "core/refusal.h"
+#include "families/implicit_gemm/rows.h"
+#include "gemm/plan.h"
+
+namespace convpool {
+namespace implicit_gemm {
+namespace {
+
+constexpr gemm::KernelTraits kTraits{.row_chunks = 4, .copy_threads = 0, .barrier_bytes = 0, .stores_runs = false};
+
+class ImplicitGemmPlan : public gemm::GemmPlan {
+public:
+    using GemmPlan::GemmPlan;
+
+    double expected_us() const override {
+        const Shape2d &s = operands_.shape;
+        const int64_t steps = int64_t{s.kh} * s.kw * ceil_div(s.c / problem.per_chunk(), kTraits.row_chunks);
+        return passes_and_rounds_us(steps, row_.tile.step);
+    }
+};
+
+class ImplicitGemm : public Family {
+public:
+    std::vector<Tactic> tactics() const override {
+        std::vector<Tactic> all;
+        for (const Row &row : kRows) {
+            const char *name = gemm::family_name(row.operand);
+            const int32_t min_cc = mma_min_cc(row.precision, row.split);
+            all.push_back({row.id, this, all.size(),
+                           tile_name(name, min_cc, false, row.precision, row.tile.block_m, row.tile.block_n,
+                                     is_16_bit(row.precision) ? 32 : 16) +
+                               stages_name(row.tile.stages, row.split),
+                           name, static_cast<int32_t>(row.precision), row.split, min_cc, false});
+        }
+        return all;
+    }
+
+    std::unique_ptr<Plan> plan(const Problem &p, const Tactic &t, const Device &d, std::string &reason) const override {
+        const Row &row = kRows[t.row];
+        const gemm::Form form{row.operand, NumberFormat::kAsIs, false};
+        reason = problem_reason(p, t);
+        if (reason.empty()) reason = operands_reason(p, t, form, false);
+        if (reason.empty()) reason = block_reason(p, t, d, row, kTraits);
+        if (!reason.empty()) return nullptr;
+        const void *function =
+            kernel_of_row<kRows>(t.row, [&]<Precision kPrecision>() { return kernel<kPrecision>(t.row, false); });
+        return std::make_unique<ImplicitGemmPlan>(p, t, d, row, gemm::operands_of(p, form), kTraits, function);
+    }
+};
+
+}  // namespace
+}  // namespace implicit_gemm
+
+const Family &implicit_gemm_family() {
+    static const implicit_gemm::ImplicitGemm family;
+    return family;
+}
+
+}  // namespace convpool

@@ -1,0 +1,70 @@
+// implicit_gemm_cpasync: implicit GEMM on Hopper's tensor cores (wgmma), fed by cp.async.
+#include "core/kernel_lookup.h"
+#include "core/naming.h"
+#include "core/refusal.h"
+#include "families/implicit_gemm_cpasync/rows.h"
+#include "gemm/plan.h"
+
+namespace convpool {
+namespace implicit_gemm_cpasync {
+namespace {
+
+constexpr gemm::KernelTraits kTraits{.row_chunks = 8, .copy_threads = 0, .barrier_bytes = 0, .stores_runs = true};
+
+class ImplicitGemmCpAsyncPlan : public gemm::GemmPlan {
+public:
+    using GemmPlan::GemmPlan;
+
+    double expected_us() const override {
+        const bool fused_w = row_.operand == Operand::kFusedW;
+        // Three products of half the channels; or pixels that are rounded first, while the tensor cores wait.
+        const double products = row_.precision == Precision::kTF32x3            ? 1.34
+                                : fused_w && row_.precision == Precision::kTF32 ? 2.2
+                                                                                : 1.0;
+        // X comes from memory, box means from the cache: a ring of 8 stages hides the difference, one of 4 does not.
+        const double memory = fused_w && row_.tile.stages <= 4 ? 1.22 : 1.0;
+        const Shape2d &s = operands_.shape;
+        const int64_t tap_chunks = s.c / problem.per_chunk(), taps = int64_t{s.kh} * s.kw;
+        const int64_t steps = ceil_div(ceil_div(taps * tap_chunks, kTraits.row_chunks), row_.split);
+        const Step &step = row_.tile.step;
+        return passes_and_rounds_us(steps, {step.issue_us * products, step.latency_us * products * memory});
+    }
+};
+
+class ImplicitGemmCpAsync : public Family {
+public:
+    std::vector<Tactic> tactics() const override {
+        std::vector<Tactic> all;
+        for (const Row &row : kRows) {
+            const char *name = gemm::family_name(row.operand);
+            all.push_back({row.id, this, all.size(),
+                           tile_name(name, 90, true, row.precision, row.tile.block_m, row.tile.block_n,
+                                     gemm::wgmma_channels(row.precision)) +
+                               stages_name(row.tile.stages, row.split),
+                           name, static_cast<int32_t>(row.precision), row.split, 90, true});
+        }
+        return all;
+    }
+
+    std::unique_ptr<Plan> plan(const Problem &p, const Tactic &t, const Device &d, std::string &reason) const override {
+        const Row &row = kRows[t.row];
+        const gemm::Form form{row.operand, gemm::wgmma_format(row.precision), false};
+        reason = problem_reason(p, t);
+        if (reason.empty()) reason = operands_reason(p, t, form, true);
+        if (reason.empty()) reason = block_reason(p, t, d, row, kTraits);
+        if (!reason.empty()) return nullptr;
+        const void *function =
+            kernel_of_row<kRows>(t.row, [&]<Precision kPrecision>() { return kernel<kPrecision>(t.row, false); });
+        return std::make_unique<ImplicitGemmCpAsyncPlan>(p, t, d, row, gemm::operands_of(p, form), kTraits, function);
+    }
+};
+
+}  // namespace
+}  // namespace implicit_gemm_cpasync
+
+const Family &implicit_gemm_cpasync_family() {
+    static const implicit_gemm_cpasync::ImplicitGemmCpAsync family;
+    return family;
+}
+
+}  // namespace convpool

@@ -1,0 +1,160 @@
+// implicit_gemm_tma: implicit GEMM on Hopper's tensor cores (wgmma), fed by TMA in im2col mode.
+#include "core/driver.h"
+#include "core/kernel_lookup.h"
+#include "core/naming.h"
+#include "core/refusal.h"
+#include "families/implicit_gemm_tma/params.h"
+#include "families/implicit_gemm_tma/rows.h"
+#include "gemm/plan.h"
+
+namespace convpool {
+namespace implicit_gemm_tma {
+namespace {
+
+constexpr double kExposedShare = 0.65;  // of X, as it is read from memory, that products do not hide
+
+gemm::KernelTraits traits_of(const Row &row) {
+    const Tile &t = row.tile;
+    return {.row_chunks = 8,
+            .copy_threads = im2col_copy_threads(row.precision, t.block_m, t.block_n),
+            .barrier_bytes = t.stages * 2 * 8,
+            .stores_runs = true};
+}
+
+// The windows that TMA walks over. False, with a reason, if it cannot: for a tensor of rank 4, the driver has 8 bits for every
+// corner and offset.
+bool find_box(const Shape2d &s, const Tactic &tactic, Im2colBox &box, std::string &reason) {
+    struct Axis {
+        int64_t size, out, kernel, stride, dilation, pad;
+    };
+    const Axis axes[] = {{s.w, s.out_w, s.kw, s.stride_w, s.dilation_w, s.pad_w},
+                         {s.h, s.out_h, s.kh, s.stride_h, s.dilation_h, s.pad_h}};
+    for (int i = 0; i < 2; ++i) {
+        const auto &[size, out, kernel, stride, dilation, pad] = axes[i];
+        const int64_t step = out > 1 ? stride : 1, last = (out - 1) * stride - pad;  // where the last window starts
+        struct Limit {
+            const char *name;
+            int64_t value, least, most;
+        };
+        for (auto [name, value, least, most] : {Limit{"stride", step, 1, 8},
+                                                {"pixels from a window's first tap to its last", (kernel - 1) * dilation, 0, 255},
+                                                {"padding before the first pixel", pad, 0, 128},
+                                                {"last window's start from the last pixel on", last + 1 - size, -128, 127}})
+            if (value < least || value > most) {
+                reason = refusal(tactic, std::string(name) + (i == 0 ? ", in width" : ", in height"), value,
+                                 std::to_string(least) + " to " + std::to_string(most), "use a tactic without im2col");
+                return false;
+            }
+        box.lower[i] = static_cast<int32_t>(-pad);
+        box.upper[i] = static_cast<int32_t>(last + 1 - size);
+        box.strides[i] = static_cast<uint32_t>(step);
+    }
+    return true;
+}
+
+class ImplicitGemmTmaPlan : public gemm::GemmPlan {
+public:
+    ImplicitGemmTmaPlan(const Problem &p, const Tactic &t, const Device &d, const Row &row, const gemm::Operands &operands,
+                        const Im2colBox &box, const void *kernel)
+        : GemmPlan(p, t, d, row, operands, traits_of(row), kernel), box_(box),
+          tap_steps_(static_cast<int32_t>(ceil_div(operands.shape.c, channels()))) {}
+
+    double expected_us() const override {
+        const Shape2d &s = operands_.shape;
+        const Tile &tile = row_.tile;
+        const double products = row_.precision == Precision::kTF32x3 ? 0.97 + 0.82 * tile_share(tile.block_m, tile.block_n)
+                                : row_.precision == Precision::kTF32 ? 1.07
+                                                                     : 1.0;
+        Step step{tile.step.issue_us * products, tile.step.latency_us * products};
+        if (operands_.prologue_in_kernel) {  // through registers, while the tensor cores wait
+            const double slower = tile.block_m == 64 ? 1.09 : 1.25;
+            step = {slower * step.issue_us, slower * step.latency_us};
+        }
+        const int64_t steps = ceil_div(int64_t{s.kh} * s.kw * tap_steps_, row_.split);  // whole ones of every tap
+        const double us = passes_and_rounds_us(steps, step);
+        return operands_.box_pass ? us : us + kExposedShare * x_bytes(problem) / kBytesPerUs;
+    }
+
+protected:
+    cudaError_t launch_gemm(ImplicitGemmParams &g, const convpool_tensors &t, cudaStream_t stream) const override {
+        ImplicitGemmTmaParams d{};
+        d.gemm = g;
+        d.prologue = prologue_of(problem, t);
+        d.steps = g.shape.kh * g.shape.kw * tap_steps_;
+        d.div_tap_steps = FastDiv(static_cast<uint32_t>(tap_steps_));
+        cudaError_t error = x_map_.get(g.x, &d.x_map, [&](CUtensorMap *map) { return encode_x(g.x, map); });
+        if (error == cudaSuccess) error = w_map_.get(g.w, &d.w_map, [&](CUtensorMap *map) { return encode_w(g.w, map); });
+        return error == cudaSuccess ? launch_kernel(&d, stream) : error;
+    }
+
+private:
+    int channels() const { return 8 * problem.per_chunk(); }  // of a stage
+    uint64_t pixel_bytes() const { return static_cast<uint64_t>(operands_.shape.c) * problem.element_bytes(); }
+
+    // X [n,h,w,c]: columns of a tile's output pixels.
+    cudaError_t encode_x(const void *x, CUtensorMap *map) const {
+        const Shape2d &s = operands_.shape;
+        const uint64_t w = static_cast<uint64_t>(s.w), h = static_cast<uint64_t>(s.h), pixel = pixel_bytes();
+        const uint64_t sizes[] = {static_cast<uint64_t>(s.c), w, h, static_cast<uint64_t>(s.n)};
+        const uint64_t strides[] = {pixel, w * pixel, h * w * pixel};
+        return encode_im2col_map(map, row_.precision, x, sizes, strides, box_, static_cast<uint32_t>(channels()),
+                                 static_cast<uint32_t>(row_.tile.block_m));
+    }
+
+    // W [taps,m,c], a view.
+    cudaError_t encode_w(const void *w, CUtensorMap *map) const {
+        const Shape2d &s = operands_.shape;
+        const uint64_t taps = static_cast<uint64_t>(s.kh) * s.kw, pixel = pixel_bytes();
+        const uint64_t sizes[] = {static_cast<uint64_t>(s.c), static_cast<uint64_t>(s.m), taps};
+        const uint64_t strides[] = {taps * pixel, pixel};
+        const uint32_t box[] = {static_cast<uint32_t>(channels()), static_cast<uint32_t>(row_.tile.block_n), 1};
+        return encode_tensor_map(map, row_.precision, 3, w, sizes, strides, box, 128, true);
+    }
+
+    Im2colBox box_;
+    int32_t tap_steps_;
+    mutable TensorMaps<1> x_map_, w_map_;
+};
+
+class ImplicitGemmTma : public Family {
+public:
+    std::vector<Tactic> tactics() const override {
+        std::vector<Tactic> all;
+        for (const Row &row : kRows) {
+            const char *name = gemm::family_name(row.operand);
+            all.push_back({row.id, this, all.size(),
+                           tile_name(name, 90, true, row.precision, row.tile.block_m, row.tile.block_n,
+                                     gemm::wgmma_channels(row.precision)) +
+                               stages_name(row.tile.stages, row.split) + "_im2col",
+                           name, static_cast<int32_t>(row.precision), row.split, 90, true});
+        }
+        return all;
+    }
+
+    std::unique_ptr<Plan> plan(const Problem &p, const Tactic &t, const Device &d, std::string &reason) const override {
+        const Row &row = kRows[t.row];
+        const Tile &tile = row.tile;
+        const gemm::Form form{row.operand, gemm::wgmma_format(row.precision),
+                              can_activate(row.precision, tile.block_m, tile.block_n, tile.min_blocks)};
+        reason = problem_reason(p, t);
+        if (reason.empty()) reason = operands_reason(p, t, form, true);
+        if (reason.empty()) reason = block_reason(p, t, d, row, traits_of(row));
+        if (!reason.empty()) return nullptr;
+        const gemm::Operands operands = gemm::operands_of(p, form);
+        Im2colBox box;
+        if (!find_box(operands.shape, t, box, reason)) return nullptr;
+        const void *function = kernel_of_row<kRows>(
+            t.row, [&]<Precision kPrecision>() { return kernel<kPrecision>(t.row, operands.prologue_in_kernel); });
+        return std::make_unique<ImplicitGemmTmaPlan>(p, t, d, row, operands, box, function);
+    }
+};
+
+}  // namespace
+}  // namespace implicit_gemm_tma
+
+const Family &implicit_gemm_tma_family() {
+    static const implicit_gemm_tma::ImplicitGemmTma family;
+    return family;
+}
+
+}  // namespace convpool

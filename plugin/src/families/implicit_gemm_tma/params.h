@@ -1,0 +1,33 @@
+// What the host tells implicit_gemm_tma.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "gemm/params.h"
+
+namespace convpool {
+
+struct ImplicitGemmTmaParams {
+    CUtensorMap x_map;        // X [n,h,w,c] by im2col: columns of a tile's output pixels
+    CUtensorMap w_map;        // W [taps,m,c], a view
+    ImplicitGemmParams gemm;  // x, w, slices, chunks, div_tap_chunks and round_pixels unused
+    Prologue prologue;        // of a kernel that activates: an activation alone
+    int32_t steps;            // of 128 bytes of channels
+    FastDiv div_tap_steps;    // those of a tap
+};
+
+// Threads of a block that do not multiply: a warp, or a warpgroup that hands its registers to those that hold three sums.
+constexpr int im2col_copy_threads(Precision precision, int block_m, int block_n) {
+    return precision == Precision::kTF32x3 && block_m * block_n > 64 * 128 ? 128 : 32;
+}
+
+// Whether a kernel can apply an activation in front: of 16-bit types, where accumulators leave a thread the registers for a
+// step's pixels. With more of them ptxas waits for every product.
+constexpr bool can_activate(Precision precision, int block_m, int block_n, int min_blocks) {
+    return (precision == Precision::kF16 || precision == Precision::kBF16) && block_m <= 128 &&
+           (block_n <= 64 || (block_n <= 128 && min_blocks == 1));
+}
+
+}  // namespace convpool
