@@ -13,13 +13,15 @@ PLUGIN = Path(__file__).parents[2] / "plugin"
 FIELDS = ("n", "h", "w", "out_h", "out_w", "kh", "kw", "stride_h", "stride_w", "dilation_h", "dilation_w", "pad_h", "pad_w")
 PROGRAM = f"""
 #include <cstdio>
-#include "tactics.h"
+#include "families/implicit_gemm_tma/im2col_box.h"
 int main() {{
+    convpool::Tactic tactic{{}};
+    tactic.name = "tactic";
     convpool::Shape2d s{{}};
     while (std::scanf("{"%d" * len(FIELDS)}", {", ".join(f"&s.{name}" for name in FIELDS)}) == {len(FIELDS)}) {{
         convpool::Im2colBox box;
-        std::string reason;
-        if (convpool::plan_im2col(s, "tactic", box, reason))
+        const std::string reason = convpool::implicit_gemm_tma::find_box(s, tactic, box);
+        if (reason.empty())
             std::printf("%d %d %d %d %u %u\\n", box.lower[0], box.lower[1], box.upper[0], box.upper[1], box.strides[0],
                         box.strides[1]);
         else
@@ -31,7 +33,7 @@ int main() {{
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
-    """plan_im2col() of shapes given as dicts: lower, upper and strides, of the width and of the height each, or a reason."""
+    """find_box() of shapes given as dicts: lower, upper and strides, of the width and of the height each, or a reason."""
     compiler = shutil.which("c++") or shutil.which("g++")
     nvcc = Path(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc").resolve()
     headers = next((p for p in (nvcc.parents[1] / "include", Path("/usr/local/cuda/include")) if (p / "cuda.h").exists()), None)
@@ -42,13 +44,13 @@ def plan(tmp_path_factory):
     subprocess.run(
         [
             compiler,
-            "-std=c++17",
+            "-std=c++20",
             f"-I{PLUGIN / 'include'}",
             f"-I{PLUGIN / 'src'}",
             "-isystem",
             headers,
             folder / "main.cpp",
-            PLUGIN / "src" / "plan_im2col.cpp",
+            PLUGIN / "src" / "families" / "implicit_gemm_tma" / "im2col_box.cpp",
             "-o",
             folder / "plan",
         ],

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from convpool.cuda import Problem, UnsupportedError, find_tactic, library
+from convpool.cuda import Problem, UnsupportedError, find_tactic, library, tactics
 
 ROOT = Path(__file__).parents[2]
 LAYER = dict(n=64, c=128, m=128, spatial=(32, 32), kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2, layout="NHWC")
@@ -187,6 +187,25 @@ def test_a_measured_choice_is_told_from_one_by_rule(pretended):
     assert pretended.info(pretended.made(layer(n=63))).chosen_by == BY_RULE
 
 
+def test_the_rule_has_a_time_for_every_tactic(pretended):
+    """Each runs some problem of these on an H200, and is then expected to take a finite time."""
+    layers = [
+        dict(c=512, bias=True),
+        dict(c=512, kernel_shape=1, pool_pads=0),
+        dict(c=1, kernel_shape=3),
+        dict(c=3, m=64, kernel_shape=3),
+        dict(c=4, m=64, kernel_shape=4, pool_kernel_shape=1, pool_pads=0),
+    ]
+    expected = dict.fromkeys((tactic.id for tactic in tactics()), None)
+    for dtype, tf32 in (("float16", False), ("bfloat16", False), ("float32", True), ("float32", False)):
+        for fields in layers:
+            problem = layer(**fields, dtype=dtype, allow_tf32=tf32)
+            for tactic in tactics():
+                if problem.why_not(tactic, cc=90, shared_bytes=232448) is None:
+                    expected[tactic.id] = pretended.info(pretended.made(problem, tactic.id)).expected_us
+    assert all(us is not None and 1 < us < 1e6 for us in expected.values()), expected
+
+
 def test_a_named_tactic_that_does_not_run_says_why(pretended):
     assert pretended.create(layer(group=2), "direct_fused_sm75_f16_m64n64k32_s6")[0] == UNSUPPORTED
     assert "group; got 2, expected 1; use the tactic generic" in pretended.error()
@@ -198,7 +217,9 @@ def test_a_device_that_no_tactic_runs_on_is_refused(pretended):
         assert pretended.create(layer())[0] == UNSUPPORTED
     finally:
         pretended.lib.pretended_describe(90, 132, 232448)
-    assert pretended.error() == "conv_avgpool_generic: compute capability; got 70, expected 75 or more; use the tactic generic"
+    assert pretended.error() == (
+        "conv_avgpool_generic: compute capability; got 70, expected 75 or more; no tactic runs on such a device"
+    )
     with pytest.raises(UnsupportedError, match="compute capability; got 70"):
         layer().default_tactic(cc=70, multiprocessors=80, shared_bytes=98304)
 

@@ -19,7 +19,7 @@ from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.parts import Parts
 from convpool.algebra.reference import fused_conv_avg_pool
 from convpool.bench import tuned
-from convpool.cuda import Problem, ProblemError, find_tactic, library, tactics
+from convpool.cuda import Problem, ProblemError, UnsupportedError, find_tactic, library, tactics
 from tests.support.kernels import conv_cases, conv_reference
 
 H200 = dict(cc=90, shared_bytes=227 * 1024)
@@ -447,6 +447,22 @@ def test_workspace_holds_what_the_stages_write():
     expected = sum(-(-size // 256) * 256 for size in stages)
     assert problem.workspace_bytes("conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4") == expected
     assert problem.workspace_bytes("conv_avgpool_direct_fused_sm75_f16_m64n64k32_s6") == 0
+
+
+def test_workspace_of_a_refused_problem_is_refused():
+    grouped = changed(group=2)
+    with pytest.raises(UnsupportedError, match=r"conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4: group; got 2, expected 1"):
+        grouped.workspace_bytes("conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4")
+    # Whatever device there is: split tactics and those of Hopper answer too.
+    assert changed(c=512).workspace_bytes("conv_avgpool_direct_fused_sm90_f16_m64n64k32_s6_split8") == 0
+
+
+def test_a_grid_that_no_device_launches_is_refused():
+    """2^30 pixels of 1024 channels in tiles of 64x64, each by a cluster of 8."""
+    wide = Problem(n=2**10, c=8, m=2**10, spatial=(2**10, 2**10), kernel_shape=1, pool_kernel_shape=1, layout="NHWC")
+    why = wide.why_not("conv_avgpool_filter_fused_sm90a_f16_m64n64k64_s8_split8", **H200)
+    assert why is not None and re.search(r"thread blocks; got 2147483648, expected less than 2\^31", why), why
+    assert wide.why_not("conv_avgpool_filter_fused_sm90a_f16_m64n64k64_s8_split4", **H200) is None
 
 
 def test_a_prologue_needs_a_copy_of_x_where_there_was_none():

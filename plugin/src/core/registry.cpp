@@ -51,7 +51,9 @@ namespace {
 
 // Empty, or the reason why such a device does not run the tactic's code.
 std::string device_reason(const Tactic &t, const Device &device) {
-    if (device.cc < t.min_cc) return refusal(t, "compute capability", device.cc, at_least(t.min_cc), kUseGeneric);
+    if (device.cc < t.min_cc)
+        return refusal(t, "compute capability", device.cc, at_least(t.min_cc),
+                       device.cc < tactics().front().min_cc ? "no tactic runs on such a device" : kUseGeneric);
     // Code of an older architecture has empty kernels where it lacks the instructions.
     const int code = code_architecture(device.cc);
     if (code != 0 && code < t.min_cc)

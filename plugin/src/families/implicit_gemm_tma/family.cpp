@@ -1,8 +1,8 @@
 // implicit_gemm_tma: implicit GEMM on Hopper's tensor cores (wgmma), fed by TMA in im2col mode.
-#include "core/driver.h"
 #include "core/kernel_lookup.h"
 #include "core/naming.h"
 #include "core/refusal.h"
+#include "families/implicit_gemm_tma/im2col_box.h"
 #include "families/implicit_gemm_tma/params.h"
 #include "families/implicit_gemm_tma/rows.h"
 #include "gemm/plan.h"
@@ -19,37 +19,6 @@ gemm::KernelTraits traits_of(const Row &row) {
             .copy_threads = im2col_copy_threads(row.precision, t.block_m, t.block_n),
             .barrier_bytes = t.stages * 2 * 8,
             .stores_runs = true};
-}
-
-// The windows that TMA walks over. False, with a reason, if it cannot: for a tensor of rank 4, the driver has 8 bits for every
-// corner and offset.
-bool find_box(const Shape2d &s, const Tactic &tactic, Im2colBox &box, std::string &reason) {
-    struct Axis {
-        int64_t size, out, kernel, stride, dilation, pad;
-    };
-    const Axis axes[] = {{s.w, s.out_w, s.kw, s.stride_w, s.dilation_w, s.pad_w},
-                         {s.h, s.out_h, s.kh, s.stride_h, s.dilation_h, s.pad_h}};
-    for (int i = 0; i < 2; ++i) {
-        const auto &[size, out, kernel, stride, dilation, pad] = axes[i];
-        const int64_t step = out > 1 ? stride : 1, last = (out - 1) * stride - pad;  // where the last window starts
-        struct Limit {
-            const char *name;
-            int64_t value, least, most;
-        };
-        for (auto [name, value, least, most] : {Limit{"stride", step, 1, 8},
-                                                {"pixels from a window's first tap to its last", (kernel - 1) * dilation, 0, 255},
-                                                {"padding before the first pixel", pad, 0, 128},
-                                                {"last window's start from the last pixel on", last + 1 - size, -128, 127}})
-            if (value < least || value > most) {
-                reason = refusal(tactic, std::string(name) + (i == 0 ? ", in width" : ", in height"), value,
-                                 std::to_string(least) + " to " + std::to_string(most), "use a tactic without im2col");
-                return false;
-            }
-        box.lower[i] = static_cast<int32_t>(-pad);
-        box.upper[i] = static_cast<int32_t>(last + 1 - size);
-        box.strides[i] = static_cast<uint32_t>(step);
-    }
-    return true;
 }
 
 class ImplicitGemmTmaPlan : public gemm::GemmPlan {
@@ -142,7 +111,8 @@ public:
         if (!reason.empty()) return nullptr;
         const gemm::Operands operands = gemm::operands_of(p, form);
         Im2colBox box;
-        if (!find_box(operands.shape, t, box, reason)) return nullptr;
+        reason = find_box(operands.shape, t, box);
+        if (!reason.empty()) return nullptr;
         const void *function = kernel_of_row<kRows>(
             t.row, [&]<Precision kPrecision>() { return kernel<kPrecision>(t.row, operands.prologue_in_kernel); });
         return std::make_unique<ImplicitGemmTmaPlan>(p, t, d, row, operands, box, function);
