@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from convpool.cuda import Problem, UnsupportedError, find_tactic, library, tactics
+from tests.support.kernels.pretended import library_path
 
 ROOT = Path(__file__).parents[2]
 LAYER = dict(n=64, c=128, m=128, spatial=(32, 32), kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2, layout="NHWC")
@@ -105,11 +106,7 @@ def layer(**fields) -> Problem:
 
 @pytest.fixture
 def pretended():
-    folder = Path(os.environ.get("CONVPOOL_PLUGIN_BUILD") or ROOT / "build" / "plugin-tests")
-    path = folder / "pretended" / "libconvpool_pretended.so"
-    if not path.exists():
-        pytest.skip(f"no {path}: build plugin/ with -DCONVPOOL_PLUGIN_TESTS=ON")
-    session = Pretended(path)
+    session = Pretended(library_path())
     session.device(0, 100)
     session.forget()
     yield session

@@ -4,6 +4,9 @@
     from convpool.cuda import conv_avg_pool
     y = conv_avg_pool(gpuarray.to_gpu(x), gpuarray.to_gpu(w), pool_kernel_shape=2, pool_pads=1, strides=2)
 
+`Plan` is a problem planned once, to be launched many times.  `conv_avg_pool` keeps one for every kind of call; `plan_for`
+gives it.
+
 Importing this, listing tactics and checking problems need no GPU; only `conv_avg_pool` does.  No GPU package is
 imported: arrays of pycuda, CuPy and PyTorch are taken as they come.
 """
@@ -17,7 +20,8 @@ from convpool.cuda.errors import (
     ProblemError,
     UnsupportedError,
 )
-from convpool.cuda.operator import conv_avg_pool
+from convpool.cuda.operator import conv_avg_pool, plan_for
+from convpool.cuda.plan import Plan
 from convpool.cuda.problem import Problem, Tactic, current_device, find_tactic, tactics
 
 __all__ = [
@@ -25,6 +29,7 @@ __all__ = [
     "ConvpoolError",
     "CudaError",
     "LibraryError",
+    "Plan",
     "Problem",
     "ProblemError",
     "Tactic",
@@ -33,5 +38,6 @@ __all__ = [
     "current_device",
     "find_tactic",
     "library",
+    "plan_for",
     "tactics",
 ]

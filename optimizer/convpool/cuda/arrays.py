@@ -1,6 +1,7 @@
-"""Views of other libraries' GPU arrays: address, shape, type, by DLPack or the CUDA array interface.
+"""Other libraries' GPU arrays: address, shape, type and device, and new arrays of the library that made one.
 
-DLPack comes first: it knows bfloat16 and the device.  No library is imported here; one that made an array is in
+`read` is what every launch calls: of PyTorch's tensors and CuPy's arrays it asks for their attributes, of all others by DLPack,
+which knows bfloat16 and the device, or the CUDA array interface.  No library is imported here; one that made an array is in
 `sys.modules` already.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,6 +131,62 @@ def view(name: str, array: Any) -> ArrayView:
     )
 
 
+# ---- what a launch reads of an array: plain tuples, since it does so in every call ----
+
+Kind = tuple[tuple[int, ...], Any, "int | None"]
+"""Shape, type (a name, or PyTorch's object for it) and device: arrays of one kind are run by one plan."""
+Reading = tuple[int, Kind, int, bool]
+"""Address, kind, bytes of an element, and whether the array must not be written."""
+
+
+def _read_view(name: str, array: Any) -> Reading:
+    seen = view(name, array)
+    return seen.pointer, (seen.shape, seen.dtype, seen.device), seen.itemsize, seen.read_only
+
+
+def _read_torch(name: str, tensor: Any) -> Reading:
+    if not tensor.is_cuda or not tensor.is_contiguous() or tensor.requires_grad:
+        return _read_view(name, tensor)  # which says what is wrong
+    return tensor.data_ptr(), (tensor.shape, tensor.dtype, tensor.get_device()), tensor.itemsize, False
+
+
+def _read_cupy(name: str, array: Any) -> Reading:
+    if not array.flags.c_contiguous:
+        return _read_view(name, array)
+    return array.data.ptr, (array.shape, array.dtype.name, array.device.id), array.itemsize, False
+
+
+_ATTRIBUTE_READERS = {
+    ("torch", "Tensor"): _read_torch,
+    ("torch.nn.parameter", "Parameter"): _read_torch,
+    ("cupy", "ndarray"): _read_cupy,
+}
+readers: dict[type, Callable[[str, Any], Reading]] = {}
+"""By the type of the array, of those that were read before."""
+
+
+def read(name: str, array: Any) -> Reading:
+    """The array as a launch needs it; ArrayError as of `view`."""
+    kind = type(array)
+    reader = readers.get(kind)
+    if reader is None:
+        reader = readers[kind] = _ATTRIBUTE_READERS.get((kind.__module__, kind.__qualname__), _read_view)
+    return reader(name, array)
+
+
+def nbytes(reading: Reading) -> int:
+    """The bytes that the array takes."""
+    return math.prod(reading[1][0]) * reading[2]
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a kind's type."""
+    return str(dtype).removeprefix("torch.")
+
+
+# ---- streams and new arrays ----
+
+
 def stream_handle(stream: Any) -> int:
     """A cudaStream_t from None, a number, or a stream of pycuda, CuPy, PyTorch or cuda.core."""
     if stream is None:
@@ -143,7 +201,8 @@ def stream_handle(stream: Any) -> int:
     raise ArrayError(f"stream: no CUDA stream; got {type(stream).__name__}, expected a handle or a stream object")
 
 
-def _maker(array: Any) -> str:
+def maker(array: Any) -> str:
+    """The library that made the array: "pycuda", "cupy", "torch", or "" for any other."""
     for base in type(array).__mro__:
         root = base.__module__.partition(".")[0]
         if root in ("pycuda", "cupy", "torch"):
@@ -151,33 +210,52 @@ def _maker(array: Any) -> str:
     return ""
 
 
-def empty_like_maker(array: Any, shape: tuple[int, ...], dtype: str, stream: Any) -> Any:
-    """An uninitialised array of the library that made `array`, on its device, or None if the library is not known.
+def frees_in_stream_order(array: Any) -> bool:
+    """Whether the array's library takes memory back in the order of the stream, so that it may be dropped while work uses it.
+    pycuda waits for the device instead."""
+    return maker(array) in ("cupy", "torch")
 
-    Memory of PyTorch is that of `stream`, where nothing before the work still uses it, and is recorded as used by PyTorch's
-    current stream, so that it is not handed out again before the work there is done.
+
+def _empty_pycuda(like: Any, shape: tuple[int, ...], dtype: str, handle: int) -> Any:
+    gpuarray = sys.modules["pycuda.gpuarray"]
+    if dtype in _NO_TYPESTR:
+        import ml_dtypes
+
+        return gpuarray.empty(shape, getattr(ml_dtypes, dtype))
+    return gpuarray.empty(shape, dtype)
+
+
+def _empty_cupy(like: Any, shape: tuple[int, ...], dtype: str, handle: int) -> Any:
+    cupy = sys.modules["cupy"]
+    if dtype in _NO_TYPESTR:
+        import ml_dtypes
+
+        dtype = getattr(ml_dtypes, dtype)
+    with like.device, cupy.cuda.ExternalStream(handle):
+        return cupy.empty(shape, dtype)
+
+
+def _empty_torch(like: Any, shape: tuple[int, ...], dtype: str, handle: int) -> Any:
+    torch = sys.modules["torch"]
+    element = getattr(torch, dtype)
+    if torch._C._cuda_getCurrentRawStream(like.get_device()) == handle:  # 10 times as fast as current_stream()
+        return like.new_empty(shape, dtype=element)
+    current = torch.cuda.current_stream(like.device)
+    if handle:
+        used = torch.cuda.ExternalStream(handle, device=like.device)
+    else:  # of which ExternalStream would make a new stream
+        used = torch.cuda.default_stream(like.device)
+    with torch.cuda.stream(used):
+        made = torch.empty(shape, dtype=element, device=like.device)
+    made.record_stream(current)
+    return made
+
+
+def empty_by(library: str) -> Callable[[Any, tuple[int, ...], str, int], Any] | None:
+    """The function that makes an uninitialised array of the library, from an array on the device, the shape, the name of the type
+    and a cudaStream_t; None if the library is not known.
+
+    Memory of PyTorch and CuPy is that of the stream, where nothing before the work still uses it.  PyTorch's is recorded as used
+    by its current stream too, so that it is not handed out again before the work there is done.
     """
-    maker = _maker(array)
-    if maker == "pycuda":
-        gpuarray = sys.modules["pycuda.gpuarray"]
-        if dtype in _NO_TYPESTR:
-            import ml_dtypes
-
-            return gpuarray.empty(shape, getattr(ml_dtypes, dtype))
-        return gpuarray.empty(shape, dtype)
-    if maker == "cupy":
-        cupy = sys.modules["cupy"]
-        with array.device, cupy.cuda.ExternalStream(stream_handle(stream)):
-            return cupy.empty(shape, dtype)
-    if maker == "torch":
-        torch = sys.modules["torch"]
-        current, handle = torch.cuda.current_stream(array.device), stream_handle(stream)
-        if handle:
-            used = torch.cuda.ExternalStream(handle, device=array.device)
-        else:  # of which ExternalStream would make a new stream
-            used = torch.cuda.default_stream(array.device)
-        with torch.cuda.stream(used):
-            made = torch.empty(shape, dtype=getattr(torch, dtype), device=array.device)
-        made.record_stream(current)
-        return made
-    return None
+    return {"pycuda": _empty_pycuda, "cupy": _empty_cupy, "torch": _empty_torch}.get(library)

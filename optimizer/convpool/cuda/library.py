@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import struct
 import warnings
 from pathlib import Path
 
@@ -19,6 +20,8 @@ ABI_VERSION = 1
 DTYPES = {"float16": 0, "bfloat16": 1, "float32": 2, "int8": 3, "float8_e4m3fn": 4}
 ACTIVATIONS = {None: 0, "none": 0, "relu": 1, "leaky_relu": 2, "tanh": 3, "sigmoid": 4, "clip": 5}
 WEIGHTS_PREPARED = 1
+PLAN_UNALIGNED = 1
+ANY_BYTES = 2 ** (8 * ctypes.sizeof(ctypes.c_size_t)) - 1
 
 _OK, _INVALID, _UNSUPPORTED, _WORKSPACE, _MISALIGNED, _CUDA = range(6)
 _EXCEPTIONS = {_INVALID: ProblemError, _UNSUPPORTED: UnsupportedError, _CUDA: CudaError}
@@ -85,6 +88,10 @@ class TensorsStruct(ctypes.Structure):
         ("prepared_bytes", ctypes.c_size_t),
         ("w_scale", ctypes.c_void_p),
     ]
+
+
+PACK_TENSORS = struct.Struct("@IIPPPPPPNPPPNP").pack
+"""The fields of convpool_tensors in their order, as bytes: faster than a TensorsStruct."""
 
 
 class TacticStruct(ctypes.Structure):
@@ -158,6 +165,10 @@ def _load(path: Path) -> ctypes.CDLL:
         "convpool_default_tactic": (i32, [problem, i32, i32, i32, ctypes.c_size_t, ctypes.POINTER(i32)]),
         "convpool_prepare": (i32, [problem, i32]),
         "convpool_launch": (i32, [problem, i32, ctypes.POINTER(TensorsStruct), ctypes.c_void_p]),
+        "convpool_plan_create": (i32, [problem, i32, ctypes.c_size_t, ctypes.c_uint32, ctypes.POINTER(ctypes.c_void_p)]),
+        "convpool_plan_launch": (i32, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]),
+        "convpool_plan_info": (i32, [ctypes.c_void_p, ctypes.POINTER(PlanStruct)]),
+        "convpool_plan_destroy": (None, [ctypes.c_void_p]),
     }
     for name, (result, arguments) in signatures.items():
         try:
@@ -189,7 +200,8 @@ def _driver() -> ctypes.CDLL | None:
 def current_ordinal() -> int | None:
     """The number of the device that a launch would run on; None where the driver does not say."""
     number = ctypes.c_int()
-    if _driver() is None or _driver().cuCtxGetDevice(ctypes.byref(number)) != 0:
+    driver = _driver()
+    if driver is None or driver.cuCtxGetDevice(ctypes.byref(number)) != 0:
         return None
     return number.value
 

@@ -1,72 +1,308 @@
 """`conv_avg_pool`: the operator on GPU arrays.
 
-    Y = act(Conv(AveragePool(f(X), count_include_pad=1), OIHW(W), B) + R),  f(x) = pre(scale[c] * x + shift[c])
+    Y = act(w_scale[m] * Conv(AveragePool(f(X), count_include_pad=1), OIHW(W)) + B + R),  f(x) = pre(scale[c] * x + shift[c])
 
 The convolution of box means is the average pooling of the convolution (Suita et al., JPDC 2020; Kasagi et al., MLSP
 2017), with a quarter of the multiplications where the pooling is 2x2.
+
+Types: all arrays have one type, float16, bfloat16 or float32.  x may be float32 beside a 16-bit w: it is rounded to w's type
+as it is read, by the tactics for few channels and by generic.  Or x and w are both int8 or both float8_e4m3fn: then out, b and
+residual are float16, bfloat16 or float32 (out is float32 if left out), w_scale may be a float32 array, and there are no scale,
+shift and prologue_activation.
+
+A call is planned by the kinds of its arrays (shape, type, device), its options and whether all addresses are multiples of 16; the
+plans of the last `CACHED_PLANS` different calls are kept.  A call planned before checks what may differ between two arrays of
+one kind: order, address and, of what is written, overlap.
 """
 
 from __future__ import annotations
 
-import ctypes
+import inspect
+import itertools
+import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from convpool.cuda import arrays, library
 from convpool.cuda.errors import ArrayError, ProblemError
-from convpool.cuda.problem import EIGHT_BIT, Problem, Tactic, channels_last, find_tactic
+from convpool.cuda.plan import Plan, expected_kinds
+from convpool.cuda.problem import EIGHT_BIT, Problem, Tactic, channels_last
+
+CACHED_PLANS = 256
+_NAMES = ("x", "w", "b", "residual", "scale", "shift", "w_scale", "out")
+_X, _W, _B, _RESIDUAL, _SCALE, _SHIFT, _W_SCALE, _OUT = range(8)
+
+Sizes = Sequence[int] | int | None
 
 
-def _describe(x: arrays.ArrayView, w: arrays.ArrayView, layout: str, group: int, options: dict[str, Any]) -> Problem:
-    rank = len(x.shape) - 2
+class Options(NamedTuple):
+    """What `conv_avg_pool` takes besides arrays and a stream; a call planned before handles it as a tuple."""
+
+    pool_kernel_shape: Sequence[int] | int
+    pool_strides: Sizes
+    pool_pads: Sizes
+    pool_dilations: Sizes
+    strides: Sizes
+    pads: Sizes
+    dilations: Sizes
+    group: int
+    activation: str | None
+    alpha: float
+    beta: float
+    prologue_activation: str | None
+    prologue_alpha: float
+    layout: str
+    y_layout: str | None
+    allow_tf32: bool
+    tactic: int | str | Tactic | None
+
+
+def _frozen(options: tuple) -> tuple:
+    """The options, hashable."""
+    return tuple(value if isinstance(value, str) or not hasattr(value, "__iter__") else tuple(value) for value in options)
+
+
+class _Planned:
+    """A plan, and what a call needs of it."""
+
+    __slots__ = ("empty", "plan", "used", "workspace_bytes", "y_dtype", "y_shape")
+
+    def __init__(self, plan: Plan, library_of_x: str) -> None:
+        self.plan = plan
+        self.y_shape, self.y_dtype, self.workspace_bytes = plan.y_shape, plan.problem.dtypes[2], plan.workspace_bytes
+        self.empty: Any = arrays.empty_by(library_of_x)  # None only where nothing has to be made
+        self.used = 0
+
+
+class _Cache:
+    """The entries used last.  Looking one up takes no lock: it changes no more than the entry's time."""
+
+    def __init__(self, size: int) -> None:
+        self._entries: dict[Any, _Planned] = {}
+        self._size, self._clock, self._lock = size, itertools.count(1), threading.Lock()
+
+    def get(self, key: Any) -> _Planned | None:
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.used = next(self._clock)
+        return entry
+
+    def put(self, key: Any, entry: _Planned) -> None:
+        entry.used = next(self._clock)
+        with self._lock:
+            self._entries[key] = entry
+            while len(self._entries) > self._size:
+                del self._entries[min(self._entries, key=lambda k: self._entries[k].used)]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+_plans = _Cache(CACHED_PLANS)
+
+
+class _Call:
+    """The arrays of one call as they were read, and the key of its plan."""
+
+    __slots__ = ("bits", "key", "kinds", "operands", "options", "pointers", "readings", "space", "weights_prepared")
+
+    def __init__(self, operands: tuple, options: tuple, workspace: Any, weights_prepared: bool) -> None:
+        readings: list[Any] = []
+        kinds: list[Any] = []
+        pointers, bits, readers = [], 0, arrays.readers
+        for name, array in zip(_NAMES, operands, strict=True):
+            if array is None:
+                readings.append(None)
+                pointers.append(0)
+                kinds.append(None)
+            else:
+                reading = (readers.get(type(array)) or arrays.read)(name, array)
+                readings.append(reading)
+                pointers.append(reading[0])
+                kinds.append(reading[1])
+                bits |= reading[0]
+        self.operands, self.options, self.readings, self.pointers, self.kinds = operands, options, readings, pointers, kinds
+        self.space = None if workspace is None else arrays.read("workspace", workspace)
+        self.weights_prepared = weights_prepared
+        self.bits = bits & 15
+        device = None if kinds[_X][2] is not None else library.current_ordinal()  # where x does not tell
+        space = None if self.space is None else (arrays.nbytes(self.space), self.space[1][2])
+        self.key = (options, type(operands[_X]), *kinds, self.bits == 0, space, weights_prepared, device)
+
+    @property
+    def space_bytes(self) -> int:
+        return arrays.nbytes(self.space) if self.space is not None else 0
+
+
+# ---- checks of a call that has no plan yet ----
+
+
+def _expect_device(name: str, device: int | None, of_x: int | None) -> None:
+    if None not in (device, of_x) and device != of_x:
+        raise ArrayError(f"{name}: on another device; got device {device}, expected {of_x}, that of x")
+
+
+def _expect_current_device(of_x: int | None) -> None:
+    if None not in (of_x, current := library.current_ordinal()) and of_x != current:
+        raise ArrayError(f"x: not on the current device; got device {of_x}, expected {current}; make x's the current one")
+
+
+def _describe(call: _Call) -> Problem:
+    """The problem of arrays whose dimensions fit together."""
+    x, w = call.kinds[_X][0], call.kinds[_W][0]
+    x_dtype, w_dtype = (arrays.dtype_name(call.kinds[i][1]) for i in (_X, _W))
+    rank = len(x) - 2
     if not 1 <= rank <= library.MAX_RANK:
-        raise ArrayError(f"x: wrong number of dimensions; got shape {x.shape}, expected 3 to 5")
-    if len(w.shape) != rank + 2:
-        raise ArrayError(f"w: wrong number of dimensions; got shape {w.shape}, expected {rank + 2}: [M, kernel, C/group]")
-    if x.dtype not in library.DTYPES:
-        raise ArrayError(f"x: wrong type; got {x.dtype}, expected {', '.join(library.DTYPES)}")
-    x_float = x.dtype == "float32" and w.dtype in ("float16", "bfloat16")
-    if w.dtype != x.dtype and not x_float:
-        raise ArrayError(f"w: wrong type; got {w.dtype}, expected {x.dtype}, the type of x")
-    last = channels_last(layout)
-    channels, spatial = (x.shape[-1], x.shape[1:-1]) if last else (x.shape[1], x.shape[2:])
-    if group < 1 or w.shape[-1] * group != channels:
+        raise ArrayError(f"x: wrong number of dimensions; got shape {tuple(x)}, expected 3 to 5")
+    if len(w) != rank + 2:
+        raise ArrayError(f"w: wrong number of dimensions; got shape {tuple(w)}, expected {rank + 2}: [M, kernel, C/group]")
+    if x_dtype not in library.DTYPES:
+        raise ArrayError(f"x: wrong type; got {x_dtype}, expected {', '.join(library.DTYPES)}")
+    if w_dtype != x_dtype and not (x_dtype == "float32" and w_dtype in ("float16", "bfloat16")):
+        raise ArrayError(f"w: wrong type; got {w_dtype}, expected {x_dtype}, the type of x")
+    options = Options(*call.options)._asdict()
+    options.pop("tactic")
+    layout, group = options["layout"], options["group"]
+    channels, spatial = (x[-1], x[1:-1]) if channels_last(layout) else (x[1], x[2:])
+    if group < 1 or w[-1] * group != channels:
         raise ArrayError(
-            f"w: wrong last dimension; got {w.shape[-1]} with group {group}, expected C / group of x, whose shape "
-            f"{x.shape} in layout {layout} has C = {channels}"
+            f"w: wrong last dimension; got {w[-1]} with group {group}, expected C / group of x, whose shape "
+            f"{tuple(x)} in layout {layout} has C = {channels}"
         )
+    if w_dtype in EIGHT_BIT and call.kinds[_OUT] is not None:
+        options["y_dtype"] = arrays.dtype_name(call.kinds[_OUT][1])
     return Problem(
-        n=x.shape[0],
+        n=x[0],
         c=channels,
-        m=w.shape[0],
-        spatial=spatial,
-        kernel_shape=w.shape[1:-1],
-        dtype=w.dtype,
-        x_dtype=x.dtype,
-        layout=layout,
-        group=group,
+        m=w[0],
+        spatial=tuple(spatial),
+        kernel_shape=tuple(w[1:-1]),
+        dtype=w_dtype,
+        x_dtype=x_dtype,
+        bias=call.kinds[_B] is not None,
+        residual=call.kinds[_RESIDUAL] is not None,
+        prologue_affine=call.kinds[_SCALE] is not None,
+        w_scale=call.kinds[_W_SCALE] is not None,
         **options,
     )
 
 
-def _expect(view: arrays.ArrayView, shape: tuple[int, ...], dtype: str, like: str) -> None:
-    if view.shape != shape:
-        raise ArrayError(f"{view.name}: wrong shape; got {view.shape}, expected {shape}")
-    if view.dtype != dtype:
-        raise ArrayError(f"{view.name}: wrong type; got {view.dtype}, expected {dtype}{like}")
+def _check_operands(call: _Call, problem: Problem) -> None:
+    """Shape, type and device of every array against those of the problem."""
+    expected = expected_kinds(problem)
+    like = ", the type of out" if problem.dtypes[1] in EIGHT_BIT else ", the type of w"
+    for name, kind in zip(_NAMES, call.kinds, strict=True):
+        if kind is None:
+            continue
+        shape, dtype = expected["y" if name == "out" else name]
+        if kind[0] != shape:
+            raise ArrayError(f"{name}: wrong shape; got {tuple(kind[0])}, expected {shape}")
+        if arrays.dtype_name(kind[1]) != dtype:
+            got = arrays.dtype_name(kind[1])
+            raise ArrayError(f"{name}: wrong type; got {got}, expected {dtype}{'' if name == 'w_scale' else like}")
+        _expect_device(name, kind[2], call.kinds[_X][2])
 
 
-def _expect_device(view: arrays.ArrayView, x: arrays.ArrayView) -> None:
-    if None not in (view.device, x.device) and view.device != x.device:
-        raise ArrayError(f"{view.name}: on another device; got device {view.device}, expected {x.device}, that of x")
+def _check_call(call: _Call) -> Problem:
+    """Everything that depends on kinds and options alone; needs no GPU."""
+    if (call.kinds[_SCALE] is None) != (call.kinds[_SHIFT] is None):
+        missing, given = ("scale", "shift") if call.kinds[_SCALE] is None else ("shift", "scale")
+        raise ArrayError(f"{missing}: missing; got None, expected an array, since {given} is given; give both or neither")
+    of_x = call.kinds[_X][2]
+    _expect_current_device(of_x)
+    problem = _describe(call)
+    _expect_device("w", call.kinds[_W][2], of_x)
+    x, known = call.operands[_X], arrays.maker(call.operands[_X])
+    if call.kinds[_OUT] is None and not known:
+        raise ArrayError(f"out: missing; got None, expected an array, since {type(x).__name__} is of no known library")
+    _check_operands(call, problem)
+    if call.space is not None:
+        _expect_device("workspace", call.space[1][2], of_x)
+    tactic = Options(*call.options).tactic
+    if call.weights_prepared and (call.space is None or tactic is None):
+        raise ProblemError("weights_prepared: nothing to reuse; got no workspace or no tactic, expected both")
+    if tactic is not None and (needed := problem.workspace_bytes(tactic)) > call.space_bytes:
+        if call.weights_prepared:
+            raise ProblemError(f"weights_prepared: no workspace of this tactic; got {call.space_bytes} bytes, expected {needed}")
+        if not known:
+            raise ProblemError(f"workspace: too small; got {call.space_bytes} bytes, expected {needed} for this tactic")
+    return problem
 
 
-def _expect_own_memory(view: arrays.ArrayView, all_views: list[arrays.ArrayView]) -> None:
-    if view.read_only:
-        raise ArrayError(f"{view.name}: read-only; got an array that must not be written, expected one that may")
-    for other in all_views:
-        if other is not view and max(view.pointer, other.pointer) < min(view.pointer + view.nbytes, other.pointer + other.nbytes):
-            raise ArrayError(f"{view.name}: overlaps {other.name}; got memory in common, expected an array of its own")
+def _check_own_memory(call: _Call) -> None:
+    """That `out` and `workspace` may be written and overlap nothing."""
+    named = [(name, reading) for name, reading in zip(_NAMES, call.readings, strict=True) if reading is not None]
+    if call.space is not None:
+        named.append(("workspace", call.space))
+    extents = [(name, reading[0], reading[0] + arrays.nbytes(reading)) for name, reading in named]
+    for (name, start, end), (_, reading) in zip(extents, named, strict=True):
+        if name not in ("out", "workspace"):  # which only these may not share, since they are written
+            continue
+        if reading[3]:
+            raise ArrayError(f"{name}: read-only; got an array that must not be written, expected one that may")
+        for other, other_start, other_end in extents:
+            if other != name and max(start, other_start) < min(end, other_end):
+                raise ArrayError(f"{name}: overlaps {other}; got memory in common, expected an array of its own")
+
+
+# ---- planning and running a call ----
+
+
+def _plan(call: _Call) -> _Planned:
+    """The plan of a call, from the cache or made; ArrayError or ProblemError if it is no ConvAvgPool."""
+    try:
+        planned = _plans.get(call.key)
+    except TypeError:  # a list among the options
+        call.options = _frozen(call.options)
+        call.key = (call.options, *call.key[1:])
+        planned = _plans.get(call.key)
+    if planned is None:
+        problem = _check_call(call)
+    if call.space is not None or call.readings[_OUT] is not None:
+        _check_own_memory(call)
+    if planned is not None:
+        return planned
+    x, tactic = call.operands[_X], Options(*call.options).tactic
+    most = None
+    if tactic is None and (call.space is not None or not arrays.frees_in_stream_order(x)):
+        most = call.space_bytes
+    planned = _Planned(
+        Plan(problem, tactic=tactic, max_workspace_bytes=most, unaligned=tactic is None and call.bits != 0), arrays.maker(x)
+    )
+    _plans.put(call.key, planned)
+    return planned
+
+
+def _run(operands: tuple, options: tuple, workspace: Any, weights_prepared: bool, stream: Any) -> Any:
+    handle = 0 if stream is None else arrays.stream_handle(stream)
+    call = _Call(operands, options, workspace, weights_prepared)
+    planned = _plan(call)
+    x, out, pointers = operands[_X], operands[_OUT], call.pointers
+    if out is None:
+        out = planned.empty(x, planned.y_shape, planned.y_dtype, handle)
+        pointers[_OUT] = arrays.read("out", out)[0]
+    space, space_bytes = (call.space[0], call.space_bytes) if call.space is not None else (0, 0)
+    if planned.workspace_bytes > space_bytes:
+        space_bytes = planned.workspace_bytes
+        workspace = planned.empty(x, (space_bytes,), "uint8", handle)
+        space = arrays.read("workspace", workspace)[0]
+    flags = library.WEIGHTS_PREPARED if weights_prepared else 0
+    try:
+        planned.plan.launch_raw(pointers, space, space_bytes, handle, flags)
+    except ProblemError:
+        _expect_current_device(call.kinds[_X][2])  # which says it in other words than the library
+        raise
+    return out
+
+
+def plan_for(x: Any, w: Any, b: Any = None, **options: Any) -> Plan:
+    """The plan that `conv_avg_pool` launches for the same arguments: its tactic, how that was chosen, the expected time and the
+    workspace.  It is made if there is none yet; nothing is launched.  Raises what conv_avg_pool does."""
+    bound = inspect.signature(conv_avg_pool).bind(x, w, b, **options)
+    bound.apply_defaults()
+    given = bound.arguments
+    operands, chosen = tuple(given[name] for name in _NAMES), tuple(given[name] for name in Options._fields)
+    return _plan(_Call(operands, chosen, given["workspace"], given["weights_prepared"])).plan
 
 
 def conv_avg_pool(
@@ -81,12 +317,12 @@ def conv_avg_pool(
     w_scale: Any = None,
     prologue_activation: str | None = None,
     prologue_alpha: float = 0.0,
-    pool_strides: Sequence[int] | int | None = None,
-    pool_pads: Sequence[int] | int | None = None,
-    pool_dilations: Sequence[int] | int | None = None,
-    strides: Sequence[int] | int | None = None,
-    pads: Sequence[int] | int | None = None,
-    dilations: Sequence[int] | int | None = None,
+    pool_strides: Sizes = None,
+    pool_pads: Sizes = None,
+    pool_dilations: Sizes = None,
+    strides: Sizes = None,
+    pads: Sizes = None,
+    dilations: Sizes = None,
     group: int = 1,
     activation: str | None = None,
     alpha: float = 0.0,
@@ -102,109 +338,26 @@ def conv_avg_pool(
 ) -> Any:
     """Runs ConvAvgPool on the current device, on `stream`, without waiting for it; returns `out`.
 
-    x is [N, C, spatial...] or, in layout NHWC, [N, spatial..., C]; w is [M, kernel..., C/group]; b is [M]; scale and
-    shift, both or neither, are [C]; residual and out are [N, M, out...] or [N, out..., M] in y_layout (default: layout).
-    All have one type, float16, bfloat16 or float32 (x may be float32 beside a 16-bit w: it is rounded to w's type as it is
-    read, by the tactics for few channels and by generic).  Or x and w are both int8 or both float8_e4m3fn: then out, b and
-    residual are float16, bfloat16 or float32 (out is float32 if left out), w_scale may be a float32 [M] that multiplies the sum,
-    and there are no scale, shift and prologue_activation.  Arrays are contiguous, and come from pycuda, CuPy, PyTorch or anything
-    with DLPack or __cuda_array_interface__.  out and workspace share no memory with another array.
-    pool_* are AveragePool's attributes and strides, pads, dilations Conv's, over the pooled tensor; a single number
-    stands for every dimension.  activation is None, "relu", "leaky_relu" (slope alpha), "tanh", "sigmoid" or "clip" (to
-    alpha..beta); prologue_activation, before the pooling, None, "relu" or "leaky_relu" (slope prologue_alpha).
+    x is [N, C, spatial...] or, in layout NHWC, [N, spatial..., C]; w is [M, kernel..., C/group]; b and w_scale are [M]; scale
+    and shift, both or neither, are [C]; residual and out are [N, M, out...] or [N, out..., M] in y_layout (default: layout).
+    The module says which types they may have.  Arrays are contiguous, from pycuda, CuPy, PyTorch or anything with DLPack or
+    __cuda_array_interface__; out and workspace share no memory with another.  pool_* are AveragePool's attributes, and strides,
+    pads, dilations Conv's, over the pooled tensor; one number stands for every dimension.  activation is None, "relu",
+    "leaky_relu" (slope alpha), "tanh", "sigmoid" or "clip" (to alpha..beta); prologue_activation, before the pooling, None,
+    "relu" or "leaky_relu" (slope prologue_alpha).  tactic is an id or name of `tactics()`; None lets the library choose, as
+    `plan_for` tells.  float32 is computed at full precision unless allow_tf32.
 
-    out is allocated by the library that made x if it is left out.  tactic is an id or name of `tactics()`; left out,
-    the library picks one, as measured or by its cost rule, within `workspace` (any GPU array; its bytes count), so without
-    one only among those that need none.  The fastest often need some: `Problem.default_tactic(max_workspace_bytes=...)`
-    names them.  A tactic that needs more workspace than given gets it allocated by x's library.  weights_prepared says
-    that the workspace still holds what an earlier call with the same w, tactic and shapes left there, so that w is not
-    transformed again.  float32 is computed at full precision unless allow_tf32.
+    x's library allocates what is left out: out, and the workspace if the tactic needs more than `workspace` (any GPU array; its
+    bytes count) has.  Without `tactic`, a workspace given bounds the choice; so does none with pycuda, which cannot free one
+    without waiting.  weights_prepared: the workspace still holds what an earlier call with the same w, tactic and shapes left
+    there.
 
     Raises ArrayError (an array of wrong type, shape, order or device), ProblemError (arguments that are no
     ConvAvgPool), UnsupportedError (the tactic does not run this), LibraryError (no libconvpool.so), CudaError.
     """
-    if (scale is None) != (shift is None):
-        missing, given = ("scale", "shift") if scale is None else ("shift", "scale")
-        raise ArrayError(f"{missing}: missing; got None, expected an array, since {given} is given; give both or neither")
-    views = {name: arrays.view(name, a) for name, a in (("x", x), ("w", w))}
-    vx = views["x"]
-    if None not in (vx.device, current := library.current_ordinal()) and vx.device != current:
-        raise ArrayError(f"x: not on the current device; got device {vx.device}, expected {current}; make x's the current one")
-    options = dict(
-        pool_kernel_shape=pool_kernel_shape,
-        pool_strides=pool_strides,
-        pool_pads=pool_pads,
-        pool_dilations=pool_dilations,
-        strides=strides,
-        pads=pads,
-        dilations=dilations,
-        activation=activation,
-        alpha=alpha,
-        beta=beta,
-        allow_tf32=allow_tf32,
-        bias=b is not None,
-        residual=residual is not None,
-        y_layout=y_layout,
-        prologue_affine=scale is not None,
-        w_scale=w_scale is not None,
-        prologue_activation=prologue_activation,
-        prologue_alpha=prologue_alpha,
-    )
-    eight_bit = views["w"].dtype in EIGHT_BIT
-    if eight_bit and out is not None:
-        options["y_dtype"] = arrays.view("out", out).dtype
-    problem = _describe(vx, views["w"], layout, group, options)
-    _expect_device(views["w"], vx)
-    y_shape = problem.y_shape
-    if out is None:
-        out = arrays.empty_like_maker(x, y_shape, problem.dtypes[2], stream)
-        if out is None:
-            raise ArrayError(f"out: missing; got None, expected an array, since {type(x).__name__} is of no known library")
-    like = ", the type of out" if eight_bit else ", the type of w"
-    for name, array, shape, dtype in (
-        ("b", b, (problem.m,), problem.dtypes[2]),
-        ("residual", residual, y_shape, problem.dtypes[2]),
-        ("scale", scale, (problem.c,), problem.dtypes[1]),
-        ("shift", shift, (problem.c,), problem.dtypes[1]),
-        ("w_scale", w_scale, (problem.m,), "float32"),
-        ("out", out, y_shape, problem.dtypes[2]),
-    ):
-        if array is not None:
-            views[name] = arrays.view(name, array)
-            _expect(views[name], shape, dtype, "" if name == "w_scale" else like)
-            _expect_device(views[name], vx)
-
-    space = None if workspace is None else arrays.view("workspace", workspace)
-    space_bytes = 0 if space is None else space.nbytes
-    if space is not None:
-        _expect_device(space, vx)
-    if weights_prepared and (workspace is None or tactic is None):
-        raise ProblemError("weights_prepared: nothing to reuse; got no workspace or no tactic, expected both")
-    if tactic is not None:
-        needed = problem.workspace_bytes(tactic)
-        if needed > space_bytes:
-            if weights_prepared:
-                raise ProblemError(f"weights_prepared: no workspace of this tactic; got {space_bytes} bytes, expected {needed}")
-            workspace = arrays.empty_like_maker(x, (needed // 4,), "float32", stream)
-            if workspace is None:
-                raise ProblemError(f"workspace: too small; got {space_bytes} bytes, expected {needed} for this tactic")
-            space, space_bytes = arrays.view("workspace", workspace), needed
-
-    tensors = library.TensorsStruct(struct_size=ctypes.sizeof(library.TensorsStruct))
-    tensors.flags = library.WEIGHTS_PREPARED if weights_prepared else 0
-    tensors.x, tensors.w, tensors.y = vx.pointer, views["w"].pointer, views["out"].pointer
-    for name in ("b", "residual", "scale", "shift", "w_scale"):
-        setattr(tensors, name, views[name].pointer if name in views else None)
-    tensors.workspace = space.pointer if space is not None else None
-    tensors.workspace_bytes = space_bytes
-    chosen = 0 if tactic is None else find_tactic(tactic).id
-    handle = arrays.stream_handle(stream)
-    if space is not None:
-        views["workspace"] = space
-    for name in ("out", "workspace"):
-        if name in views:
-            _expect_own_memory(views[name], list(views.values()))
-    library.check(library.load().convpool_launch(problem.struct, chosen, tensors, handle))
-    if chosen == 0:
-        library.warn_of_tuned_file()
-    return out
+    operands = (x, w, b, residual, scale, shift, w_scale, out)
+    pooling = pool_kernel_shape, pool_strides, pool_pads, pool_dilations
+    convolution = strides, pads, dilations, group
+    epilogue, prologue = (activation, alpha, beta), (prologue_activation, prologue_alpha)
+    options = (*pooling, *convolution, *epilogue, *prologue, layout, y_layout, allow_tf32, tactic)  # in the order of Options
+    return _run(operands, options, workspace, weights_prepared, stream)

@@ -1,0 +1,193 @@
+"""Plans: a problem worked out once for one tactic on one device, and launched many times.
+
+    plan = Plan(Problem(n=8, c=64, m=64, spatial=(32, 32), kernel_shape=3, pool_kernel_shape=2, strides=2, pool_pads=1))
+    plan.launch(x, w, y, workspace=space)  # arrays, or addresses as numbers
+
+Making a plan needs a GPU; it checks the problem, chooses the tactic and loads its kernels.  A launch does none of that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from convpool.cuda import arrays, library
+from convpool.cuda.errors import ArrayError
+from convpool.cuda.problem import Problem, Tactic, find_tactic
+
+_HOW_CHOSEN = {0: "named", 1: "measured", 2: "rule"}
+OPERANDS = ("x", "w", "b", "residual", "scale", "shift", "w_scale", "y")
+_TENSORS_BYTES = ctypes.sizeof(library.TensorsStruct)
+
+
+def expected_kinds(p: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and type of every tensor, whether the problem has it or not."""
+    x, w, y = p.dtypes
+    return {
+        "x": (p.x_shape, x),
+        "w": (p.w_shape, w),
+        "b": ((p.m,), y),
+        "residual": (p.y_shape, y),
+        "scale": ((p.c,), w),
+        "shift": ((p.c,), w),
+        "w_scale": ((p.m,), "float32"),
+        "y": (p.y_shape, y),
+    }
+
+
+class Plan:
+    """A problem planned for the current device.
+
+    tactic is an id or name of `tactics()`; None lets the library choose the fastest that needs at most max_workspace_bytes
+    (None: any).  Addresses are multiples of 16 bytes wherever the tactic reads or writes vectors (`alignments` says where);
+    with unaligned=True, which is for a tactic that the library chooses, they are multiples of their elements' size only.
+
+    problem: the problem.  tactic: the tactic chosen.  how_chosen: "named", "measured" (fastest in a measurement of this
+    problem on such a device) or "rule" (by the cost rule).  expected_us: the time in microseconds that the cost rule expects,
+    whose constants were fitted on an H200.  workspace_bytes: what a launch needs of device memory; prepared_bytes: its first
+    part, which transformed weights take.  device: the ordinal of the CUDA device.  y_shape: the shape of Y in its layout.
+
+    Several threads may launch a plan at once.  It keeps no device memory, so it may go while its kernels still run.
+
+    Raises ProblemError (no ConvAvgPool, or a tactic that needs more workspace), UnsupportedError (the tactic does not run this
+    problem here), LibraryError, CudaError (no GPU).
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        tactic: int | str | Tactic | None = None,
+        max_workspace_bytes: int | None = None,
+        unaligned: bool = False,
+    ) -> None:
+        lib = library.load()
+        handle = ctypes.c_void_p()
+        chosen = 0 if tactic is None else find_tactic(tactic).id
+        most = library.ANY_BYTES if max_workspace_bytes is None else max_workspace_bytes
+        flags = library.PLAN_UNALIGNED if unaligned else 0
+        library.check(lib.convpool_plan_create(problem.struct, chosen, most, flags, handle))
+        if chosen == 0:
+            library.warn_of_tuned_file()
+        self._handle, self._launch = handle.value, lib.convpool_plan_launch
+        weakref.finalize(self, lib.convpool_plan_destroy, self._handle)  # of host memory: no device and no context matters
+        info = library.PlanStruct(struct_size=ctypes.sizeof(library.PlanStruct))
+        library.check(lib.convpool_plan_info(self._handle, info))
+        self.problem = problem
+        self.tactic = find_tactic(info.tactic)
+        self.how_chosen = _HOW_CHOSEN[info.chosen_by]
+        self.expected_us: float = info.expected_us
+        self.workspace_bytes: int = info.workspace_bytes
+        self.prepared_bytes: int = info.prepared_bytes
+        self.device: int = info.device
+        self.y_shape = problem.y_shape
+        self._kinds = expected_kinds(problem)
+        self._accepted: dict[str, arrays.Kind] = {}  # the kinds that passed last
+        found = {name: getattr(info, f"{name}_alignment") for name in self._kinds}
+        self.alignments: dict[str, int] = {name: size for name, size in found.items() if size}
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.tactic.name}, {self.how_chosen}, {self.expected_us:.1f} us, {self.workspace_bytes} bytes of workspace)"
+        )
+
+    def launch(
+        self,
+        x: Any,
+        w: Any,
+        y: Any,
+        *,
+        b: Any = None,
+        residual: Any = None,
+        scale: Any = None,
+        shift: Any = None,
+        w_scale: Any = None,
+        workspace: Any = None,
+        prepared: Any = None,
+        weights_prepared: bool = False,
+        stream: Any = None,
+    ) -> None:
+        """Queues the work on `stream` (None: the default stream) of the plan's device, and returns.
+
+        Every tensor is a GPU array, whose type, shape, order and device are checked, or the address of one as a number, which
+        is not.  y shares no memory with another.  workspace and prepared are arrays of enough bytes, or addresses of as many:
+        workspace_bytes and prepared_bytes; with prepared, which takes the transformed weights, the workspace is that much
+        smaller.  weights_prepared says that prepared, or without it the workspace, still holds what an earlier launch with the
+        same w left there.
+        """
+        addresses = [
+            array if type(array) is int else 0 if array is None else self._address(name, array)
+            for name, array in zip(OPERANDS, (x, w, b, residual, scale, shift, w_scale, y), strict=True)
+        ]
+        space, space_bytes = self._memory("workspace", workspace, self.workspace_bytes)
+        kept, kept_bytes = self._memory("prepared", prepared, self.prepared_bytes)
+        flags = library.WEIGHTS_PREPARED if weights_prepared else 0
+        self.launch_raw(addresses, space, space_bytes, arrays.stream_handle(stream), flags, kept, kept_bytes)
+
+    def launch_raw(
+        self,
+        operands: Sequence[int],
+        workspace: int,
+        workspace_bytes: int,
+        stream: int,
+        flags: int = 0,
+        prepared: int = 0,
+        prepared_bytes: int = 0,
+    ) -> None:
+        """`launch` of the addresses of x, w, b, residual, scale, shift, w_scale and y, 0 for what the problem does not have."""
+        x, w, b, residual, scale, shift, w_scale, y = operands
+        tensors = library.PACK_TENSORS(
+            _TENSORS_BYTES,
+            flags,
+            x,
+            w,
+            b,
+            residual,
+            y,
+            workspace,
+            workspace_bytes,
+            scale,
+            shift,
+            prepared,
+            prepared_bytes,
+            w_scale,
+        )
+        status = self._launch(self._handle, tensors, stream)
+        if status:
+            library.check(status)
+
+    def _address(self, name: str, array: Any) -> int:
+        pointer, kind, _, read_only = (arrays.readers.get(type(array)) or arrays.read)(name, array)
+        if kind != self._accepted.get(name):
+            self._check_kind(name, kind)
+            self._accepted[name] = kind
+        if read_only and name == "y":
+            raise ArrayError("y: read-only; got an array that must not be written, expected one that may")
+        return pointer
+
+    def _check_kind(self, name: str, kind: arrays.Kind) -> None:
+        """That an array has the shape, type and device that the plan is for."""
+        shape, dtype = self._kinds[name]
+        if kind[0] != shape:
+            raise ArrayError(f"{name}: wrong shape; got {tuple(kind[0])}, expected {shape}")
+        if arrays.dtype_name(kind[1]) != dtype:
+            raise ArrayError(f"{name}: wrong type; got {arrays.dtype_name(kind[1])}, expected {dtype}")
+        self._expect_device(name, kind[2])
+
+    def _memory(self, name: str, array: Any, needed: int) -> tuple[int, int]:
+        """Address and bytes; of a number as many as the plan needs."""
+        if array is None:
+            return 0, 0
+        if type(array) is int:
+            return array, needed
+        reading = arrays.read(name, array)
+        if reading[3]:
+            raise ArrayError(f"{name}: read-only; got an array that must not be written, expected one that may")
+        self._expect_device(name, reading[1][2])
+        return reading[0], arrays.nbytes(reading)
+
+    def _expect_device(self, name: str, device: int | None) -> None:
+        if device is not None and device != self.device:
+            raise ArrayError(f"{name}: on another device; got device {device}, expected {self.device}, that of the plan")
