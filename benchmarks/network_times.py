@@ -29,7 +29,6 @@ from convpool.errors import ConvpoolError, first_line
 from convpool.ir import schema
 from convpool.ir.files import write_atomically
 from convpool.ir.model import LoadedModel
-from convpool.passes.alone import KINDS
 from convpool.tensorrt import PRECISIONS, Engine, build_engine, plugin_path
 from convpool.tensorrt.build_options import HALF_PRECISIONS
 from convpool.tensorrt.graph_timing import TIMING_ITERATIONS, choose_patiently, time_in_turn
@@ -102,8 +101,8 @@ def lowered(model: onnx.ModelProto, lowering: str, precision: str) -> onnx.Model
     arguments = LOWERINGS[lowering]
     if arguments is None:
         return model
-    alone = {kind: arguments.get(kind, False) and precision in HALF_PRECISIONS for kind in KINDS}
-    return optimize(model, **{"prologue": False, "epilogue": False, **arguments, **alone}, check=0).model
+    offloaded = {kind: arguments.get(kind, False) and precision in HALF_PRECISIONS for kind in ("stem", "plain_conv")}
+    return optimize(model, target="tensorrt", **{"prologue": False, "epilogue": False, **arguments, **offloaded}, check=0).model
 
 
 def get_engine(name: str, lowering: str, model: onnx.ModelProto, batch: int, options: Options) -> Engine:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from onnx import ModelProto, helper, numpy_helper
 
-from convpool.algebra.lowering import LOWERINGS, ORDERS
+from convpool.algebra.lowering import LOWERINGS
 from convpool.check.inputs import InputMaker, feeds, fit_shapes
 from convpool.check.runners import OnnxruntimeRunner
 from convpool.check.session import evaluate
@@ -20,9 +20,11 @@ from convpool.check.timing import time_sessions
 from convpool.errors import ModelError
 from convpool.ir.index import index_model
 from convpool.ir.model import LoadedModel, infer_shapes
-from convpool.passes import conv_pool
-from convpool.plan import Plan, Reject, reject, tree_nodes
-from convpool.rewrite import Rewriter
+from convpool.options import OptimizeOptions
+from convpool.passes import Stage
+from convpool.passes.base import Context, Pass, Plan, Reject, Site, reject
+from convpool.passes.pairs import PairPlan
+from convpool.pipeline import Pipeline
 
 ROUNDS = 9
 BUDGET_S = 1.5
@@ -39,36 +41,31 @@ class Tuner:
         seed: int,
         progress: Callable[[int, int, str], None] | None,
     ) -> None:
-        self._seed, self._progress, self._done = seed, progress, 0
-        self.expected = 0
-        """How many sites there are to time, for the progress shown."""
+        self._seed, self._progress, self._done, self._expected = seed, progress, 0, 0
         self._known = given_shapes(model, input_shapes)
 
-    def tune(self, plan: Plan, lowering: str, main_opset: int) -> tuple[Plan | Reject, dict[str, float] | None]:
+    def expect(self, sites: int) -> None:
+        """So many more sites will be timed, for the progress shown."""
+        self._expected += sites
+
+    def tune(self, work: Pass, site: Site, plan: Plan, context: Context) -> tuple[Plan | Reject, dict[str, float] | None]:
         """The plan with the fastest lowering, or a Reject where the original is, and the medians in microseconds.
 
-        A site that cannot be timed (open sizes, no kernels) keeps the plan that the cost model made.
+        A site that cannot be timed (open sizes, no kernels), or that has one form only, keeps the plan that it has.
         """
-        node = plan.scope.nodes[plan.pooling.root]
+        scope, node = site.scope, site.scope.nodes[site.root]
         if self._progress:
-            self._progress(self._done, self.expected, node.name or plan.pooling.output)
+            self._progress(self._done, self._expected, node.name or node.output[0])
         self._done += 1
-        candidates: dict[str, Plan] = {}
-        if plan.pooling.kind not in conv_pool.SUFFIXES:
-            return plan, None  # a pooling in front of a convolution, or none: one form only
-        site = next(s for s in conv_pool.sites(plan.scope) if s.root == plan.pooling.root)
-        for name in ORDERS[lowering]:
-            if name == "direct" and any("convavgpool" in key for key in candidates):
-                continue  # the same nodes, once onnxruntime has inlined the function
-            found = conv_pool.check(site, name, main_opset)
-            if isinstance(found, Plan):
-                candidates.setdefault("+".join(lowering.name for lowering in found.lowerings), found)
+        candidates = work.alternatives(site, context)
+        if not candidates or not isinstance(plan, PairPlan):
+            return plan, None
         try:
-            cut = self._cut_out(plan, main_opset)
+            cut = self._cut_out(plan, context.main_opset)
             runners = {"original": OnnxruntimeRunner(LoadedModel(cut, None, 0), "the site", optimize=True, spin=True)}
             arrays, _ = InputMaker(cut, None, {}, self._seed).runnable(0, runners["original"].values)
             for name in candidates:
-                lowered = LoadedModel(_lowered(cut, name if name in LOWERINGS else "auto"), None, 0)
+                lowered = LoadedModel(_lowered(cut, work, name if name in LOWERINGS else "auto"), None, 0)
                 runners[name] = OnnxruntimeRunner(lowered, "the site", optimize=True, spin=True)
                 runners[name].values(arrays)
             sessions = {name: runner.session for name, runner in runners.items()}
@@ -79,14 +76,13 @@ class Tuner:
         if best == "original":
             expected = f"a lowering faster than {times[best]:.1f} us"
             got = ", ".join(f"{name} {value:.1f} us" for name, value in times.items() if name != best)
-            return reject(plan.scope, plan.pooling.root, "measured slower", got, expected), times
+            return reject(scope, site.root, "measured slower", got, expected), times
         return candidates[best], times
 
-    def _cut_out(self, plan: Plan, main_opset: int) -> ModelProto:
+    def _cut_out(self, plan: PairPlan, main_opset: int) -> ModelProto:
         """The site's nodes as a model: constants become initializers, everything else inputs of known type."""
         scope = plan.scope
-        chosen = sorted({*plan.pooling.nodes, *tree_nodes(plan.tree)})
-        nodes = [scope.nodes[index] for index in chosen]
+        nodes = [scope.nodes[index] for index in sorted(plan.own)]
         made = {name for node in nodes for name in node.output}
         inputs, constants = [], []
         for name in dict.fromkeys(name for node in nodes for name in node.input if name and name not in made):
@@ -105,17 +101,13 @@ class Tuner:
         return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", main_opset)])
 
 
-def _lowered(model: ModelProto, lowering: str) -> ModelProto:
-    result = ModelProto()
-    result.CopyFrom(model)
-    loaded = LoadedModel(result, None, 0)
-    opset = result.opset_import[0].version
-    scope = index_model(result, loaded.read, evaluate, infer_shapes(result))[0]
-    plans = [conv_pool.check(site, lowering, opset) for site in conv_pool.sites(scope)]
-    rewriter = Rewriter(result, loaded.read, evaluate)
-    rewriter.apply(scope, [plan for plan in plans if isinstance(plan, Plan)])
-    rewriter.finish()
-    return result
+def _lowered(model: ModelProto, work: Pass, lowering: str) -> ModelProto:
+    """A copy of a cut-out site with its pair in the lowering asked for."""
+    result = LoadedModel(ModelProto(), None, 0)
+    result.proto.CopyFrom(model)
+    options = OptimizeOptions(passes=frozenset(work.names), lowering=lowering)
+    Pipeline(result, infer_shapes(result.proto), options, evaluate).run((Stage((work,), repeats=False),))
+    return result.proto
 
 
 def given_shapes(model: LoadedModel, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple]:

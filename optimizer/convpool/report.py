@@ -11,7 +11,7 @@ from convpool.check.verdict import Verification
 
 @dataclass(frozen=True)
 class SiteReport:
-    """One convolution and the average behind it, or in front of it; alone: then pool is "".
+    """One convolution and the average behind it, or in front of it; pool is "" where there is none.
 
     status: "rewritten", "rejected" or "excluded"; reason: why not, else None.  macs_before, macs_after: multiply-adds
     of the convolution for one sample, None where a spatial size is unknown.  scope: "" for the main graph.
@@ -31,11 +31,11 @@ class SiteReport:
     operator: str | None = None
     """The operator that stands there now, where it is one of convpool's."""
     absorbed: tuple[str, ...] = ()
-    """Nodes before and behind the pair that it took in."""
+    """Nodes before and behind the pair that are part of its node now."""
     saved_bytes: int | None = None
-    """Bytes a sample that these no longer write and read; None where nothing was taken in or sizes are unknown."""
+    """Bytes a sample that these no longer write and read; None where none are, or where sizes are unknown."""
     beside: tuple[str, ...] = ()
-    """Why other nodes beside it were not taken in."""
+    """Why other nodes beside it are not."""
 
 
 @dataclass(frozen=True)

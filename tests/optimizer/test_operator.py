@@ -71,7 +71,7 @@ def test_function_computes_the_reference(bias, opset):
 SLOPES = {"": 0.0, "Relu": 0.0, "LeakyRelu": 0.25}
 
 
-def sibling(op_type: str, opset: int = 17, x_shape=(2, 4, 10, 11)) -> tuple[onnx.ModelProto, schema.Parts]:
+def fused_variant(op_type: str, opset: int = 17, x_shape=(2, 4, 10, 11)) -> tuple[onnx.ModelProto, schema.Parts]:
     """A model of one node with everything but its weights as inputs."""
     kind = schema.FUSED_VARIANTS[op_type]
     parts = schema.Parts(kind.affine, kind.before, SLOPES[kind.before], kind.residual, kind.after, 2 * SLOPES[kind.after])
@@ -89,7 +89,7 @@ def sibling(op_type: str, opset: int = 17, x_shape=(2, 4, 10, 11)) -> tuple[onnx
     return helper.make_model(graph, opset_imports=imports, ir_version=8, functions=functions), parts
 
 
-def test_siblings_are_named_after_what_they_do():
+def test_fused_variants_are_named_after_what_they_do():
     assert len(schema.FUSED_VARIANTS) == 2 * 3 * 2 * 3 - 1
     parts = schema.Parts(True, "LeakyRelu", 0.1, True, "Relu")
     assert parts.op_type == "AffineLeakyReluConvAvgPoolAddRelu"
@@ -98,8 +98,8 @@ def test_siblings_are_named_after_what_they_do():
 
 
 @pytest.mark.parametrize("op_type", schema.FUSED_VARIANTS)
-def test_sibling_says_in_attributes_what_its_name_says(op_type):
-    found, parts = sibling(op_type)
+def test_a_fused_variant_says_in_attributes_what_its_name_says(op_type):
+    found, parts = fused_variant(op_type)
     onnx.checker.check_model(found, full_check=True)
     assert inferred(found) == [2, 6, 5, 4]
     node = found.graph.node[0]
@@ -116,9 +116,9 @@ def test_sibling_says_in_attributes_what_its_name_says(op_type):
 
 @pytest.mark.parametrize("opset", [7, 17])
 @pytest.mark.parametrize("op_type", schema.FUSED_VARIANTS)
-def test_sibling_computes_the_reference(op_type, opset):
+def test_a_fused_variant_computes_the_reference(op_type, opset):
     rng = np.random.default_rng(1)
-    found, parts = sibling(op_type, opset)
+    found, parts = fused_variant(op_type, opset)
     feed = {
         value.name: rng.integers(-3, 4, [dim.dim_value for dim in value.type.tensor_type.shape.dim]).astype(np.float32)
         for value in found.graph.input
@@ -151,18 +151,18 @@ def test_the_border_is_zero_and_not_what_the_prologue_makes_of_zero():
     assert session.run(None, {key: value.astype(np.float32) for key, value in feed.items()})[0].tolist() == got.tolist()
 
 
-def test_moving_to_another_domain_takes_the_siblings_along():
-    found, _ = sibling("ReluConvAvgPoolAdd")
+def test_moving_to_another_domain_takes_the_fused_variants_along():
+    found, _ = fused_variant("ReluConvAvgPoolAdd")
     schema.move_to_domain(found, "trt.plugins")
     assert found.graph.node[0].domain == found.functions[0].domain == "trt.plugins"
     assert {entry.domain for entry in found.opset_import} == {"", "trt.plugins"}
     make_session(LoadedModel(found, None, 0), optimize=False)
 
 
-def test_moving_to_a_domain_where_siblings_are_already():
-    found, _ = sibling("ReluConvAvgPoolAdd")
+def test_moving_to_a_domain_where_fused_variants_are_already():
+    found, _ = fused_variant("ReluConvAvgPoolAdd")
     schema.move_to_domain(found, "trt.plugins")
-    more, _ = sibling("ReluConvAvgPoolAdd")
+    more, _ = fused_variant("ReluConvAvgPoolAdd")
     found.functions.extend(more.functions)
     found.opset_import.extend(entry for entry in more.opset_import if entry.domain)
     found.graph.node.extend(more.graph.node)

@@ -31,7 +31,8 @@ from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 
 import convpool
-from convpool.passes import alone
+from convpool import options
+from convpool.passes import offload_conv
 from tests.support import sessions
 from tests.support.error_bounds import UNIT_ROUNDOFF, Traced, evaluate, gamma
 from tests.support.random_models import Case
@@ -67,8 +68,8 @@ def tally() -> Tally:
     """All cases, run once; there plain convolutions are narrow."""
     result = Tally()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alone, "MIN_CHANNELS", alone.MAX_CHANNELS + 1)
-        patch.setattr(alone, "CHANNEL_MULTIPLE", 1)
+        narrow = options.Limits(wide_channels=options.DEFAULT_LIMITS.image_channels + 1, channel_multiple=1)
+        patch.setattr(options, "DEFAULT_LIMITS", narrow)
         run_cases(result)
     print(f"\n{CASES} cases: {dict(result.counts.most_common())}\nworst error/bound: {result.worst}\nrejected:")
     for reason, count in result.reasons.most_common():
@@ -141,14 +142,16 @@ def test_the_cases_reach_what_they_are_for(tally):
 
 
 def check_case(case: Case, tally: Tally) -> None:
-    """Everything that holds for any model, then the two bounds; every fourth case without siblings, every third without stems,
-    every fifth without plain convolutions."""
-    siblings = case.seed % 4 > 0
+    """Everything that holds for any model, then the two bounds.
+
+    Every fourth case is without fused variants, every third without stems, every fifth without plain convolutions.
+    """
+    fused = case.seed % 4 > 0
     options = {
         "lowering": case.lowering,
         "check": 0,
-        "prologue": siblings,
-        "epilogue": siblings,
+        "prologue": fused,
+        "epilogue": fused,
         "stem": case.seed % 3 > 0,
         "plain_conv": case.seed % 5 > 0,
     }
@@ -173,12 +176,12 @@ def check_case(case: Case, tally: Tally) -> None:
     tally.counts.update([f"lowering {case.lowering}", case.dtype, *(f"{k} {v}" for k, v in case.tags.items())])
     again = convpool.optimize(result.model, **options)
     assert again.model.SerializeToString(deterministic=True) == after, "the second run changed the model"
-    for kind in alone.KINDS:
+    for kind in offload_conv.KINDS.values():
         tally.counts[kind] += any(site.pattern == kind and site.status == "rewritten" for site in sites)
     tally.counts["stem behind a pooling"] += any(site.pattern == "stem" and bool(site.pool) for site in sites)
     check_form(case.model, result.model)
     kinds = [node.op_type for node in result.model.graph.node if node.domain == "ai.convpool"]
-    if not siblings:
+    if not fused:
         assert set(kinds) <= {"ConvAvgPool"}, f"{kinds}, without the options"
         tally.counts["plain"] += bool(kinds)
     elif case.operator is not None and case.lowering == "convavgpool" and len(kinds) == 1:
@@ -190,7 +193,7 @@ def check_case(case: Case, tally: Tally) -> None:
     if "broadcast" in case.tags.get("residual", ""):
         assert not any("Add" in kind for kind in kinds), "a residual that is broadcast was taken in"
     absorbed = sum(len(site.absorbed) for site in sites)
-    assert siblings or not absorbed
+    assert fused or not absorbed
     tally.counts["absorbing"] += absorbed > 0
     check_values(case, result.model, 2 * rewritten + 1 + absorbed, tally)
 

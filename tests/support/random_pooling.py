@@ -227,8 +227,6 @@ def pays(m: Maker, layer: Layer, lowering: str, window, strides, dilations, size
     saved, item = before - volume(after) * weights * grid, m.data(1).itemsize
     heavier = max(grid - volume(layer.kernel), 0) * weights * item * 2
     fused = constant and others is None and saved >= 0.3 * before and saved > 2 * heavier
-    if lowering == "convavgpool" and (m.rank == 3 or layer.group > 1):
-        return fused  # no node, and no box mean in its place
     return {"direct": direct, "fused": fused}.get(lowering, direct or fused)
 
 

@@ -22,6 +22,7 @@ from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError
 from convpool.ir.files import check_output
 from convpool.ir.model import load
+from convpool.options import DEFAULT_LIMITS
 from convpool.tensorrt import PRECISIONS, BuildOptions, BuildReport, EngineMismatchError, Profile, Tuning, build
 from convpool.tensorrt.build_options import LOWERINGS, Progress
 from convpool.tensorrt.pipeline import check_can_run
@@ -70,14 +71,16 @@ Shapes = dict[str, list[int]]
     "--stem/--no-stem",
     default=True,
     show_default=True,
-    help="In fp16 the plugin also runs convolutions of images (up to 4 channels) in a model with a pair, on GPUs of "
+    help=f"In fp16 the plugin also runs convolutions of images (up to {DEFAULT_LIMITS.image_channels} channels) in a model with "
+    "a pair, on GPUs of "
     "compute capability 8.0 and newer with TensorRT 8.6 or 9.",
 )
 @click.option(
     "--plain-conv/--no-plain-conv",
     default=True,
     show_default=True,
-    help="Likewise other convolutions of 64 channels and more, with at most 2.5e9 multiply-adds at --opt-shape, on "
+    help=f"Likewise other convolutions of {DEFAULT_LIMITS.wide_channels} channels and more, with at most "
+    f"{DEFAULT_LIMITS.plain_macs / 1e9:g}e9 multiply-adds at --opt-shape, on "
     "GPUs of compute capability 9.0 with TensorRT 8.6 or 9.",
 )
 @click.option(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.progress import TextColumn
@@ -21,6 +22,9 @@ from convpool.errors import OptionError, VerificationError
 from convpool.ir import schema
 from convpool.ir.files import check_output
 from convpool.ir.model import load, serialize
+from convpool.options import DEFAULT_LIMITS, PASSES, TARGETS
+
+_NAMES = ", ".join(f"{name} ({what})" for name, what in PASSES.items())
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -33,12 +37,21 @@ from convpool.ir.model import load, serialize
     help="Where to write; '-' is stdout, MODEL's own name replaces it. Default: MODEL's name with .convpool.onnx, beside it.",
 )
 @click.option(
+    "--target",
+    type=click.Choice(tuple(TARGETS)),
+    default="any",
+    show_default=True,
+    help="What the result is for: any runtime; cpu, onnxruntime on a CPU (--lowering auto); tensorrt, TensorRT with the plugin "
+    "(--stem, --plain-conv, and no AveragePool where the plugin has no fast kernel).",
+)
+@click.option(
     "--lowering",
     type=click.Choice(REQUESTS),
-    default="convavgpool",
-    show_default=True,
-    help="Form of a rewritten pair: the ConvAvgPool operator, AveragePool + Conv, one Conv, or the cheaper of these two.",
+    help="Form of a rewritten pair: the ConvAvgPool operator, AveragePool + Conv, one Conv, or the cheaper of these two. "
+    "Default: the target's, convavgpool.",
 )
+@click.option("--enable", multiple=True, type=click.Choice(tuple(PASSES)), metavar="NAME", help=f"Run this too: {_NAMES}.")
+@click.option("--disable", multiple=True, type=click.Choice(tuple(PASSES)), metavar="NAME", help="Do not run this.")
 @click.option(
     "--check",
     type=click.IntRange(min=0),
@@ -62,38 +75,39 @@ from convpool.ir.model import load, serialize
     "--exclude",
     multiple=True,
     metavar="PATTERN",
-    help="Leave alone what has a convolution, pooling or Concat with a matching name (*, ? and [] as in a shell).",
+    help="Leave as it is what has a convolution, pooling or Concat with a matching name (*, ? and [] as in a shell).",
 )
-@click.option("--fuse-pool-conv", is_flag=True, help="Also make one node of AveragePool followed by Conv (GPU traffic).")
+@click.option(
+    "--fuse-pool-conv", is_flag=True, default=None, help="Also make one node of AveragePool followed by Conv (GPU traffic)."
+)
 @click.option(
     "--stem",
     is_flag=True,
+    default=None,
     help="For TensorRT with the plugin: where a pair became a ConvAvgPool, also make one of a convolution of an image "
-    "(at most 4 channels, 64 weights a filter), an AveragePool in front of it included.",
+    f"({DEFAULT_LIMITS.of_images}), an AveragePool in front of it included.",
 )
 @click.option(
     "--plain-conv",
     is_flag=True,
-    help="The same on Hopper GPUs, of other convolutions: 64 channels and more, multiples of 8, a kernel of more than "
-    "one element, at most 2.5e9 multiply-adds for the batch.",
+    default=None,
+    help="The same on Hopper GPUs, of other convolutions whose kernel has more than one element: "
+    f"{DEFAULT_LIMITS.of_plain_convolutions}.",
 )
 @click.option(
     "--prologue/--no-prologue",
-    default=True,
-    show_default=True,
-    help="With convavgpool: take in the scale and shift, Relu and LeakyRelu before it.",
+    default=None,
+    help="With convavgpool: fuse the scale and shift, Relu and LeakyRelu before it. Default: --prologue.",
 )
 @click.option(
     "--epilogue/--no-epilogue",
-    default=True,
-    show_default=True,
-    help="With convavgpool: take in the maps per channel, the Add and the Relu or LeakyRelu behind it.",
+    default=None,
+    help="With convavgpool: fuse the maps per channel, the Add and the Relu or LeakyRelu behind it. Default: --epilogue.",
 )
 @click.option(
     "--concat/--no-concat",
-    default=True,
-    show_default=True,
-    help="With a pair rewritten: let a Concat of channels that begins as an earlier one does read its result.",
+    default=None,
+    help="With a pair rewritten: let a Concat of channels that begins as an earlier one does read its result. Default: --concat.",
 )
 @click.option(
     "--domain",
@@ -111,7 +125,20 @@ from convpool.ir.model import load, serialize
 @click.option("-v", "--verbose", is_flag=True, help="Show errors per output, all operators and measured times.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
-def command(model, others, output, report_path, quiet, verbose, dry_run, no_check, check, shapes, domain, **options) -> None:
+def command(
+    model: str,
+    others: tuple[str, ...],
+    output: str | None,
+    report_path: str | None,
+    quiet: bool,
+    verbose: bool,
+    dry_run: bool,
+    no_check: bool,
+    check: int,
+    shapes: tuple,
+    domain: str,
+    **options: Any,
+) -> None:
     """Rewrite convolution followed by average pooling in MODEL ('-' is stdin), exactly, and verify the result.
 
     Exit status: 0 written, also when nothing matched; 1 original and result differ, nothing written; 2 unusable model, option
@@ -121,9 +148,7 @@ def command(model, others, output, report_path, quiet, verbose, dry_run, no_chec
         raise OptionError(f"{others[0]}: a second file; expected one MODEL; name the output with -o")
     if quiet and verbose:
         raise OptionError("--quiet and --verbose exclude each other")
-    for kind in ("stem", "plain_conv"):
-        if options[kind] and options["lowering"] != "convavgpool":
-            raise OptionError(f"--{kind.replace('_', '-')}: got --lowering {options['lowering']} too; expected convavgpool")
+    _check_offloading(options)
     if no_check and options["data"]:
         raise OptionError("--no-check and --data exclude each other")
     if domain == "" or f"{domain}.".startswith("ai.onnx."):
@@ -161,6 +186,16 @@ def command(model, others, output, report_path, quiet, verbose, dry_run, no_chec
 def main() -> None:
     """Entry point; turns exceptions into exit statuses and one line on stderr."""
     sys.exit(run(command, "convpool-optimize"))
+
+
+def _check_offloading(options: dict[str, Any]) -> None:
+    """Refuse what asks for nodes of the operator beside a lowering without any."""
+    given = {"--stem": options["stem"], "--plain-conv": options["plain_conv"]}
+    given |= {f"--enable {name}": name in options["enable"] for name in ("image_conv", "plain_conv")}
+    lowering = options["lowering"] or TARGETS[options["target"]].lowering
+    for words, wanted in given.items():
+        if wanted and lowering != "convavgpool":
+            raise OptionError(f"{words}: got --lowering {lowering} too; expected convavgpool")
 
 
 def _output_path(model: str, output: str | None) -> Path | None:

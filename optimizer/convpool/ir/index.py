@@ -7,6 +7,7 @@ model-local functions (and the bodies in them) each get one.  Nothing here chang
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,9 @@ class Scope:
         self.proto, self.parent, self.opset, self.path = proto, parent, opset, path
         self.depth = depth
         """Bodies around it; a function's are those around its calls, the most of them."""
-        self._read, self._evaluate, self._infos = read, evaluate, infos
+        self._read, self._evaluate = read, evaluate
+        self.infos = infos
+        """Types and shapes that do not follow from constants."""
         self.is_function = isinstance(proto, FunctionProto)
         self.nodes: list[NodeProto] = list(proto.node)
         self.outputs = set(proto.output) if self.is_function else {o.name for o in proto.output}
@@ -88,7 +91,7 @@ class Scope:
 
     def add_infos(self, infos: dict[str, TensorInfo]) -> None:
         """Types and shapes known from elsewhere."""
-        self._infos = {**infos, **self._infos}
+        self.infos = {**infos, **self.infos}
 
     def defines(self, name: str) -> bool:
         """Whether `name` comes from this scope, not from one around it."""
@@ -100,8 +103,8 @@ class Scope:
 
     def info(self, name: str) -> TensorInfo:
         """Type and shape of a tensor, as far as known."""
-        if name in self._infos:
-            return self._infos[name]
+        if name in self.infos:
+            return self.infos[name]
         if name in self.initializers:
             tensor = self.initializers[name]
             return TensorInfo(tensor.data_type, tuple(tensor.dims))
@@ -204,11 +207,18 @@ def _is_arithmetic(node: NodeProto) -> bool:
     return is_op(node, *ARITHMETIC) and not any(attribute.ref_attr_name for attribute in node.attribute)
 
 
-def index_model(model: ModelProto, read: Read, evaluate: Evaluate, inferred: ModelProto | None = None) -> list[Scope]:
+def index_model(
+    model: ModelProto,
+    read: Read,
+    evaluate: Evaluate,
+    inferred: ModelProto | None = None,
+    known: Sequence[Scope] = (),
+) -> list[Scope]:
     """Index every scope of `model`, outer ones first.
 
     read: gives the value of a stored tensor; evaluate: of one that a model computes.  inferred: the same model after shape
     inference, node for node; shapes come from it.  In functions they follow from the arguments, as far as all calls agree.
+    known: an earlier index of the same scopes, whose shapes hold still: the model has gained only constants since.
     """
     scopes: list[Scope] = []
     functions = {_key(function): function for function in model.functions}
@@ -217,7 +227,8 @@ def index_model(model: ModelProto, read: Read, evaluate: Evaluate, inferred: Mod
     def visit(
         proto: GraphProto | FunctionProto, typed: Any, parent: Scope | None, opset: int, path: str, depth: int = 0
     ) -> Scope:
-        scope = Scope(proto, parent, opset, model.ir_version, read, evaluate, _tensor_infos(typed), path, depth)
+        infos = known[len(scopes)].infos if known else _tensor_infos(typed)
+        scope = Scope(proto, parent, opset, model.ir_version, read, evaluate, infos, path, depth)
         scopes.append(scope)
         for index, node in enumerate(scope.nodes):
             if functions and (key := (node.domain, node.op_type, node.overload)) in calls:
@@ -238,7 +249,7 @@ def index_model(model: ModelProto, read: Read, evaluate: Evaluate, inferred: Mod
         scopes[0].trained |= {entry.key for entry in (*training.initialization_binding, *training.update_binding)}
     for key in _callers_first(functions):
         function = functions[key]
-        arguments = _argument_infos(function, calls[key])
+        arguments = {} if known else _argument_infos(function, calls[key])
         typed = _infer_function(model, function, arguments) if arguments else None
         depth = max((caller.depth for caller, _ in calls[key]), default=0)
         scope = visit(function, typed, None, opset_of(function.opset_import), f"function {function.name}", depth)

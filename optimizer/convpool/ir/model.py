@@ -77,21 +77,24 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     _check_versions(model.proto)
     model.data_files = check_external_data(model.proto, model.base_dir)
     model.proto = in_order(model.proto)
-    check(model, "the model")
     model.inferred = infer_shapes(model.proto)
+    check(model, "the model")
     if model.inferred is not None:
         _check_convolutions(model.inferred)
     return model
 
 
-def check(loaded: LoadedModel, what: str, full: bool = False) -> None:
-    """onnx's checker, also for a model whose external data is not loaded.  Raises ModelError."""
+def check(loaded: LoadedModel, what: str, full: bool = False, inferred: ModelProto | None = None) -> None:
+    """onnx's checker, also for a model whose external data is not loaded.  Raises ModelError.
+
+    inferred: a model with the same inputs and outputs, shapes inferred; default: as `loaded` has it.
+    """
     schema.register_schema()
     probe = model = loaded.proto
     if any(not value.type.tensor_type.HasField("shape") for value in _typed_values(model)):
         probe = ModelProto()
         probe.CopyFrom(model)
-        _fill_missing_shapes(probe)
+        _fill_missing_shapes(probe, inferred or loaded.inferred)
     try:
         if loaded.has_external_data:
             _check_with_stand_ins(probe, full)
@@ -261,16 +264,25 @@ def _typed_values(model: ModelProto) -> Iterator[ValueInfoProto]:
     return (value for value in (*model.graph.input, *model.graph.output) if value.type.HasField("tensor_type"))
 
 
-def _fill_missing_shapes(model: ModelProto) -> None:
-    """Shapes for graph inputs and outputs that have none, which the checker refuses and every runtime accepts."""
-    inferred = infer_shapes(model)
-    known = {value.name: value for value in inferred.graph.output} if inferred is not None else {}
-    for value in _typed_values(model):
-        if not value.type.tensor_type.HasField("shape"):
-            if value.name in known and known[value.name].type.tensor_type.HasField("shape"):
-                value.CopyFrom(known[value.name])
-            else:
-                value.type.tensor_type.shape.SetInParent()
+def _fill_missing_shapes(model: ModelProto, inferred: ModelProto | None) -> None:
+    """Shapes for graph inputs and outputs that have none, which the checker refuses and every runtime accepts.
+
+    They are those of `inferred`, and where that has none either, of the model's own inference.
+    """
+    missing = [value for value in _typed_values(model) if not value.type.tensor_type.HasField("shape")]
+    shaped = _shaped_outputs(inferred)
+    if any(value.name not in shaped for value in missing):
+        shaped = _shaped_outputs(infer_shapes(model)) | shaped
+    for value in missing:
+        if value.name in shaped:
+            value.CopyFrom(shaped[value.name])
+        else:
+            value.type.tensor_type.shape.SetInParent()
+
+
+def _shaped_outputs(model: ModelProto | None) -> dict[str, ValueInfoProto]:
+    outputs = model.graph.output if model is not None else ()
+    return {value.name: value for value in outputs if value.type.tensor_type.HasField("shape")}
 
 
 def _check_with_stand_ins(model: ModelProto, full: bool) -> None:

@@ -32,6 +32,14 @@ def attributes(node: NodeProto) -> dict[str, Any]:
     return values
 
 
+def known_attributes(node: NodeProto) -> dict[str, Any] | None:
+    """The node's attributes as Python values; None where one refers to a function's."""
+    try:
+        return attributes(node)
+    except AttributeReference:
+        return None
+
+
 def subgraphs(node: NodeProto) -> Iterator[tuple[int, int, GraphProto]]:
     """The graphs in a node's attributes, with the attribute's index and the position in it."""
     for position, attribute in enumerate(node.attribute):

@@ -1,1 +1,36 @@
-"""The rewrite passes.  A pass has no state: `sites` yields, `check` returns a Plan or a Reject; `rewrite` applies."""
+"""The rewrite passes, in the order in which they run: a new one is a file and a line here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convpool.passes.base import Pass
+from convpool.passes.chain_concats import ChainConcats
+from convpool.passes.fuse_epilogue import FuseEpilogue
+from convpool.passes.fuse_pool_conv import FusePoolConv
+from convpool.passes.fuse_prologue import FusePrologue
+from convpool.passes.offload_conv import OffloadConv
+from convpool.passes.pool_first import PoolFirst
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Passes that run over the same index, in this order for each scope.
+
+    repeats: until nothing is found, since a rewrite may make a site of its neighbours; each rewrite lowers the cost, so this
+    ends.  adds_tensors: whether the passes make tensors that only shape inference knows.
+    """
+
+    passes: tuple[Pass, ...]
+    repeats: bool = True
+    adds_tensors: bool = True
+
+
+PASSES = (
+    Stage((PoolFirst(), FusePoolConv())),
+    Stage((OffloadConv(),), repeats=False),
+    # What can go to the node in front is cheaper there, once for each result: epilogues before prologues.
+    Stage((FuseEpilogue(),), adds_tensors=False),
+    Stage((FusePrologue(),), adds_tensors=False),
+    Stage((ChainConcats(),), repeats=False, adds_tensors=False),
+)

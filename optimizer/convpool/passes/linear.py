@@ -16,17 +16,20 @@ and bias, else the node moves behind the pooling.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from onnx import NodeProto
 
 from convpool.algebra.affine import IDENTITY, Affine
 from convpool.algebra.geometry import Ints
 from convpool.ir.index import Scope
-from convpool.ir.protos import attributes, is_op
-from convpool.plan import Reject, reject
+from convpool.ir.protos import AttributeReference, attributes
+from convpool.passes.base import Reject, reject
 
-BINARY = ("Add", "Sub", "Mul", "Div")
+JOINS = ("Add", "Sub", "Sum", "Concat")
+"""Operators over which a pooling distributes."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +46,20 @@ class Step:
 
 
 def linear_step(scope: Scope, index: int, rank: int) -> Step | Reject | None:
-    """What node `index` does as a linear map; a Reject where it does not qualify, None for any other operator."""
-    node = scope.nodes[index]
-    if is_op(node, "Identity"):
-        return Step(index, 0)
-    if is_op(node, "Dropout"):
-        return _dropout(scope, index)
-    if is_op(node, "BatchNormalization"):
-        return _batch_normalization(scope, index)
-    if is_op(node, *BINARY):
-        return _binary(scope, index, rank)
-    if is_op(node, "Pad"):
-        return _pad(scope, index, rank)
-    return None
+    """What node `index` does as a linear map; a Reject where it does not qualify, None for any other operator.
+
+    Raises AttributeReference.
+    """
+    op = op_of(scope.nodes[index])
+    return None if op is None else op.step(scope, index, rank)
+
+
+def known_step(scope: Scope, index: int, rank: int) -> Step | Reject | None:
+    """`linear_step`, with a Reject where an attribute refers to one of the function around the node."""
+    try:
+        return linear_step(scope, index, rank)
+    except AttributeReference as error:
+        return reject(scope, index, "attributes", f"a reference to the function's '{error}'", "values")
 
 
 def varies_over_space(scope: Scope, name: str, rank: int) -> bool:
@@ -66,7 +70,11 @@ def varies_over_space(scope: Scope, name: str, rank: int) -> bool:
     return any(dim != 1 for dim in shape[-rank:])
 
 
-def _dropout(scope: Scope, index: int) -> Step | Reject:
+def _identity(scope: Scope, index: int, rank: int) -> Step:
+    return Step(index, 0)
+
+
+def _dropout(scope: Scope, index: int, rank: int) -> Step | Reject:
     node = scope.nodes[index]
     mask = node.output[1] if len(node.output) > 1 else ""
     if mask and (mask in scope.readers or mask in scope.outputs or mask in scope.captured):
@@ -78,7 +86,7 @@ def _dropout(scope: Scope, index: int) -> Step | Reject:
     return Step(index, 0)
 
 
-def _batch_normalization(scope: Scope, index: int) -> Step | Reject:
+def _batch_normalization(scope: Scope, index: int, rank: int) -> Step | Reject:
     node = scope.nodes[index]
     values = attributes(node)
     if values.get("training_mode", 0) or any(node.output[1:]):
@@ -185,3 +193,44 @@ def _pad(scope: Scope, index: int, rank: int) -> Step | Reject:
     if any((*pads[:2], *pads[half : half + 2])):
         return reject(scope, index, "pads of Pad", list(pads), "zeros on the batch and channel axes")
     return Step(index, 0, IDENTITY, (*pads[2:half], *pads[half + 2 :]))
+
+
+@dataclass(frozen=True)
+class LinearOp:
+    """A linear operator: how a node of it is read, and what every search that meets one has to know.
+
+    step: what a node does as a linear map; its arguments are those of `linear_step`.  binary: either input may carry the data,
+    else the first.  pads: it changes spatial sizes, so that no node of the operator takes it in.  idle: it hands its input on as
+    it is, at inference.  neutral: the constant operand with which it does; commutes: whichever input that is.
+    """
+
+    step: Callable[[Scope, int, int], Step | Reject | None]
+    binary: bool = False
+    pads: bool = False
+    idle: bool = False
+    neutral: float | None = None
+    commutes: bool = False
+
+
+OPS: dict[str, LinearOp] = {
+    "Identity": LinearOp(_identity, idle=True),
+    "Dropout": LinearOp(_dropout, idle=True),
+    "BatchNormalization": LinearOp(_batch_normalization),
+    "Add": LinearOp(_binary, binary=True, neutral=0, commutes=True),
+    "Sub": LinearOp(_binary, binary=True, neutral=0),
+    "Mul": LinearOp(_binary, binary=True, neutral=1, commutes=True),
+    "Div": LinearOp(_binary, binary=True, neutral=1),
+    "Pad": LinearOp(_pad, pads=True),
+}
+"""Every linear operator: to add one is to add a line here, and the function that reads it."""
+
+
+def op_of(node: NodeProto) -> LinearOp | None:
+    """The node's operator, None if it is none of `OPS`."""
+    return OPS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+
+
+def is_map(node: NodeProto) -> bool:
+    """Whether the node's operator may be a map per channel."""
+    op = op_of(node)
+    return op is not None and not op.pads

@@ -18,8 +18,9 @@ import math
 from convpool.algebra.geometry import Ints, PoolSpec
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op
+from convpool.passes.base import Reject, malformed, reject
 from convpool.passes.slice_mean import may_be_mean, recognise_mean
-from convpool.plan import Pooling, Reject, malformed, reject
+from convpool.passes.tree import Pooling
 
 
 def may_be_pooling(scope: Scope, index: int) -> str | None:

@@ -16,15 +16,15 @@ up where an If is constant.
 """
 
 
-def against_node(scope: Scope, conv: ConvSpec) -> Refusal | None:
-    """Why a convolution becomes no node of the operator, whatever its windows."""
+def against_node(scope: Scope, conv: ConvSpec, main_opset: int) -> Refusal | None:
+    """Why a convolution becomes no node of the operator, whatever its windows.
+
+    The operator's function has the main graph's opset, so that it cannot be called from a function of another.
+    """
     if scope.depth > MAX_BODIES:
         return refuse("bodies around a ConvAvgPool", scope.depth, f"at most {MAX_BODIES}")
-    return without_kernel(conv)
-
-
-def against_opset(scope: Scope, main_opset: int) -> Refusal | None:
-    """Why the operator's function, which has the main graph's opset, cannot be called here."""
+    if (found := without_kernel(conv)) is not None:
+        return found
     return None if scope.opset == main_opset else refuse("opset of the function", scope.opset, f"the model's, {main_opset}")
 
 
@@ -34,4 +34,4 @@ def runtime_of(scope: Scope, conv: ConvSpec, main_opset: int) -> Runtime:
     if scope.opset < POOL_DILATIONS_OPSET:
         expected = f"opset {POOL_DILATIONS_OPSET}, where AveragePool has dilations"
         no_dilations = refuse("dilated box mean", f"opset {scope.opset}", expected)
-    return Runtime(no_dilations, against_node(scope, conv) or against_opset(scope, main_opset))
+    return Runtime(no_dilations, against_node(scope, conv, main_opset))

@@ -25,13 +25,14 @@ from convpool.algebra.geometry import Ints, PoolSpec
 from convpool.ir.constants import Constant
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op
-from convpool.plan import Pooling, Reject, reject
+from convpool.passes.base import Reject, reject
+from convpool.passes.tree import Pooling
 
 WHOLE_AXIS = 2**31 - 1
 """A Slice end at or beyond this reaches the end of any axis."""
 SUMMING = ("Add", "Sum", "Mean", "Mul", "Div")
 """Operators that a mean of Slices is written with."""
-UNIT_ROUNDOFF = {
+UNIT_ROUNDOFF: dict[int, float] = {
     TensorProto.FLOAT16: 2.0**-11,
     TensorProto.BFLOAT16: 2.0**-8,
     TensorProto.FLOAT: 2.0**-24,

@@ -56,4 +56,4 @@ def offloaded_convs(options: BuildOptions, trt: ModuleType | None = None) -> dic
 
 def optimize_keywords(options: BuildOptions, trt: ModuleType) -> dict[str, Any]:
     """The arguments of `convpool.optimize` that decide what of the model goes to the plugin."""
-    return {"input_shapes": typical_shapes(options.profile_list), **offloaded_convs(options, trt)}
+    return {"target": "tensorrt", "input_shapes": typical_shapes(options.profile_list), **offloaded_convs(options, trt)}

@@ -1,68 +1,86 @@
-"""In front of a node of the operator: maps per channel, then an activation.  The conditions stand in `absorb`."""
+"""In front of a node of the operator: maps per channel, then an activation.
+
+Towards the input: (1) at most one Relu or LeakyRelu; (2) before it any number of linear nodes (`linear`) with constants, one
+per channel or one for all, that neither raise the rank nor widen the channels; (3) only the node reads what they give, or nodes
+that all fuse with them: then each of them recomputes it as it loads, and it is never written; (4) no layer before fuses with
+them already: behind a convolution or matrix product that nothing else reads, every runtime does them for free; (5) in front of a
+plain convolution (`offload_conv`) an activation only, of what no linear node or Add gives: the plugin's kernels for those would
+do a map in a pass of its own, and runtimes fuse the activation with what stays.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from onnx import helper
+from onnx import NodeProto, helper
 
 from convpool.algebra.affine import IDENTITY, Affine, holds, keeps, outside
 from convpool.ir import schema
 from convpool.ir.index import Scope
-from convpool.ir.protos import AttributeReference, attributes, is_op, label
-from convpool.passes import alone
-from convpool.passes.absorption import (
+from convpool.ir.protos import attributes, is_op, known_attributes, label
+from convpool.passes.base import Context, Reject, Site, reject, rejection
+from convpool.passes.fusion import (
     ACTIVATIONS,
-    LINEAR,
-    Absorption,
-    Walk,
+    Draft,
+    FusionPass,
+    FusionPlan,
     channels_of,
+    check_fusion,
     elem_type,
-    linear,
+    map_step,
     slope,
 )
-from convpool.passes.linear import Step
-from convpool.plan import Reject, reject, rejection
+from convpool.passes.linear import Step, is_map, op_of
+from convpool.passes.offload_conv import is_plain
 
 EPILOGUE_HOSTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators into whose own epilogue runtimes fuse what is elementwise behind them."""
 
 
-def take_in(walk: Walk) -> None:
-    """Take in all that can be, into the plan of `walk`."""
-    plan = walk.plan
+class FusePrologue(FusionPass):
+    """What stands in front of a node of the operator goes into it."""
+
+    names = ("fuse_prologue",)
+
+    def check(self, site: Site, context: Context) -> FusionPlan | Reject | None:
+        """What the node fuses, or why it fuses nothing."""
+        return check_fusion(site, context, grow)
+
+
+def grow(draft: Draft) -> None:
+    """Fuse all that can be, into the plan of `draft`."""
+    plan = draft.plan
     if _has_prologue(plan.scope, plan.node):
         return
-    if _is_plain(plan.scope, plan.node) and not _activation_alone(plan.scope, plan.x):
+    if _is_plain(plan.scope, plan.node, draft.context) and not _activation_alone(plan.scope, plan.x):
         producer = plan.scope.producer.get(plan.x)
-        if producer is not None and is_op(plan.scope.nodes[producer], *LINEAR, *ACTIVATIONS):
+        if producer is not None and _may_fuse(plan.scope.nodes[producer]):
             found = "other elementwise nodes in front of a convolution without a pooling"
-            walk.rejects.append(reject(plan.scope, producer, "prologue", found, "an activation alone"))
+            draft.rejects.append(reject(plan.scope, producer, "prologue", found, "an activation alone"))
         return
     scope, x, parts, affine = plan.scope, plan.x, plan.parts, IDENTITY
     upstream: list[int] = []
     while (index := scope.producer.get(x)) is not None:
         node = scope.nodes[index]
-        if not is_op(node, *LINEAR, *ACTIVATIONS):
+        if not _may_fuse(node):
             break
-        if not _all_take(scope, x, plan.node, bool(upstream), walk.excluded):
-            found = reject(scope, index, f"output '{x}' {scope.sole_reader(x)}", "other readers", "the convolution alone")
-            walk.rejects.append(found)
+        if not _all_fuse(scope, x, plan.node, bool(upstream), draft.context):
+            others = f"output '{x}' {scope.sole_reader(x)}"
+            draft.rejects.append(reject(scope, index, others, "other readers", "the convolution alone"))
             break
         if is_op(node, *ACTIVATIONS):
             alpha = slope(scope, index)
             if alpha is None or parts.before or affine is not IDENTITY:
                 break
             if not holds(np.asarray(alpha), np.dtype(np.float16)):  # engines compute it in X's type, a float32 model's too
-                walk.rejects.append(reject(scope, index, "slope", f"{alpha:g}", "a number of float16"))
+                draft.rejects.append(reject(scope, index, "slope", f"{alpha:g}", "a number of float16"))
                 break
             parts, x = replace(parts, before=node.op_type, before_alpha=alpha), node.input[0]
         else:
-            step = _fitting(walk, index)
+            step = _fitting(draft, index)
             if isinstance(step, Reject):
-                walk.rejects.append(step)
+                draft.rejects.append(step)
                 break
             assert step.affine is not None
             if step.affine is not IDENTITY:
@@ -72,29 +90,29 @@ def take_in(walk: Walk) -> None:
         if affine is not IDENTITY or parts.before:  # an Identity alone is not worth a change
             parts = replace(parts, affine=affine is not IDENTITY)
             given = affine if parts.affine else None
-            walk.plan = replace(plan, x=x, affine=given, parts=parts, upstream=tuple(upstream))
-    host = _host(scope, walk.plan.x) if walk.plan.upstream else None
+            draft.plan = replace(plan, x=x, affine=given, parts=parts, upstream=tuple(upstream))
+    host = _host(scope, draft.plan.x) if draft.plan.upstream else None
     if host is not None:
         got = f"{scope.nodes[host].op_type} '{label(scope.nodes[host])}' before it, which takes it in"
-        walk.rejects.append(reject(scope, walk.plan.upstream[0], "prologue", got, "a tensor that stays as it is"))
-        walk.plan = plan
-    elif walk.plan.affine is not None and not _representable(plan, walk.plan.affine):
-        walk.rejects.append(rejection(scope, walk.plan.upstream[0], outside("scale and shift")))
-        walk.plan = plan
+        draft.rejects.append(reject(scope, draft.plan.upstream[0], "prologue", got, "a tensor that stays as it is"))
+        draft.plan = plan
+    elif draft.plan.affine is not None and not _representable(plan, draft.plan.affine):
+        draft.rejects.append(rejection(scope, draft.plan.upstream[0], outside("scale and shift")))
+        draft.plan = plan
 
 
-def _fitting(walk: Walk, index: int) -> Step | Reject:
+def _fitting(draft: Draft, index: int) -> Step | Reject:
     """Node `index` in front of the chain as a map per channel of a tensor of the same shape; condition (2)."""
-    scope, rank = walk.plan.scope, walk.rank
+    scope, rank = draft.plan.scope, draft.rank
     node = scope.nodes[index]
-    step = linear(scope, index, rank)
+    step = map_step(scope, index, rank)
     if isinstance(step, Reject):
         return step
     if step is None or step.affine is None:
         return reject(scope, index, "constant operands", "computed ones", "constants per channel")
     if step.affine is IDENTITY:
         return step
-    channels = channels_of(scope, walk.plan.node)
+    channels = channels_of(scope, draft.plan.node)
     assert channels is not None
     sizes = {step.affine.scale.size, step.affine.shift.size}
     if is_op(node, "BatchNormalization"):
@@ -107,8 +125,8 @@ def _fitting(walk: Walk, index: int) -> Step | Reject:
     return step
 
 
-def _all_take(scope: Scope, x: str, node: int, inside: bool, excluded: Callable[[str], bool]) -> bool:
-    """Whether whatever reads `x` takes it in: the chain so far, or nodes that may have a prologue and have none yet."""
+def _all_fuse(scope: Scope, x: str, node: int, inside: bool, context: Context) -> bool:
+    """Whether whatever reads `x` fuses with it: the chain so far, or nodes that may have a prologue and have none yet."""
     if x in scope.outputs or x in scope.captured:
         return False
     readers = scope.readers.get(x, [])
@@ -118,16 +136,15 @@ def _all_take(scope: Scope, x: str, node: int, inside: bool, excluded: Callable[
         schema.is_operator(scope.nodes[i])
         and scope.nodes[i].input[0] == x
         and x not in scope.nodes[i].input[1:]
-        and (i == node or not excluded(label(scope.nodes[i])) and _may_take(scope, i, x))
+        and (i == node or not context.excluded(label(scope.nodes[i])) and _may_have_prologue(scope, i, x, context))
         for i in readers
     )
 
 
-def _may_take(scope: Scope, index: int, x: str) -> bool:
-    try:
-        return not _has_prologue(scope, index) and (not _is_plain(scope, index) or _activation_alone(scope, x))
-    except AttributeReference:
+def _may_have_prologue(scope: Scope, index: int, x: str, context: Context) -> bool:
+    if known_attributes(scope.nodes[index]) is None or _has_prologue(scope, index):
         return False
+    return not _is_plain(scope, index, context) or _activation_alone(scope, x)
 
 
 def _has_prologue(scope: Scope, index: int) -> bool:
@@ -141,14 +158,24 @@ def _activation_alone(scope: Scope, x: str) -> bool:
     if index is None or not is_op(scope.nodes[index], *ACTIVATIONS):
         return False
     before = scope.producer.get(scope.nodes[index].input[0])
-    while before is not None and is_op(scope.nodes[before], "Identity", "Dropout"):
+    while before is not None and _is_idle(scope.nodes[before]):
         before = scope.producer.get(scope.nodes[before].input[0])
-    return before is None or not is_op(scope.nodes[before], *LINEAR, "Sum")
+    return before is None or not (is_map(scope.nodes[before]) or is_op(scope.nodes[before], "Sum"))
 
 
-def _is_plain(scope: Scope, index: int) -> bool:
+def _is_plain(scope: Scope, index: int, context: Context) -> bool:
     channels = channels_of(scope, index)
-    return channels is not None and alone.is_plain(scope.nodes[index], channels[1])
+    return channels is not None and is_plain(scope.nodes[index], channels[1], context.options.limits)
+
+
+def _is_idle(node: NodeProto) -> bool:
+    op = op_of(node)
+    return op is not None and op.idle
+
+
+def _may_fuse(node: NodeProto) -> bool:
+    """Whether the node's operator may stand in a prologue."""
+    return is_map(node) or is_op(node, *ACTIVATIONS)
 
 
 def _host(scope: Scope, x: str) -> int | None:
@@ -171,7 +198,7 @@ def _host(scope: Scope, x: str) -> int | None:
     return None
 
 
-def _representable(plan: Absorption, affine: Affine) -> bool:
+def _representable(plan: FusionPlan, affine: Affine) -> bool:
     """Whether the type has scale and shift; channels are added up within the convolution's groups."""
     dtype = helper.tensor_dtype_to_np_dtype(elem_type(plan.scope, plan.node))
     group = int(attributes(plan.scope.nodes[plan.node]).get("group", 1))

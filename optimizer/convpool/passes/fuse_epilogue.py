@@ -1,4 +1,10 @@
-"""Behind a node of the operator: maps per channel, a residual, an activation.  The conditions stand in `absorb`."""
+"""Behind a node of the operator: maps per channel, a residual, an activation.
+
+Towards the output: (1) only the next node reads the result; (2) linear nodes with constants per channel are folded into weights
+and bias; with a residual already fused, into those of the convolution that gives it too; (3) an Add or Sum of two fuses with the
+other operand as the residual, if it provably has the same shape: nothing is broadcast; of two ConvAvgPool nodes that meet in it,
+the one with more taps fuses it, since the other is bound by memory; (4) then at most one Relu or LeakyRelu.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +12,55 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from onnx import NodeProto
 
 from convpool.algebra.affine import IDENTITY, Affine, fold, holds, keeps, outside
 from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, label
-from convpool.passes.absorption import (
+from convpool.passes.base import Context, Reject, Site, reject, rejection
+from convpool.passes.fusion import (
     ACTIVATIONS,
-    LINEAR,
-    Absorption,
-    Walk,
+    Draft,
+    FusionPass,
+    FusionPlan,
     Weights,
     channels_of,
-    linear,
+    check_fusion,
+    map_step,
     slope,
 )
-from convpool.passes.linear import Step
-from convpool.passes.trace import spatial_origin
-from convpool.plan import Reject, reject, rejection
+from convpool.passes.linear import Step, is_map
+from convpool.passes.origins import spatial_origin
 
 
-def take_in(walk: Walk) -> None:
-    """Take in all that can be, into the plan of `walk`."""
-    current: Absorption | None = walk.plan
+class FuseEpilogue(FusionPass):
+    """What stands behind a node of the operator goes into it."""
+
+    names = ("fuse_epilogue",)
+
+    def check(self, site: Site, context: Context) -> FusionPlan | Reject | None:
+        """What the node fuses, or why it fuses nothing."""
+        return check_fusion(site, context, grow)
+
+
+def grow(draft: Draft) -> None:
+    """Fuse all that can be, into the plan of `draft`."""
+    current: FusionPlan | None = draft.plan
     while current is not None:
-        if current.parts != walk.plan.parts or current.weights is not walk.plan.weights:
-            walk.plan = current  # an Identity alone is not worth a change
-        current = _behind(walk, current)
+        if current.parts != draft.plan.parts or current.weights is not draft.plan.weights:
+            draft.plan = current  # an Identity alone is not worth a change
+        current = _behind(draft, current)
 
 
-def _behind(walk: Walk, plan: Absorption) -> Absorption | None:
-    """The plan with one more node behind taken in; None where there is none to take in."""
+def _behind(draft: Draft, plan: FusionPlan) -> FusionPlan | None:
+    """The plan with one more node behind; None where there is none that can be fused."""
     scope, parts = plan.scope, plan.parts
-    readers = [index for index in scope.readers.get(plan.output, []) if is_op(scope.nodes[index], "Sum", *LINEAR, *ACTIVATIONS)]
+    readers = [
+        index
+        for index in scope.readers.get(plan.output, [])
+        if is_op(scope.nodes[index], "Sum", *ACTIVATIONS) or is_map(scope.nodes[index])
+    ]
     if not readers or parts.after:
         return None
     reader = readers[0]
@@ -46,17 +68,17 @@ def _behind(walk: Walk, plan: Absorption) -> Absorption | None:
     others = scope.sole_reader(plan.output)
     if others is not None:
         found = reject(scope, plan.node, f"result '{plan.output}' {others}", "other readers", f"{node.op_type} alone")
-        walk.rejects.append(found)
+        draft.rejects.append(found)
         return None
     taken = replace(plan, output=node.output[0], downstream=(*plan.downstream, reader))
     if is_op(node, *ACTIVATIONS):
         alpha = slope(scope, reader)
         return None if alpha is None else replace(taken, parts=replace(parts, after=node.op_type, after_alpha=alpha))
-    step = linear(scope, reader, walk.rank)
+    step = map_step(scope, reader, draft.rank)
     if isinstance(step, Step) and step.affine is not None and node.input[step.operand] == plan.output:
-        result: Absorption | Reject | None = _fold(walk, taken, step)
+        result: FusionPlan | Reject | None = _fold(draft, taken, step)
     elif is_op(node, "Add", "Sum"):
-        result = _residual(walk, plan, taken)
+        result = _residual(draft, plan, taken)
     else:
         result = (
             step
@@ -64,18 +86,23 @@ def _behind(walk: Walk, plan: Absorption) -> Absorption | None:
             else reject(scope, reader, "constant operands", "computed ones", "constants per channel")
         )
     if isinstance(result, Reject):
-        walk.rejects.append(result)
+        draft.rejects.append(result)
         return None
     return result
 
 
-def _fold(walk: Walk, plan: Absorption, step: Step) -> Absorption | Reject:
-    """Condition (7): `step` behind the node, in its weights."""
+def _may_fuse(node: NodeProto) -> bool:
+    """Whether the node's operator may stand in an epilogue."""
+    return is_map(node) or is_op(node, "Sum", *ACTIVATIONS)
+
+
+def _fold(draft: Draft, plan: FusionPlan, step: Step) -> FusionPlan | Reject:
+    """Condition (2): `step` behind the node, in its weights."""
     scope = plan.scope
     if step.affine is IDENTITY:
         return plan
     assert step.affine is not None
-    m = plan.weights.bias.size if plan.weights else channels_of(scope, plan.node)[0]
+    m, _ = channels_of(scope, plan.node) or (0, 0)
     if not step.affine.fits(m):
         return reject(scope, step.node, "channels", "constants that widen them", f"{m} or 1")
     weights = plan.weights or _weights(scope, plan.node)
@@ -84,7 +111,7 @@ def _fold(walk: Walk, plan: Absorption, step: Step) -> Absorption | Reject:
     own, other = _scaled(weights, step.affine), plan.scaled
     if plan.parts.residual and (step.affine.scale != 1).any():
         source = scope.producer.get(plan.residual or "")
-        giver = plan.scaled or (_giver(walk, source) if source is not None else None)
+        giver = plan.scaled or (_giver(draft, source) if source is not None else None)
         if giver is None:
             return reject(
                 scope,
@@ -101,8 +128,8 @@ def _fold(walk: Walk, plan: Absorption, step: Step) -> Absorption | Reject:
     return replace(plan, weights=own, scaled=other)
 
 
-def _residual(walk: Walk, plan: Absorption, taken: Absorption) -> Absorption | Reject | None:
-    """Condition (8): the other operand of the Add."""
+def _residual(draft: Draft, plan: FusionPlan, taken: FusionPlan) -> FusionPlan | Reject | None:
+    """Condition (3): the other operand of the Add."""
     scope, reader = plan.scope, taken.downstream[-1]
     node = scope.nodes[reader]
     if len(node.input) != 2:
@@ -114,24 +141,24 @@ def _residual(walk: Walk, plan: Absorption, taken: Absorption) -> Absorption | R
     x = scope.info(plan.x).shape
     if shapes[0] and shapes[1] and x and x[0] == shapes[1][0]:
         shapes[0] = (x[0], *shapes[0][1:])  # the same batch, for which a value_info may have another name
-    same = shapes[0] == shapes[1] and shapes[0] is not None and len(shapes[0]) == walk.rank + 2 and None not in shapes[0]
-    if not same and not _same_origin(scope, plan.output, other, shapes, walk.rank):
+    same = shapes[0] == shapes[1] and shapes[0] is not None and len(shapes[0]) == draft.rank + 2 and None not in shapes[0]
+    if not same and not _same_origin(scope, plan.output, other, shapes, draft.rank):
         got, expected = (list(shape) if shape is not None else "unknown" for shape in reversed(shapes))
         return reject(scope, reader, "shape of the residual", got, f"provably the result's, {expected}")
     rival = scope.producer.get(other)
     if rival is not None and schema.is_operator(scope.nodes[rival]) and scope.sole_reader(other) is None:
         parts = schema.parts_of(scope.nodes[rival])
-        able = not parts.after and not parts.residual and not walk.excluded(label(scope.nodes[rival]))
+        able = not parts.after and not parts.residual and not draft.context.excluded(label(scope.nodes[rival]))
         if able and (_work(scope, rival), rival) > (_work(scope, plan.node), plan.node):
             return None
     return replace(taken, residual=other, parts=replace(plan.parts, residual=True))
 
 
-def _giver(walk: Walk, index: int) -> Weights | None:
+def _giver(draft: Draft, index: int) -> Weights | None:
     """Weights of the convolution that gives the residual, if they may be scaled."""
-    scope = walk.plan.scope
+    scope = draft.plan.scope
     node = scope.nodes[index]
-    if scope.sole_reader(node.output[0]) is not None or walk.excluded(label(node)):
+    if scope.sole_reader(node.output[0]) is not None or draft.context.excluded(label(node)):
         return None
     if schema.is_operator(node):
         parts = schema.parts_of(node)

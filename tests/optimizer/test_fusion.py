@@ -39,13 +39,13 @@ def rewrite(model: onnx.ModelProto, pairs: int, lowering: str = "convavgpool", *
     return rewriting.rewrite(model, pairs, lowering, **(BOTH | options))
 
 
-def siblings(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+def operator_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """The nodes of convpool's operators."""
     return [node for node in model.graph.node if schema.is_operator(node)]
 
 
 def only(model: onnx.ModelProto) -> onnx.NodeProto:
-    """The one node of a model in which all else was taken in."""
+    """The one node of a model into which all else was fused."""
     assert [schema.is_operator(node) for node in model.graph.node] == [True], operators(model.graph)
     return model.graph.node[0]
 
@@ -109,7 +109,8 @@ def test_epilogue(name, bias):
     assert node.op_type == f"ConvAvgPool{kind}" and list(node.output) == ["y"]
     assert list(node.input)[3:] == (["r"] if "Add" in kind else [])
     plain = rewrite(model, 1, "convavgpool", epilogue=False)
-    assert siblings(plain)[0].op_type == "ConvAvgPool" and len(plain.graph.node) == 1 + behind.count("=") - behind.count("alpha=")
+    assert operator_nodes(plain)[0].op_type == "ConvAvgPool"
+    assert len(plain.graph.node) == 1 + behind.count("=") - behind.count("alpha=")
 
 
 def test_both_ends():
@@ -177,7 +178,7 @@ def test_an_excluded_convolution_is_not_scaled():
 
 def test_a_group_that_is_left_out_is_1():
     old = optimize(graph(f"p = Relu(x)\nn = Mul(p, s)\n{PAIR.replace('(p,', '(n,')}", PER_CHANNEL), prologue=False).model
-    node = siblings(old)[0]
+    node = operator_nodes(old)[0]
     node.attribute.remove(next(item for item in node.attribute if item.name == "group"))
     assert [node.op_type for node in optimize(old, check=0).model.graph.node] == ["Relu", "AffineConvAvgPool"]
 
@@ -186,7 +187,7 @@ def test_an_activation_that_two_pairs_read_is_recomputed_in_each():
     body = f"n = Mul(x, s)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\nu = Conv(p, v)\no = {POOL}(u)\ny = Concat<axis=1>(q, o)"
     model = rewrite(graph(body, {**PER_CHANNEL, "v": (32, 16, 1, 1)}), 2, "convavgpool")
     assert operators(model.graph) == {"AffineReluConvAvgPool": 2, "Concat": 1}
-    assert {node.input[0] for node in siblings(model)} == {"x"}
+    assert {node.input[0] for node in operator_nodes(model)} == {"x"}
     model = graph(body, {**PER_CHANNEL, "v": (32, 16, 1, 1)})
     for number, node in enumerate(model.graph.node):
         node.name = f"n{number}"
@@ -201,7 +202,7 @@ def test_pooling_in_front_takes_in_what_is_before_it():
     assert node.op_type == "ReluConvAvgPoolAdd"
 
 
-def test_a_model_of_version_1_gains_siblings_and_loses_the_function():
+def test_a_model_of_version_1_gains_fused_variants_and_loses_the_function():
     old = optimize(graph(f"p = Relu(x)\n{PAIR}"), prologue=False, epilogue=False).model
     assert {entry.domain: entry.version for entry in old.opset_import}["ai.convpool"] == 1
     result = optimize(old)
@@ -275,7 +276,7 @@ def test_open_sizes_by_a_common_origin():
     assert [node.op_type for node in found.graph.node] == ["ConvAvgPool", "ConvAvgPoolAddRelu"]
     pooled = graph(f"{TAIL}\nr = {POOL}(z)\nz2 = Relu(r)\ny = Add(q, z2)", inputs="float[N,16,H,W] x, float[N,32,H,W] z")
     # Two inputs that share the names of their sizes have equal sizes, but different origins.
-    assert {node.op_type for node in siblings(rewrite(pooled, 1, "convavgpool", size=16))} == {"ConvAvgPool"}
+    assert {node.op_type for node in operator_nodes(rewrite(pooled, 1, "convavgpool", size=16))} == {"ConvAvgPool"}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "double"])
@@ -575,7 +576,7 @@ REFUSALS = {
         "Mul 'y': map behind a residual; got one that its convolution cannot take in, expected a convolution with constant "
         "weights that nothing else reads",
     ),
-    "a factor behind a residual of a sibling": (
+    "a factor behind a residual of a fused variant": (
         f"{TAIL}\n{SKIP}\nt = Relu(r)\nn = Add(q, t)\ny = Mul(n, s)",
         {"v": (32, 16, 1, 1), "s": np.float32(2)},
         {},
@@ -591,7 +592,7 @@ REFUSALS = {
 }
 
 
-ADDED = {"a factor behind a residual of a sibling": {"ConvAvgPoolRelu", "ConvAvgPoolAdd"}}
+ADDED = {"a factor behind a residual of a fused variant": {"ConvAvgPoolRelu", "ConvAvgPoolAdd"}}
 """What is left where it is more than the residual before the one refused."""
 
 
@@ -602,7 +603,7 @@ def test_refused_with_a_reason(name):
     result = optimize(model, check=0)
     assert expected in [reason for site in result.report.sites for reason in site.beside]
     onnx.checker.check_model(result.model, full_check=True)
-    kinds = {node.op_type for node in siblings(result.model)}
+    kinds = {node.op_type for node in operator_nodes(result.model)}
     assert kinds == ADDED.get(name, {"ConvAvgPoolAdd"} if "n = Add" in body else {"ConvAvgPool"})
     if "beyond" not in name and "negative" not in name and "training" not in name:
         assert convpool.verify(model, result.model).passed
@@ -610,7 +611,7 @@ def test_refused_with_a_reason(name):
 
 def test_parameters_that_do_not_fit_the_channels_are_refused():
     result = optimize(graph(f"p = BatchNormalization(x, f, f, f, f)\n{PAIR}", {"f": np.ones(5, np.float32)}), check=0)
-    assert [node.op_type for node in siblings(result.model)] == ["ConvAvgPool"]
+    assert [node.op_type for node in operator_nodes(result.model)] == ["ConvAvgPool"]
     assert result.report.sites[0].beside == ("BatchNormalization 'p': parameters; got {5}, expected 16 of each",)
 
 
@@ -628,7 +629,7 @@ STOPS = {
 def test_stops_where_the_operator_s_order_ends(name):
     body, kind = STOPS[name]
     model = rewrite(graph(body, {"s": np.float32(-2)}, inputs=RESIDUAL), 1, "convavgpool")
-    assert siblings(model)[0].op_type == kind and len(model.graph.node) > 1
+    assert operator_nodes(model)[0].op_type == kind and len(model.graph.node) > 1
 
 
 def test_alpha_of_a_function_s_attribute_is_unknown():
@@ -667,7 +668,7 @@ def test_weights_that_something_else_reads_are_not_edited():
 def test_command_line(options, kind, tmp_path, capsys):
     onnx.save(graph(f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\nz = Relu(q)\ny = Tanh(z)"), tmp_path / "in.onnx")
     assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), *options]) == 0
-    assert siblings(onnx.load(tmp_path / "out.onnx"))[0].op_type == kind
+    assert operator_nodes(onnx.load(tmp_path / "out.onnx"))[0].op_type == kind
     shown = capsys.readouterr().out
     assert ("rewritten as convavgpool" if kind == "ConvAvgPool" else f"rewritten as {kind} with Relu") in shown
 
@@ -713,7 +714,7 @@ def test_constants_that_others_read_stay_as_they_are():
     given = {**NORM, "c": (32, 1, 1), "c2": (16, 1, 1)}
     model = graph(body, given, inputs=RESIDUAL, outputs=outputs)
     result = rewrite(model, 1)
-    assert siblings(result)[0].op_type == "AffineReluConvAvgPoolRelu"
+    assert operator_nodes(result)[0].op_type == "AffineReluConvAvgPoolRelu"
     before = {tensor.name: tensor for tensor in model.graph.initializer}
     after = {tensor.name: tensor for tensor in result.graph.initializer}
     assert all(after[name] == before[name] for name in (*NORM, "c", "c2"))
@@ -743,7 +744,7 @@ def test_names_that_are_taken_are_not_taken_again():
     )
     body += "\n".join(f"{name} = Relu(x)" for name in names) + f"\nz = Sum({', '.join(names)})"
     model = graph(body, {**NORM, "c": (32, 1, 1)}, outputs="float[a,b,c,d] y, float[a,b,e,f] z")
-    assert siblings(rewrite(model, 1))[0].op_type == "AffineReluConvAvgPoolRelu"
+    assert operator_nodes(rewrite(model, 1))[0].op_type == "AffineReluConvAvgPoolRelu"
 
 
 def test_external_constants(tmp_path):

@@ -4,7 +4,7 @@
 
 It saves no arithmetic, only traffic on a GPU.  Conditions: (1) no attribute refers to a function's; (2) the pooling's
 strides equal its kernel; (3) its padding counts as zeros in the mean; (4) its window fits the map, and ceil_mode adds none;
-(5) nobody else reads what it gives; (6) the convolution can be a node (`lowering.against_node`).
+(5) nobody else reads what it gives; (6) the convolution can be a node (`runtime.against_node`).
 """
 
 from __future__ import annotations
@@ -13,44 +13,63 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from convpool.algebra.geometry import PoolSpec
-from convpool.algebra.lowering import Lowering
 from convpool.ir.index import Scope
-from convpool.ir.protos import AttributeReference, attributes, is_op
-from convpool.passes.conv_pool import Site
-from convpool.passes.runtime import against_node, against_opset
-from convpool.passes.trace import conv_leaf, conv_rank, spatial_size
-from convpool.plan import Plan, Pooling, Reject, malformed, reject, rejection
+from convpool.ir.protos import attributes, is_op
+from convpool.passes.base import Context, Reject, malformed, reject, rejection
+from convpool.passes.convs import conv_leaf, conv_rank
+from convpool.passes.pairs import PairPass, PairPlan, PairSite, operator_lowering
+from convpool.passes.runtime import against_node
+from convpool.passes.sizes import spatial_size
+from convpool.passes.tree import Pooling
 
 
-def sites(scope: Scope) -> Iterator[Site]:
+class FusePoolConv(PairPass):
     """Every Conv whose input an AveragePool gives."""
-    for index, node in enumerate(scope.nodes):
-        if is_op(node, "Conv") and (site := site_of(scope, index)) is not None:
-            yield site
+
+    names = ("fuse_pool_conv",)
+    on_operators = True
+
+    def sites(self, scope: Scope, context: Context) -> Iterator[PairSite]:
+        """The convolutions of a scope that read an AveragePool."""
+        for index, node in enumerate(scope.nodes):
+            if is_op(node, "Conv") and (site := behind_pooling(scope, index)) is not None:
+                yield site
+
+    def check(self, site: PairSite, context: Context) -> PairPlan | Reject:
+        """A plan for one ConvAvgPool, or why the pair stays two nodes."""
+        return check_pair(site, context)
 
 
-def site_of(scope: Scope, conv: int) -> Site | None:
+def behind_pooling(scope: Scope, conv: int) -> PairSite | None:
     """Convolution `conv` with the AveragePool that gives its input; None where another node does."""
     tensor = scope.nodes[conv].input[0]
     producer = scope.producer.get(tensor)
     if producer is None or not is_op(scope.nodes[producer], "AveragePool"):
         return None
-    return Site(scope, producer, tensor, conv, "pool_conv")
+    return PairSite(scope, producer, tensor, conv, "pool_conv")
 
 
-def check(site: Site, main_opset: int) -> Plan | Reject:
-    """A Plan for one ConvAvgPool, or why the pair stays two nodes."""
+def check_pair(site: PairSite, context: Context) -> PairPlan | Reject:
+    """A plan for one ConvAvgPool, or why the pair stays two nodes.  Raises AttributeReference."""
     scope = site.scope
     rank = conv_rank(scope, site.conv)
     if rank is None:
         return reject(scope, site.conv, "shape of the weights", "unknown", "a known rank")
-    try:
-        return _check(site, rank, main_opset)
-    except AttributeReference as error:
-        return reject(scope, site.root, "attributes", f"a reference to the function's '{error}'", "values")
+    spec = _pooling(site, rank)
+    if isinstance(spec, Reject):
+        return spec
+    leaf = conv_leaf(scope, site.conv, rank)
+    if isinstance(leaf, Reject):
+        return leaf
+    if (found := against_node(scope, leaf.conv, context.main_opset)) is not None:
+        return rejection(scope, site.conv, found)
+    x = scope.nodes[site.root].input[0]
+    pooling = Pooling(site.root, (site.root,), x, scope.nodes[site.conv].output[0], "pool_conv", spec)
+    return PairPlan(scope, "pool_conv", pooling, replace(leaf, input=x), (operator_lowering(pooling, leaf),))
 
 
-def _check(site: Site, rank: int, main_opset: int) -> Plan | Reject:
+def _pooling(site: PairSite, rank: int) -> PoolSpec | Reject:
+    """The window of the AveragePool: conditions (2) to (5)."""
     scope, index = site.scope, site.root
     node = scope.nodes[index]
     values = attributes(node)
@@ -81,15 +100,4 @@ def _check(site: Site, rank: int, main_opset: int) -> Plan | Reject:
     others = scope.sole_reader(site.tensor)
     if others is not None:
         return reject(scope, index, f"output '{site.tensor}' {others}", "other readers", "the convolution alone")
-    leaf = conv_leaf(scope, site.conv, rank)
-    if isinstance(leaf, Reject):
-        return leaf
-    if (found := against_node(scope, leaf.conv)) is not None:
-        return rejection(scope, leaf.node, found)
-    if (found := against_opset(scope, main_opset)) is not None:
-        return rejection(scope, site.conv, found)
-    conv_node = scope.nodes[site.conv]
-    spec = PoolSpec(kernel, strides, pads, dilations)
-    pooling = Pooling(index, (index,), node.input[0], conv_node.output[0], "pool_conv", spec)
-    leaf = replace(leaf, input=node.input[0])
-    return Plan(scope, "pool_conv", pooling, leaf, (Lowering("convavgpool", spec, leaf.conv),))
+    return PoolSpec(kernel, strides, pads, dilations)

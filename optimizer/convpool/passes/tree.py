@@ -1,48 +1,16 @@
-"""What a check returns: a Plan with everything that applying it needs, or a Reject with the reason."""
+"""An average and the convolutions behind it, as a tree: the pooling distributes over the joins in it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from convpool.algebra.affine import IDENTITY, Affine
+import numpy as np
+from onnx import helper
+
+from convpool.algebra.affine import IDENTITY, Affine, fold
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec
-from convpool.algebra.lowering import Layer, Lowering
-from convpool.algebra.refusal import Refusal
+from convpool.algebra.lowering import Layer
 from convpool.ir.constants import Constant
-from convpool.ir.index import Scope
-from convpool.ir.protos import label
-
-
-@dataclass(frozen=True)
-class Reject:
-    """Why a site stays as it is: the node at fault, the condition, what was found and what would have been right."""
-
-    node: str
-    condition: str
-    got: str
-    expected: str
-
-    def __str__(self) -> str:
-        return f"{self.node}: {self.condition}; got {self.got}, expected {self.expected}"
-
-
-def reject(scope: Scope, node: int, condition: str, got: object, expected: object) -> Reject:
-    """A Reject that names node number `node` of `scope`."""
-    return Reject(f"{scope.nodes[node].op_type} '{label(scope.nodes[node])}'", condition, str(got), str(expected))
-
-
-def rejection(scope: Scope, node: int, refusal: Refusal) -> Reject:
-    """A Refusal of the algebra as a Reject that names node number `node` of `scope`."""
-    return reject(scope, node, refusal.condition, refusal.got, refusal.expected)
-
-
-def malformed(scope: Scope, node: int, values: dict[str, Any], rank: int) -> Reject | None:
-    """Why the windows that a node's attributes `values` give are none on `rank` axes; onnx's checker does not look."""
-    for name, count, least in (("kernel_shape", rank, 1), ("strides", rank, 1), ("dilations", rank, 1), ("pads", 2 * rank, 0)):
-        if (got := values.get(name)) and (len(got) != count or min(got) < least):
-            return reject(scope, node, name, list(got), f"{count} numbers of at least {least}")
-    return None
 
 
 @dataclass(frozen=True)
@@ -50,7 +18,7 @@ class Pooling:
     """An average over windows of the tensor `input`, written to `output` by the nodes `nodes`, `root` the last.
 
     spec is None for a mean over all of the feature map; squeeze: the spatial axes vanish (ReduceMean, keepdims = 0).
-    Without an average (`alone`), `nodes` is empty, `root` the convolution and the window of `spec` one element.
+    Without an average (`offload_conv`), `nodes` is empty, `root` the convolution and the window of `spec` one element.
     """
 
     root: int
@@ -72,7 +40,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class ConvLeaf:
-    """A convolution whose output only the pooling reads, with what stood between already absorbed.
+    """A convolution whose output only the pooling reads, with what stood between already in it.
 
     conv: attributes, with a zero Pad behind it added to the pads.  affine: to be folded into weights and bias.
     behind: nodes that move behind the pooling, in order.  size: spatial input size, None where any of it is unknown.
@@ -142,12 +110,17 @@ def tree_nodes(tree: Tree) -> list[int]:
     return [*tree.nodes, *(node for child in children for node in tree_nodes(child))]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A site that is exact to rewrite and pays.  `lowerings` belong to the convolutions of `tree`, left to right."""
+def folded(leaf: ConvLeaf) -> tuple[np.ndarray, np.ndarray | None]:
+    """Weights [M, C/group, kernel...] and bias [M] or None with the affine map folded in, in the weights' type."""
+    assert leaf.weight is not None
+    if leaf.affine is IDENTITY:
+        return leaf.weight.array(), None if leaf.bias is None else leaf.bias.array()
+    dtype = helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)
+    weight, bias = folded_exactly(leaf)
+    return weight.astype(dtype), None if bias is None else bias.astype(dtype)
 
-    scope: Scope
-    pattern: str
-    pooling: Pooling
-    tree: Tree
-    lowerings: tuple[Lowering, ...] = field(default=())
+
+def folded_exactly(leaf: ConvLeaf) -> tuple[np.ndarray, np.ndarray | None]:
+    """`folded` in float64."""
+    assert leaf.weight is not None
+    return fold(leaf.weight.array(), None if leaf.bias is None else leaf.bias.array(), leaf.affine)

@@ -1,0 +1,148 @@
+"""The options of a rewrite as data: which passes run, how pairs are lowered, and the limits that the passes keep to.
+
+A target is a named set of these.
+
+| target | for | lowering | beside the pairs |
+|---|---|---|---|
+| any | every runtime | ConvAvgPool where it pays and has a kernel, else standard operators | prologues, epilogues |
+| cpu | onnxruntime on a CPU | standard operators, by cost | |
+| tensorrt | TensorRT with the plugin | ConvAvgPool, else one fused convolution | prologues, epilogues, offloaded convolutions |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from convpool.algebra.lowering import REQUESTS
+from convpool.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the plugin's kernels for convolutions without a pooling take, and where they were found to be faster.
+
+    image_channels: most channels of what counts as an image: TensorRT pads more of them less.
+    filter_elements: most weights of a filter, channels times kernel elements, that the kernel for images takes.
+    wide_channels: fewest input and output channels of a plain convolution: the fewest that were measured.
+    channel_multiple: what these are multiples of, so that half precision needs no padding with the channels last.
+    plain_macs: most multiply-adds of a plain convolution for the batch.  With more of them the better of TensorRT 8.6 and cuDNN
+        takes 0.77 to 1.15 times as long as the plugin's kernels, in `convpool-bench plain` on an H200.
+    """
+
+    image_channels: int = 4
+    filter_elements: int = 64
+    wide_channels: int = 64
+    channel_multiple: int = 8
+    plain_macs: float = 2.5e9
+
+    @property
+    def of_images(self) -> str:
+        """The first two in words."""
+        return f"at most {self.image_channels} channels, {self.filter_elements} weights a filter"
+
+    @property
+    def of_plain_convolutions(self) -> str:
+        """The others in words."""
+        return (
+            f"{self.wide_channels} channels and more, multiples of {self.channel_multiple}, "
+            f"at most {self.plain_macs / 1e9:g}e9 multiply-adds for the batch"
+        )
+
+
+DEFAULT_LIMITS = Limits()
+
+PASSES: dict[str, str] = {
+    "pool_first": "convolution, then average pooling",
+    "fuse_pool_conv": "AveragePool, then Conv",
+    "image_conv": f"convolutions of images: {DEFAULT_LIMITS.of_images}",
+    "plain_conv": f"others: {DEFAULT_LIMITS.of_plain_convolutions}",
+    "fuse_epilogue": "what stands behind a ConvAvgPool",
+    "fuse_prologue": "what stands before one",
+    "chain_concats": "Concats that begin as an earlier one does",
+}
+"""What `enable` and `disable` name, and what each rewrites."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The passes that run, the lowering asked for, and what stands for the operator where the plugin has no fast kernel.
+
+    direct_without_kernel: whether AveragePool and Conv may.  TensorRT 8.6 is slower with them than with one fused convolution
+    where a convolution has groups, and in 3-D slower than with the original.
+    """
+
+    passes: frozenset[str]
+    lowering: str
+    direct_without_kernel: bool = True
+
+
+_FUSED = ("pool_first", "fuse_epilogue", "fuse_prologue", "chain_concats")
+TARGETS: dict[str, Target] = {
+    "any": Target(frozenset(_FUSED), "convavgpool"),
+    "cpu": Target(frozenset({"pool_first", "chain_concats"}), "auto"),
+    "tensorrt": Target(frozenset({*_FUSED, "image_conv", "plain_conv"}), "convavgpool", direct_without_kernel=False),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizeOptions:
+    """How a model is rewritten.
+
+    passes: names of `PASSES`.  lowering: one of `algebra.lowering.REQUESTS`.  exclude: glob patterns of names that stay.
+    direct_without_kernel: see `Target`.
+    """
+
+    passes: frozenset[str] = TARGETS["any"].passes
+    lowering: str = TARGETS["any"].lowering
+    direct_without_kernel: bool = TARGETS["any"].direct_without_kernel
+    exclude: tuple[str, ...] = ()
+    limits: Limits = field(default_factory=lambda: DEFAULT_LIMITS)
+
+    def __post_init__(self) -> None:
+        """Raise OptionError for names that there are not."""
+        if self.lowering not in REQUESTS:
+            raise OptionError(f"lowering: got {self.lowering!r}, expected one of {', '.join(REQUESTS)}")
+        _check_names("passes", self.passes)
+
+
+def options_for(
+    target: str = "any",
+    *,
+    lowering: str | None = None,
+    exclude: str | Sequence[str] = (),
+    enable: Iterable[str] = (),
+    disable: Iterable[str] = (),
+    switches: Mapping[str, bool | None] | None = None,
+) -> OptimizeOptions:
+    """The options of a target, with changes.
+
+    lowering: None for the target's.  enable, disable: names of `PASSES`.  switches: whether a pass runs, by name; None for as the
+    target has it.  Raises OptionError.
+    """
+    if target not in TARGETS:
+        raise OptionError(f"target: got {target!r}, expected one of {', '.join(TARGETS)}")
+    enable, disable = _names("enable", enable), _names("disable", disable)
+    if both := sorted(enable & disable):
+        raise OptionError(f"disable: got {both[0]!r}, which enable names too; expected it in one of them")
+    given = TARGETS[target]
+    on = {name for name, value in (switches or {}).items() if value} | enable
+    off = {name for name, value in (switches or {}).items() if value is False} - enable | disable
+    chosen = OptimizeOptions(
+        passes=(given.passes | on) - off,
+        direct_without_kernel=given.direct_without_kernel,
+        exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
+    )
+    return replace(chosen, lowering=given.lowering if lowering is None else lowering)
+
+
+def _names(what: str, given: Iterable[str]) -> frozenset[str]:
+    names = frozenset((given,) if isinstance(given, str) else given)
+    _check_names(what, names)
+    return names
+
+
+def _check_names(what: str, names: Iterable[str]) -> None:
+    for name in sorted(names):
+        if name not in PASSES:
+            raise OptionError(f"{what}: got {name!r}, expected one of {', '.join(PASSES)}")

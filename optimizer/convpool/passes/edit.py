@@ -1,0 +1,251 @@
+"""Changing a model: the only module that does, and it knows no pattern.
+
+A pass hands the new nodes of a plan to an Edit, which collects the changes to one scope; `Editor.commit` makes them at once.
+Weights are never edited in place: changed ones are new constants, and those that nothing reads any more go at the end, unless
+they are graph inputs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper
+
+from convpool.ir import schema
+from convpool.ir.index import Scope
+from convpool.ir.protos import graphs_within, opset_of, value_names
+
+
+class Edit:
+    """The changes to one scope, plan by plan.  `new_nodes`: what the plan at hand put in."""
+
+    def __init__(self, editor: Editor, scope: Scope) -> None:
+        self.scope, self._editor = scope, editor
+        self.new_nodes: list[NodeProto] = []
+        self.removed: set[int] = set()
+        self.inserted: dict[int, list[NodeProto]] = {}
+        self.inputs: dict[int, list[str]] = {}
+        self._candidates: set[int] = set()
+        self._shared: dict[tuple, str] = {}
+
+    def replace(self, anchor: int, removed: Iterable[int], nodes: list[NodeProto]) -> None:
+        """Take nodes out, and put others where node `anchor` stood.  A tensor that both give keeps its name."""
+        self.removed |= set(removed)
+        self.inserted[anchor] = nodes
+        self.new_nodes.extend(nodes)
+
+    def drop_unread(self, candidates: Iterable[int]) -> None:
+        """Take those of these nodes out whose results nothing reads once all changes are made."""
+        self._candidates |= set(candidates)
+
+    def set_inputs(self, node: int, names: list[str]) -> None:
+        """Let a node read other tensors."""
+        self.inputs[node] = names
+
+    def fresh(self, wanted: str) -> str:
+        """A name for a new tensor: `wanted`, with a number behind it if something has that name already."""
+        return self._editor.fresh(wanted)
+
+    def constant(self, array: np.ndarray, wanted: str, nodes: list[NodeProto]) -> str:
+        """A new constant tensor's name; the node that gives it, where there has to be one, goes to `nodes`."""
+        name, new = self._editor.constant(self.scope, array, wanted)
+        nodes.extend(new)
+        return name
+
+    def shared(self, key: tuple, make: Callable[[], np.ndarray], wanted: str, nodes: list[NodeProto]) -> str:
+        """A constant that `make` gives, made once for all of the scope's plans that ask with the same key."""
+        if key not in self._shared:
+            count = len(nodes)
+            name = self.constant(make(), wanted, nodes)
+            if len(nodes) > count:  # a node further back in the graph may not see this one
+                return name
+            self._shared[key] = name
+        return self._shared[key]
+
+    def dead(self) -> set[int]:
+        """The candidates of `drop_unread` that nothing reads any more."""
+        scope = self.scope
+        read = {name for nodes in self.inserted.values() for node in nodes for name in node.input}
+        read |= scope.outputs | scope.captured
+        found: set[int] = set()
+        for index in sorted(self._candidates, reverse=True):  # readers stand behind what they read
+            readers = {reader for name in scope.nodes[index].output for reader in scope.readers.get(name, ())}
+            if readers <= self.removed | found and not read & set(scope.nodes[index].output):
+                found.add(index)
+        return found
+
+
+class Editor:
+    """Edits one model; `finish` leaves it complete and consistent."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self._model = model
+        self._names = value_names(model)
+        self._annotated = any(len(graph.value_info) for graph in graphs_within(model.graph))
+        self._maybe_dead: set[str] = set()
+        self._numbers: Counter[str] = Counter()
+        self._fresh: set[str] = set()
+        self.new_constants: set[str] = set()
+        """Names of the constants made."""
+        self._operator_used = False
+
+    def edit(self, scope: Scope, operator_version: int = 0) -> Edit:
+        """A new Edit of a scope.  operator_version: of the operator's domain, which the scope imports then; 0 for none."""
+        if operator_version:
+            self._use_operator(scope, operator_version)
+        return Edit(self, scope)
+
+    def commit(self, edit: Edit) -> None:
+        """Make the changes.  The scope's index is stale afterwards."""
+        scope, removed = edit.scope, edit.removed | edit.dead()
+        for index, names in edit.inputs.items():
+            del scope.nodes[index].input[:]
+            scope.nodes[index].input.extend(names)
+        if not removed and not edit.inserted:
+            return
+        kept = {name for nodes in edit.inserted.values() for node in nodes for name in node.output}
+        gone = {name for index in removed for name in scope.nodes[index].output} - kept
+        self._maybe_dead |= {name for index in removed for name in scope.nodes[index].input} - gone
+        nodes: list[NodeProto] = []
+        for index, node in enumerate(scope.nodes):
+            nodes.extend(edit.inserted.get(index, ()))
+            if index not in removed:
+                nodes.append(node)
+        scope.proto.ClearField("node")
+        scope.proto.node.extend(nodes)
+        _drop_by_name(scope.proto.value_info, gone, lambda value: value.name)
+        if not scope.is_function:
+            _drop_by_name(scope.proto.quantization_annotation, gone, lambda item: item.tensor_name)
+
+    def finish(self, scopes: Sequence[Scope]) -> None:
+        """Remove constants that only nodes read that went, and add the operator's functions if they are used.
+
+        scopes: the index of the model as it is; stale afterwards.
+        """
+        for scope, names in reversed(self._dead_constants(scopes)):
+            for index in reversed([i for i, node in enumerate(scope.nodes) if set(node.output) & names]):
+                del scope.proto.node[index]
+            if isinstance(scope.proto, GraphProto):
+                _drop_by_name(scope.proto.initializer, names, lambda tensor: tensor.name)
+                _drop_by_name(scope.proto.quantization_annotation, names, lambda item: item.tensor_name)
+            _drop_by_name(scope.proto.value_info, names, lambda value: value.name)
+        if self._operator_used:
+            self._complete_functions()
+
+    def annotate(self, inferred: ModelProto | None) -> None:
+        """Give the new tensors value_info, if the model had any.  inferred: a model that has all of them, shapes inferred."""
+        if inferred is None or not self._annotated:
+            return
+        for graph, typed in zip(graphs_within(self._model.graph), graphs_within(inferred.graph), strict=True):
+            known = {value.name for value in (*graph.value_info, *graph.output)}
+            there = {name for node in graph.node for name in node.output} & self._fresh - known
+            new = [value for value in typed.value_info if value.name in there]
+            for value in new:
+                for dim in value.type.tensor_type.shape.dim:
+                    if dim.dim_param.startswith("unk__"):  # a name that shape inference made up
+                        dim.ClearField("dim_param")
+            graph.value_info.extend(new)
+
+    def made(self, name: str) -> bool:
+        """Whether tensor `name` is new."""
+        return name in self._fresh
+
+    def fresh(self, wanted: str) -> str:
+        """`wanted`, with a number behind it if something has that name already."""
+        name = wanted
+        while name in self._names:
+            self._numbers[wanted] += 1
+            name = f"{wanted}_{self._numbers[wanted]}"
+        self._names.add(name)
+        self._fresh.add(name)
+        return name
+
+    def constant(self, scope: Scope, array: np.ndarray, wanted: str) -> tuple[str, list[NodeProto]]:
+        """A new constant tensor: its name, and the node that gives it where initializers are not to be had.
+
+        Functions have no initializers, and before IR 4 each would have to become a graph input.
+        """
+        name = self.fresh(wanted)
+        self.new_constants.add(name)
+        tensor = numpy_helper.from_array(np.ascontiguousarray(array), name)
+        if isinstance(scope.proto, FunctionProto) or self._model.ir_version < 4:
+            return name, [helper.make_node("Constant", [], [name], value=tensor)]
+        scope.proto.initializer.append(tensor)
+        return name, []
+
+    def _complete_functions(self) -> None:
+        """Add the functions of the operators in use, and remove those that a fused variant has replaced everywhere."""
+        used, known = schema.used_in(self._model), set()
+        for index in reversed(range(len(self._model.functions))):
+            function = self._model.functions[index]
+            if function.domain == schema.DOMAIN and function.name in schema.OP_TYPES:
+                known.add(function.name)
+                if function.name not in used:
+                    del self._model.functions[index]
+        self._model.functions.extend(schema.functions_for(used - known, opset_of(self._model.opset_import)))
+
+    def _use_operator(self, scope: Scope, version: int) -> None:
+        """Import the operator's domain; raise the IR version to one that has functions."""
+        self._operator_used = True
+        outermost = scope
+        while outermost.parent is not None:
+            outermost = outermost.parent
+        imports = [self._model.opset_import]
+        if isinstance(outermost.proto, FunctionProto):
+            imports.append(outermost.proto.opset_import)
+        for entries in imports:
+            known = [entry for entry in entries if entry.domain == schema.DOMAIN]
+            for entry in known:
+                entry.version = max(entry.version, version)
+            if not known:
+                entries.append(helper.make_opsetid(schema.DOMAIN, version))
+        if self._model.ir_version < 4:
+            # From IR 4 on these would be inputs that a caller may override, and no longer constants.
+            initializers = {tensor.name for tensor in self._model.graph.initializer}
+            _drop_by_name(self._model.graph.input, initializers, lambda value: value.name)
+        self._model.ir_version = max(self._model.ir_version, schema.MIN_IR_VERSION)
+
+    def _dead_constants(self, scopes: Sequence[Scope]) -> list[tuple[Scope, set[str]]]:
+        """Constants that nothing reads any more, by scope: what nodes that went read, and what only these read in turn."""
+        dead: dict[int, set[str]] = {number: set() for number in range(len(scopes))}
+        gone: dict[int, set[int]] = {id(scope): set() for scope in scopes}
+        pending = set(self._maybe_dead)
+        while pending:
+            more: set[str] = set()
+            for number, scope in enumerate(scopes):
+                for name in sorted(pending - dead[number]):
+                    if _is_constant(scope, name) and not _is_read(scope, name, gone):
+                        dead[number].add(name)
+                        index = scope.producer.get(name)
+                        if index is not None:
+                            gone[id(scope)].add(index)
+                            more |= set(scope.nodes[index].input)
+            pending = more
+        return [(scopes[number], names) for number, names in dead.items() if names]
+
+
+def _is_read(scope: Scope, name: str, gone: dict[int, set[int]]) -> bool:
+    """Whether anything reads a tensor of a scope, in it or in a body inside it, but the nodes that go."""
+    if name in scope.outputs or set(scope.readers.get(name, ())) - gone[id(scope)]:
+        return True
+    return name in scope.captured and any(not child.defines(name) and _is_read(child, name, gone) for child in scope.children)
+
+
+def _is_constant(scope: Scope, name: str) -> bool:
+    """Whether an initializer, or a node without effect but this constant, gives `name`: it may go when nothing reads it."""
+    if name in scope.inputs:
+        return False
+    if name in scope.initializers:
+        return True
+    index = scope.producer.get(name)
+    if index is None or len(scope.nodes[index].output) > 1:
+        return False
+    return scope.constant(name) is not None or scope.arithmetic(name) is not None
+
+
+def _drop_by_name(entries: Any, names: set[str], name_of: Callable[[Any], str]) -> None:
+    for index in reversed([i for i, entry in enumerate(entries) if name_of(entry) in names]):
+        del entries[index]

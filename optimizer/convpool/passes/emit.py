@@ -1,0 +1,181 @@
+"""The nodes of a plan of a pair: poolings and convolutions in the lowerings that the plan has chosen.
+
+The pooling's output keeps its name, the new convolution the old one's name, doc string and metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from convpool.algebra.affine import IDENTITY
+from convpool.algebra.geometry import ConvSpec, PoolSpec, fuse_kernel
+from convpool.algebra.lowering import Lowering
+from convpool.ir import schema
+from convpool.passes.edit import Edit
+from convpool.passes.tree import ConvLeaf, JoinTree, Moved, OpaqueLeaf, Pooling, Tree, conv_leaves, folded
+
+
+class Emitter:
+    """The nodes of one plan, inputs first."""
+
+    def __init__(self, edit: Edit, pooling: Pooling, lowerings: Sequence[Lowering]) -> None:
+        """lowerings: of the tree's convolutions, left to right."""
+        self._edit, self._scope, self._pooling = edit, edit.scope, pooling
+        self._lowerings = iter(lowerings)
+        self._nodes: list[NodeProto] = []
+        self._pool_name = edit.scope.nodes[pooling.root].name
+
+    def run(self, tree: Tree) -> list[NodeProto]:
+        """All nodes; the last one writes the pooling's output."""
+        name = self._tree(tree)
+        if self._pooling.squeeze:
+            name = self._squeeze(name, conv_leaves(tree)[0].conv.rank)
+        self._nodes[-1].output[0] = self._pooling.output
+        return self._nodes
+
+    def _tree(self, tree: Tree) -> str:
+        if isinstance(tree, OpaqueLeaf):
+            return self._pool(tree.tensor, self._pooling.spec)
+        if isinstance(tree, ConvLeaf):
+            name = self._leaf(tree, next(self._lowerings))
+        else:
+            name = self._join(tree)
+        for moved in tree.behind:
+            name = self._move(moved, name)
+        return name
+
+    def _leaf(self, leaf: ConvLeaf, lowering: Lowering) -> str:
+        old = self._scope.nodes[leaf.node]
+        x, (weight, bias) = leaf.input, self._weights(leaf, lowering)
+        output = self._fresh_output(old)
+        if lowering.name == "convavgpool":
+            assert lowering.pool is not None
+            bias = bias or self._zero_bias(old)
+            node = schema.make_node([x, weight, bias] if bias else [x, weight], output, lowering.pool, lowering.conv)
+        else:
+            if lowering.pool is not None or lowering.is_global:
+                x = self._pool(x, lowering.pool)
+            node = _conv_node([x, weight, bias] if bias else [x, weight], output, lowering.conv)
+        node.name, node.doc_string = old.name, old.doc_string
+        node.metadata_props.extend(old.metadata_props)
+        if not node.doc_string:
+            node.ClearField("doc_string")
+        self._nodes.append(node)
+        return output
+
+    def _weights(self, leaf: ConvLeaf, lowering: Lowering) -> tuple[str, str]:
+        """Names of the weights and the bias, in the form that the lowering takes; "" for no bias."""
+        old = self._scope.nodes[leaf.node]
+        weight, bias = old.input[1], old.input[2] if len(old.input) > 2 else ""
+        if leaf.affine is IDENTITY:
+            if lowering.name == "fused":
+                weight = self._fused(leaf, weight)
+            elif lowering.name == "convavgpool":
+                weight = self._channels_last(leaf, weight)
+            return weight, bias
+        array, bias_array = folded(leaf)
+        if lowering.name == "convavgpool":
+            weight = self._constant(np.moveaxis(array, 1, -1), f"{weight}_channels_last")
+        elif lowering.name == "fused":
+            weight = self._constant(self._fuse(leaf, array), f"{weight}_fused")
+        else:
+            weight = self._constant(array, f"{weight}_scaled")
+        wanted = f"{bias or old.output[0] + '_bias'}_scaled"
+        return weight, "" if bias_array is None else self._constant(bias_array, wanted)
+
+    def _zero_bias(self, old: NodeProto) -> str:
+        """A bias of zeros, "" where the number of channels is not known.
+
+        Inlining the operator's function without one gives a Conv with an empty third input, which onnxruntime does not
+        take into its blocked layout.
+        """
+        info = self._scope.info(old.input[1])
+        if info.shape is None or not isinstance(info.shape[0], int) or not info.elem_type:
+            return ""
+        zeros = np.zeros(info.shape[0], helper.tensor_dtype_to_np_dtype(info.elem_type))
+        key = ("zeros", info.elem_type, info.shape[0])
+        return self._edit.shared(key, lambda: zeros, f"{old.output[0]}_bias", self._nodes)
+
+    def _channels_last(self, leaf: ConvLeaf, weight: str) -> str:
+        if leaf.weight is not None:
+            value = leaf.weight
+            return self._edit.shared((weight,), lambda: np.moveaxis(value.array(), 1, -1), f"{weight}_channels_last", self._nodes)
+        output = self._edit.fresh(f"{weight}_channels_last")
+        perm = schema.channels_last_perm(leaf.conv.rank)
+        self._nodes.append(helper.make_node("Transpose", [weight], [output], perm=perm))
+        return output
+
+    def _fused(self, leaf: ConvLeaf, weight: str) -> str:
+        key = (weight, leaf.conv, self._pooling.spec)
+        return self._edit.shared(key, lambda: self._fuse(leaf, folded(leaf)[0]), f"{weight}_fused", self._nodes)
+
+    def _fuse(self, leaf: ConvLeaf, array: np.ndarray) -> np.ndarray:
+        assert self._pooling.spec is not None
+        return fuse_kernel(array, leaf.conv, self._pooling.spec).astype(array.dtype)
+
+    def _pool(self, x: str, spec: PoolSpec | None) -> str:
+        output = self._edit.fresh(f"{self._pooling.output}_pooled_input")
+        if spec is None:
+            node = helper.make_node("GlobalAveragePool", [x], [output])
+        else:
+            node = helper.make_node("AveragePool", [x], [output], kernel_shape=spec.kernel_shape, strides=spec.strides)
+            if any(spec.pads):
+                node.attribute.append(helper.make_attribute("pads", spec.pads))
+                node.attribute.append(helper.make_attribute("count_include_pad", 1))
+            if any(d > 1 for d in spec.dilations):
+                node.attribute.append(helper.make_attribute("dilations", spec.dilations))
+        node.name, self._pool_name = self._pool_name, ""
+        self._nodes.append(node)
+        return output
+
+    def _join(self, tree: JoinTree) -> str:
+        inputs = [self._tree(child) for child in tree.children]
+        node = NodeProto()
+        node.CopyFrom(self._scope.nodes[tree.node])
+        del node.input[:]
+        node.input.extend(inputs)
+        node.output[0] = self._fresh_output(node)
+        self._nodes.append(node)
+        return node.output[0]
+
+    def _move(self, moved: Moved, data: str) -> str:
+        node = NodeProto()
+        node.CopyFrom(self._scope.nodes[moved.node])
+        node.input[moved.operand] = data
+        node.output[0] = self._fresh_output(node)
+        self._nodes.append(node)
+        return node.output[0]
+
+    def _squeeze(self, name: str, rank: int) -> str:
+        axes = list(range(2, rank + 2))
+        output = self._edit.fresh(f"{name}_squeezed")
+        if self._scope.opset < 13:
+            node = helper.make_node("Squeeze", [name], [output], axes=axes)
+        else:
+            constant = self._constant(np.array(axes, np.int64), f"{name}_axes")
+            node = helper.make_node("Squeeze", [name, constant], [output])
+        node.name, self._pool_name = self._pool_name, ""
+        self._nodes.append(node)
+        return output
+
+    def _constant(self, array: np.ndarray, wanted: str) -> str:
+        return self._edit.constant(array, wanted, self._nodes)
+
+    def _fresh_output(self, node: NodeProto) -> str:
+        return self._edit.fresh(f"{node.output[0]}_pooled")
+
+
+def _conv_node(inputs: list[str], output: str, conv: ConvSpec) -> NodeProto:
+    return helper.make_node(
+        "Conv",
+        inputs,
+        [output],
+        kernel_shape=conv.kernel_shape,
+        strides=conv.strides,
+        pads=conv.pads,
+        dilations=conv.dilations,
+        group=conv.group,
+    )

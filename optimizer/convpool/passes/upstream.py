@@ -1,0 +1,60 @@
+"""Which convolution an average starts from, exact to move or not: a report names every pair, also those that stay."""
+
+from __future__ import annotations
+
+from convpool.ir.index import Scope
+from convpool.ir.protos import is_op
+from convpool.passes.linear import JOINS, op_of
+
+NONLINEAR = (
+    "Abs",
+    "Cast",
+    "Celu",
+    "Clip",
+    "DequantizeLinear",
+    "Elu",
+    "Erf",
+    "Exp",
+    "Gelu",
+    "GroupNormalization",
+    "HardSigmoid",
+    "HardSwish",
+    "InstanceNormalization",
+    "LeakyRelu",
+    "Mish",
+    "Neg",
+    "PRelu",
+    "QuantizeLinear",
+    "Relu",
+    "Selu",
+    "Sigmoid",
+    "Softplus",
+    "Softsign",
+    "Sqrt",
+    "Swish",
+    "Tanh",
+    "ThresholdedRelu",
+)
+"""Elementwise operators that are looked through, beside the linear ones of `linear.OPS`, though no average moves past them."""
+SEARCH_LIMIT = 24
+"""Nodes that the search visits at most: candidates are local."""
+
+
+def conv_upstream(scope: Scope, tensor: str) -> int | None:
+    """The nearest convolution that `tensor` is computed from by elementwise nodes and joins, exact or not."""
+    pending: list[str] = [tensor]
+    seen: set[int] = set()
+    while pending and len(seen) < SEARCH_LIMIT:
+        index = scope.producer.get(pending.pop(0))
+        if index is None or index in seen:
+            continue
+        seen.add(index)
+        node = scope.nodes[index]
+        if is_op(node, "Conv"):
+            return index
+        linear = op_of(node)
+        if is_op(node, *JOINS) or linear is not None and linear.binary:
+            pending.extend(node.input)
+        elif linear is not None or is_op(node, *NONLINEAR):
+            pending.append(node.input[0])
+    return None

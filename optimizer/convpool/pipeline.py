@@ -1,0 +1,209 @@
+"""Running the passes over a model, stage by stage, each until nothing is found.
+
+    index -> sites -> check -> plans that share no node -> apply -> index ...
+
+The index serves every pass until something changes.  A round applies inner scopes first: changing an outer one copies its nodes
+and the graphs in them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+from onnx import ModelProto
+
+from convpool.ir.constants import Evaluate
+from convpool.ir.index import Scope, index_model
+from convpool.ir.model import LoadedModel, infer_shapes
+from convpool.ir.protos import AttributeReference, is_op, label, opset_of
+from convpool.ir.schema import is_operator
+from convpool.options import OptimizeOptions
+from convpool.passes import PASSES, Stage
+from convpool.passes.base import Context, Pass, Plan, Reject, Site, reject
+from convpool.passes.edit import Editor
+from convpool.reporting import Log
+
+MIN_OPSET = 7
+"""The first opset whose AveragePool can count its padding."""
+
+Times = dict[str, float] | None
+"""Median microseconds by alternative; None where nothing was timed."""
+
+
+class Tuner(Protocol):
+    """Chooses among the plans of a site by measurement."""
+
+    def expect(self, sites: int) -> None:
+        """So many more sites will be timed."""
+
+    def tune(self, work: Pass, site: Site, plan: Plan, context: Context) -> tuple[Plan | Reject, Times]:
+        """The plan to take, or why none is."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan of a round, with what its report needs."""
+
+    work: Pass
+    plan: Plan
+    times: Times
+
+
+class Graphs:
+    """The index of a model that changes: made when it is asked for, and again after a change."""
+
+    def __init__(self, model: LoadedModel, inferred: ModelProto | None, evaluate: Evaluate) -> None:
+        self._model, self._evaluate = model, evaluate
+        self._inferred, self._shapes_hold = inferred, True
+        self._scopes: list[Scope] | None = None
+        self._earlier: list[Scope] = []
+
+    def scopes(self) -> list[Scope]:
+        """The scopes of the model as it is, outer ones first."""
+        if self._scopes is None:
+            inferred = None if self._earlier else self.inferred()
+            self._scopes = index_model(self._model.proto, self._model.read, self._evaluate, inferred, self._earlier)
+        return self._scopes
+
+    def inferred(self) -> ModelProto | None:
+        """The model after shape inference, once all its tensors but constants were there; None where that fails."""
+        if not self._shapes_hold:
+            self._inferred, self._shapes_hold = infer_shapes(self._model.proto), True
+        return self._inferred
+
+    def changed(self, *, adds_tensors: bool) -> None:
+        """The model has changed.  adds_tensors: by tensors that only shape inference knows."""
+        self._earlier = [] if adds_tensors else self._scopes or []
+        self._shapes_hold = self._shapes_hold and not adds_tensors
+        self._scopes = None
+
+
+class Pipeline:
+    """The passes over one model, and what they found."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        inferred: ModelProto | None,
+        options: OptimizeOptions,
+        evaluate: Evaluate,
+        *,
+        sizes: dict[str, tuple] | None = None,
+        tuner: Tuner | None = None,
+    ) -> None:
+        """model: changed in place.  inferred: it, after shape inference.  sizes: see `Context`."""
+        self._graphs = Graphs(model, inferred, evaluate)
+        self._editor = Editor(model.proto)
+        self._tuner = tuner
+        self.log = Log(self._editor.made)
+        self._exclude = options.exclude
+        self._context = Context(options, opset_of(model.proto.opset_import), self._excluded, sizes or {})
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was rewritten."""
+        return self._context.changed
+
+    @property
+    def new_constants(self) -> set[str]:
+        """Names of the constants made."""
+        return self._editor.new_constants
+
+    def run(self, stages: tuple[Stage, ...] = PASSES) -> None:
+        """Rewrite the model."""
+        if self._context.enabled("image_conv") or self._context.enabled("plain_conv"):
+            self._context = replace(self._context, originals=_convolutions(self._graphs.scopes()))
+        for stage in stages:
+            passes = [work for work in stage.passes if self._runs(work)]
+            while passes and self._round(stage, passes) and stage.repeats:
+                pass
+        if self.changed:
+            self._editor.finish(self._graphs.scopes())
+            self._editor.annotate(self._graphs.inferred())
+
+    def _runs(self, work: Pass) -> bool:
+        options = self._context.options
+        return any(map(self._context.enabled, work.names)) and (options.lowering == "convavgpool" or not work.on_operators)
+
+    def _round(self, stage: Stage, passes: list[Pass]) -> bool:
+        """One look at every site; whether any was rewritten.  Sites that stay are reported by the last round alone."""
+        found: list[tuple[Scope, list[Found]]] = []
+        kept: list[tuple[Pass, Site, Reject | None, Times]] = []
+        for scope in self._graphs.scopes():
+            plans = self._plans(scope, passes, kept)
+            if plans:
+                found.append((scope, plans))
+        if not (found and stage.repeats):
+            for work, site, verdict, times in kept:
+                work.kept(site, verdict, times, self.log)
+        if found:
+            self._apply(found)
+            self._graphs.changed(adds_tensors=stage.adds_tensors)
+            self._context = replace(self._context, changed=True, made_operator=self.log.made_operator)
+        return bool(found)
+
+    def _plans(self, scope: Scope, passes: list[Pass], kept: list) -> list[Found]:
+        """Plans for one scope that share no node.  A site in the way of another is seen again in the next round."""
+        verdicts = [(work, site, self._verdict(work, site)) for work in passes for site in work.sites(scope, self._context)]
+        if self._tuner:
+            self._tuner.expect(sum(isinstance(verdict, Plan) for _, _, verdict in verdicts))
+        plans: list[Found] = []
+        owned: set[int] = set()
+        shared: set[int] = set()
+        for work, site, verdict in verdicts:
+            times: Times = None
+            if isinstance(verdict, Plan):
+                if verdict.own & (owned | shared) or verdict.shared & owned:
+                    continue
+                owned |= verdict.own
+                shared |= verdict.shared
+                plan: Plan | Reject = verdict
+                if self._tuner:
+                    plan, times = self._tuner.tune(work, site, verdict, self._context)
+                if isinstance(plan, Plan):
+                    plans.append(Found(work, plan, times))
+                    continue
+                verdict = plan
+            if verdict is not False:
+                kept.append((work, site, verdict, times))
+        return plans
+
+    def _verdict(self, work: Pass, site: Site) -> Plan | Reject | None | bool:
+        """What a pass says of a site: None for one that is excluded, False where there is nothing to say."""
+        scope = site.scope
+        if any(map(self._excluded, site.names)):
+            return None
+        if scope.opset < MIN_OPSET:
+            return Reject("model", "opset", str(scope.opset), f"at least {MIN_OPSET}")
+        try:
+            verdict = work.check(site, self._context)
+        except AttributeReference as error:
+            return reject(scope, site.root, "attributes", f"a reference to the function's '{error}'", "values")
+        if isinstance(verdict, Plan) and any(self._excluded(label(scope.nodes[index])) for index in verdict.convolutions):
+            return None
+        return False if verdict is None else verdict
+
+    def _apply(self, found: list[tuple[Scope, list[Found]]]) -> None:
+        """Make the changes, inner scopes first, then report them, outer ones first."""
+        outputs: dict[int, list[str]] = {}
+        for scope, plans in reversed(found):
+            edit = self._editor.edit(scope, max(item.plan.operator_version for item in plans))
+            for item in plans:
+                edit.new_nodes = []
+                item.work.apply(item.plan, edit)
+                outputs[id(item)] = [node.output[0] for node in edit.new_nodes if is_operator(node)]
+            self._editor.commit(edit)
+        for _, plans in found:
+            for item in plans:
+                item.work.rewritten(item.plan, outputs[id(item)], item.times, self.log)
+
+    def _excluded(self, name: str) -> bool:
+        """Whether a pattern given to exclude matches a name."""
+        return bool(name) and any(fnmatchcase(name, pattern) for pattern in self._exclude)
+
+
+def _convolutions(scopes: list[Scope]) -> frozenset[tuple[str, str]]:
+    """What the convolutions of a model give, each with its scope's path."""
+    return frozenset((scope.path, node.output[0]) for scope in scopes for node in scope.nodes if is_op(node, "Conv"))

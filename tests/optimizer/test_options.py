@@ -1,0 +1,128 @@
+"""Options as data: targets, passes by name, and the flags that stand for them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+import convpool
+from convpool.cli.common import run
+from convpool.cli.optimize import command
+from convpool.errors import OptionError
+from convpool.options import DEFAULT_LIMITS, PASSES, TARGETS, OptimizeOptions, options_for
+from convpool.passes import PASSES as STAGES
+from models import generators
+from tests.support.models import graph
+
+FLAGS = {
+    "fuse_pool_conv": "fuse_pool_conv",
+    "stem": "image_conv",
+    "plain_conv": "plain_conv",
+    "prologue": "fuse_prologue",
+    "epilogue": "fuse_epilogue",
+    "concat": "chain_concats",
+}
+"""Arguments of `optimize` by the passes that they switch."""
+GROUPED = {
+    "pointwise groups": ("Conv<group=2>(x, w)", (32, 8, 1, 1)),
+    "pointwise 3-D": ("Conv(x, w)", (32, 16, 1, 1, 1)),
+    "groups": ("Conv<group=2, pads=[1,1,1,1]>(x, w)", (32, 8, 3, 3)),
+    "3-D": ("Conv<pads=[1,1,1,1,1,1]>(x, w)", (16, 16, 3, 3, 3)),
+}
+"""Convolutions for which the plugin has no fast kernel."""
+
+
+def pair(conv: str, shape: tuple[int, ...]):
+    rank = len(shape) - 2
+    body = f"h = {conv}\ny = AveragePool<kernel_shape={[2] * rank}, strides={[2] * rank}>(h)"
+    sizes = ",".join(["12"] * rank)
+    return graph(body, {"w": shape}, inputs=f"float[1,16,{sizes}] x", outputs=f"float[{','.join('abcde'[: rank + 2])}] y")
+
+
+def test_every_pass_has_a_name_that_switches_it_and_every_name_a_pass():
+    names = [name for stage in STAGES for work in stage.passes for name in work.names]
+    assert sorted(names) == sorted(PASSES)
+    assert all(target.passes <= PASSES.keys() for target in TARGETS.values())
+
+
+@pytest.mark.parametrize(("argument", "name"), FLAGS.items())
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_flag_and_a_name_say_the_same(argument, name, target):
+    on, off = options_for(target, enable=[name]), options_for(target, disable=[name])
+    assert on == options_for(target, switches={name: True}) and off == options_for(target, switches={name: False})
+    assert on.passes == TARGETS[target].passes | {name} and off.passes == TARGETS[target].passes - {name}
+    model = generators.generate("densenet_small")
+    for value, options in ((True, {"enable": [name]}), (False, {"disable": [name]})):
+        by_flag = convpool.optimize(model, check=0, target=target, **{argument: value}).model
+        by_name = convpool.optimize(model, check=0, target=target, **options).model
+        assert by_flag.SerializeToString(deterministic=True) == by_name.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "gpu"}, "target: got 'gpu', expected one of any, cpu, tensorrt"),
+        ({"enable": ["fuse"]}, "enable: got 'fuse', expected one of pool_first"),
+        ({"disable": "alone"}, "disable: got 'alone', expected one of pool_first"),
+        ({"enable": ["plain_conv"], "disable": ["plain_conv"]}, "disable: got 'plain_conv', which enable names too"),
+        ({"lowering": "box"}, "lowering: got 'box', expected one of convavgpool"),
+    ],
+)
+def test_unusable_names(options, message):
+    with pytest.raises(OptionError, match=message):
+        convpool.optimize(generators.generate("lenet5"), check=0, **options)
+
+
+def test_options_are_frozen_and_checked():
+    with pytest.raises(OptionError, match="passes: got 'nothing'"):
+        OptimizeOptions(passes=frozenset({"nothing"}))
+    with pytest.raises(AttributeError):
+        OptimizeOptions().lowering = "direct"
+
+
+@pytest.mark.parametrize(("conv", "shape"), GROUPED.values(), ids=GROUPED)
+def test_any_leaves_no_gain_that_auto_takes(conv, shape):
+    model = pair(conv, shape)
+    for lowering, target in itertools.product((None, "auto"), ("any", "cpu")):
+        site = convpool.optimize(model, lowering=lowering, target=target).report.sites[0]
+        assert site.status == "rewritten" and site.lowering in ("direct", "fused")
+
+
+def test_tensorrt_gets_no_box_mean_where_the_plugin_has_no_fast_kernel():
+    for name, (conv, shape) in GROUPED.items():
+        site = convpool.optimize(pair(conv, shape), target="tensorrt").report.sites[0]
+        assert (site.status, site.lowering) == (("rejected", None) if "pointwise" in name else ("rewritten", "fused"))
+
+
+def test_targets():
+    model = generators.generate("sngan64_small")
+    found = {target: convpool.optimize(model, check=0, target=target).report for target in TARGETS}
+    lowerings = {target: {site.lowering for site in report.sites} for target, report in found.items()}
+    assert lowerings["any"] == {"convavgpool"} and lowerings["cpu"] <= {"direct", "fused"}
+    assert "stem" in {site.pattern for site in found["tensorrt"].sites}
+    assert "stem" not in {site.pattern for site in found["any"].sites}
+
+
+def test_command_line_of_targets_and_passes(tmp_path, capsys):
+    path, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
+    path.write_bytes(generators.generate("sngan64_small").SerializeToString())
+
+    def written(*options: str) -> bytes:
+        assert run(command, "convpool-optimize", [str(path), "-o", str(out), "-q", "--no-check", *options]) == 0
+        return out.read_bytes()
+
+    assert written("--target", "cpu") == written("--lowering", "auto")
+    assert written("--target", "tensorrt") == written("--stem", "--plain-conv")
+    assert written("--enable", "image_conv") == written("--stem") != written()
+    assert written("--disable", "fuse_prologue", "--disable", "fuse_epilogue") == written("--no-prologue", "--no-epilogue")
+    for options in (["--target", "cpu", "--stem"], ["--lowering", "fused", "--enable", "plain_conv"]):
+        assert run(command, "convpool-optimize", [str(path), "-o", str(out), *options]) == 2
+        assert "too; expected convavgpool" in capsys.readouterr().err
+
+
+def test_the_help_states_the_limits(capsys):
+    assert run(command, "convpool-optimize", ["--help"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert DEFAULT_LIMITS.of_images in printed and DEFAULT_LIMITS.of_plain_convolutions in printed
+    assert "64 channels and more, multiples of 8, at most 2.5e9" in printed
