@@ -10,12 +10,11 @@
 // library.  Needs a GPU; links no CUDA library.
 #define CONVPOOL_TENSORRT_SDK_MAJOR 0
 #include "declared/v2.h"
+#include "host_timing.h"
 
-#include <cuda.h>
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -30,23 +29,7 @@ extern "C" __attribute__((visibility("default"))) void *getLogger() { return nul
 namespace {
 
 using namespace convpool::tensorrt;
-
-void *driver_function(const char *name) {
-    static void *const library = dlopen("libcuda.so.1", RTLD_NOW);
-    void *const function = library == nullptr ? nullptr : dlsym(library, name);
-    if (function == nullptr) throw std::runtime_error(std::string("libcuda.so.1: no ") + name + "; expected an NVIDIA driver");
-    return function;
-}
-
-#define QUOTED(name) #name
-#define NAME(name) QUOTED(name)
-// A call of the driver; cuda.h's macros give the function's version.
-#define DRIVER(function, ...)                                                                               \
-    do {                                                                                                    \
-        static const auto pointer = reinterpret_cast<decltype(&function)>(driver_function(NAME(function))); \
-        if (const CUresult error = pointer(__VA_ARGS__); error != CUDA_SUCCESS)                             \
-            throw std::runtime_error(NAME(function) ": error " + std::to_string(error));                    \
-    } while (false)
+using namespace host_timing;
 
 struct Shape {
     int32_t n = 64, c = 64, m = 64, h = 64, w = 64;
@@ -65,13 +48,6 @@ v2::PluginTensorDesc tensor(std::vector<int32_t> sizes, v2::TensorFormat format)
     v2::PluginTensorDesc desc{{static_cast<int32_t>(sizes.size()), {}}, v2::DataType::kHALF, format, 1.f};
     std::copy(sizes.begin(), sizes.end(), desc.dims.d);
     return desc;
-}
-
-CUdeviceptr allocate(size_t bytes) {
-    CUdeviceptr memory = 0;
-    DRIVER(cuMemAlloc, &memory, std::max<size_t>(bytes, 1));
-    DRIVER(cuMemsetD8, memory, 0, std::max<size_t>(bytes, 1));
-    return memory;
 }
 
 // One execution context's plugin with its tensors.
@@ -147,72 +123,10 @@ private:
     void *output_ = nullptr;
 };
 
-// The kernels that one enqueue launches, with their arguments, which the graph keeps.
-class Kernels {
-public:
-    Kernels(Layer &layer, CUstream stream) : stream_(stream) {
-        DRIVER(cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
-        layer.enqueue();
-        CUgraph graph = nullptr;
-        DRIVER(cuStreamEndCapture, stream, &graph);
-        size_t count = 0;
-        DRIVER(cuGraphGetNodes, graph, nullptr, &count);
-        std::vector<CUgraphNode> nodes(count);
-        DRIVER(cuGraphGetNodes, graph, nodes.data(), &count);
-        for (CUgraphNode node : nodes) {
-            Kernel kernel{};
-            DRIVER(cuGraphKernelNodeGetParams, node, &kernel.params);
-            CUlaunchAttributeValue cluster{};
-            DRIVER(cuGraphKernelNodeGetAttribute, node, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &cluster);
-            kernel.attributes[0].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-            kernel.attributes[0].value.programmaticStreamSerializationAllowed = 1;
-            kernel.attributes[1].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-            kernel.attributes[1].value = cluster;
-            kernel.attribute_count = cluster.clusterDim.x > 0 ? 2 : 1;
-            kernels_.push_back(kernel);
-        }
-    }
-
-    void launch() {
-        for (Kernel &kernel : kernels_) {
-            const CUDA_KERNEL_NODE_PARAMS &p = kernel.params;
-            const CUlaunchConfig config{p.gridDimX,  p.gridDimY,       p.gridDimZ, p.blockDimX,       p.blockDimY,
-                                        p.blockDimZ, p.sharedMemBytes, stream_,    kernel.attributes, kernel.attribute_count};
-            const CUfunction function = p.func != nullptr ? p.func : reinterpret_cast<CUfunction>(p.kern);
-            DRIVER(cuLaunchKernelEx, &config, function, p.kernelParams, p.extra);
-        }
-    }
-    size_t count() const { return kernels_.size(); }
-
-private:
-    struct Kernel {
-        CUDA_KERNEL_NODE_PARAMS params;
-        CUlaunchAttribute attributes[2];
-        unsigned attribute_count;
-    };
-    CUstream stream_;
-    std::vector<Kernel> kernels_;
-};
-
-// Microseconds of one call, of 50 into an idle stream; the stream has run dry after it.
-template <typename Body> double time_calls(CUstream stream, Body &&body) {
-    constexpr int kCalls = 50;  // a queue takes about a thousand launches before it makes the host wait
-    DRIVER(cuStreamSynchronize, stream);
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < kCalls; ++i) body();
-    const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - start;
-    DRIVER(cuStreamSynchronize, stream);
-    return elapsed.count() / kCalls;
-}
-
-double median(std::vector<double> values) {
-    std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-    return values[values.size() / 2];
-}
-
 struct Library {
     Library(const char *library_path, const Shape &shape, CUstream stream)
-        : path(library_path), layer(library_path, shape, stream), warm((layer.enqueue(), true)), kernels(layer, stream) {}
+        : path(library_path), layer(library_path, shape, stream), warm((layer.enqueue(), true)),
+          kernels(stream, [&] { layer.enqueue(); }) {}
     const char *path;
     Layer layer;
     bool warm;  // the first enqueue transforms the weights, which later ones find
@@ -236,14 +150,7 @@ int run(int count, char **arguments) {
         }
     }
     if (paths.empty()) throw std::runtime_error("usage: enqueue_time [--layer N,C,M,H,W] [--rounds R] LIBRARY...");
-    CUdevice device = 0;
-    CUcontext context = nullptr;
-    CUstream stream = nullptr;
-    DRIVER(cuInit, 0);
-    DRIVER(cuDeviceGet, &device, 0);
-    DRIVER(cuDevicePrimaryCtxRetain, &context, device);
-    DRIVER(cuCtxSetCurrent, context);
-    DRIVER(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING);
+    const CUstream stream = open_device();
     std::vector<std::unique_ptr<Library>> libraries;
     for (const char *path : paths) libraries.push_back(std::make_unique<Library>(path, shape, stream));
     for (int round = -10; round < rounds; ++round)  // the first ten warm up

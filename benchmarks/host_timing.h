@@ -1,0 +1,116 @@
+// What the programs that measure host times share: CUDA's driver by name, launches of bare kernels, and medians.
+#pragma once
+
+#include <cuda.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace host_timing {
+
+inline void *driver_function(const char *name) {
+    static void *const library = dlopen("libcuda.so.1", RTLD_NOW);
+    void *const function = library == nullptr ? nullptr : dlsym(library, name);
+    if (function == nullptr) throw std::runtime_error(std::string("libcuda.so.1: no ") + name + "; expected an NVIDIA driver");
+    return function;
+}
+
+#define QUOTED(name) #name
+#define NAME(name) QUOTED(name)
+// A call of the driver; cuda.h's macros give the function's version.
+#define DRIVER(function, ...)                                                                               \
+    do {                                                                                                    \
+        static const auto pointer = reinterpret_cast<decltype(&function)>(driver_function(NAME(function))); \
+        if (const CUresult error = pointer(__VA_ARGS__); error != CUDA_SUCCESS)                             \
+            throw std::runtime_error(NAME(function) ": error " + std::to_string(error));                    \
+    } while (false)
+
+// A stream of the first device, whose primary context is current.
+inline CUstream open_device() {
+    CUdevice device = 0;
+    CUcontext context = nullptr;
+    CUstream stream = nullptr;
+    DRIVER(cuInit, 0);
+    DRIVER(cuDeviceGet, &device, 0);
+    DRIVER(cuDevicePrimaryCtxRetain, &context, device);
+    DRIVER(cuCtxSetCurrent, context);
+    DRIVER(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING);
+    return stream;
+}
+
+inline CUdeviceptr allocate(size_t bytes) {
+    CUdeviceptr memory = 0;
+    DRIVER(cuMemAlloc, &memory, std::max<size_t>(bytes, 1));
+    DRIVER(cuMemsetD8, memory, 0, std::max<size_t>(bytes, 1));
+    return memory;
+}
+
+// The kernels that a body launches into the stream, with their arguments, which the graph keeps.
+class Kernels {
+public:
+    template <typename Body> Kernels(CUstream stream, Body &&body) : stream_(stream) {
+        DRIVER(cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+        body();
+        CUgraph graph = nullptr;
+        DRIVER(cuStreamEndCapture, stream, &graph);
+        size_t count = 0;
+        DRIVER(cuGraphGetNodes, graph, nullptr, &count);
+        std::vector<CUgraphNode> nodes(count);
+        DRIVER(cuGraphGetNodes, graph, nodes.data(), &count);
+        for (CUgraphNode node : nodes) {
+            Kernel kernel{};
+            DRIVER(cuGraphKernelNodeGetParams, node, &kernel.params);
+            CUlaunchAttributeValue cluster{};
+            DRIVER(cuGraphKernelNodeGetAttribute, node, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &cluster);
+            kernel.attributes[0].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            kernel.attributes[0].value.programmaticStreamSerializationAllowed = 1;
+            kernel.attributes[1].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+            kernel.attributes[1].value = cluster;
+            kernel.attribute_count = cluster.clusterDim.x > 0 ? 2 : 1;
+            kernels_.push_back(kernel);
+        }
+    }
+
+    void launch() {
+        for (Kernel &kernel : kernels_) {
+            const CUDA_KERNEL_NODE_PARAMS &p = kernel.params;
+            const CUlaunchConfig config{p.gridDimX,  p.gridDimY,       p.gridDimZ, p.blockDimX,       p.blockDimY,
+                                        p.blockDimZ, p.sharedMemBytes, stream_,    kernel.attributes, kernel.attribute_count};
+            const CUfunction function = p.func != nullptr ? p.func : reinterpret_cast<CUfunction>(p.kern);
+            DRIVER(cuLaunchKernelEx, &config, function, p.kernelParams, p.extra);
+        }
+    }
+    size_t count() const { return kernels_.size(); }
+
+private:
+    struct Kernel {
+        CUDA_KERNEL_NODE_PARAMS params;
+        CUlaunchAttribute attributes[2];
+        unsigned attribute_count;
+    };
+    CUstream stream_;
+    std::vector<Kernel> kernels_;
+};
+
+// Microseconds of one call, of 50 into an idle stream; the stream has run dry after it.
+template <typename Body> double time_calls(CUstream stream, Body &&body) {
+    constexpr int kCalls = 50;  // a queue takes about a thousand launches before it makes the host wait
+    DRIVER(cuStreamSynchronize, stream);
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < kCalls; ++i) body();
+    const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - start;
+    DRIVER(cuStreamSynchronize, stream);
+    return elapsed.count() / kCalls;
+}
+
+inline double median(std::vector<double> values) {
+    std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+    return values[values.size() / 2];
+}
+
+}  // namespace host_timing
