@@ -27,7 +27,10 @@ bool enabled() {
 
 template <class Int> std::string joined(const Int *values, int rank, const char *separator) {
     std::string text;
-    for (int i = kRank - rank; i < kRank; ++i) text += (text.empty() ? "" : separator) + std::to_string(values[i]);
+    for (int i = kRank - rank; i < kRank; ++i) {
+        if (!text.empty()) text += separator;
+        text += std::to_string(values[i]);
+    }
     return text;
 }
 
