@@ -42,6 +42,10 @@ class Tuner(Protocol):
         """The plan to take, or why none is."""
 
 
+class Excluded:
+    """The verdict of a site that a user excludes by name."""
+
+
 @dataclass(frozen=True)
 class Found:
     """A plan of a round, with what its report needs."""
@@ -148,7 +152,7 @@ class Pipeline:
         """Plans for one scope that share no node.  A site in the way of another is seen again in the next round."""
         verdicts = [(work, site, self._verdict(work, site)) for work in passes for site in work.sites(scope, self._context)]
         if self._tuner:
-            self._tuner.expect(sum(isinstance(verdict, Plan) for _, _, verdict in verdicts))
+            self._tuner.expect(sum(isinstance(verdict, Plan) and work.has_alternatives for work, _, verdict in verdicts))
         plans: list[Found] = []
         owned: set[int] = set()
         shared: set[int] = set()
@@ -160,21 +164,21 @@ class Pipeline:
                 owned |= verdict.own
                 shared |= verdict.shared
                 plan: Plan | Reject = verdict
-                if self._tuner:
+                if self._tuner and work.has_alternatives:
                     plan, times = self._tuner.tune(work, site, verdict, self._context)
                 if isinstance(plan, Plan):
                     plans.append(Found(work, plan, times))
                     continue
                 verdict = plan
-            if verdict is not False:
-                kept.append((work, site, verdict, times))
+            if verdict is not None:
+                kept.append((work, site, verdict if isinstance(verdict, Reject) else None, times))
         return plans
 
-    def _verdict(self, work: Pass, site: Site) -> Plan | Reject | None | bool:
-        """What a pass says of a site: None for one that is excluded, False where there is nothing to say."""
+    def _verdict(self, work: Pass, site: Site) -> Plan | Reject | Excluded | None:
+        """What is to be done or said of a site; None for nothing."""
         scope = site.scope
         if any(map(self._excluded, site.names)):
-            return None
+            return Excluded()
         if scope.opset < MIN_OPSET:
             return Reject("model", "opset", str(scope.opset), f"at least {MIN_OPSET}")
         try:
@@ -182,8 +186,8 @@ class Pipeline:
         except AttributeReference as error:
             return reject(scope, site.root, "attributes", f"a reference to the function's '{error}'", "values")
         if isinstance(verdict, Plan) and any(self._excluded(label(scope.nodes[index])) for index in verdict.convolutions):
-            return None
-        return False if verdict is None else verdict
+            return Excluded()
+        return verdict
 
     def _apply(self, found: list[tuple[Scope, list[Found]]]) -> None:
         """Make the changes, inner scopes first, then report them, outer ones first."""

@@ -567,7 +567,7 @@ CASES = {
         {},
         "Slice 's4': Slice; got other axes, or bounds that are computed, expected constant strides over spatial axes",
     ),
-    # passes/pool_conv.py
+    # passes/fuse_pool_conv.py
     "pool_conv strides": (
         pool_conv("kernel_shape=[2,2]"),
         {},
@@ -624,7 +624,7 @@ CASES = {
         FUSE,
         "Conv 'y': shape of the weights; got unknown, expected a known rank",
     ),
-    # passes/conv_pool.py
+    # passes/pool_first.py
     "saves nothing": (
         CONV + pool("kernel_shape=[2,2]"),
         {},

@@ -121,10 +121,15 @@ class Plan:
 
 
 class Pass(ABC):
-    """One rewrite.  names: by which options switch it on; on_operators: whether it is for nodes of the operator only."""
+    """One rewrite.
+
+    names: by which options switch it on.  on_operators: whether it is for nodes of the operator only.  has_alternatives: whether
+    there may be more than one plan for a site, so that they can be timed.
+    """
 
     names: ClassVar[tuple[str, ...]]
     on_operators: ClassVar[bool] = False
+    has_alternatives: ClassVar[bool] = False
 
     @abstractmethod
     def sites(self, scope: Scope, context: Context) -> Iterator[Any]:

@@ -40,6 +40,7 @@ class PoolFirst(PairPass):
     """Every average that is computed from a convolution with only elementwise nodes and joins between."""
 
     names = ("pool_first",)
+    has_alternatives = True
 
     def sites(self, scope: Scope, context: Context) -> Iterator[PairSite]:
         """The averages of a scope."""
