@@ -174,11 +174,8 @@ private:
         const convpool_problem problem = core_.problem(tensors);
         core_.check_run(tensors, problem);
         Request request{tactic_, 0};
-        const Device device = current_device();
-        if (tactic_ != 0 && problem.n > 0 &&
-            convpool_supports(&problem, tactic_, device.cc, device.shared_bytes) ==
-                CONVPOOL_OK)  // else another runs in its place
-            request.workspace = workspace_bytes(problem, tactic_, device);
+        if (tactic_ != 0 && problem.n > 0 && runs(problem, tactic_, current_device()))  // else another runs in its place
+            request.workspace = workspace_bytes(problem, tactic_, current_device());
         return launcher_.keep(tensors, problem, request, core_.constant_weights());
     }
 

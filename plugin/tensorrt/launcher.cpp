@@ -77,17 +77,17 @@ bool has_tactic(int32_t id) {
     return std::any_of(all.begin(), all.end(), [&](const convpool_tactic_info &info) { return info.id == id; });
 }
 
+bool runs(const convpool_problem &problem, int32_t tactic, const Device &device) {
+    const convpool_status status = convpool_supports(&problem, tactic, device.cc, device.shared_bytes);
+    if (status != CONVPOOL_UNSUPPORTED) check(status);
+    return status == CONVPOOL_OK;
+}
+
 std::vector<int32_t> tactics_for(const std::vector<convpool_problem> &problems, const Device &device) {
     std::vector<int32_t> ids;
-    for (const convpool_tactic_info &info : all_tactics()) {
-        bool every = true;
-        for (const convpool_problem &p : problems) {
-            const convpool_status status = convpool_supports(&p, info.id, device.cc, device.shared_bytes);
-            if (status != CONVPOOL_UNSUPPORTED) check(status);
-            every = every && status == CONVPOOL_OK;
-        }
-        if (every) ids.push_back(info.id);
-    }
+    for (const convpool_tactic_info &info : all_tactics())
+        if (std::all_of(problems.begin(), problems.end(), [&](const auto &p) { return runs(p, info.id, device); }))
+            ids.push_back(info.id);
     return ids;
 }
 

@@ -25,6 +25,7 @@ Device current_device();
 size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const Device &device);
 // Whether this library has a tactic of this id.
 bool has_tactic(int32_t id);
+bool runs(const convpool_problem &problem, int32_t tactic, const Device &device);
 // Ids of the tactics that can run every one of the problems on the device.
 std::vector<int32_t> tactics_for(const std::vector<convpool_problem> &problems, const Device &device);
 // The most bytes that any of them needs for `problem`.

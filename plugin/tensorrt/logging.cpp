@@ -74,8 +74,7 @@ LoggerKind logger_kind(int32_t version) {
     return version >= 110000 ? LoggerKind::kVersioned : version >= 80600 ? LoggerKind::kPlain : LoggerKind::kUnknown;
 }
 
-// The logger is of a class of TensorRT's, whose slots alone are like those of the two above.
-__attribute__((no_sanitize("vptr"))) void write(Severity severity, const char *message) {
+void write(Severity severity, const char *message) {
     const Runtime *from = runtime();
     const LoggerKind kind = from == nullptr ? LoggerKind::kUnknown : logger_kind(readable_version(from->version()));
     void *logger = kind == LoggerKind::kUnknown || from->logger == nullptr ? nullptr : from->logger();

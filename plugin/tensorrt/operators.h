@@ -49,7 +49,7 @@ enum AttributeId : int {
     kActivation,
     kAlpha
 };
-enum Window : int { kKernelShape = 0, kStrides = 1, kPads = 2, kDilations = 3 };
+inline constexpr int kKernelShape = 0, kStrides = 1, kPads = 2, kDilations = 3;
 
 // The format of the fields that an engine stores, as a field of this name beside the attributes: an engine of a later
 // format may mean something else by them and is refused.  Engines of before it have no such field; they mean format 1.

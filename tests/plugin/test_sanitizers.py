@@ -36,6 +36,13 @@ def test_hostile_calls_of_the_c_api(sanitized, first):
     assert f"{ROUNDS} rounds from seed {first}, 0 failed" in run(sanitized / "convpool_fuzz_c_api", first, ROUNDS)
 
 
+@pytest.mark.parametrize("first", [1, 1_000_000])
+def test_hostile_input_to_plugins(sanitized, first):
+    """Fields, descriptors, shapes, calls out of order, and engines' bytes; a round takes ten times as long as above."""
+    printed = run(sanitized / "convpool_fuzz_plugin", sanitized / "libconvpool_plugin_asan.so", first, ROUNDS // 10)
+    assert f"{ROUNDS // 10} rounds of each interface from seed {first}" in printed
+
+
 def test_a_program_that_plays_tensorrt(sanitized):
     """Engines, fields, shapes and pointers, right ones and damaged ones."""
     printed = run(sanitized / "convpool_plugin_host_asan", sanitized / "libconvpool_plugin_asan.so", "1")
