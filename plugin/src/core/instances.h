@@ -2,11 +2,18 @@
 #pragma once
 
 #include <cstddef>
+#include <iterator>
 #include <utility>
 
 #include "core/params.h"
 
 namespace convpool {
+
+// The base of a family's Instances: `kernel<row>(variant)` of those gives the kernel of a row of the table.
+template <const auto &kTable> struct RowsOf {
+    static constexpr size_t kCount = std::size(kTable);
+    template <size_t kRow> static constexpr Precision precision() { return kTable[kRow].precision; }
+};
 
 template <class Instances, Precision kPrecision, size_t kRow>
 void consider_instance(size_t row, bool variant, const void *&found) {

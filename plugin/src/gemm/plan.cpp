@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/naming.h"
 #include "core/refusal.h"
 
 namespace convpool::gemm {
@@ -126,6 +127,18 @@ std::string block_reason(const Problem &p, const Tactic &t, const Device &device
     return {};
 }
 
-const char *family_name(Operand operand) { return operand == Operand::kPooledX ? "direct_gemm" : "filter_fused"; }
+std::vector<Tactic> tactics_of(const Family &family, std::span<const Row> rows, bool wgmma, const char *suffix) {
+    std::vector<Tactic> all;
+    for (const Row &row : rows) {
+        const char *name = row.operand == Operand::kPooledX ? "direct_gemm" : "filter_fused";
+        const int32_t min_cc = wgmma ? 90 : mma_min_cc(row.precision, row.split);
+        const int channels = wgmma ? wgmma_channels(row.precision) : is_16_bit(row.precision) ? 32 : 16;
+        all.push_back({row.id, &family, all.size(),
+                       tile_name(name, min_cc, wgmma, row.precision, row.tile.block_m, row.tile.block_n, channels) +
+                           stages_name(row.tile.stages, row.split) + suffix,
+                       name, static_cast<int32_t>(row.precision), row.split, min_cc, wgmma});
+    }
+    return all;
+}
 
 }  // namespace convpool::gemm

@@ -1,6 +1,10 @@
 // Plans of implicit GEMM: passes over X and W, then a kernel of one of three families.
 #pragma once
 
+#include <span>
+#include <string>
+#include <vector>
+
 #include "core/cost.h"
 #include "core/launch.h"
 #include "gemm/operands.h"
@@ -49,6 +53,7 @@ int64_t shared_bytes(const Row &row, const KernelTraits &traits);
 std::string block_reason(const Problem &problem, const Tactic &tactic, const Device &device, const Row &row,
                          const KernelTraits &traits);
 
-const char *family_name(Operand operand);
+// The tactics of a family's rows. wgmma: they multiply by Hopper's own instructions, in stages of 128 bytes of channels.
+std::vector<Tactic> tactics_of(const Family &family, std::span<const Row> rows, bool wgmma, const char *suffix);
 
 }  // namespace convpool::gemm

@@ -1,16 +1,13 @@
 // From rows of direct_tma to kernels.
 #pragma once
 
-#include <iterator>
-
+#include "core/instances.h"
 #include "families/direct_tma/kernel.cuh"
 #include "families/direct_tma/rows.h"
 
 namespace convpool::direct_tma {
 
-struct Instances {
-    static constexpr size_t kCount = std::size(kRows);
-    template <size_t kRow> static constexpr Precision precision() { return kRows[kRow].precision; }
+struct Instances : RowsOf<kRows> {
     template <size_t kRow> static const void *kernel(bool prologue) {
         constexpr Tile t = kRows[kRow].tile;
         using Config = DirectTmaConfig<kRows[kRow].precision, t.subtiles, t.block_n, t.kernel, t.stage_taps, t.stages,

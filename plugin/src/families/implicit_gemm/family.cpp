@@ -1,6 +1,5 @@
 // implicit_gemm: implicit GEMM on tensor cores by mma.sync, on every GPU from Turing on.
 #include "core/kernel_lookup.h"
-#include "core/naming.h"
 #include "core/refusal.h"
 #include "families/implicit_gemm/rows.h"
 #include "gemm/plan.h"
@@ -24,19 +23,7 @@ public:
 
 class ImplicitGemm : public Family {
 public:
-    std::vector<Tactic> tactics() const override {
-        std::vector<Tactic> all;
-        for (const Row &row : kRows) {
-            const char *name = gemm::family_name(row.operand);
-            const int32_t min_cc = mma_min_cc(row.precision, row.split);
-            all.push_back({row.id, this, all.size(),
-                           tile_name(name, min_cc, false, row.precision, row.tile.block_m, row.tile.block_n,
-                                     is_16_bit(row.precision) ? 32 : 16) +
-                               stages_name(row.tile.stages, row.split),
-                           name, static_cast<int32_t>(row.precision), row.split, min_cc, false});
-        }
-        return all;
-    }
+    std::vector<Tactic> tactics() const override { return gemm::tactics_of(*this, kRows, false, ""); }
 
     std::unique_ptr<Plan> plan(const Problem &p, const Tactic &t, const Device &d, std::string &reason) const override {
         const Row &row = kRows[t.row];

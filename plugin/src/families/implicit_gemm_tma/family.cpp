@@ -1,6 +1,5 @@
 // implicit_gemm_tma: implicit GEMM on Hopper's tensor cores (wgmma), fed by TMA in im2col mode.
 #include "core/kernel_lookup.h"
-#include "core/naming.h"
 #include "core/refusal.h"
 #include "families/implicit_gemm_tma/im2col_box.h"
 #include "families/implicit_gemm_tma/params.h"
@@ -87,18 +86,7 @@ private:
 
 class ImplicitGemmTma : public Family {
 public:
-    std::vector<Tactic> tactics() const override {
-        std::vector<Tactic> all;
-        for (const Row &row : kRows) {
-            const char *name = gemm::family_name(row.operand);
-            all.push_back({row.id, this, all.size(),
-                           tile_name(name, 90, true, row.precision, row.tile.block_m, row.tile.block_n,
-                                     gemm::wgmma_channels(row.precision)) +
-                               stages_name(row.tile.stages, row.split) + "_im2col",
-                           name, static_cast<int32_t>(row.precision), row.split, 90, true});
-        }
-        return all;
-    }
+    std::vector<Tactic> tactics() const override { return gemm::tactics_of(*this, kRows, true, "_im2col"); }
 
     std::unique_ptr<Plan> plan(const Problem &p, const Tactic &t, const Device &d, std::string &reason) const override {
         const Row &row = kRows[t.row];

@@ -1,20 +1,17 @@
 // From rows of implicit_gemm_tma to kernels.
 #pragma once
 
-#include <iterator>
-
+#include "core/instances.h"
 #include "families/implicit_gemm_tma/kernel.cuh"
 #include "families/implicit_gemm_tma/rows.h"
 
 namespace convpool::implicit_gemm_tma {
 
-struct Instances {
-    static constexpr size_t kCount = std::size(kRows);
-    template <size_t kRow> static constexpr Precision precision() { return kRows[kRow].precision; }
+struct Instances : RowsOf<kRows> {
     template <size_t kRow> static const void *kernel(bool activates) {
         constexpr Tile t = kRows[kRow].tile;
         constexpr Precision kPrecision = kRows[kRow].precision;
-        using Config = TileConfig<kPrecision, t.block_m, t.block_n, t.warps_m, t.warps_n, t.stages, t.min_blocks>;
+        using Config = TileConfigOf<kRows, kRow>;
         if constexpr (can_activate(kPrecision, t.block_m, t.block_n, t.min_blocks))
             if (activates) return reinterpret_cast<const void *>(&implicit_gemm_tma_kernel<Config, true>);
         return reinterpret_cast<const void *>(&implicit_gemm_tma_kernel<Config, false>);

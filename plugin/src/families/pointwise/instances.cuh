@@ -1,16 +1,13 @@
 // From rows of pointwise to kernels.
 #pragma once
 
-#include <iterator>
-
+#include "core/instances.h"
 #include "families/pointwise/kernel.cuh"
 #include "families/pointwise/rows.h"
 
 namespace convpool::pointwise {
 
-struct Instances {
-    static constexpr size_t kCount = std::size(kRows);
-    template <size_t kRow> static constexpr Precision precision() { return kRows[kRow].precision; }
+struct Instances : RowsOf<kRows> {
     template <size_t kRow> static const void *kernel(bool prologue) {
         constexpr Tile t = kRows[kRow].tile;
         using Config = TileConfig<kRows[kRow].precision, t.block_m, t.block_n, t.warps_m, t.warps_n, t.stages, 1>;

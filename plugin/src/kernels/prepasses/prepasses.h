@@ -21,7 +21,7 @@ struct BoxMeanParams {
     Prologue prologue;
     BoxMean box;
     NumberFormat format;
-    int32_t n, c, h, w, out_h, out_w, chunks, x_channels_last, x_chunked;  // chunks: of X, padded; halves count once
+    int32_t n, c, h, w, out_h, out_w, chunks, x_channels_last, x_chunked;  // chunks: of X, padded; a split pair counts once
     FastDiv div_chunks, div_out_w, div_out_h, div_strips;
 };
 

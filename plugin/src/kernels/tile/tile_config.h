@@ -1,6 +1,8 @@
 // The shape of a tensor-core kernel's work: everything else about it follows from these numbers.
 #pragma once
 
+#include <cstddef>
+
 #include "core/params.h"
 
 namespace convpool {
@@ -34,5 +36,11 @@ struct TileConfig {
     static_assert(kStages >= 2, "copies run ahead of products");
     static_assert(kFragmentsM * kFragmentsN * 4 <= 128, "accumulators leave room for operands");
 };
+
+// Of a row of a family's table.
+template <const auto &kTable, size_t kRow>
+using TileConfigOf =
+    TileConfig<kTable[kRow].precision, kTable[kRow].tile.block_m, kTable[kRow].tile.block_n, kTable[kRow].tile.warps_m,
+               kTable[kRow].tile.warps_n, kTable[kRow].tile.stages, kTable[kRow].tile.min_blocks>;
 
 }  // namespace convpool

@@ -1,0 +1,46 @@
+"""Rows of the kernel families: a row whose tile has no fitted cost does not compile. Needs a C++ compiler, no GPU."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parents[2] / "plugin" / "src"
+ROWS = sorted((SOURCES / "families").glob("*/rows.h"))
+COST = re.compile(r",\s*\.(?:step|cost) = (?:fitted\([^)]*\)|\{[^}]*\})")
+
+
+def compiled(rows: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    source = folder / "rows.cpp"
+    source.write_text(rows.replace("#pragma once", ""))
+    command = [compiler, "-std=c++20", "-fsyntax-only", f"-I{SOURCES}", source]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("path", ROWS, ids=lambda path: path.parent.name)
+def test_a_row_needs_a_fitted_cost(path, tmp_path):
+    rows = path.read_text()
+    done = compiled(rows, tmp_path)
+    assert done.returncode == 0, done.stderr
+    without, removed = COST.subn("", rows, count=1)
+    assert removed == 1
+    done = compiled(without, tmp_path)
+    assert done.returncode != 0 and "a row's tile has a fitted cost" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("path", ROWS, ids=lambda path: path.parent.name)
+def test_an_id_is_used_once(path, tmp_path):
+    first, second = re.findall(r"\.id = (\d+)", path.read_text())[:2]
+    done = compiled(path.read_text().replace(f".id = {second}", f".id = {first}"), tmp_path)
+    assert done.returncode != 0 and "ids_rise(kRows)" in done.stderr, done.stderr
+
+
+def test_every_family_with_rows_is_here():
+    assert len(ROWS) == 7
