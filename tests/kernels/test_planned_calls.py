@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import ctypes
 import gc
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -129,6 +131,45 @@ def test_another_current_device_is_refused_where_planned_and_where_not(lib, monk
     for options in (POOLED, POOLED | dict(activation="relu")):
         with pytest.raises(ArrayError, match="x: not on the current device; got device 0, expected 1"):
             conv_avg_pool(x, w, **options)
+
+
+def test_the_device_of_a_thread_without_a_context_is_checked_by_the_plan(lib, monkeypatch):
+    monkeypatch.setattr(library, "current_ordinal", lambda: None)
+    with pytest.raises(ArrayError, match="x: not on the current device; got device 1, expected 0"):
+        conv_avg_pool(Tensor(X, device=1), Tensor(W, device=1), **POOLED)
+    assert not len(calls._plans)
+
+
+def test_arrays_of_cupy_are_read_by_their_attributes_and_made_on_the_stream(lib, monkeypatch):
+    made = []
+
+    class Array:
+        def __init__(self, shape, dtype="float16", contiguous=True):
+            Tensor.addresses += 1 << 30
+            self.shape, self.dtype, self.itemsize = shape, SimpleNamespace(name=dtype), pretended.ITEM_BYTES[dtype]
+            self.data, self.device = SimpleNamespace(ptr=Tensor.addresses), contextlib.nullcontext()
+            self.device.id, self.flags = 0, SimpleNamespace(c_contiguous=contiguous)
+
+        def __dlpack_device__(self):
+            return (2, 0)
+
+        def __dlpack__(self, stream=None):
+            raise BufferError("not contiguous")
+
+    def empty(shape, dtype):
+        made.append((shape, dtype))
+        return Array(shape, dtype)
+
+    Array.__module__, Array.__qualname__ = "cupy", "ndarray"
+    handles = []
+    stream = SimpleNamespace(ExternalStream=lambda handle: contextlib.nullcontext(handles.append(handle)))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(empty=empty, cuda=stream))
+    plan = plan_for(Array(X), Array(W), **POOLED)
+    y = conv_avg_pool(Array(X), Array(W), stream=7, **POOLED)
+    assert isinstance(y, Array) and y.shape == Y
+    assert made == [(Y, "float16"), ((plan.workspace_bytes,), "uint8")] and handles == [7, 7]
+    with pytest.raises(ArrayError, match="x: DLPack export failed; got not contiguous"):
+        conv_avg_pool(Array(X, contiguous=False), Array(W), **POOLED)
 
 
 def test_8_bit_arrays_give_floats(lib):

@@ -624,6 +624,7 @@ def test_a_row_of_an_unknown_tactic_is_told_and_left_out(tmp_path):
         (row(SLOW) + row(SLOW)[:-9] + "\n", r"line 2 is no row"),
         (None, r"cannot be opened; got No such file or directory, expected a file of rows"),
         (Path, r"is no regular file; got a directory, a pipe or a device, expected a file of rows"),
+        (os.mkfifo, r"is no regular file"),
         (row(SLOW) + "\0" + row(SLOW), r"line 2 is no text; got a zero byte, expected a row"),
         ("// long\n" * (1 << 21) + "//", r"is too large; got 16777218 bytes, expected at most 16777216"),
     ],
@@ -632,6 +633,8 @@ def test_an_unusable_file_of_measurements_is_told_and_not_used(text, reason, tmp
     path = tmp_path / "tuned.def"
     if text is Path:
         path.mkdir()
+    elif text is os.mkfifo:
+        os.mkfifo(path)
     elif text is not None:
         path.write_text(text)
     found, told = chosen(str(path), (LAYER, WHOLE_H200))

@@ -147,7 +147,7 @@ def _read_view(name: str, array: Any) -> Reading:
 def _read_torch(name: str, tensor: Any) -> Reading:
     if not tensor.is_cuda or not tensor.is_contiguous() or tensor.requires_grad:
         return _read_view(name, tensor)  # which says what is wrong
-    return tensor.data_ptr(), (tensor.shape, tensor.dtype, tensor.get_device()), tensor.itemsize, False
+    return tensor.data_ptr(), (tensor.shape, tensor.dtype, tensor.get_device()), tensor.element_size(), False
 
 
 def _read_cupy(name: str, array: Any) -> Reading:

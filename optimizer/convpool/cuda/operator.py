@@ -142,8 +142,8 @@ def _expect_device(name: str, device: int | None, of_x: int | None) -> None:
         raise ArrayError(f"{name}: on another device; got device {device}, expected {of_x}, that of x")
 
 
-def _expect_current_device(of_x: int | None) -> None:
-    if None not in (of_x, current := library.current_ordinal()) and of_x != current:
+def _expect_current_device(of_x: int | None, current: int | None) -> None:
+    if None not in (of_x, current) and of_x != current:
         raise ArrayError(f"x: not on the current device; got device {of_x}, expected {current}; make x's the current one")
 
 
@@ -209,7 +209,7 @@ def _check_call(call: _Call) -> Problem:
         missing, given = ("scale", "shift") if call.kinds[_SCALE] is None else ("shift", "scale")
         raise ArrayError(f"{missing}: missing; got None, expected an array, since {given} is given; give both or neither")
     of_x = call.kinds[_X][2]
-    _expect_current_device(of_x)
+    _expect_current_device(of_x, library.current_ordinal())
     problem = _describe(call)
     _expect_device("w", call.kinds[_W][2], of_x)
     x, known = call.operands[_X], arrays.maker(call.operands[_X])
@@ -266,9 +266,9 @@ def _plan(call: _Call) -> _Planned:
     most = None
     if tactic is None and (call.space is not None or not arrays.frees_in_stream_order(x)):
         most = call.space_bytes
-    planned = _Planned(
-        Plan(problem, tactic=tactic, max_workspace_bytes=most, unaligned=tactic is None and call.bits != 0), arrays.maker(x)
-    )
+    plan = Plan(problem, tactic=tactic, max_workspace_bytes=most, unaligned=tactic is None and call.bits != 0)
+    _expect_current_device(call.kinds[_X][2], plan.device)
+    planned = _Planned(plan, arrays.maker(x))
     _plans.put(call.key, planned)
     return planned
 
@@ -290,7 +290,7 @@ def _run(operands: tuple, options: tuple, workspace: Any, weights_prepared: bool
     try:
         planned.plan.launch_raw(pointers, space, space_bytes, handle, flags)
     except ProblemError:
-        _expect_current_device(call.kinds[_X][2])  # which says it in other words than the library
+        _expect_current_device(call.kinds[_X][2], library.current_ordinal())  # which says it in other words than the library
         raise
     return out
 

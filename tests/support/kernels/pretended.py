@@ -45,10 +45,13 @@ class Tensor:
         if address is None:
             address, Tensor.addresses = Tensor.addresses, Tensor.addresses + (1 << 30)
         self.address, self.contiguous, self.requires_grad, self.is_cuda = address, contiguous, requires_grad, cuda
-        self.itemsize, self.device = ITEM_BYTES[dtype], SimpleNamespace(index=device)
+        self.item_bytes = ITEM_BYTES[dtype]
 
     def data_ptr(self) -> int:
         return self.address
+
+    def element_size(self) -> int:
+        return self.item_bytes
 
     def is_contiguous(self) -> bool:
         return self.contiguous
