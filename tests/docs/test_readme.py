@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import tables
 from convpool.bench import record as records
 from convpool.bench.cli import command as bench
 from convpool.bench.table import markdown
 from convpool.cli.common import run
-from docs import tables
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -70,7 +70,7 @@ def test_code(code, folder):
 
 @pytest.mark.parametrize("name", tables.DOCUMENTS)
 def test_tables_are_those_of_the_records_and_commands(name):
-    """`python -m docs.tables` writes the tables that are there."""
+    """`python -m benchmarks.tables` writes the tables that are there."""
     text = (ROOT / name).read_text()
     assert text == tables.filled(text)
 

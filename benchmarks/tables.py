@@ -1,6 +1,6 @@
 """The tables in the documents that are made from records, from the commands' options and from the operator's schemas.
 
-    python -m docs.tables
+    python -m benchmarks.tables
 
 writes every table anew between its two markers, `<!-- NAME -->` and `<!-- end -->`.  A test compares the documents with it.
 """

@@ -1,1 +1,0 @@
-"""Documents, and the tables in them that are made from records and from the commands."""
