@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # make demo: set up, optimize a bundled model, verify it, time it.   make test: set up, run every test.
 PYTHON ?= python3
 VENV ?= .venv

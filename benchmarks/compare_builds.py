@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times two builds of the library in turn, row by row, and prints the ratio of their times.
 
     python -m benchmarks.compare_builds --old optimizer_old:libconvpool_old.so --new optimizer:libconvpool.so \

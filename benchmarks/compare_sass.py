@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares the machine code of two builds and prints the kernels whose instructions, registers or stack differ.
 
     python -m benchmarks.compare_sass OLD NEW [--rename old_kernel=new_kernel]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demonstration behind `make demo`: LeNet-5 on handwritten digits, optimized, verified, and timed before and after."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host time of the plugin's enqueue through TensorRT 8.6's interface, against launches of the same kernels by the driver.
 //
 //   g++ -O2 -std=c++17 -rdynamic -Iplugin/tensorrt -I/usr/local/cuda/include benchmarks/enqueue_time.cpp -ldl -o enqueue_time

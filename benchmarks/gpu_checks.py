@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the kernel tests and compute-sanitizer on this machine's GPU and records what they say.
 
     python benchmarks/gpu_checks.py --json benchmarks/results/h200_kernel_tests.json --commit "$(git rev-parse HEAD)"

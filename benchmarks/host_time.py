@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Host time of a convolution with pooling: `conv_avg_pool`, `Plan.launch`, `convpool_plan_launch` and PyTorch's two calls.
 
     python -m benchmarks.host_time [--layer N,C,M,H,W ...] [--rounds 200] [--json FILE]

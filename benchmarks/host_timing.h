@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the programs that measure host times share: CUDA's driver by name, launches of bare kernels, and medians.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """onnxruntime on this machine's CPU: optimized models against their originals, run in turn.
 
     python -m benchmarks.model_times [--json FILE] [--rounds N]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times of whole networks as TensorRT engines; the command is `python -m benchmarks.tensorrt_engines time`.
 
 Every lowering of a network is an engine of its own.  Its output for one batch is compared with onnxruntime's on the original

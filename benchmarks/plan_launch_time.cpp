@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Host time of convpool_plan_launch, against launches of the same kernels by the driver.
 //
 //   g++ -O2 -std=c++17 -Iplugin/include -I/usr/local/cuda/include benchmarks/plan_launch_time.cpp -ldl -o plan_launch_time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Speed-ups of a record as a picture: of `benchmarks.model_times`, or of networks by `benchmarks.tensorrt_engines time`.
 
     python -m benchmarks.plots benchmarks/results/cpu.json docs/speedup_cpu.png

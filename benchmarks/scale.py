@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long the optimizer takes on large models, without a check: many nodes, and weights of 2.5 GB in an external file.
 
     python -m benchmarks.scale [--json FILE]

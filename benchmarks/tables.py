@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables in the documents that are made from records, from the commands' options and from the operator's schemas.
 
     python -m benchmarks.tables

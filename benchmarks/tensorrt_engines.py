@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Whole models as TensorRT engines: with the plugin, and of the original model; accuracy and time.
 
     python -m benchmarks.tensorrt_engines check --json benchmarks/results/h200_trt86_engines.json [--digits FILE.npz]

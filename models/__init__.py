@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real networks in which a convolution meets an average pooling: seeded generators, one trained model, a manifest.
 
 ``generators`` builds the networks (no network access, the same seed gives the same bytes), ``digits`` holds the trained

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A thin layer over onnx-graphsurgeon that writes networks with seeded, platform-independent weights.
 
 Weights: each parameter takes the raw 64-bit words of a PCG64 seeded by (seed, crc32 of its name), keeps 24 bits, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Classifiers: where convolution and average pooling meet, and where they must not be joined.
 
 With pairs:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Networks of dense connections. Their transitions (BN, ReLU, Conv 1x1, AveragePool 2) hold the conv-pool pairs.
 
 - DenseNet, DenseNet-BC: Huang, Liu, van der Maaten, Weinberger, "Densely Connected Convolutional Networks", CVPR 2017.

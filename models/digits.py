@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trained LeNet-5 and its data: scikit-learn's handwritten digits, brought to LeNet-5's 32x32 input.
 
 Data: ``sklearn.datasets.load_digits``, 1,797 images of 8x8 with values 0 to 16 (the test part of UCI's "Optical

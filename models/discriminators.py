@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Discriminators and critics, whose residual blocks end in convolution and average pooling: the largest share of all.
 
 - SNGAN: Miyato, Kataoka, Koyama, Yoshida, "Spectral Normalization for Generative Adversarial Networks", ICLR 2018.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a generated network to a file: ``python -m models.generate NAME -o out.onnx``, from the repository's root.
 
 ``--list`` shows the names; ``--set`` overrides any argument of a network, ``--size`` is short for ``--set size=...``.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The registry of seeded network generators: ``generate(name, ...)`` returns an ONNX model.
 
 A generator's arguments are those of its function in ``densenets``, ``discriminators``, ``classifiers`` or ``layers``;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Single pieces of the networks: one convolution with its pooling, one DenseNet transition, one discriminator block.
 
 For benchmarks and tests of one layer at a time; sizes default to layers that occur in the networks.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """onnx's own light DenseNet-121, which ships inside the installed onnx package (no network access).
 
 The "light" models of onnx's backend tests are the ONNX model zoo's networks with weights made at run time: every weight

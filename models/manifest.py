@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The manifest of all models: arguments, size, SHA-256 of the bytes, expected sites, LeNet-5's accuracy.
 
 ``python -m models.manifest`` writes models/manifest.json anew; ``--check`` compares instead and exits 1 on a

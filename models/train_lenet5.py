@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains LeNet-5 in its 1998 order on scikit-learn's digits and writes models/lenet5_digits.onnx.
 
 Run from the repository's root: ``python -m models.train_lenet5``. It needs PyTorch (``pip install torch==2.13.0``), a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """convpool: exact rewriting of convolution followed by average pooling in ONNX models.
 
     result = convpool.optimize("model.onnx")

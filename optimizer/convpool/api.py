@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`optimize`: the whole way from a model to its rewritten form, with the proof and the report.
 
 It has more than 60 lines for its arguments, each of which its docstring explains; the work is in `rewrite`.

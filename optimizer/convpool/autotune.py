@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timing the lowerings of one site in onnxruntime on the machine at hand, since the best differs by layer.
 
 The site's nodes are cut out into a model of their own, which is optimized once per lowering.  All of them, the

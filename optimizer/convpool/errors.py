@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exceptions raised by convpool.  Messages read `<where>: <what>; got X, expected Y; <next step>`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The options of a rewrite as data: which passes run, how pairs are lowered, and the limits that the passes keep to.
 
 A target is a named set of these.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Running the passes over a model, stage by stage, each until nothing is found.
 
     index -> sites -> check -> plans that share no node -> apply -> index ...

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What was found, done and checked, as data: `to_json` is the file format, `convpool.cli.table` shows it to a person."""
 
 from __future__ import annotations

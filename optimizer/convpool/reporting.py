@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reports of a run while it runs: what was rewritten, what stays, and which node each report tells of."""
 
 from __future__ import annotations

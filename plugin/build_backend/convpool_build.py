@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PEP 517 backend: scikit-build-core, plus nvcc from PyPI where a C++ compiler is there but no CUDA toolkit is.
 
 Without a C++ compiler, or if the CMake build fails, pyproject.toml has scikit-build-core make a wheel of the Python part

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* convpool.h: convolution of box means on NVIDIA GPUs, C API of libconvpool.so.
  *
  *     Y = act(w_scale[m] * Conv(AveragePool(f(X), count_include_pad=1), W) + B + R),  f(x) = pre(scale[c] * x + shift[c])

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the smoke test compares with: small problems of whole numbers, and ConvAvgPool straight from its definition.
 #pragma once
 

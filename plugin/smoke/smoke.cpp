@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Smoke test of the kernels, without Python: every tactic of this GPU on some small problems, through convpool.h.
 //
 //   convpool_smoke                          runs them; 0 if all are right, 77 without a GPU (1 where REQUIRE_GPU=1)

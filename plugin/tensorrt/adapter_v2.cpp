@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // IPluginV2DynamicExt: TensorRT 8.6 and 9.
 #include "declared/v2.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // IPluginV3: TensorRT 10 and 11.
 #include "declared/v3.h"
 

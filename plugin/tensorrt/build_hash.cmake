@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake -DSOURCES="a.cpp;b.h" -DFOLDER=<folder that the names are relative to> -DOUTPUT=build_hash.h -P build_hash.cmake
 #
 # Writes a header with a hash of the sources' names and contents: the same for the same sources, wherever and whenever

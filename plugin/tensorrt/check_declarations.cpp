@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The project's own declarations against an SDK's headers: layouts and numbers at compile time, vtable slots when the
 // program is run (which the build does).  Prints every difference and fails if there is one.
 #include "declared/v2.h"

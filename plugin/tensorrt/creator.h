@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the plugin creators of both interfaces share.  Api names the types of one TensorRT version's interface.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TensorRT's tensor descriptors, of either version, as Tensors.
 #pragma once
 

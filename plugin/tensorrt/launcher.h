@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs the tactics of one plugin: which device, which tactic, how much workspace, and the launch itself.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The process's TensorRT: its version and its logger, and the guard around every callback.
 #pragma once
 

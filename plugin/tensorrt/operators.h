@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operators of ai.convpool as TensorRT plugins: their names, inputs and attributes, and how a plugin's fields become
 // the attributes' values.  No TensorRT type.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Y's sizes as expressions of X's and W's, for both versions of TensorRT's shape expressions.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One plugin of ai.convpool as the adapters see it: an operator with its attributes, and the questions that TensorRT asks
 // about it, answered by the C API.  No TensorRT type, no kernel, no GPU call but through convpool.h.
 //

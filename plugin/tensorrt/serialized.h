@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an engine of TensorRT 8.6 or 9 stores of a plugin: a magic number, the attributes, what its builder granted, and a
 // checksum.
 #pragma once

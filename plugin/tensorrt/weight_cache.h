@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The transformed weights of one layer in one execution context, kept from run to run.
 //
 // A plugin cannot see whether W is a constant of the engine: a tensor computed anew, or a constant that is refitted, may

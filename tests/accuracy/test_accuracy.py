@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole models against float64, for every lowering and precision.  Every limit is in limits.py, with its reason.
 
 The onnxruntime rows run everywhere; half precision there rounds every tensor to 16 bits and computes in float32.  The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line without a GPU: listing, CPU rows, merging, one line on stderr for whatever cannot be."""
 
 from __future__ import annotations

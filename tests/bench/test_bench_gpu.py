@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """On a GPU: every method is right on odd shapes, in every precision and layout; the ceilings are plausible."""
 
 from __future__ import annotations

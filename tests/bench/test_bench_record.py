@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records: merging, CSV, the table of tactics, figures and means, the table and the picture."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows: the suites, their geometry, rows from a file."""
 
 from __future__ import annotations

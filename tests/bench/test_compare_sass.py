@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """benchmarks.compare_sass, on CUDA ELF files made here: what it finds the same, worse and missing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """benchmarks.host_time: its turns, its bars, and the program that it compiles."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times of whole networks, all but the engines: the check before the timing, records, the table."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`convpool doctor` on whatever machine this is."""
 
 from __future__ import annotations

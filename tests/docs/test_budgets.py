@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of at most 400 lines and functions of at most 60, in the package and the plugin.
 
 A longer one says why: by a line that begins with `Length:` in the file's docstring or first comment, which for a function

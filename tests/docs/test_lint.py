@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`make lint` and the hooks of pre-commit run the same programs with the same options."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The README's commands and code run as they are written; tables and pictures of the documents are those on record."""
 
 from __future__ import annotations

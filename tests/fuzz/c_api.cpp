@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hostile problems, tensors and numbers to the C API, of which each is run or refused with a message.
 //
 //   convpool_fuzz_c_api SEED ROUNDS

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hostile fields, descriptors, shapes, calls out of order and engines' bytes to the plugins of both interfaces, of which each
 // is taken or refused with a message.
 //

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Digests of what the optimizer makes of every generated model, in every lowering.
 
 ``python -m tests.golden.optimized`` compares the optimizer with the digests on record and names what differs; ``--write``

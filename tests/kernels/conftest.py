@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPU tests are skipped without a GPU, and fail instead where REQUIRE_GPU=1."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Prints the size of every structure of convpool.h, and the place and size of every field, as the compiler has them. */
 #include <stddef.h>
 #include <stdio.h>

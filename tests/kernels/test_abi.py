@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ctypes mirror of convpool.h against what a C compiler makes of the header."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Against float64: the error in float16 is no larger than 1.1 times that of cuDNN's convolution followed by pooling, in full
 float32 than twice."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """convpool_plan through ctypes: without a device, and on the pretended CUDA runtime of tests/support/pretended_cuda.
 
 The pretended library is part of a build with -DCONVPOOL_PLUGIN_TESTS=ON: in CONVPOOL_PLUGIN_BUILD, or where tests/plugin builds.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The library without a GPU: it loads, lists tactics, computes shapes, and refuses what is wrong with a reason."""
 
 from __future__ import annotations

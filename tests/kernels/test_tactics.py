@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every tactic on every case it supports, in both layouts."""
 
 from __future__ import annotations

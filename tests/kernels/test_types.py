@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Types of X, W and Y: 8-bit ones, which `generic` runs with exact sums."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """There is one version number, the header's: the library and the installed package say the same."""
 
 from __future__ import annotations

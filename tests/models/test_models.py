@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The generated and trained models: what the manifest says, what the checker accepts, what onnxruntime computes."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """onnx's own backend test suite: every model is optimized, and what onnxruntime runs gives the same outputs as before.
 
 Its cases are the installed onnx package's: single operators, small models with control flow and sequences, models

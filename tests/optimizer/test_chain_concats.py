@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Concats of channels that begin as an earlier one does."""
 
 from __future__ import annotations

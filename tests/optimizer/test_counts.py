@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How often a run loads a model, infers shapes and indexes graphs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models with weights in files: what is read, where the files go, and what happens to names that are taken."""
 
 from __future__ import annotations

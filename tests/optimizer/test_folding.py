@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Constants that exporters leave as small computations, and what must not be computed because it is large."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ways to write the pair: what is found, and exactly which operators remain."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What stands before and behind a pair: each rule by which it is taken in, and each reason why it is not."""
 
 from __future__ import annotations

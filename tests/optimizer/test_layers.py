@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each part of the package may import: the algebra numpy alone, `ir` no runtime, and no two modules one another."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operator itself: schema, type and shape inference, function body against the float64 reference."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options as data: targets, passes by name, and the flags that stand for them."""
 
 from __future__ import annotations

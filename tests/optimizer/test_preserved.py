@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rewrite leaves as it was: names, documentation, metadata, shapes, order; and what it must keep consistent."""
 
 from __future__ import annotations

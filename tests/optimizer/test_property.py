@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random models: each is rejected with a reason and left as it is to the byte, or rewritten exactly.
 
 Two bounds per rewritten case, with e the float64 value of the original, |e| its magnitude (`exact.Traced`: the same

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One model per reason not to rewrite; each reason names the node, the condition, what was found and what is wanted."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where pairs stand and what surrounds them: bodies, functions, captures, shared and overridable weights, metadata."""
 
 from __future__ import annotations

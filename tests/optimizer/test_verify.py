@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Verification: what it must catch, in every type, and what it must let pass."""
 
 from __future__ import annotations

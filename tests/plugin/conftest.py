@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the plugin library, the pretended-H100 library and the host program once, with whatever nvcc there is.
 
 CONVPOOL_PLUGIN_BUILD names a build folder that has them already (cmake -DCONVPOOL_PLUGIN_TESTS=ON).

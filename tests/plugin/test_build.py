@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`convpool.tensorrt.build` up to where TensorRT takes over: what is loaded, checked, kept and reported."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fastest form of a model's pairs, with engines, times and the CUDA driver pretended: what is built, kept and left out."""
 
 from __future__ import annotations

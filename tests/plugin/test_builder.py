@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What TensorRT 8.6 is told, by a pretended one: flags by precision, profiles, limits, and the nodes that it gets."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The library file itself, and both adapters driven by a program that plays TensorRT."""
 
 from __future__ import annotations

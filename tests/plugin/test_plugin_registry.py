@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorRT 11's own plugin registry (the lean runtime: no GPU needed) loads the library and makes the plugin.
 
 Each test is a process of its own: a registry lives as long as its process, and a mistake here would end it.

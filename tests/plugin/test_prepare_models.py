@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a model becomes for one TensorRT version, checked in onnxruntime."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorRT-RTX's parser and builder take the rewritten models in standard operators, in every precision."""
 
 from __future__ import annotations

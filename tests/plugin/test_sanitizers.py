@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The host code of both libraries under AddressSanitizer and UndefinedBehaviorSanitizer, on a pretended CUDA runtime.
 
 `make sanitize` is this with more rounds, whose number is CONVPOOL_FUZZ_ROUNDS.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The smoke test of the kernels, which ctest runs without Python."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small record as convpool-bench writes it, made by hand: two rows of suita-table2, figures easy to check."""
 
 from __future__ import annotations

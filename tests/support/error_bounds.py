@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evaluates small ONNX models in float64, node by node, with what an error bound needs.  Shares no code with convpool.
 
 Every tensor carries its value, its magnitude (the same computation with the absolute value of each term, so that

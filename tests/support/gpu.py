@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a test that needs a GPU does without one: it is skipped, or fails where REQUIRE_GPU=1."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small models from ONNX text: `graph("h = Conv(x, w) ...")`, with seeded weights for the names that are given a shape."""
 
 from __future__ import annotations

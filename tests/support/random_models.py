@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random models around convolution and average pooling, with what is known about them by construction.
 
 A case says whether its pair is exact and pays beyond doubt under each lowering, by rules that this module states for

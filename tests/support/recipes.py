@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the recipes of a document and does what they say, on a copy of the sources.
 
 A recipe is a section.  A step of it is a line that begins with a path in backquotes and ends with a colon, and the block of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """onnxruntime with its own optimisations off, so that a difference is convpool's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts conv-pool sites by a plain walk over the graph, independent of the optimizer and of the generators.
 
 The kinds are those of ``models.generators.Generator``. It reads the forms that the models here contain, no more.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Maps per channel, y = scale * x + shift, and how they fold into the weights and the bias of a convolution.
 
 Behind a convolution: scale * (W x + b) + shift = (scale W) x + (scale b + shift), scale and shift per output channel.

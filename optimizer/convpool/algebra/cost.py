@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a site costs before and after, in multiply-adds, additions and bytes.
 
 The time of a layer is taken as a weighted sum, in units of one multiply-add of a dense convolution.  The weights are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The algebra: how the attributes of a convolution and of the pooling behind it become those of a pooling first.
 
 Per spatial axis, with convolution kernel k, stride s, pads (Pl, Pr), dilation d, and pooling kernel p, stride q,

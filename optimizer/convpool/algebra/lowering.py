@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The forms that an exact site can be written in, which of them a convolution admits, and what each costs.
 
 | lowering | nodes | needs |

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Zero padding: what `auto_pad` stands for, a Pad behind a convolution, Pads that a runtime moves and merges.
 
 A zero Pad of t positions behind a convolution equals s*t more zeros in front of it exactly where the convolution gives

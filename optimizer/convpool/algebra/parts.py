@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one node of the operator may do beside pooling and convolution: a prologue, a residual, an activation.
 
     [Affine][Relu | LeakyRelu]ConvAvgPool[Add][Relu | LeakyRelu]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why something cannot be done exactly: a value, to be completed with a name by whoever knows one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """convpool-bench: every way to compute a convolution followed by average pooling, side by side on one GPU.
 
 | module | holds |

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One row on the GPU: its tensors, the exact result, and whether a method's output is right.
 
 Two sets of data: small integers, on which a method that keeps its sums in float32 is exact in fp16 and wider types, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """convpool-bench: every way to compute a convolution followed by average pooling, side by side.
 
 Exit status: 0 measured or shown; 1 a method's output was wrong; 2 no GPU, or an unusable option or file, one line on

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CPU: a plain loop in C, compiled here, and onnxruntime on the original graph.  Both in float32, channels first."""
 
 from __future__ import annotations

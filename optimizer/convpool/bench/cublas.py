@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuBLAS on the fused and direct forms (Suita et al., JPDC 2020): unrolling, then one matrix product.
 
 The products are cuBLASLt's; every algorithm that its heuristics name is a candidate.  Channels last the unrolled matrix is

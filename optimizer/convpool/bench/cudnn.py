@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuDNN on the naive, fused and direct forms (Suita et al., JPDC 2020), and the direct form on a summed-area table.
 
 Convolutions are cuDNN's, called two ways: every engine that its frontend offers, and PyTorch in benchmark mode.  The

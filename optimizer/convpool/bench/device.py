@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The GPU of a run through PyTorch and CuPy: its clock, its ceilings, the kernels of the other methods."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures of a measured row, and geometric means over rows.
 
 Roofline of the direct method: the larger of its operations over the matrix rate and its bytes over the copy bandwidth,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pooling, box means and unrolling at the speed of memory: the kernels `gather_*` of `kernels.cu` on a case's tensors."""
 
 from __future__ import annotations

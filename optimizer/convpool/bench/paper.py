@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the papers measured on a V100, to stand beside this machine's figures.
 
 Sources: S. Suita et al., "Efficient convolution pooling on the GPU", JPDC 138 (2020), tables 1 and 2 (`suita2020.csv`,

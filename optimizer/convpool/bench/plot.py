@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A record as a picture: speed-up by size and channels beside the roofline.  Needs matplotlib."""
 
 from __future__ import annotations

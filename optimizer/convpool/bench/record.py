@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run measured, as data: rows with one result per method; JSON, CSV, merging.
 
 A result is one of

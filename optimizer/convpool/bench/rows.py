@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers to measure: a convolution followed by average pooling, the suites of the literature, and rows from a file.
 
     Y = AvgPool_p,q(Conv_s(X, W)) = Conv_sq(BoxMean_p(X), W)

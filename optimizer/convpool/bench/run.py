@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loop over rows and methods.  Whatever was measured is in the record, also after Ctrl-C or a failure."""
 
 from __future__ import annotations

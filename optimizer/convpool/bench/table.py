@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A record as a person reads it: rows as in the papers' tables, methods as columns, geometric means below."""
 
 from __future__ import annotations

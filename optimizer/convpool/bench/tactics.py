@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """This project's tactics.  What a tactic makes of the weights is made once, outside the timing, as in inference.
 
 As a program it answers `by_rule`.

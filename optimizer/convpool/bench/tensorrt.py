@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorRT in a process of its own: another Python may have it than the one with PyTorch.
 
 The process runs `tensorrt_worker`, reads a request a line and answers with a result a line; it measures while this one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorRT's own kernels on the naive, fused and direct forms, one request a line; see `convpool.bench.tensorrt`.
 
     {"row": ..., "precision", "layout", "form", "replays", "level"} -> a result as `convpool.bench.record` has it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The convolutions of GPU textbooks, each followed by pooling: basic, tiled through shared memory, unrolled and multiplied.
 
 As in Kirk and Hwu, "Programming Massively Parallel Processors": one output a thread, 16x16 tiles, float32 sums, channels

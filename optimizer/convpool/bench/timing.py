@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The timing protocol, which the GPU's methods and TensorRT's process share.
 
 A method is captured as a CUDA graph of several calls, each on another set of inputs.  Before every replay a kernel reads

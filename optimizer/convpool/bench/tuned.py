@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fastest tactics of a run as rows of `plugin/src/tuned.def`, which the library asks before its cost rule."""
 
 from __future__ import annotations

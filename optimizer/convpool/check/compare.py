@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Do two runners that compute the same outputs agree?  Models run in onnxruntime, engines in TensorRT, on one input set.
 
 |y - r| <= atol + rtol |r| per element, with atol in units of max |r|, as in `convpool.verify`.  The precision that the less exact

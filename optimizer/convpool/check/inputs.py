@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs to run a model on: given ones, or seeded random ones in the shapes that the model leaves open."""
 
 from __future__ import annotations

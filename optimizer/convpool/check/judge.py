@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Judging outputs: how far two results are apart, what is allowed, and when more is the original's own doing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What runs a model or an engine on arrays.
 
 `Runner` is all that a comparison needs to know of either.  A model runs in onnxruntime here; an engine runs in TensorRT, in

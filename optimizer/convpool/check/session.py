@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """onnxruntime sessions on the CPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timing in turn: whatever is compared runs alternately, so that a drift of the machine's speed meets all alike."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a comparison came to, as data."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Does the optimized model compute what the original does?  Both run in onnxruntime on the same inputs."""
 
 from __future__ import annotations

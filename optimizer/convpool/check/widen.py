@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model with every half-precision and double tensor, type and attribute made float32, as a reference to judge by."""
 
 from __future__ import annotations

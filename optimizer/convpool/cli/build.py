@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """convpool-build: engines from models.
 
 Exit status as convpool-optimize's: 0 done; 1 the outputs disagree, no engine written; 2 unusable model, option or

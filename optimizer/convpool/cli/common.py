@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the commands share: option types, exit statuses, writing a report."""
 
 from __future__ import annotations

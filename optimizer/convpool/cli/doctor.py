@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`convpool doctor`: what this machine has of what convpool's GPU parts need, and what to do about the rest.
 
 Looks without changing anything, and imports GPU packages only to ask whether they are there.

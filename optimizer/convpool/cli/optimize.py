@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """convpool-optimize: the command line of `convpool.optimize`.
 
 Exit status: 0 written, also when nothing matched; 1 original and result disagree, nothing written; 2 unusable model,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The progress bar of the commands that go through a known number of steps."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A report as a person reads it: one row per site, totals below."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ConvAvgPool on NVIDIA GPUs: the Python side of libconvpool.so (C API: convpool.h).
 
     import pycuda.autoinit, pycuda.gpuarray as gpuarray

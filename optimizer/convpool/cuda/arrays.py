@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Other libraries' GPU arrays: address, shape, type and device, and new arrays of the library that made one.
 
 `read` is what every launch calls: of PyTorch's tensors and CuPy's arrays it asks for their attributes, of all others by DLPack,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exceptions of `convpool.cuda`.  Messages read `<argument>: <what>; got X, expected Y; <next step>`."""
 
 from __future__ import annotations

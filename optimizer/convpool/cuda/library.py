@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """libconvpool.so through ctypes: the structures of convpool.h, loading, and status codes as exceptions.
 
 The library is looked for in the environment variable CONVPOOL_LIBRARY, then beside this file, where the wheel puts it.

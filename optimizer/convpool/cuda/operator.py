@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`conv_avg_pool`: the operator on GPU arrays.
 
     Y = act(w_scale[m] * Conv(AveragePool(f(X), count_include_pad=1), OIHW(W)) + B + R),  f(x) = pre(scale[c] * x + shift[c])

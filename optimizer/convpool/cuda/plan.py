@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans: a problem worked out once for one tactic on one device, and launched many times.
 
     plan = Plan(Problem(n=8, c=64, m=64, spatial=(32, 32), kernel_shape=3, pool_kernel_shape=2, strides=2, pool_pads=1))

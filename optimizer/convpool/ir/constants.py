@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Constants: values that no caller can change, and what follows from them before a model is run.
 
 Small shape arithmetic is evaluated by onnx's reference implementation.  Weights of any size that a model computes from

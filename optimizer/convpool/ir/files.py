@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files around a model: written whole or not at all, and external data checked, placed and added to.
 
 External data stays where it is while a model is worked on; only tensors asked for are read.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A read-only index over the graphs of a model: who produces a tensor, who reads it, what is constant, which shape.
 
 A scope is one graph or function body.  The main graph, the bodies of If, Loop and Scan at any depth, and the

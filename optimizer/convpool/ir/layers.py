@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Intermediate tensors of a model as outputs, to compare a model layer by layer."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading, checking and writing models.  Weights in external files are read one at a time, and only when asked for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Walks over ONNX protobufs: nodes, attributes, subgraphs and stored tensors, at any depth."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Putting nodes into an order in which each follows those it reads from: the one change made to a model on loading."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rewrite passes, in the order in which they run: a new one is a file and a line here."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a pass is: it finds sites, checks each, and applies the plans.
 
 `sites` yields candidates, in a fixed order.  `check` reads, and returns a Plan that holds every decision, or a Reject with the

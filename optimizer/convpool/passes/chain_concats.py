@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Concats of channels that begin as an earlier one does: they read its result.
 
     p = Concat(a, b); q = Concat(a, b, c)        p = Concat(a, b); q = Concat(p, c)

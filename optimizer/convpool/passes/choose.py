@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which lowering a site gets: the first that is admitted and pays, by the cost of all of its tree."""
 
 from __future__ import annotations

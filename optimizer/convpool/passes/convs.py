@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is known of a convolution: its attributes, weights and sizes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Changing a model: the only module that does, and it knows no pattern.
 
 A pass hands the new nodes of a plan to an Edit, which collects the changes to one scope; `Editor.commit` makes them at once.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The nodes of a plan of a pair: poolings and convolutions in the lowerings that the plan has chosen.
 
 The pooling's output keeps its name, the new convolution the old one's name, doc string and metadata.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Behind a node of the operator: maps per channel, a residual, an activation.
 
 Towards the output: (1) only the next node reads the result; (2) linear nodes with constants per channel are folded into weights

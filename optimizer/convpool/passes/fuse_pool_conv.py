@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Average pooling, then convolution: already the operator's order, made one node when asked for.
 
     x - AveragePool(stride = kernel) - Conv        x - ConvAvgPool

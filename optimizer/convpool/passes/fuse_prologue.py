@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In front of a node of the operator: maps per channel, then an activation.
 
 Towards the input: (1) at most one Relu or LeakyRelu; (2) before it any number of linear nodes (`linear`) with constants, one

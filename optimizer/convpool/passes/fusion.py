@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What stands before and behind a ConvAvgPool node goes into it: it becomes a fused variant (`convpool.ir.schema`).
 
     x - BatchNormalization - Relu - ConvAvgPool - Add - Relu        x - AffineReluConvAvgPoolAddRelu

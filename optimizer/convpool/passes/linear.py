@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What may stand between a convolution and the pooling, and why other things may not.
 
 | node | treatment | condition |

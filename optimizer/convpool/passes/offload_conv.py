@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A convolution without a pooling: one node of the operator, whose pooling window is one element, when asked for.
 
     x - Conv        x - ConvAvgPool

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Equal spatial sizes where shape inference gives none: two tensors have them if they came about in the same way."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pads in front of a convolution or pooling, as onnxruntime moves and merges them.
 
 onnxruntime merges a Pad of zeros into the pooling behind it, which then refuses pads that reach the kernel.  It takes out what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the passes share that write a convolution with a pooling in front of it: sites, plans, emission, reports."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Convolution, then average pooling: do the pooling first.
 
     x - Conv - (linear nodes) - average            x - ConvAvgPool - (nodes that do not fold)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recognising averages over windows, however a model writes them.
 
 | written as | window |

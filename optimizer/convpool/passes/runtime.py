@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a model's opset, its nesting and the plugin do not admit, as `convpool.algebra.lowering` asks for it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Spatial sizes of tensors: as inferred, and by how they came about."""
 
 from __future__ import annotations

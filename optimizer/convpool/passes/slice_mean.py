@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recognising an average that is written as a weighted sum of strided Slices, as the WGAN-GP code does.
 
     +-- Slice [::2, ::2] --+

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a pooling's input back to the convolutions: through linear nodes, and through Add, Sub, Sum and Concat.
 
     conv - linear... -+

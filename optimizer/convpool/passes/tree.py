@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An average and the convolutions behind it, as a tree: the pooling distributes over the joins in it."""
 
 from __future__ import annotations

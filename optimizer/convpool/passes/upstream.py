@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which convolution an average starts from, exact to move or not: a report names every pair, also those that stay."""
 
 from __future__ import annotations

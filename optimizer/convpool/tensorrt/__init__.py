@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorRT engines whose ConvAvgPool nodes run on convpool's kernels.
 
     from convpool.tensorrt import build, Engine

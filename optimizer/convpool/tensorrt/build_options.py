@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`BuildOptions`: how an engine is built from a model, and how it is checked."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Progress of a build, and how Ctrl-C stops one."""
 
 from __future__ import annotations

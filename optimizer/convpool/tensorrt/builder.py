@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorRT's builder: its config, its timing cache, and the build itself.
 
 | precision | TensorRT 8.6, 9 (weakly typed) | TensorRT 10, 11 (strongly typed) |

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model's float32 tensors in half precision, for TensorRT.
 
 | networks | half precision is | here |

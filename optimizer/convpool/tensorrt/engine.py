@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`Engine`: a serialised TensorRT engine, its inputs and outputs, and running it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times of engines on the GPU: each engine's calls form a CUDA graph, and the graphs take turns, so that clocks favour none."""
 
 from __future__ import annotations

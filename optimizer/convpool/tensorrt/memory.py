@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPU memory and streams by pycuda.  The only module that imports it, and only when an engine runs."""
 
 from __future__ import annotations

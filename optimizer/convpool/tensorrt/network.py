@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorRT's network of a model: parsed, with its last layers kept in float32."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Python package of TensorRT: which one is there, its version, and the log of its errors."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`build`: from an ONNX model to a TensorRT engine that was run and compared with the model.
 
 1. The model is loaded once and optimized for the precision, TensorRT and GPU (`policy`, `prepare`).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """libconvpool_plugin.so: where it is, and how it gets into TensorRT's plugin registry.
 
 The environment variable CONVPOOL_PLUGIN_LIBRARY names the file.  Without it, the file is beside this module, where the wheel

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What of a model goes to the plugin, by precision, TensorRT's version and the GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model as one TensorRT version's ONNX parser reads it.
 
 `lowered` is the same for all versions: the model optimized, with its weights, without local functions of its own.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optimization profiles: the shapes that an engine with open inputs is built for."""
 
 from __future__ import annotations

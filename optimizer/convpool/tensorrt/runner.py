@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An engine as `convpool.check` runs and compares it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lowerings of a model's pairs as engines, timed on the GPU at hand.
 
 Which lowering is fastest depends on what stands around a pair: TensorRT fuses convolutions with what follows them, and changes

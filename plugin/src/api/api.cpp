@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C API: checks and choice. Nothing throws out of here.
 #include <algorithm>
 #include <cstdint>

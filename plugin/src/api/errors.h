@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Failures of the C API: a status, and a message that the thread keeps.
 #pragma once
 

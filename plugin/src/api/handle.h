@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // convpool_plan, and the plans that the stateless launch keeps.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The choice between tactics: by measurement, else by the cost rule.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Expected times: what the families' models have in common. Times are in microseconds.
 //
 // Every family has a model with few constants, fitted to the times of nearly all tactics on an H200 in convpool-bench's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The device that a plan is made for, and the code that it runs.
 #pragma once
 

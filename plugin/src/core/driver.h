@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Functions of the CUDA driver, found through the runtime, so that the library needs no libcuda to load.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels of a family's rows of one precision. Rows of the same tile share an instantiation.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From a row to its kernel, which lies in the file of the row's precision.
 #pragma once
 

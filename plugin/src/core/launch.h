@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What families' plans are made of: a kernel with its launch configuration, tensor maps, and parameters that most kernels have.
 #pragma once
 

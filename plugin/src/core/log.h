@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the library tells of its choices: CONVPOOL_LOG=1 and ranges for profilers.
 #pragma once
 

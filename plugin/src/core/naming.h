@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names of tactics: conv_avgpool_<family>_sm<capability>_<precision>_m<pixels>n<channels>k<channels of X>...
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the host tells kernels of all families: plain structs passed by value.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A plan: a problem worked out for one tactic on one device, with everything that a launch needs but pointers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checked problem: ranks padded to 3 with leading ones, output sizes computed.
 #pragma once
 

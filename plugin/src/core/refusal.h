@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Refusals of tactics: "<tactic>: <what>; got X, expected Y; <next step>".
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The families, and what they say of tactics together.
 #include <algorithm>
 

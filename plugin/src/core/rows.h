@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What all families' tables of rows have in common, on the host and in the files that CMake makes of instance.cu.in.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tactics and the families that they belong to. Outside its folder, a family is what is declared here.
 #pragma once
 

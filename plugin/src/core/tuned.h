@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tactics by measurement, asked before the cost rule: the rows of tuned.def and of the file that CONVPOOL_TUNED names.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The convolution that an implicit GEMM runs in place of a problem, and the passes over X and W before it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans of implicit GEMM: passes over X and W, then a kernel of one of three families.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rows of the families of implicit GEMM.
 #pragma once
 

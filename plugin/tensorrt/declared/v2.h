@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // IPluginV2DynamicExt of TensorRT 8.6 and 9: the SDK's headers where CONVPOOL_TENSORRT_SDK_MAJOR says that they are there
 // and of such a version, else the project's own declarations of the same binary interface.  See v3.h.
 //

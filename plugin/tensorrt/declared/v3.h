@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // IPluginV3 of TensorRT 10 and 11: the SDK's headers where CONVPOOL_TENSORRT_SDK_MAJOR says that they are there and new
 // enough, else the project's own declarations of the same binary interface.  check_declarations.cpp compares the two.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What must hold of a plugin through either interface: right and wrong attributes, shapes, formats and runs.
 #pragma once
 

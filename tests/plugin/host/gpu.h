@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A GPU by the driver's library, which is looked up when asked for: the host program starts without one.
 #pragma once
 

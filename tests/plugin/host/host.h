@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plays TensorRT to libconvpool_plugin.so: a version, a logger, and checks that say what was wrong and go on.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // IPluginV2DynamicExt: what it has beside the common checks, which is what an engine stores.
 #include "v2.h"
 

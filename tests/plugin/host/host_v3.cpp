@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // IPluginV3: what it has beside the common checks, which is its parts and its tactics.
 #include "v3.h"
 

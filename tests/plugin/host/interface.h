@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Both interfaces of TensorRT's plugins, driven alike.  A class of traits T, V2 or V3, names one interface's types and
 // says how its plugins are asked, saved, loaded, attached and run.
 #pragma once

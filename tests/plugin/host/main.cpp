@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // convpool_plugin_host LIBRARY DEVICE: drives both adapters of a plugin library through their whole life.
 // DEVICE: 1 if the library sees a device (its own or a pretended one), 0 if there is none; gpu: runs layers on a GPU.
 #include "gpu.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // IPluginV3 as traits: TensorRT 10 and 11.
 #pragma once
 

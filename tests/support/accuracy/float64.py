@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model's outputs in float64: onnx's reference evaluator with the windowed operators done by slices and matrix products.
 
 onnxruntime has no float64 convolution, and onnx's own takes minutes for a real network.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far outputs may be from float64, with the reason for each limit.  Every limit of `tests/accuracy` is here.
 
 The error of an output is max |y - y64| / max |y64|, over all elements and inputs of a case.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two measures of how far outputs are from a reference."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cases, references and checks for tactics."""

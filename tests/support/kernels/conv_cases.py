@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shapes that every tactic is tried on: chosen ones, then random ones from a fixed seed.
 
 A case is the keyword arguments of `convpool.cuda.Problem` without type and layout.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ConvAvgPool in float64 with numpy, straight from its definition, and how far a kernel may be from it."""
 
 from __future__ import annotations

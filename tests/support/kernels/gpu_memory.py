@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPU memory for tests: arrays side by side between guard zones; everything around them, and an output before it is written,
 is NaN."""
 

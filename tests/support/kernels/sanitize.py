@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs every tactic that this GPU has on a few small cases, for compute-sanitizer to watch (sanitize.sh)."""
 
 from __future__ import annotations

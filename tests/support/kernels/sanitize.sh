@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # compute-sanitizer over every tactic on a few small cases: memory errors, then races in shared memory.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."

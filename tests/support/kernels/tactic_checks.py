@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of one tactic on one case: integers exactly, random data within a derived bound, the same bits twice, nothing outside
 written.  Where a case fails, the message is a reproduction."""
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A pretended CUDA runtime and driver: devices to choose from, and a record of what the library asked them to do. Nothing runs.
 // Device memory is host memory. It stands in the place of NVIDIA's runtime: a function that the library newly calls is added
 // here.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorRT-RTX, whose builder needs no GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds every form of a layer with TensorRT-RTX, whose builder needs no GPU; prints the engines' sizes as JSON.
 
 A program of its own, since a failed build may end it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds engines with TensorRT-RTX, whose builder needs no GPU; run as a program, since a failed build may end it.
 
     python -m tests.support.rtx.build_model MODEL LOWERING PRECISION BATCH

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels of the methods that convpool is compared with. Compiled for one ELEMENT: __half, __nv_bfloat16 or float.
 //
 // One kernel serves pooling, box means and unrolling (im2col), since all three gather means of small windows:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // direct_fused: pooling and convolution in one kernel, on tensor cores by mma.sync. It takes every layout.
 #include <algorithm>
 #include <iterator>

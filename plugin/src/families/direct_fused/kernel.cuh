@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // direct_fused: box means formed in shared memory and multiplied there, nothing written between.
 //
 // A block computes kBlockM output pixels (a box of tile_images x 2^tile_h_log2 x 2^tile_w_log2) by kBlockN channels. For

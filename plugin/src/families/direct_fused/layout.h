@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The box of output pixels that a direct_fused tile covers, and the layout of its shared memory.
 #pragma once
 

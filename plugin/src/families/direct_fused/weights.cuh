@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // direct_fused: copies of weights to the ring, one tap and slice at a time, ahead of the products.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // direct_tma: the shape of a block's work, its place in shared memory and in Y. Used by all of its warps.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // direct_tma: the warps that form box means of 2x2 pixels, from rings of raw pixels to rings of means.
 //
 // Raw pixels of a subtile lie as two halves, columns 0, 2, .. and columns 1, 3, .. of its window of X; each half is [row][column]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // direct_tma: copies of weights and of pixels of X to shared memory, by TMA. One thread issues each.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // direct_tma: pooling 2x2 and convolution in one kernel on Hopper, for kernels of 3x3 and 1x1 whose steps over X are 2.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // direct_tma: from a warpgroup's accumulators to Y, in registers: bias, residual, activation, store.
 //
 // A warpgroup's product is 64 pixels (a subtile) x 8 kFragments channels; a warp has 16 of its pixels. Lane 4g+t holds of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // direct_fused on Hopper, 2x2 pooling of stride 2: TMA copies, box means and products each by warps of their own.
 //
 // For 3x3 kernels (of stride 2 over box means of stride 1) and 1x1 kernels. The output is cut into subtiles of 8 x 8

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the host tells direct_tma, and how its shared memory is laid out.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // direct_tma: what box means do to a pixel of X before they add it up: the prologue f, or nothing.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // direct_tma: the warpgroups that multiply box means by weights (wgmma), from their rings to Y.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tactics of direct_tma.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // few_channels: pooling and convolution in one kernel for filters of at most 64 elements, in 16-bit types; X may be fp32.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From rows of few_channels to kernels.
 #pragma once
 

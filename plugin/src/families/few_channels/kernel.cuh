@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // direct_fused for sums so short that they need no loop: few input channels, as images have.
 //
 // The operands of an output pixel, one for each tap and channel, are box means of X. A lane gathers those of one pixel, a warp's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // generic for int8 and fp8 e4m3: the sum over window, taps and channels is exact, and rounded at the end. The reference for
 // kernels of these types.
 //

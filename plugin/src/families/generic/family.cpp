@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // generic: the definition of the operator, one thread per output; any rank, stride, dilation and group.
 #include "core/cost.h"
 #include "core/launch.h"

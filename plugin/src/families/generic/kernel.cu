@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // generic: the definition of the operator for float types, sums in fp32.
 #include "families/generic/kernel.h"
 #include "families/generic/sum_outputs.cuh"

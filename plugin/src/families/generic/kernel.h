@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches of generic's kernels. All return the runtime's error.
 #pragma once
 

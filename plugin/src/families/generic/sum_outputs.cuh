@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What generic's kernels share: one thread per output of any rank, stride, dilation and group, and the order of its sum.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // implicit_gemm: implicit GEMM on tensor cores by mma.sync, on every GPU from Turing on.
 #include "core/kernel_lookup.h"
 #include "core/refusal.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implicit GEMM: a convolution over a channels-last tensor, the second stage of direct_gemm (over the box means) and of
 // filter_fused (over X itself).
 //

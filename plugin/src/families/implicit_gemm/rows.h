@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tactics of implicit_gemm.
 #pragma once
 

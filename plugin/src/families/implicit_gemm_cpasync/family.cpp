@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // implicit_gemm_cpasync: implicit GEMM on Hopper's tensor cores (wgmma), fed by cp.async.
 #include "core/kernel_lookup.h"
 #include "core/refusal.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implicit GEMM on Hopper: the same convolution as implicit_gemm, by wgmma.
 //
 // The sum over taps and channels is one long row of 16-byte chunks, as the weights lie in memory: chunk k is channels

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // implicit_gemm_tma: implicit GEMM on Hopper's tensor cores (wgmma), fed by TMA in im2col mode.
 #include "core/kernel_lookup.h"
 #include "core/refusal.h"

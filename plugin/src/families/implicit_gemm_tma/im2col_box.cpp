@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "families/implicit_gemm_tma/im2col_box.h"
 
 #include "core/refusal.h"

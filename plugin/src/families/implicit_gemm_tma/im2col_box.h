@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The convolutions whose windows TMA walks over in im2col mode.
 #pragma once
 

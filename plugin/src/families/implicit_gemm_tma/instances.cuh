@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From rows of implicit_gemm_tma to kernels.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Implicit GEMM on Hopper, fed by TMA: the products of implicit_gemm_cpasync over stages that one thread fills.
 //
 // A stage is 128 bytes of channels of one tap. TMA's im2col mode copies those of kBlockM consecutive output pixels, whatever

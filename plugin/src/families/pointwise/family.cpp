@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // pointwise: pooling 2x2 and convolution 1x1 in one kernel on Hopper, for 16-bit types.
 #include <algorithm>
 

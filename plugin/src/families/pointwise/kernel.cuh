@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // direct_fused on Hopper for 1x1 kernels and 2x2 pooling: a GEMM whose pixels are box means formed on the way in.
 //
 // A step is 128 bytes of channels. Every thread copies one chunk of the four pixels under a few output pixels into places of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Activations of an epilogue, on fp32 values in registers.
 #pragma once
 

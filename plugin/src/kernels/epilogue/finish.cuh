@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The end of an output value: sum + bias + residual, activation, store. From fp32 sums in shared memory.
 #pragma once
 

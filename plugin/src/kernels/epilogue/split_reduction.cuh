@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The split reduction: a cluster's blocks each hold a part of a tile's sum, add the parts up and store Y.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stores the sums of an implicit GEMM's tile to Y.
 #pragma once
 

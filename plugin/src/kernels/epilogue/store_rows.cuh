@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stores rows of fp32 sums from a warp's shared memory to Y, as chunks of channels, runs of pixels, or single elements.
 #pragma once
 

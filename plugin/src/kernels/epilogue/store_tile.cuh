@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stores a warp's accumulators to Y.
 //
 // A warp passes its accumulators through shared memory, 16 pixels at a time, and stores whole chunks from there in a

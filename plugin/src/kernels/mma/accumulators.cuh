@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A warp's accumulators.
 //
 // Fragment (mi, ni) is 16 pixels x 8 channels; lane 4g+t holds pixels g and g+8, channels 2t, 2t+1.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A warp's sums of an implicit GEMM by wgmma.
 //
 // Full fp32 is 3xTF32: pixels and weights come as two TF32 numbers each, the big ones of 16 channels and then their small ones,

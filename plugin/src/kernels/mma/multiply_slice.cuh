@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The products of one slice by mma.sync: accumulators += pixels x weights.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Box means of a channels-first X, by quads: four channels of a pixel.
 #pragma once
 

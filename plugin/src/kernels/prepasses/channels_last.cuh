@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Box means of a channels-last X, by chunks of channels.
 #pragma once
 

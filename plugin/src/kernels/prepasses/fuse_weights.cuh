@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weights of filter_fused's larger kernel, or copies of weights in the implicit GEMM's format.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches the passes before an implicit GEMM: box means (or a copy) to channels last, and weights of the fused kernel.
 #include <algorithm>
 #include <type_traits>

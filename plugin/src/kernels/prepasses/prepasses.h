@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The passes before an implicit GEMM. Every launch returns the runtime's error.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the passes before an implicit GEMM share: their blocks, and stores of box means in the GEMM's number format.
 #pragma once
 

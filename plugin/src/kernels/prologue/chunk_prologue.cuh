@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The prologue f(x) = activation(scale * x + shift) of the pixels of X, in fp32.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The prologue of packed chunks, in X's type. From sm_80 on.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The blocks of a cluster: their barrier, and loads from each other's shared memory. From sm_90 on.
 #pragma once
 

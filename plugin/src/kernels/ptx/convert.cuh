@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversions of numbers: 16-bit types and floats, two to a word, and TF32.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Asynchronous copies of 16 bytes from global to shared memory (cp.async), in groups that a thread commits and waits for.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every device header needs: the inlining of device functions, and programmatic dependent launch.
 #pragma once
 

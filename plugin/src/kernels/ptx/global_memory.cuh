@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loads and stores of global memory under a predicate. An if in C++ might become a branch, which other loads do not pass.
 #pragma once
 

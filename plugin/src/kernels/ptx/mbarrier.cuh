@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hopper's barriers in shared memory that count arrivals and the bytes of asynchronous copies. sm_90a only.
 //
 // A barrier's phase ends when its arrivals are complete and the bytes announced by expect() have come; wait() takes the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A warp's matrix instructions: ldmatrix and mma.sync.
 //
 // m16n8k16 (16-bit types) and m16n8k8 (TF32) give a lane the same 4-byte words of the same 16-byte chunks. So one ldmatrix of

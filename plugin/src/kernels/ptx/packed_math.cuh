@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arithmetic on a word of a chunk: on two 16-bit values at once, or on one float. From sm_80 on.
 #pragma once
 

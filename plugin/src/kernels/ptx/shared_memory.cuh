@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Loads and stores of shared memory by 32-bit addresses.
 //
 // But for load_constant_pair they are volatile and clobber memory, so the compiler keeps their order among each other and around

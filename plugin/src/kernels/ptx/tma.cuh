@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hopper's copies by the tensor memory accelerator (TMA): boxes and im2col columns of tensors that a map describes. sm_90a only.
 //
 // One thread issues a copy; its bytes are counted by a barrier of ptx/mbarrier.cuh.

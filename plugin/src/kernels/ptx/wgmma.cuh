@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hopper's warpgroup products: wgmma from shared memory, accumulators in registers. sm_90a only.
 //
 // Operands lie as chunks of 16 bytes along the reduction dimension. Unswizzled, eight consecutive rows of one chunk are a

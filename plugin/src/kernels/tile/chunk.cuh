@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chunks: 16 bytes of neighbouring channels, 8 of a 16-bit type or 4 floats, in which kernels copy, load and store.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a block of an implicit GEMM by wgmma computes, and a stage of its ring in shared memory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where results go: Y as an epilogue sees it, and the shared memory that accumulators pass through on the way.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A place in a ring of buffers that barriers guard.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A slice: rows of 64 bytes (four chunks of channels) of pixels or weights in shared memory, and what a lane reads of them.
 #pragma once
 

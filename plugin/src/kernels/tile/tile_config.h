@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shape of a tensor-core kernel's work: everything else about it follows from these numbers.
 #pragma once
 
