@@ -133,7 +133,7 @@ class Pipeline:
         return any(map(self._context.enabled, work.names)) and (options.lowering == "convavgpool" or not work.on_operators)
 
     def _round(self, stage: Stage, passes: list[Pass]) -> bool:
-        """One look at every site; whether any was rewritten.  Sites that stay are reported by the last round alone."""
+        """One look at every site; whether any was rewritten.  Sites that stay are reported only by the last round."""
         found: list[tuple[Scope, list[Found]]] = []
         kept: list[tuple[Pass, Site, Reject | None, Times]] = []
         for scope in self._graphs.scopes():

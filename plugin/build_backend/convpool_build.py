@@ -2,7 +2,7 @@
 """PEP 517 backend: scikit-build-core, plus nvcc from PyPI where a C++ compiler is there but no CUDA toolkit is.
 
 Without a C++ compiler, or if the CMake build fails, pyproject.toml has scikit-build-core make a wheel of the Python part
-alone; `convpool doctor` then says what is missing.
+by itself; `convpool doctor` then says what is missing.
 """
 
 from __future__ import annotations

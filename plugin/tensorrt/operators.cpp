@@ -112,17 +112,17 @@ struct NamedActivation {
     const char *name;
 };
 // The activations that variants have, by their numbers.
-constexpr NamedActivation kBefore[] = {
+constexpr NamedActivation kPrologues[] = {
     {CONVPOOL_ACT_NONE, ""},
     {CONVPOOL_ACT_RELU, "Relu"},
     {CONVPOOL_ACT_LEAKY_RELU, "LeakyRelu"},
 };
-constexpr NamedActivation kAfter[] = {
+constexpr NamedActivation kEpilogues[] = {
     {CONVPOOL_ACT_NONE, ""},
     {CONVPOOL_ACT_RELU, "Relu"},
     {CONVPOOL_ACT_LEAKY_RELU, "LeakyRelu"},
 };
-constexpr int32_t kLastBefore = std::rbegin(kBefore)->activation, kLastAfter = std::rbegin(kAfter)->activation;
+constexpr int32_t kLastPrologue = std::rbegin(kPrologues)->activation, kLastEpilogue = std::rbegin(kEpilogues)->activation;
 
 }  // namespace
 
@@ -130,12 +130,12 @@ const std::vector<Operator> &operators() {
     static const std::vector<Operator> &all = *[] {
         auto *made = new std::vector<Operator>;
         for (bool affine : {false, true})
-            for (const NamedActivation &before : kBefore)
+            for (const NamedActivation &prologue : kPrologues)
                 for (bool residual : {false, true})
-                    for (const NamedActivation &after : kAfter) {
-                        Operator op{affine, before.activation, residual, after.activation, {}, {"X", "W", "B"}};
-                        op.name = std::string(affine ? "Affine" : "") + before.name + "ConvAvgPool" + (residual ? "Add" : "") +
-                                  after.name;
+                    for (const NamedActivation &epilogue : kEpilogues) {
+                        Operator op{affine, prologue.activation, residual, epilogue.activation, {}, {"X", "W", "B"}};
+                        op.name = std::string(affine ? "Affine" : "") + prologue.name + "ConvAvgPool" + (residual ? "Add" : "") +
+                                  epilogue.name;
                         for (const char *name : {"scale", "shift"})
                             if (affine) op.inputs.push_back(name);
                         if (residual) op.inputs.push_back("R");
@@ -165,10 +165,10 @@ const std::vector<Attribute> &Operator::attributes() const {
     static const auto &of_variants = *[] {
         auto *longer = new std::vector<Attribute>(all);
         longer->insert(longer->end(), {{"prologue_affine", 0, 0, 1, true, 0},
-                                       {"prologue_activation", 0, 0, kLastBefore, true, 0},
+                                       {"prologue_activation", 0, 0, kLastPrologue, true, 0},
                                        {"prologue_alpha", 0, 0, 0, true, 0, true},
                                        {"residual", 0, 0, 1, true, 0},
-                                       {"activation", 0, 0, kLastAfter, true, 0},
+                                       {"activation", 0, 0, kLastEpilogue, true, 0},
                                        {"alpha", 0, 0, 0, true, 0, true}});
         return longer;
     }();

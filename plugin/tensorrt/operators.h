@@ -60,13 +60,13 @@ inline constexpr int32_t kFieldFormat = 1;
 // An operator of ai.convpool: [Affine][Relu|LeakyRelu]ConvAvgPool[Add][Relu|LeakyRelu] does what its name says.
 struct Operator {
     bool affine;
-    int32_t before;  // convpool_activation in front of the pooling
+    int32_t prologue;  // convpool_activation in front of the pooling
     bool residual;
-    int32_t after;  // convpool_activation of what comes last
+    int32_t epilogue;  // convpool_activation of what comes last
     std::string name;
     std::vector<std::string> inputs;
 
-    bool plain() const { return !affine && before == CONVPOOL_ACT_NONE && !residual && after == CONVPOOL_ACT_NONE; }
+    bool plain() const { return !affine && prologue == CONVPOOL_ACT_NONE && !residual && epilogue == CONVPOOL_ACT_NONE; }
     // allow_tf32 and constant_weights are not the operator's.  The first says how a builder wants float32 products to be
     // formed; the second that W never changes in the engine's life, so that what is made of it may be kept.
     const std::vector<Attribute> &attributes() const;

@@ -33,7 +33,7 @@ public:
     void release();
 
     // Points the tensors' prepared weights here if this launch, which transforms W to `wanted` bytes, can run on kept weights
-    // or make them; false: it is left alone.
+    // or make them; false: it stays as it is.
     bool place(const convpool_problem &problem, int32_t tactic, size_t wanted, void *stream, convpool_tensors &tensors);
     // Whether the launch that `place` said true for was queued.
     void launched(bool queued) { prepared_ = queued; }

@@ -352,13 +352,13 @@ REFUSALS = {
         f"p = Relu(x)\n{PAIR}\nz = Sigmoid(p)",
         {},
         {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
-        "Relu 'p': output 'p' has 2 readers; got other readers, expected the convolution alone",
+        "Relu 'p': output 'p' has 2 readers; got other readers, expected only the convolution",
     ),
     "a graph output": (
         f"p = Relu(x)\n{PAIR}",
         {},
         {"outputs": "float[a,b,c,d] y, float[a,b,e,f] p"},
-        "Relu 'p': output 'p' is a graph output; got other readers, expected the convolution alone",
+        "Relu 'p': output 'p' is a graph output; got other readers, expected only the convolution",
     ),
     "captured by a branch": (
         f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\nz = If(flag) <"
@@ -366,7 +366,7 @@ REFUSALS = {
         "else_branch = e () => (float[1,16,12,12] j) { j = Tanh(p) }>\ny = Identity(q)",
         {},
         {"inputs": "float[1,16,12,12] x, bool flag", "outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
-        "Relu 'p': output 'p' is read by a subgraph; got other readers, expected the convolution alone",
+        "Relu 'p': output 'p' is read by a subgraph; got other readers, expected only the convolution",
     ),
     "training BatchNormalization": (
         f"p, i, j = BatchNormalization<training_mode=1>(x, g, b, m, d)\n{PAIR}",
@@ -390,7 +390,7 @@ REFUSALS = {
         f"p = Relu(x)\ni = Identity(p)\n{PAIR.replace('(p,', '(i,')}",
         {},
         {"outputs": "float[a,b,c,d] y, float[a,b,e,f] p"},
-        "Relu 'p': output 'p' is a graph output; got other readers, expected the convolution alone",
+        "Relu 'p': output 'p' is a graph output; got other readers, expected only the convolution",
     ),
     "BatchNormalization per position": (
         f"p = BatchNormalization<spatial=0>(x, g, b, m, d)\n{PAIR}",
@@ -426,26 +426,26 @@ REFUSALS = {
         f"c = Conv<pads=[1,1,1,1]>(x, v)\np = Relu(c)\n{PAIR}",
         {"v": (16, 16, 3, 3)},
         {},
-        "Relu 'p': prologue; got Conv 'c' before it, which takes it in, expected a tensor that stays as it is",
+        "Relu 'p': prologue; got Conv 'c' before it, which fuses it, expected a tensor that stays as it is",
     ),
     "behind a residual of a convolution": (
         f"c = Conv<pads=[1,1,1,1]>(x, v)\ns = Add(x, c)\np = Relu(s)\n{PAIR}",
         {"v": (16, 16, 3, 3)},
         {},
-        "Relu 'p': prologue; got Conv 'c' before it, which takes it in, expected a tensor that stays as it is",
+        "Relu 'p': prologue; got Conv 'c' before it, which fuses it, expected a tensor that stays as it is",
     ),
     # behind it
     "result read elsewhere": (
         f"{TAIL}\ny = Relu(q)\nz = Sigmoid(q)",
         {},
         {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
-        "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected Relu alone",
+        "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected only Relu",
     ),
     "result is an output": (
         f"{TAIL}\ny = Relu(q)",
         {},
         {"outputs": "float[a,b,c,d] y, float[a,b,e,f] q"},
-        "ConvAvgPool 'q': result 'q' is a graph output; got other readers, expected Relu alone",
+        "ConvAvgPool 'q': result 'q' is a graph output; got other readers, expected only Relu",
     ),
     "result captured by a branch": (
         f"{TAIL}\ny = Relu(q)\nz = If(flag) <"
@@ -453,19 +453,19 @@ REFUSALS = {
         "else_branch = e () => (float[1,32,6,6] j) { j = Tanh(q) }>",
         {},
         {"inputs": "float[1,16,12,12] x, bool flag", "outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
-        "ConvAvgPool 'q': result 'q' is read by a subgraph; got other readers, expected Relu alone",
+        "ConvAvgPool 'q': result 'q' is read by a subgraph; got other readers, expected only Relu",
     ),
     "added to itself": (
         f"{TAIL}\ny = Add(q, q)",
         {},
         {},
-        "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected Add alone",
+        "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected only Add",
     ),
     "residual by way of itself": (
         f"{TAIL}\nt = Tanh(q)\ny = Add(q, t)",
         {},
         {},
-        "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected Add alone",
+        "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected only Add",
     ),
     "residual that broadcasts over space": (
         f"{TAIL}\ny = Add(q, r)",
@@ -567,21 +567,21 @@ REFUSALS = {
         f"{TAIL}\nn = Add(q, r)\ny = Mul(n, s)",
         {"s": np.float32(2)},
         {"inputs": RESIDUAL},
-        "Mul 'y': map behind a residual; got one that its convolution cannot take in, expected a convolution with constant "
+        "Mul 'y': map behind a residual; got one that its convolution cannot fold, expected a convolution with constant "
         "weights that nothing else reads",
     ),
     "a factor behind a residual that is read elsewhere": (
         f"{TAIL}\nr = Conv<strides=[2,2]>(x, v)\nn = Add(q, r)\ny = Mul(n, s)\nz = Tanh(r)",
         {"v": (32, 16, 1, 1), "s": np.float32(2)},
         {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
-        "Mul 'y': map behind a residual; got one that its convolution cannot take in, expected a convolution with constant "
+        "Mul 'y': map behind a residual; got one that its convolution cannot fold, expected a convolution with constant "
         "weights that nothing else reads",
     ),
     "a factor behind a residual of a fused variant": (
         f"{TAIL}\n{SKIP}\nt = Relu(r)\nn = Add(q, t)\ny = Mul(n, s)",
         {"v": (32, 16, 1, 1), "s": np.float32(2)},
         {},
-        "Mul 'y': map behind a residual; got one that its convolution cannot take in, expected a convolution with constant "
+        "Mul 'y': map behind a residual; got one that its convolution cannot fold, expected a convolution with constant "
         "weights that nothing else reads",
     ),
     "a second residual": (

@@ -480,7 +480,7 @@ def test_a_map_per_channel_before_a_plain_convolution_stays():
     site = convpool.optimize(model, plain_conv=True).report.sites[1]
     assert site.beside == (
         "Relu 'r': prologue; got other elementwise nodes in front of a convolution without a pooling, "
-        "expected an activation alone",
+        "expected only an activation",
     )
     body = body.replace(PAIR, f"q = Conv(r, w)\no = {POOL}(q)\n{PAIR}")
     shared = graph(body, {**WIDE_SHAPES, "g": (64,), "d": np.ones(64, np.float32)}, inputs=WIDE, **BESIDE)

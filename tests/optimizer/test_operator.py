@@ -75,7 +75,9 @@ SLOPES = {"": 0.0, "Relu": 0.0, "LeakyRelu": 0.25}
 def fused_variant(op_type: str, opset: int = 17, x_shape=(2, 4, 10, 11)) -> tuple[onnx.ModelProto, schema.Parts]:
     """A model of one node with everything but its weights as inputs."""
     kind = schema.FUSED_VARIANTS[op_type]
-    parts = schema.Parts(kind.affine, kind.before, SLOPES[kind.before], kind.residual, kind.after, 2 * SLOPES[kind.after])
+    parts = schema.Parts(
+        kind.affine, kind.prologue, SLOPES[kind.prologue], kind.residual, kind.epilogue, 2 * SLOPES[kind.epilogue]
+    )
     shapes = {"X": list(x_shape), "W": [6, 3, 1, 2], "B": [6], "scale": [4], "shift": [4], "R": [2, 6, 5, 4]}
     node = schema.make_node(list(parts.inputs), "Y", POOL, CONV, "node")
     schema.give_parts(node, parts)

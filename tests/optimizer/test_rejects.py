@@ -217,21 +217,21 @@ CASES = {
         {},
         {"outputs": "float[a,b,c,d] y, float[a,b,c,d] z"},
         {},
-        "Conv 'h': output 'h' has 2 readers; got other readers, expected the pooling alone",
+        "Conv 'h': output 'h' has 2 readers; got other readers, expected only the pooling",
     ),
     "a graph output": (
         ALONE,
         {},
         {"outputs": "float[a,b,c,d] y, float[a,b,c,d] h"},
         {},
-        "Conv 'h': output 'h' is a graph output; got other readers, expected the pooling alone",
+        "Conv 'h': output 'h' is a graph output; got other readers, expected only the pooling",
     ),
     "captured": (
         ALONE.replace("y =", "o =") + "\n" + BRANCH,
         {},
         {**BOOL, "outputs": "float[a,b,c,d] o, float[a,b,c,d] y"},
         {},
-        "Conv 'h': output 'h' is read by a subgraph; got other readers, expected the pooling alone",
+        "Conv 'h': output 'h' is read by a subgraph; got other readers, expected only the pooling",
     ),
     "activation": (
         slot("h = Relu(c)"),
@@ -616,7 +616,7 @@ CASES = {
         {},
         {"outputs": "float[a,b,c,d] y, float[a,b,c,d] z"},
         FUSE,
-        "AveragePool 'h': output 'h' has 2 readers; got other readers, expected the convolution alone",
+        "AveragePool 'h': output 'h' has 2 readers; got other readers, expected only the convolution",
     ),
     "pool_conv rank unknown": (
         "v = Reshape(u, s)\n" + pool_conv("kernel_shape=[2,2], strides=[2,2]").replace("w)", "v)"),

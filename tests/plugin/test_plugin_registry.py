@@ -110,8 +110,8 @@ def node_attributes(op_type: str, **changes) -> dict[str, object]:
     """The attributes of a fused variant that the optimizer writes, as Python values, without those that are not fields."""
     node = helper.make_node("ConvAvgPool", ["x", "w", "b"], ["y"], domain=schema.DOMAIN)
     kind = schema.FUSED_VARIANTS[op_type]
-    before, after = (slope if step == "LeakyRelu" else 0.0 for step, slope in ((kind.before, 0.25), (kind.after, 0.1)))
-    schema.give_parts(node, dataclasses.replace(kind, before_alpha=before, after_alpha=after))
+    before, after = (slope if step == "LeakyRelu" else 0.0 for step, slope in ((kind.prologue, 0.25), (kind.epilogue, 0.1)))
+    schema.give_parts(node, dataclasses.replace(kind, prologue_alpha=before, epilogue_alpha=after))
     assert node.op_type == op_type
     return {item.name: helper.get_attribute_value(item) for item in node.attribute} | changes
 

@@ -167,7 +167,7 @@ def make_conv(m: Maker, out: list[int]) -> tuple[str, Layer]:
 
 
 def make_before(m: Maker, x: str, channels: int) -> str:
-    """Nodes in front of the convolution, all of which its operator must take in: `m.prologue` names what they are."""
+    """Nodes in front of the convolution, all of which its operator must fuse: `m.prologue` names what they are."""
     for _ in range(int(m.pick([0, 0, 0, 1, 1, 2]))):
         x = make_linear(m, x, channels)
         m.prologue = "Affine"

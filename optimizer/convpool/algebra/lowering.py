@@ -83,7 +83,7 @@ def lower(layer: Layer, pool: PoolSpec | None, name: str, runtime: Runtime) -> L
     if name == "fused":
         return _fused(layer, pool)
     if pool.taps == 1:
-        # Nothing to average: the convolution alone takes fewer positions.
+        # Nothing to average: the convolution by itself has fewer positions.
         if name == "convavgpool":
             return refuse("pooling window", "one element", "more")
         return Lowering("direct", None, fused_spec(conv, pool))

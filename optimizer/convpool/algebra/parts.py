@@ -12,26 +12,30 @@ from dataclasses import dataclass
 from itertools import product
 
 OP_TYPE = "ConvAvgPool"
-ACTIVATIONS = ("", "Relu", "LeakyRelu")
-"""The activations by the number that the attributes prologue_activation and activation give."""
+PROLOGUES = ("Relu", "LeakyRelu")
+EPILOGUES = ("Relu", "LeakyRelu")
+"""Activations before the pooling and of the result.  The attributes prologue_activation and activation number them from 1, as
+convpool_activation does; 0 is none."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a node does beside pooling and convolution; alphas count for LeakyRelu only and are 0 otherwise."""
+    """What a node does beside pooling and convolution.
+
+    prologue, epilogue: an activation, "" for none; their alphas count for LeakyRelu only and are 0 otherwise.
+    """
 
     affine: bool = False
-    before: str = ""
-    before_alpha: float = 0.0
+    prologue: str = ""
+    prologue_alpha: float = 0.0
     residual: bool = False
-    after: str = ""
-    after_alpha: float = 0.0
+    epilogue: str = ""
+    epilogue_alpha: float = 0.0
 
     @property
     def op_type(self) -> str:
         """The operator that does this."""
-        prologue = ("Affine" if self.affine else "") + self.before
-        return f"{prologue}{OP_TYPE}{'Add' if self.residual else ''}{self.after}"
+        return f"{'Affine' if self.affine else ''}{self.prologue}{OP_TYPE}{'Add' if self.residual else ''}{self.epilogue}"
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -42,7 +46,7 @@ class Parts:
 PLAIN = Parts()
 FUSED_VARIANTS = {
     parts.op_type: parts
-    for affine, before, residual, after in product((False, True), ACTIVATIONS, (False, True), ACTIVATIONS)
-    if (parts := Parts(affine, before, 0.0, residual, after)) != PLAIN
+    for affine, prologue, residual, epilogue in product((False, True), ("", *PROLOGUES), (False, True), ("", *EPILOGUES))
+    if (parts := Parts(affine, prologue, 0.0, residual, epilogue)) != PLAIN
 }
 """Every fused variant by name, with alphas of 0."""

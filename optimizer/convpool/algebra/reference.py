@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -72,18 +73,19 @@ def fused_conv_avg_pool(
     if parts.affine:
         assert scale is not None and shift is not None
         z = z * _per_channel(scale, spec.rank) + _per_channel(shift, spec.rank)
-    y = conv_avg_pool(activation(z, parts.before, parts.before_alpha), w, b, pool, spec)
+    y = conv_avg_pool(ACTIVATIONS[parts.prologue](z, parts.prologue_alpha), w, b, pool, spec)
     if parts.residual:
         assert residual is not None and residual.shape == y.shape
         y = y + residual.astype(np.float64)
-    return activation(y, parts.after, parts.after_alpha)
+    return ACTIVATIONS[parts.epilogue](y, parts.epilogue_alpha)
 
 
-def activation(x: np.ndarray, op_type: str, alpha: float) -> np.ndarray:
-    """Nothing (""), Relu, or LeakyRelu with slope `alpha`, elementwise."""
-    if not op_type:
-        return x
-    return np.where(x < 0, x * (alpha if op_type == "LeakyRelu" else 0.0), x)
+ACTIVATIONS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
+    "": lambda x, alpha: x,
+    "Relu": lambda x, alpha: np.where(x < 0, x * 0.0, x),
+    "LeakyRelu": lambda x, alpha: np.where(x < 0, x * alpha, x),
+}
+"""Every activation of a prologue or epilogue, elementwise, on x and its slope."""
 
 
 def _per_channel(values: np.ndarray, rank: int) -> np.ndarray:

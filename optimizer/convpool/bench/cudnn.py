@@ -2,7 +2,7 @@
 """cuDNN on the naive, fused and direct forms (Suita et al., JPDC 2020), and the direct form on a summed-area table.
 
 Convolutions are cuDNN's, called two ways: every engine that its frontend offers, and PyTorch in benchmark mode.  The
-fastest that computes the right result counts.  Without TF32 no engine with tensor cores is taken in float32; engines that
+fastest that computes the right result counts.  Without TF32 no engine with tensor cores is used in float32; engines that
 round inputs or sums to a narrower type than asked for never are.  Pooling and box means are the kernels of `gather`.
 """
 

@@ -20,7 +20,7 @@ from convpool.bench.record import Entry, entry_row, significant
 OURS = "convpool"
 NO_WORKSPACE = "convpool_no_workspace"
 RULE = "convpool_rule"
-"""What the library would choose without measurements, by its cost rule alone."""
+"""What the library would choose without measurements, only by its cost rule."""
 TACTIC = "convpool:"
 NAIVE = ("cudnn_naive", "tensorrt_naive")
 ON_CPU = ("cpu_loop", "onnxruntime_cpu")

@@ -92,7 +92,7 @@ class Row:
 
     @property
     def pointwise(self) -> bool:
-        """Whether the box means alone carry the stride: a 1x1 convolution without padding."""
+        """Whether only the box means carry the stride: a 1x1 convolution without padding."""
         return self.kernel == 1 and self.pad == 0
 
     @property

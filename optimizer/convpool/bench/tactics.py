@@ -33,7 +33,7 @@ def choice(case: Case, *, workspace: bool) -> cuda.Tactic:
 
 
 def by_rule(work: Sequence[tuple[Row, str]], layout: str, device: dict[str, int]) -> list[cuda.Tactic]:
-    """The tactics that the cost rule alone picks for rows and their precisions with all the workspace that it wants, on a
+    """The tactics that the cost rule picks for rows and their precisions with all the workspace that it wants, on a
     device as `cuda.current_device` has it.  Needs no GPU.
 
     The library reads CONVPOOL_TUNED once in a process, so another one is asked.  Raises LibraryError if that one fails.

@@ -46,7 +46,7 @@ def verify(
     are run with them, as by default: some of them stumble over graphs that are valid.  Where the original then gives what it
     does without, the result has to as well.  A model with
     half-precision or double tensors is judged against the original in float32 (every such tensor, attribute and type made
-    float32), since halves alone say little about who is right, and onnxruntime has no CPU kernels for some types.
+    float32), since half precision does not show who is right, and onnxruntime has no CPU kernels for some types.
 
     Default tolerances, |y - r| <= atol + rtol |r| per element, with atol in units of max |r|:
 
@@ -131,7 +131,7 @@ def _with_optimisations(
 ) -> tuple[list[object], list[object]] | None:
     """What both give with onnxruntime's graph optimisations; None where these do not take the original.
 
-    Raises VerificationError where they do not take the result alone.
+    Raises VerificationError where they do not take the result by itself.
     """
     try:
         usual = OnnxruntimeRunner(original, "the original", optimize=True).values(arrays)

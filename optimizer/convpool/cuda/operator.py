@@ -205,7 +205,7 @@ def _check_operands(call: _Call, problem: Problem) -> None:
 
 
 def _check_call(call: _Call) -> Problem:
-    """Everything that depends on kinds and options alone; needs no GPU."""
+    """Everything that depends only on kinds and options; needs no GPU."""
     if (call.kinds[_SCALE] is None) != (call.kinds[_SHIFT] is None):
         missing, given = ("scale", "shift") if call.kinds[_SCALE] is None else ("shift", "scale")
         raise ArrayError(f"{missing}: missing; got None, expected an array, since {given} is given; give both or neither")

@@ -112,7 +112,7 @@ class Problem:
     bound, beta Clip's upper bound.  prologue_affine says that X is scaled and shifted by channel, prologue_activation (None,
     "relu" or "leaky_relu" of slope prologue_alpha) what follows.
 
-    dtype is the type of all tensors, "float16", "bfloat16" or "float32", or of X and W alone, "int8" or "float8_e4m3fn".
+    dtype is the type of all tensors, "float16", "bfloat16" or "float32", or of only X and W, "int8" or "float8_e4m3fn".
     x_dtype, w_dtype and y_dtype (of Y, bias and residual) name single ones.  An X of "float32" beside a 16-bit W is rounded to
     W's type as it is read, by the tactics for few channels and by generic.  With 8-bit X and W, Y is "float32" by default, and
     w_scale says that the sum of output channel m is multiplied by a float32 w_scale[m].

@@ -165,7 +165,7 @@ class Scope:
         return self._weights[name]
 
     def arithmetic(self, name: str) -> list[int] | None:
-        """The nodes that compute `name` from constants, by ARITHMETIC alone; None if it comes about in another way."""
+        """The nodes that compute `name` from constants, by ARITHMETIC only; None if it comes about in another way."""
         found: set[int] = set()
         names = [name]
         while names:

@@ -20,7 +20,7 @@ from onnx import AttributeProto, FunctionProto, NodeProto, helper
 from onnx.defs import OpSchema
 
 from convpool.algebra.geometry import ConvSpec, PoolSpec
-from convpool.algebra.parts import ACTIVATIONS, FUSED_VARIANTS, OP_TYPE, PLAIN, Parts
+from convpool.algebra.parts import EPILOGUES, FUSED_VARIANTS, OP_TYPE, PLAIN, PROLOGUES, Parts
 from convpool.ir.protos import model_nodes
 
 DOMAIN = "ai.convpool"
@@ -42,15 +42,20 @@ _INTS_ATTRIBUTES = {
     "strides": "Strides of the convolution.",
     "pads": "Zero padding of the convolution: all begins, then all ends.",
     "dilations": "Dilations of the convolution.",
-    "weight_perm": "Permutation that brings W to [M, C/group, kernel...]; it depends on the rank alone.",
+    "weight_perm": "Permutation that brings W to [M, C/group, kernel...]; it depends only on the rank.",
 }
 _ATTRIBUTES = (*_INTS_ATTRIBUTES, "group", "plugin_version", "plugin_namespace")
-_NUMBERED = ", ".join(f"{number} {name or 'none'}" for number, name in enumerate(ACTIVATIONS))
+
+
+def _numbered(activations: tuple[str, ...]) -> str:
+    return ", ".join(f"{number} {name}" for number, name in enumerate(("none", *activations)))
+
+
 _PART_INTS = {
     "prologue_affine": "1 if the inputs scale and shift are there, else 0.",
-    "prologue_activation": f"Activation before the pooling: {_NUMBERED}.",
+    "prologue_activation": f"Activation before the pooling: {_numbered(PROLOGUES)}.",
     "residual": "1 if the input R is there, else 0.",
-    "activation": f"Activation of the result: {_NUMBERED}.",
+    "activation": f"Activation of the result: {_numbered(EPILOGUES)}.",
 }
 _PART_FLOATS = {
     "prologue_alpha": "Slope of a LeakyRelu before the pooling; 0 for other activations.",
@@ -72,7 +77,7 @@ def parts_of(node: NodeProto) -> Parts:
         return PLAIN
     kind = FUSED_VARIANTS[node.op_type]
     alphas = {item.name: item.f for item in node.attribute if item.name in _PART_FLOATS}
-    return Parts(kind.affine, kind.before, alphas["prologue_alpha"], kind.residual, kind.after, alphas["alpha"])
+    return Parts(kind.affine, kind.prologue, alphas["prologue_alpha"], kind.residual, kind.epilogue, alphas["alpha"])
 
 
 def give_parts(node: NodeProto, parts: Parts) -> None:
@@ -85,11 +90,11 @@ def give_parts(node: NodeProto, parts: Parts) -> None:
         return
     values: dict[str, int | float] = {
         "prologue_affine": int(parts.affine),
-        "prologue_activation": ACTIVATIONS.index(parts.before),
-        "prologue_alpha": float(parts.before_alpha),
+        "prologue_activation": ("", *PROLOGUES).index(parts.prologue),
+        "prologue_alpha": float(parts.prologue_alpha),
         "residual": int(parts.residual),
-        "activation": ACTIVATIONS.index(parts.after),
-        "alpha": float(parts.after_alpha),
+        "activation": ("", *EPILOGUES).index(parts.epilogue),
+        "alpha": float(parts.epilogue_alpha),
     }
     node.attribute.extend(helper.make_attribute(name, value) for name, value in values.items())
 
@@ -161,18 +166,18 @@ def variant_function_proto(op_type: str, opset: int) -> FunctionProto:
         names = [x, "scale", "shift", "mean", "variance"]
         before.append(helper.make_node("BatchNormalization", names, ["scaled"], epsilon=0.0))
         x = "scaled"
-    if parts.before:
-        before.append(_activation(parts.before, x, "activated", "prologue_alpha"))
+    if parts.prologue:
+        before.append(_activation(parts.prologue, x, "activated", "prologue_alpha"))
         x = "activated"
     transpose, pool, conv = plain.node
     pool.input[0] = x
-    steps = [*(("Add",) if parts.residual else ()), *((parts.after,) if parts.after else ())]
+    steps = [*(("Add",) if parts.residual else ()), *((parts.epilogue,) if parts.epilogue else ())]
     y = conv.output[0] = "convolved" if steps else "Y"
     if parts.residual:
-        after.append(helper.make_node("Add", [y, "R"], ["sum" if parts.after else "Y"]))
+        after.append(helper.make_node("Add", [y, "R"], ["sum" if parts.epilogue else "Y"]))
         y = "sum"
-    if parts.after:
-        after.append(_activation(parts.after, y, "Y", "alpha"))
+    if parts.epilogue:
+        after.append(_activation(parts.epilogue, y, "Y", "alpha"))
     return helper.make_function(
         DOMAIN,
         op_type,

@@ -91,7 +91,7 @@ class Emitter:
         """A bias of zeros, "" where the number of channels is not known.
 
         Inlining the operator's function without one gives a Conv with an empty third input, which onnxruntime does not
-        take into its blocked layout.
+        bring into its blocked layout.
         """
         info = self._scope.info(old.input[1])
         if info.shape is None or not isinstance(info.shape[0], int) or not info.elem_type:

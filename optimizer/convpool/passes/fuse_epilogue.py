@@ -16,12 +16,12 @@ import numpy as np
 from onnx import NodeProto
 
 from convpool.algebra.affine import IDENTITY, Affine, fold, holds, keeps, outside
+from convpool.algebra.parts import EPILOGUES
 from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, label
 from convpool.passes.base import Context, Reject, Site, reject, rejection
 from convpool.passes.fusion import (
-    ACTIVATIONS,
     Draft,
     FusionPass,
     FusionPlan,
@@ -50,7 +50,7 @@ def grow(draft: Draft) -> None:
     current: FusionPlan | None = draft.plan
     while current is not None:
         if current.parts != draft.plan.parts or current.weights is not draft.plan.weights:
-            draft.plan = current  # an Identity alone is not worth a change
+            draft.plan = current  # only an Identity is not worth a change
         current = _behind(draft, current)
 
 
@@ -60,21 +60,21 @@ def _behind(draft: Draft, plan: FusionPlan) -> FusionPlan | None:
     readers = [
         index
         for index in scope.readers.get(plan.output, [])
-        if is_op(scope.nodes[index], "Sum", *ACTIVATIONS) or is_map(scope.nodes[index])
+        if is_op(scope.nodes[index], "Sum", *EPILOGUES) or is_map(scope.nodes[index])
     ]
-    if not readers or parts.after:
+    if not readers or parts.epilogue:
         return None
     reader = readers[0]
     node = scope.nodes[reader]
     others = scope.sole_reader(plan.output)
     if others is not None:
-        found = reject(scope, plan.node, f"result '{plan.output}' {others}", "other readers", f"{node.op_type} alone")
+        found = reject(scope, plan.node, f"result '{plan.output}' {others}", "other readers", f"only {node.op_type}")
         draft.rejects.append(found)
         return None
     taken = replace(plan, output=node.output[0], downstream=(*plan.downstream, reader))
-    if is_op(node, *ACTIVATIONS):
+    if is_op(node, *EPILOGUES):
         alpha = slope(scope, reader)
-        return None if alpha is None else replace(taken, parts=replace(parts, after=node.op_type, after_alpha=alpha))
+        return None if alpha is None else replace(taken, parts=replace(parts, epilogue=node.op_type, epilogue_alpha=alpha))
     step = map_step(scope, reader, draft.rank)
     if isinstance(step, Step) and step.affine is not None and node.input[step.operand] == plan.output:
         result: FusionPlan | Reject | None = _fold(draft, taken, step)
@@ -94,7 +94,7 @@ def _behind(draft: Draft, plan: FusionPlan) -> FusionPlan | None:
 
 def _may_fuse(node: NodeProto) -> bool:
     """Whether the node's operator may stand in an epilogue."""
-    return is_map(node) or is_op(node, "Sum", *ACTIVATIONS)
+    return is_map(node) or is_op(node, "Sum", *EPILOGUES)
 
 
 def _fold(draft: Draft, plan: FusionPlan, step: Step) -> FusionPlan | Reject:
@@ -118,7 +118,7 @@ def _fold(draft: Draft, plan: FusionPlan, step: Step) -> FusionPlan | Reject:
                 scope,
                 step.node,
                 "map behind a residual",
-                "one that its convolution cannot take in",
+                "one that its convolution cannot fold",
                 "a convolution with constant weights that nothing else reads",
             )
         other = _scaled(giver, Affine(step.affine.scale, np.array(0.0)))
@@ -149,7 +149,7 @@ def _residual(draft: Draft, plan: FusionPlan, taken: FusionPlan) -> FusionPlan |
     rival = scope.producer.get(other)
     if rival is not None and schema.is_operator(scope.nodes[rival]) and scope.sole_reader(other) is None:
         parts = schema.parts_of(scope.nodes[rival])
-        able = not parts.after and not parts.residual and not draft.context.excluded(label(scope.nodes[rival]))
+        able = not parts.epilogue and not parts.residual and not draft.context.excluded(label(scope.nodes[rival]))
         if able and (_work(scope, rival), rival) > (_work(scope, plan.node), plan.node):
             return None
     return replace(taken, residual=other, parts=replace(plan.parts, residual=True))
@@ -163,7 +163,7 @@ def _giver(draft: Draft, index: int) -> Weights | None:
         return None
     if schema.is_operator(node):
         parts = schema.parts_of(node)
-        if parts.after or parts.residual:
+        if parts.epilogue or parts.residual:
             return None
     elif not is_op(node, "Conv"):
         return None

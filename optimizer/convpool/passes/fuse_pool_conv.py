@@ -100,5 +100,5 @@ def _pooling(site: PairSite, rank: int) -> PoolSpec | Reject:
             return reject(scope, index, "ceil_mode", "a partial window or an unknown size", "whole windows")
     others = scope.sole_reader(site.tensor)
     if others is not None:
-        return reject(scope, index, f"output '{site.tensor}' {others}", "other readers", "the convolution alone")
+        return reject(scope, index, f"output '{site.tensor}' {others}", "other readers", "only the convolution")
     return PoolSpec(kernel, strides, pads, dilations)

@@ -17,12 +17,12 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from convpool.algebra.affine import IDENTITY, Affine, holds, keeps, outside
+from convpool.algebra.parts import PROLOGUES
 from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, known_attributes, label
 from convpool.passes.base import Context, Reject, Site, reject, rejection
 from convpool.passes.fusion import (
-    ACTIVATIONS,
     Draft,
     FusionPass,
     FusionPlan,
@@ -54,11 +54,11 @@ def grow(draft: Draft) -> None:
     plan = draft.plan
     if _has_prologue(plan.scope, plan.node):
         return
-    if _is_plain(plan.scope, plan.node, draft.context) and not _activation_alone(plan.scope, plan.x):
+    if _is_plain(plan.scope, plan.node, draft.context) and not _only_an_activation(plan.scope, plan.x):
         producer = plan.scope.producer.get(plan.x)
         if producer is not None and _may_fuse(plan.scope.nodes[producer]):
             found = "other elementwise nodes in front of a convolution without a pooling"
-            draft.rejects.append(reject(plan.scope, producer, "prologue", found, "an activation alone"))
+            draft.rejects.append(reject(plan.scope, producer, "prologue", found, "only an activation"))
         return
     scope, x, parts, affine = plan.scope, plan.x, plan.parts, IDENTITY
     upstream: list[int] = []
@@ -68,16 +68,16 @@ def grow(draft: Draft) -> None:
             break
         if not _all_fuse(scope, x, plan.node, bool(upstream), draft.context):
             others = f"output '{x}' {scope.sole_reader(x)}"
-            draft.rejects.append(reject(scope, index, others, "other readers", "the convolution alone"))
+            draft.rejects.append(reject(scope, index, others, "other readers", "only the convolution"))
             break
-        if is_op(node, *ACTIVATIONS):
+        if is_op(node, *PROLOGUES):
             alpha = slope(scope, index)
-            if alpha is None or parts.before or affine is not IDENTITY:
+            if alpha is None or parts.prologue or affine is not IDENTITY:
                 break
             if not holds(np.asarray(alpha), np.dtype(np.float16)):  # engines compute it in X's type, a float32 model's too
                 draft.rejects.append(reject(scope, index, "slope", f"{alpha:g}", "a number of float16"))
                 break
-            parts, x = replace(parts, before=node.op_type, before_alpha=alpha), node.input[0]
+            parts, x = replace(parts, prologue=node.op_type, prologue_alpha=alpha), node.input[0]
         else:
             step = _fitting(draft, index)
             if isinstance(step, Reject):
@@ -88,13 +88,13 @@ def grow(draft: Draft) -> None:
                 affine = step.affine if affine is IDENTITY else affine.after(step.affine)
             x = node.input[step.operand]
         upstream.append(index)
-        if affine is not IDENTITY or parts.before:  # an Identity alone is not worth a change
+        if affine is not IDENTITY or parts.prologue:  # only an Identity is not worth a change
             parts = replace(parts, affine=affine is not IDENTITY)
             given = affine if parts.affine else None
             draft.plan = replace(plan, x=x, affine=given, parts=parts, upstream=tuple(upstream))
     host = _host(scope, draft.plan.x) if draft.plan.upstream else None
     if host is not None:
-        got = f"{scope.nodes[host].op_type} '{label(scope.nodes[host])}' before it, which takes it in"
+        got = f"{scope.nodes[host].op_type} '{label(scope.nodes[host])}' before it, which fuses it"
         draft.rejects.append(reject(scope, draft.plan.upstream[0], "prologue", got, "a tensor that stays as it is"))
         draft.plan = plan
     elif draft.plan.affine is not None and not _representable(plan, draft.plan.affine):
@@ -145,18 +145,18 @@ def _all_fuse(scope: Scope, x: str, node: int, inside: bool, context: Context) -
 def _may_have_prologue(scope: Scope, index: int, x: str, context: Context) -> bool:
     if known_attributes(scope.nodes[index]) is None or _has_prologue(scope, index):
         return False
-    return not _is_plain(scope, index, context) or _activation_alone(scope, x)
+    return not _is_plain(scope, index, context) or _only_an_activation(scope, x)
 
 
 def _has_prologue(scope: Scope, index: int) -> bool:
     parts = schema.parts_of(scope.nodes[index])
-    return parts.affine or bool(parts.before)
+    return parts.affine or bool(parts.prologue)
 
 
-def _activation_alone(scope: Scope, x: str) -> bool:
+def _only_an_activation(scope: Scope, x: str) -> bool:
     """Whether an activation gives `x`, of what no elementwise node gives; condition (5)."""
     index = scope.producer.get(x)
-    if index is None or not is_op(scope.nodes[index], *ACTIVATIONS):
+    if index is None or not is_op(scope.nodes[index], *PROLOGUES):
         return False
     before = scope.producer.get(scope.nodes[index].input[0])
     while before is not None and _is_idle(scope.nodes[before]):
@@ -176,11 +176,11 @@ def _is_idle(node: NodeProto) -> bool:
 
 def _may_fuse(node: NodeProto) -> bool:
     """Whether the node's operator may stand in a prologue."""
-    return is_map(node) or is_op(node, *ACTIVATIONS)
+    return is_map(node) or is_op(node, *PROLOGUES)
 
 
 def _host(scope: Scope, x: str) -> int | None:
-    """The layer that gives `x` to this chain alone, possibly by an Add, and into which runtimes fuse it; condition (4)."""
+    """The layer that gives `x` only to this chain, possibly by an Add, and into which runtimes fuse it; condition (4)."""
     for _ in range(2):
         index = scope.producer.get(x)
         if index is None or scope.sole_reader(x) is not None:

@@ -20,7 +20,6 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from convpool.algebra.affine import Affine
-from convpool.algebra.parts import ACTIVATIONS as ALL_ACTIVATIONS
 from convpool.algebra.parts import PLAIN, Parts
 from convpool.ir import schema
 from convpool.ir.index import Scope
@@ -30,8 +29,6 @@ from convpool.passes.edit import Edit
 from convpool.passes.linear import Step, known_step
 from convpool.report import SiteReport
 from convpool.reporting import Log
-
-ACTIVATIONS = ALL_ACTIVATIONS[1:]
 
 
 @dataclass(frozen=True)

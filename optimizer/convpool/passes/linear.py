@@ -201,7 +201,7 @@ class LinearOp:
     """A linear operator: how a node of it is read, and what every search that meets one has to know.
 
     step: what a node does as a linear map; its arguments are those of `linear_step`.  binary: either input may carry the data,
-    else the first.  pads: it changes spatial sizes, so that no node of the operator takes it in.  idle: it hands its input on as
+    else the first.  pads: it changes spatial sizes, so that no node of the operator fuses it.  idle: it hands its input on as
     it is, at inference.  neutral: the constant operand with which it does; commutes: whichever input that is.
     """
 

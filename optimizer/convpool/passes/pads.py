@@ -25,7 +25,7 @@ SEARCH_LIMIT = 24
 
 
 def with_pads_in_front(scope: Scope, leaf: ConvLeaf) -> ConvLeaf:
-    """`leaf` with zero Pads in front of it taken into its own.
+    """`leaf` with zero Pads in front of it merged into its own.
 
     A Pad left in front of an AveragePool is merged into it by onnxruntime, which then refuses pads that reach the kernel.  It
     merges one into a pooling that is its only reader, even a MaxPool, which then finds no zeros: one that a pooling reads stays.
@@ -54,7 +54,7 @@ def _pooled(scope: Scope, tensor: str) -> bool:
 
 
 def zero_pads(scope: Scope, name: str, rank: int) -> tuple[str, Ints, tuple[int, ...]]:
-    """The tensor that `name` is by Pads of zeros alone, their pads in all, and the nodes from it to `name`, nearest first."""
+    """The tensor that `name` is by only Pads of zeros, their pads in all, and the nodes from it to `name`, nearest first."""
     total: Ints = (0,) * (2 * rank)
     nodes: tuple[int, ...] = ()
     found = name, total, nodes
@@ -125,7 +125,7 @@ def _transposed(scope: Scope, tensor: str) -> bool:
 
 
 def moved_pads(scope: Scope, index: int, orders: tuple[Ints | None, ...], rank: int) -> Ints | None:
-    """A Pad's pads, on spatial axes alone, behind Transposes of these orders, nearest first; None where they are unknown."""
+    """A Pad's pads, on spatial axes only, behind Transposes of these orders, nearest first; None where they are unknown."""
     try:
         numbers = pad_numbers(scope, index, rank)
     except AttributeReference:

@@ -9,7 +9,7 @@
 
 The sum is made of Add, Sum and Mean, with constant factors by Mul and Div on it or on its terms.  The Slices must
 (1) be strided alike, start at each offset of the window exactly once and have equal lengths, on a known size: at size 3
-the halves broadcast, and compute something else; (2) be averaged: each factor is one over their number, to the rounding
+the Slices broadcast, and compute something else; (2) be averaged: each factor is one over their number, to the rounding
 of the factors' types; and (3) have no other reader.  Zeros among the terms (an accumulator's start) do not count, and no
 constant may widen the result.
 """

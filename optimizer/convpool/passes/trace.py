@@ -43,7 +43,7 @@ def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozens
     if inside and set(scope.readers.get(tensor, ())) <= inside and tensor not in (scope.outputs | scope.captured):
         others = None
     if others is not None:
-        return reject(scope, index, f"output '{tensor}' {others}", "other readers", "the pooling alone")
+        return reject(scope, index, f"output '{tensor}' {others}", "other readers", "only the pooling")
     if is_op(node, "Conv"):
         leaf = conv_leaf(scope, index, rank)
         return leaf if isinstance(leaf, Reject) else with_pads_in_front(scope, leaf)

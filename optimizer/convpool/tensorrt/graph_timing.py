@@ -35,7 +35,7 @@ def time_in_turn(
 ) -> dict[str, list[float]]:
     """Microseconds a call, one figure a round, for engines that take the same inputs.
 
-    inputs: one set of arrays by name, or several sets of GPU arrays of the same shapes, which the calls take in turn.
+    inputs: one set of arrays by name, or several sets of GPU arrays of the same shapes, through which the calls cycle.
     left_out: takes the reason, by name, for each engine that cannot be loaded, run, or captured into a CUDA graph.  Without it
     such an engine raises TensorRTError.
     """

@@ -26,7 +26,7 @@ struct Tactic {
     int32_t precision;        // a Precision, or kAnyPrecision
     int32_t split;            // thread blocks of a cluster that share a tile's channels
     int32_t min_cc;
-    bool sm90a;  // needs instructions that compute capability 9.0 alone has
+    bool sm90a;  // needs instructions that only compute capability 9.0 has
 };
 constexpr int32_t kAnyPrecision = -1;
 
@@ -48,7 +48,7 @@ const Tactic *find_tactic(int32_t id);
 
 // Null, with a reason, if the tactic does not run the problem on such a device.
 std::unique_ptr<Plan> make_plan(const Problem &problem, const Tactic &tactic, const Device &device, std::string &reason);
-// The same for a device of any size that runs the tactic: for what depends on problem and tactic alone.
+// The same for a device of any size that runs the tactic: for what depends only on problem and tactic.
 std::unique_ptr<Plan> make_plan_for_any_device(const Problem &problem, const Tactic &tactic, std::string &reason);
 
 }  // namespace convpool

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // direct_tma: the warps that form box means of 2x2 pixels, from rings of raw pixels to rings of means.
 //
-// Raw pixels of a subtile lie as two halves, columns 0, 2, .. and columns 1, 3, .. of its window of X; each half is [row][column]
+// Raw pixels of a subtile lie as two parts, columns 0, 2, .. and columns 1, 3, .. of its window of X; each part is [row][column]
 // of 64 bytes, four chunks. Box mean (y, x) is the mean of pixels (y, x), (y, x + 1), (y + 1, x), (y + 1, x + 1).
 #pragma once
 
@@ -123,7 +123,7 @@ template <class Config, bool kPrologue> struct DirectTmaMeans {
             store_mean_with(dst + mean_position(y + 1, pair, 1), below.odd, between.odd);
             above = below;
         }
-        if (y < end) {  // an odd number of rows: the last one alone
+        if (y < end) {  // an odd number of rows: the last one by itself
             const PairSums below = next_sums(y + 1, false);
             store_mean(dst + mean_position(y, pair, 0), above.even, below.even);
             store_mean(dst + mean_position(y, pair, 1), above.odd, below.odd);

@@ -41,7 +41,7 @@ std::string form_reason(const Problem &p, const Tactic &t, const Tile &tile) {
                           "1, dilation 1");
         if (const int64_t stride = int64_t{p.pool_strides[i]} * p.strides[i]; stride != 2)
             return reject("stride" + axis, std::to_string(stride), "2");
-        // Box means over the padding of Conv must be zero as they are computed: over padding alone.
+        // Box means over the padding of Conv must be zero as they are computed: over nothing but padding.
         const int64_t last = (p.out[i] - 1) * p.strides[i] - p.pads_begin[i] + p.kernel[i] - 1;
         if ((p.pads_begin[i] > 0 && p.pool_pads_begin[i] != 1) ||
             (last >= p.pooled[i] && (p.pooled[i] * p.pool_strides[i] - p.pool_pads_begin[i] < p.in[i])))
@@ -150,7 +150,7 @@ double DirectTmaPlan::expected_us() const {
     const Cost &cost = row_.tile.cost;
     double slice_us = cost.slice_us * (row_.precision == Precision::kTF32 ? 0.92 : 1.0);
     if (p.prologue_affine || (p.has_prologue() && row_.tile.kernel == 1)) slice_us = std::max(slice_us, cost.prologue_us);
-    else if (p.has_prologue()) slice_us *= 1.3;  // an activation alone; of 128 pixels 1.04 to 1.17, the rest is caution
+    else if (p.has_prologue()) slice_us *= 1.3;  // only an activation; of 128 pixels 1.04 to 1.17, the rest is caution
     const double rounds = ceil_div(params_.tiles, grid_);
     const double exposed_bytes = (x_bytes(p) / params_.slices + y_bytes(p)) / rounds;
     return 2.03 + std::max(rounds * (params_.slices * slice_us + cost.end_us) + exposed_bytes / kBytesPerUs,

@@ -12,7 +12,7 @@ using gemm::Operand;
 using gemm::Row;
 using gemm::Tile;
 
-// Steps are of 64 bytes of channels. A block alone lacks the warps to fill the tensor cores.
+// Steps are of 64 bytes of channels. One block lacks the warps to fill the tensor cores.
 constexpr Tile k128x128{
     .block_m = 128, .block_n = 128, .warps_m = 2, .warps_n = 2, .stages = 4, .min_blocks = 2, .step = {0.42, 0.7}};
 constexpr Tile k64x64{

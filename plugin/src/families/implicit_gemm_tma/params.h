@@ -14,7 +14,7 @@ struct ImplicitGemmTmaParams {
     CUtensorMap x_map;        // X [n,h,w,c] by im2col: columns of a tile's output pixels
     CUtensorMap w_map;        // W [taps,m,c], a view
     ImplicitGemmParams gemm;  // x, w, slices, chunks, div_tap_chunks and round_pixels unused
-    Prologue prologue;        // of a kernel that activates: an activation alone
+    Prologue prologue;        // of a kernel that activates: only an activation
     int32_t steps;            // of 128 bytes of channels
     FastDiv div_tap_steps;    // those of a tap
 };

@@ -5,7 +5,7 @@
 // which fill a stage. big*big, small*big and big*small are three products of the same bytes. The tensor cores truncate as they
 // accumulate, each step an error of one sign: the last two, 2^-11 of the whole, have a sum of their own, and the first starts from
 // zero every other stage and is added by a rounded addition. Emulated on random numbers, 256 to a sum, the error is 1.6e-7; with
-// all in one sum, added every four stages, 5.8e-7; a chain of float32 additions has 2.8e-7, and pooling its results halves it.
+// all in one sum, added every four stages, 5.8e-7; a chain of float32 additions has 2.8e-7, and pooling its results divides it by 2.
 #pragma once
 
 #include "kernels/mma/accumulators.cuh"

@@ -47,7 +47,7 @@ private:
     CONVPOOL_DEVICE static uint4 filled(float v) { return {packed(v), packed(v), packed(v), packed(v)}; }
 };
 
-// An activation alone, in X's type: max(v, slope * v), or max(v, 0). For a slope of at most 1 that is not zero in X's type.
+// Only an activation, in X's type: max(v, slope * v), or max(v, 0). For a slope of at most 1 that is not zero in X's type.
 template <Precision P, bool kSloped> struct PackedActivation {
     using Element = typename Traits<P>::Element;
     uint32_t slope;
