@@ -22,9 +22,11 @@ from convpool.check.session import evaluate
 from convpool.check.verify import compare, unchanged
 from convpool.errors import OptionError, VerificationError
 from convpool.ir import schema
-from convpool.ir.model import LoadedModel, load, passes_full_check, save
+from convpool.ir.external import external_size
+from convpool.ir.model import LoadedModel, load, passes_full_check
 from convpool.ir.model import check as check_model
 from convpool.ir.protos import subgraphs
+from convpool.ir.save import save, self_contained, serialize
 from convpool.options import OptimizeOptions, options_for
 from convpool.pipeline import Pipeline
 from convpool.report import Report, SiteReport, Summary
@@ -45,9 +47,20 @@ class OptimizeResult:
         """The rewritten model with the folder of its external data."""
         return self._loaded
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to `path` atomically; external data is linked or copied beside it.  Raises OutputError."""
-        save(self._loaded, Path(path), self._new_constants)
+    def save(self, path: str | os.PathLike[str], *, external_data: str = "auto") -> list[Path]:
+        """Write the model to `path` atomically, and give all the files that it needs, itself first.
+
+        external_data: where the weights go that the original has in data files, and all those of a model too large for one file:
+        "auto", into the model where it fits protobuf's 2 GB, otherwise as "one"; "one", into one file beside the model, of its
+        name with .data; "keep", into copies of the original's files.  The original's own files are never linked to or changed;
+        a model saved under the name that it was loaded from goes on to use them with "keep".
+        Raises OutputError, OptionError.
+        """
+        return save(self._loaded, Path(path), self._new_constants, external_data)
+
+    def to_bytes(self) -> bytes:
+        """The model as one file's content, with its external data in it.  Raises ModelError for one above 2 GB."""
+        return serialize(self_contained(self.model, self._loaded.base_dir))
 
     def move_to_domain(self, domain: str) -> None:
         """Give the model's nodes of convpool's operators, and their functions, another domain (`--domain`)."""
@@ -129,7 +142,7 @@ def rewrite(
     original: LoadedModel, options: OptimizeOptions, input_shapes: Mapping[str, Sequence[int]], tuner: Tuner | None = None
 ) -> OptimizeResult:
     """`optimize` without its check, by options as data.  input_shapes: by which the size of plain convolutions is judged."""
-    result = LoadedModel(ModelProto(), original.base_dir, 0, data_files=original.data_files)
+    result = LoadedModel(ModelProto(), original.base_dir, 0, path=original.path, data_files=original.data_files)
     result.proto.CopyFrom(original.proto)
     sizes = given_shapes(original, input_shapes) if "plain_conv" in options.passes else {}
     run = Pipeline(result, original.inferred, options, evaluate, sizes=sizes, tuner=tuner)
@@ -154,8 +167,8 @@ def _summary(original: LoadedModel, result: LoadedModel, reports: list[SiteRepor
         sum(report.macs_after or 0 for report in reports),
         _operators(original.proto),
         _operators(result.proto),
-        original.size_bytes or original.proto.ByteSize(),
-        result.proto.ByteSize(),
+        original.size_bytes,
+        result.proto.ByteSize() + external_size(result.proto),
         0.0,
         concats,
     )

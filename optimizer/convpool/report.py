@@ -41,7 +41,8 @@ class SiteReport:
 
 @dataclass(frozen=True)
 class Summary:
-    """Totals over the model.  Operator counts cover subgraphs and functions; sizes are those of the model files."""
+    """Totals over the model.  Operator counts cover subgraphs and functions; sizes are the bytes of all files
+    that a model needs."""
 
     rewritten: int
     rejected: int

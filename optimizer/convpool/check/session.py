@@ -9,7 +9,8 @@ import numpy as np
 from onnx import ModelProto
 
 from convpool.check.inputs import Arrays
-from convpool.ir.model import LoadedModel, serialize
+from convpool.ir.model import LoadedModel
+from convpool.ir.save import serialize
 
 
 def make_session(model: LoadedModel, *, optimize: bool, threads: int = 0, spin: bool = False) -> Any:

@@ -22,7 +22,8 @@ from convpool.cli.table import make_console, show
 from convpool.errors import OptionError, VerificationError
 from convpool.ir import schema
 from convpool.ir.files import check_output
-from convpool.ir.model import load, serialize
+from convpool.ir.model import load
+from convpool.ir.save import LAYOUTS
 from convpool.options import DEFAULT_LIMITS, PASSES, TARGETS
 
 _NAMES = ", ".join(f"{name} ({what})" for name, what in PASSES.items())
@@ -36,6 +37,14 @@ _NAMES = ", ".join(f"{name} ({what})" for name, what in PASSES.items())
     "--output",
     metavar="OUT",
     help="Where to write; '-' is stdout, MODEL's own name replaces it. Default: MODEL's name with .convpool.onnx, beside it.",
+)
+@click.option(
+    "--external-data",
+    type=click.Choice(LAYOUTS),
+    default="auto",
+    show_default=True,
+    help="Where weights in data files go: auto, into the model where it stays under 2 GB, else as one; one, one data file beside "
+    "OUT; keep, copies of the original's files.",
 )
 @click.option(
     "--target",
@@ -130,6 +139,7 @@ def command(
     model: str,
     others: tuple[str, ...],
     output: str | None,
+    external_data: str,
     report_path: str | None,
     quiet: bool,
     verbose: bool,
@@ -152,9 +162,11 @@ def command(
     _check_offloading(options)
     if no_check and options["data"]:
         raise OptionError("--no-check and --data exclude each other")
+    out = _output_path(model, output)
+    if out is None and external_data == "one":
+        raise OptionError("--external-data one: got stdout, which takes no data file; expected a file's name with -o")
     if domain == "" or f"{domain}.".startswith("ai.onnx."):
         raise OptionError(f"--domain: got {domain!r}, where ONNX has its own operators; expected another, as trt.plugins")
-    out = _output_path(model, output)
     loaded = load(sys.stdin.buffer.read() if model == "-" else Path(model))
     read = {"--data": [Path(options["data"])] if options["data"] else [], "weights of the model": loaded.weight_files}
     if out is not None and not dry_run:
@@ -176,12 +188,12 @@ def command(
         raise
     result.move_to_domain(domain)
     write_report(report_path, result.report.to_json())
-    if not dry_run:
-        _write(result, out)
+    written = [] if dry_run else _write(result, out, external_data)
     if not quiet:
         show(result.report, console, verbose=verbose)
         if out is not None:
-            console.print(f"{'would write' if dry_run else 'written'}   {out}", soft_wrap=True, markup=False)
+            files = ", ".join(map(str, written or [out]))
+            console.print(f"{'would write' if dry_run else 'written'}   {files}", soft_wrap=True, markup=False)
 
 
 def main() -> None:
@@ -206,12 +218,14 @@ def _output_path(model: str, output: str | None) -> Path | None:
     return Path(output) if output else Path(model).parent / f"{Path(model).stem}.convpool.onnx"
 
 
-def _write(result: OptimizeResult, out: Path | None) -> None:
+def _write(result: OptimizeResult, out: Path | None, external_data: str) -> list[Path]:
+    """Write the model; the files that it needs."""
     if out is not None:
-        result.save(out)
-        return
+        return result.save(out, external_data=external_data)
+    data = result.to_bytes()
     with open(sys.stdout.fileno(), "wb", closefd=False) as stdout:  # sys.stdout.buffer may write a part (PYTHONUNBUFFERED)
-        stdout.write(serialize(result.model))
+        stdout.write(data)
+    return []
 
 
 if __name__ == "__main__":

@@ -13,16 +13,19 @@ class StepBar:
 
     def __init__(self, first: ProgressColumn, *, hidden: bool) -> None:
         console = make_console(stderr=True)
+        self._shown = console.is_terminal and not hidden
         columns = (first, BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-        self._bar = Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal)
+        self._bar = Progress(*columns, console=console, transient=True)
         self._task = self._bar.add_task("", total=None)
 
     def __enter__(self) -> StepBar:
-        self._bar.start()
+        if self._shown:
+            self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if self._shown:
+            self._bar.stop()
 
     def update(self, done: int, total: int, what: str) -> None:
         """Show that step number `done` of `total` is under way, and what it is."""

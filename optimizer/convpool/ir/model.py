@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading, checking and writing models.  Weights in external files are read one at a time, and only when asked for."""
+"""Reading and checking models.  Weights in external files are read one at a time, and only when asked for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,18 +15,17 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
-from convpool.errors import ModelError, OutputError, first_line
+from convpool.errors import ModelError, first_line
 from convpool.ir import schema
-from convpool.ir.files import check_external_data, check_output, move_to_external, place_external_data, write_atomically
+from convpool.ir.external import check_external_data, external_size, is_external, read_in
 from convpool.ir.protos import graphs_within, is_op, opset_of, tensors
+from convpool.ir.sanity import check_tensors
 from convpool.ir.toposort import in_order
-
-PROTOBUF_LIMIT_BYTES = 2**31 - 1
 
 
 @dataclass
 class LoadedModel:
-    """A model with the folder its external data lies in (None: it has none) and its size as a file."""
+    """A model with the folder its external data lies in (None: it has none) and the bytes of all its files."""
 
     proto: ModelProto
     base_dir: Path | None
@@ -36,16 +34,19 @@ class LoadedModel:
     """The model as it was loaded, after shape inference."""
     source: Path | bytes | None = None
     """What the model was parsed from, if not from memory."""
+    path: Path | None = None
+    """The file that it comes from, also once it has changed."""
     data_files: frozenset[str] = frozenset()
     """Locations of the external data that the model came with, relative to `base_dir`."""
 
     def read(self, tensor: TensorProto) -> np.ndarray:
         """The value of a tensor; one in an external file is read from there and not kept."""
-        if tensor.data_location != TensorProto.EXTERNAL:
+        if not is_external(tensor) or self.base_dir is None:
             return numpy_helper.to_array(tensor)
         copy = TensorProto()
         copy.CopyFrom(tensor)
-        return numpy_helper.to_array(copy, base_dir=str(self.base_dir))
+        read_in(copy, self.base_dir)
+        return numpy_helper.to_array(copy)
 
     @property
     def weight_files(self) -> list[Path]:
@@ -72,11 +73,13 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     elif isinstance(source, (str, os.PathLike)):
         path = Path(source)
         data = _read_file(path)
-        model = LoadedModel(_parse(data, str(path)), path.resolve().parent, len(data), source=path)
+        model = LoadedModel(_parse(data, str(path)), path.absolute().parent, len(data), source=path, path=path)
     else:
         model = LoadedModel(_from_graphsurgeon(source), base_dir, 0)
     _check_versions(model.proto)
+    check_tensors(model.proto)
     model.data_files = check_external_data(model.proto, model.base_dir)
+    model.size_bytes = (model.size_bytes or model.proto.ByteSize()) + external_size(model.proto)
     model.proto = in_order(model.proto)
     model.inferred = infer_shapes(model.proto)
     check(model, "the model")
@@ -155,44 +158,6 @@ def _adds(claim: ValueInfoProto, known: ValueInfoProto | None) -> bool:
     dims = list(zip(claimed, found, strict=True))
     agree = all(c.dim_value == k.dim_value for c, k in dims if c.HasField("dim_value") and k.HasField("dim_value"))
     return agree and any(c.WhichOneof("value") and not k.HasField("dim_value") for c, k in dims)
-
-
-def serialize(model: ModelProto) -> bytes:
-    """Serialised model.  Raises ModelError beyond protobuf's 2 GiB."""
-    try:
-        return model.SerializeToString()
-    except (EncodeError, ValueError) as error:
-        raise ModelError(
-            f"model: too large for one file; got over {PROTOBUF_LIMIT_BYTES} bytes, expected less; give it external data"
-        ) from error
-
-
-def save(model: LoadedModel, out: Path, new_constants: set[str]) -> None:
-    """Write the model to `out` atomically, with its external data beside it; an unchanged one byte for byte.
-
-    Data files stay where they are if `out` is in their folder; elsewhere they are hard-linked, or copied if that
-    fails.  New constants of such a model go to `<out>.data`.  Nothing is left behind on failure.  Raises OutputError.
-    """
-    check_output(out)
-    folders = (model.base_dir, out.parent) if model.base_dir is not None else ()
-    if out.resolve() in {(folder / name).resolve() for folder in folders for name in model.data_files}:
-        raise OutputError(f"{out}: holds weights of the model; expected another name")
-    created: list[Path] = []
-    proto = model.proto
-    try:
-        if model.has_external_data and model.base_dir is not None:
-            proto = ModelProto()
-            proto.CopyFrom(model.proto)
-            place_external_data(proto, model.base_dir, out, created)
-            move_to_external(proto, new_constants, out, model.data_files, created)
-        data = model.source.read_bytes() if isinstance(model.source, Path) else model.source
-        write_atomically(out, serialize(proto) if data is None or proto != model.proto else data)
-    except OSError as error:
-        _discard(created)
-        raise OutputError(f"{out}: cannot be written; {error.strerror or error}") from error
-    except BaseException:
-        _discard(created)
-        raise
 
 
 def _read_file(path: Path) -> bytes:
@@ -299,9 +264,3 @@ def _check_with_stand_ins(model: ModelProto, full: bool) -> None:
         path = Path(folder, "model.onnx")
         path.write_bytes(probe.SerializeToString())
         onnx.checker.check_model(str(path), full_check=full)
-
-
-def _discard(paths: list[Path]) -> None:
-    for path in reversed(paths):
-        with suppress(OSError):
-            path.rmdir() if path.is_dir() else path.unlink()

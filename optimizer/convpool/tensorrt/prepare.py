@@ -18,7 +18,6 @@ import onnx
 import onnx.inliner
 from google.protobuf.message import EncodeError
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
-from onnx.external_data_helper import load_external_data_for_model
 
 from convpool.api import optimize
 from convpool.check.session import evaluate
@@ -28,6 +27,7 @@ from convpool.ir.index import Scope, index_model
 from convpool.ir.layers import mark_layers
 from convpool.ir.model import LoadedModel, load
 from convpool.ir.protos import all_nodes, is_op
+from convpool.ir.save import self_contained as without_data_files
 from convpool.tensorrt.package import STRONGLY_TYPED_SINCE
 
 OLD_PARSER_OPSET = 17
@@ -66,11 +66,7 @@ def is_plugin_node(node: NodeProto) -> bool:
 def self_contained(model: object) -> ModelProto:
     """A copy of the model with its external data read in.  Raises ModelError."""
     loaded = load(model)
-    copy = ModelProto()
-    copy.CopyFrom(loaded.proto)
-    if loaded.has_external_data:
-        load_external_data_for_model(copy, str(loaded.base_dir))
-    return copy
+    return without_data_files(loaded.proto, loaded.base_dir)
 
 
 def inline_own_functions(model: ModelProto) -> ModelProto:

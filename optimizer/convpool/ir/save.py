@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing a model, with its weights inside or in data files of its own.
+
+The files of the original are only read: none is linked to, moved or changed, and no file that is there is overwritten but the
+one asked for.  Data files come first and the model last, so that an interruption leaves what was there as it was.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import IO
+
+from google.protobuf.message import EncodeError
+from onnx import ModelProto, TensorProto
+
+from convpool.errors import ModelError, OptionError, OutputError
+from convpool.ir.external import Place, external_size, is_external, place_of, read_in, refer_to
+from convpool.ir.files import NewFile, check_output, unfinished, write_atomically
+from convpool.ir.model import LoadedModel
+from convpool.ir.protos import tensors
+
+LAYOUTS = ("auto", "one", "keep")
+"""Where weights go: inside the model where it fits one file, else as `one`; in one data file; in files as the original's."""
+PROTOBUF_LIMIT_BYTES = 2**31 - 1
+INLINE_LIMIT_BYTES = 2**31 - 2**27
+"""Largest model written as one file: protobuf's limit less room for what other tools add to a model."""
+EXTERNAL_THRESHOLD_BYTES = 1024
+"""Smaller weights stay inside the model."""
+PAGE_BYTES = 4096
+"""Weights of this size and more begin at a multiple of it, so that a runtime can map them."""
+_CHUNK_BYTES = 2**22
+
+
+def serialize(model: ModelProto) -> bytes:
+    """Serialised model.  Raises ModelError beyond protobuf's 2 GiB."""
+    try:
+        return model.SerializeToString()
+    except (EncodeError, ValueError) as error:
+        raise ModelError(
+            f"model: too large for one file; got over {PROTOBUF_LIMIT_BYTES} bytes, expected less; give it external data"
+        ) from error
+
+
+def self_contained(proto: ModelProto, base_dir: Path | None) -> ModelProto:
+    """A copy of a model with its external data read in.  Raises ModelError, also for more than one file holds."""
+    if (size := _whole_bytes(proto)) > PROTOBUF_LIMIT_BYTES:
+        raise ModelError(f"model: too large without data files; got {size} bytes, expected at most {PROTOBUF_LIMIT_BYTES}")
+    copy = ModelProto()
+    copy.CopyFrom(proto)
+    for tensor in filter(is_external, tensors(copy)):
+        assert base_dir is not None, "checked when the model was loaded"
+        read_in(tensor, base_dir)
+    return copy
+
+
+def save(model: LoadedModel, out: Path, new_constants: Iterable[str] = (), layout: str = "auto") -> list[Path]:
+    """Write a model atomically, and give all the files that it needs, itself first.
+
+    An unchanged model is written byte for byte, unless its data moves.  A model written under the name that it came from may go
+    on to use its data files.  new_constants: names of tensors that go to a data file under "keep".  layout: of `LAYOUTS`.
+    Nothing is left behind on failure.  Raises OptionError, OutputError, ModelError.
+    """
+    if layout not in LAYOUTS:
+        raise OptionError(f"external_data: got {layout!r}, expected one of {', '.join(LAYOUTS)}")
+    check_output(out)
+    proto, base_dir, unchanged = model.proto, model.base_dir, model.source
+    originals = {file.resolve() for file in model.weight_files}
+    if out.resolve() in originals:
+        raise OutputError(f"{out}: holds weights of the model; expected another name")
+    sources, in_place = _sources(proto, base_dir), model.path is not None and _same_name(out, model.path)
+    if unchanged is not None and layout != "one" and (in_place or not sources):
+        _write(out, unchanged.read_bytes() if isinstance(unchanged, Path) else unchanged)
+        return _needed(proto, out)
+    placer = _Placer(out, base_dir, set() if in_place else originals)
+    if layout == "auto":
+        layout = "inside" if _whole_bytes(proto) <= INLINE_LIMIT_BYTES else "one"
+    try:
+        if layout == "inside":
+            proto = self_contained(proto, base_dir) if sources else proto
+        else:
+            copy = ModelProto()
+            copy.CopyFrom(proto)
+            proto = copy
+            if layout == "keep" and not in_place:
+                placer.copy_files(proto, sources)
+            placer.write_one(proto, None if layout == "one" else set(new_constants) if sources else set())
+        _write(out, serialize(proto))
+    except BaseException as error:
+        placer.discard()
+        if isinstance(error, OSError):
+            raise OutputError(f"{out}: cannot be written; {error.strerror or error}") from error
+        raise
+    return _needed(proto, out)
+
+
+def _write(out: Path, data: bytes) -> None:
+    try:
+        write_atomically(out, data)
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be written; {error.strerror or error}") from error
+
+
+def _same_name(first: Path, second: Path) -> bool:
+    return (first.parent.resolve(), first.name) == (second.parent.resolve(), second.name)
+
+
+def _needed(proto: ModelProto, out: Path) -> list[Path]:
+    return [out, *dict.fromkeys(out.parent / place_of(tensor).location for tensor in filter(is_external, tensors(proto)))]
+
+
+def _whole_bytes(proto: ModelProto) -> int:
+    return proto.ByteSize() + external_size(proto)
+
+
+def _sources(proto: ModelProto, base_dir: Path | None) -> dict[str, Path]:
+    """The data files of a model by location."""
+    locations = dict.fromkeys(place_of(tensor).location for tensor in filter(is_external, tensors(proto)))
+    return {location: (base_dir / location).resolve() for location in locations} if base_dir is not None else {}
+
+
+class _Placer:
+    """Writes data files beside a model, each under the first name that is free or that holds the very same bytes."""
+
+    def __init__(self, out: Path, base_dir: Path | None, avoided: set[Path]) -> None:
+        """avoided: files that are not used even if they hold the same: the original's, which may go away."""
+        self._out, self._base_dir, self._avoided = out, base_dir, avoided
+        self._created: list[Path] = []
+
+    def copy_files(self, proto: ModelProto, sources: dict[str, Path]) -> None:
+        """Copy the data files `sources` beside the model, and refer to the copies."""
+        places = {location: self._copy(source, location) for location, source in sources.items()}
+        for tensor in filter(is_external, tensors(proto)):
+            place = place_of(tensor)
+            refer_to(tensor, Place(places[place.location], place.offset, place.length))
+
+    def write_one(self, proto: ModelProto, names: set[str] | None) -> None:
+        """Move the tensors `names` to one data file; None: all external ones, and those of EXTERNAL_THRESHOLD_BYTES."""
+
+        def moves(tensor: TensorProto) -> bool:
+            if is_external(tensor):
+                return names is None
+            return len(tensor.raw_data) >= EXTERNAL_THRESHOLD_BYTES and (names is None or tensor.name in names)
+
+        moving = [tensor for tensor in tensors(proto) if moves(tensor)]
+        if not moving:
+            return
+        with unfinished(self._out.parent, self._out.name) as new:
+            places: list[Place] = []
+            shared: dict[Place, Place] = {}
+            for tensor in moving:
+                known = place_of(tensor) if is_external(tensor) else None
+                place = shared.get(known) if known else None
+                if place is None:
+                    place = self._append(new.file, tensor)
+                    if known:
+                        shared[known] = place
+                places.append(place)
+            new.file.truncate()
+            location = self._settle(new, _names(f"{self._out.name}.data"))
+        for tensor, place in zip(moving, places, strict=True):
+            refer_to(tensor, Place(location, place.offset, place.length))
+
+    def discard(self) -> None:
+        """Delete what was made."""
+        for path in reversed(self._created):
+            with suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+
+    def _append(self, file: IO[bytes], tensor: TensorProto) -> Place:
+        length = place_of(tensor).length if is_external(tensor) else len(tensor.raw_data)
+        if length >= PAGE_BYTES:
+            file.seek(-file.tell() % PAGE_BYTES, os.SEEK_CUR)
+        offset = file.tell()
+        if is_external(tensor):
+            assert self._base_dir is not None
+            _copy_bytes(self._base_dir / place_of(tensor).location, place_of(tensor).offset, length, file)
+        else:
+            file.write(tensor.raw_data)
+        return Place("", offset, length)
+
+    def _copy(self, source: Path, location: str) -> str:
+        folder = self._out.parent / Path(location).parent
+        for parent in reversed([folder, *folder.parents]):
+            if not parent.exists():
+                parent.mkdir()
+                self._created.append(parent)
+        with unfinished(folder, self._out.name) as new:
+            _copy_bytes(source, 0, source.stat().st_size, new.file)
+            new.file.truncate()
+            return self._settle(new, _copies(location, self._out.stem))
+
+    def _settle(self, new: NewFile, locations: Iterator[str]) -> str:
+        """Give a data file the first name that suits.  The location."""
+        new.file.flush()
+        for location in locations:
+            target = self._out.parent / location
+            if not os.path.lexists(target) and target.resolve() != self._out.resolve():
+                new.settle(target)
+                self._created.append(target)
+                return location
+            if self._usable(target) and filecmp.cmp(new.path, target, shallow=False):
+                return location
+        raise AssertionError("names without end")
+
+    def _usable(self, path: Path) -> bool:
+        """Whether a file can be a result's data: one of its own that no model given has."""
+        plain = path.is_file() and not path.is_symlink() and path.stat().st_nlink == 1
+        return plain and path.resolve() not in self._avoided
+
+
+def _names(name: str) -> Iterator[str]:
+    """name.data, name.1.data, name.2.data, ..."""
+    yield name
+    yield from (f"{name.removesuffix('.data')}.{number}.data" for number in count(1))
+
+
+def _copies(location: str, stem: str) -> Iterator[str]:
+    """folder/name, folder/stem-1-name, folder/stem-2-name, ..."""
+    path = Path(location)
+    yield location
+    yield from (str(path.parent / f"{stem}-{number}-{path.name}") for number in count(1))
+
+
+def _copy_bytes(source: Path, offset: int, length: int, file: IO[bytes]) -> None:
+    """Append bytes of a file; those that are all zero as a hole.  Raises OSError, ModelError."""
+    zeros = bytes(_CHUNK_BYTES)
+    with open(source, "rb") as given:
+        given.seek(offset)
+        while length:
+            chunk = given.read(min(length, _CHUNK_BYTES))
+            if not chunk:
+                raise ModelError(f"external data {source.name!r}: got shorter since the model was loaded")
+            if len(chunk) == _CHUNK_BYTES and chunk == zeros:
+                file.seek(len(chunk), os.SEEK_CUR)
+            else:
+                file.write(chunk)
+            length -= len(chunk)

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What saving writes, where the weights go, and that nobody's files are harmed by it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import convpool
+from convpool.cli.common import run
+from convpool.cli.optimize import command
+from convpool.errors import OptionError, OutputError
+from convpool.ir import save as saving
+from tests.support import sessions
+from tests.support.data_files import WEIGHT_BYTES, assert_loads, assert_same_outputs, locations, make, snapshot
+from tests.support.models import graph, random_feeds
+
+BIG_BYTES = 2_500_000_000
+MEMORY_LIMIT_BYTES = 400_000_000
+LAYOUTS = ("auto", "one", "keep")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("changed", [True, False])
+@pytest.mark.parametrize("lowering", ["convavgpool", "fused"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("folder", ["a", "b"])
+def test_original_and_result_stay_whole(tmp_path, folder, layout, lowering, changed):
+    """Both load with onnx and run, nothing of the original is touched, and `written` is all that a move needs."""
+    (tmp_path / "b").mkdir(), (tmp_path / "c").mkdir()
+    path, out = make(tmp_path / "a", "deep/er/w.bin"), tmp_path / folder / "out.onnx"
+    before = snapshot(tmp_path / "a")
+    result = convpool.optimize(path, lowering=lowering, exclude=() if changed else ["*"])
+    assert result.changed == changed
+    written = result.save(out, external_data=layout)
+    after = snapshot(tmp_path / "a")
+    assert {name: after[name] for name in before} == before
+    assert_loads(path), assert_loads(out)
+    assert_same_outputs(path, out)
+    assert written[0] == out and len(set(written)) == len(written)
+    assert sorted(str(file.relative_to(out.parent)) for file in written) == sorted(
+        set(names(out.parent)) - set(before if folder == "a" else ())
+    )
+    for file in written:
+        place = tmp_path / "c" / file.relative_to(out.parent)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(file, place)
+    assert_loads(tmp_path / "c" / "out.onnx")
+    assert_same_outputs(path, tmp_path / "c" / "out.onnx")
+
+
+def test_weights_go_into_the_model_by_default(tmp_path):
+    out = tmp_path / "out.onnx"
+    assert convpool.optimize(make(tmp_path), lowering="fused").save(out) == [out]
+    assert locations(out) == {"big": "", "w_fused": ""}
+
+
+def test_one_file_beside_the_model(tmp_path):
+    out = tmp_path / "out.onnx"
+    convpool.optimize(make(tmp_path), lowering="fused").save(out, external_data="one")
+    assert locations(out) == {"big": "out.onnx.data", "w_fused": "out.onnx.data"}
+    offsets = [
+        int(e.value)
+        for t in onnx.load(out, load_external_data=False).graph.initializer
+        for e in t.external_data
+        if e.key == "offset"
+    ]
+    assert all(offset % saving.PAGE_BYTES == 0 for offset in offsets)
+
+
+def test_one_file_of_a_model_without_any(tmp_path):
+    model = graph("h = Conv(x, w)\ny = AveragePool<kernel_shape=[2,2]>(h)")
+    written = convpool.optimize(model).save(tmp_path / "out.onnx", external_data="one")
+    assert [file.name for file in written] == ["out.onnx", "out.onnx.data"]
+    assert_loads(tmp_path / "out.onnx")
+
+
+def test_files_as_the_originals(tmp_path):
+    (tmp_path / "b").mkdir()
+    path, out = make(tmp_path / "a", "deep/er/w.bin"), tmp_path / "b" / "out.onnx"
+    convpool.optimize(path, check=0, lowering="fused").save(out, external_data="keep")
+    assert locations(out) == {"big": "big.bin", "w_fused": "out.onnx.data"}
+    assert (tmp_path / "b" / "out.onnx.data").stat().st_size == 32 * 16 * 16 * 4
+
+
+def test_tensors_that_share_bytes_go_on_to(tmp_path):
+    path = make(tmp_path)
+    model = onnx.load(path, load_external_data=False)
+    model.graph.initializer.append(model.graph.initializer[0])
+    model.graph.initializer[-1].name = "again"
+    path.write_bytes(model.SerializeToString())
+    result = convpool.optimize(path, check=0, exclude=["*"])
+    result.save(tmp_path / "out.onnx", external_data="one")
+    assert (tmp_path / "out.onnx.data").stat().st_size <= 200_000 + WEIGHT_BYTES + 2 * saving.PAGE_BYTES
+
+
+def test_the_limit_decides_over_one_file(tmp_path, monkeypatch):
+    result, out = convpool.optimize(make(tmp_path), lowering="fused"), tmp_path / "out.onnx"
+    size = result.report.summary.bytes_after
+    for limit, files in ((size, 1), (size - 1, 2)):
+        monkeypatch.setattr(saving, "INLINE_LIMIT_BYTES", limit)
+        assert len(result.save(out)) == files
+        assert_loads(out)
+
+
+CHILD = """
+import sys
+import convpool
+result = convpool.optimize(sys.argv[1], check=0, lowering="fused")
+written = result.save(sys.argv[2])
+status = open("/proc/self/status").read()
+print(len(written), int(status.split("VmHWM:")[1].split()[0]) * 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_memory_of_a_model_of_2_5_gb(tmp_path):
+    (tmp_path / "b").mkdir()
+    path, out = make(tmp_path / "a", columns=BIG_BYTES // 4000), tmp_path / "b" / "out.onnx"
+    assert (tmp_path / "a" / "big.bin").stat().st_size == BIG_BYTES
+    words = [sys.executable, "-c", CHILD, str(path), str(out)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    written, peak_bytes = map(int, done.stdout.split())
+    assert written == 2 and peak_bytes < MEMORY_LIMIT_BYTES
+    assert locations(out) == {"big": "out.onnx.data", "w_fused": "out.onnx.data"}
+    assert BIG_BYTES < (tmp_path / "b" / "out.onnx.data").stat().st_size < BIG_BYTES + 1_000_000
+    assert (tmp_path / "a" / "big.bin").stat().st_nlink == 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_saving_twice_gives_the_same_files(tmp_path, layout):
+    (tmp_path / "b").mkdir()
+    out = tmp_path / "b" / "out.onnx"
+    result = convpool.optimize(make(tmp_path / "a"), check=0, lowering="fused")
+    result.save(out, external_data=layout)
+    first = names(tmp_path / "b")
+    result.save(out, external_data=layout)
+    assert names(tmp_path / "b") == first
+
+
+@pytest.mark.parametrize(("layout", "taken"), [("keep", "w.bin"), ("one", "out.onnx.data")])
+def test_files_in_the_way_stay_as_they_are(tmp_path, layout, taken):
+    (tmp_path / "b").mkdir()
+    path, out = make(tmp_path / "a"), tmp_path / "b" / "out.onnx"
+    (tmp_path / "b" / taken).write_bytes(b"somebody else's")
+    convpool.optimize(path, check=0, lowering="direct").save(out, external_data=layout)
+    assert (tmp_path / "b" / taken).read_bytes() == b"somebody else's"
+    assert_loads(out)
+    assert_same_outputs(path, out)
+
+
+@pytest.mark.parametrize("layout", ["keep", "one"])
+def test_links_to_the_same_bytes_are_not_used(tmp_path, layout):
+    """onnx does not read them."""
+    (tmp_path / "b").mkdir()
+    path, out = make(tmp_path / "a"), tmp_path / "b" / "out.onnx"
+    result = convpool.optimize(path, check=0, lowering="direct")
+    for file in result.save(out, external_data=layout)[1:]:
+        os.link(file, file.with_suffix(".second"))
+    result.save(out, external_data=layout)
+    assert_loads(out)
+
+
+def test_data_file_with_the_name_of_the_new_one(tmp_path):
+    path = make(tmp_path, "out.onnx.data")
+    convpool.optimize(path, check=0, lowering="fused").save(tmp_path / "out.onnx", external_data="one")
+    assert (tmp_path / "out.onnx.data").stat().st_size == WEIGHT_BYTES, "the input's weights were overwritten"
+    assert_same_outputs(path, tmp_path / "out.onnx")
+
+
+def test_the_model_is_not_written_over_its_own_data(tmp_path):
+    result = convpool.optimize(make(tmp_path / "a"), check=0)
+    before = snapshot(tmp_path / "a")
+    with pytest.raises(OutputError, match="holds weights of the model"):
+        result.save(tmp_path / "a" / "w.bin")
+    assert snapshot(tmp_path / "a") == before
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_model_of_its_datas_name(tmp_path, layout):
+    (tmp_path / "b").mkdir()
+    path, out = make(tmp_path / "a"), tmp_path / "b" / "w.bin"
+    convpool.optimize(path, check=0, lowering="direct").save(out, external_data=layout)
+    assert_loads(out)
+    assert_same_outputs(path, out)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rewriting_in_place(tmp_path, layout):
+    path = make(tmp_path)
+    data = {name: content for name, content in snapshot(tmp_path).items() if name != "model.onnx"}
+    feeds = random_feeds(onnx.load(path, load_external_data=False))
+    expected = sessions.run(str(path), feeds)
+    for _ in range(3):
+        convpool.optimize(path, lowering="fused").save(path, external_data=layout)
+        assert_loads(path)
+        np.testing.assert_allclose(sessions.run(str(path), feeds)[0], expected[0], rtol=0, atol=2e-6 * np.abs(expected[0]).max())
+        after = snapshot(tmp_path)
+        assert {name: after[name] for name in data} == data
+    assert names(tmp_path) == sorted({"model.onnx", *data, *(["model.onnx.data"] if layout != "auto" else [])})
+
+
+@pytest.mark.parametrize("layout", ["auto", "keep"])
+def test_an_unchanged_model_in_place_stays_as_it_is(tmp_path, layout):
+    path = make(tmp_path)
+    content = path.read_bytes()
+    written = convpool.optimize(path, check=0, exclude=["*"]).save(path, external_data=layout)
+    assert path.read_bytes() == content and sorted(file.name for file in written) == ["big.bin", "model.onnx", "w.bin"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("step", range(4))
+def test_an_interruption_in_place_loses_nothing(tmp_path, monkeypatch, layout, step):
+    """Stopped before any of the renamings, of which the model's is the last, the model is as it was."""
+    path = make(tmp_path)
+    convpool.optimize(path, check=0, lowering="direct").save(path, external_data=layout)
+    before, replaced = snapshot(tmp_path), []
+
+    def stop(source, target):
+        if len(replaced) == step:
+            raise KeyboardInterrupt
+        replaced.append(target)
+        real(source, target)
+
+    real = os.replace
+    monkeypatch.setattr(os, "replace", stop)
+    result = convpool.optimize(path, check=0, lowering="direct")
+    result.model.doc_string, result.loaded.source = "another", None
+    result.model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(1000, np.float32), "more"))
+    try:
+        result.save(path, external_data=layout)
+    except KeyboardInterrupt:
+        assert snapshot(tmp_path) == before
+    else:
+        assert replaced[-1] == path and len(replaced) <= step
+    monkeypatch.setattr(os, "replace", real)
+    assert_loads(path)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_is_left_behind_by_a_failure(tmp_path, monkeypatch, layout):
+    (tmp_path / "b").mkdir()
+    result = convpool.optimize(make(tmp_path / "a", "deep/w.bin"), check=0, lowering="fused")
+    replace = os.replace
+
+    def fail(source, target):
+        if str(target).endswith(".onnx"):
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OutputError, match="No space left"):
+        result.save(tmp_path / "b" / "out.onnx", external_data=layout)
+    assert list((tmp_path / "b").iterdir()) == []
+
+
+def test_a_read_only_file_is_not_replaced(tmp_path, capsys):
+    path, out = make(tmp_path), tmp_path / "out.onnx"
+    out.write_bytes(b"precious")
+    out.chmod(0o444)
+    for option in ("-o", "--report"):
+        assert run(command, "convpool-optimize", [str(path), option, str(out)]) == 2
+        assert "out.onnx: a read-only file; give another name, or allow writing" in capsys.readouterr().err
+    with pytest.raises(OutputError, match="read-only"):
+        convpool.optimize(path, check=0).save(out)
+    assert out.read_bytes() == b"precious"
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path):
+    out = tmp_path / "out.onnx"
+    out.write_bytes(b"old")
+    out.chmod(0o640)
+    convpool.optimize(make(tmp_path), check=0).save(out)
+    assert stat.S_IMODE(out.stat().st_mode) == 0o640
+
+
+def test_sizes_count_the_data_files(tmp_path):
+    path = make(tmp_path)
+    summary = convpool.optimize(path, check=0, lowering="direct").report.summary
+    assert summary.bytes_before == sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert summary.bytes_before == pytest.approx(summary.bytes_after, abs=200)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_command_names_all_files(tmp_path, capsys, layout):
+    (tmp_path / "b").mkdir()
+    path, out = make(tmp_path / "a"), tmp_path / "b" / "out.onnx"
+    assert run(command, "convpool-optimize", [str(path), "-o", str(out), "--external-data", layout]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("written")]
+    assert sorted(line.removeprefix("written").strip().split(", ")) == sorted(str(file) for file in (tmp_path / "b").iterdir())
+
+
+def test_stdout_takes_the_weights_along(tmp_path):
+    words = [sys.executable, "-m", "convpool.cli", str(make(tmp_path)), "-q", "-o", "-"]
+    done = subprocess.run(words, capture_output=True, check=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "out.onnx").write_bytes(done.stdout)
+    assert_loads(tmp_path / "elsewhere" / "out.onnx")
+    done = subprocess.run([*words, "--external-data", "one"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "stdout, which takes no data file" in done.stderr and not done.stdout
+
+
+def test_unknown_layout(tmp_path):
+    with pytest.raises(OptionError, match="external_data: got 'two', expected one of auto, one, keep"):
+        convpool.optimize(make(tmp_path), check=0).save(tmp_path / "out.onnx", external_data="two")
