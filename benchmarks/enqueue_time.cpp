@@ -4,7 +4,7 @@
 //   g++ -O2 -std=c++17 -rdynamic -Iplugin/tensorrt -I/usr/local/cuda/include benchmarks/enqueue_time.cpp -ldl -o enqueue_time
 //   ./enqueue_time [--layer N,C,M,H,W] [--rounds 200] LIBRARY...
 //
-// Plays TensorRT to each libconvpool_plugin.so: makes a half-precision layer of 3x3 convolution and 2x2 pooling with
+// Plays TensorRT to each library of plugins: makes a half-precision layer of 3x3 convolution and 2x2 pooling with
 // constant weights, builds, saves and loads it, and attaches it to a context.  One enqueue, captured into a graph, tells
 // the kernels and their arguments.  Then, library after library and round after round, 50 enqueues and 50 such launches
 // are queued on an idle stream; times are medians of the rounds, in microseconds of one enqueue.  One JSON object a

@@ -7,6 +7,8 @@
 GPU parts (`convpool.cuda`, `convpool.tensorrt`) are imported only when asked for.
 """
 
+from importlib.metadata import PackageNotFoundError, version
+
 from convpool.api import OptimizeResult, optimize
 from convpool.check.verdict import Verification
 from convpool.check.verify import verify
@@ -15,6 +17,11 @@ from convpool.ir import schema
 from convpool.report import Report, SiteReport, Summary
 
 schema.register_schema()
+
+try:
+    __version__ = version("convpool")
+except PackageNotFoundError:  # used from the sources
+    __version__ = "0+unknown"
 
 __all__ = [
     "ConvpoolError",
@@ -27,6 +34,7 @@ __all__ = [
     "Summary",
     "Verification",
     "VerificationError",
+    "__version__",
     "optimize",
     "verify",
 ]

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PEP 517 backend: scikit-build-core, plus nvcc from PyPI where a C++ compiler is there but no CUDA toolkit is.
+"""PEP 517 backend: scikit-build-core, plus nvcc from PyPI where no CUDA toolkit is.
 
+<<<<<<< HEAD
 Without a C++ compiler, or if the CMake build fails, pyproject.toml has scikit-build-core make a wheel of the Python part
 by itself; `convpool doctor` then says what is missing.
+=======
+Without a C++ compiler it stops before anything is downloaded, and says so.
+>>>>>>> dceda47 (install: the optimizer alone; the CUDA library as convpool-cuda, one file)
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 from scikit_build_core.build import *  # noqa: F403
@@ -35,12 +40,16 @@ def _has_compiler() -> bool:
 
 
 def _cuda() -> list[str]:
-    return CUDA_FROM_PYPI if _has_compiler() and not _has_toolkit() else []
+    if not _has_compiler():
+        sys.exit("convpool-cuda: no C++ compiler found; install one (Debian: apt-get install g++). The optimizer needs none.")
+    return [] if _has_toolkit() else CUDA_FROM_PYPI
 
 
 def get_requires_for_build_wheel(config_settings=None) -> list[str]:
+    """What building needs; stops where there is no C++ compiler."""
     return [*_wheel(config_settings), *_cuda()]
 
 
 def get_requires_for_build_editable(config_settings=None) -> list[str]:
+    """As for a wheel."""
     return [*_editable(config_settings), *_cuda()]

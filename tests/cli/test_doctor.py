@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from convpool.cli import doctor
 from convpool.cli.common import run
+from convpool.cuda import library, location
 
 
 def test_report_fits_a_screen_and_names_every_part():
@@ -18,7 +19,7 @@ def test_report_fits_a_screen_and_names_every_part():
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert len(lines) <= 30
-    for what in ("convpool", "driver", "GPU", "library", "architectures", "plugin", "TensorRT"):
+    for what in ("convpool", "driver", "GPU", "library", "plugin", "TensorRT"):
         assert any(line.startswith(what) for line in lines), what
     assert lines[-1].startswith("Works: the optimizer")
 
@@ -75,3 +76,22 @@ def test_a_missing_plugin_comes_with_advice(monkeypatch, tmp_path):
     monkeypatch.setenv("CONVPOOL_PLUGIN_LIBRARY", str(tmp_path / "none.so"))
     plugin = next(f for f in doctor.findings() if f.what == "plugin")
     assert plugin.state == doctor.MISSING and plugin.advice.startswith(f"CONVPOOL_PLUGIN_LIBRARY names {tmp_path}/none.so")
+
+
+def test_without_the_distribution_it_says_how_to_get_it(monkeypatch):
+    for name in ("CONVPOOL_LIBRARY", "CONVPOOL_PLUGIN_LIBRARY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(location, "DISTRIBUTION", "convpool-none")
+    library._load.cache_clear()
+    found = {f.what: f for f in doctor.findings()}
+    assert (found["library"].state, found["library"].found) == (doctor.MISSING, "not built: pip install ./plugin")
+    assert "compiles for 5 GPU architectures, about" in found["library"].advice and "architectures" not in found
+    assert (found["plugin"].state, found["plugin"].found) == (doctor.MISSING, "a part of the library")
+
+
+def test_a_library_without_plugins_is_none(monkeypatch):
+    monkeypatch.setenv("CONVPOOL_PLUGIN_LIBRARY", ctypes.util.find_library("m"))
+    monkeypatch.setattr("pathlib.Path.is_file", lambda path: True)  # the loader knows where
+    monkeypatch.setattr("pathlib.Path.resolve", lambda path: path)
+    plugin = next(f for f in doctor.findings() if f.what == "plugin")
+    assert plugin.state == doctor.MISSING and plugin.found.startswith("no plugins in it; got libm.so")

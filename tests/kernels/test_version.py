@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import convpool
 from convpool.cuda import library
 
 HEADER = Path(__file__).parents[2] / "plugin" / "include" / "convpool.h"
@@ -28,4 +29,4 @@ def test_installed_package():
         installed = importlib.metadata.version("convpool")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("convpool is not installed")
-    assert installed == header_version()
+    assert installed == header_version() == convpool.__version__

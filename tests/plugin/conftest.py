@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the plugin library, the pretended-H100 library and the host program once, with whatever nvcc there is.
+"""Builds the library, the pretended-H100 library and the host program once, with whatever nvcc there is.
 
 CONVPOOL_PLUGIN_BUILD names a build folder that has them already (cmake -DCONVPOOL_PLUGIN_TESTS=ON).
 """
@@ -65,7 +65,7 @@ def built() -> Built:
         _build(folder)
     files = Built(
         folder,
-        folder / "tensorrt" / "libconvpool_plugin.so",
+        folder / "libconvpool.so",
         folder / "pretended" / "libconvpool_plugin_h100.so",
         folder / "tensorrt" / "host" / "convpool_plugin_host",
         folder / "smoke" / "convpool_smoke",
@@ -77,7 +77,7 @@ def built() -> Built:
 
 @pytest.fixture(scope="session")
 def plugin(request) -> Path:
-    """libconvpool_plugin.so: the installed package's, which users get, else the one built here."""
+    """The library of plugins, libconvpool.so: the installed package's, which users get, else the one built here."""
     if "CONVPOOL_PLUGIN_BUILD" not in os.environ:
         try:
             return plugin_path()

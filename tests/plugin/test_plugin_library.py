@@ -14,15 +14,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+HEADER = ROOT / "plugin" / "include" / "convpool.h"
 
 
-def test_exports_three_functions_only(plugin):
+def test_exports_the_c_api_and_what_tensorrt_looks_up(plugin):
     listing = subprocess.run(["nm", "-D", "--defined-only", plugin], capture_output=True, text=True, check=True)
     names = {line.split()[-1].partition("@")[0] for line in listing.stdout.splitlines()}
-    assert names == {"getCreators", "getPluginCreators", "setLoggerFinder"}
+    api = set(re.findall(r"^CONVPOOL_API [\w ]+\W(convpool_\w+)\(", HEADER.read_text(), re.MULTILINE))
+    assert len(api) > 10 and names == api | {"getCreators", "getPluginCreators", "setLoggerFinder"}
 
 
-def test_links_neither_tensorrt_nor_cuda_libraries(plugin):
+def test_links_neither_tensorrt_nor_cuda_libraries_nor_a_second_file(plugin):
     listing = subprocess.run(["readelf", "-d", plugin], capture_output=True, text=True, check=True)
     needed = set(re.findall(r"\(NEEDED\).*\[(.*?)\]", listing.stdout))
     allowed = {
@@ -36,6 +38,7 @@ def test_links_neither_tensorrt_nor_cuda_libraries(plugin):
         "ld-linux-x86-64.so.2",
     }
     assert needed and needed <= allowed
+    assert "RPATH" not in listing.stdout and "RUNPATH" not in listing.stdout
 
 
 def test_no_creators_for_a_process_without_tensorrt(plugin):

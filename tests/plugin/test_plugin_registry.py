@@ -176,7 +176,7 @@ def test_a_missing_library_says_what_to_do(plugin, monkeypatch, tmp_path):
     from convpool.tensorrt import TensorRTError, plugin_path
 
     monkeypatch.setenv("CONVPOOL_PLUGIN_LIBRARY", str(tmp_path / "none.so"))
-    with pytest.raises(TensorRTError, match="not found; got .*none.so, expected the built library; install"):
+    with pytest.raises(TensorRTError, match="not found; got .*none.so, expected the built library; CONVPOOL_PLUGIN_LIBRARY"):
         plugin_path()
 
 

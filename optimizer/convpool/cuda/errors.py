@@ -7,7 +7,11 @@ from convpool.errors import ConvpoolError
 
 
 class LibraryError(ConvpoolError):
-    """libconvpool.so is not there or cannot be loaded."""
+    """libconvpool.so is not there, cannot be loaded, or is another version's."""
+
+
+class NotBuiltError(LibraryError):
+    """The distribution with libconvpool.so is not installed."""
 
 
 class ProblemError(ConvpoolError, ValueError):

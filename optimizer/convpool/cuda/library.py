@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """libconvpool.so through ctypes: the structures of convpool.h, loading, and status codes as exceptions.
 
-The library is looked for in the environment variable CONVPOOL_LIBRARY, then beside this file, where the wheel puts it.
 Loading needs no GPU and no CUDA installation.
 """
 
@@ -12,9 +11,9 @@ import functools
 import os
 import struct
 import warnings
-from pathlib import Path
 
 from convpool.cuda.errors import CudaError, LibraryError, ProblemError, UnsupportedError
+from convpool.cuda.location import INSTALL, VARIABLE, library_path
 
 MAX_RANK = 3
 ABI_VERSION = 1
@@ -134,18 +133,10 @@ class PlanStruct(ctypes.Structure):
     ]
 
 
-def library_path() -> Path:
-    """Where the library is expected, whether it is there or not."""
-    return Path(os.environ.get("CONVPOOL_LIBRARY") or Path(__file__).parent / "libconvpool.so")
-
-
 @functools.cache
-def _load(path: Path) -> ctypes.CDLL:
-    if not path.exists():
-        raise LibraryError(
-            f"libconvpool: not found; got {path}, expected the built library; install convpool where a C++ compiler is "
-            "present, or build plugin/ with CMake and set CONVPOOL_LIBRARY (`convpool doctor` says more)"
-        )
+def _load(named: str | None) -> ctypes.CDLL:
+    """The library that CONVPOOL_LIBRARY names, or the installed one."""
+    path = library_path()
     try:
         lib = ctypes.CDLL(str(path))
     except OSError as error:
@@ -180,14 +171,14 @@ def _load(path: Path) -> ctypes.CDLL:
     if (abi := lib.convpool_abi_version()) != ABI_VERSION:
         raise LibraryError(
             f"libconvpool: another version of its interface; got {abi} from {path}, expected {ABI_VERSION}; "
-            "build the library from the sources of this package"
+            f"build the library of this version of convpool: {INSTALL}"
         )
     return lib
 
 
 def load() -> ctypes.CDLL:
-    """The library; LibraryError if it is not there."""
-    return _load(library_path())
+    """The library; LibraryError if it is not there, cannot be loaded, or is another version's."""
+    return _load(os.environ.get(VARIABLE))
 
 
 @functools.cache

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libconvpool_plugin.so: where it is, and how it gets into TensorRT's plugin registry.
+"""The library of TensorRT's plugins: where it is, and how it gets into TensorRT's plugin registry.
 
-The environment variable CONVPOOL_PLUGIN_LIBRARY names the file.  Without it, the file is beside this module, where the wheel
-puts it.  One file serves TensorRT 8.6 to 11.
+It is libconvpool.so, which serves TensorRT 8.6 to 11.  The environment variable CONVPOOL_PLUGIN_LIBRARY names another file.
 """
 
 from __future__ import annotations
@@ -14,24 +13,29 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from convpool.cuda.errors import LibraryError
+from convpool.cuda.location import library_path
 from convpool.errors import TensorRTError
 from convpool.ir import schema
 from convpool.tensorrt.package import logger, tensorrt_module
 
-LIBRARY = "libconvpool_plugin.so"
 _handles: dict[str, Any] = {}
 _loading = threading.Lock()
 
 
 def plugin_path() -> Path:
-    """Where libconvpool_plugin.so lies.  Raises TensorRTError if it is not there."""
-    path = Path(os.environ.get("CONVPOOL_PLUGIN_LIBRARY") or Path(__file__).parent / LIBRARY)
-    if not path.is_file():
-        raise TensorRTError(
-            f"{LIBRARY}: not found; got {path}, expected the built library; install convpool where a C++ compiler is "
-            "present, or build plugin/ with CMake and set CONVPOOL_PLUGIN_LIBRARY"
-        )
-    return path.resolve()
+    """The one file to hand to TensorRT's tools.  Raises TensorRTError if it is not there or of another version."""
+    if named := os.environ.get("CONVPOOL_PLUGIN_LIBRARY"):
+        path = Path(named)
+        if not path.is_file():
+            raise TensorRTError(
+                f"plugin library: not found; got {path}, expected the built library; CONVPOOL_PLUGIN_LIBRARY names it"
+            )
+        return path.resolve()
+    try:
+        return library_path().resolve()
+    except LibraryError as error:
+        raise TensorRTError(str(error)) from error
 
 
 def find_creator(trt: ModuleType, op_type: str = schema.OP_TYPE) -> Any:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plays TensorRT to libconvpool_plugin.so: a version, a logger, and checks that say what was wrong and go on.
+// Plays TensorRT to libconvpool.so: a version, a logger, and checks that say what was wrong and go on.
 #pragma once
 
 #include <convpool.h>
