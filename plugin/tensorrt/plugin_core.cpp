@@ -73,13 +73,13 @@ void PluginCore::check_name() const {
         int32_t value;
     };
     for (auto [id, said] : {Said{kPrologueAffine, op_->affine},
-                            {kPrologueActivation, op_->before},
+                            {kPrologueActivation, op_->prologue},
                             {kResidual, op_->residual},
-                            {kActivation, op_->after}})
+                            {kActivation, op_->epilogue}})
         if (value(id) != said)
             refuse(op_->name + ": " + op_->attributes()[id].name, std::to_string(value(id)),
                    std::to_string(said) + " by the operator's name");
-    for (auto [id, activation] : {Said{kPrologueAlpha, op_->before}, {kAlpha, op_->after}})
+    for (auto [id, activation] : {Said{kPrologueAlpha, op_->prologue}, {kAlpha, op_->epilogue}})
         if (activation != CONVPOOL_ACT_LEAKY_RELU && float_of(value(id)) != 0.f)
             refuse(op_->name + ": " + op_->attributes()[id].name, float_text(float_of(value(id))),
                    "0, as the operator's name has no LeakyRelu there");
@@ -143,13 +143,13 @@ void PluginCore::check_run(const Tensors &tensors, const convpool_problem &probl
 
 // Whether the dtype has the prologue's slope.
 bool PluginCore::takes_slope(int32_t dtype) const {
-    if (op_->before != CONVPOOL_ACT_LEAKY_RELU) return true;
+    if (op_->prologue != CONVPOOL_ACT_LEAKY_RELU) return true;
     convpool_problem p{};
     p.struct_size = sizeof p;
     p.x_dtype = p.w_dtype = p.y_dtype = dtype;
     p.rank = p.n = p.c = p.m = p.group = p.spatial[0] = 1;
     p.pool_kernel[0] = p.pool_strides[0] = p.pool_dilations[0] = p.kernel[0] = p.strides[0] = p.dilations[0] = 1;
-    p.prologue_activation = op_->before;
+    p.prologue_activation = op_->prologue;
     p.prologue_alpha = float_of(value(kPrologueAlpha));
     return convpool_output_shape(&p, nullptr) == CONVPOOL_OK;
 }
@@ -219,9 +219,9 @@ void PluginCore::set_attributes(convpool_problem &p, int32_t inputs) const {
     p.group = value(kGroup);
     p.has_bias = inputs > kB;
     p.has_residual = op_->residual;
-    p.activation = op_->after;
+    p.activation = op_->epilogue;
     p.prologue_affine = op_->affine;
-    p.prologue_activation = op_->before;
+    p.prologue_activation = op_->prologue;
     if (!op_->plain()) {
         p.alpha = float_of(value(kAlpha));
         p.prologue_alpha = float_of(value(kPrologueAlpha));
