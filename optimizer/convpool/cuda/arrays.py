@@ -175,6 +175,31 @@ def read(name: str, array: Any) -> Reading:
     return reader(name, array)
 
 
+def _torch_address(tensor: Any, kind: Kind) -> int | None:
+    shape, dtype, device = kind
+    if tensor.shape == shape and tensor.dtype is dtype and tensor.get_device() == device:
+        if tensor.is_contiguous() and not tensor.requires_grad:
+            return tensor.data_ptr()
+    return None
+
+
+def _cupy_address(array: Any, kind: Kind) -> int | None:
+    same = (array.shape, array.dtype.name, array.device.id) == kind and array.flags.c_contiguous
+    return array.data.ptr if same else None
+
+
+_ADDRESSES: dict[Callable[[str, Any], Reading], Callable[[Any, Kind], int | None]] = {
+    _read_torch: _torch_address,
+    _read_cupy: _cupy_address,
+}
+
+
+def address_by(array: Any) -> Callable[[Any, Kind], int | None] | None:
+    """A function that is faster than `read`: of another array of this type, the address if it is dense and of the kind given, else
+    None.  None where there is no such function."""
+    return _ADDRESSES.get(readers[type(array)])
+
+
 def nbytes(reading: Reading) -> int:
     """The bytes that the array takes."""
     return math.prod(reading[1][0]) * reading[2]

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from convpool.cuda import arrays, library
 from convpool.cuda.errors import ArrayError
@@ -20,6 +20,7 @@ from convpool.cuda.problem import Problem, Tactic, find_tactic
 
 _HOW_CHOSEN = {0: "named", 1: "measured", 2: "rule"}
 OPERANDS = ("x", "w", "b", "residual", "scale", "shift", "w_scale", "y")
+_WRITTEN = ("y", "workspace", "prepared")
 _TENSORS_BYTES = ctypes.sizeof(library.TensorsStruct)
 
 
@@ -36,6 +37,15 @@ def expected_kinds(p: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
         "w_scale": ((p.m,), "float32"),
         "y": (p.y_shape, y),
     }
+
+
+class _Accepted(NamedTuple):
+    """The array that passed last under a name: another of its type and kind passes too."""
+
+    type: type
+    address: Callable[[Any, arrays.Kind], int | None]
+    kind: arrays.Kind
+    nbytes: int
 
 
 class Plan:
@@ -85,7 +95,7 @@ class Plan:
         self.device: int = info.device
         self.y_shape = problem.y_shape
         self._kinds = expected_kinds(problem)
-        self._accepted: dict[str, arrays.Kind] = {}  # the kinds that passed last
+        self._accepted: dict[str, _Accepted] = {}
         found = {name: getattr(info, f"{name}_alignment") for name in self._kinds}
         self.alignments: dict[str, int] = {name: size for name, size in found.items() if size}
 
@@ -119,7 +129,7 @@ class Plan:
         same w left there.
         """
         addresses = [
-            array if type(array) is int else 0 if array is None else self._address(name, array)
+            array if type(array) is int else 0 if array is None else self._read(name, array)[0]
             for name, array in zip(OPERANDS, (x, w, b, residual, scale, shift, w_scale, y), strict=True)
         ]
         space, space_bytes = self._memory("workspace", workspace, self.workspace_bytes)
@@ -159,14 +169,25 @@ class Plan:
         if status:
             library.check(status)
 
-    def _address(self, name: str, array: Any) -> int:
-        pointer, kind, _, read_only = (arrays.readers.get(type(array)) or arrays.read)(name, array)
-        if kind != self._accepted.get(name):
+    def _read(self, name: str, array: Any) -> tuple[int, int]:
+        """Address and bytes of an array that may have this name."""
+        accepted = self._accepted.get(name)
+        if accepted is not None and type(array) is accepted.type:
+            address = accepted.address(array, accepted.kind)
+            if address is not None:
+                return address, accepted.nbytes
+        reading = arrays.read(name, array)
+        pointer, kind, _, read_only = reading
+        if name in self._kinds:
             self._check_kind(name, kind)
-            self._accepted[name] = kind
-        if read_only and name == "y":
-            raise ArrayError("y: read-only; got an array that must not be written, expected one that may")
-        return pointer
+        else:
+            self._expect_device(name, kind[2])
+        if read_only and name in _WRITTEN:
+            raise ArrayError(f"{name}: read-only; got an array that must not be written, expected one that may")
+        nbytes, address_of = arrays.nbytes(reading), arrays.address_by(array)
+        if address_of is not None:
+            self._accepted[name] = _Accepted(type(array), address_of, kind, nbytes)
+        return pointer, nbytes
 
     def _check_kind(self, name: str, kind: arrays.Kind) -> None:
         """That an array has the shape, type and device that the plan is for."""
@@ -181,13 +202,7 @@ class Plan:
         """Address and bytes; of a number as many as the plan needs."""
         if array is None:
             return 0, 0
-        if type(array) is int:
-            return array, needed
-        reading = arrays.read(name, array)
-        if reading[3]:
-            raise ArrayError(f"{name}: read-only; got an array that must not be written, expected one that may")
-        self._expect_device(name, reading[1][2])
-        return reading[0], arrays.nbytes(reading)
+        return (array, needed) if type(array) is int else self._read(name, array)
 
     def _expect_device(self, name: str, device: int | None) -> None:
         if device is not None and device != self.device:
