@@ -195,8 +195,8 @@ _ADDRESSES: dict[Callable[[str, Any], Reading], Callable[[Any, Kind], int | None
 
 
 def address_by(array: Any) -> Callable[[Any, Kind], int | None] | None:
-    """A function that is faster than `read`: of another array of this type, the address if it is dense and of the kind given, else
-    None.  None where there is no such function."""
+    """A function faster than `read`: of another array of this type, the address if it is dense and of the kind given, else None.
+    None where there is no such function."""
     return _ADDRESSES.get(readers[type(array)])
 
 
