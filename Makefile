@@ -8,13 +8,25 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON_SOURCES := pyproject.toml README.md $(shell find optimizer -name '*.py') plugin/include/convpool.h
 CUDA_SOURCES := $(shell find plugin -type f ! -name '*.pyc')
 
-.PHONY: demo test lint format sanitize install wheels bench-cpu bench-gpu bench-tensorrt clean
+.PHONY: demo test test-oldest lint format sanitize install wheels bench-cpu bench-gpu bench-tensorrt clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.demo
 
 test: install lint
 	$(BIN)/python -m pytest
+
+# The oldest release of every dependency, with the tests that depend on them most.  Python 3.10 to 3.12: numpy 1.26 has no later.
+OLDEST := $(VENV)-oldest
+OLDEST_TESTS := $(addprefix tests/optimizer/test_,bad_input.py external.py save.py verify.py)
+test-oldest: $(OLDEST)/.installed
+	PYTHONPATH=optimizer $(OLDEST)/bin/python -m pytest $(OLDEST_TESTS)
+
+$(OLDEST)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(OLDEST)
+	sed -nE '/^dependencies/,/^]/s/.*"(.*)>=(.*)".*/\1==\2/p' pyproject.toml > $(OLDEST)/requirements.txt
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(OLDEST)/requirements.txt pytest hypothesis
+	touch $@
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -101,4 +113,4 @@ bench-tensorrt:
 	$(ENGINES) time sngan64 wgan_gp densenet_transition1 --precision fp32 --lowerings original siblings $(TIME)_float.json
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) $(OLDEST) build dist

@@ -51,7 +51,9 @@ def swap(array: np.ndarray) -> np.ndarray:
 
 BREAKS = {
     "weights off by a little": lambda model, dtype: change(model, "w", lambda w: w.astype(np.float64) * GAINS[dtype]),
-    "one weight": lambda model, dtype: change(model, "w", lambda w: np.where(np.arange(w.size).reshape(w.shape), w, 9)),
+    "one weight": lambda model, dtype: change(
+        model, "w", lambda w: np.where(np.arange(w.size).reshape(w.shape), w, w.dtype.type(9))
+    ),
     "input channels swapped": lambda model, dtype: change(model, "w", swap),
     "filters swapped": lambda model, dtype: change(model, "w", lambda w: w[::-1]),
     "kernel mirrored": lambda model, dtype: change(model, "w", lambda w: w[..., ::-1]),
