@@ -7,11 +7,11 @@ It has more than 60 lines for its arguments, each of which its docstring explain
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 from onnx import ModelProto, NodeProto
@@ -20,7 +20,8 @@ from convpool.autotune import Tuner, given_shapes
 from convpool.check.inputs import load_arrays
 from convpool.check.session import evaluate
 from convpool.check.verify import compare, unchanged
-from convpool.errors import OptionError, VerificationError
+from convpool.errors import ModelError, OptionError, VerificationError
+from convpool.gains import has_open_inputs, measure, recount, with_macs
 from convpool.ir import schema
 from convpool.ir.external import external_size
 from convpool.ir.model import LoadedModel, load, passes_full_check
@@ -28,6 +29,7 @@ from convpool.ir.model import check as check_model
 from convpool.ir.protos import subgraphs
 from convpool.ir.save import save, self_contained, serialize
 from convpool.options import OptimizeOptions, options_for
+from convpool.passes.reasons import hints, unmatched
 from convpool.pipeline import Pipeline
 from convpool.report import Report, SiteReport, Summary
 
@@ -84,6 +86,7 @@ def optimize(
     epilogue: bool | None = None,
     concat: bool | None = None,
     autotune: bool = False,
+    time: bool | None = None,
     data: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     rtol: float | None = None,
@@ -104,6 +107,7 @@ def optimize(
     fuse_pool_conv, stem, plain_conv, prologue, epilogue, concat: whether the passes fuse_pool_conv, image_conv, plain_conv,
         fuse_prologue, fuse_epilogue and chain_concats run, in other words; default: as the target has it.
     autotune: time the lowerings of each site in onnxruntime here, and keep the fastest.
+    time: time original and result in turn in onnxruntime here; default: with autotune.
     data: input arrays by name or a .npz file, to verify with instead of random inputs.
     input_shapes: shapes of inputs that the model leaves open, for verification, timing and the size of plain convolutions.
     rtol, atol: tolerances in place of the defaults (see `help(convpool.verify)`); seed: of the random inputs.
@@ -113,7 +117,7 @@ def optimize(
     Raises ModelError (unusable model), OptionError (unusable argument), VerificationError (results disagree).
     Source of the algebra: Suita et al., JPDC 2020; see `convpool.algebra.geometry`.
     """
-    started = time.perf_counter()
+    started = perf_counter()
     if check < 0:
         raise OptionError(f"check: got {check}, expected 0 or more")
     if seed < 0:
@@ -128,11 +132,19 @@ def optimize(
     report = result.report
     report.options["seed"] = seed
     if check or arrays is not None:
-        if result.changed:
-            report.verification = compare(original, result.loaded, max(check, 1), arrays, shapes, rtol, atol, seed)
-        else:
-            report.verification = unchanged(original, arrays, shapes, seed)
-    report.summary = replace(report.summary, seconds=time.perf_counter() - started)
+        try:
+            if result.changed:
+                report.verification = compare(original, result.loaded, max(check, 1), arrays, shapes, rtol, atol, seed)
+            else:
+                report.verification = unchanged(original, arrays, shapes, seed)
+        except ModelError as error:
+            if str(error).startswith("onnxruntime cannot load the original"):
+                raise ModelError(f"{error}; check=0 (--no-check) skips the check") from error
+            raise
+    recount(report, original, result.loaded, shapes)
+    if (autotune if time is None else time) and result.changed and (not report.verification or report.verification.passed):
+        report.speed = measure(original, result.loaded, arrays, shapes, seed)
+    report.summary = replace(report.summary, seconds=perf_counter() - started)
     if report.verification is not None and not report.verification.passed:
         raise VerificationError(f"verification: {report.verification.difference}", report)
     return result
@@ -153,7 +165,14 @@ def rewrite(
     else:
         result.source = original.source
     sites = run.log.reports()
-    report = Report(sites, _summary(original, result, sites, run.log.concats), options={"lowering": options.lowering})
+    summary = with_macs(_summary(original, result, sites, run.log.concats), sites, run.macs_before, run.macs_after, {})
+    report = Report(
+        sites,
+        summary,
+        options={"lowering": options.lowering},
+        hints=hints(sites, summary.operators_before, run.max_pools, has_open_inputs(original.proto)),
+        warnings=unmatched(options.exclude, run.matched),
+    )
     return OptimizeResult(result.proto, report, run.changed, result, run.new_constants)
 
 

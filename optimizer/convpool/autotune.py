@@ -19,8 +19,8 @@ from convpool.check.runners import OnnxruntimeRunner
 from convpool.check.session import evaluate
 from convpool.check.timing import time_sessions
 from convpool.errors import ModelError
-from convpool.ir.index import index_model
 from convpool.ir.model import LoadedModel, infer_shapes
+from convpool.macs import scopes_at
 from convpool.options import OptimizeOptions
 from convpool.passes import Stage
 from convpool.passes.base import Context, Pass, Plan, Reject, Site, reject
@@ -116,11 +116,6 @@ def given_shapes(model: LoadedModel, shapes: Mapping[str, Sequence[int]]) -> dic
     if not shapes:
         return {}
     shapes = fit_shapes(feeds(model.proto), shapes)
-    fixed = ModelProto()
-    fixed.CopyFrom(model.proto)
-    for value in fixed.graph.input:
-        if value.name in shapes:
-            value.CopyFrom(helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, shapes[value.name]))
-    scope = index_model(fixed, model.read, evaluate, infer_shapes(fixed))[0]
+    scope = scopes_at(model, shapes, evaluate)[0]
     names = {name for node in scope.nodes for name in (*node.input, *node.output) if name}
     return {name: info.shape for name in names if (info := scope.info(name)).shape is not None}

@@ -20,10 +20,12 @@ from convpool.ir.index import Scope, index_model
 from convpool.ir.model import LoadedModel, infer_shapes
 from convpool.ir.protos import AttributeReference, is_op, label, opset_of
 from convpool.ir.schema import is_operator
+from convpool.macs import ModelMacs, count
 from convpool.options import OptimizeOptions
 from convpool.passes import PASSES, Stage
 from convpool.passes.base import Context, Pass, Plan, Reject, Site, reject
 from convpool.passes.edit import Editor
+from convpool.passes.upstream import max_pools
 from convpool.reporting import Log
 
 MIN_OPSET = 7
@@ -104,6 +106,12 @@ class Pipeline:
         self._tuner = tuner
         self.log = Log(self._editor.made)
         self._exclude = options.exclude
+        self.matched: set[str] = set()
+        """Patterns of `options.exclude` that match a name."""
+        self.max_pools = 0
+        """Poolings by the maximum that follow a convolution."""
+        self.macs_before = self.macs_after = ModelMacs(())
+        """What the model multiplies, as it was and as it is, where its own sizes tell."""
         self._context = Context(options, opset_of(model.proto.opset_import), self._excluded, sizes or {})
 
     @property
@@ -118,12 +126,15 @@ class Pipeline:
 
     def run(self, stages: tuple[Stage, ...] = PASSES) -> None:
         """Rewrite the model."""
+        self.macs_before = count(self._graphs.scopes())
+        self.max_pools = sum(map(max_pools, self._graphs.scopes()))
         if self._context.enabled("image_conv") or self._context.enabled("plain_conv"):
             self._context = replace(self._context, originals=_convolutions(self._graphs.scopes()))
         for stage in stages:
             passes = [work for work in stage.passes if self._runs(work)]
             while passes and self._round(stage, passes) and stage.repeats:
                 pass
+        self.macs_after = count(self._graphs.scopes()) if self.changed else self.macs_before
         if self.changed:
             self._editor.finish(self._graphs.scopes())
             self._editor.annotate(self._graphs.inferred())
@@ -178,7 +189,7 @@ class Pipeline:
     def _verdict(self, work: Pass, site: Site) -> Plan | Reject | Excluded | None:
         """What is to be done or said of a site; None for nothing."""
         scope = site.scope
-        if any(map(self._excluded, site.names)):
+        if any([self._excluded(name) for name in site.names]):  # every name: `matched` is of all patterns
             return Excluded()
         if scope.opset < MIN_OPSET:
             return Reject("model", "opset", str(scope.opset), f"at least {MIN_OPSET}")
@@ -206,7 +217,9 @@ class Pipeline:
 
     def _excluded(self, name: str) -> bool:
         """Whether a pattern given to exclude matches a name."""
-        return bool(name) and any(fnmatchcase(name, pattern) for pattern in self._exclude)
+        found = {pattern for pattern in self._exclude if name and fnmatchcase(name, pattern)}
+        self.matched |= found
+        return bool(found)
 
 
 def _convolutions(scopes: list[Scope]) -> frozenset[tuple[str, str]]:

@@ -37,6 +37,10 @@ class SiteReport:
     """Bytes a sample that these no longer write and read; None where none are, or where sizes are unknown."""
     beside: tuple[str, ...] = ()
     """Why other nodes beside it are not."""
+    obstacle: str | None = None
+    """The reason in a few words, the same for all sites that stay for the same one."""
+    fallback: str | None = None
+    """Why it is not the operator that was asked for, where it became another form."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,36 @@ class Summary:
     seconds: float
     concats: int
     """Concats that read an earlier one's result in place of what that joins."""
+    convolutions: int = 0
+    """All convolutions of the original, those in functions and bodies once."""
+    rewritten_convolutions: int = 0
+    """How many of them were rewritten, each counted once."""
+    rewritten_macs_before: int | None = None
+    """Multiply-adds a sample of these alone; None where sizes are unknown, as in the three below.  `macs_before` and `macs_after`
+    are sums over all sites instead: those that stay count too, and a convolution with two sites twice."""
+    rewritten_macs_after: int | None = None
+    model_macs_before: int | None = None
+    """Multiply-adds a sample of all convolutions and matrix products, see `convpool.macs`."""
+    model_macs_after: int | None = None
+    counted_shapes: dict[str, list[int]] = field(default_factory=dict)
+    """The inputs' shapes that were counted with, where the model leaves sizes open."""
+    batch: int = 1
+    """Samples in the inputs."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Median microseconds a run of original and result in onnxruntime on the CPU at hand, timed in turn."""
+
+    original_us: float
+    result_us: float
+    threads: int
+    input_shapes: dict[str, list[int]]
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast the result is."""
+        return self.original_us / self.result_us
 
 
 @dataclass
@@ -66,6 +100,12 @@ class Report:
     summary: Summary
     verification: Verification | None = None
     options: dict[str, object] = field(default_factory=dict)
+    speed: Speed | None = None
+    """None where it was not timed."""
+    hints: list[str] = field(default_factory=list)
+    """What to do next, where something can be done about what stays."""
+    warnings: list[str] = field(default_factory=list)
+    """What the options ask for in vain."""
 
     def to_json(self, indent: int | None = 2) -> str:
         """The report as JSON text; infinite errors become null, verification is null if there was none."""

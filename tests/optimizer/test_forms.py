@@ -8,7 +8,6 @@ import pytest
 
 import convpool
 from convpool.check.session import make_session
-from convpool.cli.table import make_console, show
 from convpool.ir.model import LoadedModel
 from tests.support.models import graph, operators
 from tests.support.rewriting import PAIR, POOL, rewrite
@@ -325,23 +324,6 @@ def test_any_excluded_convolution_of_a_join_keeps_it(pattern):
     model = graph(f"p = Conv(x, w)\nq = Conv(x, u)\nh = Add(p, q)\ny = {POOL}(h)", {"u": (32, 16, 3, 3)})
     result = convpool.optimize(model, check=0, exclude=pattern)
     assert not result.changed and [site.status for site in result.report.sites] == ["excluded"]
-
-
-@pytest.mark.parametrize(
-    ("inputs", "counted"),
-    [
-        ("float[1,16,12,12] x", "664 k -> 166 k a sample"),
-        ("float[1,16,rows,columns] x", "unknown for 1 of open sizes"),
-        ("float[1,16,12,12] x, float[1,16,rows,columns] z", "664 k -> 166 k a sample, unknown for 1 of open sizes"),
-    ],
-)
-def test_the_totals_count_the_multiply_adds_that_are_known(inputs, counted, capsys):
-    two = inputs.endswith(" z")
-    body = CONV + f"y = {POOL}(h)" + (f"\nk = Conv(z, w)\no = {POOL}(k)" if two else "")
-    model = graph(body, inputs=inputs, outputs="float[a,b,c,d] y" + (", float[a,b,e,f] o" if two else ""))
-    show(convpool.optimize(model, check=0).report, make_console(stderr=False))
-    printed = capsys.readouterr().out
-    assert f"{2 if two else 1} rewritten; multiply-adds of these convolutions {counted}\n" in printed
 
 
 @pytest.mark.parametrize(

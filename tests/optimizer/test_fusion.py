@@ -671,7 +671,7 @@ def test_command_line(options, kind, tmp_path, capsys):
     assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), *options]) == 0
     assert operator_nodes(onnx.load(tmp_path / "out.onnx"))[0].op_type == kind
     shown = capsys.readouterr().out
-    assert ("rewritten as convavgpool" if kind == "ConvAvgPool" else f"rewritten as {kind} with Relu") in shown
+    assert ("  convavgpool  " if kind == "ConvAvgPool" else f"  {kind} with Relu") in shown
 
 
 def test_domain_of_a_model_in_which_nothing_is_left_to_rewrite(tmp_path):

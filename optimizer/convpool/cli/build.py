@@ -125,7 +125,7 @@ def build_command(
         "weights of the model": original.weight_files,
         "--data": [Path(data_file)] if data_file else [],
     }
-    outputs = [Path(path) for path in (output, report_path, given["timing_cache"]) if path]
+    outputs = [Path(path) for path in (output, report_path, given["timing_cache"]) if path and path != "-"]
     for number, path in enumerate(outputs):
         check_output(path, {**read, "another output": outputs[:number]})
     with _Progress(quiet) as progress:

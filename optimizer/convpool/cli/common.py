@@ -98,8 +98,11 @@ def _fail(name: str, message: str, status: int) -> int:
 
 
 def write_report(path: str | None, text: str) -> None:
-    """Write a report where one is asked for.  Raises OutputError."""
+    """Write a report where one is asked for; "-" is stdout.  Raises OutputError."""
     if not path:
+        return
+    if path == "-":
+        click.echo(text, nl=False)
         return
     try:
         write_atomically(Path(path), text.encode())

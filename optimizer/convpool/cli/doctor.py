@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 
 import click
-from rich.table import Table
+from rich.markup import escape
 
 from convpool.cli.common import run
 from convpool.cli.table import make_console
@@ -29,7 +29,7 @@ _COMPILE = "pip install ./plugin"
 _COMPILES = (
     "in convpool's repository: it compiles for 5 GPU architectures, about 5 minutes on 2 cores (`pip` shows nothing meanwhile)"
 )
-_MARKS = {OK: "[green]ok[/]", MISSING: "[red]missing[/]", NOTE: "[yellow]note[/]"}
+_MARKS = {OK: "[green]ok[/]     ", MISSING: "[red]missing[/]", NOTE: "[yellow]note[/]   "}
 
 
 @dataclass(frozen=True)
@@ -231,23 +231,19 @@ def command(context: click.Context) -> None:
 def doctor() -> None:
     """Show what the GPU parts find here, and what is missing."""
     console = make_console(stderr=False)
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for column in ("what", "state", "found"):
-        table.add_column(column, overflow="fold")
     all_findings = findings()
     for f in all_findings:
-        table.add_row(f.what, _MARKS[f.state], f.found)
-    console.print(table)
+        console.print(f"{f.what:13} {_MARKS[f.state]} {escape(f.found)}", soft_wrap=True)
     advice = [f for f in all_findings if f.advice]
     for f in advice:
-        console.print(f"[bold]{f.what}[/]: {f.advice}", highlight=False)
+        console.print(f"[bold]{f.what}[/]: {escape(f.advice)}", soft_wrap=True)
     states = {f.what: f.state for f in all_findings}
     gpu_ready = all(states.get(k, MISSING) != MISSING for k in ("driver", "GPU", "library", "architectures", "array library"))
     engines = gpu_ready and states["plugin"] == OK and states["TensorRT"] == OK
     ready = {"the kernels": gpu_ready, "TensorRT engines": engines}
     works = ", ".join(["the optimizer", *(what for what, there in ready.items() if there)])
     missing = ", ".join(what for what, there in ready.items() if not there)
-    console.print(f"Works: {works}{f'; not yet: {missing}' if missing else ''}.", highlight=False)
+    console.print(f"Works: {works}{f'; not yet: {missing}' if missing else ''}.", soft_wrap=True)
 
 
 def main() -> None:

@@ -19,10 +19,10 @@ from convpool.api import OptimizeResult, optimize
 from convpool.cli.common import InputShape, Tolerance, run, write_report
 from convpool.cli.progress import StepBar
 from convpool.cli.table import make_console, show
-from convpool.errors import OptionError, VerificationError
+from convpool.errors import ModelError, OptionError, VerificationError
 from convpool.ir import schema
 from convpool.ir.files import check_output
-from convpool.ir.model import load
+from convpool.ir.model import LoadedModel, load
 from convpool.ir.save import LAYOUTS
 from convpool.options import DEFAULT_LIMITS, PASSES, TARGETS
 
@@ -127,8 +127,13 @@ _NAMES = ", ".join(f"{name} ({what})" for name, what in PASSES.items())
     help="Domain of the ConvAvgPool nodes written; onnxruntime's TensorRT provider wants trt.plugins.",
 )
 @click.option("--autotune", is_flag=True, help="Time the forms of each pair in onnxruntime here and keep the fastest.")
+@click.option(
+    "--time/--no-time",
+    default=None,
+    help="Time MODEL and the result in turn in onnxruntime here. Default: --time with --autotune, else --no-time.",
+)
 @click.option("--dry-run", is_flag=True, help="Do everything but write the model.")
-@click.option("--report", "report_path", metavar="FILE.json", help="Write the report as JSON.")
+@click.option("--report", "report_path", metavar="FILE.json", help="Write the report as JSON; '-' is stdout.")
 @click.option("--rtol", type=Tolerance(), help="Relative tolerance of the check; default by type.")
 @click.option("--atol", type=Tolerance(), help="Absolute tolerance of the check; default by type and output.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs.")
@@ -167,14 +172,16 @@ def command(
         raise OptionError("--external-data one: got stdout, which takes no data file; expected a file's name with -o")
     if domain == "" or f"{domain}.".startswith("ai.onnx."):
         raise OptionError(f"--domain: got {domain!r}, where ONNX has its own operators; expected another, as trt.plugins")
-    loaded = load(sys.stdin.buffer.read() if model == "-" else Path(model))
+    if out is None and report_path == "-":
+        raise OptionError("--report -: got the model on stdout too; expected one of them in a file")
+    loaded = _from_stdin() if model == "-" else load(Path(model))
     read = {"--data": [Path(options["data"])] if options["data"] else [], "weights of the model": loaded.weight_files}
     if out is not None and not dry_run:
         check_output(out, read)
-    if report_path:
+    if report_path and report_path != "-":
         models = [Path(path) for path in (model, out) if path and path != "-"]
         check_output(Path(report_path), {"a model's name": models, **read})
-    console = make_console(stderr=out is None)
+    console = make_console(stderr=out is None or report_path == "-")
     try:
         with StepBar(TextColumn("timing"), hidden=quiet or not options["autotune"]) as progress:
             result = optimize(
@@ -199,6 +206,17 @@ def command(
 def main() -> None:
     """Entry point; turns exceptions into exit statuses and one line on stderr."""
     sys.exit(run(command, "convpool-optimize"))
+
+
+def _from_stdin() -> LoadedModel:
+    """The model on stdin.  Raises ModelError, in words for a command."""
+    try:
+        return load(sys.stdin.buffer.read())
+    except ModelError as error:
+        text = str(error).replace("the bytes given", "stdin")
+        if "external data" in text:
+            text = text.partition("; give")[0] + "; give its path in place of -"
+        raise ModelError(text) from error
 
 
 def _check_offloading(options: dict[str, Any]) -> None:

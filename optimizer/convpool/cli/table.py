@@ -1,21 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as a person reads it: one row per site, totals below."""
+"""A report as a person reads it: one line per site, reasons and totals below."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from convpool.check.verdict import Verification
 from convpool.ir import schema
-from convpool.report import Report, SiteReport
+from convpool.report import Report, SiteReport, Speed, Summary
 
 STYLES = {"rewritten": "green", "rejected": "yellow", "excluded": "dim"}
 MAX_ROWS = 200
 """Sites shown unless asked for more."""
+FEW = 3
+"""Sites that stay have their reasons shown in full up to this number of them, else in groups."""
 PIPE_WIDTH = 160
-"""Columns where the output is no terminal: names and reasons should not be cut to 80 there."""
+"""Columns where the output is no terminal: a progress bar or a message has to be laid out for some width."""
+GAP = 2
+"""Blanks between two columns of a table."""
+LEAST = 8
+"""Characters that a cell keeps on the narrowest terminal."""
 
 
 def make_console(*, stderr: bool) -> Console:
@@ -24,74 +35,146 @@ def make_console(*, stderr: bool) -> Console:
     return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=PIPE_WIDTH)
 
 
+def print_table(
+    console: Console,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    names: Sequence[int] = (),
+) -> None:
+    """Print rows of markup, one line each: aligned on a terminal, elsewhere with two spaces between the cells.
+
+    right: columns of numbers, which are never cut.  names: columns that are cut on the left where the terminal is too narrow;
+    others are cut on the right.
+    """
+    lines = [[Text.from_markup(cell or "-") for cell in row] for row in rows]
+    if not console.is_terminal:
+        for line in [[Text(heading) for heading in headings], *lines]:
+            console.print(Text("  ").join(line), soft_wrap=True)
+        return
+    natural = [max(map(len, column)) for column in zip(*lines, headings, strict=True)]
+    widths = _widths(natural, console.width - GAP * (len(natural) - 1), right)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+    for number, (heading, width) in enumerate(zip(headings, widths, strict=True)):
+        justify: Literal["left", "right"] = "right" if number in right else "left"
+        table.add_column(heading, justify=justify, no_wrap=True, overflow="ellipsis", min_width=width, max_width=width)
+    for line in lines:
+        table.add_row(*(_tail(cell, widths[i]) if i in names else cell for i, cell in enumerate(line)))
+    console.print(table)
+
+
+def _widths(natural: Sequence[int], room: int, fixed: Sequence[int]) -> list[int]:
+    """Columns' widths: what the fixed ones leave of the room goes to the others in equal shares, none more than it needs."""
+    widths = list(natural)
+    left = room - sum(natural[number] for number in fixed)
+    others = sorted((number for number in range(len(natural)) if number not in fixed), key=lambda number: natural[number])
+    for position, number in enumerate(others):
+        widths[number] = max(LEAST, min(natural[number], left // (len(others) - position)))
+        left -= widths[number]
+    return widths
+
+
+def _tail(name: Text, width: int) -> Text:
+    return name if len(name) <= width else Text("..." + name.plain[3 - width :])
+
+
 def show(report: Report, console: Console, *, verbose: bool = False) -> None:
-    """Print the table of sites and the totals below it."""
-    shown = report.sites if verbose else report.sites[:MAX_ROWS]
+    """Print the table of sites, the reasons of those that stay, and the totals."""
+    wanted = report.sites if verbose else [site for site in report.sites if site.status == "rewritten"]
+    shown = wanted if verbose else wanted[:MAX_ROWS]
     if shown:
-        console.print(_sites(shown, verbose))
-    if len(shown) < len(report.sites):
-        console.print(f"... and {len(report.sites) - len(shown)} more; --verbose shows all")
-    for line in _totals(report, verbose):
+        _show_sites(shown, console, verbose)
+    if len(shown) < len(wanted):
+        console.print(f"... and {len(wanted) - len(shown)} more; --verbose shows all")
+    for line in (*_gains(report), *_kept(report, verbose), *_totals(report, verbose)):
         console.print(line, soft_wrap=True)
 
 
 def show_verification(verification: Verification, console: Console) -> None:
     """Print the largest errors of every output."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("tensor", "max absolute error", "relative", "result"):
-        table.add_column(column, justify="left" if column in ("tensor", "result") else "right")
+    rows = []
     for output in verification.outputs:
         verdict = "[green]agrees[/]" if output.passed else f"[red]differs[/] {escape(output.note)}"
-        table.add_row(escape(output.name), f"{output.max_abs_error:.3g}", f"{output.max_rel_error:.3g}", verdict)
-    console.print(table)
+        rows.append([escape(output.name), f"{output.max_abs_error:.3g}", f"{output.max_rel_error:.3g}", verdict])
+    print_table(console, ("tensor", "max absolute error", "relative", "result"), rows, right=(1, 2), names=(0,))
 
 
-def _sites(sites: list[SiteReport], verbose: bool) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("convolution", overflow="fold")
-    table.add_column("pooling", overflow="fold")
-    table.add_column("pattern", no_wrap=True)
-    table.add_column("result", overflow="fold", ratio=1)
-    table.add_column("MACs before", justify="right", no_wrap=True)
-    table.add_column("after", justify="right", no_wrap=True)
+def _show_sites(sites: Sequence[SiteReport], console: Console, verbose: bool) -> None:
+    headings = ["convolution", "pooling", "rewritten as", "MACs", "after"]
+    rows = []
     for site in sites:
-        result = f"[{STYLES[site.status]}]{site.status}[/]"
-        form = site.operator if site.operator not in (None, "ConvAvgPool") else site.lowering
-        result += f" as {form}" if form else f": {escape(site.reason or '')}"
-        if site.absorbed:
-            names = ", ".join(site.absorbed if verbose else [name.split()[0] for name in site.absorbed])
-            result += f" with {escape(names)}"
-        if verbose and site.beside:
-            result += f" (without: {escape('; '.join(site.beside))})"
-        if verbose and site.times_us:
-            result += " (" + ", ".join(f"{name} {value:.1f} us" for name, value in site.times_us.items()) + ")"
         conv = f"{site.scope}: {site.conv}" if site.scope else site.conv
-        table.add_row(escape(conv), escape(site.pool), site.pattern, result, _count(site.macs_before), _count(site.macs_after))
-    return table
+        row = [escape(conv), escape(site.pool), _form(site, verbose), _count(site.macs_before), _count(site.macs_after)]
+        rows.append([*row, site.pattern] if verbose else row)
+    print_table(console, [*headings, "pattern"] if verbose else headings, rows, right=(3, 4), names=(0, 1))
+
+
+def _form(site: SiteReport, verbose: bool) -> str:
+    """What a convolution became, as markup."""
+    if site.status != "rewritten":
+        return f"[{STYLES[site.status]}]{site.status}[/]"
+    form = site.operator if site.operator not in (None, schema.OP_TYPE) else site.lowering
+    text = f"[{STYLES[site.status]}]{form}[/]"
+    if site.absorbed:
+        text += f" with {escape(', '.join(site.absorbed if verbose else [name.split()[0] for name in site.absorbed]))}"
+    return text
+
+
+def _gains(report: Report) -> list[str]:
+    """What was rewritten, and what the model gains, as markup."""
+    summary = report.summary
+    if not report.sites:
+        done = sum(count for name, count in summary.operators_before.items() if name in schema.OP_TYPES)
+        there = f" (nodes of convpool's operators: {done})" if done else ""
+        lines = [f"Nothing to rewrite: no convolution feeds an average pooling{there}."]
+    elif not summary.rewritten:
+        count = len(report.sites)
+        lines = [f"Nothing rewritten: {'the one candidate stays' if count == 1 else f'all {count} candidates stay'}."]
+    else:
+        before, after = summary.rewritten_macs_before, summary.rewritten_macs_after
+        macs = "multiply-adds unknown" if before is None else f"{_count(before)} -> {_count(after)} multiply-adds"
+        number = summary.rewritten_convolutions
+        lines = [f"[bold]rewritten[/] {number} of {_plural(summary.convolutions, 'convolution')}: {macs}"]
+    if summary.convolutions:
+        lines.append(f"model     {_model(summary)}")
+    return lines
+
+
+def _model(summary: Summary) -> str:
+    """The multiply-adds of the whole model."""
+    before, after = summary.model_macs_before, summary.model_macs_after
+    if before is None or after is None:
+        return "multiply-adds unknown: it leaves sizes open; --input-shape gives them"
+    change = f" -> {_count(after)} multiply-adds ({(after - before) / max(before, 1):+.0%})".replace("%", " %")
+    sample = " a sample" if summary.batch > 1 else ""
+    shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary.counted_shapes.items())
+    return escape(
+        _count(before) + (change if after != before else " multiply-adds") + sample + (f", with {shapes}" if shapes else "")
+    )
+
+
+def _kept(report: Report, verbose: bool) -> list[str]:
+    """Why sites stay, or are not the operator, as markup."""
+    rejected = [site for site in report.sites if site.status == "rejected"]
+    lines = []
+    if len(rejected) > FEW:
+        groups = Counter(site.obstacle or site.reason or "" for site in rejected).most_common()
+        lines.append(f"[yellow]rejected[/]  {len(rejected)}: " + ", ".join(f"{count} x {escape(why)}" for why, count in groups))
+    for site in rejected if verbose or len(rejected) <= FEW else ():
+        where = f"{site.conv} -> {site.pool}" if site.pool else site.conv
+        lines.append(f"[yellow]rejected[/]  {escape(where)}: {escape(site.reason or '')}")
+    if report.summary.excluded:
+        lines.append(f"excluded  {report.summary.excluded} by name")
+    fallbacks = Counter((site.lowering, site.fallback) for site in report.sites if site.fallback)
+    for (lowering, why), count in fallbacks.items():
+        lines.append(f"{lowering:9} {count} x, not convavgpool: {escape(why or '')}")
+    return lines
 
 
 def _totals(report: Report, verbose: bool) -> list[str]:
     summary = report.summary
     lines = []
-    if not report.sites:
-        done = sum(count for name, count in summary.operators_before.items() if name in schema.OP_TYPES)
-        there = f" (nodes of convpool's operators: {done})" if done else ""
-        lines.append(f"Nothing to rewrite: no convolution feeds an average pooling{there}.")
-    elif not summary.rewritten:
-        lines.append(f"Nothing rewritten: none of the {len(report.sites)} candidates qualifies.")
-    else:
-        rest = [
-            f"{count} {status}" for status, count in (("rejected", summary.rejected), ("excluded", summary.excluded)) if count
-        ]
-        open_sized = sum(site.status == "rewritten" and site.macs_before is None for site in report.sites)
-        counted = f"{_count(summary.macs_before)} -> {_count(summary.macs_after)} a sample"
-        if open_sized:
-            known = "" if open_sized == summary.rewritten else f"{counted}, "
-            counted = f"{known}unknown for {open_sized} of open sizes"
-        lines.append(
-            f"[bold]{summary.rewritten} rewritten[/]{''.join(f', {item}' for item in rest)}; multiply-adds of these "
-            f"convolutions {counted}"
-        )
     if summary.concats:
         lines.append(f"concats   {summary.concats} read the result of one before")
     lines.append(f"file      {_size(summary.bytes_before)} -> {_size(summary.bytes_after)}")
@@ -100,23 +183,21 @@ def _totals(report: Report, verbose: bool) -> list[str]:
     if names:
         counts = ", ".join(f"{escape(name)} {before.get(name, 0)} -> {after.get(name, 0)}" for name in names)
         lines.append(f"operators {counts}")
-    lines.append(_verification(report))
-    if verbose and report.verification:
-        lines += [
-            f"          {escape(o.name)}: {o.max_abs_error:.3g} absolute, {o.max_rel_error:.3g} relative"
-            + (f" ({escape(o.note)})" if o.note else "")
-            for o in report.verification.outputs
-        ]
+    lines += _verification(report, verbose)
+    if report.speed:
+        lines.append(f"speed     {_speed(report.speed)}")
     lines.append(f"time      {summary.seconds:.2f} s")
+    lines += [f"[yellow]warning[/]   {escape(text)}" for text in report.warnings]
+    lines += [f"next      {escape(text)}" for text in report.hints]
     return lines
 
 
-def _verification(report: Report) -> str:
+def _verification(report: Report, verbose: bool) -> list[str]:
     found = report.verification
     if found is None:
-        return "check     [yellow]not verified[/]"
+        return ["check     [yellow]not verified[/]"]
     if not found.inputs:
-        return "check     [green]equal[/]: the model is unchanged"
+        return ["check     [green]equal[/]: the model is unchanged"]
     worst = max(found.outputs, key=lambda o: o.max_rel_error, default=None)
     errors = (
         "no outputs"
@@ -124,8 +205,21 @@ def _verification(report: Report) -> str:
         else (f"largest error {worst.max_abs_error:.2g} absolute, {worst.max_rel_error:.2g} relative ({escape(worst.name)})")
     )
     outcome = "[green]equal[/]" if found.passed else "[bold red]DIFFERENT[/]"
-    sets = f"{found.inputs} set{'s' if found.inputs != 1 else ''} of inputs"
-    return f"check     {outcome} to {found.reference} on {sets}: {errors}"
+    lines = [f"check     {outcome} to {found.reference} on {_plural(found.inputs, 'set')} of inputs: {errors}"]
+    for o in found.outputs if verbose else ():
+        note = f" ({escape(o.note)})" if o.note else ""
+        lines.append(f"          {escape(o.name)}: {o.max_abs_error:.3g} absolute, {o.max_rel_error:.3g} relative{note}")
+    return lines
+
+
+def _speed(speed: Speed) -> str:
+    unit, size = ("ms", 1e3) if max(speed.original_us, speed.result_us) >= 1e3 else ("us", 1.0)
+    before, after = (f"{value / size:.3g} {unit}" for value in (speed.original_us, speed.result_us))
+    return f"here, {_plural(speed.threads, 'thread')}: {before} -> {after} ({speed.ratio:.2f}x)"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _count(value: int | None) -> str:

@@ -59,7 +59,7 @@ def verify_command(
 
     Exit status: 0 the outputs agree; 1 they differ; 2 unusable file, option or installation.
     """
-    if report_path:
+    if report_path and report_path != "-":
         check_output(Path(report_path), {"compared here": [Path(first), Path(second)]})
     verification = compare(
         open_runner(first, layers=layers),
@@ -70,7 +70,7 @@ def verify_command(
     )
     write_report(report_path, json_text({"first": first, "second": second, "verification": asdict(verification)}))
     if not quiet:
-        show_verification(verification, make_console(stderr=False))
+        show_verification(verification, make_console(stderr=report_path == "-"))
     if not verification.passed:
         raise VerificationError(f"verification: {verification.difference}")
 

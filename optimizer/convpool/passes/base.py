@@ -36,8 +36,13 @@ class Reject:
     expected: str
     others: tuple[Reject, ...] = ()
 
+    @property
+    def why(self) -> str:
+        """The reason without the node."""
+        return f"{self.condition}; got {self.got}, expected {self.expected}"
+
     def __str__(self) -> str:
-        return f"{self.node}: {self.condition}; got {self.got}, expected {self.expected}"
+        return f"{self.node}: {self.why}"
 
 
 def reject(scope: Scope, node: int, condition: str, got: object, expected: object) -> Reject:

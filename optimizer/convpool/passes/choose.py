@@ -67,10 +67,21 @@ def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
         else:
             outcome = _judge(plan, lowerings)
             if isinstance(outcome, PairPlan):
-                return outcome
+                return replace(outcome, fallback=_fallback(outcome, failure, context))
             failure = failure or outcome
     assert failure is not None
     return failure
+
+
+def _fallback(plan: PairPlan, failure: Reject | None, context: Context) -> Reject | None:
+    """Why a convolution of a plan is not the operator, where that is asked for.  failure: of the attempts before the plan's."""
+    if context.options.lowering != "convavgpool":
+        return None
+    for leaf, lowering in zip(conv_leaves(plan.tree), plan.lowerings, strict=True):
+        if lowering.name != "convavgpool":
+            found = _lowering(plan, leaf, "convavgpool", context.main_opset)
+            return found if isinstance(found, Reject) else failure
+    return None
 
 
 def _of_leaf(plan: PairPlan, leaf: ConvLeaf, attempt: Attempt, context: Context) -> tuple[Lowering | None, Reject | None]:
@@ -159,7 +170,7 @@ def _judge(plan: PairPlan, lowerings: list[Lowering]) -> PairPlan | Reject:
             leaves[0].node,
             f"saves nothing as {lowerings[0].name}",
             f"{after.macs:,} multiply-adds and {after.additions:,} additions after {before.macs:,} and {before.additions:,}",
-            "a saving",
+            f"a saving, an addition of a pooling taken as {cost.ADDITION_WEIGHT:g} multiply-adds",
         )
     return replace(plan, lowerings=tuple(priced))
 

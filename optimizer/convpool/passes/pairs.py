@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from convpool.algebra import cost
 from convpool.algebra.lowering import Lowering
@@ -13,6 +13,7 @@ from convpool.passes.base import Pass, Plan, Reject, Site
 from convpool.passes.convs import conv_leaf, conv_rank
 from convpool.passes.edit import Edit
 from convpool.passes.emit import Emitter
+from convpool.passes.reasons import advice, in_short
 from convpool.passes.tree import ConvLeaf, Pooling, Tree, conv_leaves, tree_nodes
 from convpool.report import SiteReport
 from convpool.reporting import Log
@@ -43,6 +44,8 @@ class PairPlan(Plan):
     pooling: Pooling
     tree: Tree
     lowerings: tuple[Lowering, ...] = ()
+    fallback: Reject | None = None
+    """Why a convolution does not become the operator that is asked for."""
 
     @property
     def own(self) -> frozenset[int]:
@@ -87,6 +90,7 @@ class PairPass(Pass):
                 scope.path,
                 times,
                 OP_TYPE if as_operator else None,
+                fallback=None if as_operator or plan.fallback is None else plan.fallback.why,
             )
             log.rewritten(site, next(made) if as_operator else None)
 
@@ -94,10 +98,14 @@ class PairPass(Pass):
         """One report with the reason, unless the site is of nodes that an earlier round made."""
         if log.made(site.scope.nodes[site.root].output[0]):
             return
-        status, reason = ("excluded", "excluded by name") if verdict is None else ("rejected", str(verdict))
         conv, pool = site.names
         count = macs(site)
-        log.kept(SiteReport(conv, pool, site.pattern, status, None, reason, count, count, site.scope.path, times))
+        found = SiteReport(conv, pool, site.pattern, "excluded", None, "excluded by name", count, count, site.scope.path, times)
+        if verdict is not None:
+            next_step = advice(verdict)
+            reason = f"{verdict}; {next_step}" if next_step else str(verdict)
+            found = replace(found, status="rejected", reason=reason, obstacle=in_short(verdict))
+        log.kept(found)
 
 
 def macs(site: PairSite) -> int | None:

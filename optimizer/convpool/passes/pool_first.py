@@ -28,6 +28,7 @@ from convpool.passes.convs import conv_rank
 from convpool.passes.pads import zero_pads
 from convpool.passes.pairs import PairPass, PairPlan, PairSite
 from convpool.passes.pooling import may_be_pooling, recognise
+from convpool.passes.reasons import BETWEEN
 from convpool.passes.sizes import spatial_size
 from convpool.passes.trace import trace
 from convpool.passes.tree import ConvLeaf, JoinTree, Pooling, Tree, conv_leaves, folded_exactly, opaque_leaves
@@ -104,8 +105,12 @@ def _traced(site: PairSite) -> tuple[Pooling, Tree] | Reject | None:
     if rank is None:
         return reject(scope, site.conv, "shape of the weights", "unknown", "a known rank")
     pooling = recognise(scope, site.root, rank, spatial_size(scope, site.tensor, rank))
-    if pooling is None or isinstance(pooling, Reject):
-        return pooling
+    if isinstance(pooling, Reject):
+        # Whoever mends the pooling would only learn then that something nonlinear stands in the way too.
+        tree = trace(scope, site.tensor, rank, frozenset((site.root,)))
+        return tree if isinstance(tree, Reject) and tree.condition == BETWEEN else pooling
+    if pooling is None:
+        return None
     tree = trace(scope, pooling.input, rank, frozenset(pooling.nodes))
     if isinstance(tree, Reject):
         return tree

@@ -24,6 +24,7 @@ from convpool.passes.convs import conv_leaf
 from convpool.passes.linear import JOINS, Step, linear_step
 from convpool.passes.origins import same_size
 from convpool.passes.pads import with_pads_in_front
+from convpool.passes.reasons import BETWEEN
 from convpool.passes.tree import ConvLeaf, JoinTree, Moved, OpaqueLeaf, Tree, conv_leaves
 
 DEPTH_LIMIT = 100
@@ -57,7 +58,7 @@ def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozens
         return tree if isinstance(tree, Reject) else _with_step(scope, tree, step)
     if is_op(node, *JOINS):
         return _join(scope, index, rank, depth)
-    return reject(scope, index, "between convolution and pooling", node.op_type, "linear operators only")
+    return reject(scope, index, BETWEEN, node.op_type, "linear operators only")
 
 
 def _with_step(scope: Scope, tree: Tree, step: Step) -> Tree | Reject:

@@ -41,6 +41,12 @@ SEARCH_LIMIT = 24
 """Nodes that the search visits at most: candidates are local."""
 
 
+def max_pools(scope: Scope) -> int:
+    """How many poolings by the maximum of a scope are computed from a convolution by elementwise nodes and joins."""
+    nodes = [node for node in scope.nodes if is_op(node, "MaxPool", "GlobalMaxPool")]
+    return sum(conv_upstream(scope, node.input[0]) is not None for node in nodes)
+
+
 def conv_upstream(scope: Scope, tensor: str) -> int | None:
     """The nearest convolution that `tensor` is computed from by elementwise nodes and joins, exact or not."""
     pending: list[str] = [tensor]

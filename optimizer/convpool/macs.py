@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multiply-adds of a whole model: Conv, ConvTranspose, Gemm, MatMul, their quantized forms, and convpool's own operators.
+
+Every node counts once: those in functions and in the bodies of If, Loop and Scan too, however often these run.  What is computed
+from constants alone does not count, since a runtime does it once, when it loads the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnx import FunctionProto, ModelProto, NodeProto, helper
+
+from convpool.ir.constants import Evaluate
+from convpool.ir.index import Scope, index_model
+from convpool.ir.model import LoadedModel, infer_shapes
+from convpool.ir.protos import is_op, known_attributes, label, subgraphs
+from convpool.ir.schema import OP_TYPES
+
+CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "ConvTranspose": 1, **dict.fromkeys(OP_TYPES, 1)}
+"""The operators that count as convolutions, and which of their inputs are the weights."""
+PRODUCTS = ("MatMul", "MatMulInteger", "QLinearMatMul", "Gemm")
+"""The products of matrices."""
+
+
+@dataclass(frozen=True)
+class NodeMacs:
+    """A node that multiplies.  macs: of the whole batch, None where a size is unknown; scope: "" for the main graph."""
+
+    scope: str
+    name: str
+    convolution: bool
+    macs: int | None
+
+
+@dataclass(frozen=True)
+class ModelMacs:
+    """The nodes that multiply, and the batch that they were counted for (1 where the inputs have no common one)."""
+
+    nodes: tuple[NodeMacs, ...]
+    batch: int = 1
+
+    @property
+    def total(self) -> int | None:
+        """Multiply-adds a sample, None where any node's are unknown."""
+        return self.of(self.nodes)
+
+    @property
+    def convolutions(self) -> tuple[NodeMacs, ...]:
+        """The convolutions alone."""
+        return tuple(node for node in self.nodes if node.convolution)
+
+    def of(self, nodes: Iterable[NodeMacs]) -> int | None:
+        """Multiply-adds a sample of some of the nodes, None where any are unknown."""
+        counts = [node.macs for node in nodes]
+        known = [count for count in counts if count is not None]
+        return sum(known) // self.batch if len(known) == len(counts) else None
+
+
+def count(scopes: Sequence[Scope]) -> ModelMacs:
+    """The multiply-adds of an indexed model, outer scopes first."""
+    constants: dict[int, set[str]] = {}
+    found = []
+    for scope in scopes:
+        if isinstance(scope.proto, FunctionProto) and scope.proto.name in OP_TYPES:
+            continue
+        around = constants[id(scope.parent)] if scope.parent is not None else set()
+        constants[id(scope)] = known = around - scope.inputs | _initializers(scope)
+        for node in scope.nodes:
+            if is_op(node, "Constant") or node.input and known.issuperset(filter(None, node.input)) and not any(subgraphs(node)):
+                known.update(node.output)
+            elif (is_conv := _is_convolution(node)) or is_op(node, *PRODUCTS):
+                found.append(NodeMacs(scope.path, label(node), is_conv, _macs(scope, node)))
+    return ModelMacs(tuple(found), _batch(scopes[0]) if scopes else 1)
+
+
+def count_at(model: LoadedModel, shapes: Mapping[str, Sequence[int]], evaluate: Evaluate) -> ModelMacs:
+    """`count` of a model whose inputs have the shapes given."""
+    return count(scopes_at(model, shapes, evaluate))
+
+
+def scopes_at(model: LoadedModel, shapes: Mapping[str, Sequence[int]], evaluate: Evaluate) -> list[Scope]:
+    """The index of a model whose inputs have the shapes given."""
+    fixed = ModelProto()
+    fixed.CopyFrom(model.proto)
+    for value in fixed.graph.input:
+        if value.name in shapes:
+            elem_type = value.type.tensor_type.elem_type
+            value.CopyFrom(helper.make_tensor_value_info(value.name, elem_type, list(shapes[value.name])))
+    return index_model(fixed, model.read, evaluate, infer_shapes(fixed))
+
+
+def _initializers(scope: Scope) -> set[str]:
+    """The initializers that no caller can replace."""
+    names = set(scope.initializers)
+    return names if scope.constants_as_inputs else names - scope.inputs
+
+
+def _is_convolution(node: NodeProto) -> bool:
+    """Whether the node is one; `--domain` may have moved those of convpool."""
+    return is_op(node, *CONVOLUTIONS) or node.op_type in OP_TYPES
+
+
+def _macs(scope: Scope, node: NodeProto) -> int | None:
+    """Multiply-adds of one node, None where a size is unknown."""
+    if is_op(node, "ConvTranspose"):
+        return _product(_sizes(scope, node.input[0]), (_sizes(scope, node.input[1]) or (None,))[1:])
+    out = _sizes(scope, node.output[0])
+    if node.op_type in CONVOLUTIONS:
+        return _product(out, (_sizes(scope, node.input[CONVOLUTIONS[node.op_type]]) or (None,))[1:])
+    left = _sizes(scope, node.input[0])
+    if not left:
+        return None
+    transposed = is_op(node, "Gemm") and (known_attributes(node) or {}).get("transA", 0)
+    return _product(out, (left[0 if transposed else -1],))
+
+
+def _sizes(scope: Scope, name: str) -> tuple[int | None, ...] | None:
+    shape = scope.info(name).shape
+    return None if shape is None else tuple(dim if isinstance(dim, int) and dim >= 0 else None for dim in shape)
+
+
+def _product(*shapes: tuple[int | None, ...] | None) -> int | None:
+    sizes = [size for shape in shapes for size in (shape if shape is not None else (None,))]
+    known = [size for size in sizes if size is not None]
+    return math.prod(known) if len(known) == len(sizes) else None
+
+
+def _batch(scope: Scope) -> int:
+    """The first size that all inputs of a main graph share, but for scalars and initializers; 1 where there is none."""
+    shapes = [_sizes(scope, name) for name in scope.inputs - set(scope.initializers)]
+    first = {shape[0] for shape in shapes if shape and len(shape) > 1}
+    size = first.pop() if len(first) == 1 else None
+    return size or 1

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a report tells: what the model gains, why sites stay, what to do next, and how it looks on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import onnx
+import pytest
+from rich.console import Console
+
+import convpool
+from convpool import gains
+from convpool.check.session import evaluate
+from convpool.cli.common import run
+from convpool.cli.optimize import command
+from convpool.cli.table import print_table, show
+from convpool.ir.model import load
+from convpool.macs import count_at
+from models import generators
+from tests.support.models import graph
+from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL
+
+CONV = 32 * 16 * 9
+"""Multiply-adds of the pairs' convolution for one output position."""
+
+
+def printed(report: convpool.Report, *, columns: int | None = None, verbose: bool = False) -> str:
+    """The report as it is shown in a pipe, or on a terminal so many columns wide."""
+    console = Console(
+        file=io.StringIO(), width=columns or 160, force_terminal=columns is not None, no_color=True, highlight=False
+    )
+    show(report, console, verbose=verbose)
+    return console.file.getvalue()
+
+
+def summary(model: onnx.ModelProto, **options) -> convpool.Summary:
+    return convpool.optimize(model, **{"check": 0, **options}).report.summary
+
+
+def test_only_what_is_rewritten_is_in_the_sum_and_the_model_is_counted_whole():
+    model = graph(
+        f"{PAIR.replace('y =', 'p =')}\nk = Conv(x, v)\nr = Relu(k)\nq = {POOL}(r)\n"
+        "s = Add(p, q)\nf = Flatten(s)\nm = MatMul(f, a)\ny = Gemm<transB=1>(m, b)",
+        {"v": (32, 16, 1, 1), "a": (1152, 20), "b": (10, 20)},
+        outputs="float[d,e] y",
+    )
+    report = convpool.optimize(model, check=0).report
+    found = report.summary
+    rest = 32 * 16 * 144 + 1152 * 20 + 20 * 10
+    assert (found.rewritten_macs_before, found.rewritten_macs_after) == (144 * CONV, 36 * CONV)
+    assert (found.model_macs_before, found.model_macs_after) == (144 * CONV + rest, 36 * CONV + rest)
+    assert (found.convolutions, found.rewritten_convolutions, found.counted_shapes) == (2, 1, {})
+    assert found.macs_before == 144 * CONV + 32 * 16 * 144  # as before: the sum over all sites
+    lines = printed(report).splitlines()
+    assert "rewritten 1 of 2 convolutions: 664 k -> 166 k multiply-adds" in lines
+    assert "model     761 k -> 263 k multiply-adds (-65 %)" in lines
+
+
+def test_a_convolution_that_another_site_rejects_counts_once():
+    """A second pooling behind a Relu names the convolution that was just rewritten."""
+    model = graph(f"{PAIR.replace('y =', 'p =')}\nr = Relu(p)\ny = GlobalAveragePool(r)")
+    found = summary(model, lowering="direct")
+    assert (found.rewritten, found.rejected) == (1, 1)
+    assert (found.rewritten_macs_before, found.rewritten_macs_after) == (144 * CONV, 36 * CONV)
+    assert found.macs_before > found.rewritten_macs_before
+
+
+@pytest.mark.parametrize(
+    ("body", "given", "macs"),
+    [
+        ("y = Conv<group=2>(x, w)", {"w": (32, 8, 3, 3)}, 100 * 32 * 8 * 9),
+        ("y = ConvTranspose(x, v)", {"v": (16, 8, 3, 3)}, 144 * 16 * 8 * 9),
+        ("t = Transpose<perm=[0,2,3,1]>(x)\ny = MatMul(t, m)", {"m": (16, 5)}, 144 * 16 * 5),
+        ("m = MatMul(a, b)\ny = Mul(x, m)", {"a": (12, 7), "b": (7, 12)}, 0),  # a runtime folds it
+        (IF_BODY, {"w": (32, 16, 3, 3), "v": (32, 16, 3, 3)}, 2 * 144 * CONV),
+    ],
+    ids=["groups", "transposed", "matrix product", "of constants", "branches"],
+)
+def test_what_counts(body, given, macs):
+    inputs = IF_INPUTS if body is IF_BODY else "float[1,16,12,12] x"
+    assert summary(graph(body, given, inputs=inputs), disable=["pool_first"]).model_macs_before == macs
+
+
+def test_a_function_counts_once_and_the_operators_own_not():
+    functions = f"""<opset_import: ["": 17], domain: "local">
+    twice (a, w) => (b) {{ c = Conv<pads=[1,1,1,1]>(a, w)\n b = {POOL}(c) }}"""
+    model = graph("y = local.twice(x, w)", functions=functions, imports=', "local": 1')
+    found = summary(model, lowering="direct")
+    assert (found.model_macs_before, found.model_macs_after, found.convolutions) == (144 * CONV, 36 * CONV, 1)
+    again = summary(convpool.optimize(graph(PAIR), check=0).model)
+    assert (again.model_macs_before, again.convolutions, again.rewritten) == (36 * CONV, 1, 0)
+
+
+def test_a_batch_is_counted_a_sample():
+    found = summary(graph(PAIR, inputs="float[4,16,12,12] x"))
+    assert (found.batch, found.model_macs_before, found.rewritten_macs_after) == (4, 144 * CONV, 36 * CONV)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "shapes", "shown"),
+    [
+        ("float[N,16,12,12] x", {}, {"x": [1, 16, 12, 12]}, "664 k -> 166 k multiply-adds (-75 %), with x 1x16x12x12"),
+        ("float[1,16,H,W] x", {"check": 1}, {"x": [1, 16, 64, 64]}, "18.9 M -> 4.72 M multiply-adds (-75 %), with x 1x16x64x64"),
+        ("float[1,16,H,W] x", {"input_shapes": {"x": [1, 16, 12, 12]}}, {"x": [1, 16, 12, 12]}, "664 k -> 166 k multiply-adds"),
+        ("float[1,16,H,W] x", {}, {}, "multiply-adds unknown: it leaves sizes open; --input-shape gives them"),
+    ],
+    ids=["open batch", "sizes of the check", "sizes given", "unknown"],
+)
+def test_open_sizes_are_counted_with_those_of_the_check(inputs, options, shapes, shown):
+    report = convpool.optimize(graph(PAIR, inputs=inputs), **{"check": 0, **options}).report
+    assert report.summary.counted_shapes == shapes
+    assert (report.summary.model_macs_before is None) == (not shapes)
+    assert f"\nmodel     {shown}" in printed(report)
+
+
+def test_densenet121_counts_what_is_known_of_it():
+    """2.83 G multiply-adds, as the paper's table of the architecture's cost has it; three transitions of 103 M."""
+    found = count_at(load(generators.generate("densenet121")), {"input": (1, 3, 224, 224)}, evaluate)
+    assert round(found.total / 1e9, 2) == 2.83 and len(found.convolutions) == 120
+
+
+def test_speed_is_measured_in_turn_and_shown_in_one_line(monkeypatch):
+    seen = []
+
+    def fake(sessions, arrays, rounds, budget_s):
+        seen.append((list(sessions), {name: array.shape for name, array in arrays.items()}))
+        return {"original": 27000.0, "result": 15500.0}
+
+    monkeypatch.setattr(gains, "time_sessions", fake)
+    monkeypatch.setattr(gains, "physical_cores", lambda: 2)
+    report = convpool.optimize(graph(PAIR), time=True).report
+    assert seen == [(["original", "result"], {"x": (1, 16, 12, 12)})]
+    assert "speed     here, 2 threads: 27 ms -> 15.5 ms (1.74x)\n" in printed(report)
+    assert json.loads(report.to_json())["speed"]["original_us"] == 27000.0
+    assert convpool.optimize(graph(PAIR), autotune=True).report.speed is not None
+    assert convpool.optimize(graph(PAIR), autotune=True, time=False).report.speed is None
+    assert convpool.optimize(graph("y = Relu(x)"), time=True).report.speed is None
+    assert len(seen) == 2
+
+
+def test_the_models_run_at_the_time_that_is_shown():
+    speed = convpool.optimize(graph(PAIR), time=True).report.speed
+    assert speed.original_us > 0 and speed.result_us > 0 and speed.threads >= 1
+
+
+def many(count: int) -> onnx.ModelProto:
+    """`count` pairs that stay: each second one has another reader, the others a Relu between."""
+    lines = []
+    for i in range(count):
+        middle = f"b{i} = Identity(h{i})\nz{i} = Neg(h{i})" if i % 2 else f"b{i} = Relu(h{i})"
+        lines.append(f"h{i} = Conv<pads=[1,1,1,1]>(x, w)\n{middle}\ny{i} = {POOL}(b{i})")
+    outputs = ", ".join(f"float[a,b,c{i},d{i}] y{i}" for i in range(count))
+    outputs += "".join(f", float[a,b,e{i},f{i}] z{i}" for i in range(1, count, 2))
+    return graph("\n".join(lines), outputs=outputs)
+
+
+def test_many_sites_that_stay_are_grouped_and_listed_when_asked():
+    report = convpool.optimize(many(5), check=0).report
+    assert [site.obstacle for site in report.sites].count("Relu between") == 3
+    lines = printed(report).splitlines()
+    assert "Nothing rewritten: all 5 candidates stay." in lines
+    assert "rejected  5: 3 x Relu between, 2 x read by something else too" in lines
+    assert not any("got Relu" in line for line in lines)
+    assert sum("got Relu" in line for line in printed(report, verbose=True).splitlines()) == 3
+    assert json.loads(report.to_json())["sites"][0]["obstacle"] == "Relu between"
+
+
+def test_few_sites_that_stay_have_their_reasons():
+    shown = printed(convpool.optimize(many(1), check=0).report)
+    assert "Nothing rewritten: the one candidate stays.\n" in shown
+    assert "rejected  h0 -> y0: Relu 'b0': between convolution and pooling; got Relu, expected linear operators only\n" in shown
+
+
+def test_what_is_not_the_operator_says_why():
+    model = graph("h = Conv<pads=[1,1,1,1], group=2>(x, w)\n" + f"y = {POOL}(h)", {"w": (32, 8, 3, 3)})
+    report = convpool.optimize(model, check=0).report
+    assert report.sites[0].fallback == "group of a ConvAvgPool; got 2, expected 1, for which the plugin has kernels"
+    assert f"fused     1 x, not convavgpool: {report.sites[0].fallback}\n" in printed(report)
+    asked = convpool.optimize(model, check=0, lowering="fused").report
+    assert asked.sites[0].fallback is None
+
+
+LONG = "features/stage{}/a/very/long/scope/of/modules/transition/{}"
+
+
+def long_names() -> convpool.Report:
+    model = graph("\n".join(f"h{i} = Conv<pads=[1,1,1,1]>(x, w)\ny{i} = {POOL}(h{i})" for i in "01"), outputs="float[a,b,c,d] y0")
+    for number, node in enumerate(model.graph.node):
+        node.name = LONG.format(number, node.op_type)
+    return convpool.optimize(model, check=0).report
+
+
+@pytest.mark.parametrize("columns", [80, 100, 60])
+def test_a_site_is_one_line_on_a_terminal(columns):
+    lines = printed(long_names(), columns=columns).splitlines()
+    sites = [line for line in lines if " convavgpool " in line]
+    assert len(sites) == 2 and all(len(line) <= columns for line in sites)
+    assert all(line.startswith("...") and "on/Conv " in line and "166 k" in line for line in sites)
+
+
+def test_a_site_is_one_line_without_padding_in_a_pipe():
+    lines = printed(long_names()).splitlines()
+    name = LONG.format(0, "Conv")
+    assert lines[0] == "convolution  pooling  rewritten as  MACs  after"
+    assert lines[1] == f"{name}  {LONG.format(1, 'AveragePool')}  convavgpool  664 k  166 k"
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_names_with_brackets_and_empty_cells_are_shown_as_they_are():
+    console = Console(file=io.StringIO(), width=30, force_terminal=True, no_color=True)
+    print_table(console, ("a", "b"), [[r"\[red]x", ""], ["x" * 40, "12345"]], right=(1,), names=(0,))
+    assert [line.split() for line in console.file.getvalue().splitlines()[1:]] == [
+        ["[red]x", "-"],
+        ["..." + "x" * 20, "12345"],
+    ]
+
+
+QUANTIZED = "q = QLinearConv(x8, s, z, w8, s, z, s, z)\nf = DequantizeLinear(q, s, z)\ny = GlobalAveragePool(f)"
+
+
+def test_quantized_models_say_to_run_convpool_before():
+    scale, zero = np.float32(0.1), np.uint8(0)
+    model = graph(QUANTIZED, {"w8": np.ones((8, 16, 3, 3), np.uint8), "s": scale, "z": zero}, inputs="uint8[1,16,12,12] x8")
+    report = convpool.optimize(model, check=0).report
+    assert report.sites == [] and report.summary.model_macs_before == 100 * 8 * 16 * 9
+    assert "next      the model is quantized: run convpool before quantizing" in printed(report)
+
+
+@pytest.mark.parametrize(
+    ("body", "given", "inputs", "hint"),
+    [
+        ("h = Conv(x, w)\nr = Relu(h)\ny = MaxPool<kernel_shape=[2,2]>(r)", {}, "float[1,16,12,12] x", "MaxPool follows"),
+        (f"h = Conv(x, w)\np = Pad(h, n)\ny = {POOL}(p)", {}, "float[1,16,12,12] x, int64[8] n", "onnxslim and onnxsim fold"),
+        ("h = Conv(x, w)\ny = GlobalAveragePool(h)", {}, "float[1,16,H,W] x", "give the model's inputs fixed sizes first"),
+    ],
+)
+def test_what_to_do_next(body, given, inputs, hint):
+    report = convpool.optimize(graph(body, given, inputs=inputs), check=0).report
+    assert not report.summary.rewritten and [text for text in report.hints if text.startswith(hint)]
+    assert f"next      {hint}" in printed(report)
+    assert json.loads(report.to_json())["hints"] == report.hints
+
+
+def test_nothing_is_said_where_nothing_can_be_done():
+    assert convpool.optimize(graph(PAIR), check=0).report.hints == []
+    assert convpool.optimize(many(5), check=0).report.hints == []
+
+
+def test_an_exclusion_that_matches_nothing_is_a_warning():
+    report = convpool.optimize(graph(PAIR), check=0, exclude=["zzz*", "y"]).report
+    assert report.warnings == ["exclude: 'zzz*' matches no convolution, pooling or Concat here"]
+    shown = printed(report)
+    assert f"warning   {report.warnings[0]}\n" in shown and "excluded  1 by name\n" in shown
+
+
+def test_the_report_on_stdout(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    onnx.save(graph(PAIR), "in.onnx")
+    assert run(command, "convpool-optimize", ["in.onnx", "--report", "-"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["summary"]["rewritten"] == 1 and "rewritten 1 of 1 convolution" in captured.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.convpool.onnx", "in.onnx"]
+    assert run(command, "convpool-optimize", ["in.onnx", "-o", "-", "--report", "-"]) == 2
+
+
+def test_a_custom_operator_says_how_to_go_on(tmp_path, capsys):
+    model = graph(f"{PAIR.replace('y =', 'p =')}\ny = my.Own(p)", imports=', "my": 1')
+    onnx.save(model, tmp_path / "in.onnx")
+    assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx")]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("check=0 (--no-check) skips the check")
+    assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "--no-check"]) == 0
+
+
+def test_stdin_is_called_so(monkeypatch, capsys):
+    for data, text in ((b"", "stdin: empty"), (b"abc", "stdin: truncated, or not an ONNX model")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        assert run(command, "convpool-optimize", ["-", "-o", "-"]) == 2
+        assert text in capsys.readouterr().err
+
+
+def test_external_data_from_stdin_says_what_to_give(monkeypatch, capsys):
+    model = graph(PAIR)
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="weights")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(model.SerializeToString())))
+    assert run(command, "convpool-optimize", ["-", "-o", "-"]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("give its path in place of -")
