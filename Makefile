@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CPP := $(shell find benchmarks plugin tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PYTHON_SOURCES := pyproject.toml README.md $(shell find optimizer -name '*.py') plugin/include/convpool.h
+PYTHON_SOURCES := pyproject.toml README.md $(shell find optimizer -type f ! -name '*.pyc') plugin/include/convpool.h
 CUDA_SOURCES := $(shell find plugin -type f ! -name '*.pyc')
 
 .PHONY: demo test test-oldest lint format sanitize install wheels bench-cpu bench-gpu bench-tensorrt clean
