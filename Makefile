@@ -71,7 +71,7 @@ wheels: $(VENV)/.made
 	$(PIP) wheel --quiet --no-deps --wheel-dir build/wheels . ./plugin
 	mkdir -p dist
 	cp build/wheels/convpool-*.whl dist/
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheels/convpool_cuda-*.whl
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheels/convpool_cuda-*.whl
 
 bench-cpu: $(VENV)/.test
 	$(BIN)/python -m benchmarks.model_times --json benchmarks/results/cpu.json

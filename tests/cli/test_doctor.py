@@ -89,6 +89,16 @@ def test_without_the_distribution_it_says_how_to_get_it(monkeypatch):
     assert (found["plugin"].state, found["plugin"].found) == (doctor.MISSING, "a part of the library")
 
 
+def test_advice_names_the_architectures_that_are_here_or_the_compiler_that_is_not(monkeypatch):
+    monkeypatch.delenv("CONVPOOL_LIBRARY", raising=False)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/g++" if name == "g++" else None)
+    advice = doctor._advice("CONVPOOL_LIBRARY", [("A", 90), ("B", 80), ("C", 90)])
+    assert advice.startswith("`pip install ./plugin` in") and "CONVPOOL_CUDA_ARCHITECTURES=80,90 compiles for" in advice
+    assert "ARCHITECTURES" not in doctor._advice("CONVPOOL_LIBRARY", [])
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    assert doctor._advice("CONVPOOL_LIBRARY", []).startswith("install a C++ compiler (Debian: apt-get install g++), then `pip")
+
+
 def test_a_library_without_plugins_is_none(monkeypatch):
     monkeypatch.setenv("CONVPOOL_PLUGIN_LIBRARY", ctypes.util.find_library("m"))
     monkeypatch.setattr("pathlib.Path.is_file", lambda path: True)  # the loader knows where
