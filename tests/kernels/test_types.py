@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ctypes
+import re
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -141,3 +143,12 @@ def test_nan_of_fp8_stays_nan(gpu):
     arena.upload()
     conv_avg_pool(gx, gw, out=gy, pool_kernel_shape=2, pool_strides=2, tactic=find_tactic(GENERIC))
     np.testing.assert_array_equal(gy.of(arena.download()), [[[np.nan, 2.5]] * 2])
+
+
+def test_header_library_and_python_number_the_types_alike():
+    plugin = Path(__file__).parents[2] / "plugin"
+    enum = re.search(r"typedef enum \{([^}]*)\} convpool_dtype;", (plugin / "include" / "convpool.h").read_text())[1]
+    header = [(name, int(number)) for name, number in re.findall(r"CONVPOOL_(\w+) = (\d+)", enum)]
+    table = re.search(r"kTypes\[\] = \{(.*?)\n\};", (plugin / "src" / "core" / "types.h").read_text(), re.DOTALL)[1]
+    assert header == [(name, number) for number, name in enumerate(re.findall(r'"(\w+)"', table))]
+    assert list(library.DTYPES.values()) == [number for _, number in header]

@@ -24,11 +24,19 @@ class Step:
     text: str
 
 
+def steps(text: str) -> list[Step]:
+    """Every step of a text."""
+    return [Step(path, language != "diff", change) for path, language, change in STEP.findall(text)]
+
+
 def recipe(document: str, heading: str) -> list[Step]:
     """The steps of the section whose heading begins with `heading`."""
     sections = [part for part in re.split(r"^## ", document, flags=re.MULTILINE) if part.startswith(heading)]
     assert len(sections) == 1, f"sections that begin with {heading!r}: {len(sections)}"
-    return [Step(path, language != "diff", text) for path, language, text in STEP.findall(sections[0])]
+    found = steps(sections[0])
+    blocks = len(re.findall(r"^```", sections[0], re.MULTILINE)) // 2
+    assert len(found) == blocks, f"blocks of code without a line above that says which file: {blocks - len(found)}"
+    return found
 
 
 def changed(text: str, change: str) -> str:
@@ -44,10 +52,10 @@ def changed(text: str, change: str) -> str:
     return text
 
 
-def follow(steps: list[Step], root: Path) -> None:
+def follow(recipe: list[Step], root: Path) -> None:
     """Do what the steps say in the copy of the repository at `root`; every recipe has at least one step."""
-    assert steps
-    for step in steps:
+    assert recipe
+    for step in recipe:
         path = root / step.path
         if step.is_new:
             assert not path.exists(), f"{step.path} exists"

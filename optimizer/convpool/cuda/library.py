@@ -18,6 +18,7 @@ from convpool.cuda.location import INSTALL, VARIABLE, library_path
 MAX_RANK = 3
 ABI_VERSION = 1
 DTYPES = {"float16": 0, "bfloat16": 1, "float32": 2, "int8": 3, "float8_e4m3fn": 4}
+EIGHT_BIT = tuple(name for name in DTYPES if name not in ("float16", "bfloat16", "float32"))
 ACTIVATIONS = {None: 0, "none": 0, "relu": 1, "leaky_relu": 2, "tanh": 3, "sigmoid": 4, "clip": 5}
 WEIGHTS_PREPARED = 1
 PLAN_UNALIGNED = 1

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from convpool.cuda import arrays, library
 from convpool.cuda.errors import ArrayError, ProblemError
 from convpool.cuda.plan import Plan, expected_kinds
-from convpool.cuda.problem import EIGHT_BIT, Problem, Tactic, channels_last
+from convpool.cuda.problem import Problem, Tactic, channels_last
 
 CACHED_PLANS = 256
 _NAMES = ("x", "w", "b", "residual", "scale", "shift", "w_scale", "out")
@@ -170,7 +170,7 @@ def _describe(call: _Call) -> Problem:
             f"w: wrong last dimension; got {w[-1]} with group {group}, expected C / group of x, whose shape "
             f"{tuple(x)} in layout {layout} has C = {channels}"
         )
-    if w_dtype in EIGHT_BIT and call.kinds[_OUT] is not None:
+    if w_dtype in library.EIGHT_BIT and call.kinds[_OUT] is not None:
         options["y_dtype"] = arrays.dtype_name(call.kinds[_OUT][1])
     return Problem(
         n=x[0],
@@ -191,7 +191,7 @@ def _describe(call: _Call) -> Problem:
 def _check_operands(call: _Call, problem: Problem) -> None:
     """Shape, type and device of every array against those of the problem."""
     expected = expected_kinds(problem)
-    like = ", the type of out" if problem.dtypes[1] in EIGHT_BIT else ", the type of w"
+    like = ", the type of out" if problem.dtypes[1] in library.EIGHT_BIT else ", the type of w"
     for name, kind in zip(_NAMES, call.kinds, strict=True):
         if kind is None:
             continue

@@ -25,7 +25,6 @@ _LAYOUTS = {
     "NDHWC": 1,
     "channels_last": 1,
 }
-EIGHT_BIT = ("int8", "float8_e4m3fn")
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,7 @@ class Problem:
     def dtypes(self) -> tuple[str, str, str]:
         """The types of X, of W, and of Y, bias and residual."""
         w = self.w_dtype or self.dtype
-        return self.x_dtype or self.dtype, w, self.y_dtype or ("float32" if w in EIGHT_BIT else w)
+        return self.x_dtype or self.dtype, w, self.y_dtype or ("float32" if w in library.EIGHT_BIT else w)
 
     @property
     def x_shape(self) -> tuple[int, ...]:

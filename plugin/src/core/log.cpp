@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/log.h"
 
+#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -42,12 +43,17 @@ std::string window(int rank, const int32_t *kernel, const int32_t *strides, cons
            joined(end, rank, ",") + " dilation " + joined(dilations, rank, ",");
 }
 
+std::string type_name(int32_t dtype) {
+    std::string name = kTypes[dtype].name;
+    for (char &letter : name) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+    return name;
+}
+
 std::string describe(const Problem &p) {
-    const char *types[] = {"f16", "bf16", "f32", "i8", "f8e4m3"};
     const char *activations[] = {"", "relu", "leaky_relu", "tanh", "sigmoid", "clip"};
-    std::string text = types[p.w_dtype];
-    if (p.x_dtype != p.w_dtype) text += std::string(" of ") + types[p.x_dtype];
-    if (p.y_dtype != p.w_dtype) text += std::string(" to ") + types[p.y_dtype];
+    std::string text = type_name(p.w_dtype);
+    if (p.x_dtype != p.w_dtype) text += " of " + type_name(p.x_dtype);
+    if (p.y_dtype != p.w_dtype) text += " to " + type_name(p.y_dtype);
     if (p.w_dtype == CONVPOOL_F32 && p.allow_tf32) text += " (tf32)";
     text += " n" + std::to_string(p.n) + " c" + std::to_string(p.c) + " m" + std::to_string(p.m) + " " +
             joined(p.in, p.rank, "x") + (p.x_channels_last ? " channels last" : " channels first");

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/problem.h"
 
-#include <cfloat>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -26,10 +25,13 @@ int64_t window_places(int64_t in, int64_t pads, int64_t kernel, int64_t dilation
     return room < 0 ? 0 : room / stride + 1;
 }
 
-// The largest finite number of a float type that has a prologue.
-float largest_number(int32_t dtype) { return dtype == CONVPOOL_F16 ? 65504.f : dtype == CONVPOOL_BF16 ? 0x1.FEp127f : FLT_MAX; }
-
-bool is_float(int32_t dtype) { return dtype == CONVPOOL_F16 || dtype == CONVPOOL_BF16 || dtype == CONVPOOL_F32; }
+// "0 (F16), 1 (BF16) or 2 (F32)", of all types.
+std::string all_types() {
+    std::string text;
+    for (size_t i = 0; i < std::size(kTypes); ++i)
+        text += (i == 0 ? "" : i + 1 == std::size(kTypes) ? " or " : ", ") + std::to_string(i) + " (" + kTypes[i].name + ")";
+    return text;
+}
 
 // Its size, and that what this version does not know is zero.
 Reason wrong_struct(const convpool_problem *d) {
@@ -48,12 +50,11 @@ Reason wrong_struct(const convpool_problem *d) {
 
 Reason wrong_types(const convpool_problem *d) {
     for (auto [name, dtype] : {std::pair{"x_dtype", d->x_dtype}, {"w_dtype", d->w_dtype}, {"y_dtype", d->y_dtype}})
-        if (dtype < CONVPOOL_F16 || dtype > CONVPOOL_F8E4M3)
-            return mismatch(name, dtype, "0 (F16), 1 (BF16), 2 (F32), 3 (I8) or 4 (F8E4M3)");
+        if (!is_type(dtype)) return mismatch(name, dtype, all_types());
     auto wrong = [](const char *what, int32_t got, const std::string &expected) {
-        return std::string(what) + "; got " + dtype_name(got) + ", expected " + expected;
+        return std::string(what) + "; got " + kTypes[got].name + ", expected " + expected;
     };
-    const std::string w = dtype_name(d->w_dtype);
+    const std::string w = kTypes[d->w_dtype].name;
     if (is_float(d->w_dtype)) {
         if (d->x_dtype != d->w_dtype && d->x_dtype != CONVPOOL_F32)
             return wrong("x_dtype", d->x_dtype, w + ", which W has" + (d->w_dtype == CONVPOOL_F32 ? "" : ", or F32"));
@@ -84,7 +85,7 @@ Reason wrong_options(const convpool_problem *d) {
     if (d->prologue_activation < CONVPOOL_ACT_NONE || d->prologue_activation > CONVPOOL_ACT_LEAKY_RELU)
         return mismatch("prologue_activation", d->prologue_activation, "0 (none), 1 (relu) or 2 (leaky_relu)");
     // As an infinity in the type it would make NaN of zeros.
-    const float largest = largest_number(d->w_dtype);
+    const float largest = kTypes[d->w_dtype].largest;
     if (d->prologue_activation == CONVPOOL_ACT_LEAKY_RELU && !(std::fabs(d->prologue_alpha) <= largest)) {
         char numbers[64];
         std::snprintf(numbers, sizeof numbers, "got %g, expected at most %g in size", d->prologue_alpha, largest);
@@ -169,11 +170,6 @@ Reason wrong_products(const Problem &p) {
 }
 
 }  // namespace
-
-const char *dtype_name(int32_t dtype) {
-    static const char *const names[] = {"F16", "BF16", "F32", "I8", "F8E4M3"};
-    return names[dtype];
-}
 
 bool check_problem(const convpool_problem *d, Problem &out, std::string &error) {
     auto reject = [&](const Reason &why) {

@@ -8,15 +8,11 @@
 
 #include "convpool.h"
 #include "core/params.h"
+#include "core/types.h"
 
 namespace convpool {
 
 constexpr int kRank = CONVPOOL_MAX_RANK;
-
-constexpr int dtype_bytes(int32_t dtype) {
-    return dtype == CONVPOOL_F32 ? 4 : dtype == CONVPOOL_F16 || dtype == CONVPOOL_BF16 ? 2 : 1;
-}
-const char *dtype_name(int32_t dtype);
 
 struct Problem {
     int32_t rank, x_dtype, w_dtype, y_dtype;
@@ -33,13 +29,13 @@ struct Problem {
     float prologue_alpha;
 
     // Only generic runs such a problem.
-    bool eight_bit() const { return w_dtype == CONVPOOL_I8 || w_dtype == CONVPOOL_F8E4M3; }
+    bool eight_bit() const { return !is_float(w_dtype); }
     // X is fp32 beside a 16-bit W, and rounded to W's type as it is read.
     bool x_float() const { return x_dtype != w_dtype; }
     // Of W; but for 8-bit types also of Y, of all that is added to it, and of the prologue.
-    int element_bytes() const { return dtype_bytes(w_dtype); }
-    int x_element_bytes() const { return dtype_bytes(x_dtype); }
-    int y_element_bytes() const { return dtype_bytes(y_dtype); }
+    int element_bytes() const { return kTypes[w_dtype].bytes; }
+    int x_element_bytes() const { return kTypes[x_dtype].bytes; }
+    int y_element_bytes() const { return kTypes[y_dtype].bytes; }
     int per_chunk() const { return 16 / element_bytes(); }
     int64_t pool_size() const { return int64_t{1} * pool_kernel[0] * pool_kernel[1] * pool_kernel[2]; }
     int64_t taps() const { return int64_t{1} * kernel[0] * kernel[1] * kernel[2]; }

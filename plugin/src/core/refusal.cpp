@@ -9,10 +9,10 @@ std::string problem_reason(const Problem &p, const Tactic &t, bool takes_float_x
     const Precision precision = static_cast<Precision>(t.precision);
     const int dtype = precision == Precision::kF16 ? CONVPOOL_F16 : precision == Precision::kBF16 ? CONVPOOL_BF16 : CONVPOOL_F32;
     if (p.w_dtype != dtype)
-        return refusal(t, "dtype", dtype_name(p.w_dtype), dtype_name(dtype),
+        return refusal(t, "dtype", kTypes[p.w_dtype].name, kTypes[dtype].name,
                        p.eight_bit() ? kUseGeneric : "use a tactic of that type");
     if (p.x_float() && !takes_float_x)
-        return refusal(t, "type of X", "F32", dtype_name(dtype), "use a few_channels tactic or generic");
+        return refusal(t, "type of X", "F32", kTypes[dtype].name, "use a few_channels tactic or generic");
     if (precision == Precision::kTF32 && !p.allow_tf32)
         return refusal(t, "allow_tf32", "0", "1", "use a tf32x3 tactic for full precision");
     if (p.rank > 2) return refusal(t, "rank", p.rank, "1 or 2", kUseGeneric);

@@ -79,12 +79,20 @@ __global__ void __launch_bounds__(kGenericThreads) generic_exact_kernel(const __
     sum_outputs(p.problem, ExactSum<Type>(p));
 }
 
+// body(the kernel of an 8-bit type).
+template <class Body> cudaError_t with_kernel(int32_t dtype, Body body) {
+    switch (dtype) {
+    case CONVPOOL_I8: return body(generic_exact_kernel<Int8>);
+    case CONVPOOL_F8E4M3: return body(generic_exact_kernel<Float8E4M3>);
+    default: return cudaErrorInvalidValue;
+    }
+}
+
 }  // namespace
 
 cudaError_t load_generic_exact(int32_t dtype) {
     cudaFuncAttributes attributes;
-    if (dtype == CONVPOOL_I8) return cudaFuncGetAttributes(&attributes, generic_exact_kernel<Int8>);
-    return cudaFuncGetAttributes(&attributes, generic_exact_kernel<Float8E4M3>);
+    return with_kernel(dtype, [&](auto kernel) { return cudaFuncGetAttributes(&attributes, kernel); });
 }
 
 cudaError_t launch_generic_exact(const ExactParams &params, int32_t dtype, cudaStream_t stream) {
@@ -92,8 +100,7 @@ cudaError_t launch_generic_exact(const ExactParams &params, int32_t dtype, cudaS
     config.gridDim = dim3(generic_blocks(params.problem.outputs));
     config.blockDim = dim3(kGenericThreads);
     config.stream = stream;
-    if (dtype == CONVPOOL_I8) return cudaLaunchKernelEx(&config, generic_exact_kernel<Int8>, params);
-    return cudaLaunchKernelEx(&config, generic_exact_kernel<Float8E4M3>, params);
+    return with_kernel(dtype, [&](auto kernel) { return cudaLaunchKernelEx(&config, kernel, params); });
 }
 
 }  // namespace convpool

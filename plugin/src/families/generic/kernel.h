@@ -13,7 +13,7 @@ cudaError_t launch_generic(const GenericParams &params, Precision precision, cud
 // Loads the kernel on the current device.
 cudaError_t load_generic(Precision precision);
 
-// Of 8-bit types, whose sums are exact. dtype: CONVPOOL_I8 or CONVPOOL_F8E4M3, of X and W.
+// Of 8-bit types, whose sums are exact. dtype: an 8-bit one, of X and W.
 cudaError_t launch_generic_exact(const ExactParams &params, int32_t dtype, cudaStream_t stream);
 cudaError_t load_generic_exact(int32_t dtype);
 

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipes of docs/extending.md work: each is followed on a copy of the sources, and its example is put to use.
+
+No GPU: kernels of the examples are compiled, and planned, named, ranked and refused on a pretended CUDA runtime.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from convpool.passes.linear import OPS
+from convpool.passes.upstream import NONLINEAR
+from tests.support import host_library
+from tests.support.recipes import follow, recipe
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "extending.md").read_text()
+
+OPTIMIZE = """
+import json, numpy as np, onnx, onnxruntime
+from onnx import helper, numpy_helper
+import convpool
+
+def answer(body, **options):
+    "What became of a model, and how far its output is from the original's, by the largest output."
+    text = f'''<ir_version: 8, opset_import: ["": 17]>
+    main (float[1,4,8,8] x) => (float[a,b,c,d] y) <float[8,4,3,3] w> {{ {body} }}'''
+    model = onnx.parser.parse_model(text.replace("<float[8,4,3,3] w>", ""))
+    draw = np.random.default_rng(7)
+    model.graph.initializer.append(numpy_helper.from_array(draw.standard_normal((8, 4, 3, 3), np.float32), "w"))
+    result = convpool.optimize(model, **options)
+    onnx.checker.check_model(result.model, full_check=True)
+    x = draw.standard_normal((1, 4, 8, 8), np.float32)
+    one, other = (
+        onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        for m in (model, result.model)
+    )
+    again = convpool.optimize(result.model, **options).model
+    return {
+        "operators": [node.op_type for node in result.model.graph.node],
+        "reasons": [site.reason for site in result.report.sites],
+        "error": float(abs(one - other).max() / abs(one).max()),
+        "stable": again.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True),
+    }
+"""
+POOL = "AveragePool<kernel_shape=[2,2], strides=[2,2]>"
+ROUNDING = 1e-5
+"""Of the largest output: sums of 4 * 9 * 4 float32 products in another order."""
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of the sources, to follow recipes on."""
+    root = tmp_path / "convpool"
+    for folder in ("optimizer", "plugin"):
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    return root
+
+
+def python(root: Path, code: str) -> dict:
+    """What the code prints as JSON, run by the Python package of the copy."""
+    environment = {**os.environ, "PYTHONPATH": str(root / "optimizer")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def optimized(root: Path, body: str, **options: str) -> dict:
+    """What the optimizer of the copy makes of a small model."""
+    return python(root, f"{OPTIMIZE}\nprint(json.dumps(answer({body!r}, **{options!r})))")
+
+
+# ---- (a) an operator between convolution and pooling ----------------------------------------------------------------
+
+NEG = f"h = Conv<pads=[1,1,1,1]>(x, w) n = Neg(h) y = {POOL}(n)"
+
+
+def test_a_linear_operator(copy):
+    before = optimized(copy, NEG, lowering="direct")
+    assert before["operators"] == ["Conv", "Neg", "AveragePool"]
+    assert "between convolution and pooling; got Neg, expected linear operators only" in before["reasons"][0]
+    follow(recipe(DOCUMENT, "(a)"), copy)
+    after = optimized(copy, NEG, lowering="direct")
+    assert after["operators"] == ["AveragePool", "Conv"] and after["stable"]
+    assert after["error"] < ROUNDING
+
+
+def test_a_linear_operator_is_one_behind_a_node_too(copy):
+    follow(recipe(DOCUMENT, "(a)"), copy)
+    behind = optimized(copy, f"h = Conv<pads=[1,1,1,1]>(x, w) p = {POOL}(h) y = Neg(p)")
+    assert behind["operators"] == ["ConvAvgPool"] and behind["stable"]
+    assert behind["error"] < ROUNDING
+
+
+def test_no_operator_is_linear_and_nonlinear():
+    assert not OPS.keys() & set(NONLINEAR)
+
+
+# ---- (b) a tactic ---------------------------------------------------------------------------------------------------
+
+ROWS = "plugin/src/families/implicit_gemm/rows.h"
+INSTANCE = """#include "families/implicit_gemm/instances.cuh"
+const void *made() { return convpool::implicit_gemm::Instances::kernel<2>(false); }
+static_assert(convpool::implicit_gemm::kRows[2].id == 1003);
+"""
+
+
+def test_a_tactic(copy, tmp_path):
+    host_library.nvcc()
+    follow(recipe(DOCUMENT, "(b)"), copy)
+    (tmp_path / "one_row.cu").write_text(INSTANCE)
+    kernel = host_library.compile_kernel(copy, tmp_path / "one_row.cu", tmp_path, "sm_80")
+    assert "implicit_gemm_kernel" in host_library.run("nm", "-C", kernel)
+    answer = host_library.ask(
+        copy,
+        host_library.build(copy, tmp_path / "build"),
+        """
+new = find_tactic(1003)
+answer = dict(
+    row=[new.name, new.family, new.dtype, new.min_cc],
+    listed=new in tactics(),
+    us=[expected_us(Problem(**LAYER), tactic) for tactic in (1001, 1003, 1002)],
+    reasons=[why_not(Problem(**LAYER | fields), new) for fields in (dict(), dict(dtype="bfloat16"), dict(group=2))],
+)
+""",
+    )
+    name = "conv_avgpool_direct_gemm_sm75_f16_m128n64k32_s4"
+    assert answer["row"] == [name, "direct_gemm", "float16", 75] and answer["listed"]
+    assert all(1 < us < 1e4 for us in answer["us"])
+    assert answer["reasons"] == [
+        None,
+        f"{name}: dtype; got BF16, expected F16; use a tactic of that type",
+        f"{name}: group; got 2, expected 1; use the tactic generic",
+    ]
+
+
+@pytest.mark.parametrize(
+    "forgotten, instead, message",
+    [
+        (", .step = {0.25, 0.45}", "", "a row's tile has a fitted cost"),
+        (".id = 1003", ".id = 1002", "ids_rise(kRows)"),
+    ],
+)
+def test_a_row_that_is_incomplete_does_not_compile(copy, forgotten, instead, message):
+    follow(recipe(DOCUMENT, "(b)"), copy)
+    path = copy / ROWS
+    command = [host_library.compiler(), "-std=c++20", "-fsyntax-only", "-x", "c++", f"-I{copy / 'plugin/src'}", path]
+    host_library.run(*command)
+    text = path.read_text()
+    assert text.count(forgotten) == 1
+    path.write_text(text.replace(forgotten, instead))
+    assert message in host_library.run(*command, fails=True)
+
+
+# ---- (c) a kernel family --------------------------------------------------------------------------------------------
+
+
+def test_a_family(copy, tmp_path):
+    follow(recipe(DOCUMENT, "(c)"), copy)
+    generated = tmp_path / "scale_f16.cu"
+    template = (copy / "plugin/src/families/instance.cu.in").read_text()
+    generated.write_text(template.replace("@family@", "scale").replace("@precision@", "F16"))
+    kernel = host_library.compile_kernel(copy, generated, tmp_path, "sm_80")
+    answer = host_library.ask(
+        copy,
+        host_library.build(copy, tmp_path / "build", kernel),
+        """
+new, factor = find_tactic(5001), dict(n=4, c=1, m=1, spatial=(32, 32), kernel_shape=1, pool_kernel_shape=1)
+described = dict(cc=90, multiprocessors=132, shared_bytes=232448)
+answer = dict(
+    row=[new.name, new.family, new.dtype, new.min_cc],
+    listed=new in tactics(),
+    us=expected_us(Problem(**factor), new),
+    chosen=Problem(**factor).default_tactic(**described).id,
+    others=Problem(**LAYER).default_tactic(**described).id,
+    reasons=[why_not(Problem(**factor | fields), new) for fields in (
+        dict(), dict(bias=True, activation="tanh"), dict(c=2), dict(pool_kernel_shape=2), dict(residual=True),
+        dict(prologue_activation="relu"), dict(dtype="float32"))],
+)
+""",
+    )
+    name = "conv_avgpool_direct_fused_sm75_f16_m256n1k1_scale"
+    assert answer["row"] == [name, "direct_fused", "float16", 75] and answer["listed"]
+    assert 1 < answer["us"] < 10 and answer["chosen"] == 5001 != answer["others"]
+    runs, epilogue, *refused = answer["reasons"]
+    assert runs is None and epilogue is None
+    assert refused == [
+        f"{name}: input channels; got 2, expected 1; use the tactic generic",
+        f"{name}: pooling window; got 4, expected 1; use the tactic generic",
+        f"{name}: residual; got one, expected none; use the tactic generic",
+        f"{name}: prologue; got one, expected none; use the tactic generic",
+        f"{name}: dtype; got F32, expected F16; use a tactic of that type",
+    ]
+
+
+def test_cmake_builds_a_family(copy, tmp_path):
+    """Its sources and one file of kernels for each precision are part of the library."""
+    host_library.nvcc()
+    if shutil.which("cmake") is None:
+        pytest.skip("no cmake")
+    follow(recipe(DOCUMENT, "(c)"), copy)
+    (copy / "plugin/tensorrt/CMakeLists.txt").write_text("")  # the library is enough
+    (copy / "pyproject.toml").write_text("")
+    options = ["-DCONVPOOL_CUDA_ARCHITECTURES=90", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", f"-DPython3_EXECUTABLE={sys.executable}"]
+    host_library.run("cmake", "-S", copy / "plugin", "-B", tmp_path / "build", *options)
+    commands = json.loads((tmp_path / "build" / "compile_commands.json").read_text())
+    files = [Path(command["file"]) for command in commands]
+    assert copy / "plugin/src/families/scale/family.cpp" in files
+    made = next(command for command in commands if Path(command["file"]).name == "scale_f16.cu")
+    assert "arch=compute_90,code=sm_90" in made["command"].replace('"', "")
+
+
+# ---- (d) an operator variant ----------------------------------------------------------------------------------------
+
+TANH = f"h = Conv<pads=[1,1,1,1]>(x, w) p = {POOL}(h) y = Tanh(p)"
+REFERENCE = """
+import json, numpy as np, onnx, onnx.reference
+from convpool.algebra.geometry import ConvSpec, PoolSpec
+from convpool.algebra.reference import fused_conv_avg_pool
+from convpool.ir import schema
+parts = schema.FUSED_VARIANTS["ReluConvAvgPoolTanh"]
+pool, conv = PoolSpec((2, 2), (2, 2), (0, 0, 0, 0), (1, 1)), ConvSpec((3, 3), (1, 1), (0, 0, 0, 0), (1, 1))
+node = schema.make_node(["X", "W", "B"], "Y", pool, conv)
+schema.give_parts(node, parts)
+draw = np.random.default_rng(1)
+x, w, b = (draw.standard_normal(shape) for shape in ((1, 2, 8, 8), (3, 3, 3, 2), (3,)))
+function = schema.variant_function_proto(parts.op_type, 19)
+session = onnx.reference.ReferenceEvaluator(node, functions=[function])
+got = session.run(None, {"X": x, "W": w, "B": b})[0]
+print(json.dumps({"error": float(abs(got - fused_conv_avg_pool(x, w, b, pool, conv, parts)).max()),
+                  "names": list(schema.OP_TYPES)}))
+"""
+LIST = """#include <cstdio>
+#include "operators.h"
+int main() {
+    for (const auto &op : convpool::tensorrt::operators()) std::puts(op.name.c_str());
+}
+"""
+
+
+def variants_of_the_plugin(root: Path, folder: Path) -> list[str]:
+    """The operators that the TensorRT plugin of the copy has."""
+    (folder / "list.cpp").write_text(LIST)
+    places = [f"-I{root / 'plugin/include'}", f"-I{root / 'plugin/tensorrt'}"]
+    host_library.run(
+        host_library.compiler(),
+        "-std=c++20",
+        *places,
+        folder / "list.cpp",
+        root / "plugin/tensorrt/operators.cpp",
+        "-o",
+        folder / "list",
+    )
+    return host_library.run(folder / "list").split()
+
+
+def test_a_variant(copy, tmp_path):
+    assert optimized(copy, TANH)["operators"] == ["ConvAvgPool", "Tanh"]
+    follow(recipe(DOCUMENT, "(d)"), copy)
+    after = optimized(copy, TANH)
+    assert after["operators"] == ["ConvAvgPoolTanh"] and after["stable"]
+    assert after["error"] < ROUNDING
+    checked = python(copy, REFERENCE)
+    assert checked["error"] < 1e-12
+    assert sorted(variants_of_the_plugin(copy, tmp_path)) == sorted(checked["names"]) and len(checked["names"]) == 48
+
+
+def test_a_variant_that_is_only_in_the_optimizer_is_missed(copy, tmp_path):
+    follow([step for step in recipe(DOCUMENT, "(d)") if step.path.startswith("optimizer")], copy)
+    assert set(python(copy, REFERENCE)["names"]) - set(variants_of_the_plugin(copy, tmp_path)) == {
+        f"{affine}{prologue}ConvAvgPool{add}Tanh"
+        for affine in ("", "Affine")
+        for prologue in ("", "Relu", "LeakyRelu")
+        for add in ("", "Add")
+    }
+
+
+# ---- (e) an element type --------------------------------------------------------------------------------------------
+
+
+def test_a_type(copy, tmp_path):
+    follow(recipe(DOCUMENT, "(e)"), copy)
+    kernel = host_library.compile_kernel(copy, copy / "plugin/src/families/generic/exact.cu", tmp_path, "sm_80")
+    assert "UInt8" in host_library.run("nm", "-C", kernel)
+    answer = host_library.ask(
+        copy,
+        host_library.build(copy, tmp_path / "build", kernel),
+        """
+from convpool.cuda import arrays
+def refusal(**fields):
+    try:
+        return expected_us(Problem(**LAYER | fields))
+    except ProblemError as error:
+        return str(error)
+problem = Problem(**LAYER, dtype="uint8")
+answer = dict(
+    us=expected_us(problem, 1),
+    y=problem.dtypes[2],
+    runs=[tactic.id for tactic in tactics() if why_not(problem, tactic) is None],
+    reason=why_not(problem, 1001),
+    mixed=refusal(dtype="int8", x_dtype="uint8"),
+    of_y=refusal(dtype="float16", y_dtype="uint8"),
+    array=arrays._DL_TYPES[1, 8, 1],
+)
+problem.struct.x_dtype = 6
+status = lib.convpool_output_shape(problem.struct, (ctypes.c_int64 * 3)())
+answer["unknown"] = lib.convpool_last_error().decode()
+""",
+    )
+    assert 1 < answer["us"] < 1e6 and answer["y"] == "float32" and answer["array"] == "uint8"
+    assert answer["runs"] == [1]
+    assert re.search(r"dtype; got U8, expected F16; use the tactic generic$", answer["reason"])
+    assert answer["mixed"] == "problem: x_dtype; got U8, expected I8, which W has"
+    assert answer["of_y"] == "problem: y_dtype; got U8, expected F16, which W has"
+    assert answer["unknown"] == "problem: x_dtype; got 6, expected 0 (F16), 1 (BF16), 2 (F32), 3 (I8), 4 (F8E4M3) or 5 (U8)"
