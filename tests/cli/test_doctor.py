@@ -10,25 +10,17 @@ import pytest
 from click.testing import CliRunner
 
 from convpool.cli import doctor
-from convpool.cli.common import run
 from convpool.cuda import library, location
 
 
 def test_report_fits_a_screen_and_names_every_part():
-    result = CliRunner().invoke(doctor.command, ["doctor"], env={"COLUMNS": "100"})
+    result = CliRunner().invoke(doctor.command, [], env={"COLUMNS": "100"})
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert len(lines) <= 30
     for what in ("convpool", "driver", "GPU", "library", "plugin", "TensorRT"):
         assert any(line.startswith(what) for line in lines), what
     assert lines[-1].startswith("Works: the optimizer")
-
-
-@pytest.mark.parametrize(("arguments", "status", "lines"), [([], 0, 0), (["doctors"], 2, 1), (["doctor", "-x"], 2, 1)])
-def test_help_without_a_command_and_mistakes_in_one_line(arguments, status, lines, capsys):
-    assert run(doctor.command, "convpool", arguments) == status
-    captured = capsys.readouterr()
-    assert len(captured.err.splitlines()) == lines and ("convpool-optimize" in captured.out) == (status == 0)
 
 
 def test_missing_library_comes_with_advice(monkeypatch, tmp_path):

@@ -38,7 +38,7 @@ WIDTH = 250
 """Columns of the table where the output is no terminal."""
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("bench", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("suites", metavar="[SUITE|FILE.json]...", nargs=-1)
 @click.option("--list", "listing", is_flag=True, help="Show suites and methods, and the rows of the suites named; no GPU.")
 @click.option(

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from convpool.check.inputs import load_arrays
 from convpool.cli.common import SHAPE, NamedShape, comparison_options, json_text, run, write_report
+from convpool.cli.sections import SectionedCommand, complete_file
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError
 from convpool.ir.files import check_output
@@ -31,8 +32,48 @@ from convpool.tensorrt.pipeline import check_can_run
 Shapes = dict[str, list[int]]
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("model")
+@click.command(
+    "build",
+    cls=SectionedCommand,
+    sections={
+        "Output": (
+            "output",
+            "layers",
+            "report_path",
+            "quiet",
+        ),
+        "Engine": (
+            "precision",
+            "least",
+            "typical",
+            "largest",
+            "timing_cache",
+            "workspace_mib",
+            "optimization_level",
+            "max_aux_streams",
+        ),
+        "What to rewrite": (
+            "no_plugin",
+            "lowering",
+            "stem",
+            "plain_conv",
+            "autotune",
+        ),
+        "Check": (
+            "check",
+            "data",
+            "rtol",
+            "atol",
+            "seed",
+        ),
+    },
+    examples=(
+        "convpool build model.onnx -o model.engine --precision fp16",
+        "convpool build model.onnx -o model.engine --opt-shape x:8,3,224,224 --max-shape x:32,3,224,224",
+    ),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.argument("model", shell_complete=complete_file)
 @click.option("-o", "--output", required=True, metavar="ENGINE", help="Where to write the engine.")
 @click.option(
     "--precision",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,29 +14,32 @@ from typing import Any
 
 import click
 
-from convpool.errors import ConvpoolError, OutputError, VerificationError
+from convpool.errors import ConvpoolError, ModelError, OutputError, VerificationError
 from convpool.ir.files import write_atomically
+from convpool.ir.model import LoadedModel, load
 
 NamedShape = tuple[str, list[int]]
 """An input's name and its sizes."""
 
 
 class InputShape(click.ParamType):
-    """NAME:1x3x224x224; the name may hold colons."""
+    """NAME:1x3x224x224 or NAME:1,3,224,224; the name may hold colons."""
 
     name = "NAME:DIMS"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> NamedShape:
         """(name, sizes) of one option value."""
         name, colon, dims = value.rpartition(":")
-        sizes = dims.split("x")
+        sizes = re.split("[x,]", dims)
         if not colon or not name or not all(size.isascii() and size.isdigit() for size in sizes):
-            self.fail(f"got {value!r}, expected NAME:1x3x224x224", param, ctx)
+            self.fail(f"got {value!r}, expected NAME:1x3x224x224 or NAME:1,3,224,224", param, ctx)
         return name, [int(size) for size in sizes]
 
 
 class Tolerance(click.FloatRange):
     """A number of at least 0; click's own range lets nan through."""
+
+    name = "number"
 
     def __init__(self) -> None:
         super().__init__(min=0)
@@ -83,8 +87,8 @@ def run(cli: click.Command, name: str, args: list[str] | None = None) -> int:
         return _fail(name, str(error), 1)
     except ConvpoolError as error:
         return _fail(name, str(error), 2)
-    except SystemExit:  # what click and rich make of a closed pipe, with a status that means a mismatch here
-        return 2
+    except SystemExit as error:  # a closed pipe, for which click and rich have a status that means a mismatch here; a completion
+        return 2 if error.code else 0
     except OSError as error:
         with suppress(OSError):
             sys.stdout.close()  # else the interpreter tries once more to write what is left
@@ -95,6 +99,19 @@ def run(cli: click.Command, name: str, args: list[str] | None = None) -> int:
 def _fail(name: str, message: str, status: int) -> int:
     print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
     return status
+
+
+def load_model(name: str) -> LoadedModel:
+    """The model of a file, or on stdin for "-".  Raises ModelError, in words for a command."""
+    if name != "-":
+        return load(Path(name))
+    try:
+        return load(sys.stdin.buffer.read())
+    except ModelError as error:
+        text = str(error).replace("the bytes given", "stdin")
+        if "external data" in text:
+            text = text.partition("; give")[0] + "; give its path in place of -"
+        raise ModelError(text) from error
 
 
 def write_report(path: str | None, text: str) -> None:

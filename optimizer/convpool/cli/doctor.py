@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import click
 from rich.markup import escape
 
-from convpool.cli.common import run
 from convpool.cli.table import make_console
 from convpool.cuda.location import VARIABLE
 from convpool.errors import TensorRTError
@@ -218,17 +217,8 @@ def findings() -> list[Finding]:
     return [*found, _plugin(library_findings[0]), *_packages()]
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="convpool")
-@click.pass_context
-def command(context: click.Context) -> None:
-    """What is installed here.  The tools are convpool-optimize, convpool-verify, convpool-build and convpool-bench."""
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
-
-
-@command.command()
-def doctor() -> None:
+@click.command("doctor", context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
     """Show what the GPU parts find here, and what is missing."""
     console = make_console(stderr=False)
     all_findings = findings()
@@ -244,12 +234,3 @@ def doctor() -> None:
     works = ", ".join(["the optimizer", *(what for what, there in ready.items() if there)])
     missing = ", ".join(what for what, there in ready.items() if not there)
     console.print(f"Works: {works}{f'; not yet: {missing}' if missing else ''}.", soft_wrap=True)
-
-
-def main() -> None:
-    """Entry point; turns exceptions into exit statuses and one line on stderr."""
-    sys.exit(run(command, "convpool"))
-
-
-if __name__ == "__main__":
-    main()

@@ -16,26 +16,47 @@ from rich.progress import TextColumn
 
 from convpool.algebra.lowering import REQUESTS
 from convpool.api import OptimizeResult, optimize
-from convpool.cli.common import InputShape, Tolerance, run, write_report
+from convpool.cli.common import InputShape, Tolerance, load_model, run, write_report
 from convpool.cli.progress import StepBar
+from convpool.cli.sections import SectionedCommand, complete_file
 from convpool.cli.table import make_console, show
-from convpool.errors import ModelError, OptionError, VerificationError
+from convpool.errors import OptionError, VerificationError
 from convpool.ir import schema
 from convpool.ir.files import check_output
-from convpool.ir.model import LoadedModel, load
 from convpool.ir.save import LAYOUTS
 from convpool.options import DEFAULT_LIMITS, PASSES, TARGETS
 
 _NAMES = ", ".join(f"{name} ({what})" for name, what in PASSES.items())
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("model")
+SECTIONS = {
+    "Output": ("output", "external_data", "dry_run", "report_path", "verbose", "quiet"),
+    "What to rewrite": ("target", "lowering", "exclude", "enable", "disable", "autotune", "concat"),
+    "Check": ("check", "no_check", "data", "shapes", "rtol", "atol", "seed", "time"),
+    "GPU plugin": ("stem", "plain_conv", "prologue", "epilogue", "fuse_pool_conv", "domain"),
+}
+EXAMPLES = (
+    "convpool optimize model.onnx                           # writes model.convpool.onnx",
+    "convpool optimize model.onnx --target cpu --autotune   # time the forms here",
+    "convpool optimize model.onnx --input-shape x:1,3,224,224 --check 5 -o out.onnx",
+    "convpool optimize model.onnx --dry-run --report report.json",
+)
+
+
+@click.command(
+    "optimize",
+    cls=SectionedCommand,
+    sections=SECTIONS,
+    examples=EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.argument("model", shell_complete=complete_file)
 @click.argument("others", nargs=-1, metavar="")
 @click.option(
     "-o",
     "--output",
     metavar="OUT",
+    shell_complete=complete_file,
     help="Where to write; '-' is stdout, MODEL's own name replaces it. Default: MODEL's name with .convpool.onnx, beside it.",
 )
 @click.option(
@@ -174,7 +195,7 @@ def command(
         raise OptionError(f"--domain: got {domain!r}, where ONNX has its own operators; expected another, as trt.plugins")
     if out is None and report_path == "-":
         raise OptionError("--report -: got the model on stdout too; expected one of them in a file")
-    loaded = _from_stdin() if model == "-" else load(Path(model))
+    loaded = load_model(model)
     read = {"--data": [Path(options["data"])] if options["data"] else [], "weights of the model": loaded.weight_files}
     if out is not None and not dry_run:
         check_output(out, read)
@@ -206,17 +227,6 @@ def command(
 def main() -> None:
     """Entry point; turns exceptions into exit statuses and one line on stderr."""
     sys.exit(run(command, "convpool-optimize"))
-
-
-def _from_stdin() -> LoadedModel:
-    """The model on stdin.  Raises ModelError, in words for a command."""
-    try:
-        return load(sys.stdin.buffer.read())
-    except ModelError as error:
-        text = str(error).replace("the bytes given", "stdin")
-        if "external data" in text:
-            text = text.partition("; give")[0] + "; give its path in place of -"
-        raise ModelError(text) from error
 
 
 def _check_offloading(options: dict[str, Any]) -> None:

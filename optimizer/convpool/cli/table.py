@@ -79,15 +79,16 @@ def _tail(name: Text, width: int) -> Text:
     return name if len(name) <= width else Text("..." + name.plain[3 - width :])
 
 
-def show(report: Report, console: Console, *, verbose: bool = False) -> None:
-    """Print the table of sites, the reasons of those that stay, and the totals."""
+def show(report: Report, console: Console, *, verbose: bool = False, preview: bool = False) -> None:
+    """Print the table of sites, the reasons of those that stay, and the totals.  preview: nothing is to be written or checked."""
     wanted = report.sites if verbose else [site for site in report.sites if site.status == "rewritten"]
     shown = wanted if verbose else wanted[:MAX_ROWS]
     if shown:
         _show_sites(shown, console, verbose)
     if len(shown) < len(wanted):
         console.print(f"... and {len(wanted) - len(shown)} more; --verbose shows all")
-    for line in (*_gains(report), *_kept(report, verbose), *_totals(report, verbose)):
+    totals = [] if preview else _totals(report, verbose)
+    for line in (*_gains(report, preview), *_kept(report, verbose), *totals, *_remarks(report)):
         console.print(line, soft_wrap=True)
 
 
@@ -121,8 +122,8 @@ def _form(site: SiteReport, verbose: bool) -> str:
     return text
 
 
-def _gains(report: Report) -> list[str]:
-    """What was rewritten, and what the model gains, as markup."""
+def _gains(report: Report, preview: bool) -> list[str]:
+    """What was rewritten, or would be, and what the model gains, as markup."""
     summary = report.summary
     if not report.sites:
         done = sum(count for name, count in summary.operators_before.items() if name in schema.OP_TYPES)
@@ -135,7 +136,8 @@ def _gains(report: Report) -> list[str]:
         before, after = summary.rewritten_macs_before, summary.rewritten_macs_after
         macs = "multiply-adds unknown" if before is None else f"{_count(before)} -> {_count(after)} multiply-adds"
         number = summary.rewritten_convolutions
-        lines = [f"[bold]rewritten[/] {number} of {_plural(summary.convolutions, 'convolution')}: {macs}"]
+        label = "[bold]rewrites[/] " if preview else "[bold]rewritten[/]"
+        lines = [f"{label} {number} of {_plural(summary.convolutions, 'convolution')}: {macs}"]
     if summary.convolutions:
         lines.append(f"model     {_model(summary)}")
     return lines
@@ -187,9 +189,13 @@ def _totals(report: Report, verbose: bool) -> list[str]:
     if report.speed:
         lines.append(f"speed     {_speed(report.speed)}")
     lines.append(f"time      {summary.seconds:.2f} s")
-    lines += [f"[yellow]warning[/]   {escape(text)}" for text in report.warnings]
-    lines += [f"next      {escape(text)}" for text in report.hints]
     return lines
+
+
+def _remarks(report: Report) -> list[str]:
+    """Warnings and what to do next, as markup."""
+    lines = [f"[yellow]warning[/]   {escape(text)}" for text in report.warnings]
+    return lines + [f"next      {escape(text)}" for text in report.hints]
 
 
 def _verification(report: Report, verbose: bool) -> list[str]:

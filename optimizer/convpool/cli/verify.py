@@ -17,6 +17,7 @@ import click
 from convpool.check.compare import compare
 from convpool.check.inputs import load_arrays
 from convpool.cli.common import SHAPE, comparison_options, json_text, run, write_report
+from convpool.cli.sections import SectionedCommand, complete_file
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import VerificationError
 from convpool.ir.files import check_output
@@ -24,9 +25,21 @@ from convpool.tensorrt import PRECISIONS
 from convpool.tensorrt.runner import open_runner
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("first")
-@click.argument("second")
+@click.command(
+    "verify",
+    cls=SectionedCommand,
+    sections={
+        "Check": ("precision", "check", "data", "shapes", "rtol", "atol", "seed", "layers"),
+        "Output": ("report_path", "quiet"),
+    },
+    examples=(
+        "convpool verify model.onnx model.convpool.onnx",
+        "convpool verify model.onnx model.engine --precision fp16",
+    ),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.argument("first", shell_complete=complete_file)
+@click.argument("second", shell_complete=complete_file)
 @click.option(
     "--layers",
     is_flag=True,

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`convpool`: all commands under one name.  convpool-optimize and the like are the same commands."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from convpool.cli.common import run
+
+COMMANDS = {
+    "optimize": "convpool.cli.optimize:command",
+    "inspect": "convpool.cli.inspect:command",
+    "verify": "convpool.cli.verify:verify_command",
+    "build": "convpool.cli.build:build_command",
+    "bench": "convpool.bench.cli:command",
+    "doctor": "convpool.cli.doctor:command",
+}
+"""Where each command is, in the order of the help."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is asked for: the benchmark and the engines need more than the optimizer."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name, None where there is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        found = getattr(import_module(module), name)
+        assert isinstance(found, click.Command)
+        return found
+
+
+@click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="convpool")
+@click.pass_context
+def command(context: click.Context) -> None:
+    """Do average pooling before convolution, exactly: in ONNX models, in TensorRT engines and on GPUs.
+
+    \b
+    convpool inspect model.onnx                  what would a model gain?
+    convpool optimize model.onnx                 write model.convpool.onnx, checked
+    convpool build model.onnx -o model.engine    a TensorRT engine with the plugin
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+def main() -> None:
+    """Entry point; turns exceptions into exit statuses and one line on stderr."""
+    sys.exit(run(command, "convpool"))
+
+
+if __name__ == "__main__":
+    main()

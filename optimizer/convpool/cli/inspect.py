@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`convpool inspect`: what a model would gain, and what to run next.  It writes no model and runs none."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from convpool.algebra.lowering import REQUESTS
+from convpool.api import optimize
+from convpool.cli.common import SHAPE, NamedShape, load_model, write_report
+from convpool.cli.sections import SectionedCommand, complete_file
+from convpool.cli.table import make_console, show
+from convpool.ir.files import check_output
+from convpool.options import TARGETS
+from convpool.report import Report
+
+
+@click.command(
+    "inspect",
+    cls=SectionedCommand,
+    examples=("convpool inspect model.onnx", "convpool inspect model.onnx --input-shape x:1,3,224,224 -v"),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.argument("model", shell_complete=complete_file)
+@click.option("--target", type=click.Choice(tuple(TARGETS)), default="any", show_default=True, help="What a result would be for.")
+@click.option("--lowering", type=click.Choice(REQUESTS), help="Form of a rewritten pair. Default: the target's.")
+@click.option(
+    "--input-shape", "shapes", **SHAPE, help="Count with this shape of an input with open sizes; repeat for more inputs."
+)
+@click.option("--report", "report_path", metavar="FILE.json", help="Write the report as JSON; '-' is stdout.")
+@click.option("-v", "--verbose", is_flag=True, help="Show all candidates with their reasons.")
+def command(
+    model: str, target: str, lowering: str | None, shapes: tuple[NamedShape, ...], report_path: str | None, verbose: bool
+) -> None:
+    """Show what MODEL ('-' is stdin) would gain: multiply-adds before and after, candidate pairs, reasons, what to run next.
+
+    Exit status: 0, whether it gains or not; 2 unusable model or option.
+    """
+    loaded = load_model(model)
+    if report_path and report_path != "-":
+        check_output(Path(report_path), {"the model itself": [Path(model)], "weights of the model": loaded.weight_files})
+    report = optimize(loaded, target=target, lowering=lowering, check=0, input_shapes=dict(shapes)).report
+    report.hints += _next_commands(report, model)
+    write_report(report_path, report.to_json())
+    show(report, make_console(stderr=report_path == "-"), verbose=verbose, preview=True)
+
+
+def _next_commands(report: Report, model: str) -> list[str]:
+    """What to run on a model."""
+    name = shlex.quote(model)
+    if not report.summary.rewritten:
+        return []
+    engine = shlex.quote(str(Path(model).with_suffix(".engine")))
+    return [
+        f"on a CPU: convpool optimize {name} --target cpu --time",
+        f"in TensorRT: convpool build {name} -o {engine}",
+    ]

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands whose help has the options in named sections and examples at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+REST = "Options"
+"""The section of options that no other names."""
+
+
+class SectionedCommand(click.Command):
+    """A command with its options in sections.  sections: parameters' names by heading; examples: lines of a shell."""
+
+    def __init__(
+        self, *args: Any, sections: Mapping[str, Sequence[str]] | None = None, examples: Sequence[str] = (), **attributes: Any
+    ) -> None:
+        super().__init__(*args, **attributes)
+        self.sections = dict(sections or {})
+        self.examples = tuple(examples)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, section by section."""
+        heading_of = {name: heading for heading, names in self.sections.items() for name in names}
+        rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*self.sections, REST)}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                rows[heading_of.get(param.name or "", REST)].append(record)
+        for heading, records in rows.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples."""
+        if self.examples:
+            with formatter.section("Examples"):
+                formatter.write("".join(f"{'':{formatter.current_indent}}{line}\n" for line in self.examples))
+        super().format_epilog(ctx, formatter)
+
+
+def complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Have the shell complete a file's name, as click.Path does, which checks more than a command wants."""
+    return [CompletionItem(incomplete, type="file")]

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`convpool COMMAND`: the same commands as convpool-COMMAND, help in sections, inspect, completion in the shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import click
+import onnx
+import pytest
+
+from convpool.cli import group
+from convpool.cli.common import run
+from convpool.cli.group import COMMANDS, command
+from convpool.cli.sections import SectionedCommand
+from tests.support.models import graph
+from tests.support.rewriting import PAIR
+
+FOUND = {name: command.get_command(click.Context(command), name) for name in COMMANDS}
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(graph(PAIR), "in.onnx")
+    return "in.onnx"
+
+
+@pytest.mark.parametrize(("arguments", "status", "lines"), [([], 0, 0), (["doctors"], 2, 1), (["doctor", "-x"], 2, 1)])
+def test_help_without_a_command_and_mistakes_in_one_line(arguments, status, lines, capsys):
+    assert run(command, "convpool", arguments) == status
+    captured = capsys.readouterr()
+    assert len(captured.err.splitlines()) == lines
+    assert all(f"\n  {name} " in captured.out for name in COMMANDS) == (status == 0)
+
+
+def test_optimize_and_verify_under_one_name(model, capsys):
+    assert run(command, "convpool", ["optimize", model, "--lowering", "direct", "-q"]) == 0
+    assert [node.op_type for node in onnx.load("in.convpool.onnx").graph.node] == ["AveragePool", "Conv"]
+    assert run(command, "convpool", ["verify", model, "in.convpool.onnx"]) == 0
+    assert "agrees" in capsys.readouterr().out
+    assert run(command, "convpool", ["optimize", "none.onnx"]) == 2
+    assert capsys.readouterr().err == "convpool: none.onnx: no such file\n"
+
+
+@pytest.mark.parametrize("name", [name for name, found in FOUND.items() if isinstance(found, SectionedCommand)])
+def test_every_option_stands_in_a_section_of_the_help(name, capsys):
+    found = FOUND[name]
+    named = [parameter for names in found.sections.values() for parameter in names]
+    known = [parameter.name for parameter in found.params if isinstance(parameter, click.Option)]
+    assert len(named) == len(set(named)) and set(named) <= set(known)
+    assert run(command, "convpool", [name, "--help"]) == 0
+    printed = capsys.readouterr().out
+    options = [option for p in found.params if isinstance(p, click.Option) for option in p.opts if option.startswith("--")]
+    assert all(re.search(rf"^  (-\w, )?(--[\w-]+ / )?{option}\b", printed, re.MULTILINE) for option in options)
+    assert all(f"\n{heading}:\n" in printed for heading in (*found.sections, "Examples"))
+
+
+def test_optimize_has_four_sections_and_few_options_beside(capsys):
+    assert list(FOUND["optimize"].sections) == ["Output", "What to rewrite", "Check", "GPU plugin"]
+    assert run(command, "convpool", ["optimize", "--help"]) == 0
+    rest = capsys.readouterr().out.split("\nOptions:\n")[1].split("\nExamples:\n")[0]
+    assert re.findall(r"--[\w-]+", rest) == ["--version", "--help"]
+
+
+@pytest.mark.parametrize("line", FOUND["optimize"].examples + FOUND["inspect"].examples)
+def test_the_examples_of_the_help_run(line, model, monkeypatch):
+    onnx.save(graph(PAIR, inputs="float[1,3,H,W] x", constants={"w": (4, 3, 3, 3)}), "model.onnx")
+    words = shlex.split(line.partition("#")[0])
+    assert words[0] == "convpool" and run(command, "convpool", words[1:]) == 0
+
+
+def test_examples_of_verify_and_build_are_understood():
+    for name in ("verify", "build"):
+        for line in FOUND[name].examples:
+            FOUND[name].make_context(name, shlex.split(line)[2:])
+
+
+@pytest.mark.parametrize("shape", ["x:2,16,12,12", "x:2x16x12x12", "x:2x16,12x12"])
+def test_shapes_with_commas_or_crosses(shape, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    onnx.save(graph(PAIR, inputs="float[N,16,H,W] x"), "in.onnx")
+    assert run(command, "convpool", ["inspect", "in.onnx", "--input-shape", shape, "--report", "out.json"]) == 0
+    assert json.loads((tmp_path / "out.json").read_text())["summary"]["counted_shapes"] == {"x": [2, 16, 12, 12]}
+    assert run(command, "convpool", ["inspect", "in.onnx", "--input-shape", "x:2;3"]) == 2
+    assert "expected NAME:1x3x224x224 or NAME:1,3,224,224" in capsys.readouterr().err
+
+
+def test_inspect_tells_the_gain_and_what_to_run_and_writes_nothing(model, capsys):
+    assert run(command, "convpool", ["inspect", model]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "convolution  pooling  rewritten as  MACs  after",
+        "h  y  convavgpool  664 k  166 k",
+        "rewrites  1 of 1 convolution: 664 k -> 166 k multiply-adds",
+        "model     664 k -> 166 k multiply-adds (-75 %)",
+        "next      on a CPU: convpool optimize in.onnx --target cpu --time",
+        "next      in TensorRT: convpool build in.onnx -o in.engine",
+    ]
+    assert os.listdir() == ["in.onnx"]
+    onnx.save(graph("h = Conv(x, w)\ny = MaxPool<kernel_shape=[2,2]>(h)"), model)
+    assert run(command, "convpool", ["inspect", model]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "Nothing to rewrite: no convolution feeds an average pooling.",
+        "model     461 k multiply-adds",
+        "next      MaxPool follows a convolution 1 x: a maximum is not linear, so no pair",
+    ]
+
+
+def test_the_commands_that_inspect_names_exist():
+    report_commands = ["optimize", "in.onnx", "--target", "cpu", "--time"], ["build", "in.onnx", "-o", "in.engine"]
+    for name, *rest in report_commands:
+        FOUND[name].make_context(name, rest)
+
+
+@pytest.mark.parametrize("shell", ["bash_source", "zsh_source", "fish_source"])
+def test_completion_in_the_shell(shell):
+    words = [sys.executable]
+    script = f"import sys; sys.argv = ['convpool']; from {group.__name__} import main; main()"
+    done = subprocess.run(
+        [words[0], "-c", script], env={**os.environ, "_CONVPOOL_COMPLETE": shell}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "") and "_CONVPOOL_COMPLETE" in done.stdout
+    asked = {"_CONVPOOL_COMPLETE": "bash_complete", "COMP_WORDS": "convpool opti", "COMP_CWORD": "1"}
+    done = subprocess.run([words[0], "-c", script], env={**os.environ, **asked}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "plain,optimize\n")
+    asked |= {"COMP_WORDS": "convpool optimize mod", "COMP_CWORD": "2"}
+    done = subprocess.run([words[0], "-c", script], env={**os.environ, **asked}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "file,mod\n")
