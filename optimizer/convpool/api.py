@@ -112,7 +112,8 @@ def optimize(
     input_shapes: shapes of inputs that the model leaves open, for verification, timing and the size of plain convolutions.
     rtol, atol: tolerances in place of the defaults (see `help(convpool.verify)`); seed: of the random inputs.
     base_dir: folder of the external data, where `model` is no path.
-    progress: called with (done, total, what) while timing.
+    progress: called with (done, total, "timing NAME") before a site is timed, with (number, count, "checking") before each
+        set of inputs.
 
     Raises ModelError (unusable model), OptionError (unusable argument), VerificationError (results disagree).
     Source of the algebra: Suita et al., JPDC 2020; see `convpool.algebra.geometry`.
@@ -134,7 +135,7 @@ def optimize(
     if check or arrays is not None:
         try:
             if result.changed:
-                report.verification = compare(original, result.loaded, max(check, 1), arrays, shapes, rtol, atol, seed)
+                report.verification = compare(original, result.loaded, max(check, 1), arrays, shapes, rtol, atol, seed, progress)
             else:
                 report.verification = unchanged(original, arrays, shapes, seed)
         except ModelError as error:

@@ -56,7 +56,7 @@ class Tuner:
         """
         scope, node = site.scope, site.scope.nodes[site.root]
         if self._progress:
-            self._progress(self._done, self._expected, node.name or node.output[0])
+            self._progress(self._done, self._expected, f"timing {node.name or node.output[0]}")
         self._done += 1
         candidates = work.alternatives(site, context)
         if not candidates or not isinstance(plan, PairPlan):

@@ -18,6 +18,7 @@ original's own half precision.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -64,7 +65,7 @@ def compare(
         wanted, got = dict(zip(first.output_names, values, strict=True)), second.run(arrays)
         judge.add(_numbers(names, wanted), _numbers(names, got))
         shapes = {name: list(array.shape) for name, array in arrays.items()}
-    return judge.verdict(f"the first in {first.runtime}", count, shapes)
+    return replace(judge.verdict(f"the first in {first.runtime}", count, shapes), input_scale=maker.scale)
 
 
 def _input_maker(

@@ -21,6 +21,10 @@ the same, so that the original seems to run and nothing exact can agree with it.
 """
 
 
+SCALES = (1.0, 2.0**-4, 2.0**-8, 2.0**-12)
+"""Tried in turn for random floats until every value given is finite.  Not smaller: biases would hide everything else."""
+
+
 def load_arrays(data: Mapping[str, np.ndarray] | str | os.PathLike[str] | None) -> Arrays | None:
     """Arrays by input name, from a mapping or a .npz file.  Raises OptionError."""
     if data is None or isinstance(data, Mapping):
@@ -50,20 +54,43 @@ class InputMaker:
         self._data = None if data is None else _fit_data(self._feeds, data)
         self._shapes = fit_shapes(self._feeds, shapes)
         self._open_size: int | None = None
+        self._scale: float | None = None
         self._named = self._named_sizes()
 
     def runnable(self, number: int, run: Callable[[Arrays], list[object]]) -> tuple[Arrays, list[object]]:
         """Set `number` of inputs, and what `run` gives for it.
 
-        Where dimensions are open, the first sizes of OPEN_SIZES that `run` takes without a ModelError are used from
-        then on.  Raises that error if there are none.
+        Random floats are made smaller where that makes more of the outputs finite, by the same of SCALES from then on.
         """
         if self._data is not None:
             return self._data, run(self._data)
+        best: tuple[float, float, Arrays, list[object]] | None = None
+        for scale in SCALES if self._scale is None else (self._scale,):
+            arrays, outputs = self._sized(number, scale, run)
+            finite = sum(map(_finite_share, outputs))
+            if best is None or finite > best[0]:
+                best = finite, scale, arrays, outputs
+            if finite == len(outputs):
+                break
+        assert best is not None
+        _, self._scale, arrays, outputs = best
+        return arrays, outputs
+
+    @property
+    def scale(self) -> float:
+        """What random floats are multiplied by."""
+        return 1.0 if self._scale is None else self._scale
+
+    def _sized(self, number: int, scale: float, run: Callable[[Arrays], list[object]]) -> tuple[Arrays, list[object]]:
+        """As `runnable`, for one scale.
+
+        Where dimensions are open, the first sizes of OPEN_SIZES that `run` takes without a ModelError are used from
+        then on.  Raises that error if there are none.
+        """
         sizes = OPEN_SIZES if self._open_size is None else (self._open_size,)
         failure: ModelError | None = None
         for size in sizes:
-            arrays = self._random(number, size)
+            arrays = self._random(number, size, scale)
             try:
                 outputs = run(arrays)
             except ModelError as error:
@@ -76,7 +103,7 @@ class InputMaker:
             self._open_size = size
             return arrays, outputs
         if failure is None:
-            arrays = self._random(number, OPEN_SIZES[0])
+            arrays = self._random(number, OPEN_SIZES[0], scale)
             return arrays, run(arrays)
         raise ModelError(f"{failure}; give the input shapes")
 
@@ -96,7 +123,7 @@ class InputMaker:
                     sizes.setdefault(dim, 1)
         return sizes
 
-    def _random(self, number: int, open_size: int) -> Arrays:
+    def _random(self, number: int, open_size: int, scale: float) -> Arrays:
         rng = np.random.default_rng([self._seed, number])
         arrays = {}
         for value in self._feeds:
@@ -104,12 +131,15 @@ class InputMaker:
                 dim if isinstance(dim, int) else self._named.get(dim or "", 1 if axis == 0 else open_size)
                 for axis, dim in enumerate(_dims(value))
             ]
-            arrays[value.name] = random_array(rng, _dtype(value), dims)
+            array = random_array(rng, _dtype(value), dims)
+            arrays[value.name] = array if scale == 1 or array.dtype.kind in "OSUiub" else array * array.dtype.type(scale)
         return arrays
 
 
 class FixedInputMaker:
-    """As `InputMaker`, for inputs of known types and shapes without a model."""
+    """As `InputMaker`, for inputs of known types and shapes without a model.  They are not scaled."""
+
+    scale = 1.0
 
     def __init__(
         self, types: Mapping[str, np.dtype], data: Arrays | None, shapes: Mapping[str, Sequence[int]], seed: int
@@ -134,6 +164,15 @@ def random_array(rng: np.random.Generator, dtype: np.dtype, shape: Sequence[int]
     if dtype.kind == "c":
         return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
     return rng.standard_normal(shape).astype(dtype)
+
+
+def _finite_share(output: object) -> float:
+    """The share of an output's values that are neither NaN nor infinite; 1 for one without numbers."""
+    if isinstance(output, list):
+        return sum(map(_finite_share, output)) / len(output) if output else 1.0
+    if not isinstance(output, np.ndarray) or output.dtype.kind in "OSUiub" or output.size == 0:
+        return 1.0
+    return float(np.isfinite(output if output.dtype.kind in "fc" else output.astype(np.float32)).mean())
 
 
 def _dtype(value: ValueInfoProto) -> np.dtype:

@@ -52,15 +52,16 @@ def array_errors(
     odd = ~np.isfinite(r)
     if not np.array_equal(r[odd], y[odd], equal_nan=True) or not np.isfinite(y[~odd]).all():
         return OutputErrors(name, np.inf, np.inf, False, "NaN or infinity in other places")
+    not_finite = float(odd.mean()) if odd.size else 0.0
     r, y = r[~odd], y[~odd]
     if r.size == 0:
-        return OutputErrors(name, 0.0, 0.0, True)
+        return OutputErrors(name, 0.0, 0.0, True, not_finite=not_finite)
     difference, largest = np.abs(y - r), float(np.abs(r).max())
     passed = bool((difference <= tolerance.of(r)).all())
     if not passed and original is not None:
         passed = bool(difference.max() <= 2 * np.abs(original.astype(np.float64)[~odd] - r).max())
     error = float(difference.max())
-    return OutputErrors(name, error, error / largest if largest else float(error > 0), passed)
+    return OutputErrors(name, error, error / largest if largest else float(error > 0), passed, not_finite=not_finite)
 
 
 def worst_of(before: OutputErrors | None, found: OutputErrors) -> OutputErrors:
@@ -90,6 +91,7 @@ class Judge:
         """names: of the outputs.  own_error_counts: an output passes that is no further off than twice the original's own is."""
         self._names, self._tolerance, self._own_error_counts = names, tolerance, own_error_counts
         self._results: dict[str, OutputErrors] = {}
+        self._not_finite: dict[str, list[float]] = {}
 
     def add(
         self,
@@ -119,6 +121,7 @@ class Judge:
             if not found.passed and how:
                 found = replace(found, note=f"{found.note or f'{found.max_abs_error:.3g} absolute'} {how}")
             self._results[name] = worst_of(self._results.get(name), found)
+            self._not_finite.setdefault(name, []).append(found.not_finite)
 
     def _jumps_alike(self, reference: Any, result: Any, nudged: list) -> bool:
         """Whether the original, on slightly changed inputs, moves as many elements beyond the tolerance, as far."""
@@ -137,12 +140,19 @@ class Judge:
         return near and int((own > allowed).sum()) <= 4 * beyond
 
     def verdict(self, reference: str, inputs: int, shapes: dict[str, list[int]]) -> Verification:
-        """The outcome over everything added; at least one output must be comparable."""
-        outputs = list(self._results.values())
+        """The outcome over everything added; one output must be comparable, and none may be NaN or infinite throughout."""
+        outputs = [self._with_share(output) for output in self._results.values()]
         passed = all(output.passed for output in outputs) and (
             not outputs or any("random" not in output.note for output in outputs)
         )
         return Verification(passed, reference, inputs, shapes, outputs, str(self._tolerance))
+
+    def _with_share(self, output: OutputErrors) -> OutputErrors:
+        shares = self._not_finite[output.name]
+        output = replace(output, not_finite=sum(shares) / len(shares))
+        if output.passed and min(shares) == 1:
+            return replace(output, passed=False, note="every value is NaN or infinite in the original")
+        return output
 
     def _one(self, name: str, reference: Any, original: Any, result: Any) -> OutputErrors:
         if not all(isinstance(value, np.ndarray) for value in (reference, original, result)):

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+_NEXT_STEP = "give other inputs with --data, or leave the check out with --no-check"
+
 
 @dataclass(frozen=True)
 class OutputErrors:
     """Largest differences of one output over all inputs tried.
 
-    max_abs_error is in the output's units, max_rel_error relative to the reference's largest magnitude.
+    max_abs_error is in the output's units, max_rel_error relative to the reference's largest magnitude.  not_finite: share of the
+    values that are NaN or infinite in both, which says nothing about the others.
     """
 
     name: str
@@ -18,11 +21,16 @@ class OutputErrors:
     max_rel_error: float
     passed: bool
     note: str = ""
+    not_finite: float = 0.0
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Outcome for all outputs.  reference: what the errors are against; inputs: how many sets were run; allowed: in words."""
+    """Outcome for all outputs.
+
+    reference: what the errors are against; inputs: how many sets were run; allowed: in words; input_scale: what random inputs
+    were multiplied by, below 1 where larger ones gave values that are not finite.
+    """
 
     passed: bool
     reference: str
@@ -30,12 +38,32 @@ class Verification:
     input_shapes: dict[str, list[int]]
     outputs: list[OutputErrors] = field(default_factory=list)
     allowed: str = ""
+    input_scale: float = 1.0
 
     @property
     def difference(self) -> str:
-        """What is wrong with the output that is furthest off, and what was allowed."""
+        """What is wrong with the output that is furthest off, and what was allowed; else with one that proves nothing."""
         worst = max((o for o in self.outputs if not o.passed), key=lambda o: o.max_rel_error, default=None)
         if worst is None:
-            return "no output can be compared"
+            return f"no output can be compared; {_NEXT_STEP}"
+        if not worst.max_abs_error:
+            return f"output '{worst.name}' cannot be compared; {worst.note}; {_NEXT_STEP}"
         got = f"{worst.note or f'{worst.max_abs_error:.3g} absolute'}, {worst.max_rel_error:.3g} relative error"
         return f"output '{worst.name}' differs; got {got}, expected at most {self.allowed}"
+
+    @property
+    def differs(self) -> bool:
+        """Whether some output is further off than is allowed; a comparison that proves nothing fails without it."""
+        return any(output.max_abs_error > 0 for output in self.outputs if not output.passed)
+
+    @property
+    def not_finite(self) -> str:
+        """Which outputs hold how many values that cannot be compared, in words; "" for none."""
+        odd = [(output.not_finite, output.name) for output in self.outputs if output.not_finite]
+        return ", ".join(f"{_percent(share)} of {name}" for share, name in odd) + " is NaN or infinite in both" if odd else ""
+
+
+def _percent(share: float) -> str:
+    """A share that is not nothing, nor all, if it is not written as that."""
+    percent = min(max(100 * share, 0.1), 99.9) if share < 1 else 100
+    return f"{percent:.3g} %"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import TextColumn
 
 from convpool.algebra.lowering import REQUESTS
 from convpool.api import OptimizeResult, optimize
@@ -204,7 +203,7 @@ def command(
         check_output(Path(report_path), {"a model's name": models, **read})
     console = make_console(stderr=out is None or report_path == "-")
     try:
-        with StepBar(TextColumn("timing"), hidden=quiet or not options["autotune"]) as progress:
+        with StepBar(hidden=quiet) as progress:
             result = optimize(
                 loaded, check=0 if no_check else check, input_shapes=dict(shapes), progress=progress.update, **options
             )

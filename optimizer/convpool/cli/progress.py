@@ -9,12 +9,13 @@ from convpool.cli.table import make_console
 
 
 class StepBar:
-    """A bar on stderr, `first` to its left; nothing if `hidden` or where stderr is no terminal."""
+    """A bar on stderr, with the step to its left, or `first` there; nothing if `hidden` or where stderr is no terminal."""
 
-    def __init__(self, first: ProgressColumn, *, hidden: bool) -> None:
+    def __init__(self, first: ProgressColumn | None = None, *, hidden: bool) -> None:
         console = make_console(stderr=True)
         self._shown = console.is_terminal and not hidden
-        columns = (first, BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        step = TextColumn("{task.description}")
+        columns = (first, BarColumn(), MofNCompleteColumn(), step) if first else (step, BarColumn(), MofNCompleteColumn())
         self._bar = Progress(*columns, console=console, transient=True)
         self._task = self._bar.add_task("", total=None)
 

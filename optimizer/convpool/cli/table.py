@@ -210,8 +210,14 @@ def _verification(report: Report, verbose: bool) -> list[str]:
         if worst is None
         else (f"largest error {worst.max_abs_error:.2g} absolute, {worst.max_rel_error:.2g} relative ({escape(worst.name)})")
     )
-    outcome = "[green]equal[/]" if found.passed else "[bold red]DIFFERENT[/]"
-    lines = [f"check     {outcome} to {found.reference} on {_plural(found.inputs, 'set')} of inputs: {errors}"]
+    if found.not_finite:
+        errors += f"; {escape(found.not_finite)}"
+    failed = "[bold red]DIFFERENT[/]" if found.differs else "[bold red]NOT COMPARABLE[/]"
+    outcome = "[green]equal[/]" if found.passed else failed
+    sets = f"{_plural(found.inputs, 'set')} of inputs"
+    if found.input_scale < 1:
+        sets += f" of 1/{1 / found.input_scale:g} the size"
+    lines = [f"check     {outcome} to {found.reference} on {sets}: {errors}"]
     for o in found.outputs if verbose else ():
         note = f" ({escape(o.note)})" if o.note else ""
         lines.append(f"          {escape(o.name)}: {o.max_abs_error:.3g} absolute, {o.max_rel_error:.3g} relative{note}")
