@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 import convpool
+from convpool.passes import PASSES
+from convpool.passes.offload_conv import KINDS
+from convpool.passes.pool_first import SUFFIXES
 
 PACKAGE = Path(convpool.__file__).parent
 ALGEBRA = sorted(f"convpool.algebra.{path.stem}" for path in (PACKAGE / "algebra").glob("*.py") if path.stem != "__init__")
@@ -112,3 +115,53 @@ def test_ir_and_report_run_no_model():
             assert name not in RUNNING
             seen.add(name)
             pending += [name] if name in known else []
+
+
+# ---- passes: what is applied was decided before -----------------------------------------------------------------------
+
+PASS_NAMES = {name for stage in PASSES for work in stage.passes for name in work.names}
+PATTERN_NAMES = {"pool_conv", *KINDS.values(), *(f"conv_{suffix}" for suffix in SUFFIXES.values())}
+FAMILIES = {path.parent.name for path in (Path(__file__).parents[2] / "plugin/src/families").glob("*/family.cpp")}
+KERNEL_NAMES = FAMILIES | {"direct_gemm", "filter_fused"}
+
+
+def strings(tree: ast.AST) -> set[str]:
+    """The strings of a syntax tree that are no docstrings."""
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation
+    }
+
+
+def applying() -> dict[str, ast.AST]:
+    """What changes a model: the editor, the nodes of pairs, and every pass's `apply` with the functions of its module."""
+    found: dict[str, ast.AST] = {}
+    for path in sorted((PACKAGE / "passes").glob("*.py")):
+        tree = ast.parse(path.read_text())
+        functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        if path.stem in ("edit", "emit"):
+            found[path.stem] = tree
+        elif "apply" in functions:
+            called = [
+                node.func.id
+                for node in ast.walk(functions["apply"])
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            ]
+            for name in ("apply", *(name for name in called if name in functions)):
+                found[f"{path.stem}.{name}"] = functions[name]
+    return found
+
+
+def test_strings_are_told_from_docstrings():
+    assert strings(ast.parse('def f():\n    "stem"\n    return kind == "plain_conv"')) == {"plain_conv"}
+
+
+@pytest.mark.parametrize("name, tree", applying().items(), ids=list(applying()))
+def test_what_applies_a_plan_names_no_pattern_and_no_kernel(name, tree):
+    assert not strings(tree) & (PASS_NAMES | PATTERN_NAMES | KERNEL_NAMES)
+
+
+def test_every_pass_applies_something():
+    assert {"edit", "emit", "pairs.apply", "fusion.apply", "fusion._fused_node", "chain_concats.apply"} <= set(applying())
