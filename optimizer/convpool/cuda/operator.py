@@ -66,12 +66,14 @@ def _frozen(options: tuple) -> tuple:
 class _Planned:
     """A plan, and what a call needs of it."""
 
-    __slots__ = ("empty", "plan", "used", "workspace_bytes", "y_dtype", "y_shape")
+    __slots__ = ("make_out", "make_workspace", "plan", "used", "workspace_bytes")
 
     def __init__(self, plan: Plan, library_of_x: str) -> None:
         self.plan = plan
-        self.y_shape, self.y_dtype, self.workspace_bytes = plan.y_shape, plan.problem.dtypes[2], plan.workspace_bytes
-        self.empty: Any = arrays.empty_by(library_of_x)  # None only where nothing has to be made
+        self.workspace_bytes = plan.workspace_bytes
+        # None only where nothing has to be made.
+        self.make_out: Any = arrays.allocator(library_of_x, plan.y_shape, plan.problem.dtypes[2])
+        self.make_workspace: Any = arrays.allocator(library_of_x, (plan.workspace_bytes,), "uint8")
         self.used = 0
 
 
@@ -280,13 +282,11 @@ def _run(operands: tuple, options: tuple, workspace: Any, weights_prepared: bool
     planned = _plan(call)
     x, out, pointers = operands[_X], operands[_OUT], call.pointers
     if out is None:
-        out = planned.empty(x, planned.y_shape, planned.y_dtype, handle)
-        pointers[_OUT] = arrays.read("out", out)[0]
+        out, pointers[_OUT] = planned.make_out(x, handle)
     space, space_bytes = (call.space[0], call.space_bytes) if call.space is not None else (0, 0)
     if planned.workspace_bytes > space_bytes:
         space_bytes = planned.workspace_bytes
-        workspace = planned.empty(x, (space_bytes,), "uint8", handle)
-        space = arrays.read("workspace", workspace)[0]
+        workspace, space = planned.make_workspace(x, handle)
     flags = library.WEIGHTS_PREPARED if weights_prepared else 0
     try:
         planned.plan.launch_raw(pointers, space, space_bytes, handle, flags)
