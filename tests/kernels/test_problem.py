@@ -621,7 +621,7 @@ def test_a_row_of_an_unknown_tactic_is_told_and_left_out(tmp_path):
         (Path, r"is no regular file; got a directory, a pipe or a device, expected a file of rows"),
         (os.mkfifo, r"is no regular file"),
         (row(SLOW) + "\0" + row(SLOW), r"line 2 is no text; got a zero byte, expected a row"),
-        ("// long\n" * (1 << 21) + "//", r"is too large; got 16777218 bytes, expected at most 16777216"),
+        pytest.param("// long\n" * (1 << 21) + "//", r"is too large; got 16777218 bytes, expected at most 16777216", id="long"),
     ],
 )
 def test_an_unusable_file_of_measurements_is_told_and_not_used(text, reason, tmp_path):

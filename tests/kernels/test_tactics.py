@@ -60,7 +60,7 @@ def check_skewed(gpu, name: str, skewed: str, kernel: int):
     wanted = dict(prologue_affine=True, bias=True, residual=True, kernel_shape=(kernel, kernel))
     case = next(i for i, c in enumerate(CASES) if i % 3 and wanted.items() <= c.items())  # check() moves Y at every third
     problem = make_problem(CASES[case], tactic.dtype, "NHWC", "NHWC", "tf32x3" not in name, INTEGER)
-    if Plan(problem, tactic=tactic).alignments[skewed] <= NUMPY_TYPES[tactic.dtype]().itemsize:
+    if Plan(problem, tactic=tactic).alignments[skewed] <= np.dtype(NUMPY_TYPES[tactic.dtype]).itemsize:
         assert check(case, tactic, tactic.dtype, "NHWC", INTEGER, skewed)
     else:
         with pytest.raises(AssertionError, match=f"{name}: address of {skewed}; got one that is . modulo 16, expected"):
