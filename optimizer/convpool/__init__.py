@@ -14,7 +14,8 @@ from convpool.check.verdict import Verification
 from convpool.check.verify import verify
 from convpool.errors import ConvpoolError, ModelError, OptionError, OutputError, VerificationError
 from convpool.ir import schema
-from convpool.report import Report, SiteReport, Summary
+from convpool.report import Report, SiteReport, Speed, Summary
+from convpool.types import Layout, Lowering, Model, Target
 
 schema.register_schema()
 
@@ -25,13 +26,18 @@ except PackageNotFoundError:  # used from the sources
 
 __all__ = [
     "ConvpoolError",
+    "Layout",
+    "Lowering",
+    "Model",
     "ModelError",
     "OptimizeResult",
     "OptionError",
     "OutputError",
     "Report",
     "SiteReport",
+    "Speed",
     "Summary",
+    "Target",
     "Verification",
     "VerificationError",
     "__version__",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto
@@ -32,6 +33,7 @@ from convpool.options import OptimizeOptions, options_for
 from convpool.passes.reasons import hints, unmatched
 from convpool.pipeline import Pipeline
 from convpool.report import Report, SiteReport, Summary
+from convpool.types import Layout, Lowering, Model, Target
 
 
 @dataclass
@@ -45,11 +47,23 @@ class OptimizeResult:
     _new_constants: set[str]
 
     @property
+    def graph(self) -> Any:
+        """The model as a new `onnx_graphsurgeon.Graph`, with its external data in it.
+
+        Raises OptionError where that package is not installed, ModelError for a model above 2 GB.
+        """
+        try:
+            import onnx_graphsurgeon as gs
+        except ImportError as error:
+            raise OptionError("graph: onnx-graphsurgeon is not installed; pip install onnx-graphsurgeon") from error
+        return gs.import_onnx(self_contained(self.model, self._loaded.base_dir))
+
+    @property
     def loaded(self) -> LoadedModel:
         """The rewritten model with the folder of its external data."""
         return self._loaded
 
-    def save(self, path: str | os.PathLike[str], *, external_data: str = "auto") -> list[Path]:
+    def save(self, path: str | os.PathLike[str], *, external_data: Layout = "auto") -> list[Path]:
         """Write the model to `path` atomically, and give all the files that it needs, itself first.
 
         external_data: where the weights go that the original has in data files, and all those of a model too large for one file:
@@ -71,10 +85,10 @@ class OptimizeResult:
 
 
 def optimize(
-    model: object,
+    model: Model,
     *,
-    target: str = "any",
-    lowering: str | None = None,
+    target: Target = "any",
+    lowering: Lowering | None = None,
     check: int = 1,
     exclude: str | Sequence[str] = (),
     enable: Iterable[str] = (),

@@ -18,6 +18,7 @@ from convpool.check.verdict import Verification
 from convpool.check.widen import HALF_TYPES, float_types, to_float32
 from convpool.errors import ModelError, OptionError, VerificationError
 from convpool.ir.model import LoadedModel, load, passes_full_check
+from convpool.types import Model
 
 NUDGE = 2.0**-18
 """Relative change of the inputs by which discontinuities are found."""
@@ -25,8 +26,8 @@ NUDGED_RUNS = 4
 
 
 def verify(
-    original: object,
-    optimized: object,
+    original: Model,
+    optimized: Model,
     *,
     check: int = 1,
     data: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,

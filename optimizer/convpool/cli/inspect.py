@@ -16,6 +16,7 @@ from convpool.cli.table import make_console, show
 from convpool.ir.files import check_output
 from convpool.options import TARGETS
 from convpool.report import Report
+from convpool.types import Lowering, Target
 
 
 @click.command(
@@ -33,7 +34,7 @@ from convpool.report import Report
 @click.option("--report", "report_path", metavar="FILE.json", help="Write the report as JSON; '-' is stdout.")
 @click.option("-v", "--verbose", is_flag=True, help="Show all candidates with their reasons.")
 def command(
-    model: str, target: str, lowering: str | None, shapes: tuple[NamedShape, ...], report_path: str | None, verbose: bool
+    model: str, target: Target, lowering: Lowering | None, shapes: tuple[NamedShape, ...], report_path: str | None, verbose: bool
 ) -> None:
     """Show what MODEL ('-' is stdin) would gain: multiply-adds before and after, candidate pairs, reasons, what to run next.
 

@@ -24,6 +24,7 @@ from convpool.ir import schema
 from convpool.ir.files import check_output
 from convpool.ir.save import LAYOUTS
 from convpool.options import DEFAULT_LIMITS, PASSES, TARGETS
+from convpool.types import Layout
 
 _NAMES = ", ".join(f"{name} ({what})" for name, what in PASSES.items())
 
@@ -164,7 +165,7 @@ def command(
     model: str,
     others: tuple[str, ...],
     output: str | None,
-    external_data: str,
+    external_data: Layout,
     report_path: str | None,
     quiet: bool,
     verbose: bool,
@@ -245,7 +246,7 @@ def _output_path(model: str, output: str | None) -> Path | None:
     return Path(output) if output else Path(model).parent / f"{Path(model).stem}.convpool.onnx"
 
 
-def _write(result: OptimizeResult, out: Path | None, external_data: str) -> list[Path]:
+def _write(result: OptimizeResult, out: Path | None, external_data: Layout) -> list[Path]:
     """Write the model; the files that it needs."""
     if out is not None:
         return result.save(out, external_data=external_data)

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import onnx
 import onnx.inliner
@@ -29,6 +29,7 @@ from convpool.ir.model import LoadedModel, load
 from convpool.ir.protos import all_nodes, is_op
 from convpool.ir.save import self_contained as without_data_files
 from convpool.tensorrt.package import STRONGLY_TYPED_SINCE
+from convpool.types import Lowering
 
 OLD_PARSER_OPSET = 17
 """The newest opset that the parser of TensorRT 8.6 knows."""
@@ -45,7 +46,7 @@ def lowered(model: LoadedModel, lowering: str, *, layers: bool = False, **keywor
     the engine itself with the model.
     """
     if lowering != "none" and not has_plugin_nodes(model.proto):
-        model = optimize(model, lowering=lowering, check=0, **keywords).loaded
+        model = optimize(model, lowering=cast(Lowering, lowering), check=0, **keywords).loaded
     result = inline_own_functions(self_contained(model))
     fold_weights(result)
     if layers:
