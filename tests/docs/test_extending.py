@@ -124,7 +124,12 @@ def test_a_tactic(copy, tmp_path):
         host_library.build(copy, tmp_path / "build"),
         """
 new = find_tactic(1003)
+try:
+    unknown = find_tactic(new.name + "_split2").name
+except ProblemError as error:
+    unknown = str(error)
 answer = dict(
+    unknown=unknown,
     row=[new.name, new.family, new.dtype, new.min_cc],
     listed=new in tactics(),
     us=[expected_us(Problem(**LAYER), tactic) for tactic in (1001, 1003, 1002)],
@@ -135,6 +140,7 @@ answer = dict(
     name = "conv_avgpool_direct_gemm_sm75_f16_m128n64k32_s4"
     assert answer["row"] == [name, "direct_gemm", "float16", 75] and answer["listed"]
     assert all(1 < us < 1e4 for us in answer["us"])
+    assert answer["unknown"] == f"tactic: unknown; got '{name}_split2', expected an id or name of convpool.cuda.tactics()"
     assert answer["reasons"] == [
         None,
         f"{name}: dtype; got BF16, expected F16; use a tactic of that type",
