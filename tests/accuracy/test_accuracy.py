@@ -48,7 +48,7 @@ FP16_RESULTS = 1024
 """Least number of results behind a ratio in fp16: of n independent errors it scatters by 1 / sqrt(n), 0.03, and its limit is
 1.1. A critic has one result for an image. In fp32, whose limit is 2, `RATIO_SETS` will do."""
 LOWERINGS = ("original", "convavgpool", "siblings", "direct", "fused")
-"""As `optimize` has them, nothing taken in; siblings: convavgpool with prologue and epilogue."""
+"""As `optimize` has them, nothing fused; siblings: convavgpool with prologue and epilogue."""
 KINDS = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
 
 

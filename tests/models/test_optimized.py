@@ -77,19 +77,19 @@ def ran(model: onnx.ModelProto, folder: Path) -> Counter[str]:
 
 
 @pytest.mark.parametrize("name", AROUND)
-def test_onnxruntime_runs_nothing_more_for_siblings(name, tmp_path):
+def test_onnxruntime_runs_nothing_more_for_fused_variants(name, tmp_path):
     model = generators.generate(name)
-    plain, siblings = (ran(convpool.optimize(model, prologue=on, epilogue=on, check=0).model, tmp_path) for on in (False, True))
-    assert siblings <= plain and siblings.total() > 0
+    plain, fused = (ran(convpool.optimize(model, prologue=on, epilogue=on, check=0).model, tmp_path) for on in (False, True))
+    assert fused <= plain and fused.total() > 0
 
 
-@pytest.mark.parametrize("siblings", [False, True])
-def test_resnet_d_shortcuts_under_the_option(siblings):
+@pytest.mark.parametrize("fused", [False, True])
+def test_resnet_d_shortcuts_under_the_option(fused):
     model = generators.generate("resnet_d")
-    result = convpool.optimize(model, fuse_pool_conv=True, prologue=siblings, epilogue=siblings)
+    result = convpool.optimize(model, fuse_pool_conv=True, prologue=fused, epilogue=fused)
     assert rewritten(result) == {"pool_conv": 3} and result.report.verification.passed
     found = [site.operator for site in result.report.sites if site.status == "rewritten"]
-    assert ("ConvAvgPoolAddRelu" in found) == siblings and (siblings or set(found) == {"ConvAvgPool"}), found
+    assert ("ConvAvgPoolAddRelu" in found) == fused and (fused or set(found) == {"ConvAvgPool"}), found
 
 
 @pytest.mark.parametrize("name", REJECTED)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands before and behind a pair: each rule by which it is taken in, and each reason why it is not."""
+"""What stands before and behind a pair: each rule by which it is fused, and each reason why it is not."""
 
 from __future__ import annotations
 
@@ -778,7 +778,7 @@ def test_two_branches_of_a_network_scale_the_convolution_between_them_once():
 
 
 def test_nodes_whose_attributes_a_function_gives_are_left_alone():
-    """Beside one that takes in what it reads."""
+    """Beside one that fuses what it reads."""
     inner = optimize(graph(f"p = Relu(x)\n{PAIR}"), prologue=False).model
     node = next(node for node in inner.graph.node if node.op_type == "ConvAvgPool")
     first, second = type(node)(), type(node)()

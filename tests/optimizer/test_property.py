@@ -7,7 +7,7 @@ sums over absolute values), u the unit roundoff of the model's type:
 1. The result in float64 arithmetic differs from e only by the rounding of the constants that the rewrite made and by
    float64's own: |r - e| <= (gamma(2 s + 1, u) + gamma(n, 2^-53)) |e|.  Each of the s rewritten convolutions adds a
    rounding of its weights (fold or fuse) and of its bias; a mean written as Mul by 1/n adds that constant's own; each
-   node that a convolution takes in adds one more, of scale and shift or of the weights again.  A wrong window, pad or
+   node that a convolution fuses adds one more, of scale and shift or of the weights again.  A wrong window, pad or
    channel is off by a share of |e| near 1, so this detects it in every type.
 2. The result run in its own type: |y - e| <= gamma(n + 2 s + 1, u) |e|, n the roundings on the longest way through
    the result, each operator counted with all of its terms.  A rewritten model sums the same terms as the original, so
@@ -192,7 +192,7 @@ def check_case(case: Case, tally: Tally) -> None:
     if case.tags["rank"] == "3" or case.tags["group"] != "1" and case.tags["join"] == "none":
         assert not kinds, f"{kinds}, for which the plugin has no fast kernel"
     if "broadcast" in case.tags.get("residual", ""):
-        assert not any("Add" in kind for kind in kinds), "a residual that is broadcast was taken in"
+        assert not any("Add" in kind for kind in kinds), "a residual that is broadcast was fused"
     absorbed = sum(len(site.absorbed) for site in sites)
     assert fused or not absorbed
     tally.counts["absorbing"] += absorbed > 0

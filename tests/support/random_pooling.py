@@ -82,7 +82,7 @@ def make_residual(m: Maker, shape: tuple[int, ...]) -> str:
 
 
 def make_behind(m: Maker, name: str, layer: Layer, after: list[int], known: bool) -> str:
-    """Nodes behind the average: maps per channel, a residual, an activation; `m.epilogue` says what must be taken in.
+    """Nodes behind the average: maps per channel, a residual, an activation; `m.epilogue` says what must be fused.
 
     known: the average gives [batch, filters, after...] beyond doubt.
     """
