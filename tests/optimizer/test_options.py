@@ -99,7 +99,7 @@ def test_tensorrt_gets_no_box_mean_where_the_plugin_has_no_fast_kernel():
 def test_targets():
     model = generators.generate("sngan64_small")
     found = {target: convpool.optimize(model, check=0, target=target).report for target in TARGETS}
-    lowerings = {target: {site.lowering for site in report.sites} for target, report in found.items()}
+    lowerings = {t: {site.lowering for site in report.sites if site.status == "rewritten"} for t, report in found.items()}
     assert lowerings["any"] == {"convavgpool"} and lowerings["cpu"] <= {"direct", "fused"}
     assert "stem" in {site.pattern for site in found["tensorrt"].sites}
     assert "stem" not in {site.pattern for site in found["any"].sites}

@@ -83,14 +83,21 @@ def _operator(op_type: str, inputs: list, attributes: dict, opset: int) -> Trace
         values, magnitudes = ([getattr(x, part) for x in inputs] for part in ("value", "magnitude"))
         most = max(x.roundings for x in inputs)
         return Traced(*(np.concatenate(part, attributes["axis"]) for part in (values, magnitudes)), most)
-    if op_type == "ReduceMean":
+    if op_type in ("ReduceMean", "ReduceSum"):
         axes = attributes.get("axes") or inputs[1].value.astype(int).tolist()
         keep = bool(attributes.get("keepdims", 1))
         count = int(np.prod([inputs[0].value.shape[axis] for axis in axes]))
-        return _map(inputs[0], lambda part: part.mean(axis=tuple(axes), keepdims=keep), count)
-    if op_type == "Squeeze":
+        combine = np.mean if op_type == "ReduceMean" else np.sum
+        return _map(inputs[0], lambda part: combine(part, axis=tuple(axes), keepdims=keep), count)
+    if op_type in ("Squeeze", "Unsqueeze"):
         axes = attributes.get("axes") or inputs[1].value.astype(int).tolist()
-        return _map(inputs[0], lambda part: part.squeeze(tuple(axes)), 0)
+        change = np.squeeze if op_type == "Squeeze" else np.expand_dims
+        return _map(inputs[0], lambda part: change(part, tuple(axes)), 0)
+    if op_type == "Reshape":
+        shape = [n or inputs[0].value.shape[axis] for axis, n in enumerate(inputs[1].value.astype(int).tolist())]
+        return _map(inputs[0], lambda part: part.reshape(shape), 0)
+    if op_type == "Resize":
+        return _map(inputs[0], lambda part: _halved(part, inputs[2].value), 2)
     if op_type == "Transpose":
         return _map(inputs[0], lambda part: part.transpose(attributes["perm"]), 0)
     if op_type == "Slice":
@@ -110,6 +117,16 @@ def _operator(op_type: str, inputs: list, attributes: dict, opset: int) -> Trace
     if op_type == "Pad":
         return _pad(inputs, attributes, opset)
     raise AssertionError(f"the evaluator has no {op_type}; a test generated or a rewrite emitted an unforeseen node")
+
+
+def _halved(part: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Linear interpolation at 2 i + 1/2 on each axis that `scales` halves; nothing else is generated."""
+    for axis, scale in enumerate(scales):
+        assert scale in (1, 0.5)
+        if scale == 0.5:
+            even, odd = (np.take(part, range(start, part.shape[axis] // 2 * 2, 2), axis) for start in (0, 1))
+            part = (even + odd) / 2
+    return part
 
 
 def _map(x: Traced, function, roundings: int) -> Traced:

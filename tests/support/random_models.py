@@ -55,6 +55,7 @@ class Maker:
         self.count = 0
         self.open_batch, self.prologue = False, ""
         self.epilogue: str | None = ""
+        self.keeps_rank, self.factor = True, 1.0  # of the average: whether spatial axes remain, what it is multiplied by
 
     def pick(self, options):
         return options[self.rng.integers(len(options))]

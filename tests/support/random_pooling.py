@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from itertools import product
-
-import numpy as np
 import onnx
 from onnx import helper
 
+from tests.support.random_averages import FROM_OPSET, HALVES, WHOLE, make_box, make_resize, make_slices, make_view, make_whole
 from tests.support.random_models import (
     TYPES,
     Case,
@@ -22,19 +20,21 @@ from tests.support.random_models import (
     window_out,
 )
 
-KINDS = ("average", "average", "average", "average", "global", "reduce", "slices")
+KINDS = (*["average"] * 5, "global", "slices", "steps", "resize", "box", "box", "view", "view", *WHOLE)
 
 
 def make_case(seed: int) -> Case:
     """Case number `seed`: the same on every machine."""
     m = Maker(seed)
-    kind = str(m.pick([k for k in KINDS if m.opset >= 10 or k != "slices"]))
+    kind = str(m.pick([k for k in KINDS if m.opset >= FROM_OPSET.get(k, 0)]))
     m.tags["pool"] = kind
     window = [int(m.pick([1, 2, 2, 2, 3])) for _ in range(m.rank)]
     strides = list(window) if m.chance(0.7) else [int(m.pick([1, 2, 3])) for _ in range(m.rank)]
     dilations = [int(m.pick([1, 2])) for _ in range(m.rank)] if m.opset >= 19 and m.chance(0.15) else [1] * m.rank
-    if kind == "slices":
-        window, strides, dilations = [2] * m.rank, [2] * m.rank, [1] * m.rank
+    if kind in HALVES:
+        window = strides = [2] * m.rank
+    strides = window if kind == "view" else strides
+    dilations = dilations if kind == "average" else [1] * m.rank
     extents = [e * (p - 1) + 1 for p, e in zip(window, dilations, strict=True)]
     most = 3 if m.rank == 3 else 6
     target = [(int(m.rng.integers(1, most + 1)) - 1) * s + e for s, e in zip(strides, extents, strict=True)]
@@ -46,19 +46,16 @@ def make_case(seed: int) -> Case:
     others = make_join(m, name, layer, sizes) if m.chance(0.2) else None
     if others is not None:
         name = others[0]
-    if kind in ("global", "reduce"):
-        window, strides, dilations = list(sizes), [1] * m.rank, [1] * m.rank
-        output = make_global(m, name, kind)
-    elif kind == "slices":
-        output = make_slices(m, name, sizes)
-    else:
-        output = make_average(m, name, sizes, window, strides, dilations)
-    keeps_rank = m.nodes[-1].op_type != "ReduceMean" or bool(
-        next((item.i for item in m.nodes[-1].attribute if item.name == "keepdims"), 1)
-    )
-    after = window_out(sizes, extents if kind in ("average", "slices") else window, strides)
-    output = make_behind(m, output, layer, after, m.exact and others is None and keeps_rank)
-    lowering = str(m.pick(["convavgpool"] * 6 + ["direct", "fused", "auto"]))
+        m.tags["join"] = others[1]
+    if kind == "global" or kind in WHOLE:
+        window, strides = list(sizes), [1] * m.rank
+        dilations = strides
+    output = make_pooling(m, kind, name, layer, sizes, (window, strides, dilations))
+    extents = [e * (p - 1) + 1 for p, e in zip(window, dilations, strict=True)]
+    after = window_out(sizes, extents, strides)
+    output = make_behind(m, output, layer, after, m.exact and others is None and m.keeps_rank)
+    # A kernel as large as the map pays for no other than a pointwise convolution.
+    lowering = str(m.pick(["convavgpool"] * 6 + ["direct", "auto"] + ["fused"] * (1 if kind in WHOLE else 3)))
     must = m.exact and pays(m, layer, lowering, window, strides, dilations, sizes, others)
     m.tags |= {
         "rank": str(m.rank),
@@ -66,9 +63,37 @@ def make_case(seed: int) -> Case:
         "join": "none" if others is None else others[1],
         "weights": layer.weight_kind,
     }
-    named = others is None and m.exact and keeps_rank and m.epilogue is not None
+    named = others is None and m.exact and m.keeps_rank and m.epilogue is not None
     expected = f"{m.prologue}ConvAvgPool{m.epilogue}" if named else None
     return Case(seed, finish(m, output), m.feeds, m.dtype, lowering, must, expected, m.tags)
+
+
+def make_pooling(m: Maker, kind: str, name: str, layer: Layer, sizes: list[int], numbers: tuple) -> str:
+    """An average of this kind; one of another where sizes do not admit it.  numbers: window, strides, dilations."""
+    window, strides, dilations = numbers
+    if kind == "global":
+        return m.node("GlobalAveragePool", [name])
+    channels = layer.filters
+    if m.tags.get("join") == "Concat":
+        channels = 2 * layer.filters
+    if kind in WHOLE:
+        m.factor = volume(sizes) if kind == "sum" else 1.0
+        return make_whole(m, name, kind, channels)
+    if kind == "box":
+        return make_box(m, name, channels, sizes, window, strides)
+    # Odd sizes of 1 and 3 give empty or broadcast Slices; such models are in the tests of rejects.
+    fits = all(n >= 2 and (n % 2 == 0 or n >= 5) for n in sizes) if kind in HALVES else kind == "average"
+    if kind == "view":
+        fits = all(n >= p and n % p == 0 for n, p in zip(sizes, window, strict=True))
+    if not fits:
+        m.exact = False
+        return make_average(m, name, sizes, [1] * m.rank, [1] * m.rank, [1] * m.rank)
+    if kind == "view":
+        return make_view(m, name, channels, sizes, window)
+    if kind in HALVES:
+        m.exact &= all(n % 2 == 0 and (n > 2 or kind != "resize") for n in sizes)
+        return make_resize(m, name) if kind == "resize" else make_slices(m, name, sizes, kind)
+    return make_average(m, name, sizes, window, strides, dilations)
 
 
 def make_residual(m: Maker, shape: tuple[int, ...]) -> str:
@@ -86,8 +111,8 @@ def make_behind(m: Maker, name: str, layer: Layer, after: list[int], known: bool
 
     known: the average gives [batch, filters, after...] beyond doubt.
     """
-    m.epilogue = ""
     constant = layer.weight_kind in ("initializer", "constant", "identity")
+    m.epilogue = "" if constant or m.factor == 1 else None
     if known and m.chance(0.3):
         name = make_linear(m, name, layer.filters)
         m.epilogue = "" if constant else None
@@ -159,56 +184,6 @@ def make_average(m: Maker, name: str, sizes, window, strides, dilations) -> str:
         given["count_include_pad"] = int(m.rng.integers(0, 2))
     m.tags["average"] = style
     return m.node("AveragePool", [name], **given)
-
-
-def make_global(m: Maker, name: str, kind: str) -> str:
-    """GlobalAveragePool, or ReduceMean over the spatial axes written in one of its ways."""
-    if kind == "global":
-        return m.node("GlobalAveragePool", [name])
-    axes = np.array([axis - (m.rank + 2 if m.chance(0.5) else 0) for axis in range(2, m.rank + 2)], np.int64)
-    m.rng.shuffle(axes)
-    given = {} if m.chance(0.3) else {"keepdims": int(m.rng.integers(0, 2))}
-    if m.opset >= 18:
-        return m.node("ReduceMean", [name, m.constant(axes)], **given)
-    return m.node("ReduceMean", [name], axes=axes.tolist(), **given)
-
-
-def make_slices(m: Maker, name: str, sizes: list[int]) -> str:
-    """The mean of strided Slices, one Slice per corner or chained by axis; inexact where a size is odd."""
-    m.exact &= all(n % 2 == 0 for n in sizes)
-    if any(n < 2 or n % 2 and n < 5 for n in sizes):
-        # Odd ones of 1 and 3 give empty or broadcast corners; such models are in the tests of rejects.
-        m.exact = False
-        return make_average(m, name, sizes, [1] * m.rank, [1] * m.rank, [1] * m.rank)
-    last = int(m.pick([2**31 - 1, 2**63 - 1, 2**40]))
-    ends = [n if n % 2 == 0 else n - 1 for n in sizes]  # equal corners also of odd sizes
-
-    def cut(source: str, axes: list[int], starts: tuple[int, ...]) -> str:
-        stops = [last if sizes[a - 2] % 2 == 0 and m.chance(0.7) else ends[a - 2] for a in axes]
-        shown = [a - m.rank - 2 if m.chance(0.3) else a for a in axes]
-        rows = (starts, stops, shown, [2] * len(axes))
-        return m.node("Slice", [source, *(m.constant(np.array(row, np.int64)) for row in rows)])
-
-    corners = [name]
-    if m.chance(0.5):
-        for axis in range(2, m.rank + 2):
-            corners = [cut(corner, [axis], (start,)) for corner in corners for start in (0, 1)]
-    else:
-        corners = [cut(name, list(range(2, m.rank + 2)), starts) for starts in product((0, 1), repeat=m.rank)]
-    m.rng.shuffle(corners)
-    total, scalar = corners[0], m.pick([(), (1,)])
-    if m.chance(0.2):
-        return m.node("Mean", corners)
-    if m.chance(0.3):
-        total = m.node("Sum", corners)
-    else:
-        for corner in corners[1:]:
-            total = m.node("Add", [total, corner])
-    count = len(corners)
-    if m.chance(0.5):
-        return m.node("Div", [total, m.constant(np.full(scalar, count, m.data(1).dtype))])
-    factor = m.constant(np.full(scalar, 1 / count, m.data(1).dtype))
-    return m.node("Mul", [total, factor] if m.chance(0.5) else [factor, total])
 
 
 def pays(m: Maker, layer: Layer, lowering: str, window, strides, dilations, sizes, others) -> bool:

@@ -74,6 +74,13 @@ ARITHMETIC = (
 COMPUTING_IR_VERSION = 8
 MAX_WEIGHT_ELEMENTS = 2**27
 """Most elements that weights are computed from."""
+UNIT_ROUNDOFF: dict[int, float] = {
+    TensorProto.FLOAT16: 2.0**-11,
+    TensorProto.BFLOAT16: 2.0**-8,
+    TensorProto.FLOAT: 2.0**-24,
+    TensorProto.DOUBLE: 2.0**-53,
+}
+"""Largest relative error of a number that is rounded to a type."""
 
 
 class Constant:
@@ -83,6 +90,11 @@ class Constant:
         self._tensor, self._read = tensor, read
         self.shape = tuple(tensor.dims)
         self.data_type: int = tensor.data_type
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Relative error that its numbers may have by being rounded to their type; 0 for types that are not floating-point."""
+        return UNIT_ROUNDOFF.get(self.data_type, 0.0)
 
     def array(self) -> np.ndarray:
         """The value; external data is read from its file here."""

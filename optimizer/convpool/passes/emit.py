@@ -16,7 +16,7 @@ from convpool.algebra.geometry import ConvSpec, PoolSpec, fuse_kernel
 from convpool.algebra.lowering import Lowering
 from convpool.ir import schema
 from convpool.passes.edit import Edit
-from convpool.passes.tree import ConvLeaf, JoinTree, Moved, OpaqueLeaf, Pooling, Tree, conv_leaves, folded
+from convpool.passes.tree import ConvLeaf, JoinTree, Moved, OpaqueLeaf, Pooling, Tree, folded
 
 
 class Emitter:
@@ -32,8 +32,10 @@ class Emitter:
     def run(self, tree: Tree) -> list[NodeProto]:
         """All nodes; the last one writes the pooling's output."""
         name = self._tree(tree)
+        if self._pooling.factor != 1:
+            name = self._scale(name)
         if self._pooling.squeeze:
-            name = self._squeeze(name, conv_leaves(tree)[0].conv.rank)
+            name = self._squeeze(name)
         self._nodes[-1].output[0] = self._pooling.output
         return self._nodes
 
@@ -150,8 +152,15 @@ class Emitter:
         self._nodes.append(node)
         return node.output[0]
 
-    def _squeeze(self, name: str, rank: int) -> str:
-        axes = list(range(2, rank + 2))
+    def _scale(self, name: str) -> str:
+        dtype = helper.tensor_dtype_to_np_dtype(self._scope.info(self._pooling.input).elem_type)
+        output = self._edit.fresh(f"{self._pooling.output}_scaled")
+        factor = self._constant(np.array(self._pooling.factor, dtype), f"{self._pooling.output}_factor")
+        self._nodes.append(helper.make_node("Mul", [name, factor], [output]))
+        return output
+
+    def _squeeze(self, name: str) -> str:
+        axes = list(self._pooling.squeeze)
         output = self._edit.fresh(f"{name}_squeezed")
         if self._scope.opset < 13:
             node = helper.make_node("Squeeze", [name], [output], axes=axes)

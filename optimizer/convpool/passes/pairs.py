@@ -13,6 +13,7 @@ from convpool.passes.base import Pass, Plan, Reject, Site
 from convpool.passes.convs import conv_leaf, conv_rank
 from convpool.passes.edit import Edit
 from convpool.passes.emit import Emitter
+from convpool.passes.pooling import Candidate
 from convpool.passes.reasons import advice, in_short
 from convpool.passes.tree import ConvLeaf, Pooling, Tree, conv_leaves, tree_nodes
 from convpool.report import SiteReport
@@ -23,17 +24,23 @@ from convpool.reporting import Log
 class PairSite(Site):
     """A convolution and a pooling: node `root` ends an average over `tensor`, which is computed from convolution `conv`.
 
-    Where there is no average, `root` is the convolution.
+    Where there is no average, `root` is the convolution.  averages: what may be averages of averages, from `root` on to the
+    one of `tensor`; empty where `root` has been recognised as an AveragePool.
     """
 
     tensor: str
     conv: int
     pattern: str
+    averages: tuple[Candidate, ...] = ()
 
     @property
-    def names(self) -> tuple[str, str]:
-        """Names of the convolution and of the pooling, "" where there is none."""
-        return label(self.scope.nodes[self.conv]), "" if self.root == self.conv else label(self.scope.nodes[self.root])
+    def names(self) -> tuple[str, ...]:
+        """Names of the convolution and of the pooling, "" where there is none; of several poolings the first one first."""
+        conv = label(self.scope.nodes[self.conv])
+        if self.root == self.conv:
+            return conv, ""
+        roots = [item.root for item in reversed(self.averages)] or [self.root]
+        return conv, *(label(self.scope.nodes[root]) for root in roots)
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ class PairPass(Pass):
         """One report with the reason, unless the site is of nodes that an earlier round made."""
         if log.made(site.scope.nodes[site.root].output[0]):
             return
-        conv, pool = site.names
+        conv, pool, *_ = site.names
         count = macs(site)
         found = SiteReport(conv, pool, site.pattern, "excluded", None, "excluded by name", count, count, site.scope.path, times)
         if verdict is not None:

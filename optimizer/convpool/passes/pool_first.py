@@ -27,15 +27,15 @@ from convpool.passes.choose import choose
 from convpool.passes.convs import conv_rank
 from convpool.passes.pads import zero_pads
 from convpool.passes.pairs import PairPass, PairPlan, PairSite
-from convpool.passes.pooling import may_be_pooling, recognise
+from convpool.passes.pooling import candidates, recognise
 from convpool.passes.reasons import BETWEEN
 from convpool.passes.sizes import spatial_size
 from convpool.passes.trace import trace
 from convpool.passes.tree import ConvLeaf, JoinTree, Pooling, Tree, conv_leaves, folded_exactly, opaque_leaves
 from convpool.passes.upstream import conv_upstream
 
-SUFFIXES = {"pool": "pool", "global": "global_pool", "slice_mean": "slice_mean"}
-"""How each kind of average ends a pattern's name."""
+SUFFIXES = {"global": "global_pool"}
+"""How kinds of averages end a pattern's name, where that is not the kind itself."""
 
 
 class PoolFirst(PairPass):
@@ -80,13 +80,11 @@ class PoolFirst(PairPass):
 
 def averages(scope: Scope) -> Iterator[PairSite]:
     """Every average that is computed from a convolution with only elementwise nodes and joins between."""
-    for index in range(len(scope.nodes)):
-        tensor = may_be_pooling(scope, index)
-        conv = conv_upstream(scope, tensor) if tensor else None
-        if tensor and conv is not None:
-            op_type = scope.nodes[index].op_type
-            kind = {"AveragePool": "pool", "GlobalAveragePool": "global", "ReduceMean": "global"}
-            yield PairSite(scope, index, tensor, conv, f"conv_{SUFFIXES[kind.get(op_type, 'slice_mean')]}")
+    for chain in candidates(scope):
+        conv = conv_upstream(scope, chain[-1].input)
+        if conv is not None:
+            kind = chain[0].form.kind
+            yield PairSite(scope, chain[0].root, chain[-1].input, conv, f"conv_{SUFFIXES.get(kind, kind)}", chain)
 
 
 def moving(site: PairSite) -> set[int]:
@@ -104,10 +102,10 @@ def _traced(site: PairSite) -> tuple[Pooling, Tree] | Reject | None:
     rank = conv_rank(scope, site.conv)
     if rank is None:
         return reject(scope, site.conv, "shape of the weights", "unknown", "a known rank")
-    pooling = recognise(scope, site.root, rank, spatial_size(scope, site.tensor, rank))
+    pooling = recognise(scope, site.averages, rank)
     if isinstance(pooling, Reject):
         # Whoever mends the pooling would only learn then that something nonlinear stands in the way too.
-        tree = trace(scope, site.tensor, rank, frozenset((site.root,)))
+        tree = trace(scope, site.tensor, rank, frozenset(item.root for item in site.averages))
         return tree if isinstance(tree, Reject) and tree.condition == BETWEEN else pooling
     if pooling is None:
         return None
@@ -139,7 +137,7 @@ def _pattern(scope: Scope, pooling: Pooling, tree: Tree) -> str:
     middle = ""
     if isinstance(tree, JoinTree):
         middle = "concat_" if is_op(scope.nodes[tree.node], "Concat") else "add_"
-    return f"conv_{middle}{SUFFIXES[pooling.kind]}"
+    return f"conv_{middle}{SUFFIXES.get(pooling.kind, pooling.kind)}"
 
 
 def _unfold_overflow(tree: Tree) -> Tree:

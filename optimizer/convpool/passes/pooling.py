@@ -1,114 +1,174 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognising averages over windows, however a model writes them.
+"""Averages over windows, however a model writes them: `FORMS` has a line for each way, and each a recogniser of its own.
 
-| written as | window |
-|---|---|
-| AveragePool | kernel_shape |
-| GlobalAveragePool, ReduceMean over all spatial axes | the feature map |
-| the mean of strided Slices | one element per Slice; see `slice_mean` |
+| written as | window | recognised in |
+|---|---|---|
+| AveragePool | kernel_shape | `windows` |
+| GlobalAveragePool | the feature map | `windows` |
+| a depthwise Conv with equal weights | its kernel | `windows` |
+| the mean of strided Slices | one element per Slice | `slice_mean` |
+| ReduceMean, ReduceSum, around them what rearranges | what is reduced, per axis | `reductions` |
+| Resize to one half | 2 | `resize` |
 
-An AveragePool is exact to move when (1) no window reaches into padding, given or automatic, since outside the feature
-map stand zeros and not what the convolution would give there, and (2) all windows lie inside: ceil_mode adds no
-partial one, and the window fits the map.
+An average of an average is one where their windows make one, and nothing else reads what is between (`_composed`): per axis,
+of window k, stride s and dilation d, behind it k', s', d',
+
+    mean_j mean_l x[(i s' + d' j) s + d l],    one window of k k' elements where d' s = k d, or k = 1, or k' = 1
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
+from onnx import helper
+
+from convpool.algebra.affine import holds
 from convpool.algebra.geometry import Ints, PoolSpec
 from convpool.ir.index import Scope
-from convpool.ir.protos import attributes, is_op
-from convpool.passes.base import Reject, malformed, reject
-from convpool.passes.slice_mean import may_be_mean, recognise_mean
+from convpool.ir.protos import is_op
+from convpool.passes import reductions, resize, slice_mean, windows
+from convpool.passes.base import Reject, reject
+from convpool.passes.sizes import spatial_size
 from convpool.passes.tree import Pooling
 
+MayBe = Callable[[Scope, int], "str | None"]
+"""The tensor that would be averaged if a node ends an average; cheap, and no conditions checked."""
+Recognise = Callable[[Scope, int, int, "Ints | None"], "Pooling | Reject | None"]
+"""The average that a node ends; a Reject where it is one but not exact to move, None where it is none.
 
-def may_be_pooling(scope: Scope, index: int) -> str | None:
-    """The tensor that would be averaged if node `index` ends an average over windows; cheap, no conditions checked."""
-    node = scope.nodes[index]
-    if is_op(node, "AveragePool", "GlobalAveragePool", "ReduceMean"):
-        return node.input[0]
-    return may_be_mean(scope, index)
+Arguments: the scope; the node; the number of spatial axes; the spatial sizes of the tensor averaged, None where any is unknown.
+Raises AttributeReference.
+"""
 
 
-def recognise(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling | Reject | None:
-    """The average that node `index` ends; a Reject where it is one but not exact to move, None where it is none.
+@dataclass(frozen=True)
+class Form:
+    """A way to write an average.  kind: what a report calls it until it is recognised, which may tell more."""
 
-    rank: number of spatial axes; size: spatial sizes of the tensor averaged, None where any is unknown.
+    kind: str
+    may_be: MayBe
+    recognise: Recognise
+
+
+FORMS = (
+    Form("pool", windows.may_be_average_pool, windows.average_pool),
+    Form("global", windows.may_be_global, windows.global_average_pool),
+    Form("box_filter", windows.may_be_box_filter, windows.box_filter),
+    Form("slice_mean", slice_mean.may_be_mean, slice_mean.recognise_mean),
+    Form("global", reductions.may_be_reduction, reductions.recognise_reduction),
+    Form("resize", resize.may_be_half, resize.recognise_half),
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What may be an average of the tensor `input`, written as `form` and ended by node `root`."""
+
+    form: Form
+    root: int
+    input: str
+
+
+def candidates(scope: Scope) -> Iterator[tuple[Candidate, ...]]:
+    """What may be averages in a scope, in the order of their ends: each with those directly before it, the last one first."""
+    found: dict[int, Candidate] = {}
+    for index in range(len(scope.nodes)):
+        for form in FORMS:
+            if (tensor := form.may_be(scope, index)) is not None:
+                found[index] = Candidate(form, index, tensor)
+                break
+    before = {index: producer for index, item in found.items() if (producer := _before(scope, item)) in found}
+    for index in sorted(found.keys() - set(before.values())):
+        chain = [found[index]]
+        while chain[-1].root in before:
+            chain.append(found[before[chain[-1].root]])
+        yield tuple(chain)
+
+
+def recognise(scope: Scope, chain: Sequence[Candidate], rank: int) -> Pooling | Reject | None:
+    """The average that the first of a chain is, taken together with those behind it as far as they make one window.
+
+    chain: of `candidates`, the last one first.  rank: number of spatial axes.  Raises AttributeReference.
     """
-    node = scope.nodes[index]
-    if is_op(node, "AveragePool"):
-        return _average_pool(scope, index, rank, size)
-    if is_op(node, "GlobalAveragePool"):
-        return Pooling(index, (index,), node.input[0], node.output[0], "global", None)
-    if is_op(node, "ReduceMean"):
-        return _reduce_mean(scope, index, rank)
-    return recognise_mean(scope, index, rank, size)
+    size = spatial_size(scope, chain[-1].input, rank)
+    found = _single(scope, chain[-1], rank, size)
+    for item in reversed(chain[:-1]):
+        if not isinstance(found, Pooling) or found.spec is None or found.squeeze:
+            break
+        # By the window's own arithmetic: shape inference does not see through all that gives a Slice its bounds.
+        between = None if size is None else found.spec.output_size(size)
+        outer = _single(scope, item, rank, between)
+        both = _composed(scope, found, outer, size, between) if isinstance(outer, Pooling) else None
+        if both is None:
+            break
+        found = both
+    return found
 
 
-def _average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling | Reject:
-    node = scope.nodes[index]
-    values = attributes(node)
-    kernel = tuple(values["kernel_shape"])
-    if len(kernel) != rank:
-        return reject(scope, index, "kernel_shape", kernel, f"{rank} dimensions, as the convolution has")
-    if (wrong := malformed(scope, index, values, rank)) is not None:
-        return wrong
-    ones, zeros = (1,) * rank, (0,) * (2 * rank)
-    strides, dilations = tuple(values.get("strides") or ones), tuple(values.get("dilations") or ones)
-    spec = PoolSpec(kernel, strides, zeros, dilations)
-    auto_pad = values.get("auto_pad", b"NOTSET").decode()
-    pads = tuple(values.get("pads") or zeros) if auto_pad == "NOTSET" else zeros
-    windows = [d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True)]
-    if size is not None and any(n < w for n, w in zip(size, windows, strict=True)):
-        return reject(scope, index, "window", windows, f"no larger than the feature map, {list(size)}")
-    if any(pads) and (values.get("ceil_mode", 0) or not _unreached(pads, size, windows, strides)):
-        return reject(scope, index, "pooling pads", list(pads), "no padding")
-    if auto_pad.startswith("SAME"):
-        # SAME gives ceil(size / stride) windows; none of them is padded where they all fit.
-        if size is None and any(w > 1 or s > 1 for w, s in zip(windows, strides, strict=True)):
-            return reject(scope, index, "auto_pad", f"{auto_pad} on an unknown size", "no padding")
-        for n, window, stride in zip(size or (), windows, strides, strict=False):
-            if (math.ceil(n / stride) - 1) * stride + window > n:
-                return reject(scope, index, "auto_pad", f"{auto_pad}, which pads size {n}", "no padding")
-    elif values.get("ceil_mode", 0):
-        if size is None and any(s > 1 for s in strides):
-            return reject(scope, index, "ceil_mode", "1 on an unknown size", "windows that all lie inside")
-        for n, window, stride in zip(size or (), windows, strides, strict=False):
-            if (n - window) % stride:
-                return reject(scope, index, "ceil_mode", f"a partial window on size {n}", "windows that all lie inside")
-    return Pooling(index, (index,), node.input[0], node.output[0], "pool", spec)
+def _before(scope: Scope, item: Candidate) -> int | None:
+    """The node that gives what is averaged, if the average alone reads that.
 
-
-def _unreached(pads: Ints, size: Ints | None, windows: list[int], strides: Ints) -> bool:
-    """Whether the pads change nothing: none at the begin, and at the end too few for one more window.
-
-    Exporters to opset 9, which has no ceil_mode, write it so.
+    Not a Conv, which is more than an average: it takes another one in front of itself.
     """
-    rank = len(windows)
-    if size is None or any(pads[:rank]):
-        return False
-    return all(
-        n >= w and (n + pad - w) // s == (n - w) // s for n, pad, w, s in zip(size, pads[rank:], windows, strides, strict=True)
+    producer = scope.producer.get(item.input)
+    if producer is None or is_op(scope.nodes[producer], "Conv"):
+        return None
+    readers = scope.readers.get(item.input, ())
+    alone = scope.sole_reader(item.input) is None
+    slices = item.form.kind == "slice_mean" and all(is_op(scope.nodes[reader], "Slice") for reader in readers)
+    return producer if alone or slices else None
+
+
+def _single(scope: Scope, item: Candidate, rank: int, size: Ints | None) -> Pooling | Reject | None:
+    found = item.form.recognise(scope, item.root, rank, size)
+    if isinstance(found, Pooling) and found.factor != 1:
+        elem_type = scope.info(found.input).elem_type
+        if not elem_type:
+            return reject(scope, item.root, "type of the average", "unknown", "a known one")
+        if not holds(np.array(found.factor), helper.tensor_dtype_to_np_dtype(elem_type)):
+            return reject(scope, item.root, "factor of the average", found.factor, "a number that the type has")
+    return found
+
+
+def _composed(scope: Scope, inner: Pooling, outer: Pooling, size: Ints | None, between: Ints | None) -> Pooling | None:
+    """`outer` of `inner` as one average; None where it is none, or another node reads what is between.
+
+    size, between: spatial sizes of what `inner` averages, and of what it gives, None where unknown.
+    """
+    name = outer.input
+    inside = set(scope.readers.get(name, ())) <= set(outer.nodes) and name not in scope.outputs | scope.captured
+    if inner.spec is None or inner.output != name or not inside:
+        return None
+    window = outer.spec
+    if window is None:
+        if between is None:
+            return None
+        window = PoolSpec(between, between, (0,) * len(between) * 2, (1,) * len(between))
+    spec = _one_window(inner.spec, window)
+    if spec is None:
+        return None
+    whole = outer.spec is None and spec.kernel_shape == size
+    return replace(
+        outer,
+        nodes=tuple(sorted((*inner.nodes, *outer.nodes))),
+        input=inner.input,
+        kind=outer.kind if whole or outer.kind != "global" else "mean",
+        spec=None if whole else spec,
+        factor=inner.factor * outer.factor,
     )
 
 
-def _reduce_mean(scope: Scope, index: int, rank: int) -> Pooling | Reject | None:
-    node = scope.nodes[index]
-    values = attributes(node)
-    axes = values.get("axes")
-    if axes is None and len(node.input) > 1 and node.input[1]:
-        axes = scope.constant_ints(node.input[1])
-        if axes is None:
-            return reject(scope, index, "axes", "a computed tensor", "a constant")
-    if not axes:
-        return None
-    found = sorted({int(axis) % (rank + 2) for axis in axes})
-    spatial = list(range(2, rank + 2))
-    if not set(found) & set(spatial) or not set(found) <= set(spatial):
-        return None
-    if found != spatial:
-        return reject(scope, index, "axes", found, f"all spatial axes, {spatial}")
-    squeeze = not values.get("keepdims", 1)
-    return Pooling(index, (index,), node.input[0], node.output[0], "global", None, squeeze)
+def _one_window(inner: PoolSpec, outer: PoolSpec) -> PoolSpec | None:
+    """The window of `outer` behind `inner`; None where their elements do not follow one another at one distance."""
+    kernel, dilations = [], []
+    for i in range(inner.rank):
+        k, s, d = inner.kernel_shape[i], inner.strides[i], inner.dilations[i]
+        if k > 1 and outer.kernel_shape[i] > 1 and outer.dilations[i] * s != k * d:
+            return None
+        kernel.append(k * outer.kernel_shape[i])
+        dilations.append(d if k > 1 else outer.dilations[i] * s)
+    strides = tuple(a * b for a, b in zip(inner.strides, outer.strides, strict=True))
+    ones = tuple(d if k > 1 else 1 for k, d in zip(kernel, dilations, strict=True))
+    return PoolSpec(tuple(kernel), strides, outer.pads, ones)

@@ -33,12 +33,6 @@ WHOLE_AXIS = 2**31 - 1
 """A Slice end at or beyond this reaches the end of any axis."""
 SUMMING = ("Add", "Sum", "Mean", "Mul", "Div")
 """Operators that a mean of Slices is written with."""
-UNIT_ROUNDOFF: dict[int, float] = {
-    TensorProto.FLOAT16: 2.0**-11,
-    TensorProto.BFLOAT16: 2.0**-8,
-    TensorProto.FLOAT: 2.0**-24,
-    TensorProto.DOUBLE: 2.0**-53,
-}
 MAX_TERM_NODES = 64
 """Largest sum of Slices looked at, in nodes."""
 
@@ -138,7 +132,7 @@ def _terms(scope: Scope, index: int) -> _Terms | None:
                 return None
             terms, weight = [scaled[0]], weight * scaled[1]
             found.shapes.append(scaled[2].shape)
-            found.rounding += UNIT_ROUNDOFF.get(scaled[2].data_type, 0.0)
+            found.rounding += scaled[2].unit_roundoff
         else:
             terms = list(node.input)
             weight = weight / len(terms) if node.op_type == "Mean" else weight

@@ -18,7 +18,8 @@ from convpool.ir.constants import Constant
 class Pooling:
     """An average over windows of the tensor `input`, written to `output` by the nodes `nodes`, `root` the last.
 
-    spec is None for a mean over all of the feature map; squeeze: the spatial axes vanish (ReduceMean, keepdims = 0).
+    spec, without pads, is None for a mean over all of the feature map.  squeeze: spatial axes that vanish, numbered from 2 on
+    (ReduceMean, keepdims = 0); factor: what the average is multiplied by (ReduceSum).
     Without an average (`offload_conv`), `nodes` is empty, `root` the convolution and the window of `spec` one element.
     """
 
@@ -28,7 +29,8 @@ class Pooling:
     output: str
     kind: str
     spec: PoolSpec | None
-    squeeze: bool = False
+    squeeze: Ints = ()
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)

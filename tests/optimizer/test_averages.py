@@ -1,0 +1,510 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ways to write an average: which are found and give the same numbers with less work, and why others stay."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import convpool
+from tests.support.models import graph, operators
+from tests.support.rewriting import POOL, rewrite
+
+CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
+LINE = "h = Conv<pads=[1,1]>(x, w)\n"
+ONE = {"inputs": "float[2,16,12] x", "outputs": "float[a,b,c] y", "constants": {"w": (32, 16, 3)}}
+FLAT = {"outputs": "float[a,b] y"}
+BATCHES = {"inputs": "float[N,16,12,12] x"}
+LAST = 2**63 - 1
+BOX = {"quarter": np.full((32, 1, 2, 2), 0.25, np.float32)}
+ROWS = """u = Slice(h, zero, end, rows, two)
+l = Slice(h, one, end, rows, two)
+s = Add(u, l)
+m = Div(s, half)
+"""
+COLUMNS = """i = Slice(m, zero, end, columns, two)
+j = Slice(m, one, end, columns, two)
+t = Add(i, j)
+y = Div(t, half)"""
+AXES = {"zero": [0], "one": [1], "end": [LAST], "two": [2], "rows": [2], "columns": [3], "half": np.float32(2)}
+HALF = {"r": np.zeros(0, np.float32), "scales": np.array([1, 1, 0.5, 0.5], np.float32)}
+
+
+def resize(attributes: str = "", source: str = "h", inputs: str = "r, scales") -> str:
+    """A linear Resize to y."""
+    return f'y = Resize<mode="linear"{attributes}>({source}, {inputs})'
+
+
+DIRECT = {"AveragePool": 1, "Conv": 1}
+SQUEEZED = {**DIRECT, "Squeeze": 1}
+FORMS: dict[str, tuple[str, dict, dict, dict]] = {  # body, constants, what `graph` is given, operators that remain
+    "Unsqueeze, ReduceMean, Squeeze": (
+        LINE + "u = Unsqueeze(h, b)\nm = ReduceMean(u, a)\ny = Squeeze(m, b)",
+        {"a": [-2, -1], "b": [-2]},
+        {**ONE, "opset": 18},
+        DIRECT,
+    ),
+    "Unsqueeze, ReduceMean, Squeeze with attributes": (
+        LINE + "u = Unsqueeze<axes=[2]>(h)\nm = ReduceMean<axes=[2,3]>(u)\ny = Squeeze<axes=[2]>(m)",
+        {},
+        {**ONE, "opset": 11},
+        DIRECT,
+    ),
+    "Unsqueeze, ReduceMean without the axes": (
+        LINE + "u = Unsqueeze(h, b)\ny = ReduceMean<axes=[-2,-1], keepdims=0>(u)",
+        {"b": [-2]},
+        {**ONE, **FLAT},
+        SQUEEZED,
+    ),
+    "axis by axis": (CONV + "m = ReduceMean<axes=[3]>(h)\ny = ReduceMean<axes=[2]>(m)", {}, {}, DIRECT),
+    "axis by axis, squeezed": (
+        CONV + "m = ReduceMean<axes=[3], keepdims=0>(h)\ny = ReduceMean<axes=[2], keepdims=0>(m)",
+        {},
+        FLAT,
+        SQUEEZED,
+    ),
+    "the first axis twice, squeezed": (
+        CONV + "m = ReduceMean<axes=[2], keepdims=0>(h)\ny = ReduceMean<axes=[2], keepdims=0>(m)",
+        {},
+        FLAT,
+        SQUEEZED,
+    ),
+    "axis by axis, one squeezed": (
+        CONV + "m = ReduceMean<axes=[3]>(h)\ny = ReduceMean<axes=[2], keepdims=0>(m)",
+        {},
+        {"outputs": "float[a,b,c] y"},
+        SQUEEZED,
+    ),
+    "one axis": (CONV + "y = ReduceMean<axes=[3]>(h)", {}, {}, DIRECT),
+    "one axis, squeezed": (CONV + "y = ReduceMean<axes=[2], keepdims=0>(h)", {}, {"outputs": "float[a,b,c] y"}, SQUEEZED),
+    "flatten": (CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[-1], keepdims=0>(f)", {"s": [0, 0, -1]}, FLAT, SQUEEZED),
+    "flatten, kept": (
+        CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[2]>(f)",
+        {"s": [0, 32, 144]},
+        {**BATCHES, "outputs": "float[a,b,c] y"},
+        SQUEEZED,
+    ),
+    "view": (
+        CONV + "v = Reshape(h, s)\ny = ReduceMean<axes=[3,5], keepdims=0>(v)",
+        {"s": [1, 32, 6, 2, 6, 2]},
+        {},
+        DIRECT,
+    ),
+    "view, open batch": (
+        CONV + "v = Reshape(h, s)\ny = ReduceMean<axes=[-3,-1], keepdims=0>(v)",
+        {"s": [-1, 32, 4, 3, 6, 2]},
+        BATCHES,
+        DIRECT,
+    ),
+    "view of one axis": (
+        CONV + "v = Reshape(h, s)\ny = ReduceMean<axes=[4], keepdims=0>(v)",
+        {"s": [1, 32, 12, 6, 2]},
+        {},
+        DIRECT,
+    ),
+    "view, one after the other": (
+        CONV + "v = Reshape(h, s)\nm = ReduceMean<axes=[3]>(v)\ny = ReduceMean<axes=[3,5], keepdims=0>(m)",
+        {"s": [1, 32, 6, 2, 6, 2]},
+        {},
+        DIRECT,
+    ),
+    "sum": (CONV + "y = ReduceSum(h, a)", {"a": [2, 3]}, {}, {**DIRECT, "Mul": 1}),
+    "sum, squeezed": (
+        CONV + "y = ReduceSum<axes=[2,3], keepdims=0>(h)",
+        {},
+        {**FLAT, "opset": 11},
+        {**SQUEEZED, "Mul": 1},
+    ),
+    "sum of a mean": (CONV + "m = ReduceMean<axes=[2]>(h)\ny = ReduceSum(m, a)", {"a": [3]}, {}, {**DIRECT, "Mul": 1}),
+    "channels last": (
+        CONV + "t = Transpose<perm=[0,2,3,1]>(h)\ny = ReduceMean<axes=[1,2], keepdims=0>(t)",
+        {},
+        FLAT,
+        SQUEEZED,
+    ),
+    "tokens": (
+        CONV + "f = Reshape(h, s)\nt = Transpose<perm=[0,2,1]>(f)\ny = ReduceMean<axes=[1], keepdims=0>(t)",
+        {"s": [0, 0, -1]},
+        FLAT,
+        SQUEEZED,
+    ),
+    "SpaceToDepth": (
+        CONV + "d = SpaceToDepth<blocksize=2>(h)\nv = Reshape(d, s)\ny = ReduceMean<axes=[1], keepdims=0>(v)",
+        {"s": [1, 4, 32, 6, 6]},
+        {},
+        DIRECT,
+    ),
+    "pixel_unshuffle": (
+        CONV + "v = Reshape(h, s)\nt = Transpose<perm=[0,1,3,5,2,4]>(v)\nu = Reshape(t, d)\nq = Reshape(u, e)\n"
+        "y = ReduceMean<axes=[2], keepdims=0>(q)",
+        {"s": [1, 32, 6, 2, 6, 2], "d": [1, 128, 6, 6], "e": [1, 32, 4, 6, 6]},
+        {},
+        DIRECT,
+    ),
+    "Resize by scales": (CONV + resize(), HALF, {}, DIRECT),
+    "Resize by sizes": (CONV + resize(inputs=", , sizes"), {"sizes": [1, 32, 6, 6]}, {}, DIRECT),
+    "Resize by scales of axes": (
+        CONV + resize(', axes=[3,2], coordinate_transformation_mode="pytorch_half_pixel"'),
+        {**HALF, "scales": np.array([0.5, 1], np.float32)},
+        {"opset": 18},
+        DIRECT,
+    ),
+    "Resize by sizes of axes, open batch": (
+        CONV + resize(', axes=[2,3], keep_aspect_ratio_policy="stretch"', inputs=", , sizes"),
+        {"sizes": [6, 6]},
+        {**BATCHES, "opset": 19},
+        DIRECT,
+    ),
+    "box filter": (CONV + "y = Conv<strides=[2,2], group=32>(h, quarter)", BOX, {}, DIRECT),
+    "box filter, computed": (
+        CONV + "y = Conv<strides=[3,2], group=32>(h, third)",
+        {"third": np.full((32, 1, 3, 2), 1 / 6, np.float32)},
+        {},
+        DIRECT,
+    ),
+    "box filter with other strides": (
+        "h = Conv(x, w)\ny = Conv<strides=[2,2], group=32>(h, ninth, nothing)",
+        {"ninth": np.full((32, 1, 3, 3), 1 / 9, np.float32), "nothing": np.zeros(32, np.float32)},
+        {},
+        DIRECT,
+    ),
+    "box filter of ones": (
+        CONV + "y = Conv<strides=[2,2], group=32>(h, ones)",
+        {"ones": np.ones((32, 1, 2, 2), np.float32)},
+        {},
+        {**DIRECT, "Mul": 1},
+    ),
+    "box filter whose end pads no window reaches": (
+        CONV + "y = Conv<strides=[2,2], pads=[0,0,1,1], group=32>(h, quarter)",
+        BOX,
+        {},
+        DIRECT,
+    ),
+    "box filter with SAME": (CONV + 'y = Conv<strides=[2,2], auto_pad="SAME_UPPER", group=32>(h, quarter)', BOX, {}, DIRECT),
+    "slices by rows, then by columns": (CONV + ROWS + COLUMNS, AXES, {}, DIRECT),
+    "two poolings": (CONV + f"p = {POOL}(h)\ny = AveragePool<kernel_shape=[3,3], strides=[3,3]>(p)", {}, {}, DIRECT),
+    "a pooling and the mean of the map": (CONV + f"p = {POOL}(h)\ny = GlobalAveragePool(p)", {}, {}, DIRECT),
+    "a mean over rows, a window over columns": (
+        CONV + "p = ReduceMean<axes=[2]>(h)\ny = AveragePool<kernel_shape=[1,2], strides=[1,2]>(p)",
+        {},
+        {},
+        DIRECT,
+    ),
+}
+WINDOWS = {  # kernel of the AveragePool that remains, strides of the Conv behind it
+    "one axis": ([1, 12], [1, 1]),
+    "view, open batch": ([3, 2], [3, 2]),
+    "view of one axis": ([1, 2], [1, 2]),
+    "SpaceToDepth": ([2, 2], [2, 2]),
+    "Resize by scales of axes": ([1, 2], [1, 2]),
+    "box filter, computed": ([3, 2], [3, 2]),
+    "box filter with other strides": ([3, 3], [2, 2]),
+    "slices by rows, then by columns": ([2, 2], [2, 2]),
+    "two poolings": ([6, 6], [6, 6]),
+    "a pooling and the mean of the map": ([12, 12], [1, 1]),
+    "a mean over rows, a window over columns": ([12, 2], [1, 2]),
+}
+FUSED = (
+    "view",
+    "view of one axis",
+    "SpaceToDepth",
+    "Resize by scales",
+    "box filter with other strides",
+    "box filter of ones",
+    "slices by rows, then by columns",
+)
+
+
+def form(name: str) -> onnx.ModelProto:
+    """A model of FORMS."""
+    body, constants, given, _ = FORMS[name]
+    given = dict(given)
+    return graph(body, {**given.pop("constants", {}), **constants}, **given)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_found_and_equal(name):
+    model = form(name)
+    result = rewrite(model, 1)
+    assert operators(result.graph) == FORMS[name][3]
+    (site,) = convpool.optimize(model, check=1, lowering="direct").report.sites
+    assert site.macs_before is not None and site.macs_after < site.macs_before
+    if name in WINDOWS:
+        numbers = {node.op_type: {item.name: list(item.ints) for item in node.attribute} for node in result.graph.node}
+        assert (numbers["AveragePool"]["kernel_shape"], numbers["Conv"]["strides"]) == WINDOWS[name]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_as_a_node_of_the_operator(name):
+    result = rewrite(form(name), 1, "convavgpool")
+    assert operators(result.graph)["ConvAvgPool"] == 1 and "Mul" not in operators(result.graph)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_as_one_convolution(name):
+    assert operators(rewrite(form(name), 1, "fused").graph)["Conv"] == 1
+
+
+REJECTS: dict[str, tuple[str, dict, dict, str]] = {  # body, constants, what `graph` is given, the reason
+    "activation before": (
+        CONV + "r = Relu(h)\nm = ReduceMean<axes=[3]>(r)\ny = ReduceMean<axes=[2]>(m)",
+        {},
+        {},
+        "Relu 'r': between convolution and pooling; got Relu, expected linear operators only",
+    ),
+    "computed axes": (
+        CONV + "f = Reshape(h, s)\ny = ReduceMean(f, a)",
+        {"s": [0, 0, -1]},
+        {"inputs": "float[1,16,12,12] x, int64[1] a", "outputs": "float[a,b,c] y", "opset": 18},
+        "ReduceMean 'y': axes; got a computed tensor, expected a constant",
+    ),
+    "open size flattened": (
+        "h = Conv(x, w)\nf = Reshape(h, s)\ny = ReduceMean<axes=[2]>(f)",
+        {"s": [0, 0, -1], "w": (32, 16, 1, 1)},
+        {"inputs": "float[1,16,H,W] x", "outputs": "float[a,b,c] y"},
+        "Reshape 'f': sizes of a Reshape; got unknown, expected static sizes",
+    ),
+    "open size summed": (
+        "h = Conv(x, w)\ny = ReduceSum(h, a)",
+        {"a": [2, 3], "w": (32, 16, 1, 1)},
+        {"inputs": "float[1,16,H,W] x"},
+        "ReduceSum 'y': elements of a ReduceSum; got an unknown number, expected static sizes",
+    ),
+    "one axis of open size": (
+        "h = Conv(x, w)\ny = ReduceMean<axes=[3]>(h)",
+        {"w": (32, 16, 1, 1)},
+        {"inputs": "float[1,16,12,W] x"},
+        "ReduceMean 'y': size averaged; got unknown, expected static sizes",
+    ),
+    "axes that are cut across": (
+        CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[3]>(f)",
+        {"s": [1, 32, 9, 16]},
+        {},
+        "Reshape 'f': shape of a Reshape; got [1, 32, 9, 16], expected axes split in two, or joined",
+    ),
+    "batch and channels joined": (
+        CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[1]>(f)",
+        {"s": [-1, 144]},
+        {"inputs": "float[2,16,12,12] x", "outputs": "float[a,b] y"},
+        "Reshape 'f': shape of a Reshape; got [64, 144], expected axes split in two, or joined",
+    ),
+    "the outer part of an axis": (
+        CONV + "v = Reshape(h, s)\ny = ReduceMean<axes=[2,4], keepdims=0>(v)",
+        {"s": [1, 32, 2, 6, 2, 6]},
+        {},
+        "ReduceMean 'y': positions averaged on spatial axis 0; got others, expected whole windows side by side",
+    ),
+    "parts kept apart": (
+        CONV + "v = Reshape(h, s)\ny = ReduceMean<axes=[3,5]>(v)",
+        {"s": [1, 32, 6, 2, 6, 2]},
+        {"outputs": "float[a,b,c,d,e5,f] y"},
+        "ReduceMean 'y': axes of the average; got others, expected batch, channels and space, in order",
+    ),
+    "channels last, kept": (
+        CONV + "t = Transpose<perm=[0,2,3,1]>(h)\ny = ReduceMean<axes=[1,2]>(t)",
+        {},
+        {},
+        "ReduceMean 'y': axes of the average; got others, expected batch, channels and space, in order",
+    ),
+    "shuffled channels": (
+        CONV + "v = Reshape(h, s)\nt = Transpose<perm=[0,2,1,3]>(v)\nu = Reshape(t, d)\ny = ReduceMean<axes=[2,3]>(u)",
+        {"s": [1, 2, 16, 144], "d": [1, 32, 12, 12]},
+        {},
+        "ReduceMean 'y': axes of the average; got others, expected batch, channels and space, in order",
+    ),
+    "rows and columns exchanged": (
+        CONV + "t = Transpose<perm=[0,1,3,2]>(h)\nv = Reshape(t, s)\ny = ReduceMean<axes=[3,5], keepdims=0>(v)",
+        {"s": [1, 32, 6, 2, 6, 2]},
+        {},
+        "ReduceMean 'y': axes of the average; got others, expected batch, channels and space, in order",
+    ),
+    "SpaceToDepth of an open size": (
+        CONV + "d = SpaceToDepth<blocksize=2>(h)\ny = ReduceMean<axes=[2,3]>(d)",
+        {},
+        {"inputs": "float[1,16,H,W] x"},
+        "SpaceToDepth 'd': sizes of a SpaceToDepth; got unknown, or not its blocks', expected multiples of the block size",
+    ),
+    "a view read elsewhere": (
+        CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[2]>(f)\nz = Relu(f)",
+        {"s": [0, 0, -1]},
+        {"outputs": "float[a,b,c] y, float[d,e,f] z"},
+        "Reshape 'f': readers; got a reader outside the average, expected none",
+    ),
+    "Resize, nearest": (
+        CONV + resize().replace("linear", "nearest"),
+        HALF,
+        {},
+        "Resize 'y': mode; got nearest, expected linear",
+    ),
+    "Resize, cubic": (CONV + resize().replace("linear", "cubic"), HALF, {}, "Resize 'y': mode; got cubic, expected linear"),
+    "Resize, antialias": (CONV + resize(", antialias=1"), HALF, {"opset": 18}, "Resize 'y': antialias; got 1, expected 0"),
+    "Resize, asymmetric": (
+        CONV + resize(', coordinate_transformation_mode="asymmetric"'),
+        HALF,
+        {},
+        "Resize 'y': coordinate_transformation_mode; got asymmetric, expected half_pixel or pytorch_half_pixel",
+    ),
+    "Resize, align_corners": (
+        CONV + resize(', coordinate_transformation_mode="align_corners"'),
+        HALF,
+        {},
+        "Resize 'y': coordinate_transformation_mode; got align_corners, expected half_pixel or pytorch_half_pixel",
+    ),
+    "Resize of opset 10": (
+        CONV + resize(inputs="scales"),
+        HALF,
+        {"opset": 10},
+        "Resize 'y': coordinate_transformation_mode; got asymmetric, expected half_pixel or pytorch_half_pixel",
+    ),
+    "Resize of an odd size": (
+        CONV + resize(),
+        HALF,
+        {"inputs": "float[1,16,12,13] x"},
+        "Resize 'y': size halved; got [12, 13], expected even numbers",
+    ),
+    "Resize of an open size": (
+        CONV + resize(),
+        HALF,
+        {"inputs": "float[1,16,12,W] x"},
+        "Resize 'y': size of the Resize's input; got unknown, expected static spatial sizes",
+    ),
+    "Resize to one element": (
+        CONV + resize(', coordinate_transformation_mode="pytorch_half_pixel"'),
+        HALF,
+        {"inputs": "float[1,16,2,12] x"},
+        "Resize 'y': elements that pytorch_half_pixel leaves; got 1, expected more",
+    ),
+    "Resize to a quarter": (
+        CONV + resize(),
+        {**HALF, "scales": np.array([1, 1, 0.25, 0.25], np.float32)},
+        {},
+        "Resize 'y': scales; got [1.0, 1.0, 0.25, 0.25], expected 1/2 or 1 on spatial axes",
+    ),
+    "Resize of channels": (
+        CONV + resize(),
+        {**HALF, "scales": np.array([1, 0.5, 0.5, 0.5], np.float32)},
+        {},
+        "Resize 'y': scales; got [1.0, 0.5, 0.5, 0.5], expected 1/2 or 1 on spatial axes",
+    ),
+    "box filter with pads": (
+        CONV + "y = Conv<strides=[2,2], pads=[1,1,1,1], group=32>(h, ninth)",
+        {"ninth": np.full((32, 1, 3, 3), 1 / 9, np.float32)},
+        {},
+        "Conv 'y': pooling pads; got [1, 1, 1, 1], expected no padding",
+    ),
+    "box filter with a bias": (
+        CONV + "y = Conv<strides=[2,2], group=32>(h, quarter, k)",
+        {**BOX, "k": (32,)},
+        {},
+        "Conv 'y': bias of a box filter; got numbers, expected none, or zeros",
+    ),
+    "box filter larger than the map": (
+        CONV + "y = Conv<pads=[0,0,1,1], group=32>(h, quarter)",
+        {**BOX, "quarter": np.full((32, 1, 13, 13), 0.25, np.float32)},
+        {},
+        "Conv 'y': window; got [13, 13], expected no larger than the feature map, [12, 12]",
+    ),
+    "half precision that the sum exceeds": (
+        "h = Conv(x, w)\ny = ReduceSum(h, a)",
+        {"a": [2, 3], "w": np.ones((4, 2, 1, 1), np.float16)},
+        {"inputs": "float16[1,2,256,257] x", "outputs": "float16[a,b,c,d] y"},
+        "ReduceSum 'y': factor of the average; got 65792.0, expected a number that the type has",
+    ),
+}
+UNREPORTED = {  # no averages over windows
+    "over channels": (CONV + "y = ReduceMean<axes=[1]>(h)", {}, {}),
+    "over everything": (CONV + "y = ReduceMean<keepdims=0>(h)", {}, {"outputs": "float y"}),
+    "over everything, kept": (CONV + "y = ReduceMean(h)", {}, {}),
+    "over a group's channels": (
+        CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[2]>(f)",
+        {"s": [1, 4, -1]},
+        {"outputs": "float[a,b,c] y"},
+    ),
+    "over channels that SpaceToDepth gives": (
+        CONV + "d = SpaceToDepth<blocksize=2>(h)\nv = Reshape(d, s)\ny = ReduceMean<axes=[2], keepdims=0>(v)",
+        {"s": [1, 2, 64, 6, 6]},
+        {},
+    ),
+    "a depthwise convolution": (CONV + "y = Conv<strides=[2,2], group=32>(h, k)", {"k": (32, 1, 2, 2)}, {}),
+    "a depthwise convolution with other numbers for a channel": (
+        CONV + "y = Conv<strides=[2,2], group=32>(h, k)",
+        {"k": np.repeat(np.array([0.25, 0.5], np.float32), 64).reshape(32, 1, 2, 2)},
+        {},
+    ),
+    "a factor per channel": (CONV + "y = Conv<group=32>(h, k)", {"k": np.full((32, 1, 1, 1), 0.25, np.float32)}, {}),
+    "a sum of channels": (CONV + "y = Conv(h, k)", {"k": np.full((8, 32, 2, 2), 0.25, np.float32)}, {}),
+    "Resize to twice the size": (CONV + resize(), {**HALF, "scales": np.array([1, 1, 2, 2], np.float32)}, {}),
+}
+
+
+@pytest.mark.parametrize("name", REJECTS)
+def test_reason(name):
+    body, constants, given, expected = REJECTS[name]
+    model = graph(body, constants, **given)
+    result = convpool.optimize(model, check=0)
+    assert [(site.status, site.reason) for site in result.report.sites] == [("rejected", expected)]
+    assert result.model.SerializeToString() == model.SerializeToString()
+
+
+@pytest.mark.parametrize("name", UNREPORTED)
+def test_what_is_no_average_over_windows(name):
+    body, constants, given = UNREPORTED[name]
+    model = graph(body, constants, **given)
+    result = convpool.optimize(model, check=0)
+    assert not result.report.sites and result.model.SerializeToString() == model.SerializeToString()
+
+
+def test_windows_that_overlap_are_moved_one_after_the_other():
+    body = CONV + "p = AveragePool<kernel_shape=[3,3], strides=[2,2]>(h)\ny = AveragePool<kernel_shape=[2,2], strides=[2,2]>(p)"
+    result = rewrite(graph(body, inputs="float[1,16,13,13] x", opset=19), 2)
+    assert operators(result.graph) == {"AveragePool": 2, "Conv": 1}
+
+
+def test_a_window_over_every_second_element_composes_with_a_window_of_one():
+    body = CONV + "p = AveragePool<kernel_shape=[1,1], strides=[2,2]>(h)\ny = AveragePool<kernel_shape=[2,2], strides=[2,2]>(p)"
+    pool = next(node for node in rewrite(graph(body, opset=19), 1).graph.node if node.op_type == "AveragePool")
+    assert next(list(item.ints) for item in pool.attribute if item.name == "dilations") == [2, 2]
+
+
+def test_a_mean_over_channels_behind_one_over_space_stays():
+    body = CONV + "m = ReduceMean<axes=[2,3]>(h)\ny = ReduceMean<axes=[1]>(m)"
+    assert operators(rewrite(graph(body), 1).graph) == {**DIRECT, "ReduceMean": 1}
+
+
+def test_an_average_that_something_else_reads_is_moved_alone():
+    body = CONV + "m = ReduceMean<axes=[3]>(h)\ny = ReduceMean<axes=[2]>(m)\nz = Relu(m)"
+    result = rewrite(graph(body, outputs="float[a,b,c,d] y, float[d,e,f,g] z"), 1)
+    assert operators(result.graph) == {**DIRECT, "ReduceMean": 1, "Relu": 1}
+    slices = ROWS + COLUMNS + "\nz = Relu(m)"
+    result = rewrite(graph(CONV + slices, AXES, outputs="float[a,b,c,d] y, float[d,e,f,g] z"), 1)
+    assert operators(result.graph) == {**DIRECT, "Slice": 2, "Add": 1, "Div": 1, "Relu": 1}
+
+
+@pytest.mark.parametrize("name", ["h", "p", "y"])
+def test_any_excluded_name_of_averages_of_averages_keeps_them(name):
+    model = graph(CONV + f"p = {POOL}(h)\ny = GlobalAveragePool(p)")
+    (site,) = convpool.optimize(model, check=0, exclude=name).report.sites
+    assert (site.status, site.conv, site.pool) == ("excluded", "h", "p")
+
+
+def test_of_averages_of_averages_the_first_is_reported():
+    model = graph(CONV + "p = AveragePool<kernel_shape=[2,2], pads=[1,1,1,1]>(h)\ny = GlobalAveragePool(p)")
+    (site,) = convpool.optimize(model, check=0).report.sites
+    assert (site.pool, site.reason) == ("p", "AveragePool 'p': pooling pads; got [1, 1, 1, 1], expected no padding")
+
+
+def test_the_type_of_a_factor_has_to_be_known():
+    body = "z = local.some(x)\nh = Conv<kernel_shape=[2,2]>(z, v)\ny = Conv<strides=[2,2], group=32>(h, ones)"
+    model = graph(f"v = local.some(x)\n{body}", {"ones": np.ones((32, 1, 2, 2), np.float32)}, imports=', "local": 1')
+    (site,) = convpool.optimize(model, check=0).report.sites
+    assert site.reason == "Conv 'y': type of the average; got unknown, expected a known one"
+
+
+@pytest.mark.parametrize("name", ["sum", "box filter of ones"])
+def test_half_precision(name):
+    body, constants, given, _ = FORMS[name]
+    halves = {key: value.astype(np.float16) if isinstance(value, np.ndarray) else value for key, value in constants.items()}
+    weights = np.random.default_rng(0).uniform(-1, 1, (32, 16, 3, 3)).astype(np.float16)
+    given = {**given, "inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"}
+    assert convpool.optimize(graph(body, {**halves, "w": weights}, **given), check=2).report.verification.passed
