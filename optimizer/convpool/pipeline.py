@@ -16,6 +16,7 @@ from typing import Protocol
 from onnx import ModelProto
 
 from convpool.ir.constants import Evaluate
+from convpool.ir.folding import MAX_ROUNDS, with_shapes_folded
 from convpool.ir.index import Scope, index_model
 from convpool.ir.model import LoadedModel, infer_shapes
 from convpool.ir.protos import AttributeReference, is_op, label, opset_of
@@ -71,8 +72,20 @@ class Graphs:
         """The scopes of the model as it is, outer ones first."""
         if self._scopes is None:
             inferred = None if self._earlier else self.inferred()
-            self._scopes = index_model(self._model.proto, self._model.read, self._evaluate, inferred, self._earlier)
+            self._scopes = self._index(inferred)
+            for _ in range(MAX_ROUNDS if not self._earlier else 0):
+                folded = with_shapes_folded(self._model.proto, self._scopes[0])
+                sharper = infer_shapes(folded) if folded is not None else None
+                if sharper is None:
+                    break
+                before = self._scopes[0].infos
+                self._scopes = self._index(sharper)
+                if self._scopes[0].infos == before:
+                    break
         return self._scopes
+
+    def _index(self, inferred: ModelProto | None) -> list[Scope]:
+        return index_model(self._model.proto, self._model.read, self._evaluate, inferred, self._earlier)
 
     def inferred(self) -> ModelProto | None:
         """The model after shape inference, once all its tensors but constants were there; None where that fails."""

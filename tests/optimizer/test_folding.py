@@ -6,6 +6,7 @@ from __future__ import annotations
 import tracemalloc
 
 import numpy as np
+import onnx
 import pytest
 
 import convpool
@@ -53,6 +54,97 @@ CHAINS = {
 def test_small_computations_count_as_constants(name):
     body, constants, expected = CHAINS[name]
     assert operators(rewrite(graph(body, constants, opset=18), 1).graph) == expected
+
+
+# As torch.onnx writes the amounts of F.pad from opset 11 on: last axis first, filled up with zeros, turned round.
+TORCH_PADS = """n = Shape(amounts)
+m = Sub(eight, n)
+z = ConstantOfShape(m)
+f = Cast<to=7>(z)
+a = Concat<axis=0>(amounts, f)
+r = Reshape(a, rows)
+s = Slice(r, last, first, zero, back)
+t = Transpose<perm=[1,0]>(s)
+q = Reshape(t, flat)
+p = Cast<to=7>(q)
+"""
+AMOUNTS = {
+    "amounts": [1, 1, 1, 1],
+    "eight": [8],
+    "rows": [-1, 2],
+    "last": [-1],
+    "first": [-(2**63) + 1],
+    "zero": [0],
+    "back": [-1],
+    "flat": [-1],
+}
+
+
+def same_pads(x: str, k: str) -> str:
+    """Pads k of a strided convolution of 3x3, computed from the size of x as SAME is written by hand."""
+    return f"""n{k} = Shape({x})
+h{k} = Gather<axis=0>(n{k}, two)
+c{k} = Cast<to=1>(h{k})
+d{k} = Div(c{k}, stride)
+e{k} = Ceil(d{k})
+i{k} = Cast<to=7>(e{k})
+j{k} = Sub(i{k}, one)
+k{k} = Mul(j{k}, two)
+l{k} = Add(k{k}, three)
+m{k} = Sub(l{k}, h{k})
+t{k} = Max(m{k}, zero)
+{k} = Concat<axis=0>(zero, zero, zero, t{k}, zero, zero, zero, t{k})
+"""
+
+
+SAME = {"two": [2], "stride": np.array([2], np.float32), "one": [1], "three": [3], "zero": [0]}
+
+
+@pytest.mark.parametrize("lowering", ["direct", "convavgpool"])
+def test_pads_that_exporters_compute(lowering):
+    body = f"{TORCH_PADS}d = Pad(x, p)\nh = Conv(d, w)\ny = {POOL}(h)"
+    result = rewrite(graph(body, AMOUNTS), 1, lowering)
+    assert not {"Pad", "Shape", "Slice", "Concat"} & operators(result.graph).keys()
+
+
+def test_sizes_behind_pads_that_exporters_compute():
+    """A mean over the map needs them, and so does ceil_mode."""
+    for mean in ("GlobalAveragePool", "AveragePool<kernel_shape=[2,2], strides=[2,2], ceil_mode=1>"):
+        body = f"{TORCH_PADS}d = Pad(x, p)\no = Relu(d)\nh = Conv(o, w)\ny = {mean}(h)"
+        model = graph(body, AMOUNTS)
+        rewrite(model, 1)
+        (site,) = convpool.optimize(model, check=0).report.sites
+        assert site.macs_before == 32 * 16 * 9 * 12 * 12
+
+
+def test_sizes_behind_pads_that_follow_from_sizes():
+    before = same_pads("x", "p") + "d = Pad(x, p)\ng = Conv<strides=[2,2]>(d, u)\nr = Relu(g)\n"
+    body = same_pads("r", "q") + "e = Pad(r, q)\no = Relu(e)\nh = Conv(o, w)\ny = GlobalAveragePool(h)"
+    model = graph(before + body, {**SAME, "u": (16, 16, 3, 3)}, inputs="float[1,16,24,24] x")
+    onnx.checker.check_model(model, full_check=True)
+    rewrite(model, 1)
+
+
+def test_a_model_without_a_rewrite_keeps_its_chains():
+    body = f"{TORCH_PADS}d = Pad(x, p)\nh = Conv(d, w)\no = Relu(h)\ny = {POOL}(o)"
+    model = graph(body, AMOUNTS)
+    result = convpool.optimize(model, check=0)
+    assert result.report.sites and result.model.SerializeToString() == model.SerializeToString()
+
+
+def test_pads_that_a_caller_gives_stay():
+    body = f"{TORCH_PADS}d = Pad(x, p)\nh = Conv(d, w)\ny = GlobalAveragePool(h)"
+    model = graph(body, {k: v for k, v in AMOUNTS.items() if k != "amounts"}, inputs="float[1,16,12,12] x, int64[4] amounts")
+    (site,) = convpool.optimize(model, check=0).report.sites
+    assert site.status == "rejected" and "unknown sizes" in site.reason
+
+
+def test_a_pooling_with_ceil_mode_in_front_is_counted():
+    """As in the shortcuts of ResNet-D."""
+    pool = "AveragePool<kernel_shape=[2,2], strides=[2,2], ceil_mode=1>"
+    model = graph(f"p = {pool}(x)\ny = Conv(p, v)", {"v": (32, 16, 1, 1)})
+    (site,) = convpool.optimize(model, check=1, fuse_pool_conv=True).report.sites
+    assert (site.status, site.macs_before, site.macs_after) == ("rewritten", *[32 * 16 * 36] * 2)
 
 
 def test_a_chain_from_an_input_is_no_constant():

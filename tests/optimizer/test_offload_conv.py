@@ -260,7 +260,7 @@ REFUSED = {
         "Conv 's': Pad 'p' in front; got pads that the convolution cannot take, expected none",
     ),
     "Pad of a computed value": (
-        "a = Abs(k)\np = Pad(x, n, a)\ns = Conv(p, v)\n",
+        "a = Sin(k)\np = Pad(x, n, a)\ns = Conv(p, v)\n",
         {"n": [0, 0, 1, 1, 0, 0, 1, 1], "k": np.zeros((), np.float32)},
         IMAGE,
         "Conv 's': Pad 'p' in front; got pads that the convolution cannot take, expected none",
@@ -325,7 +325,7 @@ PLAIN_REFUSED = {
         "weights; got computed, or an input that a caller may override, expected a constant",
     ),
     "Pad": (
-        "t = Abs(k)\np = Pad(x, n, t)\ns = Conv(p, v)\n",
+        "t = Sin(k)\np = Pad(x, n, t)\ns = Conv(p, v)\n",
         {"v": (64, 64, 3, 3), "n": [0, 0, 1, 1, 0, 0, 1, 1], "k": np.zeros((), np.float32)},
         WIDE_INPUT,
         "Pad 'p' in front; got pads that the convolution cannot take, expected none",

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from convpool.ir.constants import (
     ARITHMETIC,
@@ -117,8 +118,8 @@ class Scope:
     def constant(self, name: str, depth: int = 0) -> Constant | None:
         """The constant behind `name`, None when it is computed at run time or a caller may replace it.
 
-        Seen through Identity, and through small shape arithmetic on constants, which exporters leave unfolded.  depth:
-        nodes seen through so far.
+        Seen through Identity, and through small shape arithmetic on constants and static shapes, which exporters leave
+        unfolded.  depth: nodes seen through so far.
         """
         if depth > MAX_FOLDED_NODES:
             return None
@@ -132,6 +133,8 @@ class Scope:
                 return self.constant(node.input[0], depth + 1)
             if is_op(node, "Constant"):
                 return self._known(constant_tensor(node))
+            if is_op(node, "Shape"):
+                return self._known(self._shape(node, depth + 1))
             if is_op(node, *FOLDABLE):
                 if name not in self._folded:
                     self._folded[name] = None  # ends the search on a graph with a cycle
@@ -141,6 +144,17 @@ class Scope:
         if self.parent is not None and name not in self.inputs:
             return self.parent.constant(name, depth)
         return None
+
+    def _shape(self, node: NodeProto, depth: int) -> TensorProto | None:
+        """What a Shape gives, None unless all of that is static."""
+        known = self.infos.get(node.input[0]) or self.constant(node.input[0], depth)
+        shape = known.shape if known is not None else None
+        if shape is None or any(attribute.ref_attr_name for attribute in node.attribute):
+            return None
+        part = slice(*(next((item.i for item in node.attribute if item.name == name), None) for name in ("start", "end")))
+        if not all(isinstance(n, int) for n in shape[part]):
+            return None
+        return numpy_helper.from_array(np.array(shape[part], np.int64))
 
     def _fold(self, node: NodeProto, name: str, depth: int) -> Constant | None:
         """The result of a node whose inputs are all small constants."""

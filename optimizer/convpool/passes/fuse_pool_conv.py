@@ -18,7 +18,7 @@ from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op
 from convpool.passes.base import Context, Reject, malformed, reject, rejection
 from convpool.passes.convs import conv_leaf, conv_rank
-from convpool.passes.pairs import PairPass, PairPlan, PairSite, operator_lowering
+from convpool.passes.pairs import PairPass, PairPlan, PairSite, macs, operator_lowering
 from convpool.passes.runtime import against_node
 from convpool.passes.sizes import spatial_size
 from convpool.passes.tree import Pooling
@@ -66,7 +66,7 @@ def check_pair(site: PairSite, context: Context) -> PairPlan | Reject:
         return rejection(scope, site.conv, found)
     x = scope.nodes[site.root].input[0]
     pooling = Pooling(site.root, (site.root,), x, scope.nodes[site.conv].output[0], "pool_conv", spec)
-    return PairPlan(scope, "pool_conv", pooling, replace(leaf, input=x), (operator_lowering(pooling, leaf),))
+    return PairPlan(scope, "pool_conv", pooling, replace(leaf, input=x), (operator_lowering(pooling, leaf, macs(site)),))
 
 
 def _pooling(site: PairSite, rank: int) -> PoolSpec | Reject:
