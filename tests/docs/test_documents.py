@@ -11,7 +11,10 @@ import pytest
 from tests.support.recipes import steps
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", *(p for d in ("docs", "benchmarks", "models") for p in sorted((ROOT / d).rglob("*.md")))]
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    *(p for d in ("docs", "benchmarks", "models", "plugin") for p in sorted((ROOT / d).rglob("*.md"))),
+]
 DECISIONS = ROOT / "docs" / "decisions"
 
 
