@@ -17,6 +17,7 @@ TWO = "p = Conv<pads=[1,1,1,1]>(x, w)\nq = Conv(x, v)\n"
 POINTWISE = {"v": (32, 16, 1, 1)}
 DIRECT = {"AveragePool": 1, "Conv": 1}
 LAST = 2**63 - 1
+TWO_IMAGES = "float[1,16,12,12] x, float[1,16,12,12] z"
 CORNERS = {"f": [0, 0], "r": [1, 0], "c": [0, 1], "d": [1, 1], "e": [LAST, LAST], "a": [2, 3], "s": [2, 2]}
 FOUR = "s1 = Slice(h, f, e, a, s)\ns2 = Slice(h, r, e, a, s)\ns3 = Slice(h, c, e, a, s)\ns4 = Slice(h, d, e, a, s)\n"
 AXES = {"zero": [0], "one": [1], "end": [LAST], "two": [2], "rows": [-2], "columns": [3], "four": np.float32(4)}
@@ -251,6 +252,45 @@ def test_mean_of_four_slices(name):
     assert {tensor.name for tensor in result.graph.initializer} == {"w"}
 
 
+@pytest.mark.parametrize(("opset", "pairs"), [(9, 0), (10, 1)])
+def test_slices_have_strides_from_opset_10_on(opset, pairs):
+    if opset == 9:
+        body = CONV + "s1 = Slice<axes=[2], starts=[0], ends=[6]>(h)\ns2 = Slice<axes=[2], starts=[6], ends=[12]>(h)\n"
+        model = graph(body + "t = Add(s1, s2)\ny = Mul(t, half)", {"half": np.float32(0.5)}, opset=9)
+    else:
+        body, constants = SLICES["rows, then columns"]
+        model = graph(CONV + body, constants, opset=10)
+    rewrite(model, pairs)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_slices_of_one_axis_that_name_the_other(step):
+    ends, starts = {"e": [LAST, LAST], "a": [2, 3]}, {"f": [0, 0], "r": [1, 0]}
+    body = CONV + "s1 = Slice(h, f, e, a, s)\ns2 = Slice(h, r, e, a, s)\nt = Add(s1, s2)\ny = Div(t, two)"
+    model = graph(body, {**ends, **starts, "s": [2, step], "two": np.float32(2)})
+    pool = next(node for node in rewrite(model, 1).graph.node if node.op_type == "AveragePool")
+    assert next(list(item.ints) for item in pool.attribute if item.name == "kernel_shape") == [2, 1]
+
+
+UNPADDED = {  # poolings whose auto_pad or ceil_mode changes nothing, and the map they are of
+    "SAME as TensorFlow writes it": ('kernel_shape=[2,2], strides=[2,2], auto_pad="SAME_UPPER"', "12,12"),
+    "SAME of one element, open size": ('kernel_shape=[1,1], auto_pad="SAME_LOWER"', "H,W"),
+    "ceil_mode without strides, open size": ("kernel_shape=[2,2], ceil_mode=1", "H,W"),
+    "ceil_mode and whole windows": ("kernel_shape=[3,2], strides=[3,2], ceil_mode=1", "12,12"),
+}
+
+
+@pytest.mark.parametrize("name", UNPADDED)
+def test_padding_that_is_none(name):
+    attributes, size = UNPADDED[name]
+    model = graph(CONV + f"y = AveragePool<{attributes}>(h)", inputs=f"float[1,16,{size}] x")
+    (site,) = convpool.optimize(model, check=1).report.sites
+    if "strides" in attributes:
+        assert site.status == "rewritten"
+    else:  # exact, and no gain
+        assert "saves nothing" in site.reason or "one element" in site.reason
+
+
 GLOBAL = {
     "GlobalAveragePool": "y = GlobalAveragePool(h)",
     "ReduceMean": "y = ReduceMean<axes=[2,3]>(h)",
@@ -263,6 +303,12 @@ def test_mean_over_the_feature_map(name):
     model = graph("h = Conv(x, w)\n" + GLOBAL[name], {"w": (64, 16, 1, 1)})
     assert operators(rewrite(model, 1).graph) == {"Conv": 1, "GlobalAveragePool": 1}
     assert operators(rewrite(model, 1, "convavgpool").graph) == {"ConvAvgPool": 1}
+
+
+def test_mean_over_the_feature_map_of_a_sum():
+    """Its windows are as large as the map, which no 1x1 convolution has to be behind."""
+    model = graph("p = Conv(x, w)\nq = Conv(z, w)\nh = Add(p, q)\ny = GlobalAveragePool(h)", inputs=TWO_IMAGES)
+    assert operators(rewrite(model, 2).graph) == {"Add": 1, "AveragePool": 2, "Conv": 2}
 
 
 @pytest.mark.parametrize("opset", [11, 13, 18])

@@ -97,6 +97,15 @@ def test_value_info_counts_where_the_inputs_do_not_contradict_it(body, claimed, 
     assert list(attributes["pool_kernel_shape"].ints) == [found, found]
 
 
+def test_new_tensors_of_a_branch_are_annotated_where_any_graph_was():
+    model = graph(f"{IF_BODY}\nz = Relu(y)", {"v": (32, 16, 3, 3)}, inputs=IF_INPUTS, outputs="float[a,b,c,d] z")
+    model.graph.value_info.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 32, 6, 6]))
+    result = rewrite(model, 2, "direct")
+    for attribute in result.graph.node[0].attribute:
+        new = {node.output[0] for node in attribute.g.node} - {attribute.g.output[0].name}
+        assert new and new <= {value.name for value in attribute.g.value_info}
+
+
 def test_no_value_info_where_there_was_none():
     assert len(rewrite(documented(), 1, "direct").graph.value_info) == 0
 

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cost model counts, by hand, and which form it picks where that changes the choice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import convpool
+from convpool.algebra import cost
+from convpool.algebra.geometry import ConvSpec, PoolSpec
+from tests.support.models import graph
+from tests.support.rewriting import POOL
+
+WINDOW = PoolSpec((2, 2), (2, 2), (0, 0, 0, 0), (1, 1))
+
+
+@pytest.mark.parametrize("item_bytes", [2, 4, 8])
+def test_a_pooling(item_bytes):
+    found = cost.pool_cost(WINDOW, 16, (12, 10), item_bytes)
+    additions, moved = 6 * 5 * 16 * 4, (120 + 30) * 16 * item_bytes
+    assert (found.macs, found.additions, found.time) == (0, additions, 8 * additions + 2 * moved)
+
+
+def test_a_pooling_of_single_elements_that_keeps_all_costs_nothing():
+    one = PoolSpec((1, 1), (1, 1), (0, 0, 0, 0), (1, 1))
+    assert cost.pool_cost(one, 16, (12, 12), 4) == cost.Cost()
+    assert cost.pool_cost(PoolSpec((1, 1), (2, 1), (0, 0, 0, 0), (1, 1)), 16, (12, 12), 4).additions == 6 * 12 * 16
+
+
+@pytest.mark.parametrize("item_bytes", [2, 4])
+@pytest.mark.parametrize(("group", "weight"), [(1, 1), (4, 1), (8, 4), (16, 4)])
+def test_a_convolution(group, weight, item_bytes):
+    conv = ConvSpec((3, 3), (1, 2), (1, 1, 1, 1), (1, 1), group)
+    found = cost.conv_cost(conv, (32, 16 // group, 3, 3), (12, 10), item_bytes)
+    macs = 12 * 5 * 32 * (16 // group) * 9
+    moved = (120 * 16 + 60 * 32 + 32 * (16 // group) * 9) * item_bytes
+    assert (found.macs, found.additions, found.time) == (macs, 0, macs * weight + 2 * moved)
+
+
+def test_elementwise_nodes():
+    found = cost.affine_cost(3, 32, (12, 10), 4)
+    assert (found.macs, found.additions, found.time) == (0, 0, 3 * 120 * 32 * (2 + 2 * 4 * 2))
+
+
+CHOICES = {  # channels, filters, kernel, size: the form that `auto` takes
+    "pointwise": (16, 32, 1, 12, "direct"),
+    "many channels": (64, 64, 3, 12, "direct"),
+    "few channels": (2, 16, 3, 12, "fused"),
+    "few filters": (16, 2, 3, 12, "fused"),
+    "many filters of few channels": (4, 64, 3, 12, "direct"),
+    "large kernel": (8, 8, 5, 16, "fused"),
+    "as many filters as channels": (16, 16, 3, 12, "fused"),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_form_that_auto_takes(name):
+    c, m, k, n, lowering = CHOICES[name]
+    model = graph(f"h = Conv<pads={[k // 2] * 4}>(x, w)\ny = {POOL}(h)", {"w": (m, c, k, k)}, inputs=f"float[1,{c},{n},{n}] x")
+    (site,) = convpool.optimize(model, check=0, lowering="auto").report.sites
+    assert site.lowering == lowering
+
+
+def test_weights_of_half_precision_count_two_bytes():
+    """A pooled input in float32 costs more than the larger kernel, in half precision less."""
+    found = {}
+    for dtype, name in ((np.float32, "float"), (np.float16, "float16")):
+        model = graph(
+            f"h = Conv<pads=[2,2,2,2]>(x, w)\ny = {POOL}(h)",
+            {"w": np.ones((16, 8, 5, 5), dtype)},
+            inputs=f"{name}[1,8,12,12] x",
+            outputs=f"{name}[a,b,c,d] y",
+        )
+        (site,) = convpool.optimize(model, check=0, lowering="auto").report.sites
+        found[name] = site.lowering
+    assert found == {"float": "fused", "float16": "direct"}
+
+
+def test_weights_that_a_custom_operator_gives_are_moved_as_they_are():
+    body = f"v = local.weights(w)\nh = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, v)\ny = {POOL}(h)"
+    model = graph(body, imports=', "local": 1')
+    (site,) = convpool.optimize(model, check=0).report.sites
+    assert site.status == "rewritten"
