@@ -15,8 +15,9 @@ CUDA_SOURCES := $(shell find plugin -type f ! -name '*.pyc')
 demo: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.demo
 
+# The tests build with the CMake and Ninja of the environment.
 test: install lint
-	$(BIN)/python -m pytest
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest
 
 # The oldest release of every dependency, with the tests that depend on them most.  Python 3.10 to 3.12: numpy 1.26 has no later.
 OLDEST := $(VENV)-oldest
@@ -43,7 +44,7 @@ format: $(VENV)/.test
 
 # The host code of the libraries under AddressSanitizer and UndefinedBehaviorSanitizer; `make test` runs fewer rounds.
 sanitize: $(VENV)/.test
-	CONVPOOL_FUZZ_ROUNDS=200000 $(BIN)/python -m pytest tests/plugin/test_sanitizers.py
+	PATH="$(abspath $(BIN)):$$PATH" CONVPOOL_FUZZ_ROUNDS=200000 $(BIN)/python -m pytest tests/plugin/test_sanitizers.py
 
 install: $(VENV)/.cuda $(VENV)/.test
 
