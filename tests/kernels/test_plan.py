@@ -126,11 +126,10 @@ def test_a_plan_needs_a_device(pretended):
 
 
 def test_the_real_library_says_that_there_is_no_device():
-    lib, plan = _bind(library.library_path()), ctypes.c_void_p(1)
-    if lib.convpool_device(None, None, None) == 0:
-        pytest.skip("this machine has a GPU")
-    assert lib.convpool_plan_create(layer().struct, 0, ANY_BYTES, 0, plan) == CUDA_ERROR
-    assert plan.value is None and lib.convpool_last_error().startswith(b"no current CUDA device")
+    program = "from convpool.cuda import *; Plan(Problem(n=1, c=8, m=8, spatial=(8, 8), kernel_shape=3, pool_kernel_shape=2))"
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "CONVPOOL_LIBRARY": str(library.library_path())}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert "convpool.cuda.errors.CudaError: no current CUDA device" in done.stderr.splitlines()[-1]
 
 
 def test_null_pointers_and_unknown_flags_are_refused(pretended):
