@@ -66,34 +66,43 @@ def run_sanitizer() -> dict:
     return {"exit_status": done.returncode, "summaries": summaries, "checked_runs": runs}
 
 
+PARTS = {"tests": run_tests, "compute_sanitizer": lambda workers: run_sanitizer()}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", required=True, help="where to write the result")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{' or '.join(PARTS)}; default both, side by side")
+    parser.add_argument("--json", type=Path, required=True, help="record to write; a part that is not run stays as it is there")
     parser.add_argument("--commit", default="", help="commit to record")
     parser.add_argument("--workers", default="0", help="processes for pytest-xdist; 0: none")
     arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - set(PARTS):
+        parser.error(f"no such part; got {unknown.pop()}, expected {' or '.join(PARTS)}")
+    parts = arguments.parts or list(PARTS)
     with ThreadPoolExecutor() as pool:  # the sanitizer slows its own process down, not the others
-        sanitizing = pool.submit(run_sanitizer)
-        tests = run_tests(arguments.workers)
-        sanitizer = sanitizing.result()
+        running = {part: pool.submit(PARTS[part], arguments.workers) for part in parts}
+        found = {part: one.result() for part, one in running.items()}
     sys.path.insert(0, str(ROOT))
     from tests.support.kernels import conv_cases
 
-    record = {
-        "command": " ".join(Path(argument).name for argument in sys.argv),
+    about = {
         "commit": arguments.commit,
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(Path(argument).name for argument in sys.argv),
+    }
+    record = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+    record |= {
         "gpu": gpu(),
         "architectures": cuda.library.load().convpool_architectures().decode(),
         "tactics": len(cuda.tactics()),
         "shapes": len(conv_cases.all_cases()),
-        "tests": tests,
-        "compute_sanitizer": sanitizer,
+        **{part: {**about, **result} for part, result in found.items()},
     }
-    Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+    arguments.json.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1))
-    bad = tests["failures"] + tests["errors"] + tests["skipped"] + sanitizer["exit_status"]
-    return 1 if bad else 0
+    failed = [found["tests"][name] for name in ("failures", "errors", "skipped")] if "tests" in found else []
+    failed += [found["compute_sanitizer"]["exit_status"]] if "compute_sanitizer" in found else []
+    return 1 if any(failed) else 0
 
 
 if __name__ == "__main__":
