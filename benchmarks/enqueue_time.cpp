@@ -32,10 +32,6 @@ namespace {
 using namespace convpool::tensorrt;
 using namespace host_timing;
 
-struct Shape {
-    int32_t n = 64, c = 64, m = 64, h = 64, w = 64;
-};
-
 struct Destroy {
     void operator()(v2::IPluginV2 *plugin) const { plugin->destroy(); }
 };
@@ -136,21 +132,7 @@ struct Library {
 };
 
 int run(int count, char **arguments) {
-    Shape shape;
-    int rounds = 200;
-    std::vector<const char *> paths;
-    for (int i = 1; i < count; ++i) {
-        const std::string option = arguments[i];
-        if (option == "--layer" && i + 1 < count) {
-            if (std::sscanf(arguments[++i], "%d,%d,%d,%d,%d", &shape.n, &shape.c, &shape.m, &shape.h, &shape.w) != 5)
-                throw std::runtime_error(std::string("--layer; got ") + arguments[i] + ", expected N,C,M,H,W");
-        } else if (option == "--rounds" && i + 1 < count) {
-            rounds = std::max(1, std::atoi(arguments[++i]));
-        } else {
-            paths.push_back(arguments[i]);
-        }
-    }
-    if (paths.empty()) throw std::runtime_error("usage: enqueue_time [--layer N,C,M,H,W] [--rounds R] LIBRARY...");
+    const auto [shape, rounds, paths] = options("enqueue_time", count, arguments);
     const CUstream stream = open_device();
     std::vector<std::unique_ptr<Library>> libraries;
     for (const char *path : paths) libraries.push_back(std::make_unique<Library>(path, shape, stream));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the programs that measure host times share: CUDA's driver by name, launches of bare kernels, and medians.
+// What the programs that measure host times share: CUDA's driver by name, launches of bare kernels, medians and options.
 #pragma once
 
 #include <cuda.h>
@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -112,6 +115,36 @@ template <typename Body> double time_calls(CUstream stream, Body &&body) {
 inline double median(std::vector<double> values) {
     std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
     return values[values.size() / 2];
+}
+
+// ---- the command line: [--layer N,C,M,H,W] [--rounds R] LIBRARY... ----
+
+struct Shape {
+    int32_t n = 64, c = 64, m = 64, h = 64, w = 64;
+};
+
+struct Options {
+    Shape shape;
+    int rounds = 200;
+    std::vector<const char *> libraries;
+};
+
+inline Options options(const std::string &program, int count, char **arguments) {
+    Options given;
+    Shape &shape = given.shape;
+    for (int i = 1; i < count; ++i) {
+        const std::string option = arguments[i];
+        if (option == "--layer" && i + 1 < count) {
+            if (std::sscanf(arguments[++i], "%d,%d,%d,%d,%d", &shape.n, &shape.c, &shape.m, &shape.h, &shape.w) != 5)
+                throw std::runtime_error(std::string("--layer; got ") + arguments[i] + ", expected N,C,M,H,W");
+        } else if (option == "--rounds" && i + 1 < count) {
+            given.rounds = std::max(1, std::atoi(arguments[++i]));
+        } else {
+            given.libraries.push_back(arguments[i]);
+        }
+    }
+    if (given.libraries.empty()) throw std::runtime_error("usage: " + program + " [--layer N,C,M,H,W] [--rounds R] LIBRARY...");
+    return given;
 }
 
 }  // namespace host_timing

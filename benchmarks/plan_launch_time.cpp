@@ -19,10 +19,6 @@ namespace {
 
 using namespace host_timing;
 
-struct Shape {
-    int n = 64, c = 64, m = 64, h = 64, w = 64;
-};
-
 // The functions of one libconvpool.so.
 class Library {
 public:
@@ -132,21 +128,7 @@ private:
 };
 
 int run(int count, char **arguments) {
-    Shape shape;
-    int rounds = 200;
-    std::vector<const char *> paths;
-    for (int i = 1; i < count; ++i) {
-        const std::string option = arguments[i];
-        if (option == "--layer" && i + 1 < count) {
-            if (std::sscanf(arguments[++i], "%d,%d,%d,%d,%d", &shape.n, &shape.c, &shape.m, &shape.h, &shape.w) != 5)
-                throw std::runtime_error(std::string("--layer; got ") + arguments[i] + ", expected N,C,M,H,W");
-        } else if (option == "--rounds" && i + 1 < count) {
-            rounds = std::max(1, std::atoi(arguments[++i]));
-        } else {
-            paths.push_back(arguments[i]);
-        }
-    }
-    if (paths.empty()) throw std::runtime_error("usage: plan_launch_time [--layer N,C,M,H,W] [--rounds R] LIBRARY...");
+    const auto [shape, rounds, paths] = options("plan_launch_time", count, arguments);
     const CUstream stream = open_device();
     std::vector<std::unique_ptr<Planned>> libraries;
     for (const char *path : paths) libraries.push_back(std::make_unique<Planned>(path, shape, stream));
