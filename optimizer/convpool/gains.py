@@ -17,6 +17,7 @@ from convpool.check.timing import time_sessions
 from convpool.errors import ModelError
 from convpool.ir.model import LoadedModel
 from convpool.macs import ModelMacs, count_at
+from convpool.passes.reasons import NOT_INFERRED
 from convpool.report import Report, SiteReport, Speed, Summary
 
 ROUNDS = 15
@@ -54,11 +55,17 @@ def recount(report: Report, original: LoadedModel, result: LoadedModel, given: M
         return
     checked = report.verification.input_shapes if report.verification is not None else {}
     shapes: Mapping[str, Sequence[int]] = checked or _batches_of_one(original.proto) | dict(given)
-    if not shapes:
-        return
-    before = count_at(original, shapes, evaluate)
-    after = before if result.proto == original.proto else count_at(result, shapes, evaluate)
-    report.summary = with_macs(report.summary, report.sites, before, after, shapes)
+    if shapes:
+        before = count_at(original, shapes, evaluate)
+        after = before if result.proto == original.proto else count_at(result, shapes, evaluate)
+        report.summary = with_macs(report.summary, report.sites, before, after, shapes)
+    if report.summary.model_macs_before is None:
+        wanted = [value.name for value in feeds(original.proto) if value.name not in shapes]
+        open_sizes = has_open_inputs(original.proto) and wanted
+        hint = (
+            f"to count multiply-adds, give the open sizes of {', '.join(wanted)}: --input-shape" if open_sizes else NOT_INFERRED
+        )
+        report.hints += [] if hint in report.hints else [hint]
 
 
 def _batches_of_one(model: ModelProto) -> dict[str, Sequence[int]]:

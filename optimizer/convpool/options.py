@@ -61,6 +61,7 @@ PASSES: dict[str, str] = {
     "fuse_epilogue": "what stands behind a ConvAvgPool",
     "fuse_prologue": "what stands before one",
     "chain_concats": "Concats that begin as an earlier one does",
+    "lower_operator": "nodes of the operator, where --lowering asks for standard operators",
 }
 """What `enable` and `disable` name, and what each rewrites."""
 
@@ -78,10 +79,10 @@ class Target:
     direct_without_kernel: bool = True
 
 
-_FUSED = ("pool_first", "fuse_epilogue", "fuse_prologue", "chain_concats")
+_FUSED = ("pool_first", "fuse_epilogue", "fuse_prologue", "chain_concats", "lower_operator")
 TARGETS: dict[str, Target] = {
     "any": Target(frozenset(_FUSED), "convavgpool"),
-    "cpu": Target(frozenset({"pool_first", "chain_concats"}), "auto"),
+    "cpu": Target(frozenset({"pool_first", "chain_concats", "lower_operator"}), "auto"),
     "tensorrt": Target(frozenset({*_FUSED, "image_conv", "plain_conv"}), "convavgpool", direct_without_kernel=False),
 }
 

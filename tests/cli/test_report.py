@@ -105,7 +105,7 @@ def test_a_batch_is_counted_a_sample():
         ("float[N,16,12,12] x", {}, {"x": [1, 16, 12, 12]}, "664 k -> 166 k multiply-adds (-75 %), with x 1x16x12x12"),
         ("float[1,16,H,W] x", {"check": 1}, {"x": [1, 16, 64, 64]}, "18.9 M -> 4.72 M multiply-adds (-75 %), with x 1x16x64x64"),
         ("float[1,16,H,W] x", {"input_shapes": {"x": [1, 16, 12, 12]}}, {"x": [1, 16, 12, 12]}, "664 k -> 166 k multiply-adds"),
-        ("float[1,16,H,W] x", {}, {}, "multiply-adds unknown: it leaves sizes open; --input-shape gives them"),
+        ("float[1,16,H,W] x", {}, {}, "multiply-adds unknown\n"),
     ],
     ids=["open batch", "sizes of the check", "sizes given", "unknown"],
 )
@@ -114,6 +114,18 @@ def test_open_sizes_are_counted_with_those_of_the_check(inputs, options, shapes,
     assert report.summary.counted_shapes == shapes
     assert (report.summary.model_macs_before is None) == (not shapes)
     assert f"\nmodel     {shown}" in printed(report)
+
+
+def test_unknown_sizes_say_what_tells_them():
+    opened = convpool.optimize(graph(PAIR, inputs="float[1,16,H,W] x"), check=0).report
+    assert opened.hints == ["to count multiply-adds, give the open sizes of x: --input-shape"]
+    computed = "n = NonZero(x)\ni = Cast<to=1>(n)\nu = Unsqueeze(i, axes)\ny = Conv(u, k)"
+    given = {"axes": [0], "k": (4, 4, 1)}
+    report = convpool.optimize(graph(computed, given, outputs="float[a,b,c] y"), check=1, disable=["pool_first"]).report
+    assert report.summary.model_macs_before is None
+    assert report.hints == [
+        "sizes are not inferred: onnxslim and onnxsim fold what is computed from constants and sizes: run one of them first"
+    ]
 
 
 def test_densenet121_counts_what_is_known_of_it():

@@ -114,6 +114,28 @@ def pool_first(conv: ConvSpec, pool: PoolSpec) -> tuple[PoolSpec, ConvSpec]:
 
 
 @lru_cache
+def pool_last(pool: PoolSpec, conv: ConvSpec) -> tuple[ConvSpec, PoolSpec] | None:
+    """The convolution and the pooling behind it that equal `conv` after `pool`, which counts its padding; None if there are none.
+
+    With kernel p, stride q, pads (Pl, Pr), dilation e of the pooling, and C_l, C_r the pads of the convolution, which stand for
+    zeros: these are averages of padding alone, and nothing is lost, if e(p-1) < q + Pl or C_l = 0, and e(p-1) <= Pr or C_r = 0.
+    """
+    r = conv.rank
+    reach = [e * (p - 1) for e, p in zip(pool.dilations, pool.kernel_shape, strict=True)]
+    for i in range(r):
+        if conv.pads[i] and reach[i] >= pool.strides[i] + pool.pads[i] or conv.pads[r + i] and reach[i] > pool.pads[r + i]:
+            return None
+    pads = tuple(own + inner * q for own, inner, q in zip(pool.pads, conv.pads, pool.strides * 2, strict=True))
+    dilations = tuple(d * q if k > 1 else 1 for d, q, k in zip(conv.dilations, pool.strides, conv.kernel_shape, strict=True))
+    strides = tuple(s * q for s, q in zip(conv.strides, pool.strides, strict=True))
+    ones = (1,) * r
+    return (
+        ConvSpec(conv.kernel_shape, ones, pads, dilations, conv.group),
+        PoolSpec(pool.kernel_shape, strides, (0,) * (2 * r), pool.dilations),
+    )
+
+
+@lru_cache
 def fused_spec(conv: ConvSpec, pool: PoolSpec) -> ConvSpec:
     """The one convolution that equals `pool` after `conv`; its kernel is `fuse_kernel` of theirs."""
     kernel, dilations = [], []

@@ -147,7 +147,7 @@ def _model(summary: Summary) -> str:
     """The multiply-adds of the whole model."""
     before, after = summary.model_macs_before, summary.model_macs_after
     if before is None or after is None:
-        return "multiply-adds unknown: it leaves sizes open; --input-shape gives them"
+        return "multiply-adds unknown"
     change = f" -> {_count(after)} multiply-adds ({(after - before) / max(before, 1):+.0%})".replace("%", " %")
     sample = " a sample" if summary.batch > 1 else ""
     shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary.counted_shapes.items())

@@ -14,6 +14,8 @@ runtimes without the plugin run it as it stands.
 from __future__ import annotations
 
 import atexit
+from collections.abc import Mapping
+from typing import Any
 
 import onnx
 from onnx import AttributeProto, FunctionProto, NodeProto, helper
@@ -78,6 +80,14 @@ def parts_of(node: NodeProto) -> Parts:
     kind = FUSED_VARIANTS[node.op_type]
     alphas = {item.name: item.f for item in node.attribute if item.name in _PART_FLOATS}
     return Parts(kind.affine, kind.prologue, alphas["prologue_alpha"], kind.residual, kind.epilogue, alphas["alpha"])
+
+
+def specs_of(values: Mapping[str, Any]) -> tuple[PoolSpec, ConvSpec]:
+    """Pooling and convolution of a node of these operators.  values: its attributes."""
+    names = ("kernel_shape", "strides", "pads", "dilations")
+    pool = PoolSpec(*(tuple(values[f"pool_{name}"]) for name in names))
+    kernel_shape, strides, pads, dilations = (tuple(values[name]) for name in names)
+    return pool, ConvSpec(kernel_shape, strides, pads, dilations, int(values.get("group", 1)))
 
 
 def give_parts(node: NodeProto, parts: Parts) -> None:

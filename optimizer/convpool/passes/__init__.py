@@ -10,6 +10,7 @@ from convpool.passes.chain_concats import ChainConcats
 from convpool.passes.fuse_epilogue import FuseEpilogue
 from convpool.passes.fuse_pool_conv import FusePoolConv
 from convpool.passes.fuse_prologue import FusePrologue
+from convpool.passes.lower_operator import LowerOperator
 from convpool.passes.offload_conv import OffloadConv
 from convpool.passes.pool_first import PoolFirst
 
@@ -28,6 +29,8 @@ class Stage:
 
 
 PASSES = (
+    # What an earlier run wrote, where another form is asked for now.
+    Stage((LowerOperator(),), repeats=False),
     Stage((PoolFirst(), FusePoolConv())),
     Stage((OffloadConv(),), repeats=False),
     # What can go to the node in front is cheaper there, once for each result: epilogues before prologues.

@@ -50,6 +50,10 @@ class Edit:
         """A name for a new tensor: `wanted`, with a number behind it if something has that name already."""
         return self._editor.fresh(wanted)
 
+    def lowered_operator(self) -> None:
+        """Nodes of the operator went: at the end its functions go with the last of them."""
+        self._editor.operator_used()
+
     def constant(self, array: np.ndarray, wanted: str, nodes: list[NodeProto]) -> str:
         """A new constant tensor's name; the node that gives it, where there has to be one, goes to `nodes`."""
         name, new = self._editor.constant(self.scope, array, wanted)
@@ -150,6 +154,10 @@ class Editor:
                         dim.ClearField("dim_param")
             graph.value_info.extend(new)
 
+    def operator_used(self) -> None:
+        """Have `finish` see to the operator's functions and imports."""
+        self._operator_used = True
+
     def made(self, name: str) -> bool:
         """Whether tensor `name` is new."""
         return name in self._fresh
@@ -187,6 +195,8 @@ class Editor:
                 if function.name not in used:
                     del self._model.functions[index]
         self._model.functions.extend(schema.functions_for(used - known, opset_of(self._model.opset_import)))
+        for holder in () if used else (self._model, *self._model.functions):
+            _drop_by_name(holder.opset_import, {schema.DOMAIN}, lambda entry: entry.domain)
 
     def _use_operator(self, scope: Scope, version: int) -> None:
         """Import the operator's domain; raise the IR version to one that has functions."""

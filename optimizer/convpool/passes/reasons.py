@@ -23,6 +23,7 @@ QUANTIZED = frozenset(
 QUANTIZE_LATER = "the model is quantized: run convpool before quantizing, with --lowering auto"
 FOLD = "onnxslim and onnxsim fold what is computed from constants and sizes: run one of them first"
 FIX_SIZES = "give the model's inputs fixed sizes first, as onnxslim --input-shapes and onnxsim --overwrite-input-shape do"
+NOT_INFERRED = f"sizes are not inferred: {FOLD}"
 BETWEEN = "between convolution and pooling"
 """The condition that a nonlinear operator between a convolution and a pooling fails."""
 
@@ -61,7 +62,7 @@ def hints(sites: Sequence[SiteReport], operators: Mapping[str, int], max_pools: 
     if any("got a computed tensor" in reason for reason in stay):
         found.append(FOLD)
     if any(f" {words}" in reason for reason in stay for words in ("unknown size", "got unknown")):
-        found.append(FIX_SIZES if open_inputs else f"sizes are not inferred: {FOLD}")
+        found.append(FIX_SIZES if open_inputs else NOT_INFERRED)
     if max_pools and not any(site.status == "rewritten" for site in sites):
         found.append(f"MaxPool follows a convolution {max_pools} x: a maximum is not linear, so no pair")
     return found

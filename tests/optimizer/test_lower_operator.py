@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes of the operator back to standard operators, where a file that has them is optimized with another lowering."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import convpool
+from convpool.algebra.geometry import ConvSpec, PoolSpec, pool_first, pool_last
+from convpool.cli.common import run
+from convpool.cli.optimize import command
+from convpool.ir import schema
+from models import generators
+from tests.support import sessions
+from tests.support.models import graph, operators, random_feeds, weights
+from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, RTOL
+
+NORM = {"g": (16,), "b": (16,), "m": (16,), "v": np.linspace(0.5, 2, 16, dtype=np.float32)}
+BODIES = {
+    "a pair": PAIR,
+    "prologue": f"p = LeakyRelu<alpha=0.25>(x)\n{PAIR.replace('(x,', '(p,')}",
+    "affine prologue": f"n = BatchNormalization(x, g, b, m, v)\np = Relu(n)\n{PAIR.replace('(x,', '(p,')}",
+    "epilogue": f"{PAIR.replace('y =', 'q =')}\ns = Add(q, r)\ny = LeakyRelu<alpha=0.5>(s)",
+}
+KINDS = {
+    "a pair": ("ConvAvgPool", {}),
+    "prologue": ("LeakyReluConvAvgPool", {"LeakyRelu": 1}),
+    "affine prologue": ("AffineReluConvAvgPool", {"BatchNormalization": 1, "Relu": 1}),
+    "epilogue": ("ConvAvgPoolAddLeakyRelu", {"Add": 1, "LeakyRelu": 1}),
+}
+
+
+def original(name: str) -> onnx.ModelProto:
+    residual = ", float[1,32,6,6] r" if name == "epilogue" else ""
+    return graph(BODIES[name], NORM, inputs=f"float[1,16,12,12] x{residual}")
+
+
+def assert_equal(one: onnx.ModelProto, other: onnx.ModelProto) -> None:
+    feeds = random_feeds(one)
+    for wanted, got in zip(sessions.run(one, feeds), sessions.run(other, feeds), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=RTOL * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("lowering", ["direct", "fused", "auto"])
+@pytest.mark.parametrize("name", BODIES)
+def test_standard_operators_alone_are_left(name, lowering):
+    model, (kind, beside) = original(name), KINDS[name]
+    written = convpool.optimize(model, check=0).model
+    assert kind in operators(written.graph)
+    result = convpool.optimize(written, lowering=lowering)
+    pair = {"AveragePool": 1, "Conv": 1} if result.report.sites[0].lowering == "direct" else {"Conv": 1}
+    assert operators(result.model.graph) == dict(sorted({**pair, **beside}.items()))
+    assert lowering == "auto" or result.report.sites[0].lowering == lowering
+    assert not result.model.functions and [entry.domain for entry in result.model.opset_import] == [""]
+    onnx.checker.check_model(result.model, full_check=True)
+    assert_equal(model, result.model)
+    again = convpool.optimize(result.model, lowering=lowering, check=0).model
+    assert again.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("name", ["lenet5", "sngan64_small"])
+@pytest.mark.parametrize("lowering", ["direct", "auto"])
+def test_networks_come_to_what_the_lowering_gives_at_once(name, lowering):
+    model = generators.generate(name)
+    over = convpool.optimize(convpool.optimize(model, check=0).model, lowering=lowering)
+    once = convpool.optimize(model, lowering=lowering, check=0)
+    folded = {"Mul", "Add"} if name == "lenet5" else set()  # LeNet's scale and bias are in the operator's weights already
+    counts = [{op: n for op, n in operators(found.model.graph).items() if op not in folded} for found in (over, once)]
+    assert counts[0] == counts[1] and over.report.verification.passed
+    assert convpool.verify(model, over.model).passed
+
+
+def test_the_command_line_on_a_file_that_has_the_operator(tmp_path):
+    onnx.save(graph(PAIR), tmp_path / "in.onnx")
+    steps = [["in.onnx", "-o", "op.onnx"], ["op.onnx", "-o", "back.onnx", "--lowering", "direct"]]
+    for source, *rest in steps:
+        words = [str(tmp_path / word) if word.endswith(".onnx") else word for word in (source, *rest)]
+        assert run(command, "convpool-optimize", [*words, "-q"]) == 0
+    back = onnx.load(tmp_path / "back.onnx")
+    assert operators(back.graph) == {"AveragePool": 1, "Conv": 1}
+    assert {tensor.name for tensor in back.graph.initializer} == {name for node in back.graph.node for name in node.input[1:]}
+
+
+def test_in_bodies_and_functions():
+    functions = f"""<opset_import: ["": 17], domain: "local">
+    twice (a, w) => (b) {{ c = Conv<pads=[1,1,1,1]>(a, w)\n b = {POOL}(c) }}"""
+    for model in (
+        graph(IF_BODY, {"v": (32, 16, 3, 3)}, inputs=IF_INPUTS),
+        graph("y = local.twice(x, w)", functions=functions, imports=', "local": 1'),
+    ):
+        written = convpool.optimize(model, check=0).model
+        assert schema.used_in(written)
+        result = convpool.optimize(written, lowering="direct")
+        assert not schema.used_in(result.model) and schema.DOMAIN not in {f.domain for f in result.model.functions}
+        onnx.checker.check_model(result.model, full_check=True)
+        assert_equal(model, result.model)
+
+
+def test_what_is_excluded_or_disabled_stays():
+    two = graph(f"{PAIR.replace('y =', 'p =')}\nq = Tanh(p)\ny = Conv(q, k)", {"k": (4, 32, 1, 1)})
+    written = convpool.optimize(two, check=0).model
+    name = next(node.output[0] for node in written.graph.node if schema.is_operator(node))
+    for options in ({"exclude": name}, {"disable": ["lower_operator"]}):
+        result = convpool.optimize(written, lowering="direct", check=0, **options)
+        assert not result.changed and len(result.report.sites) == ("exclude" in options)
+    assert not convpool.optimize(written, check=0).changed  # the default lowering is the operator
+
+
+def test_computed_weights_are_transposed_and_not_fused():
+    model = graph("k = Relu(v)\n" + PAIR.replace("w)", "k)"), inputs="float[1,16,12,12] x, float[32,16,3,3] v")
+    written = convpool.optimize(model, check=0).model
+    result = convpool.optimize(written, lowering="fused")
+    assert operators(result.model.graph)["AveragePool"] == 1
+    assert result.report.sites[0].fallback.startswith("weights; got computed")
+    assert_equal(model, result.model)
+
+
+def test_fused_half_weights_that_the_type_cannot_hold_are_not_written():
+    small = np.full((32, 16, 3, 3), 2.0**-24, np.float16)
+    model = graph(PAIR, {"w": small}, inputs="float16[1,16,12,12] x", outputs="float16[a,b,c,d] y")
+    written = convpool.optimize(model, check=0).model
+    site = convpool.optimize(written, lowering="fused", check=0).report.sites[0]
+    assert site.lowering == "direct" and site.fallback.startswith("fused weights")
+
+
+def test_pool_last_is_the_inverse_of_pool_first():
+    for conv, pool in (
+        (ConvSpec((3, 3), (1, 1), (1,) * 4, (1, 1)), PoolSpec((2, 2), (2, 2), (0,) * 4, (1, 1))),
+        (ConvSpec((5, 3), (1, 1), (2, 1, 2, 1), (1, 2)), PoolSpec((2, 3), (2, 1), (0,) * 4, (1, 1))),
+        (ConvSpec((3,), (1,), (4, 4), (2,)), PoolSpec((3,), (3,), (0, 0), (1,))),
+    ):
+        assert pool_last(*pool_first(conv, pool)) == (conv, pool)
+    strided = pool_last(*pool_first(ConvSpec((1,), (1,), (0, 0), (1,)), PoolSpec((2,), (2,), (0, 0), (1,))))
+    assert strided == (ConvSpec((1,), (1,), (0, 0), (1,)), PoolSpec((2,), (2,), (0, 0), (1,)))
+
+
+def test_any_operator_node_fused_or_not_computes_the_same():
+    """Seeded windows, strides, pads and dilations: also those that no pair gives, where one Conv must be refused."""
+    rng, forms = np.random.default_rng(0), []
+    for number in range(60):
+        k, p = (tuple(int(n) for n in rng.integers(1, 4, 2)) for _ in range(2))
+        strides, pool_strides, dilations = (tuple(int(n) for n in rng.integers(1, 3, 2)) for _ in range(3))
+        pool = PoolSpec(p, pool_strides, tuple(int(rng.integers(0, n)) for n in p * 2), (1, 1))
+        conv = ConvSpec(k, strides, tuple(int(n) for n in rng.integers(0, 3, 4)), dilations)
+        node = schema.make_node(["x", "w", "b"], "y", pool, conv)
+        inputs = [helper.make_tensor_value_info("x", 1, (1, 4, 15, 13))]
+        constants = {"w": weights((8, *k, 4), number), "b": weights((8,), number)}
+        made = helper.make_graph(
+            [node], "g", inputs, [helper.make_tensor_value_info("y", 1, None)],
+            [numpy_helper.from_array(array, name) for name, array in constants.items()],
+        )  # fmt: skip
+        imports = [helper.make_opsetid("", 17), helper.make_opsetid(schema.DOMAIN, 1)]
+        model = helper.make_model(made, ir_version=8, opset_imports=imports, functions=[schema.function_proto(17)])
+        result = convpool.optimize(model, lowering="fused", check=0)
+        site = result.report.sites[0]
+        forms.append((site.lowering, site.fallback.split(";")[0] if site.fallback else None))
+        assert not schema.used_in(result.model)
+        assert_equal(model, result.model)
+    assert {("fused", None), ("direct", "pads of the convolution")} <= set(forms)
