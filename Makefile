@@ -10,7 +10,7 @@ INSTALL := $(PIP) install --quiet --no-compile
 PYTHON_SOURCES := pyproject.toml README.md $(shell find optimizer -type f ! -name '*.pyc') plugin/include/convpool.h
 CUDA_SOURCES := $(shell find plugin -type f ! -name '*.pyc')
 
-.PHONY: demo test test-oldest lint format sanitize install wheels bench-cpu bench-gpu bench-tensorrt clean
+.PHONY: demo test test-oldest mutation lint format sanitize install wheels bench-cpu bench-gpu bench-tensorrt clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.demo
@@ -18,6 +18,12 @@ demo: $(VENV)/.demo
 # The tests build with the CMake and Ninja of the environment.
 test: install lint
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest
+
+# Which share of small wrong changes to the package the fast tests see: an hour or two of a core.
+MUTANTS ?= 200
+mutation: COMMIT = $(shell git rev-parse --short HEAD)
+mutation: install
+	PYTHONPATH=optimizer $(BIN)/python -m tests.mutation --count $(MUTANTS) --commit $(COMMIT) --json tests/mutation/record.json
 
 # The oldest release of every dependency, with the tests that depend on them most.  Python 3.10 to 3.12: numpy 1.26 has no later.
 OLDEST := $(VENV)-oldest

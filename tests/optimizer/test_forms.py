@@ -67,6 +67,14 @@ def test_linear_operators_between_vanish(name, lowering):
     assert operators(result.graph) == (DIRECT if lowering == "direct" else {"Conv": 1})
 
 
+@pytest.mark.parametrize("channels", [1, 2, 3])
+def test_each_of_few_channels_has_its_own_factor(channels):
+    """Shapes with sizes of 1 and 2 look like others."""
+    given = {"w": (channels, 16, 3, 3), "k": np.arange(2, 2 + channels, dtype=np.float32).reshape(-1, 1, 1)}
+    model = graph(f"c = Conv<pads=[1,1,1,1]>(x, w)\nh = Mul(c, k)\ny = {POOL}(h)", given)
+    assert operators(rewrite(model, 1, "fused").graph) == {"Conv": 1}
+
+
 @pytest.mark.parametrize("factor", [1e-5, 2.0**15])
 @pytest.mark.parametrize("lowering", ["convavgpool", "direct", "fused"])
 def test_a_factor_that_half_precision_weights_cannot_take_in_moves_behind(lowering, factor):
