@@ -127,7 +127,7 @@ def optimize(
     rtol, atol: tolerances in place of the defaults (see `help(convpool.verify)`); seed: of the random inputs.
     base_dir: folder of the external data, where `model` is no path.
     progress: called with (done, total, "timing NAME") before a site is timed, with (number, count, "checking") before each
-        set of inputs.
+        set of inputs, with (1, 1, "timing both models") before these are timed.
 
     Raises ModelError (unusable model), OptionError (unusable argument), VerificationError (results disagree).
     Source of the algebra: Suita et al., JPDC 2020; see `convpool.algebra.geometry`.
@@ -158,6 +158,8 @@ def optimize(
             raise
     recount(report, original, result.loaded, shapes)
     if (autotune if time is None else time) and result.changed and (not report.verification or report.verification.passed):
+        if progress is not None:
+            progress(1, 1, "timing both models")
         report.speed = measure(original, result.loaded, arrays, shapes, seed)
     report.summary = replace(report.summary, seconds=perf_counter() - started)
     if report.verification is not None and not report.verification.passed:

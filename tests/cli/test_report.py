@@ -147,7 +147,9 @@ def test_speed_is_measured_in_turn_and_shown_in_one_line(monkeypatch):
     assert seen == [(["original", "result"], {"x": (1, 16, 12, 12)})]
     assert "speed     here, 2 threads: 27 ms -> 15.5 ms (1.74x)\n" in printed(report)
     assert json.loads(report.to_json())["speed"]["original_us"] == 27000.0
-    assert convpool.optimize(graph(PAIR), autotune=True).report.speed is not None
+    steps: list[str] = []
+    autotuned = convpool.optimize(graph(PAIR), autotune=True, progress=lambda done, total, what: steps.append(what))
+    assert autotuned.report.speed is not None and steps[-1] == "timing both models"
     assert convpool.optimize(graph(PAIR), autotune=True, time=False).report.speed is None
     assert convpool.optimize(graph("y = Relu(x)"), time=True).report.speed is None
     assert len(seen) == 2
