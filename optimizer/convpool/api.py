@@ -160,7 +160,10 @@ def optimize(
     if (autotune if time is None else time) and result.changed and (not report.verification or report.verification.passed):
         if progress is not None:
             progress(1, 1, "timing both models")
-        report.speed = measure(original, result.loaded, arrays, shapes, seed)
+        try:
+            report.speed = measure(original, result.loaded, arrays, shapes, seed)
+        except ModelError as error:
+            report.warnings.append(f"not timed: {error}")
     report.summary = replace(report.summary, seconds=perf_counter() - started)
     if report.verification is not None and not report.verification.passed:
         raise VerificationError(f"verification: {report.verification.difference}", report)

@@ -288,6 +288,13 @@ def test_a_custom_operator_says_how_to_go_on(tmp_path, capsys):
     assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "--no-check"]) == 0
 
 
+def test_a_model_that_onnxruntime_cannot_run_is_not_timed():
+    model = graph(f"{PAIR.replace('y =', 'p =')}\ny = my.Own(p)", imports=', "my": 1')
+    report = convpool.optimize(model, check=0, autotune=True).report
+    assert report.summary.rewritten == 1 and report.speed is None
+    assert report.warnings[0].startswith("not timed: onnxruntime cannot load the original: ")
+
+
 def test_stdin_is_called_so(monkeypatch, capsys):
     for data, text in ((b"", "stdin: empty"), (b"abc", "stdin: truncated, or not an ONNX model")):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
