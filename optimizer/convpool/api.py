@@ -22,7 +22,7 @@ from convpool.check.inputs import load_arrays
 from convpool.check.session import evaluate
 from convpool.check.verify import compare, unchanged
 from convpool.errors import ModelError, OptionError, VerificationError
-from convpool.gains import has_open_inputs, measure, recount, with_macs
+from convpool.gains import has_open_inputs, recount, time_models, with_macs
 from convpool.ir import schema
 from convpool.ir.external import external_size
 from convpool.ir.model import LoadedModel, load, passes_full_check
@@ -158,12 +158,7 @@ def optimize(
             raise
     recount(report, original, result.loaded, shapes)
     if (autotune if time is None else time) and result.changed and (not report.verification or report.verification.passed):
-        if progress is not None:
-            progress(1, 1, "timing both models")
-        try:
-            report.speed = measure(original, result.loaded, arrays, shapes, seed)
-        except ModelError as error:
-            report.warnings.append(f"not timed: {error}")
+        time_models(report, original, result.loaded, arrays, shapes, seed, progress)
     report.summary = replace(report.summary, seconds=perf_counter() - started)
     if report.verification is not None and not report.verification.passed:
         raise VerificationError(f"verification: {report.verification.difference}", report)

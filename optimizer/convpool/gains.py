@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,6 +84,24 @@ def has_open_inputs(model: ModelProto) -> bool:
         not value.type.tensor_type.HasField("shape") or any(dim.dim_value <= 0 for dim in value.type.tensor_type.shape.dim[1:])
         for value in feeds(model)
     )
+
+
+def time_models(
+    report: Report,
+    original: LoadedModel,
+    result: LoadedModel,
+    arrays: Arrays | None,
+    shapes: Mapping[str, Sequence[int]],
+    seed: int,
+    progress: Callable[[int, int, str], None] | None,
+) -> None:
+    """`measure` both models for a report; a warning where onnxruntime cannot run them."""
+    if progress is not None:
+        progress(1, 1, "timing both models")
+    try:
+        report.speed = measure(original, result, arrays, shapes, seed)
+    except ModelError as error:
+        report.warnings.append(f"not timed: {error}")
 
 
 def measure(
