@@ -20,7 +20,7 @@ from onnx import ModelProto, NodeProto
 from convpool.autotune import Tuner, given_shapes
 from convpool.check.inputs import load_arrays
 from convpool.check.session import evaluate
-from convpool.check.verify import compare, unchanged
+from convpool.check.verify import NO_MEMORY, compare, unchanged
 from convpool.errors import ModelError, OptionError, VerificationError
 from convpool.gains import has_open_inputs, recount, time_models, with_macs
 from convpool.ir import schema
@@ -156,6 +156,8 @@ def optimize(
             if str(error).startswith("onnxruntime cannot load the original"):
                 raise ModelError(f"{error}; check=0 (--no-check) skips the check") from error
             raise
+        except MemoryError as error:
+            raise ModelError(f"{NO_MEMORY}, or check=0 (--no-check)") from error
     recount(report, original, result.loaded, shapes)
     if (autotune if time is None else time) and result.changed and (not report.verification or report.verification.passed):
         time_models(report, original, result.loaded, arrays, shapes, seed, progress)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
@@ -13,6 +14,8 @@ from onnx import ModelProto, ValueInfoProto, helper
 from convpool.errors import ModelError, OptionError
 
 Arrays = dict[str, np.ndarray]
+MAX_INPUT_BYTES = 2**32
+"""Largest random input.  A larger one is a damaged shape, and would take the machine's memory away from others."""
 OPEN_SIZES = (64, 224, 32, 128, 16, 8, 1, 256, 512)
 """Tried in turn for open dimensions other than the first until the model runs.
 
@@ -131,7 +134,12 @@ class InputMaker:
                 dim if isinstance(dim, int) else self._named.get(dim or "", 1 if axis == 0 else open_size)
                 for axis, dim in enumerate(_dims(value))
             ]
-            array = random_array(rng, _dtype(value), dims)
+            dtype = _dtype(value)
+            if (size := math.prod(dims) * max(dtype.itemsize, 8)) > MAX_INPUT_BYTES:
+                raise ModelError(
+                    f"input '{value.name}': shape {dims}; got {size} bytes, expected at most {MAX_INPUT_BYTES} to check"
+                )
+            array = random_array(rng, dtype, dims)
             arrays[value.name] = array if scale == 1 or array.dtype.kind in "OSUiub" else array * array.dtype.type(scale)
         return arrays
 
@@ -178,6 +186,8 @@ def _finite_share(output: object) -> float:
 def _dtype(value: ValueInfoProto) -> np.dtype:
     if not value.type.HasField("tensor_type"):
         raise ModelError(f"input '{value.name}': not a tensor; give it as data or switch the check off")
+    if not value.type.tensor_type.elem_type:
+        raise ModelError(f"input '{value.name}': no element type")
     return helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
 
 
@@ -196,7 +206,7 @@ def _fit_data(values: list[ValueInfoProto], data: Arrays) -> Arrays:
     for name, value in wanted.items():
         if name not in data:
             raise OptionError(f"data: no array for input '{name}'; got {', '.join(data) or 'none'}")
-        dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        dtype = _dtype(value)
         array = np.asarray(data[name])
         if array.dtype != dtype and not (array.dtype.kind == "f" and (dtype.kind == "f" or dtype.name == "bfloat16")):
             raise OptionError(f"data: input '{name}'; got type {array.dtype}, expected {dtype}")

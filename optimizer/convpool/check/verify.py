@@ -20,6 +20,7 @@ from convpool.errors import ModelError, OptionError, VerificationError
 from convpool.ir.model import LoadedModel, load, passes_full_check
 from convpool.types import Model
 
+NO_MEMORY = "model: not enough memory to check it; give smaller input_shapes (--input-shape)"
 NUDGE = 2.0**-18
 """Relative change of the inputs by which discontinuities are found."""
 NUDGED_RUNS = 4
@@ -71,7 +72,10 @@ def verify(
     if check < 0 or check == 0 and data is None:
         raise OptionError(f"check: got {check}, expected 1 or more, or data")
     first, second = load(original), load(optimized)
-    return compare(first, second, max(check, 1), load_arrays(data), dict(input_shapes or {}), rtol, atol, seed)
+    try:
+        return compare(first, second, max(check, 1), load_arrays(data), dict(input_shapes or {}), rtol, atol, seed)
+    except MemoryError as error:
+        raise ModelError(NO_MEMORY) from error
 
 
 def compare(

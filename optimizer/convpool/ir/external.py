@@ -92,8 +92,12 @@ def _checked_size(where: str, base_dir: Path, location: str) -> int:
     if "\0" in location:
         raise ModelError(f"{what}; expected a file name")
     path = base_dir / location
-    inside = not os.path.isabs(location) and path.resolve().is_relative_to(base_dir.resolve())
     copy = f"copy it: cp -L {location} {location}.copy && mv {location}.copy {location}"
+    try:
+        inside = not os.path.isabs(location) and path.resolve().is_relative_to(base_dir.resolve())
+        path.is_file()
+    except (OSError, RuntimeError) as error:  # a name too long, or links in a circle
+        raise ModelError(f"{what}: cannot be read; {getattr(error, 'strerror', None) or error}") from error
     if not inside:
         link = " through a symbolic link" if path.is_symlink() else ""
         raise ModelError(f"{what} lies outside the model's folder{link}" + (f"; {copy}" if link else ""))

@@ -19,7 +19,7 @@ from convpool.errors import ModelError, first_line
 from convpool.ir import schema
 from convpool.ir.external import check_external_data, external_size, is_external, read_in
 from convpool.ir.protos import graphs_within, is_op, opset_of, tensors
-from convpool.ir.sanity import check_tensors
+from convpool.ir.sanity import check_strings, check_tensors, check_types
 from convpool.ir.toposort import in_order
 
 
@@ -76,7 +76,9 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
         model = LoadedModel(_parse(data, str(path)), path.absolute().parent, len(data), source=path, path=path)
     else:
         model = LoadedModel(_from_graphsurgeon(source), base_dir, 0)
+    check_strings(model.proto)
     _check_versions(model.proto)
+    check_types(model.proto)
     check_tensors(model.proto)
     model.data_files = check_external_data(model.proto, model.base_dir)
     model.size_bytes = (model.size_bytes or model.proto.ByteSize()) + external_size(model.proto)
@@ -142,7 +144,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
         if any(len(graph.value_info) for graph in graphs_within(probe.graph)):
             result = onnx.shape_inference.infer_shapes(probe, data_prop=True)
         return result
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError):
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError):
         return None
 
 

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, helper
+
+Holder = TypeVar("Holder", GraphProto, FunctionProto)
 
 
 def is_op(node: NodeProto, *op_types: str) -> bool:
@@ -51,8 +53,8 @@ def subgraphs(node: NodeProto) -> Iterator[tuple[int, int, GraphProto]]:
                 yield position, index, graph
 
 
-def graphs_within(graph: GraphProto) -> Iterator[GraphProto]:
-    """`graph` and every graph in its nodes' attributes, at any depth, in a fixed order."""
+def graphs_within(graph: Holder) -> Iterator[Holder | GraphProto]:
+    """`graph`, or a function, and every graph in its nodes' attributes, at any depth, in a fixed order."""
     yield graph
     for node in graph.node:
         for _, _, inner in subgraphs(node):

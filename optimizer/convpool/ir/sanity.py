@@ -8,12 +8,63 @@ crash.  Whatever can be told without them is refused here.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import chain
 
-from onnx import ModelProto, TensorProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
 from convpool.errors import ModelError
 from convpool.ir.external import is_external, tensor_bytes
-from convpool.ir.protos import tensors
+from convpool.ir.protos import graphs_within, model_nodes, tensors
+
+
+def check_strings(model: ModelProto) -> None:
+    """Raise ModelError for a name that is no UTF-8: protobuf lets it through, and gives bytes or raises when it is read."""
+    try:
+        wrong = next((text for text in _strings(model) if isinstance(text, bytes)), None)
+    except UnicodeDecodeError as error:
+        wrong = error.object
+    if wrong is not None:
+        raise ModelError(f"model: a name; got the bytes {bytes(wrong)[:40]!r}, expected UTF-8")
+
+
+def _strings(model: ModelProto) -> Iterator[str | bytes]:
+    for holder in _holders(model):
+        yield holder.name
+        if isinstance(holder, FunctionProto):
+            yield from (holder.domain, *holder.input, *holder.output, *holder.attribute)
+        for value in _values(holder):
+            yield value.name
+            yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+    for node in model_nodes(model):
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield from (attribute.name, attribute.ref_attr_name)
+    for tensor in tensors(model):
+        yield tensor.name
+        for entry in tensor.external_data:
+            yield from (entry.key, entry.value)
+    for part in (model, *model.functions):
+        yield from (entry.domain for entry in part.opset_import)
+
+
+def check_types(model: ModelProto) -> None:
+    """Raise ModelError for a tensor of an element type that onnx does not have."""
+    known = set(TensorProto.DataType.values())
+    for holder in _holders(model):
+        for value in _values(holder):
+            if (found := value.type.tensor_type.elem_type) not in known:
+                raise ModelError(f"tensor '{value.name}': element type; got {found}, expected one of ONNX's")
+
+
+def _holders(model: ModelProto) -> Iterator[GraphProto | FunctionProto]:
+    return chain.from_iterable(graphs_within(holder) for holder in (model.graph, *model.functions))
+
+
+def _values(holder: GraphProto | FunctionProto) -> list[ValueInfoProto]:
+    if isinstance(holder, FunctionProto):
+        return list(holder.value_info)
+    return [*holder.input, *holder.output, *holder.value_info]
 
 
 def check_tensors(model: ModelProto) -> None:

@@ -307,6 +307,16 @@ def _refer(node: NodeProto, **references: str) -> None:
         node.attribute.append(AttributeProto(name=name, ref_attr_name=source, type=kind))
 
 
+def _ints(context: onnx.shape_inference.InferenceContext, name: str) -> tuple[int, ...]:
+    """An attribute of a node that onnx has not checked yet.  Raises InferenceError."""
+    attribute, kernel = context.get_attribute(name), context.get_attribute("kernel_shape")
+    rank = len(kernel.ints) if kernel is not None else 0
+    wanted = 2 * rank if name.endswith("pads") else rank
+    if attribute is None or len(attribute.ints) != wanted:
+        raise onnx.shape_inference.InferenceError(f"{OP_TYPE}: {name}; expected {wanted} sizes")
+    return tuple(attribute.ints)
+
+
 def _infer(context: onnx.shape_inference.InferenceContext) -> None:
     """Output type and shape; unknown input dimensions give unknown output dimensions."""
     x, w = context.get_input_type(0), context.get_input_type(1)
@@ -315,10 +325,9 @@ def _infer(context: onnx.shape_inference.InferenceContext) -> None:
     result = onnx.TypeProto()
     result.tensor_type.elem_type = x.tensor_type.elem_type
     if x.tensor_type.HasField("shape"):
-        values = {name: tuple(context.get_attribute(name).ints) for name in _INTS_ATTRIBUTES}
         names = ("kernel_shape", "strides", "pads", "dilations")
-        pool = PoolSpec(*(values[f"pool_{name}"] for name in names))
-        kernel_shape, strides, pads, dilations = (values[name] for name in names)
+        pool = PoolSpec(*(_ints(context, f"pool_{name}") for name in names))
+        kernel_shape, strides, pads, dilations = (_ints(context, name) for name in names)
         conv = ConvSpec(kernel_shape, strides, pads, dilations)
         for steps in (pool.strides, conv.strides):
             if min(steps, default=1) < 1:
@@ -331,7 +340,7 @@ def _infer(context: onnx.shape_inference.InferenceContext) -> None:
         shape = result.tensor_type.shape
         shape.dim.add().CopyFrom(dims[0])
         channels = shape.dim.add()
-        if w is not None and w.HasField("tensor_type") and w.tensor_type.HasField("shape"):
+        if w is not None and w.HasField("tensor_type") and w.tensor_type.shape.dim:
             channels.CopyFrom(w.tensor_type.shape.dim[0])
         for i in range(conv.rank):
             out = shape.dim.add()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from onnx import TensorProto
+
 from convpool.algebra.geometry import ConvSpec
 from convpool.algebra.pads import same_pads
 from convpool.ir.index import Scope
@@ -11,6 +13,8 @@ from convpool.passes.base import Reject, malformed, reject
 from convpool.passes.sizes import spatial_size
 from convpool.passes.tree import ConvLeaf
 
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+"""Types that convolutions have."""
 NOMINAL_CHANNELS = 64
 """Stands for a channel count that is unknown, in cost comparisons only."""
 
@@ -20,7 +24,7 @@ def conv_rank(scope: Scope, index: int) -> int | None:
     node = scope.nodes[index]
     shape = scope.info(node.input[1]).shape
     if shape is not None:
-        return len(shape) - 2
+        return len(shape) - 2 if len(shape) > 2 else None
     kernel = (known_attributes(node) or {}).get("kernel_shape")
     return len(kernel) if kernel else None
 
@@ -43,13 +47,15 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
         return wrong
     if weight_shape is not None and kernel != tuple(weight_shape[2:]):
         return reject(scope, index, "kernel_shape", list(kernel), f"{list(weight_shape[2:])}, as the weights have")
+    if (kind := scope.info(node.input[1]).elem_type) and kind not in FLOATS:
+        return reject(scope, index, "type of the weights", TensorProto.DataType.Name(kind), "floating point")
     channels = weight_shape[:2] if weight_shape is not None else (None, None)
     known = all(isinstance(dim, int) for dim in channels)
     m, c = (dim if isinstance(dim, int) else NOMINAL_CHANNELS for dim in channels)
     strides = tuple(values.get("strides") or (1,) * rank)
     dilations = tuple(values.get("dilations") or (1,) * rank)
     size = spatial_size(scope, node.input[0], rank)
-    auto_pad = values.get("auto_pad", b"NOTSET").decode()
+    auto_pad = values.get("auto_pad", b"NOTSET").decode(errors="replace")
     pads = tuple(values.get("pads") or (0,) * (2 * rank)) if auto_pad == "NOTSET" else (0,) * (2 * rank)
     if auto_pad.startswith("SAME"):
         if size is None and any(s > 1 for s in strides):

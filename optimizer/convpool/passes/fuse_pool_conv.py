@@ -83,7 +83,7 @@ def _pooling(site: PairSite, rank: int) -> PoolSpec | Reject:
     if strides != kernel:
         return reject(scope, index, "strides", list(strides), f"kernel_shape, {list(kernel)}")
     if values.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
-        return reject(scope, index, "auto_pad", values["auto_pad"].decode(), "explicit pads")
+        return reject(scope, index, "auto_pad", values["auto_pad"].decode(errors="replace"), "explicit pads")
     pads = zeros if values.get("auto_pad") == b"VALID" else pads
     if any(pads) and not values.get("count_include_pad", 0):
         return reject(scope, index, "padding left out of the mean", list(pads), "count_include_pad = 1")

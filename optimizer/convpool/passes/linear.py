@@ -185,7 +185,7 @@ def _pad(scope: Scope, index: int, rank: int) -> Step | Reject:
     if isinstance(numbers, Reject):
         return numbers
     pads, fill = numbers
-    mode = attributes(scope.nodes[index]).get("mode", b"constant").decode()
+    mode = attributes(scope.nodes[index]).get("mode", b"constant").decode(errors="replace")
     if any(pads) and mode != "constant":
         return reject(scope, index, "mode of Pad", mode, "constant")
     if any(pads) and fill != 0:

@@ -35,13 +35,13 @@ def recognise_half(scope: Scope, index: int, rank: int, size: Ints | None) -> Po
         return None
     if len(scales) != rank + 2 or any(s != 1 for s in scales[:2]) or any(s not in (1, 0.5) for s in scales[2:]):
         return reject(scope, index, "scales", [round(s, 6) for s in scales], "1/2 or 1 on spatial axes")
-    mode = values.get("mode", b"nearest").decode()
+    mode = values.get("mode", b"nearest").decode(errors="replace")
     if mode != "linear":
         return reject(scope, index, "mode", mode, "linear")
     if values.get("antialias", 0):
         return reject(scope, index, "antialias", 1, 0)
     default = b"half_pixel" if scope.opset >= HALF_PIXEL_OPSET else b"asymmetric"
-    coordinates = values.get("coordinate_transformation_mode", default).decode()
+    coordinates = values.get("coordinate_transformation_mode", default).decode(errors="replace")
     if coordinates not in ("half_pixel", "pytorch_half_pixel"):
         return reject(scope, index, "coordinate_transformation_mode", coordinates, "half_pixel or pytorch_half_pixel")
     if size is None:

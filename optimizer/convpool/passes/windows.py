@@ -56,7 +56,7 @@ def average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Pool
         return wrong
     ones, zeros = (1,) * rank, (0,) * (2 * rank)
     strides, dilations = tuple(values.get("strides") or ones), tuple(values.get("dilations") or ones)
-    auto_pad = values.get("auto_pad", b"NOTSET").decode()
+    auto_pad = values.get("auto_pad", b"NOTSET").decode(errors="replace")
     pads = tuple(values.get("pads") or zeros) if auto_pad == "NOTSET" else zeros
     spec = PoolSpec(kernel, strides, pads, dilations)
     ceil = bool(values.get("ceil_mode", 0)) and not auto_pad.startswith("SAME")

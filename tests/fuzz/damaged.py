@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damaged models go through the whole optimizer, which may refuse them by an exception of its own, and nothing else.
+
+    python -m tests.fuzz.damaged --cases 20000 --processes 2 [--first SEED]
+
+Each process reports every case before and after it, so that a crash or a case beyond the time limit is told by its number and
+the next process goes on behind it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import convpool
+from tests.support.damage import damaged
+
+ROOT = Path(__file__).resolve().parents[2]
+MEMORY_BYTES = 8 * 2**30
+LOWERINGS = ("convavgpool", "direct", "fused", "auto")
+
+
+@dataclass
+class Outcome:
+    """How many cases ended how, and what is wrong with some: by number, in words."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: dict[int, str] = field(default_factory=dict)
+
+
+def one(seed: int, folder: Path) -> str:
+    """Optimize and save one damaged model; how it ended.  Raises whatever is not convpool's own."""
+    path, out = folder / "model.onnx", folder / "out.onnx"
+    path.write_bytes(damaged(seed))
+    (folder / "data").write_bytes(bytes(18432))
+    lowering = LOWERINGS[seed % len(LOWERINGS)]
+    switches = {"stem": True, "plain_conv": True} if lowering == "convavgpool" and seed % 3 == 0 else {}
+    try:
+        result = convpool.optimize(path, lowering=lowering, **switches)
+        result.save(out, external_data=("auto", "one", "keep")[seed % 3])
+    except convpool.ConvpoolError as error:
+        return type(error).__name__
+    return "changed" if result.changed else "unchanged"
+
+
+def work(first: int, cases: int) -> None:
+    """Run cases in this process, with a line before and after each one."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(first, first + cases):
+            print("start", seed, flush=True)
+            _misbehave(seed)
+            try:
+                print("end", seed, one(seed, Path(folder)), flush=True)
+            except Exception:
+                print("fault", seed, repr(traceback.format_exc(limit=-6)), flush=True)
+
+
+def _misbehave(seed: int) -> None:
+    """Crash or hang in the case that the environment asks for, so that a test sees how that is reported."""
+    what, _, number = os.environ.get("CONVPOOL_DAMAGED_FAULT", "").partition(":")
+    if number == str(seed):
+        os.kill(os.getpid(), signal.SIGSEGV) if what == "crash" else time.sleep(600)
+
+
+def run(first: int, cases: int, *, limit_s: float = 60) -> Outcome:
+    """Run cases in another process, and in a new one after each crash or case that takes longer than `limit_s`."""
+    outcome, at, end = Outcome(), first, first + cases
+    while at < end:
+        words = [sys.executable, "-m", "tests.fuzz.damaged", "--work", "--first", str(at), "--cases", str(end - at)]
+        with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            current = None
+            for line in _lines(process, limit_s):
+                word, number, *rest = line.split(" ", 2)
+                current = int(number) if word == "start" else None
+                at = int(number) + (word != "start")
+                if word == "end":
+                    outcome.counts[rest[0]] += 1
+                elif word == "fault":
+                    outcome.faults[int(number)] = rest[0]
+            alive = process.poll() is None
+            if alive and current is not None:
+                process.kill()
+            status = process.wait()
+        if current is not None:
+            outcome.faults[current] = f"takes longer than {limit_s} s" if alive else f"the process ended with {status}"
+            at = current + 1
+        elif status and at < end:
+            outcome.faults[at] = f"the process ended with {status} between cases"
+            at += 1
+    return outcome
+
+
+def _lines(process: subprocess.Popen, limit_s: float) -> Iterator[str]:
+    """The lines that a process prints, until it ends or prints nothing for so long."""
+    pipe, rest = process.stdout, b""
+    assert pipe is not None
+    os.set_blocking(pipe.fileno(), False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while selector.select(limit_s):
+            data = pipe.read()
+            if not data:
+                process.wait()
+                return
+            *whole, rest = (rest + data).split(b"\n")
+            yield from (line.decode() for line in whole)
+
+
+def share(first: int, cases: int, processes: int) -> Outcome:
+    """Run cases in several processes at a time."""
+    each, total = max(-(-cases // processes), 1), Outcome()
+    starts = range(first, first + cases, each)
+    with ThreadPoolExecutor(processes) as pool:
+        for outcome in pool.map(lambda at: run(at, min(each, first + cases - at)), starts):
+            total.counts += outcome.counts
+            total.faults |= outcome.faults
+    return total
+
+
+def main() -> None:
+    """Run cases in several processes, and print what is wrong."""
+    parser = argparse.ArgumentParser(description="Run damaged models through the optimizer.")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--cases", type=int, default=20000)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.work:
+        work(given.first, given.cases)
+        return
+    started = time.monotonic()
+    total = share(given.first, given.cases, given.processes)
+    for seed, fault in total.faults.items():
+        print(f"case {seed}: {fault}")
+    print(dict(total.counts), f"{len(total.faults)} faults, {time.monotonic() - started:.0f} s")
+    sys.exit(bool(total.faults))
+
+
+if __name__ == "__main__":
+    main()

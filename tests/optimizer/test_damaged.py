@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damaged models: whatever is wrong with a file, convpool refuses it in its own words, and neither crashes nor hangs.
+
+CONVPOOL_DAMAGED_CASES=20000 runs more of them, CONVPOOL_DAMAGED_FIRST=N others, CONVPOOL_DAMAGED_PROCESSES=8 more at a time.
+"""
+
+from __future__ import annotations
+
+import os
+
+import onnx
+import pytest
+from onnx import TensorProto
+
+import convpool
+from convpool.errors import ModelError
+from tests.fuzz.damaged import Outcome, run, share
+from tests.support.damage import damaged
+from tests.support.models import graph
+
+CASES = int(os.environ.get("CONVPOOL_DAMAGED_CASES", "3000"))
+FIRST = int(os.environ.get("CONVPOOL_DAMAGED_FIRST", "0"))
+PROCESSES = int(os.environ.get("CONVPOOL_DAMAGED_PROCESSES", "2"))
+PAIR = "h = Conv<pads=[1,1,1,1]>(x, w)\ny = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)"
+
+
+@pytest.fixture(scope="module")
+def outcome() -> Outcome:
+    return share(FIRST, CASES, PROCESSES)
+
+
+def test_only_exceptions_of_its_own(outcome):
+    assert not outcome.faults, "\n".join(f"case {seed}: {fault}" for seed, fault in outcome.faults.items())
+    assert outcome.counts.total() == CASES
+
+
+def test_the_cases_reach_every_ending(outcome):
+    if CASES < 1000:
+        pytest.skip("too few cases for shares")
+    for ending, percent in (("ModelError", 40), ("unchanged", 2), ("changed", 5)):
+        assert outcome.counts[ending] >= CASES * percent // 100, outcome.counts
+    assert outcome.counts["OptionError"] == outcome.counts["OutputError"] == 0
+
+
+def test_a_case_is_the_same_each_time():
+    assert [damaged(seed) for seed in range(50)] == [damaged(seed) for seed in range(50)]
+
+
+@pytest.mark.parametrize(("what", "expected"), [("crash", "the process ended with -11"), ("hang", "takes longer than 2 s")])
+def test_crashes_and_hangs_are_told_by_their_number(monkeypatch, what, expected):
+    monkeypatch.setenv("CONVPOOL_DAMAGED_FAULT", f"{what}:4")
+    found = run(3, 4, limit_s=2)
+    assert found.faults == {4: expected} and found.counts.total() == 3
+
+
+def with_tensor(**fields) -> onnx.ModelProto:
+    model = graph(PAIR)
+    tensor = model.graph.initializer[0]
+    for name, value in fields.items():
+        if isinstance(value, list):
+            getattr(tensor, name)[:] = value
+        else:
+            setattr(tensor, name, value)
+    return model
+
+
+def with_input(size: int) -> onnx.ModelProto:
+    model = graph(PAIR)
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_value = size
+    return model
+
+
+MODELS = {
+    "too few bytes": (lambda: with_tensor(dims=[32, 16, 3, 4]), r"tensor 'w': data; got 18432 bytes, expected 24576 for"),
+    "too many bytes": (lambda: with_tensor(dims=[32, 16, 3, 2]), "got 18432 bytes, expected 12288"),
+    "unknown type": (lambda: with_tensor(data_type=77), "tensor 'w': element type; got 77, expected one of ONNX's"),
+    "no type": (lambda: with_tensor(data_type=0), "element type; got 0"),
+    "strings": (lambda: with_tensor(data_type=TensorProto.STRING), "expected strings"),
+    "negative size": (lambda: with_tensor(dims=[32, -16, 3, -3]), "expected no negative size"),
+    "size beyond memory": (lambda: with_tensor(dims=[2**62, 2**62, 3, 3]), "got 18432 bytes, expected"),
+    "an input of 2^33": (
+        lambda: with_input(2**33),
+        r"input 'x': shape \[1, 16, 8589934592, 12\]; got \d+ bytes, expected",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_damage_by_hand(name):
+    make, message = MODELS[name]
+    with pytest.raises(ModelError, match=message):
+        convpool.optimize(make())
+
+
+def test_too_few_stored_values():
+    model = graph(PAIR)
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.float_data[:] = [1.0] * 100
+    with pytest.raises(ModelError, match="got 100 stored values, expected 4608"):
+        convpool.optimize(model)
+
+
+def test_a_name_that_is_no_text():
+    data = graph(PAIR.replace("h", "hhhh")).SerializeToString()
+    with pytest.raises(ModelError, match="a name; got the bytes .*, expected UTF-8"):
+        convpool.optimize(data.replace(b"hhhh", b"hh\xff\xfe"))
+
+
+def test_an_element_type_of_an_input_that_there_is_not():
+    model = graph(PAIR)
+    model.graph.input[0].type.tensor_type.elem_type = 99
+    with pytest.raises(ModelError, match="tensor 'x': element type; got 99"):
+        convpool.optimize(model)
+    model.graph.input[0].type.tensor_type.elem_type = 0
+    with pytest.raises(ModelError):
+        convpool.optimize(model)
+
+
+def test_a_function_that_calls_itself():
+    model = convpool.optimize(graph(PAIR), check=0).model
+    function = model.functions[0]
+    function.node.append(onnx.helper.make_node(function.name, list(function.input), ["again"], domain=function.domain))
+    with pytest.raises(ModelError):
+        convpool.optimize(model)
+
+
+def test_an_operator_of_convpools_without_its_attributes():
+    model = convpool.optimize(graph(PAIR), check=0).model
+    for name in ("kernel_shape", "pool_strides", "pads"):
+        broken = onnx.ModelProto.FromString(model.SerializeToString())
+        (node,) = broken.graph.node
+        kept = [attribute for attribute in node.attribute if attribute.name != name]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+        with pytest.raises(ModelError):
+            convpool.optimize(broken)
+
+
+def test_no_memory_for_the_check(monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("convpool.check.judge.array_errors", fail)
+    with pytest.raises(ModelError, match=r"not enough memory to check it; give smaller input_shapes .*, or check=0"):
+        convpool.optimize(graph(PAIR))
+    with pytest.raises(ModelError, match="not enough memory"):
+        convpool.verify(graph(PAIR), graph(PAIR))
