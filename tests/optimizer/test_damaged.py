@@ -121,7 +121,7 @@ def test_a_function_that_calls_itself():
     model = convpool.optimize(graph(PAIR), check=0).model
     function = model.functions[0]
     function.node.append(onnx.helper.make_node(function.name, list(function.input), ["again"], domain=function.domain))
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError, match="it calls itself"):
         convpool.optimize(model)
 
 

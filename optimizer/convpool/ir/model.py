@@ -19,7 +19,7 @@ from convpool.errors import ModelError, first_line
 from convpool.ir import schema
 from convpool.ir.external import check_external_data, external_size, is_external, read_in
 from convpool.ir.protos import graphs_within, is_op, opset_of, tensors
-from convpool.ir.sanity import check_strings, check_tensors, check_types
+from convpool.ir.sanity import check_functions, check_strings, check_tensors, check_types
 from convpool.ir.toposort import in_order
 
 
@@ -78,6 +78,7 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
         model = LoadedModel(_from_graphsurgeon(source), base_dir, 0)
     check_strings(model.proto)
     _check_versions(model.proto)
+    check_functions(model.proto)
     check_types(model.proto)
     check_tensors(model.proto)
     model.data_files = check_external_data(model.proto, model.base_dir)

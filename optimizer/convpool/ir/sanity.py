@@ -15,7 +15,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoPr
 
 from convpool.errors import ModelError
 from convpool.ir.external import is_external, tensor_bytes
-from convpool.ir.protos import graphs_within, model_nodes, tensors
+from convpool.ir.protos import all_nodes, graphs_within, model_nodes, tensors
 
 
 def check_strings(model: ModelProto) -> None:
@@ -55,6 +55,25 @@ def check_types(model: ModelProto) -> None:
         for value in _values(holder):
             if (found := value.type.tensor_type.elem_type) not in known:
                 raise ModelError(f"tensor '{value.name}': element type; got {found}, expected one of ONNX's")
+
+
+def check_functions(model: ModelProto) -> None:
+    """Raise ModelError for functions of one name, and for one that calls itself, directly or not: older onnx crashes on it."""
+    calls: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for function in model.functions:
+        key = (function.domain, function.name)
+        if key in calls and getattr(function, "overload", "") == "":
+            raise ModelError(f"function '{function.domain}::{function.name}': defined twice; expected once")
+        calls.setdefault(key, set()).update((node.domain, node.op_type) for node in all_nodes(function))
+    for start in calls:
+        reached: set[tuple[str, str]] = set()
+        waiting = [start]
+        while waiting:
+            for key in calls[waiting.pop()] & calls.keys() - reached:
+                reached.add(key)
+                waiting.append(key)
+        if start in reached:
+            raise ModelError(f"function '{start[0]}::{start[1]}': it calls itself; got a circle, expected none")
 
 
 def _holders(model: ModelProto) -> Iterator[GraphProto | FunctionProto]:
