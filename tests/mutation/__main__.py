@@ -30,14 +30,12 @@ FOLDERS = ("algebra", "ir", "check", "passes", "tensorrt")
 ELSEWHERE = ("reference.py",)
 """What only tests/kernels uses, as its reference."""
 FILES = ("api.py", "autotune.py", "options.py", "pipeline.py", "report.py", "reporting.py")
-OPTIMIZER_TESTS = (
-    "property averages forms rejects structure fusion preserved verify cost folding layers offload_conv chain_concats operator "
-    "options order counts types bad_input external save autotune"
-).split()
-"""Of tests/optimizer, those that see most first.  Left out: the backend suite, which takes as long as all others."""
-TENSORRT_TESTS = "build build_cli build_fastest builder engine prepare_models plugin_library".split()
-"""Of tests/plugin, those that need no GPU and no compiler."""
-SLOW = "not real_clock"
+FIRST = "property averages forms rejects structure fusion preserved verify cost folding layers offload_conv".split()
+"""Of tests/optimizer, those that see most; the others follow, but the backend suite, which takes as long as all of them."""
+TENSORRT_TESTS = "build build_cli build_fastest builder engine prepare_models".split()
+"""Of tests/plugin, those that need neither a GPU nor a compiler."""
+CHOSEN = "not real_clock and not (test_damaged and (of_its_own or reach or crashes))"
+"""Which tests are run: not those of thousands of damaged models, nor of real times."""
 HARMLESS = ("equivalent", "slower", "message")
 
 
@@ -55,9 +53,15 @@ def sample(count: int, seed: int) -> list[tuple[Path, Mutant]]:
 
 def tests_for(path: Path) -> list[str]:
     """Test files for a changed file, the likeliest to fail first."""
-    optimizer = [f"tests/optimizer/test_{name}.py" for name in OPTIMIZER_TESTS]
+    optimizer = [f"tests/optimizer/test_{name}.py" for name in FIRST]
+    others = {str(name.relative_to(ROOT)) for name in (ROOT / "tests" / "optimizer").glob("test_*.py")} - set(optimizer)
+    optimizer += sorted(others - {"tests/optimizer/test_backend_suite.py"})
     tensorrt = [f"tests/plugin/test_{name}.py" for name in TENSORRT_TESTS]
-    return tensorrt if path.parent.name == "tensorrt" else optimizer
+    if path.parent.name == "tensorrt":
+        return tensorrt
+    # Engines are compared by the same code as models, and reports are shown by the commands.
+    shared = tensorrt if path.parent.name in ("check", "convpool") else []
+    return [*optimizer, "tests/cli/test_report.py", *shared]
 
 
 def outcome(path: Path | None, mutant: Mutant | None, tests: list[str], limit_s: float) -> tuple[str, str]:
@@ -68,7 +72,7 @@ def outcome(path: Path | None, mutant: Mutant | None, tests: list[str], limit_s:
         if path is not None and mutant is not None:
             changed = copy / path.relative_to(PACKAGE)
             changed.write_text(mutant.apply(path.read_text()))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-k", SLOW, "--tb=no", *tests]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-k", CHOSEN, "--tb=no", *tests]
         given = {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "CONVPOOL_PROPERTY_CASES": "150", "PYTHONDONTWRITEBYTECODE": "1"}
         run = subprocess.Popen(
             command,

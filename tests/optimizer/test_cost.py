@@ -82,3 +82,11 @@ def test_weights_that_a_custom_operator_gives_are_moved_as_they_are():
     model = graph(body, imports=', "local": 1')
     (site,) = convpool.optimize(model, check=0).report.sites
     assert site.status == "rewritten"
+
+
+@pytest.mark.parametrize("shape", ["M,16,3,3", "32,C,3,3"])
+def test_multiply_adds_are_unknown_where_either_number_of_channels_is(shape):
+    body = f"h = Conv<pads=[1,1,1,1]>(x, v)\ny = {POOL}(h)"
+    model = graph(body, inputs=f"float[1,16,12,12] x, float[{shape}] v")
+    (site,) = convpool.optimize(model, check=0).report.sites
+    assert site.macs_before is None

@@ -280,6 +280,14 @@ def test_slices_of_one_axis_that_name_the_other(step):
     assert next(list(item.ints) for item in pool.attribute if item.name == "kernel_shape") == [2, 1]
 
 
+@pytest.mark.parametrize(("end", "pairs"), [(2**31 - 1, 1), (2**31 - 2, 0), (LAST, 1)])
+def test_slices_that_name_the_channels_keep_all_of_them(end, pairs):
+    """Exporters write the largest int32 or int64 for the end of an axis."""
+    rows = {"e": [end, end], "a": [1, 2], "f": [0, 0], "r": [0, 1], "s": [1, 2], "two": np.float32(2)}
+    body = CONV + "s1 = Slice(h, f, e, a, s)\ns2 = Slice(h, r, e, a, s)\nt = Add(s1, s2)\ny = Div(t, two)"
+    rewrite(graph(body, rows), pairs)
+
+
 UNPADDED = {  # poolings whose auto_pad or ceil_mode changes nothing, and the map they are of
     "SAME as TensorFlow writes it": ('kernel_shape=[2,2], strides=[2,2], auto_pad="SAME_UPPER"', "12,12"),
     "SAME of one element, open size": ('kernel_shape=[1,1], auto_pad="SAME_LOWER"', "H,W"),

@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 
 import convpool
 from convpool.check import runners
+from convpool.check.judge import Judge, Tolerance
 from convpool.cli.common import run
 from convpool.cli.optimize import command
 from convpool.errors import ModelError, OptionError, VerificationError
@@ -412,3 +413,20 @@ def test_a_pad_that_a_pooling_reads_too_stays_in_front_of_both(nothing):
     first = made.model.graph.node[0]
     second = next(node for node in made.model.graph.node if node.op_type == "ConvAvgPool")
     assert first.op_type == "Pad" and second.input[0] == first.output[0]
+
+
+@pytest.mark.parametrize(
+    ("nudged", "alike"), [([[5, 1], [0, 1]], True), ([[0, 1], [0, 1]], False), ([[np.inf, 1], [5, 1]], False)]
+)
+def test_only_finite_runs_show_that_the_original_jumps(nudged, alike):
+    """One of the runs on slightly changed inputs has to move as far as the result does."""
+    judge = Judge(["y"], Tolerance(1e-3, 1e-3, None))
+    arrays = [np.array(values, np.float32) for values in ([0, 1], [5, 1], *nudged)]
+    assert judge._jumps_alike(arrays[0], arrays[1], arrays[2:]) is alike
+
+
+def test_a_model_without_pairs_that_onnxruntime_does_not_load_is_refused():
+    model = graph("y = Add(x, k)", {"k": (5,)})
+    assert not convpool.optimize(model, check=0).changed
+    with pytest.raises(ModelError, match="cannot load the original"):
+        convpool.optimize(model, check=1)

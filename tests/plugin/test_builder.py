@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import onnx
 import pytest
 from onnx import TensorProto
 
 from convpool.errors import OptionError
 from convpool.tensorrt import build_engine, builder
+from convpool.tensorrt.build_progress import monitor_of
 from convpool.tensorrt.prepare import is_plugin_node
 from models.generators import generate
 from tests.support.pretended_tensorrt import Flag, TacticSource, pretended_tensorrt
@@ -88,3 +91,26 @@ def test_open_inputs_get_profiles(trt):
     assert trt.configs[0].profiles == [{"image": tuple(map(tuple, one))} for one in (shapes, larger)]
     with pytest.raises(OptionError, match=r"profile: input 'image' has the open shape \[-1, 3, 32, 32\]; give its smallest"):
         build_engine(model, trt=trt)
+
+
+def test_steps_of_a_build_are_handed_on_until_that_fails():
+    steps = []
+
+    def progress(*step):
+        steps.append(step)
+        if len(steps) == 4:
+            raise KeyboardInterrupt
+
+    monitor = monitor_of(SimpleNamespace(IProgressMonitor=object), SimpleNamespace(progress_monitor=None), progress)
+    monitor.phase_start("timing", None, 7)
+    assert monitor.step_complete("timing", 0) and monitor.step_complete("timing", 1)
+    assert not monitor.step_complete("timing", 2) and isinstance(monitor.error, KeyboardInterrupt)
+    monitor.phase_finish("timing")
+    assert steps == [("timing", done, 7) for done in range(4)]
+
+
+def test_no_monitor_where_nobody_listens_or_tensorrt_has_none():
+    config = SimpleNamespace(progress_monitor=None)
+    assert monitor_of(SimpleNamespace(IProgressMonitor=object), config, None) is None
+    assert monitor_of(SimpleNamespace(), config, print) is None
+    assert monitor_of(SimpleNamespace(IProgressMonitor=object), SimpleNamespace(), print) is None

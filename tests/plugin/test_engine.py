@@ -168,16 +168,18 @@ def test_threads_register_the_plugin_once(plugin, monkeypatch):
     trt = types.SimpleNamespace(__name__="threads", __version__="10.0.0", get_plugin_registry=Registry, ILogger=ILogger)
     monkeypatch.setenv("CONVPOOL_PLUGIN_LIBRARY", str(plugin))
 
+    paths = []
+
     def body():
         barrier.wait()
-        load_plugin(trt)
+        paths.append(load_plugin(trt))
 
     threads = [threading.Thread(target=body) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert registered == [str(plugin)]
+    assert registered == [str(plugin)] and [str(path) for path in paths] == [str(plugin)] * 4
 
 
 class ILogger:
