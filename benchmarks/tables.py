@@ -8,6 +8,7 @@ writes every table anew between its two markers, `<!-- NAME -->` and `<!-- end -
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -22,14 +23,14 @@ from benchmarks.network_times import OURS, ratios, times_of
 from convpool.bench import record as records
 from convpool.bench.figures import figures, geometric_mean
 from convpool.bench.table import markdown
-from convpool.cli.build import build_command
-from convpool.cli.optimize import command as optimize_command
-from convpool.cli.verify import verify_command
+from convpool.cli.group import COMMANDS
+from convpool.cli.group import command as group
+from convpool.cli.sections import SectionedCommand
 from convpool.ir import schema
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENTS = ("README.md", "docs/operator.md", "docs/results.md", "docs/tensorrt.md")
+DOCUMENTS = ("README.md", "docs/commands.md", "docs/operator.md", "docs/results.md")
 NETWORKS = {
     "sngan64": "SNGAN discriminator 64x64",
     "sngan64_in_place": "the same, ReLUs in place as in torch-mimicry",
@@ -52,19 +53,20 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |") for cells in text)
 
 
-def options(command: click.Command) -> str:
-    """A command's options: names and value, default, help."""
-    context = click.Context(command)
-    rows = []
-    for option in command.params:
-        found = option.get_help_record(context) if isinstance(option, click.Option) else None
-        if found is None:
-            continue
-        names, text = found
-        meaning, default = re.fullmatch(r"(.*?)(?:\s*\[(?:default: ([^;\]]*))?.*\])?", text, re.DOTALL).groups()
-        names = names.replace("INTEGER RANGE", "N").replace("FLOAT RANGE", "X")
-        rows.append([f"`{names}`", default and f"`{default}`", meaning])
-    return table(["option", "default", "meaning"], rows)
+def options(name: str) -> str:
+    """A command's options, a table for each section of its help: names and value, default, help."""
+    context = click.Context(group)
+    command = group.get_command(context, name)
+    assert isinstance(command, SectionedCommand)
+    tables = []
+    for heading, found in command.help_records(context).items():
+        rows = []
+        for names, text in found:
+            meaning, default = re.fullmatch(r"(.*?)(?:\s*\[(?:default: ([^;\]]*))?.*\])?", text, re.DOTALL).groups()
+            names = names.replace("INTEGER RANGE", "N").replace("FLOAT RANGE", "X")
+            rows.append([f"`{names}`", default and f"`{default}`", meaning])
+        tables.append(f"{heading}:\n\n{table(['option', 'default', 'meaning'], rows)}")
+    return "\n\n".join(tables)
 
 
 def attributes(op_type: str, version: int, without: Iterable[str] = ()) -> str:
@@ -111,26 +113,46 @@ def scientific(value: float) -> str:
     return re.sub(r"e([+-])0*", lambda found: f"e{'-' if found[1] == '-' else ''}", f"{value:.1e}")
 
 
+GAINS = (
+    ("SNGAN discriminator, 64x64", "sngan64, batch 8", "sngan64"),
+    ("WGAN-GP critic, 32x32", "wgan_gp, batch 8", "wgan_gp"),
+    ("StarGAN v2 discriminator, 256x256", "stargan_v2, batch 1", "stargan_v2"),
+    ("BigGAN discriminator, 128x128", "biggan128, batch 8", None),
+    ("LeNet-5 in its first form", "lenet5_digits, batch 1", None),
+    ("DenseNet-121", "densenet121, batch 1", "densenet121"),
+)
+"""The README's networks: what it calls them, and their names in the records of the CPU and of TensorRT."""
+
+
+def measured_gains() -> list[tuple[str, tuple[str, float], tuple[str, float] | None]]:
+    """The README's networks, each with batch and speed-up on the CPU and in TensorRT."""
+    on_cpu = {row["name"]: row["speedup"] for row in load("cpu.json")["rows"]}
+    engines = {row["network"]: (f"batch {row['batch']}", ratios(row)[0]) for row in load("h200_trt86_networks.json")["rows"]}
+    return [(name, (cpu.split(", ")[1], on_cpu[cpu]), engines.get(gpu)) for name, cpu, gpu in GAINS]
+
+
+def gains() -> str:
+    """The README's first sentences."""
+    rows = measured_gains()
+    cpu, gpu = [row[1][1] for row in rows], [row[2][1] for row in rows if row[2]]
+    return (
+        "**convpool makes ONNX models with convolution followed by average pooling faster, exactly.** "
+        "Measured on whole networks:\n"
+        f"{min(cpu):.1f} to {max(cpu):.1f} times as fast on a CPU, "
+        f"{min(gpu):.1f} to {max(gpu):.1f} times as fast in TensorRT on a GPU."
+    )
+
+
 def speedups() -> str:
     """The README's summary of the records."""
-    on_cpu, layers = load("cpu.json"), records.load(str(RESULTS / "h200_suita_table2_fp16.json"))
+    layers = records.load(str(RESULTS / "h200_suita_table2_fp16.json"))
     found = [figures(entry, layers["ceilings"]) for entry in layers["rows"]]
     naive, others = geometric_mean(row.over_naive for row in found), geometric_mean(row.over_others for row in found)
-    named = {row["name"]: row["speedup"] for row in on_cpu["rows"]}
-    engines = {row["network"]: ratios(row)[0] for row in load("h200_trt86_networks.json")["rows"]}
-    chosen = ("sngan64", "stargan_v2", "wgan_gp", "densenet_transition1", "densenet121")
-    rows = [
-        ["onnxruntime, 2 CPU cores", "eight single layers, geometric mean", f"{on_cpu['layers_geometric_mean']:.2f}"],
-        *(["onnxruntime, 2 CPU cores", name, f"{named[name]:.2f}"] for name in ("sngan64, batch 8", "densenet121, batch 1")),
-        [
-            "CUDA library, H200, fp16",
-            "20 layers, geometric mean, over convolution, then pooling",
-            f"{naive:.2f}",
-        ],
-        ["CUDA library, H200, fp16", "the same layers, over the fastest other method of any kind", f"{others:.2f}"],
-        *(["TensorRT 8.6 with the plugin, H200, fp16", NETWORKS[name], f"{engines[name]:.2f}"] for name in chosen),
-    ]
-    return table(["where", "what", "times as fast"], rows)
+    rows = [[name, *(cell and f"{cell[1]:.2f} ({cell[0]})" for cell in (cpu, gpu))] for name, cpu, gpu in measured_gains()]
+    rows.append(["8 single layers, geometric mean", f"{load('cpu.json')['layers_geometric_mean']:.2f}", None])
+    rows.append([f"{len(found)} single layers, geometric mean, over convolution, then pooling", None, f"{naive:.2f}"])
+    rows.append(["the same, over the fastest method of any other library", None, f"{others:.2f}"])
+    return table(["times as fast", "onnxruntime, 2 CPU cores", "GPU (H200, fp16)"], rows)
 
 
 def load(name: str) -> Any:
@@ -139,10 +161,9 @@ def load(name: str) -> Any:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "gains": gains,
     "speed-ups": speedups,
-    "options of convpool-optimize": lambda: options(optimize_command),
-    "options of convpool-build": lambda: options(build_command),
-    "options of convpool-verify": lambda: options(verify_command),
+    **{f"options of convpool {name}": functools.partial(options, name) for name in COMMANDS if name != "doctor"},
     "attributes of ConvAvgPool": lambda: attributes(schema.OP_TYPE, schema.VERSION),
     "attributes of fused variants": lambda: attributes(
         "AffineReluConvAvgPool",

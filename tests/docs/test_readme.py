@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's commands and code run as they are written; tables and pictures of the documents are those on record."""
+"""The commands and code of the README and of docs/commands.md run as they are written; tables and pictures are the records'."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from benchmarks import tables
@@ -17,11 +18,15 @@ from convpool.bench import record as records
 from convpool.bench.cli import command as bench
 from convpool.bench.table import markdown
 from convpool.cli.common import run
+from convpool.cli.group import COMMANDS as COMMAND_NAMES
+from convpool.cli.group import command as group
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-COMMANDS = re.findall(r"^\$ (convpool-optimize .*?)(?:\s+#.*)?$", README, re.MULTILINE)
-BENCH = re.findall(r"^\$ convpool-bench (.*?)(?:\s+#.*)?$", README, re.MULTILINE)
+PAGE = (ROOT / "docs" / "commands.md").read_text()
+COMMANDS = re.findall(r"^\$ (convpool (?:optimize|inspect) .*?)(?:\s+#.*)?$", README + PAGE, re.MULTILINE)
+BENCH = re.findall(r"^\$ convpool bench (.*?)(?:\s+#.*)?$", PAGE, re.MULTILINE)
+MOST_LINES = 120
 RESULTS = (ROOT / "docs" / "results.md").read_text()
 DRAWN = re.findall(r"\((\w+\.png)\)\n\nDrawn by `(.*?)`", RESULTS)
 MOST_PICTURE_BYTES = 60_000
@@ -36,25 +41,29 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_readme_has_commands_and_code():
-    assert len(COMMANDS) >= 5 and len(PYTHON) >= 1
+def test_the_readme_is_short_and_has_commands_and_code():
+    assert len(README.splitlines()) <= MOST_LINES
+    assert len(re.findall(r"^\$ convpool (?:optimize|inspect) ", README, re.MULTILINE)) >= 5 and len(PYTHON) == 1
+    assert len(COMMANDS) >= 8
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command(command, folder):
-    script = command.replace("convpool-optimize", f"{sys.executable} -m convpool.cli", 1)
+    script = command.replace("convpool ", f"{sys.executable} -m convpool ", 1)
     done = subprocess.run(["bash", "-c", script], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     made = {path.name for path in folder.iterdir()} - {"lenet5_digits.onnx"}
-    wanted = re.findall(r"(?:-o|--report|>) ([\w.]+)", command)
-    assert made == set(wanted) if wanted else made == {"lenet5_digits.convpool.onnx"}
+    wanted = set(re.findall(r"(?:-o|--report|>) ([\w.]+)", command))
+    if not re.search(r" (-o|--dry-run|inspect) ", command):
+        wanted.add("lenet5_digits.convpool.onnx")
+    assert made == wanted
 
 
 def test_output_shown_is_what_the_command_prints(folder):
     done = subprocess.run(
-        [sys.executable, "-m", "convpool.cli", "lenet5_digits.onnx"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "convpool", "optimize", "lenet5_digits.onnx"], capture_output=True, text=True, check=True
     )
-    shown = README.split("$ convpool-optimize lenet5_digits.onnx\n")[1].split("```")[0]
+    shown = README.split("$ convpool optimize lenet5_digits.onnx\n")[1].split("```")[0]
 
     def settled(text: str) -> list[str]:
         """Without the time and the rounding errors, which depend on the machine."""
@@ -87,7 +96,7 @@ def test_the_table_of_layers_is_of_all_layers():
     assert tables.blocks(RESULTS)["h200_suita_table2_fp16.json"] == markdown(record)
 
 
-def test_the_readme_has_bench_commands():
+def test_the_page_of_commands_has_bench_commands():
     assert len(BENCH) == 6
 
 
@@ -98,7 +107,7 @@ def test_bench_command(arguments, tmp_path, monkeypatch, capsys):
     (tmp_path / "rows.json").write_text('[{"c": 64, "m": 128, "size": 56}]')
     shutil.copy(ROOT / "benchmarks" / "results" / "h200_suita_table2_fp16.json", tmp_path / "table2.json")
     words = shlex.split(arguments)
-    assert run(bench, "convpool-bench", words if "--merge" in words else [*words, "--list"]) == 0
+    assert run(bench, "convpool bench", words if "--merge" in words else [*words, "--list"]) == 0
     assert "suita-table2" in capsys.readouterr().out
     assert (tmp_path / "table2.csv").exists() == ("table2.csv" in words)
 
@@ -127,3 +136,24 @@ def test_pictures_are_of_the_figures_on_record(path, command, tmp_path, monkeypa
     done = subprocess.run([*programs[words[0]], *words[1:]], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert picture_of(tmp_path / "drawn.png") == picture_of(picture)
+
+
+def test_every_command_has_its_options_in_the_page_of_commands():
+    assert [name for name in COMMAND_NAMES if f"\n## convpool {name}" not in PAGE] == []
+    shown = {name for name in COMMAND_NAMES if f"<!-- options of convpool {name} -->" in PAGE}
+    context = click.Context(group)
+    with_options = {
+        name for name in COMMAND_NAMES if any(isinstance(p, click.Option) for p in group.get_command(context, name).params)
+    }
+    assert shown == with_options
+
+
+def test_the_readme_s_first_sentences_hold_the_record_s_extremes():
+    """Counted here from the table's cells, apart from how the sentences are made."""
+    table = tables.blocks(README)["speed-ups"]
+    cpu, gpu = (
+        [float(x) for x in re.findall(rf"^\|(?:[^|]*\|){{{column}}} (\d\.\d\d) \(", table, re.MULTILINE)] for column in (1, 2)
+    )
+    assert len(cpu) > len(gpu) >= 4
+    numbers = [float(x) for x in re.findall(r"\d\.\d", tables.blocks(README)["gains"])]
+    assert numbers == pytest.approx([min(cpu), max(cpu), min(gpu), max(gpu)], abs=0.051)

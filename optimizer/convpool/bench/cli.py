@@ -29,6 +29,7 @@ from convpool.bench.table import show
 from convpool.bench.timing import REPLAYS
 from convpool.cli.common import run
 from convpool.cli.progress import StepBar
+from convpool.cli.sections import SectionedCommand
 from convpool.cli.table import make_console
 from convpool.errors import ConvpoolError, OptionError, VerificationError
 from convpool.ir.files import check_output
@@ -38,52 +39,86 @@ WIDTH = 250
 """Columns of the table where the output is no terminal."""
 
 
-@click.command("bench", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    "bench",
+    cls=SectionedCommand,
+    sections={
+        "What to measure": ("listing", "precisions", "layout", "methods", "patterns", "prologue", "on_cpu", "slow", "plans"),
+        "How to measure": ("replays", "tensorrt_python", "tensorrt_level"),
+        "Output": ("merged", "json_path", "csv_path", "plot_path", "tune_path", "commit", "quiet"),
+    },
+    examples=(
+        "convpool bench suita-table2 --json table2.json --plot table2.png",
+        "convpool bench --list densenet                    # suites, methods and rows; needs no GPU",
+        "convpool bench rows.json --precision tf32 --cpu   # rows of your own",
+    ),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.argument("suites", metavar="[SUITE|FILE.json]...", nargs=-1)
-@click.option("--list", "listing", is_flag=True, help="Show suites and methods, and the rows of the suites named; no GPU.")
+@click.option(
+    "--list",
+    "listing",
+    is_flag=True,
+    help="List all suites and methods, and the rows of the suites named. Measures nothing and needs no GPU.",
+)
 @click.option(
     "--precision",
     "precisions",
     type=click.Choice(PRECISIONS),
     multiple=True,
-    help="Repeat for several; default: those of the suite.",
+    help="Type to compute in. Repeat it for several. Default: the types of the suite.",
 )
-@click.option("--layout", type=click.Choice(LAYOUTS), default="nhwc", show_default=True)
+@click.option(
+    "--layout", type=click.Choice(LAYOUTS), default="nhwc", show_default=True, help="Order of the axes of inputs and outputs."
+)
 @click.option(
     "--methods",
     multiple=True,
     metavar="PATTERN",
-    help="Methods to measure (*, ? as in a shell; convpool:* are the tactics); repeat for more. Default: all.",
+    help="Measure only methods whose name matches (* and ? as in a shell); convpool:* are the tactics. Repeat it for more. "
+    "Default: all methods.",
 )
-@click.option("--rows", "patterns", multiple=True, metavar="PATTERN", help="Only rows with a matching name, e.g. '*x8x8 *'.")
+@click.option(
+    "--rows", "patterns", multiple=True, metavar="PATTERN", help="Measure only rows whose name matches, such as '*x8x8 *'."
+)
 @click.option(
     "--prologue",
     is_flag=True,
-    help="Scale, shift and ReLU in front of every row; other methods: as a kernel at the speed of a copy.",
+    help="Add scale, shift and ReLU before every row. Other methods are charged a kernel at the speed of a copy for it.",
 )
-@click.option("--replays", type=click.IntRange(min=2), default=REPLAYS, show_default=True, help="Timed replays a figure.")
-@click.option("--plans", type=click.IntRange(min=1), help="How many of cuDNN's engines to try, by its ranking.  Default: all.")
-@click.option("--cpu", "on_cpu", is_flag=True, help="Also a plain loop and onnxruntime on the CPU.")
-@click.option("--slow", is_flag=True, help="Also slow methods on large rows.")
-@click.option("--tensorrt-python", metavar="PROGRAM", help="The Python with TensorRT, pycuda and convpool.  Default: this one.")
-@click.option("--tensorrt-level", type=click.IntRange(0, 5), default=3, show_default=True, help="Builder optimization level.")
+@click.option(
+    "--replays", type=click.IntRange(min=2), default=REPLAYS, show_default=True, help="Number of timed replays of each method."
+)
+@click.option(
+    "--plans",
+    type=click.IntRange(min=1),
+    help="Try only the first N of cuDNN's engines, in its own ranking. Default: all.",
+    metavar="N",
+)
+@click.option("--cpu", "on_cpu", is_flag=True, help="Also measure onnxruntime and a plain loop on the CPU.")
+@click.option("--slow", is_flag=True, help="Also measure slow methods on large rows.")
+@click.option("--tensorrt-python", metavar="PROGRAM", help="Python that has TensorRT, pycuda and convpool. Default: this one.")
+@click.option(
+    "--tensorrt-level", type=click.IntRange(0, 5), default=3, show_default=True, help="TensorRT's builder optimization level."
+)
 @click.option(
     "--merge",
     "merged",
     multiple=True,
     metavar="FILE.json",
-    help="Add the results of an earlier run; with no suite, show and write without measuring.",
+    help="Add the results of an earlier run. Without a suite nothing is measured: the results are shown and written.",
 )
-@click.option("--json", "json_path", metavar="FILE", help="Write everything measured.")
-@click.option("--csv", "csv_path", metavar="FILE", help="Write a line for every row and method.")
-@click.option("--plot", "plot_path", metavar="FILE.png", help="Draw speed-ups and the roofline.")
+@click.option("--json", "json_path", metavar="FILE", help="Write everything that was measured, as JSON.")
+@click.option("--csv", "csv_path", metavar="FILE", help="Write one line for each row and method.")
+@click.option("--plot", "plot_path", metavar="FILE.png", help="Draw the speed-ups and the roofline.")
 @click.option(
     "--tune",
     "tune_path",
     metavar="FILE.def",
-    help="Add each row's fastest tactic to a table for the library: plugin/src/tuned.def, or for CONVPOOL_TUNED.",
+    help="Add the fastest tactic of each row to this file, from which the library chooses: plugin/src/tuned.def, or the one "
+    "that CONVPOOL_TUNED names.",
 )
-@click.option("--commit", default="", help="Commit to record.")
+@click.option("--commit", default="", help="Commit to write into the record.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
 def command(
@@ -101,12 +136,16 @@ def command(
     quiet: bool,
     **given: Any,
 ) -> None:
-    """Measure convolution followed by average pooling (suite plain: without one), no bias, in every way known, on this machine's
-    GPU.
+    """Measure every method for convolution followed by average pooling on this machine's GPU.
 
-    Suites: suita-table1, suita-table2, tokura, densenet, batch1, networks, plain, or a JSON file with rows of your own: a list of
-    objects with c, m, size, and n, kernel, pad, stride, pool, pool_stride, label where they differ from 1, 3, kernel // 2, 1,
-    2, pool, "".
+    SUITE is suita-table1, suita-table2, tokura, densenet, batch1, networks, or plain (convolutions without a pooling). No row
+    has a bias.
+
+    FILE.json has rows of your own: a list of objects with c, m and size. They may also have n (default 1), kernel (3), pad
+    (kernel // 2), stride (1), pool (2), pool_stride (pool) and label ("").
+
+    Exit status: 0 measured or shown; 1 a method's output is wrong; 2 no GPU, or unusable option or file; 130 stopped by Ctrl-C,
+    what was measured is written.
     """
     forms = _forms(json_path, csv_path, plot_path, tune_path)
     work, methods = _work(suites, precisions, patterns, prologue), _methods(given["methods"])

@@ -23,18 +23,21 @@ class SectionedCommand(click.Command):
         self.sections = dict(sections or {})
         self.examples = tuple(examples)
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, section by section."""
+    def help_records(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+        """(names and value, text) of every option by the heading of its section; a section without options is left out."""
         heading_of = {name: heading for heading, names in self.sections.items() for name in names}
         rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*self.sections, REST)}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
                 rows[heading_of.get(param.name or "", REST)].append(record)
-        for heading, records in rows.items():
-            if records:
-                with formatter.section(heading):
-                    formatter.write_dl(records)
+        return {heading: records for heading, records in rows.items() if records}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, section by section."""
+        for heading, records in self.help_records(ctx).items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""
