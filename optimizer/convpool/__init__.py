@@ -9,6 +9,11 @@ GPU parts (`convpool.cuda`, `convpool.tensorrt`) are imported only when asked fo
 
 from importlib.metadata import PackageNotFoundError, version
 
+from convpool import interrupt
+
+interrupt.end_quietly()  # before what takes long to import
+
+# ruff: noqa: E402
 from convpool.api import OptimizeResult, optimize
 from convpool.check.verdict import Verification
 from convpool.check.verify import verify

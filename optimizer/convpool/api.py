@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto
 
+from convpool.arguments import check_arguments
 from convpool.autotune import Tuner, given_shapes
 from convpool.check.inputs import load_arrays
 from convpool.check.session import evaluate
@@ -29,7 +30,7 @@ from convpool.ir.model import LoadedModel, load, passes_full_check
 from convpool.ir.model import check as check_model
 from convpool.ir.protos import subgraphs
 from convpool.ir.save import save, self_contained, serialize
-from convpool.options import OptimizeOptions, options_for
+from convpool.options import PASS_OF_SWITCH, OptimizeOptions, options_for
 from convpool.passes.reasons import hints, unmatched
 from convpool.pipeline import Pipeline
 from convpool.report import Report, SiteReport, Summary
@@ -133,12 +134,11 @@ def optimize(
     Source of the algebra: Suita et al., JPDC 2020; see `convpool.algebra.geometry`.
     """
     started = perf_counter()
-    if check < 0:
-        raise OptionError(f"check: got {check}, expected 0 or more")
-    if seed < 0:
-        raise OptionError(f"seed: got {seed}, expected 0 or more")
-    switches = {"fuse_pool_conv": fuse_pool_conv, "image_conv": stem, "plain_conv": plain_conv}
-    switches |= {"fuse_prologue": prologue, "fuse_epilogue": epilogue, "chain_concats": concat}
+    switches = {"fuse_pool_conv": fuse_pool_conv, "stem": stem, "plain_conv": plain_conv}
+    switches |= {"prologue": prologue, "epilogue": epilogue, "concat": concat}
+    check_arguments(check=check, seed=seed, rtol=rtol, atol=atol, exclude=exclude, enable=enable, disable=disable)
+    check_arguments(input_shapes=input_shapes, base_dir=base_dir, progress=progress, autotune=autotune, time=time, **switches)
+    switches = {PASS_OF_SWITCH.get(name, name): value for name, value in switches.items()}
     options = options_for(target, lowering=lowering, exclude=exclude, enable=enable, disable=disable, switches=switches)
     arrays = load_arrays(data)  # before any work: a wrong file should fail at once
     original = load(model, Path(base_dir) if base_dir is not None else None)

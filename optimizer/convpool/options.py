@@ -66,6 +66,10 @@ PASSES: dict[str, str] = {
 """What `enable` and `disable` name, and what each rewrites."""
 
 
+PASS_OF_SWITCH = {"stem": "image_conv", "prologue": "fuse_prologue", "epilogue": "fuse_epilogue", "concat": "chain_concats"}
+"""Passes that an argument of `optimize` calls by another name."""
+
+
 @dataclass(frozen=True)
 class Target:
     """The passes that run, the lowering asked for, and what stands for the operator where the plugin has no fast kernel.
@@ -122,7 +126,7 @@ def options_for(
     lowering: None for the target's.  enable, disable: names of `PASSES`.  switches: whether a pass runs, by name; None for as the
     target has it.  Raises OptionError.
     """
-    if target not in TARGETS:
+    if not isinstance(target, str) or target not in TARGETS:
         raise OptionError(f"target: got {target!r}, expected one of {', '.join(TARGETS)}")
     enable, disable = _names("enable", enable), _names("disable", disable)
     if both := sorted(enable & disable):

@@ -134,15 +134,23 @@ def folder(tmp_path):
     return inside
 
 
+def contents(folder) -> dict:
+    """Inode, time and content of everything in a folder."""
+    found = {path: path.lstat() for path in folder.rglob("*")}
+    return {
+        path: (status.st_ino, status.st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path, status in found.items()
+    }
+
+
 def refuse(capsys, folder, arguments: list[str], status: int, part: str) -> None:
     """The command line ends with this status and one line that holds `part`, and leaves the folder as it was."""
-    before = {path: path.stat().st_mtime_ns for path in folder.parent.rglob("*")}
+    before = contents(folder.parent)
     assert run_cli(command, "convpool-optimize", arguments) == status
     captured = capsys.readouterr()
     lines = captured.err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("convpool-optimize: "), captured.err
     assert part in lines[0], captured.err
-    assert {path: path.stat().st_mtime_ns for path in folder.parent.rglob("*")} == before
+    assert contents(folder.parent) == before
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -236,6 +244,68 @@ def test_unusable_option(name, folder, capsys, monkeypatch):
 def test_unusable_argument(given, error):
     with pytest.raises(error):
         convpool.optimize(good(), **given)
+
+
+ARGUMENTS = {
+    "check": ("2", 1.5, None, True, -1),
+    "seed": ("0", None, -1),
+    "exclude": (3, [3], None),
+    "enable": (3, [3], ["no pass"]),
+    "disable": (3, None),
+    "input_shapes": ([1, 3], {"x": 3}, {3: [1]}, "x:1x3"),
+    "rtol": ("a", -1, float("nan"), True),
+    "atol": ("a", -1, [1]),
+    "progress": (3, "yes"),
+    "fuse_pool_conv": ("no", 1),
+    "stem": ("no",),
+    "prologue": ("no",),
+    "autotune": ("no", None),
+    "time": ("no",),
+    "target": ("gpu", 3, ["any"]),
+    "lowering": ("best", 3, ["direct"]),
+    "data": (3, [1]),
+    "base_dir": (3,),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ARGUMENTS.items() for value in values])
+def test_an_argument_of_another_kind(name, value):
+    with pytest.raises(OptionError, match="got .*, expected |data "):
+        convpool.optimize(good(), **{name: value})
+    if name in ("check", "seed", "input_shapes", "rtol", "atol", "data"):
+        with pytest.raises(OptionError):
+            convpool.verify(good(), good(), **{name: value})
+
+
+def test_arguments_of_every_kind_that_is_allowed():
+    given = {"exclude": iter(["none"]), "enable": ("pool_first",), "rtol": np.float32(1), "check": np.int64(1), "stem": False}
+    assert convpool.optimize(good(), input_shapes={"x": (1, 16, 12, 12)}, progress=print, **given).changed
+
+
+@pytest.mark.parametrize("stage", ["imports", "work"])
+def test_ctrl_c_is_one_line_and_130(stage, folder):
+    """Sent by the process itself, while it imports numpy, or when it opens the model."""
+    trigger = "'numpy'" if stage == "imports" else "'open'"
+    code = f"""
+import builtins, os, signal, sys
+sys.argv = ["convpool-optimize", {str(folder / "good.onnx")!r}]
+def hook(event, arguments):
+    if (event == "import" and arguments[0] == {trigger} and {stage == "imports"}
+            or event == "open" and str(arguments[0]).endswith("good.onnx") and {stage == "work"}):
+        os.kill(os.getpid(), signal.SIGINT)
+sys.addaudithook(hook)
+from convpool.cli.optimize import main
+main()
+"""
+    before = sorted(folder.iterdir())
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (130, "convpool-optimize: interrupted")
+    assert sorted(folder.iterdir()) == before
+
+
+def test_importing_convpool_leaves_ctrl_c_to_the_program():
+    code = "import signal, convpool; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_verification_that_would_compare_nothing():

@@ -20,6 +20,9 @@ from convpool.check.judge import Judge, Tolerance
 from convpool.cli.common import run
 from convpool.cli.optimize import command
 from convpool.errors import ModelError, OptionError, VerificationError
+from convpool.ir.index import index_model
+from convpool.ir.model import load
+from convpool.passes.convs import conv_leaf
 from tests.support.models import graph, random_feeds
 
 POOL = "AveragePool<kernel_shape=[2,2], strides=[2,2]>"
@@ -430,3 +433,39 @@ def test_a_model_without_pairs_that_onnxruntime_does_not_load_is_refused():
     assert not convpool.optimize(model, check=0).changed
     with pytest.raises(ModelError, match="cannot load the original"):
         convpool.optimize(model, check=1)
+
+
+def custom(body: str, **given) -> onnx.ModelProto:
+    """A model with an operator that onnxruntime does not have."""
+    return graph(body, {"b": (32,), **given.pop("constants", {})}, imports=', "own": 1', **given)
+
+
+def test_an_original_that_onnxruntime_cannot_load_is_not_the_results_fault():
+    model = custom("t = own.Unknown(x)\n" + PAIR.replace("(x,", "(t,"))
+    assert convpool.optimize(model, check=0).report.summary.rewritten == 1
+    with pytest.raises(ModelError, match="onnxruntime cannot load the original"):
+        convpool.optimize(model)
+    with pytest.raises(ModelError, match="onnxruntime cannot load the original"):
+        convpool.verify(model, model)
+
+
+def test_weights_of_an_unknown_type_are_rewritten():
+    body = f"v = own.Unknown(x)\nh = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, v, b)\ny = {POOL}(h)"
+    assert convpool.optimize(custom(body), check=0, lowering="direct").report.summary.rewritten == 1
+
+
+def test_half_precision_counts_two_bytes():
+    from convpool.passes.choose import _item_bytes
+
+    sizes = {}
+    for dtype in ("float16", "float32", "float64"):
+        loaded = load(pair(dtype))
+        (scope,) = index_model(loaded.proto, loaded.read, None, loaded.inferred)
+        index = next(i for i, node in enumerate(scope.nodes) if node.op_type == "Conv")
+        sizes[dtype] = _item_bytes(scope, conv_leaf(scope, index, 2))
+    assert sizes == {"float16": 2, "float32": 4, "float64": 8}
+
+
+def test_an_unnamed_batch_is_one_sample():
+    model = pair(inputs="float[?,16,?,?] x")
+    assert convpool.optimize(model).report.verification.input_shapes == {"x": [1, 16, 64, 64]}

@@ -14,8 +14,8 @@ from onnx import ModelProto, ValueInfoProto, helper
 from convpool.errors import ModelError, OptionError
 
 Arrays = dict[str, np.ndarray]
-MAX_INPUT_BYTES = 2**32
-"""Largest random input.  A larger one is a damaged shape, and would take the machine's memory away from others."""
+MAX_INPUT_BYTES = 2**30
+"""Largest random input, at 8 bytes an element: a damaged shape must not take the memory of the machine."""
 OPEN_SIZES = (64, 224, 32, 128, 16, 8, 1, 256, 512)
 """Tried in turn for open dimensions other than the first until the model runs.
 

@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto
 
+from convpool.arguments import check_arguments
 from convpool.check.inputs import Arrays, InputMaker, load_arrays
 from convpool.check.judge import FLOAT32_TOLERANCE, TOLERANCES, Judge, Tolerance
 from convpool.check.runners import OnnxruntimeRunner
@@ -69,7 +70,8 @@ def verify(
     by a part in 2^18, of the order of what summing in another order does, move at most four times fewer elements beyond the
     tolerance, and by at least half as much.
     """
-    if check < 0 or check == 0 and data is None:
+    check_arguments(check=check, seed=seed, rtol=rtol, atol=atol, input_shapes=input_shapes)
+    if check == 0 and data is None:
         raise OptionError(f"check: got {check}, expected 1 or more, or data")
     first, second = load(original), load(optimized)
     try:

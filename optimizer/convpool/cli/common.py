@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from convpool import interrupt
 from convpool.errors import ConvpoolError, ModelError, OutputError, VerificationError
 from convpool.ir.files import write_atomically
 from convpool.ir.model import LoadedModel, load
@@ -78,11 +79,12 @@ def comparison_options(report: str) -> Callable[[Callable], Callable]:
 def run(cli: click.Command, name: str, args: list[str] | None = None) -> int:
     """Run a click command and return its exit status: 1 for a failed verification, 2 for anything unusable."""
     try:
+        interrupt.raise_again()
         cli.main(args=args, prog_name=name, standalone_mode=False)
     except click.ClickException as error:
         return _fail(name, error.format_message(), 2)
     except (click.Abort, KeyboardInterrupt):
-        return _fail(name, "interrupted", 130)
+        return _fail(name, "interrupted", interrupt.INTERRUPTED)
     except VerificationError as error:
         return _fail(name, str(error), 1)
     except ConvpoolError as error:

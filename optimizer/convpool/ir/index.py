@@ -206,7 +206,8 @@ class Scope:
     def constant_ints(self, name: str) -> tuple[int, ...] | None:
         """A constant integer tensor as a flat tuple, None if it is no constant."""
         constant = self.constant(name)
-        return None if constant is None else tuple(int(v) for v in constant.array().reshape(-1))
+        array = None if constant is None else constant.array()
+        return None if array is None or array.dtype.kind not in "iub" else tuple(int(v) for v in array.reshape(-1))
 
     def sole_reader(self, name: str) -> str | None:
         """None if one node of this scope reads `name` and nothing else does; otherwise what else does, in words."""

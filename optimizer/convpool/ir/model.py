@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 from convpool.errors import ModelError, first_line
 from convpool.ir import schema
 from convpool.ir.external import check_external_data, external_size, is_external, read_in
-from convpool.ir.protos import graphs_within, is_op, opset_of, tensors
+from convpool.ir.protos import graphs_within, is_op, label, opset_of, tensors
 from convpool.ir.sanity import check_functions, check_strings, check_tensors, check_types
 from convpool.ir.toposort import in_order
 
@@ -84,10 +84,11 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     model.data_files = check_external_data(model.proto, model.base_dir)
     model.size_bytes = (model.size_bytes or model.proto.ByteSize()) + external_size(model.proto)
     model.proto = in_order(model.proto)
+    _check_convolutions(model.proto, model.proto.graph.input)  # onnx 1.19 crashes on weights of a higher rank than X
     model.inferred = infer_shapes(model.proto)
     check(model, "the model")
     if model.inferred is not None:
-        _check_convolutions(model.inferred)
+        _check_convolutions(model.inferred, (*model.inferred.graph.value_info, *model.inferred.graph.input))
     return model
 
 
@@ -201,21 +202,20 @@ def _check_versions(model: ModelProto) -> None:
             raise ModelError(f"model: opset; got {opset_of(imports)}, expected at most {newest}; update onnx")
 
 
-def _check_convolutions(model: ModelProto) -> None:
-    """onnx's checker does not compare a Conv's weights with its other inputs.  model: after shape inference."""
+def _check_convolutions(model: ModelProto, values: Iterable[ValueInfoProto]) -> None:
+    """onnx's checker does not compare a Conv's weights with its other inputs.  values: tensors whose shapes are known."""
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
-    for value in (*model.graph.value_info, *model.graph.input):
+    for value in values:
         if value.type.tensor_type.HasField("shape"):
-            shapes.setdefault(
-                value.name,
-                tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim),
-            )
+            dims = value.type.tensor_type.shape.dim
+            known = (dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in dims)
+            shapes.setdefault(value.name, tuple(known))
     for node in model.graph.node:
-        if not is_op(node, "Conv"):
+        if not is_op(node, "Conv") or len(node.input) < 2:
             continue
         x, w = shapes.get(node.input[0]), shapes.get(node.input[1])
         group = next((a.i for a in node.attribute if a.name == "group"), 1)
-        where = f"Conv '{node.name or node.output[0]}'"
+        where = f"Conv '{label(node)}'"
         if w is not None and None not in w:
             if len(w) < 3 or group < 1 or w[0] % group:
                 raise ModelError(f"{where}: weights; got shape {list(w)}, expected one that fits group {group}")

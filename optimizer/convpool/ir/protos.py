@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, helper
 
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+"""Types that convolutions and averages have."""
 Holder = TypeVar("Holder", GraphProto, FunctionProto)
 
 

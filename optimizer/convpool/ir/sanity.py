@@ -49,12 +49,15 @@ def _strings(model: ModelProto) -> Iterator[str | bytes]:
 
 
 def check_types(model: ModelProto) -> None:
-    """Raise ModelError for a tensor of an element type that onnx does not have."""
+    """Raise ModelError for a tensor of an element type that onnx does not have, or of a negative size."""
     known = set(TensorProto.DataType.values())
     for holder in _holders(model):
         for value in _values(holder):
             if (found := value.type.tensor_type.elem_type) not in known:
                 raise ModelError(f"tensor '{value.name}': element type; got {found}, expected one of ONNX's")
+            sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            if any(size < -1 for size in sizes):  # some write -1 for an open one
+                raise ModelError(f"tensor '{value.name}': shape; got {sizes}, expected no negative size")
 
 
 def check_functions(model: ModelProto) -> None:

@@ -8,13 +8,11 @@ from onnx import TensorProto
 from convpool.algebra.geometry import ConvSpec
 from convpool.algebra.pads import same_pads
 from convpool.ir.index import Scope
-from convpool.ir.protos import attributes, known_attributes
+from convpool.ir.protos import FLOATS, attributes, known_attributes
 from convpool.passes.base import Reject, malformed, reject
 from convpool.passes.sizes import spatial_size
 from convpool.passes.tree import ConvLeaf
 
-FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-"""Types that convolutions have."""
 NOMINAL_CHANNELS = 64
 """Stands for a channel count that is unknown, in cost comparisons only."""
 
@@ -63,6 +61,9 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
         pads = same_pads(auto_pad, kernel, strides, dilations, size)
     conv = ConvSpec(kernel, strides, pads, dilations, int(values.get("group", 1)))
     bias = node.input[2] if len(node.input) > 2 else ""
+    if known and bias and (shape := scope.info(bias).shape) is not None and shape != (m,):
+        if all(isinstance(dim, int) for dim in shape):
+            return reject(scope, index, "shape of the bias", list(shape), [m])
     return ConvLeaf(
         index,
         node.input[0],

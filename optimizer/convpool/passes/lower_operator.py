@@ -78,10 +78,16 @@ class LowerOperator(Pass):
         scope, node = site.scope, site.scope.nodes[site.root]
         values, parts = attributes(node), schema.parts_of(node)
         pool, conv = schema.specs_of(values)
+        for spec in (pool, conv):
+            if {len(spec.strides), len(spec.dilations), len(spec.pads) // 2} != {conv.rank} or len(spec.pads) % 2:
+                return reject(scope, site.root, "attributes", str(spec), f"numbers for {conv.rank} axes")
         if parts.affine:
             shift = scope.info(node.input[4])
             if not shift.elem_type or not shift.shape or not isinstance(shift.shape[0], int):
                 return reject(scope, site.root, "type and shape of the shift", "unknown", "known ones")
+        shape = scope.info(node.input[1]).shape
+        if shape is not None and len(shape) != conv.rank + 2:
+            return reject(scope, site.root, "shape of the weights", list(shape), f"one of rank {conv.rank + 2}")
         direct = Lowering("direct", None if _is_idle(pool) else pool, conv)
         plan = LowerPlan(scope, site.root, parts, pool, conv, direct, scope.weights(node.input[1]), pool_last(pool, conv))
         return _with_macs(plan) if context.options.lowering == "direct" else _with_fused(plan, context.options.lowering)

@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
 from convpool.algebra.affine import holds
 from convpool.algebra.geometry import Ints, PoolSpec
 from convpool.ir.index import Scope
-from convpool.ir.protos import is_op
+from convpool.ir.protos import FLOATS, is_op
 from convpool.passes import reductions, resize, slice_mean, windows
 from convpool.passes.base import Reject, reject
 from convpool.passes.sizes import spatial_size
@@ -125,8 +125,9 @@ def _single(scope: Scope, item: Candidate, rank: int, size: Ints | None) -> Pool
     found = item.form.recognise(scope, item.root, rank, size)
     if isinstance(found, Pooling) and found.factor != 1:
         elem_type = scope.info(found.input).elem_type
-        if not elem_type:
-            return reject(scope, item.root, "type of the average", "unknown", "a known one")
+        if elem_type not in FLOATS:
+            kind = (TensorProto.DataType.Name(elem_type), "floating point") if elem_type else ("unknown", "a known one")
+            return reject(scope, item.root, "type of the average", *kind)
         if not holds(np.array(found.factor), helper.tensor_dtype_to_np_dtype(elem_type)):
             return reject(scope, item.root, "factor of the average", found.factor, "a number that the type has")
     return found
