@@ -10,7 +10,7 @@ INSTALL := $(PIP) install --quiet --no-compile
 PYTHON_SOURCES := pyproject.toml README.md $(shell find optimizer -type f ! -name '*.pyc') plugin/include/convpool.h
 CUDA_SOURCES := $(shell find plugin -type f ! -name '*.pyc')
 
-.PHONY: demo test test-oldest mutation lint format sanitize install wheels bench-cpu bench-gpu bench-tensorrt clean
+.PHONY: demo test test-oldest test-torch mutation lint format sanitize install wheels bench-cpu bench-gpu bench-tensorrt clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.demo
@@ -35,6 +35,20 @@ $(OLDEST)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(OLDEST)
 	sed -nE '/^dependencies/,/^]/s/.*"(.*)>=(.*)".*/\1==\2/p' pyproject.toml > $(OLDEST)/requirements.txt
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(OLDEST)/requirements.txt pytest hypothesis
+	touch $@
+
+# Models as PyTorch's exporters write them, in an environment of its own with PyTorch for CPUs (0.9 GB).  The models are loaded by
+# the oldest onnx too.
+TORCH := $(VENV)-torch
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+test-torch: $(TORCH)/.installed $(OLDEST)/.installed
+	PYTHONPATH=optimizer REQUIRE_TORCH=1 CONVPOOL_OLD_ONNX_PYTHON=$(OLDEST)/bin/python $(TORCH)/bin/python -m pytest tests/exporters
+
+$(TORCH)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(TORCH)
+	sed -nE '/^dependencies/,/^]/s/.*"(.*)".*/\1/p' pyproject.toml > $(TORCH)/requirements.txt
+	$(TORCH)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --retries 1 --extra-index-url $(TORCH_INDEX) \
+	  torch==2.13.0+cpu onnxscript==0.7.* pytest -r $(TORCH)/requirements.txt
 	touch $@
 
 lint: $(VENV)/.test
@@ -122,4 +136,4 @@ bench-tensorrt:
 	$(ENGINES) time sngan64 wgan_gp densenet_transition1 --precision fp32 --lowerings original siblings $(TIME)_float.json
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist
+	rm -rf $(VENV) $(OLDEST) $(TORCH) build dist
