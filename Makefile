@@ -98,7 +98,7 @@ wheels: $(VENV)/.made
 
 bench-cpu: $(VENV)/.test
 	$(BIN)/python -m benchmarks.model_times --json benchmarks/results/cpu.json
-	$(BIN)/python -m benchmarks.plots benchmarks/results/cpu.json docs/speedup_cpu.png
+	$(BIN)/python -m benchmarks.plots benchmarks/results/cpu.json benchmarks/results/h200_trt86_networks.json docs/speedup_networks.png
 	$(BIN)/python -m benchmarks.scale --json benchmarks/results/scale.json
 
 # On a machine with a GPU, whose name the files get.  BENCH_FLAGS="--tensorrt-python PROGRAM" adds TensorRT's kernels; the records

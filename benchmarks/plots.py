@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed-ups of a record as a picture: of `benchmarks.model_times`, or of networks by `benchmarks.tensorrt_engines time`.
+"""Speed-ups of networks as a picture: on a CPU and in TensorRT.
 
-    python -m benchmarks.plots benchmarks/results/cpu.json docs/speedup_cpu.png
-    python -m benchmarks.plots benchmarks/results/h200_trt86_networks.json docs/speedup_gpu_networks.png
+    python -m benchmarks.plots benchmarks/results/cpu.json benchmarks/results/h200_trt86_networks.json docs/speedup_networks.png
 
-The picture of a record of layers on a GPU is convpool-bench's: `convpool-bench --merge RECORD.json --plot PICTURE.png`.
+The first record is of `benchmarks.model_times`, the second of `benchmarks.tensorrt_engines time`.  The picture of a record of
+layers on a GPU is convpool-bench's: `convpool-bench --merge RECORD.json --plot PICTURE.png`.
 """
 
 from __future__ import annotations
@@ -17,70 +17,72 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks.network_times import LOWERINGS, times_of
+from benchmarks.network_times import STANDARD, ratios, times_of
+from benchmarks.tables import NETWORKS
 from convpool.bench.plot import save
 
-BAR_HEIGHT = 0.8  # of all bars of a row
-WAYS = {
-    "plugin": "plugin: ConvAvgPool alone",
-    "siblings": "plugin: pairs",
-    "stem": "plugin: pairs, images",
-    "plain_conv": "plugin: convpool-build",
-    "concats_kept": "plugin: Concats kept",
-}
-"""What lowerings of `benchmarks.network_times` are called beside the bars, where not by their names."""
+BAR_HEIGHT = 0.8  # of all bars of a network
+COLORS = ("C0", "C7", "C2")
+
+Record = dict[str, Any]
 
 
-def draw(record: dict[str, Any]) -> bytes:
-    """A record's picture as PNG."""
-    labels, series, title = (_networks if "network" in record["rows"][0] else _cpu)(record)
-    figure = Figure(figsize=(8, 0.9 + 0.32 * max(len(labels), len(labels) * len(series) * 0.6)), layout="constrained")
-    axes = figure.subplots()
-    height = BAR_HEIGHT / len(series)
-    for number, (name, values) in enumerate(series.items()):
-        places = [row + (number + 0.5) * height - BAR_HEIGHT / 2 for row, value in enumerate(values) if value is not None]
-        shown = [value for value in values if value is not None]
-        bars = axes.barh(places, shown, height * 0.9, label=name, color=f"C{number}")
-        axes.bar_label(bars, fmt="%.2f", padding=2, fontsize="small")
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(labels)), labels)
-    axes.invert_yaxis()
-    axes.margins(x=0.1)
-    axes.set(xlabel="times as fast as the original", title=title)
-    if len(series) > 1:
-        figure.legend(loc="outside right upper", fontsize="small")
-    return save(figure, record["rows"])
+def draw(on_cpu: Record, on_gpu: Record) -> bytes:
+    """The picture of two records as PNG."""
+    return save(bars(*speed_ups(on_cpu, on_gpu)), [on_cpu["rows"], on_gpu["rows"]])
 
 
-Parts = tuple[list[str], dict[str, list[float | None]], str]
-"""Labels of the rows, a list of speed-ups for each way, the title."""
-
-
-def _cpu(record: dict[str, Any]) -> Parts:
-    rows = record["rows"]
-    title = f"onnxruntime {record['onnxruntime']} on {record['threads']} cores of an {record['cpu']}"
-    return [row["name"] for row in rows], {"optimized": [row["speedup"] for row in rows]}, title
-
-
-def _networks(record: dict[str, Any]) -> Parts:
-    rows = [row for row in record["rows"] if "original" in times_of(row)]
-    ways = [name for name in LOWERINGS if name != "original" and any(name in times_of(row) for row in rows)]
-    series = {
-        WAYS.get(name, name): [times_of(row)["original"] / times_of(row)[name] if name in times_of(row) else None for row in rows]
-        for name in ways
+def speed_ups(on_cpu: Record, on_gpu: Record) -> tuple[dict[str, dict[str, float | None]], dict[str, str]]:
+    """What was measured of each network by the keys of the legend, and the legend."""
+    cpu_rows = [row for row in on_cpu["rows"] if row["kind"] == "network"]
+    named: dict[str, dict[str, float | None]] = {}
+    for row in on_gpu["rows"]:
+        times, (plugin, _) = times_of(row), ratios(row)
+        standard = min((times[name] for name in STANDARD if name in times), default=None)
+        found = named.setdefault(row["network"], {})
+        found["plugin"], found["standard"] = plugin, times["original"] / standard if standard else None
+    for row in cpu_rows:
+        named.setdefault(row["name"].split(", ")[0], {}).setdefault("cpu", row["speedup"])  # the smallest batch's
+    version, gpu, precision = (
+        sorted({row[key].split(",")[0] for row in on_gpu["rows"]}) for key in ("tensorrt", "gpu", "precision")
+    )
+    where = f"TensorRT {'/'.join(version)}, {'/'.join(gpu)}, {'/'.join(precision)}"
+    legend = {
+        "cpu": f"onnxruntime {on_cpu['onnxruntime']}, {on_cpu['threads']} CPU cores",
+        "standard": f"{where}: convpool, standard operators",
+        "plugin": f"{where}: convpool, with the plugin",
     }
-    versions = sorted({f"TensorRT {row['tensorrt']}, {row['gpu'].split(',')[0]}, {row['precision']}" for row in rows})
-    labels = [f"{row['network']}, batch {row['batch']}" for row in rows]
-    return labels, series, "; ".join(versions)
+    return named, legend
+
+
+def bars(named: dict[str, dict[str, float | None]], legend: dict[str, str]) -> Figure:
+    """A group of bars for every network, a bar for every key of the legend."""
+    figure = Figure(figsize=(10, 1.4 + 0.5 * len(named)), layout="constrained")
+    axes = figure.subplots()
+    height = BAR_HEIGHT / len(legend)
+    for number, (key, label) in enumerate(legend.items()):
+        places = {row + (number + 0.5) * height - BAR_HEIGHT / 2: found.get(key) for row, found in enumerate(named.values())}
+        shown = {place: value for place, value in places.items() if value is not None}
+        drawn = axes.barh(list(shown), list(shown.values()), height * 0.9, label=label, color=COLORS[number])
+        axes.bar_label(drawn, fmt="%.2f", padding=2, fontsize="small")
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(named)), [NETWORKS[name] for name in named])
+    axes.margins(x=0.1)
+    axes.set_ylim(len(named) - 0.5, -0.5)
+    axes.set(xlabel="times as fast as the original in the same runtime (1: as fast)")
+    figure.legend(loc="outside upper center", fontsize="small")
+    return figure
 
 
 def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("record", type=Path)
+    parser.add_argument("cpu", type=Path, help="record of benchmarks.model_times")
+    parser.add_argument("gpu", type=Path, help="record of benchmarks.tensorrt_engines time")
     parser.add_argument("picture", type=Path)
     arguments = parser.parse_args()
-    arguments.picture.write_bytes(draw(json.loads(arguments.record.read_text())))
+    records = (json.loads(path.read_text()) for path in (arguments.cpu, arguments.gpu))
+    arguments.picture.write_bytes(draw(*records))
     return 0
 
 

@@ -33,7 +33,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = ("README.md", "docs/commands.md", "docs/operator.md", "docs/results.md")
 NETWORKS = {
     "sngan64": "SNGAN discriminator 64x64",
-    "sngan64_in_place": "the same, ReLUs in place as in torch-mimicry",
+    "sngan64_in_place": "SNGAN, ReLUs in place as in torch-mimicry",
     "stargan_v2": "StarGAN v2 discriminator 256x256",
     "wgan_gp": "WGAN-GP critic 32x32",
     "densenet_transition1": "DenseNet transition 56x56x256",
@@ -41,6 +41,9 @@ NETWORKS = {
     "densenet_transition3": "DenseNet transition 14x14x1024",
     "densenet121": "DenseNet-121",
     "lenet5_digits": "LeNet-5, digits",
+    "wgan_gp_slices": "WGAN-GP critic, pooling by slices",
+    "biggan128": "BigGAN discriminator 128x128",
+    "biggan256": "BigGAN discriminator 256x256",
 }
 """What the documents call the networks of a record."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from benchmarks import tables
+from benchmarks import plots, tables
 from convpool.bench import record as records
 from convpool.bench.cli import command as bench
 from convpool.bench.table import markdown
@@ -121,7 +121,7 @@ def picture_of(path: Path) -> str:
 
 
 def test_every_picture_has_its_command():
-    assert len(DRAWN) == 3 == RESULTS.count("![")
+    assert len(DRAWN) == 2 == RESULTS.count("![")
     assert {path for path in re.findall(r"!\[.*?\]\(docs/(.*?)\)", README)} <= {path for path, _ in DRAWN}
 
 
@@ -157,3 +157,16 @@ def test_the_readme_s_first_sentences_hold_the_record_s_extremes():
     assert len(cpu) > len(gpu) >= 4
     numbers = [float(x) for x in re.findall(r"\d\.\d", tables.blocks(README)["gains"])]
     assert numbers == pytest.approx([min(cpu), max(cpu), min(gpu), max(gpu)], abs=0.051)
+
+
+def test_the_picture_of_networks_has_a_bar_for_every_figure():
+    """Bars and their legend are the records': drawn without saving."""
+    on_cpu, on_gpu = (tables.load(name) for name in ("cpu.json", "h200_trt86_networks.json"))
+    named, legend = plots.speed_ups(on_cpu, on_gpu)
+    (axes,) = plots.bars(named, legend).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [tables.NETWORKS[name] for name in named]
+    drawn = sorted(round(bar.get_width(), 6) for bar in axes.patches)
+    assert drawn == sorted(round(value, 6) for found in named.values() for value in found.values() if value is not None)
+    assert len(axes.containers) == 3 and named["biggan128"].keys() == {"cpu"} and named["sngan64"].keys() == set(legend)
+    low, high = sorted(axes.get_ylim())
+    assert low < 0 and high > len(named) - 1  # every row is within the picture
