@@ -58,15 +58,14 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 def options(name: str) -> str:
     """A command's options, a table for each section of its help: names and value, default, help."""
-    context = click.Context(group)
-    command = group.get_command(context, name)
+    command = group.get_command(click.Context(group), name)
     assert isinstance(command, SectionedCommand)
+    context = click.Context(command, **command.context_settings)
     tables = []
     for heading, found in command.help_records(context).items():
         rows = []
         for names, text in found:
             meaning, default = re.fullmatch(r"(.*?)(?:\s*\[(?:default: ([^;\]]*))?.*\])?", text, re.DOTALL).groups()
-            names = names.replace("INTEGER RANGE", "N").replace("FLOAT RANGE", "X")
             rows.append([f"`{names}`", default and f"`{default}`", meaning])
         tables.append(f"{heading}:\n\n{table(['option', 'default', 'meaning'], rows)}")
     return "\n\n".join(tables)

@@ -40,28 +40,28 @@ class Limits:
     @property
     def of_images(self) -> str:
         """The first two in words."""
-        return f"at most {self.image_channels} channels, {self.filter_elements} weights a filter"
+        return f"at most {self.image_channels} channels and {self.filter_elements} weights per filter"
 
     @property
     def of_plain_convolutions(self) -> str:
         """The others in words."""
         return (
-            f"{self.wide_channels} channels and more, multiples of {self.channel_multiple}, "
-            f"at most {self.plain_macs / 1e9:g}e9 multiply-adds for the batch"
+            f"at least {self.wide_channels} channels in multiples of {self.channel_multiple}, "
+            f"at most {self.plain_macs / 1e9:g}e9 multiply-adds per batch"
         )
 
 
 DEFAULT_LIMITS = Limits()
 
 PASSES: dict[str, str] = {
-    "pool_first": "convolution, then average pooling",
-    "fuse_pool_conv": "AveragePool, then Conv",
+    "pool_first": "convolution followed by average pooling",
+    "fuse_pool_conv": "AveragePool followed by Conv",
     "image_conv": f"convolutions of images: {DEFAULT_LIMITS.of_images}",
-    "plain_conv": f"others: {DEFAULT_LIMITS.of_plain_convolutions}",
-    "fuse_epilogue": "what stands behind a ConvAvgPool",
-    "fuse_prologue": "what stands before one",
-    "chain_concats": "Concats that begin as an earlier one does",
-    "lower_operator": "nodes of the operator, where --lowering asks for standard operators",
+    "plain_conv": f"other convolutions: {DEFAULT_LIMITS.of_plain_convolutions}",
+    "fuse_epilogue": "nodes after a ConvAvgPool",
+    "fuse_prologue": "nodes before a ConvAvgPool",
+    "chain_concats": "Concats that join all inputs of an earlier Concat first",
+    "lower_operator": "ConvAvgPool nodes of the file, if --lowering asks for standard operators",
 }
 """What `enable` and `disable` name, and what each rewrites."""
 

@@ -175,7 +175,7 @@ def test_many_sites_that_stay_are_grouped_and_listed_when_asked():
     report = convpool.optimize(many(5), check=0).report
     assert [site.obstacle for site in report.sites].count("Relu between") == 3
     lines = printed(report).splitlines()
-    assert "Nothing rewritten: all 5 candidates stay." in lines
+    assert "Nothing rewritten: all 5 candidates are left unchanged." in lines
     assert "rejected  5: 3 x Relu between, 2 x read by something else too" in lines
     assert not any("got Relu" in line for line in lines)
     assert sum("got Relu" in line for line in printed(report, verbose=True).splitlines()) == 3
@@ -184,7 +184,7 @@ def test_many_sites_that_stay_are_grouped_and_listed_when_asked():
 
 def test_few_sites_that_stay_have_their_reasons():
     shown = printed(convpool.optimize(many(1), check=0).report)
-    assert "Nothing rewritten: the one candidate stays.\n" in shown
+    assert "Nothing rewritten: the one candidate is left unchanged.\n" in shown
     assert "rejected  h0 -> y0: Relu 'b0': between convolution and pooling; got Relu, expected linear operators only\n" in shown
 
 
@@ -192,7 +192,7 @@ def test_what_is_not_the_operator_says_why():
     model = graph("h = Conv<pads=[1,1,1,1], group=2>(x, w)\n" + f"y = {POOL}(h)", {"w": (32, 8, 3, 3)})
     report = convpool.optimize(model, check=0).report
     assert report.sites[0].fallback == "group of a ConvAvgPool; got 2, expected 1, for which the plugin has kernels"
-    assert f"fused     1 x, not convavgpool: {report.sites[0].fallback}\n" in printed(report)
+    assert f"fused     1 x instead of convavgpool: {report.sites[0].fallback}\n" in printed(report)
     asked = convpool.optimize(model, check=0, lowering="fused").report
     assert asked.sites[0].fallback is None
 

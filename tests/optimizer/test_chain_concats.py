@@ -102,4 +102,4 @@ def test_command_line(options, count, tmp_path, capsys):
     report = tmp_path / "report.json"
     assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "--report", str(report), *options]) == 0
     assert json.loads(report.read_text())["summary"]["concats"] == count
-    assert ("concats   2 read the result of one before" in capsys.readouterr().out) == bool(count)
+    assert ("concats   2 reuse the result of an earlier one" in capsys.readouterr().out) == bool(count)

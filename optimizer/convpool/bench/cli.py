@@ -41,6 +41,7 @@ WIDTH = 250
 
 @click.command(
     "bench",
+    short_help="Measure all methods side by side on a GPU.",
     cls=SectionedCommand,
     sections={
         "What to measure": ("listing", "precisions", "layout", "methods", "patterns", "prologue", "on_cpu", "slow", "plans"),
@@ -87,7 +88,12 @@ WIDTH = 250
     help="Add scale, shift and ReLU before every row. Other methods are charged a kernel at the speed of a copy for it.",
 )
 @click.option(
-    "--replays", type=click.IntRange(min=2), default=REPLAYS, show_default=True, help="Number of timed replays of each method."
+    "--replays",
+    type=click.IntRange(min=2),
+    default=REPLAYS,
+    show_default=True,
+    metavar="N",
+    help="Number of timed replays of each method.",
 )
 @click.option(
     "--plans",
@@ -99,7 +105,12 @@ WIDTH = 250
 @click.option("--slow", is_flag=True, help="Also measure slow methods on large rows.")
 @click.option("--tensorrt-python", metavar="PROGRAM", help="Python that has TensorRT, pycuda and convpool. Default: this one.")
 @click.option(
-    "--tensorrt-level", type=click.IntRange(0, 5), default=3, show_default=True, help="TensorRT's builder optimization level."
+    "--tensorrt-level",
+    metavar="N",
+    type=click.IntRange(0, 5),
+    default=3,
+    show_default=True,
+    help="TensorRT's builder optimization level.",
 )
 @click.option(
     "--merge",
@@ -144,8 +155,12 @@ def command(
     FILE.json has rows of your own: a list of objects with c, m and size. They may also have n (default 1), kernel (3), pad
     (kernel // 2), stride (1), pool (2), pool_stride (pool) and label ("").
 
-    Exit status: 0 measured or shown; 1 a method's output is wrong; 2 no GPU, or unusable option or file; 130 stopped by Ctrl-C,
-    what was measured is written.
+    \b
+    Exit status:
+      0    measured or shown
+      1    a method's output is wrong
+      2    no GPU, or unusable option or file
+      130  stopped by Ctrl-C; what was measured is written
     """
     forms = _forms(json_path, csv_path, plot_path, tune_path)
     work, methods = _work(suites, precisions, patterns, prologue), _methods(given["methods"])

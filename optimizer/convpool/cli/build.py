@@ -34,6 +34,7 @@ Shapes = dict[str, list[int]]
 
 @click.command(
     "build",
+    short_help="Build a TensorRT engine and check it.",
     cls=SectionedCommand,
     sections={
         "Output": (
@@ -80,21 +81,30 @@ Shapes = dict[str, list[int]]
     type=click.Choice(PRECISIONS),
     default="fp32",
     show_default=True,
-    help="What layers may compute in. float32 inputs and outputs keep their type. fp32: without TF32.",
+    help="What layers may compute in. float32 inputs and outputs keep their type. fp32 does not use TF32.",
 )
-@click.option("--min-shape", "least", **SHAPE, help="Smallest shape of an input with open sizes. Repeat it for more inputs.")
-@click.option("--opt-shape", "typical", **SHAPE, help="The shape that the engine is tuned for. Default: the largest.")
-@click.option("--max-shape", "largest", **SHAPE, help="Largest shape. Default: the one that the engine is tuned for.")
-@click.option("--timing-cache", metavar="FILE", help="Take layer timings from this file and add new ones to it.")
+@click.option(
+    "--min-shape",
+    "least",
+    **SHAPE,
+    help="Smallest shape of an input with open sizes. Default: --opt-shape. Repeat it for more inputs.",
+)
+@click.option("--opt-shape", "typical", **SHAPE, help="Shape that the engine is tuned for. Default: --max-shape.")
+@click.option("--max-shape", "largest", **SHAPE, help="Largest shape. Default: --opt-shape.")
+@click.option("--timing-cache", metavar="FILE", help="Read layer timings from this file, and add new ones to it.")
 @click.option(
     "--workspace-mib",
     type=click.IntRange(min=1),
     default=1024,
+    metavar="MIB",
     show_default=True,
-    help="Most scratch memory of a layer.",
+    help="Largest scratch memory of a layer, in MiB.",
 )
 @click.option(
-    "--optimization-level", type=click.IntRange(0, 5), help="TensorRT's builder optimization level. Default: TensorRT's own."
+    "--optimization-level",
+    type=click.IntRange(0, 5),
+    metavar="N",
+    help="TensorRT's builder optimization level. Default: TensorRT's own.",
 )
 @click.option(
     "--max-aux-streams",
@@ -102,43 +112,43 @@ Shapes = dict[str, list[int]]
     metavar="N",
     help="Let independent layers run on up to N more streams. Default: TensorRT's own.",
 )
-@click.option("--no-plugin", is_flag=True, help="Standard operators only.")
+@click.option("--no-plugin", is_flag=True, help="Do not use the plugin. The engine has standard operators only.")
 @click.option(
     "--lowering",
     type=click.Choice(LOWERINGS),
-    help="How pairs are rewritten. Default: convavgpool, the plugin's operator; auto with --no-plugin; fused in tf32, "
-    "which leaves 1x1 pairs unchanged. none: MODEL is not optimized.",
+    help="How pairs are rewritten. none: MODEL is not optimized. Default: convavgpool, the plugin's operator; "
+    "auto with --no-plugin; fused with --precision tf32, which leaves 1x1 pairs unchanged.",
 )
 @click.option(
     "--stem/--no-stem",
     default=True,
     show_default=True,
-    help=f"In fp16 the plugin also runs convolutions of images (up to {DEFAULT_LIMITS.image_channels} channels) in a model with "
-    "a pair, on GPUs of "
-    "compute capability 8.0 and newer with TensorRT 8.6 or 9.",
+    help=f"In fp16, also run convolutions of images (at most {DEFAULT_LIMITS.image_channels} channels) on the "
+    "plugin, in a model with a pair. Only on GPUs of compute capability 8.0 and newer, with TensorRT 8.6 "
+    "or 9.",
 )
 @click.option(
     "--plain-conv/--no-plain-conv",
     default=True,
     show_default=True,
-    help=f"Likewise other convolutions of {DEFAULT_LIMITS.wide_channels} channels and more, with at most "
-    f"{DEFAULT_LIMITS.plain_macs / 1e9:g}e9 multiply-adds at --opt-shape, on "
-    "GPUs of compute capability 9.0 with TensorRT 8.6 or 9.",
+    help="In fp16, also run other convolutions on the plugin, in a model with a pair: at least "
+    f"{DEFAULT_LIMITS.wide_channels} channels, at most {DEFAULT_LIMITS.plain_macs / 1e9:g}e9 multiply-adds "
+    "at --opt-shape. Only on GPUs of compute capability 9.0, with TensorRT 8.6 or 9.",
 )
 @click.option(
     "--autotune",
     is_flag=True,
-    help="Build an engine of MODEL as it is and of every lowering, time the engines on this GPU, and keep the fastest "
-    "whose outputs agree. Excludes --lowering and --layers.",
+    help="Build an engine of MODEL as it is and of every lowering, and time them on this GPU. Keep the fastest "
+    "whose outputs agree. Not with --lowering or --layers.",
 )
-@click.option("--layers", is_flag=True, help="Keep intermediate tensors as outputs, for convpool-verify --layers.")
+@click.option("--layers", is_flag=True, help="Keep intermediate tensors as outputs. convpool verify --layers compares them.")
 @click.option(
     "--check",
     type=click.IntRange(min=0),
     default=1,
     show_default=True,
     metavar="N",
-    help="Compare with onnxruntime on MODEL, on N sets of random inputs.",
+    help="Compare the engine with onnxruntime on MODEL, on N sets of random inputs.",
 )
 @click.option("--data", metavar="FILE.npz", help="Compare on these inputs instead of random ones.")
 @comparison_options(report="Write what was built and compared as JSON.")
@@ -154,10 +164,15 @@ def build_command(
 ) -> None:
     """Build a TensorRT engine from MODEL, run it, and compare it with onnxruntime on MODEL.
 
-    MODEL is optimized first; one that has the operator's nodes already is built as it is, so that --stem and --plain-conv change
-    nothing there, and --lowering direct or fused is refused.
+    MODEL is optimized first. If it already has convpool's operators, it is built as it is: --stem and --plain-conv change
+    nothing, and --lowering direct or fused is refused.
 
-    Exit status: 0 written; 1 the outputs differ, nothing written; 2 unusable model, option or installation.
+    \b
+    Exit status:
+      0    done
+      1    outputs differ; no engine is written
+      2    unusable model, option or installation
+      130  stopped by Ctrl-C; no engine is written
     """
     given["data"], data_file = load_arrays(given["data"]), given["data"]
     original = load(Path(model))

@@ -62,7 +62,9 @@ def comparison_options(report: str) -> Callable[[Callable], Callable]:
     options = (
         click.option("--rtol", type=Tolerance(), help="Relative tolerance. Default: by precision."),
         click.option("--atol", type=Tolerance(), help="Absolute tolerance. Default: by precision and output."),
-        click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs."),
+        click.option(
+            "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Seed of the random inputs."
+        ),
         click.option("--report", "report_path", metavar="FILE.json", help=report),
         click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
         click.version_option(package_name="convpool"),

@@ -217,9 +217,9 @@ def findings() -> list[Finding]:
     return [*found, _plugin(library_findings[0]), *_packages()]
 
 
-@click.command("doctor", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("doctor", short_help="Show what works on this machine.", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Show what the GPU parts find here, and what is missing."""
+    """Show what the GPU parts need, what this machine has of it, and how to get the rest."""
     console = make_console(stderr=False)
     all_findings = findings()
     for f in all_findings:

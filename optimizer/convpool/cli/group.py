@@ -42,12 +42,12 @@ class LazyGroup(click.Group):
 @click.version_option(package_name="convpool")
 @click.pass_context
 def command(context: click.Context) -> None:
-    """Do average pooling before convolution, exactly: in ONNX models, in TensorRT engines and on GPUs.
+    """Compute average pooling before convolution: the same result in fewer operations, in ONNX models and on GPUs.
 
     \b
-    convpool inspect model.onnx                  what would a model gain?
-    convpool optimize model.onnx                 write model.convpool.onnx, checked
-    convpool build model.onnx -o model.engine    a TensorRT engine with the plugin
+    convpool inspect model.onnx                  show what the model would gain
+    convpool optimize model.onnx                 write and check model.convpool.onnx
+    convpool build model.onnx -o model.engine    build a TensorRT engine with the plugin
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

@@ -26,19 +26,27 @@ from convpool.types import Lowering, Target
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("model", shell_complete=complete_file)
-@click.option("--target", type=click.Choice(tuple(TARGETS)), default="any", show_default=True, help="What a result would be for.")
-@click.option("--lowering", type=click.Choice(REQUESTS), help="Form of a rewritten pair. Default: the target's.")
 @click.option(
-    "--input-shape", "shapes", **SHAPE, help="Count with this shape of an input with open sizes; repeat for more inputs."
+    "--target", type=click.Choice(tuple(TARGETS)), default="any", show_default=True, help="What the result would be for."
+)
+@click.option("--lowering", type=click.Choice(REQUESTS), help="How pairs would be written. Default: the target's.")
+@click.option(
+    "--input-shape", "shapes", **SHAPE, help="Shape of an input with open sizes, to count with. Repeat it for more inputs."
 )
 @click.option("--report", "report_path", metavar="FILE.json", help="Write the report as JSON; '-' is stdout.")
-@click.option("-v", "--verbose", is_flag=True, help="Show all candidates with their reasons.")
+@click.option("-v", "--verbose", is_flag=True, help="Show every candidate with its reason.")
 def command(
     model: str, target: Target, lowering: Lowering | None, shapes: tuple[NamedShape, ...], report_path: str | None, verbose: bool
 ) -> None:
-    """Show what MODEL ('-' is stdin) would gain: multiply-adds before and after, candidate pairs, reasons, what to run next.
+    """Show what MODEL would gain. Nothing is run or written.
 
-    Exit status: 0, whether it gains or not; 2 unusable model or option.
+    MODEL is an ONNX file, or '-' for stdin. The output has the pairs, the multiply-adds before and after, the reasons why pairs
+    are left unchanged, and what to run next.
+
+    \b
+    Exit status:
+      0  done, whether MODEL gains or not
+      2  unusable model or option
     """
     loaded = load_model(model)
     if report_path and report_path != "-":

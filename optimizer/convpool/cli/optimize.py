@@ -45,6 +45,7 @@ EXAMPLES = (
 
 @click.command(
     "optimize",
+    short_help="Rewrite a model and check the result.",
     cls=SectionedCommand,
     sections=SECTIONS,
     examples=EXAMPLES,
@@ -57,108 +58,123 @@ EXAMPLES = (
     "--output",
     metavar="OUT",
     shell_complete=complete_file,
-    help="Where to write; '-' is stdout, MODEL's own name replaces it. Default: MODEL's name with .convpool.onnx, beside it.",
+    help="Where to write the result; '-' is stdout. Default: beside MODEL, with .convpool.onnx in place of .onnx.",
 )
 @click.option(
     "--external-data",
     type=click.Choice(LAYOUTS),
     default="auto",
     show_default=True,
-    help="Where weights in data files go: auto, into the model where it stays under 2 GB, else as one; one, one data file beside "
-    "OUT; keep, copies of the original's files.",
+    help="Where to put weights that are in data files. auto: into the model if it stays under 2 GB, else as with "
+    "one. one: into one data file beside OUT. keep: into copies of the original's files.",
 )
 @click.option(
     "--target",
     type=click.Choice(tuple(TARGETS)),
     default="any",
     show_default=True,
-    help="What the result is for: any runtime; cpu, onnxruntime on a CPU (--lowering auto); tensorrt, TensorRT with the plugin "
-    "(--stem, --plain-conv, and no AveragePool where the plugin has no fast kernel).",
+    help="What the result is for. any: every runtime. cpu: onnxruntime on a CPU (--lowering auto). tensorrt: "
+    "TensorRT with the plugin (--stem, --plain-conv, and no AveragePool where the plugin has no fast "
+    "kernel).",
 )
 @click.option(
     "--lowering",
     type=click.Choice(REQUESTS),
-    help="Form of a rewritten pair: the ConvAvgPool operator, AveragePool + Conv, one Conv, or the cheaper of these two. "
-    "Default: the target's, convavgpool.",
+    help="How a pair is written. convavgpool: one node of the ConvAvgPool operator. direct: AveragePool, then "
+    "Conv. fused: one Conv. auto: direct or fused, whichever is cheaper. Default: auto with --target cpu, "
+    "else convavgpool.",
 )
-@click.option("--enable", multiple=True, type=click.Choice(tuple(PASSES)), metavar="NAME", help=f"Run this too: {_NAMES}.")
-@click.option("--disable", multiple=True, type=click.Choice(tuple(PASSES)), metavar="NAME", help="Do not run this.")
+@click.option(
+    "--enable",
+    multiple=True,
+    type=click.Choice(tuple(PASSES)),
+    metavar="NAME",
+    help=f"Also run this pass. Passes by what they rewrite: {_NAMES}.",
+)
+@click.option("--disable", multiple=True, type=click.Choice(tuple(PASSES)), metavar="NAME", help="Do not run this pass.")
 @click.option(
     "--check",
     type=click.IntRange(min=0),
     default=1,
     show_default=True,
     metavar="N",
-    help="Verify with N sets of random inputs in onnxruntime.",
+    help="Compare the result with MODEL in onnxruntime on N sets of random inputs.",
 )
-@click.option("--no-check", is_flag=True, help="Do not verify.")
-@click.option("--data", metavar="FILE.npz", help="Verify with these inputs in place of random ones.")
+@click.option("--no-check", is_flag=True, help="Do not compare the result with MODEL.")
+@click.option("--data", metavar="FILE.npz", help="Compare on these inputs instead of random ones.")
 @click.option(
     "--input-shape",
     "shapes",
     type=InputShape(),
     multiple=True,
     metavar="NAME:1x3x224x224",
-    help="Shape of an input that the model leaves open, for the check, --autotune and --plain-conv; repeat for more "
-    "inputs. What is rewritten stays open.",
+    help="Shape of an input with open sizes, for the check, for times and for --plain-conv. Repeat it for more "
+    "inputs. The sizes stay open in the result.",
 )
 @click.option(
     "--exclude",
     multiple=True,
     metavar="PATTERN",
-    help="Leave as it is what has a convolution, pooling or Concat with a matching name (*, ? and [] as in a shell).",
+    help="Leave a pair or a Concat unchanged if the name of one of its nodes matches (*, ? and [] as in a "
+    "shell). Repeat it for more patterns.",
 )
 @click.option(
-    "--fuse-pool-conv", is_flag=True, default=None, help="Also make one node of AveragePool followed by Conv (GPU traffic)."
+    "--fuse-pool-conv",
+    is_flag=True,
+    default=None,
+    help="Also write AveragePool followed by Conv as one node. This saves GPU memory traffic.",
 )
 @click.option(
     "--stem",
     is_flag=True,
     default=None,
-    help="For TensorRT with the plugin: where a pair became a ConvAvgPool, also make one of a convolution of an image "
-    f"({DEFAULT_LIMITS.of_images}), an AveragePool in front of it included.",
+    help=f"In a model with a pair, also write convolutions of images ({DEFAULT_LIMITS.of_images}) as nodes. "
+    "An AveragePool in front is included.",
 )
 @click.option(
     "--plain-conv",
     is_flag=True,
     default=None,
-    help="The same on Hopper GPUs, of other convolutions whose kernel has more than one element: "
-    f"{DEFAULT_LIMITS.of_plain_convolutions}.",
+    help="For Hopper GPUs. In a model with a pair, also write other convolutions with a kernel larger than 1x1 "
+    f"({DEFAULT_LIMITS.of_plain_convolutions}) as nodes.",
 )
 @click.option(
     "--prologue/--no-prologue",
     default=None,
-    help="With convavgpool: fuse the scale and shift, Relu and LeakyRelu before it. Default: --prologue.",
+    help="Fuse scale, shift and activation (Relu, LeakyRelu) before a ConvAvgPool node into the node. Default: --prologue.",
 )
 @click.option(
     "--epilogue/--no-epilogue",
     default=None,
-    help="With convavgpool: fuse the maps per channel, the Add and the Relu or LeakyRelu behind it. Default: --epilogue.",
+    help="Fuse scale, shift, an Add and activation after a ConvAvgPool node into the node. Default: --epilogue.",
 )
 @click.option(
     "--concat/--no-concat",
     default=None,
-    help="With a pair rewritten: let a Concat of channels that begins as an earlier one does read its result. Default: --concat.",
+    help="In a model with a pair, let a Concat of channels reuse the result of an earlier one that joins its "
+    "first inputs. Default: --concat.",
 )
 @click.option(
     "--domain",
     default=schema.DOMAIN,
     show_default=True,
     metavar="NAME",
-    help="Domain of the ConvAvgPool nodes written; onnxruntime's TensorRT provider wants trt.plugins.",
+    help="Domain of the ConvAvgPool nodes. onnxruntime's TensorRT provider needs trt.plugins.",
 )
-@click.option("--autotune", is_flag=True, help="Time the forms of each pair in onnxruntime here and keep the fastest.")
+@click.option(
+    "--autotune", is_flag=True, help="Time every form of each pair in onnxruntime on this machine, and keep the fastest."
+)
 @click.option(
     "--time/--no-time",
     default=None,
-    help="Time MODEL and the result in turn in onnxruntime here. Default: --time with --autotune, else --no-time.",
+    help="Time MODEL and the result in onnxruntime on this machine. Default: --time with --autotune, else --no-time.",
 )
-@click.option("--dry-run", is_flag=True, help="Do everything but write the model.")
+@click.option("--dry-run", is_flag=True, help="Do everything except writing the model.")
 @click.option("--report", "report_path", metavar="FILE.json", help="Write the report as JSON; '-' is stdout.")
-@click.option("--rtol", type=Tolerance(), help="Relative tolerance of the check; default by type.")
-@click.option("--atol", type=Tolerance(), help="Absolute tolerance of the check; default by type and output.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random inputs.")
-@click.option("-v", "--verbose", is_flag=True, help="Show errors per output, all operators and measured times.")
+@click.option("--rtol", type=Tolerance(), help="Relative tolerance of the check. Default: by type.")
+@click.option("--atol", type=Tolerance(), help="Absolute tolerance of the check. Default: by type and output.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Seed of the random inputs.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show every candidate, the errors of every output, and all operators.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
 def command(
@@ -176,10 +192,16 @@ def command(
     domain: str,
     **options: Any,
 ) -> None:
-    """Rewrite convolution followed by average pooling in MODEL ('-' is stdin), exactly, and verify the result.
+    """Rewrite convolution followed by average pooling in MODEL, and compare the result with MODEL in onnxruntime.
 
-    Exit status: 0 written, also when nothing matched; 1 original and result differ, nothing written; 2 unusable model, option
-    or output.
+    MODEL is an ONNX file, or '-' for stdin. It is not changed.
+
+    \b
+    Exit status:
+      0    done, also if nothing was rewritten
+      1    outputs differ or cannot be compared; nothing is written
+      2    unusable model, option or output file; nothing is written
+      130  stopped by Ctrl-C; nothing is written
     """
     if others:
         raise OptionError(f"{others[0]}: a second file; expected one MODEL; name the output with -o")

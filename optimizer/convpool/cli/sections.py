@@ -28,7 +28,7 @@ class SectionedCommand(click.Command):
         heading_of = {name: heading for heading, names in self.sections.items() for name in names}
         rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*self.sections, REST)}
         for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None  # arguments stand in the usage
             if record is not None:
                 rows[heading_of.get(param.name or "", REST)].append(record)
         return {heading: records for heading, records in rows.items() if records}

@@ -131,7 +131,8 @@ def _gains(report: Report, preview: bool) -> list[str]:
         lines = [f"Nothing to rewrite: no convolution feeds an average pooling{there}."]
     elif not summary.rewritten:
         count = len(report.sites)
-        lines = [f"Nothing rewritten: {'the one candidate stays' if count == 1 else f'all {count} candidates stay'}."]
+        which = "the one candidate is" if count == 1 else f"all {count} candidates are"
+        lines = [f"Nothing rewritten: {which} left unchanged."]
     else:
         before, after = summary.rewritten_macs_before, summary.rewritten_macs_after
         macs = "multiply-adds unknown" if before is None else f"{_count(before)} -> {_count(after)} multiply-adds"
@@ -170,7 +171,7 @@ def _kept(report: Report, verbose: bool) -> list[str]:
         lines.append(f"excluded  {report.summary.excluded} by name")
     fallbacks = Counter((site.lowering, site.fallback) for site in report.sites if site.fallback)
     for (lowering, why), count in fallbacks.items():
-        lines.append(f"{lowering:9} {count} x, not convavgpool: {escape(why or '')}")
+        lines.append(f"{lowering:9} {count} x instead of convavgpool: {escape(why or '')}")
     return lines
 
 
@@ -178,7 +179,7 @@ def _totals(report: Report, verbose: bool) -> list[str]:
     summary = report.summary
     lines = []
     if summary.concats:
-        lines.append(f"concats   {summary.concats} read the result of one before")
+        lines.append(f"concats   {summary.concats} reuse the result of an earlier one")
     lines.append(f"file      {_size(summary.bytes_before)} -> {_size(summary.bytes_after)}")
     before, after = summary.operators_before, summary.operators_after
     names = sorted(name for name in before.keys() | after.keys() if verbose or before.get(name) != after.get(name))
@@ -188,7 +189,7 @@ def _totals(report: Report, verbose: bool) -> list[str]:
     lines += _verification(report, verbose)
     if report.speed:
         lines.append(f"speed     {_speed(report.speed)}")
-    lines.append(f"time      {summary.seconds:.2f} s")
+    lines.append(f"took      {summary.seconds:.2f} s")
     return lines
 
 
@@ -201,7 +202,7 @@ def _remarks(report: Report) -> list[str]:
 def _verification(report: Report, verbose: bool) -> list[str]:
     found = report.verification
     if found is None:
-        return ["check     [yellow]not verified[/]"]
+        return ["check     [yellow]not done[/]"]
     if not found.inputs:
         return ["check     [green]equal[/]: the model is unchanged"]
     worst = max(found.outputs, key=lambda o: o.max_rel_error, default=None)

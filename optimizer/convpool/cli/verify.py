@@ -27,6 +27,7 @@ from convpool.tensorrt.runner import open_runner
 
 @click.command(
     "verify",
+    short_help="Compare two models or engines.",
     cls=SectionedCommand,
     sections={
         "Check": ("precision", "check", "data", "shapes", "rtol", "atol", "seed", "layers"),
@@ -43,14 +44,14 @@ from convpool.tensorrt.runner import open_runner
 @click.option(
     "--layers",
     is_flag=True,
-    help="Compare every tensor that both have by name, not only the outputs. "
-    "An engine has them if it was built with convpool-build --layers.",
+    help="Compare all tensors that both have by name, not only the outputs. An engine has them if it was built "
+    "with convpool build --layers.",
 )
 @click.option(
     "--precision",
     type=click.Choice(PRECISIONS),
-    help="What the less exact side computes in; it gives the tolerances. "
-    "Default: by the types of a model, and of an engine's inputs and outputs.",
+    help="Precision of the less exact side. It sets the tolerances. Default: by the types in a model, and by "
+    "those of an engine's inputs and outputs.",
 )
 @click.option(
     "--check", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Compare on N sets of random inputs."
@@ -68,9 +69,15 @@ def verify_command(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Compare FIRST and SECOND, each an ONNX model or an engine (.engine, .plan, .trt); errors are against FIRST.
+    """Run FIRST and SECOND on the same inputs, and compare their outputs.
 
-    Exit status: 0 the outputs agree; 1 they differ; 2 unusable file, option or installation.
+    Each is an ONNX model or a TensorRT engine (.engine, .plan, .trt). Errors are those of SECOND against FIRST.
+
+    \b
+    Exit status:
+      0  the outputs agree
+      1  the outputs differ
+      2  unusable file, option or installation
     """
     if report_path and report_path != "-":
         check_output(Path(report_path), {"compared here": [Path(first), Path(second)]})
