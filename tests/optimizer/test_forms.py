@@ -35,6 +35,9 @@ MIDDLES = {
     "Identity": "h = Identity(c)",
     "Dropout": "h = Dropout(c)",
     "Dropout with its mask unread": "h, m = Dropout(c)",
+    "Dropout with a ratio": "h = Dropout(c, half)",
+    "a factor as an attribute": "f = Constant<value_float = 0.5>()\nh = Mul(c, f)",
+    "factors as an attribute": "f = Constant<value_floats = [0.5]>()\nh = Mul(f, c)",
     "BatchNormalization": "h = BatchNormalization(c, g, b, g2, v2)",
     "Add": "h = Add(c, k)",
     "Sub": "h = Sub(c, k)",
@@ -305,6 +308,21 @@ def test_padding_that_is_none(name):
         assert site.status == "rewritten"
     else:  # exact, and no gain
         assert "saves nothing" in site.reason or "one element" in site.reason
+
+
+@pytest.mark.parametrize("zeros", ["ConstantOfShape(n)", "Expand(nothing, n)"])
+def test_slices_added_to_zeros_of_their_own_shape(zeros):
+    """As scripted loops start their sums."""
+    body = CONV + FOUR + f"n = Shape(s1)\nz = {zeros}\nt0 = Add(z, s1)\n" + CHAIN.replace("s1", "t0") + "y = Mul(t3, k)"
+    result = rewrite(graph(body, {**QUARTER, "nothing": np.float32(0)}), 1)
+    assert operators(result.graph) == DIRECT
+
+
+@pytest.mark.parametrize("zeros", ["ConstantOfShape(n)", "Expand(nothing, n)"])
+def test_zeros_of_a_shape_known_at_run_time_alone(zeros):
+    body = CONV + FOUR + f"n = Shape(s1)\nz = {zeros}\nt0 = Add(z, s1)\n" + CHAIN.replace("s1", "t0") + "y = Mul(t3, k)"
+    result = rewrite(graph(body, {**QUARTER, "nothing": np.float32(0)}, inputs="float[N,16,12,12] x"), 1)
+    assert operators(result.graph) == DIRECT
 
 
 GLOBAL = {

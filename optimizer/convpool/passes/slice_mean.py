@@ -141,12 +141,12 @@ def _terms(scope: Scope, index: int) -> _Terms | None:
             if producer is not None and is_op(scope.nodes[producer], "Slice"):
                 found.slices.append(name)
                 found.weights.append(weight)
+            elif (zeros := _computed_zeros(scope, name)) is not None:
+                found.nodes |= zeros  # also where they count as constants: their Shape reads a Slice
             elif (constant := scope.constant(name)) is not None:
                 constants.append(constant)
             elif producer is not None and is_op(scope.nodes[producer], *SUMMING):
                 pending.append((producer, weight))
-            elif (zeros := _computed_zeros(scope, name)) is not None:
-                found.nodes |= zeros
             else:
                 return None
     # Values are read last: most sums are none of Slices, and their constants may be large.
