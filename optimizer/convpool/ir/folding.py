@@ -4,14 +4,19 @@
 Exporters write the amounts of a Pad, or the sizes of a Reshape, by a chain of nodes on constants and on shapes.  Inference gives
 up there, and all sizes behind are unknown.  So the model is inferred again with the values of these chains as initializers.  The
 model itself stays as it is.
+
+The shape that a Reshape gets may have an open size in it, such as the batch's, if that stays where it is or all others are known.
 """
 
 from __future__ import annotations
 
-from onnx import ModelProto, numpy_helper
+from itertools import zip_longest
+
+import numpy as np
+from onnx import ModelProto, NodeProto, numpy_helper
 
 from convpool.ir.index import Scope
-from convpool.ir.protos import is_op
+from convpool.ir.protos import attributes, is_op
 
 SHAPING: dict[str, tuple[int, ...]] = {
     "ConstantOfShape": (0,),
@@ -36,28 +41,41 @@ def with_shapes_folded(model: ModelProto, main: Scope) -> ModelProto | None:
 
     main: the index of the model's main graph, the only one looked at.  None where that makes no shape known.
     """
-    changes: list[tuple[int, int, str]] = []
+    changes: list[tuple[int, int, str, np.ndarray]] = []
     unknown = False
     for index, node in enumerate(main.nodes):
         positions = next((SHAPING[name] for name in SHAPING if is_op(node, name)), ())
         given = [(position, node.input[position]) for position in positions if position < len(node.input)]
         found = [(index, position, name) for position, name in given if _is_computed(main, name)]
-        if found and all(main.constant(name) is not None for _, _, name in found):
-            changes += found  # also where the shape is known by now, which may be by an earlier copy
+        values = [_value(main, node, name) for _, _, name in found]
+        if found and all(value is not None for value in values):
+            # Also where the shape is known by now, which may be by an earlier copy.
+            changes += [(*place, value) for place, value in zip(found, values, strict=True) if value is not None]
             unknown = unknown or not _is_static(main, node.output[0])
     if not unknown:
         return None
     copy = ModelProto()
     copy.CopyFrom(model)
-    stored: dict[str, str] = {}
-    for index, position, name in changes:
-        if name not in stored:
-            constant = main.constant(name)
-            assert constant is not None
-            stored[name] = f"{name}/folded"
-            copy.graph.initializer.append(numpy_helper.from_array(constant.array(), stored[name]))
-        copy.graph.node[index].input[position] = stored[name]
+    for number, (index, position, name, value) in enumerate(changes):
+        stored = f"{name}/folded/{number}"
+        copy.graph.initializer.append(numpy_helper.from_array(value, stored))
+        copy.graph.node[index].input[position] = stored
     return copy
+
+
+def _value(scope: Scope, node: NodeProto, name: str) -> np.ndarray | None:
+    """The value of a node's input; in a Reshape's shape, 0 for a size that is open and stays, -1 for one other that is open."""
+    constant = scope.constant(name)
+    if constant is not None:
+        return constant.array()
+    sizes, given = scope.sizes(name), scope.info(node.input[0]).shape
+    if not is_op(node, "Reshape") or attributes(node).get("allowzero") or sizes is None or given is None or 0 in sizes:
+        return None
+    kept = [0 if isinstance(n, str) and n == old else n for n, old in zip_longest(sizes, given[: len(sizes)])]
+    rest = [n for n in kept if not isinstance(n, int)]
+    if len(rest) == 1 and -1 not in kept:
+        kept, rest = [n if isinstance(n, int) else -1 for n in kept], []
+    return None if rest else np.array(kept, np.int64)
 
 
 def _is_computed(scope: Scope, name: str) -> bool:

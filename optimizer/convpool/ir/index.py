@@ -147,26 +147,73 @@ class Scope:
 
     def _shape(self, node: NodeProto, depth: int) -> TensorProto | None:
         """What a Shape gives, None unless all of that is static."""
+        sizes = self._sizes_of(node, depth)
+        if sizes is None or not all(isinstance(n, int) for n in sizes):
+            return None
+        return numpy_helper.from_array(np.array(sizes, np.int64))
+
+    def _sizes_of(self, node: NodeProto, depth: int) -> tuple[Dim, ...] | None:
+        """What a Shape gives, as far as it is known."""
         known = self.infos.get(node.input[0]) or self.constant(node.input[0], depth)
         shape = known.shape if known is not None else None
         if shape is None or any(attribute.ref_attr_name for attribute in node.attribute):
             return None
         part = slice(*(next((item.i for item in node.attribute if item.name == name), None) for name in ("start", "end")))
-        if not all(isinstance(n, int) for n in shape[part]):
+        return shape[part]
+
+    def sizes(self, name: str, depth: int = 0) -> tuple[Dim, ...] | None:
+        """The elements of a vector that is made of constants and of parts of shapes, each known or not; a number as one element.
+
+        None where it comes about in another way.  depth: nodes seen through so far.
+        """
+        node = self.nodes[self.producer[name]] if name in self.producer else None
+        if depth > MAX_FOLDED_NODES:
             return None
-        return numpy_helper.from_array(np.array(shape[part], np.int64))
+        if node is None or not is_op(node, "Shape", "Concat", "Unsqueeze", "Gather", "Slice"):
+            constant = self.constant(name, depth)
+            small = (
+                constant is not None
+                and constant.data_type == TensorProto.INT64
+                and math.prod(constant.shape) <= MAX_FOLDED_ELEMENTS
+            )
+            return self.constant_ints(name) if small else None
+        if is_op(node, "Shape"):
+            return self._sizes_of(node, depth + 1)
+        parts = [self.sizes(source, depth + 1) for source in (node.input if is_op(node, "Concat") else node.input[:1])]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        if is_op(node, "Concat", "Unsqueeze"):
+            return tuple(size for part in known for size in part)
+        rest = [self.constant_ints(source) for source in node.input[1:]]
+        if any(item is None for item in rest):
+            return None
+        return _picked(node, known[0], [item for item in rest if item is not None])
 
     def _fold(self, node: NodeProto, name: str, depth: int) -> Constant | None:
         """The result of a node whose inputs are all small constants."""
         inputs = {}
         for source in filter(None, node.input):
             constant = self.constant(source, depth)
-            if constant is None or math.prod(constant.shape) > MAX_FOLDED_ELEMENTS:
+            if constant is None:
+                return self._picked_sizes(node, name, depth)
+            if math.prod(constant.shape) > MAX_FOLDED_ELEMENTS:
                 return None
             inputs[source] = constant.array()
         if any(attribute.ref_attr_name for attribute in node.attribute):
             return None
         return self._known(folded(node, name, inputs, self.opset))
+
+    def _picked_sizes(self, node: NodeProto, name: str, depth: int) -> Constant | None:
+        """What a Gather or Slice picks of a shape that is not all static."""
+        sizes = self.sizes(name, depth) if is_op(node, "Gather", "Slice") else None
+        if sizes is None or not all(isinstance(n, int) for n in sizes):
+            return None
+        array = np.array(sizes, np.int64)
+        if is_op(node, "Gather"):
+            indices = self.constant(node.input[1], depth)
+            array = array.reshape(indices.shape if indices is not None else -1)
+        return self._known(numpy_helper.from_array(array))
 
     def weights(self, name: str) -> Constant | None:
         """As `constant`, and of any size: what spectral or weight normalisation computes from constants."""
@@ -217,6 +264,16 @@ class Scope:
             return "is read by a subgraph"
         count = len(self.readers.get(name, ()))
         return None if count == 1 else f"has {count} readers"
+
+
+def _picked(node: NodeProto, sizes: tuple[Dim, ...], inputs: list[tuple[int, ...]]) -> tuple[Dim, ...] | None:
+    """What a Gather or Slice with these other inputs picks of a vector; None where that is not plain."""
+    if is_op(node, "Gather"):
+        (indices,) = inputs
+        return tuple(sizes[i] for i in indices) if all(-len(sizes) <= i < len(sizes) for i in indices) else None
+    if len(inputs) < 2 or any(len(item) != 1 for item in inputs) or inputs[3:] not in ([], [(1,)]):
+        return None
+    return sizes[inputs[0][0] : inputs[1][0]]
 
 
 def _is_arithmetic(node: NodeProto) -> bool:

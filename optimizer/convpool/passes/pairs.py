@@ -15,6 +15,7 @@ from convpool.passes.edit import Edit
 from convpool.passes.emit import Emitter
 from convpool.passes.pooling import Candidate
 from convpool.passes.reasons import advice, in_short
+from convpool.passes.shape_readers import Shapes, rewire
 from convpool.passes.tree import ConvLeaf, Pooling, Tree, conv_leaves, tree_nodes
 from convpool.report import SiteReport
 from convpool.reporting import Log
@@ -53,11 +54,12 @@ class PairPlan(Plan):
     lowerings: tuple[Lowering, ...] = ()
     fallback: Reject | None = None
     """Why a convolution does not become the operator that is asked for."""
+    shapes: Shapes = Shapes()
 
     @property
     def own(self) -> frozenset[int]:
-        """The average and everything between it and the convolutions."""
-        return frozenset((*self.pooling.nodes, *tree_nodes(self.tree)))
+        """The average and everything between it and the convolutions, with what reads their shapes."""
+        return frozenset((*self.pooling.nodes, *tree_nodes(self.tree), *self.shapes.nodes))
 
     @property
     def operator_version(self) -> int:
@@ -76,7 +78,9 @@ class PairPass(Pass):
     def apply(self, plan: PairPlan, edit: Edit) -> None:
         """Put the plan's nodes in the place of the last of those that go."""
         nodes = Emitter(edit, plan.pooling, plan.lowerings).run(plan.tree)
-        edit.replace(max(plan.pooling.root, *tree_nodes(plan.tree)), plan.own, nodes)
+        gone = {*plan.pooling.nodes, *tree_nodes(plan.tree)}
+        edit.replace(max(plan.pooling.root, *tree_nodes(plan.tree)), gone, nodes)
+        rewire(plan.shapes, edit)
         edit.drop_unread(index for leaf in conv_leaves(plan.tree) for index in leaf.passed)
 
     def rewritten(self, plan: PairPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:

@@ -4,7 +4,7 @@
     x - Conv - (linear nodes) - average            x - ConvAvgPool - (nodes that do not fold)
 
 Conditions, in the order in which they are checked: (1) no attribute refers to a function's; (2) the average is exact
-to move (`pooling`); (3) all that stands between is linear, and nobody else reads it (`trace`, `linear`); (4) a
+to move (`pooling`); (3) all that stands between is linear, and nobody else reads it (`trace`, `linear`, `shape_readers`); (4) a
 lowering exists (`algebra.lowering`, `runtime`); (5) it saves: the convolutions do at most 3/4 of their multiply-adds
 afterwards, and the weighted cost falls (`choose`).
 """
@@ -29,6 +29,7 @@ from convpool.passes.pads import zero_pads
 from convpool.passes.pairs import PairPass, PairPlan, PairSite
 from convpool.passes.pooling import candidates, recognise
 from convpool.passes.reasons import BETWEEN
+from convpool.passes.shape_readers import shapes_of
 from convpool.passes.sizes import spatial_size
 from convpool.passes.trace import trace
 from convpool.passes.tree import ConvLeaf, JoinTree, Pooling, Tree, conv_leaves, folded_exactly, opaque_leaves
@@ -54,6 +55,9 @@ class PoolFirst(PairPass):
         if not isinstance(found, tuple):
             return found
         scope, (pooling, tree) = site.scope, found
+        shapes = shapes_of(scope, pooling, tree)
+        if isinstance(shapes, Reject):
+            return shapes
         tree = _unfold_overflow(tree)
         if pooling.spec is None:
             rank = conv_leaves(tree)[0].conv.rank
@@ -61,7 +65,7 @@ class PoolFirst(PairPass):
             if size is not None:
                 ones, zeros = (1,) * rank, (0,) * (2 * rank)
                 pooling = replace(pooling, spec=PoolSpec(size, ones, zeros, ones))
-        return choose(PairPlan(scope, _pattern(scope, pooling, tree), pooling, tree), context)
+        return choose(PairPlan(scope, _pattern(scope, pooling, tree), pooling, tree, shapes=shapes), context)
 
     def alternatives(self, site: PairSite, context: Context) -> dict[str, Plan]:
         """A plan for each lowering of the request, by the lowerings of its convolutions.

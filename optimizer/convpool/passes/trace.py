@@ -5,7 +5,8 @@
                       Add - linear... - pooling      ->     Add of two pooled convolutions
     conv - linear... -+
 
-A tensor on the way may have no other reader, since its value at full resolution is gone afterwards.  Below a join a
+A tensor on the way may have no other reader, since its value at full resolution is gone afterwards; Shapes of it have other ways
+to what they give (`shape_readers`).  Below a join a
 branch that does not qualify is pooled as it is, if it provably has the spatial size of the others (broadcasting over
 space does not commute with pooling; Concat broadcasts nothing).
 """
@@ -25,6 +26,7 @@ from convpool.passes.linear import JOINS, Step, linear_step
 from convpool.passes.origins import same_size
 from convpool.passes.pads import with_pads_in_front
 from convpool.passes.reasons import BETWEEN
+from convpool.passes.shape_readers import other_reader
 from convpool.passes.tree import ConvLeaf, JoinTree, Moved, OpaqueLeaf, Tree, conv_leaves
 
 DEPTH_LIMIT = 100
@@ -40,9 +42,7 @@ def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozens
     if index is None:
         return Reject(f"tensor '{tensor}'", "producer", "an input or constant", "a convolution")
     node = scope.nodes[index]
-    others = scope.sole_reader(tensor)
-    if inside and set(scope.readers.get(tensor, ())) <= inside and tensor not in (scope.outputs | scope.captured):
-        others = None
+    others = other_reader(scope, tensor, inside)
     if others is not None:
         return reject(scope, index, f"output '{tensor}' {others}", "other readers", "only the pooling")
     if is_op(node, "Conv"):

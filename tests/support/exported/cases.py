@@ -104,7 +104,6 @@ def corners(x: torch.Tensor) -> list[torch.Tensor]:
 POOL = nn.AvgPool2d(2)
 OPEN_SIZE = {2: "height", 3: "width"}
 EACH = {"dynamo": 1, "script": 1}
-SCRIPT = {"script": 1}
 NETWORKS: dict[str, Case] = {
     "lenet5": Case(lambda: lenet5(nn.Tanh, blocks.Trained), 2, ((1, 1, 32, 32),)),
     "lenet5 with plain averages": Case(lambda: lenet5(nn.Sigmoid, lambda _: nn.AvgPool2d(2)), 2, ((2, 1, 32, 32),)),
@@ -167,19 +166,17 @@ AVERAGES: dict[str, Case] = {
     "mean((2, 3)), open sizes": before(lambda x: x.mean((2, 3)), open_axes=OPEN_SIZE, missed=EACH),
     "mean((-2, -1), keepdim)": before(lambda x: x.mean((-2, -1), keepdim=True)),
     "mean(3).mean(2)": before(lambda x: x.mean(3).mean(2)),
-    "flatten(2).mean(-1)": before(lambda x: x.flatten(2).mean(-1), missed=SCRIPT),
-    "flatten(2).mean(-1), open batch": before(lambda x: x.flatten(2).mean(-1), open_axes={0: "N"}, missed=SCRIPT),
+    "flatten(2).mean(-1)": before(lambda x: x.flatten(2).mean(-1)),
+    "flatten(2).mean(-1), open batch": before(lambda x: x.flatten(2).mean(-1), open_axes={0: "N"}),
     "view.mean(2)": before(lambda x: x.view(x.shape[0], x.shape[1], -1).mean(2)),
-    "view.mean(2), open batch": before(lambda x: x.view(x.shape[0], x.shape[1], -1).mean(2), open_axes={0: "N"}, missed=SCRIPT),
-    "sum over a count, open batch": before(
-        lambda x: x.sum((2, 3)) / (x.shape[2] * x.shape[3]), open_axes={0: "N"}, missed=SCRIPT
-    ),
+    "view.mean(2), open batch": before(lambda x: x.view(x.shape[0], x.shape[1], -1).mean(2), open_axes={0: "N"}),
+    "sum over a count, open batch": before(lambda x: x.sum((2, 3)) / (x.shape[2] * x.shape[3]), open_axes={0: "N"}),
     "sum over a count": before(lambda x: x.sum((2, 3)) / (x.shape[2] * x.shape[3])),
     "channels last": before(lambda x: x.permute(0, 2, 3, 1).mean((1, 2))),
     "views of windows": before(windows),
-    "views of windows, open batch": before(windows, open_axes={0: "N"}, missed=SCRIPT),
+    "views of windows, open batch": before(windows, open_axes={0: "N"}),
     "pixel_unshuffle": before(unshuffled),
-    "pixel_unshuffle, open batch": before(unshuffled, open_axes={0: "N"}, missed=SCRIPT),
+    "pixel_unshuffle, open batch": before(unshuffled, open_axes={0: "N"}),
     "bilinear, open batch": before(
         lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear", align_corners=False), open_axes={0: "N"}
     ),
