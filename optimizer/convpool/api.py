@@ -110,19 +110,19 @@ def optimize(
     base_dir: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> OptimizeResult:
-    """Rewrite every convolution followed by average pooling that is exact to rewrite and pays, and verify the result.
+    """Rewrite every convolution followed by average pooling whose rewrite is exact and saves work, and verify the result.
 
     model: a path, serialised bytes, an onnx.ModelProto (not changed) or a gs.Graph.
-    target: "any", "cpu" or "tensorrt": which passes run and which lowering is asked for; see `convpool.options`.
+    target: what the result is for: "any" runtime, "cpu" (onnxruntime) or "tensorrt" (with the plugin).  Sets passes and lowering.
     lowering: "convavgpool", "direct", "fused" or "auto" (direct or fused by cost); default: the target's.
     check: number of random input sets to verify with, 0 for none.
-    exclude: a glob pattern or several; a site whose convolution's or pooling's name matches one stays as it is, and a Concat
-        whose name does.
-    enable, disable: names of passes, `convpool.options.PASSES`, to run beside the target's or not to run.
+    exclude: a glob pattern or several.  A site is left unchanged if the name of its convolution or pooling matches one; so is a
+        Concat.
+    enable, disable: names of passes (`convpool.options.PASSES`) to add to the target's, or to leave out.
     fuse_pool_conv, stem, plain_conv, prologue, epilogue, concat: whether the passes fuse_pool_conv, image_conv, plain_conv,
-        fuse_prologue, fuse_epilogue and chain_concats run, in other words; default: as the target has it.
-    autotune: time the lowerings of each site in onnxruntime here, and keep the fastest.
-    time: time original and result in turn in onnxruntime here; default: with autotune.
+        fuse_prologue, fuse_epilogue and chain_concats run; other names for enable and disable.  Default: the target's.
+    autotune: time the lowerings of each site in onnxruntime on this machine, and keep the fastest.
+    time: time the original and the result in onnxruntime on this machine.  Default: only with autotune.
     data: input arrays by name or a .npz file, to verify with instead of random inputs.
     input_shapes: shapes of inputs that the model leaves open, for verification, timing and the size of plain convolutions.
     rtol, atol: tolerances in place of the defaults (see `help(convpool.verify)`); seed: of the random inputs.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found, done and checked, as data: `to_json` is the file format, `convpool.cli.table` shows it to a person."""
+"""The report of a run as data.  `to_json` is the file format; `convpool.cli.table` prints it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from convpool.check.verdict import Verification
 
 @dataclass(frozen=True)
 class SiteReport:
-    """One convolution and the average behind it, or in front of it; pool is "" where there is none.
+    """One convolution with the average behind it, or in front of it.  pool is "" if there is no average.
 
-    status: "rewritten", "rejected" or "excluded"; reason: why not, else None.  macs_before, macs_after: multiply-adds
-    of the convolution for one sample, None where a spatial size is unknown.  scope: "" for the main graph.
+    status: "rewritten", "rejected" or "excluded"; reason: why it was rejected or excluded, else None.
+    macs_before, macs_after: multiply-adds of the convolution for one sample, None if a spatial size is unknown.
+    scope: "" for the main graph.
     """
 
     conv: str
@@ -30,17 +31,17 @@ class SiteReport:
     times_us: dict[str, float] | None = None
     """Median microseconds per lowering where they were timed (autotune)."""
     operator: str | None = None
-    """The operator that stands there now, where it is one of convpool's."""
+    """convpool's operator that replaced the pair; None if standard operators did."""
     absorbed: tuple[str, ...] = ()
-    """Nodes before and behind the pair that are part of its node now."""
+    """Nodes before and after the pair that were fused into its node."""
     saved_bytes: int | None = None
-    """Bytes a sample that these no longer write and read; None where none are, or where sizes are unknown."""
+    """Bytes per sample that the fused nodes no longer write and read; None if there are none, or if sizes are unknown."""
     beside: tuple[str, ...] = ()
-    """Why other nodes beside it are not."""
+    """Why other nodes next to the pair were not fused."""
     obstacle: str | None = None
-    """The reason in a few words, the same for all sites that stay for the same one."""
+    """The reason in a few words: equal for all sites that have the same one."""
     fallback: str | None = None
-    """Why it is not the operator that was asked for, where it became another form."""
+    """Why the pair got another lowering than the one asked for; None if it did not."""
 
 
 @dataclass(frozen=True)
@@ -59,27 +60,28 @@ class Summary:
     bytes_after: int
     seconds: float
     concats: int
-    """Concats that read an earlier one's result in place of what that joins."""
+    """Concats that read the result of an earlier Concat instead of its inputs."""
     convolutions: int = 0
-    """All convolutions of the original, those in functions and bodies once."""
+    """All convolutions of the original; each in a function or subgraph counts once."""
     rewritten_convolutions: int = 0
     """How many of them were rewritten, each counted once."""
     rewritten_macs_before: int | None = None
-    """Multiply-adds a sample of these alone; None where sizes are unknown, as in the three below.  `macs_before` and `macs_after`
-    are sums over all sites instead: those that stay count too, and a convolution with two sites twice."""
+    """Multiply-adds per sample of the rewritten convolutions; None if sizes are unknown, as in the three below.
+    `macs_before` and `macs_after` are sums over all sites: sites left unchanged count too, and a convolution with
+    two sites counts twice."""
     rewritten_macs_after: int | None = None
     model_macs_before: int | None = None
-    """Multiply-adds a sample of all convolutions and matrix products, see `convpool.macs`."""
+    """Multiply-adds per sample of all convolutions and matrix products, see `convpool.macs`."""
     model_macs_after: int | None = None
     counted_shapes: dict[str, list[int]] = field(default_factory=dict)
-    """The inputs' shapes that were counted with, where the model leaves sizes open."""
+    """The shapes of inputs with open sizes that the multiply-adds are counted with."""
     batch: int = 1
     """Samples in the inputs."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Median microseconds a run of original and result in onnxruntime on the CPU at hand, timed in turn."""
+    """Median microseconds per run of the original and of the result, timed in turn in onnxruntime on this machine's CPU."""
 
     original_us: float
     result_us: float
@@ -101,11 +103,11 @@ class Report:
     verification: Verification | None = None
     options: dict[str, object] = field(default_factory=dict)
     speed: Speed | None = None
-    """None where it was not timed."""
+    """None if nothing was timed."""
     hints: list[str] = field(default_factory=list)
-    """What to do next, where something can be done about what stays."""
+    """What a user can do about sites that were left unchanged."""
     warnings: list[str] = field(default_factory=list)
-    """What the options ask for in vain."""
+    """Options that had no effect."""
 
     def to_json(self, indent: int | None = 2) -> str:
         """The report as JSON text; infinite errors become null, verification is null if there was none."""

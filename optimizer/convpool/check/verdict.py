@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison came to, as data."""
+"""The outcome of a comparison, as data."""
 
 from __future__ import annotations
 
