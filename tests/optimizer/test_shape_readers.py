@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import numpy_helper
 
 import convpool
+from convpool.ir.index import index_model
 from convpool.ir.model import LoadedModel
 from tests.support import sessions
 from tests.support.models import graph, operators, random_feeds
@@ -141,3 +143,11 @@ def test_a_reshape_to_the_batch_of_another_tensor_stays():
     result = convpool.optimize(model, check=0)
     assert not result.changed
     assert "sizes of a Reshape; got unknown" in result.report.sites[0].reason
+
+
+def test_each_node_of_a_shape_is_looked_at_once():
+    """Forty Concats of a vector with itself are 2^40 ways to it."""
+    doubled = "".join(f"d{n + 1} = Concat<axis=0>(d{n}, d{n})\n" for n in range(40))
+    model = graph(doubled + "y = Identity(d40)", inputs="int64[1] d0", outputs="int64[n] y")
+    (scope,) = index_model(model, numpy_helper.to_array, lambda *_: pytest.fail("nothing to compute"))
+    assert scope.sizes("d40") is None

@@ -82,6 +82,7 @@ class Scope:
         self.captured: set[str] = set()
         self._folded: dict[str, Constant | None] = {}
         self._weights: dict[str, Constant | None] = {}
+        self._sizes: dict[str, tuple[Dim, ...] | None] = {}
         self.children: list[Scope] = []
         for index, node in enumerate(self.nodes):
             for name in node.output:
@@ -166,22 +167,25 @@ class Scope:
 
         None where it comes about in another way.  depth: nodes seen through so far.
         """
-        node = self.nodes[self.producer[name]] if name in self.producer else None
         if depth > MAX_FOLDED_NODES:
             return None
+        if name not in self._sizes:
+            self._sizes[name] = None  # ends the search on a graph with a cycle
+            self._sizes[name] = self._sizes_by_name(name, depth)
+        return self._sizes[name]
+
+    def _sizes_by_name(self, name: str, depth: int) -> tuple[Dim, ...] | None:
+        node = self.nodes[self.producer[name]] if name in self.producer else None
         if node is None or not is_op(node, "Shape", "Concat", "Unsqueeze", "Gather", "Slice"):
             constant = self.constant(name, depth)
-            small = (
-                constant is not None
-                and constant.data_type == TensorProto.INT64
-                and math.prod(constant.shape) <= MAX_FOLDED_ELEMENTS
-            )
-            return self.constant_ints(name) if small else None
+            if constant is None or constant.data_type != TensorProto.INT64 or math.prod(constant.shape) > MAX_FOLDED_ELEMENTS:
+                return None
+            return self.constant_ints(name)
         if is_op(node, "Shape"):
             return self._sizes_of(node, depth + 1)
         parts = [self.sizes(source, depth + 1) for source in (node.input if is_op(node, "Concat") else node.input[:1])]
         known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
+        if len(known) < len(parts) or sum(map(len, known)) > MAX_FOLDED_ELEMENTS:
             return None
         if is_op(node, "Concat", "Unsqueeze"):
             return tuple(size for part in known for size in part)
