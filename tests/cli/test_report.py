@@ -102,8 +102,13 @@ def test_a_batch_is_counted_a_sample():
 @pytest.mark.parametrize(
     ("inputs", "options", "shapes", "shown"),
     [
-        ("float[N,16,12,12] x", {}, {"x": [1, 16, 12, 12]}, "664 k -> 166 k multiply-adds (-75 %), with x 1x16x12x12"),
-        ("float[1,16,H,W] x", {"check": 1}, {"x": [1, 16, 64, 64]}, "18.9 M -> 4.72 M multiply-adds (-75 %), with x 1x16x64x64"),
+        ("float[N,16,12,12] x", {}, {"x": [1, 16, 12, 12]}, "664 k -> 166 k multiply-adds (-75 %), with input x 1x16x12x12"),
+        (
+            "float[1,16,H,W] x",
+            {"check": 1},
+            {"x": [1, 16, 64, 64]},
+            "18.9 M -> 4.72 M multiply-adds (-75 %), with input x 1x16x64x64",
+        ),
         ("float[1,16,H,W] x", {"input_shapes": {"x": [1, 16, 12, 12]}}, {"x": [1, 16, 12, 12]}, "664 k -> 166 k multiply-adds"),
         ("float[1,16,H,W] x", {}, {}, "multiply-adds unknown\n"),
     ],
@@ -198,6 +203,20 @@ def test_what_is_not_the_operator_says_why():
 
 
 LONG = "features/stage{}/a/very/long/scope/of/modules/transition/{}"
+
+
+@pytest.mark.parametrize(
+    ("options", "start"),
+    [({}, "check     agrees with the original"), ({"rtol": 0, "atol": 0}, "check     DIFFERS from the original")],
+)
+def test_the_check_says_whether_the_models_agree(options, start):
+    model = graph(PAIR, inputs="float[1,3,16,16] x", constants={"w": (4, 3, 3, 3)})
+    try:
+        report = convpool.optimize(model, lowering="direct", **options).report
+    except convpool.VerificationError as error:
+        report = error.report
+    (line,) = [line for line in printed(report).splitlines() if line.startswith("check")]
+    assert line.startswith(f"{start} in onnxruntime on 1 set of inputs: largest error ")
 
 
 def long_names() -> convpool.Report:

@@ -76,7 +76,9 @@ def _driver() -> Finding:
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return Finding("driver", MISSING, "libcuda.so.1 not found", "install NVIDIA's driver; only the optimizer works without")
+        return Finding(
+            "driver", MISSING, "libcuda.so.1 not found", "install NVIDIA's driver; without it, only the optimizer works"
+        )
     version = ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(version))
     number = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
@@ -172,7 +174,7 @@ def _packages() -> list[Finding]:
         Finding(
             "TensorRT",
             OK if tensorrt else NOTE,
-            tensorrt or "no Python package of it found",
+            tensorrt or "no Python package found",
             "" if tensorrt else "only needed to build engines: pip install tensorrt",
         ),
         Finding(

@@ -153,7 +153,7 @@ def _model(summary: Summary) -> str:
     sample = " a sample" if summary.batch > 1 else ""
     shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary.counted_shapes.items())
     return escape(
-        _count(before) + (change if after != before else " multiply-adds") + sample + (f", with {shapes}" if shapes else "")
+        _count(before) + (change if after != before else " multiply-adds") + sample + (f", with input {shapes}" if shapes else "")
     )
 
 
@@ -213,12 +213,12 @@ def _verification(report: Report, verbose: bool) -> list[str]:
     )
     if found.not_finite:
         errors += f"; {escape(found.not_finite)}"
-    failed = "[bold red]DIFFERENT[/]" if found.differs else "[bold red]NOT COMPARABLE[/]"
-    outcome = "[green]equal[/]" if found.passed else failed
+    failed = "[bold red]DIFFERS[/] from" if found.differs else "[bold red]NOT COMPARABLE[/] with"
+    outcome = "[green]agrees[/] with" if found.passed else failed
     sets = f"{_plural(found.inputs, 'set')} of inputs"
     if found.input_scale < 1:
         sets += f" of 1/{1 / found.input_scale:g} the size"
-    lines = [f"check     {outcome} to {found.reference} on {sets}: {errors}"]
+    lines = [f"check     {outcome} {found.reference} on {sets}: {errors}"]
     for o in found.outputs if verbose else ():
         note = f" ({escape(o.note)})" if o.note else ""
         lines.append(f"          {escape(o.name)}: {o.max_abs_error:.3g} absolute, {o.max_rel_error:.3g} relative{note}")
