@@ -58,7 +58,8 @@ EXAMPLES = (
     "--output",
     metavar="OUT",
     shell_complete=complete_file,
-    help="Where to write the result; '-' is stdout. Default: beside MODEL, with .convpool.onnx in place of .onnx.",
+    help="Where to write the result; '-' is stdout, and MODEL's own name replaces MODEL. "
+    "Default: beside MODEL, with .convpool.onnx in place of .onnx.",
 )
 @click.option(
     "--external-data",
@@ -194,7 +195,7 @@ def command(
 ) -> None:
     """Rewrite convolution followed by average pooling in MODEL, and compare the result with MODEL in onnxruntime.
 
-    MODEL is an ONNX file, or '-' for stdin. It is not changed.
+    MODEL is an ONNX file, or '-' for stdin. It is only read, unless -o names it.
 
     \b
     Exit status:
