@@ -120,7 +120,7 @@ GAINS = (
     ("WGAN-GP critic, 32x32", "wgan_gp, batch 8", "wgan_gp"),
     ("StarGAN v2 discriminator, 256x256", "stargan_v2, batch 1", "stargan_v2"),
     ("BigGAN discriminator, 128x128", "biggan128, batch 8", None),
-    ("LeNet-5 in its first form", "lenet5_digits, batch 1", None),
+    ("LeNet-5 with average pooling", "lenet5_digits, batch 1", None),
     ("DenseNet-121", "densenet121, batch 1", "densenet121"),
 )
 """The README's networks: what it calls them, and their names in the records of the CPU and of TensorRT."""

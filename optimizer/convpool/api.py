@@ -112,24 +112,25 @@ def optimize(
 ) -> OptimizeResult:
     """Rewrite every convolution followed by average pooling whose rewrite is exact and saves work, and verify the result.
 
-    model: a path, serialised bytes, an onnx.ModelProto (not changed) or a gs.Graph.
+    model: a path, serialised bytes, an onnx.ModelProto (not changed) or an onnx_graphsurgeon.Graph.
     target: what the result is for: "any" runtime, "cpu" (onnxruntime) or "tensorrt" (with the plugin).  Sets passes and lowering.
     lowering: "convavgpool", "direct", "fused" or "auto" (direct or fused by cost); default: the target's.
     check: number of random input sets to verify with, 0 for none.
-    exclude: a glob pattern or several.  A site is left unchanged if the name of its convolution or pooling matches one; so is a
+    exclude: a glob pattern or several.  A pair is left unchanged if the name of its convolution or pooling matches one; so is a
         Concat.
     enable, disable: names of passes (`convpool.options.PASSES`) to add to the target's, or to leave out.
     fuse_pool_conv, stem, plain_conv, prologue, epilogue, concat: whether the passes fuse_pool_conv, image_conv, plain_conv,
         fuse_prologue, fuse_epilogue and chain_concats run; other names for enable and disable.  Default: the target's.
-    autotune: time the lowerings of each site in onnxruntime on this machine, and keep the fastest.
+    autotune: time the lowerings of each pair in onnxruntime on this machine, and keep the fastest.
     time: time the original and the result in onnxruntime on this machine.  Default: only with autotune.
     data: input arrays by name or a .npz file, to verify with instead of random inputs.
     input_shapes: shapes of inputs that the model leaves open, for verification, timing and the size of plain convolutions.
     rtol, atol: tolerances in place of the defaults (see `help(convpool.verify)`); seed: of the random inputs.
     base_dir: folder of the external data, where `model` is no path.
-    progress: called with (done, total, "timing NAME") before a site is timed, with (number, count, "checking") before each
+    progress: called with (done, total, "timing NAME") before a pair is timed, with (number, count, "checking") before each
         set of inputs, with (1, 1, "timing both models") before these are timed.
 
+    Returns an OptimizeResult: `save(path)` writes the model, `model` is its ModelProto, `report` lists every pair.
     Raises ModelError (unusable model), OptionError (unusable argument), VerificationError (results disagree).
     Source of the algebra: Suita et al., JPDC 2020; see `convpool.algebra.geometry`.
     """

@@ -63,7 +63,9 @@ def recount(report: Report, original: LoadedModel, result: LoadedModel, given: M
         wanted = [value.name for value in feeds(original.proto) if value.name not in shapes]
         open_sizes = has_open_inputs(original.proto) and wanted
         hint = (
-            f"to count multiply-adds, give the open sizes of {', '.join(wanted)}: --input-shape" if open_sizes else NOT_INFERRED
+            f"to count multiply-adds, give the dynamic sizes of {', '.join(wanted)}: --input-shape"
+            if open_sizes
+            else NOT_INFERRED
         )
         report.hints += [] if hint in report.hints else [hint]
 

@@ -60,7 +60,7 @@ PASSES: dict[str, str] = {
     "plain_conv": f"other convolutions: {DEFAULT_LIMITS.of_plain_convolutions}",
     "fuse_epilogue": "nodes after a ConvAvgPool",
     "fuse_prologue": "nodes before a ConvAvgPool",
-    "chain_concats": "Concats that join all inputs of an earlier Concat first",
+    "chain_concats": "Concats that begin with all inputs of an earlier Concat",
     "lower_operator": "ConvAvgPool nodes of the file, if --lowering asks for standard operators",
 }
 """What `enable` and `disable` name, and what each rewrites."""

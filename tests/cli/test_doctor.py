@@ -78,7 +78,7 @@ def test_without_the_distribution_it_says_how_to_get_it(monkeypatch):
     found = {f.what: f for f in doctor.findings()}
     assert (found["library"].state, found["library"].found) == (doctor.MISSING, "not built: pip install ./plugin")
     assert "compiles for 5 GPU architectures, about" in found["library"].advice and "architectures" not in found
-    assert (found["plugin"].state, found["plugin"].found) == (doctor.MISSING, "a part of the library")
+    assert (found["plugin"].state, found["plugin"].found) == (doctor.MISSING, "comes with the library")
 
 
 def test_advice_names_the_architectures_that_are_here_or_the_compiler_that_is_not(monkeypatch):

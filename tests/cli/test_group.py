@@ -70,7 +70,7 @@ def test_optimize_has_four_sections_and_few_options_beside(capsys):
 
 @pytest.mark.parametrize("line", FOUND["optimize"].examples + FOUND["inspect"].examples)
 def test_the_examples_of_the_help_run(line, model, monkeypatch):
-    onnx.save(graph(PAIR, inputs="float[1,3,H,W] x", constants={"w": (4, 3, 3, 3)}), "model.onnx")
+    onnx.save(graph(PAIR.replace("(x,", "(image,"), inputs="float[1,3,H,W] image", constants={"w": (4, 3, 3, 3)}), "model.onnx")
     words = shlex.split(line.partition("#")[0])
     assert words[0] == "convpool" and run(command, "convpool", words[1:]) == 0
 

@@ -102,12 +102,12 @@ def test_a_batch_is_counted_a_sample():
 @pytest.mark.parametrize(
     ("inputs", "options", "shapes", "shown"),
     [
-        ("float[N,16,12,12] x", {}, {"x": [1, 16, 12, 12]}, "664 k -> 166 k multiply-adds (-75 %), with input x 1x16x12x12"),
+        ("float[N,16,12,12] x", {}, {"x": [1, 16, 12, 12]}, "664 k -> 166 k multiply-adds (-75 %), with input x:1x16x12x12"),
         (
             "float[1,16,H,W] x",
             {"check": 1},
             {"x": [1, 16, 64, 64]},
-            "18.9 M -> 4.72 M multiply-adds (-75 %), with input x 1x16x64x64",
+            "18.9 M -> 4.72 M multiply-adds (-75 %), with input x:1x16x64x64",
         ),
         ("float[1,16,H,W] x", {"input_shapes": {"x": [1, 16, 12, 12]}}, {"x": [1, 16, 12, 12]}, "664 k -> 166 k multiply-adds"),
         ("float[1,16,H,W] x", {}, {}, "multiply-adds unknown\n"),
@@ -123,7 +123,7 @@ def test_open_sizes_are_counted_with_those_of_the_check(inputs, options, shapes,
 
 def test_unknown_sizes_say_what_tells_them():
     opened = convpool.optimize(graph(PAIR, inputs="float[1,16,H,W] x"), check=0).report
-    assert opened.hints == ["to count multiply-adds, give the open sizes of x: --input-shape"]
+    assert opened.hints == ["to count multiply-adds, give the dynamic sizes of x: --input-shape"]
     computed = "n = NonZero(x)\ni = Cast<to=1>(n)\nu = Unsqueeze(i, axes)\ny = Conv(u, k)"
     given = {"axes": [0], "k": (4, 4, 1)}
     report = convpool.optimize(graph(computed, given, outputs="float[a,b,c] y"), check=1, disable=["pool_first"]).report

@@ -41,7 +41,7 @@ WIDTH = 250
 
 @click.command(
     "bench",
-    short_help="Measure all methods side by side on a GPU.",
+    short_help="Time convolution followed by pooling on a GPU, by every method.",
     cls=SectionedCommand,
     sections={
         "What to measure": ("listing", "precisions", "layout", "methods", "patterns", "prologue", "on_cpu", "slow", "plans"),
@@ -76,8 +76,8 @@ WIDTH = 250
     "--methods",
     multiple=True,
     metavar="PATTERN",
-    help="Measure only methods whose name matches (* and ? as in a shell); convpool:* are the tactics. Repeat it for more. "
-    "Default: all methods.",
+    help="Measure only methods whose name matches (* and ? as in a shell); convpool:* are convpool's kernels. Repeat it for "
+    "more. Default: all methods.",
 )
 @click.option(
     "--rows", "patterns", multiple=True, metavar="PATTERN", help="Measure only rows whose name matches, such as '*x8x8 *'."
@@ -85,7 +85,7 @@ WIDTH = 250
 @click.option(
     "--prologue",
     is_flag=True,
-    help="Add scale, shift and ReLU before every row. Other methods are charged a kernel at the speed of a copy for it.",
+    help="Add scale, shift and ReLU before every row. For other libraries, the time of a separate kernel at copy speed is added.",
 )
 @click.option(
     "--replays",
@@ -129,7 +129,7 @@ WIDTH = 250
     help="Add the fastest tactic of each row to this file, from which the library chooses: plugin/src/tuned.def, or the one "
     "that CONVPOOL_TUNED names.",
 )
-@click.option("--commit", default="", help="Commit to write into the record.")
+@click.option("--commit", default="", help="Commit to name in the JSON file.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
 def command(
@@ -149,11 +149,12 @@ def command(
 ) -> None:
     """Measure every method for convolution followed by average pooling on this machine's GPU.
 
-    SUITE is suita-table1, suita-table2, tokura, densenet, batch1, networks, or plain (convolutions without a pooling). No row
-    has a bias.
+    SUITE is a list of layers, one a row: suita-table1, suita-table2, tokura, densenet, batch1, networks, or plain (convolutions
+    without a pooling). --list shows their rows. No row has a bias.
 
-    FILE.json has rows of your own: a list of objects with c, m and size. They may also have n (default 1), kernel (3), pad
-    (kernel // 2), stride (1), pool (2), pool_stride (pool) and label ("").
+    FILE.json has rows of your own: a list of objects with c (input channels), m (output channels) and size (height and width).
+    They may also have n (batch, default 1), kernel (3), pad (kernel // 2), stride (1), pool (2), pool_stride (pool) and label
+    ("").
 
     \b
     Exit status:

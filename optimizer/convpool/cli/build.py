@@ -70,7 +70,7 @@ Shapes = dict[str, list[int]]
     },
     examples=(
         "convpool build model.onnx -o model.engine --precision fp16",
-        "convpool build model.onnx -o model.engine --opt-shape x:8,3,224,224 --max-shape x:32,3,224,224",
+        "convpool build model.onnx -o model.engine --opt-shape image:8x3x224x224 --max-shape image:32x3x224x224",
     ),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -87,7 +87,7 @@ Shapes = dict[str, list[int]]
     "--min-shape",
     "least",
     **SHAPE,
-    help="Smallest shape of an input with open sizes. Default: --opt-shape. Repeat it for more inputs.",
+    help="Smallest shape of an input with dynamic sizes. Default: --opt-shape. Repeat it for more inputs.",
 )
 @click.option("--opt-shape", "typical", **SHAPE, help="Shape that the engine is tuned for. Default: --max-shape.")
 @click.option("--max-shape", "largest", **SHAPE, help="Largest shape. Default: --opt-shape.")
@@ -110,14 +110,14 @@ Shapes = dict[str, list[int]]
     "--max-aux-streams",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Let independent layers run on up to N more streams. Default: TensorRT's own.",
+    help="Let independent layers run on up to N more CUDA streams. Default: TensorRT's own.",
 )
 @click.option("--no-plugin", is_flag=True, help="Do not use the plugin. The engine has standard operators only.")
 @click.option(
     "--lowering",
     type=click.Choice(LOWERINGS),
     help="How pairs are rewritten. none: MODEL is not optimized. Default: convavgpool, the plugin's operator; "
-    "auto with --no-plugin; fused with --precision tf32, which leaves 1x1 pairs unchanged.",
+    "auto with --no-plugin; fused with --precision tf32 (pairs with a 1x1 convolution are then left unchanged).",
 )
 @click.option(
     "--stem/--no-stem",

@@ -149,7 +149,7 @@ def _plugin(library: Finding) -> Finding:
     """TensorRT's plugins, a part of the library, which needs no TensorRT to be loaded."""
     named = os.environ.get("CONVPOOL_PLUGIN_LIBRARY")
     if library.state != OK and not named:
-        return Finding("plugin", MISSING, "a part of the library")
+        return Finding("plugin", MISSING, "comes with the library")
     try:
         path = plugin_path()
         if not hasattr(ctypes.CDLL(str(path)), "getPluginCreators"):
@@ -201,7 +201,12 @@ def _runs(gpus: list[tuple[str, int]]) -> Finding:
 def findings() -> list[Finding]:
     """Everything `convpool doctor` shows, top to bottom."""
     gpus = _gpus()
-    found = [Finding("convpool", OK, f"{_version('convpool') or 'not installed'}, Python {sys.version.split()[0]}"), _driver()]
+    found = [
+        Finding(
+            "convpool", OK, f"{_version('convpool') or 'not installed, runs from its folder'}, Python {sys.version.split()[0]}"
+        ),
+        _driver(),
+    ]
     names = ", ".join(f"{name} (compute capability {cc / 10})" for name, cc in gpus)
     too_old = bool(gpus) and max(cc for _, cc in gpus) < 75
     found.append(

@@ -22,7 +22,7 @@ from convpool.types import Lowering, Target
 @click.command(
     "inspect",
     cls=SectionedCommand,
-    examples=("convpool inspect model.onnx", "convpool inspect model.onnx --input-shape x:1,3,224,224 -v"),
+    examples=("convpool inspect model.onnx", "convpool inspect model.onnx --input-shape image:1x3x224x224 -v"),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("model", shell_complete=complete_file)
@@ -31,17 +31,17 @@ from convpool.types import Lowering, Target
 )
 @click.option("--lowering", type=click.Choice(REQUESTS), help="How pairs would be written. Default: the target's.")
 @click.option(
-    "--input-shape", "shapes", **SHAPE, help="Shape of an input with open sizes, to count with. Repeat it for more inputs."
+    "--input-shape", "shapes", **SHAPE, help="Shape of an input with dynamic sizes, to count with. Repeat it for more inputs."
 )
 @click.option("--report", "report_path", metavar="FILE.json", help="Write the report as JSON; '-' is stdout.")
-@click.option("-v", "--verbose", is_flag=True, help="Show every candidate with its reason.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show every pair left unchanged.")
 def command(
     model: str, target: Target, lowering: Lowering | None, shapes: tuple[NamedShape, ...], report_path: str | None, verbose: bool
 ) -> None:
     """Show what MODEL would gain. Nothing is run or written.
 
-    MODEL is an ONNX file, or '-' for stdin. The output has the pairs, the multiply-adds before and after, the reasons why pairs
-    are left unchanged, and what to run next.
+    MODEL is an ONNX file, or '-' for stdin. The output lists the pairs, the multiply-adds before and after, the reasons why
+    pairs are left unchanged, and what to run next.
 
     \b
     Exit status:

@@ -38,7 +38,7 @@ SECTIONS = {
 EXAMPLES = (
     "convpool optimize model.onnx                           # writes model.convpool.onnx",
     "convpool optimize model.onnx --target cpu --autotune   # time the forms here",
-    "convpool optimize model.onnx --input-shape x:1,3,224,224 --check 5 -o out.onnx",
+    "convpool optimize model.onnx --input-shape image:1x3x224x224 --check 5 -o out.onnx",
     "convpool optimize model.onnx --dry-run --report report.json",
 )
 
@@ -75,8 +75,8 @@ EXAMPLES = (
     default="any",
     show_default=True,
     help="What the result is for. any: every runtime. cpu: onnxruntime on a CPU (--lowering auto). tensorrt: "
-    "TensorRT with the plugin (--stem, --plain-conv, and no AveragePool where the plugin has no fast "
-    "kernel).",
+    "TensorRT with the plugin (sets --stem and --plain-conv; a pair with groups or three spatial axes "
+    "becomes fused or is left unchanged).",
 )
 @click.option(
     "--lowering",
@@ -90,7 +90,7 @@ EXAMPLES = (
     multiple=True,
     type=click.Choice(tuple(PASSES)),
     metavar="NAME",
-    help=f"Also run this pass. Passes by what they rewrite: {_NAMES}.",
+    help=f"Also run this pass. The passes, and what each rewrites: {_NAMES}.",
 )
 @click.option("--disable", multiple=True, type=click.Choice(tuple(PASSES)), metavar="NAME", help="Do not run this pass.")
 @click.option(
@@ -109,8 +109,8 @@ EXAMPLES = (
     type=InputShape(),
     multiple=True,
     metavar="NAME:1x3x224x224",
-    help="Shape of an input with open sizes, for the check, for times and for --plain-conv. Repeat it for more "
-    "inputs. The sizes stay open in the result.",
+    help="Shape of an input with dynamic sizes, for the check, for times and for --plain-conv. Repeat it for more "
+    "inputs. The sizes stay dynamic in the result.",
 )
 @click.option(
     "--exclude",
@@ -123,21 +123,21 @@ EXAMPLES = (
     "--fuse-pool-conv",
     is_flag=True,
     default=None,
-    help="Also write AveragePool followed by Conv as one node. This saves GPU memory traffic.",
+    help="Also write AveragePool followed by Conv as one ConvAvgPool node. This saves GPU memory traffic.",
 )
 @click.option(
     "--stem",
     is_flag=True,
     default=None,
-    help=f"In a model with a pair, also write convolutions of images ({DEFAULT_LIMITS.of_images}) as nodes. "
-    "An AveragePool in front is included.",
+    help=f"In a model with a pair, also write convolutions of images ({DEFAULT_LIMITS.of_images}) as ConvAvgPool "
+    "nodes. Such a node includes an AveragePool in front.",
 )
 @click.option(
     "--plain-conv",
     is_flag=True,
     default=None,
     help="For Hopper GPUs. In a model with a pair, also write other convolutions with a kernel larger than 1x1 "
-    f"({DEFAULT_LIMITS.of_plain_convolutions}) as nodes.",
+    f"({DEFAULT_LIMITS.of_plain_convolutions}) as ConvAvgPool nodes.",
 )
 @click.option(
     "--prologue/--no-prologue",
@@ -152,8 +152,8 @@ EXAMPLES = (
 @click.option(
     "--concat/--no-concat",
     default=None,
-    help="In a model with a pair, let a Concat of channels reuse the result of an earlier one that joins its "
-    "first inputs. Default: --concat.",
+    help="In a model with a pair: if a Concat of channels begins with all inputs of an earlier Concat, let it "
+    "reuse that one's result. Default: --concat.",
 )
 @click.option(
     "--domain",
@@ -175,7 +175,9 @@ EXAMPLES = (
 @click.option("--rtol", type=Tolerance(), help="Relative tolerance of the check. Default: by type.")
 @click.option("--atol", type=Tolerance(), help="Absolute tolerance of the check. Default: by type and output.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Seed of the random inputs.")
-@click.option("-v", "--verbose", is_flag=True, help="Also show every candidate, the errors of every output, and all operators.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Also show pairs left unchanged, the errors of every output, and all operators."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
 def command(
@@ -195,7 +197,7 @@ def command(
 ) -> None:
     """Rewrite convolution followed by average pooling in MODEL, and compare the result with MODEL in onnxruntime.
 
-    MODEL is an ONNX file, or '-' for stdin. It is only read, unless -o names it.
+    MODEL is an ONNX file, or '-' for stdin. It is not changed unless -o names it.
 
     \b
     Exit status:

@@ -151,7 +151,7 @@ def _model(summary: Summary) -> str:
         return "multiply-adds unknown"
     change = f" -> {_count(after)} multiply-adds ({(after - before) / max(before, 1):+.0%})".replace("%", " %")
     sample = " a sample" if summary.batch > 1 else ""
-    shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary.counted_shapes.items())
+    shapes = ", ".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in summary.counted_shapes.items())
     return escape(
         _count(before) + (change if after != before else " multiply-adds") + sample + (f", with input {shapes}" if shapes else "")
     )

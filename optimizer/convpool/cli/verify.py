@@ -44,20 +44,20 @@ from convpool.tensorrt.runner import open_runner
 @click.option(
     "--layers",
     is_flag=True,
-    help="Compare all tensors that both have by name, not only the outputs. An engine has them if it was built "
-    "with convpool build --layers.",
+    help="Compare every tensor whose name is in both, not only the outputs. An engine keeps its inner tensors "
+    "if it was built with convpool build --layers.",
 )
 @click.option(
     "--precision",
     type=click.Choice(PRECISIONS),
-    help="Precision of the less exact side. It sets the tolerances. Default: by the types in a model, and by "
+    help="Precision of the less precise of the two. It sets the tolerances. Default: by the types in a model, and by "
     "those of an engine's inputs and outputs.",
 )
 @click.option(
     "--check", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Compare on N sets of random inputs."
 )
 @click.option("--data", metavar="FILE.npz", help="Compare on these inputs instead of random ones.")
-@click.option("--input-shape", "shapes", **SHAPE, help="Shape of an input with open sizes. Repeat it for more inputs.")
+@click.option("--input-shape", "shapes", **SHAPE, help="Shape of an input with dynamic sizes. Repeat it for more inputs.")
 @comparison_options(report="Write the comparison as JSON.")
 def verify_command(
     first: str,

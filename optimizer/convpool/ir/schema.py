@@ -44,7 +44,7 @@ _INTS_ATTRIBUTES = {
     "strides": "Strides of the convolution.",
     "pads": "Zero padding of the convolution: all begins, then all ends.",
     "dilations": "Dilations of the convolution.",
-    "weight_perm": "Permutation that brings W to [M, C/group, kernel...]; it depends only on the rank.",
+    "weight_perm": "Permutation that brings W to [M, C/group, kernel...]; it depends only on the number of spatial axes.",
 }
 _ATTRIBUTES = (*_INTS_ATTRIBUTES, "group", "plugin_version", "plugin_namespace")
 
@@ -258,10 +258,14 @@ def _register(name: str, version: int, parts: Parts) -> None:
     attributes = [attribute(key, kind, text, required=True) for kind, texts in meanings.items() for key, text in texts.items()]
     attributes += [
         attribute("group", helper.make_attribute("group", 1), "Number of channel groups."),
-        attribute("plugin_version", helper.make_attribute("plugin_version", "1"), "By which TensorRT finds the plugin."),
-        attribute("plugin_namespace", helper.make_attribute("plugin_namespace", ""), "By which TensorRT finds the plugin."),
-        attribute("allow_tf32", helper.make_attribute("allow_tf32", 0), "To the plugin: float32 products in TF32."),
-        attribute("constant_weights", helper.make_attribute("constant_weights", 0), "To the plugin: W never changes."),
+        attribute(
+            "plugin_version", helper.make_attribute("plugin_version", "1"), "Version under which TensorRT finds the plugin."
+        ),
+        attribute(
+            "plugin_namespace", helper.make_attribute("plugin_namespace", ""), "Namespace under which TensorRT finds the plugin."
+        ),
+        attribute("allow_tf32", helper.make_attribute("allow_tf32", 0), "1 lets the plugin compute float32 products in TF32."),
+        attribute("constant_weights", helper.make_attribute("constant_weights", 0), "1 tells the plugin that W never changes."),
     ]
     texts = {
         "X": "Input, [N, C, spatial...].",
