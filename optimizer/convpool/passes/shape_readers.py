@@ -73,7 +73,8 @@ def shapes_of(scope: Scope, pooling: Pooling, tree: Tree) -> Shapes | Reject:
     """What becomes of the Shapes that read what goes with a rewrite; a Reject where the open size is nowhere else."""
     own = {*pooling.nodes, *tree_nodes(tree)}
     gone = {name for node in own for name in scope.nodes[node].output} - {pooling.output}
-    found = sorted({reader for name in gone for reader in scope.readers.get(name, ()) if _replaceable(scope, reader)})
+    readers = {reader for name in gone for reader in scope.readers.get(name, ())} - own
+    found = sorted(reader for reader in readers if _replaceable(scope, reader))
     if not found:
         return Shapes()
     dying = _dying(scope, pooling.nodes, own)
