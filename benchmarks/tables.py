@@ -76,7 +76,8 @@ def attributes(op_type: str, version: int, without: Iterable[str] = ()) -> str:
     rows = []
     for name, attribute in onnx.defs.get_schema(op_type, version, schema.DOMAIN).attributes.items():
         if name not in without:
-            default = None if attribute.required else onnx.helper.get_attribute_value(attribute.default_value)
+            has_default = attribute.default_value.type != onnx.AttributeProto.UNDEFINED
+            default = onnx.helper.get_attribute_value(attribute.default_value) if has_default else None
             default = f'`"{default.decode()}"`' if isinstance(default, bytes) else default
             rows.append([f"`{name}`", attribute.type.name.lower(), default, attribute.description])
     return table(["attribute", "type", "default", "meaning"], sorted(rows, key=lambda row: (row[2] is not None, row[0])))

@@ -21,6 +21,7 @@ public:
     explicit FieldNames(const Operator &op) {
         for (const Attribute &attribute : op.attributes())
             fields_.push_back({attribute.name, nullptr, field_type<Api>(attribute), 1});
+        fields_.push_back({kChannelsLastField, nullptr, Api::FieldType::kINT32, 1});
         collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
     }
     FieldNames(const FieldNames &) = delete;  // the collection points to its own fields

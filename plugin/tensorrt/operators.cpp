@@ -54,6 +54,14 @@ void check_format(const Field &field) {
                std::to_string(kFieldFormat) + "; the engine is from another version, build it anew");
 }
 
+void check_channels_last(const Operator &op, const Field &field) {
+    check_field(field, false);
+    for (int32_t value : read_field(field))
+        if (value != 0)
+            refuse(op.name + ": " + kChannelsLastField, std::to_string(value),
+                   "0 in TensorRT; convpool build makes such nodes of the original model");
+}
+
 // The field of each attribute, null where there is none.
 std::vector<const Field *> match_fields(const Operator &op, const Field *fields, int32_t count) {
     const std::vector<Attribute> &attributes = op.attributes();
@@ -63,6 +71,10 @@ std::vector<const Field *> match_fields(const Operator &op, const Field *fields,
     for (int32_t f = 0; f < count; ++f) {
         const char *const name = fields[f].name;
         if (name == nullptr) refuse("fields: name of field " + std::to_string(f), "null", "a name");
+        if (std::strcmp(name, kChannelsLastField) == 0) {
+            check_channels_last(op, fields[f]);
+            continue;
+        }
         const bool is_format = std::strcmp(name, kFormatField) == 0;
         size_t a = 0;
         while (!is_format && a < attributes.size() && std::strcmp(attributes[a].name, name) != 0) ++a;

@@ -57,6 +57,10 @@ inline constexpr int kKernelShape = 0, kStrides = 1, kPads = 2, kDilations = 3;
 inline constexpr char kFormatField[] = "format";
 inline constexpr int32_t kFieldFormat = 1;
 
+// An attribute of nodes for onnxruntime's CUDA provider, whose tensors may have the channels last in ONNX's own order of sizes.
+// In TensorRT formats say how a tensor lies in memory, so that a plugin only has 0; no engine stores it.
+inline constexpr char kChannelsLastField[] = "channels_last";
+
 // An operator of ai.convpool: [Affine][Relu|LeakyRelu]ConvAvgPool[Add][Relu|LeakyRelu] does what its name says.
 struct Operator {
     bool affine;

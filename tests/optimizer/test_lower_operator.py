@@ -9,6 +9,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import convpool
+from convpool.algebra import layouts
 from convpool.algebra.geometry import ConvSpec, PoolSpec, pool_first, pool_last
 from convpool.cli.common import run
 from convpool.cli.optimize import command
@@ -97,6 +98,40 @@ def test_in_bodies_and_functions():
         assert not schema.used_in(result.model) and schema.DOMAIN not in {f.domain for f in result.model.functions}
         onnx.checker.check_model(result.model, full_check=True)
         assert_equal(model, result.model)
+
+
+@pytest.mark.parametrize("lowering", ["direct", "fused"])
+@pytest.mark.parametrize("channels_last", [1, 2, 3])
+def test_nodes_with_channels_last_get_transposes(channels_last, lowering):
+    """Of a node that does everything; the model around it reads and gives channels first."""
+    text = "n = Add(x, c)\ns = Relu(n)\nu = Conv<pads=[1,1,1,1]>(s, w)\np = AveragePool<kernel_shape=[2,2], strides=[2,2]>(u)\n"
+    constants = {"w": (32, 16, 3, 3), "c": (16, 1, 1)}
+    model = graph(text + "q = Add(p, r)\ny = LeakyRelu(q)", constants, inputs="float[1,16,12,12] x, float[1,32,6,6] r")
+    written = convpool.optimize(model, check=0)
+    node = next(filter(schema.is_operator, written.model.graph.node))
+    assert node.op_type == "AffineReluConvAvgPoolAddLeakyRelu"
+    x_last, y_last = layouts.LAYOUTS[channels_last]
+    perm, y = layouts.to_channels_last(2), node.output[0]
+    nodes = []
+    for last, index in ((x_last, 0), (y_last, 5)):
+        if last:
+            nodes.append(helper.make_node("Transpose", [node.input[index]], [f"last{index}"], perm=perm))
+            node.input[index] = f"last{index}"
+    nodes.append(node)
+    if y_last:
+        node.output[0] = "last"
+        nodes.append(helper.make_node("Transpose", ["last"], [y], perm=layouts.to_channels_first(2)))
+    schema.give_layout(node, channels_last)
+    nodes = [onnx.NodeProto.FromString(item.SerializeToString()) for item in nodes]
+    del written.model.graph.node[:], written.model.functions[:], written.model.graph.value_info[:]
+    written.model.graph.node.extend(nodes)
+    permuting = schema.complete_layouts(list(filter(schema.is_operator, written.model.graph.node)))
+    written.model.functions.extend(schema.functions_for({node.op_type}, 17, permuting))
+    assert_equal(model, written.model)
+    result = convpool.optimize(written.model, lowering=lowering)
+    assert not schema.used_in(result.model) and operators(result.model.graph)["Transpose"] == 2 * (x_last + 2 * y_last)
+    assert result.report.sites[0].macs_after == convpool.optimize(model, lowering=lowering, check=0).report.sites[0].macs_after
+    assert_equal(model, result.model)
 
 
 def test_what_is_excluded_or_disabled_stays():

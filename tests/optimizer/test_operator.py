@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from convpool.algebra import reference
+from convpool.algebra import layouts, reference
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.check.session import make_session
 from convpool.ir import schema
@@ -72,15 +72,26 @@ def test_function_computes_the_reference(bias, opset):
 SLOPES = {"": 0.0, "Relu": 0.0, "LeakyRelu": 0.25}
 
 
-def fused_variant(op_type: str, opset: int = 17, x_shape=(2, 4, 10, 11)) -> tuple[onnx.ModelProto, schema.Parts]:
+def permuted(shape, last: bool) -> list:
+    """[N, C, spatial...], or with the channels last."""
+    return [shape[0], *shape[2:], shape[1]] if last else list(shape)
+
+
+def fused_variant(
+    op_type: str, opset: int = 17, x_shape=(2, 4, 10, 11), channels_last: int = 0
+) -> tuple[onnx.ModelProto, schema.Parts]:
     """A model of one node with everything but its weights as inputs."""
-    kind = schema.FUSED_VARIANTS[op_type]
+    x_last, y_last = layouts.LAYOUTS[channels_last]
+    kind = schema.FUSED_VARIANTS.get(op_type, schema.PLAIN)
     parts = schema.Parts(
         kind.affine, kind.prologue, SLOPES[kind.prologue], kind.residual, kind.epilogue, 2 * SLOPES[kind.epilogue]
     )
-    shapes = {"X": list(x_shape), "W": [6, 3, 1, 2], "B": [6], "scale": [4], "shift": [4], "R": [2, 6, 5, 4]}
+    shapes = {"X": permuted(x_shape, x_last), "W": [6, 3, 1, 2], "B": [6], "scale": [4], "shift": [4]}
+    shapes["R"] = permuted([2, 6, 5, 4], y_last)
     node = schema.make_node(list(parts.inputs), "Y", POOL, CONV, "node")
     schema.give_parts(node, parts)
+    schema.give_layout(node, channels_last)
+    permuting = schema.complete_layouts([node])
     graph = helper.make_graph(
         [node],
         "g",
@@ -88,7 +99,7 @@ def fused_variant(op_type: str, opset: int = 17, x_shape=(2, 4, 10, 11)) -> tupl
         [helper.make_tensor_value_info("Y", TensorProto.FLOAT, [None] * 4)],
     )
     imports = [helper.make_opsetid("", opset), helper.make_opsetid(schema.DOMAIN, schema.FUSED_VARIANTS_VERSION)]
-    functions = schema.functions_for({op_type}, opset)
+    functions = schema.functions_for({op_type}, opset, permuting)
     return helper.make_model(graph, opset_imports=imports, ir_version=8, functions=functions), parts
 
 
@@ -117,11 +128,9 @@ def test_a_fused_variant_says_in_attributes_what_its_name_says(op_type):
     assert node.op_type == "ConvAvgPool" and not {item.name for item in node.attribute} & {"residual", "alpha"}
 
 
-@pytest.mark.parametrize("opset", [7, 17])
-@pytest.mark.parametrize("op_type", schema.FUSED_VARIANTS)
-def test_a_fused_variant_computes_the_reference(op_type, opset):
+def check_against_reference(op_type: str, opset: int, channels_last: int = 0) -> None:
     rng = np.random.default_rng(1)
-    found, parts = fused_variant(op_type, opset)
+    found, parts = fused_variant(op_type, opset, channels_last=channels_last)
     feed = {
         value.name: rng.integers(-3, 4, [dim.dim_value for dim in value.type.tensor_type.shape.dim]).astype(np.float32)
         for value in found.graph.input
@@ -129,11 +138,71 @@ def test_a_fused_variant_computes_the_reference(op_type, opset):
     feed["X"] *= 24  # whole numbers after a slope of 1/4 and a mean over 6, to the rounding of 1/6
     feed |= {"scale": np.array([1, -2, 0, 3], np.float32)} if parts.affine else {}
     got = make_session(LoadedModel(found, None, 0), optimize=False).run(None, feed)[0]
-    expected = reference.fused_conv_avg_pool(
-        feed["X"], feed["W"], feed["B"], POOL, CONV, parts, feed.get("scale"), feed.get("shift"), feed.get("R")
-    )
+    tensors = [feed.get(name) for name in ("scale", "shift", "R")]
+    expected = reference.fused_conv_avg_pool(feed["X"], feed["W"], feed["B"], POOL, CONV, parts, *tensors, channels_last)
     np.testing.assert_allclose(got, expected, rtol=0, atol=5e-4)
     assert np.abs(expected).max() > 10
+
+
+@pytest.mark.parametrize("opset", [7, 17])
+@pytest.mark.parametrize("op_type", schema.FUSED_VARIANTS)
+def test_a_fused_variant_computes_the_reference(op_type, opset):
+    check_against_reference(op_type, opset)
+
+
+@pytest.mark.parametrize("channels_last", [1, 2, 3])
+@pytest.mark.parametrize("op_type", schema.OP_TYPES)
+def test_with_channels_last_it_computes_the_reference(op_type, channels_last):
+    check_against_reference(op_type, 17, channels_last)
+
+
+@pytest.mark.parametrize("channels_last", [1, 2, 3])
+def test_with_channels_last_sizes_stand_at_their_places(channels_last):
+    found, _ = fused_variant("ConvAvgPool", x_shape=("N", 4, 10, 11), channels_last=channels_last)
+    onnx.checker.check_model(found, full_check=True)
+    assert inferred(found) == permuted(["N", 6, 5, 4], channels_last != 3)
+
+
+def test_a_layout_that_there_is_not_is_an_inference_error():
+    found, _ = fused_variant("ConvAvgPool")
+    schema.give_layout(found.graph.node[0], 4)
+    with pytest.raises(onnx.shape_inference.InferenceError, match="channels_last; got 4, expected 0 to 3"):
+        inferred(found)
+
+
+def test_the_attribute_is_written_only_where_it_says_something():
+    node = schema.make_node(["x", "w"], "y", POOL, CONV)
+    before = node.SerializeToString()
+    assert schema.complete_layouts([node]) == set() and node.SerializeToString() == before
+    schema.give_layout(node, 1)
+    assert schema.layout_of(node) == 1 and schema.complete_layouts([node]) == {"ConvAvgPool"}
+    schema.give_layout(node, 0)
+    assert schema.layout_of(node) == 0 and node.SerializeToString() == before
+
+
+def test_one_function_serves_nodes_of_both_layouts():
+    """The second node reads what the first gives, through its Transpose: both have the function that permutes."""
+    first, second = (
+        schema.make_node(names, y, POOL, ConvSpec((1, 1), (1, 1), (0,) * 4, (1, 1), 2))
+        for names, y in ((["x", "w"], "t"), (["u", "w"], "y"))
+    )
+    schema.give_layout(first, 2)
+    turn = helper.make_node("Transpose", ["t"], ["u"], perm=layouts.to_channels_first(2))
+    assert schema.complete_layouts([first, second]) == {"ConvAvgPool"}
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 4, 6, 7]), ("w", [4, 1, 1, 2]))]
+    graph = helper.make_graph(
+        [first, turn, second], "g", values, [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * 4)]
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(schema.DOMAIN, 1)]
+    functions = schema.functions_for({"ConvAvgPool"}, 17, {"ConvAvgPool"})
+    found = helper.make_model(graph, opset_imports=imports, ir_version=8, functions=functions)
+    onnx.checker.check_model(found, full_check=True)
+    rng = np.random.default_rng(2)
+    feed = {"x": rng.standard_normal((2, 4, 6, 7)).astype(np.float32), "w": rng.standard_normal((4, 1, 1, 2)).astype(np.float32)}
+    conv = ConvSpec((1, 1), (1, 1), (0,) * 4, (1, 1), 2)
+    once = reference.conv_avg_pool(feed["x"], feed["w"], None, POOL, conv)
+    got = make_session(LoadedModel(found, None, 0), optimize=False).run(None, feed)[0]
+    np.testing.assert_allclose(got, reference.conv_avg_pool(once, feed["w"], None, POOL, conv), rtol=0, atol=1e-5)
 
 
 def test_the_border_is_zero_and_not_what_the_prologue_makes_of_zero():

@@ -28,12 +28,14 @@ from convpool.tensorrt.plugin_library import find_creator, load_plugin
 GOOD = dict(pool_kernel_shape=[2, 2], pool_strides=[1, 1], pool_pads=[1] * 4, pool_dilations=[1, 1],
             kernel_shape=[3, 3], strides=[2, 2], pads=[0] * 4, dilations=[1, 1], group=[1])
 
-# As the ONNX parser passes attributes on: integers, or floats.
+# As the ONNX parser passes attributes on: integers, or floats.  A PluginField does not keep its array.
+KEPT = []
 def fields(**values):
     def field(name, value):
         real = isinstance(value, float)
         kind = trt.PluginFieldType.FLOAT32 if real else trt.PluginFieldType.INT32
-        return trt.PluginField(name, np.array(value, np.float32 if real else np.int32).reshape(-1), kind)
+        KEPT.append(np.array(value, np.float32 if real else np.int32).reshape(-1))
+        return trt.PluginField(name, KEPT[-1], kind)
     return trt.PluginFieldCollection([field(*item) for item in values.items()])
 
 load_plugin(trt)
@@ -59,7 +61,8 @@ def test_lists_every_attribute_of_the_operators(plugin):
 print(json.dumps({{name: [[f.name, str(f.type)] for f in find_creator(trt, name).field_names] for name in {schema.OP_TYPES}}}))
 """
     found, _ = run(plugin, code)
-    plain = set(schema._ATTRIBUTES) - {"weight_perm", "plugin_version", "plugin_namespace"} | {"allow_tf32", "constant_weights"}
+    plain = set(schema._ATTRIBUTES) - {"weight_perm", "plugin_version", "plugin_namespace"}
+    plain |= {"allow_tf32", "constant_weights", "channels_last"}
     fused = plain | set(schema._PART_INTS) | set(schema._PART_FLOATS)
     for name, fields in found.items():
         assert {field for field, _ in fields} == (plain if name == "ConvAvgPool" else fused)
@@ -156,6 +159,20 @@ print(json.dumps(made is None))
 """
     refused, errors = run(plugin, code)
     assert refused and f"convpool: createPlugin: {message}" in errors
+
+
+@pytest.mark.parametrize("op_type", ["ConvAvgPool", "AffineReluConvAvgPoolAdd"])
+def test_channels_last_may_only_be_0(plugin, op_type):
+    attributes = {} if op_type == "ConvAvgPool" else node_attributes(op_type)
+    code = f"""
+made = [find_creator(trt, "{op_type}").create_plugin("layer", fields(**GOOD, **{attributes}, channels_last=layout),
+                                                     trt.TensorRTPhase.BUILD) for layout in (0, 1, 2, 3)]
+print(json.dumps([one is None for one in made]))
+"""
+    refused, errors = run(plugin, code)
+    assert refused == [False, True, True, True]
+    message = f"convpool: createPlugin: {op_type}: channels_last; got 1, expected 0 in TensorRT; convpool build makes such nodes"
+    assert message in errors
 
 
 def test_a_library_without_one_of_the_operators_is_refused(plugin):

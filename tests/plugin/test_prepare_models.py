@@ -221,6 +221,13 @@ def test_attributes_said_to_the_plugin_by_hand_are_valid_and_the_precision_decid
     assert np.array_equal(run(plain, inputs)[0], wanted)
 
 
+def test_channels_last_is_not_for_tensorrt():
+    rewritten = optimize(generate("wgan_gp_small"), check=0).model
+    schema.give_layout(next(filter(prepare.is_plugin_node, rewritten.graph.node)), 1)
+    with pytest.raises(ModelError, match="layout of ConvAvgPool nodes; got channels_last"):
+        prepare.for_parser(rewritten, 10, plugin=True, allow_tf32=False)
+
+
 def test_constant_weights_are_those_that_nothing_can_change():
     def said(model):
         return [any(a.name == "constant_weights" and a.i == 1 for a in n.attribute) for n in nodes(model)]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from convpool.algebra.geometry import ConvSpec, PoolSpec
+from convpool.algebra.layouts import LAYOUTS
 from convpool.algebra.parts import Parts
 
 
@@ -44,13 +45,18 @@ def conv(x: np.ndarray, w: np.ndarray, b: np.ndarray | None, spec: ConvSpec) -> 
     return total if b is None else total + b.astype(np.float64).reshape(-1, *[1] * spec.rank)
 
 
-def conv_avg_pool(x: np.ndarray, w: np.ndarray, b: np.ndarray | None, pool: PoolSpec, spec: ConvSpec) -> np.ndarray:
+def conv_avg_pool(
+    x: np.ndarray, w: np.ndarray, b: np.ndarray | None, pool: PoolSpec, spec: ConvSpec, channels_last: int = 0
+) -> np.ndarray:
     """The operator ai.convpool::ConvAvgPool, by its definition.
 
     x: [N, C, spatial...]; w: [M, kernel..., C/group], channels last; b: [M] or None.
-    Returns float64 [N, M, output spatial...].
+    Returns float64 [N, M, output spatial...].  channels_last: as the attribute, a number of `algebra.layouts.LAYOUTS`; x or the
+    result then has its channels behind the spatial axes.
     """
-    return conv(average_pool(x, pool), np.moveaxis(w, -1, 1), b, spec)
+    x_last, y_last = LAYOUTS[channels_last]
+    y = conv(average_pool(_channels_first(x, x_last), pool), np.moveaxis(w, -1, 1), b, spec)
+    return np.moveaxis(y, 1, -1) if y_last else y
 
 
 def fused_conv_avg_pool(
@@ -63,21 +69,26 @@ def fused_conv_avg_pool(
     scale: np.ndarray | None = None,
     shift: np.ndarray | None = None,
     residual: np.ndarray | None = None,
+    channels_last: int = 0,
 ) -> np.ndarray:
     """The fused variants of ConvAvgPool, by their definition in docs/operator.md.
 
-    x, w, b as in `conv_avg_pool`; scale, shift: [C], where parts.affine; residual: the output's shape, where
-    parts.residual.  Returns float64 [N, M, output spatial...].
+    x, w, b and channels_last as in `conv_avg_pool`; scale, shift: [C], where parts.affine; residual: the output's shape, where
+    parts.residual.  Returns float64 [N, M, output spatial...], or with the channels last.
     """
-    z = x.astype(np.float64)
+    x_last, y_last = LAYOUTS[channels_last]
+    z = _channels_first(x, x_last).astype(np.float64)
     if parts.affine:
         assert scale is not None and shift is not None
         z = z * _per_channel(scale, spec.rank) + _per_channel(shift, spec.rank)
     y = conv_avg_pool(ACTIVATIONS[parts.prologue](z, parts.prologue_alpha), w, b, pool, spec)
     if parts.residual:
-        assert residual is not None and residual.shape == y.shape
-        y = y + residual.astype(np.float64)
-    return ACTIVATIONS[parts.epilogue](y, parts.epilogue_alpha)
+        assert residual is not None
+        r = _channels_first(residual, y_last)
+        assert r.shape == y.shape
+        y = y + r.astype(np.float64)
+    y = ACTIVATIONS[parts.epilogue](y, parts.epilogue_alpha)
+    return np.moveaxis(y, 1, -1) if y_last else y
 
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
@@ -86,6 +97,10 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
     "LeakyRelu": lambda x, alpha: np.where(x < 0, x * alpha, x),
 }
 """Every activation of a prologue or epilogue, elementwise, on x and its slope."""
+
+
+def _channels_first(x: np.ndarray, last: bool) -> np.ndarray:
+    return np.moveaxis(x, -1, 1) if last else x
 
 
 def _per_channel(values: np.ndarray, rank: int) -> np.ndarray:

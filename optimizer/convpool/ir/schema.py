@@ -14,7 +14,7 @@ runtimes without the plugin run it as it stands.
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import onnx
@@ -22,7 +22,9 @@ from onnx import AttributeProto, FunctionProto, NodeProto, helper
 from onnx.defs import OpSchema
 
 from convpool.algebra.geometry import ConvSpec, PoolSpec
+from convpool.algebra.layouts import function_perms
 from convpool.algebra.parts import EPILOGUES, FUSED_VARIANTS, OP_TYPE, PLAIN, PROLOGUES, Parts
+from convpool.ir.inference import CHANNELS_LAST, infer
 from convpool.ir.protos import model_nodes
 
 DOMAIN = "ai.convpool"
@@ -47,6 +49,11 @@ _INTS_ATTRIBUTES = {
     "weight_perm": "Permutation that brings W to [M, C/group, kernel...]; it depends only on the number of spatial axes.",
 }
 _ATTRIBUTES = (*_INTS_ATTRIBUTES, "group", "plugin_version", "plugin_namespace")
+_PERMS = {
+    "x_perm": "Permutation that brings X to [N, C, spatial...].",
+    "y_perm": "Permutation that brings [N, M, spatial...] to Y.",
+    "r_perm": "Permutation that brings R to [N, M, spatial...].",
+}
 
 
 def _numbered(activations: tuple[str, ...]) -> str:
@@ -107,6 +114,38 @@ def give_parts(node: NodeProto, parts: Parts) -> None:
         "alpha": float(parts.epilogue_alpha),
     }
     node.attribute.extend(helper.make_attribute(name, value) for name, value in values.items())
+
+
+def layout_of(node: NodeProto) -> int:
+    """The attribute channels_last of a node of these operators."""
+    return next((item.i for item in node.attribute if item.name == CHANNELS_LAST), 0)
+
+
+def give_layout(node: NodeProto, channels_last: int) -> None:
+    """Set the attribute channels_last of a node of these operators, which has no such attribute where it is 0."""
+    kept = [item for item in node.attribute if item.name not in (CHANNELS_LAST, *_PERMS)]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    if channels_last:
+        node.attribute.append(helper.make_attribute(CHANNELS_LAST, channels_last))
+
+
+def complete_layouts(nodes: list[NodeProto]) -> set[str]:
+    """Give nodes of these operators the permutations that their functions need; the operators that need such functions.
+
+    An operator has one function in a model.  Where one of its nodes has channels last, that function permutes by attributes,
+    and those of the other nodes change nothing.
+    """
+    permuting = {node.op_type for node in nodes if layout_of(node)}
+    for node in nodes:
+        layout = layout_of(node)
+        give_layout(node, layout)
+        if node.op_type in permuting:
+            rank = next(len(item.ints) for item in node.attribute if item.name == "kernel_shape")
+            residual = node.op_type != OP_TYPE and FUSED_VARIANTS[node.op_type].residual
+            perms = function_perms(layout, rank, residual)
+            node.attribute.extend(helper.make_attribute(name, perm) for name, perm in perms.items())
+    return permuting
 
 
 def weight_perm(rank: int) -> list[int]:
@@ -200,11 +239,40 @@ def variant_function_proto(op_type: str, opset: int) -> FunctionProto:
     )
 
 
-def functions_for(op_types: set[str], opset: int) -> list[FunctionProto]:
-    """The functions of the operators named, in a fixed order."""
-    return [
+def functions_for(op_types: set[str], opset: int, permuting: Collection[str] = ()) -> list[FunctionProto]:
+    """The functions of the operators named, in a fixed order.  permuting: operators that have nodes with channels last."""
+    functions = [
         function_proto(opset) if name == OP_TYPE else variant_function_proto(name, opset) for name in OP_TYPES if name in op_types
     ]
+    for function in functions:
+        if function.name in permuting:
+            _permute(function)
+    return functions
+
+
+def permutes(function: FunctionProto) -> bool:
+    """Whether an operator's function is for nodes with channels last."""
+    return "x_perm" in function.attribute
+
+
+def _permute(function: FunctionProto) -> None:
+    """Put Transposes around the body of an operator's function, by attributes of the node."""
+    names = {"X": "x_perm", "R": "r_perm"}
+    for node in function.node:
+        for index, name in enumerate(node.input):
+            if name in names:
+                node.input[index] = f"{name}_channels_first"
+    function.node[-1].output[0] = "Y_channels_first"
+    nodes = []
+    for name in [name for name in function.input if name in names]:
+        nodes.append(helper.make_node("Transpose", [name], [f"{name}_channels_first"]))
+        _refer(nodes[-1], perm=names[name])
+    nodes += function.node
+    nodes.append(helper.make_node("Transpose", ["Y_channels_first"], ["Y"]))
+    _refer(nodes[-1], perm="y_perm")
+    del function.node[:]
+    function.node.extend(nodes)
+    function.attribute.extend(["x_perm", "y_perm", *(["r_perm"] if "R" in function.input else [])])
 
 
 def used_in(model: onnx.ModelProto) -> set[str]:
@@ -266,7 +334,14 @@ def _register(name: str, version: int, parts: Parts) -> None:
         ),
         attribute("allow_tf32", helper.make_attribute("allow_tf32", 0), "1 lets the plugin compute float32 products in TF32."),
         attribute("constant_weights", helper.make_attribute("constant_weights", 0), "1 tells the plugin that W never changes."),
+        attribute(
+            CHANNELS_LAST,
+            helper.make_attribute(CHANNELS_LAST, 0),
+            "Which tensors are [N, spatial..., channels]: 0 none, 1 X, R and Y, 2 R and Y, 3 X.",
+        ),
     ]
+    perms = [name for name in _PERMS if name != "r_perm" or parts.residual]
+    attributes += [attribute(name, OpSchema.AttrType.INTS, _PERMS[name], required=False) for name in perms]
     texts = {
         "X": "Input, [N, C, spatial...].",
         "W": "Weights, [M, kernel..., C/group].",
@@ -290,7 +365,7 @@ def _register(name: str, version: int, parts: Parts) -> None:
         type_constraints=[("T", list(_TYPES), "Floating-point tensors.")],
         attributes=attributes,
     )
-    schema.set_type_and_shape_inference_function(_infer)
+    schema.set_type_and_shape_inference_function(infer)
     onnx.defs.register_schema(schema)
     # onnx would release the Python function after the interpreter is gone, and crash.
     atexit.register(onnx.defs.deregister_schema, name, version, DOMAIN)
@@ -309,47 +384,3 @@ def _refer(node: NodeProto, **references: str) -> None:
     for name, source in references.items():
         kind = AttributeProto.INT if name == "group" else AttributeProto.INTS
         node.attribute.append(AttributeProto(name=name, ref_attr_name=source, type=kind))
-
-
-def _ints(context: onnx.shape_inference.InferenceContext, name: str) -> tuple[int, ...]:
-    """An attribute of a node that onnx has not checked yet.  Raises InferenceError."""
-    attribute, kernel = context.get_attribute(name), context.get_attribute("kernel_shape")
-    rank = len(kernel.ints) if kernel is not None else 0
-    wanted = 2 * rank if name.endswith("pads") else rank
-    if attribute is None or len(attribute.ints) != wanted:
-        raise onnx.shape_inference.InferenceError(f"{OP_TYPE}: {name}; expected {wanted} sizes")
-    return tuple(attribute.ints)
-
-
-def _infer(context: onnx.shape_inference.InferenceContext) -> None:
-    """Output type and shape; unknown input dimensions give unknown output dimensions."""
-    x, w = context.get_input_type(0), context.get_input_type(1)
-    if x is None or not x.HasField("tensor_type"):
-        return
-    result = onnx.TypeProto()
-    result.tensor_type.elem_type = x.tensor_type.elem_type
-    if x.tensor_type.HasField("shape"):
-        names = ("kernel_shape", "strides", "pads", "dilations")
-        pool = PoolSpec(*(_ints(context, f"pool_{name}") for name in names))
-        kernel_shape, strides, pads, dilations = (_ints(context, name) for name in names)
-        conv = ConvSpec(kernel_shape, strides, pads, dilations)
-        for steps in (pool.strides, conv.strides):
-            if min(steps, default=1) < 1:
-                raise onnx.shape_inference.InferenceError(f"{OP_TYPE}: strides; got {steps}, expected at least 1")
-        dims = x.tensor_type.shape.dim
-        if len(dims) != conv.rank + 2:
-            raise onnx.shape_inference.InferenceError(
-                f"{OP_TYPE}: rank of X; got {len(dims)}, expected {conv.rank + 2} for kernel_shape {conv.kernel_shape}"
-            )
-        shape = result.tensor_type.shape
-        shape.dim.add().CopyFrom(dims[0])
-        channels = shape.dim.add()
-        if w is not None and w.HasField("tensor_type") and w.tensor_type.shape.dim:
-            channels.CopyFrom(w.tensor_type.shape.dim[0])
-        for i in range(conv.rank):
-            out = shape.dim.add()
-            if dims[2 + i].HasField("dim_value"):
-                # Axes are independent, so any stand-in serves for the unknown ones.
-                size = tuple(dims[2 + i].dim_value for _ in range(conv.rank))
-                out.dim_value = conv.output_size(pool.output_size(size))[i]
-    context.set_output_type(0, result)

@@ -17,7 +17,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper, numpy
 
 from convpool.ir import schema
 from convpool.ir.index import Scope
-from convpool.ir.protos import graphs_within, opset_of, value_names
+from convpool.ir.protos import graphs_within, model_nodes, opset_of, value_names
 
 
 class Edit:
@@ -188,13 +188,15 @@ class Editor:
     def _complete_functions(self) -> None:
         """Add the functions of the operators in use, and remove those that a fused variant has replaced everywhere."""
         used, known = schema.used_in(self._model), set()
+        permuting = schema.complete_layouts([node for node in model_nodes(self._model) if schema.is_operator(node)])
         for index in reversed(range(len(self._model.functions))):
             function = self._model.functions[index]
             if function.domain == schema.DOMAIN and function.name in schema.OP_TYPES:
-                known.add(function.name)
-                if function.name not in used:
+                if function.name in used and schema.permutes(function) == (function.name in permuting):
+                    known.add(function.name)
+                else:
                     del self._model.functions[index]
-        self._model.functions.extend(schema.functions_for(used - known, opset_of(self._model.opset_import)))
+        self._model.functions.extend(schema.functions_for(used - known, opset_of(self._model.opset_import), permuting))
         for holder in () if used else (self._model, *self._model.functions):
             _drop_by_name(holder.opset_import, {schema.DOMAIN}, lambda entry: entry.domain)
 

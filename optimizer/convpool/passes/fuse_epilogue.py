@@ -149,7 +149,8 @@ def _residual(draft: Draft, plan: FusionPlan, taken: FusionPlan) -> FusionPlan |
     rival = scope.producer.get(other)
     if rival is not None and schema.is_operator(scope.nodes[rival]) and scope.sole_reader(other) is None:
         parts = schema.parts_of(scope.nodes[rival])
-        able = not parts.epilogue and not parts.residual and not draft.context.excluded(label(scope.nodes[rival]))
+        able = not parts.epilogue and not parts.residual and not schema.layout_of(scope.nodes[rival])
+        able = able and not draft.context.excluded(label(scope.nodes[rival]))
         if able and (_work(scope, rival), rival) > (_work(scope, plan.node), plan.node):
             return None
     return replace(taken, residual=other, parts=replace(plan.parts, residual=True))
@@ -163,7 +164,7 @@ def _giver(draft: Draft, index: int) -> Weights | None:
         return None
     if schema.is_operator(node):
         parts = schema.parts_of(node)
-        if parts.epilogue or parts.residual:
+        if parts.epilogue or parts.residual or schema.layout_of(node):
             return None
     elif not is_op(node, "Conv"):
         return None

@@ -143,7 +143,7 @@ def _all_fuse(scope: Scope, x: str, node: int, inside: bool, context: Context) -
 
 
 def _may_have_prologue(scope: Scope, index: int, x: str, context: Context) -> bool:
-    if known_attributes(scope.nodes[index]) is None or _has_prologue(scope, index):
+    if known_attributes(scope.nodes[index]) is None or _has_prologue(scope, index) or schema.layout_of(scope.nodes[index]):
         return False
     return not _is_plain(scope, index, context) or _only_an_activation(scope, x)
 

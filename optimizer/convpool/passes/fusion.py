@@ -96,9 +96,10 @@ class FusionPass(Pass):
     on_operators = True
 
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
-        """The operator's nodes, this run's and earlier ones'."""
+        """The operator's nodes, this run's and earlier ones', but those with channels last: their neighbours are no longer
+        the model's own."""
         for index, node in enumerate(scope.nodes):
-            if schema.is_operator(node):
+            if schema.is_operator(node) and not schema.layout_of(node):
                 yield Site(scope, index)
 
     def apply(self, plan: FusionPlan, edit: Edit) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from convpool.algebra import cost
+from convpool.algebra import cost, layouts
 from convpool.algebra.affine import keeps, outside
 from convpool.algebra.geometry import ConvSpec, PoolSpec, fuse_kernel, pool_last
 from convpool.algebra.lowering import Layer, Lowering, Runtime, lower, lowering_cost, nominal_size
@@ -124,7 +124,8 @@ def _layer(plan: LowerPlan, conv: ConvSpec) -> Layer:
     shape = plan.scope.info(plan.scope.nodes[plan.node].input[1]).shape or ()
     known = tuple(dim for dim in shape if isinstance(dim, int))
     channels = (known[0], known[-1]) if len(known) == conv.rank + 2 else (64, 64)
-    size = spatial_size(plan.scope, plan.scope.nodes[plan.node].input[0], conv.rank)
+    x_last, _ = layouts.LAYOUTS[schema.layout_of(plan.scope.nodes[plan.node])]
+    size = spatial_size(plan.scope, plan.scope.nodes[plan.node].input[0], conv.rank, first_axis=1 if x_last else 2)
     return Layer(conv, (*channels, *conv.kernel_shape), size, plan.weight is not None)
 
 
@@ -180,7 +181,9 @@ class _Writer:
     def run(self) -> list[NodeProto]:
         """The nodes in order; the last gives what the operator's node gave."""
         parts, names = self._plan.parts, dict(zip(self._plan.parts.inputs, self._old.input, strict=False))
-        x = names["X"]
+        x_last, y_last = layouts.LAYOUTS[schema.layout_of(self._old)]
+        rank = self._plan.conv.rank
+        x = self._permute(names["X"], x_last, layouts.to_channels_first(rank))
         if parts.affine:
             x = self._affine(x, names["scale"], names["shift"])
         if parts.prologue:
@@ -199,11 +202,15 @@ class _Writer:
             node.doc_string = self._old.doc_string
         node.metadata_props.extend(self._old.metadata_props)
         if parts.residual:
-            y = self._add("Add", [y, names["R"]], "sum")
+            y = self._add("Add", [y, self._permute(names["R"], y_last, layouts.to_channels_first(rank))], "sum")
         if parts.epilogue:
-            self._add(parts.epilogue, [y], "result", **_alpha(parts.epilogue, parts.epilogue_alpha))
+            y = self._add(parts.epilogue, [y], "result", **_alpha(parts.epilogue, parts.epilogue_alpha))
+        self._permute(y, y_last, layouts.to_channels_last(rank))
         self._nodes[-1].output[0] = self._old.output[0]
         return self._nodes
+
+    def _permute(self, name: str, permuted: bool, perm: list[int]) -> str:
+        return self._add("Transpose", [name], "permuted", perm=perm) if permuted else name
 
     def _add(self, op_type: str, inputs: list[str], what: str, **values: Any) -> str:
         output = self._edit.fresh(f"{self._old.output[0]}_{what}")

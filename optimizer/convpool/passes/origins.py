@@ -6,7 +6,7 @@ from __future__ import annotations
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, known_attributes
-from convpool.ir.schema import is_operator
+from convpool.ir.schema import is_operator, layout_of
 from convpool.passes.base import Reject, malformed
 from convpool.passes.convs import conv_leaf
 from convpool.passes.linear import Step, linear_step, op_of
@@ -63,7 +63,7 @@ def _windows(scope: Scope, index: int, rank: int) -> list[list[tuple[int, int]]]
         leaf = conv_leaf(scope, index, rank)
         return None if isinstance(leaf, Reject) else [_window(leaf.conv)]
     names = ("kernel_shape", "strides", "pads", "dilations")
-    if is_operator(node):
+    if is_operator(node) and not layout_of(node):
         kernel_shape, strides, pads, dilations = (tuple(values[key]) for key in names)
         pool = PoolSpec(*(tuple(values[f"pool_{key}"]) for key in names))
         return [_window(pool), _window(ConvSpec(kernel_shape, strides, pads, dilations))]

@@ -78,6 +78,11 @@ def inline_own_functions(model: ModelProto) -> ModelProto:
 
 def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool) -> ModelProto:
     """The model for the ONNX parser of TensorRT `major`.  The model given may be changed."""
+    if any(schema.layout_of(node) for node in filter(is_plugin_node, all_nodes(model.graph))):
+        raise ModelError(
+            "model: layout of ConvAvgPool nodes; got channels_last, for onnxruntime on CUDA, expected the original "
+            "model, or one of --target tensorrt"
+        )
     if plugin and has_plugin_nodes(model):  # TensorRT 10.0 to 10.6 take a function before a plugin of the same name
         others = [function for function in model.functions if function.name not in schema.OP_TYPES]
         del model.functions[:]

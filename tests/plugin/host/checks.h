@@ -17,7 +17,7 @@ template <class T> void identity(const Attributes &a) {
     CHECK(std::strcmp(creator.getPluginVersion(), "1") == 0);
     CHECK(std::strcmp(creator.getPluginNamespace(), "") == 0);
     const typename T::Collection *known = creator.getFieldNames();
-    EQUAL(known->nbFields, a.plain() ? 11 : 17);
+    EQUAL(known->nbFields, a.plain() ? 12 : 18);
     for (int32_t i = 0; i < known->nbFields; ++i) {
         const bool real = std::string(known->fields[i].name).find("alpha") != std::string::npos;
         CHECK(known->fields[i].type == (real ? T::FieldType::kFLOAT32 : T::FieldType::kINT32));
