@@ -37,12 +37,13 @@ $(OLDEST)/.installed: pyproject.toml
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(OLDEST)/requirements.txt pytest hypothesis
 	touch $@
 
-# Models as PyTorch's exporters write them, in an environment of its own with PyTorch for CPUs (0.9 GB).  The models are loaded by
+# convpool.torch, and models as PyTorch's exporters write them, in an environment of its own with PyTorch for CPUs (0.9 GB).  The models are loaded by
 # the oldest onnx too.
 TORCH := $(VENV)-torch
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 test-torch: $(TORCH)/.installed $(OLDEST)/.installed
-	PYTHONPATH=optimizer REQUIRE_TORCH=1 CONVPOOL_OLD_ONNX_PYTHON=$(OLDEST)/bin/python $(TORCH)/bin/python -m pytest tests/exporters
+	PYTHONPATH=optimizer REQUIRE_TORCH=1 CONVPOOL_OLD_ONNX_PYTHON=$(OLDEST)/bin/python $(TORCH)/bin/python -m pytest \
+	  tests/exporters tests/torch
 
 $(TORCH)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(TORCH)

@@ -29,6 +29,10 @@ class TensorRTError(ConvpoolError):
     """TensorRT, its plugin library or the GPU's memory interface is missing, or refuses a model or an engine."""
 
 
+class TorchError(ConvpoolError, ImportError):
+    """PyTorch is not installed."""
+
+
 class VerificationError(ConvpoolError):
     """Original and result disagree.  `report` holds the whole report, with the per-output errors, when there is one."""
 

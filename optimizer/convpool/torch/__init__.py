@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ConvAvgPool in PyTorch: forward, backward and twice backward with the pooling done first.
+
+    from convpool.torch import ConvAvgPool2d, conv_avg_pool2d
+    y = conv_avg_pool2d(x, weight, bias, padding=1, pool_size=2)  # avg_pool2d(conv2d(x, weight, bias, padding=1), 2)
+    layer = ConvAvgPool2d(64, 128, 3, padding=1, pool_size=2)     # the parameters of nn.Conv2d(64, 128, 3, padding=1)
+
+The operators behind them take any number of spatial axes from 1 to 3.  pads hold all begins, then all ends; other lists have one
+number for each axis.  Weights are PyTorch's: [M, C/groups, kernel...].
+
+    convpool.torch.pooled_conv(                                 # torch.ops.convpool.pooled_conv, also under torch.func
+        x, weight, bias, scale, shift, residual,                # bias [M], scale and shift [C], residual of Y's shape: or None
+        pool_kernel, pool_strides, pool_pads, pool_dilations,   # of the box mean, which counts its zero padding
+        strides, pads, dilations, groups,                       # of the convolution, over the pooled tensor
+        prologue, prologue_alpha, epilogue, epilogue_alpha)     # activations: 0 none, 1 ReLU, 2 LeakyReLU of slope alpha
+
+    Y = epilogue(conv(box_mean(prologue(scale * X + shift)), weight, bias) + residual)
+
+    torch.ops.convpool.box_mean(x, gate, slope, kernel, strides, pads, dilations)
+    torch.ops.convpool.box_mean_adjoint(grad, gate, slope, size, kernel, strides, pads, dilations)
+
+gate: None, or a tensor of X's shape; X counts slope-fold where the gate is not above zero.  No derivative goes to it.
+"""
+
+import importlib.util
+
+from convpool.errors import TorchError
+
+if importlib.util.find_spec("torch") is None:
+    raise TorchError("torch: not installed; got no PyTorch, expected version 2.6 or later; run `pip install 'convpool[torch]'`")
+
+# ruff: noqa: E402
+from convpool.torch.functional import conv_avg_pool1d, conv_avg_pool2d, conv_avg_pool3d
+from convpool.torch.modules import ConvAvgPool1d, ConvAvgPool2d, ConvAvgPool3d
+from convpool.torch.transforms import pooled_conv
+
+__all__ = [
+    "ConvAvgPool1d",
+    "ConvAvgPool2d",
+    "ConvAvgPool3d",
+    "conv_avg_pool1d",
+    "conv_avg_pool2d",
+    "conv_avg_pool3d",
+    "pooled_conv",
+]

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`conv_avg_pool1d`, `conv_avg_pool2d` and `conv_avg_pool3d`: convolution, then average pooling, computed in the other order.
+
+    avg_pool_p,q(conv_s(x, W) + b)  =  conv_sq(box_mean_p(x), W) + b
+
+The pooling is done first where that is exact (`convpool.algebra.geometry`) and saves arithmetic.  Otherwise PyTorch's own two
+operators run.  They do so for
+
+- a pooling with a stride of 1 on every axis, which saves nothing;
+- pool_padding behind a bias, or with less padding of the convolution than its kernel reaches: the border averages other values;
+- ceil_mode where it adds outputs, and count_include_pad=False with pool_padding.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, pool_first
+from convpool.algebra.pads import pad_behind
+from convpool.algebra.refusal import Refusal
+from convpool.errors import OptionError
+from convpool.torch.transforms import pooled_conv
+
+Sizes = int | Sequence[int]
+_CONVS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+def sizes(name: str, value: Any, rank: int, least: int) -> Ints:
+    """One number for every axis, or one for each; OptionError otherwise."""
+    given = tuple(value) if isinstance(value, (tuple, list)) else (value,) * rank
+    if len(given) == 1:
+        given *= rank
+    try:
+        found = tuple(operator.index(v) for v in given)
+    except TypeError:
+        raise OptionError(f"{name}: no whole numbers; got {value!r}, expected one, or {rank}") from None
+    if len(found) != rank or min(found) < least:
+        raise OptionError(f"{name}: wrong numbers; got {value!r}, expected one, or {rank}, of at least {least}")
+    return found
+
+
+def conv_pads(padding: Any, kernel: Ints, strides: Ints, dilations: Ints) -> Ints:
+    """Begins, then ends, of PyTorch's padding argument, a word included."""
+    rank = len(kernel)
+    if not isinstance(padding, str):
+        return sizes("padding", padding, rank, 0) * 2
+    if padding == "valid":
+        return (0,) * (2 * rank)
+    if padding != "same" or any(s != 1 for s in strides):
+        raise OptionError(f"padding: got {padding!r} with strides {strides}, expected numbers, 'valid', or 'same' with stride 1")
+    total = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
+    return (*(t // 2 for t in total), *(t - t // 2 for t in total))
+
+
+def pooled_first(
+    kernel: Ints,
+    padding: Any,
+    stride: Ints,
+    dilation: Ints,
+    groups: int,
+    pool: Ints,
+    pool_stride: Ints,
+    pool_padding: Ints,
+    shifted: bool,
+) -> tuple | None:
+    """The window and the convolution of `pooled_conv`: pool kernel, strides, pads and dilations, strides, pads, dilations and
+    groups; None where PyTorch's two operators are to run.  shifted: whether the convolution has a bias."""
+    conv = ConvSpec(kernel, stride, conv_pads(padding, kernel, stride, dilation), dilation, groups)
+    if all(s == 1 for s in pool_stride):
+        return None
+    if any(pool_padding):
+        padded = pad_behind(conv, pool_padding * 2, shifted)
+        if isinstance(padded, Refusal):
+            return None
+        conv = padded
+    rank = len(kernel)
+    box, rest = pool_first.__wrapped__(conv, PoolSpec(pool, pool_stride, (0,) * (2 * rank), (1,) * rank))
+    window = (box.kernel_shape, box.strides, box.pads, box.dilations)
+    return tuple(map(list, (*window, rest.strides, rest.pads, rest.dilations))) + (groups,)
+
+
+_pooled_first = functools.lru_cache(4096)(pooled_first)  # torch.compile, which would ignore the cache, traces the function itself
+
+
+def _ceil_adds(
+    size: Sequence[int],
+    kernel: Ints,
+    padding: Any,
+    stride: Ints,
+    dilation: Ints,
+    pool: Ints,
+    pool_stride: Ints,
+    pool_padding: Ints,
+) -> bool:
+    """Whether ceil_mode gives more outputs than without for an input of this size."""
+    pads, r = conv_pads(padding, kernel, stride, dilation), len(kernel)
+    for i in range(r):
+        out = (size[i] + pads[i] + pads[r + i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
+        if (out + 2 * pool_padding[i] - pool[i]) % pool_stride[i]:
+            return True
+    return False
+
+
+def conv_avg_pool(
+    rank: int,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+    pool_size: Any,
+    pool_stride: Any,
+    pool_padding: Any,
+    ceil_mode: bool,
+    count_include_pad: bool,
+) -> torch.Tensor:
+    """The functions of all ranks."""
+    kernel = tuple(weight.shape[2:])
+    if len(kernel) != rank:
+        raise OptionError(f"weight: wrong number of dimensions; got shape {tuple(weight.shape)}, expected {rank + 2}")
+    strides, dilations = sizes("stride", stride, rank, 1), sizes("dilation", dilation, rank, 1)
+    pool = sizes("pool_size", pool_size, rank, 1)
+    pool_strides = pool if pool_stride is None else sizes("pool_stride", pool_stride, rank, 1)
+    pool_pads = sizes("pool_padding", pool_padding, rank, 0)
+    padding = padding if isinstance(padding, str) else sizes("padding", padding, rank, 0)
+    exact = count_include_pad or not any(pool_pads)
+    if exact and ceil_mode:
+        exact = not _ceil_adds(x.shape[-rank:], kernel, padding, strides, dilations, pool, pool_strides, pool_pads)
+    described = (kernel, padding, strides, dilations, groups, pool, pool_strides, pool_pads)
+    first = None
+    if exact:
+        first = (pooled_first if torch.compiler.is_compiling() else _pooled_first)(*described, bias is not None)
+    if first is None or x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        y = _CONVS[rank](x, weight, bias, strides, padding, dilations, groups)
+        return _POOLS[rank](y, pool, pool_strides, pool_pads, ceil_mode, count_include_pad)
+    if x.dim() == rank + 1:
+        return _pooled(x.unsqueeze(0), weight, bias, first).squeeze(0)
+    return _pooled(x, weight, bias, first)
+
+
+def _pooled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, first: tuple) -> torch.Tensor:
+    return pooled_conv(x, weight, bias, None, None, None, *first, 0, 0.0, 0, 0.0)
+
+
+def conv_avg_pool1d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    pool_size: Sizes,
+    pool_stride: Sizes | None = None,
+    pool_padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> torch.Tensor:
+    """`conv_avg_pool2d` with one spatial axis: x [N, C, L] or [C, L], weight [M, C/groups, k]."""
+    pooling = (pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad)
+    return conv_avg_pool(1, x, weight, bias, stride, padding, dilation, groups, *pooling)
+
+
+def conv_avg_pool2d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    pool_size: Sizes,
+    pool_stride: Sizes | None = None,
+    pool_padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> torch.Tensor:
+    """avg_pool2d(conv2d(x, weight, bias, stride, padding, dilation, groups), pool_size, pool_stride, pool_padding), with the
+    pooling done first where that is exact.
+
+    x is [N, C, H, W] or [C, H, W], weight [M, C/groups, kh, kw], bias [M]; the result is [N, M, h, w] or [M, h, w].  Arguments
+    are those of torch.nn.functional's conv2d and avg_pool2d: one number, or one for each axis; padding also "valid" or "same";
+    pool_stride=None is pool_size.  The result equals PyTorch's within the rounding of another order of summation.  It lies in
+    memory as PyTorch's would: channels last where x or the weight does.
+
+    Differentiable to any order.  Works under autocast, torch.compile, CUDA graphs and torch.func.  float32 is multiplied in TF32
+    where torch.backends.cudnn.allow_tf32 says so.
+
+    Raises OptionError for sizes that describe no convolution or pooling, and what PyTorch's operators raise.
+    """
+    pooling = (pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad)
+    return conv_avg_pool(2, x, weight, bias, stride, padding, dilation, groups, *pooling)
+
+
+def conv_avg_pool3d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    pool_size: Sizes,
+    pool_stride: Sizes | None = None,
+    pool_padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> torch.Tensor:
+    """`conv_avg_pool2d` with three spatial axes: x [N, C, D, H, W] or [C, D, H, W], weight [M, C/groups, kd, kh, kw]."""
+    pooling = (pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad)
+    return conv_avg_pool(3, x, weight, bias, stride, padding, dilation, groups, *pooling)

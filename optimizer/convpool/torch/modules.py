@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ConvAvgPool1d`, `ConvAvgPool2d` and `ConvAvgPool3d`: torch.nn's convolutions with an average pooling behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from convpool.torch.functional import Sizes, conv_avg_pool, sizes
+
+
+class _ConvAvgPool:
+    """What the modules share; the class beside it is torch.nn's convolution of the rank."""
+
+    rank: int
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Sizes | str = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        pool_size: Sizes,
+        pool_stride: Sizes | None = None,
+        pool_padding: Sizes = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+    ) -> None:
+        convolution: Any = super()
+        convolution.__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
+        )
+        self.pool_size = sizes("pool_size", pool_size, self.rank, 1)
+        self.pool_stride = self.pool_size if pool_stride is None else sizes("pool_stride", pool_stride, self.rank, 1)
+        self.pool_padding = sizes("pool_padding", pool_padding, self.rank, 0)
+        self.ceil_mode, self.count_include_pad = ceil_mode, count_include_pad
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The pooled convolution of `input`."""
+        conv: Any = self
+        x, padding = input, conv.padding
+        if conv.padding_mode != "zeros":
+            x = F.pad(x, conv._reversed_padding_repeated_twice, mode=conv.padding_mode)
+            padding = (0,) * self.rank
+        pooling: Any = (self.pool_size, self.pool_stride, self.pool_padding, self.ceil_mode, self.count_include_pad)
+        geometry = (conv.stride, padding, conv.dilation, conv.groups)
+        return conv_avg_pool(self.rank, x, conv.weight, conv.bias, *geometry, *pooling)
+
+    def extra_repr(self) -> str:
+        """The convolution's arguments, then the pooling's."""
+        convolution: Any = super()
+        text = f"{convolution.extra_repr()}, pool_size={self.pool_size}, pool_stride={self.pool_stride}"
+        if any(self.pool_padding):
+            text += f", pool_padding={self.pool_padding}"
+        text += ", ceil_mode=True" if self.ceil_mode else ""
+        return text if self.count_include_pad else text + ", count_include_pad=False"
+
+
+class ConvAvgPool1d(_ConvAvgPool, nn.Conv1d):
+    """nn.Conv1d, then nn.AvgPool1d, as one layer: see `ConvAvgPool2d`."""
+
+    rank = 1
+
+
+class ConvAvgPool2d(_ConvAvgPool, nn.Conv2d):
+    """nn.Conv2d, then nn.AvgPool2d, as one layer.
+
+    Arguments, parameters and state_dict are nn.Conv2d's; pool_size, pool_stride (None: pool_size), pool_padding, ceil_mode and
+    count_include_pad are nn.AvgPool2d's, by keyword.  What is computed, and how: `convpool.torch.conv_avg_pool2d`.
+    """
+
+    rank = 2
+
+
+class ConvAvgPool3d(_ConvAvgPool, nn.Conv3d):
+    """nn.Conv3d, then nn.AvgPool3d, as one layer: see `ConvAvgPool2d`."""
+
+    rank = 3

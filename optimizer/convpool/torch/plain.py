@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Box mean, its adjoint and the convolution of box means by PyTorch's own operators: on a CPU, and wherever the CUDA library is
+not used.
+
+A gate is a tensor of x's shape: x passes where the gate is positive or NaN, and is multiplied by `slope` elsewhere.  An
+activation is its own gate: relu(x) is x gated by x with slope 0, and its derivative gates by x too.  So the box mean behind an
+activation is
+
+    Z = mean over the window of m(gate) * X,    m(t) = slope where t <= 0, else 1
+
+linear in X, and its adjoint has the same gate.  float16 and bfloat16 are summed in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+Ints = Sequence[int]
+NONE, RELU, LEAKY_RELU = range(3)
+"""Codes of activations, as convpool_activation numbers them."""
+
+
+def memory_format(x: torch.Tensor) -> torch.memory_format:
+    """How results of x lie in memory: channels last where x does, else contiguous."""
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
+        return torch.channels_last
+    if x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d) and not x.is_contiguous():
+        return torch.channels_last_3d
+    return torch.contiguous_format
+
+
+def result_format(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """How the convolution of x lies in memory: channels last where x or the weight does, as PyTorch's own."""
+    found = memory_format(x)
+    return memory_format(weight) if found == torch.contiguous_format else found
+
+
+def gated(x: torch.Tensor, gate: torch.Tensor, slope: float) -> torch.Tensor:
+    """x where the gate is positive or NaN, else slope * x; 0 for a slope of 0, whatever x is."""
+    return torch.where(gate <= 0, x * slope if slope else torch.zeros((), dtype=x.dtype, device=x.device), x)
+
+
+def pooled_size(size: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> list[int]:
+    """Sizes of the windows' means; pads: all begins, then all ends."""
+    r = len(kernel)
+    return [(size[i] + pads[i] + pads[r + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(r)]
+
+
+def torch_pads(pads: Ints) -> list[int]:
+    """Begins and ends in F.pad's order: the last axis first."""
+    r = len(pads) // 2
+    return [pad for i in range(r - 1, -1, -1) for pad in (pads[i], pads[r + i])]
+
+
+def _summing_type(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def box_mean(
+    x: torch.Tensor, gate: torch.Tensor | None, slope: float, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints
+) -> torch.Tensor:
+    """Means over windows, padding counted: AveragePool(m(gate) * x).  x: [N, C, size...]."""
+    sizes = pooled_size(x.shape[2:], kernel, strides, pads, dilations)
+    sums = _summing_type(x if gate is None else gated(x, gate, slope))
+    if any(pads):
+        sums = F.pad(sums, torch_pads(pads))
+    for axis, (count, p, s, d) in enumerate(zip(sizes, kernel, strides, dilations, strict=True), 2):
+        places = [_place(sums, axis, j * d, count, s) for j in range(p)]
+        sums = places[0]
+        for place in places[1:]:
+            sums = sums + place
+    means = (sums / math.prod(kernel)).to(x.dtype)
+    return means.contiguous(memory_format=memory_format(x))
+
+
+def _place(x: torch.Tensor, axis: int, start: int, count: int, stride: int) -> torch.Tensor:
+    """`count` positions of an axis from `start` on, `stride` apart."""
+    index = [slice(None)] * x.dim()
+    index[axis] = slice(start, start + (count - 1) * stride + 1, stride)
+    return x[tuple(index)]
+
+
+def box_mean_adjoint(
+    grad: torch.Tensor,
+    gate: torch.Tensor | None,
+    slope: float,
+    size: Ints,
+    kernel: Ints,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+) -> torch.Tensor:
+    """The adjoint of `box_mean` for inputs of `size`: m(gate) * (each mean's share for every position of its window)."""
+    r = len(kernel)
+    spread = _summing_type(grad) / math.prod(kernel)
+    for axis in range(r + 1, 1, -1):
+        i = axis - 2
+        shape = list(spread.shape)
+        shape[axis] = size[i] + pads[i] + pads[r + i]
+        total = spread.new_zeros(shape)
+        for j in range(kernel[i]):
+            _place(total, axis, j * dilations[i], spread.shape[axis], strides[i]).add_(spread)
+        spread = total
+    for i in range(r):
+        spread = spread.narrow(i + 2, pads[i], size[i])
+    spread = spread.to(grad.dtype)
+    spread = spread if gate is None else gated(spread, gate, slope)
+    return spread.contiguous(memory_format=memory_format(grad if gate is None else gate))
+
+
+def by_channel(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A vector of channels, to be broadcast over [N, C, size...]."""
+    return values.view(-1, *[1] * (like.dim() - 2))
+
+
+def convolve(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, strides: Ints, pads: Ints, dilations: Ints, groups: int
+) -> torch.Tensor:
+    """PyTorch's convolution with pads for each side."""
+    x, padding = even_pads(x, pads)
+    return torch.convolution(x, weight, bias, strides, padding, dilations, False, [0] * len(strides), groups)
+
+
+def even_pads(x: torch.Tensor, pads: Ints) -> tuple[torch.Tensor, list[int]]:
+    """x and the padding that PyTorch's convolution takes; x is padded where begins and ends differ."""
+    r = len(pads) // 2
+    if list(pads[:r]) == list(pads[r:]):
+        return x, list(pads[:r])
+    return F.pad(x, torch_pads(pads)), [0] * r
+
+
+def activate(x: torch.Tensor, activation: int, slope: float) -> torch.Tensor:
+    """The activation of a code."""
+    if activation == NONE:
+        return x
+    return torch.relu(x) if activation == RELU else F.leaky_relu(x, slope)
+
+
+def slope_of(activation: int, alpha: float) -> float:
+    """What an activation multiplies values below zero by."""
+    return alpha if activation == LEAKY_RELU else 0.0
+
+
+def pooled_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    pool_kernel: Ints,
+    pool_strides: Ints,
+    pool_pads: Ints,
+    pool_dilations: Ints,
+    strides: Ints,
+    pads: Ints,
+    dilations: Ints,
+    groups: int,
+    prologue: int,
+    prologue_alpha: float,
+    epilogue: int,
+    epilogue_alpha: float,
+) -> torch.Tensor:
+    """The operator convpool::pooled_conv: box mean, then PyTorch's convolution."""
+    out_format = result_format(x, weight)
+    if scale is not None and shift is not None:
+        x = x * by_channel(scale, x) + by_channel(shift, x)
+    gate = x if prologue else None
+    z = box_mean(x, gate, slope_of(prologue, prologue_alpha), pool_kernel, pool_strides, pool_pads, pool_dilations)
+    y = convolve(z, weight, bias, strides, pads, dilations, groups)
+    if residual is not None:
+        y = y + residual
+    return activate(y, epilogue, epilogue_alpha).contiguous(memory_format=out_format)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random problems of convolution and average pooling for PyTorch, and what tests do without it or without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.support.gpu import skip_or_fail
+
+
+def require_torch() -> Any:
+    """PyTorch.  The calling module is skipped without it, or fails where REQUIRE_TORCH=1."""
+    if importlib.util.find_spec("torch") is None:
+        if os.environ.get("REQUIRE_TORCH") == "1":
+            pytest.fail("REQUIRE_TORCH=1, but PyTorch is not installed")
+        pytest.skip("no PyTorch: make test-torch", allow_module_level=True)
+    import torch
+
+    return torch
+
+
+def require_cuda() -> None:
+    """Skip or fail the calling test where PyTorch has no GPU."""
+    torch = require_torch()
+    if not torch.cuda.is_available():
+        skip_or_fail("PyTorch has no GPU")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Arguments of a convolution and of the pooling behind it; every size is small."""
+
+    rank: int
+    x_shape: tuple[int, ...]
+    weight_shape: tuple[int, ...]
+    bias: bool
+    conv: dict[str, Any]
+    pool: dict[str, Any]
+
+    def original(self, functional: Any, x: Any, weight: Any, bias: Any) -> Any:
+        """PyTorch's two operators; `functional` is torch.nn.functional."""
+        conv, pool = getattr(functional, f"conv{self.rank}d"), getattr(functional, f"avg_pool{self.rank}d")
+        sizes = (self.pool["pool_size"], self.pool["pool_stride"], self.pool["pool_padding"])
+        return pool(conv(x, weight, bias, **self.conv), *sizes, ceil_mode=self.pool["ceil_mode"])
+
+
+def random_layer(seed: int) -> Layer:
+    """A layer of 1 to 3 axes with at least one output, by the seed."""
+    draw = random.Random(seed)
+    while True:
+        rank = draw.choice((1, 1, 2, 2, 2, 3))
+
+        def each(*values: int, rank: int = rank) -> tuple[int, ...]:
+            return tuple(draw.choice(values) for _ in range(rank))
+
+        groups, per_group, outputs = draw.choice((1, 1, 1, 2, 3)), draw.choice((1, 2)), draw.choice((1, 2))
+        kernel, stride, dilation, padding = each(1, 2, 3), each(1, 1, 2), each(1, 1, 2), each(0, 1, 2)
+        pool, pool_stride = each(1, 2, 2, 3), each(1, 2, 2, 3)
+        pool_padding = each(0, 1) if draw.random() < 0.2 else (0,) * rank
+        size = each(*range(3, 7 if rank > 1 else 12))
+        out = [
+            (n + 2 * p - d * (k - 1) - 1) // s + 1 for n, p, d, k, s in zip(size, padding, dilation, kernel, stride, strict=True)
+        ]
+        pooled = [n + 2 * b >= p and 2 * b <= p for n, b, p in zip(out, pool_padding, pool, strict=True)]
+        if min(out) < 1 or not all(pooled):
+            continue
+        conv = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        pooling = {"pool_size": pool, "pool_stride": pool_stride, "pool_padding": pool_padding, "ceil_mode": draw.random() < 0.2}
+        shapes = (draw.choice((1, 2)), groups * per_group, *size), (groups * outputs, per_group, *kernel)
+        return Layer(rank, *shapes, draw.random() < 0.7, conv, pooling)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""First and second derivatives in float64, by finite differences, and values against PyTorch's two operators."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.torch import random_layer, require_torch
+
+torch = require_torch()
+import torch.nn.functional as F  # noqa: E402
+
+import convpool.torch  # noqa: E402
+from convpool.torch.functional import pooled_first  # noqa: E402
+
+torch.set_num_threads(1)  # of layers this small more would wait for one another
+FUNCTIONS = {rank: getattr(convpool.torch, f"conv_avg_pool{rank}d") for rank in (1, 2, 3)}
+pooled_conv = convpool.torch.pooled_conv
+
+
+def tensors(layer, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [layer.x_shape, layer.weight_shape, *([layer.weight_shape[:1]] if layer.bias else [])]
+    return [torch.randn(shape, dtype=dtype, generator=generator).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_values_and_two_derivatives(seed):
+    layer = random_layer(seed)
+
+    def function(x, weight, bias=None):
+        return FUNCTIONS[layer.rank](x, weight, bias, **layer.conv, **layer.pool)
+
+    given = tensors(layer, seed=seed)
+    expected = layer.original(F, *given, *([] if layer.bias else [None]))
+    torch.testing.assert_close(function(*given), expected, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(function, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, given, fast_mode=True)
+
+
+def test_the_random_layers_have_every_kind():
+    layers = [random_layer(seed) for seed in range(200)]
+    assert {layer.rank for layer in layers} == {1, 2, 3}
+    for name, value in (("stride", 2), ("dilation", 2), ("padding", 2)):
+        assert sum(value in layer.conv[name] for layer in layers) > 9
+    assert sum(layer.conv["groups"] == 3 for layer in layers) > 9
+    assert sum(any(layer.pool["pool_padding"]) for layer in layers) > 9
+    firsts = [pools_first(layer) for layer in layers]
+    assert 100 < sum(firsts) < 200
+
+
+def pools_first(layer):
+    conv, pool = layer.conv, layer.pool
+    kernel = layer.weight_shape[2:]
+    window = (pool["pool_size"], pool["pool_stride"], pool["pool_padding"])
+    return (
+        pooled_first(kernel, conv["padding"], conv["stride"], conv["dilation"], conv["groups"], *window, layer.bias) is not None
+    )
+
+
+ACTIVATIONS = [(0, 0.0), (1, 0.0), (2, 0.3), (2, -0.5)]
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("epilogue, epilogue_alpha", ACTIVATIONS)
+@pytest.mark.parametrize("prologue, prologue_alpha", ACTIVATIONS)
+def test_prologues_and_epilogues(prologue, prologue_alpha, epilogue, epilogue_alpha, affine):
+    torch.manual_seed(prologue * 10 + epilogue)
+    shapes = [(2, 4, 5, 6), (4, 2, 2, 3), (4,), (2, 4, 3, 2), *([(4,), (4,)] if affine else [])]
+    given = [torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
+    activations = (prologue, prologue_alpha, epilogue, epilogue_alpha)
+
+    def function(x, weight, bias, residual, scale=None, shift=None):
+        geometry = ([2, 2], [1, 1], [1, 0, 0, 1], [1, 2], [2, 2], [0, 1, 1, 0], [1, 1], 2)
+        return pooled_conv(x, weight, bias, scale, shift, residual, *geometry, *activations)
+
+    def act(t, code, slope):
+        return [t, F.relu(t), F.leaky_relu(t, slope)][code]
+
+    def expected(x, weight, bias, residual, scale=None, shift=None):
+        u = x if scale is None else x * scale.view(-1, 1, 1) + shift.view(-1, 1, 1)
+        u = F.pad(act(u, prologue, prologue_alpha), (0, 1, 1, 0))
+        z = (u[..., :-1, :-2] + u[..., 1:, :-2] + u[..., :-1, 2:] + u[..., 1:, 2:]) / 4
+        y = F.conv2d(F.pad(z, (1, 0, 0, 1)), weight, bias, stride=2, groups=2)
+        return act(y + residual, epilogue, epilogue_alpha)
+
+    torch.testing.assert_close(function(*given), expected(*given), rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(function, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, given, fast_mode=True)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_box_mean_and_its_adjoint(gated):
+    torch.manual_seed(0)
+    x, gate = torch.randn(2, 3, 7, 6, dtype=torch.float64, requires_grad=True), torch.randn(2, 3, 7, 6, dtype=torch.float64)
+    window = ([3, 2], [2, 1], [1, 2, 0, 1], [2, 1])
+    ops, gate = torch.ops.convpool, gate if gated else None
+    z = ops.box_mean(x, gate, 0.2, *window)
+    g = torch.randn_like(z).requires_grad_()
+    spread = ops.box_mean_adjoint(g, gate, 0.2, [7, 6], *window)
+    torch.testing.assert_close((z * g).sum(), (x * spread).sum(), rtol=1e-12, atol=0)
+    assert torch.autograd.gradgradcheck(lambda x: ops.box_mean(x, gate, 0.2, *window), [x])
+    assert torch.autograd.gradgradcheck(lambda g: ops.box_mean_adjoint(g, gate, 0.2, [7, 6], *window), [g])
+
+
+def test_the_first_pass_of_a_gradient_penalty_makes_no_gradient_of_weights():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    masks = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.convolution_backward.default:
+                masks.append(args[-1])
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    layer = convpool.torch.ConvAvgPool2d(3, 4, 3, padding=1, pool_size=2)
+    y = layer(x).square().sum()
+    with Watch():
+        (grad,) = torch.autograd.grad(y, [x], create_graph=True)
+        (grad.square().sum() + y).backward()
+    assert masks[0] == [True, False, False]
+    assert all(p.grad is not None for p in layer.parameters())
