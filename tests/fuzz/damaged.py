@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damaged models go through the whole optimizer, which may refuse them by an exception of its own, and nothing else.
 
-    python -m tests.fuzz.damaged --cases 20000 --processes 2 [--first SEED]
+    python -m tests.fuzz.damaged --cases 20000 --processes 2 [--first SEED] [--json FILE]
 
 Each process reports every case before and after it, so that a crash or a case beyond the time limit is told by its number and
 the next process goes on behind it.
@@ -10,6 +10,7 @@ the next process goes on behind it.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import selectors
@@ -20,7 +21,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ from tests.support.damage import damaged
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY_BYTES = 8 * 2**30
+PART = 1000
+"""So many cases a process, at most; then the next one starts, and the record is written."""
 LOWERINGS = ("convavgpool", "direct", "fused", "auto")
 
 
@@ -120,14 +123,15 @@ def _lines(process: subprocess.Popen, limit_s: float) -> Iterator[str]:
             yield from (line.decode() for line in whole)
 
 
-def share(first: int, cases: int, processes: int) -> Outcome:
-    """Run cases in several processes at a time."""
-    each, total = max(-(-cases // processes), 1), Outcome()
+def share(first: int, cases: int, processes: int, told: Callable[[Outcome], None] = lambda _: None) -> Outcome:
+    """Run cases in several processes at a time; `told` hears what is known so far."""
+    each, total = min(max(-(-cases // processes), 1), PART), Outcome()
     starts = range(first, first + cases, each)
     with ThreadPoolExecutor(processes) as pool:
         for outcome in pool.map(lambda at: run(at, min(each, first + cases - at)), starts):
             total.counts += outcome.counts
             total.faults |= outcome.faults
+            told(total)
     return total
 
 
@@ -137,13 +141,22 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--cases", type=int, default=20000)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="a file for the counts and the faults")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
         work(given.first, given.cases)
         return
     started = time.monotonic()
-    total = share(given.first, given.cases, given.processes)
+
+    def told(known: Outcome) -> None:
+        done = known.counts.total() + len(known.faults)
+        print(f"{done} of {given.cases}: {dict(known.counts)}, {len(known.faults)} faults", flush=True)
+        if given.json:
+            what = {"first": given.first, "cases": done, "counts": dict(known.counts), "faults": known.faults}
+            given.json.write_text(json.dumps(what, indent=1) + "\n")
+
+    total = share(given.first, given.cases, given.processes, told)
     for seed, fault in total.faults.items():
         print(f"case {seed}: {fault}")
     print(dict(total.counts), f"{len(total.faults)} faults, {time.monotonic() - started:.0f} s")

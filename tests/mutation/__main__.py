@@ -4,38 +4,38 @@
 A line is drawn uniformly from those that can be changed, then one of its changes; the same seed gives the same ones, and ends
 with a list of those that no test sees.  Whoever reads that list judges each in the record, in "judged": "equivalent", "slower"
 and "message" do not count against the tests.  A judgement stays when the record is written again.
+
+The record is written after each change, also where a signal or ``--wall`` ends the run: "unfinished" then has the numbers of the
+changes without a result.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
+import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from tests.mutation.mutants import Mutant, mutants
+from tests.mutation.outcome import PACKAGE, ROOT, Runs
 
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "optimizer" / "convpool"
 FOLDERS = ("algebra", "ir", "check", "passes", "tensorrt")
 ELSEWHERE = ("reference.py",)
 """What only tests/kernels uses, as its reference."""
 FILES = ("api.py", "autotune.py", "options.py", "pipeline.py", "report.py", "reporting.py")
 FIRST = "property averages forms rejects structure fusion preserved verify cost folding layers offload_conv".split()
 """Of tests/optimizer, those that see most; the others follow, but the backend suite, which takes as long as all of them."""
+LAST = ("tests/optimizer/test_bad_input.py", "tests/cli/test_report.py", "tests/optimizer/test_autotune.py")
+"""The slowest."""
 TENSORRT_TESTS = "build build_cli build_fastest builder engine prepare_models".split()
 """Of tests/plugin, those that need neither a GPU nor a compiler."""
-CHOSEN = "not real_clock and not (test_damaged and (of_its_own or reach or crashes))"
-"""Which tests are run: not those of thousands of damaged models, nor of real times."""
 HARMLESS = ("equivalent", "slower", "message")
 
 
@@ -55,81 +55,57 @@ def tests_for(path: Path) -> list[str]:
     """Test files for a changed file, the likeliest to fail first."""
     optimizer = [f"tests/optimizer/test_{name}.py" for name in FIRST]
     others = {str(name.relative_to(ROOT)) for name in (ROOT / "tests" / "optimizer").glob("test_*.py")} - set(optimizer)
-    optimizer += sorted(others - {"tests/optimizer/test_backend_suite.py"})
+    optimizer += sorted(others - {"tests/optimizer/test_backend_suite.py", *LAST})
     tensorrt = [f"tests/plugin/test_{name}.py" for name in TENSORRT_TESTS]
     if path.parent.name == "tensorrt":
         return tensorrt
     # Engines are compared by the same code as models, and reports are shown by the commands.
     shared = tensorrt if path.parent.name in ("check", "convpool") else []
-    return [*optimizer, "tests/cli/test_report.py", *shared]
+    return [*optimizer, *shared, *LAST]
 
 
-def outcome(path: Path | None, mutant: Mutant | None, tests: list[str], limit_s: float) -> tuple[str, str]:
-    """("killed", the test that failed), ("survived", "") or ("timeout", ""); without a mutant, of the code as it is."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, "convpool")
-        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        if path is not None and mutant is not None:
-            changed = copy / path.relative_to(PACKAGE)
-            changed.write_text(mutant.apply(path.read_text()))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-k", CHOSEN, "--tb=no", *tests]
-        given = {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "CONVPOOL_PROPERTY_CASES": "150", "PYTHONDONTWRITEBYTECODE": "1"}
-        run = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **given},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output, _ = run.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(run.pid, signal.SIGKILL)
-            run.wait()
-            return "timeout", ""
-    if run.returncode == 0:
-        return "survived", ""
-    failed = next((line.split()[1] for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))), "at import")
-    return "killed", failed
+class Record:
+    """What is known so far, and its file."""
 
+    def __init__(self, options: argparse.Namespace, chosen: dict[int, tuple[Path, Mutant]]):
+        self.options, self.chosen = options, chosen
+        self.counts: Counter[str] = Counter()
+        self.unseen: list[dict] = []
+        self.unfinished = set(chosen)
+        self.dropped: list[str] = []
+        self.judged: dict[tuple[str, str, str], str] = {}
+        if options.json and options.json.exists():
+            known = json.loads(options.json.read_text())["unseen"]
+            self.judged = {(m["file"], m["before"], m["after"]): m["judged"] for m in known}
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=200, help="how many changes")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
-    parser.add_argument("--limit", type=float, default=180, help="seconds for one, after which it counts as seen")
-    parser.add_argument("--commit", default="", help="what is measured, for the record")
-    parser.add_argument("--json", type=Path, help="the record; judgements in it are kept")
-    options = parser.parse_args()
-    judged = {}
-    if options.json and options.json.exists():
-        judged = {(m["file"], m["before"], m["after"]): m["judged"] for m in json.loads(options.json.read_text())["unseen"]}
-    for tests in {tuple(tests_for(PACKAGE / "api.py")), tuple(tests_for(PACKAGE / "tensorrt" / "x.py"))}:
-        status, failed = outcome(None, None, list(tests), 10 * options.limit)
-        if status != "survived":
-            print(f"without a change: {status} {failed}")
-            return 2
-    chosen = sample(options.count, options.seed)
-    started, counts, unseen = time.monotonic(), Counter(), []
-    with ThreadPoolExecutor(options.jobs) as pool:
-        results = pool.map(lambda item: outcome(*item, tests_for(item[0]), options.limit), chosen)
-        for number, ((path, mutant), (status, failed)) in enumerate(zip(chosen, results, strict=True)):
-            counts[status] += 1
-            name = str(path.relative_to(PACKAGE))
-            print(f"{number} {status} {name}:{mutant.line} {mutant.before!r} -> {mutant.after!r} {failed}", flush=True)
-            if status == "survived":
-                before = path.read_text()
-                at = mutant.line - 1
-                text = {"before": before.splitlines()[at].strip(), "after": mutant.apply(before).splitlines()[at].strip()}
-                why = judged.get((name, text["before"], text["after"]), "")
-                unseen.append({"file": name, "line": mutant.line, "kind": mutant.kind, **text, "judged": why})
-            if options.json:
-                write(options, counts, unseen)
-    print(f"{time.monotonic() - started:.0f} s; {json.dumps(score(counts, unseen))}")
-    return 0
+    def add(self, number: int, status: str, failed: str) -> None:
+        """Count, print and write one result."""
+        path, mutant = self.chosen[number]
+        self.counts[status] += 1
+        self.unfinished.discard(number)
+        name = str(path.relative_to(PACKAGE))
+        done = f"{len(self.chosen) - len(self.unfinished)}/{len(self.chosen)}"
+        print(f"{done} {number} {status} {name}:{mutant.line} {mutant.before!r} -> {mutant.after!r} {failed}", flush=True)
+        if status == "survived":
+            before, at = path.read_text(), mutant.line - 1
+            text = {"before": before.splitlines()[at].strip(), "after": mutant.apply(before).splitlines()[at].strip()}
+            why = self.judged.get((name, text["before"], text["after"]), "")
+            place = {"number": number, "file": name, "line": mutant.line, "kind": mutant.kind}
+            self.unseen.append({**place, **text, "judged": why})
+        self.write()
+
+    def write(self) -> None:
+        """The file, if there is one."""
+        if not self.options.json:
+            return
+        head: dict[str, object] = {"commit": self.options.commit, "seed": self.options.seed}
+        head |= {**score(self.counts, self.unseen), "outcomes": dict(self.counts)}
+        if self.unfinished:
+            head["unfinished"] = sorted(self.unfinished)
+        if self.dropped:
+            head["dropped"] = self.dropped
+        unseen = sorted(self.unseen, key=lambda mutant: mutant["number"])
+        self.options.json.write_text(json.dumps({**head, "unseen": unseen}, indent=1) + "\n")
 
 
 def score(counts: Counter[str], unseen: list[dict]) -> dict[str, float]:
@@ -139,10 +115,73 @@ def score(counts: Counter[str], unseen: list[dict]) -> dict[str, float]:
     return {"mutants": total, "seen": seen, "harmless": harmless, "share": round(seen / max(total - harmless, 1), 4)}
 
 
-def write(options: argparse.Namespace, counts: Counter[str], unseen: list[dict]) -> None:
-    """The record as it is so far."""
-    head = {"commit": options.commit, "seed": options.seed, **score(counts, unseen), "outcomes": dict(counts)}
-    options.json.write_text(json.dumps({**head, "unseen": unseen}, indent=1) + "\n")
+def as_they_end(futures: dict[Future, int | str], until: float) -> Iterator[tuple[int | str, tuple[str, list[str]]]]:
+    """The key and the result of each, until the time comes."""
+    left = set(futures)
+    while left:
+        done, left = wait(left, timeout=max(until - time.monotonic(), 0), return_when=FIRST_COMPLETED)
+        if not done:
+            raise TimeoutError
+        for future in done:
+            yield futures[future], future.result()
+
+
+def measure(options: argparse.Namespace, record: Record, runs: Runs, pool: ThreadPoolExecutor) -> int:
+    """Run the tests without a change, file by file, then with each change.  Raises TimeoutError when the time is over."""
+    until = time.monotonic() + (options.wall or threading.TIMEOUT_MAX / 2)
+    files = {test for path, _ in record.chosen.values() for test in tests_for(path)}
+    print(f"without a change: {len(files)} files of tests; then {len(record.chosen)} changes", flush=True)
+    unchanged = {pool.submit(runs.outcome, None, None, [test], 10 * options.limit, every=True): test for test in sorted(files)}
+    for test, (status, failed) in as_they_end(unchanged, until):
+        if status != "survived":
+            print(f"without a change: {test} {status} {' '.join(failed)}", flush=True)
+            record.dropped += failed or [str(test)]
+    if record.dropped and not options.drop_failing:
+        return 2
+    runs.dropped = sorted(record.dropped)
+    futures = {
+        pool.submit(runs.outcome, path, mutant, tests_for(path), options.limit): number
+        for number, (path, mutant) in record.chosen.items()
+    }
+    for number, (status, failed) in as_they_end(futures, until):
+        record.add(int(number), status, " ".join(failed))
+    return 0
+
+
+def stop(*_: object) -> None:
+    """End early, once: `timeout` sends its signal twice."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=200, help="how many changes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, nargs="*", help="of these, the ones with these numbers")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
+    parser.add_argument("--limit", type=float, default=180, help="seconds for one, after which it counts as seen")
+    parser.add_argument("--wall", type=float, default=0, help="seconds for all, after which those that run are given up")
+    parser.add_argument("--drop-failing", action="store_true", help="leave out tests that fail without a change")
+    parser.add_argument("--commit", default="", help="what is measured, for the record")
+    parser.add_argument("--json", type=Path, help="the record; judgements in it are kept")
+    options = parser.parse_args()
+    chosen = dict(enumerate(sample(options.count, options.seed)))
+    if options.only is not None:
+        chosen = {number: chosen[number] for number in options.only}
+    record, runs, status, started = Record(options, chosen), Runs(), 1, time.monotonic()
+    signal.signal(signal.SIGTERM, stop)
+    pool = ThreadPoolExecutor(options.jobs)
+    try:
+        status = measure(options, record, runs, pool)
+    except (KeyboardInterrupt, TimeoutError):
+        print(f"ended early: {len(record.unfinished)} changes have no result", flush=True)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        runs.end()
+    record.write()
+    print(f"{time.monotonic() - started:.0f} s; {json.dumps(score(record.counts, record.unseen))}")
+    return status
 
 
 if __name__ == "__main__":

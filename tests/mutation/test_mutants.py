@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import ast
+import json
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
 
 from tests.mutation.__main__ import sample, score
-from tests.mutation.mutants import mutants
+from tests.mutation.mutants import Mutant, mutants
+from tests.mutation.outcome import PACKAGE, ROOT, Runs
 
 CHANGES = {
     "a = b < c": ["a = (b >= c)", "a = (b <= c)"],
@@ -59,3 +63,31 @@ def test_what_is_harmless_does_not_count():
     unseen = [{"judged": "equivalent: one input"}, {"judged": "message only"}, {"judged": ""}, {"judged": "a hole"}]
     counts = Counter(killed=15, timeout=1, survived=4)
     assert score(counts, unseen) == {"mutants": 20, "seen": 16, "harmless": 2, "share": round(16 / 18, 4)}
+
+
+@pytest.mark.parametrize("by", ["--wall", "signal"])
+def test_a_run_that_ends_early_leaves_a_record(tmp_path, by):
+    words = [sys.executable, "-m", "tests.mutation", "--count", "4", "--seed", "3", "--json", str(tmp_path / "record.json")]
+    run = subprocess.Popen([*words, *(["--wall", "0.01"] if by == "--wall" else [])], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if by == "signal":
+        assert run.stdout.readline().startswith("without a change: ")  # told when it starts
+        run.terminate()
+    output, _ = run.communicate(timeout=60)
+    assert "ended early: 4 changes have no result" in output and run.returncode == 1
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["unfinished"] == [0, 1, 2, 3] and record["mutants"] == 0
+
+
+def test_a_file_of_tests_is_run_on_a_changed_copy():
+    path = PACKAGE / "algebra" / "cost.py"
+    text = path.read_text()
+    broken = Mutant("none", 1, text, "raise ValueError", 0, len(text.encode()))
+    runs = Runs()
+    tests = ["tests/optimizer/test_cost.py"]
+    assert runs.outcome(None, None, tests, 60) == ("survived", [])
+    assert runs.outcome(path, broken, tests, 60)[0] == "killed"
+    assert runs.outcome(path, broken, tests, 0.01) == ("timeout", [])
+    assert path.read_text() == text
+    runs.end()
+    with pytest.raises(RuntimeError):
+        runs.outcome(None, None, tests, 60)

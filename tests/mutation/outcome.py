@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of the tests on a changed copy of the package, several at a time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from tests.mutation.mutants import Mutant
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "optimizer" / "convpool"
+LEFT_OUT = ("real_clock", "memory_of_a_model", "mypy_strict", "threads_register_the_plugin")
+"""Tests of real times, with models of gigabytes, of what callers write, with the plugin's library."""
+CHOSEN = f"not {' and not '.join(LEFT_OUT)} and not (test_damaged and (of_its_own or reach or crashes))"
+"""Which tests are run: nor those of thousands of damaged models."""
+
+
+class Runs:
+    """The runs that are under way; `dropped`: tests that are left out of them."""
+
+    def __init__(self) -> None:
+        self.dropped: list[str] = []
+        self._processes: set[subprocess.Popen] = set()
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def outcome(
+        self, path: Path | None, mutant: Mutant | None, tests: list[str], limit_s: float, every: bool = False
+    ) -> tuple[str, list[str]]:
+        """("killed", the tests that failed), ("survived", []) or ("timeout", []); without a mutant, of the code as it is.
+
+        every: goes on after the first test that fails.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder, "convpool")
+            shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+            if path is not None and mutant is not None:
+                (copy / path.relative_to(PACKAGE)).write_text(mutant.apply(path.read_text()))
+            left_out = [word for name in self.dropped for word in ("--deselect", name)]
+            words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", CHOSEN, "--tb=no", *left_out, *tests]
+            paths = [folder, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+            given = {"CONVPOOL_PROPERTY_CASES": "150", "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": folder}
+            run = self._start([*words, *([] if every else ["-x"])], {**given, "PYTHONPATH": os.pathsep.join(paths)})
+            try:
+                output, _ = run.communicate(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                _kill(run)
+                return "timeout", []
+            finally:
+                with self._lock:
+                    self._processes.discard(run)
+        if run.returncode in (0, 5):  # 5: every test of the file is left out
+            return "survived", []
+        lines = [line.split(" ", 1) for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        return "killed", [line[1].split(" - ")[0] for line in lines] if lines or every else ["at import"]
+
+    def end(self) -> None:
+        """Kill the runs that are under way; none starts after that."""
+        with self._lock:
+            self._ended = True
+            for run in self._processes:
+                _kill(run)
+
+    def _start(self, words: list[str], given: dict[str, str]) -> subprocess.Popen:
+        with self._lock:
+            if self._ended:
+                raise RuntimeError("the runs have ended")
+            run = subprocess.Popen(
+                words,
+                cwd=ROOT,
+                env={**os.environ, **given},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+            self._processes.add(run)
+            return run
+
+
+def _kill(run: subprocess.Popen) -> None:
+    """The run and what it has started."""
+    try:
+        os.killpg(run.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    run.wait()
