@@ -130,9 +130,13 @@ constexpr NamedActivation kPrologues[] = {
     {CONVPOOL_ACT_LEAKY_RELU, "LeakyRelu"},
 };
 constexpr NamedActivation kEpilogues[] = {
+    // clang-format off
     {CONVPOOL_ACT_NONE, ""},
     {CONVPOOL_ACT_RELU, "Relu"},
     {CONVPOOL_ACT_LEAKY_RELU, "LeakyRelu"},
+    {CONVPOOL_ACT_TANH, "Tanh"},
+    {CONVPOOL_ACT_SIGMOID, "Sigmoid"},
+    // clang-format on
 };
 constexpr int32_t kLastPrologue = std::rbegin(kPrologues)->activation, kLastEpilogue = std::rbegin(kEpilogues)->activation;
 

@@ -61,7 +61,8 @@ inline constexpr int32_t kFieldFormat = 1;
 // In TensorRT formats say how a tensor lies in memory, so that a plugin only has 0; no engine stores it.
 inline constexpr char kChannelsLastField[] = "channels_last";
 
-// An operator of ai.convpool: [Affine][Relu|LeakyRelu]ConvAvgPool[Add][Relu|LeakyRelu] does what its name says.
+// An operator of ai.convpool: [Affine][Relu|LeakyRelu]ConvAvgPool[Add][Relu|LeakyRelu|Tanh|Sigmoid] does what its
+// name says.
 struct Operator {
     bool affine;
     int32_t prologue;  // convpool_activation in front of the pooling
@@ -75,7 +76,7 @@ struct Operator {
     // formed; the second that W never changes in the engine's life, so that what is made of it may be kept.
     const std::vector<Attribute> &attributes() const;
 };
-// ConvAvgPool and its 35 fused variants.  They stay to the very end of the process, as engines may.
+// ConvAvgPool and its 59 fused variants.  They stay to the very end of the process, as engines may.
 const std::vector<Operator> &operators();
 
 // The attributes' values, one list per attribute of `op`; of a real attribute the float's bits.  Throws where a field is

@@ -125,6 +125,23 @@ def test_lenet5_keeps_every_label(lowering, precision):
     assert (found == labels).mean() > 0.9
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_lenet5_keeps_every_label_in_tensorrt(precision):
+    """Both pairs, with gain, bias and tanh, are one node of the plugin each."""
+    require_gpu()
+    images, _ = load_test_set()
+    model = lowered("lenet5_digits", "original")
+    rewritten = lowered("lenet5_digits", "convavgpool")
+    assert [node.op_type for node in rewritten.graph.node if schema.is_operator(node)] == ["ConvAvgPoolTanh"] * 2
+    batch = BATCHES["lenet5_digits"]
+    whole = len(images) // batch * batch
+    wanted = run_onnxruntime(model, "fp32", {"image": images[:whole]})["logits"].argmax(1)
+    parts = [
+        run_engine("lenet5_digits", precision, True, {"image": images[i : i + batch]})["logits"] for i in range(0, whole, batch)
+    ]
+    assert np.array_equal(np.concatenate(parts).argmax(1), wanted)
+
+
 @functools.cache
 def cache_folder() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory()

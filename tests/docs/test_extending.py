@@ -226,13 +226,13 @@ def test_cmake_builds_a_family(copy, tmp_path):
 
 # ---- (d) an operator variant ----------------------------------------------------------------------------------------
 
-TANH = f"h = Conv<pads=[1,1,1,1]>(x, w) p = {POOL}(h) y = Tanh(p)"
+SOFTSIGN = f"h = Conv<pads=[1,1,1,1]>(x, w) p = {POOL}(h) y = Softsign(p)"
 REFERENCE = """
 import json, numpy as np, onnx, onnx.reference
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.reference import fused_conv_avg_pool
 from convpool.ir import schema
-parts = schema.FUSED_VARIANTS["ReluConvAvgPoolTanh"]
+parts = schema.FUSED_VARIANTS["ReluConvAvgPoolSoftsign"]
 pool, conv = PoolSpec((2, 2), (2, 2), (0, 0, 0, 0), (1, 1)), ConvSpec((3, 3), (1, 1), (0, 0, 0, 0), (1, 1))
 node = schema.make_node(["X", "W", "B"], "Y", pool, conv)
 schema.give_parts(node, parts)
@@ -269,24 +269,45 @@ def variants_of_the_plugin(root: Path, folder: Path) -> list[str]:
 
 
 def test_a_variant(copy, tmp_path):
-    assert optimized(copy, TANH)["operators"] == ["ConvAvgPool", "Tanh"]
+    assert optimized(copy, SOFTSIGN)["operators"] == ["ConvAvgPool", "Softsign"]
     follow(recipe(DOCUMENT, "(d)"), copy)
-    after = optimized(copy, TANH)
-    assert after["operators"] == ["ConvAvgPoolTanh"] and after["stable"]
+    after = optimized(copy, SOFTSIGN)
+    assert after["operators"] == ["ConvAvgPoolSoftsign"] and after["stable"]
     assert after["error"] < ROUNDING
     checked = python(copy, REFERENCE)
     assert checked["error"] < 1e-12
-    assert sorted(variants_of_the_plugin(copy, tmp_path)) == sorted(checked["names"]) and len(checked["names"]) == 48
+    assert sorted(variants_of_the_plugin(copy, tmp_path)) == sorted(checked["names"]) and len(checked["names"]) == 72
 
 
 def test_a_variant_that_is_only_in_the_optimizer_is_missed(copy, tmp_path):
     follow([step for step in recipe(DOCUMENT, "(d)") if step.path.startswith("optimizer")], copy)
     assert set(python(copy, REFERENCE)["names"]) - set(variants_of_the_plugin(copy, tmp_path)) == {
-        f"{affine}{prologue}ConvAvgPool{add}Tanh"
+        f"{affine}{prologue}ConvAvgPool{add}Softsign"
         for affine in ("", "Affine")
         for prologue in ("", "Relu", "LeakyRelu")
         for add in ("", "Add")
     }
+
+
+def test_the_kernels_of_a_variant(copy, tmp_path):
+    """The C API plans it, names it, and leaves out the families that lack it; the kernel compiles."""
+    follow(recipe(DOCUMENT, "(d)"), copy)
+    kernel = host_library.compile_kernel(copy, copy / "plugin/src/families/generic/kernel.cu", tmp_path, "sm_80")
+    answer = host_library.ask(
+        copy,
+        host_library.build(copy, tmp_path / "build", kernel),
+        """
+problem = Problem(**LAYER, activation="softsign")
+answer = dict(us=expected_us(problem), number=problem.struct.activation,
+              families=sorted({t.family for t in tactics() if why_not(problem, t) is None}))
+problem.struct.activation = 7
+status = lib.convpool_output_shape(problem.struct, (ctypes.c_int64 * 3)())
+answer["unknown"] = lib.convpool_last_error().decode()
+""",
+    )
+    assert 1 < answer["us"] < 1e6 and answer["number"] == 6
+    assert "generic" in answer["families"]
+    assert answer["unknown"] == "problem: activation; got 7, expected 0 to 6"
 
 
 # ---- (e) an element type --------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ private:
 
 // Mostly a legal layer.
 Attributes attributes(Random &random) {
-    Attributes a = every_operator()[random.below(36)];
+    Attributes a = every_operator()[random.below(60)];
     const int rank = random.one_in(3) ? 1 + random.below(3) : 2;
     auto values = [&](int count, int least, int most) {
         std::vector<int32_t> all(count);

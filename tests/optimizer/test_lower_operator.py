@@ -19,24 +19,27 @@ from tests.support import sessions
 from tests.support.models import graph, operators, random_feeds, weights
 from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, RTOL
 
+SMALL = weights((32, 16, 3, 3)) / 12  # sums of about 1, so that Tanh does not saturate
 NORM = {"g": (16,), "b": (16,), "m": (16,), "v": np.linspace(0.5, 2, 16, dtype=np.float32)}
 BODIES = {
     "a pair": PAIR,
     "prologue": f"p = LeakyRelu<alpha=0.25>(x)\n{PAIR.replace('(x,', '(p,')}",
     "affine prologue": f"n = BatchNormalization(x, g, b, m, v)\np = Relu(n)\n{PAIR.replace('(x,', '(p,')}",
     "epilogue": f"{PAIR.replace('y =', 'q =')}\ns = Add(q, r)\ny = LeakyRelu<alpha=0.5>(s)",
+    "tanh": f"{PAIR.replace('y =', 'q =')}\ny = Tanh(q)".replace("w)", "small)"),
 }
 KINDS = {
     "a pair": ("ConvAvgPool", {}),
     "prologue": ("LeakyReluConvAvgPool", {"LeakyRelu": 1}),
     "affine prologue": ("AffineReluConvAvgPool", {"BatchNormalization": 1, "Relu": 1}),
     "epilogue": ("ConvAvgPoolAddLeakyRelu", {"Add": 1, "LeakyRelu": 1}),
+    "tanh": ("ConvAvgPoolTanh", {"Tanh": 1}),
 }
 
 
 def original(name: str) -> onnx.ModelProto:
     residual = ", float[1,32,6,6] r" if name == "epilogue" else ""
-    return graph(BODIES[name], NORM, inputs=f"float[1,16,12,12] x{residual}")
+    return graph(BODIES[name], {**NORM, "small": SMALL}, inputs=f"float[1,16,12,12] x{residual}")
 
 
 def assert_equal(one: onnx.ModelProto, other: onnx.ModelProto) -> None:

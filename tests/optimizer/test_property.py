@@ -125,6 +125,8 @@ def test_the_cases_reach_what_they_are_for(tally):
         "prologue LeakyRelu": 0.002,
         "epilogue none": 0.02,
         "epilogue Relu": 0.002,
+        "epilogue Tanh": 0.001,
+        "epilogue Sigmoid": 0.001,
         "epilogue Add": 0.005,
         "epilogue AddRelu": 0.002,
         "residual broadcast": 0.002,

@@ -400,6 +400,7 @@ def test_a_slope_that_half_does_not_have_stays_in_float():
         ("densenet_small", "AffineReluConvAvgPool"),
         ("stargan_v2_small", "LeakyReluConvAvgPoolLeakyRelu"),
         ("sngan64_small", "ConvAvgPoolAddRelu"),
+        ("lenet5", "ConvAvgPoolTanh"),
     ],
 )
 def test_networks_of_fused_variants(name, kind):

@@ -136,8 +136,8 @@ for name, attributes in wanted.items():
 print(json.dumps([made, refused]))
 """
     (made, refused), errors = run(plugin, code)
-    assert list(made) == list(wanted) and len(set(made.values())) == 35
-    assert refused == 35 * 34 == errors.count("by the operator's name")
+    assert list(made) == list(wanted) and len(set(made.values())) == 59
+    assert refused == 59 * 58 == errors.count("by the operator's name")
     assert "prologue_alpha 0.25; " in made["LeakyReluConvAvgPool"] and made["LeakyReluConvAvgPool"].endswith("; alpha 0")
 
 
@@ -146,6 +146,8 @@ print(json.dumps([made, refused]))
     [
         ("ReluConvAvgPoolAdd", {"residual": 0}, "ReluConvAvgPoolAdd: residual; got 0, expected 1 by the operator's name"),
         ("ReluConvAvgPool", {"prologue_activation": 3}, "prologue_activation[0]; got 3, expected 0 to 2"),
+        ("ConvAvgPoolTanh", {"activation": 4}, "ConvAvgPoolTanh: activation; got 4, expected 3 by the operator's name"),
+        ("ConvAvgPoolSigmoid", {"activation": 5}, "activation[0]; got 5, expected 0 to 4"),
         ("ConvAvgPoolRelu", {"alpha": 0.5}, "ConvAvgPoolRelu: alpha; got 0.5, expected 0, as the operator's name has no"),
         ("LeakyReluConvAvgPool", {"prologue_alpha": 1e39}, "LeakyReluConvAvgPool: prologue_alpha; got inf, expected a finite"),
         ("ConvAvgPoolLeakyRelu", {"alpha": 1}, "alpha: type of the field; got 5, expected float"),
@@ -186,7 +188,7 @@ except TensorRTError as error:
     print(json.dumps(str(error)))
 """
     message, _ = run(plugin, code)
-    assert "plugins; got no TanhConvAvgPool in TensorRT" in message and "expected 37; build the library" in message
+    assert "plugins; got no TanhConvAvgPool in TensorRT" in message and "expected 61; build the library" in message
 
 
 def test_a_missing_library_says_what_to_do(plugin, monkeypatch, tmp_path):

@@ -112,6 +112,11 @@ def _operator(op_type: str, inputs: list, attributes: dict, opset: int) -> Trace
         slope = attributes.get("alpha", float(np.float32(0.01)))
         value = np.where(inputs[0].value < 0, slope * inputs[0].value, inputs[0].value)
         return Traced(value, inputs[0].magnitude * max(1, abs(slope)), inputs[0].roundings + 1)
+    if op_type == "Tanh":  # no steeper than 1, and never more than its argument; runtimes have it to a few units
+        return Traced(np.tanh(inputs[0].value), inputs[0].magnitude, inputs[0].roundings + 8)
+    if op_type == "Sigmoid":  # no steeper than 1/4, and at most 1/2 + |x|/4
+        value = 0.5 * (1 + np.tanh(0.5 * inputs[0].value))
+        return Traced(value, 0.5 + 0.25 * inputs[0].magnitude, inputs[0].roundings + 8)
     if op_type == "Exp":
         return _map(inputs[0], lambda part: np.exp(inputs[0].value), 1)
     if op_type == "Pad":

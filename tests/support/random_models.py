@@ -176,10 +176,11 @@ def make_before(m: Maker, x: str, channels: int) -> str:
 
 
 def make_activation(m: Maker, name: str, attribute: str) -> str:
-    """Perhaps a Relu or LeakyRelu, noted in the string `attribute` of `m`."""
+    """Perhaps an activation that may stand there, noted in the string `attribute` of `m`: "prologue" or "epilogue"."""
     if m.dtype == "float64" or m.chance(0.6):
         return name
-    kind = str(m.pick(["Relu", "LeakyRelu"] if m.dtype != "bfloat16" else ["Relu"]))
+    kinds = ["Relu", "LeakyRelu"] if attribute == "prologue" else ["Relu", "LeakyRelu", "Relu", "Tanh", "Sigmoid"]
+    kind = str(m.pick(kinds if m.dtype != "bfloat16" else ["Relu"]))
     setattr(m, attribute, getattr(m, attribute) + kind)
     return m.node(kind, [name], **({"alpha": float(m.pick([0.25, -0.5]))} if kind == "LeakyRelu" and m.chance(0.7) else {}))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one node of the operator may do beside pooling and convolution: a prologue, a residual, an activation.
 
-    [Affine][Relu | LeakyRelu]ConvAvgPool[Add][Relu | LeakyRelu]
+    [Affine][Relu | LeakyRelu]ConvAvgPool[Add][Relu | LeakyRelu | Tanh | Sigmoid]
 
 Every combination is a fused variant, named after what it does in the order in which it does it.
 """
@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from itertools import product
 
 OP_TYPE = "ConvAvgPool"
+ACTIVATION_NUMBERS = {"": 0, "Relu": 1, "LeakyRelu": 2, "Tanh": 3, "Sigmoid": 4}
+"""The number of each activation in the attributes prologue_activation and activation: that of convpool_activation."""
 PROLOGUES = ("Relu", "LeakyRelu")
-EPILOGUES = ("Relu", "LeakyRelu")
-"""Activations before the pooling and of the result.  The attributes prologue_activation and activation number them from 1, as
-convpool_activation does; 0 is none."""
+"""Activations before the pooling."""
+EPILOGUES = ("Relu", "LeakyRelu", "Tanh", "Sigmoid")
+"""Activations of the result."""
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,8 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
     "": lambda x, alpha: x,
     "Relu": lambda x, alpha: np.where(x < 0, x * 0.0, x),
     "LeakyRelu": lambda x, alpha: np.where(x < 0, x * alpha, x),
+    "Tanh": lambda x, alpha: np.tanh(x),
+    "Sigmoid": lambda x, alpha: 0.5 * (1 + np.tanh(0.5 * x)),
 }
 """Every activation of a prologue or epilogue, elementwise, on x and its slope."""
 

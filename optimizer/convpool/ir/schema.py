@@ -4,8 +4,8 @@
     Y = epilogue(Conv(AveragePool(prologue(X), count_include_pad=1), OIHW(W), B) + R)
 
 Version 1 has ConvAvgPool, which has neither prologue nor residual nor epilogue; version 2 adds the fused variants
-(`convpool.algebra.parts`).  docs/operator.md specifies inputs, attributes and types.  The numpy references are
-`convpool.algebra.reference.conv_avg_pool` and `fused_conv_avg_pool`.
+(`convpool.algebra.parts`), version 3 those that end in Tanh or Sigmoid.  docs/operator.md specifies inputs, attributes and
+types.  The numpy references are `convpool.algebra.reference.conv_avg_pool` and `fused_conv_avg_pool`.
 
 Every model that convpool writes carries the operators it uses as model-local functions of standard operators too, so that
 runtimes without the plugin run it as it stands.
@@ -23,7 +23,7 @@ from onnx.defs import OpSchema
 
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.layouts import function_perms
-from convpool.algebra.parts import EPILOGUES, FUSED_VARIANTS, OP_TYPE, PLAIN, PROLOGUES, Parts
+from convpool.algebra.parts import ACTIVATION_NUMBERS, EPILOGUES, FUSED_VARIANTS, OP_TYPE, PLAIN, PROLOGUES, Parts
 from convpool.ir.inference import CHANNELS_LAST, infer
 from convpool.ir.protos import model_nodes
 
@@ -32,6 +32,8 @@ VERSION = 1
 """The version that has ConvAvgPool."""
 FUSED_VARIANTS_VERSION = 2
 """The version that adds the fused variants."""
+SATURATING_VERSION = 3
+"""The version that adds the fused variants which end in Tanh or Sigmoid."""
 MIN_IR_VERSION = 8
 """The first ONNX IR version with model-local functions."""
 POOL_DILATIONS_OPSET = 19
@@ -57,7 +59,7 @@ _PERMS = {
 
 
 def _numbered(activations: tuple[str, ...]) -> str:
-    return ", ".join(f"{number} {name}" for number, name in enumerate(("none", *activations)))
+    return ", ".join(["0 none", *(f"{ACTIVATION_NUMBERS[name]} {name}" for name in activations)])
 
 
 _PART_INTS = {
@@ -73,6 +75,13 @@ _PART_FLOATS = {
 _TYPES = ("tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)")
 OP_TYPES = (OP_TYPE, *FUSED_VARIANTS)
 """All operators of the domain."""
+
+
+def version_of(parts: Parts) -> int:
+    """The first version of the domain that has the operator."""
+    if parts.epilogue in ("Tanh", "Sigmoid"):
+        return SATURATING_VERSION
+    return VERSION if parts == PLAIN else FUSED_VARIANTS_VERSION
 
 
 def is_operator(node: NodeProto) -> bool:
@@ -107,10 +116,10 @@ def give_parts(node: NodeProto, parts: Parts) -> None:
         return
     values: dict[str, int | float] = {
         "prologue_affine": int(parts.affine),
-        "prologue_activation": ("", *PROLOGUES).index(parts.prologue),
+        "prologue_activation": ACTIVATION_NUMBERS[parts.prologue],
         "prologue_alpha": float(parts.prologue_alpha),
         "residual": int(parts.residual),
-        "activation": ("", *EPILOGUES).index(parts.epilogue),
+        "activation": ACTIVATION_NUMBERS[parts.epilogue],
         "alpha": float(parts.epilogue_alpha),
     }
     node.attribute.extend(helper.make_attribute(name, value) for name, value in values.items())
@@ -315,7 +324,7 @@ def register_schema() -> None:
         return
     _register(OP_TYPE, VERSION, PLAIN)
     for name, parts in FUSED_VARIANTS.items():
-        _register(name, FUSED_VARIANTS_VERSION, parts)
+        _register(name, version_of(parts), parts)
 
 
 def _register(name: str, version: int, parts: Parts) -> None:

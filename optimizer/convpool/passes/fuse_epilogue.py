@@ -4,7 +4,8 @@
 Towards the output: (1) only the next node reads the result; (2) linear nodes with constants per channel are folded into weights
 and bias; with a residual already fused, into those of the convolution that gives it too; (3) an Add or Sum of two fuses with the
 other operand as the residual, if it provably has the same shape: nothing is broadcast; of two ConvAvgPool nodes that meet in it,
-the one with more taps fuses it, since the other is bound by memory; (4) then at most one Relu or LeakyRelu.
+the one with more taps fuses it, since the other is bound by memory; (4) then at most one Relu, LeakyRelu, Tanh or
+Sigmoid.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class FusionPlan(Plan):
     @property
     def operator_version(self) -> int:
         """That of the operator which the node becomes."""
-        return schema.VERSION if self.parts == PLAIN else schema.FUSED_VARIANTS_VERSION
+        return schema.version_of(self.parts)
 
     def described(self, nodes: tuple[int, ...]) -> tuple[str, ...]:
         """Nodes as a report names them."""

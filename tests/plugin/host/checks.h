@@ -54,7 +54,7 @@ template <class T> void contradictions(const Attributes &right) {
     for (const Case &c : {Case{"prologue_affine", around.affine, 1},
                           {"prologue_activation", around.before, 2},
                           {"residual", around.residual, 1},
-                          {"activation", around.after, 2}}) {
+                          {"activation", around.after, 4}}) {
         for (int32_t wrong = 0; wrong <= c.most; ++wrong)
             if (wrong != c.right)
                 refuse(c.attribute, &wrong,

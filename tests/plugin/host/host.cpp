@@ -65,14 +65,14 @@ Attributes with(const Around &around, Attributes a) {
 }
 
 std::string Attributes::op_type() const {
-    static const char *const names[] = {"", "Relu", "LeakyRelu"};
+    static const char *const names[] = {"", "Relu", "LeakyRelu", "Tanh", "Sigmoid"};
     return std::string(around.affine ? "Affine" : "") + names[around.before] + "ConvAvgPool" + (around.residual ? "Add" : "") +
            names[around.after];
 }
 
 std::vector<Attributes> every_operator() {
     std::vector<Attributes> all;
-    for (int i = 0; i < 36; ++i) {
+    for (int i = 0; i < 60; ++i) {
         const int before = i / 2 % 3, after = i / 12;
         all.push_back(with({i % 2, before, before == 2 ? 0.25f : 0.f, i / 6 % 2, after, after == 2 ? 0.1f : 0.f}));
     }
@@ -80,8 +80,9 @@ std::vector<Attributes> every_operator() {
 }
 
 std::vector<Attributes> some_variants() {
-    return {with({1, 1, 0.f, 0, 0, 0.f}), with({0, 2, 0.2f, 1, 0, 0.f}), with({0, 0, 0.f, 1, 1, 0.f}),
-            with({1, 0, 0.f, 0, 2, 0.125f}), with({1, 2, 0.5f, 1, 2, 1e-3f})};
+    return {with({1, 1, 0.f, 0, 0, 0.f}),    with({0, 2, 0.2f, 1, 0, 0.f}),   with({0, 0, 0.f, 1, 1, 0.f}),
+            with({1, 0, 0.f, 0, 2, 0.125f}), with({1, 2, 0.5f, 1, 2, 1e-3f}), with({0, 0, 0.f, 0, 3, 0.f}),
+            with({0, 1, 0.f, 1, 4, 0.f})};
 }
 
 convpool_problem problem_of(const Attributes &a, int64_t n, int64_t c, int64_t m, std::vector<int64_t> spatial, int dtype,

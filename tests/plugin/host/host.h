@@ -41,7 +41,7 @@ inline void refuses(bool failed, const std::string &word, const char *file, int 
                   __LINE__)
 #define REFUSES(failed, word) ((logged.clear()), ::host::refuses((failed), (word), __FILE__, __LINE__))
 
-// What a fused variant does around pooling and convolution; ConvAvgPool does none of it.  before, after: 0, 1 Relu, 2 LeakyRelu.
+// What a fused variant does around pooling and convolution; ConvAvgPool does none of it.  before, after: convpool_activation.
 struct Around {
     int32_t affine = 0, before = 0;
     float before_alpha = 0.f;

@@ -107,7 +107,7 @@ template <class T> typename T::Creator &creator_of(const Attributes &a) { return
 template <class T> bool find_creators(void *library) {
     creators<T>.clear();
     for (typename T::Creator *one : T::list(library)) creators<T>[one->getPluginName()] = one;
-    EQUAL(creators<T>.size(), 36u);
+    EQUAL(creators<T>.size(), 60u);
     for (const Attributes &a : every_operator())
         check(creators<T>.count(a.op_type()) == 1, "no creator of " + a.op_type(), __FILE__, __LINE__);
     return failures == 0;

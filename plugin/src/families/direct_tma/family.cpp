@@ -26,8 +26,10 @@ std::string form_reason(const Problem &p, const Tactic &t, const Tile &tile) {
                       "NHWC and a multiple of " + std::to_string(p.per_chunk()) + " input channels");
     if (p.m % p.per_chunk() != 0)
         return reject("output channels", std::to_string(p.m), "a multiple of " + std::to_string(p.per_chunk()));
-    if (p.activation == Activation::kTanh || p.activation == Activation::kSigmoid)
-        return reject("activation", "tanh or sigmoid", "none, relu, leaky_relu or clip");
+    if (p.activation != Activation::kNone && p.activation != Activation::kRelu && p.activation != Activation::kLeakyRelu &&
+        p.activation != Activation::kClip)  // what activate_transcendental computes
+        return reject("activation", std::to_string(static_cast<int>(p.activation)),
+                      "0 (none), 1 (relu), 2 (leaky_relu) or 5 (clip)");
     for (int i = 1; i < kRank; ++i) {
         const std::string axis = " of dimension " + std::to_string(i - 1);
         if (p.kernel[i] != tile.kernel) return reject("kernel" + axis, std::to_string(p.kernel[i]), std::to_string(tile.kernel));
