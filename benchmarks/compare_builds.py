@@ -58,7 +58,7 @@ class Build:
 def prepared(device: Any, asked: dict[str, Any]) -> tuple[Callable[[int], Any], int, int]:
     """What runs one row on input set i, the number of sets, and the tactic's id."""
     from convpool import cuda
-    from convpool.bench.rows import SUITES
+    from convpool.bench.suites import SUITES
 
     torch, precision = device.torch, asked["precision"]
     row = SUITES[asked["suite"]][0][asked["index"]]
@@ -95,7 +95,7 @@ def answer() -> None:
 
 def timed(builds: dict[str, Build], asked: dict[str, Any], rounds: int, limit: float) -> dict[str, Any]:
     """One row by both builds: medians of microseconds, tactics and the ratio of new to old."""
-    from convpool.bench.rows import SUITES
+    from convpool.bench.suites import SUITES
 
     times: dict[str, list[dict]] = {"old": [], "new": []}
     for number in range(rounds):
@@ -125,7 +125,7 @@ def main() -> int:
     if options.answer:
         answer()
         return 0
-    from convpool.bench.rows import SUITES
+    from convpool.bench.suites import SUITES
 
     builds = {"old": Build(options.old), "new": Build(options.new)}
     asked = [

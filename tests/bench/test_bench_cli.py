@@ -13,7 +13,7 @@ from convpool import cuda
 from convpool.bench import cli
 from convpool.bench import record as records
 from convpool.bench.device import DeviceError, modules
-from convpool.bench.rows import SUITES
+from convpool.bench.suites import SUITES
 from convpool.cli.common import run
 from tests.support.bench_record import record
 

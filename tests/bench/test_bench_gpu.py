@@ -25,6 +25,8 @@ ROWS = [
     {"n": 2, "c": 24, "m": 16, "size": [11, 13], "prologue": True},
     {"n": 2, "c": 16, "m": 24, "size": 17, "stride": 2, "pool": 3, "pool_stride": 2},
     {"n": 1, "c": 8, "m": 8, "size": 9, "kernel": 5, "pad": 1, "pool": 4},
+    {"n": 2, "c": 40, "m": 20, "size": [9, 14], "pool": 1},
+    {"n": 3, "c": 33, "m": 9, "size": 7, "kernel": 1, "pool": 1},
 ]
 NHWC_ONLY = {"sat_direct"}
 
@@ -41,6 +43,8 @@ def test_every_method_is_right(gpu, precision, layout, tmp_path):
     for entry in record["rows"]:
         row, methods = records.entry_row(entry), entry["methods"]
         expected = set(LIBRARIES) - (NHWC_ONLY if layout == "nchw" or row.stride > 1 or row.kernel == 1 else set())
+        if row.pool == 1:  # of the forms of a pair one is left
+            expected -= {"cudnn_naive", "cudnn_direct", "cublas_direct", "sat_direct"}
         assert methods["convpool_rule"]["tactic"] == methods["convpool"]["tactic"]  # the table has none of these layers
         for name in expected | {"convpool", "convpool_no_workspace", "convpool_rule"}:
             assert methods[name]["us"] > 0 and methods[name]["error"] <= LIMITS[precision], (row.name, name, methods[name])
@@ -76,4 +80,4 @@ def test_the_kernels_compile_without_spilling(element, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     used = [line for line in done.stderr.splitlines() if "spill stores" in line]
-    assert len(used) == 13 and all(" 0 bytes spill stores" in line for line in used)
+    assert len(used) == 16 and all(" 0 bytes spill stores" in line for line in used)

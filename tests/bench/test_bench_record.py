@@ -15,7 +15,7 @@ from convpool.bench import tuned
 from convpool.bench.figures import figures, geometric_mean, overview, roofline_us, summary
 from convpool.bench.paper import paper_speed_up, paper_times
 from convpool.bench.plot import to_png
-from convpool.bench.rows import SUITES
+from convpool.bench.suites import SUITES
 from convpool.bench.table import markdown, show
 from convpool.bench.timing import input_sets, schedule, summarize
 from convpool.errors import OptionError

@@ -17,8 +17,9 @@ from convpool.bench import cpu, cudnn, run, tactics, tuned
 from convpool.bench.case import NORMALS, Candidate, Skip
 from convpool.bench.device import Device, DeviceError
 from convpool.bench.record import new_record
-from convpool.bench.rows import SUITES, Row
+from convpool.bench.rows import Row
 from convpool.bench.run import Options, Run, measure, protocol
+from convpool.bench.suites import SUITES
 from convpool.bench.tensorrt import Worker, WorkerError
 
 ROW = Row(1, 4, 6, 9, 8, suite="own")

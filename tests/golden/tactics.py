@@ -21,17 +21,19 @@ ANY_WORKSPACE_BYTES = 2**40
 H200 = {"cc": 90, "multiprocessors": 132, "shared_bytes": 232448}
 A100 = {"cc": 80, "multiprocessors": 108, "shared_bytes": 166912}
 RANDOM_PROBLEMS = 2000
+RECORDED_SUITES = ("suita-table1", "suita-table2", "tokura", "densenet", "batch1", "networks", "plain")
 DTYPES = ({"dtype": "float16"}, {"dtype": "bfloat16"}, {"dtype": "float32", "allow_tf32": True}, {"dtype": "float32"})
 
 
 def suite_problems() -> list[tuple[str, dict]]:
     """(name, arguments of `convpool.cuda.Problem`) of all suites, in every precision and layout."""
-    from convpool.bench.rows import LAYOUTS, PRECISIONS, SUITES
+    from convpool.bench.rows import LAYOUTS, PRECISIONS
+    from convpool.bench.suites import SUITES
 
     return [
         (f"{suite} {row.name} {precision} {layout}", row.problem(precision, layout))
-        for suite, (rows, _, _) in SUITES.items()
-        for row in rows
+        for suite in RECORDED_SUITES
+        for row in SUITES[suite][0]
         for precision in PRECISIONS
         for layout in LAYOUTS
     ]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from convpool.bench.record import new_entry
-from convpool.bench.rows import SUITES
+from convpool.bench.suites import SUITES
 
 
 def result(us: float, how: str = "", **more) -> dict:

@@ -32,6 +32,9 @@ IMAGES_AT_ONCE = 8
 """Images of a row that the reference computes at once, for its memory."""
 
 
+NO_POOLING = "no pooling: the same as the fused form"
+
+
 class Skip(Exception):
     """A method does not run a row here; the message says why."""
 

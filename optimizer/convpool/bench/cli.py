@@ -23,8 +23,9 @@ from rich.progress import TimeElapsedColumn
 from convpool.bench import record as records
 from convpool.bench import tuned
 from convpool.bench.figures import TACTIC, overview
-from convpool.bench.rows import LAYOUTS, PRECISIONS, SUITES, Row, load_rows
+from convpool.bench.rows import LAYOUTS, PRECISIONS, Row
 from convpool.bench.run import METHODS, Options, Run, protocol
+from convpool.bench.suites import SUITES, load_rows
 from convpool.bench.table import show
 from convpool.bench.timing import REPLAYS
 from convpool.cli.common import run
@@ -149,8 +150,8 @@ def command(
 ) -> None:
     """Measure every method for convolution followed by average pooling on this machine's GPU.
 
-    SUITE is a list of layers, one a row: suita-table1, suita-table2, tokura, densenet, batch1, networks, or plain (convolutions
-    without a pooling). --list shows their rows. No row has a bias.
+    SUITE is a list of layers, one a row: suita-table1, suita-table2, tokura, densenet, batch1, networks, windows, or plain
+    and cuconv (convolutions without a pooling). --list shows their rows. No row has a bias.
 
     FILE.json has rows of your own: a list of objects with c (input channels), m (output channels) and size (height and width).
     They may also have n (batch, default 1), kernel (3), pad (kernel // 2), stride (1), pool (2), pool_stride (pool) and label

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from convpool.bench.case import Candidate, Case, Skip
+from convpool.bench.case import NO_POOLING, Candidate, Case, Skip
 from convpool.bench.gather import box_means, gather
 
 ALGORITHMS = 8
@@ -173,6 +173,8 @@ def fused(case: Case) -> list[Candidate]:
 def direct(case: Case) -> list[Candidate]:
     """Box means unrolled: taken while unrolling, or beforehand where taps share them."""
     row = case.row
+    if row.pool == 1:
+        raise Skip(NO_POOLING)
     matrix, size = _matrix(case, row.kernel), (row.h, row.w, row.c)
     at_once = gather(
         case, size, row.out_size, kernel=row.kernel, stride=row.total_stride, pad=row.pad, pool=row.pool, dilation=row.stride

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from convpool.bench.case import Candidate, Case, Skip
+from convpool.bench.case import NO_POOLING, Candidate, Case, Skip
 from convpool.bench.device import Device, blocks
 from convpool.bench.gather import box_means, pooling
 
@@ -105,6 +105,8 @@ def convolutions(case: Case, x: Any, w_last: Any, w_first: Any, y: Any, stride: 
 def naive(case: Case) -> list[Candidate]:
     """The original graph: convolution, then pooling."""
     row = case.row
+    if row.pool == 1:
+        raise Skip(NO_POOLING)
     between = case.empty(*case.shape(*row.conv_size, row.m))
     pool = pooling(case)
 
@@ -151,6 +153,8 @@ def _after_means(case: Case, means: Callable[[int], None], z: Any, only: str = "
 
 def direct(case: Case) -> list[Candidate]:
     """Box means, then the strided convolution."""
+    if case.row.pool == 1:
+        raise Skip(NO_POOLING)
     launch, z = box_means(case)
     return _after_means(case, lambda i: launch(case.xs[i], z), z)
 
@@ -158,6 +162,8 @@ def direct(case: Case) -> list[Candidate]:
 def summed_area(case: Case) -> list[Candidate]:
     """Box means from a summed-area table in float32 (Kasagi et al., MLSP 2017), then the strided convolution."""
     row = case.row
+    if row.pool == 1:
+        raise Skip(NO_POOLING)
     if case.layout != "nhwc" or row.stride != 1:
         raise Skip("written for channels last and convolutions of stride 1")
     table = case.empty(row.n, row.h, row.w, row.c, dtype=case.device.torch.float32)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convpool import cuda
-from convpool.bench import cpu, cublas, cudnn, tactics, textbook, tuned
+from convpool.bench import cpu, cublas, cuconv, cudnn, tactics, textbook, tuned
 from convpool.bench.case import LIMITS, NORMALS, Candidate, Case, Skip
 from convpool.bench.device import Device, DeviceError
 from convpool.bench.figures import NO_WORKSPACE, ON_CPU, OURS, RULE, TACTIC
@@ -32,6 +32,7 @@ LIBRARIES: dict[str, Callable[[Case], list[Candidate]]] = {
     "cublas_fused": cublas.fused,
     "cublas_direct": cublas.direct,
     "sat_direct": cudnn.summed_area,
+    "cuconv": cuconv.two_stages,
     "textbook_direct": textbook.basic,
     "textbook_tiled": textbook.tiled,
     "textbook_gemm": textbook.unrolled,
@@ -159,7 +160,7 @@ class Run:
             for name, make in LIBRARIES.items():
                 if options.wants(name):
                     progress(name)
-                    slow = name.startswith("textbook") and row.naive_macs > SLOW_GPU_MACS and not options.slow
+                    slow = name.startswith(("textbook", "cuconv")) and row.naive_macs > SLOW_GPU_MACS and not options.slow
                     with _timed(seconds, name):
                         found = {"skipped": "slow"} if slow else measure(case, functools.partial(make, case))
                     methods[name] = self._after_prologue(row, entry["precision"], found)

@@ -33,6 +33,7 @@ ORDER = (
     "tensorrt_fused",
     "tensorrt_direct",
     "sat_direct",
+    "cuconv",
     "textbook_direct",
     "textbook_tiled",
     "textbook_gemm",

@@ -18,10 +18,17 @@ REACH, SIDE = 40, 7
 """Largest input tile and kernel of the tiled convolution, as in `kernels.cu`."""
 
 
-def _pooled(case: Case, convolve: Any, how: str) -> list[Candidate]:
-    """The candidate that runs convolve(x, y) and pools."""
+def pooled(case: Case, convolve: Any, how: str) -> list[Candidate]:
+    """The candidate that runs convolve(x, y), channels first, and pools where the row has a pooling."""
     row = case.row
     xs, between = case.xs_in("nchw"), case.empty(row.n, row.m, *row.conv_size)
+    if row.pool == 1:
+
+        def alone(i: int) -> Any:
+            convolve(xs[i], between)
+            return between
+
+        return [Candidate(how, alone, layout="nchw")]
     out, pool = case.empty(row.n, row.m, *row.out_size), pooling(case, "nchw")
 
     def call(i: int) -> Any:
@@ -36,7 +43,7 @@ def _direct(case: Case, name: str, pixels: int) -> list[Candidate]:
     row = case.row
     launch = case.device.kernel(name, case.precision)
     numbers = (row.h, row.w, row.c, row.m, *row.conv_size, row.kernel, row.stride, row.pad)
-    return _pooled(case, lambda x, y: launch((pixels, row.m, row.n), x, case.w_first, y, *numbers), name)
+    return pooled(case, lambda x, y: launch((pixels, row.m, row.n), x, case.w_first, y, *numbers), name)
 
 
 def basic(case: Case) -> list[Candidate]:
@@ -67,4 +74,4 @@ def unrolled(case: Case) -> list[Candidate]:
         unroll(x, matrix)
         multiply(grid, case.w_first, matrix, y, row.m, depth, rows * columns)
 
-    return _pooled(case, convolve, "textbook_gemm")
+    return pooled(case, convolve, "textbook_gemm")

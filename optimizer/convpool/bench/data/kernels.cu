@@ -208,3 +208,53 @@ extern "C" __global__ void __launch_bounds__(kTile *kTile)
     }
     if (row < m && column < columns) store(d[((long long)blockIdx.z * m + row) * columns + column], sum);
 }
+
+// cuConv's two stages (Jorda, Valero-Lara, Pena, IEEE Access 2021), channels first. First the scalar products over the depth of
+// one tap of the filters with the pixels below it: S[tap][n][m][p][q]. A thread follows one pixel, neighbours in a row side by
+// side, and multiplies it with kFilters filters, whose depth goes through shared memory. Then the sums over the taps; a 1x1
+// convolution has one tap, whose products are Y. Grid: pixels of (p, q), then (filters, tap), then n.
+constexpr int kFilters = 8, kDepth = 32;
+template <class To>
+__device__ inline void scalar_products(const T *x, const T *weight, To *s, int h, int w, int c, int m, int p, int q, int kernel,
+                                       int stride, int pad) {
+    __shared__ float filters[kFilters][kDepth];
+    const int taps = kernel * kernel, first = blockIdx.y / taps * kFilters, tap = blockIdx.y % taps;
+    const int item = blockIdx.x * blockDim.x + threadIdx.x;
+    const int i = item / q * stride - pad + tap / kernel, j = item % q * stride - pad + tap % kernel;
+    const bool inside = item < p * q && i >= 0 && i < h && j >= 0 && j < w;
+    const T *pixel = x + ((long long)blockIdx.z * c * h + i) * w + j;
+    float sums[kFilters] = {};
+    for (int start = 0; start < c; start += kDepth) {
+        const int filter = threadIdx.x / kDepth, depth = threadIdx.x % kDepth;
+        const bool known = first + filter < m && start + depth < c;
+        filters[filter][depth] = known ? load(weight[((long long)(first + filter) * c + start + depth) * taps + tap]) : 0.f;
+        __syncthreads();
+#pragma unroll 8
+        for (int d = 0; d < kDepth; ++d) {
+            const float v = inside && start + d < c ? load(pixel[(long long)(start + d) * h * w]) : 0.f;
+#pragma unroll
+            for (int f = 0; f < kFilters; ++f) sums[f] += v * filters[f][d];
+        }
+        __syncthreads();
+    }
+    if (item >= p * q) return;
+    for (int f = 0; f < kFilters && first + f < m; ++f)
+        store(s[(((long long)tap * gridDim.z + blockIdx.z) * m + first + f) * p * q + item], sums[f]);
+}
+
+#define CUCONV_ARGUMENTS int h, int w, int c, int m, int p, int q, int kernel, int stride, int pad
+extern "C" __global__ void __launch_bounds__(kFilters *kDepth)
+    cuconv_products(const T *x, const T *weight, float *s, CUCONV_ARGUMENTS) {
+    scalar_products(x, weight, s, h, w, c, m, p, q, kernel, stride, pad);
+}
+extern "C" __global__ void __launch_bounds__(kFilters *kDepth)
+    cuconv_pointwise(const T *x, const T *weight, T *y, CUCONV_ARGUMENTS) {
+    scalar_products(x, weight, y, h, w, c, m, p, q, kernel, stride, pad);
+}
+extern "C" __global__ void __launch_bounds__(256) cuconv_sums(const float *s, T *y, int taps, int count) {
+    const int item = blockIdx.x * blockDim.x + threadIdx.x;
+    if (item >= count) return;
+    float sum = 0.f;
+    for (int tap = 0; tap < taps; ++tap) sum += s[(long long)tap * count + item];
+    store(y[item], sum);
+}
