@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu_kernel.h"
+
+#include "elements.h"
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+
+namespace convpool::onnxruntime {
+namespace {
+
+constexpr int kRank = CONVPOOL_MAX_RANK;
+using Extent = std::array<int64_t, kRank>;
+
+// A problem with its missing leading axes as axes of one element.
+struct Shapes {
+    explicit Shapes(const convpool_problem &problem, const Sizes &output, int first_axis) : p(problem) {
+        const int missing = kRank - p.rank;
+        for (int i = 0; i < p.rank; ++i) {
+            const int at = missing + i;
+            in[at] = p.spatial[i];
+            out[at] = output[first_axis + i];
+            window[at] = p.pool_kernel[i];
+            window_step[at] = p.pool_strides[i];
+            window_begin[at] = -p.pool_pads[i];
+            window_dilation[at] = p.pool_dilations[i];
+            kernel[at] = p.kernel[i];
+            step[at] = p.strides[i];
+            begin[at] = -p.pads[i];
+            dilation[at] = p.dilations[i];
+            const int64_t reach = window_dilation[at] * (window[at] - 1) + 1;
+            pooled[at] = (in[at] + p.pool_pads[i] + p.pool_pads[i + p.rank] - reach) / window_step[at] + 1;
+        }
+    }
+
+    const convpool_problem &p;
+    Extent in = ones(), pooled = ones(), out = ones(), window = ones(), window_step = ones(), window_begin{},
+           window_dilation = ones(), kernel = ones(), step = ones(), begin{}, dilation = ones();
+
+private:
+    static Extent ones() { return {1, 1, 1}; }
+};
+
+int64_t elements(const Extent &e) { return e[0] * e[1] * e[2]; }
+
+// Of an element in a tensor of `channels` channels.
+int64_t offset(int64_t n, int64_t c, int64_t at, int64_t channels, int64_t pixels, int32_t layout) {
+    return layout == CONVPOOL_CHANNELS_LAST ? (n * pixels + at) * channels + c : (n * channels + c) * pixels + at;
+}
+
+// A sliding window: `out` places of `taps` elements over `in` elements along each axis.
+struct Windows {
+    const Extent &in, &out, &taps, &step, &begin, &dilation;
+};
+
+// Adds `weight` times the element under tap `tap` to each place's sum.
+template <typename Sum> void add_tap(const Windows &w, const Extent &tap, Sum weight, const Sum *from, Sum *sums) {
+    Extent first;  // of the first place's element
+    for (int i = 0; i < kRank; ++i) first[i] = w.begin[i] + tap[i] * w.dilation[i];
+    const auto inside = [&](int axis, int64_t place) {
+        const int64_t at = first[axis] + place * w.step[axis];
+        return at >= 0 && at < w.in[axis];
+    };
+    int64_t least = 0, end = w.out[2];  // places of a row whose element is no padding
+    while (least < end && !inside(2, least)) ++least;
+    while (end > least && !inside(2, end - 1)) --end;
+    for (int64_t d = 0; d < w.out[0]; ++d)
+        for (int64_t h = 0; h < w.out[1]; ++h) {
+            if (!inside(0, d) || !inside(1, h)) continue;
+            const int64_t z = first[0] + d * w.step[0], y = first[1] + h * w.step[1], step = w.step[2];
+            const Sum *const row = from + (z * w.in[1] + y) * w.in[2];
+            Sum *const to = sums + (d * w.out[1] + h) * w.out[2];
+            for (int64_t q = least; q < end; ++q) to[q] += weight * row[first[2] + q * step];
+        }
+}
+
+// Calls `body` with each tap of a window, and its number.
+template <typename Body> void for_each_tap(const Extent &taps, Body &&body) {
+    int64_t number = 0;
+    for (int64_t d = 0; d < taps[0]; ++d)
+        for (int64_t h = 0; h < taps[1]; ++h)
+            for (int64_t w = 0; w < taps[2]; ++w) body(Extent{d, h, w}, number++);
+}
+
+template <typename Sum> Sum activated(Sum value, int32_t activation, float alpha) {
+    if (value < 0 && activation == CONVPOOL_ACT_RELU) return 0;
+    return value < 0 && activation == CONVPOOL_ACT_LEAKY_RELU ? value * alpha : value;
+}
+
+// One call.  The tasks allocate nothing, as they may not throw.
+template <typename Element> class Call {
+    using Sum = typename Element::Sum;
+
+public:
+    Call(const Shapes &shapes, const convpool_tensors &tensors)
+        : s_(shapes), p_(shapes.p), t_(tensors), x_(p_.n * p_.c * elements(s_.in)), pooled_(p_.n * p_.c * elements(s_.pooled)),
+          sums_(p_.n * p_.m * elements(s_.out)) {}
+
+    void run(const OrtApi &api, const OrtKernelContext *context) {
+        const auto pool = [](void *call, size_t task) { static_cast<Call *>(call)->pool(static_cast<int64_t>(task)); };
+        const auto convolve = [](void *call, size_t task) { static_cast<Call *>(call)->convolve(static_cast<int64_t>(task)); };
+        check(api, api.KernelContext_ParallelFor()(context, pool, p_.n * p_.c, 0, this));
+        check(api, api.KernelContext_ParallelFor()(context, convolve, p_.n * p_.m, 0, this));
+    }
+
+private:
+    static Sum read(const void *tensor, int64_t at) { return static_cast<const Element *>(tensor)[at].read(); }
+
+    // The prologue and the pooling of one channel of one image.
+    void pool(int64_t task) {
+        const int64_t n = task / p_.c, c = task % p_.c, pixels = elements(s_.in), places = elements(s_.pooled);
+        const Sum scale = p_.prologue_affine ? read(t_.scale, c) : Sum{1},
+                  shift = p_.prologue_affine ? read(t_.shift, c) : Sum{0};
+        Sum *const x = &x_[task * pixels], *const pooled = &pooled_[task * places];
+        for (int64_t at = 0; at < pixels; ++at) {
+            const Sum value = read(t_.x, offset(n, c, at, p_.c, pixels, p_.x_layout));
+            x[at] = activated(p_.prologue_affine ? value * scale + shift : value, p_.prologue_activation, p_.prologue_alpha);
+        }
+        const Windows windows{s_.in, s_.pooled, s_.window, s_.window_step, s_.window_begin, s_.window_dilation};
+        for_each_tap(s_.window, [&](const Extent &tap, int64_t) { add_tap(windows, tap, Sum{1}, x, pooled); });
+        for (int64_t at = 0; at < places; ++at) pooled[at] /= static_cast<Sum>(elements(s_.window));
+    }
+
+    // One channel of Y of one image.
+    void convolve(int64_t task) {
+        const int64_t n = task / p_.m, m = task % p_.m, inputs = p_.c / p_.group, first = m / (p_.m / p_.group) * inputs;
+        const int64_t places = elements(s_.pooled), pixels = elements(s_.out), taps = elements(s_.kernel);
+        const Windows windows{s_.pooled, s_.out, s_.kernel, s_.step, s_.begin, s_.dilation};
+        Sum *const sums = &sums_[task * pixels];
+        for_each_tap(s_.kernel, [&](const Extent &tap, int64_t number) {
+            for (int64_t c = 0; c < inputs; ++c)
+                add_tap(windows, tap, read(t_.w, (m * taps + number) * inputs + c), &pooled_[(n * p_.c + first + c) * places],
+                        sums);
+        });
+        const Sum bias = p_.has_bias ? read(t_.b, m) : Sum{0};
+        for (int64_t at = 0; at < pixels; ++at) {
+            const int64_t to = offset(n, m, at, p_.m, pixels, p_.y_layout);
+            const Sum sum = sums[at] + bias + (p_.has_residual ? read(t_.residual, to) : Sum{0});
+            static_cast<Element *>(t_.y)[to].write(activated(sum, p_.activation, p_.alpha));
+        }
+    }
+
+    const Shapes &s_;
+    const convpool_problem &p_;
+    const convpool_tensors &t_;
+    std::vector<Sum> x_, pooled_, sums_;
+};
+
+}  // namespace
+
+void CpuKernel::compute(OrtKernelContext *context) const {
+    const Inputs inputs(api_, context);
+    const Sizes output = node_.output_sizes(inputs.sizes());
+    const convpool_problem problem = node_.problem(inputs.sizes(), CONVPOOL_F32, false);
+    OrtValue *y = nullptr;
+    check(api_, api_.KernelContext_GetOutput()(context, 0, output.data(), output.size(), &y));
+    if (std::count(output.begin(), output.end(), 0) > 0) return;
+    const convpool_tensors tensors = inputs.tensors(problem, y);
+    const Shapes shapes(problem, output, problem.y_layout == CONVPOOL_CHANNELS_LAST ? 1 : 2);
+    switch (element_type_) {
+    case kFloatType: return Call<Plain<float>>(shapes, tensors).run(api_, context);
+    case kDoubleType: return Call<Plain<double>>(shapes, tensors).run(api_, context);
+    case kFloat16Type: return Call<Float16>(shapes, tensors).run(api_, context);
+    case kBFloat16Type: return Call<BFloat16>(shapes, tensors).run(api_, context);
+    }
+    throw std::invalid_argument(node_.op().name + ": element type " + std::to_string(element_type_));
+}
+
+}  // namespace convpool::onnxruntime

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// A node on the CUDA provider: a plan for each shape, and launches on the provider's stream.
+//
+// Weights.  Where W is a constant of the model, what a plan makes of it is kept in memory of the provider's allocator:
+//
+//   first run of a shape                  transforms W into that memory, runs on it, and waits for the stream once
+//   later runs                            run on what is there: no allocation but the workspace, no waiting
+//   first run inside a graph capture      transforms W into the workspace, as part of the graph
+//
+// Memory of this kind is never let go of before the kernel, as a captured graph may read it; after kMostPrepared shapes
+// further ones transform W in every run.
+#pragma once
+
+#include "node.h"
+
+#include <convpool.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace convpool::onnxruntime {
+
+struct DestroyPlan {
+    void operator()(convpool_plan *plan) const { convpool_plan_destroy(plan); }
+};
+using Plan = std::unique_ptr<convpool_plan, DestroyPlan>;
+
+// What a launch needs for inputs of one set of sizes, but pointers.
+struct Run {
+    std::vector<Sizes> inputs;
+    bool tf32 = false;
+    Sizes output;
+    convpool_problem problem{};
+    Plan plan;  // null for an empty batch
+    convpool_plan_properties properties{};
+    bool keeps_weights = false;  // may take memory for transformed weights
+    std::atomic<bool> prepared{false};
+    std::mutex preparing;                 // of the next two
+    std::unique_ptr<KeptMemory> weights;  // transformed, once `prepared`
+    Plan fallback;                        // for pointers that are aligned to their elements only
+};
+
+class Kernel {
+public:
+    // dtype: convpool_dtype of all tensors.
+    Kernel(const OrtApi &api, const tensorrt::Operator &op, int32_t dtype, const OrtKernelInfo *info);
+    ~Kernel();
+    Kernel(const Kernel &) = delete;
+
+    // May be called from several threads at once.
+    void compute(OrtKernelContext *context);
+    const OrtApi &api() const { return api_; }
+
+private:
+    std::shared_ptr<Run> run_for(const std::vector<Sizes> &inputs, bool tf32);
+    std::shared_ptr<Run> plan_run(const std::vector<Sizes> &inputs, bool tf32);
+    bool tf32(const OrtKernelContext *context) const;
+    // Transforms the weights, launches and waits; false where this run cannot.
+    bool launch_first(Run &run, const convpool_tensors &tensors, const OrtKernelContext *context, const OrtMemoryInfo *memory,
+                      void *stream);
+    void launch(Run &run, const convpool_tensors &tensors, const OrtKernelContext *context, const OrtMemoryInfo *memory,
+                void *stream);
+    void launch_unaligned(Run &run, convpool_tensors tensors, const OrtKernelContext *context, const OrtMemoryInfo *memory,
+                          void *stream);
+    void warn(const std::string &text) const;
+
+    const OrtApi &api_;
+    std::string name_;  // the node's
+    Node node_;
+    int32_t dtype_;
+    bool constant_weights_ = false;
+    const OrtLogger *logger_ = nullptr;
+    OrtAllocator *allocator_ = nullptr;       // null where W is no constant
+    std::mutex mutex_;                        // of the next two
+    std::vector<std::shared_ptr<Run>> runs_;  // the latest last
+    int prepared_ = 0;                        // how many of them keep weights
+};
+
+}  // namespace convpool::onnxruntime

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "node.h"
+
+#include <algorithm>
+
+namespace convpool::onnxruntime {
+
+using tensorrt::kB;
+using tensorrt::kConvolution;
+using tensorrt::kDilations;
+using tensorrt::kKernelShape;
+using tensorrt::kPads;
+using tensorrt::kPooling;
+using tensorrt::kScale;
+using tensorrt::kShift;
+using tensorrt::kStrides;
+using tensorrt::kW;
+using tensorrt::kX;
+using tensorrt::refuse;
+
+namespace {
+
+constexpr int64_t kUnknown = -1;
+
+bool agree(int64_t size, int64_t wanted) { return size < 0 || wanted < 0 || size == wanted; }
+
+// Places of a window along an axis of `size` elements; kUnknown stands for an unknown size.
+int64_t places(const std::string &name, int64_t size, int64_t kernel, int64_t pads, int64_t dilation, int64_t stride) {
+    if (size < 0) return kUnknown;
+    const int64_t reach = dilation * (kernel - 1) + 1;
+    if (size > INT32_MAX || size + pads < reach)
+        refuse(name + ": elements under the window", std::to_string(size) + " and " + std::to_string(pads) + " pads",
+               "at least " + std::to_string(reach) + ", and fewer than 2^31");
+    return (size + pads - reach) / stride + 1;
+}
+
+}  // namespace
+
+Node::Node(const tensorrt::Operator &op, const AttributeSource &source)
+    : op_(&op), values_(values_of(op, source)), rank_(static_cast<int>(values_[kConvolution + kKernelShape].size())) {
+    if (!op.plain()) check_name();
+    check_weight_perm(source);
+    int64_t last = 0;
+    if (source.number("channels_last", last)) {
+        if (last != 0 && last != 1) refuse(op.name + ": channels_last", std::to_string(last), "0 or 1");
+        channels_last_ = last == 1;
+    } else if (source.has("channels_last")) {
+        refuse(op.name + ": channels_last", "an attribute of another type", "an integer");
+    }
+}
+
+// The attributes of a fused variant say again what its name says.
+void Node::check_name() const {
+    using tensorrt::float_of;
+    const std::pair<int, int32_t> said[] = {{tensorrt::kPrologueAffine, op_->affine},
+                                            {tensorrt::kPrologueActivation, op_->prologue},
+                                            {tensorrt::kResidual, op_->residual},
+                                            {tensorrt::kActivation, op_->epilogue}};
+    for (auto [id, wanted] : said)
+        if (value(id) != wanted)
+            refuse(op_->name + ": " + op_->attributes()[id].name, std::to_string(value(id)),
+                   std::to_string(wanted) + " by the operator's name");
+    const std::pair<int, int32_t> slopes[] = {{tensorrt::kPrologueAlpha, op_->prologue}, {tensorrt::kAlpha, op_->epilogue}};
+    for (auto [id, activation] : slopes)
+        if (activation != CONVPOOL_ACT_LEAKY_RELU && float_of(value(id)) != 0.f)
+            refuse(op_->name + ": " + op_->attributes()[id].name, tensorrt::float_text(float_of(value(id))),
+                   "0, as the operator's name has no LeakyRelu there");
+}
+
+// The kernels read W channels last, whatever the attribute says; a function would follow the attribute.
+void Node::check_weight_perm(const AttributeSource &source) const {
+    std::vector<int64_t> perm, wanted{0, rank_ + 1};
+    for (int i = 1; i <= rank_; ++i) wanted.push_back(i);
+    const bool there = source.numbers("weight_perm", perm);
+    if (there ? perm != wanted : source.has("weight_perm"))
+        refuse(op_->name + ": weight_perm", there ? text_of(perm) : "an attribute of another type", text_of(wanted));
+}
+
+// `wanted`: kUnknown for a size that nothing tells.
+void Node::expect(const std::vector<Sizes> &sizes, int input, const Sizes &wanted) const {
+    const Sizes &got = sizes[input];
+    if (got.size() == wanted.size() && std::equal(got.begin(), got.end(), wanted.begin(), agree)) return;
+    refuse(op_->name + ": shape of " + op_->inputs[input], text_of(got), text_of(wanted));
+}
+
+void Node::check_inputs(const std::vector<Sizes> &sizes) const {
+    const size_t most = op_->inputs.size(), count = sizes.size();
+    if (count != most && !(op_->plain() && count == kB))
+        refuse(op_->name + ": inputs", std::to_string(count), std::to_string(most) + (op_->plain() ? ", or 2 without B" : ""));
+    const size_t dimensions = static_cast<size_t>(rank_) + 2;
+    for (int input : {kX, kW})
+        if (sizes[input].size() != dimensions)
+            refuse(op_->name + ": number of dimensions of " + op_->inputs[input], std::to_string(sizes[input].size()),
+                   std::to_string(dimensions) + " for a kernel_shape of " + std::to_string(rank_));
+    Sizes weights(dimensions, kUnknown);
+    for (int i = 0; i < rank_; ++i) weights[1 + i] = value(kConvolution + kKernelShape, i);
+    const int64_t channels = sizes[kX][channel_axis()], group = value(tensorrt::kGroup), outputs = sizes[kW][0];
+    if (channels >= 0 && channels % group != 0)
+        refuse(op_->name + ": channels of X", std::to_string(channels), "a multiple of group " + std::to_string(group));
+    if (outputs >= 0 && outputs % group != 0)
+        refuse(op_->name + ": outputs of W", std::to_string(outputs), "a multiple of group " + std::to_string(group));
+    if (channels >= 0) weights[rank_ + 1] = channels / group;
+    expect(sizes, kW, weights);
+    if (count > kB) expect(sizes, kB, {outputs});
+    for (int input : {kScale, kShift})
+        if (op_->affine) expect(sizes, input, {channels});
+}
+
+Sizes Node::output_sizes(const std::vector<Sizes> &sizes) const {
+    check_inputs(sizes);
+    Sizes y(static_cast<size_t>(rank_) + 2);
+    y[kBatch] = sizes[kX][0];
+    y[channel_axis()] = sizes[kW][0];
+    for (int i = 0; i < rank_; ++i) {
+        int64_t size = sizes[kX][first_axis() + i];
+        for (int group : {kPooling, kConvolution})
+            size = places(op_->name + ": " + op_->attributes()[group + kKernelShape].name + "[" + std::to_string(i) + "]", size,
+                          value(group + kKernelShape, i), int64_t{value(group + kPads, i)} + value(group + kPads, i + rank_),
+                          value(group + kDilations, i), value(group + kStrides, i));
+        y[first_axis() + i] = size;
+    }
+    if (op_->residual) expect(sizes, static_cast<int>(sizes.size()) - 1, y);
+    return y;
+}
+
+convpool_problem Node::problem(const std::vector<Sizes> &sizes, int32_t dtype, bool allow_tf32) const {
+    convpool_problem p{};
+    p.struct_size = sizeof p;
+    p.rank = rank_;
+    p.x_dtype = p.w_dtype = p.y_dtype = dtype;
+    p.x_layout = p.y_layout = channels_last_ ? CONVPOOL_CHANNELS_LAST : CONVPOOL_CHANNELS_FIRST;
+    p.allow_tf32 = allow_tf32 && dtype == CONVPOOL_F32;
+    p.n = sizes[kX][kBatch];
+    p.c = sizes[kX][channel_axis()];
+    p.m = sizes[kW][0];
+    for (int i = 0; i < rank_; ++i) p.spatial[i] = sizes[kX][first_axis() + i];
+    p.group = value(tensorrt::kGroup);
+    p.has_bias = sizes.size() > kB;
+    p.has_residual = op_->residual;
+    p.activation = op_->epilogue;
+    p.prologue_affine = op_->affine;
+    p.prologue_activation = op_->prologue;
+    if (!op_->plain()) {
+        p.alpha = tensorrt::float_of(value(tensorrt::kAlpha));
+        p.prologue_alpha = tensorrt::float_of(value(tensorrt::kPrologueAlpha));
+    }
+    for (int i = 0; i < rank_; ++i) {
+        p.pool_kernel[i] = value(kPooling + kKernelShape, i);
+        p.pool_strides[i] = value(kPooling + kStrides, i);
+        p.pool_dilations[i] = value(kPooling + kDilations, i);
+        p.kernel[i] = value(kConvolution + kKernelShape, i);
+        p.strides[i] = value(kConvolution + kStrides, i);
+        p.dilations[i] = value(kConvolution + kDilations, i);
+    }
+    for (int i = 0; i < 2 * rank_; ++i) {
+        p.pool_pads[i] = value(kPooling + kPads, i);
+        p.pads[i] = value(kConvolution + kPads, i);
+    }
+    return p;
+}
+
+Inputs::Inputs(const OrtApi &api, const OrtKernelContext *context) : api_(api) {
+    size_t count = 0;
+    check(api, api.KernelContext_GetInputCount()(context, &count));
+    for (size_t i = 0; i < count; ++i) {
+        const OrtValue *value = nullptr;
+        check(api, api.KernelContext_GetInput()(context, i, &value));
+        if (value == nullptr && i == kB) break;  // an optional bias that is not there
+        if (value == nullptr) throw std::invalid_argument("input " + std::to_string(i) + "; got none, expected a tensor");
+        values_.push_back(value);
+        sizes_.push_back(sizes_of(api, value));
+    }
+    if (values_.size() < kB) refuse("inputs", std::to_string(values_.size()), "X and W");
+}
+
+convpool_tensors Inputs::tensors(const convpool_problem &problem, const OrtValue *y) const {
+    convpool_tensors t{};
+    t.struct_size = sizeof t;
+    t.x = data_of(api_, values_[kX]);
+    t.w = data_of(api_, values_[kW]);
+    if (problem.has_bias) t.b = data_of(api_, values_[kB]);
+    if (problem.prologue_affine) {
+        t.scale = data_of(api_, values_[kScale]);
+        t.shift = data_of(api_, values_[kShift]);
+    }
+    if (problem.has_residual) t.residual = data_of(api_, values_.back());
+    t.y = data_of(api_, y);
+    return t;
+}
+
+}  // namespace convpool::onnxruntime

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// RegisterCustomOps: ai.convpool's operators for onnxruntime's CUDA and CPU providers, one for each element type.
+//
+// onnxruntime calls it when the library is registered with session options.  From then on it runs the operators' nodes by these
+// kernels alone and not by the model's functions, so there has to be one for every provider that a session falls back to.
+#include "cpu_kernel.h"
+#include "kernel.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <mutex>
+
+namespace convpool::onnxruntime {
+namespace {
+
+constexpr char kDomain[] = "ai.convpool";
+
+constexpr int32_t kTypes[] = {kFloat16Type, kBFloat16Type, kFloatType, kDoubleType};
+
+// convpool.h's number of an element type; -1 for those that its kernels do not have.
+int32_t dtype_of(int32_t element_type) {
+    switch (element_type) {
+    case kFloat16Type: return CONVPOOL_F16;
+    case kBFloat16Type: return CONVPOOL_BF16;
+    case kFloatType: return CONVPOOL_F32;
+    default: return -1;
+    }
+}
+
+// The struct that onnxruntime knows, and behind it what it does not.
+struct CustomOp : OrtCustomOp {
+    const tensorrt::Operator *definition;
+    int32_t element_type;
+    const OrtApi *api;
+};
+
+const CustomOp &own(const OrtCustomOp *op) { return *static_cast<const CustomOp *>(op); }
+
+// `op` may be of another element type than the node: onnxruntime asks one for all.
+void infer(const CustomOp &op, const OrtShapeInferContext *context) {
+    const OrtApi &api = *op.api;
+    const Node node(*op.definition, InferenceAttributes(api, context));
+    size_t count = 0;
+    check(api, api.ShapeInferContext_GetInputCount()(context, &count));
+    std::vector<Sizes> inputs;
+    OrtTensorTypeAndShapeInfo *x = nullptr, *made = nullptr;
+    for (size_t i = count; i-- > 0;) {
+        check(api, api.ShapeInferContext_GetInputTypeShape()(context, i, &x));  // the context's own
+        inputs.insert(inputs.begin(), sizes_of(api, x));
+    }
+    const Sizes y = node.output_sizes(inputs);
+    std::vector<const char *> x_names(inputs[tensorrt::kX].size()), y_names(y.size(), "");
+    check(api, api.GetSymbolicDimensions()(x, x_names.data(), x_names.size()));
+    if (y[Node::kBatch] < 0) y_names[Node::kBatch] = x_names[Node::kBatch];
+
+    check(api, api.CreateTensorTypeAndShapeInfo()(&made));
+    const ShapeInfoOwner owner(api, made);
+    int32_t type = 0;
+    check(api, api.GetTensorElementType()(x, &type));
+    check(api, api.SetTensorElementType()(made, type));
+    check(api, api.SetDimensions()(made, y.data(), y.size()));
+    check(api, api.SetSymbolicDimensions()(made, y_names.data(), y_names.size()));
+    check(api, api.ShapeInferContext_SetOutputTypeShape()(context, 0, made));
+}
+
+// What operators of both providers answer alike.
+CustomOp describe(const OrtApi &api, const tensorrt::Operator &definition, int32_t element_type) {
+    CustomOp op{};
+    op.definition = &definition;
+    op.element_type = element_type;
+    op.api = &api;
+    op.version = kApiVersion;
+    op.GetName = [](const OrtCustomOp *self) { return own(self).definition->name.c_str(); };
+    op.GetInputType = [](const OrtCustomOp *self, size_t) { return own(self).element_type; };
+    op.GetInputTypeCount = [](const OrtCustomOp *self) { return own(self).definition->inputs.size(); };
+    op.GetOutputType = [](const OrtCustomOp *self, size_t) { return own(self).element_type; };
+    op.GetOutputTypeCount = [](const OrtCustomOp *) -> size_t { return 1; };
+    op.GetInputCharacteristic = [](const OrtCustomOp *self, size_t index) -> int32_t {
+        return own(self).definition->plain() && index == tensorrt::kB ? kOptional : kRequired;
+    };
+    op.GetOutputCharacteristic = [](const OrtCustomOp *, size_t) -> int32_t { return kRequired; };
+    op.GetInputMemoryType = [](const OrtCustomOp *, size_t) -> int32_t { return kDefaultMemory; };
+    op.GetVariadicInputMinArity = op.GetVariadicOutputMinArity = [](const OrtCustomOp *) { return 1; };
+    op.GetVariadicInputHomogeneity = op.GetVariadicOutputHomogeneity = [](const OrtCustomOp *) { return 1; };
+    op.GetStartVersion = [](const OrtCustomOp *) { return 1; };
+    op.GetEndVersion = [](const OrtCustomOp *) { return INT32_MAX; };
+    op.GetMayInplace = op.GetAliasMap = [](int **, int **) -> size_t { return 0; };
+    op.ReleaseMayInplace = op.ReleaseAliasMap = [](int *, int *) {};
+    op.InferOutputShapeFn = [](const OrtCustomOp *self, OrtShapeInferContext *context) {
+        return guarded(*own(self).api, [&] { infer(own(self), context); });
+    };
+    return op;
+}
+
+template <typename AnyKernel> void run_by(CustomOp &op) {
+    op.KernelDestroy = [](void *kernel) { delete static_cast<AnyKernel *>(kernel); };
+    op.KernelComputeV2 = [](void *kernel, OrtKernelContext *context) {
+        auto &own_kernel = *static_cast<AnyKernel *>(kernel);
+        return guarded(own_kernel.api(), [&] { own_kernel.compute(context); });
+    };
+}
+
+CustomOp on_cuda(CustomOp op) {
+    run_by<Kernel>(op);
+    op.GetExecutionProviderType = [](const OrtCustomOp *) { return "CUDAExecutionProvider"; };
+    op.CreateKernelV2 = [](const OrtCustomOp *self, const OrtApi *api, const OrtKernelInfo *info, void **kernel) {
+        return guarded(
+            *api, [&] { *kernel = new Kernel(*own(self).api, *own(self).definition, dtype_of(own(self).element_type), info); });
+    };
+    return op;
+}
+
+CustomOp on_cpu(CustomOp op) {
+    run_by<CpuKernel>(op);
+    op.GetExecutionProviderType = [](const OrtCustomOp *) { return "CPUExecutionProvider"; };
+    op.CreateKernelV2 = [](const OrtCustomOp *self, const OrtApi *api, const OrtKernelInfo *info, void **kernel) {
+        return guarded(*api,
+                       [&] { *kernel = new CpuKernel(*own(self).api, *own(self).definition, own(self).element_type, info); });
+    };
+    return op;
+}
+
+// The domain with its operators, which session options point to: one for each onnxruntime in the process, to its very end.
+OrtCustomOpDomain *domain_of(const OrtApi &api) {
+    static std::mutex mutex;
+    static auto &domains = *new std::map<const OrtApi *, OrtCustomOpDomain *>;
+    auto &ops = *new std::deque<CustomOp>;
+    const std::lock_guard<std::mutex> lock(mutex);
+    OrtCustomOpDomain *&domain = domains[&api];
+    if (domain != nullptr) return domain;
+    OrtCustomOpDomain *made = nullptr;
+    check(api, api.CreateCustomOpDomain()(kDomain, &made));
+    for (const tensorrt::Operator &definition : tensorrt::operators())
+        for (const int32_t type : kTypes) {
+            const CustomOp op = describe(api, definition, type);
+            if (dtype_of(type) >= 0) ops.push_back(on_cuda(op));
+            ops.push_back(on_cpu(op));
+        }
+    for (const CustomOp &op : ops) check(api, api.CustomOpDomain_Add()(made, &op));
+    return domain = made;
+}
+
+OrtStatus *too_old(const OrtApiBase &base) {
+    const std::string message = std::string("convpool: onnxruntime's version; got ") + base.GetVersionString() + ", expected 1." +
+                                std::to_string(kApiVersion) + " or later";
+    for (uint32_t version = kApiVersion; --version > 0;)
+        if (const OrtApi *api = base.GetApi(version)) return api->CreateStatus()(kFail, message.c_str());
+    return nullptr;
+}
+
+}  // namespace
+}  // namespace convpool::onnxruntime
+
+extern "C" __attribute__((visibility("default"))) convpool::onnxruntime::OrtStatus *
+RegisterCustomOps(convpool::onnxruntime::OrtSessionOptions *options, const convpool::onnxruntime::OrtApiBase *base) {
+    using namespace convpool::onnxruntime;
+    const OrtApi *const api = base->GetApi(kApiVersion);
+    if (api == nullptr) return too_old(*base);
+    return guarded(*api, [&] {
+        if (convpool_abi_version() != CONVPOOL_ABI_VERSION)
+            throw std::runtime_error("libconvpool_ort.so: ABI of libconvpool.so beside it; got " +
+                                     std::to_string(convpool_abi_version()) + ", expected " +
+                                     std::to_string(CONVPOOL_ABI_VERSION));
+        check(*api, api->AddCustomOpDomain()(options, domain_of(*api)));
+    });
+}
