@@ -33,6 +33,10 @@ class TorchError(ConvpoolError, ImportError):
     """PyTorch is not installed."""
 
 
+class OnnxruntimeError(ConvpoolError):
+    """onnxruntime, its CUDA provider or the library of custom operators is missing, or refuses a model."""
+
+
 class VerificationError(ConvpoolError):
     """Original and result disagree.  `report` holds the whole report, with the per-output errors, when there is one."""
 

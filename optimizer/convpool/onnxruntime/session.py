@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions on onnxruntime's CUDA provider."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from convpool.errors import OnnxruntimeError, first_line
+from convpool.ir.model import load
+from convpool.ir.save import serialize
+from convpool.onnxruntime.library import register
+from convpool.types import Model
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+Providers = Sequence[str | tuple[str, Mapping[str, Any]]]
+"""As onnxruntime takes them: names, or names with options."""
+
+
+def session(
+    model: Model,
+    providers: Providers | None = None,
+    *,
+    options: Any = None,
+    device: int = 0,
+    use_tf32: bool = True,
+    prefer_nhwc: bool = False,
+    cuda_graph: bool = False,
+) -> Any:
+    """An onnxruntime.InferenceSession that runs the operators by the library's kernels.
+
+    providers: default the CUDA provider, with the CPU provider for what it does not have.  If the CUDA provider is not among
+    them, the library is not registered and the model runs by its functions.  options: an onnxruntime.SessionOptions; the
+    library is registered with it.  device: the GPU's number.  use_tf32: float32 products are formed in TF32, onnxruntime's
+    default.  prefer_nhwc: onnxruntime runs its own convolutions channels last.  cuda_graph: runs are captured and replayed;
+    they need io binding, and inputs and outputs that stay where they are.  The last four are options of the CUDA provider;
+    they do not count where `providers` gives its options.
+
+    Raises OnnxruntimeError if the library or the CUDA provider is missing, or if onnxruntime refuses the model.
+    """
+    runtime = runtime_module()
+    own = {
+        "device_id": str(device),
+        "use_tf32": str(int(use_tf32)),
+        "prefer_nhwc": str(int(prefer_nhwc)),
+        "enable_cuda_graph": str(int(cuda_graph)),
+    }
+    wanted: list[Any] = [CUDA, CPU] if providers is None else list(providers)
+    wanted = [(CUDA, own) if provider == CUDA else provider for provider in wanted]
+    names = [provider if isinstance(provider, str) else provider[0] for provider in wanted]
+    settings = options if options is not None else runtime.SessionOptions()
+    if CUDA in names:
+        require_cuda(runtime)
+        register(settings)
+    source: Any = model
+    if isinstance(model, os.PathLike):
+        source = os.fspath(model)
+    elif not isinstance(model, (str, bytes)):
+        loaded = load(model)
+        source = serialize(loaded.proto)
+        if loaded.base_dir is not None:
+            settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(loaded.base_dir))
+    try:
+        made = runtime.InferenceSession(source, settings, providers=wanted)
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise OnnxruntimeError(f"model: onnxruntime refuses it; got {first_line(error)}") from error
+    if CUDA in names and CUDA not in made.get_providers():
+        raise OnnxruntimeError(
+            f"onnxruntime {runtime.__version__}: CUDA provider; got {', '.join(made.get_providers())}, expected {CUDA}; "
+            "its log says which library of CUDA or cuDNN is missing"
+        )
+    return made
+
+
+def runtime_module() -> Any:
+    """onnxruntime.  Raises OnnxruntimeError if it is not installed."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise OnnxruntimeError("onnxruntime: not installed; pip install onnxruntime-gpu") from error
+    return onnxruntime
+
+
+def require_cuda(runtime: Any) -> None:
+    """Load CUDA and cuDNN where pip has put them.  Raises OnnxruntimeError if this onnxruntime has no CUDA provider."""
+    available = runtime.get_available_providers()
+    if CUDA not in available:
+        raise OnnxruntimeError(
+            f"onnxruntime {runtime.__version__}: CUDA provider; got {', '.join(available)}, expected {CUDA}; "
+            "pip uninstall onnxruntime, then pip install onnxruntime-gpu"
+        )
+    preload = getattr(runtime, "preload_dlls", None)  # since 1.21
+    if preload is not None:
+        preload()
