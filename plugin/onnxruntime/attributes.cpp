@@ -18,7 +18,9 @@ bool KernelAttributes::numbers(const char *name, std::vector<int64_t> &values) c
     size_t count = 0;
     if (!succeeded(api_, api_.KernelInfoGetAttributeArray_int64()(info_, name, nullptr, &count))) return false;
     values.resize(count);
-    return count == 0 || succeeded(api_, api_.KernelInfoGetAttributeArray_int64()(info_, name, values.data(), &count));
+    int64_t value = 0;
+    if (count == 0) return !number(name, value);  // a number by itself passes for a list of none
+    return succeeded(api_, api_.KernelInfoGetAttributeArray_int64()(info_, name, values.data(), &count));
 }
 
 bool KernelAttributes::real(const char *name, float &value) const {

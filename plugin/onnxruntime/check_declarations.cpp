@@ -34,7 +34,7 @@ static_assert(sizeof(ONNXTensorElementDataType) == sizeof(int32_t) && sizeof(Ort
     static_assert(kAlike<decltype(::OrtApi::name), result(*) parameters>, #name ": its parameters");
 using own::OrtAllocator, own::OrtCustomOp, own::OrtCustomOpDomain, own::OrtKernelContext, own::OrtKernelInfo, own::OrtLogger,
     own::OrtMemoryInfo, own::OrtOpAttr, own::OrtSessionOptions, own::OrtShapeInferContext, own::OrtStatus,
-    own::OrtTensorTypeAndShapeInfo, own::OrtValue;
+    own::OrtTensorTypeAndShapeInfo, own::OrtTypeInfo, own::OrtValue;
 CONVPOOL_ORT_FUNCTIONS(SAME_FUNCTION)
 
 #define SAME_MEMBER(name)                                                                                    \

@@ -12,7 +12,7 @@ class CpuKernel {
 public:
     // element_type: an ElementType, of all tensors.
     CpuKernel(const OrtApi &api, const tensorrt::Operator &op, int32_t element_type, const OrtKernelInfo *info)
-        : api_(api), node_(op, KernelAttributes(api, info)), element_type_(element_type) {}
+        : api_(api), node_(api, op, info), element_type_(element_type) {}
 
     // May be called from several threads at once.
     void compute(OrtKernelContext *context) const;

@@ -67,7 +67,7 @@ std::string name_of(const OrtApi &api, const OrtKernelInfo *info) {
 }  // namespace
 
 Kernel::Kernel(const OrtApi &api, const tensorrt::Operator &op, int32_t dtype, const OrtKernelInfo *info)
-    : api_(api), name_(name_of(api, info)), node_(op, KernelAttributes(api, info)), dtype_(dtype) {
+    : api_(api), name_(name_of(api, info)), node_(api, op, info), dtype_(dtype) {
     int constant = 0;
     const OrtValue *value = nullptr;
     if (!succeeded(api, api.KernelInfoGetConstantInput_tensor()(info, tensorrt::kW, &constant, &value))) constant = 0;

@@ -39,14 +39,23 @@ int64_t places(const std::string &name, int64_t size, int64_t kernel, int64_t pa
 Node::Node(const tensorrt::Operator &op, const AttributeSource &source)
     : op_(&op), values_(values_of(op, source)), rank_(static_cast<int>(values_[kConvolution + kKernelShape].size())) {
     if (!op.plain()) check_name();
-    check_weight_perm(source);
-    int64_t last = 0;
-    if (source.number("channels_last", last)) {
-        if (last != 0 && last != 1) refuse(op.name + ": channels_last", std::to_string(last), "0 or 1");
-        channels_last_ = last == 1;
-    } else if (source.has("channels_last")) {
-        refuse(op.name + ": channels_last", "an attribute of another type", "an integer");
+    read_layouts(source);
+}
+
+Node::Node(const OrtApi &api, const tensorrt::Operator &op, const OrtKernelInfo *info) : Node(op, KernelAttributes(api, info)) {
+    size_t count = 0;
+    check(api, api.KernelInfo_GetInputCount()(info, &count));
+    std::vector<Sizes> sizes;
+    for (size_t i = 0; i < count; ++i) {
+        OrtTypeInfo *type = nullptr;
+        const OrtTensorTypeAndShapeInfo *tensor = nullptr;
+        if (!succeeded(api, api.KernelInfo_GetInputTypeInfo()(info, i, &type))) return;  // a shape that is not known at all
+        const bool has_shape = succeeded(api, api.CastTypeInfoToTensorInfo()(type, &tensor)) && tensor != nullptr;
+        if (has_shape) sizes.push_back(sizes_of(api, tensor));
+        api.ReleaseTypeInfo()(type);
+        if (!has_shape || sizes.back().empty()) return;
     }
+    output_sizes(sizes);
 }
 
 // The attributes of a fused variant say again what its name says.
@@ -67,13 +76,33 @@ void Node::check_name() const {
                    "0, as the operator's name has no LeakyRelu there");
 }
 
-// The kernels read W channels last, whatever the attribute says; a function would follow the attribute.
-void Node::check_weight_perm(const AttributeSource &source) const {
-    std::vector<int64_t> perm, wanted{0, rank_ + 1};
-    for (int i = 1; i <= rank_; ++i) wanted.push_back(i);
-    const bool there = source.numbers("weight_perm", perm);
-    if (there ? perm != wanted : source.has("weight_perm"))
-        refuse(op_->name + ": weight_perm", there ? text_of(perm) : "an attribute of another type", text_of(wanted));
+// channels_last says how X, R and Y lie.  The functions go by permutations, which have to say the same.
+void Node::read_layouts(const AttributeSource &source) {
+    int64_t layouts = 0;
+    const char *const name = tensorrt::kChannelsLastField;
+    const bool there = source.number(name, layouts);
+    if ((!there && source.has(name)) || layouts < 0 || layouts > 3)
+        refuse(op_->name + ": " + name, there ? std::to_string(layouts) : "an attribute of another type", "0 to 3");
+    x_last_ = layouts == 1 || layouts == 3;
+    y_last_ = layouts == 1 || layouts == 2;
+    std::vector<int64_t> same{0, 1}, to_first{0, rank_ + 1}, to_last{0};
+    for (int i = 0; i < rank_; ++i) {
+        same.push_back(i + 2);
+        to_first.push_back(i + 1);
+        to_last.push_back(i + 2);
+    }
+    to_last.push_back(1);
+    check_perm(source, "weight_perm", to_first);
+    check_perm(source, "x_perm", x_last_ ? to_first : same);
+    check_perm(source, "r_perm", y_last_ ? to_first : same);
+    check_perm(source, "y_perm", y_last_ ? to_last : same);
+}
+
+void Node::check_perm(const AttributeSource &source, const char *name, const std::vector<int64_t> &wanted) const {
+    std::vector<int64_t> perm;
+    const bool there = source.numbers(name, perm);
+    if (there ? perm != wanted : source.has(name))
+        refuse(op_->name + ": " + name, there ? text_of(perm) : "an attribute of another type", text_of(wanted));
 }
 
 // `wanted`: kUnknown for a size that nothing tells.
@@ -94,7 +123,7 @@ void Node::check_inputs(const std::vector<Sizes> &sizes) const {
                    std::to_string(dimensions) + " for a kernel_shape of " + std::to_string(rank_));
     Sizes weights(dimensions, kUnknown);
     for (int i = 0; i < rank_; ++i) weights[1 + i] = value(kConvolution + kKernelShape, i);
-    const int64_t channels = sizes[kX][channel_axis()], group = value(tensorrt::kGroup), outputs = sizes[kW][0];
+    const int64_t channels = sizes[kX][channel_axis(x_last_)], group = value(tensorrt::kGroup), outputs = sizes[kW][0];
     if (channels >= 0 && channels % group != 0)
         refuse(op_->name + ": channels of X", std::to_string(channels), "a multiple of group " + std::to_string(group));
     if (outputs >= 0 && outputs % group != 0)
@@ -110,14 +139,14 @@ Sizes Node::output_sizes(const std::vector<Sizes> &sizes) const {
     check_inputs(sizes);
     Sizes y(static_cast<size_t>(rank_) + 2);
     y[kBatch] = sizes[kX][0];
-    y[channel_axis()] = sizes[kW][0];
+    y[channel_axis(y_last_)] = sizes[kW][0];
     for (int i = 0; i < rank_; ++i) {
-        int64_t size = sizes[kX][first_axis() + i];
+        int64_t size = sizes[kX][first_axis(x_last_) + i];
         for (int group : {kPooling, kConvolution})
             size = places(op_->name + ": " + op_->attributes()[group + kKernelShape].name + "[" + std::to_string(i) + "]", size,
                           value(group + kKernelShape, i), int64_t{value(group + kPads, i)} + value(group + kPads, i + rank_),
                           value(group + kDilations, i), value(group + kStrides, i));
-        y[first_axis() + i] = size;
+        y[first_axis(y_last_) + i] = size;
     }
     if (op_->residual) expect(sizes, static_cast<int>(sizes.size()) - 1, y);
     return y;
@@ -128,12 +157,13 @@ convpool_problem Node::problem(const std::vector<Sizes> &sizes, int32_t dtype, b
     p.struct_size = sizeof p;
     p.rank = rank_;
     p.x_dtype = p.w_dtype = p.y_dtype = dtype;
-    p.x_layout = p.y_layout = channels_last_ ? CONVPOOL_CHANNELS_LAST : CONVPOOL_CHANNELS_FIRST;
+    p.x_layout = x_last_ ? CONVPOOL_CHANNELS_LAST : CONVPOOL_CHANNELS_FIRST;
+    p.y_layout = y_last_ ? CONVPOOL_CHANNELS_LAST : CONVPOOL_CHANNELS_FIRST;
     p.allow_tf32 = allow_tf32 && dtype == CONVPOOL_F32;
     p.n = sizes[kX][kBatch];
-    p.c = sizes[kX][channel_axis()];
+    p.c = sizes[kX][channel_axis(x_last_)];
     p.m = sizes[kW][0];
-    for (int i = 0; i < rank_; ++i) p.spatial[i] = sizes[kX][first_axis() + i];
+    for (int i = 0; i < rank_; ++i) p.spatial[i] = sizes[kX][first_axis(x_last_) + i];
     p.group = value(tensorrt::kGroup);
     p.has_bias = sizes.size() > kB;
     p.has_residual = op_->residual;

@@ -16,6 +16,8 @@ namespace convpool::onnxruntime {
 class Node {
 public:
     Node(const tensorrt::Operator &op, const AttributeSource &source);
+    // Of a kernel: also refuses inputs whose sizes, as far as they are known, contradict the attributes.
+    Node(const OrtApi &api, const tensorrt::Operator &op, const OrtKernelInfo *info);
 
     // Y's sizes, -1 where the inputs do not tell.  sizes: of the inputs in order, unknown ones -1; the operator's optional
     // bias may be absent.
@@ -31,16 +33,18 @@ public:
 private:
     int32_t value(int id, int i = 0) const { return values_[id][i]; }
     void check_name() const;
-    void check_weight_perm(const AttributeSource &source) const;
+    void read_layouts(const AttributeSource &source);
+    void check_perm(const AttributeSource &source, const char *name, const std::vector<int64_t> &wanted) const;
     void check_inputs(const std::vector<Sizes> &sizes) const;
     void expect(const std::vector<Sizes> &sizes, int input, const Sizes &wanted) const;
-    int channel_axis() const { return channels_last_ ? rank_ + 1 : 1; }
-    int first_axis() const { return channels_last_ ? 1 : 2; }
+    // Of a tensor with the channels last or behind the batch: the channels, and the first spatial axis.
+    int channel_axis(bool last) const { return last ? rank_ + 1 : 1; }
+    static int first_axis(bool last) { return last ? 1 : 2; }
 
     const tensorrt::Operator *op_;
     std::vector<std::vector<int32_t>> values_;  // one per attribute
     int rank_;
-    bool channels_last_ = false;
+    bool x_last_ = false, y_last_ = false;  // [N, spatial..., channels]; R is as Y
 };
 
 // The inputs of one call.

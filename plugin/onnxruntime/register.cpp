@@ -6,7 +6,7 @@
 #include "cpu_kernel.h"
 #include "kernel.h"
 
-#include <algorithm>
+#include <atomic>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -37,6 +37,12 @@ struct CustomOp : OrtCustomOp {
 
 const CustomOp &own(const OrtCustomOp *op) { return *static_cast<const CustomOp *>(op); }
 
+// A name for a size that is unknown.  onnxruntime takes sizes of one name for equal, and ones without a name for known.
+std::string unknown_size() {
+    static std::atomic<uint64_t> count{0};
+    return "convpool_size_" + std::to_string(count++);
+}
+
 // `op` may be of another element type than the node: onnxruntime asks one for all.
 void infer(const CustomOp &op, const OrtShapeInferContext *context) {
     const OrtApi &api = *op.api;
@@ -50,9 +56,12 @@ void infer(const CustomOp &op, const OrtShapeInferContext *context) {
         inputs.insert(inputs.begin(), sizes_of(api, x));
     }
     const Sizes y = node.output_sizes(inputs);
-    std::vector<const char *> x_names(inputs[tensorrt::kX].size()), y_names(y.size(), "");
+    std::vector<const char *> x_names(inputs[tensorrt::kX].size()), y_names;
     check(api, api.GetSymbolicDimensions()(x, x_names.data(), x_names.size()));
-    if (y[Node::kBatch] < 0) y_names[Node::kBatch] = x_names[Node::kBatch];
+    std::vector<std::string> names(y.size());
+    for (size_t i = 0; i < y.size(); ++i)
+        if (y[i] < 0) names[i] = i == Node::kBatch && *x_names[i] != '\0' ? x_names[i] : unknown_size();
+    for (const std::string &name : names) y_names.push_back(name.c_str());
 
     check(api, api.CreateTensorTypeAndShapeInfo()(&made));
     const ShapeInfoOwner owner(api, made);

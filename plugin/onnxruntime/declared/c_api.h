@@ -36,6 +36,7 @@ struct OrtSessionOptions;
 struct OrtShapeInferContext;
 struct OrtStatus;
 struct OrtTensorTypeAndShapeInfo;
+struct OrtTypeInfo;
 struct OrtValue;
 struct OrtCustomOp;
 
@@ -47,6 +48,7 @@ struct OrtCustomOp;
     F(27, CustomOpDomain_Add, OrtStatus *, (OrtCustomOpDomain * domain, const OrtCustomOp *op))                                \
     F(28, AddCustomOpDomain, OrtStatus *, (OrtSessionOptions * options, OrtCustomOpDomain * domain))                           \
     F(51, GetTensorMutableData, OrtStatus *, (OrtValue * value, void **data))                                                  \
+    F(55, CastTypeInfoToTensorInfo, OrtStatus *, (const OrtTypeInfo *type, const OrtTensorTypeAndShapeInfo **info))            \
     F(57, CreateTensorTypeAndShapeInfo, OrtStatus *, (OrtTensorTypeAndShapeInfo * *info))                                      \
     F(58, SetTensorElementType, OrtStatus *, (OrtTensorTypeAndShapeInfo * info, int32_t type))                                 \
     F(59, SetDimensions, OrtStatus *, (OrtTensorTypeAndShapeInfo * info, const int64_t *sizes, size_t count))                  \
@@ -66,6 +68,7 @@ struct OrtCustomOp;
     F(91, KernelContext_GetOutput, OrtStatus *,                                                                                \
       (OrtKernelContext * context, size_t index, const int64_t *sizes, size_t count, OrtValue **value))                        \
     F(93, ReleaseStatus, void, (OrtStatus * status))                                                                           \
+    F(98, ReleaseTypeInfo, void, (OrtTypeInfo * type))                                                                         \
     F(99, ReleaseTensorTypeAndShapeInfo, void, (OrtTensorTypeAndShapeInfo * info))                                             \
     F(132, ReleaseAllocator, void, (OrtAllocator * allocator))                                                                 \
     F(162, KernelInfoGetAttributeArray_float, OrtStatus *,                                                                     \
@@ -75,6 +78,7 @@ struct OrtCustomOp;
     F(193, KernelContext_GetGPUComputeStream, OrtStatus *, (const OrtKernelContext *context, void **stream))                   \
     F(194, GetTensorMemoryInfo, OrtStatus *, (const OrtValue *value, const OrtMemoryInfo **info))                              \
     F(230, KernelInfo_GetInputCount, OrtStatus *, (const OrtKernelInfo *info, size_t *count))                                  \
+    F(234, KernelInfo_GetInputTypeInfo, OrtStatus *, (const OrtKernelInfo *info, size_t index, OrtTypeInfo **type))            \
     F(244, KernelInfo_GetNodeName, OrtStatus *, (const OrtKernelInfo *info, char *text, size_t *size))                         \
     F(245, KernelInfo_GetLogger, OrtStatus *, (const OrtKernelInfo *info, const OrtLogger **logger))                           \
     F(247, Logger_LogMessage, OrtStatus *,                                                                                     \

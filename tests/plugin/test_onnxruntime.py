@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libconvpool_ort.so in onnxruntime's CPU package: registration, types and shapes, refusals, and results by its CPU kernels."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import convpool
+from convpool import onnxruntime as on_gpu
+from convpool.ir import schema
+from models import generators
+from tests.support.operator_models import Node
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def library(plugin, monkeypatch) -> Path:
+    """The library beside libconvpool.so."""
+    monkeypatch.setenv("CONVPOOL_LIBRARY", str(plugin))
+    return on_gpu.library_path()
+
+
+def registered(model: onnx.ModelProto):
+    """A session on the CPU provider with the library."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    on_gpu.register(options)
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def run(node: Node, session, seed: int = 0, **sizes) -> None:
+    """Run a node's model on inputs of a seed, and compare."""
+    arrays = {**node.arrays(seed, **sizes), **{name: a for name, a in node.arrays().items() if node.constant and name not in "XR"}}
+    node.check(session.run(None, node.feeds(arrays))[0], arrays)
+
+
+@pytest.mark.parametrize("op_type", schema.OP_TYPES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_every_operator_of_every_type(op_type, dtype):
+    node = Node(op_type, dtype)
+    run(node, registered(node.model(functions=False)), seed=1)
+
+
+@pytest.mark.parametrize("channels_last", [0, 1, 2, 3])
+@pytest.mark.parametrize("sizes", [(11,), (7, 10), (5, 6, 7)])
+@pytest.mark.parametrize("group", [1, 4])
+def test_ranks_groups_and_layouts(sizes, group, channels_last):
+    node = Node("ReluConvAvgPoolAdd", sizes=sizes, group=group, channels_last=channels_last)
+    run(node, registered(node.model(functions=False)), seed=1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_open_sizes_and_weights_that_change(bias):
+    node = Node("ConvAvgPool", constant=False, open_sizes=True, bias=bias)
+    session = registered(node.model(functions=False))
+    for seed, (batch, sizes) in enumerate([(1, (9, 10)), (3, (4, 31)), (1, (9, 10))]):
+        run(node, session, seed, batch=batch, sizes=sizes)
+
+
+def test_an_empty_batch_gives_an_empty_result():
+    node = Node("ConvAvgPool", open_sizes=True)
+    (got,) = registered(node.model(functions=False)).run(None, {"X": np.zeros((0, 8, 9, 10), np.float32)})
+    assert got.shape == (0, 16, 5, 5)
+
+
+def test_half_types_round_to_nearest():
+    """Every value that is one, and those between: by a pooling of one element and a weight of 1."""
+    values = np.frombuffer(np.arange(2**16, dtype=np.uint16).tobytes(), np.float16)
+    with np.errstate(invalid="ignore", over="ignore"):
+        floats = np.concatenate([values.astype(np.float32), np.nextafter(values, np.float16(np.inf)).astype(np.float32) * 0.75])
+    node = Node("ConvAvgPool", "float16", sizes=(1,), channels=1, filters=1, batch=len(floats))
+    made = node.model(functions=False)
+    for item in made.graph.node[-2].attribute:
+        if item.name in ("pool_kernel_shape", "kernel_shape", "strides"):
+            item.ints[:] = [1]
+        if item.name in ("pads", "pool_pads"):
+            item.ints[:] = [0, 0]
+    del made.graph.initializer[:]
+    made.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.full(shape, value, np.float32), name)
+        for name, shape, value in (("W", (1, 1, 1), 1), ("B", (1,), 0))
+    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = floats.astype(np.float16).astype(np.float32)
+    got = registered(made).run(None, {"X": floats.reshape(-1, 1, 1)})[0].ravel()
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("channels_last", [0, 1, 2, 3])
+def test_types_and_shapes_are_inferred(channels_last):
+    y_last = channels_last in (1, 2)
+    node = Node("ConvAvgPoolAdd", "float16", open_sizes=True, channels_last=channels_last)
+    (output,) = registered(node.model(functions=False)).get_outputs()
+    batch, *spatial = output.shape
+    channels = spatial.pop(-1 if y_last else 0)
+    assert (output.type, batch, channels) == ("tensor(float)", "N", 16)
+    assert len({*spatial, "N"}) == 3 and all(isinstance(name, str) for name in spatial)  # none for known, no two for equal
+    fixed = Node("ConvAvgPool", channels_last=channels_last)
+    assert registered(fixed.model(functions=False)).get_outputs()[0].shape == list(fixed.expected(fixed.arrays()).shape)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"kernel_shape": None}, "kernel_shape; got no such attribute, expected one on the node"),
+        ({"kernel_shape": [3, 5]}, "ConvAvgPool: shape of W; got [16, 3, 3, 8], expected [?, 3, 5, 8]"),
+        ({"strides": [2, 2, 2]}, "strides; got 3 values, expected 2 for a kernel_shape of 2"),
+        ({"strides": [0, 1]}, "strides[0]; got 0, expected 1 to 65535"),
+        ({"strides": 2}, "ConvAvgPool: strides; got an attribute of another type, expected integers"),
+        ({"group": [1]}, "ConvAvgPool: group; got an attribute of another type, expected an integer"),
+        ({"group": 3}, "ConvAvgPool: channels of X; got 8, expected a multiple of group 3"),
+        ({"weight_perm": [0, 1, 2, 3]}, "ConvAvgPool: weight_perm; got [0, 1, 2, 3], expected [0, 3, 1, 2]"),
+        ({"x_perm": [0, 3, 1, 2]}, "ConvAvgPool: x_perm; got [0, 3, 1, 2], expected [0, 1, 2, 3]"),
+        ({"channels_last": 4}, "ConvAvgPool: channels_last; got 4, expected 0 to 3"),
+        ({"pool_kernel_shape": [40, 2]}, "pool_kernel_shape[0]: elements under the window; got 9 and 1 pads, expected at least 40"),
+    ],
+)
+def test_wrong_attributes_are_refused_with_a_message(attributes, message):
+    with pytest.raises(Exception) as error:
+        registered(Node(attributes=attributes).model(functions=False))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "message"),
+    [
+        ("ReluConvAvgPool", {"prologue_activation": 2}, "prologue_activation; got 2, expected 1 by the operator's name"),
+        ("ConvAvgPoolRelu", {"alpha": 0.5}, "alpha; got 0.5, expected 0, as the operator's name has no LeakyRelu there"),
+        ("ConvAvgPoolLeakyRelu", {"alpha": "x"}, "alpha; got an attribute of another type, expected a float"),
+        ("ConvAvgPoolAdd", {"r_perm": [0, 3, 1, 2]}, "r_perm; got [0, 3, 1, 2], expected [0, 1, 2, 3]"),
+    ],
+)
+def test_a_variant_that_its_name_denies_is_refused(op_type, attributes, message):
+    with pytest.raises(Exception) as error:
+        registered(Node(op_type, attributes=attributes).model(functions=False))
+    assert message in str(error.value)
+
+
+def test_a_residual_of_another_shape_is_refused():
+    node = Node("ConvAvgPoolAdd", open_sizes=True)
+    session = registered(node.model(functions=False))
+    arrays = node.arrays()
+    arrays["R"] = arrays["R"][:, :, :1]
+    with pytest.raises(Exception, match=r"ConvAvgPoolAdd: shape of R; got \[2, 16, 1, 5\], expected \[2, 16, 5, 5\]"):
+        session.run(None, node.feeds(arrays))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_an_optimized_network_runs_alike_with_and_without_the_library(dtype):
+    model = generators.generate("wgan_gp", batch=1, dtype=dtype, width=16)
+    result = convpool.optimize(model, target="tensorrt", check=0)
+    assert schema.used_in(result.model)
+    inputs = generators.random_inputs(model)
+    with_library = registered(result.model).run(None, inputs)
+    by_functions = on_gpu.session(result.model, [on_gpu.CPU]).run(None, inputs)
+    for a, b in zip(with_library, by_functions, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-2 if dtype == "float16" else 1e-4, atol=1e-3)
+
+
+def test_two_sessions_share_the_operators():
+    node = Node()
+    first, second = registered(node.model(functions=False)), registered(node.model(functions=False))
+    run(node, first)
+    del first
+    run(node, second)
+
+
+def test_a_session_on_a_machine_without_the_provider_says_so():
+    if on_gpu.CUDA in onnxruntime.get_available_providers():
+        pytest.skip("this onnxruntime has the CUDA provider")
+    with pytest.raises(on_gpu.OnnxruntimeError, match="expected CUDAExecutionProvider; pip uninstall onnxruntime, then pip install"):
+        on_gpu.session(Node().model())
+
+
+def test_a_library_that_is_not_there_is_named(tmp_path, monkeypatch, library):
+    alone = tmp_path / "libconvpool.so"
+    alone.symlink_to("/dev/null")
+    monkeypatch.setenv("CONVPOOL_LIBRARY", str(tmp_path / "none.so"))
+    with pytest.raises(on_gpu.OnnxruntimeError, match="libconvpool: not found"):
+        on_gpu.library_path()
+    shutil.copy(library.parent / "libconvpool.so", tmp_path / "copy.so")
+    monkeypatch.setenv("CONVPOOL_LIBRARY", str(tmp_path / "copy.so"))
+    with pytest.raises(on_gpu.OnnxruntimeError, match=r"libconvpool_ort.so: not found; got .*, expected it beside libconvpool.so"):
+        on_gpu.library_path()
+    (tmp_path / on_gpu.library.NAME).write_bytes(b"no library")
+    with pytest.raises(on_gpu.OnnxruntimeError, match="cannot be registered; got .*file too short"):
+        on_gpu.register(onnxruntime.SessionOptions())
+
+
+def test_it_links_neither_onnxruntime_nor_a_driver(library):
+    printed = subprocess.run(["readelf", "-d", "--dyn-syms", str(library)], capture_output=True, text=True, check=True).stdout
+    needed = [line for line in printed.splitlines() if "NEEDED" in line]
+    assert needed and not [line for line in needed if "onnxruntime" in line or "libcuda" in line]
+    exported = [line.split()[-1] for line in printed.splitlines() if " GLOBAL " in line and " UND " not in line]
+    assert exported == ["RegisterCustomOps"]
+
+
+def test_the_oldest_onnxruntime_runs_it(library, tmp_path):
+    """CONVPOOL_OLD_ONNXRUNTIME_PYTHON names a Python with onnxruntime 1.18."""
+    python = os.environ.get("CONVPOOL_OLD_ONNXRUNTIME_PYTHON")
+    if python is None:
+        pytest.skip("CONVPOOL_OLD_ONNXRUNTIME_PYTHON names no Python with an old onnxruntime")
+    node = Node("AffineReluConvAvgPoolAddLeakyRelu", "float16")
+    onnx.save(node.model(functions=False), tmp_path / "model.onnx")
+    arrays = node.arrays()
+    np.savez(tmp_path / "inputs.npz", **node.feeds(arrays))
+    code = f"""
+import numpy as np, onnxruntime as ort
+options = ort.SessionOptions()
+options.register_custom_ops_library({str(library)!r})
+session = ort.InferenceSession({str(tmp_path / "model.onnx")!r}, options, providers=["CPUExecutionProvider"])
+np.save({str(tmp_path / "y.npy")!r}, session.run(None, dict(np.load({str(tmp_path / "inputs.npz")!r})))[0])
+"""
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    node.check(np.load(tmp_path / "y.npy"), arrays)
+
+
+def test_declarations_are_those_of_the_header(tmp_path):
+    """CONVPOOL_ONNXRUNTIME_INCLUDE names a folder with onnxruntime_c_api.h."""
+    include = os.environ.get("CONVPOOL_ONNXRUNTIME_INCLUDE")
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if include is None or compiler is None:
+        pytest.skip("CONVPOOL_ONNXRUNTIME_INCLUDE names no folder of onnxruntime's headers")
+    folder = ROOT / "plugin" / "onnxruntime"
+    command = [compiler, "-std=c++17", "-fsyntax-only", "-isystem", include, str(folder / "check_declarations.cpp")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of one node of ai.convpool, of any type, rank and layout, with inputs on which half precision is exact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from convpool.algebra import reference
+from convpool.algebra.geometry import ConvSpec, PoolSpec
+from convpool.algebra.layouts import LAYOUTS
+from convpool.ir import schema
+
+TYPES = {
+    "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
+    "float32": TensorProto.FLOAT,
+    "float64": TensorProto.DOUBLE,
+}
+ROUNDING = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-20, "float64": 2.0**-20}
+"""Relative error of one rounding of the result to the type, doubled; of the wide types, which their means' sums need."""
+SLOPES = {"": 0.0, "Relu": 0.0, "LeakyRelu": 0.25}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node.  sizes: of X's spatial axes.  constant: W, B, scale and shift are initializers, else inputs.
+
+    Inputs and outputs of a model are float32, or float64 where the node's are.
+    """
+
+    op_type: str = "ConvAvgPool"
+    dtype: str = "float32"
+    sizes: tuple[int, ...] = (9, 10)
+    batch: int = 2
+    channels: int = 8
+    filters: int = 16
+    group: int = 1
+    channels_last: int = 0
+    bias: bool = True
+    constant: bool = True
+    open_sizes: bool = False
+    attributes: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> int:
+        """The number of spatial axes."""
+        return len(self.sizes)
+
+    @property
+    def specs(self) -> tuple[PoolSpec, ConvSpec]:
+        """2x2 means at every place, then a 3x3 convolution of stride 2, padded by 1."""
+        r = self.rank
+        pool = PoolSpec((2,) * r, (1,) * r, (1,) + (0,) * (2 * r - 1), (1,) * r)
+        return pool, ConvSpec((3,) * r, (2,) * r, (1,) * (2 * r), (1,) * r, self.group)
+
+    @property
+    def parts(self) -> schema.Parts:
+        """What the node does beside."""
+        kind = schema.FUSED_VARIANTS.get(self.op_type, schema.PLAIN)
+        return schema.Parts(
+            kind.affine, kind.prologue, SLOPES[kind.prologue], kind.residual, kind.epilogue, 2 * SLOPES[kind.epilogue]
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """The node's inputs."""
+        return [name for name in self.parts.inputs if name != "B" or self.bias or self.op_type != "ConvAvgPool"]
+
+    def arrays(self, seed: int = 0, sizes: tuple[int, ...] | None = None, batch: int | None = None) -> dict[str, np.ndarray]:
+        """All inputs of the node, of small whole numbers that stay whole through slopes and means."""
+        rng = np.random.default_rng(seed)
+        sizes, batch = sizes or self.sizes, self.batch if batch is None else batch
+        pool, conv = self.specs
+        out = conv.output_size(pool.output_size(sizes))
+        wide = np.float64 if self.dtype == "float64" else np.float32
+        x_last, y_last = LAYOUTS[self.channels_last]
+
+        def numbers(*shape: int, last: bool = False) -> np.ndarray:
+            array = rng.integers(-1, 2, shape).astype(wide)
+            return np.ascontiguousarray(np.moveaxis(array, 1, -1)) if last else array
+
+        found = {
+            "X": numbers(batch, self.channels, *sizes, last=x_last) * 4 ** (self.rank + 1),
+            "W": numbers(self.filters, *conv.kernel_shape, self.channels // self.group),
+            "B": numbers(self.filters) * 8,
+            "scale": numbers(self.channels) * 2,
+            "shift": numbers(self.channels) * 4 ** (self.rank + 1),
+            "R": numbers(batch, self.filters, *out, last=y_last) * 8,
+        }
+        return {name: found[name] for name in self.names}
+
+    def expected(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
+        """The result in float64."""
+        rest = [arrays.get(name) for name in ("scale", "shift", "R")]
+        bias = arrays.get("B")
+        bias = np.zeros(self.filters) if bias is None else bias
+        args = (arrays["X"], arrays["W"], bias, *self.specs, self.parts, *rest, self.channels_last)
+        return reference.fused_conv_avg_pool(*args)
+
+    def model(self, seed: int = 0, *, functions: bool = True) -> onnx.ModelProto:
+        """A model with the node between Casts from and to the type of the model's inputs."""
+        arrays = self.arrays(seed)
+        weights = [name for name in self.names if self.constant and name not in ("X", "R")]
+        outside = TensorProto.DOUBLE if self.dtype == "float64" else TensorProto.FLOAT
+        inside = TYPES[self.dtype]
+        casts = inside != outside
+        node = schema.make_node([f"{name}_" if casts else name for name in self.names], "Y_" if casts else "Y", *self.specs, "node")
+        schema.give_parts(node, self.parts)
+        schema.give_layout(node, self.channels_last)
+        permuting = schema.complete_layouts([node])
+        for name, value in self.attributes.items():
+            kept = [item for item in node.attribute if item.name != name]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+            if value is not None:
+                node.attribute.append(helper.make_attribute(name, value))
+        nodes = [node]
+        if casts:
+            nodes = [helper.make_node("Cast", [name], [f"{name}_"], to=inside) for name in self.names] + nodes
+            nodes.append(helper.make_node("Cast", ["Y_"], ["Y"], to=outside))
+        shapes = {name: list(array.shape) for name, array in arrays.items()}
+        y_shape: list[object] = [None] * (self.rank + 2)
+        if self.open_sizes:
+            x_last, y_last = LAYOUTS[self.channels_last]
+            shapes["X"] = _open(self.channels, x_last, self.rank, "i")
+            if "R" in shapes:
+                shapes["R"] = _open(self.filters, y_last, self.rank, "o")
+        graph = helper.make_graph(
+            nodes,
+            "g",
+            [helper.make_tensor_value_info(name, outside, shapes[name]) for name in self.names if name not in weights],
+            [helper.make_tensor_value_info("Y", outside, y_shape)],
+            [numpy_helper.from_array(arrays[name], name) for name in weights],
+        )
+        imports = [helper.make_opsetid("", 17), helper.make_opsetid(schema.DOMAIN, schema.FUSED_VARIANTS_VERSION)]
+        made = schema.functions_for({self.op_type}, 17, permuting) if functions else []
+        return helper.make_model(graph, opset_imports=imports, ir_version=8, functions=made)
+
+    def feeds(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What a session takes of them."""
+        return {name: array for name, array in arrays.items() if not self.constant or name in ("X", "R")}
+
+    def check(self, got: np.ndarray, arrays: dict[str, np.ndarray], rounding: float | None = None) -> None:
+        """Compare a result with the reference."""
+        expected = self.expected(arrays)
+        relative = ROUNDING[self.dtype] if rounding is None else rounding
+        np.testing.assert_allclose(got.astype(np.float64), expected, rtol=relative, atol=1e-5)
+        assert expected.size == 0 or np.abs(expected).max() > 8
+
+
+def _open(channels: int, last: bool, rank: int, prefix: str) -> list[object]:
+    spatial = [f"{prefix}{axis}" for axis in range(rank)]
+    return ["N", *spatial, channels] if last else ["N", channels, *spatial]
