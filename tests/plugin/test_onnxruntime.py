@@ -39,7 +39,7 @@ def registered(model: onnx.ModelProto):
 
 def run(node: Node, session, seed: int = 0, **sizes) -> None:
     """Run a node's model on inputs of a seed, and compare."""
-    arrays = {**node.arrays(seed, **sizes), **{name: a for name, a in node.arrays().items() if node.constant and name not in "XR"}}
+    arrays = node.with_constants(node.arrays(seed, **sizes))
     node.check(session.run(None, node.feeds(arrays))[0], arrays)
 
 
@@ -121,7 +121,10 @@ def test_types_and_shapes_are_inferred(channels_last):
         ({"weight_perm": [0, 1, 2, 3]}, "ConvAvgPool: weight_perm; got [0, 1, 2, 3], expected [0, 3, 1, 2]"),
         ({"x_perm": [0, 3, 1, 2]}, "ConvAvgPool: x_perm; got [0, 3, 1, 2], expected [0, 1, 2, 3]"),
         ({"channels_last": 4}, "ConvAvgPool: channels_last; got 4, expected 0 to 3"),
-        ({"pool_kernel_shape": [40, 2]}, "pool_kernel_shape[0]: elements under the window; got 9 and 1 pads, expected at least 40"),
+        (
+            {"pool_kernel_shape": [40, 2]},
+            "pool_kernel_shape[0]: elements under the window; got 9 and 1 pads, expected at least",
+        ),
     ],
 )
 def test_wrong_attributes_are_refused_with_a_message(attributes, message):
@@ -177,7 +180,9 @@ def test_two_sessions_share_the_operators():
 def test_a_session_on_a_machine_without_the_provider_says_so():
     if on_gpu.CUDA in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime has the CUDA provider")
-    with pytest.raises(on_gpu.OnnxruntimeError, match="expected CUDAExecutionProvider; pip uninstall onnxruntime, then pip install"):
+    with pytest.raises(
+        on_gpu.OnnxruntimeError, match="expected CUDAExecutionProvider; pip uninstall onnxruntime, then"
+    ):
         on_gpu.session(Node().model())
 
 
@@ -189,7 +194,9 @@ def test_a_library_that_is_not_there_is_named(tmp_path, monkeypatch, library):
         on_gpu.library_path()
     shutil.copy(library.parent / "libconvpool.so", tmp_path / "copy.so")
     monkeypatch.setenv("CONVPOOL_LIBRARY", str(tmp_path / "copy.so"))
-    with pytest.raises(on_gpu.OnnxruntimeError, match=r"libconvpool_ort.so: not found; got .*, expected it beside libconvpool.so"):
+    with pytest.raises(
+        on_gpu.OnnxruntimeError, match=r"libconvpool_ort.so: not found; got .*, expected it beside"
+    ):
         on_gpu.library_path()
     (tmp_path / on_gpu.library.NAME).write_bytes(b"no library")
     with pytest.raises(on_gpu.OnnxruntimeError, match="cannot be registered; got .*file too short"):
@@ -235,5 +242,3 @@ def test_declarations_are_those_of_the_header(tmp_path):
     command = [compiler, "-std=c++17", "-fsyntax-only", "-isystem", include, str(folder / "check_declarations.cpp")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-
-

@@ -108,7 +108,9 @@ class Node:
         outside = TensorProto.DOUBLE if self.dtype == "float64" else TensorProto.FLOAT
         inside = TYPES[self.dtype]
         casts = inside != outside
-        node = schema.make_node([f"{name}_" if casts else name for name in self.names], "Y_" if casts else "Y", *self.specs, "node")
+        node = schema.make_node(
+            [f"{name}_" if casts else name for name in self.names], "Y_" if casts else "Y", *self.specs, "node"
+        )
         schema.give_parts(node, self.parts)
         schema.give_layout(node, self.channels_last)
         permuting = schema.complete_layouts([node])
@@ -139,6 +141,10 @@ class Node:
         imports = [helper.make_opsetid("", 17), helper.make_opsetid(schema.DOMAIN, schema.FUSED_VARIANTS_VERSION)]
         made = schema.functions_for({self.op_type}, 17, permuting) if functions else []
         return helper.make_model(graph, opset_imports=imports, ir_version=8, functions=made)
+
+    def with_constants(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The arrays, with a model's initializers in place of those that it does not take."""
+        return {**arrays, **({name: a for name, a in self.arrays().items() if name not in ("X", "R")} if self.constant else {})}
 
     def feeds(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What a session takes of them."""

@@ -33,12 +33,21 @@ class Bound:
 
     def run(self) -> None:
         """Run once and wait for the end."""
+        self._run(None)
+
+    def queue(self, runs: int) -> None:
+        """Run so many times, and wait for the end of the last."""
+        options = self._runtime.RunOptions()
+        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        for _ in range(runs - 1):
+            self._run(options)
+        self._run(None)
+
+    def _run(self, options: Any) -> None:
+        if not self._outputs:
+            self._bind_outputs()
         try:
-            if not self._outputs:
-                self._bind_outputs()
-            self.session.run_with_iobinding(self._binding)
-        except OnnxruntimeError:
-            raise
+            self.session.run_with_iobinding(self._binding, options)
         except Exception as error:  # onnxruntime's exceptions share no base class
             raise OnnxruntimeError(f"onnxruntime cannot run the model: {first_line(error)}") from error
 

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Whole networks on onnxruntime's CUDA provider: the original, every standard form, and convpool's operators.
+
+    python -m benchmarks.onnxruntime_times [NETWORK ...] [--precision fp16 tf32] --json benchmarks/results/h200_ort.json
+
+Every method is a session of its own, with inputs and outputs on the GPU and runs captured as a CUDA graph.  Its outputs are
+compared with the original's in float32 on the CPU provider first, by the tolerances of `convpool verify`; one that is further
+off is not timed.  Then the sessions run in turn.  A run is timed on the host from call to return, which waits for the GPU;
+`queued_us` is the time of a run among many that are queued and waited for together.  Figures are medians over the rounds.
+Each row is written as soon as it is done, in place of an earlier one of its network, batch and precision.  Needs a GPU,
+onnxruntime-gpu and libconvpool_ort.so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+import convpool
+from convpool.bench.timing import summarize
+from convpool.check.judge import PRECISION_TOLERANCES, Judge, Tolerance
+from convpool.check.runners import OnnxruntimeRunner
+from convpool.check.widen import to_float32
+from convpool.errors import ConvpoolError, first_line
+from convpool.ir import schema
+from convpool.ir.files import write_atomically
+from convpool.ir.model import LoadedModel, load
+from convpool.onnxruntime import CPU, CUDA, library_path, session
+from convpool.onnxruntime.bound import Bound
+from convpool.onnxruntime.session import require_cuda, runtime_module
+from models.generators import generate, random_inputs
+
+Row = dict[str, Any]
+QUEUED = 20
+"""Runs that are queued together."""
+NETWORKS = {"sngan64": 64, "wgan_gp": 64, "stargan_v2": 1, "biggan128": 16, "densenet121": 32}
+"""Batches by generator."""
+BARS = {
+    "fp16": {"sngan64": 3.5, "wgan_gp": 3.0, "stargan_v2": 2.2, "biggan128": 1.6, "densenet121": 1.15},
+    "tf32": {"sngan64": 2.0, "wgan_gp": 1.8, "stargan_v2": 1.6, "biggan128": 1.3},
+}
+"""How many times as fast as the faster of the original's two layouts it is to be."""
+DTYPES = {"fp16": "float16", "tf32": "float32", "fp32": "float32"}
+
+
+@dataclass(frozen=True)
+class Method:
+    """options: of `convpool.optimize`, None for the original.  library: the operators run by the library's kernels, else by
+    their functions.  nhwc: onnxruntime prefers channels last."""
+
+    options: dict[str, Any] | None = None
+    library: bool = False
+    nhwc: bool = False
+
+
+STANDARD = {"direct": {"lowering": "direct"}, "fused": {"lowering": "fused"}, "auto": {"lowering": "auto"}}
+OURS = {
+    "pairs": {"target": "tensorrt", "prologue": False, "epilogue": False, "stem": False, "plain_conv": False},
+    "variants": {"target": "tensorrt", "stem": False, "plain_conv": False},
+    "convolutions": {"target": "tensorrt", "stem": True, "plain_conv": True},
+    "cuda": {"target": "cuda"},
+}
+"""pairs: ConvAvgPool alone; variants: with what stands before and after it; convolutions: and other convolutions that the
+library runs; cuda: what `--target cuda` makes."""
+METHODS = {
+    "original": Method(),
+    "original_nhwc": Method(nhwc=True),
+    **{name: Method(options) for name, options in STANDARD.items()},
+    **{f"{name}_nhwc": Method(options, nhwc=True) for name, options in STANDARD.items()},
+    "function": Method(OURS["pairs"]),
+    "function_nhwc": Method(OURS["pairs"], nhwc=True),
+    **{name: Method(options, library=True) for name, options in OURS.items()},
+    **{f"{name}_nhwc": Method(options, library=True, nhwc=True) for name, options in OURS.items()},
+}
+ORIGINALS = ("original", "original_nhwc")
+
+
+def make_session(model: onnx.ModelProto, method: Method, precision: str, *, cuda_graph: bool) -> Any:
+    """A session of one method."""
+    options = {"use_tf32": precision != "fp32", "prefer_nhwc": method.nhwc, "cuda_graph": cuda_graph}
+    if method.library:
+        return session(model, **options)
+    given = {"use_tf32": int(options["use_tf32"]), "prefer_nhwc": int(method.nhwc), "enable_cuda_graph": int(cuda_graph)}
+    runtime = runtime_module()
+    require_cuda(runtime)
+    settings = runtime.SessionOptions()
+    settings.log_severity_level = 3
+    return runtime.InferenceSession(model.SerializeToString(), settings, providers=[(CUDA, given), CPU])
+
+
+def bind(model: onnx.ModelProto, method: Method, precision: str, arrays: dict[str, np.ndarray]) -> tuple[Bound, bool]:
+    """A session that has run, and whether its runs are a CUDA graph: some graphs cannot be captured."""
+    try:
+        bound = Bound(make_session(model, method, precision, cuda_graph=True), arrays)
+        for _ in range(4):
+            bound.run()
+        return bound, True
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        print(f"no CUDA graph: {first_line(error)}", file=sys.stderr)
+    bound = Bound(make_session(model, method, precision, cuda_graph=False), arrays)
+    for _ in range(4):
+        bound.run()
+    return bound, False
+
+
+def time_network(name: str, batch: int, precision: str, methods: list[str], rounds: int) -> Row:
+    """Build, check and time one network: by method {"us", "spread_us", "queued_us", "error", "graph"}, {"wrong"}, {"skipped"}
+    or {"same_as"} where the model is another method's."""
+    model = generate(name, batch=batch, dtype=DTYPES[precision])
+    arrays = random_inputs(model)
+    reference = OnnxruntimeRunner(LoadedModel(to_float32(load(model)), None, 0), "the original in float32", optimize=True)
+    exact = reference.values(arrays)
+    found: dict[str, Row] = {}
+    sessions: dict[str, Bound] = {}
+    made: dict[tuple[bytes, bool, bool], str] = {}
+    for key in methods:
+        method = METHODS[key]
+        started = time.perf_counter()
+        try:
+            form = model if method.options is None else convpool.optimize(model, **method.options, check=0).model
+            identity = (form.SerializeToString(deterministic=True), method.library and bool(schema.used_in(form)), method.nhwc)
+            same = made.setdefault(identity, key)
+            if same != key:
+                found[key] = {"same_as": same}
+                continue
+            bound, graph = bind(form, method, precision, arrays)
+        except (ConvpoolError, RuntimeError, TypeError, ValueError) as error:
+            found[key] = {"skipped": first_line(error)}
+            continue
+        rtol, atol = PRECISION_TOLERANCES[precision]
+        judge = Judge(reference.output_names, Tolerance(rtol, atol))
+        judge.add(exact, bound.outputs())
+        verdict = judge.verdict("the original in float32", 1, {})
+        error = max((output.max_rel_error for output in verdict.outputs), default=0.0)
+        if not verdict.passed:
+            found[key] = {"wrong": error}
+            continue
+        found[key] = {"error": error, "graph": graph, "session_s": round(time.perf_counter() - started, 2)}
+        sessions[key] = bound
+    for key, times in in_turn(sessions, rounds).items():
+        found[key].update(times)
+    return {"network": name, "batch": batch, "precision": precision, "rounds": rounds, "methods": found}
+
+
+def in_turn(sessions: dict[str, Bound], rounds: int) -> dict[str, Row]:
+    """Microseconds of each session's runs."""
+    single: dict[str, list[float]] = {key: [] for key in sessions}
+    queued: dict[str, list[float]] = {key: [] for key in sessions}
+    for _ in range(rounds):
+        for key, bound in sessions.items():
+            bound.run()
+            for _ in range(3):
+                start = time.perf_counter()
+                bound.run()
+                single[key].append((time.perf_counter() - start) * 1e6)
+            start = time.perf_counter()
+            bound.queue(QUEUED)
+            queued[key].append((time.perf_counter() - start) * 1e6 / QUEUED)
+    return {key: {**summarize(single[key]), "queued_us": summarize(queued[key])["us"]} for key in sessions}
+
+
+def times_of(row: Row) -> dict[str, float]:
+    """Microseconds of the methods that were timed, or are the same as one that was."""
+    methods = row["methods"]
+    found = {key: methods.get(one.get("same_as"), one) for key, one in methods.items()}
+    return {key: one["us"] for key, one in found.items() if "us" in one}
+
+
+def best(times: dict[str, float], names: dict[str, Any] | tuple[str, ...]) -> tuple[str, float] | None:
+    """The fastest of some methods, in either layout."""
+    keys = [key for key in times if key.removesuffix("_nhwc") in names]
+    return min(((key, times[key]) for key in keys), key=lambda pair: pair[1]) if keys else None
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The table of a record: the faster layout of each, and what the best of ours comes to."""
+    lines = [
+        "| network, batch, precision | original | standard | ours | over original | asked | over standard |",
+        "|---" * 7 + "|",
+    ]
+    for row in record["rows"]:
+        times = times_of(row)
+        groups = [best(times, names) for names in (("original",), STANDARD, OURS)]
+        cells = [f"{pair[1]:.1f} ({pair[0]})" if pair else "" for pair in groups]
+        over = [f"{pair[1] / groups[2][1]:.2f}" if pair and groups[2] else "" for pair in groups[:2]]
+        bar = BARS.get(row["precision"], {}).get(row["network"], "")
+        name = f"{row['network']}, {row['batch']}, {row['precision']}"
+        lines.append(f"| {' | '.join([name, *cells, over[0], str(bar), over[1]])} |")
+    return "\n".join(lines)
+
+
+def add_row(path: Path | None, row: Row) -> dict[str, Any]:
+    """Put a row into the record at `path`, in place of an earlier one of the same network, batch and precision."""
+    identity = ("network", "batch", "precision")
+    earlier = json.loads(path.read_text())["rows"] if path is not None and path.exists() else []
+    rows = [one for one in earlier if any(one[key] != row[key] for key in identity)] + [row]
+    record = {"rows": sorted(rows, key=lambda one: (one["precision"], list(NETWORKS).index(one["network"]), one["batch"]))}
+    if path is not None:
+        write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
+    return record
+
+
+def about() -> Row:
+    """What the figures were measured on."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    return {
+        "command": " ".join(["python", "-m", "benchmarks.onnxruntime_times", *(Path(word).name for word in sys.argv[1:])]),
+        "date": datetime.date.today().isoformat(),
+        "onnxruntime": runtime_module().__version__,
+        "gpu": subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0],
+    }
+
+
+def main() -> int:
+    """Entry point; 1 if a method was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("networks", nargs="*", choices=[*NETWORKS, []], help="default all")
+    parser.add_argument("--precision", nargs="+", choices=DTYPES, default=["fp16", "tf32"])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default all")
+    parser.add_argument("--batch", type=int, help="in place of each network's own")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--json", type=Path, help="record to put rows into")
+    parser.add_argument("--commit", default="", help="commit to record")
+    arguments = parser.parse_intermixed_args()
+    library_path()  # before anything is measured
+    rows = []
+    for precision in arguments.precision:
+        for name in arguments.networks or NETWORKS:
+            batch = arguments.batch or NETWORKS[name]
+            row = time_network(name, batch, precision, arguments.methods, arguments.rounds)
+            rows.append({**row, **about(), "commit": arguments.commit})
+            print(json.dumps(rows[-1]), flush=True)
+            add_row(arguments.json, rows[-1])
+    print(markdown({"rows": rows}))
+    wrong = [f"{row['network']}: {key}: {one}" for row in rows for key, one in row["methods"].items() if "wrong" in one]
+    print("\n".join(wrong))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

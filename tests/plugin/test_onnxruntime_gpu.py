@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The custom operators on onnxruntime's CUDA provider.  Needs onnxruntime-gpu and a GPU; REQUIRE_GPU=1 makes a skip a failure."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import multiprocessing
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import convpool
+from convpool import onnxruntime as on_gpu
+from convpool.check.compare import compare
+from convpool.check.runners import open_model
+from convpool.ir import schema
+from convpool.ir.model import load
+from convpool.onnxruntime.bound import Bound
+from convpool.onnxruntime.runner import CudaRunner
+from models import generators
+from tests.support.gpu import skip_or_fail
+from tests.support.operator_models import Node
+
+
+@pytest.fixture(autouse=True, scope="module")
+def library(plugin):
+    """The library beside libconvpool.so, on a machine with the CUDA provider and a GPU."""
+    before = os.environ.get("CONVPOOL_LIBRARY")
+    os.environ["CONVPOOL_LIBRARY"] = str(plugin)
+    try:
+        on_gpu.session(Node().model())
+    except on_gpu.OnnxruntimeError as error:
+        skip_or_fail(str(error))
+    yield
+    if before is None:
+        del os.environ["CONVPOOL_LIBRARY"]
+    else:
+        os.environ["CONVPOOL_LIBRARY"] = before
+
+
+def run(node: Node, session, seed: int = 0, rounding: float | None = None, **sizes) -> None:
+    """Run a node's model on inputs of a seed, and compare."""
+    arrays = node.with_constants(node.arrays(seed, **sizes))
+    node.check(session.run(None, node.feeds(arrays))[0], arrays, rounding)
+
+
+def free_bytes() -> int:
+    """Of the current device's memory, by the driver."""
+    driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    assert driver.cuInit(0) == 0
+    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert driver.cuCtxPushCurrent_v2(context) == 0
+    assert driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+    assert driver.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
+    assert driver.cuDevicePrimaryCtxRelease_v2(0) == 0
+    return free.value
+
+
+def profiled_providers(model, tmp_path) -> dict[str, str]:
+    """Which provider ran each operator, by onnxruntime's profile of a run."""
+    options = onnxruntime.SessionOptions()
+    options.enable_profiling = True
+    options.profile_file_prefix = str(tmp_path / "profile")
+    session = on_gpu.session(model, options=options)
+    session.run(None, generators.random_inputs(model))
+    events = json.loads(Path(session.end_profiling()).read_text())
+    return {e["args"]["op_name"]: e["args"]["provider"] for e in events if "provider" in e.get("args", {})}
+
+
+@pytest.mark.parametrize("op_type", schema.OP_TYPES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_every_operator_of_every_type(op_type, dtype):
+    node = Node(op_type, dtype)
+    run(node, on_gpu.session(node.model(functions=False)), seed=1)
+
+
+@pytest.mark.parametrize("channels_last", [0, 1, 2, 3])
+@pytest.mark.parametrize(("sizes", "group"), [((11,), 1), ((7, 10), 4), ((5, 6, 7), 1)])
+def test_ranks_groups_and_layouts(sizes, group, channels_last):
+    node = Node("ReluConvAvgPoolAdd", "float16", sizes=sizes, group=group, channels_last=channels_last)
+    run(node, on_gpu.session(node.model(functions=False)), seed=1)
+
+
+def test_the_kernels_run_on_the_gpu(tmp_path):
+    assert profiled_providers(Node(dtype="float16").model(functions=False), tmp_path)["ConvAvgPool"] == on_gpu.CUDA
+
+
+def test_float64_runs_by_the_cpu_provider(tmp_path):
+    node = Node(dtype="float64")
+    run(node, on_gpu.session(node.model(functions=False)))
+    assert profiled_providers(node.model(functions=False), tmp_path)["ConvAvgPool"] == on_gpu.CPU
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_open_sizes_and_weights_that_change(bias):
+    node = Node("ConvAvgPool", "float16", constant=False, open_sizes=True, bias=bias)
+    session = on_gpu.session(node.model(functions=False))
+    for seed in range(3):
+        for batch, sizes in [(1, (9, 10)), (3, (4, 31)), (1, (9, 10))]:
+            run(node, session, seed, batch=batch, sizes=sizes)
+
+
+def test_more_shapes_than_are_kept():
+    node = Node("ConvAvgPoolRelu", "float16", channels=64, filters=64, open_sizes=True)
+    session = on_gpu.session(node.model(functions=False))
+    for _ in range(2):
+        for size in range(3, 83):
+            run(node, session, batch=1, sizes=(size, 4))
+
+
+def test_an_empty_batch_gives_an_empty_result():
+    node = Node("ConvAvgPool", open_sizes=True)
+    (got,) = on_gpu.session(node.model(functions=False)).run(None, {"X": np.zeros((0, 8, 9, 10), np.float32)})
+    assert got.shape == (0, 16, 5, 5)
+
+
+def test_the_provider_says_whether_products_are_in_tf32():
+    node = Node("ConvAvgPool", channels=64, filters=64)
+    x = np.random.default_rng(0).standard_normal((2, 64, 9, 10)).astype(np.float32)
+    model = node.model(functions=False)
+    exact = node.expected({**node.arrays(), "X": x})
+
+    def error(use_tf32: bool) -> float:
+        got = on_gpu.session(model, use_tf32=use_tf32).run(None, {"X": x})[0]
+        return float(np.abs(got - exact).max() / np.abs(exact).max())
+
+    assert error(False) < 2e-6 < error(True) < 2e-3
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_cuda_graphs_give_the_same_bits(dtype):
+    model = generators.generate("wgan_gp", batch=4, dtype=dtype)
+    optimized = convpool.optimize(model, target="tensorrt", check=0).model
+    plain = Bound(on_gpu.session(optimized), generators.random_inputs(model))
+    graph = Bound(on_gpu.session(optimized, cuda_graph=True), generators.random_inputs(model))
+    for seed in range(6):
+        arrays = generators.random_inputs(model, seed=seed)
+        for bound in (plain, graph):
+            bound.update(arrays)
+            bound.run()
+        for a, b in zip(plain.outputs(), graph.outputs(), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_network_agrees_with_float32(dtype):
+    model = generators.generate("wgan_gp", batch=4, dtype=dtype)
+    optimized = convpool.optimize(model, target="tensorrt", check=0).model
+    original = open_model(load(model))
+    assert compare(original, CudaRunner(load(optimized), "the result")).passed
+
+
+def test_sessions_and_runs_in_several_threads():
+    node = Node("ConvAvgPoolLeakyRelu", "float16", channels=64, filters=128, sizes=(32, 32), open_sizes=True)
+    model = node.model(functions=False)
+    sessions = [on_gpu.session(model), on_gpu.session(model)]
+
+    def work(number: int) -> None:
+        for seed in range(20):
+            run(node, sessions[number % 2], seed, sizes=(32, 8 + 8 * (seed % 3)))
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+
+
+def _in_child(result) -> None:
+    try:
+        node = Node(dtype="float16")
+        run(node, on_gpu.session(node.model(functions=False)))
+        result.put("right")
+    except BaseException as error:  # told to the parent
+        result.put(f"{type(error).__name__}: {error}")
+
+
+def test_a_session_in_a_process_of_its_own():
+    context = multiprocessing.get_context("spawn")
+    result = context.Queue()
+    child = context.Process(target=_in_child, args=(result,))
+    child.start()
+    assert result.get(timeout=120) == "right"
+    child.join()
+
+
+def test_nothing_leaks_over_a_thousand_runs():
+    node = Node("ConvAvgPool", "float16", channels=64, filters=128, sizes=(64, 64), batch=8)
+    model = node.model(functions=False)
+    bound = Bound(on_gpu.session(model), node.arrays())
+    for _ in range(10):
+        bound.run()
+    before = free_bytes()
+    for _ in range(1000):
+        bound.run()
+    assert before - free_bytes() < 1 << 20
+    for _ in range(5):
+        on_gpu.session(model).run(None, node.feeds(node.arrays()))
+    before = free_bytes()
+    for _ in range(20):
+        on_gpu.session(model).run(None, node.feeds(node.arrays()))
+    assert before - free_bytes() < 4 << 20
+
+
+def test_unaligned_inputs_run_by_another_kernel():
+    """A tensor of a caller's need be aligned to its elements only."""
+    try:
+        import torch
+    except ImportError:
+        skip_or_fail("no PyTorch")
+    node = Node("ConvAvgPool", "float32", channels=64, filters=64, sizes=(16, 16))
+    session = on_gpu.session(node.model(functions=False))
+    arrays = node.arrays(3)
+    space = torch.empty(arrays["X"].size + 1, device="cuda")
+    space[1:].copy_(torch.from_numpy(arrays["X"].ravel()))
+    torch.cuda.synchronize()
+    binding = session.io_binding()
+    binding.bind_input("X", "cuda", 0, np.float32, arrays["X"].shape, space.data_ptr() + 4)
+    binding.bind_output("Y")
+    session.run_with_iobinding(binding)
+    node.check(binding.copy_outputs_to_cpu()[0], node.with_constants(arrays))
