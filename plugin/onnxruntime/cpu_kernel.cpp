@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <stdexcept>
 
 namespace convpool::onnxruntime {
@@ -84,8 +85,13 @@ template <typename Body> void for_each_tap(const Extent &taps, Body &&body) {
 }
 
 template <typename Sum> Sum activated(Sum value, int32_t activation, float alpha) {
-    if (value < 0 && activation == CONVPOOL_ACT_RELU) return 0;
-    return value < 0 && activation == CONVPOOL_ACT_LEAKY_RELU ? value * alpha : value;
+    switch (activation) {
+    case CONVPOOL_ACT_RELU: return value < 0 ? Sum{0} : value;
+    case CONVPOOL_ACT_LEAKY_RELU: return value < 0 ? value * alpha : value;
+    case CONVPOOL_ACT_TANH: return std::tanh(value);
+    case CONVPOOL_ACT_SIGMOID: return 1 / (1 + std::exp(-value));
+    }
+    return value;  // of operators that have none
 }
 
 // One call.  The tasks allocate nothing, as they may not throw.

@@ -180,9 +180,7 @@ def test_two_sessions_share_the_operators():
 def test_a_session_on_a_machine_without_the_provider_says_so():
     if on_gpu.CUDA in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime has the CUDA provider")
-    with pytest.raises(
-        on_gpu.OnnxruntimeError, match="expected CUDAExecutionProvider; pip uninstall onnxruntime, then"
-    ):
+    with pytest.raises(on_gpu.OnnxruntimeError, match="expected CUDAExecutionProvider; pip uninstall onnxruntime, then"):
         on_gpu.session(Node().model())
 
 
@@ -194,9 +192,7 @@ def test_a_library_that_is_not_there_is_named(tmp_path, monkeypatch, library):
         on_gpu.library_path()
     shutil.copy(library.parent / "libconvpool.so", tmp_path / "copy.so")
     monkeypatch.setenv("CONVPOOL_LIBRARY", str(tmp_path / "copy.so"))
-    with pytest.raises(
-        on_gpu.OnnxruntimeError, match=r"libconvpool_ort.so: not found; got .*, expected it beside"
-    ):
+    with pytest.raises(on_gpu.OnnxruntimeError, match=r"libconvpool_ort.so: not found; got .*, expected it beside"):
         on_gpu.library_path()
     (tmp_path / on_gpu.library.NAME).write_bytes(b"no library")
     with pytest.raises(on_gpu.OnnxruntimeError, match="cannot be registered; got .*file too short"):
