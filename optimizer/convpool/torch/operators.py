@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from convpool.torch import plain
+from convpool.torch import kernels, plain
 
 Ints = Sequence[int]
 LIBRARY = torch.library.Library("convpool", "DEF")
@@ -35,6 +35,7 @@ LIBRARY.define(
 )
 for _name in ("box_mean", "box_mean_adjoint", "pooled_conv"):
     LIBRARY.impl(_name, getattr(plain, _name), "CompositeExplicitAutograd")
+    LIBRARY.impl(_name, getattr(kernels, _name), "CUDA")
 _ops = torch.ops.convpool
 
 

@@ -14,7 +14,7 @@ linear in X, and its adjoint has the same gate.  float16 and bfloat16 are summed
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -164,13 +164,14 @@ def pooled_conv(
     prologue_alpha: float,
     epilogue: int,
     epilogue_alpha: float,
+    mean: Callable[..., torch.Tensor] = box_mean,
 ) -> torch.Tensor:
-    """The operator convpool::pooled_conv: box mean, then PyTorch's convolution."""
+    """The operator convpool::pooled_conv: box mean by the function `mean`, then PyTorch's convolution."""
     out_format = result_format(x, weight)
     if scale is not None and shift is not None:
         x = x * by_channel(scale, x) + by_channel(shift, x)
     gate = x if prologue else None
-    z = box_mean(x, gate, slope_of(prologue, prologue_alpha), pool_kernel, pool_strides, pool_pads, pool_dilations)
+    z = mean(x, gate, slope_of(prologue, prologue_alpha), pool_kernel, pool_strides, pool_pads, pool_dilations)
     y = convolve(z, weight, bias, strides, pads, dilations, groups)
     if residual is not None:
         y = y + residual

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Box means and their adjoint on a GPU, by address: convpool_box_mean and convpool_box_mean_adjoint of convpool.h.
+
+Z = AveragePool(m(G) * X, count_include_pad=1),    dX = m(G) * AveragePool'(dZ),    m(g) = slope where g <= 0, else 1
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+
+from convpool.cuda import library
+from convpool.cuda.errors import LibraryError
+from convpool.cuda.location import INSTALL
+
+
+class BoxStruct(ctypes.Structure):
+    """convpool_box_problem."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("rank", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("layout", ctypes.c_int32),
+        ("n", ctypes.c_int64),
+        ("c", ctypes.c_int64),
+        ("spatial", ctypes.c_int64 * library.MAX_RANK),
+        ("kernel", ctypes.c_int32 * library.MAX_RANK),
+        ("strides", ctypes.c_int32 * library.MAX_RANK),
+        ("pads", ctypes.c_int32 * (2 * library.MAX_RANK)),
+        ("dilations", ctypes.c_int32 * library.MAX_RANK),
+        ("gated", ctypes.c_int32),
+        ("slope", ctypes.c_float),
+        ("reserved", ctypes.c_int32 * 3),
+    ]
+
+
+Call = Callable[[bytes, int, int, int, int], int]
+"""Of a problem's bytes, the addresses of input, gate (0 for none) and output, and a cudaStream_t."""
+
+
+@functools.cache
+def calls() -> tuple[Call, Call]:
+    """The box mean and its adjoint.  They return a status for `library.check`."""
+    lib = library.load()
+    try:
+        found = lib.convpool_box_mean, lib.convpool_box_mean_adjoint
+    except AttributeError as error:
+        raise LibraryError(f"libconvpool: another library; got {error}, expected this version's; {INSTALL}") from error
+    for function in found:
+        function.restype, function.argtypes = ctypes.c_int32, [ctypes.c_char_p, *[ctypes.c_void_p] * 4]
+    return found
+
+
+def problem(
+    dtype: str,
+    channels_last: bool,
+    shape: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilations: Sequence[int],
+    *,
+    gated: bool = False,
+    slope: float = 0.0,
+) -> bytes:
+    """The bytes of a convpool_box_problem.  shape: [N, C, spatial...] of X, whatever its layout; pads: begins, then ends."""
+    rank = len(kernel)
+    s = BoxStruct(ctypes.sizeof(BoxStruct), rank, library.DTYPES[dtype], channels_last, shape[0], shape[1])
+    s.spatial[:rank] = shape[2:]
+    s.kernel[:rank], s.strides[:rank], s.dilations[:rank] = kernel, strides, dilations
+    s.pads[: 2 * rank] = pads
+    s.gated, s.slope = gated, slope
+    return bytes(s)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators on a GPU: against PyTorch's own in float64, in every type and layout, in graphs and on streams."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.torch import random_layer, require_cuda, require_torch
+
+torch = require_torch()
+import torch.nn.functional as F  # noqa: E402
+
+import convpool.torch  # noqa: E402
+from convpool.torch import kernels, plain  # noqa: E402
+
+FUNCTIONS = {rank: getattr(convpool.torch, f"conv_avg_pool{rank}d") for rank in (1, 2, 3)}
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+ops = torch.ops.convpool
+
+
+@pytest.fixture(autouse=True)
+def gpu():
+    require_cuda()
+    kept = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = kept
+
+
+def rounding(dtype, terms):
+    """A bound of the relative error of sums of `terms` products whose operands are rounded to the type, against float64."""
+    return 4 * torch.finfo(dtype).eps * terms**0.5 + 1e-12
+
+
+def assert_near(got, expected, terms):
+    """Within the rounding of sums of `terms` products, relative to the largest expected value."""
+    expected = expected.to(torch.float64)
+    error = (got.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-3)
+    assert error < rounding(got.dtype, terms), error
+
+
+def on_gpu(shape, dtype, last=False, grad=False):
+    t = torch.randn(shape, dtype=torch.float64, device="cuda").to(dtype)
+    t = t.contiguous(memory_format=LAST[t.dim() - 2]) if last and t.dim() - 2 in LAST else t
+    return t.requires_grad_(grad)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(0, 60))
+def test_random_layers(seed, dtype, last):
+    torch.manual_seed(seed)
+    layer = random_layer(seed)
+    shapes = [layer.x_shape, layer.weight_shape, *([layer.weight_shape[:1]] if layer.bias else [])]
+    given = [on_gpu(shape, dtype, last, grad=True) for shape in shapes]
+    exact = [t.detach().double().requires_grad_() for t in given]
+    y = FUNCTIONS[layer.rank](*given, **layer.conv, **layer.pool)
+    expected = layer.original(F, *exact, *([] if layer.bias else [None]))
+    grad = torch.randn_like(expected).to(dtype)
+    terms = max(y[0].numel(), 9 * given[1][0].numel())
+    assert_near(y, expected, terms)
+    got = torch.autograd.grad(y, given, grad.to(dtype))
+    for mine, theirs in zip(got, torch.autograd.grad(expected, exact, grad.double()), strict=True):
+        assert_near(mine, theirs, terms)
+
+
+@pytest.mark.parametrize("gate", ["none", "self", "other"])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES[:3])
+@pytest.mark.parametrize(
+    "shape, window",
+    [
+        ((3, 16, 9, 13), ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1])),
+        ((2, 8, 8, 8), ([2, 2], [2, 2], [0, 0, 0, 0], [1, 1])),
+        ((2, 8, 7, 9), ([2, 2], [2, 2], [1, 0, 0, 1], [1, 1])),
+        ((2, 5, 10, 9), ([3, 2], [2, 1], [2, 0, 1, 3], [1, 2])),
+        ((2, 24, 6, 6), ([3, 3], [1, 1], [2, 2, 2, 2], [1, 1])),
+        ((1, 3, 12, 11), ([2, 3], [3, 2], [0, 1, 1, 0], [2, 1])),
+        ((2, 8, 30), ([4], [2], [3, 1], [1])),
+        ((2, 16, 5, 6, 7), ([2, 2, 3], [2, 1, 1], [1, 0, 1, 0, 1, 1], [1, 2, 1])),
+        ((2, 16, 5, 6, 7), ([1, 2, 2], [1, 1, 1], [0, 1, 1, 0, 1, 1], [1, 1, 1])),
+    ],
+)
+def test_box_means_to_the_last_bit(shape, window, dtype, last, gate):
+    """Sums of small whole numbers are exact, so only the division and the result are rounded."""
+    x = torch.randint(-8, 9, shape, device="cuda").to(dtype)
+    x = x.contiguous(memory_format=LAST[x.dim() - 2]) if last and x.dim() - 2 in LAST else x
+    other = torch.randn_like(x)
+    chosen, slope = {"none": (None, 0.0), "self": (x, 0.5), "other": (other, 0.0)}[gate]
+    z = ops.box_mean(x, chosen, slope, *window)
+    expected = plain.box_mean(x, chosen, slope, *window)
+    assert torch.equal(z, expected) and z.stride() == expected.stride()
+    grad = torch.randint(-8, 9, z.shape, device="cuda").to(dtype).contiguous(memory_format=plain.memory_format(z))
+    chosen = None if chosen is None else other
+    spread = ops.box_mean_adjoint(grad, chosen, slope, shape[2:], *window)
+    expected = plain.box_mean_adjoint(grad.double(), None if chosen is None else other.double(), slope, shape[2:], *window)
+    torch.testing.assert_close(spread.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-12)
+
+
+def test_gates_that_are_no_numbers_let_pass():
+    gate = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.0, 2.0], device="cuda").view(1, 8, 1, 1)
+    window = ([1, 1], [1, 1], [0] * 4, [1, 1])
+    z = ops.box_mean(gate, gate, 0.0, *window)
+    assert torch.equal(z.flatten().nan_to_num(7.0), torch.relu(gate).flatten().nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_plans_are_used_and_equal_to_cudnn(dtype, monkeypatch):
+    x, w, b = on_gpu((4, 64, 16, 16), dtype, True), on_gpu((128, 64, 3, 3), dtype, True), on_gpu((128,), dtype)
+    if not kernels.library_is_there():
+        pytest.skip("no libconvpool.so")
+    monkeypatch.setattr(kernels, "_plans", kernels._Kept())
+    y = convpool.torch.conv_avg_pool2d(x, w, b, padding=1, pool_size=2)
+    assert [plan for plan in kernels._plans.values() if plan is not None]
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert_near(y, F.avg_pool2d(F.conv2d(x.double(), w.double(), b.double(), padding=1), 2), 576)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_graph_and_a_stream(last):
+    layer = convpool.torch.ConvAvgPool2d(32, 64, 3, padding=1, pool_size=2).cuda().half()
+    x = on_gpu((2, 32, 16, 16), torch.float16, last)
+    expected = layer(x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        assert torch.equal(layer(x), expected)
+    stream.synchronize()
+    graph, still = torch.cuda.CUDAGraph(), x.clone()
+    with torch.cuda.graph(graph):
+        y = layer(still)
+        (grad,) = torch.autograd.grad(y.float().sum(), [layer.weight])
+    still.copy_(2 * x)
+    graph.replay()
+    assert torch.equal(y, layer(2 * x))
+    torch.testing.assert_close(grad, torch.autograd.grad(layer(2 * x).float().sum(), [layer.weight])[0], rtol=1e-2, atol=1e-2)
+
+
+def test_it_is_deterministic():
+    layer = convpool.torch.ConvAvgPool2d(64, 64, 3, padding=1, pool_size=2).cuda().half()
+    x = on_gpu((8, 64, 32, 32), torch.float16, True, grad=True)
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=False)
+        runs = []
+        for _ in range(3):
+            y = layer(x)
+            runs.append((y, *torch.autograd.grad(y.float().square().sum(), [x, layer.weight])))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))
+
+
+def test_tf32_follows_pytorch():
+    x, w = on_gpu((4, 64, 16, 16), torch.float32, True), on_gpu((64, 64, 3, 3), torch.float32, True)
+    expected = F.avg_pool2d(F.conv2d(x.double(), w.double(), padding=1), 2)
+    errors = []
+    for allowed in (False, True):
+        torch.backends.cudnn.allow_tf32 = allowed
+        y = convpool.torch.conv_avg_pool2d(x, w, padding=1, pool_size=2)
+        errors.append(((y - expected).abs().max() / expected.abs().max()).item())
+    assert errors[0] < 2e-6 < errors[1] < 2e-3
+
+
+def test_autocast():
+    layer = convpool.torch.ConvAvgPool2d(32, 32, 3, padding=1, pool_size=2).cuda()
+    x = on_gpu((2, 32, 8, 8), torch.float32, grad=True)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    y.float().sum().backward()
+    assert x.grad.dtype == torch.float32 and layer.weight.grad.dtype == torch.float32
