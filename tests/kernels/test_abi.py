@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from convpool.cuda import LibraryError, library
+from convpool.cuda import LibraryError, box, library
 
 INCLUDE = Path(__file__).parents[2] / "plugin" / "include"
 STRUCTURES = {
@@ -20,6 +20,7 @@ STRUCTURES = {
     "convpool_tensors": library.TensorsStruct,
     "convpool_tactic_info": library.TacticStruct,
     "convpool_plan_properties": library.PlanStruct,
+    "convpool_box_problem": box.BoxStruct,
 }
 
 

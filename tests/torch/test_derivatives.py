@@ -62,7 +62,7 @@ ACTIVATIONS = [(0, 0.0), (1, 0.0), (2, 0.3), (2, -0.5)]
 
 
 @pytest.mark.parametrize("affine", [False, True])
-@pytest.mark.parametrize("epilogue, epilogue_alpha", ACTIVATIONS)
+@pytest.mark.parametrize("epilogue, epilogue_alpha", [*ACTIVATIONS, (3, 0.0), (4, 0.0)])
 @pytest.mark.parametrize("prologue, prologue_alpha", ACTIVATIONS)
 def test_prologues_and_epilogues(prologue, prologue_alpha, epilogue, epilogue_alpha, affine):
     torch.manual_seed(prologue * 10 + epilogue)
@@ -75,7 +75,7 @@ def test_prologues_and_epilogues(prologue, prologue_alpha, epilogue, epilogue_al
         return pooled_conv(x, weight, bias, scale, shift, residual, *geometry, *activations)
 
     def act(t, code, slope):
-        return [t, F.relu(t), F.leaky_relu(t, slope)][code]
+        return [t, F.relu(t), F.leaky_relu(t, slope), torch.tanh(t), torch.sigmoid(t)][code]
 
     def expected(x, weight, bias, residual, scale=None, shift=None):
         u = x if scale is None else x * scale.view(-1, 1, 1) + shift.view(-1, 1, 1)

@@ -23,7 +23,7 @@ from convpool.torch import plain
 Ints = Sequence[int]
 KEPT = 4096
 _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
-_ACTIVATIONS = (None, "relu", "leaky_relu")
+_ACTIVATIONS = (None, "relu", "leaky_relu", "tanh", "sigmoid")
 _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 

@@ -132,7 +132,7 @@ def _pooled_conv_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     if epilogue:
         if y is None:
             y = _ops.pooled_conv(x, weight, bias, scale, shift, residual, *ctx.rest[:10], plain.NONE, 0.0)
-        grad = plain.gated(grad, y.detach(), plain.slope_of(epilogue, epilogue_alpha))
+        grad = plain.activation_backward(grad, y, epilogue, epilogue_alpha)
     through_x = needs[0] or needs[3] or needs[4]
     d_x = d_scale = d_shift = None
     u = x if scale is None else x * plain.by_channel(scale, x) + plain.by_channel(shift, x)

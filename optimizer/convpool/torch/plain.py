@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 Ints = Sequence[int]
-NONE, RELU, LEAKY_RELU = range(3)
+NONE, RELU, LEAKY_RELU, TANH, SIGMOID = range(5)
 """Codes of activations, as convpool_activation numbers them."""
 
 
@@ -135,9 +135,18 @@ def even_pads(x: torch.Tensor, pads: Ints) -> tuple[torch.Tensor, list[int]]:
 
 def activate(x: torch.Tensor, activation: int, slope: float) -> torch.Tensor:
     """The activation of a code."""
-    if activation == NONE:
-        return x
-    return torch.relu(x) if activation == RELU else F.leaky_relu(x, slope)
+    if activation == LEAKY_RELU:
+        return F.leaky_relu(x, slope)
+    return {NONE: lambda t: t, RELU: torch.relu, TANH: torch.tanh, SIGMOID: torch.sigmoid}[activation](x)
+
+
+def activation_backward(grad: torch.Tensor, y: torch.Tensor, activation: int, slope: float) -> torch.Tensor:
+    """The gradient in front of an activation whose result is y."""
+    if activation == TANH:
+        return grad * (1 - y * y)
+    if activation == SIGMOID:
+        return grad * y * (1 - y)
+    return grad if activation == NONE else gated(grad, y.detach(), slope_of(activation, slope))
 
 
 def slope_of(activation: int, alpha: float) -> float:

@@ -71,8 +71,11 @@ cudaError_t launch(Params p, int64_t outer, convpool_dtype dtype, Gate gate, boo
     for (int64_t done = 0; done < outer; done += most) {
         const int64_t slices = std::min(most, outer - done);
         p.items = static_cast<uint32_t>(slices * per_slice);
-        kernel<<<(p.items + kThreads - 1) / kThreads, kThreads, 0, stream>>>(p);
-        if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+        cudaLaunchConfig_t config{};
+        config.gridDim = dim3((p.items + kThreads - 1) / kThreads);
+        config.blockDim = dim3(kThreads);
+        config.stream = stream;
+        if (const cudaError_t error = cudaLaunchKernelEx(&config, kernel, p); error != cudaSuccess) return error;
         advance(p.in, slices * elements(p.in_size) * item_bytes);
         if (gate != Gate::kNone) advance(p.gate, slices * elements(gate == Gate::kOutput ? p.out_size : p.in_size) * item_bytes);
         p.out = static_cast<char *>(p.out) + slices * elements(p.out_size) * item_bytes;
