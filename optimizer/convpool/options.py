@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from convpool.algebra.lowering import REQUESTS
+from convpool.algebra.refusal import Refusal
 from convpool.errors import OptionError
 
 
@@ -96,7 +97,7 @@ class OptimizeOptions:
     """How a model is rewritten.
 
     passes: names of `PASSES`.  lowering: one of `algebra.lowering.REQUESTS`.  exclude: glob patterns of names that stay.
-    direct_without_kernel: see `Target`.
+    direct_without_kernel: see `Target`.  pinned: nodes of the main graph that stay, by name, each with the reason.
     """
 
     passes: frozenset[str] = TARGETS["any"].passes
@@ -104,6 +105,7 @@ class OptimizeOptions:
     direct_without_kernel: bool = TARGETS["any"].direct_without_kernel
     exclude: tuple[str, ...] = ()
     limits: Limits = field(default_factory=lambda: DEFAULT_LIMITS)
+    pinned: Mapping[str, Refusal] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise OptionError for names that there are not."""

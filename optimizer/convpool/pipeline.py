@@ -24,7 +24,7 @@ from convpool.ir.schema import is_operator
 from convpool.macs import ModelMacs, count
 from convpool.options import OptimizeOptions
 from convpool.passes import PASSES, Stage
-from convpool.passes.base import Context, Pass, Plan, Reject, Site, reject
+from convpool.passes.base import Context, Pass, Plan, Reject, Site, reject, rejection
 from convpool.passes.edit import Editor
 from convpool.passes.upstream import max_pools
 from convpool.reporting import Log
@@ -212,7 +212,15 @@ class Pipeline:
             return reject(scope, site.root, "attributes", f"a reference to the function's '{error}'", "values")
         if isinstance(verdict, Plan) and any(self._excluded(label(scope.nodes[index])) for index in verdict.convolutions):
             return Excluded()
-        return verdict
+        return (self._pinned(verdict) or verdict) if isinstance(verdict, Plan) else verdict
+
+    def _pinned(self, plan: Plan) -> Reject | None:
+        """Why a plan may not change a node."""
+        pinned = self._context.options.pinned
+        for index in sorted(plan.own | plan.shared) if pinned and not plan.scope.path else ():
+            if (why := pinned.get(plan.scope.nodes[index].name)) is not None:
+                return rejection(plan.scope, index, why)
+        return None
 
     def _apply(self, found: list[tuple[Scope, list[Found]]]) -> None:
         """Make the changes, inner scopes first, then report them, outer ones first."""

@@ -4,6 +4,7 @@
     from convpool.torch import ConvAvgPool2d, conv_avg_pool2d
     y = conv_avg_pool2d(x, weight, bias, padding=1, pool_size=2)  # avg_pool2d(conv2d(x, weight, bias, padding=1), 2)
     layer = ConvAvgPool2d(64, 128, 3, padding=1, pool_size=2)     # the parameters of nn.Conv2d(64, 128, 3, padding=1)
+    model, report = optimize(model, example_inputs)               # the pairs of a whole module
 
 The operators behind them take any number of spatial axes from 1 to 3.  pads hold all begins, then all ends; other lists have one
 number for each axis.  Weights are PyTorch's: [M, C/groups, kernel...].
@@ -31,16 +32,20 @@ if importlib.util.find_spec("torch") is None:
     raise TorchError("torch: not installed; got no PyTorch, expected version 2.6 or later; run `pip install 'convpool[torch]'`")
 
 # ruff: noqa: E402
+from convpool.torch.compiling import compile_options
 from convpool.torch.functional import conv_avg_pool1d, conv_avg_pool2d, conv_avg_pool3d
 from convpool.torch.modules import ConvAvgPool1d, ConvAvgPool2d, ConvAvgPool3d
+from convpool.torch.rewriting import optimize
 from convpool.torch.transforms import pooled_conv
 
 __all__ = [
     "ConvAvgPool1d",
     "ConvAvgPool2d",
     "ConvAvgPool3d",
+    "compile_options",
     "conv_avg_pool1d",
     "conv_avg_pool2d",
     "conv_avg_pool3d",
+    "optimize",
     "pooled_conv",
 ]

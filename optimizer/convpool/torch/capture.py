@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module's forward as a graph of torch.fx, or why there is none that does the same.
+
+Symbolic tracing runs forward once with stand-ins for tensors.  It cannot follow flow that depends on values, and it drops without
+a word what is no operation on a tensor.  So what forward did besides is compared and undone, and any of these refuses the graph:
+
+- contexts such as torch.no_grad() or torch.autocast(): the graph would run outside of them;
+- attributes that forward assigns, and tensors that it makes: the graph would have those of the trace;
+- random numbers that Python, numpy or PyTorch drew.
+
+Calls of a torch.autograd.Function stay whole.  So do modules with hooks, for the trace would run the hooks once and for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils import _pytree as pytree
+
+from convpool.algebra.refusal import Refusal, refuse
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+WEIGHT_HOOKS = (SpectralNorm, WeightNorm)
+"""Hooks in front of forward that compute a parameter and do nothing else."""
+CONTEXTS = (torch.no_grad, torch.enable_grad, torch.inference_mode, torch.autocast)
+PATH = "convpool_path"
+"""Where a node of a captured graph keeps the path of the module around it."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The graph of a module's forward; its placeholders are the tensors among the arguments, in order.
+
+    refusal: why the graph must not run in forward's place.
+    """
+
+    graph: fx.Graph
+    refusal: Refusal | None
+
+
+class Untraceable(Exception):
+    """Why forward cannot be followed; args[0] is the Refusal."""
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether anything runs beside the module's forward when it is called."""
+    return any(module.__dict__.get(name) for name in HOOKS)
+
+
+def capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Callable) -> Captured | Refusal:
+    """The graph of `forward(root, *args, **kwargs)`; tensors in the arguments, at any depth, become placeholders.
+
+    Other values in the arguments are taken as they are.  The module is as it was afterwards.
+    """
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    tensors = [number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def call(self: nn.Module, values: Sequence[Any]) -> Any:
+        given = list(leaves)
+        for number, value in zip(tensors, values, strict=True):
+            given[number] = value
+        positional, named = pytree.tree_unflatten(given, spec)
+        return forward(self, *positional, **named)
+
+    names = ", ".join(f"input_{number}" for number in range(len(tensors)))
+    space: dict[str, Any] = {"call": call}
+    exec(f"def forward(self, {names}):\n    return call(self, ({names}{',' if names else ''}))\n", space)
+    tracer = Tracer()
+    before = Memory(root)
+    own = type(root)
+    randomness = _randomness()
+    try:
+        root.__class__ = type(own.__name__, (own,), {"forward": space["forward"], "__module__": own.__module__})
+        with torch.enable_grad(), _watched(tracer):
+            graph = tracer.trace(root)
+    except Untraceable as error:
+        return error.args[0]
+    except Exception as error:  # whatever forward does with stand-ins
+        return refuse(
+            "flow of forward", " ".join(f"{type(error).__name__}: {error}".split())[:200], "none that depends on values"
+        )
+    finally:
+        root.__class__ = own
+        written = before.restore()
+        drawn = randomness != _randomness()
+    if tracer.contexts:
+        return Captured(graph, refuse("context in forward", ", ".join(sorted(tracer.contexts)), "none"))
+    if written:
+        return Captured(graph, refuse("attributes that forward assigns", ", ".join(written), "none"))
+    if drawn:
+        return Captured(graph, refuse("random numbers in forward", "some that are no tensor of the graph", "none"))
+    return Captured(graph, None)
+
+
+class Tracer(fx.Tracer):
+    """torch.fx's tracer, which leaves modules with hooks whole and notes what a graph cannot hold."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.contexts: set[str] = set()
+        self._paths: list[str] = []
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Whether the module stays one node."""
+        return has_hooks(m) or isinstance(m, torch.jit.ScriptModule) or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A call of a module, with its path kept for the nodes in it."""
+        self._paths.append(self.path_of_module(m))
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        finally:
+            self._paths.pop()
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """A node, with the path of the module around it."""
+        node = super().create_node(*args, **kwargs)
+        node.meta[PATH] = self._paths[-1] if self._paths else ""
+        if not torch.is_grad_enabled():
+            self.contexts.add("torch.set_grad_enabled(False)")
+        return node
+
+    def create_arg(self, a: Any) -> Any:
+        """An argument; a tensor must be the module's own."""
+        if isinstance(a, torch.Tensor) and a not in self.tensor_attrs:
+            if not any(a is own for own in (*self.root.parameters(), *self.root.buffers())):
+                raise Untraceable(
+                    refuse("tensors that forward makes", f"one of shape {list(a.shape)}", "none but from its inputs")
+                )
+        return super().create_arg(a)
+
+
+@contextlib.contextmanager
+def _watched(tracer: Tracer) -> Iterator[None]:
+    """Notes contexts that are entered, and makes a node of each call of an autograd.Function."""
+    saved = [(cls, cls.__enter__) for cls in CONTEXTS]
+    apply = torch.autograd.Function.__dict__["apply"]
+
+    def noting(cls: type, enter: Callable) -> Callable:
+        @functools.wraps(enter)
+        def entered(self: Any) -> Any:
+            tracer.contexts.add(f"torch.{cls.__name__}")
+            return enter(self)
+
+        return entered
+
+    def whole(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves((args, kwargs))):
+            return apply.__get__(None, cls)(*args, **kwargs)
+        return tracer.create_proxy("call_function", _applying(cls), args, kwargs)
+
+    try:
+        for cls, enter in saved:
+            cls.__enter__ = noting(cls, enter)
+        torch.autograd.Function.apply = classmethod(whole)
+        yield
+    finally:
+        torch.autograd.Function.apply = apply
+        for cls, enter in saved:
+            cls.__enter__ = enter
+
+
+def _applying(cls: Any) -> Callable:
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        return cls.apply(*args, **kwargs)
+
+    apply.__name__ = apply.__qualname__ = f"apply_{cls.__name__}"
+    return apply
+
+
+class Memory:
+    """What the modules under a root hold, to be compared and put back."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._held = [(name, module, self._of(module)) for name, module in root.named_modules()]
+
+    @staticmethod
+    def _of(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+        return {key: (value, _contents(value)) for key, value in module.__dict__.items()}
+
+    def restore(self) -> list[str]:
+        """Put everything back; names of attributes that had changed."""
+        changed = []
+        for name, module, before in self._held:
+            now = module.__dict__
+            for key in [*now]:
+                if key not in before:
+                    changed.append(f"{name}.{key}".lstrip("."))
+                    del now[key]
+            for key, (value, contents) in before.items():
+                if key not in now or now[key] is not value or not _same(_contents(value), contents):
+                    changed.append(f"{name}.{key}".lstrip("."))
+                    now[key] = value
+                    if contents is not None:
+                        value.clear()
+                        value.extend(contents) if isinstance(value, list) else value.update(contents)
+        return changed
+
+
+def without_hooks(root: nn.Module) -> Memory:
+    """Take all hooks but those that compute a weight from the modules under a root; `restore` puts them back."""
+    memory = Memory(root)
+    for module in root.modules():
+        for kind in HOOKS:
+            hooks = module.__dict__.get(kind)
+            if hooks and not isinstance(module, torch.jit.ScriptModule):
+                kept = ((key, hook) for key, hook in hooks.items() if isinstance(hook, WEIGHT_HOOKS))
+                module.__dict__[kind] = OrderedDict(kept)
+    return memory
+
+
+def _contents(value: Any) -> Any:
+    """A copy of a list, dictionary or set, not of what is in it; None for anything else."""
+    return value.copy() if isinstance(value, (list, dict, set)) else None
+
+
+def _same(now: Any, before: Any) -> bool:
+    if now is None or before is None:
+        return now is before
+    if len(now) != len(before):
+        return False
+    if isinstance(now, set):
+        return now == before
+    pairs = zip(now, before, strict=True) if isinstance(now, list) else ((now[key], before.get(key)) for key in now)
+    return all(a is b for a, b in pairs)
+
+
+def _randomness() -> tuple[Any, ...]:
+    """The state of the generators of random numbers."""
+    _, keys, position, *_ = np.random.get_state()
+    return random.getstate(), np.asarray(keys).tobytes(), position, torch.get_rng_state().numpy().tobytes()

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`compile_options`: the pairs of a module that torch.compile captures, without a change to the module.
+
+    model = torch.compile(model, options=convpool.torch.compile_options())
+
+The passes run on the graph that TorchDynamo captures, before autograd: so forward, backward and what inductor makes of them see
+the pooling done first.  All parameters are inputs of that graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from convpool.errors import ModelError
+from convpool.options import OptimizeOptions
+from convpool.torch.planning import PAIRS, Unmapped, plan
+from convpool.torch.sizes import Known, Sizes
+
+
+class PoolFirst(CustomGraphPass):
+    """A pass of inductor over a graph before autograd; reports: what it found, graph by graph."""
+
+    def __init__(self) -> None:
+        self.reports: list[Any] = []
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrite the pairs of the graph."""
+        copied = fx.Graph()
+        values: dict[fx.Node, fx.Node] = {}
+        try:
+            copied.output(copied.graph_copy(graph, values))
+            changed, report = plan(None, copied, _sizes(copied), OptimizeOptions(passes=PAIRS))
+        except (Unmapped, ModelError):
+            return
+        self.reports.append(report)
+        if changed:
+            _put(graph, copied)
+
+    def uuid(self) -> Any:
+        """What inductor's cache of compiled graphs tells this pass by: the package's files."""
+        digest = hashlib.sha256()
+        for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+
+def compile_options() -> dict[str, Any]:
+    """Options for torch.compile, by which inductor rewrites the pairs that it captures; add others of inductor's to them."""
+    return {"pre_grad_custom_pass": PoolFirst()}
+
+
+def _sizes(graph: fx.Graph) -> Sizes:
+    """What TorchDynamo knows of the graph's tensors; sizes that it leaves open have the names that it gives them."""
+    tensors = {}
+    for node in graph.nodes:
+        value = node.meta.get("example_value", node.meta.get("val"))
+        if isinstance(value, torch.Tensor):
+            tensors[node] = Known(value.dtype, tuple(n if type(n) is int else str(n) for n in value.shape))
+    return Sizes(tensors, {}, None)
+
+
+def _put(graph: fx.Graph, new: fx.Graph) -> None:
+    """Let a graph become the other one."""
+    for node in reversed(list(graph.nodes)):
+        graph.erase_node(node)
+    values: dict[fx.Node, fx.Node] = {}
+    for node in new.nodes:
+        values[node] = graph.node_copy(node, lambda item: values[item])

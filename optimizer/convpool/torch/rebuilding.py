@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rewritten model back on the graph of torch.fx that it was made from.
+
+Nodes that the passes left alone stay where they are.  Those of a pair are put in front of the next node that stayed, in the order
+of the model, and read parameters from the modules themselves.  A node that moved is a copy of the graph's with other inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from onnx import ModelProto, NodeProto, numpy_helper
+from torch import fx, nn
+
+from convpool.algebra.parts import EPILOGUES, PROLOGUES
+from convpool.ir import schema
+from convpool.ir.protos import attributes, is_op
+from convpool.torch.layers import computing_hooks
+from convpool.torch.skeleton import Skeleton, Source
+from convpool.torch.transforms import pooled_conv
+
+_CONVS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+_POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+class Unmapped(Exception):
+    """The rewritten model has a node that the graph cannot say."""
+
+
+def live_tensor(module: nn.Module, name: str) -> torch.Tensor:
+    """A tensor of a module that its old-style hooks compute before each call."""
+    for hook in computing_hooks(module, name):
+        hook(module, ())
+    return getattr(module, name)
+
+
+def rebuild(skeleton: Skeleton, model: ModelProto) -> None:
+    """Change the skeleton's graph to what the model has become.  Raises Unmapped, the graph then being of no use."""
+    _Rebuilding(skeleton, model).run()
+
+
+class _Rebuilding:
+    def __init__(self, skeleton: Skeleton, model: ModelProto) -> None:
+        self._skeleton, self._graph, self._model = skeleton, skeleton.graph, model
+        self._constants = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._env: dict[str, fx.Node] = {node.name: node for node in self._graph.nodes}
+        self._weights: dict[str, str] = {}
+        """Weights by the names of their copies with the channels last, which PyTorch's operator does not take."""
+        self._replaced: dict[fx.Node, fx.Node] = {}
+        self._next: fx.Node | None = None
+        self._pooled_conv = pooled_conv if skeleton.root is not None else torch.ops.convpool.pooled_conv
+
+    def run(self) -> None:
+        nodes = list(self._model.graph.node)
+        kept = {node.name for node in nodes if self._is_kept(node)}
+        stays = [self._skeleton.labels.get(node.name) if node.name in kept else None for node in nodes]
+        order = {node: number for number, node in enumerate(self._graph.nodes)}
+        numbers = [order[node] for node in stays if node is not None]
+        if numbers != sorted(numbers):
+            raise Unmapped("nodes in another order")
+        end = next(node for node in self._graph.nodes if node.op == "output")
+        for number, node in enumerate(nodes):
+            if node.name in kept or node.name == "result":
+                continue
+            self._next = next((item for item in stays[number:] if item is not None), end)
+            self._make(node)
+        for old, new in self._replaced.items():
+            old.replace_all_uses_with(new)
+        gone = {fx_node for label, fx_node in self._skeleton.labels.items() if label not in kept}
+        for fx_node in reversed(list(self._graph.nodes)):
+            if fx_node in gone:
+                self._graph.erase_node(fx_node)
+        self._graph.lint()
+
+    def _is_kept(self, node: NodeProto) -> bool:
+        before = self._skeleton.protos.get(node.name)
+        return before is not None and before.SerializeToString() == node.SerializeToString()
+
+    def _make(self, node: NodeProto) -> None:
+        values = attributes(node)
+        if schema.is_operator(node):
+            self._give(node, self._pooled_conv, self._operator(node, values))
+        elif is_op(node, "Transpose") and not node.name:
+            self._weights[node.output[0]] = node.input[0]
+        elif is_op(node, "Conv"):
+            self._give(node, *self._convolution(node, values))
+        elif is_op(node, "AveragePool"):
+            self._give(node, *self._average(node, values))
+        elif is_op(node, "GlobalAveragePool"):
+            self._give(node, torch.mean, (self._read(node.input[0]), self._spatial(node.input[0]), True))
+        elif is_op(node, "Squeeze"):
+            axes = numpy_helper.to_array(self._constants[node.input[1]])
+            self._give(node, torch.squeeze, (self._read(node.input[0]), tuple(int(axis) for axis in axes)))
+        elif node.name in self._skeleton.labels:
+            self._copy(node)
+        elif is_op(node, "Mul") and node.input[1] in self._constants:
+            factor = numpy_helper.to_array(self._constants[node.input[1]]).item()
+            self._give(node, torch.mul, (self._read(node.input[0]), factor))
+        else:
+            raise Unmapped(f"a node {node.op_type}")
+
+    def _give(self, node: NodeProto, function: Any, args: tuple) -> None:
+        assert self._next is not None
+        with self._graph.inserting_before(self._next):
+            made = self._graph.call_function(function, args)
+        self._became(node.output[0], made)
+
+    def _became(self, name: str, made: fx.Node) -> None:
+        old = self._env.get(name)
+        if old is not None:
+            self._replaced[old] = made
+            made.meta.update(old.meta)
+        self._env[name] = made
+
+    def _copy(self, node: NodeProto) -> None:
+        """A node that moved: as in the graph, with the inputs that the model has now."""
+        before, old = self._skeleton.protos[node.name], self._skeleton.labels[node.name]
+        if len(before.input) != len(node.input) or before.op_type != node.op_type:
+            raise Unmapped(f"another {node.op_type}")
+        changed: dict[fx.Node, fx.Node] = {}
+        for was, now in zip(before.input, node.input, strict=True):
+            if was != now or was in self._env and self._env[was] in self._replaced:
+                first = next((item for item in old.all_input_nodes if item.name == was), None)
+                if first is None or first in changed and changed[first] is not self._read(now):
+                    raise Unmapped(f"inputs of a {node.op_type}")
+                changed[first] = self._read(now)
+        assert self._next is not None
+        with self._graph.inserting_before(self._next):
+            made = self._graph.node_copy(old, lambda item: changed.get(item, item))
+        self._became(node.output[0], made)
+
+    def _read(self, name: str) -> fx.Node:
+        """The node that gives a tensor now."""
+        if name in self._env:
+            return self._env[name]
+        if name in self._skeleton.derived:
+            function, *args = self._skeleton.derived[name]
+            with self._graph.inserting_before(self._next):
+                self._env[name] = self._graph.call_function(function, tuple(args))
+        elif name in self._skeleton.sources:
+            self._env[name] = self._parameter(self._skeleton.sources[name])
+        else:
+            raise Unmapped(f"tensor {name}")
+        return self._env[name]
+
+    def _parameter(self, source: Source) -> fx.Node:
+        assert self._next is not None
+        with self._graph.inserting_before(self._next):
+            if not source.hooked:
+                return self._graph.create_node("get_attr", f"{source.path}.{source.name}".lstrip("."))
+            module = self._graph.create_node("get_attr", source.path)
+            return self._graph.call_function(live_tensor, (module, source.name))
+
+    def _weight(self, name: str) -> fx.Node:
+        return self._read(self._weights.get(name, name))
+
+    def _bias(self, names: Sequence[str]) -> fx.Node | None:
+        """The bias among these names, None where there is none, or one of zeros that a pass made."""
+        return self._read(names[0]) if names and names[0] and names[0] not in self._constants else None
+
+    def _operator(self, node: NodeProto, values: dict[str, Any]) -> tuple:
+        parts = schema.parts_of(node)
+        given = dict(zip(parts.inputs, node.input, strict=False))
+        if parts.affine:
+            raise Unmapped("a map per channel in front")
+        pool, conv = schema.specs_of(values)
+        residual = self._read(given["R"]) if parts.residual else None
+        window = (pool.kernel_shape, pool.strides, pool.pads, pool.dilations, conv.strides, conv.pads, conv.dilations)
+        codes = (
+            ("", *PROLOGUES).index(parts.prologue),
+            parts.prologue_alpha,
+            ("", *EPILOGUES).index(parts.epilogue),
+            parts.epilogue_alpha,
+        )
+        tensors = (self._read(given["X"]), self._weight(given["W"]), self._bias([given.get("B", "")]), None, None, residual)
+        return (*tensors, *map(list, window), conv.group, *codes)
+
+    def _convolution(self, node: NodeProto, values: dict[str, Any]) -> tuple[Any, tuple]:
+        kernel, pads = values["kernel_shape"], list(values["pads"])
+        rank = len(kernel)
+        x, weight, bias = self._read(node.input[0]), self._weight(node.input[1]), self._bias(node.input[2:])
+        rest = (list(values["strides"]), pads[:rank], list(values["dilations"]), values["group"])
+        if pads[:rank] == pads[rank:]:
+            return _CONVS[rank], (x, weight, bias, *rest)
+        ones, zeros = [1] * rank, [0] * (2 * rank)
+        return self._pooled_conv, (
+            x,
+            weight,
+            bias,
+            None,
+            None,
+            None,
+            ones,
+            ones,
+            zeros,
+            ones,
+            rest[0],
+            pads,
+            *rest[2:],
+            0,
+            0.0,
+            0,
+            0.0,
+        )
+
+    def _average(self, node: NodeProto, values: dict[str, Any]) -> tuple[Any, tuple]:
+        kernel = list(values["kernel_shape"])
+        rank, ones = len(kernel), [1] * len(kernel)
+        pads, dilations = list(values.get("pads") or [0] * 2 * rank), list(values.get("dilations") or ones)
+        strides, x = list(values.get("strides") or ones), self._read(node.input[0])
+        if pads[:rank] == pads[rank:] and dilations == ones and all(2 * p <= k for p, k in zip(pads[:rank], kernel, strict=True)):
+            return _POOLS[rank], (x, kernel, strides, pads[:rank], False, True)
+        return torch.ops.convpool.box_mean, (x, None, 0.0, kernel, strides, pads, dilations)
+
+    def _spatial(self, name: str) -> tuple[int, ...]:
+        """The spatial axes of a tensor that is pooled as a whole and read by a convolution."""
+        readers = {output for node in self._model.graph.node if name in node.input for output in node.output}
+        convs = [node for node in self._model.graph.node if is_op(node, "Conv") and node.input[0] in readers]
+        shape = self._skeleton.shape(self._env.get(name))
+        if not convs and shape is None:
+            raise Unmapped("a mean of unknown rank")
+        rank = len(attributes(convs[0])["kernel_shape"]) if convs else len(shape or ()) - 2
+        return tuple(range(2, rank + 2))

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules that run a rewritten forward: which plan a call takes, and when the original forward runs.
+
+A plan is a forward for inputs of given sizes and for the modes that the modules are in; it is made at the first such call.  What
+it depends on is compared at every call: sizes and types of the tensors, the other arguments, whether gradients are recorded, the
+modes of all modules under the root, hooks, and whether these are still the same modules.  The original forward runs where the
+graph cannot be had, or has no pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
+
+from convpool.algebra.refusal import Refusal, refuse
+from convpool.errors import ModelError
+from convpool.options import OptimizeOptions
+from convpool.report import Report
+from convpool.torch.capture import Captured, capture, has_hooks
+from convpool.torch.planning import FUSED, PAIRS, Unmapped, plan
+from convpool.torch.sizes import ranks_of, sizes_of
+
+MAX_PLANS = 64
+"""Most plans of a module; calls of further sizes run the original forward."""
+CONSTANTS = (type(None), bool, int, float, str)
+"""Arguments beside tensors that a plan may be made for."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """run: forward with the tensors among the arguments, None for the original.  batch: the only one that it is for, or None."""
+
+    run: Callable | None
+    batch: int | None = None
+    report: Report | None = None
+    refusal: Refusal | None = None
+
+
+@dataclass
+class Region:
+    """What a rewritten module knows.  sized: whether plans are made for sizes, as opposed to all sizes."""
+
+    options: OptimizeOptions
+    sized: bool
+    plans: dict[tuple, Planned] = field(default_factory=dict)
+    modules: list[tuple[dict, str, nn.Module]] = field(default_factory=list)
+    hooks: tuple[int, ...] = ()
+    handles: int = -1
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without plans: a copy makes its own."""
+        return {"options": self.options, "sized": self.sized}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def find(self, root: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Callable | None:
+        """The forward for a call, None for the original."""
+        found = self.planned(root, args, kwargs)
+        if found is None or found.run is None:
+            return None
+        return found.run
+
+    def planned(self, root: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Planned | None:
+        """The plan for a call, made where there is none yet; None where none can be."""
+        leaves, spec = ([*args], len(args)) if not kwargs else pytree.tree_flatten((args, kwargs))
+        if not kwargs and any(isinstance(leaf, (list, tuple, dict)) for leaf in leaves):
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+        described: list[Any] = [spec, torch.is_grad_enabled(), self._modes(root)]
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                described.append((tuple(leaf.shape[1:]) if self.sized else leaf.dim(), leaf.dtype, leaf.is_cuda))
+            elif type(leaf) in CONSTANTS:
+                described.append((type(leaf), leaf))
+            else:
+                return None
+        key = tuple(described)
+        found = self.plans.get(key)
+        if found is None:
+            if torch.compiler.is_compiling() or len(self.plans) >= MAX_PLANS:
+                return None
+            found = self.plans[key] = make_plan(root, args, kwargs, self)
+        first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), None)
+        if found.batch is not None and (first is None or first.shape[0] != found.batch):
+            return None
+        return found
+
+    def _modes(self, root: nn.Module) -> tuple:
+        """The modes of all modules, and which have hooks; looks for the modules again where one is another."""
+        if torch.compiler.is_compiling():
+            return (root.training, *[module.training for _, _, module in self.modules], self.hooks)
+        if self.handles == -1 or any(held.get(name) is not module for held, name, module in self.modules):
+            self.plans.clear()
+            parents = [module for module in root.modules() if not isinstance(module, torch.jit.ScriptModule)]
+            self.modules = [(m._modules, name, child) for m in parents for name, child in m._modules.items() if child is not None]
+            self.handles = -1
+        if self.handles != RemovableHandle.next_id:  # counts every hook that anything gets
+            self.handles = RemovableHandle.next_id
+            self.hooks = tuple(number for number, (_, _, module) in enumerate(self.modules) if has_hooks(module))
+        return (root.training, *[module.training for _, _, module in self.modules], self.hooks)
+
+
+class Rewritten:
+    """Stands in front of a module's own class: forward by a plan where there is one."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward."""
+        region = self.__dict__.get("_convpool_region")
+        run = region.find(self, args, kwargs) if region is not None else None
+        if run is None:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        plain = not kwargs and all([isinstance(arg, torch.Tensor) for arg in args])
+        return run(self, *(args if plain else tensors_of(args, kwargs)))
+
+    def __reduce_ex__(self, protocol: Any) -> tuple:
+        """As its own class, rewritten again when it is loaded."""
+        return _restored, (own_class(type(self)),), self.__dict__
+
+
+def own_class(cls: type) -> type:
+    """The class of a module before it was rewritten."""
+    return next(base for base in cls.__mro__[1:] if base is not Rewritten) if issubclass(cls, Rewritten) else cls
+
+
+def _restored(cls: type) -> nn.Module:
+    made: Any = rewritten_class(cls)
+    return made.__new__(made)
+
+
+def rewritten_class(cls: type) -> type:
+    """A class that is `cls` with Rewritten in front."""
+    return type(cls.__name__, (Rewritten, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+def tensors_of(args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors among arguments, at any depth."""
+    return [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+
+
+def make_plan(root: nn.Module, args: tuple, kwargs: dict[str, Any], region: Region) -> Planned:
+    """The plan for a call like this one, in the modes that the modules are in."""
+    cls = type(root)
+    forward = own_class(cls).forward  # type: ignore[attr-defined]
+    found = capture(root, args, kwargs, forward)
+    if isinstance(found, Refusal):
+        return Planned(None, refusal=found)
+    return _planned(root, found, tensors_of(args, kwargs), region)
+
+
+def _planned(root: nn.Module, found: Captured, tensors: list[torch.Tensor], region: Region) -> Planned:
+    options = replace(region.options, passes=PAIRS if torch.is_grad_enabled() else FUSED)
+    sizes = sizes_of(root, found.graph, tensors) if region.sized else ranks_of(found.graph, tensors)
+    try:
+        changed, report = plan(root, found.graph, sizes, options, found.refusal)
+    except (Unmapped, ModelError) as error:
+        return Planned(None, refusal=refuse("graph of forward", error, "one that the passes take"))
+    batch = sizes.batch if sizes is not None else None
+    run = function_of(found.graph) if changed else None
+    return Planned(run, batch, report, found.refusal)
+
+
+def function_of(graph: Any) -> Callable:
+    """A function of the root and the inputs that runs the graph; tensors among nested arguments are its inputs."""
+    code = graph.python_code("self")
+    space = dict(code.globals)
+    exec(compile(code.src, "<convpool>", "exec"), space)
+    return space["forward"]

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types and shapes of a graph's tensors, by a run of it without numbers, and the graph without its questions about sizes.
+
+The run is made with the batch at hand and with twice as many samples: a size that doubles is the batch's, any other is fixed for
+inputs of these sizes.  A graph that cannot run with another batch has all its sizes fixed, the batch's too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from convpool.torch.capture import without_hooks
+
+Dim = int | str | None
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a tensor: its type, and its shape with names for sizes that go with the batch."""
+
+    dtype: torch.dtype
+    shape: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Tensors of a graph by node, and its whole numbers: an int, several, or "batch" for that of the inputs.
+
+    batch: the only batch that they hold for; None if for all.  complete: whether every tensor of the graph is known.
+    """
+
+    tensors: dict[fx.Node, Known]
+    numbers: dict[fx.Node, int | str | tuple[int, ...]]
+    batch: int | None
+    complete: bool = True
+
+
+class _Run(fx.Interpreter):
+    """Keeps what each node gives."""
+
+    def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
+        super().__init__(root, garbage_collect_values=False, graph=graph)
+        self.values: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        self.values[n] = value
+        return value
+
+
+def sizes_of(root: nn.Module, graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> Sizes | None:
+    """The sizes for inputs like these; None where the graph does not run without numbers."""
+    batches = {x.shape[0] if x.dim() > 0 else None for x in inputs}
+    batch = next(iter(batches)) if len(batches) == 1 else None
+    once = _values(root, graph, inputs, 1)
+    if once is None:
+        return None
+    twice = _values(root, graph, inputs, 2) if batch else None
+    if twice is None:
+        twice, only = once, batch
+    else:
+        only = None
+    tensors: dict[fx.Node, Known] = {}
+    numbers: dict[fx.Node, int | str | tuple[int, ...]] = {}
+    for node, value in once.items():
+        other = twice.get(node)
+        if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor) and value.dim() == other.dim():
+            shape = tuple(_dim(a, b) for a, b in zip(value.shape, other.shape, strict=True))
+            tensors[node] = Known(value.dtype, shape)
+        elif type(value) is int and type(other) is int:
+            if value == other:
+                numbers[node] = value
+            elif value == batch and other == 2 * value:
+                numbers[node] = "batch"
+        elif isinstance(value, tuple) and value and all(type(n) is int for n in value) and value == other:
+            numbers[node] = tuple(value)
+    return Sizes(tensors, numbers, only)
+
+
+def ranks_of(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> Sizes:
+    """What holds for inputs of all sizes: their types, and how many dimensions they have, 0 standing for an unknown number."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    pairs = zip(placeholders, inputs, strict=True)
+    return Sizes({node: Known(x.dtype, (None,) * x.dim()) for node, x in pairs if x.dim()}, {}, None, complete=False)
+
+
+def _dim(once: int, twice: int) -> Dim:
+    if once == twice:
+        return int(once)
+    return f"batch{once}" if twice == 2 * once else None
+
+
+def _values(root: nn.Module, graph: fx.Graph, inputs: Sequence[torch.Tensor], times: int) -> dict[fx.Node, Any] | None:
+    mode, before = FakeTensorMode(allow_non_fake_inputs=True), without_hooks(root)
+    try:
+        with mode, torch.no_grad():
+            given = [
+                torch.empty((x.shape[0] * times, *x.shape[1:]) if x.dim() else (), dtype=x.dtype, device=x.device) for x in inputs
+            ]
+            run = _Run(root, graph)
+            run.run(*given)
+    except Exception:  # an operator that needs numbers, or sizes that do not fit
+        return None
+    finally:
+        before.restore()
+    return run.values
+
+
+def fold_sizes(graph: fx.Graph, sizes: Sizes) -> None:
+    """Put numbers in the place of nodes that ask for sizes, so that these keep no tensor alive.
+
+    The batch is asked of the first input.
+    """
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    batch: fx.Node | None = None
+    for node in list(graph.nodes):
+        if node.op in ("placeholder", "get_attr", "output") or node not in sizes.numbers:
+            continue
+        number = sizes.numbers[node]
+        if number == "batch":
+            if node.op == "call_method" and node.args[0] is inputs[0]:
+                continue
+            if batch is None:
+                with graph.inserting_after(inputs[-1]):
+                    batch = graph.call_method("size", (inputs[0], 0))
+                sizes.numbers[batch] = "batch"
+            node.replace_all_uses_with(batch)
+        else:
+            for user in list(node.users):
+                _put_number(user, node, number)
+    for node in reversed(list(graph.nodes)):
+        asks = node in sizes.numbers or node.op == "call_method" and node.target in ("size", "dim")
+        asks = (
+            asks or node.op == "call_function" and node.target is getattr and node.args[1] in ("shape", "ndim", "dtype", "device")
+        )
+        asks = asks or node.op == "call_function" and node.target in (len,)
+        if asks and not node.users and node.op != "placeholder":
+            graph.erase_node(node)
+
+
+def _put_number(user: fx.Node, node: fx.Node, number: Any) -> None:
+    user.args = fx.map_arg(user.args, lambda n: number if n is node else n)
+    user.kwargs = fx.map_arg(user.kwargs, lambda n: number if n is node else n)
