@@ -13,7 +13,7 @@ from rich.console import Console
 from convpool.bench import record as records
 from convpool.bench import tuned
 from convpool.bench.figures import figures, geometric_mean, overview, roofline_us, summary
-from convpool.bench.paper import paper_speed_up, paper_times
+from convpool.bench.paper import FIVE, paper_times, speed_up_fused, speed_up_naive
 from convpool.bench.plot import to_png
 from convpool.bench.suites import SUITES
 from convpool.bench.table import markdown, show
@@ -45,7 +45,9 @@ def test_figures_of_rows():
         "least": 2,
         "rows": 2,
     }
-    assert lines["over the fastest of all others"]["mean"] == pytest.approx(math.sqrt(1.5 * 3.6))
+    assert lines["over the fastest of all others"]["mean"] == 1.5 and lines["over the fastest of all others"]["rows"] == 1
+    assert lines["libraries alone, direct over cuDNN naive"]["mean"] == 2.5  # 2000 / 800; the small row has no cublas_direct
+    assert "libraries alone, direct over fused" not in lines
 
 
 def test_without_ceilings_there_is_no_roofline():
@@ -53,18 +55,69 @@ def test_without_ceilings_there_is_no_roofline():
     assert roofline_us(entry, {}) is None and figures(entry, {}).of_roofline is None
 
 
+def test_fp32_has_the_rate_of_three_products_in_tf32():
+    """0.31 TFLOP at a third of 480 TFLOP/s; without TF32's rate the ceiling is not known."""
+    entry = {**record()["rows"][1], "precision": "fp32"}
+    flops = entry["direct_flops"]
+    rates = {"fp32": 50.0, "tf32": 480.0}
+    assert roofline_us(entry, {"copy_tb_per_s": 4.0, "tflops": rates}) == pytest.approx(flops / 160e6)
+    assert roofline_us(entry, {"copy_tb_per_s": 4.0, "tflops": {**rates, "fp32": 200.0}}) == pytest.approx(flops / 200e6)
+    assert roofline_us(entry, {"copy_tb_per_s": 4.0, "tflops": {"fp32": 50.0}}) is None
+
+
+def test_over_all_others_only_where_all_of_the_papers_ran():
+    for name in FIVE:
+        data = record()
+        del data["rows"][0]["methods"][name]
+        found = figures(data["rows"][0], {})
+        assert found.over_others is None and found.over_naive == (2 if name != "cudnn_naive" else 2.5)
+    large = figures(record()["rows"][1], {})  # where one was left out as slow
+    assert (large.over_others, large.over_naive) == (None, 3.6)
+
+
+def test_without_a_pooling_the_original_is_one_convolution():
+    entry = record()["rows"][0]
+    entry["row"] |= {"pool": 1, "pool_stride": 1}
+    for name in ("cudnn_naive", "cudnn_direct", "cublas_direct", "tensorrt_naive"):
+        entry["methods"][name] = {"skipped": "no pooling: the same as the fused form"}
+    entry["methods"]["tensorrt_fused"] = result(5)
+    found = figures(entry, {})
+    assert (found.over_naive, found.over_others, found.direct_over_naive) == (1.25, 1.25, None)
+
+
 def test_the_papers_figures():
     small = SUITES["suita-table1"][0][0]
     assert paper_times(small, "fp32")["cudnn_naive"] == 104
     assert paper_times(small, "tf32") == paper_times(small, "fp32") != paper_times(small, "fp16")
-    naive, speed_up = paper_speed_up(SUITES["suita-table2"][0][-1], "fp16")
-    assert (naive, speed_up) == (15300, pytest.approx(15.3 / 6.16))
     last = SUITES["tokura"][0][-1]
-    assert paper_speed_up(last, "fp16") == (830, pytest.approx(830 / 188))
-    assert paper_times(last, "bf16") == {} and paper_speed_up(SUITES["densenet"][0][0], "fp16") is None
-    for suite, precision in (("suita-table1", "fp32"), ("suita-table2", "fp16")):
-        mean = geometric_mean(paper_speed_up(row, precision)[1] for row in SUITES[suite][0])
-        assert mean > 1.4  # the papers' abstract: 2.90 and 1.43 by their own way of averaging, for their one method
+    assert set(paper_times(last, "fp16")) == set(paper_times(small, "fp32")) == set(FIVE)
+    assert speed_up_naive(paper_times(last, "fp16")) == pytest.approx(830 / 188)
+    assert speed_up_naive(paper_times(last, "fp32")) == pytest.approx(387 / 212)
+    assert paper_times(last, "bf16") == {} and paper_times(SUITES["densenet"][0][0], "fp16") == {}
+    assert speed_up_naive({}) is None and speed_up_fused({"cudnn_direct": 1.0, "cublas_direct": 2.0}) is None
+
+
+# Suita et al., the rows "Speed-up: naive" and "Speed-up: fused" of table 2.
+TABLE_2 = {
+    8: ((2.07, 1.31, 0.925, 0.406, 0.368), (2.00, 2.00, 1.55, 0.845, 0.824)),
+    16: ((3.90, 1.67, 1.18, 0.740, 0.516), (2.10, 1.97, 1.50, 0.872, 0.548)),
+    32: ((2.17, 1.64, 1.22, 1.21, 1.14), (1.06, 0.770, 0.747, 1.05, 1.26)),
+    64: ((1.21, 1.11, 1.37, 1.88, 2.48), (0.757, 0.689, 0.971, 0.903, 1.16)),
+}
+
+
+def test_the_papers_speed_ups_are_computed_as_the_paper_defines_them():
+    for row in SUITES["suita-table2"][0]:
+        times = paper_times(row, "fp16")
+        column = (32, 64, 128, 256, 512).index(row.c)
+        for compute, stated in zip((speed_up_naive, speed_up_fused), TABLE_2[row.h], strict=True):
+            assert compute(times) == pytest.approx(stated[column], rel=0.01)  # of times with three digits
+
+
+@pytest.mark.parametrize(("suite", "precision", "mean"), [("suita-table1", "fp32", 2.90), ("suita-table2", "fp16", 1.43)])
+def test_the_papers_averages_are_arithmetic(suite, precision, mean):
+    found = [speed_up_naive(paper_times(row, precision)) for row in SUITES[suite][0]]
+    assert sum(found) / len(found) == pytest.approx(mean, abs=0.005)
 
 
 def test_merge_adds_rows_and_methods_and_later_results_win():
@@ -193,7 +246,7 @@ def test_the_cost_rules_choice_is_counted_and_shown_beside_the_librarys():
         "convpool_rule": {"rows": 2, "close": 1},
     }
     assert [row["rule_choice"] for row in overview(data)["rows"]] == [1.25, 1]
-    assert [figures(entry, {}).over_others for entry in data["rows"]] == [1.5, 3.6]  # it is none of the others
+    assert [figures(entry, {}).over_others for entry in data["rows"]] == [1.5, None]  # it is none of the others
     del data["rows"][0]["methods"]["convpool_rule"]
     text = _shown(data)
     assert "the cost rule's choice is within 5% of the fastest tactic in 1 of 1 rows" in text
@@ -224,14 +277,32 @@ def test_the_table():
     header = next(line for line in lines if line.startswith("layer"))
     assert header.split("  ")[0] == "layer" and "fastest tactic" in header and "tensorrt fused" not in header
     small = next(line.split() for line in lines if line.startswith("64x32x8x8"))
-    # layer (3 words); cudnn naive, fused; tensorrt naive; wrong textbook; cpu loop; ours; fastest; ratios; the paper's
-    assert small == "64x32x8x8 to 32, 3x3 8.0 6.0 10.0 wrong 1.0 4.0 4.0 2.00 1.50 2% 2% 70 2.07".split()
+    # layer (3 words); cudnn naive, fused, direct; cublas fused, direct; tensorrt naive; wrong textbook; cpu loop; ours; fastest;
+    # ratios; 10^9 operations and 10^6 accesses of the three forms
+    times = "8.0 6.0 7.0 9.0 - 10.0 wrong 1.0 4.0 4.0 2.00 1.50 2% 2%"
+    assert small == f"64x32x8x8 to 32, 3x3 {times} 0.0755 / 0.0335 / 0.0194 0.435 / 0.18 / 0.505".split()
     large = next(line.split() for line in lines if line.startswith("64x512"))
-    assert large == "64x512x64x64 to 512, 3x3 2000.0 - 1800.0 500.0 400.0 3.60 3.60 77% 17% 15300 2.48".split()
+    times = "2000.0 - 1000.0 1200.0 800.0 1800.0 500.0 400.0 3.60 2.50 77% 17%"
+    assert large == f"64x512x64x64 to 512, 3x3 {times} 1.24e+03 / 550 / 310 439 / 172 / 447".split()
+    paper = [line.split() for line in lines[lines.index(header) + 3 :] if line.startswith("64x")]
+    assert paper == [
+        "64x32x8x8 to 32, 3x3 70.5 108 68 77.3 34.1 2.07 1.99".split(),
+        "64x512x64x64 to 512, 3x3 1.53e+04 7160 1.05e+04 2.44e+04 6160 2.48 1.16 2.50".split(),
+    ]
     assert "over the faster naive: geometric mean 2.68, least 2.00, 2 rows" in text
     assert "the library's choice is within 5% of the fastest tactic in 1 of 2 rows" in text
     assert "WRONG 64x32x8x8 to 32, 3x3 fp16: textbook_direct, relative error 0.25" in text
     assert "not run: cudnn_fused (1 row): slow" in text
+
+
+def test_tensorrts_level_is_named():
+    data = record()
+    data["protocol"]["versions"] = {"cuDNN": "9.19.0", "TensorRT": "8.6.0"}
+    assert _shown(data).splitlines()[0] == "NVIDIA H200, cuDNN 9.19.0, TensorRT 8.6.0 (builder level unknown)"
+    data["command"] += " --tensorrt-level 2"  # as records of older versions have it
+    assert "TensorRT 8.6.0 (builder level 2)" in _shown(data)
+    data["protocol"]["tensorrt_level"] = 3
+    assert "TensorRT 8.6.0 (builder level 3)" in _shown(data)
 
 
 def test_a_record_without_gpu_figures_is_shown_too():
@@ -250,9 +321,9 @@ def test_the_table_in_markdown():
     assert markdown(data).splitlines() == [
         "| size | 32 channels | 512 channels |",
         "|---|---|---|",
-        "| 8x8 | 2.00 / 1.50 | 3.60 / 3.60 |",
+        "| 8x8 | 2.00 / 1.50 | 3.60 / - |",
         "",
-        "Geometric means: 2.68 / 2.32.",
+        "Geometric means: 2.68 / 1.50.",
     ]
 
 

@@ -19,6 +19,9 @@ def record() -> dict:
     small["methods"] = {
         "cudnn_naive": result(8, "PyTorch"),
         "cudnn_fused": result(6),
+        "cudnn_direct": result(7),
+        "cublas_fused": result(9),
+        "cublas_direct": {"skipped": "no algorithm runs this"},
         "tensorrt_naive": result(10),
         "textbook_direct": {"wrong": 0.25, "how": "textbook_direct"},
         "cpu_loop": result(1),
@@ -29,6 +32,9 @@ def record() -> dict:
     large["methods"] = {
         "cudnn_naive": result(2000),
         "cudnn_fused": {"skipped": "slow"},
+        "cudnn_direct": result(1000),
+        "cublas_fused": result(1200),
+        "cublas_direct": result(800),
         "tensorrt_naive": result(1800),
         "convpool:direct_gemm_a": result(400, "conv_avgpool_direct_gemm_a", tactic=1001),
         "convpool:filter_fused_b": result(500, "conv_avgpool_filter_fused_b", tactic=3001),

@@ -8,7 +8,7 @@ import io
 import json
 from typing import Any
 
-from convpool.bench.figures import ON_CPU, OURS, figures, geometric_mean
+from convpool.bench.figures import ON_CPU, OURS, figures, geometric_mean, matrix_rate
 from convpool.bench.record import entry_row
 from convpool.bench.rows import PRECISIONS
 from convpool.errors import OptionError
@@ -115,7 +115,7 @@ def _roofline(axes: Any, found: list, ceilings: dict[str, Any]) -> None:
             below = any(other == at and rate / CLOSE < value < rate for other, value in zip(x, y, strict=True))
             text, offset = f"{layer.c} ch, {layer.h}x{layer.w}", (4, -2 + 4 * (below - above))
             axes.annotate(text, (at, rate), offset, textcoords="offset points", fontsize=7)
-        rate, bandwidth = ceilings.get("tflops", {}).get(precision), ceilings.get("copy_tb_per_s")
+        rate, bandwidth = matrix_rate(precision, ceilings), ceilings.get("copy_tb_per_s")
         if rate and bandwidth:
             ends = sorted({min(intensities) / 1.5, rate / bandwidth, max(*intensities, rate / bandwidth) * 2})
             limit = f"limit: {bandwidth:.1f} TB/s, {rate:.0f} TFLOP/s"

@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from convpool.algebra.counts import Counts, count
+from convpool.algebra.geometry import ConvSpec, PoolSpec
+
 PRECISIONS = ("fp16", "bf16", "tf32", "fp32")
 LAYOUTS = ("nhwc", "nchw")
 ITEM_BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
@@ -102,6 +105,12 @@ class Row:
         """Operations that the direct form cannot avoid: two for each multiply-add."""
         rows, columns = self.out_size
         return 2 * self.n * self.m * self.c * self.kernel**2 * rows * columns
+
+    def counts(self, form: str) -> Counts:
+        """Operations and accesses of a form of the pair, one of `convpool.algebra.counts.FORMS`."""
+        conv = ConvSpec((self.kernel,) * 2, (self.stride,) * 2, (self.pad,) * 4, (1, 1))
+        pool = PoolSpec((self.pool,) * 2, (self.pool_stride,) * 2, (0,) * 4, (1, 1))
+        return count(form, self.n, (self.m, self.c, self.kernel, self.kernel), (self.h, self.w), conv, pool)
 
     def min_bytes(self, precision: str) -> int:
         """X read once and Y written once; the weights stay in the cache."""

@@ -19,7 +19,7 @@ from convpool import cuda
 from convpool.bench import cpu, cublas, cuconv, cudnn, tactics, textbook, tuned
 from convpool.bench.case import LIMITS, NORMALS, Candidate, Case, Skip
 from convpool.bench.device import Device, DeviceError
-from convpool.bench.figures import NO_WORKSPACE, ON_CPU, OURS, RULE, TACTIC
+from convpool.bench.figures import NO_WORKSPACE, ON_CPU, OURS, RULE, SLOW, TACTIC
 from convpool.bench.record import Entry, Result, machine, new_entry, significant
 from convpool.bench.rows import Row
 from convpool.bench.tensorrt import Worker, WorkerError
@@ -113,6 +113,8 @@ class Run:
         about["compute_capability"], about["multiprocessors"] = device.compute_capability, device.multiprocessors
         about["versions"].update(device.versions())
         precisions = dict.fromkeys(precision for _, precision in self.work)
+        if "fp32" in precisions:
+            precisions["tf32"] = None  # in which three products make one of fp32
         self.record["ceilings"] = {
             "copy_tb_per_s": device.copy_tb_per_s(),
             "tflops": {precision: device.tflops(precision) for precision in precisions},
@@ -132,6 +134,7 @@ class Run:
             self._no_worker = first_line(error)
             return
         self.record["protocol"]["versions"]["TensorRT"] = self.worker.version
+        self.record["protocol"]["tensorrt_level"] = self.options.tensorrt_level
 
     def measure(self, progress: Progress) -> None:
         """Measure everything.  KeyboardInterrupt and errors pass through; the record keeps what was done."""
@@ -162,7 +165,7 @@ class Run:
                     progress(name)
                     slow = name.startswith(("textbook", "cuconv")) and row.naive_macs > SLOW_GPU_MACS and not options.slow
                     with _timed(seconds, name):
-                        found = {"skipped": "slow"} if slow else measure(case, functools.partial(make, case))
+                        found = {"skipped": SLOW} if slow else measure(case, functools.partial(make, case))
                     methods[name] = self._after_prologue(row, entry["precision"], found)
                     case.chosen[name] = methods[name].get("how", "")
             with _timed(seconds, OURS):
@@ -177,7 +180,7 @@ class Run:
             if options.wants(name):
                 progress(name)
                 slow = row.naive_macs > SLOW_CPU_MACS and not options.slow
-                reason = "without a prologue only" if row.prologue else "slow" if slow else ""
+                reason = "without a prologue only" if row.prologue else SLOW if slow else ""
                 with _timed(seconds, name):
                     methods[name] = {"skipped": reason} if reason else cpu.measure(name, row)
 
