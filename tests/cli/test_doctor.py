@@ -18,7 +18,7 @@ def test_report_fits_a_screen_and_names_every_part():
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert len(lines) <= 30
-    for what in ("convpool", "driver", "GPU", "library", "plugin", "TensorRT"):
+    for what in ("convpool", "driver", "GPU", "library", "plugin", "TensorRT", "CUDA provider"):
         assert any(line.startswith(what) for line in lines), what
     assert lines[-1].startswith("Works: the optimizer")
 
@@ -97,3 +97,37 @@ def test_a_library_without_plugins_is_none(monkeypatch):
     monkeypatch.setattr("pathlib.Path.resolve", lambda path: path)
     plugin = next(f for f in doctor.findings() if f.what == "plugin")
     assert plugin.state == doctor.MISSING and plugin.found.startswith("no plugins in it; got libm.so")
+
+
+@pytest.mark.parametrize(
+    ("providers", "library", "state", "found", "advice"),
+    [
+        (["CPUExecutionProvider"], doctor.OK, doctor.NOTE, "not in onnxruntime 1.99", "pip install onnxruntime-gpu"),
+        (
+            ["CUDAExecutionProvider"],
+            doctor.MISSING,
+            doctor.NOTE,
+            "onnxruntime 1.99; libconvpool_ort.so comes with the library",
+            "",
+        ),
+        (["CUDAExecutionProvider"], doctor.OK, doctor.OK, "onnxruntime 1.99, libconvpool_ort.so", ""),
+    ],
+)
+def test_the_cuda_provider_comes_with_advice(monkeypatch, tmp_path, providers, library, state, found, advice):
+    class Runtime:
+        __version__ = "1.99"
+
+        @staticmethod
+        def get_available_providers():
+            return providers
+
+    monkeypatch.setattr(doctor, "runtime_module", Runtime)
+    for name in ("libconvpool.so", "libconvpool_ort.so"):
+        (tmp_path / name).touch()
+    monkeypatch.setenv("CONVPOOL_LIBRARY", str(tmp_path / "libconvpool.so"))
+    finding = doctor._provider(doctor.Finding("library", library, ""))
+    assert (finding.state, finding.found) == (state, found) and advice in finding.advice
+    (tmp_path / "libconvpool_ort.so").unlink()
+    if state == doctor.OK:
+        lost = doctor._provider(doctor.Finding("library", doctor.OK, ""))
+        assert lost.state == doctor.NOTE and lost.found.startswith("libconvpool_ort.so: not found; got")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convpool import cuda
-from convpool.bench import cpu, cublas, cuconv, cudnn, tactics, textbook, tuned
+from convpool.bench import cpu, cublas, cuconv, cudnn, ort, tactics, textbook, tuned
 from convpool.bench.case import LIMITS, NORMALS, Candidate, Case, Skip
 from convpool.bench.device import Device, DeviceError
 from convpool.bench.figures import NO_WORKSPACE, ON_CPU, OURS, RULE, SLOW, TACTIC
@@ -36,6 +36,7 @@ LIBRARIES: dict[str, Callable[[Case], list[Candidate]]] = {
     "textbook_direct": textbook.basic,
     "textbook_tiled": textbook.tiled,
     "textbook_gemm": textbook.unrolled,
+    **{name: ort.candidates(name) for name in ort.NAMES},
 }
 TENSORRT = {f"tensorrt_{form}": form for form in ("naive", "fused", "direct")}
 CHOICES = (NO_WORKSPACE, RULE, OURS)

@@ -26,6 +26,7 @@ from convpool.bench.figures import (
     geometric_mean,
     summary,
 )
+from convpool.bench.ort import NAMES as ORT
 from convpool.bench.paper import FIVE, PAPERS_TYPES, speed_up_fused, speed_up_naive
 from convpool.bench.record import entry_row
 from convpool.bench.rows import Row
@@ -39,6 +40,7 @@ ORDER = (
     "tensorrt_naive",
     "tensorrt_fused",
     "tensorrt_direct",
+    *ORT[:-1],
     "sat_direct",
     "cuconv",
     "textbook_direct",
@@ -46,6 +48,7 @@ ORDER = (
     "textbook_gemm",
     "cpu_loop",
     "onnxruntime_cpu",
+    ORT[-1],
     NO_WORKSPACE,
     RULE,
     OURS,

@@ -19,8 +19,11 @@ import click
 from rich.markup import escape
 
 from convpool.cli.table import make_console
-from convpool.cuda.location import VARIABLE
-from convpool.errors import TensorRTError
+from convpool.cuda.location import INSTALL, VARIABLE
+from convpool.errors import OnnxruntimeError, TensorRTError
+from convpool.onnxruntime.library import NAME
+from convpool.onnxruntime.library import library_path as ort_library_path
+from convpool.onnxruntime.session import CUDA, runtime_module
 from convpool.tensorrt.plugin_library import plugin_path
 
 OK, MISSING, NOTE = "ok", "missing", "note"
@@ -28,6 +31,7 @@ _COMPILE = "pip install ./plugin"
 _COMPILES = (
     "in convpool's repository: it compiles for 5 GPU architectures, about 5 minutes on 2 cores (`pip` shows nothing meanwhile)"
 )
+_GPU_PACKAGE = "pip uninstall onnxruntime, then pip install onnxruntime-gpu (the two share a folder)"
 _MARKS = {OK: "[green]ok[/]     ", MISSING: "[red]missing[/]", NOTE: "[yellow]note[/]   "}
 
 
@@ -159,6 +163,21 @@ def _plugin(library: Finding) -> Finding:
     return Finding("plugin", OK, path.name)
 
 
+def _provider(library: Finding) -> Finding:
+    """Whether onnxruntime can run the kernels: its CUDA provider, and the library of custom operators."""
+    only = "only needed to run the kernels in onnxruntime: "
+    try:
+        runtime = runtime_module()
+        if CUDA not in runtime.get_available_providers():
+            return Finding("CUDA provider", NOTE, f"not in onnxruntime {runtime.__version__}", only + _GPU_PACKAGE)
+        found = f"onnxruntime {runtime.__version__}"
+        if library.state != OK:
+            return Finding("CUDA provider", NOTE, f"{found}; {NAME} comes with the library")
+        return Finding("CUDA provider", OK, f"{found}, {ort_library_path().name}")
+    except OnnxruntimeError as error:
+        return Finding("CUDA provider", NOTE, _shown(error), only + INSTALL)
+
+
 def _packages() -> list[Finding]:
     pycuda = _version("pycuda")
     arrays = ", ".join(v for v in (pycuda, _version("cupy-cuda13x", "cupy-cuda12x", "cupy"), _version("torch")) if v)
@@ -221,7 +240,7 @@ def findings() -> list[Finding]:
     found += library_findings
     if gpus and library_findings[0].state == OK:
         found.append(_runs(gpus))
-    return [*found, _plugin(library_findings[0]), *_packages()]
+    return [*found, _plugin(library_findings[0]), *_packages(), _provider(library_findings[0])]
 
 
 @click.command("doctor", short_help="Show what works on this machine.", context_settings={"help_option_names": ["-h", "--help"]})
@@ -237,7 +256,8 @@ def command() -> None:
     states = {f.what: f.state for f in all_findings}
     gpu_ready = all(states.get(k, MISSING) != MISSING for k in ("driver", "GPU", "library", "architectures", "array library"))
     engines = gpu_ready and states["plugin"] == OK and states["TensorRT"] == OK
-    ready = {"the kernels": gpu_ready, "TensorRT engines": engines}
+    provider = states["GPU"] == OK and states["CUDA provider"] == OK
+    ready = {"the kernels": gpu_ready, "TensorRT engines": engines, "onnxruntime on the GPU": provider}
     works = ", ".join(["the optimizer", *(what for what, there in ready.items() if there)])
     missing = ", ".join(what for what, there in ready.items() if not there)
     console.print(f"Works: {works}{f'; not yet: {missing}' if missing else ''}.", soft_wrap=True)

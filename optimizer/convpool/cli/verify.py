@@ -16,13 +16,16 @@ import click
 
 from convpool.check.compare import compare
 from convpool.check.inputs import load_arrays
+from convpool.check.runners import Runner
 from convpool.cli.common import SHAPE, comparison_options, json_text, run, write_report
 from convpool.cli.sections import SectionedCommand, complete_file
 from convpool.cli.table import make_console, show_verification
-from convpool.errors import VerificationError
+from convpool.errors import OptionError, VerificationError
 from convpool.ir.files import check_output
+from convpool.ir.model import load
+from convpool.onnxruntime.runner import open_on_cuda
 from convpool.tensorrt import PRECISIONS
-from convpool.tensorrt.runner import open_runner
+from convpool.tensorrt.runner import is_engine, open_runner
 
 
 @click.command(
@@ -30,12 +33,13 @@ from convpool.tensorrt.runner import open_runner
     short_help="Compare two models or engines.",
     cls=SectionedCommand,
     sections={
-        "Check": ("precision", "check", "data", "shapes", "rtol", "atol", "seed", "layers"),
+        "Check": ("precision", "provider", "check", "data", "shapes", "rtol", "atol", "seed", "layers"),
         "Output": ("report_path", "quiet"),
     },
     examples=(
         "convpool verify model.onnx model.convpool.onnx",
         "convpool verify model.onnx model.engine --precision fp16",
+        "convpool verify model.onnx model.convpool.onnx --provider cuda",
     ),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -54,6 +58,13 @@ from convpool.tensorrt.runner import open_runner
     "those of an engine's inputs and outputs.",
 )
 @click.option(
+    "--provider",
+    type=click.Choice(("cpu", "cuda")),
+    default="cpu",
+    show_default=True,
+    help="onnxruntime's provider that runs SECOND. cuda: on a GPU, ConvAvgPool by convpool's kernels.",
+)
+@click.option(
     "--check", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Compare on N sets of random inputs."
 )
 @click.option("--data", metavar="FILE.npz", help="Compare on these inputs instead of random ones.")
@@ -63,6 +74,7 @@ def verify_command(
     first: str,
     second: str,
     layers: bool,
+    provider: str,
     data: str | None,
     shapes: tuple[tuple[str, list[int]], ...],
     report_path: str | None,
@@ -83,7 +95,7 @@ def verify_command(
         check_output(Path(report_path), {"compared here": [Path(first), Path(second)]})
     verification = compare(
         open_runner(first, layers=layers),
-        open_runner(second, layers=layers),
+        _second(second, provider, layers),
         data=load_arrays(data),
         input_shapes=dict(shapes),
         **options,
@@ -93,6 +105,14 @@ def verify_command(
         show_verification(verification, make_console(stderr=report_path == "-"))
     if not verification.passed:
         raise VerificationError(f"verification: {verification.difference}")
+
+
+def _second(path: str, provider: str, layers: bool) -> Runner:
+    if provider == "cpu":
+        return open_runner(path, layers=layers)
+    if is_engine(path):
+        raise OptionError(f"--provider: got cuda, expected a model to run by it; {path} is an engine")
+    return open_on_cuda(load(path), path, layers=layers)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from convpool.check.inputs import Arrays
 from convpool.check.judge import precision_of
 from convpool.check.widen import float_types
 from convpool.errors import OnnxruntimeError, first_line
+from convpool.ir.layers import mark_layers
 from convpool.ir.model import LoadedModel
 from convpool.onnxruntime.session import session
 
@@ -48,3 +49,18 @@ class CudaRunner:
     def typical_shapes(self) -> dict[str, list[int]]:
         """None: a model runs on whatever its inputs allow."""
         return {}
+
+
+def open_on_cuda(model: LoadedModel, what: str, *, layers: bool = False) -> CudaRunner:
+    """A runner of a model on the CUDA provider.
+
+    layers: intermediate tensors become outputs too.  what: the model, in messages.  Raises OnnxruntimeError.
+    """
+    given = model
+    if layers:
+        given = LoadedModel(ModelProto(), model.base_dir, 0)
+        given.proto.CopyFrom(model.proto)
+        mark_layers(given.proto, model.inferred)
+    runner = CudaRunner(given, what)
+    runner.model = model.proto
+    return runner

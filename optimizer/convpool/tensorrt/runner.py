@@ -47,8 +47,13 @@ class EngineRunner:
         return {name: list(info.profiles[0][1]) for name, info in self._engine.inputs.items()}
 
 
+def is_engine(path: str) -> bool:
+    """Whether a file is an engine, by its suffix."""
+    return Path(path).suffix.lower() in ENGINE_SUFFIXES
+
+
 def open_runner(path: str, *, layers: bool = False) -> Runner:
     """A runner for a file: an engine by its suffix, else an ONNX model.  Raises ModelError, OptionError or TensorRTError."""
-    if Path(path).suffix.lower() in ENGINE_SUFFIXES:
+    if is_engine(path):
         return EngineRunner(Engine.load(path))
     return open_model(load(path), path, layers=layers)
