@@ -187,22 +187,36 @@ def test_a_session_in_a_process_of_its_own():
     child.join()
 
 
+def least_growth(work, tries: int = 3) -> int:
+    """Bytes of the device's memory that are gone after some work.  Of a few tries the least: a leak is there every time, other
+    processes' memory is not."""
+    grown = []
+    for _ in range(tries):
+        before = free_bytes()
+        work()
+        grown.append(before - free_bytes())
+        if grown[-1] <= 0:
+            break
+    return min(grown)
+
+
 def test_nothing_leaks_over_a_thousand_runs():
     node = Node("ConvAvgPool", "float16", channels=64, filters=128, sizes=(64, 64), batch=8)
     model = node.model(functions=False)
     bound = Bound(on_gpu.session(model), node.arrays())
-    for _ in range(10):
-        bound.run()
-    before = free_bytes()
-    for _ in range(1000):
-        bound.run()
-    assert before - free_bytes() < 1 << 20
-    for _ in range(5):
-        on_gpu.session(model).run(None, node.feeds(node.arrays()))
-    before = free_bytes()
-    for _ in range(20):
-        on_gpu.session(model).run(None, node.feeds(node.arrays()))
-    assert before - free_bytes() < 4 << 20
+
+    def runs(count: int) -> None:
+        for _ in range(count):
+            bound.run()
+
+    def sessions(count: int) -> None:
+        for _ in range(count):
+            on_gpu.session(model).run(None, node.feeds(node.arrays()))
+
+    runs(10)
+    assert least_growth(lambda: runs(1000)) < 1 << 20
+    sessions(5)
+    assert least_growth(lambda: sessions(20)) < 4 << 20
 
 
 def test_unaligned_inputs_run_by_another_kernel():
