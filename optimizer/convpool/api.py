@@ -113,7 +113,8 @@ def optimize(
     """Rewrite every convolution followed by average pooling whose rewrite is exact and saves work, and verify the result.
 
     model: a path, serialised bytes, an onnx.ModelProto (not changed) or an onnx_graphsurgeon.Graph.
-    target: what the result is for: "any" runtime, "cpu" (onnxruntime) or "tensorrt" (with the plugin).  Sets passes and lowering.
+    target: what the result is for: "any" runtime, "cpu" (onnxruntime), "tensorrt" (with the plugin) or "cuda" (onnxruntime's CUDA
+        provider with convpool's operators).  Sets passes and lowering.
     lowering: "convavgpool", "direct", "fused" or "auto" (direct or fused by cost); default: the target's.
     check: number of random input sets to verify with, 0 for none.
     exclude: a glob pattern or several.  A pair is left unchanged if the name of its convolution or pooling matches one; so is a
@@ -183,7 +184,8 @@ def rewrite(
     else:
         result.source = original.source
     sites = run.log.reports()
-    summary = with_macs(_summary(original, result, sites, run.log.concats), sites, run.macs_before, run.macs_after, {})
+    summary = replace(_summary(original, result, sites, run.log.concats), channels_last=run.log.channels_last)
+    summary = with_macs(summary, sites, run.macs_before, run.macs_after, {})
     report = Report(
         sites,
         summary,

@@ -8,6 +8,7 @@ A target is a named set of these.
 | any | every runtime | ConvAvgPool where it pays and has a kernel, else standard operators | prologues, epilogues |
 | cpu | onnxruntime on a CPU | standard operators, by cost | |
 | tensorrt | TensorRT with the plugin | ConvAvgPool, else one fused convolution | prologues, epilogues, offloaded convolutions |
+| cuda | onnxruntime's CUDA provider | as for tensorrt | the same, whole chains, channels last |
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Limits:
     channel_multiple: what these are multiples of, so that half precision needs no padding with the channels last.
     plain_macs: most multiply-adds of a plain convolution for the batch.  With more of them the better of TensorRT 8.6 and cuDNN
         takes 0.77 to 1.15 times as long as the plugin's kernels, in `convpool-bench plain` on an H200.
+    pool_channels: most channels of an AveragePool in a chain, which the kernels multiply by the identity.
+    plain_prologues: whether a plain convolution fuses maps per channel in front of it too.
     """
 
     image_channels: int = 4
@@ -37,6 +40,8 @@ class Limits:
     wide_channels: int = 64
     channel_multiple: int = 8
     plain_macs: float = 2.5e9
+    pool_channels: int = 1024
+    plain_prologues: bool = False
 
     @property
     def of_images(self) -> str:
@@ -61,12 +66,18 @@ PASSES: dict[str, str] = {
     "plain_conv": f"other convolutions: {DEFAULT_LIMITS.of_plain_convolutions}",
     "fuse_epilogue": "nodes after a ConvAvgPool",
     "fuse_prologue": "nodes before a ConvAvgPool",
+    "chain_pool_conv": "AveragePool followed by Conv in a model with a pair",
+    "chain_conv": "convolutions between ConvAvgPool nodes, for onnxruntime's CUDA provider",
+    "chain_pool": "AveragePools between ConvAvgPool nodes, for onnxruntime's CUDA provider",
+    "channels_last": "the layout of tensors between ConvAvgPool nodes, for onnxruntime's CUDA provider",
     "chain_concats": "Concats that begin with all inputs of an earlier Concat",
     "lower_operator": "ConvAvgPool nodes of the file, if --lowering asks for standard operators",
 }
 """What `enable` and `disable` name, and what each rewrites."""
 
 
+OF_CHAINS = ("chain_pool_conv", "chain_conv", "chain_pool", "channels_last")
+"""The passes of the target cuda that make or change nodes of the operator only."""
 PASS_OF_SWITCH = {"stem": "image_conv", "prologue": "fuse_prologue", "epilogue": "fuse_epilogue", "concat": "chain_concats"}
 """Passes that an argument of `optimize` calls by another name."""
 
@@ -76,12 +87,15 @@ class Target:
     """The passes that run, the lowering asked for, and what stands for the operator where the plugin has no fast kernel.
 
     direct_without_kernel: whether AveragePool and Conv may.  TensorRT 8.6 is slower with them than with one fused convolution
-    where a convolution has groups, and in 3-D slower than with the original.
+    where a convolution has groups, and in 3-D slower than with the original.  plain_prologues: see `Limits`.  metadata: what
+    a changed model gets in its metadata_props, so that it says what it is for.
     """
 
     passes: frozenset[str]
     lowering: str
     direct_without_kernel: bool = True
+    plain_prologues: bool = False
+    metadata: tuple[tuple[str, str], ...] = ()
 
 
 _FUSED = ("pool_first", "fuse_epilogue", "fuse_prologue", "chain_concats", "lower_operator")
@@ -89,6 +103,13 @@ TARGETS: dict[str, Target] = {
     "any": Target(frozenset(_FUSED), "convavgpool"),
     "cpu": Target(frozenset({"pool_first", "chain_concats", "lower_operator"}), "auto"),
     "tensorrt": Target(frozenset({*_FUSED, "image_conv", "plain_conv"}), "convavgpool", direct_without_kernel=False),
+    "cuda": Target(
+        frozenset({*_FUSED, "chain_pool_conv", "image_conv", "chain_conv", "chain_pool", "channels_last"}),
+        "convavgpool",
+        direct_without_kernel=False,
+        plain_prologues=True,
+        metadata=(("convpool.target", "cuda"),),
+    ),
 }
 
 
@@ -97,7 +118,7 @@ class OptimizeOptions:
     """How a model is rewritten.
 
     passes: names of `PASSES`.  lowering: one of `algebra.lowering.REQUESTS`.  exclude: glob patterns of names that stay.
-    direct_without_kernel: see `Target`.  pinned: nodes of the main graph that stay, by name, each with the reason.
+    direct_without_kernel, metadata: see `Target`.  pinned: nodes of the main graph that stay, by name, each with the reason.
     """
 
     passes: frozenset[str] = TARGETS["any"].passes
@@ -106,6 +127,7 @@ class OptimizeOptions:
     exclude: tuple[str, ...] = ()
     limits: Limits = field(default_factory=lambda: DEFAULT_LIMITS)
     pinned: Mapping[str, Refusal] = field(default_factory=dict)
+    metadata: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         """Raise OptionError for names that there are not."""
@@ -140,6 +162,8 @@ def options_for(
         passes=(given.passes | on) - off,
         direct_without_kernel=given.direct_without_kernel,
         exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
+        limits=replace(DEFAULT_LIMITS, plain_prologues=given.plain_prologues),
+        metadata=given.metadata,
     )
     return replace(chosen, lowering=given.lowering if lowering is None else lowering)
 

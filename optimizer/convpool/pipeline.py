@@ -141,7 +141,7 @@ class Pipeline:
         """Rewrite the model."""
         self.macs_before = count(self._graphs.scopes())
         self.max_pools = sum(map(max_pools, self._graphs.scopes()))
-        if self._context.enabled("image_conv") or self._context.enabled("plain_conv"):
+        if any(map(self._context.enabled, ("image_conv", "plain_conv", "chain_conv"))):
             self._context = replace(self._context, originals=_convolutions(self._graphs.scopes()))
         for stage in stages:
             passes = [work for work in stage.passes if self._runs(work)]
@@ -151,6 +151,7 @@ class Pipeline:
         if self.changed:
             self._editor.finish(self._graphs.scopes())
             self._editor.annotate(self._graphs.inferred())
+            self._editor.mark(self._context.options.metadata)
 
     def _runs(self, work: Pass) -> bool:
         options = self._context.options

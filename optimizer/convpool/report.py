@@ -61,6 +61,8 @@ class Summary:
     seconds: float
     concats: int
     """Concats that read the result of an earlier Concat instead of its inputs."""
+    channels_last: int = 0
+    """Nodes that read or give tensors with channels last, for onnxruntime's CUDA provider."""
     convolutions: int = 0
     """All convolutions of the original; each in a function or subgraph counts once."""
     rewritten_convolutions: int = 0

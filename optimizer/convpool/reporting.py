@@ -15,6 +15,8 @@ class Log:
     def __init__(self, made: Callable[[str], bool]) -> None:
         """made: whether a tensor is none of the original model's."""
         self.made = made
+        self.channels_last = 0
+        """How many nodes read or give tensors with channels last."""
         self.concats = 0
         """How many Concats read another's result."""
         self._rewritten: list[SiteReport] = []

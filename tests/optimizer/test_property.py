@@ -33,6 +33,7 @@ from onnx.reference import ReferenceEvaluator
 
 import convpool
 from convpool import options
+from convpool.ir import schema
 from convpool.passes import offload_conv
 from tests.support import sessions
 from tests.support.error_bounds import UNIT_ROUNDOFF, Traced, evaluate, gamma
@@ -78,10 +79,10 @@ def tally() -> Tally:
     return result
 
 
-def run_cases(result: Tally) -> None:
-    for seed in range(FIRST, FIRST + CASES):
+def run_cases(result: Tally, cases: int = CASES, target: str = "any") -> None:
+    for seed in range(FIRST, FIRST + cases):
         try:
-            check_case(make_case(seed), result)
+            check_case(make_case(seed), result, target)
         except Exception as error:  # collected, so that one run shows every failure
             result.failures.append(f"case {seed}: {type(error).__name__}: {str(error)[:400]}")
 
@@ -90,6 +91,16 @@ def test_every_case_is_rejected_or_exact(tally):
     shown = "\n".join(tally.failures[:20])
     again = "CONVPOOL_PROPERTY_CASES=1 CONVPOOL_PROPERTY_FIRST=<case> python -m pytest tests/optimizer/test_property.py"
     assert not tally.failures, f"{len(tally.failures)} of {CASES} cases fail; repeat one by\n{again}\n{shown}"
+
+
+def test_every_case_is_rejected_or_exact_for_cuda():
+    """Every second case with the target cuda, whose lowering is the operator."""
+    result = Tally()
+    run_cases(result, CASES // 2, "cuda")
+    print(f"\n{CASES // 2} cases: {dict(result.counts.most_common())}\nworst error/bound: {result.worst}")
+    assert not result.failures, f"{len(result.failures)} cases fail\n" + "\n".join(result.failures[:20])
+    if CASES >= 500:
+        assert result.counts["channels last"] >= 0.02 * CASES and result.counts["ran"] >= 0.05 * CASES
 
 
 def test_the_cases_reach_what_they_are_for(tally):
@@ -142,7 +153,7 @@ def test_the_cases_reach_what_they_are_for(tally):
     assert tally.counts["evaluator is wrong on the original"] <= 0.01 * CASES
 
 
-def check_case(case: Case, tally: Tally) -> None:
+def check_case(case: Case, tally: Tally, target: str = "any") -> None:
     """Everything that holds for any model, then the two bounds.
 
     Every fourth case is without fused variants, every third without stems, every fifth without plain convolutions.
@@ -156,6 +167,8 @@ def check_case(case: Case, tally: Tally) -> None:
         "stem": case.seed % 3 > 0,
         "plain_conv": case.seed % 5 > 0,
     }
+    if target != "any":
+        options |= {"target": target, "lowering": None, "stem": None, "plain_conv": None}
     before = case.model.SerializeToString(deterministic=True)
     result = convpool.optimize(case.model, **options)
     after = result.model.SerializeToString(deterministic=True)
@@ -168,7 +181,9 @@ def check_case(case: Case, tally: Tally) -> None:
     rewritten = sum(site.status == "rewritten" for site in sites)
     tally.counts["cases"] += 1
     tally.counts["must"] += case.must
-    assert rewritten or not case.must, f"{case.lowering}, {case.tags}: must be found; {[s.reason for s in sites]}"
+    has_kernel = case.tags["rank"] != "3" and case.tags["group"] == "1"
+    must = case.must and (target == "any" or case.lowering == "convavgpool" and has_kernel)
+    assert rewritten or not must, f"{case.lowering}, {case.tags}: must be found; {[s.reason for s in sites]}"
     if not rewritten:
         assert after == before, "no site was rewritten, yet the model changed"
         tally.counts["rejected" if sites else "no site"] += 1
@@ -180,12 +195,15 @@ def check_case(case: Case, tally: Tally) -> None:
     for kind in offload_conv.KINDS.values():
         tally.counts[kind] += any(site.pattern == kind and site.status == "rewritten" for site in sites)
     tally.counts["stem behind a pooling"] += any(site.pattern == "stem" and bool(site.pool) for site in sites)
+    tally.counts["channels last"] += any(map(schema.layout_of, filter(schema.is_operator, result.model.graph.node)))
+    marks = {"convpool.target": "cuda"} if target == "cuda" else {}
+    assert {item.key: item.value for item in result.model.metadata_props if item.key.startswith("convpool")} == marks
     check_form(case.model, result.model)
     kinds = [node.op_type for node in result.model.graph.node if node.domain == "ai.convpool"]
     if not fused:
         assert set(kinds) <= {"ConvAvgPool"}, f"{kinds}, without the options"
         tally.counts["plain"] += bool(kinds)
-    elif case.operator is not None and case.lowering == "convavgpool" and len(kinds) == 1:
+    elif case.operator is not None and case.lowering == "convavgpool" and target == "any" and len(kinds) == 1:
         assert kinds == [case.operator], f"{kinds[0]}, must be {case.operator}; {[site.beside for site in sites]}"
         before, after = case.operator.split("ConvAvgPool")
         tally.counts.update(["named", f"prologue {before or 'none'}", f"epilogue {after or 'none'}"])
@@ -196,7 +214,8 @@ def check_case(case: Case, tally: Tally) -> None:
     absorbed = sum(len(site.absorbed) for site in sites)
     assert fused or not absorbed
     tally.counts["absorbing"] += absorbed > 0
-    check_values(case, result.model, 2 * rewritten + 1 + absorbed, tally)
+    turned = sum(node.op_type in ("Mul", "Add") for node in result.model.graph.node) if target == "cuda" else 0  # of a norm
+    check_values(case, result.model, 2 * rewritten + 1 + absorbed + turned, tally)
 
 
 def check_form(original: onnx.ModelProto, result: onnx.ModelProto) -> None:
@@ -212,7 +231,7 @@ def check_form(original: onnx.ModelProto, result: onnx.ModelProto) -> None:
     assert inputs[0] == inputs[1] and list(original.graph.output) == list(result.graph.output)
     for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
         assert getattr(original, name) == getattr(result, name), name
-    assert list(original.metadata_props) == list(result.metadata_props)
+    assert list(original.metadata_props) == [item for item in result.metadata_props if not item.key.startswith("convpool")]
     assert (original.graph.name, original.graph.doc_string) == (result.graph.name, result.graph.doc_string)
     made = [name for node in result.graph.node for name in node.output]
     known = {*made, *(tensor.name for tensor in result.graph.initializer)}

@@ -23,7 +23,7 @@ from convpool.errors import OptionError, VerificationError
 from convpool.ir import schema
 from convpool.ir.files import check_output
 from convpool.ir.save import LAYOUTS
-from convpool.options import DEFAULT_LIMITS, PASSES, TARGETS
+from convpool.options import DEFAULT_LIMITS, OF_CHAINS, PASSES, TARGETS
 from convpool.types import Layout
 
 _NAMES = ", ".join(f"{name} ({what})" for name, what in PASSES.items())
@@ -76,7 +76,8 @@ EXAMPLES = (
     show_default=True,
     help="What the result is for. any: every runtime. cpu: onnxruntime on a CPU (--lowering auto). tensorrt: "
     "TensorRT with the plugin (sets --stem and --plain-conv; a pair with groups or three spatial axes "
-    "becomes fused or is left unchanged).",
+    "becomes fused or is left unchanged). cuda: onnxruntime's CUDA provider with convpool's operators; in a model with a "
+    "pair, convolutions between pairs are written as nodes of the operator too, with the channels last.",
 )
 @click.option(
     "--lowering",
@@ -257,7 +258,7 @@ def main() -> None:
 def _check_offloading(options: dict[str, Any]) -> None:
     """Refuse what asks for nodes of the operator beside a lowering without any."""
     given = {"--stem": options["stem"], "--plain-conv": options["plain_conv"]}
-    given |= {f"--enable {name}": name in options["enable"] for name in ("image_conv", "plain_conv")}
+    given |= {f"--enable {name}": name in options["enable"] for name in ("image_conv", "plain_conv", *OF_CHAINS)}
     lowering = options["lowering"] or TARGETS[options["target"]].lowering
     for words, wanted in given.items():
         if wanted and lowering != "convavgpool":

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from convpool.passes.base import Pass
 from convpool.passes.chain_concats import ChainConcats
+from convpool.passes.channels_last import ChannelsLast
 from convpool.passes.fuse_epilogue import FuseEpilogue
-from convpool.passes.fuse_pool_conv import FusePoolConv
+from convpool.passes.fuse_pool_conv import ChainPoolConv, FusePoolConv
 from convpool.passes.fuse_prologue import FusePrologue
 from convpool.passes.lower_operator import LowerOperator
 from convpool.passes.offload_conv import OffloadConv
 from convpool.passes.pool_first import PoolFirst
+from convpool.passes.take_chain import TakeConv, TakePool
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,12 @@ PASSES = (
     # What an earlier run wrote, where another form is asked for now.
     Stage((LowerOperator(),), repeats=False),
     Stage((PoolFirst(), FusePoolConv())),
+    Stage((ChainPoolConv(),)),
     Stage((OffloadConv(),), repeats=False),
+    Stage((TakeConv(), TakePool()), repeats=False),
     # What can go to the node in front is cheaper there, once for each result: epilogues before prologues.
     Stage((FuseEpilogue(),), adds_tensors=False),
     Stage((FusePrologue(),), adds_tensors=False),
     Stage((ChainConcats(),), repeats=False, adds_tensors=False),
+    Stage((ChannelsLast(),), repeats=False),
 )

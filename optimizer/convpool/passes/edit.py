@@ -154,6 +154,12 @@ class Editor:
                         dim.ClearField("dim_param")
             graph.value_info.extend(new)
 
+    def mark(self, entries: Iterable[tuple[str, str]]) -> None:
+        """Give the model these entries in its metadata_props."""
+        for key, value in entries:
+            _drop_by_name(self._model.metadata_props, {key}, lambda entry: entry.key)
+            self._model.metadata_props.add(key=key, value=value)
+
     def operator_used(self) -> None:
         """Have `finish` see to the operator's functions and imports."""
         self._operator_used = True

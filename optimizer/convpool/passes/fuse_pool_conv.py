@@ -41,6 +41,17 @@ class FusePoolConv(PairPass):
         return check_pair(site, context)
 
 
+class ChainPoolConv(FusePoolConv):
+    """The same in a model with a pair only."""
+
+    names = ("chain_pool_conv",)
+
+    def sites(self, scope: Scope, context: Context) -> Iterator[PairSite]:
+        """The convolutions of a scope that read an AveragePool, where a pair has become a node of the operator."""
+        if context.made_operator:
+            yield from super().sites(scope, context)
+
+
 def behind_pooling(scope: Scope, conv: int) -> PairSite | None:
     """Convolution `conv` with the AveragePool that gives its input; None where another node does."""
     tensor = scope.nodes[conv].input[0]
@@ -56,9 +67,12 @@ def check_pair(site: PairSite, context: Context) -> PairPlan | Reject:
     rank = conv_rank(scope, site.conv)
     if rank is None:
         return reject(scope, site.conv, "shape of the weights", "unknown", "a known rank")
-    spec = _pooling(site, rank)
+    spec = whole_windows(scope, site.root, rank)
     if isinstance(spec, Reject):
         return spec
+    others = scope.sole_reader(site.tensor)
+    if others is not None:
+        return reject(scope, site.root, f"output '{site.tensor}' {others}", "other readers", "only the convolution")
     leaf = conv_leaf(scope, site.conv, rank)
     if isinstance(leaf, Reject):
         return leaf
@@ -69,9 +83,8 @@ def check_pair(site: PairSite, context: Context) -> PairPlan | Reject:
     return PairPlan(scope, "pool_conv", pooling, replace(leaf, input=x), (operator_lowering(pooling, leaf, macs(site)),))
 
 
-def _pooling(site: PairSite, rank: int) -> PoolSpec | Reject:
-    """The window of the AveragePool: conditions (2) to (5)."""
-    scope, index = site.scope, site.root
+def whole_windows(scope: Scope, index: int, rank: int) -> PoolSpec | Reject:
+    """The window of AveragePool `index`: conditions (2) to (4)."""
     node = scope.nodes[index]
     values = attributes(node)
     kernel = tuple(values["kernel_shape"])
@@ -98,7 +111,4 @@ def _pooling(site: PairSite, rank: int) -> PoolSpec | Reject:
         )
         if not whole:
             return reject(scope, index, "ceil_mode", "a partial window or an unknown size", "whole windows")
-    others = scope.sole_reader(site.tensor)
-    if others is not None:
-        return reject(scope, index, f"output '{site.tensor}' {others}", "other readers", "only the convolution")
     return PoolSpec(kernel, strides, pads, dilations)

@@ -6,7 +6,7 @@ per channel or one for all, that neither raise the rank nor widen the channels; 
 that all fuse with them: then each of them recomputes it as it loads, and it is never written; (4) no layer before fuses with
 them already: behind a convolution or matrix product that nothing else reads, every runtime does them for free; (5) in front of a
 plain convolution (`offload_conv`) an activation only, of what no linear node or Add gives: the plugin's kernels for those would
-do a map in a pass of its own, and runtimes fuse the activation with what stays.
+do a map in a pass of its own, and runtimes fuse the activation with what stays.  `plain_prologues` of the limits lifts this.
 """
 
 from __future__ import annotations
@@ -54,7 +54,11 @@ def grow(draft: Draft) -> None:
     plan = draft.plan
     if _has_prologue(plan.scope, plan.node):
         return
-    if _is_plain(plan.scope, plan.node, draft.context) and not _only_an_activation(plan.scope, plan.x):
+    if (
+        _is_plain(plan.scope, plan.node, draft.context)
+        and not draft.context.options.limits.plain_prologues
+        and not _only_an_activation(plan.scope, plan.x)
+    ):
         producer = plan.scope.producer.get(plan.x)
         if producer is not None and _may_fuse(plan.scope.nodes[producer]):
             found = "other elementwise nodes in front of a convolution without a pooling"
@@ -145,7 +149,8 @@ def _all_fuse(scope: Scope, x: str, node: int, inside: bool, context: Context) -
 def _may_have_prologue(scope: Scope, index: int, x: str, context: Context) -> bool:
     if known_attributes(scope.nodes[index]) is None or _has_prologue(scope, index) or schema.layout_of(scope.nodes[index]):
         return False
-    return not _is_plain(scope, index, context) or _only_an_activation(scope, x)
+    free = context.options.limits.plain_prologues or not _is_plain(scope, index, context)
+    return free or _only_an_activation(scope, x)
 
 
 def _has_prologue(scope: Scope, index: int) -> bool:

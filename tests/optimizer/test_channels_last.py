@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The target cuda: chains of the operator's nodes, and the layout of the tensors between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import convpool
+from convpool.errors import OptionError
+from convpool.ir import schema
+from convpool.passes.either_layout import SUMS
+from tests.support import sessions
+from tests.support.models import graph, operators, random_feeds, weights
+from tests.support.random_chains import KINDS, make_chain
+from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, RTOL
+
+CHAINS = 120
+NARROW = {"w": weights((32, 16, 3, 3)) / 12, "k": weights((16, 32, 3, 3)) / 17, "v": weights((32, 16, 3, 3)) / 12}
+TAIL = PAIR.replace("y =", "p =")
+
+
+def for_cuda(model: onnx.ModelProto, size: int = 8, **options) -> convpool.OptimizeResult:
+    """The result, which is valid, equal, and stays as it is in a second run."""
+    result = convpool.optimize(model, target="cuda", check=0, **options)
+    onnx.checker.check_model(result.model, full_check=True)
+    again = convpool.optimize(result.model, target="cuda", check=0, **options)
+    assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
+    feeds = random_feeds(model, size=size)
+    for wanted, got in zip(sessions.run(model, feeds), sessions.run(result.model, feeds), strict=True):
+        assert got.shape == wanted.shape
+        assert np.isfinite(wanted).all()
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=4 * RTOL * np.abs(wanted).max())
+    return result
+
+
+def layouts(model: onnx.ModelProto) -> list[int]:
+    """The attribute channels_last of the operator's nodes, in order."""
+    return [schema.layout_of(node) for node in model.graph.node if schema.is_operator(node)]
+
+
+def wide(body: str, constants=None, **options) -> onnx.ModelProto:
+    """A model whose maps are large enough that a Transpose costs more than a launch."""
+    return graph(body, {**NARROW, **(constants or {})}, inputs="float[4,16,64,64] x", **options)
+
+
+def test_two_pairs_behind_one_another_keep_the_channels_last():
+    chain = for_cuda(wide(f"{TAIL}\nq = Softsign(p)\nt = Conv<pads=[1,1,1,1]>(q, k)\ny = {POOL}(t)"))
+    assert operators(chain.model.graph) == {"ConvAvgPool": 2, "Softsign": 1} and layouts(chain.model) == [2, 3]
+    assert chain.report.summary.channels_last == 3
+
+
+@pytest.mark.parametrize("chain", range(CHAINS))
+def test_random_chains_compute_the_same(chain):
+    model, feeds, _ = make_chain(chain)
+    result = convpool.optimize(model, target="cuda", check=0)
+    again = convpool.optimize(result.model, target="cuda", check=0)
+    assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
+    back = convpool.optimize(result.model, lowering="direct", check=0)
+    assert not schema.used_in(back.model)
+    for changed in (result.model, back.model):
+        for wanted, got in zip(sessions.run(model, feeds), sessions.run(changed, feeds), strict=True):
+            assert got.shape == wanted.shape
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
+
+
+def test_the_random_chains_reach_what_they_are_for():
+    found, kinds = Counter(), Counter()
+    for chain in range(CHAINS):
+        model, _, made = make_chain(chain)
+        kinds.update(made)
+        found.update(layouts(convpool.optimize(model, target="cuda", check=0).model))
+    assert all(found[layout] > CHAINS // 8 for layout in (0, 1, 2, 3)), found
+    assert all(kinds[kind] > CHAINS // 20 for kind in (*KINDS, "map", "sum", "flatten", "global", "last")), kinds
+
+
+def test_a_file_says_what_it_is_for_and_only_where_something_changed():
+    result = for_cuda(graph(PAIR))
+    assert {item.key: item.value for item in result.model.metadata_props} == {"convpool.target": "cuda"}
+    untouched = graph("h = Conv<pads=[1,1,1,1]>(x, w)\ny = Relu(h)")
+    kept = convpool.optimize(untouched, target="cuda", check=0)
+    assert not kept.changed and kept.model.SerializeToString() == untouched.SerializeToString()
+    assert not convpool.optimize(graph(PAIR), check=0).model.metadata_props
+
+
+def test_a_model_without_a_pair_stays():
+    body = f"p = {POOL}(x)\nh = Conv<pads=[1,1,1,1]>(p, w)\ns = Relu(h)\ny = Conv<pads=[1,1,1,1]>(s, k)"
+    model = wide(body)
+    assert convpool.optimize(model, enable=["fuse_pool_conv"], check=0).changed
+    assert not convpool.optimize(model, target="cuda", check=0).changed
+
+
+def chain_of(middle: str, behind: str = "", **options) -> convpool.OptimizeResult:
+    """A pair, `middle` from p to q, another pair, `behind` from z to y."""
+    text = f"{TAIL}\n{middle}\nt = Conv<pads=[1,1,1,1]>(q, k)\n{'z' if behind else 'y'} = {POOL}(t)\n{behind}"
+    return for_cuda(wide(text, {"c": (32, 1, 1), "g": (32,), "n": np.linspace(0.5, 2, 32, dtype=np.float32)}), **options)
+
+
+def test_convolutions_between_pairs_become_nodes():
+    result = chain_of("a = Relu(p)\nb = Conv<pads=[1,1,1,1]>(a, k)\nq = Conv(b, v1)".replace("v1", "v"), "")
+    assert "Conv" not in operators(result.model.graph)
+
+
+@pytest.mark.parametrize(
+    ("middle", "wanted"),
+    [
+        ("q = Tanh(p)", {"ConvAvgPoolTanh": 1, "ConvAvgPool": 1}),
+        ("q = HardSwish(p)", {"ConvAvgPool": 2, "HardSwish": 1}),
+        ("a = Softsign(p)\nq = Mul(a, c)", {"ConvAvgPool": 1, "AffineConvAvgPool": 1, "Softsign": 1}),
+        ("a = Softsign(p)\nb = Mul(a, c)\nq = Softsign(b)", {"ConvAvgPool": 2, "Softsign": 2, "Mul": 1}),
+        (
+            "a = Softsign(p)\nb = BatchNormalization(a, g, g, g, n)\nq = Softsign(b)",
+            {"ConvAvgPool": 2, "Softsign": 2, "Mul": 1, "Add": 1},
+        ),
+        ("a = Softsign(p)\nb = Abs(p)\nq = Max(a, b)", {"ConvAvgPool": 2, "Softsign": 1, "Abs": 1, "Max": 1}),
+    ],
+)
+def test_elementwise_nodes_work_in_either_layout(middle, wanted):
+    result = chain_of(middle)
+    assert operators(result.model.graph) == wanted and layouts(result.model) == [2, 3]
+
+
+def test_a_concat_joins_the_last_axis():
+    text = f"{TAIL}\na = Softsign(p)\nq = Concat<axis=1>(p, a)\nt = Conv<pads=[1,1,1,1]>(q, u)\ny = {POOL}(t)"
+    result = for_cuda(wide(text, {"u": (16, 64, 3, 3)}))
+    assert operators(result.model.graph) == {"ConvAvgPool": 2, "Softsign": 1, "Concat": 1} and layouts(result.model) == [2, 3]
+    concat = next(node for node in result.model.graph.node if node.op_type == "Concat")
+    assert [item.i for item in concat.attribute] == [3]
+
+
+def test_a_pooling_between_pairs_multiplies_by_the_identity():
+    result = chain_of(f"a = Softsign(p)\nb = {POOL}(a)\nq = Softsign(b)")
+    assert operators(result.model.graph) == {"ConvAvgPool": 3, "Softsign": 2} and layouts(result.model) == [2, 1, 3]
+    pool = [node for node in result.model.graph.node if schema.is_operator(node)][1]
+    (weights,) = (tensor for tensor in result.model.graph.initializer if tensor.name == pool.input[1])
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(weights).reshape(32, 32), np.eye(32))
+    site = next(site for site in result.report.sites if site.pattern == "chain" and not site.conv)
+    assert (site.status, site.lowering, site.operator) == ("rewritten", "convavgpool", "ConvAvgPool")
+
+
+def test_what_needs_channels_first_gets_one_transpose():
+    heads = "\n".join(f"t{i} = Conv<pads=[1,1,1,1]>(q, k)\nu{i} = {POOL}(t{i})\ne{i} = Softsign(u{i})" for i in range(5))
+    middle = "a = Softsign(p)\nb = Softmax<axis=1>(p)\nd = LRN<size=3>(p)\nc1 = Add(a, b)\nq = Mul(c1, d)"
+    result = for_cuda(wide(f"{TAIL}\n{middle}\n{heads}\ny = Sum(e0, e1, e2, e3, e4)"))
+    assert operators(result.model.graph)["Transpose"] == 3  # p for Softmax and LRN together, and what each gives
+    perms = [list(node.attribute[0].ints) for node in result.model.graph.node if node.op_type == "Transpose"]
+    assert sorted(perms) == [[0, 2, 3, 1], [0, 2, 3, 1], [0, 3, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("end", "axes"), [("y = ReduceSum<keepdims=0>(z, s)", [1, 2]), ("y = ReduceMax<axes=[-1,2]>(z)", [1, 2])]
+)
+def test_a_sum_over_space_has_other_axes_where_the_map_has_the_channels_last(end, axes):
+    """Here an operator that turns nothing reads the map too."""
+    text = f"{TAIL}\nt = Conv<pads=[1,1,1,1]>(p, k)\nz = {POOL}(t)\no = Conv<pads=[1,1,1,1]>(z, w)\nr = {POOL}(o)\n{end}"
+    model = wide(text, {"s": [-1, -2]}, outputs="float[a,b] y, float[a,b,c,d] r")
+    if "Max" in end:
+        model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 16, 1, 1]))
+    big = next(value for value in model.graph.input if value.name == "x")
+    big.CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, [16, 16, 256, 256]))
+    result = convpool.optimize(model, target="cuda", check=0).model
+    total = next(node for node in result.graph.node if node.op_type in SUMS)
+    given = [list(item.ints) for item in total.attribute if item.name == "axes"]
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor).tolist() for tensor in result.graph.initializer}
+    assert (given[0] if given else constants[total.input[1]]) == axes
+
+
+def test_one_by_one_maps_are_reshaped():
+    text = f"{TAIL}\nt = Conv<pads=[1,1,1,1]>(p, k)\nz = GlobalAveragePool(t)\nm = Relu(z)\nu = Conv(m, o)\ny = Flatten(u)"
+    result = for_cuda(wide(text, {"o": (16, 16, 1, 1)}, outputs="float[a,b] y"))
+    assert "Transpose" not in operators(result.model.graph) and "Conv" not in operators(result.model.graph)
+
+
+def test_a_transpose_of_the_model_s_own_is_none_where_the_layout_is_what_it_makes():
+    text = f"x = Transpose<perm=[0,3,1,2]>(i)\n{TAIL}\nq = Softsign(p)\nt = Conv<pads=[1,1,1,1]>(q, k)\nz = {POOL}(t)\n"
+    model = graph(text + "y = Transpose<perm=[0,2,3,1]>(z)", NARROW, inputs="float[4,64,64,16] i")
+    result = for_cuda(model)
+    assert operators(result.model.graph) == {"ConvAvgPool": 2, "Softsign": 1, "Identity": 2} and layouts(result.model) == [1, 1]
+
+
+def test_what_a_subgraph_reads_keeps_its_layout():
+    text = f"{TAIL}\nq = Softsign(p)\nt = Conv<pads=[1,1,1,1]>(q, k)\nz = {POOL}(t)\n"
+    body = "y = If(flag) <then_branch = a () => (float[4,32,32,32] m) { m = Neg(p) }, else_branch = b () => "
+    body += "(float[4,32,32,32] n) { n = Abs(p) }>"
+    model = graph(text + body, NARROW, inputs="float[4,16,64,64] x, bool flag", outputs="float[a,b,c,d] y, float[a,b,c,d] z")
+    result = for_cuda(model)
+    assert operators(result.model.graph)["Transpose"] == 1
+
+
+def test_nodes_in_bodies_keep_the_channels_first():
+    result = for_cuda(graph(IF_BODY, {"v": (32, 16, 3, 3)}, inputs=IF_INPUTS))
+    bodies = [item.g for node in result.model.graph.node for item in node.attribute if item.HasField("g")]
+    assert [schema.layout_of(node) for body in bodies for node in body.node if schema.is_operator(node)] == [0, 0]
+
+
+REASONS = {
+    "input channels; got 12, expected a multiple of 4": ("", "float"),
+    "input channels; got 12, expected a multiple of 8": ("", "float16"),
+    "group of a ConvAvgPool; got 4, expected 1": (", group=4", "float"),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_reasons_of_convolutions_that_stay(reason):
+    options, kind = REASONS[reason]
+    channels = 16 if options else 10 if kind == "float" else 12
+    dtype = np.float16 if kind == "float16" else np.float32
+    groups = 4 if options else 1
+    constants = {
+        "w": np.ones((channels, 16, 3, 3), dtype),
+        "k": np.ones((16, channels // groups, 3, 3), dtype),
+    }
+    text = f"{TAIL}\nq = Softsign(p)\ny = Conv<pads=[1,1,1,1]{options}>(q, k)"
+    model = graph(text, constants, inputs=f"{kind}[4,16,64,64] x", outputs=f"{kind}[a,b,c,d] y")
+    sites = convpool.optimize(model, target="cuda", check=0).report.sites
+    found = [site.reason for site in sites if site.pattern == "chain"]
+    assert len(found) == 1 and reason.replace("got 12", f"got {channels}") in found[0], found
+
+
+def test_reasons_of_layouts():
+    far = f"{TAIL}\na = Softmax<axis=1>(p)\nb = Conv<pads=[1,1,1,1]>(a, k)\ny = Softmax<axis=1>(b)"
+    sites = convpool.optimize(wide(far), target="cuda", check=0).report.sites
+    (kept,) = [site for site in sites if site.pattern == "chain"]
+    assert "layout; got other nodes before and behind it, expected nodes of the operator" in kept.reason
+    pair = next(site for site in sites if site.status == "rewritten")
+    assert any("layout; got channels first at less cost" in reason for reason in pair.beside)
+
+
+def test_doubles_stay_with_the_channels_first():
+    text = f"{TAIL}\nq = Softsign(p)\nt = Conv<pads=[1,1,1,1]>(q, k)\ny = {POOL}(t)"
+    constants = {"w": np.ones((32, 16, 3, 3)), "k": np.ones((16, 32, 3, 3))}
+    model = graph(text, constants, inputs="double[4,16,64,64] x", outputs="double[a,b,c,d] y")
+    assert layouts(convpool.optimize(model, target="cuda", check=0).model) == [0, 0]
+
+
+def test_names_that_switch_the_passes():
+    text = (
+        f"{TAIL}\nq = Softsign(p)\nt = Conv<pads=[1,1,1,1]>(q, k)\nz = Softsign(t)\nu = Conv<pads=[1,1,1,1]>(z, v)\ny = {POOL}(u)"
+    )
+    model = wide(text, {"v": (32, 16, 3, 3)})
+    assert layouts(for_cuda(model).model) == [2, 1, 3]
+    assert layouts(for_cuda(model, disable=["chain_conv"]).model) == [0, 0]
+    assert layouts(for_cuda(model, disable=["channels_last"]).model) == [0, 0, 0]
+    with pytest.raises(OptionError, match="target: got 'gpu', expected one of any, cpu, tensorrt, cuda"):
+        convpool.optimize(model, target="gpu")
