@@ -44,10 +44,13 @@ class GenericPlan : public Plan {
 public:
     GenericPlan(const Problem &p, const Tactic &t, const Device &d) : Plan(p, t, d), params_(params_of(p)) {}
 
+    // A thread waits for each product of its chain in turn, however few threads there are: on an H200 1x1 layers of 128 to 2048
+    // channels at batch 1 take 0.64 to 0.69 us a channel, and full GPUs 5e3 to 7e3 operations a multiprocessor and microsecond.
     double expected_us() const override {
         const Problem &p = problem;
-        const double operations = 2.0 * p.n * p.m * p.out_pixels() * p.taps() * (double(p.c) / p.group) * (p.pool_size() + 1);
-        return 3 + operations / (device.multiprocessors * 2e4);
+        const double chain = double(p.taps()) * (double(p.c) / p.group);
+        const double operations = 2.0 * p.n * p.m * p.out_pixels() * chain * (p.pool_size() + 1);
+        return 3 + 0.65 * chain + operations / (device.multiprocessors * 6e3);
     }
 
     cudaError_t load() const override {
