@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 
-import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
@@ -22,93 +24,123 @@ from tests.support.models import graph
 PAIR = "h = Conv<pads=[1,1,1,1]>(x, w)\ny = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)"
 
 
-def forever():
-    while True:
-        pass
+class Module:
+    """In place of onnx's C++ module, in the other process."""
+
+    source = """
+import os, signal
+class shape_inference:
+    def infer_shapes(model, *_):
+        if model == b"fails":
+            raise ValueError
+        if model == b"stops":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if model == b"for ever":
+            os.kill(os.getpid(), signal.SIGXCPU)
+        if model == b"memory":
+            bytearray(2**62)
+        if model == b"status":
+            os._exit(7)
+        if model in (b"SIGABRT", b"SIGSEGV", b"SIGFPE"):
+            os.write(2, b"text")
+            os.kill(os.getpid(), getattr(signal, model.decode()))
+"""
 
 
-def fails():
-    raise ValueError
+@pytest.fixture
+def pretended(tmp_path, monkeypatch):
+    """A process that does what the request says."""
+    path = tmp_path / "module.py"
+    path.write_text(Module.source)
+    monkeypatch.setattr(rehearsal.onnx_cpp2py_export, "__file__", str(path))
+    monkeypatch.setattr(rehearsal, "_running", None)
+    monkeypatch.setattr(rehearsal, "ANSWER_S", 1)
+    yield
+    rehearsal._end()
 
 
 @pytest.mark.parametrize(
-    ("action", "expected"),
+    ("model", "expected"),
     [
-        (lambda: None, None),
-        (fails, None),
-        (lambda: os._exit(1), None),
-        (os.abort, "ends the process with SIGABRT"),
-        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "ends the process with SIGSEGV"),
-        (forever, "takes longer than 1 s"),
-        (lambda: np.empty(2**32, np.uint8), "takes more than 2 GiB of memory"),
+        (b"nothing", None),
+        (b"fails", None),
+        (b"SIGABRT", "ends the process with SIGABRT"),
+        (b"SIGSEGV", "ends the process with SIGSEGV"),
+        (b"SIGFPE", "ends the process with SIGFPE"),
+        (b"status", "ends the process with status 7"),
+        (b"for ever", "does not end"),
+        (b"stops", "does not end"),
+        (b"memory", "takes more than 2 GiB of memory"),
     ],
 )
-def test_what_an_action_does_to_its_process(monkeypatch, action, expected):
-    monkeypatch.setattr(rehearsal, "CPU_S", 1)
-    assert rehearse(action) == expected
+def test_what_a_model_does_to_its_process(pretended, capfd, model, expected):
+    assert [rehearse(each) for each in (b"nothing", model, b"nothing", model)] == [None, expected, None, expected]
+    assert capfd.readouterr() == ("", "")
 
 
-def test_it_may_copy_what_it_works_on():
-    assert rehearse(lambda: np.empty(2**32, np.uint8), 2**30) is None
+def test_one_process_serves_all_models_and_ends(pretended):
+    assert rehearse(b"x" * 10**7) is None
+    process = rehearsal._running._process
+    assert rehearse(b"") is None and rehearsal._running._process is process
+    rehearsal._end()
+    assert process.returncode == 0
 
 
-def test_it_says_nothing_and_changes_nothing(capfd):
-    changed = []
-
-    def action():
-        changed.append(1)
-        os.write(1, b"out")
-        os.write(2, b"err")
-        os.abort()
-
-    assert rehearse(action) == "ends the process with SIGABRT"
-    assert changed == [] and capfd.readouterr() == ("", "")
-
-
-def test_beside_other_threads_without_a_warning(recwarn):
-    done, found = threading.Event(), []
-    others = [threading.Thread(target=done.wait) for _ in range(4)]
-    for thread in others:
+def test_threads_ask_in_turn(pretended):
+    found = []
+    asked = [b"nothing", b"SIGABRT"] * 4
+    threads = [threading.Thread(target=lambda model=model: found.append((model, rehearse(model)))) for model in asked]
+    for thread in threads:
         thread.start()
-    from_another = threading.Thread(target=lambda: found.append(rehearse(os.abort)))
-    from_another.start()
-    from_another.join()
-    done.set()
-    assert found == ["ends the process with SIGABRT"] and not recwarn.list
+    for thread in threads:
+        thread.join()
+    assert sorted(found, key=str) == [(b"SIGABRT", "ends the process with SIGABRT")] * 4 + [(b"nothing", None)] * 4
 
 
-def test_no_child_can_be_made(monkeypatch):
-    def none():
-        raise OSError
-
-    monkeypatch.setattr(os, "fork", none)
-    assert rehearse(os.abort) is None
-
-
-def test_the_status_of_the_child_is_not_kept():
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        assert rehearse(os.abort) is None
-    finally:
-        signal.signal(signal.SIGCHLD, before)
+def test_a_forked_process_starts_one_of_its_own(pretended, monkeypatch):
+    assert rehearse(b"nothing") is None
+    first = rehearsal._running
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert rehearse(b"SIGABRT") == "ends the process with SIGABRT"
+    monkeypatch.undo()
+    assert first.ask(b"nothing") is None
+    first.end()
 
 
-def test_ctrl_c_ends_the_child(monkeypatch):
-    started = []
-    wait = os.waitpid
+@pytest.mark.parametrize("python", ["", "/nowhere/python", "/bin/true"])
+def test_no_process_can_be_started(pretended, monkeypatch, python):
+    monkeypatch.setattr(sys, "executable", python)
+    assert rehearse(b"SIGABRT") is None
 
-    def interrupted(child, options):
-        started.append(child)
-        if len(started) == 1:
-            raise KeyboardInterrupt
-        return wait(child, options)
 
-    monkeypatch.setattr(os, "waitpid", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        rehearse(forever)
-    assert len(started) == 2 and started[0] == started[1]
-    with pytest.raises(ChildProcessError):
-        wait(started[0], 0)
+def test_ctrl_c_ends_the_process(pretended, monkeypatch):
+    assert rehearse(b"nothing") is None
+    process = rehearsal._running._process
+
+    def interrupted(self, until):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(rehearsal.InferenceProcess, "_answer", interrupted)
+        rehearse(b"stops")
+    assert process.returncode == -signal.SIGKILL and rehearse(b"nothing") is None
+
+
+def test_the_process_ends_with_a_program_that_is_killed(tmp_path):
+    code = """
+import os, signal
+from convpool.ir import rehearsal
+rehearsal.rehearse(b"")
+print(rehearsal._running._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    for _ in range(200):
+        if not os.path.exists(f"/proc/{int(done.stdout)}/exe"):
+            break
+        time.sleep(0.05)
+    else:
+        raise AssertionError("it goes on")
 
 
 @pytest.mark.parametrize("seed", [5010615, 5017565])  # Slice of sizes below zero: an assertion of onnx 1.21 to 1.23
@@ -129,11 +161,11 @@ def test_sizes_beyond_memory():
 
 def test_a_new_model_is_rehearsed_and_no_result(monkeypatch):
     calls = []
-    monkeypatch.setattr(models, "rehearse", lambda action, size_bytes: calls.append(size_bytes))
+    monkeypatch.setattr(models, "rehearse", lambda model: calls.append(len(model)))
     model = graph(PAIR)
     assert convpool.optimize(model, check=0).changed
     assert len(calls) == 1 and 0 < calls[0] < 2000  # without the weights
-    monkeypatch.setattr(models, "rehearse", lambda action, size_bytes: "ends the process with SIGFPE")
+    monkeypatch.setattr(models, "rehearse", lambda model: "ends the process with SIGFPE")
     with pytest.raises(ModelError, match="shape inference of onnx .* ends the process with SIGFPE"):
         convpool.optimize(model)
     with pytest.raises(ModelError):
@@ -142,7 +174,7 @@ def test_a_new_model_is_rehearsed_and_no_result(monkeypatch):
 
 def test_weights_in_constants_count_as_what_it_works_on(monkeypatch):
     calls = []
-    monkeypatch.setattr(models, "rehearse", lambda action, size_bytes: calls.append(size_bytes))
+    monkeypatch.setattr(models, "rehearse", lambda model: calls.append(len(model)))
     values = helper.make_tensor("v", TensorProto.FLOAT, [30000], [0.0] * 30000)
     model = graph(PAIR)
     model.graph.node.insert(0, helper.make_node("Constant", [], ["v"], value=values))

@@ -141,22 +141,21 @@ def infer_shapes(model: ModelProto, *, unknown: bool = False) -> ModelProto | No
         claims.append(list(graph.value_info))
         graph.ClearField("value_info")
     try:
-        if unknown and (ending := rehearse(lambda: _infer(probe, claims), probe.ByteSize())) is not None:
-            raise ModelError(f"the model is not valid ONNX: shape inference of onnx {onnx.__version__} {ending}")
-        return _infer(probe, claims)
+        result = _infer(probe, unknown)
+        for graph, typed, claimed in zip(graphs_within(probe.graph), graphs_within(result.graph), claims, strict=True):
+            known = {value.name: value for value in (*typed.value_info, *typed.input, *typed.output)}
+            graph.value_info.extend(value for value in claimed if _adds(value, known.get(value.name)))
+        if any(len(graph.value_info) for graph in graphs_within(probe.graph)):
+            result = _infer(probe, unknown)
+        return result
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError):
         return None
 
 
-def _infer(probe: ModelProto, claims: list[list[ValueInfoProto]]) -> ModelProto:
-    """onnx's shape inference; again with what `claims`, the value_info of each graph of the probe, adds."""
-    result = onnx.shape_inference.infer_shapes(probe, data_prop=True)
-    for graph, typed, claimed in zip(graphs_within(probe.graph), graphs_within(result.graph), claims, strict=True):
-        known = {value.name: value for value in (*typed.value_info, *typed.input, *typed.output)}
-        graph.value_info.extend(value for value in claimed if _adds(value, known.get(value.name)))
-    if any(len(graph.value_info) for graph in graphs_within(probe.graph)):
-        result = onnx.shape_inference.infer_shapes(probe, data_prop=True)
-    return result
+def _infer(probe: ModelProto, unknown: bool) -> ModelProto:
+    if unknown and (ending := rehearse(probe.SerializeToString())) is not None:
+        raise ModelError(f"the model is not valid ONNX: shape inference of onnx {onnx.__version__} {ending}")
+    return onnx.shape_inference.infer_shapes(probe, data_prop=True)
 
 
 def _adds(claim: ValueInfoProto, known: ValueInfoProto | None) -> bool:

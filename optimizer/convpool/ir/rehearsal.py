@@ -1,83 +1,127 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doing something in a child process first, because it may end the process that does it.
+"""Shape inference of a model in another process first, because it may end the process that does it.
 
 onnx's shape inference is C++ that trusts the model: sizes that fit no operator end the process, by an assertion or a memory
-fault, and sizes beyond memory make it run for hours.  A fork has all that is loaded already, and takes milliseconds where a new
-process takes a fifth of a second.  It is safe here: whoever forks holds Python's lock, and onnx keeps that lock while it works,
-so that no other thread can be inside onnx; the child does nothing else and ends without any clean-up.
+fault, and sizes beyond memory make it run for hours.  One process serves all models, until one of them ends it.
 """
 
 from __future__ import annotations
 
-import faulthandler
+import atexit
 import os
-import resource
+import select
 import signal
-import warnings
-from collections.abc import Callable
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
 
-CPU_S = 30
-"""Of processor time: hundreds of times what the largest known models take."""
-GROWTH_BYTES = 2 * 2**30
-"""Of memory beside what the process has: shapes take far less."""
-COPIES = 6
-_DONE, _MEMORY = 0, 3  # exit statuses
+from onnx import onnx_cpp2py_export
+
+from convpool.ir import inference_process
+from convpool.ir.inference_process import DONE, GROWTH_BYTES, MEMORY, READY, SIZE_BYTES
+
+START_S = 20
+ANSWER_S = 50
+"""Limits on a loaded machine; processor time is limited by the other process itself."""
 
 
-def rehearse(action: Callable[[], object], size_bytes: int = 0) -> str | None:
-    """Do `action` in a child process.  Returns what it does to the process, in words; None for nothing: then do it here.
+class InferenceProcess:
+    """The other process; it ends when this one does."""
 
-    size_bytes: of what it works on, of which it may make some copies.  What `action` changes stays in the child.  Where no child
-    can be made, nothing is known, and None is returned.
+    def __init__(self) -> None:
+        """Start it.  Raises OSError."""
+        self.owner = os.getpid()
+        words = [sys.executable, "-I", "-S", inference_process.__file__, str(onnx_cpp2py_export.__file__)]
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is not for it
+        )
+        if self._answer(time.monotonic() + START_S) != READY:
+            self.end()
+            raise OSError("the process for shape inference does not start")
+
+    def ask(self, model: bytes) -> str | None:
+        """What shape inference of a model does to the process, in words; None for nothing.  With words, the process is gone."""
+        until = time.monotonic() + ANSWER_S
+        pipe = self._process.stdin
+        assert pipe is not None
+        with suppress(BrokenPipeError):
+            for part in (len(model).to_bytes(SIZE_BYTES, "little"), model):
+                left = memoryview(part)
+                while left:
+                    left = left[pipe.write(left) :]
+        answer = self._answer(until)
+        if answer == DONE:
+            return None
+        timed_out = answer is None
+        code = self.end()
+        if timed_out or code == -signal.SIGXCPU:
+            return "does not end"
+        if answer == MEMORY:
+            return f"takes more than {GROWTH_BYTES // 2**30} GiB of memory"
+        return f"ends the process with {signal.Signals(-code).name}" if code < 0 else f"ends the process with status {code}"
+
+    def end(self) -> int:
+        """End the process, unless it has ended by itself; its exit code."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(1)
+        self._process.kill()
+        return self._process.wait()
+
+    def _answer(self, until: float) -> bytes | None:
+        """One byte; none at the end of the pipe, None when the time is over."""
+        pipe = self._process.stdout
+        assert pipe is not None
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        return pipe.read(1) if poll.poll(max(until - time.monotonic(), 0) * 1000) else None
+
+
+_lock = threading.Lock()
+_running: InferenceProcess | None = None
+
+
+def rehearse(model: bytes) -> str | None:
+    """What shape inference of a serialised model does to the process that does it, in words; None for nothing: then do it here.
+
+    Where no other process can be started, nothing is known, and None is returned.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python 3.12 and JAX warn of forks beside threads
-            child = os.fork()
-    except OSError:
-        return None
-    if child == 0:
-        _perform(action, GROWTH_BYTES + COPIES * size_bytes)
-    try:
-        _, status = os.waitpid(child, 0)
-    except ChildProcessError:  # this process ignores SIGCHLD, so that no status is kept
-        return None
-    except BaseException:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        raise
-    code = os.waitstatus_to_exitcode(status)
-    if code == -signal.SIGXCPU:
-        return f"takes longer than {CPU_S} s"
-    if code == _MEMORY:
-        return f"takes more than {GROWTH_BYTES // 2**30} GiB of memory"
-    return f"ends the process with {signal.Signals(-code).name}" if code < 0 else None
+    global _running
+    with _lock:
+        if _running is not None and _running.owner != os.getpid():  # of the process that this one was forked from
+            _running = None
+        if _running is None:
+            if getattr(sys, "frozen", False) or not sys.executable or not Path(inference_process.__file__).exists():
+                return None
+            try:
+                _running = InferenceProcess()
+            except OSError:
+                return None
+        asked, _running = _running, None
+        try:
+            found = asked.ask(model)
+        except BaseException:
+            asked.end()
+            raise
+        if found is None:
+            _running = asked
+        return found
 
 
-def _perform(action: Callable[[], object], growth_bytes: int) -> None:
-    """What the child does; it does not return."""
-    status = _DONE
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-        faulthandler.disable()
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)
-        os.dup2(silent, 2)
-        with open("/proc/self/statm") as memory:
-            size_bytes = int(memory.read().split()[0]) * resource.getpagesize()
-        for what, most in (
-            (resource.RLIMIT_CORE, 0),
-            (resource.RLIMIT_CPU, CPU_S),
-            (resource.RLIMIT_AS, size_bytes + growth_bytes),
-        ):
-            soft, hard = resource.getrlimit(what)
-            least = min(limit for limit in (most, soft, hard) if limit != resource.RLIM_INFINITY)
-            resource.setrlimit(what, (least, hard))
-        action()
-    except MemoryError:
-        status = _MEMORY
-    except BaseException:  # the parent meets it too, and says it
-        pass
-    finally:
-        os._exit(status)
+def _end() -> None:
+    if _running is not None and _running.owner == os.getpid():
+        _running.end()
+
+
+atexit.register(_end)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process in which onnx infers shapes first; `convpool.ir.rehearsal` starts it with the path of onnx's C++ module.
+
+It imports neither numpy nor onnx's Python, which would take most of a second.  After an empty line it reads requests: a number of
+bytes, in 8 bytes, and a serialised model.  The answer is one byte.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import resource
+import sys
+from typing import Any
+
+SIZE_BYTES = 8
+"""Of the number in front of a model."""
+READY, DONE, MEMORY = b"r", b"d", b"m"
+CPU_S = 30
+"""Of processor time for a model: hundreds of times what the largest known ones take."""
+GROWTH_BYTES = 2 * 2**30
+COPIES = 8
+"""Memory for a model, beside so many times its own size: shapes take far less."""
+
+
+def load(path: str) -> Any:
+    """onnx's C++ module by itself."""
+    spec = importlib.util.spec_from_file_location("onnx_cpp2py_export", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def limit(what: int, most: int) -> None:
+    """Set a soft limit, as far as the hard one allows."""
+    hard = resource.getrlimit(what)[1]
+    resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def infer(module: Any, model: bytes) -> bytes:
+    """The answer to a model; this may end the process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + CPU_S)
+    with open("/proc/self/statm") as memory:
+        own_bytes = int(memory.read().split()[0]) * resource.getpagesize()
+    limit(resource.RLIMIT_AS, own_bytes + GROWTH_BYTES + COPIES * len(model))
+    try:
+        module.shape_inference.infer_shapes(model, False, False, True)
+    except MemoryError:
+        return MEMORY
+    except Exception:  # the caller meets it too, and says it
+        return DONE
+    return DONE
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)  # where C++ names the assertion that failed
+    limit(resource.RLIMIT_CORE, 0)
+    module = load(sys.argv[1])
+    answers.write(READY)
+    while size := sys.stdin.buffer.read(SIZE_BYTES):
+        answers.write(infer(module, sys.stdin.buffer.read(int.from_bytes(size, "little"))))
+
+
+if __name__ == "__main__":
+    main()
