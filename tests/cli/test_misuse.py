@@ -60,6 +60,7 @@ CASES = {
     "an option without its value": ("optimize good.onnx -o", 2, "'-o' requires an argument"),
     "output to a full device": ("optimize good.onnx -o /dev/full", 2, "/dev/full: cannot be written; No space left"),
     "output to a file system of the kernel": ("optimize good.onnx -o /proc/out.onnx", 2, "/proc/out.onnx: cannot be written"),
+    "output of a name too long": (f"optimize good.onnx -o {'long' * 70}.onnx", 2, ".onnx: cannot be written; File name too long"),
     "output below a file": ("optimize good.onnx -o good.onnx/out.onnx", 2, "no folder 'good.onnx'"),
     "tight tolerance": ("optimize good.onnx -q --rtol 1e-12 --atol 0", 1, "verification: output 'y' differs"),
     "a misspelt command": ("optimise good.onnx", 2, "No such command 'optimise'"),

@@ -17,11 +17,11 @@ from convpool.errors import OutputError
 
 def check_output(path: Path, others: Mapping[str, Iterable[Path]] | None = None) -> None:
     """Raise OutputError for a path in no folder, of a folder or read-only file, or of one of `others`, files by what they are."""
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise OutputError(f"{path}: no folder {str(path.parent)!r}; make it first")
-    if path.is_dir():
+    if os.path.isdir(path):
         raise OutputError(f"{path}: a folder; expected a file name")
-    if path.is_file() and not (path.stat().st_mode & 0o222 and os.access(path, os.W_OK)):
+    if os.path.isfile(path) and not (path.stat().st_mode & 0o222 and os.access(path, os.W_OK)):
         raise OutputError(f"{path}: a read-only file; give another name, or allow writing with chmod u+w")
     for what, files in (others or {}).items():
         if path.resolve() in {file.resolve() for file in files}:
@@ -59,7 +59,7 @@ def unfinished(folder: Path, name: str) -> Iterator[NewFile]:
 
 def write_atomically(out: Path, data: bytes) -> None:
     """Write a file so that it is there whole or not at all; a device or pipe is just written to.  Raises OSError."""
-    if out.exists() and not out.is_file():
+    if os.path.exists(out) and not os.path.isfile(out):
         out.write_bytes(data)
         return
     with unfinished(out.parent, out.name) as new:

@@ -173,7 +173,7 @@ def _adds(claim: ValueInfoProto, known: ValueInfoProto | None) -> bool:
 
 
 def _read_file(path: Path) -> bytes:
-    if path.is_dir():
+    if os.path.isdir(path):  # never raises, as for a name too long
         raise ModelError(f"{path}: a folder; expected an ONNX file")
     try:
         return path.read_bytes()
