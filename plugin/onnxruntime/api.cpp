@@ -43,18 +43,14 @@ void *data_of(const OrtApi &api, const OrtValue *value) {
     return data;
 }
 
-Scratch::Scratch(const OrtApi &api, const OrtKernelContext *context, const OrtMemoryInfo *info, size_t bytes) : api_(api) {
-    if (bytes == 0) return;
-    check(api, api.KernelContext_GetAllocator()(context, info, &allocator_));
-    OrtStatus *status = api.KernelContext_GetScratchBuffer()(context, info, bytes, &memory_);
-    if (status == nullptr) return;
-    api.ReleaseAllocator()(allocator_);
-    check(api, status);
+Scratch::Scratch(const OrtApi &api, const OrtKernelContext *context, const OrtMemoryInfo *info, OrtAllocator *allocator,
+                 size_t bytes)
+    : api_(api), allocator_(allocator) {
+    if (bytes > 0) check(api, api.KernelContext_GetScratchBuffer()(context, info, bytes, &memory_));
 }
 
 Scratch::~Scratch() {
     if (memory_ != nullptr) succeeded(api_, api_.AllocatorFree()(allocator_, memory_));
-    if (allocator_ != nullptr) api_.ReleaseAllocator()(allocator_);
 }
 
 KeptMemory::KeptMemory(const OrtApi &api, OrtAllocator *allocator, size_t bytes) : api_(api), allocator_(allocator) {

@@ -56,7 +56,8 @@ void *data_of(const OrtApi &api, const OrtValue *value);
 // Device memory of one call, from the provider's arena, on the call's stream.
 class Scratch {
 public:
-    Scratch(const OrtApi &api, const OrtKernelContext *context, const OrtMemoryInfo *info, size_t bytes);
+    // allocator: the context's for the info, which frees it.
+    Scratch(const OrtApi &api, const OrtKernelContext *context, const OrtMemoryInfo *info, OrtAllocator *allocator, size_t bytes);
     ~Scratch();
     Scratch(const Scratch &) = delete;
 
@@ -64,7 +65,7 @@ public:
 
 private:
     const OrtApi &api_;
-    OrtAllocator *allocator_ = nullptr;
+    OrtAllocator *allocator_;
     void *memory_ = nullptr;
 };
 

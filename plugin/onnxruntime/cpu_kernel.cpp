@@ -156,7 +156,7 @@ private:
 }  // namespace
 
 void CpuKernel::compute(OrtKernelContext *context) const {
-    const Inputs inputs(api_, context);
+    const Inputs inputs(api_, context, constants_);
     const Sizes output = node_.output_sizes(inputs.sizes());
     const convpool_problem problem = node_.problem(inputs.sizes(), CONVPOOL_F32, false);
     OrtValue *y = nullptr;

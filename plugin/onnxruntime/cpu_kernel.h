@@ -12,7 +12,7 @@ class CpuKernel {
 public:
     // element_type: an ElementType, of all tensors.
     CpuKernel(const OrtApi &api, const tensorrt::Operator &op, int32_t element_type, const OrtKernelInfo *info)
-        : api_(api), node_(api, op, info), element_type_(element_type) {}
+        : api_(api), node_(api, op, info), element_type_(element_type), constants_(constant_sizes(api, info)) {}
 
     // May be called from several threads at once.
     void compute(OrtKernelContext *context) const;
@@ -22,6 +22,7 @@ private:
     const OrtApi &api_;
     Node node_;
     int32_t element_type_;
+    ConstantSizes constants_;
 };
 
 }  // namespace convpool::onnxruntime

@@ -67,28 +67,43 @@ std::string name_of(const OrtApi &api, const OrtKernelInfo *info) {
 }  // namespace
 
 Kernel::Kernel(const OrtApi &api, const tensorrt::Operator &op, int32_t dtype, const OrtKernelInfo *info)
-    : api_(api), name_(name_of(api, info)), node_(api, op, info), dtype_(dtype) {
-    int constant = 0;
-    const OrtValue *value = nullptr;
-    if (!succeeded(api, api.KernelInfoGetConstantInput_tensor()(info, tensorrt::kW, &constant, &value))) constant = 0;
+    : api_(api), name_(name_of(api, info)), node_(api, op, info), dtype_(dtype), constants_(constant_sizes(api, info)) {
     if (!succeeded(api, api.KernelInfo_GetLogger()(info, &logger_))) logger_ = nullptr;
-    constant_weights_ = constant != 0 || node_.constant_weights();
+    constant_weights_ = constants_[tensorrt::kW].has_value() || node_.constant_weights();
     if (constant_weights_) check(api, api.KernelInfoGetAllocator()(info, kDefaultMemory, &allocator_));
 }
 
 Kernel::~Kernel() {
     runs_.clear();
-    if (allocator_ != nullptr) api_.ReleaseAllocator()(allocator_);
+    for (OrtAllocator *allocator : {allocator_, scratch_allocator_.load()})
+        if (allocator != nullptr) api_.ReleaseAllocator()(allocator);
+}
+
+OrtAllocator *Kernel::scratch_allocator(const OrtKernelContext *context, const OrtMemoryInfo *memory) {
+    if (OrtAllocator *kept = scratch_allocator_.load()) return kept;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    OrtAllocator *made = scratch_allocator_.load();
+    if (made == nullptr) {
+        check(api_, api_.KernelContext_GetAllocator()(context, memory, &made));
+        scratch_allocator_.store(made);
+    }
+    return made;
 }
 
 // The provider's option decides; the node's attribute where no provider tells.
-bool Kernel::tf32(const OrtKernelContext *context) const {
+bool Kernel::tf32(const OrtKernelContext *context) {
     if (dtype_ != CONVPOOL_F32) return false;
+    int use = use_tf32_.load(std::memory_order_relaxed);
+    if (use != kUnasked) return use;
     void *option = nullptr;
-    if (!succeeded(api_, api_.KernelContext_GetResource()(context, kCudaResourceVersion, kUseTf32, &option)))
-        return node_.allow_tf32();
-    bool use = false;
-    std::memcpy(&use, &option, sizeof use);  // a bool in a pointer's place
+    if (succeeded(api_, api_.KernelContext_GetResource()(context, kCudaResourceVersion, kUseTf32, &option))) {
+        bool on = false;
+        std::memcpy(&on, &option, sizeof on);  // a bool in a pointer's place
+        use = on;
+    } else {
+        use = node_.allow_tf32();
+    }
+    use_tf32_.store(use, std::memory_order_relaxed);
     return use;
 }
 
@@ -118,28 +133,27 @@ std::shared_ptr<Run> Kernel::run_for(const std::vector<Sizes> &inputs, bool tf32
     return run;
 }
 
-bool Kernel::launch_first(Run &run, const convpool_tensors &tensors, const OrtKernelContext *context, const OrtMemoryInfo *memory,
-                          void *stream) {
-    if (is_captured(stream)) return false;
+bool Kernel::launch_first(Run &run, const convpool_tensors &tensors, const Place &place) {
+    if (is_captured(place.stream)) return false;
     const std::lock_guard<std::mutex> lock(run.preparing);
     if (run.prepared) return false;  // by another thread; the launch runs on it
     const size_t bytes = run.properties.prepared_bytes;
     if (run.weights == nullptr) run.weights = std::make_unique<KeptMemory>(api_, allocator_, bytes);
     if (run.weights->get() == nullptr) return false;
-    const Scratch scratch(api_, context, memory, run.properties.workspace_bytes - bytes);
+    const Scratch scratch(api_, place.context, place.memory, place.allocator, run.properties.workspace_bytes - bytes);
     convpool_tensors placed = tensors;
     placed.workspace = scratch.get();
     placed.workspace_bytes = run.properties.workspace_bytes - bytes;
     placed.prepared = run.weights->get();
     placed.prepared_bytes = bytes;
-    if (convpool_plan_launch(run.plan.get(), &placed, stream) != CONVPOOL_OK) return false;  // told by the launch that follows
-    check_cuda(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
+    if (convpool_plan_launch(run.plan.get(), &placed, place.stream) != CONVPOOL_OK)
+        return false;  // told by the launch that follows
+    check_cuda(cudaStreamSynchronize(static_cast<cudaStream_t>(place.stream)));
     run.prepared = true;
     return true;
 }
 
-void Kernel::launch(Run &run, const convpool_tensors &tensors, const OrtKernelContext *context, const OrtMemoryInfo *memory,
-                    void *stream) {
+void Kernel::launch(Run &run, const convpool_tensors &tensors, const Place &place) {
     convpool_tensors placed = tensors;
     placed.workspace_bytes = run.properties.workspace_bytes;
     if (run.prepared) {
@@ -148,15 +162,14 @@ void Kernel::launch(Run &run, const convpool_tensors &tensors, const OrtKernelCo
         placed.prepared_bytes = run.properties.prepared_bytes;
         placed.workspace_bytes -= run.properties.prepared_bytes;
     }
-    const Scratch scratch(api_, context, memory, placed.workspace_bytes);
+    const Scratch scratch(api_, place.context, place.memory, place.allocator, placed.workspace_bytes);
     placed.workspace = scratch.get();
-    const convpool_status status = convpool_plan_launch(run.plan.get(), &placed, stream);
-    if (status == CONVPOOL_MISALIGNED) launch_unaligned(run, tensors, context, memory, stream);
+    const convpool_status status = convpool_plan_launch(run.plan.get(), &placed, place.stream);
+    if (status == CONVPOOL_MISALIGNED) launch_unaligned(run, tensors, place);
     else check_status(status);
 }
 
-void Kernel::launch_unaligned(Run &run, convpool_tensors tensors, const OrtKernelContext *context, const OrtMemoryInfo *memory,
-                              void *stream) {
+void Kernel::launch_unaligned(Run &run, convpool_tensors tensors, const Place &place) {
     const std::string reason = convpool_last_error();
     convpool_plan_properties properties{};
     {
@@ -168,10 +181,10 @@ void Kernel::launch_unaligned(Run &run, convpool_tensors tensors, const OrtKerne
     }
     properties.struct_size = sizeof properties;
     check_status(convpool_plan_info(run.fallback.get(), &properties));
-    const Scratch scratch(api_, context, memory, properties.workspace_bytes);
+    const Scratch scratch(api_, place.context, place.memory, place.allocator, properties.workspace_bytes);
     tensors.workspace = scratch.get();
     tensors.workspace_bytes = properties.workspace_bytes;
-    check_status(convpool_plan_launch(run.fallback.get(), &tensors, stream));
+    check_status(convpool_plan_launch(run.fallback.get(), &tensors, place.stream));
 }
 
 void Kernel::warn(const std::string &text) const {
@@ -181,7 +194,7 @@ void Kernel::warn(const std::string &text) const {
 }
 
 void Kernel::compute(OrtKernelContext *context) {
-    const Inputs inputs(api_, context);
+    const Inputs inputs(api_, context, constants_);
     const OrtMemoryInfo *memory = nullptr;
     check(api_, api_.GetTensorMemoryInfo()(inputs.x(), &memory));
     int device = 0;
@@ -193,10 +206,10 @@ void Kernel::compute(OrtKernelContext *context) {
     if (run->plan == nullptr) return;  // an empty batch
 
     const convpool_tensors tensors = inputs.tensors(run->problem, y);
-    void *stream = nullptr;
-    check(api_, api_.KernelContext_GetGPUComputeStream()(context, &stream));
-    if (run->keeps_weights && !run->prepared && launch_first(*run, tensors, context, memory, stream)) return;
-    launch(*run, tensors, context, memory, stream);
+    Place place{context, memory, scratch_allocator(context, memory), nullptr};
+    check(api_, api_.KernelContext_GetGPUComputeStream()(context, &place.stream));
+    if (run->keeps_weights && !run->prepared && launch_first(*run, tensors, place)) return;
+    launch(*run, tensors, place);
 }
 
 }  // namespace convpool::onnxruntime

@@ -45,6 +45,14 @@ struct Run {
     Plan fallback;                        // for pointers that are aligned to their elements only
 };
 
+// Where a call runs.
+struct Place {
+    const OrtKernelContext *context;
+    const OrtMemoryInfo *memory;  // of the device
+    OrtAllocator *allocator;      // of its arena
+    void *stream;
+};
+
 class Kernel {
 public:
     // dtype: convpool_dtype of all tensors.
@@ -59,23 +67,25 @@ public:
 private:
     std::shared_ptr<Run> run_for(const std::vector<Sizes> &inputs, bool tf32);
     std::shared_ptr<Run> plan_run(const std::vector<Sizes> &inputs, bool tf32);
-    bool tf32(const OrtKernelContext *context) const;
+    bool tf32(const OrtKernelContext *context);
     // Transforms the weights, launches and waits; false where this run cannot.
-    bool launch_first(Run &run, const convpool_tensors &tensors, const OrtKernelContext *context, const OrtMemoryInfo *memory,
-                      void *stream);
-    void launch(Run &run, const convpool_tensors &tensors, const OrtKernelContext *context, const OrtMemoryInfo *memory,
-                void *stream);
-    void launch_unaligned(Run &run, convpool_tensors tensors, const OrtKernelContext *context, const OrtMemoryInfo *memory,
-                          void *stream);
+    bool launch_first(Run &run, const convpool_tensors &tensors, const Place &place);
+    void launch(Run &run, const convpool_tensors &tensors, const Place &place);
+    void launch_unaligned(Run &run, convpool_tensors tensors, const Place &place);
+    OrtAllocator *scratch_allocator(const OrtKernelContext *context, const OrtMemoryInfo *memory);
     void warn(const std::string &text) const;
 
     const OrtApi &api_;
     std::string name_;  // the node's
     Node node_;
     int32_t dtype_;
+    ConstantSizes constants_;
+    static constexpr int kUnasked = -1;
+    std::atomic<int> use_tf32_{kUnasked};  // the provider's option, the same in every run
     bool constant_weights_ = false;
     const OrtLogger *logger_ = nullptr;
     OrtAllocator *allocator_ = nullptr;       // null where W is no constant
+    std::atomic<OrtAllocator *> scratch_allocator_{nullptr};  // the context's, from the first run on
     std::mutex mutex_;                        // of the next two
     std::vector<std::shared_ptr<Run>> runs_;  // the latest last
     int prepared_ = 0;                        // how many of them keep weights

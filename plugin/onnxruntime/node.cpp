@@ -189,7 +189,21 @@ convpool_problem Node::problem(const std::vector<Sizes> &sizes, int32_t dtype, b
     return p;
 }
 
-Inputs::Inputs(const OrtApi &api, const OrtKernelContext *context) : api_(api) {
+ConstantSizes constant_sizes(const OrtApi &api, const OrtKernelInfo *info) {
+    size_t count = 0;
+    check(api, api.KernelInfo_GetInputCount()(info, &count));
+    ConstantSizes sizes(count);
+    for (size_t i = 0; i < count; ++i) {
+        int constant = 0;
+        const OrtValue *value = nullptr;
+        if (succeeded(api, api.KernelInfoGetConstantInput_tensor()(info, i, &constant, &value)) && constant != 0 &&
+            value != nullptr)
+            sizes[i] = sizes_of(api, value);
+    }
+    return sizes;
+}
+
+Inputs::Inputs(const OrtApi &api, const OrtKernelContext *context, const ConstantSizes &constants) : api_(api) {
     size_t count = 0;
     check(api, api.KernelContext_GetInputCount()(context, &count));
     for (size_t i = 0; i < count; ++i) {
@@ -198,7 +212,7 @@ Inputs::Inputs(const OrtApi &api, const OrtKernelContext *context) : api_(api) {
         if (value == nullptr && i == kB) break;  // an optional bias that is not there
         if (value == nullptr) throw std::invalid_argument("input " + std::to_string(i) + "; got none, expected a tensor");
         values_.push_back(value);
-        sizes_.push_back(sizes_of(api, value));
+        sizes_.push_back(i < constants.size() && constants[i] ? *constants[i] : sizes_of(api, value));
     }
     if (values_.size() < kB) refuse("inputs", std::to_string(values_.size()), "X and W");
 }

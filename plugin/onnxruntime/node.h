@@ -9,6 +9,7 @@
 #include <convpool.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace convpool::onnxruntime {
@@ -47,10 +48,15 @@ private:
     bool x_last_ = false, y_last_ = false;  // [N, spatial..., channels]; R is as Y
 };
 
+// Sizes of a kernel's inputs that are constants of the model; none of the others.  Asking for them in every call takes longer
+// than a small kernel runs.
+using ConstantSizes = std::vector<std::optional<Sizes>>;
+ConstantSizes constant_sizes(const OrtApi &api, const OrtKernelInfo *info);
+
 // The inputs of one call.
 class Inputs {
 public:
-    Inputs(const OrtApi &api, const OrtKernelContext *context);
+    Inputs(const OrtApi &api, const OrtKernelContext *context, const ConstantSizes &constants);
 
     const std::vector<Sizes> &sizes() const { return sizes_; }
     const OrtValue *x() const { return values_[tensorrt::kX]; }
