@@ -84,11 +84,11 @@ private:
     std::atomic<int> use_tf32_{kUnasked};  // the provider's option, the same in every run
     bool constant_weights_ = false;
     const OrtLogger *logger_ = nullptr;
-    OrtAllocator *allocator_ = nullptr;       // null where W is no constant
+    OrtAllocator *allocator_ = nullptr;                       // null where W is no constant
     std::atomic<OrtAllocator *> scratch_allocator_{nullptr};  // the context's, from the first run on
-    std::mutex mutex_;                        // of the next two
-    std::vector<std::shared_ptr<Run>> runs_;  // the latest last
-    int prepared_ = 0;                        // how many of them keep weights
+    std::mutex mutex_;                                        // of the next two
+    std::vector<std::shared_ptr<Run>> runs_;                  // the latest last
+    int prepared_ = 0;                                        // how many of them keep weights
 };
 
 }  // namespace convpool::onnxruntime
