@@ -7,7 +7,7 @@ Every method is a session of its own, with inputs and outputs on the GPU and run
 compared with the original's in float32 on the CPU provider first, by the tolerances of `convpool verify`; one that is further
 off is not timed.  Then the sessions run in turn.  A run is timed on the host from call to return, which waits for the GPU;
 `queued_us` is the time of a run among many that are queued and waited for together.  Figures are medians over the rounds.
-Each row is written as soon as it is done, in place of an earlier one of its network, batch and precision.  Needs a GPU,
+Each row is written as soon as it is done, in place of an earlier one of its network, batch, precision and graphs.  Needs a GPU,
 onnxruntime-gpu and libconvpool_ort.so.
 """
 
@@ -38,13 +38,15 @@ from convpool.ir.model import LoadedModel, load
 from convpool.onnxruntime import CPU, CUDA, library_path, session
 from convpool.onnxruntime.bound import Bound
 from convpool.onnxruntime.session import require_cuda, runtime_module
-from models.generators import generate, random_inputs
+from models.generators import REGISTRY, generate, random_inputs
 
 Row = dict[str, Any]
 QUEUED = 20
 """Runs that are queued together."""
 NETWORKS = {"sngan64": 64, "wgan_gp": 64, "stargan_v2": 1, "biggan128": 16, "densenet121": 32}
 """Batches by generator."""
+BATCH = 16
+"""Of the others."""
 BARS = {
     "fp16": {"sngan64": 3.5, "wgan_gp": 3.0, "stargan_v2": 2.2, "biggan128": 1.6, "densenet121": 1.15},
     "tf32": {"sngan64": 2.0, "wgan_gp": 1.8, "stargan_v2": 1.6, "biggan128": 1.3},
@@ -98,13 +100,15 @@ def make_session(model: onnx.ModelProto, method: Method, precision: str, *, cuda
     return runtime.InferenceSession(model.SerializeToString(), settings, providers=[(CUDA, given), CPU])
 
 
-def bind(model: onnx.ModelProto, method: Method, precision: str, arrays: dict[str, np.ndarray]) -> tuple[Bound, bool]:
-    """A session that has run, and whether its runs are a CUDA graph: some graphs cannot be captured."""
+def bind(
+    model: onnx.ModelProto, method: Method, precision: str, arrays: dict[str, np.ndarray], graphs: bool
+) -> tuple[Bound, bool]:
+    """A session that has run, and whether its runs are a CUDA graph: some models cannot be captured."""
     try:
-        bound = Bound(make_session(model, method, precision, cuda_graph=True), arrays)
+        bound = Bound(make_session(model, method, precision, cuda_graph=graphs), arrays)
         for _ in range(4):
             bound.run()
-        return bound, True
+        return bound, graphs
     except Exception as error:  # onnxruntime's exceptions share no base class
         print(f"no CUDA graph: {first_line(error)}", file=sys.stderr)
     bound = Bound(make_session(model, method, precision, cuda_graph=False), arrays)
@@ -113,7 +117,7 @@ def bind(model: onnx.ModelProto, method: Method, precision: str, arrays: dict[st
     return bound, False
 
 
-def time_network(name: str, batch: int, precision: str, methods: list[str], rounds: int) -> Row:
+def time_network(name: str, batch: int, precision: str, methods: list[str], rounds: int, graphs: bool) -> Row:
     """Build, check and time one network: by method {"us", "spread_us", "queued_us", "error", "graph"}, {"wrong"}, {"skipped"}
     or {"same_as"} where the model is another method's."""
     model = generate(name, batch=batch, dtype=DTYPES[precision])
@@ -133,7 +137,7 @@ def time_network(name: str, batch: int, precision: str, methods: list[str], roun
             if same != key:
                 found[key] = {"same_as": same}
                 continue
-            bound, graph = bind(form, method, precision, arrays)
+            bound, graph = bind(form, method, precision, arrays, graphs)
         except (ConvpoolError, RuntimeError, TypeError, ValueError) as error:
             found[key] = {"skipped": first_line(error)}
             continue
@@ -149,7 +153,7 @@ def time_network(name: str, batch: int, precision: str, methods: list[str], roun
         sessions[key] = bound
     for key, times in in_turn(sessions, rounds).items():
         found[key].update(times)
-    return {"network": name, "batch": batch, "precision": precision, "rounds": rounds, "methods": found}
+    return {"network": name, "batch": batch, "precision": precision, "graphs": graphs, "rounds": rounds, "methods": found}
 
 
 def in_turn(sessions: dict[str, Bound], rounds: int) -> dict[str, Row]:
@@ -194,17 +198,21 @@ def markdown(record: dict[str, Any]) -> str:
         cells = [f"{pair[1]:.1f} ({pair[0]})" if pair else "" for pair in groups]
         over = [f"{pair[1] / groups[2][1]:.2f}" if pair and groups[2] else "" for pair in groups[:2]]
         bar = BARS.get(row["precision"], {}).get(row["network"], "")
-        name = f"{row['network']}, {row['batch']}, {row['precision']}"
+        name = f"{row['network']}, {row['batch']}, {row['precision']}" + ("" if row["graphs"] else ", no graph")
         lines.append(f"| {' | '.join([name, *cells, over[0], str(bar), over[1]])} |")
     return "\n".join(lines)
 
 
 def add_row(path: Path | None, row: Row) -> dict[str, Any]:
-    """Put a row into the record at `path`, in place of an earlier one of the same network, batch and precision."""
-    identity = ("network", "batch", "precision")
+    """Put a row into the record at `path`, in place of an earlier one of the same network, batch, precision and graphs."""
+
+    def order(name: str) -> tuple[int, str]:
+        return (list(NETWORKS).index(name) if name in NETWORKS else len(NETWORKS)), name
+
+    identity = ("network", "batch", "precision", "graphs")
     earlier = json.loads(path.read_text())["rows"] if path is not None and path.exists() else []
     rows = [one for one in earlier if any(one[key] != row[key] for key in identity)] + [row]
-    record = {"rows": sorted(rows, key=lambda one: (one["precision"], list(NETWORKS).index(one["network"]), one["batch"]))}
+    record = {"rows": sorted(rows, key=lambda one: (one["precision"], not one["graphs"], order(one["network"]), one["batch"]))}
     if path is not None:
         write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
     return record
@@ -224,11 +232,12 @@ def about() -> Row:
 def main() -> int:
     """Entry point; 1 if a method was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("networks", nargs="*", choices=[*NETWORKS, []], help="default all")
+    parser.add_argument("networks", nargs="*", choices=[*REGISTRY, []], help=f"default: {', '.join(NETWORKS)}")
     parser.add_argument("--precision", nargs="+", choices=DTYPES, default=["fp16", "tf32"])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default all")
     parser.add_argument("--batch", type=int, help="in place of each network's own")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--no-graphs", action="store_true", help="without CUDA graphs, as most applications run")
     parser.add_argument("--json", type=Path, help="record to put rows into")
     parser.add_argument("--commit", default="", help="commit to record")
     arguments = parser.parse_intermixed_args()
@@ -236,8 +245,8 @@ def main() -> int:
     rows = []
     for precision in arguments.precision:
         for name in arguments.networks or NETWORKS:
-            batch = arguments.batch or NETWORKS[name]
-            row = time_network(name, batch, precision, arguments.methods, arguments.rounds)
+            batch = arguments.batch or NETWORKS.get(name, BATCH)
+            row = time_network(name, batch, precision, arguments.methods, arguments.rounds, not arguments.no_graphs)
             rows.append({**row, **about(), "commit": arguments.commit})
             print(json.dumps(rows[-1]), flush=True)
             add_row(arguments.json, rows[-1])

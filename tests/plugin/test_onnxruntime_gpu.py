@@ -106,6 +106,19 @@ def test_open_sizes_and_weights_that_change(bias):
             run(node, session, seed, batch=batch, sizes=sizes)
 
 
+def test_two_devices_in_turn():
+    node = Node("ConvAvgPoolRelu", "float16", channels=64, filters=64)
+    model = node.model(functions=False)
+    first = on_gpu.session(model, device=0)
+    try:
+        second = on_gpu.session(model, device=1)
+    except on_gpu.OnnxruntimeError:
+        pytest.skip("one GPU")
+    for seed in range(4):
+        for session in (first, second):
+            run(node, session, seed)
+
+
 def test_more_shapes_than_are_kept():
     node = Node("ConvAvgPoolRelu", "float16", channels=64, filters=64, open_sizes=True)
     session = on_gpu.session(node.model(functions=False))
