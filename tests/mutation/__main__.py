@@ -32,8 +32,14 @@ ELSEWHERE = ("reference.py",)
 FILES = ("api.py", "autotune.py", "options.py", "pipeline.py", "report.py", "reporting.py")
 FIRST = "property averages forms rejects structure fusion preserved verify cost folding layers offload_conv".split()
 """Of tests/optimizer, those that see most; the others follow, but the backend suite, which takes as long as all of them."""
-LAST = ("tests/optimizer/test_bad_input.py", "tests/cli/test_report.py", "tests/optimizer/test_autotune.py")
-"""The slowest."""
+LAST = (
+    "tests/optimizer/test_rehearsal.py",
+    "tests/optimizer/test_bad_input.py",
+    "tests/cli/test_report.py",
+    "tests/optimizer/test_autotune.py",
+)
+SLOW = (*LAST, "tests/optimizer/test_save.py", "tests/optimizer/test_options.py")
+"""The slowest: those that start processes, or time models."""
 TENSORRT_TESTS = "build build_cli build_fastest builder engine prepare_models".split()
 """Of tests/plugin, those that need neither a GPU nor a compiler."""
 HARMLESS = ("equivalent", "slower", "message")
@@ -51,8 +57,14 @@ def sample(count: int, seed: int) -> list[tuple[Path, Mutant]]:
     return [(place[0], draw.choice(lines[place])) for place in places]
 
 
-def tests_for(path: Path) -> list[str]:
-    """Test files for a changed file, the likeliest to fail first."""
+def tests_for(path: Path, quick: bool = False) -> list[str]:
+    """Test files for a changed file, the likeliest to fail first.  quick: without the slow ones."""
+    files = _tests_for(path)
+    named = [name for name in files if name.endswith((f"/test_{path.stem}.py", f"/test_{path.stem}s.py"))]
+    return [name for name in dict.fromkeys((*named, *files)) if not quick or name not in SLOW]
+
+
+def _tests_for(path: Path) -> list[str]:
     optimizer = [f"tests/optimizer/test_{name}.py" for name in FIRST]
     others = {str(name.relative_to(ROOT)) for name in (ROOT / "tests" / "optimizer").glob("test_*.py")} - set(optimizer)
     optimizer += sorted(others - {"tests/optimizer/test_backend_suite.py", *LAST})
@@ -68,7 +80,7 @@ class Record:
     """What is known so far, and its file."""
 
     def __init__(self, options: argparse.Namespace, chosen: dict[int, tuple[Path, Mutant]]):
-        self.options, self.chosen = options, chosen
+        self.options, self.chosen, self.started = options, chosen, time.monotonic()
         self.counts: Counter[str] = Counter()
         self.unseen: list[dict] = []
         self.unfinished = set(chosen)
@@ -84,7 +96,7 @@ class Record:
         self.counts[status] += 1
         self.unfinished.discard(number)
         name = str(path.relative_to(PACKAGE))
-        done = f"{len(self.chosen) - len(self.unfinished)}/{len(self.chosen)}"
+        done = f"{time.monotonic() - self.started:.0f} s {len(self.chosen) - len(self.unfinished)}/{len(self.chosen)}"
         print(f"{done} {number} {status} {name}:{mutant.line} {mutant.before!r} -> {mutant.after!r} {failed}", flush=True)
         if status == "survived":
             before, at = path.read_text(), mutant.line - 1
@@ -129,18 +141,19 @@ def as_they_end(futures: dict[Future, int | str], until: float) -> Iterator[tupl
 def measure(options: argparse.Namespace, record: Record, runs: Runs, pool: ThreadPoolExecutor) -> int:
     """Run the tests without a change, file by file, then with each change.  Raises TimeoutError when the time is over."""
     until = time.monotonic() + (options.wall or threading.TIMEOUT_MAX / 2)
-    files = {test for path, _ in record.chosen.values() for test in tests_for(path)}
+    files = {test for path, _ in record.chosen.values() for test in tests_for(path, options.quick)}
     print(f"without a change: {len(files)} files of tests; then {len(record.chosen)} changes", flush=True)
     unchanged = {pool.submit(runs.outcome, None, None, [test], 10 * options.limit, every=True): test for test in sorted(files)}
     for test, (status, failed) in as_they_end(unchanged, until):
+        print(f"{time.monotonic() - record.started:.0f} s unchanged {test}: {status}", flush=True)
         if status != "survived":
-            print(f"without a change: {test} {status} {' '.join(failed)}", flush=True)
+            print(f"without a change: {status} {' '.join(failed)}", flush=True)
             record.dropped += failed or [str(test)]
     if record.dropped and not options.drop_failing:
         return 2
     runs.dropped = sorted(record.dropped)
     futures = {
-        pool.submit(runs.outcome, path, mutant, tests_for(path), options.limit): number
+        pool.submit(runs.outcome, path, mutant, tests_for(path, options.quick), options.limit): number
         for number, (path, mutant) in record.chosen.items()
     }
     for number, (status, failed) in as_they_end(futures, until):
@@ -162,6 +175,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
     parser.add_argument("--limit", type=float, default=180, help="seconds for one, after which it counts as seen")
     parser.add_argument("--wall", type=float, default=0, help="seconds for all, after which those that run are given up")
+    parser.add_argument("--quick", action="store_true", help="without the slowest tests: see by --only what those see")
     parser.add_argument("--drop-failing", action="store_true", help="leave out tests that fail without a change")
     parser.add_argument("--commit", default="", help="what is measured, for the record")
     parser.add_argument("--json", type=Path, help="the record; judgements in it are kept")
@@ -169,7 +183,7 @@ def main() -> int:
     chosen = dict(enumerate(sample(options.count, options.seed)))
     if options.only is not None:
         chosen = {number: chosen[number] for number in options.only}
-    record, runs, status, started = Record(options, chosen), Runs(), 1, time.monotonic()
+    record, runs, status = Record(options, chosen), Runs(), 1
     signal.signal(signal.SIGTERM, stop)
     pool = ThreadPoolExecutor(options.jobs)
     try:
@@ -180,7 +194,7 @@ def main() -> int:
         pool.shutdown(wait=False, cancel_futures=True)
         runs.end()
     record.write()
-    print(f"{time.monotonic() - started:.0f} s; {json.dumps(score(record.counts, record.unseen))}")
+    print(f"{time.monotonic() - record.started:.0f} s; {json.dumps(score(record.counts, record.unseen))}")
     return status
 
 

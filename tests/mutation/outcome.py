@@ -40,13 +40,15 @@ class Runs:
         """
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder, "convpool")
-            shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(PACKAGE, copy)  # what Python has compiled goes along: times are kept
             if path is not None and mutant is not None:
-                (copy / path.relative_to(PACKAGE)).write_text(mutant.apply(path.read_text()))
+                changed = copy / path.relative_to(PACKAGE)
+                changed.write_text(mutant.apply(path.read_text()))
+                os.utime(changed, (1, 1))  # another time than what is compiled of it, even within a second
             left_out = [word for name in self.dropped for word in ("--deselect", name)]
             words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", CHOSEN, "--tb=no", *left_out, *tests]
             paths = [folder, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-            given = {"CONVPOOL_PROPERTY_CASES": "150", "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": folder}
+            given = {"CONVPOOL_PROPERTY_CASES": "150", "TMPDIR": folder}
             run = self._start([*words, *([] if every else ["-x"])], {**given, "PYTHONPATH": os.pathsep.join(paths)})
             try:
                 output, _ = run.communicate(timeout=limit_s)
@@ -69,20 +71,21 @@ class Runs:
                 _kill(run)
 
     def _start(self, words: list[str], given: dict[str, str]) -> subprocess.Popen:
+        run = subprocess.Popen(
+            words,
+            cwd=ROOT,
+            env={**os.environ, **given},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
         with self._lock:
-            if self._ended:
-                raise RuntimeError("the runs have ended")
-            run = subprocess.Popen(
-                words,
-                cwd=ROOT,
-                env={**os.environ, **given},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
-            self._processes.add(run)
-            return run
+            if not self._ended:
+                self._processes.add(run)
+                return run
+        _kill(run)
+        raise RuntimeError("the runs have ended")
 
 
 def _kill(run: subprocess.Popen) -> None:
