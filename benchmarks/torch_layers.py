@@ -61,6 +61,7 @@ def graph_time(run: Callable[[], Any], *, calls: int = 10, replays: int = 15) ->
     times = []
     for _ in range(replays):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(1_000_000)  # so long that the replay is queued before the clock starts
         start.record()
         graph.replay()
         end.record()

@@ -74,3 +74,13 @@ def random_layer(seed: int) -> Layer:
         pooling = {"pool_size": pool, "pool_stride": pool_stride, "pool_padding": pool_padding, "ceil_mode": draw.random() < 0.2}
         shapes = (draw.choice((1, 2)), groups * per_group, *size), (groups * outputs, per_group, *kernel)
         return Layer(rank, *shapes, draw.random() < 0.7, conv, pooling)
+
+
+def pools_first(layer: Layer) -> bool:
+    """Whether convpool does the pooling first, and not PyTorch's two operators."""
+    from convpool.torch.functional import pooled_first
+
+    conv, pool = layer.conv, layer.pool
+    window = (pool["pool_size"], pool["pool_stride"], pool["pool_padding"])
+    convolution = (layer.weight_shape[2:], conv["padding"], conv["stride"], conv["dilation"], conv["groups"])
+    return pooled_first(*convolution, *window, layer.bias) is not None

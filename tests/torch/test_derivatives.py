@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.torch import random_layer, require_torch
+from tests.support.torch import pools_first, random_layer, require_torch
 
 torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
 
 import convpool.torch  # noqa: E402
-from convpool.torch.functional import pooled_first  # noqa: E402
 
 torch.set_num_threads(1)  # of layers this small more would wait for one another
 FUNCTIONS = {rank: getattr(convpool.torch, f"conv_avg_pool{rank}d") for rank in (1, 2, 3)}
@@ -47,15 +46,6 @@ def test_the_random_layers_have_every_kind():
     assert sum(any(layer.pool["pool_padding"]) for layer in layers) > 9
     firsts = [pools_first(layer) for layer in layers]
     assert 100 < sum(firsts) < 200
-
-
-def pools_first(layer):
-    conv, pool = layer.conv, layer.pool
-    kernel = layer.weight_shape[2:]
-    window = (pool["pool_size"], pool["pool_stride"], pool["pool_padding"])
-    return (
-        pooled_first(kernel, conv["padding"], conv["stride"], conv["dilation"], conv["groups"], *window, layer.bias) is not None
-    )
 
 
 ACTIVATIONS = [(0, 0.0), (1, 0.0), (2, 0.3), (2, -0.5)]

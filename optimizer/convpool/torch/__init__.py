@@ -33,10 +33,10 @@ if importlib.util.find_spec("torch") is None:
 
 # ruff: noqa: E402
 from convpool.torch.compiling import compile_options
+from convpool.torch.eager import pooled_conv
 from convpool.torch.functional import conv_avg_pool1d, conv_avg_pool2d, conv_avg_pool3d
 from convpool.torch.modules import ConvAvgPool1d, ConvAvgPool2d, ConvAvgPool3d
 from convpool.torch.rewriting import optimize
-from convpool.torch.transforms import pooled_conv
 
 __all__ = [
     "ConvAvgPool1d",

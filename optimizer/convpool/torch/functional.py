@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, pool_first
 from convpool.algebra.pads import pad_behind
 from convpool.algebra.refusal import Refusal
 from convpool.errors import OptionError
-from convpool.torch.transforms import pooled_conv
+from convpool.torch.eager import pooled_conv_of
 
 Sizes = int | Sequence[int]
 _CONVS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -70,8 +70,9 @@ def pooled_first(
     pool_padding: Ints,
     shifted: bool,
 ) -> tuple | None:
-    """The window and the convolution of `pooled_conv`: pool kernel, strides, pads and dilations, strides, pads, dilations and
-    groups; None where PyTorch's two operators are to run.  shifted: whether the convolution has a bias."""
+    """What `pooled_conv` takes behind its tensors: window, convolution, no activations.  None where PyTorch's two operators run.
+
+    shifted: whether the convolution has a bias."""
     conv = ConvSpec(kernel, stride, conv_pads(padding, kernel, stride, dilation), dilation, groups)
     if all(s == 1 for s in pool_stride):
         return None
@@ -83,36 +84,33 @@ def pooled_first(
     rank = len(kernel)
     box, rest = pool_first.__wrapped__(conv, PoolSpec(pool, pool_stride, (0,) * (2 * rank), (1,) * rank))
     window = (box.kernel_shape, box.strides, box.pads, box.dilations)
-    return tuple(map(list, (*window, rest.strides, rest.pads, rest.dilations))) + (groups,)
+    return (*window, rest.strides, rest.pads, rest.dilations, groups, 0, 0.0, 0, 0.0)
 
 
-_pooled_first = functools.lru_cache(4096)(pooled_first)  # torch.compile, which would ignore the cache, traces the function itself
-
-
-def _ceil_adds(
-    size: Sequence[int],
-    kernel: Ints,
-    padding: Any,
-    stride: Ints,
-    dilation: Ints,
-    pool: Ints,
-    pool_stride: Ints,
-    pool_padding: Ints,
-) -> bool:
+def _ceil_adds(size: Sequence[int], described: _Described) -> bool:
     """Whether ceil_mode gives more outputs than without for an input of this size."""
-    pads, r = conv_pads(padding, kernel, stride, dilation), len(kernel)
+    (strides, padding, dilations, _), (pool, pool_strides, pool_pads, *_) = described.convolution, described.pooling
+    kernel, r = described.kernel, len(pool)
+    pads = conv_pads(padding, kernel, strides, dilations)
     for i in range(r):
-        out = (size[i] + pads[i] + pads[r + i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
-        if (out + 2 * pool_padding[i] - pool[i]) % pool_stride[i]:
+        out = (size[i] + pads[i] + pads[r + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
+        if (out + 2 * pool_pads[i] - pool[i]) % pool_strides[i]:
             return True
     return False
 
 
-def conv_avg_pool(
+class _Described(NamedTuple):
+    """The arguments of a function, complete; first: of `pooled_first`."""
+
+    kernel: Ints
+    convolution: tuple[Ints, Any, Ints, int]
+    pooling: tuple[Ints, Ints, Ints, bool, bool]
+    first: tuple | None
+
+
+def _describe(
     rank: int,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    kernel: Ints,
     stride: Any,
     padding: Any,
     dilation: Any,
@@ -122,33 +120,44 @@ def conv_avg_pool(
     pool_padding: Any,
     ceil_mode: bool,
     count_include_pad: bool,
-) -> torch.Tensor:
-    """The functions of all ranks."""
-    kernel = tuple(weight.shape[2:])
+    shifted: bool,
+) -> _Described:
     if len(kernel) != rank:
-        raise OptionError(f"weight: wrong number of dimensions; got shape {tuple(weight.shape)}, expected {rank + 2}")
+        raise OptionError(f"weight: wrong number of axes; got a kernel of {tuple(kernel)}, expected {rank}")
     strides, dilations = sizes("stride", stride, rank, 1), sizes("dilation", dilation, rank, 1)
     pool = sizes("pool_size", pool_size, rank, 1)
     pool_strides = pool if pool_stride is None else sizes("pool_stride", pool_stride, rank, 1)
     pool_pads = sizes("pool_padding", pool_padding, rank, 0)
     padding = padding if isinstance(padding, str) else sizes("padding", padding, rank, 0)
-    exact = count_include_pad or not any(pool_pads)
-    if exact and ceil_mode:
-        exact = not _ceil_adds(x.shape[-rank:], kernel, padding, strides, dilations, pool, pool_strides, pool_pads)
-    described = (kernel, padding, strides, dilations, groups, pool, pool_strides, pool_pads)
     first = None
-    if exact:
-        first = (pooled_first if torch.compiler.is_compiling() else _pooled_first)(*described, bias is not None)
+    if count_include_pad or not any(pool_pads):
+        first = pooled_first(kernel, padding, strides, dilations, groups, pool, pool_strides, pool_pads, shifted)
+    pooling = (pool, pool_strides, pool_pads, ceil_mode, count_include_pad)
+    return _Described(kernel, (strides, padding, dilations, groups), pooling, first)
+
+
+_kept = functools.lru_cache(4096)(_describe)  # torch.compile, which would ignore the cache, traces the function itself
+
+
+def conv_avg_pool(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
+    """The functions of all ranks; arguments: from stride to count_include_pad, in the functions' order."""
+    described = None
+    kernel, shifted = weight.shape[2:], bias is not None
+    if not torch.compiler.is_compiling():
+        try:
+            described = _kept(rank, kernel, *arguments, shifted)
+        except TypeError:  # a list among the arguments
+            pass
+    if described is None:
+        described = _describe(*(rank, tuple(kernel), *arguments, shifted))
+    first = described.first
+    if first is not None and described.pooling[3] and _ceil_adds(x.shape[-rank:], described):
+        first = None
     if first is None or x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-        y = _CONVS[rank](x, weight, bias, strides, padding, dilations, groups)
-        return _POOLS[rank](y, pool, pool_strides, pool_pads, ceil_mode, count_include_pad)
+        return _POOLS[rank](_CONVS[rank](x, weight, bias, *described.convolution), *described.pooling)
     if x.dim() == rank + 1:
-        return _pooled(x.unsqueeze(0), weight, bias, first).squeeze(0)
-    return _pooled(x, weight, bias, first)
-
-
-def _pooled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, first: tuple) -> torch.Tensor:
-    return pooled_conv(x, weight, bias, None, None, None, *first, 0, 0.0, 0, 0.0)
+        return pooled_conv_of((x.unsqueeze(0), weight, bias, None, None, None), first).squeeze(0)
+    return pooled_conv_of((x, weight, bias, None, None, None), first)
 
 
 def conv_avg_pool1d(

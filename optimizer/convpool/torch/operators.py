@@ -95,7 +95,8 @@ def _adjoint_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     return _ops.box_mean(grad, gate, ctx.slope, *ctx.window), *[None] * 7
 
 
-def _pooled_conv_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+def pooled_conv_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    """Keeps what `pooled_conv_backward` needs."""
     x, weight, bias, scale, shift, residual, *ctx.rest = inputs
     ctx.bias_size = None if bias is None else list(bias.shape)
     ctx.has_residual = residual is not None
@@ -124,11 +125,19 @@ def _is_wanted(node: Any) -> bool:
         return True
 
 
-def _pooled_conv_backward(ctx: Any, grad: torch.Tensor) -> tuple:
+def _boxes(grad: torch.Tensor) -> Any:
+    """The box mean and its adjoint: operators, or their kernels at once where no derivatives are wanted and nothing looks on."""
+    if type(grad) is not torch.Tensor or torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack():
+        return _ops
+    return kernels if grad.is_cuda else plain
+
+
+def pooled_conv_backward(ctx: Any, grad: torch.Tensor) -> tuple:
+    """Gradients for all arguments, None for numbers; differentiable."""
     x, weight, bias, scale, shift, residual, y = ctx.saved_tensors
     pool, (strides, pads, dilations, groups) = ctx.rest[:4], ctx.rest[4:8]
     prologue, prologue_alpha, epilogue, epilogue_alpha = ctx.rest[8:]
-    needs = _needed(ctx)
+    needs, boxes = _needed(ctx), _boxes(grad)
     if epilogue:
         if y is None:
             y = _ops.pooled_conv(x, weight, bias, scale, shift, residual, *ctx.rest[:10], plain.NONE, 0.0)
@@ -137,7 +146,7 @@ def _pooled_conv_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     d_x = d_scale = d_shift = None
     u = x if scale is None else x * plain.by_channel(scale, x) + plain.by_channel(shift, x)
     gate, slope = (u.detach() if prologue else None), plain.slope_of(prologue, prologue_alpha)
-    z, padding = plain.even_pads(_ops.box_mean(u, gate, slope, *pool), pads)
+    z, padding = plain.even_pads(boxes.box_mean(u, gate, slope, *pool), pads)
     d_z, d_weight, d_bias = torch.ops.aten.convolution_backward(
         grad, z, weight, ctx.bias_size, strides, padding, dilations, False, [0] * len(strides), groups,
         [through_x, needs[1], needs[2]],
@@ -147,7 +156,7 @@ def _pooled_conv_backward(ctx: Any, grad: torch.Tensor) -> tuple:
         for axis, (size, begin) in enumerate(zip(sizes, pads[: len(sizes)], strict=True), 2):
             if d_z.shape[axis] != size:
                 d_z = d_z.narrow(axis, begin, size)
-        d_u = _ops.box_mean_adjoint(d_z, gate, slope, x.shape[2:], *pool)
+        d_u = boxes.box_mean_adjoint(d_z, gate, slope, x.shape[2:], *pool)
         d_x = d_u if scale is None else d_u * plain.by_channel(scale, x)
         others = [0, *range(2, x.dim())]
         d_scale = (d_u * x).sum(others) if needs[3] else None
@@ -158,7 +167,7 @@ def _pooled_conv_backward(ctx: Any, grad: torch.Tensor) -> tuple:
 
 torch.library.register_autograd("convpool::box_mean", _box_mean_backward, setup_context=_box_mean_context, lib=LIBRARY)
 torch.library.register_autograd("convpool::box_mean_adjoint", _adjoint_backward, setup_context=_adjoint_context, lib=LIBRARY)
-torch.library.register_autograd("convpool::pooled_conv", _pooled_conv_backward, setup_context=_pooled_conv_context, lib=LIBRARY)
+torch.library.register_autograd("convpool::pooled_conv", pooled_conv_backward, setup_context=pooled_conv_context, lib=LIBRARY)
 
 
 # ---- autocast: as PyTorch's convolutions ----

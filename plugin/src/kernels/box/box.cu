@@ -11,16 +11,25 @@ struct Tile {
     int rows, cols;
 };
 
-template <class Element, int kVector> constexpr Tile kTile = kVector == 1 ? Tile{8, 1} : Tile{4, 2};
+#ifndef BOX_ROWS
+#define BOX_ROWS 4
+#define BOX_COLS 2
+#endif
+template <class Element, int kVector> constexpr Tile kTile = kVector == 1 ? Tile{8, 1} : Tile{BOX_ROWS, BOX_COLS};
 
 using Kernel = void (*)(Params);
 
 // The kernel of a call, and the outputs that an item of it makes.
 template <class Element, int kVector, Gate kGate> Kernel kernel_of(const Params &p, bool spread, Tile &tile) {
     tile = {1, 1};
+    const bool twos = p.kernel[0] == 1 && p.stride[0] == 1 && p.begin[0] == 0 && p.in_size[0] == p.out_size[0] &&
+                      p.kernel[1] == 2 && p.kernel[2] == 2 && p.dilation[1] == 1 && p.dilation[2] == 1;
+    if (spread && twos && p.stride[1] == 2 && p.stride[2] == 2 && p.begin[1] == 0 && p.begin[2] == 0) {
+        tile = {2, 2};
+        return spread_pairs_kernel<Element, kVector, kGate>;
+    }
     if (spread) return spread_kernel<Element, kVector, kGate>;
-    const bool pairs = p.kernel[0] == 1 && p.stride[0] == 1 && p.begin[0] == 0 && p.kernel[1] == 2 && p.kernel[2] == 2 &&
-                       p.dilation[1] == 1 && p.dilation[2] == 1 && p.stride[1] == p.stride[2] && p.in_size[0] == p.out_size[0];
+    const bool pairs = twos && p.stride[1] == p.stride[2];
     constexpr Tile kOnes = kTile<Element, kVector>, kTwos = {kVector == 1 ? 4 : 2, 1};
     if (pairs && p.stride[1] == 1) {
         tile = kOnes;

@@ -19,22 +19,23 @@ CONVPOOL_DEVICE float gated(float value, float gate, float slope) {
     return gate <= 0.f ? (slope == 0.f ? 0.f : slope * value) : value;
 }
 
-// One vector as floats, gated.
-template <class Element, int kVector, Gate kGate> struct Reader {
+// A vector and its gate as they are in memory; zeros where there is none, whose load other loads then pass.
+template <class Element, int kVector, Gate kGate> struct Raw {
     using V = Vector<Element, kVector>;
-    const V *in, *gate;
-    float slope;
+    V v, g;
 
-    CONVPOOL_DEVICE void operator()(int64_t at, float (&out)[kVector]) const {
-        const V v = in[at];
-        V g;
-        if constexpr (kGate == Gate::kInput) g = gate[at];
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-            out[i] = to_float(v.e[i]);
-            if constexpr (kGate == Gate::kSelf) out[i] = gated(out[i], out[i], slope);
-            if constexpr (kGate == Gate::kInput) out[i] = gated(out[i], to_float(g.e[i]), slope);
-        }
+    CONVPOOL_DEVICE void load(const Params &p, bool there, int64_t at) {
+        v = g = V{};
+        if (there) v = static_cast<const V *>(p.in)[at];
+        if constexpr (kGate == Gate::kInput)
+            if (there) g = static_cast<const V *>(p.gate)[at];
+    }
+    // Element i, gated.
+    CONVPOOL_DEVICE float get(int i, float slope) const {
+        const float value = to_float(v.e[i]);
+        if constexpr (kGate == Gate::kSelf) return gated(value, value, slope);
+        if constexpr (kGate == Gate::kInput) return gated(value, to_float(g.e[i]), slope);
+        return value;
     }
 };
 
@@ -80,8 +81,7 @@ template <class Element, int kVector, Gate kGate> __global__ void __launch_bound
     const uint32_t item = blockIdx.x * kThreads + threadIdx.x;
     if (item >= p.items) return;
     const Place to = place_of(p, item);
-    using V = Vector<Element, kVector>;
-    const Reader<Element, kVector, kGate> read{static_cast<const V *>(p.in), static_cast<const V *>(p.gate), p.slope};
+    Raw<Element, kVector, kGate> raw;
     float sums[kVector] = {};
     for (int a = 0; a < p.kernel[0]; ++a) {
         const int x0 = to.at[0] * p.stride[0] + a * p.dilation[0] - p.begin[0];
@@ -92,10 +92,9 @@ template <class Element, int kVector, Gate kGate> __global__ void __launch_bound
             for (int c = 0; c < p.kernel[2]; ++c) {
                 const int x2 = to.at[2] * p.stride[2] + c * p.dilation[2] - p.begin[2];
                 if (x2 < 0 || x2 >= p.in_size[2]) continue;
-                float values[kVector];
-                read(offset(p.in_size, to.outer, x0, x1, x2) * p.inner + to.inner, values);
+                raw.load(p, true, offset(p.in_size, to.outer, x0, x1, x2) * p.inner + to.inner);
 #pragma unroll
-                for (int i = 0; i < kVector; ++i) sums[i] += values[i];
+                for (int i = 0; i < kVector; ++i) sums[i] += raw.get(i, p.slope);
             }
         }
     }
@@ -126,8 +125,7 @@ template <class Element, int kVector, Gate kGate> __global__ void __launch_bound
     const uint32_t item = blockIdx.x * kThreads + threadIdx.x;
     if (item >= p.items) return;
     const Place to = place_of(p, item);
-    using V = Vector<Element, kVector>;
-    const Reader<Element, kVector, kGate> read{static_cast<const V *>(p.in), static_cast<const V *>(p.gate), p.slope};
+    Raw<Element, kVector, kGate> raw;
     float sums[kVector] = {};
     int w0, w1, w2;
     for (int a = first_place(p, 0, to.at[0]); a < p.kernel[0]; a += place_step(p, 0)) {
@@ -136,10 +134,9 @@ template <class Element, int kVector, Gate kGate> __global__ void __launch_bound
             if (!window_at(p, 1, to.at[1], b, w1)) continue;
             for (int c = first_place(p, 2, to.at[2]); c < p.kernel[2]; c += place_step(p, 2)) {
                 if (!window_at(p, 2, to.at[2], c, w2)) continue;
-                float values[kVector];
-                read(offset(p.in_size, to.outer, w0, w1, w2) * p.inner + to.inner, values);
+                raw.load(p, true, offset(p.in_size, to.outer, w0, w1, w2) * p.inner + to.inner);
 #pragma unroll
-                for (int i = 0; i < kVector; ++i) sums[i] += values[i];
+                for (int i = 0; i < kVector; ++i) sums[i] += raw.get(i, p.slope);
             }
         }
     }
@@ -147,44 +144,68 @@ template <class Element, int kVector, Gate kGate> __global__ void __launch_bound
 }
 
 // Windows of 2x2 without dilation, of stride 1 or 2. An item makes kRows x kCols outputs; with a stride of 1, each row of the
-// input is loaded and summed in pairs once for the two rows of outputs that it is part of.
+// input is loaded and summed in pairs once for the two rows of outputs that it is part of. All loads are under way at once.
 template <class Element, int kVector, Gate kGate, int kStride, int kRows, int kCols>
 __global__ void __launch_bounds__(kThreads) pairs_kernel(const Params p) {
     const uint32_t item = blockIdx.x * kThreads + threadIdx.x;
     if (item >= p.items) return;
     const Place tile = place_of(p, item);  // of sizes in tiles
-    using V = Vector<Element, kVector>;
-    const Reader<Element, kVector, kGate> read{static_cast<const V *>(p.in), static_cast<const V *>(p.gate), p.slope};
-    constexpr int kLoads = kStride == 1 ? kCols + 1 : 2 * kCols;
+    constexpr int kLoads = kStride == 1 ? kCols + 1 : 2 * kCols, kLines = kStride == 1 ? kRows + 1 : 2 * kRows;
     const int y0 = tile.at[1] * kRows, x0 = tile.at[2] * kCols;
     const int top = y0 * kStride - p.begin[1], left = x0 * kStride - p.begin[2];
     const int64_t slice = tile.outer * p.out_size[0] + tile.at[0];
+    const int64_t corner = ((slice * p.in_size[1] + top) * p.in_size[2] + left) * p.inner + tile.inner;
+    const int line = p.in_size[2] * p.inner;
+    Raw<Element, kVector, kGate> raw[kLines][kLoads];
+#pragma unroll
+    for (int r = 0; r < kLines; ++r) {
+        const bool inside = top + r >= 0 && top + r < p.in_size[1];
+#pragma unroll
+        for (int l = 0; l < kLoads; ++l)
+            raw[r][l].load(p, inside && left + l >= 0 && left + l < p.in_size[2], corner + int64_t{r} * line + l * p.inner);
+    }
+    const int64_t out_corner = ((slice * p.out_size[1] + y0) * p.out_size[2] + x0) * p.inner + tile.inner;
+    const int out_line = p.out_size[2] * p.inner;
     float before[kCols][kVector];
 #pragma unroll
-    for (int r = 0; r < (kStride == 1 ? kRows + 1 : 2 * kRows); ++r) {
-        const int y = top + r;
-        float values[kLoads][kVector] = {};
-        if (y >= 0 && y < p.in_size[1]) {
-            const int64_t row = (slice * p.in_size[1] + y) * p.in_size[2];
-#pragma unroll
-            for (int l = 0; l < kLoads; ++l)
-                if (left + l >= 0 && left + l < p.in_size[2]) read((row + left + l) * p.inner + tile.inner, values[l]);
-        }
+    for (int r = 0; r < kLines; ++r) {
         const bool ends = kStride == 1 ? r > 0 : r % 2 == 1;  // a window
-        const int out_y = y0 + (kStride == 1 ? r - 1 : r / 2);
+        const int out_r = kStride == 1 ? r - 1 : r / 2;
 #pragma unroll
         for (int c = 0; c < kCols; ++c) {
-            float pair[kVector], sums[kVector];
+            float sums[kVector];
 #pragma unroll
             for (int i = 0; i < kVector; ++i) {
-                pair[i] = values[c * kStride][i] + values[c * kStride + 1][i];
-                sums[i] = ends ? before[c][i] + pair[i] : 0.f;
-                before[c][i] = pair[i];
+                const float pair = raw[r][c * kStride].get(i, p.slope) + raw[r][c * kStride + 1].get(i, p.slope);
+                sums[i] = ends ? before[c][i] + pair : 0.f;
+                before[c][i] = pair;
             }
-            if (ends && out_y < p.out_size[1] && x0 + c < p.out_size[2])
-                write_mean<Element, kVector, kGate>(
-                    p, ((slice * p.out_size[1] + out_y) * p.out_size[2] + x0 + c) * p.inner + tile.inner, sums);
+            if (ends && y0 + out_r < p.out_size[1] && x0 + c < p.out_size[2])
+                write_mean<Element, kVector, kGate>(p, out_corner + int64_t{out_r} * out_line + c * p.inner, sums);
         }
+    }
+}
+
+// The adjoint for windows of 2x2, stride 2, without pads in front: an item writes the places of a window, or what lies behind all
+// windows.
+template <class Element, int kVector, Gate kGate>
+__global__ void __launch_bounds__(kThreads) spread_pairs_kernel(const Params p) {
+    const uint32_t item = blockIdx.x * kThreads + threadIdx.x;
+    if (item >= p.items) return;
+    const Place window = place_of(p, item);
+    Raw<Element, kVector, kGate> raw;
+    const int64_t slice = window.outer * p.out_size[0] + window.at[0];
+    raw.load(p, window.at[1] < p.in_size[1] && window.at[2] < p.in_size[2],
+             ((slice * p.in_size[1] + window.at[1]) * p.in_size[2] + window.at[2]) * p.inner + window.inner);
+    float sums[kVector];
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) sums[i] = raw.get(i, p.slope);
+#pragma unroll
+    for (int place = 0; place < 4; ++place) {
+        const int y = 2 * window.at[1] + place / 2, x = 2 * window.at[2] + place % 2;
+        if (y < p.out_size[1] && x < p.out_size[2])
+            write_mean<Element, kVector, kGate>(p, ((slice * p.out_size[1] + y) * p.out_size[2] + x) * p.inner + window.inner,
+                                                sums);
     }
 }
 

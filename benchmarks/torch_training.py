@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training steps of discriminators in PyTorch: the original against `convpool.torch.optimize`d.
+
+    python -m benchmarks.torch_training --json benchmarks/results/h200_torch_training.json
+
+A step is forward, loss and the gradients of all parameters, without the optimizer's update; bf16, channels last, in a CUDA
+graph, cudnn.benchmark on.  Times are medians of replays, in microseconds.  Memory is the peak of an eager step over what was
+there before it.  --compile adds steps of both under torch.compile's mode max-autotune; it has no second derivatives, so penalties
+are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import convpool.torch
+from benchmarks.torch_layers import graph_time
+from models import torch_discriminators as networks
+
+Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of the network, real images, generated images, and numbers from 0 to 1."""
+
+
+def hinge(net: nn.Module, real: torch.Tensor, fake: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
+    """SNGAN's, of real images."""
+    return networks.hinge_loss(net(real).float())
+
+
+def logistic(net: nn.Module, real: torch.Tensor, fake: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
+    """StarGAN v2's, of real images."""
+    return networks.logistic_loss(net(real).float())
+
+
+def logistic_r1(net: nn.Module, real: torch.Tensor, fake: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
+    """StarGAN v2's, of real images, with the R1 penalty."""
+    images = real.detach().requires_grad_()
+    scores = net(images)
+    return networks.logistic_loss(scores.float()) + networks.r1_penalty(scores, images)
+
+
+def wasserstein(net: nn.Module, real: torch.Tensor, fake: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
+    """WGAN-GP's whole loss of the critic."""
+    penalty = networks.gradient_penalty(net, real, fake, mix)
+    return net(fake).float().mean() - net(real).float().mean() + 10 * penalty
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, the size and number of its images, its loss, and whether that needs second derivatives."""
+
+    build: Callable[[], nn.Module]
+    size: int
+    batch: int
+    loss: Loss
+    second: bool = False
+
+
+CASES = {
+    "sngan64": Case(networks.sngan64, 64, 64, hinge),
+    "sngan64_without_spectral_norm": Case(lambda: networks.sngan64(spectral_norm=False), 64, 64, hinge),
+    "sngan128": Case(networks.sngan128, 128, 64, hinge),
+    "sngan128_without_spectral_norm": Case(lambda: networks.sngan128(spectral_norm=False), 128, 64, hinge),
+    "stargan_v2": Case(networks.StarGANv2, 256, 8, logistic),
+    "stargan_v2_r1": Case(networks.StarGANv2, 256, 8, logistic_r1, True),
+    "wgan_gp32": Case(networks.WGANGP32, 32, 64, wasserstein, True),
+    "wgan_gp64": Case(networks.WGANGP64, 64, 64, wasserstein, True),
+}
+
+
+def step_of(net: nn.Module, case: Case) -> Callable[[], Any]:
+    """A function that makes one step's gradients."""
+    made = {"device": "cuda", "dtype": torch.bfloat16}
+    shape = (case.batch, 3, case.size, case.size)
+    real, fake = (torch.randn(shape, **made).contiguous(memory_format=torch.channels_last) for _ in range(2))
+    mix = torch.rand(case.batch, 1, 1, 1, **made)
+    parameters = list(net.parameters())
+
+    def step() -> Any:
+        return torch.autograd.grad(case.loss(net, real, fake, mix), parameters)
+
+    return step
+
+
+def peak_memory(step: Callable[[], Any]) -> int:
+    """Bytes of an eager step beyond what was there before it."""
+    step()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def measure(case: Case, compiled: bool) -> dict[str, Any]:
+    """Times and memory of both."""
+    torch.manual_seed(0)
+    original = case.build().cuda().to(torch.bfloat16, memory_format=torch.channels_last).train()
+    optimized, report = convpool.torch.optimize(copy.deepcopy(original))
+    found: dict[str, Any] = {"pairs": sum(site.status == "rewritten" for site in report.sites)}
+    for name, net in (("original", original), ("convpool", optimized)):
+        step = step_of(net, case)
+        found[name] = {"us": graph_time(step, calls=1), "peak_bytes": peak_memory(step)}
+        if compiled and not case.second:
+            fast = torch.compile(net, mode="max-autotune-no-cudagraphs", fullgraph=True)
+            found[name]["compiled_us"] = graph_time(step_of(fast, case), calls=1)
+            torch._dynamo.reset()
+    return found
+
+
+def main() -> None:
+    """Measures the cases named, prints a table and writes the record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("case", nargs="*", choices=[[], *CASES], help="default: all")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    record: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "commit": options.commit,
+        "steps": {},
+    }
+    for name in options.case or CASES:
+        found = record["steps"][name] = measure(CASES[name], options.compile)
+        one, two = found["original"], found["convpool"]
+        text = f"{name}: {one['us']:.0f} -> {two['us']:.0f} us ({one['us'] / two['us']:.2f} times), "
+        text += f"{one['peak_bytes'] / 2**20:.0f} -> {two['peak_bytes'] / 2**20:.0f} MiB"
+        if "compiled_us" in one:
+            text += f", compiled {one['compiled_us']:.0f} -> {two['compiled_us']:.0f} us"
+            text += f" ({one['compiled_us'] / two['compiled_us']:.2f} times)"
+        print(text, flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of pooled_conv on a GPU, planned once for each kind: the way from tensors to a launch that every later call takes.
+
+A kind is what a plan depends on: shapes, strides and types of the tensors, their device, the geometry, and whether float32 may be
+multiplied in TF32.  The `KEPT` kinds seen first are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from convpool.cuda import Plan, Problem, library
+from convpool.torch import plain
+
+KEPT = 4096
+NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+_ACTIVATIONS = (None, "relu", "leaky_relu", "tanh", "sigmoid")
+_TENSORS_BYTES = library.PACK_TENSORS.__self__.size  # type: ignore[attr-defined]
+raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+
+Tensors = tuple[torch.Tensor, torch.Tensor, Any, Any, Any, Any]
+"""x, weight, bias, scale, shift, residual."""
+
+
+def allows_tf32() -> bool:
+    """Whether PyTorch multiplies float32 in TF32 in convolutions."""
+    conv = getattr(torch.backends.cudnn, "conv", None)
+    return conv.fp32_precision == "tf32" if conv is not None else torch.backends.cudnn.allow_tf32
+
+
+def _fits(tensors: Tensors, geometry: tuple) -> bool:
+    """Whether the library may be asked: PyTorch's operators refuse the rest, or do it."""
+    x, weight, *_, residual = tensors
+    groups, rank = geometry[7], x.dim() - 2
+    if groups != 1 or not 1 <= rank <= 2 or 0 in x.shape or 0 in weight.shape or weight.shape[1:2] != x.shape[1:2]:
+        return False
+    shapes = [None, None, weight.shape[:1], x.shape[1:2], x.shape[1:2], None]
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        if tensor is not None and (tensor.dtype != x.dtype or tensor.device != x.device or shape not in (None, tensor.shape)):
+            return False
+    sizes = plain.pooled_size(x.shape[2:], *geometry[:4])
+    y_shape = (x.shape[0], weight.shape[0], *plain.pooled_size(sizes, weight.shape[2:], *geometry[4:7]))
+    return min(y_shape) > 0 and (residual is None or tuple(residual.shape) == y_shape)
+
+
+def _problem(tensors: Tensors, geometry: tuple, x_last: bool, y_last: bool) -> Problem:
+    x, weight, bias, scale, _, residual = tensors
+    pool_kernel, pool_strides, pool_pads, pool_dilations, strides, pads, dilations, groups = geometry[:8]
+    prologue, prologue_alpha, epilogue, epilogue_alpha = geometry[8:]
+    return Problem(
+        n=x.shape[0],
+        c=x.shape[1],
+        m=weight.shape[0],
+        spatial=tuple(x.shape[2:]),
+        kernel_shape=tuple(weight.shape[2:]),
+        pool_kernel_shape=pool_kernel,
+        dtype=NAMES[x.dtype],
+        layout="channels_last" if x_last else "channels_first",
+        y_layout="channels_last" if y_last else "channels_first",
+        pool_strides=pool_strides,
+        pool_pads=pool_pads,
+        pool_dilations=pool_dilations,
+        strides=strides,
+        pads=pads,
+        dilations=dilations,
+        group=groups,
+        bias=bias is not None,
+        residual=residual is not None,
+        activation=_ACTIVATIONS[epilogue],
+        alpha=epilogue_alpha,
+        allow_tf32=allows_tf32(),
+        prologue_affine=scale is not None,
+        prologue_activation=_ACTIVATIONS[prologue],
+        prologue_alpha=prologue_alpha,
+    )
+
+
+def library_weight(weight: torch.Tensor) -> torch.Tensor:
+    """[M, kernel..., C/groups] in memory."""
+    if weight.dim() == 4:
+        return weight.contiguous(memory_format=torch.channels_last)
+    return weight.movedim(1, -1).contiguous()
+
+
+class Call:
+    """A kind of call, with its plan for aligned addresses, and for others once there are such."""
+
+    __slots__ = (
+        "copies",
+        "device",
+        "formats",
+        "handle",
+        "launch",
+        "plan",
+        "problem",
+        "space",
+        "unaligned",
+        "y_shape",
+        "y_strides",
+    )
+
+    def __init__(self, tensors: Tensors, geometry: tuple) -> None:
+        x, weight, bias, scale, shift, residual = tensors
+        self.formats = plain.memory_format(x), plain.result_format(x, weight)
+        self.problem = _problem(tensors, geometry, *(found != torch.contiguous_format for found in self.formats))
+        self.copies = not (
+            x.is_contiguous(memory_format=self.formats[0])
+            and library_weight(weight).data_ptr() == weight.data_ptr()
+            and (residual is None or residual.is_contiguous(memory_format=self.formats[1]))
+            and all(v is None or v.is_contiguous() for v in (bias, scale, shift))
+        )
+        self.plan = Plan(self.problem)
+        self.unaligned: Plan | None = None
+        self.space, self.device = self.plan.workspace_bytes, x.device
+        self.handle, self.launch = self.plan._handle, self.plan._launch
+        shape = self.plan.y_shape
+        if self.formats[1] != torch.contiguous_format:
+            shape = (shape[0], shape[-1], *shape[1:-1])
+        made = torch.empty(shape, device="meta", memory_format=self.formats[1])
+        self.y_shape, self.y_strides = shape, made.stride()
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether the plan is more than one thread per output."""
+        return self.plan.tactic.family != "generic"
+
+    def _dense(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        x, weight, bias, scale, shift, residual = tensors
+        if residual is not None:
+            residual = residual.contiguous(memory_format=self.formats[1])
+        vectors = (None if v is None else v.contiguous() for v in (bias, scale, shift))
+        return (x.contiguous(memory_format=self.formats[0]), library_weight(weight), *vectors, residual)
+
+    def __call__(self, *tensors: Any) -> torch.Tensor:
+        """Queues the work on PyTorch's current stream of the current device, which is x's."""
+        if self.copies:
+            tensors = tuple(self._dense(tensors))
+        x, weight, bias, scale, shift, residual = tensors
+        y = torch.empty_strided(self.y_shape, self.y_strides, dtype=x.dtype, device=self.device)
+        x_at, w_at, y_at = x.data_ptr(), weight.data_ptr(), y.data_ptr()
+        b_at = 0 if bias is None else bias.data_ptr()
+        r_at = 0 if residual is None else residual.data_ptr()
+        scale_at, shift_at = (0, 0) if scale is None else (scale.data_ptr(), shift.data_ptr())
+        if (x_at | w_at | b_at | r_at | scale_at | shift_at) & 15:
+            self._launch_unaligned((x_at, w_at, b_at, r_at, scale_at, shift_at, 0, y_at))
+            return y
+        space_at = 0
+        if self.space:
+            space = torch.empty(self.space, dtype=torch.uint8, device=self.device)
+            space_at = space.data_ptr()
+        packed = library.PACK_TENSORS(
+            _TENSORS_BYTES, 0, x_at, w_at, b_at, r_at, y_at, space_at, self.space, scale_at, shift_at, 0, 0, 0
+        )
+        status = self.launch(self.handle, packed, raw_stream(self.device.index))
+        if status:
+            library.check(status)
+        return y
+
+    def _launch_unaligned(self, addresses: tuple[int, ...]) -> None:
+        plan = self.unaligned
+        if plan is None:
+            plan = self.unaligned = Plan(self.problem, unaligned=True)
+        space = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=self.device)
+        plan.launch_raw(addresses, space.data_ptr(), plan.workspace_bytes, raw_stream(self.device.index))
+
+
+_calls: dict[Any, Call | None] = {}
+_NEW: Any = object()
+
+
+def _make(key: Any, tensors: Tensors, geometry: tuple) -> Call | None:
+    call = None
+    if tensors[0].dtype in NAMES and _fits(tensors, geometry):
+        made = Call(tensors, geometry)
+        call = made if made.has_kernel else None
+    if len(_calls) < KEPT:
+        _calls[key] = call
+    return call
+
+
+def run(geometry: tuple, x: torch.Tensor, weight: torch.Tensor, bias: Any, scale: Any, shift: Any, residual: Any) -> Any:
+    """pooled_conv by one plan of the library; None where the library has no kernel on tensor cores for it.
+
+    geometry: the operator's arguments behind the tensors, as tuples.  x's device is the current one.
+    """
+    key = (
+        x.shape,
+        x.stride(),
+        x.dtype,
+        x.device,
+        weight.shape,
+        weight.stride(),
+        weight.dtype,
+        bias is None or (bias.dtype, bias.stride()),
+        scale is None or (scale.dtype, scale.stride(), shift.stride()),
+        residual is None or (residual.dtype, residual.shape, residual.stride()),
+        geometry,
+        x.dtype == torch.float32 and allows_tf32(),
+    )
+    call = _calls.get(key, _NEW)
+    if call is _NEW:
+        call = _make(key, (x, weight, bias, scale, shift, residual), geometry)
+    return None if call is None else call(x, weight, bias, scale, shift, residual)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators as PyTorch's compiler, transforms and autocast see them, and the functions' arguments."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.torch import require_torch
+
+torch = require_torch()
+import torch.nn.functional as F  # noqa: E402
+
+import convpool.torch  # noqa: E402
+from convpool.errors import OptionError  # noqa: E402
+from convpool.torch import conv_avg_pool1d, conv_avg_pool2d, conv_avg_pool3d  # noqa: E402
+
+torch.set_num_threads(1)
+ops = torch.ops.convpool
+WINDOW = ([2, 3], [1, 2], [1, 0, 1, 2], [1, 2])
+
+
+def drawn(*shape, grad=True, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(len(shape) + shape[0])
+    return torch.randn(shape, dtype=dtype, generator=generator).requires_grad_(grad)
+
+
+def pair(x, weight, bias=None):
+    return F.avg_pool2d(F.conv2d(x, weight, bias, padding=1), 2)
+
+
+def fused(x, weight, bias=None):
+    return conv_avg_pool2d(x, weight, bias, padding=1, pool_size=2)
+
+
+# ---- what torch.library promises ----
+
+PLAIN = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1], [2, 2], [0, 0, 0, 0], [1, 1], 1, 0, 0.0, 0, 0.0)
+FUSED = ([2, 2], [1, 1], [1, 0, 1, 1], [1, 1], [2, 2], [0, 1, 0, 0], [1, 1], 1, 2, 0.2, 1, 0.0)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_opcheck(last):
+    def laid_out(t):
+        return t.detach().contiguous(memory_format=torch.channels_last).requires_grad_() if last else t
+
+    x, weight, bias, vector = laid_out(drawn(2, 4, 6, 8)), laid_out(drawn(3, 4, 3, 3)), drawn(3), drawn(4)
+    gate = x.detach().neg()
+    torch.library.opcheck(ops.pooled_conv.default, (x, weight, bias, None, None, None, *PLAIN))
+    residual = torch.zeros_like(ops.pooled_conv(x, weight, bias, vector, vector, None, *FUSED)).detach().requires_grad_()
+    torch.library.opcheck(ops.pooled_conv.default, (x, weight, None, vector, vector, residual, *FUSED))
+    z = ops.box_mean(x, None, 0.0, *WINDOW).detach().requires_grad_()
+    for given in (None, gate):
+        torch.library.opcheck(ops.box_mean.default, (x, given, 0.1, *WINDOW))
+        torch.library.opcheck(ops.box_mean_adjoint.default, (z, given, 0.1, [6, 8], *WINDOW))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_of_the_whole_graph(dynamic):
+    torch._dynamo.reset()
+    compiled = torch.compile(fused, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for size in (6, 10):
+        given = [drawn(2, 4, size, 8), drawn(3, 4, 3, 3), drawn(3)]
+        y, expected = compiled(*given), pair(*given)
+        torch.testing.assert_close(y, expected)
+        got, wanted = (torch.autograd.grad(out.square().sum(), given) for out in (y, expected))
+        torch.testing.assert_close(got, wanted)
+
+
+def test_compile_of_a_module_warns_of_nothing(recwarn):
+    torch._dynamo.reset()
+    layer = convpool.torch.ConvAvgPool1d(3, 4, 3, padding="same", pool_size=2)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x = drawn(2, 3, 9, dtype=torch.float32)
+    torch.testing.assert_close(compiled(x), layer(x))
+    assert not [w for w in recwarn if "lru_cache" in str(w.message)]
+
+
+# ---- torch.func ----
+
+
+@pytest.mark.parametrize("dims", [(0, None, None), (None, 0, None), (1, 0, 0), (None, None, 0)])
+def test_vmap(dims):
+    x, weight, bias = drawn(2, 4, 6, 8, grad=False), drawn(3, 4, 3, 3, grad=False), drawn(3, grad=False)
+    batched = [t if dim is None else torch.stack([t, 2 * t, t + 1], dim) for t, dim in zip((x, weight, bias), dims, strict=True)]
+    torch.testing.assert_close(torch.vmap(fused, dims)(*batched), torch.vmap(pair, dims)(*batched))
+
+
+def test_gradients_of_each_sample():
+    x, weight = drawn(5, 4, 6, 8, grad=False), drawn(3, 4, 3, 3, grad=False)
+
+    def per_sample(function):
+        def loss(weight, x):
+            return function(x[None], weight).square().sum()
+
+        return torch.vmap(torch.func.grad(loss), (None, 0))(weight, x)
+
+    torch.testing.assert_close(per_sample(fused), per_sample(pair))
+
+
+def test_second_derivatives_and_forward_mode():
+    x, weight = drawn(1, 1, 4, 4, grad=False), drawn(1, 1, 3, 3, grad=False)
+    for transform in (torch.func.jacrev, torch.func.jacfwd, torch.func.hessian):
+        got = transform(lambda x: fused(x, weight).square().sum())(x)
+        torch.testing.assert_close(got, transform(lambda x: pair(x, weight).square().sum())(x))
+
+
+# ---- autocast ----
+
+
+def test_autocast_computes_in_its_type_and_gradients_in_their_own():
+    x, weight, bias = (
+        drawn(2, 4, 6, 8, dtype=torch.float32),
+        drawn(3, 4, 3, 3, dtype=torch.float32),
+        drawn(3, dtype=torch.float32),
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = fused(x, weight, bias)
+        assert y.dtype == torch.bfloat16
+        assert torch.vmap(fused, (0, None))(x[None], weight).dtype == torch.bfloat16
+    y.float().sum().backward()
+    assert {t.grad.dtype for t in (x, weight, bias)} == {torch.float32}
+    torch.testing.assert_close(y.float(), pair(x, weight, bias), rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bits_on_a_cpu(dtype):
+    x, weight = drawn(2, 8, 6, 8, grad=False).to(dtype), drawn(3, 8, 3, 3, grad=False).to(dtype)
+    y = fused(x, weight)
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.double(), pair(x.double(), weight.double()), rtol=0.05, atol=0.05)
+
+
+# ---- arguments ----
+
+
+def test_results_lie_as_pytorchs():
+    x, weight = drawn(2, 4, 6, 8), drawn(3, 4, 3, 3)
+    for a in (x, x.contiguous(memory_format=torch.channels_last)):
+        for b in (weight, weight.contiguous(memory_format=torch.channels_last)):
+            assert fused(a, b).stride() == pair(a, b).stride()
+    assert fused(x[:, :, :, ::2], weight).shape == (2, 3, 3, 2)
+
+
+def test_a_sample_without_a_batch():
+    x, weight = drawn(4, 6, 8), drawn(3, 4, 3, 3)
+    torch.testing.assert_close(fused(x, weight), pair(x, weight))
+
+
+@pytest.mark.parametrize("padding", ["same", "valid", 2])
+def test_padding_by_word(padding):
+    x, weight = drawn(2, 4, 7, 8), drawn(3, 4, 2, 4)
+    y = conv_avg_pool2d(x, weight, padding=padding, dilation=(1, 2), pool_size=2)
+    torch.testing.assert_close(y, F.avg_pool2d(F.conv2d(x, weight, padding=padding, dilation=(1, 2)), 2))
+
+
+@pytest.mark.parametrize("size", [7, 8])
+@pytest.mark.parametrize("options", [{"ceil_mode": True}, {"ceil_mode": True, "pool_padding": 1, "count_include_pad": False}])
+def test_ceil_mode_and_padding_that_does_not_count(size, options):
+    x, weight, bias = drawn(2, 4, size, size), drawn(3, 4, 3, 3), drawn(3)
+    y = conv_avg_pool2d(x, weight, bias, padding=1, pool_size=3, pool_stride=2, **options)
+    pooling = {name.removeprefix("pool_"): value for name, value in options.items()}
+    torch.testing.assert_close(y, F.avg_pool2d(F.conv2d(x, weight, bias, padding=1), 3, 2, **pooling))
+
+
+def test_one_and_three_axes():
+    x, weight = drawn(2, 4, 9), drawn(3, 4, 3)
+    torch.testing.assert_close(conv_avg_pool1d(x, weight, pool_size=2), F.avg_pool1d(F.conv1d(x, weight), 2))
+    x, weight = drawn(2, 4, 5, 6, 7), drawn(3, 2, 2, 2, 2)[:, :, :, :, :]
+    weight = drawn(4, 2, 2, 2, 2)
+    torch.testing.assert_close(conv_avg_pool3d(x, weight, groups=2, pool_size=2), F.avg_pool3d(F.conv3d(x, weight, groups=2), 2))
+
+
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        ({"pool_size": 0}, "pool_size"),
+        ({"pool_size": (2, 2, 2)}, "pool_size"),
+        ({"pool_size": 2, "stride": 0}, "stride"),
+        ({"pool_size": 2, "padding": "around"}, "padding"),
+        ({"pool_size": 2, "padding": "same", "stride": 2}, "padding"),
+        ({"pool_size": 2.5}, "pool_size"),
+    ],
+)
+def test_wrong_arguments_are_named(options, named):
+    with pytest.raises(OptionError, match=named):
+        conv_avg_pool2d(drawn(1, 2, 5, 5), drawn(2, 2, 3, 3), **options)
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    for x, weight in ((drawn(1, 2, 3, 3), drawn(2, 2, 3, 3)), (drawn(1, 3, 8, 8), drawn(2, 2, 3, 3))):
+        with pytest.raises(RuntimeError):
+            conv_avg_pool2d(x, weight, pool_size=2)
+    with pytest.raises(RuntimeError):
+        conv_avg_pool2d(drawn(1, 2, 8, 8), drawn(2, 2, 3, 3).float(), pool_size=2)
