@@ -43,6 +43,7 @@ private:
     static Extent ones() { return {1, 1, 1}; }
 };
 
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t elements(const Extent &e) { return e[0] * e[1] * e[2]; }
 
 // Of an element in a tensor of `channels` channels.
@@ -55,8 +56,9 @@ struct Windows {
     const Extent &in, &out, &taps, &step, &begin, &dilation;
 };
 
-// Adds `weight` times the element under tap `tap` to each place's sum.
-template <typename Sum> void add_tap(const Windows &w, const Extent &tap, Sum weight, const Sum *from, Sum *sums) {
+// Calls `body(places, from, step)` for each row of places that has elements under tap `tap`: the sums' place of the first, its
+// element, the elements from one place to the next, and the number of places.
+template <typename Body> void for_each_row(const Windows &w, const Extent &tap, Body &&body) {
     Extent first;  // of the first place's element
     for (int i = 0; i < kRank; ++i) first[i] = w.begin[i] + tap[i] * w.dilation[i];
     const auto inside = [&](int axis, int64_t place) {
@@ -69,12 +71,46 @@ template <typename Sum> void add_tap(const Windows &w, const Extent &tap, Sum we
     for (int64_t d = 0; d < w.out[0]; ++d)
         for (int64_t h = 0; h < w.out[1]; ++h) {
             if (!inside(0, d) || !inside(1, h)) continue;
-            const int64_t z = first[0] + d * w.step[0], y = first[1] + h * w.step[1], step = w.step[2];
-            const Sum *const row = from + (z * w.in[1] + y) * w.in[2];
-            Sum *const to = sums + (d * w.out[1] + h) * w.out[2];
-            for (int64_t q = least; q < end; ++q) to[q] += weight * row[first[2] + q * step];
+            const int64_t z = first[0] + d * w.step[0], y = first[1] + h * w.step[1];
+            body((d * w.out[1] + h) * w.out[2] + least, (z * w.in[1] + y) * w.in[2] + first[2] + least * w.step[2], end - least);
         }
 }
+
+// Adds the element under tap `tap` to each place's sum.
+template <typename Sum> void add_tap(const Windows &w, const Extent &tap, const Sum *from, Sum *sums) {
+    for_each_row(w, tap, [&](int64_t to, int64_t at, int64_t count) {
+        for (int64_t q = 0; q < count; ++q) sums[to + q] += from[at + q * w.step[2]];
+    });
+}
+
+// The element under tap `tap` of every place; 0 in the padding.
+template <typename Sum> void gather_tap(const Windows &w, const Extent &tap, const Sum *from, Sum *plane) {
+    std::fill_n(plane, elements(w.out), Sum{0});
+    for_each_row(w, tap, [&](int64_t to, int64_t at, int64_t count) {
+        for (int64_t q = 0; q < count; ++q) plane[to + q] = from[at + q * w.step[2]];
+    });
+}
+
+constexpr int kPlanes = 4;    // that are multiplied at once
+constexpr int kOutputs = 16;  // channels of Y that read a gathered plane
+
+// A function compiled for several CPUs, of which the loader takes the machine's.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define CONVPOOL_FOR_EVERY_CPU __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
+#else
+#define CONVPOOL_FOR_EVERY_CPU
+#endif
+
+// sums += weights[0] * planes[0] + ..., planes being one behind the other.
+#define CONVPOOL_MULTIPLY_PLANES(Sum)                                                                                 \
+    CONVPOOL_FOR_EVERY_CPU void multiply_planes(const Sum *weights, const Sum *planes, int64_t count, Sum *sums) {    \
+        static_assert(kPlanes == 4, "the terms below");                                                               \
+        for (int64_t i = 0; i < count; ++i)                                                                           \
+            sums[i] += weights[0] * planes[i] + weights[1] * planes[count + i] + weights[2] * planes[2 * count + i] + \
+                       weights[3] * planes[3 * count + i];                                                            \
+    }
+CONVPOOL_MULTIPLY_PLANES(float)
+CONVPOOL_MULTIPLY_PLANES(double)
 
 // Calls `body` with each tap of a window, and its number.
 template <typename Body> void for_each_tap(const Extent &taps, Body &&body) {
@@ -101,13 +137,14 @@ template <typename Element> class Call {
 public:
     Call(const Shapes &shapes, const convpool_tensors &tensors)
         : s_(shapes), p_(shapes.p), t_(tensors), x_(p_.n * p_.c * elements(s_.in)), pooled_(p_.n * p_.c * elements(s_.pooled)),
-          sums_(p_.n * p_.m * elements(s_.out)) {}
+          sums_(p_.n * p_.m * elements(s_.out)), blocks_(ceil_div(p_.m / p_.group, kOutputs)),
+          planes_(tasks() * kPlanes * elements(s_.out)) {}
 
     void run(const OrtApi &api, const OrtKernelContext *context) {
         const auto pool = [](void *call, size_t task) { static_cast<Call *>(call)->pool(static_cast<int64_t>(task)); };
         const auto convolve = [](void *call, size_t task) { static_cast<Call *>(call)->convolve(static_cast<int64_t>(task)); };
         check(api, api.KernelContext_ParallelFor()(context, pool, p_.n * p_.c, 0, this));
-        check(api, api.KernelContext_ParallelFor()(context, convolve, p_.n * p_.m, 0, this));
+        check(api, api.KernelContext_ParallelFor()(context, convolve, tasks(), 0, this));
     }
 
 private:
@@ -124,21 +161,40 @@ private:
             x[at] = activated(p_.prologue_affine ? value * scale + shift : value, p_.prologue_activation, p_.prologue_alpha);
         }
         const Windows windows{s_.in, s_.pooled, s_.window, s_.window_step, s_.window_begin, s_.window_dilation};
-        for_each_tap(s_.window, [&](const Extent &tap, int64_t) { add_tap(windows, tap, Sum{1}, x, pooled); });
+        for_each_tap(s_.window, [&](const Extent &tap, int64_t) { add_tap(windows, tap, x, pooled); });
         for (int64_t at = 0; at < places; ++at) pooled[at] /= static_cast<Sum>(elements(s_.window));
     }
 
-    // One channel of Y of one image.
+    int64_t tasks() const { return p_.n * p_.group * blocks_; }
+
+    // kOutputs channels of Y, of one group and one image.
     void convolve(int64_t task) {
-        const int64_t n = task / p_.m, m = task % p_.m, inputs = p_.c / p_.group, first = m / (p_.m / p_.group) * inputs;
+        const int64_t block = task % blocks_, group = task / blocks_ % p_.group, n = task / blocks_ / p_.group;
+        const int64_t inputs = p_.c / p_.group, outputs = p_.m / p_.group;
+        const int64_t begin = group * outputs + block * kOutputs, end = std::min((group + 1) * outputs, begin + kOutputs);
         const int64_t places = elements(s_.pooled), pixels = elements(s_.out), taps = elements(s_.kernel);
         const Windows windows{s_.pooled, s_.out, s_.kernel, s_.step, s_.begin, s_.dilation};
-        Sum *const sums = &sums_[task * pixels];
+        Sum *const planes = &planes_[task * kPlanes * pixels];
         for_each_tap(s_.kernel, [&](const Extent &tap, int64_t number) {
-            for (int64_t c = 0; c < inputs; ++c)
-                add_tap(windows, tap, read(t_.w, (m * taps + number) * inputs + c), &pooled_[(n * p_.c + first + c) * places],
-                        sums);
+            for (int64_t c = 0; c < inputs; c += kPlanes) {
+                const int64_t count = std::min<int64_t>(kPlanes, inputs - c);
+                for (int64_t i = 0; i < count; ++i)
+                    gather_tap(windows, tap, &pooled_[(n * p_.c + group * inputs + c + i) * places], planes + i * pixels);
+                if (count < kPlanes) std::fill_n(planes + count * pixels, (kPlanes - count) * pixels, Sum{0});
+                for (int64_t m = begin; m < end; ++m) {
+                    Sum weights[kPlanes]{};
+                    for (int64_t i = 0; i < count; ++i) weights[i] = read(t_.w, (m * taps + number) * inputs + c + i);
+                    multiply_planes(weights, planes, pixels, &sums_[(n * p_.m + m) * pixels]);
+                }
+            }
         });
+        for (int64_t m = begin; m < end; ++m) finish(n, m);
+    }
+
+    // One channel of Y of one image, of its sums.
+    void finish(int64_t n, int64_t m) {
+        const int64_t pixels = elements(s_.out);
+        const Sum *const sums = &sums_[(n * p_.m + m) * pixels];
         const Sum bias = p_.has_bias ? read(t_.b, m) : Sum{0};
         for (int64_t at = 0; at < pixels; ++at) {
             const int64_t to = offset(n, m, at, p_.m, pixels, p_.y_layout);
@@ -151,6 +207,8 @@ private:
     const convpool_problem &p_;
     const convpool_tensors &t_;
     std::vector<Sum> x_, pooled_, sums_;
+    int64_t blocks_;  // of kOutputs channels in a group
+    std::vector<Sum> planes_;
 };
 
 }  // namespace
