@@ -164,3 +164,11 @@ def test_a_wrong_result_is_exit_status_1(tmp_path, own, monkeypatch, capsys):
     assert bench(own, "--cpu", "--methods", "cpu_loop") == 1
     captured = capsys.readouterr()
     assert "wrong results: cpu_loop" in captured.err and "WRONG 1x4x9x9 to 6, 3x3 fp16: cpu_loop" in captured.out
+
+
+def test_the_help_says_whose_layers_a_suite_has(capsys):
+    assert bench("--help") == 0
+    lines = capsys.readouterr().out.splitlines()
+    told = {words[0]: line for line in lines if (words := line.split())}
+    assert all(name in told and len(told[name]) <= 80 for name in SUITES)
+    assert "Suita et al. (JPDC 2020)" in told["suita-table1"] and "Tokura" in told["tokura"] and "cuConv" in told["cuconv"]

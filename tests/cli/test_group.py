@@ -95,7 +95,7 @@ def test_inspect_tells_the_gain_and_what_to_run_and_writes_nothing(model, capsys
     assert run(command, "convpool", ["inspect", model]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
-        "convolution  pooling  rewritten as  MACs  after",
+        "convolution  pooling  rewritten as  multiply-adds  after",
         "h  y  convavgpool  664 k  166 k",
         "rewrites  1 of 1 convolution: 664 k -> 166 k multiply-adds",
         "model     664 k -> 166 k multiply-adds (-75 %)",

@@ -237,7 +237,7 @@ def test_a_site_is_one_line_on_a_terminal(columns):
 def test_a_site_is_one_line_without_padding_in_a_pipe():
     lines = printed(long_names()).splitlines()
     name = LONG.format(0, "Conv")
-    assert lines[0] == "convolution  pooling  rewritten as  MACs  after"
+    assert lines[0] == "convolution  pooling  rewritten as  multiply-adds  after"
     assert lines[1] == f"{name}  {LONG.format(1, 'AveragePool')}  convavgpool  664 k  166 k"
     assert all(line == line.rstrip() for line in lines)
 

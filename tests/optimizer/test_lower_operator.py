@@ -198,3 +198,15 @@ def test_any_operator_node_fused_or_not_computes_the_same():
         assert not schema.used_in(result.model)
         assert_equal(model, result.model)
     assert {("fused", None), ("direct", "pads of the convolution")} <= set(forms)
+
+
+def test_weights_that_do_not_fit_the_kernel_stay():
+    """As in a damaged file: the operator's schema does not compare them."""
+    model = convpool.optimize(graph(PAIR), check=0).model
+    node = next(node for node in model.graph.node if schema.is_operator(node))
+    next(item for item in node.attribute if item.name == "kernel_shape").ints[:] = [3, 2]
+    for lowering in ("direct", "fused", "auto"):
+        report = convpool.optimize(model, lowering=lowering, check=0).report
+        assert [site.reason for site in report.sites] == [
+            "ConvAvgPool 'y': shape of the weights; got [32, 3, 3, 16], expected kernel_shape [3, 2]"
+        ]

@@ -150,8 +150,22 @@ def command(
 ) -> None:
     """Measure every method for convolution followed by average pooling on this machine's GPU.
 
-    SUITE is a list of layers, one a row: suita-table1, suita-table2, tokura, densenet, batch1, networks, windows, or plain
-    and cuconv (convolutions without a pooling). --list shows their rows. No row has a bias.
+    SUITE is a list of layers, one a row. --list shows the rows. No row has a bias.
+
+    \b
+      suita-table1  fp32 layers of Suita et al. (JPDC 2020), table 1
+      suita-table2  the same layers in fp16, table 2 of that paper
+      tokura        layers of Tokura et al. (2018), tables II and III
+      densenet      1x1 transitions of DenseNet-121, 169 and 201
+      batch1        layers of known networks at batch 1, as in the cuConv paper
+      networks      discriminators of SNGAN, WGAN-GP and StarGAN v2
+      plain         convolutions without pooling, of networks
+      cuconv        convolutions without pooling, of the cuConv paper's sizes
+      windows       pooling windows of 3 and 4, and 5x5 convolutions
+
+    Papers: S. Suita et al., "Efficient convolution pooling on the GPU", JPDC 138, 2020. H. Tokura et al., "Fast Algorithm of
+    Unified Layer Performing Convolution and Average Pooling on the GPU", 2018. M. Jorda et al., "cuConv: A CUDA Implementation
+    of Convolution for CNN Inference".
 
     FILE.json has rows of your own: a list of objects with c (input channels), m (output channels) and size (height and width).
     They may also have n (batch, default 1), kernel (3), pad (kernel // 2), stride (1), pool (2), pool_stride (pool) and label

@@ -102,13 +102,12 @@ def show_verification(verification: Verification, console: Console) -> None:
 
 
 def _show_sites(sites: Sequence[SiteReport], console: Console, verbose: bool) -> None:
-    headings = ["convolution", "pooling", "rewritten as", "MACs", "after"]
+    headings = ["convolution", "pooling", "rewritten as", "multiply-adds", "after"]
     rows = []
     for site in sites:
         conv = f"{site.scope}: {site.conv}" if site.scope else site.conv
-        row = [escape(conv), escape(site.pool), _form(site, verbose), _count(site.macs_before), _count(site.macs_after)]
-        rows.append([*row, site.pattern] if verbose else row)
-    print_table(console, [*headings, "pattern"] if verbose else headings, rows, right=(3, 4), names=(0, 1))
+        rows.append([escape(conv), escape(site.pool), _form(site, verbose), _count(site.macs_before), _count(site.macs_after)])
+    print_table(console, headings, rows, right=(3, 4), names=(0, 1))
 
 
 def _form(site: SiteReport, verbose: bool) -> str:

@@ -88,7 +88,9 @@ class LowerOperator(Pass):
         shape = scope.info(node.input[1]).shape
         if shape is not None and len(shape) != conv.rank + 2:
             return reject(scope, site.root, "shape of the weights", list(shape), f"one of rank {conv.rank + 2}")
-        if shape is not None and any(isinstance(dim, int) and dim != k for dim, k in zip(shape[1:-1], conv.kernel_shape, strict=True)):
+        if shape is not None and any(
+            isinstance(dim, int) and dim != k for dim, k in zip(shape[1:-1], conv.kernel_shape, strict=True)
+        ):
             return reject(scope, site.root, "shape of the weights", list(shape), f"kernel_shape {list(conv.kernel_shape)}")
         direct = Lowering("direct", None if _is_idle(pool) else pool, conv)
         plan = LowerPlan(scope, site.root, parts, pool, conv, direct, scope.weights(node.input[1]), pool_last(pool, conv))
