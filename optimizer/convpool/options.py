@@ -69,6 +69,7 @@ PASSES: dict[str, str] = {
     "chain_pool_conv": "AveragePool followed by Conv in a model with a pair",
     "chain_conv": "convolutions between ConvAvgPool nodes, for onnxruntime's CUDA provider",
     "chain_pool": "AveragePools between ConvAvgPool nodes, for onnxruntime's CUDA provider",
+    "chain_head": "a sum or mean over space and the Gemm behind it, for onnxruntime's CUDA provider",
     "channels_last": "the layout of tensors between ConvAvgPool nodes, for onnxruntime's CUDA provider",
     "chain_concats": "Concats that begin with all inputs of an earlier Concat",
     "lower_operator": "ConvAvgPool nodes of the file, if --lowering asks for standard operators",
@@ -76,7 +77,7 @@ PASSES: dict[str, str] = {
 """What `enable` and `disable` name, and what each rewrites."""
 
 
-OF_CHAINS = ("chain_pool_conv", "chain_conv", "chain_pool", "channels_last")
+OF_CHAINS = ("chain_pool_conv", "chain_conv", "chain_pool", "chain_head", "channels_last")
 """The passes of the target cuda that make or change nodes of the operator only."""
 PASS_OF_SWITCH = {"stem": "image_conv", "prologue": "fuse_prologue", "epilogue": "fuse_epilogue", "concat": "chain_concats"}
 """Passes that an argument of `optimize` calls by another name."""
@@ -104,7 +105,7 @@ TARGETS: dict[str, Target] = {
     "cpu": Target(frozenset({"pool_first", "chain_concats", "lower_operator"}), "auto"),
     "tensorrt": Target(frozenset({*_FUSED, "image_conv", "plain_conv"}), "convavgpool", direct_without_kernel=False),
     "cuda": Target(
-        frozenset({*_FUSED, "chain_pool_conv", "image_conv", "chain_conv", "chain_pool", "channels_last"}),
+        frozenset({*_FUSED, "image_conv", *OF_CHAINS}),
         "convavgpool",
         direct_without_kernel=False,
         plain_prologues=True,

@@ -15,6 +15,7 @@ from convpool.passes.lower_operator import LowerOperator
 from convpool.passes.offload_conv import OffloadConv
 from convpool.passes.pool_first import PoolFirst
 from convpool.passes.take_chain import TakeConv, TakePool
+from convpool.passes.take_head import TakeHead
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ PASSES = (
     Stage((ChainPoolConv(),)),
     Stage((OffloadConv(),), repeats=False),
     Stage((TakeConv(), TakePool()), repeats=False),
+    Stage((TakeHead(),), repeats=False),
     # What can go to the node in front is cheaper there, once for each result: epilogues before prologues.
     Stage((FuseEpilogue(),), adds_tensors=False),
     Stage((FusePrologue(),), adds_tensors=False),

@@ -73,7 +73,7 @@ def _is_plain_norm(scope: Scope, node: NodeProto, values: dict[str, Any]) -> boo
     return bool(per_channel) and all(scope.constant(name) is not None for name in node.input[1:])
 
 
-def _axes(scope: Scope, index: int) -> tuple[int, ...] | None:
+def axes_of(scope: Scope, index: int) -> tuple[int, ...] | None:
     """The axes that a sum is over, from 0 on; None where they are not known, or all are meant."""
     node = scope.nodes[index]
     rank, values = rank_of(scope, node.input[0]), known_attributes(node)
@@ -84,7 +84,7 @@ def _axes(scope: Scope, index: int) -> tuple[int, ...] | None:
 
 
 def _keeps_axes(scope: Scope, index: int) -> bool:
-    return bool((known_attributes(scope.nodes[index]) or {}).get("keepdims", 1)) and _axes(scope, index) is not None
+    return bool((known_attributes(scope.nodes[index]) or {}).get("keepdims", 1)) and axes_of(scope, index) is not None
 
 
 def reads_any(scope: Scope, index: int) -> bool:
@@ -96,7 +96,7 @@ def reads_any(scope: Scope, index: int) -> bool:
     if is_op(node, "Transpose"):
         return True
     if is_op(node, *SUMS):
-        axes = _axes(scope, index)
+        axes = axes_of(scope, index)
         # What remains are batch or channels, or nothing beside space.
         return axes is not None and not _keeps_axes(scope, index) and (1 in axes or set(range(2, len(shape))) <= set(axes))
     if not is_op(node, *VIEWS) or not (shape[1] == 1 or all(dim == 1 for dim in shape[2:])):
@@ -104,7 +104,7 @@ def reads_any(scope: Scope, index: int) -> bool:
     if is_op(node, "Flatten"):
         return (known_attributes(node) or {}).get("axis", 1) == 1
     if is_op(node, "Squeeze"):
-        axes = _axes(scope, index)
+        axes = axes_of(scope, index)
         return axes == tuple(range(2, len(shape)))
     target = scope.constant_ints(node.input[1])
     return target is not None and all(size != 0 for size in target[1:]) and not (known_attributes(node) or {}).get("allowzero", 0)
@@ -125,7 +125,7 @@ def turned(edit: Edit, index: int, rank: int, x_last: bool, y_last: bool) -> lis
         axis = (known_attributes(node) or {})["axis"] % rank
         _set(node, "axis", _moved(axis, rank))
     elif is_op(node, *SUMS, "Squeeze"):
-        _sum(edit, node, tuple(_moved(axis, rank) for axis in _axes(scope, index) or ()), nodes)
+        _sum(edit, node, tuple(_moved(axis, rank) for axis in axes_of(scope, index) or ()), nodes)
     elif is_op(node, *ELEMENTWISE):
         for position, name in enumerate(node.input):
             node.input[position] = _constant(edit, name, rank, nodes)

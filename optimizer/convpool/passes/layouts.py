@@ -78,10 +78,16 @@ def elem_type_of(scope: Scope, name: str) -> int:
     return scope.info(name).elem_type
 
 
-def channels_last(scope: Scope, ports: Mapping[int, Ports], limits: Limits) -> frozenset[str]:
-    """The tensors that have their channels last.  ports: of nodes of the operator, by index."""
+def channels_last(scope: Scope, ports: Mapping[int, Ports], limits: Limits, *, sums: bool = True) -> frozenset[str]:
+    """The tensors that have their channels last.
+
+    ports: of nodes of the operator, by index.  sums: whether sums over space count; they do not where they may become nodes.
+    """
     groups = _groups(scope, ports)
     _count_transposes(scope, groups, ports)
+    for index, node in enumerate(scope.nodes) if sums else ():
+        if index not in ports and is_op(node, *SUMS, *KEEPS) and node.input[0] in groups:
+            groups[node.input[0]].last_us += SUM_US
     for item in ports.values():
         groups[item.x].touched = groups[item.y].touched = True
         if not _is_image(scope, item.x, limits):
@@ -131,9 +137,6 @@ def _count_transposes(scope: Scope, groups: dict[str, Group], ports: Mapping[int
     for name in given | read:
         if name in groups:
             groups[name].last_us += _turn_us(scope, name)
-    for node in scope.nodes:
-        if is_op(node, *SUMS, *KEEPS) and node.input[0] in groups:
-            groups[node.input[0]].last_us += SUM_US
 
 
 def fixed_ends(scope: Scope, ports: Collection[int]) -> tuple[set[str], set[str]]:

@@ -6,13 +6,14 @@
 It saves no arithmetic.  The kernels keep the channels last, where the provider turns tensors around each convolution, and do
 with it what stands before and behind.  Conditions: (1) a pair has become a node of the operator in the scope; (2) no attribute
 refers to a function's; (3) two spatial axes; (4) a convolution can be a node (`runtime.against_node`), its weights are constants
-of a type that the kernels have, and its input channels multiples of 16 bytes; an AveragePool has whole windows side by side
-without padding, and at most `pool_channels` channels, which the kernels multiply by the identity; (5) its input or result has
-the channels last (`layouts`), of an AveragePool both; (6) no Pad can come to stand in front (`offload_conv`).
+of a type that the kernels have, and its input channels multiples of 16 bytes or those of an image; an AveragePool has whole
+windows side by side without padding, and at most `pool_channels` channels, which the kernels multiply by the identity; (5) its
+input or result has the channels last (`layouts`), of an AveragePool both; (6) no Pad can come to stand in front (`offload_conv`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -139,7 +140,10 @@ class TakePool(Pass):
     def rewritten(self, plan: PoolPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         """Report the pooling."""
         name, path = label(plan.scope.nodes[plan.node]), plan.scope.path
-        found = SiteReport("", name, PATTERN, "rewritten", "convavgpool", None, None, None, path, None, schema.OP_TYPE)
+        shape = plan.scope.info(plan.scope.nodes[plan.node].output[0]).shape or (None,)
+        known = [dim for dim in shape[2:] if isinstance(dim, int)]
+        macs = math.prod(known) * plan.channels**2 if len(known) == RANK else None
+        found = SiteReport("", name, PATTERN, "rewritten", "convavgpool", None, 0, macs, path, None, schema.OP_TYPE)
         log.rewritten(found, outputs[0])
 
 
@@ -152,7 +156,7 @@ def chain(scope: Scope, context: Context) -> frozenset[int]:
         if not context.excluded(label(node)) and known_attributes(node) is not None and _may_be_taken(scope, index, context)
     }
     while own:
-        last = channels_last(scope, {**given, **own}, context.options.limits)
+        last = channels_last(scope, {**given, **own}, context.options.limits, sums=False)
         away = {index for index, item in own.items() if not _stays(scope.nodes[index], item, last)}
         if not away:
             break
@@ -189,13 +193,15 @@ def _against_conv(scope: Scope, index: int, context: Context) -> Reject | None:
     kind = leaf.weight.data_type
     if kind not in KERNEL_TYPES:
         return reject(scope, index, "type", TensorProto.DataType.Name(kind), "float16, bfloat16 or float32")
-    channels, multiple = leaf.weight_shape[1], _chunk(kind)
-    if channels % multiple:
-        return reject(scope, index, "input channels", channels, f"a multiple of {multiple}")
+    channels, multiple, limits = leaf.weight_shape[1], chunk(kind), context.options.limits
+    of_image = channels <= limits.image_channels and channels * leaf.conv.taps <= limits.filter_elements
+    if channels % multiple and not of_image:
+        return reject(scope, index, "input channels", channels, f"a multiple of {multiple}, or an image of {limits.of_images}")
     return None
 
 
-def _chunk(elem_type: int) -> int:
+def chunk(elem_type: int) -> int:
+    """How many channels of a type the kernels read at once."""
     return int(CHUNK_BYTES // helper.tensor_dtype_to_np_dtype(elem_type).itemsize)
 
 
@@ -218,11 +224,11 @@ def _pooling(scope: Scope, index: int, context: Context) -> PoolPlan | Reject:
         return reject(scope, index, "type", TensorProto.DataType.Name(info.elem_type), "float16, bfloat16 or float32")
     if not _suits(channels, info.elem_type, limits):
         return reject(
-            scope, index, "channels", channels, f"at most {limits.pool_channels}, a multiple of {_chunk(info.elem_type)}"
+            scope, index, "channels", channels, f"at most {limits.pool_channels}, a multiple of {chunk(info.elem_type)}"
         )
     assert isinstance(channels, int)
     return PoolPlan(scope, index, window, channels, info.elem_type)
 
 
 def _suits(channels: object, elem_type: int, limits: Limits) -> bool:
-    return isinstance(channels, int) and channels <= limits.pool_channels and channels % _chunk(elem_type) == 0
+    return isinstance(channels, int) and channels <= limits.pool_channels and channels % chunk(elem_type) == 0
