@@ -247,3 +247,52 @@ def test_names_that_switch_the_passes():
     assert layouts(for_cuda(model, disable=["channels_last"]).model) == [0, 0, 0]
     with pytest.raises(OptionError, match="target: got 'gpu', expected one of any, cpu, tensorrt, cuda"):
         convpool.optimize(model, target="gpu")
+
+
+HEADS = {
+    "a sum and a Gemm": "m = ReduceSum<keepdims=0>(a, s)\ny = Gemm<transB=1>(m, e, b)",
+    "a mean, a view and a Gemm": "n = ReduceMean<axes=[2,3]>(a)\nm = Flatten(n)\ny = Gemm<transB=1>(m, e)",
+    "a global mean, a view and a MatMul": "n = GlobalAveragePool(a)\nm = Reshape(n, d)\ny = MatMul(m, f)",
+}
+
+
+def head(name: str) -> onnx.ModelProto:
+    """A chain that ends in a map of 16 channels, 16 by 16 elements, and a product of matrices."""
+    text = f"{TAIL}\nt = Conv<pads=[1,1,1,1]>(p, k)\nz = {POOL}(t)\na = Relu(z)\n{HEADS[name]}"
+    constants = {"s": [2, 3], "e": weights((5, 16)), "b": weights((5,)), "d": [0, -1], "f": weights((16, 5))}
+    return wide(text, constants, outputs="float[a,b] y")
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_becomes_one_node(name):
+    result = for_cuda(head(name))
+    found = operators(result.model.graph)
+    assert found == {"ConvAvgPool": 2, "ConvAvgPoolRelu": 1, "Flatten": 1} and layouts(result.model) == [2, 1, 1]
+    site = next(site for site in result.report.sites if site.pattern == "head")
+    assert site.status == "rewritten" and site.pool and site.macs_after == 80
+
+
+STAYS = {
+    "another factor": "m = ReduceSum<keepdims=0>(a, s)\ny = Gemm<transB=1, alpha=2.0>(m, e, b)",
+    "computed weights": "m = ReduceSum<keepdims=0>(a, s)\ng = Tanh(m)\ny = Gemm<transB=1>(m, g)",
+    "another reader": "m = ReduceSum<keepdims=0>(a, s)\nn = Neg(m)\nq = Gemm<transB=1>(m, e, b)\ny = Concat<axis=1>(n, q)",
+    "other axes": "m = ReduceSum<keepdims=0>(a, o)\nn = Flatten(m)\ny = MatMul(n, v2)",
+    "something between": "m = ReduceSum<keepdims=0>(a, s)\nn = Tanh(m)\ny = Gemm<transB=1>(n, e, b)",
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_heads_that_stay(name):
+    text = f"{TAIL}\nt = Conv<pads=[1,1,1,1]>(p, k)\nz = {POOL}(t)\na = Relu(z)\n{STAYS[name]}"
+    constants = {"s": [2, 3], "o": [0], "e": weights((5, 16)), "b": weights((5,)), "v2": weights((256, 3))}
+    found = operators(for_cuda(wide(text, constants, outputs="float[c,d] y")).model.graph)
+    assert ("Gemm" in found or "MatMul" in found) and "Flatten" not in found or name == "other axes" and "MatMul" in found
+
+
+def test_an_image_s_convolution_beside_an_average_is_taken():
+    """The average starts from it too, so that `image_conv` leaves it."""
+    text = f"c = Conv<pads=[1,1,1,1]>(x, i)\nd = Conv<pads=[1,1,1,1]>(c, j)\nr = Add(c, d)\np = {POOL}(r)\na = Relu(p)\n"
+    text += f"t = Conv<pads=[1,1,1,1]>(a, k)\ny = {POOL}(t)"
+    constants = {"i": weights((32, 3, 3, 3)), "j": weights((32, 32, 3, 3)) / 17}
+    result = for_cuda(graph(text, {**NARROW, **constants}, inputs="float[4,3,64,64] x"))
+    assert "Conv" not in operators(result.model.graph) and "AveragePool" not in operators(result.model.graph)
