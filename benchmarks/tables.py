@@ -18,7 +18,7 @@ from typing import Any
 import click
 import onnx
 
-from benchmarks import model_times
+from benchmarks import model_times, papers
 from benchmarks.network_times import OURS, ratios, times_of
 from convpool.bench import record as records
 from convpool.bench.figures import figures, geometric_mean
@@ -30,7 +30,7 @@ from convpool.ir import schema
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENTS = ("README.md", "docs/commands.md", "docs/operator.md", "docs/results.md")
+DOCUMENTS = ("README.md", "docs/commands.md", "docs/operator.md", "docs/papers.md", "docs/results.md")
 NETWORKS = {
     "sngan64": "SNGAN discriminator 64x64",
     "sngan64_in_place": "SNGAN, ReLUs in place as in torch-mimicry",
@@ -177,6 +177,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "h200_suita_table2_fp16.json": lambda: markdown(records.load(str(RESULTS / "h200_suita_table2_fp16.json"))),
     "h200_trt86_networks.json": lambda: networks(load("h200_trt86_networks.json")),
     "h200_trt86_networks_float.json": lambda: networks(load("h200_trt86_networks_float.json")),
+    "the papers' tables on record": papers.coverage,
+    **{f"claims of {name}": functools.partial(papers.markdown, name) for name in papers.PAPERS},
     "h200_trt86_engines.json": lambda: engines(load("h200_trt86_engines.json")),
 }
 """The tables by the names in their markers."""

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/papers.md: its figures are the records' and the papers', counted here once more by other ways."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from benchmarks import papers
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "papers.md").read_text()
+DATA = ROOT / "optimizer" / "convpool" / "bench" / "data"
+CLAIMS = {claim.text: claim for make in papers.PAPERS.values() for claim in make()}
+
+
+def claim(beginning: str) -> papers.Claim:
+    (found,) = [claim for text, claim in CLAIMS.items() if text.startswith(beginning)]
+    return found
+
+
+def times(name: str, precision: str) -> list[dict[str, float]]:
+    """Microseconds by method of each row of a record, read without the package."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / name).read_text())["rows"]
+    return [
+        {method: result["us"] for method, result in row["methods"].items() if "us" in result}
+        for row in rows
+        if row["precision"] == precision
+    ]
+
+
+def papers_table(dtype: str) -> list[dict[str, float]]:
+    found: dict = defaultdict(dict)
+    for line in csv.DictReader((DATA / "suita2020.csv").read_text().splitlines()):
+        if line["dtype"] == dtype:
+            found[line["size"], line["channels"]][line["method"]] = float(line["ms"])
+    return list(found.values())
+
+
+def direct(row: dict[str, float]) -> float:
+    return min(row["cudnn_direct"], row["cublas_direct"])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "record", "stated"),
+    [("fp32", "h200_suita_table1_fp32.json", 2.90), ("fp16", "h200_suita_table2_fp16.json", 1.43)],
+)
+def test_pooling_first_over_naive(dtype, record, stated):
+    found = claim(f"{dtype}: pooling first is")
+    here = statistics.fmean(row["cudnn_naive"] / direct(row) for row in times(record, dtype))
+    ours = statistics.fmean(row["cudnn_naive"] / row["convpool"] for row in times(record, dtype))
+    assert found.paper == f"{stated:.2f}" == f"{statistics.fmean(r['cudnn_naive'] / direct(r) for r in papers_table(dtype)):.2f}"
+    assert found.here == f"{here:.2f}; convpool {ours:.2f}" and found.holds == (here > 1.1)
+
+
+def test_pooling_first_over_the_fused_kernel():
+    rows = times("h200_suita_table2_fp16.json", "fp16")
+    ratios = [min(row["cudnn_fused"], row["cublas_fused"]) / direct(row) for row in rows]
+    found = claim("fp16: pooling first beats")
+    assert found.here.startswith(f"{statistics.fmean(ratios):.2f}; behind in {sum(r < 1 for r in ratios)} of 20; convpool ")
+    assert found.holds == (statistics.fmean(ratios) > 1)
+    assert found.verdict == ("holds" if found.holds else "not here")
+
+
+def test_tokuras_speed_ups_at_512_channels():
+    for precision, stated in (("fp32", "1.83"), ("fp16", "4.41")):
+        (row,) = times("h200_tokura_fp32_fp16.json", precision)[-1:]
+        found = claim(f"{precision}, 512 to 512 channels: cuBLAS")
+        assert found.paper == stated
+        assert found.here.startswith(f"{row['cudnn_naive'] / row['cublas_direct']:.2f}; convpool ")
+
+
+def test_cuconv_s_own_question():
+    rows = json.loads((ROOT / "benchmarks" / "results" / "h200_cuconv.json").read_text())["rows"]
+    ratios = [
+        row["methods"]["cudnn_fused"]["us"] / row["methods"]["convpool"]["us"]
+        for row in rows
+        if row["row"]["kernel"] == 1 and {"cudnn_fused", "convpool"} <= set(row["methods"])
+    ]
+    found = claim("1x1 convolutions")
+    assert f"convpool: up to {max(ratios):.2f}, " in found.here
+    assert found.here.endswith(f"faster in {sum(ratio > 1 for ratio in ratios)} of {len(ratios)}")
+
+
+def test_every_cell_of_the_papers_tables_is_on_record():
+    """Of Suita's 200 and Tokura's 250, each checked before it was timed."""
+    assert [papers.cells(table) for table in papers.TABLES] == [(100, 100), (100, 100), (125, 125), (125, 125)]
+    for table in papers.TABLES:
+        for entry, _ in papers.rows_of(table):
+            assert all(entry["methods"][method]["error"] <= 1.7e-2 for method in papers.FIVE)
+
+
+def test_the_page_has_every_claim_with_its_verdict():
+    lines = [line for line in PAGE.splitlines() if re.search(r"\| (holds|not here) \|", line)]
+    assert len(lines) == len(CLAIMS) >= 14
+    for one in CLAIMS.values():
+        assert f"| {one.text} | {one.paper} | {one.here} | {one.verdict} | {one.why} |" in lines
+    assert {one.holds for one in CLAIMS.values()} == {True, False}
+
+
+def test_the_command_prints_them():
+    done = subprocess.run([sys.executable, "-m", "benchmarks.papers"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for one in CLAIMS.values():
+        assert f"  {one.text}\n    paper: {one.paper}\n    here: {one.here}\n    {one.verdict}. {one.why}\n" in done.stdout
+
+
+def test_the_picture_is_of_the_records(tmp_path):
+    from PIL import Image
+
+    command = re.search(r"`python -m (benchmarks.papers) --picture docs/(papers.png)`", PAGE)
+    drawn = tmp_path / command[2]
+    subprocess.run([sys.executable, "-m", command[1], "--picture", drawn], cwd=ROOT, check=True)
+    shown = []
+    for path in (drawn, ROOT / "docs" / command[2]):
+        with Image.open(path) as image:
+            shown.append(image.info["Description"])
+    assert shown[0] == shown[1] and (ROOT / "docs" / command[2]).stat().st_size < 100_000
