@@ -75,8 +75,13 @@ bool on_vector(const void *pointer) { return reinterpret_cast<uintptr_t>(pointer
 
 // Empty, or the pointer that is null or not aligned to its elements, with the status.
 convpool_status check_pointers(const convpool_box_problem &d, const void *in, const void *gate, const void *out) {
-    for (auto [name, pointer] : {std::pair{"input", in}, {"gate", gate}, {"output", out}}) {
-        if (pointer == gate && d.gated == 0) continue;
+    struct Pointer {
+        const char *name;
+        const void *value;
+        bool read;
+    };
+    for (auto [name, pointer, read] : {Pointer{"input", in, true}, {"gate", gate, d.gated != 0}, {"output", out, true}}) {
+        if (!read) continue;
         if (pointer == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, std::string(name) + ": the pointer is null");
         if (reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(kTypes[d.dtype].bytes) != 0)
             return fail(CONVPOOL_MISALIGNED, std::string(name) + ": not aligned to its elements");
