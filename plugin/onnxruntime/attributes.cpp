@@ -67,13 +67,13 @@ bool InferenceAttributes::real(const char *name, float &value) const {
 
 bool InferenceAttributes::has(const char *name) const { return find(name) != nullptr; }
 
-std::vector<std::vector<int32_t>> values_of(const tensorrt::Operator &op, const AttributeSource &source) {
-    const std::vector<tensorrt::Attribute> &attributes = op.attributes();
+std::vector<std::vector<int32_t>> values_of(const nodes::Operator &op, const AttributeSource &source) {
+    const std::vector<nodes::Attribute> &attributes = op.attributes();
     std::vector<std::vector<int64_t>> numbers(attributes.size());
     std::vector<float> reals(attributes.size());
-    std::vector<tensorrt::Field> fields;
+    std::vector<nodes::Field> fields;
     for (size_t a = 0; a < attributes.size(); ++a) {
-        const tensorrt::Attribute &attribute = attributes[a];
+        const nodes::Attribute &attribute = attributes[a];
         bool there = false;
         if (attribute.real) {
             there = source.real(attribute.name, reals[a]);
@@ -84,15 +84,15 @@ std::vector<std::vector<int32_t>> values_of(const tensorrt::Operator &op, const 
             there = source.number(attribute.name, numbers[a][0]);
         }
         if (!there && source.has(attribute.name))
-            tensorrt::refuse(op.name + ": " + attribute.name, "an attribute of another type",
-                             attribute.real         ? "a float"
-                             : attribute.values > 0 ? "integers"
-                                                    : "an integer");
+            nodes::refuse(op.name + ": " + attribute.name, "an attribute of another type",
+                          attribute.real         ? "a float"
+                          : attribute.values > 0 ? "integers"
+                                                 : "an integer");
         if (!there) continue;
         if (attribute.real) fields.push_back({attribute.name, &reals[a], kFloatField, 1});
         else fields.push_back({attribute.name, numbers[a].data(), kInt64Field, static_cast<int32_t>(numbers[a].size())});
     }
-    return tensorrt::read_attributes(op, fields.data(), static_cast<int32_t>(fields.size()));
+    return nodes::read_attributes(op, fields.data(), static_cast<int32_t>(fields.size()));
 }
 
 }  // namespace convpool::onnxruntime

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "api.h"
-#include "operators.h"
+#include "nodes/operators.h"
 
 #include <cstdint>
 #include <string>
@@ -52,6 +52,6 @@ private:
 
 // The values of an operator's attributes, one list per entry of op.attributes(); of a real attribute the float's bits.
 // Throws where one is missing, or has a wrong type, length or value.
-std::vector<std::vector<int32_t>> values_of(const tensorrt::Operator &op, const AttributeSource &source);
+std::vector<std::vector<int32_t>> values_of(const nodes::Operator &op, const AttributeSource &source);
 
 }  // namespace convpool::onnxruntime

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 
 namespace convpool::onnxruntime {
@@ -122,12 +123,13 @@ template <typename Body> void for_each_tap(const Extent &taps, Body &&body) {
 
 template <typename Sum> Sum activated(Sum value, int32_t activation, float alpha) {
     switch (activation) {
+    case CONVPOOL_ACT_NONE: return value;
     case CONVPOOL_ACT_RELU: return value < 0 ? Sum{0} : value;
     case CONVPOOL_ACT_LEAKY_RELU: return value < 0 ? value * alpha : value;
     case CONVPOOL_ACT_TANH: return std::tanh(value);
     case CONVPOOL_ACT_SIGMOID: return 1 / (1 + std::exp(-value));
     }
-    return value;  // of operators that have none
+    return std::numeric_limits<Sum>::quiet_NaN();  // an operator whose activation is not here shows that it is wrong
 }
 
 // One call.  The tasks allocate nothing, as they may not throw.

@@ -11,7 +11,7 @@ namespace convpool::onnxruntime {
 class CpuKernel {
 public:
     // element_type: an ElementType, of all tensors.
-    CpuKernel(const OrtApi &api, const tensorrt::Operator &op, int32_t element_type, const OrtKernelInfo *info)
+    CpuKernel(const OrtApi &api, const nodes::Operator &op, int32_t element_type, const OrtKernelInfo *info)
         : api_(api), node_(api, op, info), element_type_(element_type), constants_(constant_sizes(api, info)) {}
 
     // May be called from several threads at once.

@@ -66,10 +66,10 @@ std::string name_of(const OrtApi &api, const OrtKernelInfo *info) {
 
 }  // namespace
 
-Kernel::Kernel(const OrtApi &api, const tensorrt::Operator &op, int32_t dtype, const OrtKernelInfo *info)
+Kernel::Kernel(const OrtApi &api, const nodes::Operator &op, int32_t dtype, const OrtKernelInfo *info)
     : api_(api), name_(name_of(api, info)), node_(api, op, info), dtype_(dtype), constants_(constant_sizes(api, info)) {
     if (!succeeded(api, api.KernelInfo_GetLogger()(info, &logger_))) logger_ = nullptr;
-    constant_weights_ = constants_[tensorrt::kW].has_value() || node_.constant_weights();
+    constant_weights_ = constants_[nodes::kW].has_value() || node_.constant_weights();
     if (constant_weights_) check(api, api.KernelInfoGetAllocator()(info, kDefaultMemory, &allocator_));
 }
 

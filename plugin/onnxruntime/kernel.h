@@ -56,7 +56,7 @@ struct Place {
 class Kernel {
 public:
     // dtype: convpool_dtype of all tensors.
-    Kernel(const OrtApi &api, const tensorrt::Operator &op, int32_t dtype, const OrtKernelInfo *info);
+    Kernel(const OrtApi &api, const nodes::Operator &op, int32_t dtype, const OrtKernelInfo *info);
     ~Kernel();
     Kernel(const Kernel &) = delete;
 

@@ -5,18 +5,18 @@
 
 namespace convpool::onnxruntime {
 
-using tensorrt::kB;
-using tensorrt::kConvolution;
-using tensorrt::kDilations;
-using tensorrt::kKernelShape;
-using tensorrt::kPads;
-using tensorrt::kPooling;
-using tensorrt::kScale;
-using tensorrt::kShift;
-using tensorrt::kStrides;
-using tensorrt::kW;
-using tensorrt::kX;
-using tensorrt::refuse;
+using nodes::kB;
+using nodes::kConvolution;
+using nodes::kDilations;
+using nodes::kKernelShape;
+using nodes::kPads;
+using nodes::kPooling;
+using nodes::kScale;
+using nodes::kShift;
+using nodes::kStrides;
+using nodes::kW;
+using nodes::kX;
+using nodes::refuse;
 
 namespace {
 
@@ -36,13 +36,13 @@ int64_t places(const std::string &name, int64_t size, int64_t kernel, int64_t pa
 
 }  // namespace
 
-Node::Node(const tensorrt::Operator &op, const AttributeSource &source)
+Node::Node(const nodes::Operator &op, const AttributeSource &source)
     : op_(&op), values_(values_of(op, source)), rank_(static_cast<int>(values_[kConvolution + kKernelShape].size())) {
     if (!op.plain()) check_name();
     read_layouts(source);
 }
 
-Node::Node(const OrtApi &api, const tensorrt::Operator &op, const OrtKernelInfo *info) : Node(op, KernelAttributes(api, info)) {
+Node::Node(const OrtApi &api, const nodes::Operator &op, const OrtKernelInfo *info) : Node(op, KernelAttributes(api, info)) {
     size_t count = 0;
     check(api, api.KernelInfo_GetInputCount()(info, &count));
     std::vector<Sizes> sizes;
@@ -60,26 +60,26 @@ Node::Node(const OrtApi &api, const tensorrt::Operator &op, const OrtKernelInfo 
 
 // The attributes of a fused variant say again what its name says.
 void Node::check_name() const {
-    using tensorrt::float_of;
-    const std::pair<int, int32_t> said[] = {{tensorrt::kPrologueAffine, op_->affine},
-                                            {tensorrt::kPrologueActivation, op_->prologue},
-                                            {tensorrt::kResidual, op_->residual},
-                                            {tensorrt::kActivation, op_->epilogue}};
+    using nodes::float_of;
+    const std::pair<int, int32_t> said[] = {{nodes::kPrologueAffine, op_->affine},
+                                            {nodes::kPrologueActivation, op_->prologue},
+                                            {nodes::kResidual, op_->residual},
+                                            {nodes::kActivation, op_->epilogue}};
     for (auto [id, wanted] : said)
         if (value(id) != wanted)
             refuse(op_->name + ": " + op_->attributes()[id].name, std::to_string(value(id)),
                    std::to_string(wanted) + " by the operator's name");
-    const std::pair<int, int32_t> slopes[] = {{tensorrt::kPrologueAlpha, op_->prologue}, {tensorrt::kAlpha, op_->epilogue}};
+    const std::pair<int, int32_t> slopes[] = {{nodes::kPrologueAlpha, op_->prologue}, {nodes::kAlpha, op_->epilogue}};
     for (auto [id, activation] : slopes)
         if (activation != CONVPOOL_ACT_LEAKY_RELU && float_of(value(id)) != 0.f)
-            refuse(op_->name + ": " + op_->attributes()[id].name, tensorrt::float_text(float_of(value(id))),
+            refuse(op_->name + ": " + op_->attributes()[id].name, nodes::float_text(float_of(value(id))),
                    "0, as the operator's name has no LeakyRelu there");
 }
 
 // channels_last says how X, R and Y lie.  The functions go by permutations, which have to say the same.
 void Node::read_layouts(const AttributeSource &source) {
     int64_t layouts = 0;
-    const char *const name = tensorrt::kChannelsLastField;
+    const char *const name = nodes::kChannelsLastField;
     const bool there = source.number(name, layouts);
     if ((!there && source.has(name)) || layouts < 0 || layouts > 3)
         refuse(op_->name + ": " + name, there ? std::to_string(layouts) : "an attribute of another type", "0 to 3");
@@ -123,7 +123,7 @@ void Node::check_inputs(const std::vector<Sizes> &sizes) const {
                    std::to_string(dimensions) + " for a kernel_shape of " + std::to_string(rank_));
     Sizes weights(dimensions, kUnknown);
     for (int i = 0; i < rank_; ++i) weights[1 + i] = value(kConvolution + kKernelShape, i);
-    const int64_t channels = sizes[kX][channel_axis(x_last_)], group = value(tensorrt::kGroup), outputs = sizes[kW][0];
+    const int64_t channels = sizes[kX][channel_axis(x_last_)], group = value(nodes::kGroup), outputs = sizes[kW][0];
     if (channels >= 0 && channels % group != 0)
         refuse(op_->name + ": channels of X", std::to_string(channels), "a multiple of group " + std::to_string(group));
     if (outputs >= 0 && outputs % group != 0)
@@ -164,15 +164,15 @@ convpool_problem Node::problem(const std::vector<Sizes> &sizes, int32_t dtype, b
     p.c = sizes[kX][channel_axis(x_last_)];
     p.m = sizes[kW][0];
     for (int i = 0; i < rank_; ++i) p.spatial[i] = sizes[kX][first_axis(x_last_) + i];
-    p.group = value(tensorrt::kGroup);
+    p.group = value(nodes::kGroup);
     p.has_bias = sizes.size() > kB;
     p.has_residual = op_->residual;
     p.activation = op_->epilogue;
     p.prologue_affine = op_->affine;
     p.prologue_activation = op_->prologue;
     if (!op_->plain()) {
-        p.alpha = tensorrt::float_of(value(tensorrt::kAlpha));
-        p.prologue_alpha = tensorrt::float_of(value(tensorrt::kPrologueAlpha));
+        p.alpha = nodes::float_of(value(nodes::kAlpha));
+        p.prologue_alpha = nodes::float_of(value(nodes::kPrologueAlpha));
     }
     for (int i = 0; i < rank_; ++i) {
         p.pool_kernel[i] = value(kPooling + kKernelShape, i);

@@ -16,9 +16,9 @@ namespace convpool::onnxruntime {
 
 class Node {
 public:
-    Node(const tensorrt::Operator &op, const AttributeSource &source);
+    Node(const nodes::Operator &op, const AttributeSource &source);
     // Of a kernel: also refuses inputs whose sizes, as far as they are known, contradict the attributes.
-    Node(const OrtApi &api, const tensorrt::Operator &op, const OrtKernelInfo *info);
+    Node(const OrtApi &api, const nodes::Operator &op, const OrtKernelInfo *info);
 
     // Y's sizes, -1 where the inputs do not tell.  sizes: of the inputs in order, unknown ones -1; the operator's optional
     // bias may be absent.
@@ -27,9 +27,9 @@ public:
     // What the C API knows the node as, on inputs of these sizes.  dtype: convpool_dtype of all tensors.
     convpool_problem problem(const std::vector<Sizes> &sizes, int32_t dtype, bool allow_tf32) const;
 
-    const tensorrt::Operator &op() const { return *op_; }
-    bool constant_weights() const { return value(tensorrt::kConstantWeights) != 0; }
-    bool allow_tf32() const { return value(tensorrt::kAllowTf32) != 0; }
+    const nodes::Operator &op() const { return *op_; }
+    bool constant_weights() const { return value(nodes::kConstantWeights) != 0; }
+    bool allow_tf32() const { return value(nodes::kAllowTf32) != 0; }
 
 private:
     int32_t value(int id, int i = 0) const { return values_[id][i]; }
@@ -42,7 +42,7 @@ private:
     int channel_axis(bool last) const { return last ? rank_ + 1 : 1; }
     static int first_axis(bool last) { return last ? 1 : 2; }
 
-    const tensorrt::Operator *op_;
+    const nodes::Operator *op_;
     std::vector<std::vector<int32_t>> values_;  // one per attribute
     int rank_;
     bool x_last_ = false, y_last_ = false;  // [N, spatial..., channels]; R is as Y
@@ -59,7 +59,7 @@ public:
     Inputs(const OrtApi &api, const OrtKernelContext *context, const ConstantSizes &constants);
 
     const std::vector<Sizes> &sizes() const { return sizes_; }
-    const OrtValue *x() const { return values_[tensorrt::kX]; }
+    const OrtValue *x() const { return values_[nodes::kX]; }
     // Their pointers, and Y's.
     convpool_tensors tensors(const convpool_problem &problem, const OrtValue *y) const;
 

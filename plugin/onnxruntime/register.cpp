@@ -30,7 +30,7 @@ int32_t dtype_of(int32_t element_type) {
 
 // The struct that onnxruntime knows, and behind it what it does not.
 struct CustomOp : OrtCustomOp {
-    const tensorrt::Operator *definition;
+    const nodes::Operator *definition;
     int32_t element_type;
     const OrtApi *api;
 };
@@ -56,7 +56,7 @@ void infer(const CustomOp &op, const OrtShapeInferContext *context) {
         inputs.insert(inputs.begin(), sizes_of(api, x));
     }
     const Sizes y = node.output_sizes(inputs);
-    std::vector<const char *> x_names(inputs[tensorrt::kX].size()), y_names;
+    std::vector<const char *> x_names(inputs[nodes::kX].size()), y_names;
     check(api, api.GetSymbolicDimensions()(x, x_names.data(), x_names.size()));
     std::vector<std::string> names(y.size());
     for (size_t i = 0; i < y.size(); ++i)
@@ -74,7 +74,7 @@ void infer(const CustomOp &op, const OrtShapeInferContext *context) {
 }
 
 // What operators of both providers answer alike.
-CustomOp describe(const OrtApi &api, const tensorrt::Operator &definition, int32_t element_type) {
+CustomOp describe(const OrtApi &api, const nodes::Operator &definition, int32_t element_type) {
     CustomOp op{};
     op.definition = &definition;
     op.element_type = element_type;
@@ -86,7 +86,7 @@ CustomOp describe(const OrtApi &api, const tensorrt::Operator &definition, int32
     op.GetOutputType = [](const OrtCustomOp *self, size_t) { return own(self).element_type; };
     op.GetOutputTypeCount = [](const OrtCustomOp *) -> size_t { return 1; };
     op.GetInputCharacteristic = [](const OrtCustomOp *self, size_t index) -> int32_t {
-        return own(self).definition->plain() && index == tensorrt::kB ? kOptional : kRequired;
+        return own(self).definition->plain() && index == nodes::kB ? kOptional : kRequired;
     };
     op.GetOutputCharacteristic = [](const OrtCustomOp *, size_t) -> int32_t { return kRequired; };
     op.GetInputMemoryType = [](const OrtCustomOp *, size_t) -> int32_t { return kDefaultMemory; };
@@ -140,7 +140,7 @@ OrtCustomOpDomain *domain_of(const OrtApi &api) {
     if (domain != nullptr) return domain;
     OrtCustomOpDomain *made = nullptr;
     check(api, api.CreateCustomOpDomain()(kDomain, &made));
-    for (const tensorrt::Operator &definition : tensorrt::operators())
+    for (const nodes::Operator &definition : nodes::operators())
         for (const int32_t type : kTypes) {
             const CustomOp op = describe(api, definition, type);
             if (dtype_of(type) >= 0) ops.push_back(on_cuda(op));

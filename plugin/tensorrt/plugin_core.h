@@ -5,7 +5,7 @@
 // Errors are exceptions whose message names the attribute or tensor; the adapters' guard turns them into a status.
 #pragma once
 
-#include "operators.h"
+#include "nodes/operators.h"
 
 #include <convpool.h>
 
@@ -15,6 +15,8 @@
 #include <vector>
 
 namespace convpool::tensorrt {
+
+using namespace nodes;
 
 inline constexpr int kMaxDims = 8;
 inline constexpr int kMostTensors = 7;  // X, W, B, scale, shift, R, Y

@@ -245,9 +245,9 @@ print(json.dumps({"error": float(abs(got - fused_conv_avg_pool(x, w, b, pool, co
                   "names": list(schema.OP_TYPES)}))
 """
 LIST = """#include <cstdio>
-#include "operators.h"
+#include "nodes/operators.h"
 int main() {
-    for (const auto &op : convpool::tensorrt::operators()) std::puts(op.name.c_str());
+    for (const auto &op : convpool::nodes::operators()) std::puts(op.name.c_str());
 }
 """
 
@@ -255,13 +255,13 @@ int main() {
 def variants_of_the_plugin(root: Path, folder: Path) -> list[str]:
     """The operators that the TensorRT plugin of the copy has."""
     (folder / "list.cpp").write_text(LIST)
-    places = [f"-I{root / 'plugin/include'}", f"-I{root / 'plugin/tensorrt'}"]
+    places = [f"-I{root / 'plugin/include'}", f"-I{root / 'plugin'}"]
     host_library.run(
         host_library.compiler(),
         "-std=c++20",
         *places,
         folder / "list.cpp",
-        root / "plugin/tensorrt/operators.cpp",
+        root / "plugin/nodes/operators.cpp",
         "-o",
         folder / "list",
     )

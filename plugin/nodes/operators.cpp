@@ -7,7 +7,7 @@
 #include <iterator>
 #include <stdexcept>
 
-namespace convpool::tensorrt {
+namespace convpool::nodes {
 namespace {
 
 enum FieldType : int32_t { kFloat32Field = 1, kInt32Field = 5, kInt64Field = 10 };  // TensorRT's numbers
@@ -216,4 +216,4 @@ std::vector<std::vector<int32_t>> read_attributes(const Operator &op, const Fiel
     return values;
 }
 
-}  // namespace convpool::tensorrt
+}  // namespace convpool::nodes

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operators of ai.convpool as TensorRT plugins: their names, inputs and attributes, and how a plugin's fields become
-// the attributes' values.  No TensorRT type.
+// The operators of ai.convpool for the runtimes that run them: their names, inputs and attributes, and how a node's fields
+// become the attributes' values.  No runtime's types.
 //
 // Errors are exceptions whose message names the attribute; the adapters' guard turns them into a status.
 #pragma once
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace convpool::tensorrt {
+namespace convpool::nodes {
 
 // Throws "<what>; got <got>, expected <expected>".
 [[noreturn]] void refuse(const std::string &what, const std::string &got, const std::string &expected);
@@ -86,4 +86,4 @@ std::vector<std::vector<int32_t>> read_attributes(const Operator &op, const Fiel
 float float_of(int32_t bits);
 std::string float_text(float value);
 
-}  // namespace convpool::tensorrt
+}  // namespace convpool::nodes
