@@ -28,6 +28,7 @@ s2 = Slice(u, one, end, columns, two)
 s3 = Slice(l, zero, end, columns, two)
 s4 = Slice(l, one, end, columns, two)
 """
+STACK = "".join(f"u{i} = Unsqueeze(s{i}, zero)\n" for i in (1, 2, 3, 4)) + "t = Concat<axis=0>(u1, u2, u3, u4)\n"
 CHAIN = "t1 = Add(s1, s2)\nt2 = Add(s3, t1)\nt3 = Add(t2, s4)\n"
 QUARTER = {**CORNERS, "k": np.float32(0.25)}
 
@@ -248,6 +249,12 @@ SLICES = {
     "Sum": (FOUR + "t = Sum(s1, s2, s3, s4)\ny = Mul(k, t)", QUARTER),
     "Mean": (FOUR + "y = Mean(s4, s2, s3, s1)", CORNERS),
     "each corner scaled": (FOUR + "".join(f"m{i} = Mul(s{i}, k)\n" for i in (1, 2, 3, 4)) + "y = Sum(m1, m2, m3, m4)", QUARTER),
+    "stacked, ReduceMean": (FOUR + STACK + "y = ReduceMean<axes=[0], keepdims=0>(t)", {**CORNERS, "zero": [0]}),
+    "stacked, ReduceSum": (FOUR + STACK + "t1 = ReduceSum<keepdims=0>(t, zero)\ny = Mul(t1, k)", {**QUARTER, "zero": [0]}),
+    "stacked behind": (
+        FOUR + STACK.replace("axis=0", "axis=-1") + "y = ReduceMean<axes=[-1], keepdims=0>(t)",
+        {**CORNERS, "zero": [-1]},
+    ),
     "onto zeros": (
         FOUR + "t0 = Add(zero, s1)\n" + CHAIN.replace("s1", "t0") + "y = Mul(t3, k)",
         {**QUARTER, "zero": np.zeros((1, 32, 6, 6), np.float32)},
@@ -261,6 +268,25 @@ def test_mean_of_four_slices(name):
     result = rewrite(graph(CONV + body, constants), 1)
     assert operators(result.graph) == DIRECT
     assert {tensor.name for tensor in result.graph.initializer} == {"w"}
+
+
+STACKED = {
+    "the axis is kept": STACK + "m = ReduceMean<axes=[0], keepdims=1>(t)\ny = Squeeze(m, zero)",
+    "the mean of another axis": STACK + "m = ReduceMean<axes=[1], keepdims=0>(t)\ny = Identity(m)",
+    "stacked along another axis": STACK.replace("axis=0", "axis=1") + "y = ReduceMean<axes=[0], keepdims=0>(t)",
+    "the mean of two axes": STACK + "m = ReduceMean<axes=[0,1], keepdims=0>(t)\ny = Unsqueeze(m, zero)",
+    "one Slice twice": STACK.replace("u4)", "u3)") + "y = ReduceMean<axes=[0], keepdims=0>(t)",
+    "one more tensor": STACK.replace("u4)", "u4, z)") + "y = ReduceMean<axes=[0], keepdims=0>(t)",
+    "a stack read elsewhere": STACK
+    + "y1 = ReduceMean<axes=[0], keepdims=0>(t)\nm = ReduceMax<axes=[0], keepdims=0>(t)\ny = Add(y1, m)",
+    "the sum": STACK + "y = ReduceSum<keepdims=0>(t, zero)",
+}
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_stacks_that_are_no_mean_of_four_slices(name):
+    model = graph(CONV + FOUR + STACKED[name], {**CORNERS, "zero": [0], "z": (1, 1, 32, 6, 6)})
+    rewrite(model, 0)
 
 
 @pytest.mark.parametrize(("opset", "pairs"), [(9, 0), (10, 1)])

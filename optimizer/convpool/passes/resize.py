@@ -48,7 +48,7 @@ def recognise_half(scope: Scope, index: int, rank: int, size: Ints | None) -> Po
         return reject(scope, index, "size of the Resize's input", "unknown", "static spatial sizes")
     kernel = tuple(2 if scale == 0.5 else 1 for scale in scales[2:])
     if any(n % k for n, k in zip(size, kernel, strict=True)):
-        return reject(scope, index, "size halved", list(size), "even numbers")
+        return reject(scope, index, "size halved", list(size), "even numbers; runtimes scale odd ones differently")
     if coordinates == "pytorch_half_pixel" and any(n == k == 2 for n, k in zip(size, kernel, strict=True)):
         return reject(scope, index, "elements that pytorch_half_pixel leaves", 1, "more")
     spec = PoolSpec(kernel, kernel, (0,) * (2 * rank), (1,) * rank)

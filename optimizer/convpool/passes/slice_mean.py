@@ -7,7 +7,8 @@
     +-- Slice [::2, 1::2] -+
     +-- Slice [1::2,1::2] -+
 
-The sum is made of Add, Sum and Mean, with constant factors by Mul and Div on it or on its terms.  The Slices must
+The sum is made of Add, Sum and Mean, with constant factors by Mul and Div on it or on its terms, or of a ReduceMean or ReduceSum
+over the axis on which an Unsqueeze each and a Concat stack the Slices (torch.stack).  The Slices must
 (1) be strided alike, start at each offset of the window exactly once and have equal lengths, on a known size: at size 3
 the Slices broadcast, and compute something else; (2) be averaged: each factor is one over their number, to the rounding
 of the factors' types; and (3) have no other reader.  Zeros among the terms (an accumulator's start) do not count, and no
@@ -39,7 +40,7 @@ MAX_TERM_NODES = 64
 
 def may_be_mean(scope: Scope, index: int) -> str | None:
     """The tensor whose Slices node `index` would average; a sum that goes on is none unless it is a mean already."""
-    terms = _terms(scope, index) if is_op(scope.nodes[index], *SUMMING) else None
+    terms = _terms(scope, index) if _sums(scope, index) else None
     if terms is None or len(terms.slices) < 2:
         return None
     is_mean = math.isclose(sum(terms.weights), 1, rel_tol=terms.rounding)
@@ -126,7 +127,11 @@ def _terms(scope: Scope, index: int) -> _Terms | None:
         found.nodes.add(current)
         if len(found.nodes) > MAX_TERM_NODES:
             return None
-        if is_op(node, "Mul", "Div"):
+        if (stack := _stacked(scope, current)) is not None:
+            terms = list(stack)
+            found.nodes.update(stack.values(), {scope.producer[node.input[0]]})
+            weight = weight / len(terms) if node.op_type == "ReduceMean" else weight
+        elif is_op(node, "Mul", "Div"):
             scaled = _scale(scope, current)
             if scaled is None:
                 return None
@@ -145,7 +150,7 @@ def _terms(scope: Scope, index: int) -> _Terms | None:
                 found.nodes |= zeros  # also where they count as constants: their Shape reads a Slice
             elif (constant := scope.constant(name)) is not None:
                 constants.append(constant)
-            elif producer is not None and is_op(scope.nodes[producer], *SUMMING):
+            elif producer is not None and _sums(scope, producer):
                 pending.append((producer, weight))
             else:
                 return None
@@ -154,6 +159,37 @@ def _terms(scope: Scope, index: int) -> _Terms | None:
         return None
     found.shapes += [constant.shape for constant in constants]
     return found
+
+
+def _sums(scope: Scope, index: int) -> bool:
+    return is_op(scope.nodes[index], *SUMMING) or _stacked(scope, index) is not None
+
+
+def _stacked(scope: Scope, index: int) -> dict[str, int] | None:
+    """For a ReduceMean or ReduceSum over stacked tensors: these tensors, each with its Unsqueeze; None for any other node."""
+    node = scope.nodes[index]
+    concat = scope.producer.get(node.input[0]) if is_op(node, "ReduceMean", "ReduceSum") else None
+    if concat is None or not is_op(scope.nodes[concat], "Concat") or _number(scope, index, "keepdims") != 0:
+        return None
+    names = list(scope.nodes[concat].input)
+    unsqueezes = [scope.producer.get(name) for name in names]
+    found = {
+        scope.nodes[item].input[0]: item for item in unsqueezes if item is not None and is_op(scope.nodes[item], "Unsqueeze")
+    }
+    axis = _number(scope, concat, "axis")
+    axes = {_number(scope, item, "axes") for item in (index, *found.values())}
+    return found if len(found) == len(names) > 1 and axis is not None and axes == {axis} else None
+
+
+def _number(scope: Scope, index: int, name: str) -> int | None:
+    """The one number of an attribute, or of the constant that gives the axes in later opsets; None if it is not that."""
+    node = scope.nodes[index]
+    given = next((item for item in node.attribute if item.name == name), None)
+    if given is not None:
+        numbers = tuple(given.ints) if name == "axes" else (given.i,)
+        return numbers[0] if len(numbers) == 1 and not given.ref_attr_name else None
+    ints = scope.constant_ints(node.input[1]) if name == "axes" and len(node.input) > 1 and node.input[1] else None
+    return ints[0] if ints is not None and len(ints) == 1 else None
 
 
 def _scale(scope: Scope, index: int) -> tuple[str, float, Constant] | None:
