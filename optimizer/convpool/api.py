@@ -24,7 +24,7 @@ from convpool.check.session import evaluate
 from convpool.check.verify import NO_MEMORY, compare, unchanged
 from convpool.errors import ModelError, OptionError, VerificationError
 from convpool.gains import has_open_inputs, recount, time_models, with_macs
-from convpool.ir import schema
+from convpool.ir import domains, schema
 from convpool.ir.external import external_size
 from convpool.ir.model import LoadedModel, load, passes_full_check
 from convpool.ir.model import check as check_model
@@ -81,7 +81,7 @@ class OptimizeResult:
 
     def move_to_domain(self, domain: str) -> None:
         """Give the model's nodes of convpool's operators, and their functions, another domain (`--domain`)."""
-        if schema.move_to_domain(self.model, domain):
+        if domains.move_to_domain(self.model, domain):
             self._loaded.source = None  # no longer what was read
 
 
@@ -175,6 +175,7 @@ def rewrite(
     """`optimize` without its check, by options as data.  input_shapes: by which the size of plain convolutions is judged."""
     result = LoadedModel(ModelProto(), original.base_dir, 0, path=original.path, data_files=original.data_files)
     result.proto.CopyFrom(original.proto)
+    moved = options.lowering != "convavgpool" and domains.move_back(result.proto)
     sizes = given_shapes(original, input_shapes) if "plain_conv" in options.passes else {}
     run = Pipeline(result, original.inferred, options, evaluate, sizes=sizes, tuner=tuner)
     run.run()
@@ -183,6 +184,8 @@ def rewrite(
         check_model(result, "the result", full=passes_full_check(original), inferred=original.inferred)
     else:
         result.source = original.source
+        if moved:
+            result.proto.CopyFrom(original.proto)
     sites = run.log.reports()
     summary = replace(_summary(original, result, sites, run.log.concats), channels_last=run.log.channels_last)
     summary = with_macs(summary, sites, run.macs_before, run.macs_after, {})

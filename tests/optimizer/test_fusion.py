@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 import convpool
 from convpool.cli.common import run
 from convpool.cli.optimize import command
-from convpool.ir import schema
+from convpool.ir import domains, schema
 from tests.support import rewriting
 from tests.support.models import graph, operators, weights
 from tests.support.rewriting import POOL
@@ -651,7 +651,7 @@ block <a>(x, w) => (y) {{ p = LeakyRelu<alpha : float = @a>(x) {PAIR} }}
 
 def test_a_node_of_that_name_in_another_domain_is_left_alone():
     model = optimize(graph(f"p = Relu(x)\n{PAIR}"), prologue=False).model
-    schema.move_to_domain(model, "trt.plugins")
+    domains.move_to_domain(model, "trt.plugins")
     assert optimize(model, check=0).changed is False
 
 

@@ -210,3 +210,43 @@ def test_weights_that_do_not_fit_the_kernel_stay():
         assert [site.reason for site in report.sites] == [
             "ConvAvgPool 'y': shape of the weights; got [32, 3, 3, 16], expected kernel_shape [3, 2]"
         ]
+
+
+def moved(name: str, domain: str = "trt.plugins") -> onnx.ModelProto:
+    result = convpool.optimize(original(name), check=0)
+    result.move_to_domain(domain)
+    assert {node.domain for node in result.model.graph.node if node.op_type in schema.OP_TYPES} == {domain}
+    return result.model
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_nodes_in_another_domain(name):
+    result = convpool.optimize(moved(name), lowering="direct")
+    assert operators(result.model.graph) == dict(sorted({"AveragePool": 1, "Conv": 1, **KINDS[name][1]}.items()))
+    assert not result.model.functions and [entry.domain for entry in result.model.opset_import] == [""]
+    assert_equal(original(name), result.model)
+
+
+def test_nodes_in_another_domain_that_stay():
+    model = moved("a pair")
+    node = next(node for node in model.graph.node if node.op_type in schema.OP_TYPES)
+    for given in ({"exclude": [node.name or node.output[0]], "lowering": "direct"}, {}):
+        result = convpool.optimize(model, check=0, **given)
+        assert not result.changed and result.model.SerializeToString() == model.SerializeToString()
+
+
+@pytest.mark.parametrize("change", ["another body", "another node", "another function"])
+def test_a_domain_with_more_than_these_operators_is_left_alone(change):
+    model = moved("a pair")
+    if change == "another body":
+        average = next(node for node in model.functions[0].node if node.op_type == "AveragePool")
+        average.op_type = "MaxPool"
+        average.attribute.remove(next(item for item in average.attribute if item.name == "count_include_pad"))
+    elif change == "another node":
+        other = onnx.FunctionProto.FromString(model.functions[0].SerializeToString())
+        other.name = "Other"
+        model.functions.append(other)
+    else:
+        model.functions[0].node[0].doc_string = "more"
+    result = convpool.optimize(model, lowering="direct", check=0)
+    assert not result.changed and result.report.sites == []

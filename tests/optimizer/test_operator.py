@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from convpool.algebra import layouts, reference
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.check.session import make_session
-from convpool.ir import schema
+from convpool.ir import domains, schema
 from convpool.ir.model import LoadedModel
 
 POOL = PoolSpec((2, 3), (1, 1), (1, 0, 0, 1), (1, 1))
@@ -228,7 +228,7 @@ def test_the_border_is_zero_and_not_what_the_prologue_makes_of_zero():
 
 def test_moving_to_another_domain_takes_the_fused_variants_along():
     found, _ = fused_variant("ReluConvAvgPoolAdd")
-    schema.move_to_domain(found, "trt.plugins")
+    domains.move_to_domain(found, "trt.plugins")
     assert found.graph.node[0].domain == found.functions[0].domain == "trt.plugins"
     assert {entry.domain for entry in found.opset_import} == {"", "trt.plugins"}
     make_session(LoadedModel(found, None, 0), optimize=False)
@@ -236,14 +236,14 @@ def test_moving_to_another_domain_takes_the_fused_variants_along():
 
 def test_moving_to_a_domain_where_fused_variants_are_already():
     found, _ = fused_variant("ReluConvAvgPoolAdd")
-    schema.move_to_domain(found, "trt.plugins")
+    domains.move_to_domain(found, "trt.plugins")
     more, _ = fused_variant("ReluConvAvgPoolAdd")
     found.functions.extend(more.functions)
     found.opset_import.extend(entry for entry in more.opset_import if entry.domain)
     found.graph.node.extend(more.graph.node)
     found.graph.node[1].name = found.graph.node[1].output[0] = "second"
     found.graph.output.add().CopyFrom(helper.make_tensor_value_info("second", TensorProto.FLOAT, [None] * 4))
-    schema.move_to_domain(found, "trt.plugins")
+    domains.move_to_domain(found, "trt.plugins")
     assert [(entry.domain, entry.version) for entry in found.opset_import] == [("", 17), ("trt.plugins", 2)]
     assert [(function.domain, function.name) for function in found.functions] == [("trt.plugins", "ReluConvAvgPoolAdd")]
     make_session(LoadedModel(found, None, 0), optimize=False)

@@ -289,35 +289,6 @@ def used_in(model: onnx.ModelProto) -> set[str]:
     return {node.op_type for node in model_nodes(model) if is_operator(node)}
 
 
-def move_to_domain(model: onnx.ModelProto, domain: str) -> bool:
-    """Give the model's nodes of these operators and their functions another domain, for runtimes that look for it there.
-
-    Functions that the domain has already, of an earlier move, stay.  Returns whether there was anything to move.
-    """
-    nodes = [node for node in model_nodes(model) if is_operator(node)]
-    if domain == DOMAIN or not nodes:
-        return False
-    for node in nodes:
-        node.domain = domain
-    known = {function.name for function in model.functions if function.domain == domain}
-    for index in reversed(range(len(model.functions))):
-        function = model.functions[index]
-        if function.domain == DOMAIN:
-            function.domain = domain
-            if function.name in known:
-                del model.functions[index]
-    for holder in (model, *model.functions):
-        own = [entry for entry in holder.opset_import if entry.domain == DOMAIN]
-        there = [entry for entry in holder.opset_import if entry.domain == domain]
-        for entry in own:
-            if there:
-                there[0].version = max(there[0].version, entry.version)
-                holder.opset_import.remove(entry)
-            else:
-                entry.domain = domain
-    return True
-
-
 def register_schema() -> None:
     """Make the operators known to onnx's checker and shape inference in this process; a second call does nothing."""
     if onnx.defs.has(OP_TYPE, VERSION, DOMAIN):
