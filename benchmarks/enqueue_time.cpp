@@ -122,13 +122,16 @@ private:
 
 struct Library {
     Library(const char *library_path, const Shape &shape, CUstream stream)
-        : path(library_path), layer(library_path, shape, stream), warm((layer.enqueue(), true)),
-          kernels(stream, [&] { layer.enqueue(); }) {}
+        : path(library_path), layer(library_path, shape, stream) {
+        call();  // the first enqueue transforms the weights, which later ones find
+        kernels = std::make_unique<Kernels>(stream, [&] { call(); });
+    }
+    void call() { layer.enqueue(); }
+
     const char *path;
     Layer layer;
-    bool warm;  // the first enqueue transforms the weights, which later ones find
-    Kernels kernels;
-    std::vector<double> enqueue_us, bare_us;
+    std::unique_ptr<Kernels> kernels;
+    std::vector<double> call_us, bare_us;
 };
 
 int run(int count, char **arguments) {
@@ -136,20 +139,11 @@ int run(int count, char **arguments) {
     const CUstream stream = open_device();
     std::vector<std::unique_ptr<Library>> libraries;
     for (const char *path : paths) libraries.push_back(std::make_unique<Library>(path, shape, stream));
-    for (int round = -10; round < rounds; ++round)  // the first ten warm up
-        for (const auto &library : libraries) {
-            const double enqueue = time_calls(stream, [&] { library->layer.enqueue(); });
-            const double bare = time_calls(stream, [&] { library->kernels.launch(); });
-            if (round < 0) continue;
-            library->enqueue_us.push_back(enqueue);
-            library->bare_us.push_back(bare);
-        }
+    time_in_turn(stream, rounds, libraries);
     for (const auto &library : libraries) {
-        const double enqueue = median(library->enqueue_us), bare = median(library->bare_us);
-        std::printf("{\"library\": \"%s\", \"layer\": [%d, %d, %d, %d, %d], \"kernels\": %zu, \"enqueue_us\": %.2f, "
-                    "\"bare_us\": %.2f, \"more_us\": %.2f}\n",
-                    library->path, shape.n, shape.c, shape.m, shape.h, shape.w, library->kernels.count(), enqueue, bare,
-                    enqueue - bare);
+        std::printf("{\"library\": \"%s\", \"layer\": [%d, %d, %d, %d, %d], ", library->path, shape.n, shape.c, shape.m, shape.h,
+                    shape.w);
+        print_times(*library, "enqueue_us");
     }
     return 0;
 }

@@ -147,4 +147,23 @@ inline Options options(const std::string &program, int count, char **arguments) 
     return given;
 }
 
+// Times libraries in turn, round after round: each its own call(), then its bare kernels.  The first ten rounds warm up.
+template <typename Libraries> void time_in_turn(CUstream stream, int rounds, const Libraries &libraries) {
+    for (int round = -10; round < rounds; ++round)
+        for (const auto &library : libraries) {
+            const double call = time_calls(stream, [&] { library->call(); });
+            const double bare = time_calls(stream, [&] { library->kernels->launch(); });
+            if (round < 0) continue;
+            library->call_us.push_back(call);
+            library->bare_us.push_back(bare);
+        }
+}
+
+// The end of a library's JSON object; `call` names its own time.
+template <typename Library> void print_times(const Library &library, const char *call) {
+    const double own = median(library.call_us), bare = median(library.bare_us);
+    std::printf("\"kernels\": %zu, \"%s\": %.2f, \"bare_us\": %.2f, \"more_us\": %.2f}\n", library.kernels->count(), call, own,
+                bare, own - bare);
+}
+
 }  // namespace host_timing

@@ -92,30 +92,25 @@ public:
         tensors_.y = memory(2 * n * m * properties_.out_spatial[0] * properties_.out_spatial[1]);
         tensors_.workspace_bytes = properties_.workspace_bytes;
         tensors_.workspace = memory(tensors_.workspace_bytes);
-        launch();
-        kernels_ = std::make_unique<Kernels>(stream, [&] { launch(); });
+        call();
+        kernels = std::make_unique<Kernels>(stream, [&] { call(); });
     }
     Planned(const Planned &) = delete;
     ~Planned() { library_.destroy(plan_); }
 
-    void time_round(bool counts) {
-        const double planned = time_calls(stream_, [&] { launch(); });
-        const double bare = time_calls(stream_, [&] { kernels_->launch(); });
-        if (!counts) return;
-        planned_us_.push_back(planned);
-        bare_us_.push_back(bare);
-    }
+    void call() { library_.check(library_.launch(plan_, &tensors_, stream_)); }
 
     void print(const Shape &s) const {
-        const double planned = median(planned_us_), bare = median(bare_us_);
-        std::printf("{\"library\": \"%s\", \"layer\": [%d, %d, %d, %d, %d], \"tactic\": \"%s\", \"kernels\": %zu, "
-                    "\"plan_launch_us\": %.2f, \"bare_us\": %.2f, \"more_us\": %.2f}\n",
-                    path_, s.n, s.c, s.m, s.h, s.w, properties_.name, kernels_->count(), planned, bare, planned - bare);
+        std::printf("{\"library\": \"%s\", \"layer\": [%d, %d, %d, %d, %d], \"tactic\": \"%s\", ", path_, s.n, s.c, s.m, s.h, s.w,
+                    properties_.name);
+        print_times(*this, "plan_launch_us");
     }
+
+    std::unique_ptr<Kernels> kernels;
+    std::vector<double> call_us, bare_us;
 
 private:
     static void *memory(size_t bytes) { return reinterpret_cast<void *>(allocate(bytes)); }
-    void launch() { library_.check(library_.launch(plan_, &tensors_, stream_)); }
 
     const char *path_;
     Library library_;
@@ -123,8 +118,6 @@ private:
     convpool_plan *plan_ = nullptr;
     convpool_plan_properties properties_{};
     convpool_tensors tensors_{};
-    std::unique_ptr<Kernels> kernels_;
-    std::vector<double> planned_us_, bare_us_;
 };
 
 int run(int count, char **arguments) {
@@ -132,8 +125,7 @@ int run(int count, char **arguments) {
     const CUstream stream = open_device();
     std::vector<std::unique_ptr<Planned>> libraries;
     for (const char *path : paths) libraries.push_back(std::make_unique<Planned>(path, shape, stream));
-    for (int round = -10; round < rounds; ++round)  // the first ten warm up
-        for (const auto &library : libraries) library->time_round(round >= 0);
+    time_in_turn(stream, rounds, libraries);
     for (const auto &library : libraries) library->print(shape);
     return 0;
 }
