@@ -103,9 +103,11 @@ bench-cpu: $(VENV)/.test
 	$(BIN)/python -m benchmarks.scale --json benchmarks/results/scale.json
 
 # On a machine with a GPU, whose name the files get.  BENCH_FLAGS="--tensorrt-python PROGRAM" adds TensorRT's kernels; the records
-# of an H200 have --tensorrt-level 2, --replays 11 and --plans 50 (suita-table2) or 24 besides.
+# of an H200 have --tensorrt-level 2, --replays 11 and --plans 50 (suita-table2) or 24 besides.  Those of the papers' methods
+# have no TensorRT, --replays 9 and --plans 16 to 24.
 GPU ?= gpu
 BENCH_FLAGS ?=
+PAPERS_METHODS := --methods 'cudnn_*' --methods 'cublas_*' --methods sat_direct --methods convpool --methods 'convpool_*'
 RESULTS := benchmarks/results/$(GPU)
 bench-gpu: COMMIT = $(shell git rev-parse HEAD)
 bench-gpu: BENCH = $(BIN)/convpool-bench $(BENCH_FLAGS) --commit $(COMMIT)
@@ -118,6 +120,14 @@ bench-gpu: install
 	$(BENCH) densenet --prologue --precision fp16 --json $(RESULTS)_densenet_prologue.json
 	$(BENCH) tokura --precision fp16 --precision tf32 --json $(RESULTS)_tokura.json
 	$(BENCH) plain --precision fp16 --json $(RESULTS)_plain.json
+	$(BENCH) suita-table1 --precision fp32 $(PAPERS_METHODS) --json $(RESULTS)_suita_table1_fp32.json
+	$(BENCH) suita-table2 --precision tf32 --precision bf16 $(PAPERS_METHODS) --json $(RESULTS)_suita_table2_tf32_bf16.json
+	$(BENCH) tokura $(PAPERS_METHODS) --json $(RESULTS)_tokura_fp32_fp16.json
+	$(BENCH) windows networks $(PAPERS_METHODS) --json $(RESULTS)_windows_networks.json
+	$(BENCH) suita-table2 --layout nchw $(PAPERS_METHODS) --json $(RESULTS)_suita_table2_fp16_nchw.json
+	$(BENCH) cuconv --layout nchw --methods cudnn_fused --methods cublas_fused --methods cuconv --methods 'convpool*' \
+	    --json $(RESULTS)_cuconv.json
+	$(BIN)/python examples/filter_bank --measure $(RESULTS)_filter_bank.json
 
 # Engines, for hours; TENSORRT_PYTHON is the Python that has TensorRT, pycuda and convpool with its libraries, DIGITS a file of
 # the digits' test images where that has no scikit-learn (docs/tensorrt.md).
