@@ -11,7 +11,7 @@ import click
 from bank import KINDS, Pooling, run_numpy
 from files import contact_sheet, find, read, run_folder, run_folder_on_gpu
 from gpu import Gpu
-from measure import BACKENDS, end_to_end, plot, sweep
+from measure import BACKENDS, end_to_end, machine, plot, sweep
 from rich.progress import Progress
 
 SHEET = ("average", "max")
@@ -84,7 +84,11 @@ def main(
 def measure(path: Path, plot_path: Path | None, counts: list[int], size: int, pooling: Pooling) -> None:
     """Write and show all times."""
     gpu = gpu_or_none((size, size), pooling)
-    found = {"in_memory_s": sweep(counts, size, pooling, gpu), "files": end_to_end(max(counts), size, pooling, gpu)}
+    found = {
+        "machine": machine(gpu),
+        "in_memory_s": sweep(counts, size, pooling, gpu),
+        "files": end_to_end(max(counts), size, pooling, gpu),
+    }
     path.write_text(json.dumps(found, indent=1) + "\n")
     click.echo(json.dumps(found, indent=1))
     if plot_path is not None:

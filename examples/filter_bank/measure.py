@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import time
@@ -39,6 +40,11 @@ def seconds(work: Callable[[], Any], runs: int = RUNS) -> float:
         work()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+def machine(gpu: Gpu | None) -> dict[str, Any]:
+    """What measures: the GPU's name and the number of cores."""
+    return {"gpu": gpu.driver.Device(0).name() if gpu else None, "cores": os.cpu_count()}
 
 
 def sweep(counts: list[int], size: int, pooling: Pooling, gpu: Gpu | None) -> dict[str, dict[str, float]]:

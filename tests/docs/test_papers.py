@@ -90,6 +90,26 @@ def test_cuconv_s_own_question():
     assert found.here.endswith(f"faster in {sum(ratio > 1 for ratio in ratios)} of {len(ratios)}")
 
 
+def test_the_course_report_s_filters():
+    found = json.loads((ROOT / "benchmarks" / "results" / "h200_filter_bank.json").read_text())
+    memory, files = found["in_memory_s"], found["files"]
+    assert f"{memory['loop']['100'] / memory['GPU']['100']:,.0f} times in memory" in claim("a GPU filters").here
+    assert f"{files['loop_s'] / files['end_to_end_s']:.0f} from files" in claim("a GPU filters").here
+    slower = max(files["files_s"], files["transfers_s"])
+    assert f"{files['end_to_end_s'] / slower:.2f} times as long as the files alone" in claim("the GPU's results").why
+    assert files["equal"] and files["end_to_end_s"] < 1.3 * slower and files["loop_s"] > 20 * files["end_to_end_s"]
+
+
+def test_rows_of_other_suites_were_run_by_all_methods():
+    lines = papers.coverage().splitlines()
+    for label, (file, precision, _) in papers.OTHERS.items():
+        (line,) = [line for line in lines if line.startswith(f"| {label} |")]
+        rows = times(file, precision)
+        ratios = [min(us for name, us in row.items() if not name.startswith("convpool")) / row["convpool"] for row in rows]
+        assert line.endswith(f"| {statistics.geometric_mean(ratios):.2f} | {min(ratios):.2f} |")
+        assert line in PAGE
+
+
 def test_every_cell_of_the_papers_tables_is_on_record():
     """Of Suita's 200 and Tokura's 250, each checked before it was timed."""
     assert [papers.cells(table) for table in papers.TABLES] == [(100, 100), (100, 100), (125, 125), (125, 125)]
