@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands before and behind a pair: each rule by which it is fused, and each reason why it is not."""
+"""What stands before and behind a pair: each rule by which it is fused."""
 
 from __future__ import annotations
 
@@ -12,44 +12,23 @@ import convpool
 from convpool.cli.common import run
 from convpool.cli.optimize import command
 from convpool.ir import domains, schema
-from tests.support import rewriting
+from tests.support.fusing import (
+    BEHIND,
+    BOTH,
+    HALF,
+    NORM,
+    PAIR,
+    PER_CHANNEL,
+    RESIDUAL,
+    SKIP,
+    TAIL,
+    only,
+    operator_nodes,
+    optimize,
+    rewrite,
+)
 from tests.support.models import graph, operators, weights
 from tests.support.rewriting import POOL
-
-PAIR = f"h = Conv<pads=[1,1,1,1]>(p, w)\ny = {POOL}(h)"
-TAIL = PAIR.replace("y =", "q =").replace("(p, w", "(x, w")
-SKIP = f"u = Conv(x, v)\nr = {POOL}(u)"
-NORM = {"g": (16,), "b": (16,), "m": (16,), "d": np.full(16, 2, np.float32)}
-BEHIND = {"g": (32,), "b": (32,), "m": (32,), "d": np.full(32, 2, np.float32)}
-PER_CHANNEL = {"k": (16, 1, 1), "t": (1, 16, 1, 1), "s": np.float32(-0.5)}
-HALF = weights((32, 16, 3, 3), dtype=np.float16)
-RESIDUAL = "float[1,16,12,12] x, float[1,32,6,6] r"
-
-
-BOTH = {"prologue": True, "epilogue": True}
-"""The options that this file is about; off by default."""
-
-
-def optimize(model: onnx.ModelProto, **options) -> convpool.OptimizeResult:
-    """`convpool.optimize` with both options unless said otherwise."""
-    return convpool.optimize(model, **(BOTH | options))
-
-
-def rewrite(model: onnx.ModelProto, pairs: int, lowering: str = "convavgpool", **options) -> onnx.ModelProto:
-    """`rewriting.rewrite`, likewise."""
-    return rewriting.rewrite(model, pairs, lowering, **(BOTH | options))
-
-
-def operator_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """The nodes of convpool's operators."""
-    return [node for node in model.graph.node if schema.is_operator(node)]
-
-
-def only(model: onnx.ModelProto) -> onnx.NodeProto:
-    """The one node of a model into which all else was fused."""
-    assert [schema.is_operator(node) for node in model.graph.node] == [True], operators(model.graph)
-    return model.graph.node[0]
-
 
 PROLOGUES = {
     "Relu": ("p = Relu(x)", "Relu"),
@@ -351,293 +330,6 @@ block (x, w, g, b, m, d) => (y) {{ k = Constant<value = float {{2.0}}>() n = Mul
     found = rewrite(model, 1, "convavgpool")
     assert "AffineReluConvAvgPool" in operators(found.functions[0])
     assert {entry.domain: entry.version for entry in found.functions[0].opset_import} == {"": 17, "ai.convpool": 2}
-
-
-REFUSALS = {
-    # before the pair
-    "read elsewhere": (
-        f"p = Relu(x)\n{PAIR}\nz = Sigmoid(p)",
-        {},
-        {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
-        "Relu 'p': output 'p' has 2 readers; got other readers, expected only the convolution",
-    ),
-    "a graph output": (
-        f"p = Relu(x)\n{PAIR}",
-        {},
-        {"outputs": "float[a,b,c,d] y, float[a,b,e,f] p"},
-        "Relu 'p': output 'p' is a graph output; got other readers, expected only the convolution",
-    ),
-    "captured by a branch": (
-        f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\nz = If(flag) <"
-        "then_branch = t () => (float[1,16,12,12] i) { i = Sigmoid(p) }, "
-        "else_branch = e () => (float[1,16,12,12] j) { j = Tanh(p) }>\ny = Identity(q)",
-        {},
-        {"inputs": "float[1,16,12,12] x, bool flag", "outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
-        "Relu 'p': output 'p' is read by a subgraph; got other readers, expected only the convolution",
-    ),
-    "training BatchNormalization": (
-        f"p, i, j = BatchNormalization<training_mode=1>(x, g, b, m, d)\n{PAIR}",
-        NORM,
-        {},
-        "BatchNormalization 'p': form; got training, expected inference",
-    ),
-    "BatchNormalization by a caller": (
-        f"p = BatchNormalization(x, g, b, m, d)\n{PAIR}",
-        {k: v for k, v in NORM.items() if k != "g"},
-        {"inputs": "float[1,16,12,12] x, float[16] g"},
-        "BatchNormalization 'p': constant operands; got computed ones, expected constants per channel",
-    ),
-    "negative variance": (
-        f"p = BatchNormalization(x, g, b, m, d)\n{PAIR}",
-        {**NORM, "d": np.full(16, -1, np.float32)},
-        {},
-        "BatchNormalization 'p': constant operands; got a division by 0, infinity or NaN, expected finite numbers",
-    ),
-    "a graph output by way of Identity": (
-        f"p = Relu(x)\ni = Identity(p)\n{PAIR.replace('(p,', '(i,')}",
-        {},
-        {"outputs": "float[a,b,c,d] y, float[a,b,e,f] p"},
-        "Relu 'p': output 'p' is a graph output; got other readers, expected only the convolution",
-    ),
-    "BatchNormalization per position": (
-        f"p = BatchNormalization<spatial=0>(x, g, b, m, d)\n{PAIR}",
-        dict.fromkeys("gbm", (16, 12, 12)) | {"d": np.ones((16, 12, 12), np.float32)},
-        {"opset": 7},
-        "BatchNormalization 'p': spatial; got 0, expected 1",
-    ),
-    "differs by position": (
-        f"p = Mul(x, k)\n{PAIR}",
-        {"k": (12, 12)},
-        {},
-        "Mul 'p': operands; got two that vary over space, expected one that does not",
-    ),
-    "differs by sample": (
-        f"p = Add(x, k)\n{PAIR}",
-        {"k": (2, 1, 1, 1)},
-        {"inputs": "float[2,16,12,12] x"},
-        "Add 'p': constant operands; got computed ones, expected constants per channel",
-    ),
-    "channels widened": (
-        f"p = Mul(x, k)\n{PAIR}",
-        {"k": (16, 1, 1)},
-        {"inputs": "float[1,1,12,12] x"},
-        "Mul 'p': channels; got 1, expected 16, not widened",
-    ),
-    "rank raised": (
-        f"p = Mul(x, k)\n{PAIR}",
-        {"k": (1, 1, 1, 1)},
-        {"inputs": "float[16,12,12] x"},
-        "Mul 'p': rank; got 3, expected 4",
-    ),
-    "behind a convolution": (
-        f"c = Conv<pads=[1,1,1,1]>(x, v)\np = Relu(c)\n{PAIR}",
-        {"v": (16, 16, 3, 3)},
-        {},
-        "Relu 'p': prologue; got Conv 'c' before it, which fuses it, expected a tensor that stays as it is",
-    ),
-    "behind a residual of a convolution": (
-        f"c = Conv<pads=[1,1,1,1]>(x, v)\ns = Add(x, c)\np = Relu(s)\n{PAIR}",
-        {"v": (16, 16, 3, 3)},
-        {},
-        "Relu 'p': prologue; got Conv 'c' before it, which fuses it, expected a tensor that stays as it is",
-    ),
-    # behind it
-    "result read elsewhere": (
-        f"{TAIL}\ny = Relu(q)\nz = Sigmoid(q)",
-        {},
-        {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
-        "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected only Relu",
-    ),
-    "result is an output": (
-        f"{TAIL}\ny = Relu(q)",
-        {},
-        {"outputs": "float[a,b,c,d] y, float[a,b,e,f] q"},
-        "ConvAvgPool 'q': result 'q' is a graph output; got other readers, expected only Relu",
-    ),
-    "result captured by a branch": (
-        f"{TAIL}\ny = Relu(q)\nz = If(flag) <"
-        "then_branch = t () => (float[1,32,6,6] i) { i = Sigmoid(q) }, "
-        "else_branch = e () => (float[1,32,6,6] j) { j = Tanh(q) }>",
-        {},
-        {"inputs": "float[1,16,12,12] x, bool flag", "outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
-        "ConvAvgPool 'q': result 'q' is read by a subgraph; got other readers, expected only Relu",
-    ),
-    "added to itself": (
-        f"{TAIL}\ny = Add(q, q)",
-        {},
-        {},
-        "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected only Add",
-    ),
-    "residual by way of itself": (
-        f"{TAIL}\nt = Elu(q)\ny = Add(q, t)",
-        {},
-        {},
-        "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected only Add",
-    ),
-    "residual that broadcasts over space": (
-        f"{TAIL}\ny = Add(q, r)",
-        {},
-        {"inputs": "float[1,16,12,12] x, float[1,32,1,6] r"},
-        "Add 'y': shape of the residual; got [1, 32, 1, 6], expected provably the result's, [1, 32, 6, 6]",
-    ),
-    "residual per channel": (
-        f"{TAIL}\ny = Add(q, r)",
-        {},
-        {"inputs": "float[1,16,12,12] x, float[1,32,1,1] r"},
-        "Add 'y': shape of the residual; got [1, 32, 1, 1], expected provably the result's, [1, 32, 6, 6]",
-    ),
-    "residual that widens the batch": (
-        f"{TAIL}\ny = Add(q, r)",
-        {},
-        {"inputs": "float[1,16,12,12] x, float[4,32,6,6] r"},
-        "Add 'y': shape of the residual; got [4, 32, 6, 6], expected provably the result's, [1, 32, 6, 6]",
-    ),
-    "residual of lower rank": (
-        f"{TAIL}\ny = Add(q, r)",
-        {},
-        {"inputs": "float[1,16,12,12] x, float[32,6,6] r"},
-        "Add 'y': shape of the residual; got [32, 6, 6], expected provably the result's, [1, 32, 6, 6]",
-    ),
-    "residual of open size": (
-        f"{TAIL}\ny = Add(q, r)",
-        {},
-        {"inputs": "float[N,16,12,12] x, float[M,32,6,6] r"},
-        "Add 'y': shape of the residual; got ['M', 32, 6, 6], expected provably the result's, ['N', 32, 6, 6]",
-    ),
-    "a sum of three": (
-        f"{TAIL}\ny = Sum(q, r, s)",
-        {},
-        {"inputs": RESIDUAL + ", float[1,32,6,6] s"},
-        "Sum 'y': operands; got 3, expected 2",
-    ),
-    "a difference": (
-        f"{TAIL}\ny = Sub(q, r)",
-        {},
-        {"inputs": RESIDUAL},
-        "Sub 'y': constant operands; got computed ones, expected constants per channel",
-    ),
-    "a product of maps": (
-        f"{TAIL}\ny = Mul(q, r)",
-        {},
-        {"inputs": RESIDUAL},
-        "Mul 'y': operands; got two that vary over space, expected one that does not",
-    ),
-    "a computed factor": (
-        f"{TAIL}\ny = Mul(q, r)",
-        {},
-        {"inputs": "float[1,16,12,12] x, float[1,32,1,1] r"},
-        "Mul 'y': constant operands; got computed ones, expected constants per channel",
-    ),
-    "computed weights": (
-        f"{TAIL.replace('w)', 'v)')}\ny = Mul(q, s)",
-        {"s": np.float32(2)},
-        {"inputs": "float[1,16,12,12] x, float[32,16,3,3] v"},
-        "ConvAvgPool 'q': weights; got computed, or an input that a caller may override, expected constants",
-    ),
-    "weights beyond the type": (
-        f"{TAIL}\ny = Mul(q, s)",
-        {"w": np.full((32, 16, 3, 3), 1e30, np.float32), "s": np.float32(1e30)},
-        {},
-        "Mul 'y': constants folded into weights; got numbers too large or small, expected ones that the type has",
-    ),
-    "scale beyond the type": (
-        f"n = Mul(x, s)\np = Mul(n, s)\n{PAIR}",
-        {"s": np.float32(1e30)},
-        {},
-        "Mul 'p': scale and shift; got numbers too large or small, expected ones that the type has",
-    ),
-    "scale too small": (
-        f"n = Mul(x, s)\np = Mul(n, s)\n{PAIR}",
-        {"w": HALF, "s": np.float16(1e-4)},
-        {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"},
-        "Mul 'p': scale and shift; got numbers too large or small, expected ones that the type has",
-    ),
-    "weights too small": (
-        f"{TAIL}\ny = Mul(q, s)",
-        {"w": HALF / 64, "s": np.float16(1e-4)},
-        {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"},
-        "Mul 'y': constants folded into weights; got numbers too large or small, expected ones that the type has",
-    ),
-    "slope beyond float16": (
-        f"p = LeakyRelu<alpha=-1e5>(x)\n{PAIR}",
-        {},
-        {},
-        "LeakyRelu 'p': slope; got -100000, expected a number of float16",
-    ),
-    "widened behind": (
-        "h = Conv<pads=[6,6,6,6]>(x, v)\n" + f"q = {POOL}(h)\ny = Mul(q, k)",
-        {"v": (1, 16, 13, 13), "k": (8, 1, 1)},
-        {},
-        "Mul 'y': channels; got constants that widen them, expected 1 or 1",
-    ),
-    "a factor behind a residual": (
-        f"{TAIL}\nn = Add(q, r)\ny = Mul(n, s)",
-        {"s": np.float32(2)},
-        {"inputs": RESIDUAL},
-        "Mul 'y': map behind a residual; got one that its convolution cannot fold, expected a convolution with constant "
-        "weights that nothing else reads",
-    ),
-    "a factor behind a residual that is read elsewhere": (
-        f"{TAIL}\nr = Conv<strides=[2,2]>(x, v)\nn = Add(q, r)\ny = Mul(n, s)\nz = Tanh(r)",
-        {"v": (32, 16, 1, 1), "s": np.float32(2)},
-        {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
-        "Mul 'y': map behind a residual; got one that its convolution cannot fold, expected a convolution with constant "
-        "weights that nothing else reads",
-    ),
-    "a factor behind a residual of a fused variant": (
-        f"{TAIL}\n{SKIP}\nt = Relu(r)\nn = Add(q, t)\ny = Mul(n, s)",
-        {"v": (32, 16, 1, 1), "s": np.float32(2)},
-        {},
-        "Mul 'y': map behind a residual; got one that its convolution cannot fold, expected a convolution with constant "
-        "weights that nothing else reads",
-    ),
-    "a second residual": (
-        f"{TAIL}\nn = Add(q, r)\ny = Add(s, n)",
-        {},
-        {"inputs": RESIDUAL + ", float[1,32,6,6] s"},
-        "Add 'y': residual; got a second one, expected one",
-    ),
-}
-
-
-ADDED = {"a factor behind a residual of a fused variant": {"ConvAvgPoolRelu", "ConvAvgPoolAdd"}}
-"""What is left where it is more than the residual before the one refused."""
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_refused_with_a_reason(name):
-    body, constants, given, expected = REFUSALS[name]
-    model = graph(body, constants, **given)
-    result = optimize(model, check=0)
-    assert expected in [reason for site in result.report.sites for reason in site.beside]
-    onnx.checker.check_model(result.model, full_check=True)
-    kinds = {node.op_type for node in operator_nodes(result.model)}
-    assert kinds == ADDED.get(name, {"ConvAvgPoolAdd"} if "n = Add" in body else {"ConvAvgPool"})
-    if "beyond" not in name and "negative" not in name and "training" not in name:
-        assert convpool.verify(model, result.model).passed
-
-
-def test_parameters_that_do_not_fit_the_channels_are_refused():
-    result = optimize(graph(f"p = BatchNormalization(x, f, f, f, f)\n{PAIR}", {"f": np.ones(5, np.float32)}), check=0)
-    assert [node.op_type for node in operator_nodes(result.model)] == ["ConvAvgPool"]
-    assert result.report.sites[0].beside == ("BatchNormalization 'p': parameters; got {5}, expected 16 of each",)
-
-
-STOPS = {
-    "another activation": (f"p = Tanh(x)\n{PAIR}", "ConvAvgPool"),
-    "a second activation": (f"n = Relu(x)\np = LeakyRelu(n)\n{PAIR}", "LeakyReluConvAvgPool"),
-    "a map between activation and convolution": (f"n = Relu(x)\np = Mul(n, s)\n{PAIR}", "AffineConvAvgPool"),
-    "an activation behind an activation": (f"{TAIL}\nn = Relu(q)\ny = LeakyRelu(n)", "ConvAvgPoolRelu"),
-    "an Add behind an activation": (f"{TAIL}\nn = Relu(q)\ny = Add(n, r)", "ConvAvgPoolRelu"),
-    "an Identity alone": (f"p = Identity(x)\n{PAIR.replace('y =', 'q =')}\ny = Identity(q)", "ConvAvgPool"),
-}
-
-
-@pytest.mark.parametrize("name", STOPS)
-def test_stops_where_the_operator_s_order_ends(name):
-    body, kind = STOPS[name]
-    model = rewrite(graph(body, {"s": np.float32(-2)}, inputs=RESIDUAL), 1, "convavgpool")
-    assert operator_nodes(model)[0].op_type == kind and len(model.graph.node) > 1
 
 
 def test_alpha_of_a_function_s_attribute_is_unknown():
