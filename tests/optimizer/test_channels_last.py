@@ -296,3 +296,19 @@ def test_an_image_s_convolution_beside_an_average_is_taken():
     constants = {"i": weights((32, 3, 3, 3)), "j": weights((32, 32, 3, 3)) / 17}
     result = for_cuda(graph(text, {**NARROW, **constants}, inputs="float[4,3,64,64] x"))
     assert "Conv" not in operators(result.model.graph) and "AveragePool" not in operators(result.model.graph)
+
+
+def test_a_function_s_own_chain_has_its_own_layout():
+    functions = f"""<opset_import: ["": 17], domain: "local">
+    net (a, w, k) => (y) {{ {TAIL.replace("(x,", "(a,")} q = Softsign(p) t = Conv<pads=[1,1,1,1]>(q, k) z = {POOL}(t)
+    y = Relu(z) }}"""
+    body = "g = local.net(x, w, k)\nh = local.net(g, w, k)\ny = Relu(h)"
+    model = graph(body, NARROW, inputs="float[4,16,64,64] x", functions=functions, imports=', "local": 1')
+    before = model.SerializeToString(deterministic=True)
+    result = convpool.optimize(model, target="cuda", check=0)
+    assert model.SerializeToString(deterministic=True) == before
+    feeds = random_feeds(model)
+    (wanted,), (got,) = (sessions.run(item, feeds) for item in (model, result.model))
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=4 * RTOL * np.abs(wanted).max())
+    again = convpool.optimize(result.model, target="cuda", check=0)
+    assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)

@@ -65,5 +65,6 @@ def _next_commands(report: Report, model: str) -> list[str]:
     engine = shlex.quote(str(Path(model).with_suffix(".engine")))
     return [
         f"on a CPU: convpool optimize {name} --target cpu --time",
+        f"in onnxruntime on a GPU: convpool optimize {name} --target cuda",
         f"in TensorRT: convpool build {name} -o {engine}",
     ]
