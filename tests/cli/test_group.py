@@ -100,6 +100,7 @@ def test_inspect_tells_the_gain_and_what_to_run_and_writes_nothing(model, capsys
         "rewrites  1 of 1 convolution: 664 k -> 166 k multiply-adds",
         "model     664 k -> 166 k multiply-adds (-75 %)",
         "next      on a CPU: convpool optimize in.onnx --target cpu --time",
+        "next      in onnxruntime on a GPU: convpool optimize in.onnx --target cuda",
         "next      in TensorRT: convpool build in.onnx -o in.engine",
     ]
     assert os.listdir() == ["in.onnx"]
