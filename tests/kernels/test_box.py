@@ -82,8 +82,8 @@ def test_pointers_are_checked(lib):
 
 
 def test_each_call_is_one_launch_that_covers_the_output(lib):
-    """Of 17 x 17 means, an item makes 4 x 2 vectors of 8 channels; element by element, 8 x 1 of one."""
-    vectors = 4 * 5 * 9 * 8
+    """Of 17 x 17 means, an item makes 4 x 1 vectors of 8 channels; element by element, 8 x 1 of one."""
+    vectors = 4 * 5 * 17 * 8
     assert launches(lib, problem()) == [(-(-vectors // 256), 256)]
     assert launches(lib, problem(gated=True), gate=X) == launches(lib, problem())
     single = 4 * 3 * 17 * 64
@@ -92,7 +92,8 @@ def test_each_call_is_one_launch_that_covers_the_output(lib):
 
 
 def test_the_adjoint_covers_the_input(lib):
-    assert launches(lib, problem(), adjoint=True) == [(-(-4 * 4 * 8 * 8 // 256), 256)]
+    assert launches(lib, problem(), adjoint=True) == [(-(-4 * 4 * 16 * 8 // 256), 256)]
+    assert launches(lib, problem(gated=True), adjoint=True, gate=GATE) == [(-(-4 * 8 * 16 * 8 // 256), 256)]
     halving = problem(strides=(2, 2), pads=(0, 0, 0, 0))
     assert launches(lib, halving, adjoint=True) == [(-(-4 * 8 * 8 * 8 // 256), 256)]
     odd = problem(strides=(2, 1), pads=(0, 0, 0, 0))

@@ -13,7 +13,7 @@ torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
 
 import convpool.torch  # noqa: E402
-from convpool.torch import kernels, plain  # noqa: E402
+from convpool.torch import calls, kernels, plain  # noqa: E402
 
 FUNCTIONS = {rank: getattr(convpool.torch, f"conv_avg_pool{rank}d") for rank in (1, 2, 3)}
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -50,7 +50,9 @@ def on_gpu(shape, dtype, last=False, grad=False):
 
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("seed", [seed for seed in range(80) if pools_first(random_layer(seed))])
+@pytest.mark.parametrize(
+    "seed", [seed for seed in range(80) if pools_first(random_layer(seed)) and not random_layer(seed).pool["ceil_mode"]]
+)
 def test_random_layers(seed, dtype, last):
     torch.manual_seed(seed)
     layer = random_layer(seed)
@@ -116,32 +118,48 @@ def test_plans_are_used_and_equal_to_cudnn(dtype, monkeypatch):
     x, w, b = on_gpu((4, 64, 16, 16), dtype, True), on_gpu((128, 64, 3, 3), dtype, True), on_gpu((128,), dtype)
     if not kernels.library_is_there():
         pytest.skip("no libconvpool.so")
-    monkeypatch.setattr(kernels, "_plans", kernels._Kept())
+    monkeypatch.setattr(calls, "_calls", {})
     y = convpool.torch.conv_avg_pool2d(x, w, b, padding=1, pool_size=2)
-    assert [plan for plan in kernels._plans.values() if plan is not None]
+    assert [call for call in calls._calls.values() if call is not None]
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert_near(y, F.avg_pool2d(F.conv2d(x.double(), w.double(), b.double(), padding=1), 2), 576)
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_a_graph_and_a_stream(last):
-    layer = convpool.torch.ConvAvgPool2d(32, 64, 3, padding=1, pool_size=2).cuda().half()
+def test_a_stream(last):
+    layer = convpool.torch.ConvAvgPool2d(32, 64, 3, padding=1, pool_size=2).cuda().half().requires_grad_(False)
     x = on_gpu((2, 32, 16, 16), torch.float16, last)
-    expected = layer(x)
-    stream = torch.cuda.Stream()
+    expected, stream = layer(x), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        assert torch.equal(layer(x), expected)
-        torch.autograd.grad(layer(x).float().sum(), [layer.weight])  # cuDNN allocates in its first call
+        y = layer(x)
     stream.synchronize()
-    graph, still = torch.cuda.CUDAGraph(), x.clone()
-    with torch.cuda.graph(graph):
+    assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_graph_of_a_training_step(last):
+    layer = convpool.torch.ConvAvgPool2d(32, 64, 3, padding=1, pool_size=2).cuda().half()
+    still = on_gpu((2, 32, 16, 16), torch.float16, last)
+
+    def step():
         y = layer(still)
-        (grad,) = torch.autograd.grad(y.float().sum(), [layer.weight])
-    still.copy_(2 * x)
+        return y.detach(), torch.autograd.grad(y.float().sum(), [layer.weight])[0]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # cuDNN allocates in its first call
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y, grad = step()
+    still.copy_(2 * still)
     graph.replay()
-    assert torch.equal(y, layer(2 * x))
-    torch.testing.assert_close(grad, torch.autograd.grad(layer(2 * x).float().sum(), [layer.weight])[0], rtol=1e-2, atol=1e-2)
+    expected = step()
+    assert torch.equal(y, expected[0])
+    torch.testing.assert_close(grad, expected[1], rtol=1e-2, atol=1e-2)
 
 
 def test_it_is_deterministic():

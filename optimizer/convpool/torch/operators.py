@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from convpool.torch import kernels, plain
+from convpool.torch import gradients, kernels, plain
 
 Ints = Sequence[int]
 LIBRARY = torch.library.Library("convpool", "DEF")
@@ -132,6 +132,17 @@ def _boxes(grad: torch.Tensor) -> Any:
     return kernels if grad.is_cuda else plain
 
 
+def _small_input(x: torch.Tensor, pads: Ints, pool: Sequence[Ints], mean: Any, needed: bool) -> tuple[torch.Tensor, list[int]]:
+    """The small convolution's input and the padding that PyTorch takes; a tensor of its shape where its values do not matter."""
+    if needed:
+        return plain.even_pads(mean(), pads)
+    sizes, r = plain.pooled_size(x.shape[2:], *pool), len(pads) // 2
+    even = list(pads[:r]) == list(pads[r:])
+    if not even:
+        sizes = [size + pads[i] + pads[r + i] for i, size in enumerate(sizes)]
+    return _new(x, [*x.shape[:2], *sizes], plain.memory_format(x)), list(pads[:r]) if even else [0] * r
+
+
 def pooled_conv_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     """Gradients for all arguments, None for numbers; differentiable."""
     x, weight, bias, scale, shift, residual, y = ctx.saved_tensors
@@ -146,12 +157,18 @@ def pooled_conv_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     d_x = d_scale = d_shift = None
     u = x if scale is None else x * plain.by_channel(scale, x) + plain.by_channel(shift, x)
     gate, slope = (u.detach() if prologue else None), plain.slope_of(prologue, prologue_alpha)
-    z, padding = plain.even_pads(boxes.box_mean(u, gate, slope, *pool), pads)
-    d_z, d_weight, d_bias = torch.ops.aten.convolution_backward(
-        grad, z, weight, ctx.bias_size, strides, padding, dilations, False, [0] * len(strides), groups,
-        [through_x, needs[1], needs[2]],
-    )  # fmt: skip
-    if through_x:
+    z, padding = _small_input(x, pads, pool, lambda: boxes.box_mean(u, gate, slope, *pool), needs[1])
+    convolution = (strides, padding, dilations, groups)
+    if torch.is_grad_enabled() and type(grad) is torch.Tensor:
+        d_z = gradients.input_gradient(grad, weight, z, convolution) if through_x else None
+        d_weight = gradients.weight_gradient(grad, z, weight, convolution) if needs[1] else None
+        d_bias = grad.sum([0, *range(2, grad.dim())]) if needs[2] else None
+    else:
+        d_z, d_weight, d_bias = torch.ops.aten.convolution_backward(
+            grad, z, weight, ctx.bias_size, strides, padding, dilations, False, [0] * len(strides), groups,
+            [through_x, needs[1], needs[2]],
+        )  # fmt: skip
+    if through_x and d_z is not None:
         sizes = plain.pooled_size(x.shape[2:], *pool)
         for axis, (size, begin) in enumerate(zip(sizes, pads[: len(sizes)], strict=True), 2):
             if d_z.shape[axis] != size:

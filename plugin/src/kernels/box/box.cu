@@ -11,11 +11,8 @@ struct Tile {
     int rows, cols;
 };
 
-#ifndef BOX_ROWS
-#define BOX_ROWS 4
-#define BOX_COLS 2
-#endif
-template <class Element, int kVector> constexpr Tile kTile = kVector == 1 ? Tile{8, 1} : Tile{BOX_ROWS, BOX_COLS};
+// Measured on an H200: with more columns, or rows beside a gate for each output, too few threads run at a time.
+template <int kVector, Gate kGate> constexpr Tile kTile = kVector == 1 ? Tile{8, 1} : Tile{kGate == Gate::kOutput ? 2 : 4, 1};
 
 using Kernel = void (*)(Params);
 
@@ -30,7 +27,7 @@ template <class Element, int kVector, Gate kGate> Kernel kernel_of(const Params 
     }
     if (spread) return spread_kernel<Element, kVector, kGate>;
     const bool pairs = twos && p.stride[1] == p.stride[2];
-    constexpr Tile kOnes = kTile<Element, kVector>, kTwos = {kVector == 1 ? 4 : 2, 1};
+    constexpr Tile kOnes = kTile<kVector, kGate>, kTwos = {kVector == 1 ? 4 : 2, 1};
     if (pairs && p.stride[1] == 1) {
         tile = kOnes;
         return pairs_kernel<Element, kVector, kGate, 1, kOnes.rows, kOnes.cols>;
