@@ -19,8 +19,10 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -186,20 +188,26 @@ def best(times: dict[str, float], names: dict[str, Any] | tuple[str, ...]) -> tu
     return min(((key, times[key]) for key in keys), key=lambda pair: pair[1]) if keys else None
 
 
-def markdown(record: dict[str, Any]) -> str:
-    """The table of a record: the faster layout of each, and what the best of ours comes to."""
+def markdown(record: dict[str, Any], names: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The table of a record, in microseconds: the faster layout of each, and what `cuda` comes to, else the best of ours.
+
+    names: what to call the networks.
+    """
     lines = [
-        "| network, batch, precision | original | standard | ours | over original | asked | over standard |",
-        "|---" * 7 + "|",
+        "| network | original | standard | pairs | cuda | over original | asked | over standard |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in record["rows"]:
         times = times_of(row)
-        groups = [best(times, names) for names in (("original",), STANDARD, OURS)]
-        cells = [f"{pair[1]:.1f} ({pair[0]})" if pair else "" for pair in groups]
-        over = [f"{pair[1] / groups[2][1]:.2f}" if pair and groups[2] else "" for pair in groups[:2]]
-        bar = BARS.get(row["precision"], {}).get(row["network"], "")
-        name = f"{row['network']}, {row['batch']}, {row['precision']}" + ("" if row["graphs"] else ", no graph")
-        lines.append(f"| {' | '.join([name, *cells, over[0], str(bar), over[1]])} |")
+        original, standard, pairs, ours = (best(times, keys) for keys in (("original",), STANDARD, ("pairs",), ("cuda",)))
+        ours = ours or best(times, OURS)
+        cells = ["" if pair is None else f"{pair[1]:.1f}" for pair in (original, standard, pairs, ours)]
+        over = ["" if pair is None or ours is None else f"{pair[1] / ours[1]:.2f}" for pair in (original, standard)]
+        bar = BARS.get(row["precision"], {}).get(row["network"]) if row["graphs"] else None
+        name = f"{names.get(row['network'], row['network'])}, batch {row['batch']}, {row['precision']}"
+        name += "" if row["graphs"] else ", no CUDA graph"
+        line = " | ".join([name, *cells, over[0], str(bar or ""), over[1]])
+        lines.append(f"| {line} |".replace("|  |", "| |").replace("|  |", "| |"))
     return "\n".join(lines)
 
 
