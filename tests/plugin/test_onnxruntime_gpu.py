@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -18,6 +19,7 @@ import convpool
 from convpool import onnxruntime as on_gpu
 from convpool.check.compare import compare
 from convpool.check.runners import open_model
+from convpool.cli.verify import main
 from convpool.ir import schema
 from convpool.ir.model import load
 from convpool.onnxruntime.bound import Bound
@@ -161,12 +163,28 @@ def test_cuda_graphs_give_the_same_bits(dtype):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("target", ["tensorrt", "cuda"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_a_network_agrees_with_float32(dtype):
+def test_a_network_agrees_with_float32(dtype, target):
     model = generators.generate("wgan_gp", batch=4, dtype=dtype)
-    optimized = convpool.optimize(model, target="tensorrt", check=0).model
+    optimized = convpool.optimize(model, target=target, check=0).model
     original = open_model(load(model))
     assert compare(original, CudaRunner(load(optimized), "the result")).passed
+
+
+@pytest.mark.parametrize("layers", [(), ("--layers",)])
+def test_the_command_compares_on_the_gpu(monkeypatch, tmp_path, capsys, layers):
+    model = generators.generate("sngan64_small", batch="dynamic")
+    onnx.save(model, tmp_path / "model.onnx")
+    convpool.optimize(model, target="cuda", check=0).save(tmp_path / "result.onnx")
+    files = [str(tmp_path / name) for name in ("model.onnx", "result.onnx")]
+    shape = f"{model.graph.input[0].name}:3x3x64x64"
+    monkeypatch.setattr(
+        "sys.argv", ["convpool-verify", *files, "--provider", "cuda", "--check", "2", "--input-shape", shape, *layers]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code, capsys.readouterr()
 
 
 def test_sessions_and_runs_in_several_threads():
