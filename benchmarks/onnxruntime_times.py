@@ -188,6 +188,15 @@ def best(times: dict[str, float], names: dict[str, Any] | tuple[str, ...]) -> tu
     return min(((key, times[key]) for key in keys), key=lambda pair: pair[1]) if keys else None
 
 
+def gain(row: Row) -> float:
+    """How many times as fast the best of ours is as the faster of the original's two layouts."""
+    times = times_of(row)
+    pairs = [best(times, names) for names in (("original",), OURS)]
+    assert all(pairs), row["network"]
+    original, ours = (us for _, us in filter(None, pairs))
+    return original / ours
+
+
 def markdown(record: dict[str, Any], names: Mapping[str, str] = MappingProxyType({})) -> str:
     """The table of a record, in microseconds: the faster layout of each, and what `cuda` comes to, else the best of ours.
 

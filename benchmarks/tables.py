@@ -18,7 +18,7 @@ from typing import Any
 import click
 import onnx
 
-from benchmarks import model_times, papers
+from benchmarks import model_times, onnxruntime_times, papers
 from benchmarks.network_times import OURS, ratios, times_of
 from convpool.bench import record as records
 from convpool.bench.figures import figures, geometric_mean
@@ -120,29 +120,39 @@ GAINS = (
     ("SNGAN discriminator, 64x64", "sngan64, batch 8", "sngan64"),
     ("WGAN-GP critic, 32x32", "wgan_gp, batch 8", "wgan_gp"),
     ("StarGAN v2 discriminator, 256x256", "stargan_v2, batch 1", "stargan_v2"),
-    ("BigGAN discriminator, 128x128", "biggan128, batch 8", None),
+    ("BigGAN discriminator, 128x128", "biggan128, batch 8", "biggan128"),
     ("LeNet-5 with average pooling", "lenet5_digits, batch 1", None),
     ("DenseNet-121", "densenet121, batch 1", "densenet121"),
 )
-"""The README's networks: what it calls them, and their names in the records of the CPU and of TensorRT."""
+"""The README's networks: what it calls them, and their names in the records of the CPU and of GPUs."""
 
 
-def measured_gains() -> list[tuple[str, tuple[str, float], tuple[str, float] | None]]:
-    """The README's networks, each with batch and speed-up on the CPU and in TensorRT."""
+Gain = tuple[str, float]
+"""Batch and speed-up."""
+
+
+def measured_gains() -> list[tuple[str, Gain, Gain | None, Gain | None]]:
+    """The README's networks, each with batch and speed-up on the CPU, in TensorRT and in onnxruntime on a GPU."""
     on_cpu = {row["name"]: row["speedup"] for row in load("cpu.json")["rows"]}
     engines = {row["network"]: (f"batch {row['batch']}", ratios(row)[0]) for row in load("h200_trt86_networks.json")["rows"]}
-    return [(name, (cpu.split(", ")[1], on_cpu[cpu]), engines.get(gpu)) for name, cpu, gpu in GAINS]
+    sessions = {
+        row["network"]: (f"batch {row['batch']}", onnxruntime_times.gain(row))
+        for row in load("h200_ort.json")["rows"]
+        if row["precision"] == "fp16" and row["graphs"]
+    }
+    return [(name, (cpu.split(", ")[1], on_cpu[cpu]), engines.get(gpu), sessions.get(gpu)) for name, cpu, gpu in GAINS]
 
 
 def gains() -> str:
     """The README's first sentences."""
     rows = measured_gains()
-    cpu, gpu = [row[1][1] for row in rows], [row[2][1] for row in rows if row[2]]
+    cpu, gpu, sessions = ([row[column][1] for row in rows if row[column]] for column in (1, 2, 3))
     return (
         "**convpool makes ONNX models with convolution followed by average pooling faster, exactly.** "
         "Measured on whole networks:\n"
         f"{min(cpu):.1f} to {max(cpu):.1f} times as fast on a CPU, "
-        f"{min(gpu):.1f} to {max(gpu):.1f} times as fast in TensorRT on a GPU."
+        f"{min(gpu):.1f} to {max(gpu):.1f} times as fast in TensorRT on a GPU, "
+        f"{min(sessions):.1f} to {max(sessions):.1f} times as fast in onnxruntime on it."
     )
 
 
@@ -151,11 +161,11 @@ def speedups() -> str:
     layers = records.load(str(RESULTS / "h200_suita_table2_fp16.json"))
     found = [figures(entry, layers["ceilings"]) for entry in layers["rows"]]
     naive, others = geometric_mean(row.over_naive for row in found), geometric_mean(row.over_others for row in found)
-    rows = [[name, *(cell and f"{cell[1]:.2f} ({cell[0]})" for cell in (cpu, gpu))] for name, cpu, gpu in measured_gains()]
-    rows.append(["8 single layers, geometric mean", f"{load('cpu.json')['layers_geometric_mean']:.2f}", None])
-    rows.append([f"{len(found)} single layers, geometric mean: against convolution, then pooling", None, f"{naive:.2f}"])
-    rows.append(["the same layers: against the fastest method of any other library", None, f"{others:.2f}"])
-    return table(["times as fast", "onnxruntime, 2 CPU cores", "GPU (H200, fp16)"], rows)
+    rows = [[name, *(cell and f"{cell[1]:.2f} ({cell[0]})" for cell in cells)] for name, *cells in measured_gains()]
+    rows.append(["8 single layers, geometric mean", f"{load('cpu.json')['layers_geometric_mean']:.2f}", None, None])
+    rows.append([f"{len(found)} single layers, geometric mean: against convolution, then pooling", None, f"{naive:.2f}", None])
+    rows.append(["the same layers: against the fastest method of any other library", None, f"{others:.2f}", None])
+    return table(["times as fast", "onnxruntime, 2 CPU cores", "GPU (H200, fp16)", "onnxruntime, the same GPU"], rows)
 
 
 def load(name: str) -> Any:
@@ -179,6 +189,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "h200_trt86_networks_float.json": lambda: networks(load("h200_trt86_networks_float.json")),
     "the papers' tables on record": papers.coverage,
     **{f"claims of {name}": functools.partial(papers.markdown, name) for name in papers.PAPERS},
+    "h200_ort.json": lambda: onnxruntime_times.markdown(load("h200_ort.json"), NETWORKS),
     "h200_trt86_engines.json": lambda: engines(load("h200_trt86_engines.json")),
 }
 """The tables by the names in their markers."""
