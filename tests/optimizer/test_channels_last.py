@@ -312,3 +312,16 @@ def test_a_function_s_own_chain_has_its_own_layout():
     np.testing.assert_allclose(got, wanted, rtol=0, atol=4 * RTOL * np.abs(wanted).max())
     again = convpool.optimize(result.model, target="cuda", check=0)
     assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("inputs", ["float[] x", "float[n,c,h,w] x", "float[n,16,h,w] x"])
+def test_unknown_ranks_and_sizes(inputs):
+    """Of an unknown rank nothing is turned; open sizes count as nominal ones."""
+    text = f"{TAIL}\nq = Softsign(p)\nt = Conv<pads=[1,1,1,1]>(q, k)\nz = {POOL}(t)\na = Softsign(z)\n"
+    model = graph(text + f"u = Conv<pads=[1,1,1,1]>(a, v)\ny = {POOL}(u)", NARROW, inputs=inputs)
+    result = convpool.optimize(model, target="cuda", check=0)
+    found = layouts(result.model)
+    assert found == ([0, 0, 0] if inputs == "float[] x" else [2, 1, 3])
+    feeds = {"x": weights((2, 16, 32, 32))}
+    (wanted,), (got,) = (sessions.run(item, feeds) for item in (model, result.model))
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=4 * RTOL * np.abs(wanted).max())

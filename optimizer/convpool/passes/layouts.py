@@ -8,7 +8,8 @@ joins only R and Y: X is turned as it is read, and Y as it is written.  Each gro
   which onnxruntime's CUDA provider runs faster along the last axes.
 - Channels first: nodes of the operator turn X in a pass of its own, unless it is an image, and write Y in shorter runs.
 
-Groups that no node of the operator touches stay as they are.  So do tensors with channels last of an earlier run.
+Groups that no node of the operator touches stay as they are.  So do tensors with channels last of an earlier run, and those of
+unknown rank.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op
 from convpool.options import Limits
-from convpool.passes.either_layout import KEEPS, SUMS, joined, reads_any
+from convpool.passes.either_layout import KEEPS, SUMS, joined, rank_of, reads_any
 
 KERNEL_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT)
 """The types that the kernels have."""
@@ -94,6 +95,8 @@ def channels_last(scope: Scope, ports: Mapping[int, Ports], limits: Limits, *, s
             groups[item.x].first_us += _turn_us(scope, item.x)
         for name in filter(None, (item.y, item.residual)):
             groups[name].first_us += SHORT_RUNS * _move_us(scope, name)
+        for name in filter(None, (item.x, item.y, item.residual)):
+            groups[name].fixed |= rank_of(scope, name) is None  # a Transpose would need it
     return frozenset(name for name, group in groups.items() if group.last)
 
 
