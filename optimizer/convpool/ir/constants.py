@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from convpool.ir.rehearsal import rehearsed_inference
 
 Read = Callable[[TensorProto], np.ndarray]
 """Gives the value of a stored tensor, external or not."""
@@ -129,7 +130,7 @@ def folded(node: NodeProto, name: str, inputs: Mapping[str, np.ndarray], opset: 
     try:
         from onnx.reference import ReferenceEvaluator
 
-        shape = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.output[0].type.tensor_type.shape
+        shape = rehearsed_inference(model).graph.output[0].type.tensor_type.shape
         if math.prod(dim.dim_value for dim in shape.dim) > MAX_FOLDED_ELEMENTS:
             return None
         (value,) = ReferenceEvaluator(model).run([name], {})

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import onnx
 from onnx import ModelProto, TensorProto
+
+from convpool.ir.rehearsal import rehearsed_inference
 
 
 def mark_layers(model: ModelProto, inferred: ModelProto | None = None) -> None:
@@ -12,7 +13,7 @@ def mark_layers(model: ModelProto, inferred: ModelProto | None = None) -> None:
 
     inferred: the model after shape inference, where there is one.
     """
-    inferred = inferred or onnx.shape_inference.infer_shapes(model)
+    inferred = inferred or rehearsed_inference(model)
     known = {value.name: value for value in inferred.graph.value_info}
     outputs = {value.name for value in model.graph.output}
     for node in model.graph.node:

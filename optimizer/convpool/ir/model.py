@@ -19,7 +19,7 @@ from convpool.errors import ModelError, first_line
 from convpool.ir import schema
 from convpool.ir.external import check_external_data, external_size, is_external, read_in
 from convpool.ir.protos import graphs_within, is_op, label, opset_of, tensors
-from convpool.ir.rehearsal import rehearse
+from convpool.ir.rehearsal import rehearsed_inference
 from convpool.ir.sanity import check_functions, check_strings, check_tensors, check_types
 from convpool.ir.toposort import in_order
 
@@ -86,7 +86,7 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     model.size_bytes = (model.size_bytes or model.proto.ByteSize()) + external_size(model.proto)
     model.proto = in_order(model.proto)
     _check_convolutions(model.proto, model.proto.graph.input)  # onnx 1.19 crashes on weights of a higher rank than X
-    model.inferred = infer_shapes(model.proto, unknown=True)
+    model.inferred = infer_shapes(model.proto)
     check(model, "the model")
     if model.inferred is not None:
         _check_convolutions(model.inferred, (*model.inferred.graph.value_info, *model.inferred.graph.input))
@@ -122,12 +122,12 @@ def passes_full_check(model: LoadedModel) -> bool:
     return True
 
 
-def infer_shapes(model: ModelProto, *, unknown: bool = False) -> ModelProto | None:
+def infer_shapes(model: ModelProto) -> ModelProto | None:
     """The model with inferred shapes, node for node; None where inference fails or the model is too large for it.
 
     The model's own value_info counts where it adds to what follows from the inputs, not where it contradicts that:
     whoever changes the inputs' sizes often leaves it as it was, and runtimes overlook it.
-    unknown: of a model that is new here, on which onnx may end the process.  Raises ModelError then.
+    Raises ModelError where it would end the process.
     """
     schema.register_schema()
     probe = ModelProto()
@@ -141,21 +141,15 @@ def infer_shapes(model: ModelProto, *, unknown: bool = False) -> ModelProto | No
         claims.append(list(graph.value_info))
         graph.ClearField("value_info")
     try:
-        result = _infer(probe, unknown)
+        result = rehearsed_inference(probe)
         for graph, typed, claimed in zip(graphs_within(probe.graph), graphs_within(result.graph), claims, strict=True):
             known = {value.name: value for value in (*typed.value_info, *typed.input, *typed.output)}
             graph.value_info.extend(value for value in claimed if _adds(value, known.get(value.name)))
         if any(len(graph.value_info) for graph in graphs_within(probe.graph)):
-            result = _infer(probe, unknown)
+            result = rehearsed_inference(probe)
         return result
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError):
         return None
-
-
-def _infer(probe: ModelProto, unknown: bool) -> ModelProto:
-    if unknown and (ending := rehearse(probe.SerializeToString())) is not None:
-        raise ModelError(f"the model is not valid ONNX: shape inference of onnx {onnx.__version__} {ending}")
-    return onnx.shape_inference.infer_shapes(probe, data_prop=True)
 
 
 def _adds(claim: ValueInfoProto, known: ValueInfoProto | None) -> bool:

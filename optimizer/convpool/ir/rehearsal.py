@@ -18,8 +18,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from onnx import onnx_cpp2py_export
+import onnx
+from onnx import ModelProto, onnx_cpp2py_export
 
+from convpool.errors import ModelError
 from convpool.ir import inference_process
 from convpool.ir.inference_process import DONE, GROWTH_BYTES, MEMORY, READY, SIZE_BYTES
 
@@ -117,6 +119,16 @@ def rehearse(model: bytes) -> str | None:
         if found is None:
             _running = asked
         return found
+
+
+def rehearsed_inference(model: ModelProto) -> ModelProto:
+    """onnx's shape inference, with the values of small tensors; raises ModelError where it would end the process.
+
+    Not only of models that are new here: a pass may make a value known from which onnx gets a size that fits no operator.
+    """
+    if (ending := rehearse(model.SerializeToString())) is not None:
+        raise ModelError(f"the model is not valid ONNX: shape inference of onnx {onnx.__version__} {ending}")
+    return onnx.shape_inference.infer_shapes(model, data_prop=True)
 
 
 def _end() -> None:
