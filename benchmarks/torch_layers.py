@@ -10,6 +10,7 @@ gradients of input and weight.  Times are medians of replays, in microseconds of
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 from collections.abc import Callable
@@ -42,7 +43,8 @@ def box_then_cudnn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.conv2d(torch.ops.convpool.box_mean(x, None, 0.0, *WINDOW), w, stride=2)
 
 
-METHODS = {"original": original, "convpool": ours, "box_then_cudnn": box_then_cudnn}
+METHODS = {"original": original, "convpool": ours, "constant_weights": ours, "box_then_cudnn": box_then_cudnn}
+"""constant_weights: convpool inside `convpool.torch.constant_weights`, in the forward pass alone."""
 
 
 def graph_time(run: Callable[[], Any], *, calls: int = 10, replays: int = 15) -> float:
@@ -87,7 +89,10 @@ def time_layer(size: int, channels: int, dtype: torch.dtype, training: bool, met
         def step(method: Any = method) -> Any:
             return torch.autograd.grad(method(x, w), [x, w], grad)
 
-        found[name] = graph_time(step if training else forward)
+        constant = name == "constant_weights" and not training
+        with convpool.torch.constant_weights() if constant else contextlib.nullcontext():
+            forward()
+            found[name] = graph_time(step if training else forward)
     return found
 
 

@@ -162,6 +162,27 @@ def test_a_graph_of_a_training_step(last):
     torch.testing.assert_close(grad, expected[1], rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_constant_weights(last):
+    layer = convpool.torch.ConvAvgPool2d(32, 32, 3, padding=1, pool_size=2).cuda().half().requires_grad_(False)
+    layer = layer.to(memory_format=torch.channels_last) if last else layer
+    x = on_gpu((64, 32, 8, 8), torch.float16, last)
+    expected = layer(x)
+    with convpool.torch.constant_weights():
+        runs = [layer(x) for _ in range(3)]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = layer(x)
+        graph.replay()
+    assert torch.equal(runs[0], runs[1]) and torch.equal(runs[0], runs[2]) and torch.equal(runs[0], captured)
+    torch.testing.assert_close(runs[0], expected, rtol=1e-2, atol=1e-2)
+    layer.weight.mul_(2)
+    with convpool.torch.constant_weights():
+        torch.testing.assert_close(
+            layer(x) - layer.bias.view(-1, 1, 1), 2 * (expected - layer.bias.view(-1, 1, 1)), rtol=2e-2, atol=2e-2
+        )
+
+
 def test_it_is_deterministic():
     layer = convpool.torch.ConvAvgPool2d(64, 64, 3, padding=1, pool_size=2).cuda().half()
     x = on_gpu((8, 64, 32, 32), torch.float16, True, grad=True)

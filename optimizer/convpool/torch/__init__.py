@@ -33,6 +33,7 @@ if importlib.util.find_spec("torch") is None:
 
 # ruff: noqa: E402
 from convpool.torch.compiling import compile_options
+from convpool.torch.constant import constant_weights
 from convpool.torch.eager import pooled_conv
 from convpool.torch.functional import conv_avg_pool1d, conv_avg_pool2d, conv_avg_pool3d
 from convpool.torch.modules import ConvAvgPool1d, ConvAvgPool2d, ConvAvgPool3d
@@ -43,6 +44,7 @@ __all__ = [
     "ConvAvgPool2d",
     "ConvAvgPool3d",
     "compile_options",
+    "constant_weights",
     "conv_avg_pool1d",
     "conv_avg_pool2d",
     "conv_avg_pool3d",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from convpool.cuda import Plan, Problem, library
-from convpool.torch import plain
+from convpool.torch import constant, plain
 
 KEPT = 4096
 NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -103,6 +103,7 @@ class Call:
     """A kind of call, with its plan for aligned addresses, and for others once there are such."""
 
     __slots__ = (
+        "constant",
         "copies",
         "device",
         "formats",
@@ -128,6 +129,7 @@ class Call:
         )
         self.plan = _fastest(self.problem)
         self.unaligned: Plan | None = None
+        self.constant: Plan | None = None
         self.space, self.device = self.plan.workspace_bytes, x.device
         self.handle, self.launch = self.plan._handle, self.plan._launch
         shape = self.plan.y_shape
@@ -141,17 +143,19 @@ class Call:
         """Whether the plan is more than one thread per output."""
         return self.plan.tactic.family != "generic"
 
-    def _dense(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        x, weight, bias, scale, shift, residual = tensors
+    def _dense(self, tensors: Sequence[Any], weight: torch.Tensor) -> Sequence[Any]:
+        x, _, bias, scale, shift, residual = tensors
         if residual is not None:
             residual = residual.contiguous(memory_format=self.formats[1])
         vectors = (None if v is None else v.contiguous() for v in (bias, scale, shift))
-        return (x.contiguous(memory_format=self.formats[0]), library_weight(weight), *vectors, residual)
+        return (x.contiguous(memory_format=self.formats[0]), weight, *vectors, residual)
 
     def __call__(self, *tensors: Any) -> torch.Tensor:
         """Queues the work on PyTorch's current stream of the current device, which is x's."""
+        if constant.current() is not None and not tensors[1].data_ptr() & 15:
+            return self._with_constant_weights(tensors)
         if self.copies:
-            tensors = tuple(self._dense(tensors))
+            tensors = tuple(self._dense(tensors, library_weight(tensors[1])))
         x, weight, bias, scale, shift, residual = tensors
         y = torch.empty_strided(self.y_shape, self.y_strides, dtype=x.dtype, device=self.device)
         x_at, w_at, y_at = x.data_ptr(), weight.data_ptr(), y.data_ptr()
@@ -171,6 +175,27 @@ class Call:
         status = self.launch(self.handle, packed, raw_stream(self.device.index))
         if status:
             library.check(status)
+        return y
+
+    def _with_constant_weights(self, tensors: Sequence[Any]) -> torch.Tensor:
+        plan = self.constant
+        if plan is None:
+            plan = self.constant = Plan(self.problem)
+        key = (id(self), tensors[1].data_ptr())
+        kept, flags = constant.prepared_for(key, tensors[1], library_weight, plan.prepared_bytes)
+        x, weight, bias, scale, shift, residual = self._dense(tensors, kept.dense)
+        y = torch.empty_strided(self.y_shape, self.y_strides, dtype=x.dtype, device=self.device)
+        operands = (x, weight, bias, residual, scale, shift, None, y)
+        addresses = [0 if operand is None else operand.data_ptr() for operand in operands]
+        if any(address & 15 for address in addresses):
+            self._launch_unaligned(tuple(addresses))
+            return y
+        size = plan.workspace_bytes - plan.prepared_bytes
+        space = torch.empty(size, dtype=torch.uint8, device=self.device)
+        memory = (space.data_ptr(), size, raw_stream(self.device.index), flags, kept.prepared.data_ptr(), plan.prepared_bytes)
+        plan.launch_raw(addresses, *memory)
+        if not flags:
+            constant.keep(key, kept)
         return y
 
     def _launch_unaligned(self, addresses: tuple[int, ...]) -> None:

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The promise that weights stay as they are: what a plan makes of them is then made once.
+
+The fastest plan of a small layer reads the weights convolved with the pooling window.  Making those takes as long as the layer,
+so that without the promise other plans run.  No check of a tensor's version could stand in for the promise: changes through
+`.data`, as moving averages of weights are often written, do not count there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+
+from convpool.cuda import library
+
+
+class Kept(NamedTuple):
+    """Of a plan: the weights, so that nothing else gets their address, the same in the library's order, and transformed."""
+
+    weight: torch.Tensor
+    dense: torch.Tensor
+    prepared: torch.Tensor
+
+
+_kept: ContextVar[dict[Any, Kept] | None] = ContextVar("convpool_constant_weights", default=None)
+current = _kept.get
+"""What is kept inside a `constant_weights`, None outside."""
+
+
+@contextlib.contextmanager
+def constant_weights() -> Iterator[None]:
+    """Within this context no weight of a convpool layer changes: a promise of the caller's, for inference on a GPU.
+
+    Weights are transformed once in the context, by their first call outside a CUDA graph's capture, which waits for it.  A weight
+    that is changed in it may count or not.
+    """
+    token = _kept.set({})
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def prepared_for(key: Any, weight: torch.Tensor, dense: Any, nbytes: int) -> tuple[Kept, int]:
+    """What is kept of a weight, or memory for it, and the launch's flags: whether an earlier launch has transformed it."""
+    found = (_kept.get() or {}).get(key)
+    if found is not None:
+        return found, library.WEIGHTS_PREPARED
+    return Kept(weight, dense(weight), torch.empty(nbytes, dtype=torch.uint8, device=weight.device)), 0
+
+
+def keep(key: Any, made: Kept) -> None:
+    """Keeps what a launch has transformed, for all streams.  Not what a capture has: its graph may run long after."""
+    kept = _kept.get()
+    if kept is not None and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.current_stream().synchronize()
+        kept[key] = made
