@@ -55,6 +55,19 @@ private:
     bool changed_ = false;
 };
 
+// Taking memory and waiting are no operations of a stream that another thread captures, but a strict capture objects to them.
+class Relaxed {
+public:
+    Relaxed() { check_cuda(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+    ~Relaxed() {
+        if (cudaThreadExchangeStreamCaptureMode(&mode_) != cudaSuccess) cudaGetLastError();
+    }
+    Relaxed(const Relaxed &) = delete;
+
+private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 std::string name_of(const OrtApi &api, const OrtKernelInfo *info) {
     size_t size = 0;
     if (!succeeded(api, api.KernelInfo_GetNodeName()(info, nullptr, &size)) || size == 0) return {};
@@ -135,6 +148,7 @@ std::shared_ptr<Run> Kernel::run_for(const std::vector<Sizes> &inputs, bool tf32
 
 bool Kernel::launch_first(Run &run, const convpool_tensors &tensors, const Place &place) {
     if (is_captured(place.stream)) return false;
+    const Relaxed relaxed;
     const std::lock_guard<std::mutex> lock(run.preparing);
     if (run.prepared) return false;  // by another thread; the launch runs on it
     const size_t bytes = run.properties.prepared_bytes;

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper
 
 import convpool
 from convpool import onnxruntime as on_gpu
@@ -167,6 +168,44 @@ def test_an_optimized_network_runs_alike_with_and_without_the_library(dtype):
     by_functions = on_gpu.session(result.model, [on_gpu.CPU]).run(None, inputs)
     for a, b in zip(with_library, by_functions, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-2 if dtype == "float16" else 1e-4, atol=1e-3)
+
+
+def test_shapes_that_nothing_tells_before_a_run():
+    node = Node(constant=False)
+    model, arrays = node.model(functions=False), node.arrays()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    session = registered(model)
+    node.check(session.run(None, node.feeds(arrays))[0], arrays)
+    for name, array, message in (
+        ("X", arrays["X"][0], "number of dimensions of X; got 3, expected 4"),
+        ("W", arrays["W"][..., :4], "shape of W; got [16, 3, 3, 4], expected [?, 3, 3, 8]"),
+        ("B", arrays["B"][:3], "shape of B; got [3], expected [16]"),
+        ("X", arrays["X"][:, :, :0], "elements under the window; got 0 and 1 pads, expected at least 2"),
+    ):
+        with pytest.raises(Exception) as error:
+            session.run(None, {**node.feeds(arrays), name: array})
+        assert message in str(error.value)
+
+
+def test_an_empty_name_in_the_bias_s_place_is_no_bias():
+    node = Node(bias=False)
+    model = node.model(functions=False)
+    model.graph.node[0].input.append("")
+    run(node, registered(model))
+
+
+def test_a_node_in_a_branch():
+    node = Node()
+    model, arrays = node.model(functions=False), node.arrays()
+    values = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("Y", "Z", "out")}
+    branch = helper.make_graph(list(model.graph.node), "then", [], [values["Y"]], list(model.graph.initializer))
+    other = helper.make_graph([helper.make_node("Identity", ["X"], ["Z"])], "else", [], [values["Z"]])
+    condition = helper.make_node("If", ["c"], ["out"], then_branch=branch, else_branch=other)
+    inputs = [*model.graph.input, helper.make_tensor_value_info("c", TensorProto.BOOL, [])]
+    graph = helper.make_graph([condition], "g", inputs, [values["out"]])
+    outer = helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=8)
+    node.check(registered(outer).run(None, {"X": arrays["X"], "c": np.array(True)})[0], arrays)
 
 
 def test_two_sessions_share_the_operators():
