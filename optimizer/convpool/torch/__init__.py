@@ -35,6 +35,7 @@ if importlib.util.find_spec("torch") is None:
 from convpool.torch.compiling import compile_options
 from convpool.torch.constant import constant_weights
 from convpool.torch.eager import pooled_conv
+from convpool.torch.exporting import export_onnx
 from convpool.torch.functional import conv_avg_pool1d, conv_avg_pool2d, conv_avg_pool3d
 from convpool.torch.modules import ConvAvgPool1d, ConvAvgPool2d, ConvAvgPool3d
 from convpool.torch.rewriting import optimize
@@ -48,6 +49,7 @@ __all__ = [
     "conv_avg_pool1d",
     "conv_avg_pool2d",
     "conv_avg_pool3d",
+    "export_onnx",
     "optimize",
     "pooled_conv",
 ]

@@ -62,6 +62,8 @@ class Region:
 
     def find(self, root: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Callable | None:
         """The forward for a call, None for the original."""
+        if torch.jit.is_tracing():  # TorchScript's exporter has no operator of ours
+            return None
         found = self.planned(root, args, kwargs)
         if found is None or found.run is None:
             return None
@@ -72,7 +74,7 @@ class Region:
         leaves, spec = ([*args], len(args)) if not kwargs else pytree.tree_flatten((args, kwargs))
         if not kwargs and any(isinstance(leaf, (list, tuple, dict)) for leaf in leaves):
             leaves, spec = pytree.tree_flatten((args, kwargs))
-        described: list[Any] = [spec, torch.is_grad_enabled(), self._modes(root)]
+        described: list[Any] = [spec, torch.is_grad_enabled() and not exporting(), self._modes(root)]
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 described.append((tuple(leaf.shape[1:]) if self.sized else leaf.dim(), leaf.dtype, leaf.is_cuda))
@@ -121,6 +123,11 @@ class Rewritten:
     def __reduce_ex__(self, protocol: Any) -> tuple:
         """As its own class, rewritten again when it is loaded."""
         return _restored, (own_class(type(self)),), self.__dict__
+
+
+def exporting() -> bool:
+    """Whether torch.export follows the call."""
+    return getattr(torch.compiler, "is_exporting", bool)()
 
 
 def own_class(cls: type) -> type:
