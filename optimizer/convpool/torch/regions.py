@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
@@ -24,7 +24,7 @@ from convpool.options import OptimizeOptions
 from convpool.report import Report
 from convpool.torch.capture import Captured, capture, has_hooks
 from convpool.torch.planning import FUSED, PAIRS, Unmapped, plan
-from convpool.torch.sizes import ranks_of, sizes_of
+from convpool.torch.sizes import Sizes, ranks_of, sizes_of
 
 MAX_PLANS = 64
 """Most plans of a module; calls of further sizes run the original forward."""
@@ -52,6 +52,7 @@ class Region:
     modules: list[tuple[dict, str, nn.Module]] = field(default_factory=list)
     hooks: tuple[int, ...] = ()
     handles: int = -1
+    known: dict[tuple, Sizes | None] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without plans: a copy makes its own."""
@@ -59,6 +60,14 @@ class Region:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
+
+    def sizes(self, root: nn.Module, graph: fx.Graph, tensors: list[torch.Tensor]) -> Sizes | None:
+        """`sizes_of`, made once for graphs that are the same."""
+        key = (str(graph), *((tuple(x.shape), x.dtype, x.device) for x in tensors))
+        if key not in self.known:
+            self.known[key] = sizes_of(root, graph, tensors)
+        found = self.known[key]
+        return None if found is None else found.on(graph)
 
     def find(self, root: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Callable | None:
         """The forward for a call, None for the original."""
@@ -162,7 +171,7 @@ def make_plan(root: nn.Module, args: tuple, kwargs: dict[str, Any], region: Regi
 
 def _planned(root: nn.Module, found: Captured, tensors: list[torch.Tensor], region: Region) -> Planned:
     options = replace(region.options, passes=PAIRS if torch.is_grad_enabled() else FUSED)
-    sizes = sizes_of(root, found.graph, tensors) if region.sized else ranks_of(found.graph, tensors)
+    sizes = region.sizes(root, found.graph, tensors) if region.sized else ranks_of(found.graph, tensors)
     try:
         changed, report = plan(root, found.graph, sizes, options, found.refusal)
     except (Unmapped, ModelError) as error:

@@ -40,6 +40,13 @@ class Sizes:
     batch: int | None
     complete: bool = True
 
+    def on(self, graph: fx.Graph) -> Sizes:
+        """The same for another graph whose nodes have the same names."""
+        nodes = {node.name: node for node in graph.nodes}
+        tensors = {nodes[node.name]: known for node, known in self.tensors.items()}
+        numbers = {nodes[node.name]: number for node, number in self.numbers.items()}
+        return Sizes(tensors, numbers, self.batch, self.complete)
+
 
 class _Run(fx.Interpreter):
     """Keeps what each node gives."""

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rewritten modules in ONNX, and pairs that torch.compile captures."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from tests.support.torch import require_torch
+
+torch = require_torch()
+
+from convpool.ir import schema  # noqa: E402
+from convpool.torch import compile_options, export_onnx, optimize  # noqa: E402
+from tests.support.exported.cases import CASES  # noqa: E402
+from tests.support.exported.exporting import module_and_inputs  # noqa: E402
+
+EXPORTED = {
+    "sngan block": ["ConvAvgPool", "ConvAvgPoolAdd"],
+    "stargan v2 block": ["ConvAvgPoolAdd", "LeakyReluConvAvgPoolLeakyRelu"],
+    "densenet transition": ["ReluConvAvgPool"],
+    "audio, old weight norm": ["ConvAvgPool"],
+    "depthwise": [],
+}
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_the_operator_is_exported_with_its_function(name, tmp_path):
+    pytest.importorskip("onnxscript")
+    module, inputs = module_and_inputs(name)
+    changed, _ = optimize(module, inputs)
+    path = tmp_path / "model.onnx"
+    export_onnx(changed, inputs, path, verbose=False)
+    model = onnx.load(path)
+    nodes = [node for node in model.graph.node if schema.is_operator(node)]
+    assert sorted(node.op_type for node in nodes) == EXPORTED[name]
+    assert sorted(f.name for f in model.functions if f.domain == schema.DOMAIN) == sorted(set(EXPORTED[name]))
+    stored = {tensor.name for tensor in model.graph.initializer}
+    assert all(node.input[1] in stored for node in nodes)  # as convpool.optimize stores weights
+    session = ort.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    feeds = {value.name: x.numpy() for value, x in zip(session.get_inputs(), inputs, strict=True)}
+    expected = module(*inputs).detach().numpy()
+    np.testing.assert_allclose(session.run(None, feeds)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sngan block", "wgan-gp block"])
+def test_pairs_of_a_compiled_module(name):
+    torch.manual_seed(7)
+    module = CASES[name].make()
+    inputs = [torch.randn(shape) for shape in CASES[name].shapes]
+    options = compile_options()
+    compiled = torch.compile(copy.deepcopy(module), options=options)
+    results = []
+    for item in (module, compiled):
+        y = item(*inputs)
+        results.append([y, *torch.autograd.grad(y.square().sum(), list(item.parameters()))])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+    (report,) = options["pre_grad_custom_pass"].reports
+    assert [site.status for site in report.sites] == ["rewritten"] * CASES[name].pairs
+
+
+def test_an_optimized_module_is_compiled_with_its_pairs():
+    torch.manual_seed(7)
+    module = CASES["sngan block"].make()
+    (shape,) = CASES["sngan block"].shapes
+    x, graphs = torch.randn(shape), []
+
+    def backend(graph, example):
+        graphs.append(graph)
+        return graph.forward
+
+    changed, _ = optimize(module, x)
+    torch._dynamo.reset()
+    compiled = torch.compile(changed, backend=backend)
+    torch.testing.assert_close(compiled(x), module(x), rtol=1e-5, atol=1e-5)
+    assert sum("pooled_conv" in str(node.target) for graph in graphs for node in graph.graph.nodes) == 2

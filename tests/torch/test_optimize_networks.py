@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real networks, original and optimized: outputs, gradients, second gradients, checkpoints, 20 steps of training.
+
+What may differ is derived from PyTorch itself: the original in float32 with two orders of summation (contiguous and channels
+last) against the original in float64.  The optimized one may be four times as far from float64 as the worse of the two, or
+`FLOOR` where both happen to be nearer.  Losses of training are compared with the original's of one order.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.torch import require_torch
+
+torch = require_torch()
+
+import torch.nn.functional as F  # noqa: E402
+
+from convpool.torch import optimize  # noqa: E402
+from models import torch_discriminators as gans  # noqa: E402
+from models import torch_networks as more  # noqa: E402
+
+TIMES = 4
+FLOOR = 8 * 2.0**-24
+STEPS = 20
+
+
+@dataclass(frozen=True)
+class Network:
+    """make: the module; shape: of its input; pairs: convolutions that are rewritten in training; trained: largest images."""
+
+    make: Callable
+    shape: tuple[int, ...]
+    pairs: int
+    trained: int = 64
+
+
+NETWORKS = {
+    "SNGAN 32x32": Network(lambda: gans.SNGAN(16, (1, 1, 1), last_plain=True), (4, 3, 32, 32), 3),
+    "SNGAN 64x64": Network(lambda: gans.SNGAN(8, (1, 2, 4, 8, 16)), (2, 3, 64, 64), 9, 32),
+    "SNGAN 128x128": Network(lambda: gans.SNGAN(8, (1, 2, 4, 8, 8, 8), last_plain=True), (1, 3, 128, 128), 9, 32),
+    "projection 64x64": Network(lambda: more.Projection(8, (1, 2, 4, 8)), (2, 3, 64, 64), 7, 32),
+    "WGAN-GP 32x32": Network(lambda: gans.WGANGP32(16), (4, 3, 32, 32), 3),
+    "WGAN-GP 64x64": Network(lambda: gans.WGANGP64(8, layer_norm=True), (2, 3, 64, 64), 8),
+    "StarGAN v2 64x64": Network(lambda: gans.StarGANv2(64, width=8, max_width=32), (2, 3, 64, 64), 6),
+    "BigGAN 64x64": Network(lambda: more.BigGAN(8, (1, 2, 4, 8, 8)), (2, 3, 64, 64), 7, 32),
+    "IGEBM 32x32": Network(lambda: more.IGEBM(16), (4, 3, 32, 32), 4),
+    "StyleGAN 64x64": Network(lambda: more.StyleGAN(64, 8), (4, 3, 64, 64), 4),
+    "GAN stability 32x32": Network(lambda: more.Stability(32, 8), (4, 3, 32, 32), 0),
+    "DVD-GAN": Network(lambda: more.DVDGAN(8), (2, 3, 4, 32, 32), 8, 16),
+    "LeNet-5": Network(lambda: more.LeNet5(), (4, 1, 32, 32), 2),
+    "DenseNet-121": Network(lambda: more.DenseNet(), (2, 3, 32, 32), 3),
+}
+
+
+def made(name):
+    """The module in training mode, and an input; the same at each call."""
+    torch.manual_seed(17)
+    network = NETWORKS[name]
+    return network.make().train(), torch.randn(network.shape)
+
+
+def everything(module, x):
+    """Output, gradients of a loss, and gradients of the squared norm of the gradient at x, by name and kind."""
+    x = x.clone().requires_grad_()
+    parameters = list(module.parameters())
+    y = module(x)
+    (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    loss, penalty = F.softplus(-y).mean(), slope.square().flatten(1).sum(1).mean()
+    first = torch.autograd.grad(loss, (x, *parameters), retain_graph=True, allow_unused=True)
+    second = torch.autograd.grad(penalty, parameters, allow_unused=True)
+    kinds = {"outputs": [y, loss], "gradients": [slope, *first], "second gradients": [penalty, *second]}
+    zero = torch.zeros(1)  # of what does not enter
+    return {kind: [zero.double() if t is None else t.detach().double() for t in tensors] for kind, tensors in kinds.items()}
+
+
+def distance(found, reference):
+    """Largest difference of any tensor of a kind, each relative to its own largest value, or a millionth of the kind's."""
+    largest = max(float(t.abs().max()) for t in reference)
+    return max(
+        float((a - b).abs().max()) / max(float(b.abs().max()), 1e-6 * largest) for a, b in zip(found, reference, strict=True)
+    )
+
+
+def channels_last(module, x):
+    """Both as copies in another order in memory, so that PyTorch's convolutions sum in another order."""
+    layout = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    module = copy.deepcopy(module)
+    for parameter in module.parameters():
+        if parameter.dim() == x.dim():
+            parameter.data = parameter.data.contiguous(memory_format=layout)
+    return module, x.contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_outputs_and_derivatives(name):
+    module, x = made(name)
+    exact = everything(copy.deepcopy(module).double(), x.double())
+    own = [everything(copy.deepcopy(module), x), everything(*channels_last(module, x))]
+    changed, report = optimize(copy.deepcopy(module), x)
+    assert report.summary.rewritten == NETWORKS[name].pairs, [(s.conv, s.status, s.reason) for s in report.sites]
+    found = everything(changed, x)
+    for kind, reference in exact.items():
+        bound = max(TIMES * max(distance(result[kind], reference) for result in own), FLOOR)
+        assert distance(found[kind], reference) <= bound, kind
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_inference_fused(name):
+    module, x = made(name)
+    with torch.no_grad():
+        for _ in range(2):  # running means, and the vectors of spectral norm
+            module(x)
+        module.eval()
+        exact = copy.deepcopy(module).double()(x.double())
+        other, nhwc = channels_last(module, x)
+        own = [module(x).double(), other(nhwc).double()]
+        changed, report = optimize(module, x)
+        distances = [float((y.double() - exact).abs().max() / exact.abs().max()) for y in (*own, changed(x))]
+    assert distances[2] <= max(TIMES * max(distances[:2]), FLOOR)
+    if NETWORKS[name].pairs and name not in ("LeNet-5", "StyleGAN 64x64"):  # parameters stand behind their pairs
+        assert any(site.absorbed for site in report.sites)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_checkpoints_load_both_ways(name):
+    module, x = made(name)
+    changed, _ = optimize(module, x)
+    before, after = module.state_dict(keep_vars=True), changed.state_dict(keep_vars=True)
+    assert list(before) == list(after)
+    assert all(before[key] is after[key] for key in before)
+    other = NETWORKS[name].make()
+    changed.load_state_dict(other.state_dict())
+    other.load_state_dict(changed.state_dict())
+    with torch.no_grad():
+        # Of equal states, less what another order of summation makes; both train, for spectral norm goes on from there.
+        torch.testing.assert_close(copy.deepcopy(changed).eval()(x), other.eval()(x), rtol=1e-4, atol=1e-4)
+
+
+def losses(module, x):
+    """The losses of 20 steps on noise."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
+    generator = torch.Generator().manual_seed(29)
+    found = []
+    for _ in range(STEPS):
+        batch = x + torch.randn(x.shape, generator=generator)
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.softplus(-module(batch)).mean()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.detach().double())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "DenseNet-121"])
+def test_training_follows_the_original(name):
+    module, x = made(name)
+    x = x[..., : NETWORKS[name].trained, : NETWORKS[name].trained]
+    own = losses(copy.deepcopy(module), x)
+    changed, _ = optimize(copy.deepcopy(module), x)
+    far = [
+        float((found - own).abs().max() / own.abs().max()) for found in (losses(*channels_last(module, x)), losses(changed, x))
+    ]
+    assert own[0] != own[-1]
+    assert far[1] <= max(TIMES * far[0], STEPS * FLOOR)
