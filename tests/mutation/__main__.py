@@ -40,7 +40,7 @@ LAST = (
 )
 SLOW = (*LAST, "tests/optimizer/test_save.py", "tests/optimizer/test_options.py")
 """The slowest: those that start processes, or time models."""
-TENSORRT_TESTS = "build build_cli build_fastest builder engine prepare_models".split()
+TENSORRT_TESTS = "build build_cli build_fastest builder engine prepare_models tensorrt_package".split()
 """Of tests/plugin, those that need neither a GPU nor a compiler."""
 HARMLESS = ("equivalent", "slower", "message")
 

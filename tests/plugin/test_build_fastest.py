@@ -223,6 +223,8 @@ class FakeDriver:
         def call(*arguments):
             self.calls.append(name)
             self.capturing += (name == "cuStreamBeginCapture_v2") - (name == "cuStreamEndCapture")
+            if name == "cuStreamBeginCapture_v2":
+                assert arguments[1] == 2  # CU_STREAM_CAPTURE_MODE_RELAXED: TensorRT may allocate in a run
             if name in self.failing:
                 return self.failing[name]
             if name in ("cuStreamEndCapture", "cuGraphInstantiateWithFlags"):

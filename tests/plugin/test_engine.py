@@ -316,6 +316,22 @@ def test_gpu_arrays_live_until_others_take_their_place(engine_of):
     assert [reference() is not None for reference in alive] == [False, False, True]
 
 
+def test_a_gpu_array_of_another_type_is_refused(engine_of):
+    """The engine would read its bytes as they are."""
+    array = types.SimpleNamespace(
+        __cuda_array_interface__={"shape": (2, 3), "typestr": "<f2", "data": (4096, False), "version": 3}
+    )
+    with pytest.raises(OptionError, match="input 'x': type; got float16, expected float32"):
+        engine_of().bind({"x": array})
+
+
+@pytest.mark.parametrize(("kind", "size_bytes"), [("FLOAT", 24), ("HALF", 12), ("INT8", 6), ("INT64", 48)])
+def test_outputs_get_as_many_bytes_as_they_have(engine_of, driver, kind, size_bytes):
+    engine = engine_of(dtype=kind)
+    engine.bind({"x": np.ones((2, 3), engine.inputs["x"].dtype)})
+    assert len(driver.buffers[engine._trt.addresses["y"]]) == size_bytes
+
+
 @pytest.mark.parametrize("what", ["shape", "address"])
 def test_what_tensorrt_refuses_is_an_error(engine_of, what):
     """It would run on with the shape or the address of before."""

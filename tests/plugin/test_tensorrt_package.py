@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorRT's package, its registry and its engines as convpool.tensorrt takes them, without TensorRT: versions, paths, types."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from convpool.errors import TensorRTError
+from convpool.tensorrt import casts, package, plugin_library
+from convpool.tensorrt.memory import PycudaMemory
+from convpool.tensorrt.runner import EngineRunner
+from convpool.tensorrt.tune import typical_inputs
+
+
+def tensorrt(version: str, name: str = "tensorrt") -> ModuleType:
+    module = ModuleType(name)
+    module.__version__ = version
+    module.get_plugin_registry = lambda: None
+    return module
+
+
+@pytest.mark.parametrize(("version", "accepted"), [("8.5.3", False), ("8.6.1", True), ("11.4.0", True), ("12.0.0", False)])
+def test_versions(monkeypatch, version, accepted):
+    monkeypatch.setitem(sys.modules, "tensorrt", module := tensorrt(version))
+    if accepted:
+        assert package.tensorrt_module() is module
+    else:
+        with pytest.raises(TensorRTError, match=f"tensorrt: version; got {version}, expected 8.6 to 11"):
+            package.tensorrt_module()
+
+
+def test_networks_compute_in_the_types_of_the_model_from_10_on():
+    assert [package.is_weakly_typed(tensorrt(version)) for version in ("8.6.1", "9.3.0", "10.0.0", "11.4.0")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert not package.is_weakly_typed(tensorrt("1.7.0", "tensorrt_rtx"))
+
+
+def test_a_library_that_the_environment_names(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CONVPOOL_PLUGIN_LIBRARY", "own.so")
+    with pytest.raises(TensorRTError, match="plugin library: not found; got own.so, expected the built library"):
+        plugin_library.plugin_path()
+    (tmp_path / "own.so").write_bytes(b"")
+    assert plugin_library.plugin_path() == (tmp_path / "own.so").resolve()
+
+
+def test_the_registry_is_asked_by_the_function_of_its_version():
+    def asked(**functions):
+        trt = SimpleNamespace(get_plugin_registry=lambda: SimpleNamespace(**functions))
+        return plugin_library.find_creator(trt, "ConvAvgPoolRelu")
+
+    assert asked(get_plugin_creator=lambda *words: ("old", *words)) == ("old", "ConvAvgPoolRelu", "1", "")
+    assert asked(get_creator=lambda *words: ("new", *words)) == ("new", "ConvAvgPoolRelu", "1", "")
+    assert asked(get_creator=lambda *words: "new", get_plugin_creator=lambda *words: "old") == "new"
+
+
+def info(name: str = "x", *typical: int, dtype=np.float32) -> SimpleNamespace:
+    """An input whose profiles have these batches as their typical ones."""
+    profiles = [((1, 3), (batch, 3), (16, 3)) for batch in typical]
+    return SimpleNamespace(name=name, dtype=np.dtype(dtype), profiles=profiles, format="LINEAR", shape=(-1, 3))
+
+
+def test_engines_are_timed_at_the_first_profile_s_typical_shape():
+    engine = SimpleNamespace(inputs={"x": info("x", 4, 8)})
+    assert typical_inputs({"a": engine})["x"].shape == (4, 3)
+
+
+def test_a_runner_gives_what_the_engine_gives():
+    engine = SimpleNamespace(inputs={"x": info("x", 2, 5)}, outputs={"y": info("y")}, run=lambda arrays: {"y": arrays["x"] + 1})
+    runner = EngineRunner(engine)
+    assert np.array_equal(runner.run({"x": np.ones(3)})["y"], np.full(3, 2))
+    assert runner.typical_shapes() == {"x": [2, 3]} and (runner.input_names, runner.output_names) == (["x"], ["y"])
+
+
+def test_work_is_timed_between_two_events():
+    done = []
+
+    class Event:
+        def record(self, stream):
+            done.append(("record", self, stream))
+
+        def synchronize(self):
+            done.append(("wait", self))
+
+        def time_till(self, other):
+            return 0.25 * (done.index(("record", other, "stream")) - done.index(("record", self, "stream")))
+
+    memory = PycudaMemory.__new__(PycudaMemory)
+    memory._driver, memory.stream = SimpleNamespace(Event=Event, Error=RuntimeError), "stream"
+    assert memory.elapsed_us(lambda: done.append("work")) == 500.0
+    assert [item if item == "work" else item[0] for item in done] == ["record", "work", "record", "wait"]
+    assert done[3][1] is done[2][1]
+
+
+@pytest.mark.parametrize(("name", "value"), [("value_float", 0.1), ("value_floats", [0.1, 0.2, 1e6])])
+def test_constants_as_attributes_become_half_precision_ones(name, value):
+    node = helper.make_node("Constant", [], ["y"], **{name: value})
+    shape = [len(value)] if isinstance(value, list) else []
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)]
+    model = helper.make_model(helper.make_graph([node], "g", [], outputs), opset_imports=[helper.make_opsetid("", 17)])
+    casts.cast_floats(model, TensorProto.FLOAT16)
+    onnx.checker.check_model(model, full_check=True)
+    (tensor,) = [item.t for node in model.graph.node if node.op_type == "Constant" for item in node.attribute]
+    assert numpy_helper.to_array(tensor).tolist() == np.minimum(np.array(value), 65504).astype(np.float16).tolist()
