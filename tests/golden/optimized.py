@@ -27,6 +27,7 @@ OPTIONS = {
     "plain_conv": {"stem": True, "plain_conv": True},
     "pairs_alone": {"prologue": False, "epilogue": False},
     "no_concat": {"concat": False},
+    "cuda": {"target": "cuda"},
 }
 # Digests of these models are a second or more each; the tests leave them to the command.
 LARGE = ("biggan128", "biggan256", "densenet121_3d", "sparcnet")
