@@ -44,6 +44,13 @@ NETWORKS = {
     "wgan_gp_slices": "WGAN-GP critic, pooling by slices",
     "biggan128": "BigGAN discriminator 128x128",
     "biggan256": "BigGAN discriminator 256x256",
+    "stargan_v2_style": "StarGAN v2 style encoder 256x256",
+    "igebm": "IGEBM 32x32",
+    "darknet19": "Darknet-19",
+    "densenet_bc100": "DenseNet-BC 100",
+    "mobilenet_v1": "MobileNet v1, audio",
+    "nextvit": "Next-ViT",
+    "lenet5": "LeNet-5",
 }
 """What the documents call the networks of a record."""
 

@@ -163,6 +163,17 @@ def test_cuda_graphs_give_the_same_bits(dtype):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("sizes", [(40,), (9, 10), (5, 6, 7)])
+def test_cuda_graphs_of_every_rank(sizes):
+    node = Node("ConvAvgPoolRelu", "float16", sizes=sizes)
+    bound = Bound(on_gpu.session(node.model(functions=False), cuda_graph=True), node.arrays())
+    for seed in range(5):
+        arrays = node.with_constants(node.arrays(seed))
+        bound.update(arrays)
+        bound.run()
+        node.check(bound.outputs()[0], arrays)
+
+
 @pytest.mark.parametrize("target", ["tensorrt", "cuda"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_a_network_agrees_with_float32(dtype, target):
