@@ -84,7 +84,7 @@ def test_wgan_gp_on_digits():
     assert original[0] > original[-2]
 
 
-# Textbook, chapter 16: with Y = pool(conv(X, W) + b), window p, D the derivative of E by Y, and G that by the convolution's result,
+# Textbook, chapter 16: with Y = pool(conv(X, W) + b), window p, D = dE/dY, and G the derivative by the convolution's result,
 #     G[n, m, i, j] = D[n, m, i // p, j // p] / p^2                  dE/db[m] = sum over n, i, j of G[n, m, i, j]
 #     dE/dW[m, c, a, b] = sum over n, i, j of G[n, m, i, j] X[n, c, i + a, j + b]
 #     dE/dX[n, c, i, j] = sum over m, a, b of G[n, m, i - a, j - b] W[m, c, a, b]

@@ -86,6 +86,7 @@ _LINES: list[tuple[str, Callable, tuple[Any, ...]]] = [
         (torch.div, torch.true_divide, operator.truediv, operator.itruediv, "div", "div_"),
     ),
     ("tensors, dim=0", kinds.cat, (torch.cat, torch.concat, torch.concatenate)),
+    ("tensors, dim=0", kinds.stack, (torch.stack,)),
     ("input, pad, mode='constant', value=None", kinds.pad, (F.pad,)),
     (
         "input, size=None, scale_factor=None, mode='nearest', align_corners=None, recompute_scale_factor=None, antialias=False",

@@ -152,6 +152,17 @@ def cat(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
     return [helper.make_node("Concat", [t.name for t in tensors], [node.name], axis=a["dim"])]
 
 
+def stack(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
+    """torch.stack: each tensor with one more axis, then a Concat."""
+    tensors = a["tensors"]
+    if not isinstance(tensors, (tuple, list)) or not all(isinstance(t, fx.Node) for t in tensors) or type(a["dim"]) is not int:
+        return None
+    names = [f"{node.name}/{number}" for number in range(len(tensors))]
+    axis = s.number([a["dim"]])
+    pieces = [helper.make_node("Unsqueeze", [t.name, axis], [name]) for t, name in zip(tensors, names, strict=True)]
+    return [*pieces, helper.make_node("Concat", names, [node.name], axis=a["dim"])]
+
+
 def pad(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
     pads, shape = a["pad"], s.shape(a["input"])
     if not isinstance(pads, (tuple, list)) or not all(type(n) is int for n in pads) or a["mode"] not in ("constant", "reflect"):
