@@ -57,12 +57,15 @@ def network(torch: Any, dtype: str, images: Any, stream: int, *, fused: bool) ->
     steps, x = [], images[0]
     for node, w, b in pairs():
         values = attributes(node)
-        options = {name: list(values[name]) for name in ("pool_kernel_shape", "pool_strides", "pool_pads", "strides", "pads")}
+        options: dict[str, Any] = {
+            name: list(values[name]) for name in ("pool_kernel_shape", "pool_strides", "pool_pads", "strides", "pads")
+        }
         tensors = [torch.from_numpy(array.copy()).cuda().to(getattr(torch, dtype)) for array in (w, b)]
         y = cuda.conv_avg_pool(x, *tensors, **options)
-        problem_plan = cuda.plan_for(x, *tensors, **options, activation="tanh" if fused else None)
-        workspace = torch.empty(max(256, problem_plan.workspace_bytes), dtype=torch.uint8, device="cuda")
-        steps.append((tensors, options, y, workspace))
+        options["activation"] = "tanh" if fused else None
+        plan = cuda.plan_for(x, *tensors, **options)
+        options["workspace"] = torch.empty(max(256, plan.workspace_bytes), dtype=torch.uint8, device="cuda")
+        steps.append((tensors, options | {"tactic": plan.tactic}, y))
         x = y
 
     prepared = False
@@ -70,11 +73,8 @@ def network(torch: Any, dtype: str, images: Any, stream: int, *, fused: bool) ->
     def call(i: int) -> Any:
         nonlocal prepared
         x = images[i]
-        for tensors, options, y, workspace in steps:
-            more = {"activation": "tanh"} if fused else {}
-            cuda.conv_avg_pool(
-                x, *tensors, **options, **more, out=y, workspace=workspace, stream=stream, weights_prepared=prepared
-            )
+        for tensors, options, y in steps:
+            cuda.conv_avg_pool(x, *tensors, **options, out=y, stream=stream, weights_prepared=prepared)
             x = y if fused else torch.tanh(y, out=y)
         prepared = True
         return x

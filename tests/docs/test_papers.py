@@ -106,7 +106,7 @@ def test_rows_of_other_suites_were_run_by_all_methods():
         (line,) = [line for line in lines if line.startswith(f"| {label} |")]
         rows = times(file, precision)
         ratios = [min(us for name, us in row.items() if not name.startswith("convpool")) / row["convpool"] for row in rows]
-        assert line.endswith(f"| {statistics.geometric_mean(ratios):.2f} | {min(ratios):.2f} |")
+        assert f"| {statistics.geometric_mean(ratios):.2f} | {min(ratios):.2f}: " in line
         assert line in PAGE
 
 
