@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import convpool
+from convpool.cli.common import run
+from convpool.cli.optimize import command
 from convpool.errors import OptionError
 from convpool.ir import schema
 from convpool.passes.either_layout import SUMS
@@ -325,3 +328,23 @@ def test_unknown_ranks_and_sizes(inputs):
     feeds = {"x": weights((2, 16, 32, 32))}
     (wanted,), (got,) = (sessions.run(item, feeds) for item in (model, result.model))
     np.testing.assert_allclose(got, wanted, rtol=0, atol=4 * RTOL * np.abs(wanted).max())
+
+
+def test_the_report_tells_of_chains_and_layouts(tmp_path, capsys):
+    onnx.save(head("a mean, a view and a Gemm"), tmp_path / "in.onnx")
+    assert (
+        run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "--target", "cuda", "--report", str(tmp_path / "r.json")])
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert "layout    4 nodes with channels last" in out and "ReduceMean 1 -> 0" in out
+    assert json.loads((tmp_path / "r.json").read_text())["summary"]["channels_last"] == 4
+    written = onnx.load(tmp_path / "in.convpool.onnx")
+    assert {item.key: item.value for item in written.metadata_props} == {"convpool.target": "cuda"}
+
+
+def test_switches_that_need_the_operator(tmp_path, capsys):
+    onnx.save(graph(PAIR), tmp_path / "in.onnx")
+    words = [str(tmp_path / "in.onnx"), "--target", "cpu", "--enable", "chain_head"]
+    assert run(command, "convpool-optimize", words) == 2
+    assert "--enable chain_head: got --lowering auto too; expected convavgpool" in capsys.readouterr().err
