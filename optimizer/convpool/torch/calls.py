@@ -104,7 +104,8 @@ class Call:
 
     __slots__ = (
         "constant",
-        "copies",
+        "copies_others",
+        "copies_weight",
         "device",
         "formats",
         "handle",
@@ -121,9 +122,9 @@ class Call:
         x, weight, bias, scale, shift, residual = tensors
         self.formats = plain.memory_format(x), plain.result_format(x, weight)
         self.problem = _problem(tensors, geometry, *(found != torch.contiguous_format for found in self.formats))
-        self.copies = not (
+        self.copies_weight = library_weight(weight).data_ptr() != weight.data_ptr()
+        self.copies_others = not (
             x.is_contiguous(memory_format=self.formats[0])
-            and library_weight(weight).data_ptr() == weight.data_ptr()
             and (residual is None or residual.is_contiguous(memory_format=self.formats[1]))
             and all(v is None or v.is_contiguous() for v in (bias, scale, shift))
         )
@@ -154,9 +155,11 @@ class Call:
         """Queues the work on PyTorch's current stream of the current device, which is x's."""
         if constant.current() is not None and not tensors[1].data_ptr() & 15:
             return self._with_constant_weights(tensors)
-        if self.copies:
-            tensors = tuple(self._dense(tensors, library_weight(tensors[1])))
+        if self.copies_others:
+            tensors = tuple(self._dense(tensors, tensors[1]))
         x, weight, bias, scale, shift, residual = tensors
+        if self.copies_weight:
+            weight = library_weight(weight)
         y = torch.empty_strided(self.y_shape, self.y_strides, dtype=x.dtype, device=self.device)
         x_at, w_at, y_at = x.data_ptr(), weight.data_ptr(), y.data_ptr()
         b_at = 0 if bias is None else bias.data_ptr()
