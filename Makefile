@@ -10,7 +10,7 @@ INSTALL := $(PIP) install --quiet --no-compile
 PYTHON_SOURCES := pyproject.toml README.md $(shell find optimizer -type f ! -name '*.pyc') plugin/include/convpool.h
 CUDA_SOURCES := $(shell find plugin -type f ! -name '*.pyc')
 
-.PHONY: demo test test-oldest test-torch mutation lint format sanitize install wheels bench-cpu bench-gpu bench-tensorrt clean
+.PHONY: demo test test-oldest test-torch mutation lint format sanitize install wheels bench-cpu bench-gpu bench-tensorrt bench-torch clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.demo
@@ -128,6 +128,13 @@ bench-gpu: install
 	$(BENCH) cuconv --layout nchw --methods cudnn_fused --methods cublas_fused --methods cuconv --methods 'convpool*' \
 	    --json $(RESULTS)_cuconv.json
 	$(BIN)/python examples/filter_bank --measure $(RESULTS)_filter_bank.json
+
+# convpool.torch against PyTorch, with the GPU's PyTorch and convpool-cuda in the environment: two minutes.
+bench-torch: COMMIT = $(shell git rev-parse HEAD)
+bench-torch: install
+	$(INSTALL) ".[torch]"
+	$(BIN)/python -m benchmarks.torch_layers --commit $(COMMIT) --json $(RESULTS)_torch_layers.json
+	$(BIN)/python -m benchmarks.torch_training --commit $(COMMIT) --json $(RESULTS)_torch_training.json
 
 # Engines, for hours; TENSORRT_PYTHON is the Python that has TensorRT, pycuda and convpool with its libraries, DIGITS a file of
 # the digits' test images where that has no scikit-learn (docs/tensorrt.md).

@@ -5,8 +5,8 @@
 
 A step is forward, loss and the gradients of all parameters, without the optimizer's update; bf16, channels last, in a CUDA
 graph, cudnn.benchmark on.  Times are medians of replays, in microseconds.  Memory is the peak of an eager step over what was
-there before it.  --compile adds steps of both under torch.compile's mode max-autotune; it has no second derivatives, so penalties
-are left out.
+there before it.  --compile adds steps of both under a mode of torch.compile; max-autotune-no-cudagraphs takes minutes to compile.
+It has no second derivatives, so penalties are left out.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def peak_memory(step: Callable[[], Any]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def measure(case: Case, compiled: bool) -> dict[str, Any]:
+def measure(case: Case, mode: str | None) -> dict[str, Any]:
     """Times and memory of both."""
     torch.manual_seed(0)
     original = case.build().cuda().to(torch.bfloat16, memory_format=torch.channels_last).train()
@@ -110,8 +110,8 @@ def measure(case: Case, compiled: bool) -> dict[str, Any]:
     for name, net in (("original", original), ("convpool", optimized)):
         step = step_of(net, case)
         found[name] = {"us": graph_time(step, calls=1), "peak_bytes": peak_memory(step)}
-        if compiled and not case.second:
-            fast = torch.compile(net, mode="max-autotune-no-cudagraphs", fullgraph=True)
+        if mode and not case.second:
+            fast = torch.compile(net, mode=mode, fullgraph=True)
             found[name]["compiled_us"] = graph_time(step_of(fast, case), calls=1)
             torch._dynamo.reset()
     return found
@@ -121,7 +121,7 @@ def main() -> None:
     """Measures the cases named, prints a table and writes the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("case", nargs="*", choices=[[], *CASES], help="default: all")
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", choices=("default", "max-autotune-no-cudagraphs"))
     parser.add_argument("--commit", default="")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -131,6 +131,7 @@ def main() -> None:
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
         "commit": options.commit,
+        "compile": options.compile,
         "steps": {},
     }
     for name in options.case or CASES:
