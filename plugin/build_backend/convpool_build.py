@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PEP 517 backend: scikit-build-core, plus nvcc from PyPI where no CUDA toolkit is.
 
-<<<<<<< HEAD
-Without a C++ compiler, or if the CMake build fails, pyproject.toml has scikit-build-core make a wheel of the Python part
-by itself; `convpool doctor` then says what is missing.
-=======
 Without a C++ compiler it stops before anything is downloaded, and says so.
->>>>>>> dceda47 (install: the optimizer alone; the CUDA library as convpool-cuda, one file)
 """
 
 from __future__ import annotations
