@@ -40,7 +40,7 @@ class Network:
 
 
 NETWORKS = {
-    "SNGAN 32x32": Network(lambda: gans.SNGAN(16, (1, 1, 1), last_plain=True), (4, 3, 32, 32), 3),
+    "SNGAN 32x32": Network(lambda: gans.SNGAN(8, (1, 1, 1), last_plain=True), (2, 3, 32, 32), 3),
     "SNGAN 64x64": Network(lambda: gans.SNGAN(8, (1, 2, 4, 8, 16)), (2, 3, 64, 64), 9, 32),
     "SNGAN 128x128": Network(lambda: gans.SNGAN(8, (1, 2, 4, 8, 8, 8), last_plain=True), (1, 3, 128, 128), 9, 32),
     "projection 64x64": Network(lambda: more.Projection(8, (1, 2, 4, 8)), (2, 3, 64, 64), 7, 32),
@@ -53,7 +53,7 @@ NETWORKS = {
     "GAN stability 32x32": Network(lambda: more.Stability(32, 8), (4, 3, 32, 32), 0),
     "DVD-GAN": Network(lambda: more.DVDGAN(8), (2, 3, 4, 32, 32), 8, 16),
     "LeNet-5": Network(lambda: more.LeNet5(), (4, 1, 32, 32), 2),
-    "DenseNet-121": Network(lambda: more.DenseNet(), (2, 3, 32, 32), 3),
+    "DenseNet-121": Network(lambda: more.DenseNet(growth=16, classes=10), (2, 3, 32, 32), 3),
 }
 
 
