@@ -5,7 +5,7 @@
 #include "families/direct_tma/params.h"
 #include "kernels/ptx/device.cuh"
 #include "kernels/tile/chunk.cuh"
-#include "kernels/tile/output.cuh"
+#include "subtiles/grid.cuh"
 
 namespace convpool {
 
@@ -37,7 +37,7 @@ struct DirectTmaConfig {
 
 // Shared memory: kStages of weights, kRawStages of pixels of X, kMeanStages of box means, then a full and an empty barrier for
 // each of these buffers (DirectTmaShared has the offsets).
-template <class Config_> struct DirectTmaBlock {
+template <class Config_> struct DirectTmaBlock : SubtileGrid<Config_::kSubtiles, Config_::kBlockN> {
     using Config = Config_;
     static constexpr int kSubtiles = Config::kSubtiles, kStages = Config::kStages, kRawStages = Config::kRawStages,
                          kMeanStages = Config::kMeanStages, kChunks = Config::kChunks, kPerChunk = Config::kPerChunk;
@@ -45,8 +45,8 @@ template <class Config_> struct DirectTmaBlock {
     static constexpr int kPlane = kShared.plane * 16;                               // bytes from chunk to chunk
     static constexpr int kColumns = kShared.raw_columns, kRows = kShared.raw_rows;  // of pixels of X, of one parity
     static constexpr int kHalfBytes = kColumns * kRows * 64;                        // pixels of one parity of a subtile
+    static constexpr int kHalfPitch = kHalfBytes;                                   // from those to the others
 
-    const DirectTmaParams &p;
     const uint32_t shared;
     const int warp, lane;
 
@@ -65,34 +65,6 @@ template <class Config_> struct DirectTmaBlock {
     }
     CONVPOOL_DEVICE uint32_t means_at(int i, int subtile) const {
         return shared + kShared.mean_offset + (i * kSubtiles + subtile) * kChunks * kPlane;
-    }
-
-    // ---- tiles ----
-
-    struct Tile {
-        int channel, subtile;  // the first of each
-    };
-    // From the last tile to the first: the L2 holds what the layer before has written last.
-    CONVPOOL_DEVICE Tile tile_at(int index) const {
-        uint32_t m_tile, group;
-        p.div_m_tiles.divmod(p.tiles - 1 - index, group, m_tile);  // channels first: neighbours share pixels
-        return {static_cast<int>(m_tile) * Config::kBlockN, static_cast<int>(group) * kSubtiles};
-    }
-    struct Corner {
-        int image, y, x;  // first output row and column
-    };
-    CONVPOOL_DEVICE Corner corner_of(int subtile) const {
-        uint32_t rest, column, row, image;
-        p.div_tiles_w.divmod(subtile, rest, column);
-        p.div_tiles_h.divmod(rest, image, row);
-        return {static_cast<int>(image), static_cast<int>(row) * 8, static_cast<int>(column) * 8};
-    }
-    // Where in Y the channels of an output pixel of a subtile are.
-    CONVPOOL_DEVICE OutputPixel pixel_of(int subtile, int pixel) const {
-        const Corner corner = corner_of(subtile);
-        const int y = corner.y + pixel / 8, x = corner.x + pixel % 8;
-        return {((static_cast<int64_t>(corner.image) * p.out_h + y) * p.out_w + x) * p.m,
-                corner.image < p.images && y < p.out_h && x < p.out_w};
     }
 };
 

@@ -7,9 +7,10 @@
 
 #include <type_traits>
 
-#include "families/direct_tma/copies.cuh"
+#include "families/direct_tma/block.cuh"
 #include "families/direct_tma/pixel_function.cuh"
 #include "kernels/ptx/wgmma.cuh"
+#include "subtiles/copies.cuh"
 
 namespace convpool {
 
@@ -170,14 +171,14 @@ template <class Config, bool kPrologue> struct DirectTmaMeans {
     // The subtiles' rows, one after the other, are cut into equal parts, one for each warp that shares a slice. With one group
     // all warps share every slice; with several, each group takes slices in turn, and warp 0 does nothing but copy.
     CONVPOOL_DEVICE void run(int mean_warp) const {
-        const DirectTmaParams &p = block.p;
+        const SubtileParams &p = block.p;
         constexpr int kMeanRows = Config::kKernel == 3 ? 17 : 8, kGroups = Config::kMeanGroups, kSliceWarps = Config::kSliceWarps;
         const int member = kGroups == 1 ? mean_warp : (mean_warp - 1) % kSliceWarps;
         const int begin = kSubtiles * kMeanRows * member / kSliceWarps, end = kSubtiles * kMeanRows * (member + 1) / kSliceWarps;
         Ring<Config::kRawStages> raw;
         Ring<Config::kMeanStages> means;
         const bool copies = mean_warp == 0 && block.lane == 0;
-        DirectTmaRawCopies<Config> ahead(block);
+        RawCopies<Block> ahead(block);
         if (kGroups > 1 && mean_warp == 0) {
             while (copies && ahead.index < p.tiles) ahead.next();
             return;

@@ -16,8 +16,8 @@
 // through a tap (a, b) eight consecutive positions of plane (a % 2, b % 2), which is a core matrix of wgmma, so a tap is a
 // shifted start in its plane.
 //
-// One file for each kind of warp: copies.cuh, box_means.cuh (with pixel_function.cuh, the prologue), products.cuh (with
-// finish.cuh, the way to Y); block.cuh has what they share.
+// One file for each kind of warp: subtiles/copies.cuh, box_means.cuh (with pixel_function.cuh, the prologue), products.cuh (with
+// subtiles/finish.cuh, the way to Y); block.cuh has what they share.
 //
 // Tried and slower: clusters that fetch weights for each other, or share the channels of a tile; a ring of raw pixels by
 // subtile instead of by slice; a kernel for 4 x 4 output pixels of four images (benchmarks/log.md).
@@ -25,8 +25,8 @@
 
 #include "families/direct_tma/block.cuh"
 #include "families/direct_tma/box_means.cuh"
-#include "families/direct_tma/copies.cuh"
 #include "families/direct_tma/products.cuh"
+#include "subtiles/copies.cuh"
 
 namespace convpool {
 
@@ -70,10 +70,10 @@ template <class Config, bool kPrologue> CONVPOOL_DEVICE void run(const DirectTma
 #endif
 
 template <class Config, bool kPrologue>
-__global__ void __launch_bounds__(Config::kThreads, 1) direct_tma_kernel(const __grid_constant__ DirectTmaParams params) {
+__global__ void __launch_bounds__(Config::kThreads, 1) direct_tma_kernel(const __grid_constant__ SubtileParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
-    run<Config, kPrologue>(DirectTmaBlock<Config>{params, shared_address(memory), static_cast<int>(threadIdx.x >> 5),
+    run<Config, kPrologue>(DirectTmaBlock<Config>{{params}, shared_address(memory), static_cast<int>(threadIdx.x >> 5),
                                                   static_cast<int>(threadIdx.x & 31)});
 #endif
 }

@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host tells direct_tma, and how its shared memory is laid out.
+// How direct_tma's shared memory is laid out.
 #pragma once
-
-#include <cuda.h>
-
-#include <cstdint>
-
-#include "core/params.h"
 
 namespace convpool {
 
@@ -30,20 +24,5 @@ constexpr DirectTmaShared direct_tma_shared(int subtiles, int block_n, int kerne
     s.bytes = s.barrier_offset + 2 * (stages + raw_stages + mean_stages) * 8;
     return s;
 }
-
-// direct_fused by TMA: families/direct_tma/kernel.cuh.
-struct DirectTmaParams {
-    CUtensorMap x_map[2];  // X [n,h,w/2,c]: even columns, odd columns
-    CUtensorMap w_map;     // W [taps,m,c], a view
-    void *y;
-    Epilogue epilogue;
-    int32_t images, out_h, out_w, m;
-    int32_t pad_h, pad_w;  // of X
-    int32_t slices, tiles;
-    FastDiv div_m_tiles, div_tiles_w, div_tiles_h;
-    Prologue prologue;
-    int32_t h, w, c;   // of X
-    int32_t resident;  // all weights fit into their ring: copied once
-};
 
 }  // namespace convpool

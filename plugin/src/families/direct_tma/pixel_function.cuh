@@ -16,13 +16,13 @@ template <class Config> struct DirectTmaPrologue {
     static constexpr int kSubtiles = Config::kSubtiles;
     static constexpr int kPixels = Config::kKernel == 3 ? 18 : 16;  // rows and columns of X under a subtile
 
-    const DirectTmaParams &p;
+    const SubtileParams &p;
     PackedPrologue<Config::kPrecision> chunk;
     int y[kSubtiles], x[kSubtiles];  // of each subtile's first pixel
     int first_y = 0, first_x = 0;    // of the present subtile
     bool border = false;             // the present subtile has pixels outside X that count
 
-    CONVPOOL_DEVICE explicit DirectTmaPrologue(const DirectTmaParams &params) : p(params), chunk(params.prologue) {}
+    CONVPOOL_DEVICE explicit DirectTmaPrologue(const SubtileParams &params) : p(params), chunk(params.prologue) {}
     CONVPOOL_DEVICE void start_tile(const Block &block, int index) {
         if (p.prologue.scale == nullptr) return;
         const typename Block::Tile tile = block.tile_at(index);
@@ -59,7 +59,7 @@ template <class ChunkFunction> struct Everywhere {
 };
 
 struct NoPrologue {
-    CONVPOOL_DEVICE explicit NoPrologue(const DirectTmaParams &) {}
+    CONVPOOL_DEVICE explicit NoPrologue(const SubtileParams &) {}
     CONVPOOL_DEVICE uint4 operator()(const uint4 &pixel, int, int) const { return pixel; }
 };
 

@@ -2,10 +2,11 @@
 // direct_tma: the warpgroups that multiply box means by weights (wgmma), from their rings to Y.
 #pragma once
 
-#include "families/direct_tma/finish.cuh"
+#include "families/direct_tma/block.cuh"
 #include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/wgmma.cuh"
 #include "kernels/tile/ring.cuh"
+#include "subtiles/finish.cuh"
 
 namespace convpool {
 
@@ -39,14 +40,14 @@ template <class Config> struct DirectTmaProducts {
 
     // group: which of the two warpgroups. Each has a subtile, or, where a block has one subtile, half of its channels.
     CONVPOOL_DEVICE void run(int group) const {
-        const DirectTmaParams &p = block.p;
+        const SubtileParams &p = block.p;
         const int subtile = Config::kSubtiles == 1 ? 0 : group;
         const int first_column = Config::kSubtiles == 1 ? group * Config::kConsumerN : 0;
         const bool elected = (threadIdx.x & 127) == 32;
         Ring<Config::kStages> weights;
         Ring<Config::kMeanStages> means;
         for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
-            float acc[Config::kFragments][4];  // (8 channels a fragment, 4 of 64 pixels x 8 channels): finish.cuh has the map
+            float acc[Config::kFragments][4];  // (8 channels a fragment, 4 of 64 pixels x 8 channels): subtiles/finish.cuh has the map
 #pragma unroll
             for (int f = 0; f < Config::kFragments; ++f)
 #pragma unroll

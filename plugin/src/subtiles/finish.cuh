@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// direct_tma: from a warpgroup's accumulators to Y, in registers: bias, residual, activation, store.
+// From a warpgroup's accumulators of a subtile to Y, in registers: bias, residual, activation, store.
 //
 // A warpgroup's product is 64 pixels (a subtile) x 8 kFragments channels; a warp has 16 of its pixels. Lane 4g+t holds of
 // fragment f pixels g and g+8 (half 0 and 1), channels 2t and 2t+1:
@@ -21,9 +21,10 @@
 
 #include <type_traits>
 
-#include "families/direct_tma/block.cuh"
 #include "kernels/epilogue/activation.cuh"
 #include "kernels/ptx/cp_async.cuh"
+#include "kernels/tile/chunk.cuh"
+#include "subtiles/grid.cuh"
 
 namespace convpool {
 
@@ -50,8 +51,8 @@ CONVPOOL_DEVICE uint4 transpose_quad(const uint32_t (&v)[4], int t) {
     return {b[0], b[1], b[2], b[3]};
 }
 
-template <class Config> struct DirectTmaFinish {
-    using Block = DirectTmaBlock<Config>;
+// Config: of a kernel's Block.
+template <class Config> struct Finish {
     using Element = typename Traits<Config::kPrecision>::Element;
     static constexpr int kPerChunk = Config::kPerChunk, kFragments = Config::kFragments;
     // Fragments of one step: a pixel's kAcross pairs fill 16 bytes a lane; in 16 bits four fragments hold 32 channels.
@@ -61,7 +62,7 @@ template <class Config> struct DirectTmaFinish {
     using Sums = float[kFragments][4];                                  // (fragment, half and channel)
     static_assert(kFragments % kAcross == 0, "whole groups of fragments");
 
-    const DirectTmaParams &p;
+    const SubtileParams &p;
     const OutputPixel (&pixel)[2];  // this lane's, by half
     const int t, first_channel;
     const int columns;  // valid channels from the first on; a whole number of chunks
@@ -177,17 +178,18 @@ template <class Config> struct DirectTmaFinish {
 };
 
 // Finishes a warpgroup's sums of a subtile and of channels from first_channel on. wait() is for the accumulators.
-template <class Config, class Wait>
-CONVPOOL_DEVICE void finish(const DirectTmaBlock<Config> &block, typename DirectTmaFinish<Config>::Sums &acc, int subtile,
+template <class Block, class Wait>
+CONVPOOL_DEVICE void finish(const Block &block, typename Finish<typename Block::Config>::Sums &acc, int subtile,
                             int first_channel, Wait wait) {
     const int first_row = block.warp % 4 * 16 + (block.lane >> 2);
     const OutputPixel pixel[2] = {block.pixel_of(subtile, first_row), block.pixel_of(subtile, first_row + 8)};
-    DirectTmaFinish<Config>{block.p, pixel, block.lane & 3, first_channel, block.p.m - first_channel}(acc, wait);
+    Finish<typename Block::Config>{block.p, pixel, block.lane & 3, first_channel, block.p.m - first_channel}(acc, wait);
 }
 
 // A warp's lines of the residual on their way to the L2, while it multiplies.
-template <class Config>
-CONVPOOL_DEVICE void prefetch_residual(const DirectTmaBlock<Config> &block, int subtile, int first_channel) {
+template <class Block>
+CONVPOOL_DEVICE void prefetch_residual(const Block &block, int subtile, int first_channel) {
+    using Config = typename Block::Config;
     using Element = typename Traits<Config::kPrecision>::Element;
     const Element *residual = static_cast<const Element *>(block.p.epilogue.residual) + first_channel;
     constexpr int kLine = 128 / sizeof(Element);

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// direct_tma: copies of weights and of pixels of X to shared memory, by TMA. One thread issues each.
+// Copies of weights and of pixels of X under subtiles to shared memory, by TMA. One thread issues each. A Block says where the
+// buffers of the rings and their barriers are.
 #pragma once
 
-#include "families/direct_tma/block.cuh"
 #include "kernels/ptx/mbarrier.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/tile/ring.cuh"
+#include "subtiles/grid.cuh"
 
 namespace convpool {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // Copies the weights of all tiles of the block, kStageTaps taps of a slice at a time; once only where they stay (resident).
-template <class Config> CONVPOOL_DEVICE void copy_weights(const DirectTmaBlock<Config> &block) {
-    const DirectTmaParams &p = block.p;
+template <class Block> CONVPOOL_DEVICE void copy_weights(const Block &block) {
+    using Config = typename Block::Config;
+    const SubtileParams &p = block.p;
     Ring<Config::kStages> ring;
     const int end = p.resident ? min(p.tiles, static_cast<int>(blockIdx.x) + 1) : p.tiles;
     for (int index = blockIdx.x; index < end; index += gridDim.x) {
@@ -32,8 +34,8 @@ template <class Config> CONVPOOL_DEVICE void copy_weights(const DirectTmaBlock<C
 }
 
 // Copies pixels of X, a slice of a tile's subtiles at a time: next() waits for a free buffer and goes on, tile after tile.
-template <class Config> struct DirectTmaRawCopies {
-    using Block = DirectTmaBlock<Config>;
+template <class Block> struct RawCopies {
+    using Config = typename Block::Config;
     static constexpr int kSubtiles = Config::kSubtiles;
 
     const Block &block;
@@ -41,7 +43,7 @@ template <class Config> struct DirectTmaRawCopies {
     Ring<Config::kRawStages> ring;
     int image[kSubtiles], y[kSubtiles], x[kSubtiles];  // of the first pixel of each subtile
 
-    CONVPOOL_DEVICE explicit DirectTmaRawCopies(const Block &b) : block(b) {
+    CONVPOOL_DEVICE explicit RawCopies(const Block &b) : block(b) {
         if (index < block.p.tiles) locate();
     }
     // Finds the subtiles of the present tile. Their windows may begin outside X: TMA writes zeros there.
@@ -67,7 +69,7 @@ template <class Config> struct DirectTmaRawCopies {
             // The first half gets columns x, x + 2, .. of X, the second x + 1, x + 3, ..; x_map[0] has X's even columns.
             const int odd = x[s] & 1;
             copy_box(dst, &block.p.x_map[odd], full, channel, (x[s] - odd) >> 1, y[s], image[s]);
-            copy_box(dst + Block::kHalfBytes, &block.p.x_map[odd ^ 1], full, channel, (x[s] + odd) >> 1, y[s], image[s]);
+            copy_box(dst + Block::kHalfPitch, &block.p.x_map[odd ^ 1], full, channel, (x[s] + odd) >> 1, y[s], image[s]);
         }
         ring.next();
         if (++slice == block.p.slices) {

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the host tells kernels that cut Y into subtiles of 8 x 8 pixels and copy X and W by TMA.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "core/params.h"
+
+namespace convpool {
+
+struct SubtileParams {
+    CUtensorMap x_map[2];  // X [n,h,w/2,c]: even columns, odd columns
+    CUtensorMap w_map;     // W [taps,m,c], a view
+    void *y;
+    Epilogue epilogue;
+    int32_t images, out_h, out_w, m;
+    int32_t pad_h, pad_w;  // of X
+    int32_t slices, tiles;
+    FastDiv div_m_tiles, div_tiles_w, div_tiles_h;
+    Prologue prologue;
+    int32_t h, w, c;   // of X
+    int32_t resident;  // all weights fit into their ring: copied once
+};
+
+}  // namespace convpool

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// What families that cut Y into subtiles of 8 x 8 pixels and copy X and W by TMA share: the form of problem, tiles, parameters.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/launch.h"
+#include "subtiles/params.h"
+
+namespace convpool {
+
+// What the host has to know of a row's tile.
+struct SubtileShape {
+    int32_t kernel;             // rows and columns of it
+    int32_t subtiles, block_n;  // of a tile
+    int32_t stage_taps, stages;  // of the ring of weights
+    int32_t raw_columns, raw_rows;  // pixels of X under a subtile, of one parity of columns
+    int32_t x_swizzle;              // bytes, 0 or 64
+};
+
+// Empty, or the reason why the problem is not of the form: kernels of this size, pooling 2x2, steps over X of 2, NHWC.
+std::string subtile_reason(const Problem &problem, const Tactic &tactic, int32_t kernel);
+
+// The tiles that the output is cut into.
+struct SubtileTiles {
+    int64_t height, width, channels, groups;  // groups: of subtiles
+
+    SubtileTiles(const Problem &problem, const SubtileShape &shape);
+    int64_t count() const { return groups * channels; }
+};
+
+// Of a persistent kernel: its grid is the smaller of the tiles and the multiprocessors.
+class SubtilePlan : public OneKernelPlan {
+public:
+    SubtilePlan(const Problem &p, const Tactic &t, const Device &d, const Kernel &kernel, const SubtileShape &shape);
+    cudaError_t launch(const convpool_tensors &tensors, cudaStream_t stream) const override;
+
+protected:
+    int64_t grid() const { return grid_; }
+    const SubtileParams &params() const { return params_; }
+
+private:
+    cudaError_t encode_x(const void *x, CUtensorMap *maps) const;
+    cudaError_t encode_w(const void *w, CUtensorMap *map) const;
+
+    SubtileShape shape_;
+    SubtileParams params_;
+    int64_t grid_;
+    mutable TensorMaps<2> x_maps_;
+    mutable TensorMaps<1> w_map_;
+};
+
+}  // namespace convpool
