@@ -77,9 +77,11 @@ typedef enum {
 
 typedef enum { CONVPOOL_F16 = 0, CONVPOOL_BF16 = 1, CONVPOOL_F32 = 2, CONVPOOL_I8 = 3, CONVPOOL_F8E4M3 = 4 } convpool_dtype;
 
-/* How products are summed. */
+/* How sums are formed. */
 typedef enum {
-    CONVPOOL_ACCUMULATE_DEFAULT = 0 /* in fp32; of 8-bit types exactly */
+    CONVPOOL_ACCUMULATE_DEFAULT = 0, /* in fp32, a box mean rounded once; of 8-bit types exactly */
+    CONVPOOL_ACCUMULATE_PACKED = 1   /* box means of F16 and BF16 may be summed in that type, of X / 4, so that no sum passes its range.
+                                        Other types: as by default */
 } convpool_accumulation;
 
 typedef enum { CONVPOOL_CHANNELS_FIRST = 0, CONVPOOL_CHANNELS_LAST = 1 } convpool_layout;
@@ -159,6 +161,9 @@ typedef struct {
     int32_t tf32;       /* 1: needs allow_tf32 */
     int32_t min_cc;     /* least compute capability, major*10+minor */
     int32_t split_k;    /* thread blocks of one cluster that share an output tile's channels; 1: none */
+    int32_t packed;     /* 1: needs CONVPOOL_ACCUMULATE_PACKED */
+    int32_t roundings;  /* of an operand of the products, a box mean or a fused weight, to the type that is multiplied: each of its
+                           terms has so many relative errors of half a unit in the last place; 0: operands stay in fp32 */
 } convpool_tactic_info;
 
 /* CONVPOOL_ABI_VERSION of the library. */

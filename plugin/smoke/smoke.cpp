@@ -53,13 +53,14 @@ void must(convpool_status status, const char *what) {
 
 // ---- what is run ----
 
-convpool_problem described(const Problem &p, int32_t dtype, int32_t layout, bool tf32) {
+convpool_problem described(const Problem &p, int32_t dtype, int32_t layout, bool tf32, bool packed) {
     convpool_problem d{};
     d.struct_size = sizeof d;
     d.rank = 2;
     d.x_dtype = d.w_dtype = d.y_dtype = dtype;
     d.x_layout = d.y_layout = layout;
     d.allow_tf32 = tf32;
+    d.accumulation = packed ? CONVPOOL_ACCUMULATE_PACKED : CONVPOOL_ACCUMULATE_DEFAULT;
     d.n = p.n, d.c = p.c, d.m = p.m;
     d.spatial[0] = p.height, d.spatial[1] = p.width;
     for (int i = 0; i < 2; ++i) {
@@ -88,9 +89,9 @@ std::vector<convpool_tactic_info> all_tactics() {
 struct Run {
     const Problem *problem;
     int32_t dtype, layout;
-    bool tf32;
+    bool tf32, packed;
 
-    convpool_problem describe() const { return described(*problem, dtype, layout, tf32); }
+    convpool_problem describe() const { return described(*problem, dtype, layout, tf32, packed); }
     std::string text() const {
         static const char *const kTypes[] = {"fp16", "bf16", "fp32"};
         return std::string(problem->name) + ", " + kTypes[dtype] + (layout == CONVPOOL_CHANNELS_LAST ? ", NHWC" : ", NCHW");
@@ -103,7 +104,7 @@ std::vector<Run> runs_of(const convpool_tactic_info &tactic, int32_t cc, int32_t
     for (const Problem &problem : kProblems)
         for (int32_t dtype : {CONVPOOL_F16, CONVPOOL_BF16, CONVPOOL_F32})
             for (int32_t layout : {CONVPOOL_CHANNELS_FIRST, CONVPOOL_CHANNELS_LAST}) {
-                const Run run{&problem, dtype, layout, tactic.tf32 != 0};
+                const Run run{&problem, dtype, layout, tactic.tf32 != 0, tactic.packed != 0};
                 const convpool_problem p = run.describe();
                 if (convpool_supports(&p, tactic.id, cc, shared_bytes) == CONVPOOL_OK) runs.push_back(run);
             }

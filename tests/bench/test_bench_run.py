@@ -114,7 +114,7 @@ def test_a_gpu_that_stopped_ends_the_run(case):
 def tactic(number, family="direct_gemm"):
     from convpool.cuda import Tactic
 
-    return Tactic(number, f"conv_avgpool_t{number}", family, "float16", False, 75, 1)
+    return Tactic(number, f"conv_avgpool_t{number}", family, "float16", False, 75, 1, False, 1)
 
 
 @pytest.fixture

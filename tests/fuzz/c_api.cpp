@@ -75,7 +75,7 @@ convpool_problem Fuzzer::legal() {
     p.y_dtype = small ? below(3) : p.w_dtype;
     p.has_w_scale = small && one_in(2);
     p.x_layout = below(2), p.y_layout = below(2);
-    p.allow_tf32 = below(2);
+    p.allow_tf32 = below(2), p.accumulation = below(2);
     p.n = 1 + below(4), p.c = 1 + below(300), p.m = 1 + below(300);
     for (int i = 0; i < p.rank; ++i) {
         p.kernel[i] = 1 + below(4), p.pool_kernel[i] = 1 + below(3);

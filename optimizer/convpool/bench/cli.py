@@ -45,7 +45,7 @@ WIDTH = 250
     short_help="Time convolution followed by pooling on a GPU, by every method.",
     cls=SectionedCommand,
     sections={
-        "What to measure": ("listing", "precisions", "layout", "methods", "patterns", "prologue", "on_cpu", "slow", "plans"),
+        "What to measure": ("listing", "precisions", "layout", "methods", "patterns", "prologue", "packed", "on_cpu", "slow", "plans"),
         "How to measure": ("replays", "tensorrt_python", "tensorrt_level"),
         "Output": ("merged", "json_path", "csv_path", "plot_path", "tune_path", "commit", "quiet"),
     },
@@ -87,6 +87,9 @@ WIDTH = 250
     "--prologue",
     is_flag=True,
     help="Add scale, shift and ReLU before every row. For other libraries, the time of a separate kernel at copy speed is added.",
+)
+@click.option(
+    "--packed", is_flag=True, help="Let convpool sum pooling windows of fp16 and bf16 in that type: faster, with a larger error."
 )
 @click.option(
     "--replays",
@@ -139,6 +142,7 @@ def command(
     precisions: tuple[str, ...],
     patterns: tuple[str, ...],
     prologue: bool,
+    packed: bool,
     merged: tuple[str, ...],
     json_path: str | None,
     csv_path: str | None,
@@ -179,7 +183,7 @@ def command(
       130  stopped by Ctrl-C; what was measured is written
     """
     forms = _forms(json_path, csv_path, plot_path, tune_path)
-    work, methods = _work(suites, precisions, patterns, prologue), _methods(given["methods"])
+    work, methods = _work(suites, precisions, patterns, prologue, packed), _methods(given["methods"])
     if listing:
         _list(work)
         return
@@ -239,12 +243,14 @@ def _measure(measuring: Run, quiet: bool) -> BaseException | None:
     return None
 
 
-def _work(suites: tuple[str, ...], precisions: tuple[str, ...], patterns: tuple[str, ...], prologue: bool) -> Work:
+def _work(
+    suites: tuple[str, ...], precisions: tuple[str, ...], patterns: tuple[str, ...], prologue: bool, packed: bool
+) -> Work:
     """Rows with the precision to measure each in."""
     work: Work = []
     for suite in suites:
         rows, usual, _ = SUITES[suite] if suite in SUITES else (load_rows(suite), ("fp16",), "")
-        rows = [dataclasses.replace(row, prologue=True) for row in rows] if prologue else rows
+        rows = [dataclasses.replace(row, prologue=prologue, packed=packed) for row in rows] if prologue or packed else rows
         for precision in precisions or usual:
             work += [
                 (row, precision)

@@ -26,6 +26,7 @@ class Row:
 
     kernel, pad, stride are the convolution's, pool and pool_stride the pooling's (which has no padding), all in elements.
     prologue: a scale and a shift for every channel, then ReLU, stand in front, as in a DenseNet transition.
+    packed: convpool may sum box means in the 16-bit type.
     """
 
     n: int
@@ -41,6 +42,7 @@ class Row:
     suite: str = ""
     label: str = ""
     prologue: bool = False
+    packed: bool = False
 
     @property
     def name(self) -> str:
@@ -52,7 +54,7 @@ class Row:
             text += f" stride {self.stride}"
         if (self.pool, self.pool_stride) != (2, 2):
             text += f", pool {self.pool} stride {self.pool_stride}"
-        return f"{text}, prologue" if self.prologue else text
+        return text + ", prologue" * self.prologue + ", packed" * self.packed
 
     def _conv(self, size: int) -> int:
         return (size + 2 * self.pad - self.kernel) // self.stride + 1
@@ -123,6 +125,7 @@ class Row:
         prologue = {"prologue_affine": True, "prologue_activation": "relu"} if self.prologue else {}
         return {
             **prologue,
+            **({"accumulation": "packed"} if self.packed else {}),
             "n": self.n,
             "c": self.c,
             "m": self.m,

@@ -184,7 +184,7 @@ def load_rows(path: str) -> list[Row]:
     """Rows from a JSON file: a list of objects, or an object with that list as `rows`.
 
     Fields: c, m, size (one number or [h, w]) or h and w; n (1), kernel (3), pad (kernel // 2), stride (1), pool (2),
-    pool_stride (pool), label (""), prologue (false).  Raises OptionError with file, row and field.
+    pool_stride (pool), label (""), prologue and packed (false).  Raises OptionError with file, row and field.
     """
     try:
         data = json.loads(Path(path).read_text())
@@ -222,8 +222,9 @@ def _row(where: str, entry: Any, suite: str) -> Row:
         value, least = values.get(name, 1), 0 if name == "pad" else 1
         if type(value) is not int or not least <= value <= 1 << 20:
             raise OptionError(f"{where}: {name}; got {value!r}, expected a whole number from {least} to {1 << 20}")
-    if type(values.get("prologue", False)) is not bool:
-        raise OptionError(f"{where}: prologue; got {values['prologue']!r}, expected true or false")
+    for name in ("prologue", "packed"):
+        if type(values.get(name, False)) is not bool:
+            raise OptionError(f"{where}: {name}; got {values[name]!r}, expected true or false")
     row = Row(**{**values, "label": str(values.get("label", "")), "suite": values.get("suite") or suite})
     if min(row.conv_size) < 1 or min(row.out_size) < 1:
         raise OptionError(f"{where}: no output; got {row.name}, expected a pooling window that fits")

@@ -22,14 +22,14 @@ _HEADER = "// Tactics by measurement, for the environment variable CONVPOOL_TUNE
 def numbers(problem: Problem, cc: int, multiprocessors: int, tactic: int) -> list[int]:
     """The numbers of a row, in the order that `tuned.def` says."""
     s, rank = problem.struct, len(problem.spatial)
-    tf32 = int(problem.dtype == "float32" and problem.allow_tf32)
+    less_exact = problem.allow_tf32 if problem.dtype == "float32" else problem.accumulation == "packed"
     prologue = 1 if problem.prologue_affine else 2 if problem.prologue_activation not in (None, "none") else 0
     head = [
         cc,
         multiprocessors,
         tactic,
         s.w_dtype,
-        tf32,
+        int(less_exact),
         s.x_layout,
         s.y_layout,
         s.has_residual,

@@ -20,6 +20,7 @@ ABI_VERSION = 1
 DTYPES = {"float16": 0, "bfloat16": 1, "float32": 2, "int8": 3, "float8_e4m3fn": 4}
 EIGHT_BIT = tuple(name for name in DTYPES if name not in ("float16", "bfloat16", "float32"))
 ACTIVATIONS = {None: 0, "none": 0, "relu": 1, "leaky_relu": 2, "tanh": 3, "sigmoid": 4, "clip": 5}
+ACCUMULATIONS = {"default": 0, "packed": 1}
 WEIGHTS_PREPARED = 1
 PLAN_UNALIGNED = 1
 ANY_BYTES = 2 ** (8 * ctypes.sizeof(ctypes.c_size_t)) - 1
@@ -107,6 +108,8 @@ class TacticStruct(ctypes.Structure):
         ("tf32", ctypes.c_int32),
         ("min_cc", ctypes.c_int32),
         ("split_k", ctypes.c_int32),
+        ("packed", ctypes.c_int32),
+        ("roundings", ctypes.c_int32),
     ]
 
 

@@ -55,6 +55,7 @@ class Options(NamedTuple):
     layout: str
     y_layout: str | None
     allow_tf32: bool
+    accumulation: str
     tactic: int | str | Tactic | None
 
 
@@ -336,6 +337,7 @@ def conv_avg_pool(
     stream: Any = None,
     tactic: int | str | Tactic | None = None,
     allow_tf32: bool = False,
+    accumulation: str = "default",
 ) -> Any:
     """Runs ConvAvgPool on the current device, on `stream`, without waiting for it; returns `out`.
 
@@ -346,7 +348,8 @@ def conv_avg_pool(
     pads, dilations Conv's, over the pooled tensor; one number stands for every dimension.  activation is None, "relu",
     "leaky_relu" (slope alpha), "tanh", "sigmoid" or "clip" (to alpha..beta); prologue_activation, before the pooling, None,
     "relu" or "leaky_relu" (slope prologue_alpha).  tactic is an id or name of `tactics()`; None lets the library choose, as
-    `plan_for` tells.  float32 is computed at full precision unless allow_tf32.
+    `plan_for` tells.  float32 is computed at full precision unless allow_tf32.  accumulation "packed" lets tactics sum the box
+    means of float16 and bfloat16 in that type, at most twice the rounding error of the means, where "default" sums in fp32.
 
     x's library allocates what is left out: out, and the workspace if the tactic needs more than `workspace` (any GPU array; its
     bytes count) has.  Without `tactic`, a workspace given bounds the choice; so does none with pycuda, which cannot free one
@@ -360,5 +363,6 @@ def conv_avg_pool(
     pooling = pool_kernel_shape, pool_strides, pool_pads, pool_dilations
     convolution = strides, pads, dilations, group
     epilogue, prologue = (activation, alpha, beta), (prologue_activation, prologue_alpha)
-    options = (*pooling, *convolution, *epilogue, *prologue, layout, y_layout, allow_tf32, tactic)  # in the order of Options
+    # In the order of Options.
+    options = (*pooling, *convolution, *epilogue, *prologue, layout, y_layout, allow_tf32, accumulation, tactic)
     return _run(operands, options, workspace, weights_prepared, stream)

@@ -29,7 +29,9 @@ _LAYOUTS = {
 
 @dataclass(frozen=True)
 class Tactic:
-    """One kernel configuration.  `dtype` is None if it takes every type; `tf32` if it rounds fp32 products."""
+    """One kernel configuration.  `dtype` is None if it takes every type; `tf32` if it rounds fp32 products; `packed` if it sums
+    box means in their 16-bit type, which a problem has to allow.  The terms of an operand of the products, a box mean or a fused
+    weight, are rounded `roundings` times to the type that is multiplied, by at most half a unit in the last place each."""
 
     id: int
     name: str
@@ -38,6 +40,8 @@ class Tactic:
     tf32: bool
     min_cc: int
     split_k: int
+    packed: bool
+    roundings: int
 
 
 @functools.cache
@@ -51,7 +55,18 @@ def tactics() -> tuple[Tactic, ...]:
         raise ProblemError("convpool_tactics: the library has another structure; got another version, expected this one")
     names = {code: name for name, code in library.DTYPES.items()}
     return tuple(
-        Tactic(i.id, i.name.decode(), i.family.decode(), names.get(i.dtype), bool(i.tf32), i.min_cc, i.split_k) for i in infos
+        Tactic(
+            i.id,
+            i.name.decode(),
+            i.family.decode(),
+            names.get(i.dtype),
+            bool(i.tf32),
+            i.min_cc,
+            i.split_k,
+            bool(i.packed),
+            i.roundings,
+        )
+        for i in infos
     )
 
 
@@ -116,6 +131,9 @@ class Problem:
     W's type as it is read, by the tactics for few channels and by generic.  With 8-bit X and W, Y is "float32" by default, and
     w_scale says that the sum of output channel m is multiplied by a float32 w_scale[m].
 
+    accumulation is "default", fp32 sums, or "packed": tactics may form box means of float16 and bfloat16 in that type, of x / 4,
+    so that no sum passes its range.  Other types are summed as by default.
+
     ProblemError names the argument that is wrong.
     """
 
@@ -148,6 +166,7 @@ class Problem:
     w_dtype: str | None = None
     y_dtype: str | None = None
     w_scale: bool = False
+    accumulation: str = "default"
     struct: library.ProblemStruct = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -162,11 +181,16 @@ class Problem:
             if (value := getattr(self, name)) not in library.ACTIVATIONS:
                 names = ", ".join(a for a in library.ACTIVATIONS if a)
                 raise ProblemError(f"{name}: unknown; got {value!r}, expected None or one of {names}")
+        if self.accumulation not in library.ACCUMULATIONS:
+            raise ProblemError(
+                f"accumulation: unknown; got {self.accumulation!r}, expected {' or '.join(map(repr, library.ACCUMULATIONS))}"
+            )
         s = library.ProblemStruct()
         s.struct_size = ctypes.sizeof(s)
         s.rank = rank
         s.x_dtype, s.w_dtype, s.y_dtype = (library.DTYPES[name] for name in self.dtypes)
         s.has_w_scale = self.w_scale
+        s.accumulation = library.ACCUMULATIONS[self.accumulation]
         s.x_layout = channels_last(self.layout)
         s.y_layout = channels_last(self.y_layout or self.layout)
         s.allow_tf32, s.has_bias, s.has_residual = self.allow_tf32, self.bias, self.residual

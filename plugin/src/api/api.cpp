@@ -115,7 +115,9 @@ int32_t convpool_tactics(convpool_tactic_info *infos, int32_t capacity) {
                         t.precision < 0 ? -1 : dtypes[t.precision],
                         t.precision == static_cast<int32_t>(Precision::kTF32),
                         t.min_cc,
-                        t.split};
+                        t.split,
+                        t.packed,
+                        t.roundings()};
         }
         return CONVPOOL_OK;
     });

@@ -55,6 +55,7 @@ std::string describe(const Problem &p) {
     if (p.x_dtype != p.w_dtype) text += " of " + type_name(p.x_dtype);
     if (p.y_dtype != p.w_dtype) text += " to " + type_name(p.y_dtype);
     if (p.w_dtype == CONVPOOL_F32 && p.allow_tf32) text += " (tf32)";
+    if (p.allow_packed) text += " (packed)";
     text += " n" + std::to_string(p.n) + " c" + std::to_string(p.c) + " m" + std::to_string(p.m) + " " +
             joined(p.in, p.rank, "x") + (p.x_channels_last ? " channels last" : " channels first");
     if (p.x_channels_last != p.y_channels_last) text += p.y_channels_last ? " to last" : " to first";

@@ -66,8 +66,8 @@ Reason wrong_types(const convpool_problem *d) {
              {std::pair{"prologue_affine", d->prologue_affine}, {"prologue_activation", d->prologue_activation}})
             if (value != 0) return mismatch(name, value, "0 where W has " + w);
     }
-    if (d->accumulation != CONVPOOL_ACCUMULATE_DEFAULT)
-        return mismatch("accumulation", d->accumulation, "0 (the types' default)");
+    if (d->accumulation != CONVPOOL_ACCUMULATE_DEFAULT && d->accumulation != CONVPOOL_ACCUMULATE_PACKED)
+        return mismatch("accumulation", d->accumulation, "0 (the types' default) or 1 (packed)");
     if (d->has_w_scale != 0 && is_float(d->w_dtype))
         return mismatch("has_w_scale", d->has_w_scale, "0 where W has " + w + ": scales are for 8-bit types");
     return {};
@@ -189,6 +189,7 @@ bool check_problem(const convpool_problem *d, Problem &out, std::string &error) 
     p.x_channels_last = d->x_layout == CONVPOOL_CHANNELS_LAST;
     p.y_channels_last = d->y_layout == CONVPOOL_CHANNELS_LAST;
     p.allow_tf32 = d->allow_tf32 != 0;
+    p.allow_packed = d->accumulation == CONVPOOL_ACCUMULATE_PACKED && kTypes[d->w_dtype].bytes == 2;
     p.has_w_scale = d->has_w_scale != 0;
     p.has_bias = d->has_bias != 0;
     p.has_residual = d->has_residual != 0;

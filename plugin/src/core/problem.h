@@ -16,7 +16,7 @@ constexpr int kRank = CONVPOOL_MAX_RANK;
 
 struct Problem {
     int32_t rank, x_dtype, w_dtype, y_dtype;
-    bool x_channels_last, y_channels_last, allow_tf32, has_w_scale, has_bias, has_residual;
+    bool x_channels_last, y_channels_last, allow_tf32, allow_packed, has_w_scale, has_bias, has_residual;
     int64_t n, c, m;
     int32_t group;
     int64_t in[kRank], pooled[kRank], out[kRank];

@@ -27,8 +27,14 @@ struct Tactic {
     int32_t split;            // thread blocks of a cluster that share a tile's channels
     int32_t min_cc;
     bool sm90a;  // needs instructions that only compute capability 9.0 has
+    bool packed = false;  // box means are summed in X's type
+
+    // Of an operand of the products, to the type that is multiplied. Packed: of a sum of two pixels, and of two such sums.
+    int32_t roundings() const;
 };
 constexpr int32_t kAnyPrecision = -1;
+
+inline int32_t Tactic::roundings() const { return precision == kAnyPrecision ? 0 : packed ? 2 : 1; }
 
 class Family {
 public:

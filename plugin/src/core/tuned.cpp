@@ -111,7 +111,7 @@ Row key_of(const Problem &p, const Device &device) {
             device.multiprocessors,
             0,
             p.w_dtype,
-            p.w_dtype == CONVPOOL_F32 && p.allow_tf32,
+            (p.w_dtype == CONVPOOL_F32 && p.allow_tf32) || p.allow_packed,
             p.x_channels_last,
             p.y_channels_last,
             p.has_residual,
