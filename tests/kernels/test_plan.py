@@ -196,8 +196,9 @@ def test_the_rule_has_a_time_for_every_tactic(pretended):
     expected = dict.fromkeys((tactic.id for tactic in tactics()), None)
     for dtype, tf32 in (("float16", False), ("bfloat16", False), ("float32", True), ("float32", False)):
         for fields in layers:
-            problem = layer(**fields, dtype=dtype, allow_tf32=tf32)
             for tactic in tactics():
+                accumulation = "packed" if tactic.packed else "default"
+                problem = layer(**fields, dtype=dtype, allow_tf32=tf32, accumulation=accumulation)
                 if problem.why_not(tactic, cc=90, shared_bytes=232448) is None:
                     expected[tactic.id] = pretended.info(pretended.made(problem, tactic.id)).expected_us
     assert all(us is not None and 1 < us < 1e6 for us in expected.values()), expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -50,9 +51,28 @@ def test_y_of_8_bit_types_is_float32_unless_named():
 
 def test_unknown_accumulation_is_refused():
     problem = Problem(**LAYER)
-    problem.struct.accumulation = 1
-    with pytest.raises(ProblemError, match=r"accumulation; got 1, expected 0 \(the types' default\)"):
+    problem.struct.accumulation = 2
+    with pytest.raises(ProblemError, match=r"accumulation; got 2, expected 0 \(the types' default\) or 1 \(packed\)"):
         problem.y_shape  # noqa: B018
+    with pytest.raises(ProblemError, match="accumulation: unknown; got 'fp16', expected 'default' or 'packed'"):
+        Problem(**LAYER, accumulation="fp16")
+
+
+def test_packed_sums_only_where_the_problem_allows_them():
+    layer = dict(n=64, c=64, m=64, spatial=(64, 64), kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2, layout="NHWC")
+    packed = [tactic for tactic in tactics() if tactic.packed]
+    assert packed and {tactic.dtype for tactic in packed} == {"float16", "bfloat16"}
+    for tactic in packed:
+        assert tactic.roundings == 2
+        exact = Problem(**layer, dtype=tactic.dtype)
+        assert "accumulation; got 0 (the default), expected 1 (packed); use a tactic that is not" in exact.why_not(tactic, **H200)
+        assert replace(exact, accumulation="packed").why_not(tactic, **H200) is None
+    for dtype in ("float16", "bfloat16"):
+        for size in (8, 16, 32, 64):
+            problem = Problem(**layer | dict(spatial=(size, size)), dtype=dtype)
+            assert not problem.default_tactic(**H200, multiprocessors=132, max_workspace_bytes=2**40).packed
+    floats = Problem(**layer, dtype="float32", accumulation="packed")
+    assert floats.default_tactic(**H200, multiprocessors=132, max_workspace_bytes=2**40).roundings == 1
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@
     FAMILY(generic)               \
     FAMILY(direct_fused)          \
     FAMILY(direct_tma)            \
+    FAMILY(direct_rs)             \
     FAMILY(pointwise)             \
     FAMILY(few_channels)          \
     FAMILY(implicit_gemm)         \

@@ -101,6 +101,7 @@ def run_twice(p: Problem, tactic, x, w, b, r, scale, shift, skewed: str = "") ->
             alpha=p.alpha,
             beta=p.beta,
             allow_tf32=p.allow_tf32,
+            accumulation=p.accumulation,
             prologue_activation=p.prologue_activation,
             prologue_alpha=p.prologue_alpha,
             **factors,
@@ -115,6 +116,8 @@ def check(index: int, tactic, dtype: str, layout: str, kind: str, skewed: str = 
     """False if the tactic does not support the case."""
     y_layout = layout if index % 3 else {"NCHW": "NHWC", "NHWC": "NCHW"}[layout]
     p = make_problem(CASES[index], dtype, layout, y_layout, "tf32x3" not in tactic.name, kind)
+    if tactic.packed:
+        p = replace(p, accumulation="packed")
     if p.why_not(tactic) is not None:
         return False
     x, w, b, r, scale, shift, linear = data_of(index, dtype, kind)

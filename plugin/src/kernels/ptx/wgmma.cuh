@@ -128,9 +128,13 @@ template <Precision P, int kFragments> CONVPOOL_DEVICE void wgmma(float (&d)[kFr
 template <Precision P, int kFragments> CONVPOOL_DEVICE void wgmma(float (&d)[kFragments][4], const uint32_t (&a)[4], uint64_t b) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     static_assert(P == Precision::kF16 || P == Precision::kBF16, "16-bit types");
-    static_assert(kFragments == 8 || kFragments == 16 || kFragments == 32, "64, 128 or 256 columns");
+    static_assert(kFragments == 4 || kFragments == 8 || kFragments == 16 || kFragments == 32, "32, 64, 128 or 256 columns");
 #define CONVPOOL_ISSUE(type)                                                                                                   \
-    if constexpr (kFragments == 8)                                                                                             \
+    if constexpr (kFragments == 4)                                                                                             \
+        asm volatile(CONVPOOL_WGMMA(32, 16, type) "{" CONVPOOL_R16 "}, {%16,%17,%18,%19}, %20, 1, 1, 1, 0;"                    \
+                     : CONVPOOL_D16(d, 0)                                                                                      \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                    \
+    else if constexpr (kFragments == 8)                                                                                        \
         asm volatile(CONVPOOL_WGMMA(64, 16, type) "{" CONVPOOL_R32_0 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"                  \
                      : CONVPOOL_D32(d, 0)                                                                                      \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                    \

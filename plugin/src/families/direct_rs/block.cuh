@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// direct_rs: the shape of a block's work and its place in shared memory. Used by all of its warps.
+#pragma once
+
+#include "families/direct_rs/params.h"
+#include "kernels/ptx/device.cuh"
+#include "kernels/tile/chunk.cuh"
+#include "subtiles/grid.cuh"
+
+namespace convpool {
+
+template <Precision kPrecision_, bool kPacked_, int kKernel_, int kGroups_, int kParts_, int kBlockN_, int kStageTaps_,
+          int kStages_, int kRawStages_, RsOrder kOrder_>
+struct DirectRsConfig {
+    static constexpr Precision kPrecision = kPrecision_;
+    static constexpr bool kPacked = kPacked_;
+    static constexpr RsOrder kOrder = kOrder_;
+    static constexpr bool kTurns = kOrder == RsOrder::kTurns;
+    static constexpr int kKernel = kKernel_, kGroups = kGroups_, kParts = kParts_, kSubtiles = kGroups / kParts,
+                         kBlockN = kBlockN_, kStageTaps = kStageTaps_, kStages = kStages_, kRawStages = kRawStages_;
+    static constexpr int kTaps = kKernel * kKernel, kPerChunk = Traits<kPrecision>::kPerChunk, kChunks = 4;
+    static constexpr int kThreads = 128 * (kGroups + 1);
+    // Parts of a slice, two chunks each, whose box means a warpgroup holds at once.
+    static constexpr int kSteps = kParts == 2 || kOrder == RsOrder::kSteps ? 1 : 2;
+    // Registers of a thread that multiplies and of one that copies, out of 65,536 and of what the block is launched with.
+    static constexpr int kRegisters = kGroups == 2 ? 240 : 112, kCopyRegisters = kGroups == 2 ? 24 : 32;
+    static constexpr int kConsumerN = kBlockN, kFragments = kConsumerN / 8;  // channels of a warpgroup
+    static constexpr DirectRsShared kShared =
+        direct_rs_shared(kSubtiles, kParts, kBlockN, kKernel, kStageTaps, kStages, kRawStages);
+
+    static_assert(kPerChunk == 8, "wgmma takes box means of 16 bits from registers");
+    static_assert(kKernel == 1 || kKernel == 3, "registers hold the box means of a slice's taps");
+    static_assert(kGroups == 2 || kGroups == 4, "a warpgroup has a subtile, or a part of one's slices");
+    static_assert(kParts <= 2 && kGroups % kParts == 0, "a slice has two parts");
+    static_assert(!kTurns || (kGroups == 2 && kParts == 1), "two take turns");
+    static_assert(kOrder != RsOrder::kSteps || (kParts == 1 && kStages * kStageTaps > kTaps), "weights stay for both steps");
+    static_assert(kKernel % kStageTaps == 0, "whole stages of weights in a row of taps");
+    static_assert(kStages >= kKernel / kStageTaps + 1 && kRawStages >= 2, "copies run ahead");
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Shared memory: kStages of weights, kRawStages of pixels of X, sums on their way between warpgroups, then a full and an empty
+// barrier for each of the stages (DirectRsShared has the offsets).
+template <class Config_> struct DirectRsBlock : SubtileGrid<Config_::kSubtiles, Config_::kBlockN> {
+    using Config = Config_;
+    static constexpr int kSubtiles = Config::kSubtiles, kStages = Config::kStages, kRawStages = Config::kRawStages;
+    static constexpr DirectRsShared kShared = Config::kShared;
+    static constexpr int kColumns = kShared.raw_columns, kRows = kShared.raw_rows;  // of pixels of X, of one parity
+    static constexpr int kHalfBytes = kColumns * kRows * 64;                        // pixels of one parity of a subtile
+    static constexpr int kHalfPitch = kShared.half;                                 // from those to the others
+
+    const uint32_t shared;
+    const int warp, lane;
+
+    CONVPOOL_DEVICE uint32_t barrier(int index) const { return shared + kShared.barrier_offset + index * 8; }
+    CONVPOOL_DEVICE uint32_t weights_full(int i) const { return barrier(i); }
+    CONVPOOL_DEVICE uint32_t weights_empty(int i) const { return barrier(kStages + i); }
+    CONVPOOL_DEVICE uint32_t raw_full(int i) const { return barrier(2 * kStages + i); }
+    CONVPOOL_DEVICE uint32_t raw_empty(int i) const { return barrier(2 * kStages + kRawStages + i); }
+    CONVPOOL_DEVICE uint32_t turn(int group) const { return barrier(2 * (kStages + kRawStages) + group); }
+    CONVPOOL_DEVICE uint32_t weights_at(int i) const { return shared + i * kShared.weight_stage; }
+    CONVPOOL_DEVICE uint32_t raw_at(int i, int subtile) const {
+        return shared + kShared.raw_offset + (i * kSubtiles + subtile) * 2 * kHalfPitch;
+    }
+    CONVPOOL_DEVICE uint32_t sums() const { return shared + kShared.sum_offset; }
+};
+
+#endif
+
+}  // namespace convpool

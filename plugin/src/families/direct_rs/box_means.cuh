@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// direct_rs: box means of 2x2 pixels in registers, as wgmma takes its first operand.
+//
+// A warp has output rows 2w and 2w + 1 of a subtile; they see pixel rows 4w to 4w + kKernel + 2 of its window of X. Pixels of
+// even and of odd columns are two planes, [row][column] of 64 bytes in TMA's 64-byte swizzle, plane e and plane o. Output
+// column x sees pixel columns e[x], o[x], e[x + 1], o[x + 1], ..: neighbouring outputs see neighbouring places, so that
+// ldmatrix gives lane 4 x + t channels 2t and 2t + 1 of what column x sees. Sums of neighbouring columns, then of neighbouring
+// rows:
+//
+//     pixel row r      e[x]  o[x]  e[x+1]  o[x+1]
+//     sums of r         \+/   \+/    \+/              one for each column of taps
+//     sums of r + 1      +     +      +               mean row r: of tap row r of the first output row, r - 2 of the second
+//
+// Exact: sums in fp32, a quarter of them rounded once. Packed: in X's type, two channels an instruction, of quarters of pixels,
+// so that no sum passes the type's range; rounded twice. Quarters are exact but for subnormal ones.
+#pragma once
+
+#include "families/direct_rs/block.cuh"
+#include "kernels/ptx/mma_sync.cuh"
+#include "kernels/ptx/packed_math.cuh"
+
+namespace convpool {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Sums of two channels, and how they become a word of two box means.
+template <Precision P, bool kPacked> struct BoxSums;
+
+template <Precision P> struct BoxSums<P, true> {
+    using Element = typename Traits<P>::Element;
+    using Sum = uint32_t;
+
+    CONVPOOL_DEVICE static uint32_t packed(float v) { return pack2(v, v, Element{}); }
+    // sums[b] = (v[b] + v[b + 1]) / 4 of a row's pixels.
+    template <int kSums> CONVPOOL_DEVICE static void add_row(Sum (&sums)[kSums], const uint32_t (&v)[kSums + 1], int) {
+        const uint32_t quarter = packed(0.25f), zero = packed(-0.f);
+#pragma unroll
+        for (int b = 0; b < kSums; b += 2) {  // v[b + 1] is in this sum and in the next
+            const uint32_t shared = fma_packed(v[b + 1], quarter, zero, Element{});
+            sums[b] = fma_packed(v[b], quarter, shared, Element{});
+            if (b + 1 < kSums) sums[b + 1] = fma_packed(v[b + 2], quarter, shared, Element{});
+        }
+    }
+    CONVPOOL_DEVICE static uint32_t mean(const Sum &upper, const Sum &lower, int) {
+        return fma_packed(upper, packed(1.f), lower, Element{});
+    }
+};
+
+template <Precision P> struct BoxSums<P, false> {
+    using Element = typename Traits<P>::Element;
+    struct Sum {
+        float v[2];
+    };
+
+    // Sums of odd rows are kept as quarters: each is in two means.
+    template <int kSums> CONVPOOL_DEVICE static void add_row(Sum (&sums)[kSums], const uint32_t (&v)[kSums + 1], int row) {
+        float left[2], right[2];
+        unpack_word(v[0], left, Element{});
+#pragma unroll
+        for (int b = 0; b < kSums; ++b) {
+            unpack_word(v[b + 1], right, Element{});
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                sums[b].v[i] = left[i] + right[i];
+                if (row % 2) sums[b].v[i] *= 0.25f;
+                left[i] = right[i];
+            }
+        }
+    }
+    // The mean of pixel rows `row` and row + 1.
+    CONVPOOL_DEVICE static uint32_t mean(const Sum &upper, const Sum &lower, int row) {
+        const Sum &whole = row % 2 ? lower : upper, &quarter = row % 2 ? upper : lower;
+        return pack2(fmaf(whole.v[0], 0.25f, quarter.v[0]), fmaf(whole.v[1], 0.25f, quarter.v[1]), Element{});
+    }
+};
+
+// The box means of a warp's two output rows for all taps of a slice, or of a part of it.
+template <class Config> struct DirectRsMeans {
+    using Block = DirectRsBlock<Config>;
+    using Sums = BoxSums<Config::kPrecision, Config::kPacked>;
+    static constexpr int kKernel = Config::kKernel, kColumns = Block::kColumns, kSteps = Config::kSteps;
+    static constexpr int kPixelRows = kKernel + 3, kLoads = kKernel / 2 + 1;
+
+    const uint32_t place;  // of this lane's row of the first ldmatrix, in bytes from a subtile's pixels
+    const uint32_t first, chunk;  // its position, and its chunk of two
+    // Its address in each step's chunks for each residue by 8 of the other rows' distance, and before that its offset, where
+    // registers are left for it.
+    static constexpr bool kKeepsOffsets = Config::kGroups == 2 && Config::kFragments <= 16 && Config::kParts == 1;
+    uint32_t at[kSteps][8], offset[kSteps][8];
+    typename Sums::Sum above[kSteps][2][kKernel];  // of the pixel row before: (step, chunk, column of taps)
+    uint32_t a[kKernel][kKernel][kSteps][4];       // operands: (row and column of taps, step, two output rows of two chunks)
+
+    // Lanes 0-7 and 8-15 give rows of even columns, chunks 0 and 1; 16-23 and 24-31 of odd columns.
+    CONVPOOL_DEVICE DirectRsMeans(int warp, int lane)
+        : place((lane >> 4) * Block::kHalfPitch + (4 * warp * kColumns + (lane & 7)) * 64),
+          first(4 * warp * kColumns + (lane & 7)), chunk(lane >> 3 & 1) {
+        if constexpr (kKeepsOffsets) {
+#pragma unroll
+            for (int k = 0; k < kSteps; ++k)
+#pragma unroll
+                for (int i = 0; i < 8; ++i) offset[k][i] = offset_of(k, i);
+        }
+    }
+    CONVPOOL_DEVICE uint32_t offset_of(int step, int residue) const {
+        return place + ((chunk ^ (2 * step) ^ ((first + residue) >> 1 & 3)) << 4);
+    }
+    // part: the first step's, of a slice's two.
+    CONVPOOL_DEVICE void start(uint32_t pixels, int part) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) at[0][i] = pixels + (kKeepsOffsets ? offset[0][i] : offset_of(part, i));
+#pragma unroll
+        for (int k = 1; k < kSteps; ++k)
+#pragma unroll
+            for (int i = 0; i < 8; ++i) at[k][i] = kKeepsOffsets ? pixels + offset[k][i] : at[0][i] ^ 32;
+    }
+    // Adds up one row of pixels and completes the means of the row before.
+    CONVPOOL_DEVICE void add_row(int row) {
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+            uint32_t v[kLoads][4];  // (pair of columns, even or odd and chunk)
+#pragma unroll
+            for (int i = 0; i < kLoads; ++i) {
+                const int position = row * kColumns + i;
+                load_matrix(v[i], at[k][position % 8] + position * 64);
+            }
+#pragma unroll
+            for (int chunk = 0; chunk < 2; ++chunk) {
+                uint32_t pixels[kKernel + 1];
+#pragma unroll
+                for (int i = 0; i <= kKernel; ++i) pixels[i] = v[i / 2][i % 2 * 2 + chunk];
+                typename Sums::Sum sums[kKernel];
+                Sums::template add_row<kKernel>(sums, pixels, row);
+#pragma unroll
+                for (int b = 0; b < kKernel; ++b) {
+                    if (row > 0) set_mean(row - 1, b, k, chunk, Sums::mean(above[k][chunk][b], sums[b], row - 1));
+                    above[k][chunk][b] = sums[b];
+                }
+            }
+        }
+    }
+    // Mean row r is tap row r of the first output row and r - 2 of the second. A mean that both need waits in the second's place:
+    // products that read the first's may be under way.
+    CONVPOOL_DEVICE void set_mean(int r, int b, int k, int chunk, uint32_t mean) {
+        if (r < kKernel && r < 2) a[r][b][k][2 * chunk] = mean;
+        if (r >= 2 && r - 2 < kKernel) a[r - 2][b][k][2 * chunk + 1] = mean;
+    }
+    CONVPOOL_DEVICE void share_row(int row) {
+        if (row < 2) return;
+#pragma unroll
+        for (int b = 0; b < kKernel; ++b)
+#pragma unroll
+            for (int k = 0; k < kSteps; ++k)
+#pragma unroll
+                for (int chunk = 0; chunk < 2; ++chunk) a[row][b][k][2 * chunk] = a[row - 2][b][k][2 * chunk + 1];
+    }
+    // Forms the operands of a row of taps; rows come in order.
+    CONVPOOL_DEVICE void form(int row) {
+#pragma unroll
+        for (int r = row == 0 ? 0 : row + 3; r <= row + 3; ++r) add_row(r);
+        share_row(row);
+    }
+    // Until all means are formed, and so all pixels read. The compiler would sink the forming past a wait, to between the products,
+    // but not past an instruction that depends on every mean. It sleeps a nanosecond once in 2^32 times.
+    CONVPOOL_DEVICE void complete() const {
+        uint32_t all = 0;
+#pragma unroll
+        for (int row = 0; row < kKernel; ++row)
+#pragma unroll
+            for (int b = 0; b < kKernel; ++b)
+#pragma unroll
+                for (int k = 0; k < kSteps; ++k)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        if (row < 2 || i % 2 == 1) all ^= a[row][b][k][i];  // the others are means of row - 2, too
+        asm volatile("{\n.reg .pred rare;\nsetp.eq.u32 rare, %0, 0x5bd1e995;\n@rare nanosleep.u32 1;\n}" ::"r"(all) : "memory");
+    }
+};
+
+#endif
+
+}  // namespace convpool

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// direct_rs: pooling 2x2 and convolution in one kernel on Hopper, box means in registers, for kernels whose steps over X are 2.
+#include <algorithm>
+
+#include "core/cost.h"
+#include "core/kernel_lookup.h"
+#include "core/launch.h"
+#include "core/naming.h"
+#include "core/refusal.h"
+#include "families/direct_rs/params.h"
+#include "families/direct_rs/rows.h"
+#include "subtiles/plan.h"
+
+namespace convpool {
+namespace direct_rs {
+namespace {
+
+constexpr double kStartUs = 2.03;  // of a kernel, with what nothing hides
+
+DirectRsShared shared_of(const Tile &t) {
+    return direct_rs_shared(t.subtiles(), t.k_parts, t.block_n, t.kernel, t.stage_taps, t.stages, t.raw_stages);
+}
+
+class DirectRsPlan : public SubtilePlan {
+public:
+    using SubtilePlan::SubtilePlan;
+
+    // Blocks take their tiles one after the other. Nothing hides the first slice of X and the last round of Y.
+    double expected_us() const override {
+        const Row &row = kRows[tactic.row];
+        const double slice_us = row.packed ? row.tile.cost.packed_us : row.tile.cost.exact_us;
+        const double rounds = ceil_div(params().tiles, grid()), x = x_bytes(problem), y = y_bytes(problem);
+        const double exposed_bytes = (x / params().slices + y) / rounds;
+        return kStartUs + std::max(rounds * (params().slices * slice_us + row.tile.cost.end_us) + exposed_bytes / kBytesPerUs,
+                                   (x + y) / kBytesPerUs);
+    }
+};
+
+class DirectRs : public Family {
+public:
+    std::vector<Tactic> tactics() const override {
+        std::vector<Tactic> all;
+        for (const Row &row : kRows) {
+            const std::string size = std::to_string(row.tile.kernel);
+            all.push_back({row.id, this, all.size(),
+                           tile_name("direct_fused", 90, true, row.precision, row.tile.block_m(), row.tile.block_n, 32) +
+                               stages_name(row.tile.stages, 1) + (row.packed ? "_packed" : "") + "_rs" + size + "x" + size,
+                           "direct_fused", static_cast<int32_t>(row.precision), 1, 90, true, row.packed});
+        }
+        return all;
+    }
+
+    std::unique_ptr<Plan> plan(const Problem &p, const Tactic &t, const Device &device, std::string &reason) const override {
+        const Tile &tile = kRows[t.row].tile;
+        reason = problem_reason(p, t);
+        if (reason.empty()) reason = subtile_reason(p, t, tile.kernel);
+        if (reason.empty() && p.has_prologue())
+            reason = refusal(t, "prologue", "one", "none", "use another direct_fused tactic");
+        if (!reason.empty()) return nullptr;
+        const DirectRsShared shared = shared_of(tile);
+        const SubtileShape shape{tile.kernel, tile.subtiles(),    tile.block_n,    tile.stage_taps,
+                                 tile.stages, shared.raw_columns, shared.raw_rows, 64};
+        const SubtileTiles tiles(p, shape);
+        if (shared.bytes > device.shared_per_block)
+            reason = refusal(t, "shared memory of a block", device.shared_per_block, std::to_string(shared.bytes),
+                             "use another direct_fused tactic");
+        else if (tiles.groups * std::max<int64_t>(tiles.channels, tile.subtiles()) > kMaxCount)
+            reason = refusal(t, "tiles", tiles.count(), kAtMostMaxCount, "use another direct_fused tactic");
+        if (!reason.empty()) return nullptr;
+        const void *function =
+            kernel_of_row<kRows>(t.row, [&]<Precision kPrecision>() { return kernel<kPrecision>(t.row, false); });
+        const int64_t grid = std::min<int64_t>(tiles.count(), device.multiprocessors);
+        const Kernel main{function, grid, 128 * (tile.groups + 1), 1, shared.bytes};
+        return std::make_unique<DirectRsPlan>(p, t, device, main, shape);
+    }
+};
+
+}  // namespace
+}  // namespace direct_rs
+
+const Family &direct_rs_family() {
+    static const direct_rs::DirectRs family;
+    return family;
+}
+
+}  // namespace convpool

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// How direct_rs's shared memory is laid out.
+#pragma once
+
+namespace convpool {
+
+// How a warpgroup goes through a slice: all box means, then all products, in turns with the other warpgroup; row of taps after
+// row of taps, with the means of one beside the products of the one before; or half of the channels after the other.
+enum class RsOrder { kTurns, kRows, kSteps };
+
+// Shared memory of a direct_rs block, in bytes; raw_* in pixels of one column parity, `half` in bytes of those.
+struct DirectRsShared {
+    int weight_stage, raw_columns, raw_rows, half, raw_offset, sum_offset, barrier_offset, bytes;  // turn barriers: the last two
+};
+constexpr DirectRsShared direct_rs_shared(int subtiles, int k_parts, int block_n, int kernel, int stage_taps, int stages,
+                                          int raw_stages) {
+    DirectRsShared s{};
+    s.weight_stage = stage_taps * block_n * 64;
+    s.raw_offset = stages * s.weight_stage;
+    s.raw_columns = 8 + kernel / 2;
+    s.raw_rows = 15 + kernel;
+    s.half = (s.raw_columns * s.raw_rows * 64 + 511) / 512 * 512;  // TMA's swizzle has a period of 512 bytes
+    s.sum_offset = s.raw_offset + raw_stages * subtiles * 2 * s.half;
+    s.barrier_offset = s.sum_offset + (k_parts - 1) * 64 * block_n * 4;
+    s.bytes = s.barrier_offset + 2 * (stages + raw_stages + 1) * 8;
+    return s;
+}
+
+}  // namespace convpool

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// direct_rs: the warpgroups that form box means and multiply them by weights (wgmma), from raw pixels to Y.
+#pragma once
+
+#include "families/direct_rs/box_means.cuh"
+#include "kernels/ptx/mbarrier.cuh"
+#include "kernels/ptx/wgmma.cuh"
+#include "kernels/tile/ring.cuh"
+#include "subtiles/finish.cuh"
+
+namespace convpool {
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+template <class Config> struct DirectRsProducts {
+    using Block = DirectRsBlock<Config>;
+    using Sums = float[Config::kFragments][4];
+    static constexpr int kKernel = Config::kKernel, kStageTaps = Config::kStageTaps, kRowStages = kKernel / kStageTaps,
+                         kSteps = Config::kSteps;
+    static constexpr int kExchange = 1;  // name of a barrier
+
+    const Block &block;
+    const int group;
+    const int subtile = group / Config::kParts, part = group % Config::kParts;
+    const bool elected = (threadIdx.x & 127) == 32;
+    Ring<Config::kStages> weights{}, used{};  // the next stage to multiply, the next to hand back
+    Ring<Config::kRawStages> raw{};
+    uint32_t turn_parity = 0;
+
+    // Products of a row of taps, a group of its own. part: the first step's, of a slice's two.
+    CONVPOOL_DEVICE void multiply(Sums &acc, const DirectRsMeans<Config> &means, int row, int part) {
+#pragma unroll
+        for (int column = 0; column < kKernel; ++column) {
+            if (column % kStageTaps == 0) {
+                barrier_wait(block.weights_full(weights.buffer), weights.parity);
+                wgmma_begin();
+            }
+            const uint64_t b = at_address(matrix_descriptor(16, 8 * 64, kSwizzle64),
+                                          block.weights_at(weights.buffer) + column % kStageTaps * Config::kBlockN * 64);
+#pragma unroll
+            for (int k = 0; k < kSteps; ++k) wgmma<Config::kPrecision>(acc, means.a[row][column][k], moved(b, (part + k) * 32));
+            if (column % kStageTaps == kStageTaps - 1) weights.next();
+        }
+        wgmma_commit();
+    }
+    // Hands back the weights of a row of taps, whose products are done. Resident ones stay.
+    CONVPOOL_DEVICE void release_weights() {
+        if (block.p.resident) return;
+#pragma unroll
+        for (int i = 0; i < kRowStages; ++i) {
+            if (elected) barrier_arrive(block.weights_empty(used.buffer));
+            used.next();
+        }
+    }
+    // Hazard: ldmatrix only starts to read. Pixels are handed back after the last product of their means was issued, which waits
+    // for the registers, or behind complete(); an arrival right behind the last ldmatrix would let TMA overwrite pixels not yet read.
+    CONVPOOL_DEVICE void release_raw() {
+        __syncwarp();
+        if (block.lane == 0) barrier_arrive(block.raw_empty(raw.buffer));
+        raw.next();
+    }
+
+    // A slice in turns: this warpgroup forms all means while the other multiplies, which may begin while the last products of this
+    // one are issued. Weights are handed back as soon as their products are done: the other's turns need the stages that follow.
+    CONVPOOL_DEVICE void slice_in_turns(Sums &acc, DirectRsMeans<Config> &means) {
+#pragma unroll
+        for (int row = 0; row < kKernel; ++row) means.form(row);
+        means.complete();
+        release_raw();
+        barrier_wait(block.turn(group), turn_parity ^ (group == 0));
+        turn_parity ^= 1;
+#pragma unroll
+        for (int row = 0; row < kKernel; ++row) {
+            if (row == kKernel - 1 && block.lane == 0) barrier_arrive(block.turn(1 - group));
+            multiply(acc, means, row, 0);
+            if (row == 0) continue;
+            wgmma_wait<1>();
+            release_weights();
+        }
+        wgmma_wait<0>();
+        release_weights();
+    }
+    // A slice by rows of taps: the means of a row are formed while the products of the row before run. Hazard: no product is under way
+    // behind a slice. The compiler forgets from one turn of the loop to the next which registers products still read, and it copies
+    // accumulators behind the loop ahead of a wait there.
+    CONVPOOL_DEVICE void slice_by_rows(Sums &acc, DirectRsMeans<Config> &means) {
+#pragma unroll
+        for (int row = 0; row < kKernel; ++row) {
+            means.form(row);
+            multiply(acc, means, row, part);
+            if (row == 0) continue;
+            wgmma_wait<1>();
+            release_weights();
+        }
+        release_raw();
+        wgmma_wait<0>();
+        release_weights();
+    }
+    // A slice in two steps, which leaves registers to more warpgroups; they cover for each other.
+    CONVPOOL_DEVICE void slice_by_steps(Sums &acc, DirectRsMeans<Config> &means, uint32_t pixels) {
+        const Ring<Config::kStages> first = weights;
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+            means.start(pixels, step);
+            weights = first;
+#pragma unroll
+            for (int row = 0; row < kKernel; ++row) means.form(row);
+#pragma unroll
+            for (int row = 0; row < kKernel; ++row) multiply(acc, means, row, step);
+            if (step == 1) release_raw();
+            wgmma_wait<0>();
+        }
+#pragma unroll
+        for (int row = 0; row < kKernel; ++row) release_weights();
+    }
+
+    // Sums of the second part are added to those of the first.
+    CONVPOOL_DEVICE void exchange(Sums &acc) const {
+        const uint32_t place = block.sums() + (threadIdx.x & 127) * 16;
+        if (part == 1) {
+#pragma unroll
+            for (int f = 0; f < Config::kFragments; ++f)
+                store_shared(place + f * 128 * 16, {__float_as_uint(acc[f][0]), __float_as_uint(acc[f][1]),
+                                                    __float_as_uint(acc[f][2]), __float_as_uint(acc[f][3])});
+        }
+        barrier_sync(kExchange, 256);
+        if (part == 0) {
+#pragma unroll
+            for (int f = 0; f < Config::kFragments; ++f) {
+                const uint4 v = load_shared(place + f * 128 * 16);
+                acc[f][0] += __uint_as_float(v.x);
+                acc[f][1] += __uint_as_float(v.y);
+                acc[f][2] += __uint_as_float(v.z);
+                acc[f][3] += __uint_as_float(v.w);
+            }
+        }
+        barrier_sync(kExchange, 256);
+    }
+
+    CONVPOOL_DEVICE void run() {
+        const SubtileParams &p = block.p;
+        DirectRsMeans<Config> means(block.warp % 4, block.lane);
+        for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
+            Sums acc;
+#pragma unroll
+            for (int f = 0; f < Config::kFragments; ++f)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) acc[f][i] = 0.f;
+            const typename Block::Tile tile = block.tile_at(index);
+            if (p.epilogue.residual != nullptr && part == 0) prefetch_residual(block, tile.subtile + subtile, tile.channel);
+            if (p.resident) weights = {};
+            // Hazard: a loop that might not run at all would make the compiler copy accumulators behind it, ahead of the wait.
+            int slice = 0;
+#pragma unroll 1
+            do {
+                barrier_wait(block.raw_full(raw.buffer), raw.parity);
+                const uint32_t pixels = block.raw_at(raw.buffer, subtile);
+                if constexpr (Config::kOrder == RsOrder::kSteps) {
+                    slice_by_steps(acc, means, pixels);
+                } else {
+                    means.start(pixels, part);
+                    if constexpr (Config::kTurns) slice_in_turns(acc, means);
+                    else slice_by_rows(acc, means);
+                }
+            } while (++slice < p.slices);
+            if constexpr (Config::kParts == 2) exchange(acc);
+            if (part == 0) finish(block, acc, tile.subtile + subtile, tile.channel, [] {});
+        }
+    }
+};
+
+#endif
+
+}  // namespace convpool

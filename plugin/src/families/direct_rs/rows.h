@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tactics of direct_rs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/rows.h"
+#include "families/direct_rs/params.h"
+
+namespace convpool::direct_rs {
+
+// Fitted, in microseconds.
+struct Cost {
+    double exact_us = 0, packed_us = 0;  // of a slice: 64 bytes of channels
+    double end_us = 0;                   // of a tile
+};
+
+struct Tile {
+    int32_t kernel;       // rows and columns of it
+    int32_t groups;       // warpgroups that multiply
+    int32_t k_parts = 1;  // of a slice: each by another warpgroup, which share a subtile's sum
+    int32_t block_n;
+    int32_t stage_taps;  // whose weights make a stage
+    int32_t stages, raw_stages;
+    RsOrder order;
+    Cost cost;
+
+    constexpr int subtiles() const { return groups / k_parts; }  // of 8x8 pixels
+    constexpr int block_m() const { return 64 * subtiles(); }
+};
+
+constexpr Tile k3x3m128n256{.kernel = 3,
+                            .groups = 2,
+                            .block_n = 256,
+                            .stage_taps = 1,
+                            .stages = 8,
+                            .raw_stages = 2,
+                            .order = RsOrder::kRows,
+                            .cost = {3.6, 3.4, 1.5}};
+constexpr Tile k3x3m128n128{.kernel = 3,
+                            .groups = 2,
+                            .block_n = 128,
+                            .stage_taps = 3,
+                            .stages = 5,
+                            .raw_stages = 2,
+                            .order = RsOrder::kTurns,
+                            .cost = {2.1, 1.85, 1.0}};
+constexpr Tile k3x3m128n64{.kernel = 3,
+                           .groups = 2,
+                           .block_n = 64,
+                           .stage_taps = 3,
+                           .stages = 8,
+                           .raw_stages = 3,
+                           .order = RsOrder::kTurns,
+                           .cost = {1.7, 1.3, 0.5}};
+constexpr Tile k3x3m128n32{.kernel = 3,
+                           .groups = 2,
+                           .block_n = 32,
+                           .stage_taps = 3,
+                           .stages = 6,
+                           .raw_stages = 4,
+                           .order = RsOrder::kTurns,
+                           .cost = {1.6, 1.2, 0.4}};
+constexpr Tile k3x3m256n32{.kernel = 3,
+                           .groups = 4,
+                           .block_n = 32,
+                           .stage_taps = 3,
+                           .stages = 6,
+                           .raw_stages = 2,
+                           .order = RsOrder::kSteps,
+                           .cost = {2.6, 2.2, 0.5}};
+constexpr Tile k3x3m64n64{.kernel = 3,
+                          .groups = 2,
+                          .k_parts = 2,
+                          .block_n = 64,
+                          .stage_taps = 3,
+                          .stages = 8,
+                          .raw_stages = 5,
+                          .order = RsOrder::kRows,
+                          .cost = {0.9, 0.75, 0.6}};
+constexpr Tile k3x3m64n32{.kernel = 3,
+                          .groups = 2,
+                          .k_parts = 2,
+                          .block_n = 32,
+                          .stage_taps = 3,
+                          .stages = 9,
+                          .raw_stages = 6,
+                          .order = RsOrder::kRows,
+                          .cost = {0.8, 0.65, 0.5}};
+
+struct Row {
+    int32_t id;  // never reused
+    Precision precision;
+    bool packed;  // how box means are summed: in X's type, or in fp32
+    Tile tile;
+};
+
+inline constexpr Row kRows[] = {
+    {.id = 4101, .precision = Precision::kF16, .packed = false, .tile = k3x3m128n256},
+    {.id = 4102, .precision = Precision::kF16, .packed = false, .tile = k3x3m128n128},
+    {.id = 4103, .precision = Precision::kF16, .packed = false, .tile = k3x3m128n64},
+    {.id = 4104, .precision = Precision::kF16, .packed = false, .tile = k3x3m128n32},
+    {.id = 4105, .precision = Precision::kF16, .packed = false, .tile = k3x3m256n32},
+    {.id = 4106, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n64},
+    {.id = 4107, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n32},
+    {.id = 4151, .precision = Precision::kF16, .packed = true, .tile = k3x3m128n256},
+    {.id = 4152, .precision = Precision::kF16, .packed = true, .tile = k3x3m128n128},
+    {.id = 4153, .precision = Precision::kF16, .packed = true, .tile = k3x3m128n64},
+    {.id = 4154, .precision = Precision::kF16, .packed = true, .tile = k3x3m128n32},
+    {.id = 4155, .precision = Precision::kF16, .packed = true, .tile = k3x3m256n32},
+    {.id = 4156, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n64},
+    {.id = 4157, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n32},
+    {.id = 4201, .precision = Precision::kBF16, .packed = false, .tile = k3x3m128n256},
+    {.id = 4202, .precision = Precision::kBF16, .packed = false, .tile = k3x3m128n128},
+    {.id = 4203, .precision = Precision::kBF16, .packed = false, .tile = k3x3m128n64},
+    {.id = 4204, .precision = Precision::kBF16, .packed = false, .tile = k3x3m128n32},
+    {.id = 4205, .precision = Precision::kBF16, .packed = false, .tile = k3x3m256n32},
+    {.id = 4206, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n64},
+    {.id = 4207, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n32},
+    {.id = 4251, .precision = Precision::kBF16, .packed = true, .tile = k3x3m128n256},
+    {.id = 4252, .precision = Precision::kBF16, .packed = true, .tile = k3x3m128n128},
+    {.id = 4253, .precision = Precision::kBF16, .packed = true, .tile = k3x3m128n64},
+    {.id = 4254, .precision = Precision::kBF16, .packed = true, .tile = k3x3m128n32},
+    {.id = 4255, .precision = Precision::kBF16, .packed = true, .tile = k3x3m256n32},
+    {.id = 4256, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n64},
+    {.id = 4257, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n32},
+};
+static_assert(ids_rise(kRows));
+static_assert(all_rows(
+                  kRows, +[](const Row &row) { return row.tile.cost.exact_us > 0 && row.tile.cost.packed_us > 0; }),
+              "a row's tile has a fitted cost");
+
+// The kernel of a row of this precision.
+template <Precision kPrecision> const void *kernel(size_t row, bool prologue);
+
+}  // namespace convpool::direct_rs
