@@ -80,7 +80,8 @@ typedef enum { CONVPOOL_F16 = 0, CONVPOOL_BF16 = 1, CONVPOOL_F32 = 2, CONVPOOL_I
 /* How sums are formed. */
 typedef enum {
     CONVPOOL_ACCUMULATE_DEFAULT = 0, /* in fp32, a box mean rounded once; of 8-bit types exactly */
-    CONVPOOL_ACCUMULATE_PACKED = 1   /* box means of F16 and BF16 may be summed in that type, of X / 4, so that no sum passes its range.
+    CONVPOOL_ACCUMULATE_PACKED =
+        1 /* box means of F16 and BF16 may be summed in that type, of X / 4, so that no sum passes its range.
                                         Other types: as by default */
 } convpool_accumulation;
 
@@ -162,7 +163,7 @@ typedef struct {
     int32_t min_cc;     /* least compute capability, major*10+minor */
     int32_t split_k;    /* thread blocks of one cluster that share an output tile's channels; 1: none */
     int32_t packed;     /* 1: needs CONVPOOL_ACCUMULATE_PACKED */
-    int32_t roundings;  /* of an operand of the products, a box mean or a fused weight, to the type that is multiplied: each of its
+    int32_t roundings; /* of an operand of the products, a box mean or a fused weight, to the type that is multiplied: each of its
                            terms has so many relative errors of half a unit in the last place; 0: operands stay in fp32 */
 } convpool_tactic_info;
 

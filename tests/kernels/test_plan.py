@@ -392,5 +392,5 @@ def test_log_tells_every_shape_once(pretended, log, lines):
     assert len(told) == lines
     if lines:
         assert told[0].startswith("convpool: f16 n64 c128 m128 32x32 channels last, pool 2x2 ")
-        assert "conv_avgpool_filter_fused" in told[0] and "(measured), expected " in told[0]
+        assert "conv_avgpool_direct_fused" in told[0] and "(measured), expected " in told[0]
         assert ", bias, relu: conv_avgpool_generic (named), expected " in told[1]

@@ -45,7 +45,18 @@ WIDTH = 250
     short_help="Time convolution followed by pooling on a GPU, by every method.",
     cls=SectionedCommand,
     sections={
-        "What to measure": ("listing", "precisions", "layout", "methods", "patterns", "prologue", "packed", "on_cpu", "slow", "plans"),
+        "What to measure": (
+            "listing",
+            "precisions",
+            "layout",
+            "methods",
+            "patterns",
+            "prologue",
+            "packed",
+            "on_cpu",
+            "slow",
+            "plans",
+        ),
         "How to measure": ("replays", "tensorrt_python", "tensorrt_level"),
         "Output": ("merged", "json_path", "csv_path", "plot_path", "tune_path", "commit", "quiet"),
     },
@@ -243,9 +254,7 @@ def _measure(measuring: Run, quiet: bool) -> BaseException | None:
     return None
 
 
-def _work(
-    suites: tuple[str, ...], precisions: tuple[str, ...], patterns: tuple[str, ...], prologue: bool, packed: bool
-) -> Work:
+def _work(suites: tuple[str, ...], precisions: tuple[str, ...], patterns: tuple[str, ...], prologue: bool, packed: bool) -> Work:
     """Rows with the precision to measure each in."""
     work: Work = []
     for suite in suites:

@@ -26,7 +26,7 @@ struct Tactic {
     int32_t precision;        // a Precision, or kAnyPrecision
     int32_t split;            // thread blocks of a cluster that share a tile's channels
     int32_t min_cc;
-    bool sm90a;  // needs instructions that only compute capability 9.0 has
+    bool sm90a;           // needs instructions that only compute capability 9.0 has
     bool packed = false;  // box means are summed in X's type
 
     // Of an operand of the products, to the type that is multiplied. Packed: of a sum of two pixels, and of two such sums.

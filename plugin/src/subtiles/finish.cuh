@@ -187,8 +187,7 @@ CONVPOOL_DEVICE void finish(const Block &block, typename Finish<typename Block::
 }
 
 // A warp's lines of the residual on their way to the L2, while it multiplies.
-template <class Block>
-CONVPOOL_DEVICE void prefetch_residual(const Block &block, int subtile, int first_channel) {
+template <class Block> CONVPOOL_DEVICE void prefetch_residual(const Block &block, int subtile, int first_channel) {
     using Config = typename Block::Config;
     using Element = typename Traits<Config::kPrecision>::Element;
     const Element *residual = static_cast<const Element *>(block.p.epilogue.residual) + first_channel;

@@ -96,14 +96,16 @@ cudaError_t SubtilePlan::launch(const convpool_tensors &t, cudaStream_t stream) 
 // X [n,h,w/2,c]: even columns, odd columns.
 cudaError_t SubtilePlan::encode_x(const void *x, CUtensorMap *maps) const {
     const Problem &p = problem;
-    const uint64_t h = static_cast<uint64_t>(p.in[1]), w = static_cast<uint64_t>(p.in[2]), pixel = static_cast<uint64_t>(p.c) * p.element_bytes();
+    const uint64_t h = static_cast<uint64_t>(p.in[1]), w = static_cast<uint64_t>(p.in[2]),
+                   pixel = static_cast<uint64_t>(p.c) * p.element_bytes();
     for (int odd = 0; odd < 2; ++odd) {
         const uint64_t sizes[] = {static_cast<uint64_t>(p.c), (w + 1 - odd) / 2, h, static_cast<uint64_t>(p.n)};
         const uint64_t strides[] = {2 * pixel, w * pixel, h * w * pixel};
         const uint32_t box[] = {static_cast<uint32_t>(4 * p.per_chunk()), static_cast<uint32_t>(shape_.raw_columns),
                                 static_cast<uint32_t>(shape_.raw_rows), 1};
-        const cudaError_t error = encode_tensor_map(&maps[odd], static_cast<Precision>(tactic.precision), 4, static_cast<const char *>(x) + odd * pixel,
-                                                    sizes, strides, box, shape_.x_swizzle, false);
+        const cudaError_t error =
+            encode_tensor_map(&maps[odd], static_cast<Precision>(tactic.precision), 4, static_cast<const char *>(x) + odd * pixel,
+                              sizes, strides, box, shape_.x_swizzle, false);
         if (error != cudaSuccess) return error;
     }
     return cudaSuccess;

@@ -12,9 +12,9 @@ namespace convpool {
 
 // What the host has to know of a row's tile.
 struct SubtileShape {
-    int32_t kernel;             // rows and columns of it
-    int32_t subtiles, block_n;  // of a tile
-    int32_t stage_taps, stages;  // of the ring of weights
+    int32_t kernel;                 // rows and columns of it
+    int32_t subtiles, block_n;      // of a tile
+    int32_t stage_taps, stages;     // of the ring of weights
     int32_t raw_columns, raw_rows;  // pixels of X under a subtile, of one parity of columns
     int32_t x_swizzle;              // bytes, 0 or 64
 };

@@ -89,8 +89,9 @@ def bound(p: Problem, tactic: Tactic, x: np.ndarray, w: np.ndarray, sums: np.nda
     With `sums` of |box mean| |w|: each product has an operand rounded to the type that is multiplied (box means, or
     fused weights: u; both to TF32: 2u; 3xTF32: three products of 22 bits), the K terms are added in fp32 by units that
     truncate (K + 8 times 2^-23), and the result is rounded once to the type of y. Operands of float16 below 2^-14 are
-    subnormal: 2^-25 each. Packed box means are rounded twice, and are sums of four quarters, which may be subnormal. A prologue is one rounding to the type or to fp32, of fma, and with a slope two more, of the slope
-    and of the product. The activations are no steeper than 1; tanh and exp are good to a few units of fp32.
+    subnormal: 2^-25 each. Packed box means are rounded twice, and are sums of four quarters, which may be subnormal. A
+    prologue is one rounding to the type or to fp32, of fma, and with a slope two more, of the slope and of the product. The
+    activations are no steeper than 1; tanh and exp are good to a few units of fp32.
     """
     terms = int(np.prod(p.w_shape[1:])) * 2  # filter_fused adds up to 16/9 as many at 3x3; each with smaller weights
     operand = UNIT_ROUNDOFF[p.dtype] * (2 if tactic.packed else 1)
@@ -104,6 +105,9 @@ def bound(p: Problem, tactic: Tactic, x: np.ndarray, w: np.ndarray, sums: np.nda
     if p.prologue_affine or p.prologue_activation:
         fp32 = p.dtype == "float32" or tactic.family == "generic"
         prologue = (3 if p.prologue_activation == "leaky_relu" else 1) * (2.0**-24 if fp32 else UNIT_ROUNDOFF[p.dtype])
-    tiny = (2 if prologue else 1) * (4 if tactic.packed else 1) * terms * 2.0**-25 * max(np.abs(x).max(), np.abs(w).max()) if p.dtype == "float16" else 1e-38
+    tiny = 1e-38
+    if p.dtype == "float16":
+        subnormal = (2 if prologue else 1) * (4 if tactic.packed else 1)
+        tiny = subnormal * terms * 2.0**-25 * max(np.abs(x).max(), np.abs(w).max())
     error = sums * (operand + prologue + (terms + 8) * 2.0**-23) + np.abs(before) * 2.0**-22 + tiny
     return error * (1 + UNIT_ROUNDOFF[p.dtype]) + np.abs(activate(p, before)) * UNIT_ROUNDOFF[p.dtype] + 2.0**-24

@@ -81,7 +81,7 @@ template <class Config> struct DirectRsMeans {
     static constexpr int kKernel = Config::kKernel, kColumns = Block::kColumns, kSteps = Config::kSteps;
     static constexpr int kPixelRows = kKernel + 3, kLoads = kKernel / 2 + 1;
 
-    const uint32_t place;  // of this lane's row of the first ldmatrix, in bytes from a subtile's pixels
+    const uint32_t place;         // of this lane's row of the first ldmatrix, in bytes from a subtile's pixels
     const uint32_t first, chunk;  // its position, and its chunk of two
     // Its address in each step's chunks for each residue by 8 of the other rows' distance, and before that its offset, where
     // registers are left for it.

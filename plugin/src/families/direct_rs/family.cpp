@@ -54,8 +54,7 @@ public:
         const Tile &tile = kRows[t.row].tile;
         reason = problem_reason(p, t);
         if (reason.empty()) reason = subtile_reason(p, t, tile.kernel);
-        if (reason.empty() && p.has_prologue())
-            reason = refusal(t, "prologue", "one", "none", "use another direct_fused tactic");
+        if (reason.empty() && p.has_prologue()) reason = refusal(t, "prologue", "one", "none", "use another direct_fused tactic");
         if (!reason.empty()) return nullptr;
         const DirectRsShared shared = shared_of(tile);
         const SubtileShape shape{tile.kernel, tile.subtiles(),    tile.block_n,    tile.stage_taps,

@@ -64,8 +64,8 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) direct_rs_kernel(const __grid_constant__ SubtileParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
-    run<Config>(DirectRsBlock<Config>{{params}, shared_address(memory), static_cast<int>(threadIdx.x >> 5),
-                                      static_cast<int>(threadIdx.x & 31)});
+    run<Config>(DirectRsBlock<Config>{
+        {params}, shared_address(memory), static_cast<int>(threadIdx.x >> 5), static_cast<int>(threadIdx.x & 31)});
 #endif
 }
 

@@ -47,7 +47,8 @@ template <class Config> struct DirectTmaProducts {
         Ring<Config::kStages> weights;
         Ring<Config::kMeanStages> means;
         for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
-            float acc[Config::kFragments][4];  // (8 channels a fragment, 4 of 64 pixels x 8 channels): subtiles/finish.cuh has the map
+            float acc[Config::kFragments]
+                     [4];  // (8 channels a fragment, 4 of 64 pixels x 8 channels): subtiles/finish.cuh has the map
 #pragma unroll
             for (int f = 0; f < Config::kFragments; ++f)
 #pragma unroll

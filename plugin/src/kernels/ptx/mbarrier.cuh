@@ -41,8 +41,12 @@ CONVPOOL_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
 template <int kThreads> CONVPOOL_DEVICE void barrier_of_first() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
 
 // A barrier of kThreads threads of the block, whole warps, by a name from 1 to 15: some wait, others only arrive.
-CONVPOOL_DEVICE void barrier_sync(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
-CONVPOOL_DEVICE void barrier_join(int name, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
+CONVPOOL_DEVICE void barrier_sync(int name, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+CONVPOOL_DEVICE void barrier_join(int name, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
 
 #endif
 
