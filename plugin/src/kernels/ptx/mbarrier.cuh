@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/ptx/device.cuh"
+#include "kernels/ptx/stress.cuh"
 
 namespace convpool {
 
@@ -20,6 +21,7 @@ CONVPOOL_DEVICE void barrier_init(uint32_t barrier, uint32_t arrivals) {
 CONVPOOL_DEVICE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 CONVPOOL_DEVICE void barrier_arrive(uint32_t barrier) {
+    stress_delay(barrier);
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // One arrival, and so many bytes that copies will bring.
@@ -36,6 +38,7 @@ CONVPOOL_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
                      : "r"(barrier), "r"(parity)
                      : "memory");
     } while (done == 0);
+    stress_delay(barrier);
 }
 // A barrier of the block's first kThreads threads, whole warps, by name 1; the other warps take no part.
 template <int kThreads> CONVPOOL_DEVICE void barrier_of_first() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
