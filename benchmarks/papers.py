@@ -128,7 +128,7 @@ def suita() -> list[Claim]:
                 f"{mean(here):.2f}; behind in {below} of {len(here)}; convpool {ours:.2f}",
                 mean(here) > 1,
                 "The fused kernel has 16 taps for 9, but it is one call: pooling first writes the means to memory and reads them "
-                "again. convpool's kernels keep them on chip.",
+                "again. convpool's fused kernels (`direct_tma`, `direct_fused`) keep them on chip.",
             )
         )
     paper, row = at("Suita, table 1", 128, 128, 64)
@@ -180,7 +180,7 @@ def tokura() -> list[Claim]:
                 here >= 0.9 * stated,
                 "On the V100 cuDNN ran naive without tensor cores in this row (no star in the table); cuDNN 9 runs it with them."
                 if precision == "fp16"
-                else "Without tensor cores on both sides.",
+                else "cuDNN and cuBLAS without tensor cores; convpool with three TF32 products for each one.",
             )
         )
     for table, precision in (("Tokura, table II", "fp32"), ("Tokura, table III", "fp16")):
