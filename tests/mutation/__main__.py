@@ -33,7 +33,7 @@ FILES = ("api.py", "autotune.py", "options.py", "pipeline.py", "report.py", "rep
 FIRST = "property averages forms rejects structure fusion preserved verify cost folding layers offload_conv".split()
 """Of tests/optimizer, those that see most; the others follow, but the backend suite, which takes as long as all of them."""
 LAST = (
-    "tests/optimizer/test_rehearsal.py",
+    "tests/optimizer/test_elsewhere.py",
     "tests/optimizer/test_bad_input.py",
     "tests/cli/test_report.py",
     "tests/optimizer/test_autotune.py",

@@ -18,6 +18,7 @@ from convpool.cli.common import run as run_cli
 from convpool.cli.optimize import command
 from convpool.errors import ModelError, OptionError, OutputError, VerificationError
 from tests.support.models import graph
+from tests.support.rewriting import IF_BODY, IF_INPUTS
 
 PAIR = "h = Conv<pads=[1,1,1,1]>(x, w)\ny = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)"
 
@@ -91,6 +92,7 @@ MODELS = {
     "opset 99": (opset_99, "opset; got 99"),
     "short raw_data": (short_data, "w"),
     "channels against group": (wrong_channels, "expected 15 channels"),
+    "channels in a branch": (lambda: graph(IF_BODY, {"w": (32, 15, 3, 3)}, inputs=IF_INPUTS), "expected 15 channels"),
     "group that does not divide": (wrong_group, "expected one that fits group 5"),
     "bias of another size": (wrong_bias, "bias; got shape [31], expected [32]"),
     "unknown operator": (unknown_operator, "NoSuchOperator"),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from convpool.ir.rehearsal import rehearsed_inference
+from convpool.ir.elsewhere import infer_elsewhere
 
 Read = Callable[[TensorProto], np.ndarray]
 """Gives the value of a stored tensor, external or not."""
@@ -130,7 +130,7 @@ def folded(node: NodeProto, name: str, inputs: Mapping[str, np.ndarray], opset: 
     try:
         from onnx.reference import ReferenceEvaluator
 
-        shape = rehearsed_inference(model).graph.output[0].type.tensor_type.shape
+        shape = infer_elsewhere(model).graph.output[0].type.tensor_type.shape
         if math.prod(dim.dim_value for dim in shape.dim) > MAX_FOLDED_ELEMENTS:
             return None
         (value,) = ReferenceEvaluator(model).run([name], {})

@@ -28,8 +28,8 @@ from convpool.ir.constants import (
     constant_tensor,
     folded,
 )
+from convpool.ir.elsewhere import infer_elsewhere
 from convpool.ir.protos import all_nodes, is_op, label, opset_of, subgraphs
-from convpool.ir.rehearsal import rehearsed_inference
 
 Dim = int | str | None
 """A size, a symbolic name, or unknown."""
@@ -382,7 +382,7 @@ def _infer_function(model: ModelProto, function: FunctionProto, inputs: dict[str
     probe = helper.make_model(graph, opset_imports=function.opset_import, functions=model.functions)
     probe.ir_version = model.ir_version
     try:
-        return rehearsed_inference(probe).graph
+        return infer_elsewhere(probe).graph
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
         return None
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process in which onnx infers shapes first; `convpool.ir.rehearsal` starts it with the path of onnx's C++ module.
+"""The process in which onnx infers shapes; `convpool.ir.elsewhere` starts it with the path of onnx's C++ module.
 
-It imports neither numpy nor onnx's Python, which would take most of a second.  After an empty line it reads requests: a number of
-bytes, in 8 bytes, and a serialised model.  The answer is one byte.
+It imports neither numpy nor onnx's Python, which would take most of a second.  A request is a number of bytes, in 8 bytes, and a
+serialised model.  An answer is one byte, a number of bytes, and as many: the model with shapes, or what is wrong.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import sys
 from typing import Any
 
 SIZE_BYTES = 8
-"""Of the number in front of a model."""
-READY, DONE, MEMORY = b"r", b"d", b"m"
+"""Of the number in front of a model or an answer."""
+READY, DONE, FAILED, MEMORY = b"r", b"d", b"f", b"m"
 CPU_S = 30
 """Of processor time for a model: hundreds of times what the largest known ones take."""
 GROWTH_BYTES = 2 * 2**30
@@ -38,7 +38,7 @@ def limit(what: int, most: int) -> None:
     resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def infer(module: Any, model: bytes) -> bytes:
+def infer(module: Any, model: bytes) -> tuple[bytes, bytes]:
     """The answer to a model; this may end the process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + CPU_S)
@@ -46,24 +46,26 @@ def infer(module: Any, model: bytes) -> bytes:
         own_bytes = int(memory.read().split()[0]) * resource.getpagesize()
     limit(resource.RLIMIT_AS, own_bytes + GROWTH_BYTES + COPIES * len(model))
     try:
-        module.shape_inference.infer_shapes(model, False, False, True)
+        return DONE, module.shape_inference.infer_shapes(model, False, False, True)  # with the values of small tensors
     except MemoryError:
-        return MEMORY
-    except Exception:  # the caller meets it too, and says it
-        return DONE
-    return DONE
+        return MEMORY, b""
+    except Exception as error:
+        return FAILED, str(error).encode(errors="replace")
 
 
 def main() -> None:
     """Answer requests until there are no more."""
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    silent = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silent, 1)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     limit(resource.RLIMIT_CORE, 0)
     module = load(sys.argv[1])
     answers.write(READY)
+    answers.flush()
     while size := sys.stdin.buffer.read(SIZE_BYTES):
-        answers.write(infer(module, sys.stdin.buffer.read(int.from_bytes(size, "little"))))
+        kind, content = infer(module, sys.stdin.buffer.read(int.from_bytes(size, "little")))
+        answers.write(kind + len(content).to_bytes(SIZE_BYTES, "little"))
+        answers.write(content)
+        answers.flush()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from onnx import ModelProto, TensorProto
 
-from convpool.ir.rehearsal import rehearsed_inference
+from convpool.ir.elsewhere import infer_elsewhere
 
 
 def mark_layers(model: ModelProto, inferred: ModelProto | None = None) -> None:
@@ -13,7 +13,7 @@ def mark_layers(model: ModelProto, inferred: ModelProto | None = None) -> None:
 
     inferred: the model after shape inference, where there is one.
     """
-    inferred = inferred or rehearsed_inference(model)
+    inferred = inferred or infer_elsewhere(model)
     known = {value.name: value for value in inferred.graph.value_info}
     outputs = {value.name for value in model.graph.output}
     for node in model.graph.node:

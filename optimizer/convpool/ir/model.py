@@ -6,20 +6,21 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from convpool.errors import ModelError, first_line
 from convpool.ir import schema
+from convpool.ir.elsewhere import infer_elsewhere
 from convpool.ir.external import check_external_data, external_size, is_external, read_in
 from convpool.ir.protos import graphs_within, is_op, label, opset_of, tensors
-from convpool.ir.rehearsal import rehearsed_inference
 from convpool.ir.sanity import check_functions, check_strings, check_tensors, check_types
 from convpool.ir.toposort import in_order
 
@@ -85,11 +86,11 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     model.data_files = check_external_data(model.proto, model.base_dir)
     model.size_bytes = (model.size_bytes or model.proto.ByteSize()) + external_size(model.proto)
     model.proto = in_order(model.proto)
-    _check_convolutions(model.proto, model.proto.graph.input)  # onnx 1.19 crashes on weights of a higher rank than X
+    _check_convolutions(model.proto.graph, inferred=False)
     model.inferred = infer_shapes(model.proto)
     check(model, "the model")
     if model.inferred is not None:
-        _check_convolutions(model.inferred, (*model.inferred.graph.value_info, *model.inferred.graph.input))
+        _check_convolutions(model.inferred.graph, inferred=True)
     return model
 
 
@@ -141,12 +142,12 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
         claims.append(list(graph.value_info))
         graph.ClearField("value_info")
     try:
-        result = rehearsed_inference(probe)
+        result = infer_elsewhere(probe)
         for graph, typed, claimed in zip(graphs_within(probe.graph), graphs_within(result.graph), claims, strict=True):
             known = {value.name: value for value in (*typed.value_info, *typed.input, *typed.output)}
             graph.value_info.extend(value for value in claimed if _adds(value, known.get(value.name)))
         if any(len(graph.value_info) for graph in graphs_within(probe.graph)):
-            result = rehearsed_inference(probe)
+            result = infer_elsewhere(probe)
         return result
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError):
         return None
@@ -204,15 +205,24 @@ def _check_versions(model: ModelProto) -> None:
             raise ModelError(f"model: opset; got {opset_of(imports)}, expected at most {newest}; update onnx")
 
 
-def _check_convolutions(model: ModelProto, values: Iterable[ValueInfoProto]) -> None:
-    """onnx's checker does not compare a Conv's weights with its other inputs.  values: tensors whose shapes are known."""
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
-    for value in values:
+def _check_convolutions(
+    graph: GraphProto, *, inferred: bool, outer: Mapping[str, tuple[int | None, ...]] = MappingProxyType({})
+) -> None:
+    """onnx's checker does not compare a Conv's weights with its other inputs; old onnx and onnxruntime end the process on some.
+
+    inferred: shapes are those of value_info too.  outer: shapes that are known around a branch or body.
+    """
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    for value in (*graph.value_info, *graph.input) if inferred else graph.input:
         if value.type.tensor_type.HasField("shape"):
             dims = value.type.tensor_type.shape.dim
             known = (dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in dims)
             shapes.setdefault(value.name, tuple(known))
-    for node in model.graph.node:
+    shapes = {**outer, **shapes}
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+                _check_convolutions(body, inferred=inferred, outer=shapes)
         if not is_op(node, "Conv") or len(node.input) < 2:
             continue
         x, w = shapes.get(node.input[0]), shapes.get(node.input[1])
