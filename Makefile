@@ -127,6 +127,7 @@ bench-gpu: install
 	$(BENCH) suita-table2 --layout nchw $(PAPERS_METHODS) --json $(RESULTS)_suita_table2_fp16_nchw.json
 	$(BENCH) cuconv --layout nchw --methods cudnn_fused --methods cublas_fused --methods cuconv --methods 'convpool*' \
 	    --json $(RESULTS)_cuconv.json
+	$(BIN)/python -m benchmarks.lenet5_pairs --commit $(COMMIT) --json $(RESULTS)_lenet5_pairs.json
 	$(BIN)/python examples/filter_bank --measure $(RESULTS)_filter_bank.json
 
 # convpool.torch against PyTorch, with the GPU's PyTorch and convpool-cuda in the environment: two minutes.

@@ -100,6 +100,13 @@ def test_the_course_report_s_filters():
     assert files["equal"] and files["end_to_end_s"] < 1.3 * slower and files["loop_s"] > 20 * files["end_to_end_s"]
 
 
+def test_lenet5_is_faster_with_tanh_in_the_node():
+    rows = json.loads((ROOT / "benchmarks" / "results" / "h200_lenet5_pairs.json").read_text())["rows"]
+    ratios = [row["separate_us"] / row["fused_us"] for row in rows]
+    assert {row["batch"] for row in rows} == {1, 8, 32, 64, 128, 256} and min(ratios) > 1
+    assert f"; {min(ratios):.2f} to {max(ratios):.2f} times as fast" in claim("LeNet-5's layers").here
+
+
 def test_rows_of_other_suites_were_run_by_all_methods():
     lines = papers.coverage().splitlines()
     for label, (file, precision, _) in papers.OTHERS.items():
