@@ -58,7 +58,6 @@ template <class Config_> struct DirectRsBlock : SubtileGrid<Config_::kSubtiles, 
     CONVPOOL_DEVICE uint32_t weights_empty(int i) const { return barrier(kStages + i); }
     CONVPOOL_DEVICE uint32_t raw_full(int i) const { return barrier(2 * kStages + i); }
     CONVPOOL_DEVICE uint32_t raw_empty(int i) const { return barrier(2 * kStages + kRawStages + i); }
-    CONVPOOL_DEVICE uint32_t turn(int group) const { return barrier(2 * (kStages + kRawStages) + group); }
     CONVPOOL_DEVICE uint32_t weights_at(int i) const { return shared + i * kShared.weight_stage; }
     CONVPOOL_DEVICE uint32_t raw_at(int i, int subtile) const {
         return shared + kShared.raw_offset + (i * kSubtiles + subtile) * 2 * kHalfPitch;

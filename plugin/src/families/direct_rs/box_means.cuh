@@ -83,35 +83,18 @@ template <class Config> struct DirectRsMeans {
 
     const uint32_t place;         // of this lane's row of the first ldmatrix, in bytes from a subtile's pixels
     const uint32_t first, chunk;  // its position, and its chunk of two
-    // Its address in each step's chunks for each residue by 8 of the other rows' distance, and before that its offset, where
-    // registers are left for it.
-    static constexpr bool kKeepsOffsets = Config::kGroups == 2 && Config::kFragments <= 16 && Config::kParts == 1;
-    uint32_t at[kSteps][8], offset[kSteps][8];
+    uint32_t at[8];               // its address for each residue of the others' distance by 8, in the first step's chunks
     typename Sums::Sum above[kSteps][2][kKernel];  // of the pixel row before: (step, chunk, column of taps)
     uint32_t a[kKernel][kKernel][kSteps][4];       // operands: (row and column of taps, step, two output rows of two chunks)
 
     // Lanes 0-7 and 8-15 give rows of even columns, chunks 0 and 1; 16-23 and 24-31 of odd columns.
     CONVPOOL_DEVICE DirectRsMeans(int warp, int lane)
         : place((lane >> 4) * Block::kHalfPitch + (4 * warp * kColumns + (lane & 7)) * 64),
-          first(4 * warp * kColumns + (lane & 7)), chunk(lane >> 3 & 1) {
-        if constexpr (kKeepsOffsets) {
-#pragma unroll
-            for (int k = 0; k < kSteps; ++k)
-#pragma unroll
-                for (int i = 0; i < 8; ++i) offset[k][i] = offset_of(k, i);
-        }
-    }
-    CONVPOOL_DEVICE uint32_t offset_of(int step, int residue) const {
-        return place + ((chunk ^ (2 * step) ^ ((first + residue) >> 1 & 3)) << 4);
-    }
+          first(4 * warp * kColumns + (lane & 7)), chunk(lane >> 3 & 1) {}
     // part: the first step's, of a slice's two.
     CONVPOOL_DEVICE void start(uint32_t pixels, int part) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) at[0][i] = pixels + (kKeepsOffsets ? offset[0][i] : offset_of(part, i));
-#pragma unroll
-        for (int k = 1; k < kSteps; ++k)
-#pragma unroll
-            for (int i = 0; i < 8; ++i) at[k][i] = kKeepsOffsets ? pixels + offset[k][i] : at[0][i] ^ 32;
+        for (int i = 0; i < 8; ++i) at[i] = pixels + place + ((chunk ^ (2 * part) ^ ((first + i) >> 1 & 3)) << 4);
     }
     // Adds up one row of pixels and completes the means of the row before.
     CONVPOOL_DEVICE void add_row(int row) {
@@ -121,7 +104,7 @@ template <class Config> struct DirectRsMeans {
 #pragma unroll
             for (int i = 0; i < kLoads; ++i) {
                 const int position = row * kColumns + i;
-                load_matrix(v[i], at[k][position % 8] + position * 64);
+                load_matrix(v[i], (at[position % 8] ^ (k * 32)) + position * 64);
             }
 #pragma unroll
             for (int chunk = 0; chunk < 2; ++chunk) {
@@ -158,21 +141,6 @@ template <class Config> struct DirectRsMeans {
 #pragma unroll
         for (int r = row == 0 ? 0 : row + 3; r <= row + 3; ++r) add_row(r);
         share_row(row);
-    }
-    // Until all means are formed, and so all pixels read. The compiler would sink the forming past a wait, to between the products,
-    // but not past an instruction that depends on every mean. It sleeps a nanosecond once in 2^32 times.
-    CONVPOOL_DEVICE void complete() const {
-        uint32_t all = 0;
-#pragma unroll
-        for (int row = 0; row < kKernel; ++row)
-#pragma unroll
-            for (int b = 0; b < kKernel; ++b)
-#pragma unroll
-                for (int k = 0; k < kSteps; ++k)
-#pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        if (row < 2 || i % 2 == 1) all ^= a[row][b][k][i];  // the others are means of row - 2, too
-        asm volatile("{\n.reg .pred rare;\nsetp.eq.u32 rare, %0, 0x5bd1e995;\n@rare nanosleep.u32 1;\n}" ::"r"(all) : "memory");
     }
 };
 

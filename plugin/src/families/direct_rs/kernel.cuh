@@ -32,7 +32,6 @@ template <class Config> CONVPOOL_DEVICE void prepare(const DirectRsBlock<Config>
         barrier_init(block.raw_full(i), 1);
         barrier_init(block.raw_empty(i), 4 * Config::kGroups);
     }
-    for (int i = 0; i < 2; ++i) barrier_init(block.turn(i), 4);
     publish_barriers();
     prefetch_map(&block.p.w_map);
     prefetch_map(&block.p.x_map[0]);

@@ -10,7 +10,7 @@ enum class RsOrder { kTurns, kRows, kSteps };
 
 // Shared memory of a direct_rs block, in bytes; raw_* in pixels of one column parity, `half` in bytes of those.
 struct DirectRsShared {
-    int weight_stage, raw_columns, raw_rows, half, raw_offset, sum_offset, barrier_offset, bytes;  // turn barriers: the last two
+    int weight_stage, raw_columns, raw_rows, half, raw_offset, sum_offset, barrier_offset, bytes;
 };
 constexpr DirectRsShared direct_rs_shared(int subtiles, int k_parts, int block_n, int kernel, int stage_taps, int stages,
                                           int raw_stages) {
@@ -22,7 +22,7 @@ constexpr DirectRsShared direct_rs_shared(int subtiles, int k_parts, int block_n
     s.half = (s.raw_columns * s.raw_rows * 64 + 511) / 512 * 512;  // TMA's swizzle has a period of 512 bytes
     s.sum_offset = s.raw_offset + raw_stages * subtiles * 2 * s.half;
     s.barrier_offset = s.sum_offset + (k_parts - 1) * 64 * block_n * 4;
-    s.bytes = s.barrier_offset + 2 * (stages + raw_stages + 1) * 8;
+    s.bytes = s.barrier_offset + 2 * (stages + raw_stages) * 8;
     return s;
 }
 

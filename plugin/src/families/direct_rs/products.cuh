@@ -17,7 +17,7 @@ template <class Config> struct DirectRsProducts {
     using Sums = float[Config::kFragments][4];
     static constexpr int kKernel = Config::kKernel, kStageTaps = Config::kStageTaps, kRowStages = kKernel / kStageTaps,
                          kSteps = Config::kSteps;
-    static constexpr int kExchange = 1;  // name of a barrier
+    static constexpr int kFirstTurn = 1, kExchange = 1;  // names of barriers; a block has one or the other
 
     const Block &block;
     const int group;
@@ -25,7 +25,6 @@ template <class Config> struct DirectRsProducts {
     const bool elected = (threadIdx.x & 127) == 32;
     Ring<Config::kStages> weights{}, used{};  // the next stage to multiply, the next to hand back
     Ring<Config::kRawStages> raw{};
-    uint32_t turn_parity = 0;
 
     // Products of a row of taps, a group of its own. part: the first step's, of a slice's two.
     CONVPOOL_DEVICE void multiply(Sums &acc, const DirectRsMeans<Config> &means, int row, int part) {
@@ -53,27 +52,26 @@ template <class Config> struct DirectRsProducts {
         }
     }
     // Hazard: ldmatrix only starts to read. Pixels are handed back after the last product of their means was issued, which waits
-    // for the registers, or behind complete(); an arrival right behind the last ldmatrix would let TMA overwrite pixels not yet read.
+    // for the registers; an arrival right behind the last ldmatrix would let TMA overwrite pixels not yet read.
     CONVPOOL_DEVICE void release_raw() {
         __syncwarp();
         if (block.lane == 0) barrier_arrive(block.raw_empty(raw.buffer));
         raw.next();
     }
 
-    // A slice in turns: this warpgroup forms all means while the other multiplies, which may begin while the last products of this
-    // one are issued. Weights are handed back as soon as their products are done: the other's turns need the stages that follow.
-    CONVPOOL_DEVICE void slice_in_turns(Sums &acc, DirectRsMeans<Config> &means) {
+    // A slice in turns: this warpgroup forms all means while the other multiplies. Its products are done on return, and its
+    // weights handed back: the other's next turn needs the stages that follow.
+    CONVPOOL_DEVICE void slice_in_turns(Sums &acc, DirectRsMeans<Config> &means, bool last) {
 #pragma unroll
         for (int row = 0; row < kKernel; ++row) means.form(row);
-        means.complete();
-        release_raw();
-        barrier_wait(block.turn(group), turn_parity ^ (group == 0));
-        turn_parity ^= 1;
+        barrier_sync(kFirstTurn + group, 256);
 #pragma unroll
-        for (int row = 0; row < kKernel; ++row) {
-            if (row == kKernel - 1 && block.lane == 0) barrier_arrive(block.turn(1 - group));
-            multiply(acc, means, row, 0);
-            if (row == 0) continue;
+        for (int row = 0; row < kKernel; ++row) multiply(acc, means, row, 0);
+        release_raw();
+        if (group == 0 || !last) barrier_join(kFirstTurn + 1 - group, 256);
+        if constexpr (kKernel > 1) {
+            wgmma_wait<2>();
+            release_weights();
             wgmma_wait<1>();
             release_weights();
         }
@@ -140,6 +138,7 @@ template <class Config> struct DirectRsProducts {
     CONVPOOL_DEVICE void run() {
         const SubtileParams &p = block.p;
         DirectRsMeans<Config> means(block.warp % 4, block.lane);
+        if (Config::kTurns && group == 1 && static_cast<int>(blockIdx.x) < p.tiles) barrier_join(kFirstTurn, 256);
         for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
             Sums acc;
 #pragma unroll
@@ -149,6 +148,7 @@ template <class Config> struct DirectRsProducts {
             const typename Block::Tile tile = block.tile_at(index);
             if (p.epilogue.residual != nullptr && part == 0) prefetch_residual(block, tile.subtile + subtile, tile.channel);
             if (p.resident) weights = {};
+            const bool last_tile = index + static_cast<int>(gridDim.x) >= p.tiles;
             // Hazard: a loop that might not run at all would make the compiler copy accumulators behind it, ahead of the wait.
             int slice = 0;
 #pragma unroll 1
@@ -159,7 +159,7 @@ template <class Config> struct DirectRsProducts {
                     slice_by_steps(acc, means, pixels);
                 } else {
                     means.start(pixels, part);
-                    if constexpr (Config::kTurns) slice_in_turns(acc, means);
+                    if constexpr (Config::kTurns) slice_in_turns(acc, means, last_tile && slice + 1 == p.slices);
                     else slice_by_rows(acc, means);
                 }
             } while (++slice < p.slices);
