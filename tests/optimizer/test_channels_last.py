@@ -224,6 +224,23 @@ def test_reasons_of_convolutions_that_stay(reason):
     assert len(found) == 1 and reason.replace("got 12", f"got {channels}") in found[0], found
 
 
+def test_a_pad_that_crops_in_front_of_a_convolution_that_stays():
+    text = f"{TAIL}\nq = Pad(p, o)\nt = Conv<pads=[1,1,1,1]>(q, k)\ny = Conv(t, v)"
+    sites = for_cuda(wide(text, {"o": [0, 0, -1, -1, 0, 0, -1, -1], "v": (16, 16, 3, 3)})).report.sites
+    assert [site.reason for site in sites if site.status == "rejected"] == [
+        "Conv 't': Pad in front; got pads that the convolution cannot take, expected none"
+    ]
+
+
+def test_weights_of_unknown_sizes_between_nodes_stay():
+    text = f"{TAIL}\nq = Softsign(p)\nt = Conv<pads=[1,1,1,1]>(q, u)\ny = Softsign(t)"
+    model = graph(text, NARROW, inputs="float[4,16,64,64] x, float[A,B,C,D] u")
+    sites = convpool.optimize(model, target="cuda", check=0).report.sites
+    assert [site.reason for site in sites if site.status == "rejected"] == [
+        "Conv 't': shape of the weights; got ('A', 'B', 'C', 'D'), expected a static kernel with 2 axes"
+    ]
+
+
 def test_reasons_of_layouts():
     far = f"{TAIL}\na = Softmax<axis=1>(p)\nb = Conv<pads=[1,1,1,1]>(a, k)\ny = Softmax<axis=1>(b)"
     sites = convpool.optimize(wide(far), target="cuda", check=0).report.sites

@@ -88,6 +88,13 @@ def test_zeros_are_copied_as_a_hole_and_not_left_out(tmp_path, monkeypatch):
     assert copied.getvalue() == content[2:]
 
 
+def test_a_file_is_whole_when_it_gets_its_name(tmp_path, monkeypatch):
+    seen, replace = [], os.replace
+    monkeypatch.setattr(os, "replace", lambda source, target: seen.append(os.path.getsize(source)) or replace(source, target))
+    files.write_atomically(tmp_path / "out", bytes(100))
+    assert seen == [100]
+
+
 def test_saving_leaves_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
@@ -251,6 +258,17 @@ def test_sizes_of_a_tile_that_constants_give():
         + "y = ReduceMean<axes=[2,3], keepdims=1>(h)"
     )
     model = graph(body, {"one": [1, 1], "two": [2, 1]}, inputs="float[1,16,12,12] x")
+    check(model, 1, lowering="direct")
+
+
+@pytest.mark.parametrize("computed", ["starts", "ends", "axes", "steps"])
+def test_sizes_of_a_slice_that_constants_give(computed):
+    """Each of Slice's inputs, one of them from a Concat."""
+    given = {"starts": [0, 1], "ends": [8, 9], "axes": [2, 3], "steps": [1, 1]}
+    constants = {name: values for name, values in given.items() if name != computed}
+    constants |= {f"{computed}{i}": [value] for i, value in enumerate(given[computed])}
+    body = f"{computed} = Concat<axis=0>({computed}0, {computed}1)\nt = Slice(x, starts, ends, axes, steps)\n"
+    model = graph(body + CONV.replace("(x,", "(t,") + "y = ReduceMean<axes=[2,3], keepdims=1>(h)", constants)
     check(model, 1, lowering="direct")
 
 

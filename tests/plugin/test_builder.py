@@ -93,6 +93,21 @@ def test_open_inputs_get_profiles(trt):
         build_engine(model, trt=trt)
 
 
+@pytest.mark.parametrize(
+    ("profile", "message"),
+    [
+        ({"none": ([1, 3, 32, 32],) * 3}, "profile: no input 'none'; expected image"),
+        ({"image": ([4, 3, 32, 32], [1, 3, 32, 32], [16, 3, 32, 32])}, "expected smallest <= typical <= largest"),
+        ({"image": ([1, 3, 32, 32], [32, 3, 32, 32], [16, 3, 32, 32])}, "expected smallest <= typical <= largest"),
+        ({"image": ([1, 3, 32, 32], [1, 3, 32, 32])}, "got 2 shapes, expected its smallest, typical and largest"),
+        ({"image": ([1, 3, 32, 31],) * 3}, r"got \[1, 3, 32, 31\], expected \[-1, 3, 32, 32\] with -1 replaced"),
+    ],
+)
+def test_profiles_that_no_input_can_have(trt, profile, message):
+    with pytest.raises(OptionError, match=message):
+        build_engine(generate("wgan_gp_small", batch="dynamic"), trt=trt, profiles=[profile])
+
+
 def test_steps_of_a_build_are_handed_on_until_that_fails():
     steps = []
 

@@ -316,6 +316,23 @@ def test_gpu_arrays_live_until_others_take_their_place(engine_of):
     assert [reference() is not None for reference in alive] == [False, False, True]
 
 
+def test_pycuda_that_is_not_there(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pycuda", None)
+    monkeypatch.setitem(sys.modules, "pycuda.driver", None)
+    with pytest.raises(TensorRTError, match="pycuda: cannot be imported; got .*; pip install pycuda"):
+        PycudaMemory()
+
+
+def test_an_engine_runs_on_its_own_stream_or_on_the_caller_s(engine_of):
+    engine, streams = engine_of(), []
+    execute = engine._module().execute_async_v3
+    engine._module().execute_async_v3 = lambda stream: streams.append(stream) or execute(stream)
+    assert isinstance(engine.memory, PycudaMemory)
+    for stream in (None, types.SimpleNamespace(handle=11, synchronize=lambda: None)):
+        engine.run({"x": np.ones((2, 3), np.float32)}, stream=stream)
+    assert streams == [7, 11]
+
+
 def test_a_gpu_array_of_another_type_is_refused(engine_of):
     """The engine would read its bytes as they are."""
     array = types.SimpleNamespace(

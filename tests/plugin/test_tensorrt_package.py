@@ -9,13 +9,17 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import onnx
 import pytest
+from google.protobuf.message import EncodeError
 from onnx import TensorProto, helper, numpy_helper
 
-from convpool.errors import TensorRTError
-from convpool.tensorrt import casts, package, plugin_library
+from convpool.errors import ModelError, TensorRTError
+from convpool.ir.model import load
+from convpool.tensorrt import casts, package, plugin_library, prepare
 from convpool.tensorrt.memory import PycudaMemory
 from convpool.tensorrt.runner import EngineRunner
 from convpool.tensorrt.tune import typical_inputs
+from tests.support.models import graph
+from tests.support.rewriting import PAIR
 
 
 def tensorrt(version: str, name: str = "tensorrt") -> ModuleType:
@@ -112,3 +116,19 @@ def test_constants_as_attributes_become_half_precision_ones(name, value):
     onnx.checker.check_model(model, full_check=True)
     (tensor,) = [item.t for node in model.graph.node if node.op_type == "Constant" for item in node.attribute]
     assert numpy_helper.to_array(tensor).tolist() == np.minimum(np.array(value), 65504).astype(np.float16).tolist()
+
+
+def test_a_model_without_layers_has_its_own_outputs_alone():
+    model = load(graph(PAIR))
+    for lowering in ("none", "direct", "convavgpool"):
+        assert [value.name for value in prepare.lowered(model, lowering).graph.output] == ["y"]
+    assert len(prepare.lowered(model, "direct", layers=True).graph.output) == 2
+
+
+def test_a_model_beyond_what_protobuf_serialises():
+    class Model:
+        def SerializeToString(self):
+            raise EncodeError("Failed to serialize proto")
+
+    with pytest.raises(ModelError, match="model: more than 2 GiB with its weights; TensorRT cannot read it from memory"):
+        prepare.serialized(Model())
