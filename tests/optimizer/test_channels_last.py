@@ -241,6 +241,15 @@ def test_weights_of_unknown_sizes_between_nodes_stay():
     ]
 
 
+def test_computed_weights_between_nodes_stay():
+    text = f"{TAIL}\nq = Softsign(p)\nt = Conv<pads=[1,1,1,1]>(q, u)\ny = Softsign(t)"
+    model = graph(text, NARROW, inputs="float[4,16,64,64] x, float[16,32,3,3] u")
+    sites = convpool.optimize(model, target="cuda", check=0).report.sites
+    assert [site.reason for site in sites if site.status == "rejected"] == [
+        "Conv 't': weights; got computed, or an input that a caller may override, expected a constant"
+    ]
+
+
 def test_reasons_of_layouts():
     far = f"{TAIL}\na = Softmax<axis=1>(p)\nb = Conv<pads=[1,1,1,1]>(a, k)\ny = Softmax<axis=1>(b)"
     sites = convpool.optimize(wide(far), target="cuda", check=0).report.sites

@@ -299,3 +299,14 @@ def test_shapes_of_what_a_gather_picks_of_a_shape():
         constants = {"i": index, "zero": [0], "b": [-1, 32], "rest": [12]}
         model = graph(text.replace("axes=[2]", "axes=[2,3]"), constants, inputs="float[N,16,12,12] x", outputs="float[a,b] y")
         check(model, 1)
+
+
+@pytest.mark.parametrize(("kind", "field"), [(TensorProto.COMPLEX64, "float_data"), (TensorProto.COMPLEX128, "double_data")])
+def test_complex_numbers_are_stored_as_two(kind, field):
+    model = graph(PAIR)
+    tensor = model.graph.initializer.add(name="c", data_type=kind, dims=[3])
+    getattr(tensor, field).extend([1.0] * 6)
+    assert convpool.optimize(model, check=0).changed
+    getattr(tensor, field).append(1.0)
+    with pytest.raises(ModelError, match="tensor 'c': data; got 7 stored values, expected 3"):
+        convpool.optimize(model)
