@@ -24,6 +24,7 @@ from convpool.ir.layers import mark_layers
 from convpool.ir.model import infer_shapes
 from convpool.passes import reasons
 from convpool.passes.base import Reject
+from convpool.report import _finite
 from tests.support import sessions
 from tests.support.models import graph, operators, random_feeds
 from tests.support.rewriting import PAIR, POOL
@@ -310,3 +311,24 @@ def test_complex_numbers_are_stored_as_two(kind, field):
     getattr(tensor, field).append(1.0)
     with pytest.raises(ModelError, match="tensor 'c': data; got 7 stored values, expected 3"):
         convpool.optimize(model)
+
+
+def test_errors_that_are_not_finite_are_null_in_json():
+    infinite = float("inf")
+    assert _finite({"a": [infinite, 1.0, {"b": [-infinite]}], "c": float("nan")}) == {"a": [None, 1.0, {"b": [None]}], "c": None}
+
+
+def test_a_sum_onto_computed_numbers_is_no_mean():
+    corners = {"f": [0, 0], "r": [1, 0], "c": [0, 1], "d": [1, 1], "e": [2**40, 2**40], "a": [2, 3], "s": [2, 2]}
+    slices = "".join(f"s{i} = Slice(h, {start}, e, a, s)\n" for i, start in enumerate("frcd"))
+    body = CONV + slices + "n = Shape(s0)\nz = Expand(v, n)\nt = Sum(z, s0, s1, s2, s3)\ny = Div(t, four)"
+    constants = {**corners, "four": np.float32(4)}
+    check(graph(body, constants, inputs="float[1,16,12,12] x, float[1] v"), 0)
+    check(graph(body, {**constants, "v": np.zeros(1, np.float32)}), 1)
+
+
+def test_a_box_filter_that_cannot_be_told_is_reported():
+    body = 'h = Conv(x, w)\ny = Conv<group=32, strides=[2,2], auto_pad="SAME_UPPER">(h, box)'
+    model = graph(body, {"box": np.full((32, 1, 2, 2), 0.25, np.float32)}, inputs="float[1,16,H,W] x")
+    (site,) = convpool.optimize(model, check=0).report.sites
+    assert site.status == "rejected" and "auto_pad" in site.reason
