@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from convpool.torch import optimize  # noqa: E402
-from convpool.torch.capture import capture  # noqa: E402
+from convpool.torch.rewrite.capture import capture  # noqa: E402
 
 X = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
 

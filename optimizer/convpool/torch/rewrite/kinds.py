@@ -15,7 +15,7 @@ from torch import fx
 
 from convpool.algebra.pads import same_pads
 from convpool.algebra.refusal import refuse
-from convpool.torch.skeleton import Skeleton, ints
+from convpool.torch.rewrite.skeleton import Skeleton, ints
 
 Translated = list[NodeProto] | None
 Arguments = dict[str, Any]

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from convpool.torch.capture import has_hooks, without_hooks
-from convpool.torch.regions import Planned, Region, own_class
+from convpool.torch.rewrite.capture import has_hooks, without_hooks
+from convpool.torch.rewrite.regions import Planned, Region, own_class
 
 
 def callable_module(module: nn.Module) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of torch.nn as operators of ONNX, for the passes; see `convpool.torch.kinds`.
+"""Modules of torch.nn as operators of ONNX, for the passes; see `convpool.torch.rewrite.kinds`.
 
 A module counts as one of torch.nn's where its forward is that one's: also a subclass, or with parametrizations.  Its parameters
 are named, not read: reading a normalised weight would already change what the module keeps.  A module whose own work a rewrite
@@ -17,9 +17,9 @@ from onnx import helper
 from torch import fx, nn
 
 from convpool.algebra.refusal import Refusal, refuse
-from convpool.torch.capture import HOOKS, WEIGHT_HOOKS, has_hooks
-from convpool.torch.kinds import Arguments, Translated, adaptive_average, average, convolution, dropout, plain
-from convpool.torch.skeleton import DOMAIN, Skeleton, Source
+from convpool.torch.rewrite.capture import HOOKS, WEIGHT_HOOKS, has_hooks
+from convpool.torch.rewrite.kinds import Arguments, Translated, adaptive_average, average, convolution, dropout, plain
+from convpool.torch.rewrite.skeleton import DOMAIN, Skeleton, Source
 
 CONVS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 QUANTIZED = ("torch.ao.", "torch.nn.quantized", "torch.nn.qat", "torch.nn.intrinsic")

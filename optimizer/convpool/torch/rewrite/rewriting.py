@@ -19,9 +19,9 @@ from convpool.algebra.refusal import Refusal, refuse
 from convpool.errors import ModelError, OptionError
 from convpool.options import OptimizeOptions
 from convpool.report import Report, SiteReport
-from convpool.torch.regions import Region, own_class, rewritten_class
-from convpool.torch.reports import merged
-from convpool.torch.visits import callable_module, calls, is_leaf, outermost, plans, stand_ins
+from convpool.torch.rewrite.regions import Region, own_class, rewritten_class
+from convpool.torch.rewrite.reports import merged
+from convpool.torch.rewrite.visits import callable_module, calls, is_leaf, outermost, plans, stand_ins
 
 Inputs: TypeAlias = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from convpool.torch import kinds, views
-from convpool.torch.kinds import Translated
-from convpool.torch.skeleton import Skeleton
+from convpool.torch.rewrite import kinds, views
+from convpool.torch.rewrite.kinds import Translated
+from convpool.torch.rewrite.skeleton import Skeleton
 
 
 def signature(text: str) -> inspect.Signature:

@@ -21,8 +21,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from torch import fx, nn
 
 from convpool.algebra.refusal import Refusal
-from convpool.torch.capture import PATH
-from convpool.torch.sizes import Dim, Known, Sizes
+from convpool.torch.rewrite.capture import PATH
+from convpool.torch.rewrite.sizes import Dim, Known, Sizes
 
 DOMAIN = "ai.convpool.torch"
 OPSET = 22

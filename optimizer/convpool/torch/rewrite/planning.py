@@ -14,12 +14,12 @@ from convpool.errors import ModelError
 from convpool.ir.model import load
 from convpool.options import OptimizeOptions
 from convpool.report import Report
-from convpool.torch.changes import held_by_changes
-from convpool.torch.functions import translate_call
-from convpool.torch.layers import translate_module
-from convpool.torch.rebuilding import Unmapped, rebuild
-from convpool.torch.sizes import Sizes, fold_sizes
-from convpool.torch.skeleton import Skeleton
+from convpool.torch.rewrite.changes import held_by_changes
+from convpool.torch.rewrite.functions import translate_call
+from convpool.torch.rewrite.layers import translate_module
+from convpool.torch.rewrite.rebuilding import Unmapped, rebuild
+from convpool.torch.rewrite.sizes import Sizes, fold_sizes
+from convpool.torch.rewrite.skeleton import Skeleton
 
 PAIRS = frozenset({"pool_first"})
 """The passes in training."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions, slices, and functions that only rearrange, as operators of ONNX; see `convpool.torch.kinds`."""
+"""Reductions, slices, and functions that only rearrange, as operators of ONNX; see `convpool.torch.rewrite.kinds`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from onnx import NodeProto, helper
 from torch import fx
 
-from convpool.torch.skeleton import Skeleton
+from convpool.torch.rewrite.skeleton import Skeleton
 
 Translated = list[NodeProto] | None
 Arguments = dict[str, Any]

@@ -19,8 +19,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from convpool.errors import ModelError
 from convpool.options import OptimizeOptions
-from convpool.torch.planning import PAIRS, Unmapped, plan
-from convpool.torch.sizes import Known, Sizes
+from convpool.torch.rewrite.planning import PAIRS, Unmapped, plan
+from convpool.torch.rewrite.sizes import Known, Sizes
 
 
 class PoolFirst(CustomGraphPass):

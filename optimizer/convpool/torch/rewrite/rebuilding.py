@@ -19,8 +19,8 @@ from convpool.algebra.parts import EPILOGUES, PROLOGUES
 from convpool.ir import schema
 from convpool.ir.protos import attributes, is_op
 from convpool.torch.eager import pooled_conv
-from convpool.torch.layers import computing_hooks
-from convpool.torch.skeleton import Skeleton, Source
+from convpool.torch.rewrite.layers import computing_hooks
+from convpool.torch.rewrite.skeleton import Skeleton, Source
 
 _CONVS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 _POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}

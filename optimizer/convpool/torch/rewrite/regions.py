@@ -22,9 +22,9 @@ from convpool.algebra.refusal import Refusal, refuse
 from convpool.errors import ModelError
 from convpool.options import OptimizeOptions
 from convpool.report import Report
-from convpool.torch.capture import Captured, capture, has_hooks
-from convpool.torch.planning import FUSED, PAIRS, Unmapped, plan
-from convpool.torch.sizes import Sizes, ranks_of, sizes_of
+from convpool.torch.rewrite.capture import Captured, capture, has_hooks
+from convpool.torch.rewrite.planning import FUSED, PAIRS, Unmapped, plan
+from convpool.torch.rewrite.sizes import Sizes, ranks_of, sizes_of
 
 MAX_PLANS = 64
 """Most plans of a module; calls of further sizes run the original forward."""

@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from convpool.torch.capture import without_hooks
+from convpool.torch.rewrite.capture import without_hooks
 
 Dim = int | str | None
 
