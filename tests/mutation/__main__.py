@@ -38,8 +38,10 @@ LAST = (
     "tests/cli/test_report.py",
     "tests/optimizer/test_autotune.py",
 )
-SLOW = (*LAST, "tests/optimizer/test_save.py", "tests/optimizer/test_options.py")
-"""The slowest: those that start processes, or time models."""
+NETWORKS = ("tests/models/test_optimized.py", "tests/models/test_cuda.py", "tests/cli/test_misuse.py")
+"""Real networks and the command: minutes, for what no other test has seen."""
+SLOW = (*LAST, *NETWORKS, "tests/optimizer/test_save.py", "tests/optimizer/test_options.py")
+"""The slowest: those that start processes, time models, or have many."""
 TENSORRT_TESTS = "build build_cli build_fastest builder engine prepare_models tensorrt_package".split()
 """Of tests/plugin, those that need neither a GPU nor a compiler."""
 HARMLESS = ("equivalent", "slower", "message")
@@ -73,7 +75,7 @@ def _tests_for(path: Path) -> list[str]:
         return tensorrt
     # Engines are compared by the same code as models, and reports are shown by the commands.
     shared = tensorrt if path.parent.name in ("check", "convpool") else []
-    return [*optimizer, *shared, *LAST]
+    return [*optimizer, *shared, *LAST, *NETWORKS]
 
 
 class Record:
@@ -173,7 +175,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, nargs="*", help="of these, the ones with these numbers")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
-    parser.add_argument("--limit", type=float, default=180, help="seconds for one, after which it counts as seen")
+    parser.add_argument("--limit", type=float, default=600, help="seconds for one, after which it counts as seen")
     parser.add_argument("--wall", type=float, default=0, help="seconds for all, after which those that run are given up")
     parser.add_argument("--quick", action="store_true", help="without the slowest tests: see by --only what those see")
     parser.add_argument("--drop-failing", action="store_true", help="leave out tests that fail without a change")
