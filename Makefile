@@ -37,7 +37,8 @@ $(OLDEST)/.installed: pyproject.toml
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(OLDEST)/requirements.txt pytest hypothesis
 	touch $@
 
-# convpool.torch, and models as PyTorch's exporters write them, in an environment of its own with PyTorch for CPUs (0.9 GB).  The models are loaded by
+# convpool.torch, and models as PyTorch's exporters write them, in an environment of its own with PyTorch for CPUs (0.9 GB).  The
+# models are loaded by
 # the oldest onnx too.
 TORCH := $(VENV)-torch
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -49,7 +50,7 @@ $(TORCH)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(TORCH)
 	sed -nE '/^dependencies/,/^]/s/.*"(.*)".*/\1/p' pyproject.toml > $(TORCH)/requirements.txt
 	$(TORCH)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --retries 1 --extra-index-url $(TORCH_INDEX) \
-	  torch==2.13.0+cpu onnxscript==0.7.* pytest -r $(TORCH)/requirements.txt
+	  torch==2.13.0+cpu onnxscript==0.7.* "scikit-learn>=1.3" pytest -r $(TORCH)/requirements.txt
 	touch $@
 
 lint: $(VENV)/.test
