@@ -52,10 +52,12 @@ class Network:
 
 
 NETWORKS = {
-    "sngan64": Network(64, 1.8),
-    "sngan64_in_place": Network(64, 1.8),
-    "stargan_v2": Network(1, 1.6),
-    "wgan_gp": Network(64, 1.6),
+    "sngan64": Network(64, 2.1),
+    "sngan64_in_place": Network(64, 2.1),
+    "stargan_v2": Network(1, 2.1),
+    "wgan_gp": Network(64, 1.9),
+    "biggan128": Network(16, 1.55),
+    "lenet5": Network(64, 1.0),
     "densenet_transition1": Network(32, 2.5, inside=True),
     "densenet_transition2": Network(32, 2.5, inside=True),
     "densenet_transition3": Network(32, 2.5, inside=True),

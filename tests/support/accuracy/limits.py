@@ -50,6 +50,7 @@ LIMITS = {
         "every tensor an output, 3.8e-6 (docs/tensorrt.md)",
         engine_fp32_gain=3,
     ),
+    "lenet5": Limit(5, 1, "as lenet5_digits, of random weights and inputs", engine_fp32_gain=3),
     "sngan64": Limit(11, 1, "five residual blocks of two convolutions, one product; the sum over places adds no error"),
     "sngan64_in_place": Limit(11, 1, "as sngan64"),
     "wgan_gp": Limit(9, 2, "four residual blocks of two, one product; the mean over places cancels to about half"),
@@ -58,6 +59,12 @@ LIMITS = {
         2,
         "stem, six residual blocks of two, two convolutions; the two logits of an untrained network "
         "cancel to a part of their terms: the original's own engine is 3.7e-6 and 7.4e-3 off",
+    ),
+    "biggan128": Limit(
+        15,
+        2,
+        "stem, six residual blocks of two, two products of the attention in one chain; the logit of an untrained network cancels "
+        "to a part of its terms",
     ),
     "densenet121": Limit(
         120,
