@@ -5,14 +5,21 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from convpool.algebra.geometry import ConvSpec
+from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.pads import same_pads
 from convpool.ir.index import Scope
 from convpool.ir.protos import FLOATS, attributes, known_attributes
-from convpool.passes.base import Reject, malformed, reject
+from convpool.passes.base import Context, Reject, malformed, reject, rejection
+from convpool.passes.runtime import against_node
 from convpool.passes.sizes import spatial_size
 from convpool.passes.tree import ConvLeaf
 
+RANK = 2
+"""Spatial axes of what becomes a node of the operator without being a pair."""
+WINDOW = PoolSpec((1,) * RANK, (1,) * RANK, (0,) * (2 * RANK), (1,) * RANK)
+"""A pooling of one element."""
+POINT = ConvSpec(WINDOW.kernel_shape, WINDOW.strides, WINDOW.pads, WINDOW.dilations)
+"""A convolution of one element."""
 NOMINAL_CHANNELS = 64
 """Stands for a channel count that is unknown, in cost comparisons only."""
 
@@ -74,3 +81,18 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
         size if known else None,
         nodes=(index,),
     )
+
+
+def constant_leaf(scope: Scope, index: int, context: Context) -> ConvLeaf | Reject:
+    """As `conv_leaf`, of a convolution over two axes with constant weights that can be a node of the operator."""
+    rank = conv_rank(scope, index)
+    if rank != RANK:
+        return reject(scope, index, "spatial axes", "an unknown number" if rank is None else rank, RANK)
+    leaf = conv_leaf(scope, index, rank)
+    if isinstance(leaf, Reject):
+        return leaf
+    if (found := against_node(scope, leaf.conv, context.main_opset)) is not None:
+        return rejection(scope, index, found)
+    if leaf.weight is None:
+        return reject(scope, index, "weights", "computed, or an input that a caller may override", "a constant")
+    return leaf

@@ -23,23 +23,19 @@ from dataclasses import replace
 
 from onnx import NodeProto
 
-from convpool.algebra.geometry import PoolSpec
 from convpool.ir.index import Scope
 from convpool.ir.protos import AttributeReference, attributes, is_op, label
 from convpool.options import Limits
-from convpool.passes.base import Context, Reject, reject, rejection
-from convpool.passes.convs import channel_count, conv_leaf, conv_rank
+from convpool.passes.base import Context, Reject, reject
+from convpool.passes.convs import WINDOW, channel_count, constant_leaf
 from convpool.passes.fuse_pool_conv import behind_pooling, check_pair
 from convpool.passes.pads import pads_upstream, with_pads_in_front
 from convpool.passes.pairs import PairPass, PairPlan, PairSite, macs, operator_lowering
 from convpool.passes.pool_first import averages, moving
-from convpool.passes.runtime import against_node
 from convpool.passes.tree import ConvLeaf, Pooling
 
 KINDS = {"image_conv": "stem", "plain_conv": "plain_conv"}
 """The pattern that a report names, by the kind of convolution."""
-RANK = 2
-WINDOW = PoolSpec((1,) * RANK, (1,) * RANK, (0,) * (2 * RANK), (1,) * RANK)
 
 
 class OffloadConv(PairPass):
@@ -108,18 +104,10 @@ def _kind(scope: Scope, node: NodeProto, context: Context) -> str:
 
 def _offloadable(site: PairSite, of_image: bool, context: Context) -> ConvLeaf | Reject:
     """The convolution, or why it stays: conditions (2) to (9)."""
-    scope, index = site.scope, site.conv
-    rank = conv_rank(scope, index)
-    if rank != RANK:
-        return reject(scope, index, "spatial axes", "an unknown number" if rank is None else rank, RANK)
-    leaf = conv_leaf(scope, index, rank)
+    leaf = constant_leaf(site.scope, site.conv, context)
     if isinstance(leaf, Reject):
         return leaf
-    if (found := against_node(scope, leaf.conv, context.main_opset)) is not None:
-        return rejection(scope, index, found)
-    if leaf.weight is None:
-        return reject(scope, index, "weights", "computed, or an input that a caller may override", "a constant")
-    wrong = _of_an_image(scope, leaf, context.options.limits) if of_image else _plain(scope, leaf, context)
+    wrong = _of_an_image(site.scope, leaf, context.options.limits) if of_image else _plain(site.scope, leaf, context)
     return leaf if wrong is None else wrong
 
 

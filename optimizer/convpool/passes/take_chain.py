@@ -20,26 +20,24 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from convpool.algebra.geometry import ConvSpec, PoolSpec
+from convpool.algebra.geometry import PoolSpec
 from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, known_attributes, label
 from convpool.options import Limits
 from convpool.passes.base import Context, Pass, Plan, Reject, Site, reject, rejection
-from convpool.passes.convs import conv_leaf, conv_rank
+from convpool.passes.convs import POINT, RANK, WINDOW, constant_leaf
 from convpool.passes.edit import Edit
 from convpool.passes.fuse_pool_conv import whole_windows
 from convpool.passes.layouts import KERNEL_TYPES, Ports, channels_last, ports_of
-from convpool.passes.offload_conv import WINDOW
 from convpool.passes.pads import pads_upstream, with_pads_in_front
 from convpool.passes.pairs import PairPass, PairPlan, PairSite, macs, operator_lowering
 from convpool.passes.runtime import against_node
-from convpool.passes.tree import Pooling
+from convpool.passes.tree import ConvLeaf, Pooling
 from convpool.report import SiteReport
 from convpool.reporting import Log
 
 PATTERN = "chain"
-RANK = 2
 CHUNK_BYTES = 16
 """What the kernels read of a pixel's channels at once."""
 
@@ -69,13 +67,11 @@ class TakeConv(PairPass):
     def check(self, site: ChainSite, context: Context) -> PairPlan | Reject:
         """A plan for one ConvAvgPool, or why the convolution stays.  Raises AttributeReference."""
         scope, index = site.scope, site.conv
-        wrong = _against_conv(scope, index, context)
-        if wrong is not None:
-            return wrong
+        leaf = _conv(scope, index, context)
+        if isinstance(leaf, Reject):
+            return leaf
         if site.first:
             return reject(scope, index, "layout", "other nodes before and behind it", "nodes of the operator")
-        leaf = conv_leaf(scope, index, RANK)
-        assert not isinstance(leaf, Reject)
         leaf = with_pads_in_front(scope, leaf)
         if any(True for _ in pads_upstream(scope, leaf.input)):
             return reject(scope, index, "Pad in front", "pads that the convolution cannot take", "none")
@@ -133,8 +129,7 @@ class TakePool(Pass):
         zeros = edit.shared(
             ("zeros", plan.elem_type, channels), lambda: np.zeros(channels, dtype), f"{old.output[0]}_bias", nodes
         )
-        conv = ConvSpec(WINDOW.kernel_shape, WINDOW.strides, WINDOW.pads, WINDOW.dilations)
-        nodes.append(schema.make_node([old.input[0], identity, zeros], old.output[0], plan.window, conv, old.name))
+        nodes.append(schema.make_node([old.input[0], identity, zeros], old.output[0], plan.window, POINT, old.name))
         edit.replace(plan.node, {plan.node}, nodes)
 
     def rewritten(self, plan: PoolPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
@@ -174,22 +169,16 @@ def _may_be_taken(scope: Scope, index: int, context: Context) -> bool:
     """Whether a node is a convolution or pooling that conditions (2) to (4) admit."""
     node = scope.nodes[index]
     if is_op(node, "Conv"):
-        return (scope.path, node.output[0]) in context.originals and _against_conv(scope, index, context) is None
+        return (scope.path, node.output[0]) in context.originals and isinstance(_conv(scope, index, context), ConvLeaf)
     return is_op(node, "AveragePool") and isinstance(_pooling(scope, index, context), PoolPlan)
 
 
-def _against_conv(scope: Scope, index: int, context: Context) -> Reject | None:
-    """Conditions (3) and (4) of a convolution."""
-    rank = conv_rank(scope, index)
-    if rank != RANK:
-        return reject(scope, index, "spatial axes", "an unknown number" if rank is None else rank, RANK)
-    leaf = conv_leaf(scope, index, rank)
+def _conv(scope: Scope, index: int, context: Context) -> ConvLeaf | Reject:
+    """A convolution, or which of conditions (3) and (4) fails."""
+    leaf = constant_leaf(scope, index, context)
     if isinstance(leaf, Reject):
         return leaf
-    if (found := against_node(scope, leaf.conv, context.main_opset)) is not None:
-        return rejection(scope, index, found)
-    if leaf.weight is None:
-        return reject(scope, index, "weights", "computed, or an input that a caller may override", "a constant")
+    assert leaf.weight is not None
     kind = leaf.weight.data_type
     if kind not in KERNEL_TYPES:
         return reject(scope, index, "type", TensorProto.DataType.Name(kind), "float16, bfloat16 or float32")
@@ -197,7 +186,7 @@ def _against_conv(scope: Scope, index: int, context: Context) -> Reject | None:
     of_image = channels <= limits.image_channels and channels * leaf.conv.taps <= limits.filter_elements
     if channels % multiple and not of_image:
         return reject(scope, index, "input channels", channels, f"a multiple of {multiple}, or an image of {limits.of_images}")
-    return None
+    return leaf
 
 
 def chunk(elem_type: int) -> int:
@@ -214,10 +203,9 @@ def _pooling(scope: Scope, index: int, context: Context) -> PoolPlan | Reject:
     window = whole_windows(scope, index, RANK)
     if isinstance(window, Reject):
         return window
-    conv = ConvSpec(WINDOW.kernel_shape, WINDOW.strides, WINDOW.pads, WINDOW.dilations)
     if any(window.pads):
         return reject(scope, index, "pads", list(window.pads), "none")
-    if (found := against_node(scope, conv, context.main_opset)) is not None:
+    if (found := against_node(scope, POINT, context.main_opset)) is not None:
         return rejection(scope, index, found)
     channels = info.shape[1] if info.shape is not None and len(info.shape) == RANK + 2 else None
     if info.elem_type not in KERNEL_TYPES:

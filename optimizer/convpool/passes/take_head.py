@@ -15,22 +15,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from convpool.algebra.affine import keeps, outside
-from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, label
 from convpool.passes.base import Context, Pass, Plan, Reject, Site, reject, rejection
+from convpool.passes.convs import POINT, RANK, WINDOW
 from convpool.passes.edit import Edit
 from convpool.passes.either_layout import VIEWS, axes_of
 from convpool.passes.layouts import KERNEL_TYPES, Ports, channels_last, ports_of
 from convpool.passes.runtime import against_node
-from convpool.passes.take_chain import RANK, chunk
+from convpool.passes.take_chain import chunk
 from convpool.report import SiteReport
 from convpool.reporting import Log
 
@@ -91,7 +91,7 @@ class TakeHead(Pass):
         kind = scope.info(x).elem_type
         if weight.shape[1] % chunk(kind):
             return reject(scope, index, "input channels", weight.shape[1], f"a multiple of {chunk(kind)}")
-        if (found := against_node(scope, _one_element(), context.main_opset)) is not None:
+        if (found := against_node(scope, POINT, context.main_opset)) is not None:
             return rejection(scope, index, found)
         ports = {**ports_of(scope), mean: Ports(x, scope.nodes[mean].output[0])}
         if x not in channels_last(scope, ports, context.options.limits):
@@ -110,10 +110,9 @@ class TakeHead(Pass):
         y = last.output[0]
         weight = edit.constant(plan.weight, f"{last.input[1]}_channels_last", nodes)
         bias = edit.constant(plan.bias, f"{y}_bias", nodes)
-        ones, zeros = (1,) * RANK, (0,) * (2 * RANK)
-        window = PoolSpec(plan.window, ones, zeros, ones)
+        window = replace(WINDOW, kernel_shape=plan.window)
         product = edit.fresh(f"{y}_map")
-        nodes.append(schema.make_node([first.input[0], weight, bias], product, window, _one_element(), last.name))
+        nodes.append(schema.make_node([first.input[0], weight, bias], product, window, POINT, last.name))
         nodes.append(helper.make_node("Flatten", [product], [y], axis=1))
         edit.replace(plan.nodes[-1], plan.nodes, nodes)
 
@@ -126,10 +125,6 @@ class TakeHead(Pass):
 
     def kept(self, site: Site, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
         """Nothing: a head that stays is no pair of the model's."""
-
-
-def _one_element() -> ConvSpec:
-    return ConvSpec((1,) * RANK, (1,) * RANK, (0,) * (2 * RANK), (1,) * RANK)
 
 
 def _from_map(scope: Scope, index: int) -> list[int]:
