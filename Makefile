@@ -37,9 +37,8 @@ $(OLDEST)/.installed: pyproject.toml
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(OLDEST)/requirements.txt pytest hypothesis
 	touch $@
 
-# convpool.torch, and models as PyTorch's exporters write them, in an environment of its own with PyTorch for CPUs (0.9 GB).  The
-# models are loaded by
-# the oldest onnx too.
+# convpool.torch, and models as PyTorch's exporters write them, in an environment of its own with PyTorch for CPUs (0.9 GB).
+# The oldest onnx loads the models too.
 TORCH := $(VENV)-torch
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 test-torch: $(TORCH)/.installed $(OLDEST)/.installed

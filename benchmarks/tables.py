@@ -156,10 +156,9 @@ def gains() -> str:
     cpu, gpu, sessions = ([row[column][1] for row in rows if row[column]] for column in (1, 2, 3))
     return (
         "**convpool makes ONNX models with convolution followed by average pooling faster, exactly.** "
-        "Measured on whole networks:\n"
-        f"{min(cpu):.1f} to {max(cpu):.1f} times as fast on a CPU, "
-        f"{min(gpu):.1f} to {max(gpu):.1f} times as fast in TensorRT on a GPU, "
-        f"{min(sessions):.1f} to {max(sessions):.1f} times as fast in onnxruntime on it."
+        f"Whole networks run {min(cpu):.1f} to {max(cpu):.1f} times\n"
+        f"as fast on a CPU. On a GPU they run {min(gpu):.1f} to {max(gpu):.1f} times as fast in TensorRT, "
+        f"and {min(sessions):.1f} to {max(sessions):.1f} times in onnxruntime."
     )
 
 

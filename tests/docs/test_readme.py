@@ -160,6 +160,12 @@ def test_the_readme_s_first_sentences_hold_the_record_s_extremes():
     assert numbers == pytest.approx(extremes, abs=0.051)
 
 
+def test_the_readme_s_training_steps_are_the_record_s():
+    steps = tables.load("h200_torch_training.json")["steps"].values()
+    ratios = [step["original"]["us"] / step["convpool"]["us"] for step in steps]
+    assert f"training steps of discriminators are {min(ratios):.1f} to {max(ratios):.1f} times as fast on an H200" in README
+
+
 def test_the_picture_of_networks_has_a_bar_for_every_figure():
     """Bars and their legend are the records': drawn without saving."""
     on_cpu, on_gpu = (tables.load(name) for name in ("cpu.json", "h200_trt86_networks.json"))
