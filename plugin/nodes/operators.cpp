@@ -177,6 +177,7 @@ const std::vector<Attribute> &Operator::attributes() const {
         {"group", 0, 1, INT32_MAX, false, 1},
         {"allow_tf32", 0, 0, 1, false, 0},
         {"constant_weights", 0, 0, 1, false, 0},
+        {"accumulation", 0, CONVPOOL_ACCUMULATE_DEFAULT, CONVPOOL_ACCUMULATE_PACKED, false, CONVPOOL_ACCUMULATE_DEFAULT},
     };
     static const auto &of_variants = *[] {
         auto *longer = new std::vector<Attribute>(all);

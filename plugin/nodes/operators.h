@@ -43,7 +43,8 @@ enum AttributeId : int {
     kGroup = 8,
     kAllowTf32 = 9,
     kConstantWeights = 10,
-    kPrologueAffine = 11,
+    kAccumulation = 11,
+    kPrologueAffine = 12,
     kPrologueActivation,
     kPrologueAlpha,
     kResidual,
@@ -72,8 +73,9 @@ struct Operator {
     std::vector<std::string> inputs;
 
     bool plain() const { return !affine && prologue == CONVPOOL_ACT_NONE && !residual && epilogue == CONVPOOL_ACT_NONE; }
-    // allow_tf32 and constant_weights are not the operator's.  The first says how a builder wants float32 products to be
-    // formed; the second that W never changes in the engine's life, so that what is made of it may be kept.
+    // allow_tf32, constant_weights and accumulation change nothing that the operator means.  The first says how a builder wants
+    // float32 products to be formed; the second that W never changes in the engine's life, so that what is made of it may be
+    // kept; the third how box means of half and bfloat16 may be summed.
     const std::vector<Attribute> &attributes() const;
 };
 // ConvAvgPool and its 59 fused variants.  They stay to the very end of the process, as engines may.

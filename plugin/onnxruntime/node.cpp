@@ -160,6 +160,7 @@ convpool_problem Node::problem(const std::vector<Sizes> &sizes, int32_t dtype, b
     p.x_layout = x_last_ ? CONVPOOL_CHANNELS_LAST : CONVPOOL_CHANNELS_FIRST;
     p.y_layout = y_last_ ? CONVPOOL_CHANNELS_LAST : CONVPOOL_CHANNELS_FIRST;
     p.allow_tf32 = allow_tf32 && dtype == CONVPOOL_F32;
+    p.accumulation = value(nodes::kAccumulation);
     p.n = sizes[kX][kBatch];
     p.c = sizes[kX][channel_axis(x_last_)];
     p.m = sizes[kW][0];

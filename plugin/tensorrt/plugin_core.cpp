@@ -216,6 +216,7 @@ void PluginCore::set_attributes(convpool_problem &p, int32_t inputs) const {
     p.struct_size = sizeof p;
     p.rank = rank_;
     p.allow_tf32 = value(kAllowTf32);
+    p.accumulation = value(kAccumulation);
     p.group = value(kGroup);
     p.has_bias = inputs > kB;
     p.has_residual = op_->residual;

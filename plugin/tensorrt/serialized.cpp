@@ -11,7 +11,7 @@ namespace {
 static_assert(sizeof(Grant) == 24 + sizeof(convpool_problem), "no padding: it is written as it stands");
 
 // The last letter is the format's number: another one is refused.
-constexpr char kMagic[4] = {'C', 'P', 'A', '4'};
+constexpr char kMagic[4] = {'C', 'P', 'A', '5'};
 constexpr int32_t kFieldTypes[] = {5, 1};  // TensorRT's numbers of int32 and float fields
 
 [[noreturn]] void fail(const std::string &what) { throw std::invalid_argument("serialised layer" + what); }

@@ -60,6 +60,7 @@ Attributes attributes(Random &random) {
     a.pool_pads = values(2 * rank, 0, 2), a.pads = values(2 * rank, 0, 2);
     a.group = {random.one_in(4) ? 2 : 1};
     if (random.one_in(2)) a.constant_weights = {random.below(2)};
+    if (random.one_in(2)) a.accumulation = {random.below(2)};
     return a;
 }
 

@@ -122,6 +122,9 @@ def test_types_and_shapes_are_inferred(channels_last):
         ({"weight_perm": [0, 1, 2, 3]}, "ConvAvgPool: weight_perm; got [0, 1, 2, 3], expected [0, 3, 1, 2]"),
         ({"x_perm": [0, 3, 1, 2]}, "ConvAvgPool: x_perm; got [0, 3, 1, 2], expected [0, 1, 2, 3]"),
         ({"channels_last": 4}, "ConvAvgPool: channels_last; got 4, expected 0 to 3"),
+        ({"accumulation": 2}, "accumulation[0]; got 2, expected 0 to 1"),
+        ({"accumulation": -1}, "accumulation[0]; got -1, expected 0 to 1"),
+        ({"accumulation": "packed"}, "ConvAvgPool: accumulation; got an attribute of another type, expected an integer"),
         (
             {"pool_kernel_shape": [40, 2]},
             "pool_kernel_shape[0]: elements under the window; got 9 and 1 pads, expected at least",

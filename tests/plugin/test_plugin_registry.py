@@ -62,7 +62,7 @@ print(json.dumps({{name: [[f.name, str(f.type)] for f in find_creator(trt, name)
 """
     found, _ = run(plugin, code)
     plain = set(schema._ATTRIBUTES) - {"weight_perm", "plugin_version", "plugin_namespace"}
-    plain |= {"allow_tf32", "constant_weights", "channels_last"}
+    plain |= {"allow_tf32", "constant_weights", "channels_last", "accumulation"}
     fused = plain | set(schema._PART_INTS) | set(schema._PART_FLOATS)
     for name, fields in found.items():
         assert {field for field, _ in fields} == (plain if name == "ConvAvgPool" else fused)
@@ -95,6 +95,7 @@ print(json.dumps([[core.plugin_name, core.plugin_version, core.plugin_namespace]
         ("strides=[0, 2]", "strides[0]; got 0, expected 1 to 65535"),
         ("kernel_shape=[3] * 4", "kernel_shape; got 4 values, expected 1 to 3"),
         ("group=[-1]", "group[0]; got -1"),
+        ("accumulation=2", "accumulation[0]; got 2, expected 0 to 1"),
         ("pool_kernel_shape=[]", "pool_kernel_shape; got 0 values, expected 2"),
     ],
 )

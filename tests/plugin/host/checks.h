@@ -17,7 +17,7 @@ template <class T> void identity(const Attributes &a) {
     CHECK(std::strcmp(creator.getPluginVersion(), "1") == 0);
     CHECK(std::strcmp(creator.getPluginNamespace(), "") == 0);
     const typename T::Collection *known = creator.getFieldNames();
-    EQUAL(known->nbFields, a.plain() ? 12 : 18);
+    EQUAL(known->nbFields, a.plain() ? 13 : 19);
     for (int32_t i = 0; i < known->nbFields; ++i) {
         const bool real = std::string(known->fields[i].name).find("alpha") != std::string::npos;
         CHECK(known->fields[i].type == (real ? T::FieldType::kFLOAT32 : T::FieldType::kINT32));
@@ -108,6 +108,9 @@ template <class T> void wrong_fields() {
                           {with([](Attributes &a) { a.kernel = {}; }), "kernel_shape; got 0 values"},
                           {with([](Attributes &a) { a.kernel = {1, 1, 1, 1}; }), "kernel_shape; got 4 values"},
                           {with([](Attributes &a) { a.group = {0}; }), "group[0]; got 0"},
+                          {with([](Attributes &a) { a.accumulation = {2}; }), "accumulation[0]; got 2, expected 0 to 1"},
+                          {with([](Attributes &a) { a.accumulation = {-1}; }), "accumulation[0]; got -1, expected 0 to 1"},
+                          {with([](Attributes &a) { a.accumulation = {0, 1}; }), "accumulation; got 2 values, expected 1"},
                           {with([](Attributes &a) { a.group = {1, 1}; }), "group; got 2 values"}})
         refuse(Fields<T>(c.a), c.words);
     const Attributes a;
@@ -476,6 +479,9 @@ template <class T> void lives(bool has_device, void (*check_built)(typename T::P
         one({}, Type::kFLOAT, CONVPOOL_F32, Format::kLINEAR, bias);
         one({}, Type::kFLOAT, CONVPOOL_F32, Format::kHWC, bias);
     }
+    one(packed(), Type::kHALF, CONVPOOL_F16, Format::kHWC8, true);
+    one(packed(), static_cast<Type>(7), CONVPOOL_BF16, Format::kHWC8, false);
+    one(packed(), Type::kFLOAT, CONVPOOL_F32, Format::kLINEAR, true);
     for (const Attributes &a : some_variants()) {
         one(a, Type::kHALF, CONVPOOL_F16, Format::kHWC8, true);
         one(a, Type::kFLOAT, CONVPOOL_F32, Format::kLINEAR, true);
@@ -484,6 +490,7 @@ template <class T> void lives(bool has_device, void (*check_built)(typename T::P
 
 // All of the above.
 template <class T> void check_all(bool has_device) {
+    identity<T>(packed());
     for (const Attributes &a : every_operator()) {
         identity<T>(a);
         if (!a.plain()) contradictions<T>(a);

@@ -64,6 +64,11 @@ Attributes with(const Around &around, Attributes a) {
     return a;
 }
 
+Attributes packed(Attributes a) {
+    a.accumulation = {CONVPOOL_ACCUMULATE_PACKED};
+    return a;
+}
+
 std::string Attributes::op_type() const {
     static const char *const names[] = {"", "Relu", "LeakyRelu", "Tanh", "Sigmoid"};
     return std::string(around.affine ? "Affine" : "") + names[around.before] + "ConvAvgPool" + (around.residual ? "Add" : "") +
@@ -97,6 +102,7 @@ convpool_problem problem_of(const Attributes &a, int64_t n, int64_t c, int64_t m
     p.c = c;
     p.m = m;
     p.group = a.group[0];
+    p.accumulation = a.accumulation.empty() ? CONVPOOL_ACCUMULATE_DEFAULT : a.accumulation[0];
     p.has_bias = bias;
     p.prologue_affine = a.around.affine;
     p.prologue_activation = a.around.before;

@@ -53,7 +53,8 @@ struct Around {
 struct Attributes {
     std::vector<int32_t> pool_kernel{2, 2}, pool_strides{1, 1}, pool_pads{1, 1, 1, 1}, pool_dilations{1, 1};
     std::vector<int32_t> kernel{3, 3}, strides{2, 2}, pads{0, 0, 0, 0}, dilations{1, 1}, group{1};
-    std::vector<int32_t> constant_weights{};  // none: the field is left out
+    std::vector<int32_t> constant_weights{};  // none: the field is left out, as of the next
+    std::vector<int32_t> accumulation{};      // convpool_accumulation
     Around around{};
 
     bool plain() const { return !around.affine && !around.before && !around.residual && !around.after; }
@@ -70,6 +71,8 @@ struct Attributes {
 
 // The attributes with other surroundings.
 Attributes with(const Around &around, Attributes a = {});
+// The attributes with box means that may be summed in the 16-bit type.
+Attributes packed(Attributes a = {});
 // One layer of every operator, ConvAvgPool first.
 std::vector<Attributes> every_operator();
 // A handful that together have every part.

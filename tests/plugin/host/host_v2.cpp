@@ -168,6 +168,9 @@ void check_built(V2::Plugin &plugin, const Layer<V2> &layer) {
         most = std::max(most, bytes);
     }
     EQUAL(layer.workspace(plugin), most);
+    const std::vector<char> saved = V2::saved(plugin);
+    const convpool_problem largest = layer.problem(64, 64);
+    CHECK(std::memcmp(&saved[problem_at(saved)], &largest, sizeof largest) == 0);
     if (pretended_launches == nullptr) return;
     const convpool_problem problem = layer.problem(4, 16);
     int32_t tactic = 0;

@@ -32,9 +32,10 @@ void own_identity() {
     REFUSES(parts.build->getOutputDataTypes(types, 2, &half, 1) != 0, "outputs; got 2");
 }
 
-// No two operators, and no two slopes, share a timing cache's entries; nor do two builds of the library.
+// No two operators, slopes or ways to sum share a timing cache's entries; nor do two builds of the library.
 void timing_ids() {
     std::vector<Attributes> all = every_operator();
+    all.push_back(packed());
     all.push_back(with({0, 2, 0.26f, 0, 0, 0.f}));
     all.push_back(with({0, 2, 0.2600001f, 0, 0, 0.f}));
     std::set<std::string> ids;
@@ -50,6 +51,19 @@ void timing_ids() {
         EQUAL(after - build, 12u);
     }
     EQUAL(ids.size(), all.size());
+}
+
+// Engines of before the attribute accumulation have no such field: they sum as they did.
+void engines_without_accumulation() {
+    Owner<V3> plugin = make<V3>({}), other = make<V3>(packed());
+    const V3::Saved saved = V3::saved(*plugin);
+    std::vector<V3::Field> older(saved->fields, saved->fields + saved->nbFields);
+    older.erase(std::remove_if(older.begin(), older.end(), [](auto &f) { return std::strcmp(f.name, "accumulation") == 0; }),
+                older.end());
+    EQUAL(older.size() + 1, size_t(saved->nbFields));
+    const V3::Collection collection{static_cast<int32_t>(older.size()), older.data()};
+    Owner<V3> loaded = V3::load(creator_of<V3>({}), &collection);
+    CHECK(loaded != nullptr && V3::text(*loaded) == V3::text(*plugin) && V3::text(*loaded) != V3::text(*other));
 }
 
 // The name of TensorRT-RTX's logger functions is that of TensorRT's, but their places are not known.
@@ -124,7 +138,9 @@ void check_built(V3::Plugin &plugin, const Layer<V3> &layer) {
     REFUSES(parts.build->getValidTactics(tactics.data(), count + 1) != 0, "tactics; got room for");
     const convpool_problem largest = layer.problem(64, 64), least = layer.problem(1, 16);
     size_t most = 0;
+    bool sums_packed = false;
     for (const convpool_tactic_info &info : all_tactics()) {
+        sums_packed = sums_packed || (info.packed && unique.count(info.id) > 0);
         const bool expected = convpool_supports(&largest, info.id, 90, 232448) == CONVPOOL_OK &&
                               convpool_supports(&least, info.id, 90, 232448) == CONVPOOL_OK;
         EQUAL(unique.count(info.id), expected ? 1u : 0u);
@@ -134,6 +150,7 @@ void check_built(V3::Plugin &plugin, const Layer<V3> &layer) {
         most = std::max(most, bytes);
         check_tactic(plugin, layer, info.id);
     }
+    EQUAL(sums_packed, !layer.a.accumulation.empty() && layer.dtype != CONVPOOL_F32);
     EQUAL(layer.workspace(plugin), most);
     EQUAL(parts.runtime->setTactic(tactics.front()), 0);
 }
@@ -207,6 +224,7 @@ void drive_v3(void *library, bool has_device) {
         if (!find_creators<V3>(library)) return;
         own_identity();
         timing_ids();
+        engines_without_accumulation();
         check_all<V3>(has_device);
         lives<V3>(has_device, check_built);
         untold_shapes(has_device);

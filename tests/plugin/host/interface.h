@@ -74,6 +74,7 @@ template <class T> struct Fields {
         add("dilations", a.dilations);
         add("group", a.group);
         if (!a.constant_weights.empty()) add("constant_weights", a.constant_weights);
+        if (!a.accumulation.empty()) add("accumulation", a.accumulation);
         if (!a.plain()) {
             const auto integer = T::FieldType::kINT32, real = T::FieldType::kFLOAT32;
             list.push_back({"prologue_affine", &a.around.affine, integer, 1});
