@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from convpool.algebra.lowering import REQUESTS
+from convpool.algebra.parts import ACCUMULATIONS
 from convpool.algebra.refusal import Refusal
 from convpool.errors import OptionError
 
@@ -120,6 +121,7 @@ class OptimizeOptions:
 
     passes: names of `PASSES`.  lowering: one of `algebra.lowering.REQUESTS`.  exclude: glob patterns of names that stay.
     direct_without_kernel, metadata: see `Target`.  pinned: nodes of the main graph that stay, by name, each with the reason.
+    accumulation: one of `algebra.parts.ACCUMULATIONS` for the operator's nodes; None leaves those of the file as they are.
     """
 
     passes: frozenset[str] = TARGETS["any"].passes
@@ -129,11 +131,16 @@ class OptimizeOptions:
     limits: Limits = field(default_factory=lambda: DEFAULT_LIMITS)
     pinned: Mapping[str, Refusal] = field(default_factory=dict)
     metadata: tuple[tuple[str, str], ...] = ()
+    accumulation: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise OptionError for names that there are not."""
+        """Raise OptionError for names that there are not, and for packed sums of standard operators."""
         if self.lowering not in REQUESTS:
             raise OptionError(f"lowering: got {self.lowering!r}, expected one of {', '.join(REQUESTS)}")
+        if self.accumulation not in (None, *ACCUMULATIONS):
+            raise OptionError(f"accumulation: got {self.accumulation!r}, expected one of {', '.join(ACCUMULATIONS)}")
+        if self.accumulation == "packed" and self.lowering != "convavgpool":
+            raise OptionError(f"accumulation: got 'packed' with lowering {self.lowering!r}, expected lowering 'convavgpool'")
         _check_names("passes", self.passes)
 
 

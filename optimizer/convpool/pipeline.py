@@ -147,11 +147,18 @@ class Pipeline:
             passes = [work for work in stage.passes if self._runs(work)]
             while passes and self._round(stage, passes) and stage.repeats:
                 pass
+        self._accumulate()
         self.macs_after = count(self._graphs.scopes()) if self.changed else self.macs_before
         if self.changed:
             self._editor.finish(self._graphs.scopes())
             self._editor.annotate(self._graphs.inferred())
             self._editor.mark(self._context.options.metadata)
+
+    def _accumulate(self) -> None:
+        """Let the operator's nodes sum as the options say."""
+        wanted = self._context.options.accumulation
+        if wanted is not None and self._editor.accumulate(wanted, self._excluded):
+            self._context = replace(self._context, changed=True)
 
     def _runs(self, work: Pass) -> bool:
         options = self._context.options

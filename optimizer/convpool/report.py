@@ -63,6 +63,8 @@ class Summary:
     """Concats that read the result of an earlier Concat instead of its inputs."""
     channels_last: int = 0
     """Nodes that read or give tensors with channels last, for onnxruntime's CUDA provider."""
+    packed: int = 0
+    """Nodes of the result whose pooling windows of 16-bit types may be summed in that type."""
     convolutions: int = 0
     """All convolutions of the original; each in a function or subgraph counts once."""
     rewritten_convolutions: int = 0

@@ -26,5 +26,7 @@ Target = Literal["any", "cpu", "tensorrt", "cuda"]
 """What a result is for; `convpool.options.TARGETS` says what each stands for."""
 Lowering = Literal["convavgpool", "direct", "fused", "auto"]
 """The form of a rewritten pair, `convpool.algebra.lowering.REQUESTS`."""
+Accumulation = Literal["default", "packed"]
+"""How kernels sum pooling windows of 16-bit types, `convpool.algebra.parts.ACCUMULATIONS`."""
 Layout = Literal["auto", "one", "keep"]
 """Where a saved model's weights go, `convpool.ir.save.LAYOUTS`."""

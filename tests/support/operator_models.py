@@ -40,6 +40,7 @@ class Node:
     filters: int = 16
     group: int = 1
     channels_last: int = 0
+    accumulation: str = "default"
     bias: bool = True
     constant: bool = True
     open_sizes: bool = False
@@ -118,6 +119,7 @@ class Node:
         )
         schema.give_parts(node, self.parts)
         schema.give_layout(node, self.channels_last)
+        schema.give_accumulation(node, self.accumulation)
         permuting = schema.complete_layouts([node])
         for name, value in self.attributes.items():
             kept = [item for item in node.attribute if item.name != name]

@@ -14,6 +14,8 @@ from itertools import product
 OP_TYPE = "ConvAvgPool"
 ACTIVATION_NUMBERS = {"": 0, "Relu": 1, "LeakyRelu": 2, "Tanh": 3, "Sigmoid": 4}
 """The number of each activation in the attributes prologue_activation and activation: that of convpool_activation."""
+ACCUMULATIONS = {"default": 0, "packed": 1}
+"""How box means of 16-bit types may be summed, by the attribute accumulation: the numbers of convpool_accumulation."""
 PROLOGUES = ("Relu", "LeakyRelu")
 """Activations before the pooling."""
 EPILOGUES = ("Relu", "LeakyRelu", "Tanh", "Sigmoid")

@@ -15,7 +15,7 @@ import click
 
 from convpool.algebra.lowering import REQUESTS
 from convpool.api import OptimizeResult, optimize
-from convpool.cli.common import InputShape, Tolerance, load_model, run, write_report
+from convpool.cli.common import ACCUMULATION, InputShape, Tolerance, load_model, run, write_report
 from convpool.cli.progress import StepBar
 from convpool.cli.sections import SectionedCommand, complete_file
 from convpool.cli.table import make_console, show
@@ -33,7 +33,7 @@ SECTIONS = {
     "Output": ("output", "external_data", "dry_run", "report_path", "verbose", "quiet"),
     "What to rewrite": ("target", "lowering", "exclude", "enable", "disable", "autotune", "concat"),
     "Check": ("check", "no_check", "data", "shapes", "rtol", "atol", "seed", "time"),
-    "GPU plugin": ("stem", "plain_conv", "prologue", "epilogue", "fuse_pool_conv", "domain"),
+    "GPU plugin": ("stem", "plain_conv", "prologue", "epilogue", "fuse_pool_conv", "accumulation", "domain"),
 }
 EXAMPLES = (
     "convpool optimize model.onnx                           # writes model.convpool.onnx",
@@ -156,6 +156,7 @@ EXAMPLES = (
     help="In a model with a pair: if a Concat of channels begins with all inputs of an earlier Concat, let it "
     "reuse that one's result. Default: --concat.",
 )
+@click.option("--accumulation", **ACCUMULATION)
 @click.option(
     "--domain",
     default=schema.DOMAIN,
@@ -258,6 +259,7 @@ def main() -> None:
 def _check_offloading(options: dict[str, Any]) -> None:
     """Refuse what asks for nodes of the operator beside a lowering without any."""
     given = {"--stem": options["stem"], "--plain-conv": options["plain_conv"]}
+    given["--accumulation packed"] = options["accumulation"] == "packed"
     given |= {f"--enable {name}": name in options["enable"] for name in ("image_conv", "plain_conv", *OF_CHAINS)}
     lowering = options["lowering"] or TARGETS[options["target"]].lowering
     for words, wanted in given.items():

@@ -181,6 +181,8 @@ def _totals(report: Report, verbose: bool) -> list[str]:
         lines.append(f"concats   {summary.concats} reuse the result of an earlier one")
     if summary.channels_last:
         lines.append(f"layout    {_plural(summary.channels_last, 'node')} with channels last")
+    if summary.packed:
+        lines.append(f"sums      may be packed in {_plural(summary.packed, 'node')}, in fp16 and bf16")
     lines.append(f"file      {_size(summary.bytes_before)} -> {_size(summary.bytes_after)}")
     before, after = summary.operators_before, summary.operators_after
     names = sorted(name for name in before.keys() | after.keys() if verbose or before.get(name) != after.get(name))

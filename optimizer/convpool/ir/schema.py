@@ -23,7 +23,7 @@ from onnx.defs import OpSchema
 
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.layouts import function_perms
-from convpool.algebra.parts import ACTIVATION_NUMBERS, EPILOGUES, FUSED_VARIANTS, OP_TYPE, PLAIN, PROLOGUES, Parts
+from convpool.algebra.parts import ACCUMULATIONS, ACTIVATION_NUMBERS, EPILOGUES, FUSED_VARIANTS, OP_TYPE, PLAIN, PROLOGUES, Parts
 from convpool.ir.inference import CHANNELS_LAST, infer
 from convpool.ir.protos import model_nodes
 
@@ -38,6 +38,7 @@ MIN_IR_VERSION = 8
 """The first ONNX IR version with model-local functions."""
 POOL_DILATIONS_OPSET = 19
 """The first opset whose AveragePool has dilations."""
+ACCUMULATION = "accumulation"
 
 _INTS_ATTRIBUTES = {
     "pool_kernel_shape": "Window of the pooling.",
@@ -127,7 +128,25 @@ def give_parts(node: NodeProto, parts: Parts) -> None:
 
 def layout_of(node: NodeProto) -> int:
     """The attribute channels_last of a node of these operators."""
-    return next((item.i for item in node.attribute if item.name == CHANNELS_LAST), 0)
+    return _number(node, CHANNELS_LAST)
+
+
+def accumulation_of(node: NodeProto) -> int:
+    """The attribute accumulation of a node of these operators, a number of `ACCUMULATIONS`."""
+    return _number(node, ACCUMULATION)
+
+
+def give_accumulation(node: NodeProto, accumulation: str) -> None:
+    """Set the attribute accumulation of a node of these operators, which has no such attribute where it is the default."""
+    kept = [item for item in node.attribute if item.name != ACCUMULATION]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    if ACCUMULATIONS[accumulation]:
+        node.attribute.append(helper.make_attribute(ACCUMULATION, ACCUMULATIONS[accumulation]))
+
+
+def _number(node: NodeProto, name: str) -> int:
+    return next((item.i for item in node.attribute if item.name == name), 0)
 
 
 def give_layout(node: NodeProto, channels_last: int) -> None:
@@ -318,6 +337,11 @@ def _register(name: str, version: int, parts: Parts) -> None:
             CHANNELS_LAST,
             helper.make_attribute(CHANNELS_LAST, 0),
             "Which tensors are [N, spatial..., channels]: 0 none, 1 X, R and Y, 2 R and Y, 3 X.",
+        ),
+        attribute(
+            ACCUMULATION,
+            helper.make_attribute(ACCUMULATION, ACCUMULATIONS["default"]),
+            "How kernels sum pooling windows of float16 and bfloat16: 0 in float32, 1 may be in that type (packed).",
         ),
     ]
     perms = [name for name in _PERMS if name != "r_perm" or parts.residual]

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
+from convpool.algebra.parts import ACCUMULATIONS
 from convpool.ir import schema
 from convpool.ir.index import Scope
-from convpool.ir.protos import graphs_within, model_nodes, opset_of, value_names
+from convpool.ir.protos import graphs_within, label, model_nodes, opset_of, value_names
 
 
 class Edit:
@@ -159,6 +160,15 @@ class Editor:
         for key, value in entries:
             _drop_by_name(self._model.metadata_props, {key}, lambda entry: entry.key)
             self._model.metadata_props.add(key=key, value=value)
+
+    def accumulate(self, accumulation: str, excluded: Callable[[str], bool]) -> bool:
+        """Let the operator's nodes sum in this way, but those excluded by name; whether any node changes."""
+        changed = False
+        for node in filter(schema.is_operator, model_nodes(self._model)):
+            if schema.accumulation_of(node) != ACCUMULATIONS[accumulation] and not excluded(label(node)):
+                schema.give_accumulation(node, accumulation)
+                changed = True
+        return changed
 
     def operator_used(self) -> None:
         """Have `finish` see to the operator's functions and imports."""
