@@ -14,6 +14,7 @@ from convpool.bench.record import new_record
 from convpool.bench.rows import Row
 from convpool.bench.run import Options, Run, protocol
 from convpool.check.session import make_session
+from convpool.ir import schema
 from convpool.ir.model import LoadedModel
 from tests.support.gpu import skip_or_fail
 
@@ -36,6 +37,14 @@ def test_a_form_computes_the_layer(row, form, last):
     np.testing.assert_allclose(np.moveaxis(got, -1, 1) if last else got, reference(x, w, row), rtol=1e-4, atol=1e-4)
     counts = {"naive": 1, "fused": 0, "direct": 1, "convavgpool": 0}
     assert sum(node.op_type == "AveragePool" for node in model.graph.node) == counts[form]
+
+
+@pytest.mark.parametrize("form", ["convavgpool", "direct"])
+def test_the_operator_s_node_sums_packed_where_the_row_does(form):
+    layer = ort.layer(ROWS[0], np.ones((6, 4, 3, 3), np.float32))
+    for packed in (False, True):
+        nodes = [node for node in ort.in_form(layer, form, packed=packed).graph.node if schema.is_operator(node)]
+        assert [schema.accumulation_of(node) for node in nodes] == ([int(packed)] if form == "convavgpool" else [])
 
 
 def test_a_form_that_there_is_not_says_why():

@@ -27,7 +27,7 @@ from convpool.bench.rows import Row
 from convpool.errors import OnnxruntimeError
 from convpool.ir import schema
 from convpool.onnxruntime.session import CPU, CUDA, require_cuda, runtime_module, session
-from convpool.types import Lowering
+from convpool.types import Accumulation, Lowering
 
 FORMS = ("naive", "fused", "direct")
 NAMES = (
@@ -54,11 +54,12 @@ def layer(row: Row, w: np.ndarray) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
 
 
-def in_form(model: onnx.ModelProto, form: str) -> onnx.ModelProto:
-    """The layer in a form.  Raises Skip where there is none."""
+def in_form(model: onnx.ModelProto, form: str, *, packed: bool = False) -> onnx.ModelProto:
+    """The layer in a form.  packed: the operator's node may sum pooling windows in X's type.  Raises Skip where there is none."""
     if form == "naive":
         return model
-    result = optimize(model, lowering=cast(Lowering, form), check=0)
+    accumulation: Accumulation | None = "packed" if packed and form == "convavgpool" else None
+    result = optimize(model, lowering=cast(Lowering, form), accumulation=accumulation, check=0)
     if result.model.SerializeToString() == model.SerializeToString():
         raise Skip(next((site.reason for site in result.report.sites if site.reason), "no such form"))
     return result.model
@@ -130,7 +131,7 @@ def _candidate(case: Case, form: str, prefer_nhwc: bool) -> Candidate:
 def _bind(case: Case, form: str, prefer_nhwc: bool, layout: str, y: Any) -> list[Callable[[], None]]:
     """A run on each set of inputs, which only enqueues."""
     kind, element = TYPES[case.precision]
-    model = in_form(layer(case.row, case.w_first.cpu().numpy().astype(element, copy=False)), form)
+    model = in_form(layer(case.row, case.w_first.cpu().numpy().astype(element, copy=False)), form, packed=case.row.packed)
     if layout == "nhwc":
         model = channels_last(model)
     options = {

@@ -18,7 +18,7 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from convpool.check.inputs import load_arrays
-from convpool.cli.common import SHAPE, NamedShape, comparison_options, json_text, run, write_report
+from convpool.cli.common import ACCUMULATION, SHAPE, NamedShape, comparison_options, json_text, run, write_report
 from convpool.cli.sections import SectionedCommand, complete_file
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError
@@ -58,6 +58,7 @@ Shapes = dict[str, list[int]]
             "lowering",
             "stem",
             "plain_conv",
+            "accumulation",
             "autotune",
         ),
         "Check": (
@@ -135,6 +136,7 @@ Shapes = dict[str, list[int]]
     f"{DEFAULT_LIMITS.wide_channels} channels, at most {DEFAULT_LIMITS.plain_macs / 1e9:g}e9 multiply-adds "
     "at --opt-shape. Only on GPUs of compute capability 9.0, with TensorRT 8.6 or 9.",
 )
+@click.option("--accumulation", **ACCUMULATION)
 @click.option(
     "--autotune",
     is_flag=True,
@@ -165,7 +167,7 @@ def build_command(
     """Build a TensorRT engine from MODEL, run it, and compare it with onnxruntime on MODEL.
 
     MODEL is optimized first. If it already has convpool's operators, it is built as it is: --stem and --plain-conv change
-    nothing, and --lowering direct or fused is refused.
+    nothing, --accumulation changes its nodes, and --lowering direct or fused is refused.
 
     \b
     Exit status:

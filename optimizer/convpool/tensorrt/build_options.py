@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from convpool.errors import OptionError, OutputError
+from convpool.types import Accumulation
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 HALF_PRECISIONS = ("fp16", "bf16")
@@ -41,6 +42,8 @@ class BuildOptions:
     - autotune: build an engine for every lowering, time the engines on this GPU, and keep the fastest.
     - stem, plain_conv: let the plugin also run convolutions of images, and others of many channels, as in
       `convpool.optimize`, where `policy.offloaded_convs` says that this is faster.
+    - accumulation: how the plugin's kernels sum pooling windows of half precisions, as in `convpool.optimize`; of nodes that the
+      model has already too.  "packed" needs the plugin's nodes, and has no effect in float32.
     - layers: keep intermediate tensors as outputs, to compare them.  This makes the engine slower.
 
     How it is built:
@@ -70,6 +73,7 @@ class BuildOptions:
     autotune: bool = False
     stem: bool = True
     plain_conv: bool = True
+    accumulation: Accumulation | None = None
     layers: bool = False
     timing_cache: str | os.PathLike[str] | None = None
     workspace_bytes: int = DEFAULT_WORKSPACE_BYTES
@@ -94,9 +98,23 @@ class BuildOptions:
         if self.autotune and (self.lowering or self.layers):
             other = "lowering" if self.lowering else "layers"
             raise OptionError(f"autotune: got {other} too; expected one of them")
+        self._check_accumulation()
         for name in ("check", "seed"):
             if getattr(self, name) < 0:
                 raise OptionError(f"{name}: got {getattr(self, name)}, expected 0 or more")
+
+    def _check_accumulation(self) -> None:
+        """Refuse packed sums where no node of the plugin computes in 16 bits."""
+        if self.accumulation not in (None, *get_args(Accumulation)):
+            raise OptionError(f"accumulation: got {self.accumulation!r}, expected one of {', '.join(get_args(Accumulation))}")
+        if self.accumulation != "packed":
+            return
+        if not self.plugin:
+            raise OptionError("accumulation: got packed without the plugin, expected one of them")
+        for name, fits in (("precision", self.precision != "tf32"), ("lowering", self.lowering in (None, "convavgpool"))):
+            if not fits:
+                expected = "fp16 or bf16" if name == "precision" else "convavgpool"
+                raise OptionError(f"accumulation: got packed with {name} {getattr(self, name)}, expected {name} {expected}")
 
     @property
     def checked(self) -> bool:

@@ -13,7 +13,8 @@ plugin, TensorRT 8.6 and 9 are told to keep sums over whole maps and small matri
 The plugin sees neither the TF32 flag nor which weights never change, so attributes of its nodes say so:
 
 - allow_tf32 = 1 with "tf32";
-- constant_weights = 1 where the weights are initializers, unless the config lets the engine be refitted.
+- constant_weights = 1 where the weights are initializers, unless the config lets the engine be refitted;
+- accumulation as the options say, else as the model has it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,13 @@ def build_plan(trt: ModuleType, model: ModelProto, options: BuildOptions) -> Eng
         load_plugin(trt)
     log = logger(trt)
     log.explain()
-    model = prepare.for_parser(model, parser_major(trt), plugin=options.plugin, allow_tf32=options.precision == "tf32")
+    model = prepare.for_parser(
+        model,
+        parser_major(trt),
+        plugin=options.plugin,
+        allow_tf32=options.precision == "tf32",
+        accumulation=options.accumulation,
+    )
     nodes = [node.op_type for node in model.graph.node if node.op_type != "Constant"]
     _use_half_types(trt, model, options)
     try:

@@ -49,10 +49,15 @@ class Tuning:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What was built and compared.  plugin_nodes, other_nodes: how many nodes of each operator the plugin and TensorRT run."""
+    """What was built and compared.
+
+    accumulation: of the options, None for that of the model's own nodes.  plugin_nodes, other_nodes: how many nodes of each
+    operator the plugin and TensorRT run.
+    """
 
     precision: str
     plugin: bool
+    accumulation: str | None
     build_seconds: float
     engine_bytes: int
     plugin_nodes: dict[str, int]
@@ -203,7 +208,9 @@ def _report(
     engine: Engine, options: BuildOptions, seconds: float, verification: Verification | None, tuning: Tuning | None
 ) -> BuildReport:
     by_plugin, by_tensorrt = _shares(engine.built_from, options.plugin)
-    return BuildReport(options.precision, options.plugin, seconds, len(engine.plan), by_plugin, by_tensorrt, verification, tuning)
+    size = len(engine.plan)
+    asked = options.precision, options.plugin, options.accumulation
+    return BuildReport(*asked, seconds, size, by_plugin, by_tensorrt, verification, tuning)
 
 
 def _shares(nodes: Counter[str], plugin: bool) -> tuple[dict[str, int], dict[str, int]]:

@@ -76,8 +76,11 @@ def inline_own_functions(model: ModelProto) -> ModelProto:
     return _without_trailing_blanks(onnx.inliner.inline_selected_functions(model, own)) if own else model
 
 
-def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool) -> ModelProto:
-    """The model for the ONNX parser of TensorRT `major`.  The model given may be changed."""
+def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool, accumulation: str | None = None) -> ModelProto:
+    """The model for the ONNX parser of TensorRT `major`.  The model given may be changed.
+
+    accumulation: of the plugin's nodes, as in `convpool.optimize`; None leaves them as they are.
+    """
     if any(schema.layout_of(node) for node in filter(is_plugin_node, all_nodes(model.graph))):
         raise ModelError(
             "model: layout of ConvAvgPool nodes; got channels_last, for onnxruntime on CUDA, expected the original "
@@ -98,6 +101,8 @@ def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool)
             )
     for node in filter(is_plugin_node, all_nodes(model.graph)):
         _set_flag(node, ALLOW_TF32, plugin and allow_tf32)
+        if accumulation is not None:
+            schema.give_accumulation(node, accumulation)
     return model
 
 

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How box means are summed, as TensorRT and onnxruntime's operators are told it.  No GPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import onnx
+import onnxruntime
+import pytest
+
+from convpool import onnxruntime as on_gpu
+from convpool import optimize
+from convpool.cli import build as build_cli
+from convpool.cli.common import run
+from convpool.errors import OptionError
+from convpool.ir import schema
+from convpool.tensorrt import BuildOptions, build_engine, build_fastest, builder, pipeline, tune
+from convpool.tensorrt.prepare import is_plugin_node
+from models.generators import generate
+from tests.support.operator_models import Node
+from tests.support.pretended_tensorrt import pretended_tensorrt
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def trt(monkeypatch):
+    """TensorRT 8.6 with the plugin."""
+    module = pretended_tensorrt()
+    monkeypatch.setattr(builder, "load_plugin", lambda _: None)
+    return module
+
+
+def packed(plan: bytes) -> list[int]:
+    """The attribute of the nodes that a pretended engine has."""
+    return [schema.accumulation_of(node) for node in onnx.load_from_string(plan).graph.node if is_plugin_node(node)]
+
+
+@pytest.mark.parametrize(("accumulation", "wanted"), [("packed", 1), ("default", 0), (None, 0)])
+def test_every_node_of_an_engine_has_it(trt, accumulation, wanted):
+    engine = build_engine(generate("wgan_gp_small", batch=2), precision="fp16", trt=trt, accumulation=accumulation)
+    assert packed(engine.plan) and set(packed(engine.plan)) == {wanted}
+
+
+@pytest.mark.parametrize("given", ["default", "packed"])
+@pytest.mark.parametrize("asked", ["default", "packed", None])
+def test_nodes_of_the_file_keep_it_unless_another_is_asked_for(trt, given, asked):
+    model = optimize(generate("wgan_gp_small", batch=2), check=0, accumulation=given).model
+    engine = build_engine(model, precision="fp16", trt=trt, accumulation=asked)
+    assert set(packed(engine.plan)) == {int((asked or given) == "packed")}
+
+
+def test_every_form_is_timed_and_the_plugin_s_sums_packed(trt, monkeypatch):
+    plans = {}
+
+    def time_in_turn(engines, inputs, left_out):
+        plans.update({name: engine.plan for name, engine in engines.items()})
+        return {name: [1.0] for name in engines}
+
+    monkeypatch.setattr(tune, "time_in_turn", time_in_turn)
+    monkeypatch.setattr(tune, "typical_inputs", lambda engines: {})
+    monkeypatch.setattr(builder, "_timing_cache", lambda *_: None)
+    build_fastest(generate("conv_pool", batch=2), precision="fp16", trt=trt, accumulation="packed")
+    assert {name: packed(plan) for name, plan in plans.items()} == {"none": [], "convavgpool": [1], "direct": [], "fused": []}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accumulation": "fp16"}, "accumulation: got 'fp16', expected one of default, packed"),
+        ({"accumulation": 1}, "accumulation: got 1, expected one of default, packed"),
+        ({"accumulation": "packed", "plugin": False}, "accumulation: got packed without the plugin, expected one of them"),
+        ({"accumulation": "packed", "precision": "tf32"}, "got packed with precision tf32, expected precision fp16 or bf16"),
+        ({"accumulation": "packed", "lowering": "fused"}, "got packed with lowering fused, expected lowering convavgpool"),
+        ({"accumulation": "packed", "lowering": "none"}, "got packed with lowering none, expected lowering convavgpool"),
+    ],
+)
+def test_what_no_engine_can_have_is_refused(options, message):
+    with pytest.raises(OptionError, match=message):
+        BuildOptions(**options)
+    if options["accumulation"] == "packed":
+        BuildOptions(**options | {"accumulation": "default"})
+
+
+def test_the_command_hands_it_on_and_reports_it(monkeypatch, tmp_path, capsys):
+    seen = []
+
+    def build_plan(trt, model, options):
+        seen.append(options.accumulation)
+        nodes = Counter(node.op_type for node in model.graph.node)
+        return SimpleNamespace(plan=b"plan", built_from=nodes, save=lambda path: Path(path).write_bytes(b"plan"))
+
+    monkeypatch.setattr(pipeline, "tensorrt_module", lambda: SimpleNamespace(__name__="tensorrt", __version__="10.1.0"))
+    monkeypatch.setattr(pipeline, "build_plan", build_plan)
+    model, report = tmp_path / "m.onnx", tmp_path / "r.json"
+    onnx.save(generate("conv_pool", batch=2), model)
+    command = [str(model), "-o", str(tmp_path / "m.engine"), "--check", "0", "--report", str(report), "--precision", "fp16"]
+    for options, wanted in (([], None), (["--accumulation", "packed"], "packed")):
+        assert run(build_cli.build_command, "convpool-build", command + options) == 0
+        assert seen.pop() == json.loads(report.read_text())["accumulation"] == wanted
+    assert run(build_cli.build_command, "convpool-build", [*command, "--accumulation", "packed", "--no-plugin"]) == 2
+    assert "convpool-build: accumulation: got packed without the plugin" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("op_type", ["ConvAvgPool", "AffineReluConvAvgPoolAdd"])
+def test_onnxruntime_runs_nodes_with_it(op_type, plugin, monkeypatch):
+    """With the library, and by the function."""
+    monkeypatch.setenv("CONVPOOL_LIBRARY", str(plugin))
+    for registered in (True, False):
+        options = onnxruntime.SessionOptions()
+        if registered:
+            on_gpu.register(options)
+        results = []
+        for accumulation in ("default", "packed"):
+            node = Node(op_type, "float16", accumulation=accumulation)
+            model = node.model(functions=not registered).SerializeToString()
+            session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            arrays = node.arrays()
+            results.append(session.run(None, node.feeds(arrays))[0])
+            node.check(results[-1], arrays)
+        assert results[0].tobytes() == results[1].tobytes()
+
+
+def test_onnxruntime_s_operators_ask_it_of_the_library(tmp_path):
+    """Of their source, as the CPU provider does not ask."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    folder, program = ROOT / "plugin", tmp_path / "problem"
+    sources = [ROOT / "tests" / "plugin" / "host" / "onnxruntime_problem.cpp", folder / "nodes" / "operators.cpp"]
+    sources += [folder / "onnxruntime" / f"{name}.cpp" for name in ("api", "attributes", "node")]
+    flags = ["-std=c++17", f"-I{folder}", f"-I{folder / 'include'}"]
+    done = subprocess.run([compiler, *flags, *map(str, sources), "-o", str(program)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
+    wanted = [f"{name} {value} {value} {value}" for name in schema.OP_TYPES for value in "001"]
+    assert sorted(lines) == sorted(wanted)
