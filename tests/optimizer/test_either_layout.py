@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators that read maps with the channels last, with --target cuda: what each becomes, and which need a Transpose or Reshape."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.optimizer.test_channels_last import NARROW, TAIL, for_cuda, layouts
+from tests.support.models import graph, operators
+from tests.support.rewriting import POOL
+
+CONSTANTS = {
+    **NARROW,
+    "space": [2, 3],
+    "width": [3],
+    "channel": [1],
+    "pair": [4, 32],
+    "same_batch": [0, -1],
+    "inner_zero": [-1, 0, 1],
+    "slope": (32, 1, 1),
+    "map": (32, 32),
+    "column": (32, 1),
+    "samples": (4, 1, 1, 1),
+    "low": np.float32(-0.2),
+    "high": np.float32(0.3),
+    "g": (32,),
+    "b": (32,),
+    "m": (32,),
+    "d": np.linspace(0.5, 2, 32, dtype=np.float32),
+}
+READERS = 4
+PAIRS = "\n".join(f"t{i} = Conv<pads=[1,1,1,1]>(q, k)\ny{i} = {POOL}(t{i})" for i in range(READERS))
+"""So many that channels last cost less, whatever reads the map too."""
+RESHAPED = {"Reshape": 1}
+TURNED = {"Transpose": 1}
+
+
+def reading(body: str, dims: str, opset: int = 17) -> onnx.ModelProto:
+    """A pair, a map a behind it, `body` from a to v, and more pairs behind a."""
+    outputs = ", ".join(["float[A,B,C,D] y0", *(f"float[A,B,C,D] y{i}" for i in range(1, READERS)), f"float[{dims}] v"])
+    text = f"{TAIL}\na = Softsign(p)\n{body}\nq = Softsign(a)\n{PAIRS}"
+    return graph(text, CONSTANTS, inputs="float[4,16,64,64] x", outputs=outputs, opset=opset)
+
+
+MEAN = "z = GlobalAveragePool(a)\n"
+FROM_ONE_ELEMENT = {
+    "Squeeze(z, space)": ("n,c", {"Squeeze": 1}),
+    "Squeeze(z, width)": ("n,c,h", {"Squeeze": 1, **RESHAPED}),
+    "Squeeze(z)": ("n,c", {"Squeeze": 1, **RESHAPED}),
+    "Flatten(z)": ("n,c", {"Flatten": 1}),
+    "Flatten<axis=2>(z)": ("n,c", {"Flatten": 1, **RESHAPED}),
+    "Flatten<axis=0>(z)": ("n,c", {"Flatten": 1, **RESHAPED}),
+    "Reshape(z, pair)": ("n,c", {"Reshape": 1}),
+    "Reshape(z, same_batch)": ("n,c", {"Reshape": 1}),
+    "Reshape(z, inner_zero)": ("n,c,h", {"Reshape": 2}),
+    "Reshape<allowzero=1>(z, pair)": ("n,c", {"Reshape": 2}),
+    "Transpose<perm=[1,0,2,3]>(z)": ("n,c,h,w", {"Transpose": 1}),
+    "Softmax<axis=1>(z)": ("n,c,h,w", {"Softmax": 1, **RESHAPED}),
+    "Tanh(z)": ("n,c,h,w", {"Tanh": 1, **RESHAPED}),
+}
+
+
+@pytest.mark.parametrize("node", FROM_ONE_ELEMENT)
+def test_what_reads_a_map_of_one_element(node):
+    """GlobalAveragePool itself is a mean along the middle axes."""
+    dims, more = FROM_ONE_ELEMENT[node]
+    result = for_cuda(reading(f"{MEAN}v = {node}", dims))
+    assert layouts(result.model) == [2] + [3] * READERS
+    assert operators(result.model.graph) == {"ConvAvgPool": READERS + 1, "ReduceMean": 1, "Softsign": 2, **more}
+
+
+MAPS = {
+    "Flatten(a)": ("n,c", {"Flatten": 1, **TURNED}),
+    "Squeeze(a)": ("n,c,h,w", {"Squeeze": 1, **TURNED}),
+    "Reshape(a, same_batch)": ("n,c", {"Reshape": 1, **TURNED}),
+    "Transpose<perm=[1,0,2,3]>(a)": ("n,c,h,w", {"Transpose": 1}),
+    "Transpose<perm=[0,2,3,1]>(a)": ("n,c,h,w", {"Identity": 1}),
+    "Transpose(a)": ("n,c,h,w", {"Transpose": 1}),
+    "ReduceMax<axes=[1], keepdims=0>(a)": ("n,c,h", {"ReduceMax": 1}),
+    "ReduceMin<axes=[2], keepdims=0>(a)": ("n,c,h", {"ReduceMin": 1, **TURNED}),
+    "ReduceL1<axes=[0], keepdims=0>(a)": ("n,c,h", {"ReduceL1": 1, **TURNED}),
+    "ReduceL2<axes=[0,-1,2], keepdims=0>(a)": ("n", {"ReduceL2": 1}),
+    "ReduceSum<keepdims=0>(a, channel)": ("n,c,h", {"ReduceSum": 1}),
+    "ReduceSum<keepdims=0>(a, width)": ("n,c,h", {"ReduceSum": 1, **TURNED}),
+    "ReduceSum(a)": ("n,c,h,w", {"ReduceSum": 1, **TURNED}),
+    "ReduceSumSquare<axes=[1]>(a)": ("n,c,h,w", {"ReduceSumSquare": 1, **RESHAPED}),
+    "ReduceMean<axes=[-2]>(a)": ("n,c,h,w", {"ReduceMean": 1, **TURNED}),
+    "ReduceMean<axes=[-2,1]>(a)": ("n,c,h,w", {"ReduceMean": 1, **RESHAPED}),
+    "Concat<axis=-2>(a, p)": ("n,c,h,w", {"Concat": 1, **TURNED}),
+    "Concat<axis=0>(a, p)": ("n,c,h,w", {"Concat": 1, **TURNED}),
+    "PRelu(a, slope)": ("n,c,h,w", {"PRelu": 1, **TURNED}),
+    "Clip(a, low, high)": ("n,c,h,w", {"Clip": 1, **TURNED}),
+    "Dropout(a)": ("n,c,h,w", {"Dropout": 1, **TURNED}),
+    "Cast<to=1>(a)": ("n,c,h,w", {"Cast": 1, **TURNED}),
+    "Max(a, low, slope, p)": ("n,c,h,w", {"Max": 1, **TURNED}),
+    "Sum(map, a, column)": ("n,c,h,w", {"Sum": 1, **TURNED}),
+    "Sub(samples, a)": ("n,c,h,w", {"Sub": 1, **TURNED}),
+    "BatchNormalization<epsilon=0.1>(a, g, b, m, d)": ("n,c,h,w", {"Mul": 1, "Add": 1, **TURNED}),
+    "LRN<size=3>(a)": ("n,c,h,w", {"LRN": 1, **TURNED}),
+}
+
+
+@pytest.mark.parametrize("node", MAPS)
+def test_what_reads_a_map(node):
+    """What gives v works in either layout, or reads a Transpose of the map; or v, an output, is a Transpose."""
+    dims, more = MAPS[node]
+    result = for_cuda(reading(f"v = {node}", dims))
+    assert layouts(result.model) == [2] + [3] * READERS
+    assert operators(result.model.graph) == {"ConvAvgPool": READERS + 1, "Softsign": 2, **more}
+
+
+OLDER_OR_NEWER = {
+    (12, "z = GlobalAveragePool(a)\nv = Squeeze<axes=[-1,2]>(z)", "n,c"): {"ReduceMean": 1, "Squeeze": 1},
+    (18, "z = GlobalAveragePool(a)\nv = Squeeze(z, space)", "n,c"): {"ReduceMean": 1, "Squeeze": 1},
+    (18, "v = ReduceMax<keepdims=0>(a, channel)", "n,c,h"): {"ReduceMax": 1},
+    (11, "v = ReduceSum<axes=[-3], keepdims=0>(a)", "n,c,h"): {"ReduceSum": 1},
+    (11, "v = Clip(a, low)", "n,c,h,w"): {"Clip": 1, **TURNED},
+}
+
+
+@pytest.mark.parametrize(("opset", "body", "dims"), OLDER_OR_NEWER)
+def test_axes_as_attributes_and_as_tensors(opset, body, dims):
+    result = for_cuda(reading(body, dims, opset))
+    assert layouts(result.model) == [2] + [3] * READERS
+    wanted = OLDER_OR_NEWER[opset, body, dims]
+    assert operators(result.model.graph) == {"ConvAvgPool": READERS + 1, "Softsign": 2, **wanted}
+
+
