@@ -313,6 +313,26 @@ REJECTS: dict[str, tuple[str, dict, dict, str]] = {  # body, constants, what `gr
         {},
         "ReduceMean 'y': axes of the average; got others, expected batch, channels and space, in order",
     ),
+    "one channel, flattened": (
+        CONV + "f = Flatten(h)\ny = ReduceMean<axes=[1]>(f)",
+        {"w": (1, 16, 3, 3)},
+        {"inputs": "float[2,16,12,12] x", "outputs": "float[a,b] y"},
+        "Conv 'h': saves nothing as convavgpool; got 144 multiply-adds and 20,736 additions after 20,736 and 144, "
+        "expected a saving, an addition of a pooling taken as 8 multiply-adds",
+    ),
+    "one channel, flattened by a negative axis": (
+        CONV + "f = Flatten<axis=-3>(h)\ny = ReduceMean<axes=[1]>(f)",
+        {"w": (1, 16, 3, 3)},
+        {"inputs": "float[2,16,12,12] x", "outputs": "float[a,b] y"},
+        "Conv 'h': saves nothing as convavgpool; got 144 multiply-adds and 20,736 additions after 20,736 and 144, "
+        "expected a saving, an addition of a pooling taken as 8 multiply-adds",
+    ),
+    "flattened with the channels": (
+        CONV + "f = Flatten<axis=2>(h)\ny = ReduceMean<axes=[1]>(f)",
+        {},
+        {"inputs": "float[2,16,12,12] x", "outputs": "float[a,b] y"},
+        "ReduceMean 'y': axes of the average; got others, expected batch, channels and space, in order",
+    ),
     "rows and columns exchanged": (
         CONV + "t = Transpose<perm=[0,1,3,2]>(h)\nv = Reshape(t, s)\ny = ReduceMean<axes=[3,5], keepdims=0>(v)",
         {"s": [1, 32, 6, 2, 6, 2]},
@@ -434,6 +454,31 @@ UNREPORTED = {  # no averages over windows
     ),
     "a factor per channel": (CONV + "y = Conv<group=32>(h, k)", {"k": np.full((32, 1, 1, 1), 0.25, np.float32)}, {}),
     "a sum of channels": (CONV + "y = Conv(h, k)", {"k": np.full((8, 32, 2, 2), 0.25, np.float32)}, {}),
+    "Slices without a factor's reciprocal": (
+        CONV + "s1 = Slice(h, zero, end, rows, two)\ns2 = Slice(h, one, end, rows, two)\nt = Add(s1, s2)\ny = Mul(t, never)",
+        {**AXES, "rows": [2], "two": [2], "never": np.float32(0)},
+        {},
+    ),
+    "behind a Squeeze of the batch": (
+        CONV + "f = Squeeze(h, zero)\ny = ReduceMean<axes=[1,2]>(f)",
+        {"zero": [0]},
+        {"outputs": "float[a,b,c] y"},
+    ),
+    "Resize with computed sizes": (
+        CONV + 'y = Resize<mode="linear">(h, r, , sizes)',
+        {"r": np.zeros(0, np.float32)},
+        {"inputs": "float[1,16,12,12] x, int64[4] sizes"},
+    ),
+    "Resize that keeps the aspect ratio": (
+        CONV + 'y = Resize<mode="linear", keep_aspect_ratio_policy="not_larger">(h, , , six)',
+        {"six": [1, 32, 6, 6]},
+        {"opset": 18},
+    ),
+    "Resize of an open size to a known one": (
+        CONV + 'y = Resize<mode="linear">(h, r, , six)',
+        {"r": np.zeros(0, np.float32), "six": [1, 32, 6, 6]},
+        {"inputs": "float[1,16,H,12] x"},
+    ),
     "Resize to twice the size": (CONV + resize(), {**HALF, "scales": np.array([1, 1, 2, 2], np.float32)}, {}),
 }
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import numpy as np
@@ -18,37 +17,12 @@ from convpool.errors import OptionError
 from convpool.ir import schema
 from convpool.passes.either_layout import SUMS
 from tests.support import sessions
+from tests.support.cuda_target import NARROW, TAIL, for_cuda, layouts, wide
 from tests.support.models import graph, operators, random_feeds, weights
 from tests.support.random_chains import KINDS, make_chain
 from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, RTOL
 
 CHAINS = 120
-NARROW = {"w": weights((32, 16, 3, 3)) / 12, "k": weights((16, 32, 3, 3)) / 17, "v": weights((32, 16, 3, 3)) / 12}
-TAIL = PAIR.replace("y =", "p =")
-
-
-def for_cuda(model: onnx.ModelProto, size: int = 8, **options) -> convpool.OptimizeResult:
-    """The result, which is valid, equal, and stays as it is in a second run."""
-    result = convpool.optimize(model, target="cuda", check=0, **options)
-    onnx.checker.check_model(result.model, full_check=True)
-    again = convpool.optimize(result.model, target="cuda", check=0, **options)
-    assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
-    feeds = random_feeds(model, size=size)
-    for wanted, got in zip(sessions.run(model, feeds), sessions.run(result.model, feeds), strict=True):
-        assert got.shape == wanted.shape
-        assert np.isfinite(wanted).all()
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=4 * RTOL * np.abs(wanted).max())
-    return result
-
-
-def layouts(model: onnx.ModelProto) -> list[int]:
-    """The attribute channels_last of the operator's nodes, in order."""
-    return [schema.layout_of(node) for node in model.graph.node if schema.is_operator(node)]
-
-
-def wide(body: str, constants=None, **options) -> onnx.ModelProto:
-    """A model whose maps are large enough that a Transpose costs more than a launch."""
-    return graph(body, {**NARROW, **(constants or {})}, inputs="float[4,16,64,64] x", **options)
 
 
 def test_two_pairs_behind_one_another_keep_the_channels_last():
@@ -278,46 +252,6 @@ def test_names_that_switch_the_passes():
         convpool.optimize(model, target="gpu")
 
 
-HEADS = {
-    "a sum and a Gemm": "m = ReduceSum<keepdims=0>(a, s)\ny = Gemm<transB=1>(m, e, b)",
-    "a mean, a view and a Gemm": "n = ReduceMean<axes=[2,3]>(a)\nm = Flatten(n)\ny = Gemm<transB=1>(m, e)",
-    "a global mean, a view and a MatMul": "n = GlobalAveragePool(a)\nm = Reshape(n, d)\ny = MatMul(m, f)",
-}
-
-
-def head(name: str) -> onnx.ModelProto:
-    """A chain that ends in a map of 16 channels, 16 by 16 elements, and a product of matrices."""
-    text = f"{TAIL}\nt = Conv<pads=[1,1,1,1]>(p, k)\nz = {POOL}(t)\na = Relu(z)\n{HEADS[name]}"
-    constants = {"s": [2, 3], "e": weights((5, 16)), "b": weights((5,)), "d": [0, -1], "f": weights((16, 5))}
-    return wide(text, constants, outputs="float[a,b] y")
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_a_head_becomes_one_node(name):
-    result = for_cuda(head(name))
-    found = operators(result.model.graph)
-    assert found == {"ConvAvgPool": 2, "ConvAvgPoolRelu": 1, "Flatten": 1} and layouts(result.model) == [2, 1, 1]
-    site = next(site for site in result.report.sites if site.pattern == "head")
-    assert site.status == "rewritten" and site.pool and site.macs_after == 80
-
-
-STAYS = {
-    "another factor": "m = ReduceSum<keepdims=0>(a, s)\ny = Gemm<transB=1, alpha=2.0>(m, e, b)",
-    "computed weights": "m = ReduceSum<keepdims=0>(a, s)\ng = Tanh(m)\ny = Gemm<transB=1>(m, g)",
-    "another reader": "m = ReduceSum<keepdims=0>(a, s)\nn = Neg(m)\nq = Gemm<transB=1>(m, e, b)\ny = Concat<axis=1>(n, q)",
-    "other axes": "m = ReduceSum<keepdims=0>(a, o)\nn = Flatten(m)\ny = MatMul(n, v2)",
-    "something between": "m = ReduceSum<keepdims=0>(a, s)\nn = Tanh(m)\ny = Gemm<transB=1>(n, e, b)",
-}
-
-
-@pytest.mark.parametrize("name", STAYS)
-def test_heads_that_stay(name):
-    text = f"{TAIL}\nt = Conv<pads=[1,1,1,1]>(p, k)\nz = {POOL}(t)\na = Relu(z)\n{STAYS[name]}"
-    constants = {"s": [2, 3], "o": [0], "e": weights((5, 16)), "b": weights((5,)), "v2": weights((256, 3))}
-    found = operators(for_cuda(wide(text, constants, outputs="float[c,d] y")).model.graph)
-    assert ("Gemm" in found or "MatMul" in found) and "Flatten" not in found or name == "other axes" and "MatMul" in found
-
-
 def test_an_image_s_convolution_beside_an_average_is_taken():
     """The average starts from it too, so that `image_conv` leaves it."""
     text = f"c = Conv<pads=[1,1,1,1]>(x, i)\nd = Conv<pads=[1,1,1,1]>(c, j)\nr = Add(c, d)\np = {POOL}(r)\na = Relu(p)\n"
@@ -354,19 +288,6 @@ def test_unknown_ranks_and_sizes(inputs):
     feeds = {"x": weights((2, 16, 32, 32))}
     (wanted,), (got,) = (sessions.run(item, feeds) for item in (model, result.model))
     np.testing.assert_allclose(got, wanted, rtol=0, atol=4 * RTOL * np.abs(wanted).max())
-
-
-def test_the_report_tells_of_chains_and_layouts(tmp_path, capsys):
-    onnx.save(head("a mean, a view and a Gemm"), tmp_path / "in.onnx")
-    assert (
-        run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "--target", "cuda", "--report", str(tmp_path / "r.json")])
-        == 0
-    )
-    out = capsys.readouterr().out
-    assert "layout    4 nodes with channels last" in out and "ReduceMean 1 -> 0" in out
-    assert json.loads((tmp_path / "r.json").read_text())["summary"]["channels_last"] == 4
-    written = onnx.load(tmp_path / "in.convpool.onnx")
-    assert {item.key: item.value for item in written.metadata_props} == {"convpool.target": "cuda"}
 
 
 def test_switches_that_need_the_operator(tmp_path, capsys):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators that read maps with the channels last, with --target cuda: what each becomes, and which need a Transpose or Reshape."""
+"""Operators that read maps with the channels last, with --target cuda: what each becomes, and what needs a Transpose."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.optimizer.test_channels_last import NARROW, TAIL, for_cuda, layouts
+from tests.support.cuda_target import NARROW, TAIL, for_cuda, layouts
 from tests.support.models import graph, operators
 from tests.support.rewriting import POOL
 
@@ -126,5 +126,3 @@ def test_axes_as_attributes_and_as_tensors(opset, body, dims):
     assert layouts(result.model) == [2] + [3] * READERS
     wanted = OLDER_OR_NEWER[opset, body, dims]
     assert operators(result.model.graph) == {"ConvAvgPool": READERS + 1, "Softsign": 2, **wanted}
-
-

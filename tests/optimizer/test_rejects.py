@@ -570,6 +570,20 @@ CASES = {
         {},
         "Slice 's4': Slice; got other axes, or bounds that are computed, expected constant strides over spatial axes",
     ),
+    "pool_conv strides of the convolution": (
+        pool_conv("kernel_shape=[2,2], strides=[2,2]").replace("Conv<", "Conv<strides=[0,1], "),
+        {},
+        {},
+        FUSE,
+        "Conv 'y': strides; got [0, 1], expected 2 numbers of at least 1",
+    ),
+    "Slices backwards": (
+        FOUR_SUM.replace("s4 = Slice(h, d, e, a, s)", "s4 = Slice(h, e, f, a, back)") + "y = Mul(t, q)",
+        {**QUARTER, "back": [-2, -2]},
+        {},
+        {},
+        "Slice 's4': Slice; got other axes, or bounds that are computed, expected constant strides over spatial axes",
+    ),
     # passes/fuse_pool_conv.py
     "pool_conv strides": (
         pool_conv("kernel_shape=[2,2]"),
