@@ -14,7 +14,6 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from onnx import NodeProto
 
 from convpool.algebra.affine import IDENTITY, Affine, fold, holds, keeps, outside
 from convpool.algebra.parts import EPILOGUES
@@ -91,11 +90,6 @@ def _behind(draft: Draft, plan: FusionPlan) -> FusionPlan | None:
         draft.rejects.append(result)
         return None
     return result
-
-
-def _may_fuse(node: NodeProto) -> bool:
-    """Whether the node's operator may stand in an epilogue."""
-    return is_map(node) or is_op(node, "Sum", *EPILOGUES)
 
 
 def _fold(draft: Draft, plan: FusionPlan, step: Step) -> FusionPlan | Reject:
