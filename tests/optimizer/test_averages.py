@@ -185,6 +185,12 @@ FORMS: dict[str, tuple[str, dict, dict, dict]] = {  # body, constants, what `gra
     "slices by rows, then by columns": (CONV + ROWS + COLUMNS, AXES, {}, DIRECT),
     "two poolings": (CONV + f"p = {POOL}(h)\ny = AveragePool<kernel_shape=[3,3], strides=[3,3]>(p)", {}, {}, DIRECT),
     "a pooling and the mean of the map": (CONV + f"p = {POOL}(h)\ny = GlobalAveragePool(p)", {}, {}, DIRECT),
+    "a pooling that leaves a row, and the mean of its result": (
+        CONV + f"p = {POOL}(h)\ny = GlobalAveragePool(p)",
+        {},
+        {"inputs": "float[1,16,13,13] x"},
+        DIRECT,
+    ),
     "a mean over rows, a window over columns": (
         CONV + "p = ReduceMean<axes=[2]>(h)\ny = AveragePool<kernel_shape=[1,2], strides=[1,2]>(p)",
         {},
@@ -203,6 +209,7 @@ WINDOWS = {  # kernel of the AveragePool that remains, strides of the Conv behin
     "slices by rows, then by columns": ([2, 2], [2, 2]),
     "two poolings": ([6, 6], [6, 6]),
     "a pooling and the mean of the map": ([12, 12], [1, 1]),
+    "a pooling that leaves a row, and the mean of its result": ([12, 12], [12, 12]),
     "a mean over rows, a window over columns": ([12, 2], [1, 2]),
 }
 FUSED = (
@@ -473,6 +480,11 @@ UNREPORTED = {  # no averages over windows
         CONV + 'y = Resize<mode="linear", keep_aspect_ratio_policy="not_larger">(h, , , six)',
         {"six": [1, 32, 6, 6]},
         {"opset": 18},
+    ),
+    "Resize of axes of a tensor of unknown rank": (
+        CONV + 'y = Resize<mode="linear", axes=[2,3]>(h, , halves)',
+        {"halves": np.array([0.5, 0.5], np.float32)},
+        {"inputs": "float[] x", "opset": 18},
     ),
     "Resize of an open size to a known one": (
         CONV + 'y = Resize<mode="linear">(h, r, , six)',

@@ -126,3 +126,14 @@ def test_axes_as_attributes_and_as_tensors(opset, body, dims):
     assert layouts(result.model) == [2] + [3] * READERS
     wanted = OLDER_OR_NEWER[opset, body, dims]
     assert operators(result.model.graph) == {"ConvAvgPool": READERS + 1, "Softsign": 2, **wanted}
+
+
+@pytest.mark.parametrize(("readers", "last"), [(1, False), (READERS, True)])
+def test_a_mean_over_space_counts_against_channels_last(readers, last):
+    """onnxruntime's CUDA provider takes longer for one along the middle axes."""
+    pairs = "\n".join(PAIRS.splitlines()[: 2 * readers])
+    outputs = ", ".join(f"float[A,B,C,D] y{i}" for i in range(readers))
+    text = f"{TAIL}\na = Softsign(p)\n{MEAN}s = Sigmoid(z)\nq = Mul(a, s)\n{pairs}"
+    result = for_cuda(graph(text, CONSTANTS, inputs="float[4,16,64,64] x", outputs=outputs))
+    assert layouts(result.model) == ([2] + [3] * readers if last else [0, 0])
+    assert ("ReduceMean" in operators(result.model.graph)) == last

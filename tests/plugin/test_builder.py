@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+import signal
 from types import SimpleNamespace
 
 import onnx
 import pytest
 from onnx import TensorProto
 
-from convpool.errors import OptionError
+from convpool.errors import ModelError, OptionError, OutputError, TensorRTError
 from convpool.tensorrt import build_engine, builder
-from convpool.tensorrt.build_progress import monitor_of
+from convpool.tensorrt.build_progress import interruptible, monitor_of
 from convpool.tensorrt.prepare import is_plugin_node
 from models.generators import generate
 from tests.support.pretended_tensorrt import Flag, TacticSource, pretended_tensorrt
@@ -129,3 +130,92 @@ def test_no_monitor_where_nobody_listens_or_tensorrt_has_none():
     assert monitor_of(SimpleNamespace(IProgressMonitor=object), config, None) is None
     assert monitor_of(SimpleNamespace(), config, print) is None
     assert monitor_of(SimpleNamespace(IProgressMonitor=object), SimpleNamespace(), print) is None
+
+
+def test_the_builder_s_own_options(trt):
+    model = generate("wgan_gp_small", batch=2)
+    build_engine(model, trt=trt, optimization_level=2, max_aux_streams=3)
+    build_engine(model, trt=trt)
+    given, default = trt.configs
+    assert (given.builder_optimization_level, given.max_aux_streams) == (2, 3)
+    assert not hasattr(default, "builder_optimization_level") and not hasattr(default, "max_aux_streams")
+
+
+@pytest.mark.parametrize(
+    ("known", "written"),
+    [(None, b"+ timed"), (b"known", b"known+ timed"), (b"damaged", b"+ timed"), (b"another device", b"+ timed")],
+)
+def test_a_timing_cache_is_read_where_it_can_be_and_written(trt, tmp_path, known, written):
+    path = tmp_path / "timing.cache"
+    if known is not None:
+        path.write_bytes(known)
+    build_engine(generate("wgan_gp_small", batch=2), trt=trt, timing_cache=path)
+    assert path.read_bytes() == written
+
+
+def test_timing_caches_that_cannot_be_files(trt, tmp_path):
+    model = generate("wgan_gp_small", batch=2)
+    with pytest.raises(OptionError, match=f"^timing cache {tmp_path}: cannot be read; Is a directory$"):
+        build_engine(model, trt=trt, timing_cache=tmp_path)
+    with pytest.raises(OutputError, match=f"timing cache {tmp_path / 'no' / 'a'}: no folder '{tmp_path / 'no'}'; make it first"):
+        build_engine(model, trt=trt, timing_cache=tmp_path / "no" / "a")
+
+
+def refused(trt, what: str) -> None:
+    """Let the pretended TensorRT refuse a step."""
+
+    def no_builder(log):
+        raise TypeError("factory function returned nullptr")
+
+    if what == "builder":
+        trt.Builder = no_builder
+    elif what == "engine":
+        trt.Builder.build_serialized_network = lambda *_: None
+    else:
+        trt.OnnxParser = type("Refusing", (trt.OnnxParser,), {"errors": ("node 3", "node 4")})
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "message"),
+    [
+        ("builder", TensorRTError, "TensorRT: no builder; got factory function returned nullptr"),
+        ("engine", TensorRTError, "TensorRT 8.6.1 cannot build the engine; got no message"),
+        ("model", ModelError, "TensorRT 8.6.1 cannot read the model; got node 3; node 4"),
+    ],
+)
+def test_steps_that_tensorrt_refuses(trt, tmp_path, what, kind, message):
+    refused(trt, what)
+    with pytest.raises(kind, match=f"^{message}$"):
+        build_engine(generate("wgan_gp_small", batch=2), trt=trt, timing_cache=tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_build_ends_with_what_its_monitor_raised(trt, monkeypatch):
+    def stopped(*_):
+        monitor.error = KeyboardInterrupt()
+
+    monitor = SimpleNamespace(error=None)
+    monkeypatch.setattr(builder, "monitor_of", lambda *_: monitor)
+    monkeypatch.setattr(trt.Builder, "build_serialized_network", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        build_engine(generate("wgan_gp_small", batch=2), trt=trt)
+
+
+def test_ctrl_c_is_the_monitor_s_during_a_build():
+    """And Python's again afterwards; where nobody listens, or another handler is set, it stays as it is."""
+    monitor, own = SimpleNamespace(error=None), signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with interruptible(monitor):
+            signal.raise_signal(signal.SIGINT)
+        assert isinstance(monitor.error, KeyboardInterrupt)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with pytest.raises(KeyboardInterrupt), interruptible(None):
+            signal.raise_signal(signal.SIGINT)
+        caught = []
+        signal.signal(signal.SIGINT, lambda *_: caught.append(1))
+        with interruptible(SimpleNamespace(error=None)):
+            signal.raise_signal(signal.SIGINT)
+        assert caught == [1]
+    finally:
+        signal.signal(signal.SIGINT, own)

@@ -33,6 +33,7 @@ class Config:
     def __init__(self) -> None:
         self.flags = {Flag.TF32}  # as TensorRT has it at first
         self.pool_limits, self.profiles, self.sources = {}, [], 0b1111
+        self.cache: bytes | None = None
 
     def set_flag(self, flag) -> None:
         self.flags.add(flag)
@@ -45,6 +46,19 @@ class Config:
 
     def set_memory_pool_limit(self, pool, size_bytes) -> None:
         self.pool_limits[pool] = size_bytes
+
+    def create_timing_cache(self, data: bytes) -> bytes | None:
+        """As TensorRT does with a damaged one, None."""
+        return None if data == b"damaged" else data
+
+    def set_timing_cache(self, cache: bytes, ignore_mismatch: bool) -> bool:
+        if cache == b"another device" and not ignore_mismatch:
+            return False
+        self.cache = cache
+        return True
+
+    def get_timing_cache(self):
+        return SimpleNamespace(serialize=lambda: memoryview((self.cache or b"") + b"+ timed"))
 
     def get_tactic_sources(self) -> int:
         return self.sources
@@ -85,16 +99,23 @@ class Profile:
 
 
 class Parser:
-    """Parses every model."""
+    """Parses every model, unless there are errors."""
 
-    num_errors = 0
+    errors: tuple[str, ...] = ()
 
     def __init__(self, network: Network, log) -> None:
         self._network = network
 
+    @property
+    def num_errors(self) -> int:
+        return len(self.errors)
+
+    def get_error(self, index: int):
+        return SimpleNamespace(desc=lambda: self.errors[index])
+
     def parse(self, data: bytes) -> bool:
         self._network.model.ParseFromString(data)
-        return True
+        return not self.errors
 
 
 def pretended_tensorrt(version: str = "8.6.1") -> ModuleType:
