@@ -150,6 +150,9 @@ bench-tensorrt:
 	$(ENGINES) check $(WITH_DIGITS) --commit $(COMMIT) --json $(RESULTS)_$(TENSORRT)_engines.json
 	$(ENGINES) time densenet_transition1 densenet_transition2 densenet_transition3 $(TIME).json
 	$(ENGINES) time sngan64 sngan64_in_place stargan_v2 wgan_gp --lowerings original direct fused stem plain_conv $(TIME).json
+	$(ENGINES) time sngan64 wgan_gp biggan128 --level 3 --lowerings original plain_conv $(TIME)_level3.json
+	$(ENGINES) time lenet5 --batch 1 --level 3 --lowerings original plugin siblings $(TIME)_level3.json
+	$(ENGINES) time lenet5 --batch 64 --level 3 --lowerings original plugin siblings $(TIME)_level3.json
 	$(ENGINES) time densenet121 --lowerings original direct fused siblings plain_conv concats_kept $(TIME).json
 	$(ENGINES) time sngan64 wgan_gp densenet_transition1 --precision tf32 $(TIME)_float.json
 	$(ENGINES) time sngan64 wgan_gp densenet_transition1 --precision fp32 --lowerings original siblings $(TIME)_float.json

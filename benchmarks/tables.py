@@ -192,6 +192,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu.json": lambda: model_times.markdown(load("cpu.json")),
     "h200_suita_table2_fp16.json": lambda: markdown(records.load(str(RESULTS / "h200_suita_table2_fp16.json"))),
     "h200_trt86_networks.json": lambda: networks(load("h200_trt86_networks.json")),
+    "h200_trt86_networks_level3.json": lambda: networks(load("h200_trt86_networks_level3.json")),
     "h200_trt86_networks_float.json": lambda: networks(load("h200_trt86_networks_float.json")),
     "the papers' tables on record": papers.coverage,
     **{f"claims of {name}": functools.partial(papers.markdown, name) for name in papers.PAPERS},
