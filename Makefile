@@ -27,7 +27,7 @@ mutation: install
 
 # The oldest release of every dependency, with the tests that depend on them most.  Python 3.10 to 3.12: numpy 1.26 has no later.
 OLDEST := $(VENV)-oldest
-OLDEST_TESTS := $(addprefix tests/optimizer/test_,bad_input.py external.py save.py verify.py)
+OLDEST_TESTS := $(addprefix tests/optimizer/test_,bad_input.py external.py save.py verify.py verify_overflow.py)
 test-oldest: $(OLDEST)/.installed
 	PYTHONPATH=optimizer $(OLDEST)/bin/python -m pytest $(OLDEST_TESTS)
 

@@ -30,7 +30,10 @@ FOLDERS = ("algebra", "ir", "check", "passes", "tensorrt")
 ELSEWHERE = ("reference.py",)
 """What only tests/kernels uses, as its reference."""
 FILES = ("api.py", "autotune.py", "options.py", "pipeline.py", "report.py", "reporting.py")
-FIRST = "property averages forms rejects structure fusion preserved verify cost folding layers offload_conv".split()
+FIRST = (
+    "property averages averages_refused forms slice_means pads_in_front rejects rejects_linear structure fusion "
+    "fusion_places preserved verify verify_overflow cost folding layers offload_conv plain_conv"
+).split()
 """Of tests/optimizer, those that see most; the others follow, but the backend suite, which takes as long as all of them."""
 LAST = (
     "tests/optimizer/test_elsewhere.py",

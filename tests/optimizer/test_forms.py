@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 import convpool
-from convpool.check.session import make_session
-from convpool.ir.model import LoadedModel
 from tests.support.models import graph, operators
 from tests.support.rewriting import PAIR, POOL, rewrite
 
@@ -16,21 +14,7 @@ CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
 TWO = "p = Conv<pads=[1,1,1,1]>(x, w)\nq = Conv(x, v)\n"
 POINTWISE = {"v": (32, 16, 1, 1)}
 DIRECT = {"AveragePool": 1, "Conv": 1}
-LAST = 2**63 - 1
 TWO_IMAGES = "float[1,16,12,12] x, float[1,16,12,12] z"
-CORNERS = {"f": [0, 0], "r": [1, 0], "c": [0, 1], "d": [1, 1], "e": [LAST, LAST], "a": [2, 3], "s": [2, 2]}
-FOUR = "s1 = Slice(h, f, e, a, s)\ns2 = Slice(h, r, e, a, s)\ns3 = Slice(h, c, e, a, s)\ns4 = Slice(h, d, e, a, s)\n"
-AXES = {"zero": [0], "one": [1], "end": [LAST], "two": [2], "rows": [-2], "columns": [3], "four": np.float32(4)}
-SIX = """u = Slice(h, zero, end, rows, two)
-l = Slice(h, one, end, rows, two)
-s1 = Slice(u, zero, end, columns, two)
-s2 = Slice(u, one, end, columns, two)
-s3 = Slice(l, zero, end, columns, two)
-s4 = Slice(l, one, end, columns, two)
-"""
-STACK = "".join(f"u{i} = Unsqueeze(s{i}, zero)\n" for i in (1, 2, 3, 4)) + "t = Concat<axis=0>(u1, u2, u3, u4)\n"
-CHAIN = "t1 = Add(s1, s2)\nt2 = Add(s3, t1)\nt3 = Add(t2, s4)\n"
-QUARTER = {**CORNERS, "k": np.float32(0.25)}
 
 MIDDLES = {
     "Identity": "h = Identity(c)",
@@ -182,141 +166,6 @@ def test_long_ways_to_the_pooling_and_to_a_constant():
     assert result.report.summary.rewritten == 1
 
 
-PADS = {  # Pads and the convolution behind them
-    "Pad": ("c = Pad(x, two)\np = Conv(c, w)", True),
-    "Pad and padding": ("c = Pad(x, two)\np = Conv<pads=[1,1,1,1]>(c, w)", True),
-    "SAME": ('c = Pad(x, two)\np = Conv<auto_pad="SAME_UPPER">(c, w)', True),
-    "two and an Identity": ("a = Pad(x, two)\nb = Identity(a)\nc = Pad(b, two)\np = Conv(c, w)", True),
-    "of ones": ("c = Pad(x, two, one)\np = Conv(c, w)", False),
-    "that crops": ("c = Pad(x, crop)\np = Conv(c, w)", False),
-}
-
-
-@pytest.mark.parametrize("lowering", ["convavgpool", "direct", "fused"])
-@pytest.mark.parametrize("name", PADS)
-def test_pads_in_front_go_into_the_convolution(name, lowering):
-    body, gone = PADS[name]
-    constants = {"two": [0, 0, 2, 2, 0, 0, 2, 2], "crop": [0, 0, -1, 0, 0, 0, 0, 0], "one": np.float32(1)}
-    result = rewrite(graph(f"{body}\ny = {POOL}(p)", constants), 1, lowering)
-    assert "Pad" not in operators(result.graph) if gone else operators(result.graph)["Pad"] == 1
-    make_session(LoadedModel(result, None, 0), optimize=True)  # merges Pads into the AveragePool behind them
-
-
-@pytest.mark.parametrize(
-    ("between", "taken_out"),
-    [
-        ("d = Mul(c, unit)", True),
-        ("d = Add(nothing, c)", True),
-        ("d = Cast<to=1>(c)", True),
-        ("d = Expand(c, shape)", True),
-        ("d = Mul(c, half)", False),
-        ("d = Sub(nothing, c)", False),
-        ("d = Cast<to=11>(c)\ne = Cast<to=1>(d)", False),
-    ],
-)
-def test_a_pad_behind_what_onnxruntime_takes_out(between, taken_out):
-    """It would be merged into the box mean, which may not be padded by as much as its window."""
-    constants = {
-        "two": [0, 0, 2, 2, 0, 0, 2, 2],
-        "unit": np.float32(1),
-        "nothing": np.float32(0),
-        "half": np.float32(0.5),
-        "shape": [1],
-    }
-    last = "e" if "e = " in between else "d"
-    model = graph(f"c = Pad(x, two)\n{between}\np = Conv({last}, w)\ny = {POOL}(p)", constants)
-    for lowering, kept in (("convavgpool", "convavgpool"), ("direct", "direct"), ("fused", "fused")):
-        result = convpool.optimize(model, lowering=lowering, prologue=False, check=1)
-        (site,) = result.report.sites
-        if taken_out and lowering == "direct":
-            assert site.reason.startswith("Conv 'p': Pad 'c' in front of the box mean; got pads that reach its window")
-        else:
-            assert site.lowering == ("fused" if taken_out else kept)
-        make_session(LoadedModel(result.model, None, 0), optimize=True)
-
-
-def test_a_pad_in_front_that_something_else_reads_stays():
-    body = f"c = Pad(x, two)\np = Conv(c, w)\ny = {POOL}(p)\nz = Relu(c)"
-    constants = {"two": [0, 0, 2, 2, 0, 0, 2, 2]}
-    result = rewrite(graph(body, constants, outputs="float[a,b,c,d] y, float[a,b,c,d] z"), 1)
-    assert operators(result.graph) == {**DIRECT, "Pad": 1, "Relu": 1}
-
-
-SLICES = {
-    "one Slice per corner, Mul": (FOUR + CHAIN + "y = Mul(t3, k)", QUARTER),
-    "one Slice per corner, Div": (FOUR + CHAIN + "y = Div(t3, four)", {**CORNERS, "four": np.full((1,), 4, "f")}),
-    "rows, then columns": (SIX + CHAIN + "y = Div(t3, four)", AXES),
-    "Sum": (FOUR + "t = Sum(s1, s2, s3, s4)\ny = Mul(k, t)", QUARTER),
-    "Mean": (FOUR + "y = Mean(s4, s2, s3, s1)", CORNERS),
-    "each corner scaled": (FOUR + "".join(f"m{i} = Mul(s{i}, k)\n" for i in (1, 2, 3, 4)) + "y = Sum(m1, m2, m3, m4)", QUARTER),
-    "stacked, ReduceMean": (FOUR + STACK + "y = ReduceMean<axes=[0], keepdims=0>(t)", {**CORNERS, "zero": [0]}),
-    "stacked, ReduceSum": (FOUR + STACK + "t1 = ReduceSum<keepdims=0>(t, zero)\ny = Mul(t1, k)", {**QUARTER, "zero": [0]}),
-    "stacked behind": (
-        FOUR + STACK.replace("axis=0", "axis=-1") + "y = ReduceMean<axes=[-1], keepdims=0>(t)",
-        {**CORNERS, "zero": [-1]},
-    ),
-    "onto zeros": (
-        FOUR + "t0 = Add(zero, s1)\n" + CHAIN.replace("s1", "t0") + "y = Mul(t3, k)",
-        {**QUARTER, "zero": np.zeros((1, 32, 6, 6), np.float32)},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SLICES)
-def test_mean_of_four_slices(name):
-    body, constants = SLICES[name]
-    result = rewrite(graph(CONV + body, constants), 1)
-    assert operators(result.graph) == DIRECT
-    assert {tensor.name for tensor in result.graph.initializer} == {"w"}
-
-
-STACKED = {
-    "the axis is kept": STACK + "m = ReduceMean<axes=[0], keepdims=1>(t)\ny = Squeeze(m, zero)",
-    "the mean of another axis": STACK + "m = ReduceMean<axes=[1], keepdims=0>(t)\ny = Identity(m)",
-    "stacked along another axis": STACK.replace("axis=0", "axis=1") + "y = ReduceMean<axes=[0], keepdims=0>(t)",
-    "the mean of two axes": STACK + "m = ReduceMean<axes=[0,1], keepdims=0>(t)\ny = Unsqueeze(m, zero)",
-    "one Slice twice": STACK.replace("u4)", "u3)") + "y = ReduceMean<axes=[0], keepdims=0>(t)",
-    "one more tensor": STACK.replace("u4)", "u4, z)") + "y = ReduceMean<axes=[0], keepdims=0>(t)",
-    "a stack read elsewhere": STACK
-    + "y1 = ReduceMean<axes=[0], keepdims=0>(t)\nm = ReduceMax<axes=[0], keepdims=0>(t)\ny = Add(y1, m)",
-    "the sum": STACK + "y = ReduceSum<keepdims=0>(t, zero)",
-}
-
-
-@pytest.mark.parametrize("name", STACKED)
-def test_stacks_that_are_no_mean_of_four_slices(name):
-    model = graph(CONV + FOUR + STACKED[name], {**CORNERS, "zero": [0], "z": (1, 1, 32, 6, 6)})
-    rewrite(model, 0)
-
-
-@pytest.mark.parametrize(("opset", "pairs"), [(9, 0), (10, 1)])
-def test_slices_have_strides_from_opset_10_on(opset, pairs):
-    if opset == 9:
-        body = CONV + "s1 = Slice<axes=[2], starts=[0], ends=[6]>(h)\ns2 = Slice<axes=[2], starts=[6], ends=[12]>(h)\n"
-        model = graph(body + "t = Add(s1, s2)\ny = Mul(t, half)", {"half": np.float32(0.5)}, opset=9)
-    else:
-        body, constants = SLICES["rows, then columns"]
-        model = graph(CONV + body, constants, opset=10)
-    rewrite(model, pairs)
-
-
-@pytest.mark.parametrize("step", [1, 2])
-def test_slices_of_one_axis_that_name_the_other(step):
-    ends, starts = {"e": [LAST, LAST], "a": [2, 3]}, {"f": [0, 0], "r": [1, 0]}
-    body = CONV + "s1 = Slice(h, f, e, a, s)\ns2 = Slice(h, r, e, a, s)\nt = Add(s1, s2)\ny = Div(t, two)"
-    model = graph(body, {**ends, **starts, "s": [2, step], "two": np.float32(2)})
-    pool = next(node for node in rewrite(model, 1).graph.node if node.op_type == "AveragePool")
-    assert next(list(item.ints) for item in pool.attribute if item.name == "kernel_shape") == [2, 1]
-
-
-@pytest.mark.parametrize(("end", "pairs"), [(2**31 - 1, 1), (2**31 - 2, 0), (LAST, 1)])
-def test_slices_that_name_the_channels_keep_all_of_them(end, pairs):
-    """Exporters write the largest int32 or int64 for the end of an axis."""
-    rows = {"e": [end, end], "a": [1, 2], "f": [0, 0], "r": [0, 1], "s": [1, 2], "two": np.float32(2)}
-    body = CONV + "s1 = Slice(h, f, e, a, s)\ns2 = Slice(h, r, e, a, s)\nt = Add(s1, s2)\ny = Div(t, two)"
-    rewrite(graph(body, rows), pairs)
-
-
 UNPADDED = {  # poolings whose auto_pad or ceil_mode changes nothing, and the map they are of
     "SAME as TensorFlow writes it": ('kernel_shape=[2,2], strides=[2,2], auto_pad="SAME_UPPER"', "12,12"),
     "SAME of one element, open size": ('kernel_shape=[1,1], auto_pad="SAME_LOWER"', "H,W"),
@@ -334,21 +183,6 @@ def test_padding_that_is_none(name):
         assert site.status == "rewritten"
     else:  # exact, and no gain
         assert "saves nothing" in site.reason or "one element" in site.reason
-
-
-@pytest.mark.parametrize("zeros", ["ConstantOfShape(n)", "Expand(nothing, n)"])
-def test_slices_added_to_zeros_of_their_own_shape(zeros):
-    """As scripted loops start their sums."""
-    body = CONV + FOUR + f"n = Shape(s1)\nz = {zeros}\nt0 = Add(z, s1)\n" + CHAIN.replace("s1", "t0") + "y = Mul(t3, k)"
-    result = rewrite(graph(body, {**QUARTER, "nothing": np.float32(0)}), 1)
-    assert operators(result.graph) == DIRECT
-
-
-@pytest.mark.parametrize("zeros", ["ConstantOfShape(n)", "Expand(nothing, n)"])
-def test_zeros_of_a_shape_known_at_run_time_alone(zeros):
-    body = CONV + FOUR + f"n = Shape(s1)\nz = {zeros}\nt0 = Add(z, s1)\n" + CHAIN.replace("s1", "t0") + "y = Mul(t3, k)"
-    result = rewrite(graph(body, {**QUARTER, "nothing": np.float32(0)}, inputs="float[N,16,12,12] x"), 1)
-    assert operators(result.graph) == DIRECT
 
 
 GLOBAL = {
@@ -462,35 +296,6 @@ def test_what_the_plugin_has_no_fast_kernel_for(conv, shape, sizes, fused):
     first = graph(f"h = {pool}(x)\ny = {conv.replace('(x', '(h')}", given, **types)
     kept = convpool.optimize(first, fuse_pool_conv=True)
     assert not kept.changed and "expected 1, for which" in kept.report.sites[0].reason.replace("at most 2", "1")
-
-
-@pytest.mark.parametrize(("pads", "lowering"), [(0, "convavgpool"), (1, "fused")])
-def test_pads_that_onnxruntime_moves_through_a_transpose(pads, lowering):
-    """A Pad in TensorFlow's layout comes to stand in front of the box mean, whose window they may reach with its own."""
-    order = {"last": "[0,2,3,1]", "first": "[0,3,1,2]"}
-    body = f"t = Transpose<perm={order['last']}>(x)\nq = Pad(t, p)\nu = Transpose<perm={order['first']}>(q)\n"
-    model = graph(f"{body}h = Conv<pads={[pads] * 4}>(u, w)\ny = {POOL}(h)", {"p": [0, 1, 1, 0, 0, 1, 1, 0]})
-    assert [site.lowering for site in convpool.optimize(model).report.sites] == [lowering]
-
-
-@pytest.mark.parametrize("before", ["", "t = Relu(x)\n"])
-def test_pads_behind_which_alone_a_transpose_stands_stay_where_they_are(before):
-    """onnxruntime moves a Transpose to another one only."""
-    body = f"{before}q = Pad({'t' if before else 'x'}, p)\nu = Transpose<perm=[0,3,1,2]>(q)\nh = Conv(u, w)\ny = {POOL}(h)"
-    given = {"w": (32, 16, 5, 5), "p": [0, 2, 2, 0, 0, 2, 2, 0]}
-    result = rewrite(graph(body, given, inputs="float[1,12,12,16] x"), 1, "convavgpool")
-    assert "ConvAvgPool" in operators(result.graph)
-    assert convpool.verify(graph(body, given, inputs="float[1,12,12,16] x"), result).passed
-
-
-def test_a_pad_behind_a_transpose_whose_order_a_function_is_given():
-    functions = f"""<domain: "local", opset_import: ["": 17]>
-      moved <order> (x, w, p) => (y) {{ t = Transpose<perm=[0,2,3,1]>(x) q = Pad(t, p) u = Transpose<perm: ints = @order>(q)
-        h = Conv<pads=[1,1,1,1]>(u, w) y = {POOL}(h) }}"""
-    model = graph(
-        "y = local.moved<order=[0,3,1,2]>(x, w, p)", {"p": [0, 0, 1, 0, 0, 0, 1, 0]}, functions=functions, imports=', "local": 1'
-    )
-    assert not convpool.optimize(model).changed
 
 
 def test_maps_beside_a_convolution_count_with_their_own_channels():

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Means that are no average over windows, or none that can be moved: each with its reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import convpool
+from tests.support.models import graph, operators
+from tests.support.rewriting import rewrite
+
+CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
+LAST = 2**63 - 1
+BOX = {"quarter": np.full((32, 1, 2, 2), 0.25, np.float32)}
+AXES = {"zero": [0], "one": [1], "end": [LAST], "two": [2], "rows": [2], "columns": [3], "half": np.float32(2)}
+HALF = {"r": np.zeros(0, np.float32), "scales": np.array([1, 1, 0.5, 0.5], np.float32)}
+
+
+def resize(attributes: str = "", source: str = "h", inputs: str = "r, scales") -> str:
+    """A linear Resize to y."""
+    return f'y = Resize<mode="linear"{attributes}>({source}, {inputs})'
+
+
+DIRECT = {"AveragePool": 1, "Conv": 1}
+REJECTS: dict[str, tuple[str, dict, dict, str]] = {  # body, constants, what `graph` is given, the reason
+    "activation before": (
+        CONV + "r = Relu(h)\nm = ReduceMean<axes=[3]>(r)\ny = ReduceMean<axes=[2]>(m)",
+        {},
+        {},
+        "Relu 'r': between convolution and pooling; got Relu, expected linear operators only",
+    ),
+    "computed axes": (
+        CONV + "f = Reshape(h, s)\ny = ReduceMean(f, a)",
+        {"s": [0, 0, -1]},
+        {"inputs": "float[1,16,12,12] x, int64[1] a", "outputs": "float[a,b,c] y", "opset": 18},
+        "ReduceMean 'y': axes; got a computed tensor, expected a constant",
+    ),
+    "open size flattened": (
+        "h = Conv(x, w)\nf = Reshape(h, s)\ny = ReduceMean<axes=[2]>(f)",
+        {"s": [0, 0, -1], "w": (32, 16, 1, 1)},
+        {"inputs": "float[1,16,H,W] x", "outputs": "float[a,b,c] y"},
+        "Reshape 'f': sizes of a Reshape; got unknown, expected static sizes",
+    ),
+    "open size summed": (
+        "h = Conv(x, w)\ny = ReduceSum(h, a)",
+        {"a": [2, 3], "w": (32, 16, 1, 1)},
+        {"inputs": "float[1,16,H,W] x"},
+        "ReduceSum 'y': elements of a ReduceSum; got an unknown number, expected static sizes",
+    ),
+    "one axis of open size": (
+        "h = Conv(x, w)\ny = ReduceMean<axes=[3]>(h)",
+        {"w": (32, 16, 1, 1)},
+        {"inputs": "float[1,16,12,W] x"},
+        "ReduceMean 'y': size averaged; got unknown, expected static sizes",
+    ),
+    "axes that are cut across": (
+        CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[3]>(f)",
+        {"s": [1, 32, 9, 16]},
+        {},
+        "Reshape 'f': shape of a Reshape; got [1, 32, 9, 16], expected axes split in two, or joined",
+    ),
+    "batch and channels joined": (
+        CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[1]>(f)",
+        {"s": [-1, 144]},
+        {"inputs": "float[2,16,12,12] x", "outputs": "float[a,b] y"},
+        "Reshape 'f': shape of a Reshape; got [64, 144], expected axes split in two, or joined",
+    ),
+    "the outer part of an axis": (
+        CONV + "v = Reshape(h, s)\ny = ReduceMean<axes=[2,4], keepdims=0>(v)",
+        {"s": [1, 32, 2, 6, 2, 6]},
+        {},
+        "ReduceMean 'y': positions averaged on spatial axis 0; got others, expected whole windows side by side",
+    ),
+    "parts kept apart": (
+        CONV + "v = Reshape(h, s)\ny = ReduceMean<axes=[3,5]>(v)",
+        {"s": [1, 32, 6, 2, 6, 2]},
+        {"outputs": "float[a,b,c,d,e5,f] y"},
+        "ReduceMean 'y': axes of the average; got others, expected batch, channels and space, in order",
+    ),
+    "channels last, kept": (
+        CONV + "t = Transpose<perm=[0,2,3,1]>(h)\ny = ReduceMean<axes=[1,2]>(t)",
+        {},
+        {},
+        "ReduceMean 'y': axes of the average; got others, expected batch, channels and space, in order",
+    ),
+    "shuffled channels": (
+        CONV + "v = Reshape(h, s)\nt = Transpose<perm=[0,2,1,3]>(v)\nu = Reshape(t, d)\ny = ReduceMean<axes=[2,3]>(u)",
+        {"s": [1, 2, 16, 144], "d": [1, 32, 12, 12]},
+        {},
+        "ReduceMean 'y': axes of the average; got others, expected batch, channels and space, in order",
+    ),
+    "one channel, flattened": (
+        CONV + "f = Flatten(h)\ny = ReduceMean<axes=[1]>(f)",
+        {"w": (1, 16, 3, 3)},
+        {"inputs": "float[2,16,12,12] x", "outputs": "float[a,b] y"},
+        "Conv 'h': saves nothing as convavgpool; got 144 multiply-adds and 20,736 additions after 20,736 and 144, "
+        "expected a saving, an addition of a pooling taken as 8 multiply-adds",
+    ),
+    "one channel, flattened by a negative axis": (
+        CONV + "f = Flatten<axis=-3>(h)\ny = ReduceMean<axes=[1]>(f)",
+        {"w": (1, 16, 3, 3)},
+        {"inputs": "float[2,16,12,12] x", "outputs": "float[a,b] y"},
+        "Conv 'h': saves nothing as convavgpool; got 144 multiply-adds and 20,736 additions after 20,736 and 144, "
+        "expected a saving, an addition of a pooling taken as 8 multiply-adds",
+    ),
+    "flattened with the channels": (
+        CONV + "f = Flatten<axis=2>(h)\ny = ReduceMean<axes=[1]>(f)",
+        {},
+        {"inputs": "float[2,16,12,12] x", "outputs": "float[a,b] y"},
+        "ReduceMean 'y': axes of the average; got others, expected batch, channels and space, in order",
+    ),
+    "rows and columns exchanged": (
+        CONV + "t = Transpose<perm=[0,1,3,2]>(h)\nv = Reshape(t, s)\ny = ReduceMean<axes=[3,5], keepdims=0>(v)",
+        {"s": [1, 32, 6, 2, 6, 2]},
+        {},
+        "ReduceMean 'y': axes of the average; got others, expected batch, channels and space, in order",
+    ),
+    "SpaceToDepth of an open size": (
+        CONV + "d = SpaceToDepth<blocksize=2>(h)\ny = ReduceMean<axes=[2,3]>(d)",
+        {},
+        {"inputs": "float[1,16,H,W] x"},
+        "SpaceToDepth 'd': sizes of a SpaceToDepth; got unknown, or not its blocks', expected multiples of the block size",
+    ),
+    "a view read elsewhere": (
+        CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[2]>(f)\nz = Relu(f)",
+        {"s": [0, 0, -1]},
+        {"outputs": "float[a,b,c] y, float[d,e,f] z"},
+        "Reshape 'f': readers; got a reader outside the average, expected none",
+    ),
+    "Resize, nearest": (
+        CONV + resize().replace("linear", "nearest"),
+        HALF,
+        {},
+        "Resize 'y': mode; got nearest, expected linear",
+    ),
+    "Resize, cubic": (CONV + resize().replace("linear", "cubic"), HALF, {}, "Resize 'y': mode; got cubic, expected linear"),
+    "Resize, antialias": (CONV + resize(", antialias=1"), HALF, {"opset": 18}, "Resize 'y': antialias; got 1, expected 0"),
+    "Resize, asymmetric": (
+        CONV + resize(', coordinate_transformation_mode="asymmetric"'),
+        HALF,
+        {},
+        "Resize 'y': coordinate_transformation_mode; got asymmetric, expected half_pixel or pytorch_half_pixel",
+    ),
+    "Resize, align_corners": (
+        CONV + resize(', coordinate_transformation_mode="align_corners"'),
+        HALF,
+        {},
+        "Resize 'y': coordinate_transformation_mode; got align_corners, expected half_pixel or pytorch_half_pixel",
+    ),
+    "Resize of opset 10": (
+        CONV + resize(inputs="scales"),
+        HALF,
+        {"opset": 10},
+        "Resize 'y': coordinate_transformation_mode; got asymmetric, expected half_pixel or pytorch_half_pixel",
+    ),
+    "Resize of an odd size": (
+        CONV + resize(),
+        HALF,
+        {"inputs": "float[1,16,12,13] x"},
+        "Resize 'y': size halved; got [12, 13], expected even numbers; runtimes scale odd ones differently",
+    ),
+    "Resize of an open size": (
+        CONV + resize(),
+        HALF,
+        {"inputs": "float[1,16,12,W] x"},
+        "Resize 'y': size of the Resize's input; got unknown, expected static spatial sizes",
+    ),
+    "Resize to one element": (
+        CONV + resize(', coordinate_transformation_mode="pytorch_half_pixel"'),
+        HALF,
+        {"inputs": "float[1,16,2,12] x"},
+        "Resize 'y': elements that pytorch_half_pixel leaves; got 1, expected more",
+    ),
+    "Resize to a quarter": (
+        CONV + resize(),
+        {**HALF, "scales": np.array([1, 1, 0.25, 0.25], np.float32)},
+        {},
+        "Resize 'y': scales; got [1.0, 1.0, 0.25, 0.25], expected 1/2 or 1 on spatial axes",
+    ),
+    "Resize of channels": (
+        CONV + resize(),
+        {**HALF, "scales": np.array([1, 0.5, 0.5, 0.5], np.float32)},
+        {},
+        "Resize 'y': scales; got [1.0, 0.5, 0.5, 0.5], expected 1/2 or 1 on spatial axes",
+    ),
+    "box filter with pads": (
+        CONV + "y = Conv<strides=[2,2], pads=[1,1,1,1], group=32>(h, ninth)",
+        {"ninth": np.full((32, 1, 3, 3), 1 / 9, np.float32)},
+        {},
+        "Conv 'y': pooling pads; got [1, 1, 1, 1], expected no padding",
+    ),
+    "box filter with a bias": (
+        CONV + "y = Conv<strides=[2,2], group=32>(h, quarter, k)",
+        {**BOX, "k": (32,)},
+        {},
+        "Conv 'y': bias of a box filter; got numbers, expected none, or zeros",
+    ),
+    "box filter larger than the map": (
+        CONV + "y = Conv<pads=[0,0,1,1], group=32>(h, quarter)",
+        {**BOX, "quarter": np.full((32, 1, 13, 13), 0.25, np.float32)},
+        {},
+        "Conv 'y': window; got [13, 13], expected no larger than the feature map, [12, 12]",
+    ),
+    "half precision that the sum exceeds": (
+        "h = Conv(x, w)\ny = ReduceSum(h, a)",
+        {"a": [2, 3], "w": np.ones((4, 2, 1, 1), np.float16)},
+        {"inputs": "float16[1,2,256,257] x", "outputs": "float16[a,b,c,d] y"},
+        "ReduceSum 'y': factor of the average; got 65792.0, expected a number that the type has",
+    ),
+}
+UNREPORTED = {  # no averages over windows
+    "over channels": (CONV + "y = ReduceMean<axes=[1]>(h)", {}, {}),
+    "over everything": (CONV + "y = ReduceMean<keepdims=0>(h)", {}, {"outputs": "float y"}),
+    "over everything, kept": (CONV + "y = ReduceMean(h)", {}, {}),
+    "over a group's channels": (
+        CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[2]>(f)",
+        {"s": [1, 4, -1]},
+        {"outputs": "float[a,b,c] y"},
+    ),
+    "over channels that SpaceToDepth gives": (
+        CONV + "d = SpaceToDepth<blocksize=2>(h)\nv = Reshape(d, s)\ny = ReduceMean<axes=[2], keepdims=0>(v)",
+        {"s": [1, 2, 64, 6, 6]},
+        {},
+    ),
+    "a depthwise convolution": (CONV + "y = Conv<strides=[2,2], group=32>(h, k)", {"k": (32, 1, 2, 2)}, {}),
+    "a depthwise convolution with other numbers for a channel": (
+        CONV + "y = Conv<strides=[2,2], group=32>(h, k)",
+        {"k": np.repeat(np.array([0.25, 0.5], np.float32), 64).reshape(32, 1, 2, 2)},
+        {},
+    ),
+    "a factor per channel": (CONV + "y = Conv<group=32>(h, k)", {"k": np.full((32, 1, 1, 1), 0.25, np.float32)}, {}),
+    "a sum of channels": (CONV + "y = Conv(h, k)", {"k": np.full((8, 32, 2, 2), 0.25, np.float32)}, {}),
+    "Slices without a factor's reciprocal": (
+        CONV + "s1 = Slice(h, zero, end, rows, two)\ns2 = Slice(h, one, end, rows, two)\nt = Add(s1, s2)\ny = Mul(t, never)",
+        {**AXES, "rows": [2], "two": [2], "never": np.float32(0)},
+        {},
+    ),
+    "behind a Squeeze of the batch": (
+        CONV + "f = Squeeze(h, zero)\ny = ReduceMean<axes=[1,2]>(f)",
+        {"zero": [0]},
+        {"outputs": "float[a,b,c] y"},
+    ),
+    "Resize with computed sizes": (
+        CONV + 'y = Resize<mode="linear">(h, r, , sizes)',
+        {"r": np.zeros(0, np.float32)},
+        {"inputs": "float[1,16,12,12] x, int64[4] sizes"},
+    ),
+    "Resize that keeps the aspect ratio": (
+        CONV + 'y = Resize<mode="linear", keep_aspect_ratio_policy="not_larger">(h, , , six)',
+        {"six": [1, 32, 6, 6]},
+        {"opset": 18},
+    ),
+    "Resize of axes of a tensor of unknown rank": (
+        CONV + 'y = Resize<mode="linear", axes=[2,3]>(h, , halves)',
+        {"halves": np.array([0.5, 0.5], np.float32)},
+        {"inputs": "float[] x", "opset": 18},
+    ),
+    "Resize of an open size to a known one": (
+        CONV + 'y = Resize<mode="linear">(h, r, , six)',
+        {"r": np.zeros(0, np.float32), "six": [1, 32, 6, 6]},
+        {"inputs": "float[1,16,H,12] x"},
+    ),
+    "Resize to twice the size": (CONV + resize(), {**HALF, "scales": np.array([1, 1, 2, 2], np.float32)}, {}),
+}
+
+
+@pytest.mark.parametrize("name", REJECTS)
+def test_reason(name):
+    body, constants, given, expected = REJECTS[name]
+    model = graph(body, constants, **given)
+    result = convpool.optimize(model, check=0)
+    assert [(site.status, site.reason) for site in result.report.sites] == [("rejected", expected)]
+    assert result.model.SerializeToString() == model.SerializeToString()
+
+
+@pytest.mark.parametrize("name", UNREPORTED)
+def test_what_is_no_average_over_windows(name):
+    body, constants, given = UNREPORTED[name]
+    model = graph(body, constants, **given)
+    result = convpool.optimize(model, check=0)
+    assert not result.report.sites and result.model.SerializeToString() == model.SerializeToString()
+
+
+def test_a_mean_over_channels_behind_one_over_space_stays():
+    body = CONV + "m = ReduceMean<axes=[2,3]>(h)\ny = ReduceMean<axes=[1]>(m)"
+    assert operators(rewrite(graph(body), 1).graph) == {**DIRECT, "ReduceMean": 1}
+
+
+def test_the_type_of_a_factor_has_to_be_known():
+    body = "z = local.some(x)\nh = Conv<kernel_shape=[2,2]>(z, v)\ny = Conv<strides=[2,2], group=32>(h, ones)"
+    model = graph(f"v = local.some(x)\n{body}", {"ones": np.ones((32, 1, 2, 2), np.float32)}, imports=', "local": 1')
+    (site,) = convpool.optimize(model, check=0).report.sites
+    assert site.reason == "Conv 'y': type of the average; got unknown, expected a known one"

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pads in front of a pair: those that go into the convolution, and those that onnxruntime would move."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import convpool
+from convpool.check.session import make_session
+from convpool.ir.model import LoadedModel
+from tests.support.models import graph, operators
+from tests.support.rewriting import POOL, rewrite
+
+DIRECT = {"AveragePool": 1, "Conv": 1}
+PADS = {  # Pads and the convolution behind them
+    "Pad": ("c = Pad(x, two)\np = Conv(c, w)", True),
+    "Pad and padding": ("c = Pad(x, two)\np = Conv<pads=[1,1,1,1]>(c, w)", True),
+    "SAME": ('c = Pad(x, two)\np = Conv<auto_pad="SAME_UPPER">(c, w)', True),
+    "two and an Identity": ("a = Pad(x, two)\nb = Identity(a)\nc = Pad(b, two)\np = Conv(c, w)", True),
+    "of ones": ("c = Pad(x, two, one)\np = Conv(c, w)", False),
+    "that crops": ("c = Pad(x, crop)\np = Conv(c, w)", False),
+}
+
+
+@pytest.mark.parametrize("lowering", ["convavgpool", "direct", "fused"])
+@pytest.mark.parametrize("name", PADS)
+def test_pads_in_front_go_into_the_convolution(name, lowering):
+    body, gone = PADS[name]
+    constants = {"two": [0, 0, 2, 2, 0, 0, 2, 2], "crop": [0, 0, -1, 0, 0, 0, 0, 0], "one": np.float32(1)}
+    result = rewrite(graph(f"{body}\ny = {POOL}(p)", constants), 1, lowering)
+    assert "Pad" not in operators(result.graph) if gone else operators(result.graph)["Pad"] == 1
+    make_session(LoadedModel(result, None, 0), optimize=True)  # merges Pads into the AveragePool behind them
+
+
+@pytest.mark.parametrize(
+    ("between", "taken_out"),
+    [
+        ("d = Mul(c, unit)", True),
+        ("d = Add(nothing, c)", True),
+        ("d = Cast<to=1>(c)", True),
+        ("d = Expand(c, shape)", True),
+        ("d = Mul(c, half)", False),
+        ("d = Sub(nothing, c)", False),
+        ("d = Cast<to=11>(c)\ne = Cast<to=1>(d)", False),
+    ],
+)
+def test_a_pad_behind_what_onnxruntime_takes_out(between, taken_out):
+    """It would be merged into the box mean, which may not be padded by as much as its window."""
+    constants = {
+        "two": [0, 0, 2, 2, 0, 0, 2, 2],
+        "unit": np.float32(1),
+        "nothing": np.float32(0),
+        "half": np.float32(0.5),
+        "shape": [1],
+    }
+    last = "e" if "e = " in between else "d"
+    model = graph(f"c = Pad(x, two)\n{between}\np = Conv({last}, w)\ny = {POOL}(p)", constants)
+    for lowering, kept in (("convavgpool", "convavgpool"), ("direct", "direct"), ("fused", "fused")):
+        result = convpool.optimize(model, lowering=lowering, prologue=False, check=1)
+        (site,) = result.report.sites
+        if taken_out and lowering == "direct":
+            assert site.reason.startswith("Conv 'p': Pad 'c' in front of the box mean; got pads that reach its window")
+        else:
+            assert site.lowering == ("fused" if taken_out else kept)
+        make_session(LoadedModel(result.model, None, 0), optimize=True)
+
+
+def test_a_pad_in_front_that_something_else_reads_stays():
+    body = f"c = Pad(x, two)\np = Conv(c, w)\ny = {POOL}(p)\nz = Relu(c)"
+    constants = {"two": [0, 0, 2, 2, 0, 0, 2, 2]}
+    result = rewrite(graph(body, constants, outputs="float[a,b,c,d] y, float[a,b,c,d] z"), 1)
+    assert operators(result.graph) == {**DIRECT, "Pad": 1, "Relu": 1}
+
+
+@pytest.mark.parametrize(("pads", "lowering"), [(0, "convavgpool"), (1, "fused")])
+def test_pads_that_onnxruntime_moves_through_a_transpose(pads, lowering):
+    """A Pad in TensorFlow's layout comes to stand in front of the box mean, whose window they may reach with its own."""
+    order = {"last": "[0,2,3,1]", "first": "[0,3,1,2]"}
+    body = f"t = Transpose<perm={order['last']}>(x)\nq = Pad(t, p)\nu = Transpose<perm={order['first']}>(q)\n"
+    model = graph(f"{body}h = Conv<pads={[pads] * 4}>(u, w)\ny = {POOL}(h)", {"p": [0, 1, 1, 0, 0, 1, 1, 0]})
+    assert [site.lowering for site in convpool.optimize(model).report.sites] == [lowering]
+
+
+@pytest.mark.parametrize("before", ["", "t = Relu(x)\n"])
+def test_pads_behind_which_alone_a_transpose_stands_stay_where_they_are(before):
+    """onnxruntime moves a Transpose to another one only."""
+    body = f"{before}q = Pad({'t' if before else 'x'}, p)\nu = Transpose<perm=[0,3,1,2]>(q)\nh = Conv(u, w)\ny = {POOL}(h)"
+    given = {"w": (32, 16, 5, 5), "p": [0, 2, 2, 0, 0, 2, 2, 0]}
+    result = rewrite(graph(body, given, inputs="float[1,12,12,16] x"), 1, "convavgpool")
+    assert "ConvAvgPool" in operators(result.graph)
+    assert convpool.verify(graph(body, given, inputs="float[1,12,12,16] x"), result).passed
+
+
+def test_a_pad_behind_a_transpose_whose_order_a_function_is_given():
+    functions = f"""<domain: "local", opset_import: ["": 17]>
+      moved <order> (x, w, p) => (y) {{ t = Transpose<perm=[0,2,3,1]>(x) q = Pad(t, p) u = Transpose<perm: ints = @order>(q)
+        h = Conv<pads=[1,1,1,1]>(u, w) y = {POOL}(h) }}"""
+    model = graph(
+        "y = local.moved<order=[0,3,1,2]>(x, w, p)", {"p": [0, 0, 1, 0, 0, 0, 1, 0]}, functions=functions, imports=', "local": 1'
+    )
+    assert not convpool.optimize(model).changed

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain convolutions, of many channels, as nodes of the operator: `plain_conv`."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import convpool
+from convpool.cli.common import run
+from convpool.cli.optimize import command
+from tests.support.models import graph
+from tests.support.offloaded import (
+    BESIDE,
+    PAIR,
+    POOLED,
+    RELU,
+    STEM,
+    WIDE,
+    WIDE_SHAPES,
+    check_reason,
+    made,
+    windows,
+)
+from tests.support.rewriting import POOL, rewrite
+
+WIDE_INPUT = "float[1,64,8,8] a"
+PLAIN_REFUSED = {
+    "few input channels": (
+        STEM,
+        {"v": (64, 56, 3, 3)},
+        "float[1,56,8,8] a",
+        "input channels; got 56, expected at least 64, a multiple of 8",
+    ),
+    "odd input channels": (
+        STEM,
+        {"v": (64, 68, 3, 3)},
+        "float[1,68,8,8] a",
+        "input channels; got 68, expected at least 64, a multiple of 8",
+    ),
+    "few output channels": (
+        STEM,
+        {"v": (32, 64, 3, 3)},
+        WIDE_INPUT,
+        "output channels; got 32, expected at least 64, a multiple of 8",
+    ),
+    "odd output channels": (
+        STEM,
+        {"v": (100, 64, 3, 3)},
+        WIDE_INPUT,
+        "output channels; got 100, expected at least 64, a multiple of 8",
+    ),
+    "one element": (
+        "s = Conv(x, v)\n",
+        {"v": (64, 64, 1, 1)},
+        WIDE_INPUT,
+        "kernel_shape; got [1, 1], expected more than one element",
+    ),
+    "group": (
+        "s = Conv<group=2>(x, v)\n",
+        {"v": (64, 64, 3, 3)},
+        "float[1,128,8,8] a",
+        "group of a ConvAvgPool; got 2, expected 1, for which the plugin has kernels",
+    ),
+    "computed weights": (
+        STEM,
+        {"v": None},
+        f"{WIDE_INPUT}, float[64,64,3,3] v",
+        "weights; got computed, or an input that a caller may override, expected a constant",
+    ),
+    "Pad": (
+        "t = Sin(k)\np = Pad(x, n, t)\ns = Conv(p, v)\n",
+        {"v": (64, 64, 3, 3), "n": [0, 0, 1, 1, 0, 0, 1, 1], "k": np.zeros((), np.float32)},
+        WIDE_INPUT,
+        "Pad 'p' in front; got pads that the convolution cannot take, expected none",
+    ),
+    "one axis": ("s = Conv(x, v)\n", {"v": (64, 64, 3)}, "float[1,64,8] a", "spatial axes; got 1, expected 2"),
+    "many multiply-adds": (
+        STEM,
+        {"v": (64, 64, 3, 3)},
+        "float[68000,64,8,1] a",
+        "multiply-adds of the batch; got 2.01e+10, expected at most 2.5e+09",
+    ),
+    "open batch": (
+        STEM,
+        {"v": (64, 64, 3, 3)},
+        "float[n,64,8,8] a",
+        "multiply-adds of the batch; got an unknown number, expected at most 2.5e+09",
+    ),
+    "open height": (
+        STEM,
+        {"v": (64, 64, 3, 3)},
+        "float[1,64,h,8] a",
+        "multiply-adds of the batch; got an unknown number, expected at most 2.5e+09",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN_REFUSED)
+def test_reason_of_a_plain_one(name):
+    body, constants, inputs, expected = PLAIN_REFUSED[name]
+    check_reason("plain_conv", name, f"x = Neg(a)\n{body}", constants, inputs, f"Conv 's': {expected}")
+
+
+@pytest.mark.parametrize(("batch", "taken"), [(2, True), (2000, False)])
+def test_input_shapes_say_how_large_an_open_batch_is(batch, taken):
+    model = graph(RELU + PAIR, WIDE_SHAPES, inputs="float[n,64,32,32] x")  # 3.8e7 multiply-adds for an image
+    options = {"check": 0, "input_shapes": {"x": (batch, 64, 32, 32)}}
+    result = convpool.optimize(model, plain_conv=True, **options)
+    assert made(result.model) == (["ConvAvgPoolRelu"] if taken else ["Conv", "Relu"]) + ["ConvAvgPool"]
+    assert result.model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "n"
+    assert made(convpool.optimize(model, **options).model)[0] == "Conv"
+
+
+PLAIN = {
+    "first": (STEM, {}),
+    "strides": ("s = Conv<pads=[1,1,1,1], strides=[2,2]>(x, v)\n", {}),
+    "4x4": ("s = Conv(x, v)\n", {"v": (72, 64, 4, 4), "w": (32, 72, 3, 3)}),
+    "behind a pooling": (POOLED, {}),
+    "zero pads in front": ("p = Pad(x, n)\ns = Conv(p, v)\n", {"n": [0, 0, 1, 1, 0, 0, 1, 1]}),
+    "normalised weights": ("u = Div(v, v)\ns = Conv<pads=[1,1,1,1]>(x, u)\n", {}),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain_convolution(name):
+    body, constants = PLAIN[name]
+    model = graph(body + PAIR, {**WIDE_SHAPES, **constants}, inputs=WIDE)
+    result = rewrite(model, 2, "convavgpool", plain_conv=True)
+    assert made(result)[-2:] == ["ConvAvgPool"] * 2 and "Conv" not in made(result)
+    assert windows(next(node for node in result.graph.node if "s" in node.output))["pool_kernel_shape"] == [1, 1]
+    report = convpool.optimize(model, plain_conv=True).report
+    assert [(site.conv, site.pool, site.pattern, site.status) for site in report.sites] == [
+        ("h", "y", "conv_pool", "rewritten"),
+        ("s", "", "plain_conv", "rewritten"),
+    ]
+
+
+def test_an_activation_behind_a_plain_convolution_stays_with_it():
+    model = graph(RELU + PAIR, WIDE_SHAPES, inputs=WIDE)
+    assert made(rewrite(model, 2, "convavgpool", plain_conv=True)) == ["ConvAvgPoolRelu", "ConvAvgPool"]
+    assert made(rewrite(model, 2, "convavgpool", plain_conv=True, epilogue=False)) == ["ConvAvgPool", "ReluConvAvgPool"]
+    assert made(rewrite(model, 1, "convavgpool")) == ["Conv", "Relu", "ConvAvgPool"]
+
+
+@pytest.mark.parametrize("activation", ["Relu", "LeakyRelu<alpha=0.2>"])
+def test_an_activation_before_a_plain_convolution_goes_into_it(activation):
+    before = f"r = {activation}(x)\n{STEM.replace('(x,', '(r,')}"
+    name = activation.partition("<")[0]
+    result = rewrite(graph(before + PAIR, WIDE_SHAPES, inputs=WIDE), 2, "convavgpool", plain_conv=True)
+    assert made(result) == [f"{name}ConvAvgPool", "ConvAvgPool"]
+    shared = graph(f"{before}g = Conv(r, w)\no = {POOL}(g)\n{PAIR}", WIDE_SHAPES, inputs=WIDE, **BESIDE)
+    assert sorted(made(rewrite(shared, 3, "convavgpool", plain_conv=True))) == ["ConvAvgPool", *[f"{name}ConvAvgPool"] * 2]
+
+
+def test_a_map_per_channel_before_a_plain_convolution_stays():
+    body = f"n = BatchNormalization(x, g, g, g, d)\nr = Relu(n)\n{STEM.replace('(x,', '(r,')}{PAIR}"
+    given = {**WIDE_SHAPES, "g": (64,), "d": np.ones(64, np.float32)}
+    model = graph(body, given, inputs=WIDE)
+    result = rewrite(model, 2, "convavgpool", plain_conv=True)
+    assert made(result) == ["BatchNormalization", "Relu", "ConvAvgPool", "ConvAvgPool"]
+    apart = graph(body.replace("r = Relu(n)", "i = Identity(n)\nr = Relu(i)"), given, inputs=WIDE)
+    assert made(rewrite(apart, 2, "convavgpool", plain_conv=True))[-2:] == ["ConvAvgPool", "ConvAvgPool"]
+    assert made(rewrite(result, 0, "convavgpool")) == made(result)  # a later run knows it by its window
+    site = convpool.optimize(model, plain_conv=True).report.sites[1]
+    assert site.beside == (
+        "Relu 'r': prologue; got other elementwise nodes in front of a convolution without a pooling, "
+        "expected only an activation",
+    )
+    body = body.replace(PAIR, f"q = Conv(r, w)\no = {POOL}(q)\n{PAIR}")
+    shared = graph(body, {**WIDE_SHAPES, "g": (64,), "d": np.ones(64, np.float32)}, inputs=WIDE, **BESIDE)
+    assert made(rewrite(shared, 3, "convavgpool", plain_conv=True)) == ["BatchNormalization", "Relu", *["ConvAvgPool"] * 3]
+
+
+@pytest.mark.parametrize("plain_first", [True, False])
+@pytest.mark.parametrize(("kernel", "takes"), [(1, "plain"), (3, "later"), (5, "pair")])
+def test_a_plain_convolution_and_a_pair_meet_in_an_add(kernel, takes, plain_first):
+    """The one with more weights takes the residual, of as many the later one; the Div goes into the weights of both."""
+    plain, pads = ["s = Conv<pads=[1,1,1,1]>(x, v)"], [kernel // 2] * 4
+    pair = [f"h = Conv<pads={pads}>(z, w)", f"p = {POOL}(h)"]
+    body = "\n".join([*(plain + pair if plain_first else pair + plain), "e = Add(p, s)", "d = Div(e, k)", "y = Relu(d)"])
+    constants = {"v": (64, 64, 3, 3), "w": (64, 64, kernel, kernel), "k": np.float32(1.5)}
+    result = rewrite(graph(body, constants, inputs=f"{WIDE}, float[1,64,16,16] z"), 2, "convavgpool", plain_conv=True)
+    assert made(result) == ["ConvAvgPool", "ConvAvgPoolAddRelu"]
+    first, last = result.graph.node
+    assert windows(last)["pool_kernel_shape"] == ([1, 1] if takes == "plain" or takes == "later" and not plain_first else [2, 2])
+    assert last.input[-1] == first.output[0]
+
+
+def test_a_residual_that_no_node_of_the_operator_gives():
+    body = f"{RELU}e = Conv<pads=[1,1,1,1]>(s, u)\nt = Add(e, x)\n{PAIR.replace('(s,', '(t,')}"
+    model = graph(body, {**WIDE_SHAPES, "u": (64, 64, 3, 3)}, inputs=WIDE)
+    assert made(rewrite(model, 3, "convavgpool", plain_conv=True)) == ["ConvAvgPoolRelu", "ConvAvgPoolAdd", "ConvAvgPool"]
+
+
+AVERAGES = {
+    "an activation between": ("r = Relu(s)\no = GlobalAveragePool(r)\n", True),
+    "other readers": (f"o = {POOL}(s)\n", True),
+    "not exact to move": (f"q = Conv<pads=[1,1,1,1]>(x, v)\no = {POOL[:-1]}, pads=[1,1,1,1]>(q)\n", True),
+    "exact, but saves nothing": ("q = Conv<pads=[1,1,1,1]>(x, v)\no = AveragePool<kernel_shape=[2,2]>(q)\n", False),
+}
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_an_average_behind_a_plain_convolution_leaves_it_only_where_it_could_move(name):
+    average, taken = AVERAGES[name]
+    report = convpool.optimize(graph(STEM + average + PAIR, WIDE_SHAPES, inputs=WIDE, **BESIDE), plain_conv=True).report
+    rewritten = {site.conv for site in report.sites if site.status == "rewritten"}
+    conv = "q" if "q =" in average else "s"
+    assert (conv in rewritten) == taken and {"h", "s"} <= rewritten
+    assert any((site.conv, site.status) == (conv, "rejected") and site.pattern != "plain_conv" for site in report.sites)
+
+
+def test_a_plain_convolution_excluded():
+    result = convpool.optimize(graph(RELU + PAIR, WIDE_SHAPES, inputs=WIDE), plain_conv=True, exclude="c")
+    assert [(site.conv, site.pattern, site.status) for site in result.report.sites] == [
+        ("h", "conv_pool", "rewritten"),
+        ("c", "plain_conv", "excluded"),
+    ]
+    assert made(result.model) == ["Conv", "Relu", "ConvAvgPool"]
+
+
+def test_command_line_of_plain_convolutions(tmp_path, capsys):
+    onnx.save(graph(RELU + PAIR, WIDE_SHAPES, inputs=WIDE), tmp_path / "in.onnx")
+    assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "--plain-conv"]) == 0
+    assert made(onnx.load(tmp_path / "in.convpool.onnx")) == ["ConvAvgPoolRelu", "ConvAvgPool"]
+    assert "  -  ConvAvgPoolRelu with Relu  " in capsys.readouterr().out
