@@ -60,6 +60,12 @@ REJECTS: dict[str, tuple[str, dict, dict, str]] = {  # body, constants, what `gr
         {},
         "Reshape 'f': shape of a Reshape; got [1, 32, 9, 16], expected axes split in two, or joined",
     ),
+    "channels that take of the batch": (
+        CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[2]>(f)",
+        {"s": [-1, 64, 144]},
+        {"inputs": "float[2,16,12,12] x", "outputs": "float[a,b,c] y"},
+        "Reshape 'f': shape of a Reshape; got [1, 64, 144], expected axes split in two, or joined",
+    ),
     "batch and channels joined": (
         CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[1]>(f)",
         {"s": [-1, 144]},

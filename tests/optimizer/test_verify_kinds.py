@@ -30,6 +30,21 @@ def test_strings_are_equal_or_not():
     assert not found.passed and [output.max_abs_error for output in found.outputs] == [np.inf]
 
 
+def test_sequences_of_other_lengths():
+    """Of one tensor, or of two."""
+    models = []
+    for inputs in ("x", "x, x"):
+        model = graph(f"y = SequenceConstruct({inputs})", inputs="float[2] x", outputs="float[2] y")
+        kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [2]))
+        model.graph.output[0].CopyFrom(helper.make_value_info("y", kind))
+        models.append(model)
+    one, two = models
+    assert convpool.verify(two, two).passed
+    for first, second in ((one, two), (two, one)):
+        (output,) = convpool.verify(first, second).outputs
+        assert not output.passed and output.max_abs_error == np.inf
+
+
 def maps(factor: float, labels: str = "[3,5]") -> onnx.ModelProto:
     """A model that gives a sequence of dictionaries."""
     nodes = [
