@@ -14,6 +14,7 @@ from convpool.errors import ModelError, OptionError, OutputError, TensorRTError
 from convpool.tensorrt import build_engine, builder
 from convpool.tensorrt.build_progress import interruptible, monitor_of
 from convpool.tensorrt.prepare import is_plugin_node
+from convpool.tensorrt.profiles import typical_shapes
 from models.generators import generate
 from tests.support.pretended_tensorrt import Flag, TacticSource, pretended_tensorrt
 
@@ -107,6 +108,37 @@ def test_open_inputs_get_profiles(trt):
 def test_profiles_that_no_input_can_have(trt, profile, message):
     with pytest.raises(OptionError, match=message):
         build_engine(generate("wgan_gp_small", batch="dynamic"), trt=trt, profiles=[profile])
+
+
+def test_the_first_profile_s_typical_shapes():
+    least, typical, most = [1, 3], [2, 3], [4, 3]
+    assert typical_shapes([]) == {}
+    assert typical_shapes([{"x": (least, typical, most), "z": ([1],) * 3}, {"x": ([9, 9],) * 3}]) == {"x": [2, 3], "z": [1]}
+    for unusable in ((least, most), (least, [0, 3], most), (least, [2.5, 3], most)):
+        assert typical_shapes([{"x": unusable, "z": ([1],) * 3}]) == {"z": [1]}
+
+
+@pytest.mark.parametrize(
+    ("version", "precision", "kind", "typed"),
+    [
+        ("8.6.1", "fp32", TensorProto.FLOAT, False),
+        ("9.3.0", "fp32", TensorProto.FLOAT, False),
+        ("10.0.0", "fp32", TensorProto.FLOAT, True),
+        ("10.0.0", "fp16", TensorProto.FLOAT16, True),
+        ("11.0.0", "bf16", TensorProto.BFLOAT16, True),
+    ],
+)
+def test_types_come_by_the_model_or_by_flags(monkeypatch, version, precision, kind, typed):
+    """From 10 on a network has the types of its model: so the model gets those of the precision."""
+    trt = pretended_tensorrt(version)
+    monkeypatch.setattr(builder, "load_plugin", lambda trt: None)
+    trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED = 3
+    engine = build_engine(generate("wgan_gp_small", batch=2), precision=precision, lowering="auto", trt=trt)
+    model = onnx.load_from_string(engine.plan)
+    weights = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    assert {weights[node.input[1]] for node in model.graph.node if node.op_type == "Conv"} == {kind}
+    assert [network.flags for network in trt.networks] == [0b1000 if typed else 1]
+    assert trt.configs[0].flags & {Flag.FP16} == set()
 
 
 def test_steps_of_a_build_are_handed_on_until_that_fails():
