@@ -123,6 +123,12 @@ FORMS: dict[str, tuple[str, dict, dict, dict]] = {  # body, constants, what `gra
         FLAT,
         SQUEEZED,
     ),
+    "axes reversed twice": (
+        CONV + "t = Transpose(h)\nu = Transpose(t)\ny = ReduceMean<axes=[2,3]>(u)",
+        {},
+        {},
+        DIRECT,
+    ),
     "tokens": (
         CONV + "f = Reshape(h, s)\nt = Transpose<perm=[0,2,1]>(f)\ny = ReduceMean<axes=[1], keepdims=0>(t)",
         {"s": [0, 0, -1]},

@@ -144,6 +144,29 @@ def test_a_pad_in_a_body_between_transposes(name):
     assert ("ConvAvgPool" in operators(then)) == moves
 
 
+@pytest.mark.parametrize(("before", "moves"), [("", False), ("t = Relu(a)\n", False), ("r = Constant<value_int=1>()\n", False)])
+def test_a_pad_in_a_function_between_transposes(before, moves):
+    """What a call gives may come from a Transpose."""
+    source = "t" if "Relu" in before else "a"
+    functions = f"""<opset_import: ["": 17], domain: "local">
+    net (a, w, p) => (z) {{ {before} q = Pad({source}, p) u = Transpose<perm=[0,3,1,2]>(q) h = Conv(u, w) z = {POOL}(h) }}"""
+    constants = {"w": (32, 16, 5, 5), "p": [0, 2, 2, 0, 0, 2, 2, 0]}
+    body = "o = Transpose<perm=[0,2,3,1]>(x)\ny = local.net(o, w, p)"
+    model = graph(body, constants, functions=functions, imports=', "local": 1')
+    result = convpool.optimize(model, check=1)
+    function = next(item for item in result.model.functions if item.name == "net")
+    assert ("ConvAvgPool" in operators(function)) == moves
+
+
+def test_names_that_a_function_has_are_not_taken_again():
+    functions = f"""<opset_import: ["": 17], domain: "local">
+    net (a, w) => (b) {{ b_pooled_input = Neg(a) c = Conv<pads=[1,1,1,1]>(b_pooled_input, w) b = {POOL}(c) }}"""
+    model = graph("y = local.net(x, w)", functions=functions, imports=', "local": 1')
+    result = rewrite(model, 1)
+    names = [name for node in result.functions[0].node for name in node.output]
+    assert len(names) == len(set(names)) == 3 and "b_pooled_input" in names
+
+
 SAME_ORIGIN = {
     "a factor": ("m = Mul(x, k)", True),
     "a factor first": ("m = Mul(k, x)", True),

@@ -66,6 +66,13 @@ def test_a_pad_behind_what_onnxruntime_takes_out(between, taken_out):
         make_session(LoadedModel(result.model, None, 0), optimize=True)
 
 
+def test_a_pad_in_front_that_is_an_output_stays():
+    body = f"c = Pad(x, two)\np = Conv(c, w)\ny = {POOL}(p)"
+    outputs = "float[a,b,c,d] y, float[e,f,g,h] c"
+    result = rewrite(graph(body, {"two": [0, 0, 2, 2, 0, 0, 2, 2]}, outputs=outputs), 1)
+    assert operators(result.graph) == {**DIRECT, "Pad": 1}
+
+
 def test_a_pad_in_front_that_something_else_reads_stays():
     body = f"c = Pad(x, two)\np = Conv(c, w)\ny = {POOL}(p)\nz = Relu(c)"
     constants = {"two": [0, 0, 2, 2, 0, 0, 2, 2]}

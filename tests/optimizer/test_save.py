@@ -249,10 +249,12 @@ def test_an_interruption_in_place_loses_nothing(tmp_path, monkeypatch, layout, s
     assert_loads(path)
 
 
+@pytest.mark.parametrize("lowering", ["direct", "fused"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_nothing_is_left_behind_by_a_failure(tmp_path, monkeypatch, layout):
+def test_nothing_is_left_behind_by_a_failure(tmp_path, monkeypatch, layout, lowering):
+    """direct: the weights are copied, in a folder that is made for them."""
     (tmp_path / "b").mkdir()
-    result = convpool.optimize(make(tmp_path / "a", "deep/w.bin"), check=0, lowering="fused")
+    result = convpool.optimize(make(tmp_path / "a", "deep/w.bin"), check=0, lowering=lowering)
     replace = os.replace
 
     def fail(source, target):

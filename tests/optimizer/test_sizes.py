@@ -57,6 +57,13 @@ def test_a_target_of_a_reshape_that_follows_from_shapes(name):
         assert operators(result.graph)["AveragePool"] == 1
 
 
+def test_what_a_caller_picks_of_a_shape_is_not_known():
+    body = "p = Gather(s, e)\nt = Concat<axis=0>(p, tail)"
+    model = graph(f"{CONV}{body}\n{MEAN}", CONSTANTS, inputs="float[N,16,12,12] x, int64[1] e", outputs="float[a,b,c] y")
+    (site,) = convpool.optimize(model, check=0, lowering="direct").report.sites
+    assert site.conv == "h"
+
+
 @pytest.mark.parametrize(("size", "known"), [(12, True), (13, True), ("W", False)])
 def test_a_target_from_all_sizes(size, known):
     """Positions as a product of what Gather picks."""

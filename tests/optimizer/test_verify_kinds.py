@@ -88,6 +88,15 @@ def test_what_random_inputs_cannot_be_made_for():
         convpool.verify(model, model)
 
 
+def test_unusable_inputs_are_refused_even_where_nothing_is_rewritten():
+    model = graph("y = Relu(x)")
+    assert not convpool.optimize(model, input_shapes={"x": [1, 16, 12, 12]}).changed
+    with pytest.raises(OptionError, match="input shape: no input 'q'; expected one of x"):
+        convpool.optimize(model, input_shapes={"q": [1]})
+    with pytest.raises(OptionError, match="data: array 'q'; expected inputs x"):
+        convpool.optimize(model, data={"q": np.zeros(1, np.float32)})
+
+
 def test_data_that_lack_an_input(tmp_path):
     model = graph("y = Add(x, z)", inputs="float[2] x, float[2] z", outputs="float[2] y")
     with pytest.raises(OptionError, match="data: no array for input 'z'; got x"):
