@@ -194,15 +194,22 @@ bool creators_answer_v2() { return creators_answer<V2>(); }
 bool run_v2(void *library, Gpu &gpu) {
     version_number = 8600;
     if (!find_creators<V2>(library)) return false;
-    bool kept = false, restricted = false;
-    for (const Around &around : {Around{}, some_variants().back().around})
+    bool kept = false, restricted = false, sums_packed = false;
+    std::set<int32_t> packed_ids;
+    std::vector<convpool_tactic_info> infos(convpool_tactics(nullptr, 0));
+    infos[0].struct_size = sizeof infos[0];
+    convpool_tactics(infos.data(), static_cast<int32_t>(infos.size()));
+    for (const convpool_tactic_info &info : infos)
+        if (info.packed) packed_ids.insert(info.id);
+    for (const Attributes &of : {Attributes{}, packed(), some_variants().back()})
         for (int32_t kernel : {1, 3})
             for (int64_t channels : {32, 64, 256})
                 for (int64_t size : {8, 16}) {
-                    Attributes a = with(around);  // Conv, then a pooling of 2x2, as the operator says it
+                    Attributes a = of;  // Conv, then a pooling of 2x2, as the operator says it
                     a.pool_pads = {0, 0, 0, 0};
                     a.kernel = {kernel, kernel};
                     a.pads = std::vector<int32_t>(4, kernel / 2);
+                    if (!of.accumulation.empty()) std::swap(a.pads, a.pool_pads);  // as the kernels that sum so take them
                     const convpool_problem largest = problem_of(a, 64, channels, 2 * channels, {size, size}, CONVPOOL_F16,
                                                                 CONVPOOL_CHANNELS_LAST, CONVPOOL_CHANNELS_LAST, true);
                     auto wanted = [&](int64_t n, size_t limit, int32_t &tactic) {
@@ -211,6 +218,7 @@ bool run_v2(void *library, Gpu &gpu) {
                         size_t bytes = 0;
                         CHECK(convpool_default_tactic(&problem, 0, 0, 0, limit, &tactic) == CONVPOOL_OK);
                         CHECK(convpool_workspace_bytes(&problem, tactic, &bytes) == CONVPOOL_OK);
+                        sums_packed = sums_packed || packed_ids.count(tactic) > 0;
                         return bytes;
                     };
                     int32_t id = 0;
@@ -223,6 +231,7 @@ bool run_v2(void *library, Gpu &gpu) {
                     };
                     kept = check_weight_cache(gpu, largest, context, chosen, granted) || kept;
                 }
+    CHECK(sums_packed);
     CHECK(restricted);  // some batch alone would have taken more workspace than there is
     return kept;
 }

@@ -194,18 +194,20 @@ bool creators_answer_v3() { return creators_answer<V3>(); }
 bool run_v3(void *library, Gpu &gpu) {
     version_number = 101600;
     if (!find_creators<V3>(library)) return false;
-    bool kept = false;
+    bool kept = false, sums_packed = false;
     const Attributes plain{};
     struct Case {
         Attributes attributes;
         int64_t channels;
     };  // of 60 channels, weights and box means both need memory
-    for (const Case &one : {Case{plain, 64}, {plain, 60}, {some_variants().front(), 64}, {some_variants().back(), 64}}) {
+    for (const Case &one :
+         {Case{plain, 64}, {plain, 60}, {packed(), 64}, {some_variants().front(), 64}, {some_variants().back(), 64}}) {
         Attributes a = one.attributes;
         const auto layout = one.channels % 8 == 0 ? CONVPOOL_CHANNELS_LAST : CONVPOOL_CHANNELS_FIRST;
         const convpool_problem largest = problem_of(a, 4, one.channels, 128, {16, 24}, CONVPOOL_F16, layout, layout, true);
         for (const convpool_tactic_info &info : all_tactics()) {
             if (convpool_supports(&largest, info.id, 0, 0) != CONVPOOL_OK) continue;
+            sums_packed = sums_packed || info.packed;
             auto context = [&](bool constant) {
                 a.constant_weights = {constant};
                 return gpu_context<V3>(gpu, a, largest, info.id, context_of);
@@ -215,6 +217,7 @@ bool run_v3(void *library, Gpu &gpu) {
             kept = check_weight_cache(gpu, largest, context, [&](const convpool_problem &) { return info.id; }, bytes) || kept;
         }
     }
+    CHECK(sums_packed);
     return kept;
 }
 
