@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
+import convpool
 from tests.support.cuda_target import NARROW, TAIL, for_cuda, layouts
 from tests.support.models import graph, operators
 from tests.support.rewriting import POOL
@@ -137,3 +138,16 @@ def test_a_mean_over_space_counts_against_channels_last(readers, last):
     result = for_cuda(graph(text, CONSTANTS, inputs="float[4,16,64,64] x", outputs=outputs))
     assert layouts(result.model) == ([2] + [3] * readers if last else [0, 0])
     assert ("ReduceMean" in operators(result.model.graph)) == last
+
+
+def test_a_norm_with_parameters_of_another_type():
+    """From opset 15 on those of a half-precision map may be float32; what they become has the map's type."""
+    half = {name: NARROW[name].astype(np.float16) for name in ("w", "k")}
+    body = f"{TAIL}\na = Softsign(p)\nn = BatchNormalization(a, g, b, m, d)\nq = Softsign(n)\n{PAIRS}"
+    outputs = ", ".join(f"float16[A,B,C,D] y{i}" for i in range(READERS))
+    model = graph(body, {**CONSTANTS, **half}, inputs="float16[4,16,64,64] x", outputs=outputs)
+    result = convpool.optimize(model, target="cuda", check=0).model
+    kinds = {tensor.name: tensor.data_type for tensor in result.graph.initializer}
+    maps = [node for node in result.graph.node if node.op_type in ("Mul", "Add")]
+    assert [node.op_type for node in maps] == ["Mul", "Add"] and layouts(result) == [2] + [3] * READERS
+    assert {kinds[node.input[1]] for node in maps} == {onnx.TensorProto.FLOAT16}

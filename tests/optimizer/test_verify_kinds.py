@@ -88,6 +88,16 @@ def test_what_random_inputs_cannot_be_made_for():
         convpool.verify(model, model)
 
 
+def test_a_result_that_cannot_be_checked_is_not_given():
+    body = "h = Conv<pads=[1,1,1,1]>(x, w)\ny = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)\nn = SequenceLength(s)"
+    model = graph(body, inputs="float[1,16,12,12] x, float[2] s", outputs="float[a,b,c,d] y, int64 n")
+    sequence = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [2]))
+    model.graph.input[1].CopyFrom(helper.make_value_info("s", sequence))
+    assert convpool.optimize(model, check=0).changed
+    with pytest.raises(ModelError, match="input 's': not a tensor; give it as data or switch the check off"):
+        convpool.optimize(model)
+
+
 def test_unusable_inputs_are_refused_even_where_nothing_is_rewritten():
     model = graph("y = Relu(x)")
     assert not convpool.optimize(model, input_shapes={"x": [1, 16, 12, 12]}).changed
