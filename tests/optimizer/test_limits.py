@@ -10,7 +10,7 @@ import pytest
 import convpool
 from convpool.check.inputs import OPEN_SIZES
 from convpool.ir import schema
-from tests.support.cuda_target import TAIL, for_cuda, wide
+from tests.support.cuda_target import NARROW, TAIL, for_cuda, wide
 from tests.support.models import graph, operators, random_feeds, weights
 from tests.support.rewriting import PAIR, POOL, rewrite
 from tests.support.sessions import run
@@ -156,6 +156,33 @@ def test_a_pad_in_a_function_between_transposes(before, moves):
     result = convpool.optimize(model, check=1)
     function = next(item for item in result.model.functions if item.name == "net")
     assert ("ConvAvgPool" in operators(function)) == moves
+
+
+def test_a_function_of_another_opset_gets_no_more_nodes():
+    """It has one of an earlier run; the operator's function has the main graph's opset, which is newer now."""
+    inner = f"""{TAIL.replace("(x,", "(a,")} q = Softsign(p) m = {POOL}(q) n = Softsign(m) t = Conv<pads=[1,1,1,1]>(n, k)
+    z = {POOL}(t) f = Relu(z) c = Conv<pads=[1,1,1,1]>(f, w) e = Softsign(c) s = GlobalAveragePool(e) d = Flatten(s)
+    v = MatMul(d, g)"""
+    model = graph(
+        "v = local.net(x)\n" + PAIR.replace("h =", "main =").replace("(h)", "(main)"),
+        NARROW,
+        inputs="float[4,16,64,64] x",
+        outputs="float[i,j] v, float[a,b,c,d] y",
+        functions=f"""<opset_import: ["": 17], domain: "local">
+        net (a) => (v) {{ {inner} }}""",
+        imports=', "local": 1',
+    )
+    for name, array in (("g", weights((32, 4))), ("k", NARROW["k"]), ("w", NARROW["w"])):
+        constant = onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(array))
+        model.functions[0].node.insert(0, constant)
+    written = convpool.optimize(model, check=0, exclude="main").model
+    for opset, kept in ((17, False), (18, True)):
+        next(entry for entry in written.opset_import if not entry.domain).version = opset
+        result = convpool.optimize(written, target="cuda", check=0)
+        found = operators(next(item for item in result.model.functions if item.name == "net"))
+        assert ("MatMul" in found, "Conv" in found, "AveragePool" in found) == (kept, kept, kept)
+        operator_nodes = sum(count for name, count in found.items() if "ConvAvgPool" in name)
+        assert operator_nodes == (2 if kept else 5) and result.report.summary.rewritten > 0
 
 
 def test_names_that_a_function_has_are_not_taken_again():
