@@ -11,6 +11,7 @@ torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
 
 import convpool.torch  # noqa: E402
+from convpool.torch import gradients  # noqa: E402
 
 torch.set_num_threads(1)  # of layers this small more would wait for one another
 FUNCTIONS = {rank: getattr(convpool.torch, f"conv_avg_pool{rank}d") for rank in (1, 2, 3)}
@@ -33,6 +34,21 @@ def test_values_and_two_derivatives(seed):
     given = tensors(layer, seed=seed)
     expected = layer.original(F, *given, *([] if layer.bias else [None]))
     torch.testing.assert_close(function(*given), expected, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(function, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, given, fast_mode=True)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_plain_convolution_and_two_derivatives(seed):
+    layer = random_layer(seed)
+    conv = [layer.conv[name] for name in ("stride", "padding", "dilation", "groups")]
+
+    def function(x, weight, bias=None):
+        return gradients.convolve(x, weight, tuple(conv), bias)
+
+    given = tensors(layer, seed=seed)
+    expected = getattr(F, f"conv{layer.rank}d")(given[0], given[1], given[2] if layer.bias else None, *conv)
+    assert torch.equal(function(*given), expected)
     assert torch.autograd.gradcheck(function, given, fast_mode=True)
     assert torch.autograd.gradgradcheck(function, given, fast_mode=True)
 

@@ -9,34 +9,122 @@ convolution's backward computes the weights' part as a convolution with kernels 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from convpool.torch import plain
 
 Geometry = tuple[Any, Any, Any, int]
 """Strides, padding, dilations and groups, as torch.convolution takes them."""
 
 
-def _backward(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, wanted: list[bool]) -> Any:
+# ---- what the backward passes are made of ----
+
+MANY = 1 << 21
+"""Numbers of a gradient from which on its columns are summed as a product."""
+_sides: dict[Any, torch.cuda.Stream] = {}
+
+
+def wanted(ctx: Any, are_tensors: Sequence[bool]) -> list[bool]:
+    """For each input of a node whether this pass wants its gradient.  A gradient penalty's first pass wants no weights'."""
+    edges = iter(ctx.next_functions)
+    needs = []
+    for required, is_tensor in zip(ctx.needs_input_grad, are_tensors, strict=False):
+        node = next(edges)[0] if is_tensor else None
+        needs.append(required and (node is None or _runs(node)))
+    return needs
+
+
+def _runs(node: Any) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # a leaf that torch.autograd.grad was asked for
+        return True
+
+
+def channel_sums(grad: torch.Tensor) -> torch.Tensor:
+    """A bias's gradient: sums over all axes but the second, in float32, rounded once."""
+    if not _sums_by_product(grad):
+        return grad.sum([0, *range(2, grad.dim())])
+    rows = grad.movedim(1, -1).flatten(0, -2)
+    return torch.mm(rows.new_ones(1, len(rows)), rows, out_dtype=torch.float32)[0].to(grad.dtype)
+
+
+def _sums_by_product(grad: torch.Tensor) -> bool:
+    """Whether a product with ones sums the columns of a gradient: PyTorch's own sum of long ones in 16 bits is slow on a GPU."""
+    if not grad.is_cuda or grad.element_size() != 2 or plain.memory_format(grad) == torch.contiguous_format:
+        return False
+    if type(grad) is not torch.Tensor or torch.is_grad_enabled() or grad.numel() < MANY:
+        return False
+    return not torch.are_deterministic_algorithms_enabled() and hasattr(torch.ops.aten.mm, "dtype")
+
+
+def is_captured(grad: torch.Tensor) -> bool:
+    """Whether a CUDA graph is captured, of a backward pass without derivatives of its own."""
+    return grad.is_cuda and not torch.is_grad_enabled() and torch.cuda.is_current_stream_capturing()
+
+
+def side_by_side(grad: torch.Tensor, first: Callable[[], Sequence[Any]], second: Callable[[], Any]) -> tuple[Any, Any]:
+    """What both give; first: new tensors, or None for some.  On the gradient's device, which is the current one.
+
+    While a CUDA graph is captured they are two branches of it, which the GPU may run at the same time.
+    """
+    if not is_captured(grad):
+        return first(), second()
+    main = torch.cuda.current_stream()
+    side = side_of(main)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        made = first()
+    other = second()
+    main.wait_stream(side)
+    for tensor in made:
+        if tensor is not None:
+            tensor.record_stream(main)  # it was allocated for the side stream
+    return made, other
+
+
+def side_of(main: torch.cuda.Stream, number: int = 0) -> torch.cuda.Stream:
+    """A stream for branches of what is captured on `main`: the one with the number."""
+    key = (main.device, main.cuda_stream, number)
+    if key not in _sides:
+        _sides[key] = torch.cuda.Stream(main.device)
+    return _sides[key]
+
+
+def _backward(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, number: int) -> torch.Tensor:
+    """The gradient of the input (0) or of the weight (1)."""
     strides, padding, dilations, groups = geometry
-    zeros = [0] * len(strides)
-    return torch.ops.aten.convolution_backward(grad, z, weight, None, strides, padding, dilations, False, zeros, groups, wanted)
+    mask = [number == 0, number == 1, False]
+    options = (strides, padding, dilations, False, [0] * len(strides), groups)
+    return torch.ops.aten.convolution_backward(grad, z, weight, None, *options, mask)[number]
+
+
+# ---- functions of autograd ----
 
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+    def forward(ctx: Any, z: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: Geometry) -> torch.Tensor:
         ctx.save_for_backward(z, weight)
-        ctx.geometry = geometry
+        ctx.are_tensors, ctx.geometry = (True, True, bias is not None), geometry
         strides, padding, dilations, groups = geometry
-        return torch.convolution(z, weight, None, strides, padding, dilations, False, [0] * len(strides), groups)
+        return torch.convolution(z, weight, bias, strides, padding, dilations, False, [0] * len(strides), groups)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
-        (z, weight), (grad,) = ctx.saved_tensors, grads
-        d_z = input_gradient(grad, weight, z, ctx.geometry) if ctx.needs_input_grad[0] else None
-        d_weight = weight_gradient(grad, z, weight, ctx.geometry) if ctx.needs_input_grad[1] else None
-        return d_z, d_weight, None
+        z, weight = ctx.saved_tensors
+        needs, grad = wanted(ctx, ctx.are_tensors), dense(grads[0], z, weight)
+        if not is_captured(grad):
+            return *of_convolution(grad, z, weight, ctx.geometry, needs), None
+        (d_weight, d_bias), d_z = side_by_side(
+            grad,
+            lambda: of_parameters(grad, z, weight, ctx.geometry, *needs[1:]),
+            lambda: input_gradient(grad, weight, z, ctx.geometry) if needs[0] else None,
+        )
+        return d_z, d_weight, d_bias, None
 
 
 class _InputGradient(torch.autograd.Function):
@@ -44,13 +132,17 @@ class _InputGradient(torch.autograd.Function):
     def forward(ctx: Any, grad: torch.Tensor, weight: torch.Tensor, like: torch.Tensor, geometry: Geometry) -> torch.Tensor:
         ctx.save_for_backward(grad, weight)
         ctx.geometry = geometry
-        return _backward(grad, like, weight, geometry, [True, False, False])[0]
+        return _backward(grad, like, weight, geometry, 0)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
         (grad, weight), (outer,) = ctx.saved_tensors, grads
-        d_grad = convolve(outer, weight, ctx.geometry) if ctx.needs_input_grad[0] else None
-        d_weight = weight_gradient(grad, outer, weight, ctx.geometry) if ctx.needs_input_grad[1] else None
+        needs = wanted(ctx, (True, True))
+        (d_weight,), d_grad = side_by_side(
+            grad,
+            lambda: (weight_gradient(grad, outer, weight, ctx.geometry) if needs[1] else None,),
+            lambda: convolve(outer, weight, ctx.geometry) if needs[0] else None,
+        )
         return d_grad, d_weight, None, None
 
 
@@ -59,26 +151,66 @@ class _WeightGradient(torch.autograd.Function):
     def forward(ctx: Any, grad: torch.Tensor, z: torch.Tensor, like: torch.Tensor, geometry: Geometry) -> torch.Tensor:
         ctx.save_for_backward(grad, z)
         ctx.geometry = geometry
-        return _backward(grad, z, like, geometry, [False, True, False])[1]
+        return _backward(grad, z, like, geometry, 1)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
         (grad, z), (outer,) = ctx.saved_tensors, grads
-        d_grad = convolve(z, outer, ctx.geometry) if ctx.needs_input_grad[0] else None
-        d_z = input_gradient(grad, outer, z, ctx.geometry) if ctx.needs_input_grad[1] else None
+        needs = wanted(ctx, (True, True))
+        (d_z,), d_grad = side_by_side(
+            grad,
+            lambda: (input_gradient(grad, outer, z, ctx.geometry) if needs[1] else None,),
+            lambda: convolve(z, outer, ctx.geometry) if needs[0] else None,
+        )
         return d_grad, d_z, None, None
 
 
-def convolve(z: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    """The convolution without a bias."""
-    return _Convolve.apply(z, weight, geometry)
+def convolve(z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """The convolution."""
+    return _Convolve.apply(z, weight, bias, geometry)
 
 
 def input_gradient(grad: torch.Tensor, weight: torch.Tensor, like: torch.Tensor, geometry: Geometry) -> torch.Tensor:
     """The gradient at the convolution's input, which has the shape, type and memory order of `like`; its values do not matter."""
+    if not _recorded(grad):
+        return _backward(grad, like, weight, geometry, 0)
     return _InputGradient.apply(grad, weight, like.detach(), geometry)
 
 
 def weight_gradient(grad: torch.Tensor, z: torch.Tensor, like: torch.Tensor, geometry: Geometry) -> torch.Tensor:
     """The gradient at the weights, which are as `like`, from the convolution's input z."""
+    if not _recorded(grad):
+        return _backward(grad, z, like, geometry, 1)
     return _WeightGradient.apply(grad, z, like.detach(), geometry)
+
+
+def _recorded(grad: torch.Tensor) -> bool:
+    """Whether derivatives are recorded for PyTorch's own autograd, and not by a compiler."""
+    return torch.is_grad_enabled() and type(grad) is torch.Tensor
+
+
+def of_parameters(
+    grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, of_weight: bool, of_bias: bool
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients at weight and bias from the convolution's input z, None for those that are not asked for."""
+    return weight_gradient(grad, z, weight, geometry) if of_weight else None, channel_sums(grad) if of_bias else None
+
+
+def of_convolution(
+    grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, needs: Sequence[bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """The gradients at input, weight and bias, None for those that are not asked for; by one call where that is possible."""
+    if _recorded(grad):
+        d_z = input_gradient(grad, weight, z, geometry) if needs[0] else None
+        return d_z, *of_parameters(grad, z, weight, geometry, needs[1], needs[2])
+    strides, padding, dilations, groups = geometry
+    apart = needs[2] and _sums_by_product(grad)
+    mask = [needs[0], needs[1], needs[2] and not apart]
+    options = ([weight.shape[0]], strides, padding, dilations, False, [0] * len(strides), groups)
+    d_z, d_weight, d_bias = torch.ops.aten.convolution_backward(grad, z, weight, *options, mask)
+    return d_z, d_weight, channel_sums(grad) if apart else d_bias
+
+
+def dense(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A gradient as the convolution of x lies in memory, copied once for all who read it."""
+    return grad.contiguous(memory_format=plain.result_format(x, weight))

@@ -98,7 +98,6 @@ def _adjoint_backward(ctx: Any, grad: torch.Tensor) -> tuple:
 def pooled_conv_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
     """Keeps what `pooled_conv_backward` needs."""
     x, weight, bias, scale, shift, residual, *ctx.rest = inputs
-    ctx.bias_size = None if bias is None else list(bias.shape)
     ctx.has_residual = residual is not None
     ctx.are_tensors = [value is not None for value in inputs[:6]]
     epilogue, alpha = inputs[-2:]
@@ -108,23 +107,6 @@ def pooled_conv_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
     ctx.save_for_backward(x, weight, bias, scale, shift, residual if epilogue and kept is None else None, kept)
 
 
-def _needed(ctx: Any) -> list[bool]:
-    """For each tensor of pooled_conv whether this pass wants its gradient.  A gradient penalty's first pass wants no weights'."""
-    edges = iter(ctx.next_functions)
-    needs = []
-    for required, is_tensor in zip(ctx.needs_input_grad, ctx.are_tensors, strict=False):
-        node = next(edges)[0] if is_tensor else None
-        needs.append(required and (node is None or _is_wanted(node)))
-    return needs
-
-
-def _is_wanted(node: Any) -> bool:
-    try:
-        return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # a leaf that torch.autograd.grad was asked for
-        return True
-
-
 def _boxes(grad: torch.Tensor) -> Any:
     """The box mean and its adjoint: operators, or their kernels at once where no derivatives are wanted and nothing looks on."""
     if type(grad) is not torch.Tensor or torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack():
@@ -132,10 +114,8 @@ def _boxes(grad: torch.Tensor) -> Any:
     return kernels if grad.is_cuda else plain
 
 
-def _small_input(x: torch.Tensor, pads: Ints, pool: Sequence[Ints], mean: Any, needed: bool) -> tuple[torch.Tensor, list[int]]:
-    """The small convolution's input and the padding that PyTorch takes; a tensor of its shape where its values do not matter."""
-    if needed:
-        return plain.even_pads(mean(), pads)
+def _like_small_input(x: torch.Tensor, pads: Ints, pool: Sequence[Ints]) -> tuple[torch.Tensor, list[int]]:
+    """A tensor as the small convolution's input, without its values, and the padding that PyTorch takes."""
     sizes, r = plain.pooled_size(x.shape[2:], *pool), len(pads) // 2
     even = list(pads[:r]) == list(pads[r:])
     if not even:
@@ -148,32 +128,39 @@ def pooled_conv_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     x, weight, bias, scale, shift, residual, y = ctx.saved_tensors
     pool, (strides, pads, dilations, groups) = ctx.rest[:4], ctx.rest[4:8]
     prologue, prologue_alpha, epilogue, epilogue_alpha = ctx.rest[8:]
-    needs, boxes = _needed(ctx), _boxes(grad)
+    needs, boxes = gradients.wanted(ctx, ctx.are_tensors), _boxes(grad)
     if epilogue:
         if y is None:
             y = _ops.pooled_conv(x, weight, bias, scale, shift, residual, *ctx.rest[:10], plain.NONE, 0.0)
         grad = plain.activation_backward(grad, y, epilogue, epilogue_alpha)
     through_x = needs[0] or needs[3] or needs[4]
-    d_x = d_scale = d_shift = None
     u = x if scale is None else x * plain.by_channel(scale, x) + plain.by_channel(shift, x)
     gate, slope = (u.detach() if prologue else None), plain.slope_of(prologue, prologue_alpha)
-    z, padding = _small_input(x, pads, pool, lambda: boxes.box_mean(u, gate, slope, *pool), needs[1])
+    like, padding = _like_small_input(x, pads, pool)
     convolution = (strides, padding, dilations, groups)
-    if torch.is_grad_enabled() and type(grad) is torch.Tensor:
-        d_z = gradients.input_gradient(grad, weight, z, convolution) if through_x else None
-        d_weight = gradients.weight_gradient(grad, z, weight, convolution) if needs[1] else None
-        d_bias = grad.sum([0, *range(2, grad.dim())]) if needs[2] else None
-    else:
-        d_z, d_weight, d_bias = torch.ops.aten.convolution_backward(
-            grad, z, weight, ctx.bias_size, strides, padding, dilations, False, [0] * len(strides), groups,
-            [through_x, needs[1], needs[2]],
-        )  # fmt: skip
-    if through_x and d_z is not None:
-        sizes = plain.pooled_size(x.shape[2:], *pool)
-        for axis, (size, begin) in enumerate(zip(sizes, pads[: len(sizes)], strict=True), 2):
+    grad, single = gradients.dense(grad, x, weight), not prologue and plain.is_single(*pool)
+
+    def small_input() -> torch.Tensor:
+        return plain.even_pads(u if single else boxes.box_mean(u, gate, slope, *pool), pads)[0] if needs[1] else like
+
+    def through_boxes(d_z: torch.Tensor) -> torch.Tensor:
+        for axis, (size, begin) in enumerate(zip(plain.pooled_size(x.shape[2:], *pool), pads, strict=False), 2):
             if d_z.shape[axis] != size:
                 d_z = d_z.narrow(axis, begin, size)
-        d_u = boxes.box_mean_adjoint(d_z, gate, slope, x.shape[2:], *pool)
+        return d_z if single else boxes.box_mean_adjoint(d_z, gate, slope, x.shape[2:], *pool)
+
+    if gradients.is_captured(grad):
+        (d_weight, d_bias), d_u = gradients.side_by_side(
+            grad,
+            lambda: gradients.of_parameters(grad, small_input(), weight, convolution, needs[1], needs[2]),
+            lambda: through_boxes(gradients.input_gradient(grad, weight, like, convolution)) if through_x else None,
+        )
+    else:
+        wanted = (through_x, needs[1], needs[2])
+        d_z, d_weight, d_bias = gradients.of_convolution(grad, small_input(), weight, convolution, wanted)
+        d_u = through_boxes(d_z) if through_x else None
+    d_x = d_scale = d_shift = None
+    if d_u is not None:
         d_x = d_u if scale is None else d_u * plain.by_channel(scale, x)
         others = [0, *range(2, x.dim())]
         d_scale = (d_u * x).sum(others) if needs[3] else None

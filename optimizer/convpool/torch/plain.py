@@ -50,6 +50,11 @@ def pooled_size(size: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: 
     return [(size[i] + pads[i] + pads[r + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(r)]
 
 
+def is_single(kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> bool:
+    """Whether the means are the input itself."""
+    return all(k == 1 for k in kernel) and all(s == 1 for s in strides) and not any(pads)
+
+
 def torch_pads(pads: Ints) -> list[int]:
     """Begins and ends in F.pad's order: the last axis first."""
     r = len(pads) // 2
@@ -180,7 +185,8 @@ def pooled_conv(
     if scale is not None and shift is not None:
         x = x * by_channel(scale, x) + by_channel(shift, x)
     gate = x if prologue else None
-    z = mean(x, gate, slope_of(prologue, prologue_alpha), pool_kernel, pool_strides, pool_pads, pool_dilations)
+    window = (pool_kernel, pool_strides, pool_pads, pool_dilations)
+    z = x if not prologue and is_single(*window) else mean(x, gate, slope_of(prologue, prologue_alpha), *window)
     y = convolve(z, weight, bias, strides, pads, dilations, groups)
     if residual is not None:
         y = y + residual
