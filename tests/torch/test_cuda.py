@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -13,7 +14,9 @@ torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
 
 import convpool.torch  # noqa: E402
-from convpool.torch import calls, kernels, plain  # noqa: E402
+from convpool.torch import calls, gradients, kernels, plain  # noqa: E402
+from convpool.torch.rewrite.convolutions import convolved  # noqa: E402
+from models.torch_discriminators import SNGAN, WGANGP32, gradient_penalty  # noqa: E402
 
 FUNCTIONS = {rank: getattr(convpool.torch, f"conv_avg_pool{rank}d") for rank in (1, 2, 3)}
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -137,15 +140,8 @@ def test_a_stream(last):
     assert torch.equal(y, expected)
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_a_graph_of_a_training_step(last):
-    layer = convpool.torch.ConvAvgPool2d(32, 64, 3, padding=1, pool_size=2).cuda().half()
-    still = on_gpu((2, 32, 16, 16), torch.float16, last)
-
-    def step():
-        y = layer(still)
-        return y.detach(), torch.autograd.grad(y.float().sum(), [layer.weight])[0]
-
+def replayed(step):
+    """What a CUDA graph of a step gives, step by step, and a function that runs it again."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # cuDNN allocates in its first call
@@ -154,12 +150,88 @@ def test_a_graph_of_a_training_step(last):
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y, grad = step()
-    still.copy_(2 * still)
-    graph.replay()
-    expected = step()
-    assert torch.equal(y, expected[0])
-    torch.testing.assert_close(grad, expected[1], rtol=1e-2, atol=1e-2)
+        found = step()
+    return found, graph.replay
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_graph_of_a_training_step(last):
+    layer = convpool.torch.ConvAvgPool2d(32, 64, 3, padding=1, pool_size=2).cuda().half()
+    still = on_gpu((2, 32, 16, 16), torch.float16, last, grad=True)
+
+    def step():
+        y = layer(still)
+        return y.detach(), *torch.autograd.grad(y.float().sum(), [layer.weight, layer.bias, still])
+
+    found, replay = replayed(step)
+    with torch.no_grad():
+        still.copy_(2 * still)
+    replay()
+    for got, expected in zip(found, step(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_graph_of_a_network_s_gradient_penalty(normed):
+    """Its branches write what the same kernels write one after the other, in every replay."""
+    torch.manual_seed(3)
+    critic = (SNGAN(16, (1, 2, 4)) if normed else WGANGP32(32)).cuda().to(memory_format=torch.channels_last)
+    critic, report = convpool.torch.optimize(critic)
+    assert report.summary.rewritten == (5 if normed else 3)
+    for parametrization in (m for m in critic.modules() if hasattr(m, "n_power_iterations")):
+        parametrization.n_power_iterations = 0  # of vectors that no step changes
+    real, fake = (on_gpu((8, 3, 32, 32), torch.float32, True) for _ in range(2))
+    mix = torch.rand(8, 1, 1, 1, device="cuda")
+
+    def step():
+        loss = gradient_penalty(critic, real, fake, mix) + critic(fake).mean() - critic(real).mean()
+        return loss.detach(), *torch.autograd.grad(loss, list(critic.parameters()))
+
+    found, replay = replayed(step)
+    for _ in range(10):
+        with torch.no_grad():
+            real.copy_(torch.randn_like(real))
+        replay()
+        for got, expected in zip(found, step(), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"in_channels": 3, "out_channels": 16, "kernel_size": 3, "padding": 1},
+        {"in_channels": 32, "out_channels": 64, "kernel_size": 3, "padding": 1},
+        {"in_channels": 16, "out_channels": 8, "kernel_size": (2, 5), "stride": 2, "padding": (0, 3), "dilation": (2, 1)},
+        {"in_channels": 16, "out_channels": 32, "kernel_size": 3, "padding": 1, "groups": 4},
+        {"in_channels": 64, "out_channels": 24, "kernel_size": 1, "bias": False},
+    ],
+)
+def test_a_convolution_beside_pairs(options, last, dtype):
+    torch.manual_seed(11)
+    module = torch.nn.Conv2d(**options, device="cuda", dtype=dtype)
+    exact = copy.deepcopy(module).double()
+    module = module.to(memory_format=torch.channels_last) if last else module
+    x = on_gpu((4, options["in_channels"], 12, 11), dtype, last, grad=True)
+    x64 = x.detach().double().requires_grad_()
+    y, expected = convolved(module, x), exact(x64)
+    terms = max(y[0].numel(), 9 * module.weight[0].numel())
+    assert_near(y, expected, terms)
+    assert y.stride() == module(x).stride()
+    grad = torch.randn_like(expected).to(dtype)
+    got = torch.autograd.grad(y, [x, *module.parameters()], grad)
+    for mine, theirs in zip(got, torch.autograd.grad(expected, [x64, *exact.parameters()], grad.double()), strict=True):
+        assert_near(mine, theirs, terms)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(64, 64, 32, 32), (3, 5, 7, 9), (2, 8, 1, 1), (4, 1, 8, 8), (7, 24, 10), (2, 16, 5, 6, 7)])
+def test_sums_of_channels(shape, dtype):
+    grad = on_gpu(shape, dtype, True)
+    expected = grad.double().sum([0, *range(2, grad.dim())])
+    error = (gradients.channel_sums(grad).double() - expected).abs().max()
+    assert error <= 2 * torch.finfo(dtype).eps * grad.double().abs().sum([0, *range(2, grad.dim())]).max()
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -185,13 +257,13 @@ def test_constant_weights(last):
 
 def test_it_is_deterministic():
     layer = convpool.torch.ConvAvgPool2d(64, 64, 3, padding=1, pool_size=2).cuda().half()
-    x = on_gpu((8, 64, 32, 32), torch.float16, True, grad=True)
+    x = on_gpu((32, 64, 64, 64), torch.float16, True, grad=True)  # so large that biases' gradients may be products
     try:
         torch.use_deterministic_algorithms(True, warn_only=False)
         runs = []
         for _ in range(3):
             y = layer(x)
-            runs.append((y, *torch.autograd.grad(y.float().square().sum(), [x, layer.weight])))
+            runs.append((y, *torch.autograd.grad(y.float().square().sum(), [x, *layer.parameters()])))
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))

@@ -117,6 +117,22 @@ def test_a_hook_that_comes_later_is_called_once_a_call():
     assert len(seen) == 1
 
 
+def test_a_convolution_beside_pairs_has_its_derivatives_and_hooks():
+    module = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding="same"), *pair())
+    changed, _ = optimize(module, X)
+    assert "convolved" in code_of(changed, X) and "pooled_conv" in code_of(changed, X)
+    x = X.clone().requires_grad_()
+    grads = [torch.autograd.grad(item(x).square().sum(), [x, *module.parameters()]) for item in (module, changed)]
+    for expected, got in zip(*grads, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    seen = []
+    changed[0].register_forward_hook(lambda m, args, result: seen.append(tuple(result.shape)))
+    assert_same(module, changed, X)
+    assert seen == [(2, 4, 8, 8)]
+    with torch.no_grad():
+        assert "convolved" not in code_of(changed, X)
+
+
 def test_a_module_that_takes_another_ones_place_runs():
     changed, _ = optimize(pair(), X)
     changed[0] = conv()

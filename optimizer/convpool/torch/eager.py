@@ -17,7 +17,7 @@ from convpool.torch import kernels, operators, plain, transforms
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
-def _unwatched(x: Any, weight: Any, device: str) -> bool:
+def unwatched(x: Any, weight: Any, device: str) -> bool:
     """Whether the tensors are plain ones, and nothing intercepts operators."""
     c = torch._C
     return (
@@ -57,7 +57,7 @@ def _run(tensors: Any, geometry: tuple) -> torch.Tensor:
 def pooled_conv_of(tensors: tuple, geometry: tuple) -> torch.Tensor:
     """pooled_conv of x, weight, bias, scale, shift and residual, and of the other arguments as tuples and numbers."""
     x, weight = tensors[:2]
-    if not _unwatched(x, weight, x.device.type):
+    if not unwatched(x, weight, x.device.type):
         return transforms.pooled_conv(*tensors, *geometry)
     if torch.is_grad_enabled():
         for tensor in tensors:

@@ -22,7 +22,9 @@ from convpool.algebra.refusal import Refusal, refuse
 from convpool.errors import ModelError
 from convpool.options import OptimizeOptions
 from convpool.report import Report
+from convpool.torch.rewrite.branches import compute_weights_first
 from convpool.torch.rewrite.capture import Captured, capture, has_hooks
+from convpool.torch.rewrite.convolutions import give_derivatives
 from convpool.torch.rewrite.planning import FUSED, PAIRS, Unmapped, plan
 from convpool.torch.rewrite.sizes import Sizes, ranks_of, sizes_of
 
@@ -176,6 +178,9 @@ def _planned(root: nn.Module, found: Captured, tensors: list[torch.Tensor], regi
         changed, report = plan(root, found.graph, sizes, options, found.refusal)
     except (Unmapped, ModelError) as error:
         return Planned(None, refusal=refuse("graph of forward", error, "one that the passes take"))
+    if changed and torch.is_grad_enabled():
+        give_derivatives(root, found.graph)
+        compute_weights_first(root, found.graph)
     batch = sizes.batch if sizes is not None else None
     run = function_of(found.graph) if changed else None
     return Planned(run, batch, report, found.refusal)
