@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real networks, original and optimized: outputs, gradients, second gradients, checkpoints, 20 steps of training.
 
-What may differ is derived from PyTorch itself: the original in float32 with two orders of summation (contiguous and channels
-last) against the original in float64.  The optimized one may be four times as far from float64 as the worse of the two, or
-`FLOOR` where both happen to be nearer.  Losses of training are compared with the original's of one order.
+What may differ is derived from PyTorch itself: the original with two orders of summation (contiguous and channels last) against
+the original in float64.  The optimized one may be four times as far from float64 as the worse of the two, or `floor` where both
+happen to be nearer.  Losses of training are compared with the original's of one order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.support.torch import require_torch
+from tests.support.torch import require_cuda, require_torch
 
 torch = require_torch()
 
@@ -25,8 +25,22 @@ from models import torch_discriminators as gans  # noqa: E402
 from models import torch_networks as more  # noqa: E402
 
 TIMES = 4
-FLOOR = 8 * 2.0**-24
 STEPS = 20
+ON_GPU = [("cuda", torch.float32), ("cuda", torch.bfloat16), ("cuda", torch.float16)]
+KINDS = pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), *ON_GPU])
+
+
+@pytest.fixture(autouse=True)
+def exact_products():
+    kept = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = kept
+
+
+def floor(dtype):
+    """Of differences relative to a tensor's largest value."""
+    return 4 * torch.finfo(dtype).eps
 
 
 @dataclass(frozen=True)
@@ -57,11 +71,13 @@ NETWORKS = {
 }
 
 
-def made(name):
+def made(name, device="cpu", dtype=torch.float32):
     """The module in training mode, and an input; the same at each call."""
+    if device == "cuda":
+        require_cuda()
     torch.manual_seed(17)
     network = NETWORKS[name]
-    return network.make().train(), torch.randn(network.shape)
+    return network.make().train().to(device, dtype), torch.randn(network.shape).to(device, dtype)
 
 
 def everything(module, x):
@@ -74,8 +90,8 @@ def everything(module, x):
     first = torch.autograd.grad(loss, (x, *parameters), retain_graph=True, allow_unused=True)
     second = torch.autograd.grad(penalty, parameters, allow_unused=True)
     kinds = {"outputs": [y, loss], "gradients": [slope, *first], "second gradients": [penalty, *second]}
-    zero = torch.zeros(1)  # of what does not enter
-    return {kind: [zero.double() if t is None else t.detach().double() for t in tensors] for kind, tensors in kinds.items()}
+    zero = torch.zeros(1, dtype=torch.float64)  # of what does not enter
+    return {kind: [zero if t is None else t.detach().double().cpu() for t in tensors] for kind, tensors in kinds.items()}
 
 
 def distance(found, reference):
@@ -96,22 +112,24 @@ def channels_last(module, x):
     return module, x.contiguous(memory_format=layout)
 
 
+@KINDS
 @pytest.mark.parametrize("name", NETWORKS)
-def test_outputs_and_derivatives(name):
-    module, x = made(name)
+def test_outputs_and_derivatives(name, device, dtype):
+    module, x = made(name, device, dtype)
     exact = everything(copy.deepcopy(module).double(), x.double())
     own = [everything(copy.deepcopy(module), x), everything(*channels_last(module, x))]
     changed, report = optimize(copy.deepcopy(module), x)
     assert report.summary.rewritten == NETWORKS[name].pairs, [(s.conv, s.status, s.reason) for s in report.sites]
     found = everything(changed, x)
     for kind, reference in exact.items():
-        bound = max(TIMES * max(distance(result[kind], reference) for result in own), FLOOR)
+        bound = max(TIMES * max(distance(result[kind], reference) for result in own), floor(dtype))
         assert distance(found[kind], reference) <= bound, kind
 
 
+@KINDS
 @pytest.mark.parametrize("name", NETWORKS)
-def test_inference_fused(name):
-    module, x = made(name)
+def test_inference_fused(name, device, dtype):
+    module, x = made(name, device, dtype)
     with torch.no_grad():
         for _ in range(2):  # running means, and the vectors of spectral norm
             module(x)
@@ -121,7 +139,7 @@ def test_inference_fused(name):
         own = [module(x).double(), other(nhwc).double()]
         changed, report = optimize(module, x)
         distances = [float((y.double() - exact).abs().max() / exact.abs().max()) for y in (*own, changed(x))]
-    assert distances[2] <= max(TIMES * max(distances[:2]), FLOOR)
+    assert distances[2] <= max(TIMES * max(distances[:2]), floor(dtype))
     if NETWORKS[name].pairs and name not in ("LeNet-5", "StyleGAN 64x64"):  # parameters stand behind their pairs
         assert any(site.absorbed for site in report.sites)
 
@@ -147,18 +165,19 @@ def losses(module, x):
     generator = torch.Generator().manual_seed(29)
     found = []
     for _ in range(STEPS):
-        batch = x + torch.randn(x.shape, generator=generator)
+        batch = x + torch.randn(x.shape, generator=generator).to(x.device)
         optimizer.zero_grad(set_to_none=True)
         loss = F.softplus(-module(batch)).mean()
         loss.backward()
         optimizer.step()
-        found.append(loss.detach().double())
+        found.append(loss.detach().double().cpu())
     return torch.stack(found)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "DenseNet-121"])
-def test_training_follows_the_original(name):
-    module, x = made(name)
+def test_training_follows_the_original(name, device):
+    module, x = made(name, device)
     x = x[..., : NETWORKS[name].trained, : NETWORKS[name].trained]
     own = losses(copy.deepcopy(module), x)
     changed, _ = optimize(copy.deepcopy(module), x)
@@ -166,4 +185,4 @@ def test_training_follows_the_original(name):
         float((found - own).abs().max() / own.abs().max()) for found in (losses(*channels_last(module, x)), losses(changed, x))
     ]
     assert own[0] != own[-1]
-    assert far[1] <= max(TIMES * far[0], STEPS * FLOOR)
+    assert far[1] <= max(TIMES * far[0], STEPS * floor(torch.float32))
