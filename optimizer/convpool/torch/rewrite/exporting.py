@@ -18,7 +18,7 @@ import torch
 from onnx import ModelProto, numpy_helper
 
 from convpool.algebra.geometry import ConvSpec, PoolSpec
-from convpool.algebra.parts import EPILOGUES, OP_TYPE, PROLOGUES, Parts
+from convpool.algebra.parts import EPILOGUES, PROLOGUES, Parts
 from convpool.errors import OptionError
 from convpool.ir import schema
 from convpool.ir.protos import attributes, is_op, opset_of
@@ -117,8 +117,7 @@ def _pooled_conv(
     transposed = opset.Transpose(weight, perm=schema.channels_last_perm(conv.rank))
     given = {"X": x, "W": transposed, "B": bias, "scale": scale, "shift": shift, "R": residual}
     schema.register_schema()
-    version = schema.VERSION if parts.op_type == OP_TYPE else schema.FUSED_VARIANTS_VERSION
-    operators = onnxscript.values.Opset(schema.DOMAIN, version)
+    operators = onnxscript.values.Opset(schema.DOMAIN, schema.version_of(parts))
     inputs = [given[name] for name in parts.inputs]
     values = {name: value.decode() if isinstance(value, bytes) else value for name, value in attributes(node).items()}
     return getattr(operators, parts.op_type)(*inputs, **values)
