@@ -17,6 +17,7 @@ import convpool.torch  # noqa: E402
 from convpool.torch import calls, gradients, kernels, plain  # noqa: E402
 from convpool.torch.rewrite.convolutions import convolved  # noqa: E402
 from models.torch_discriminators import SNGAN, WGANGP32, gradient_penalty  # noqa: E402
+from tests.support.packed_layer import PackedLayer  # noqa: E402
 
 FUNCTIONS = {rank: getattr(convpool.torch, f"conv_avg_pool{rank}d") for rank in (1, 2, 3)}
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -288,3 +289,28 @@ def test_autocast():
     assert y.dtype == torch.bfloat16
     y.float().sum().backward()
     assert x.grad.dtype == torch.float32 and layer.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_packed_sums(dtype):
+    """Against float64, eager and captured, with and without derivatives."""
+    layer = PackedLayer(dtype)
+    x, w, b = (torch.from_numpy(array).to("cuda", getattr(torch, dtype)) for array in (layer.x, layer.w, layer.b))
+    x, w = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
+    results: dict[str, list] = {}
+    for accumulation in ("default", "packed"):
+
+        def run(accumulation=accumulation, x=x):
+            return FUNCTIONS[2](x, w, b, padding=1, pool_size=2, accumulation=accumulation)
+
+        trained = run(x=x.clone().requires_grad_())
+        trained.sum().backward()
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad():
+            eager = run()
+            with torch.cuda.graph(graph):
+                captured = run()
+        graph.replay()
+        results[accumulation] = [t.detach().float().cpu().numpy() for t in (eager, captured, trained)]
+        assert all((y == results[accumulation][0]).all() for y in results[accumulation])
+    layer.check(results["packed"][0], results["default"][0])

@@ -13,8 +13,9 @@ number for each axis.  Weights are PyTorch's: [M, C/groups, kernel...].
         x, weight, bias, scale, shift, residual,                # bias [M], scale and shift [C], residual of Y's shape: or None
         pool_kernel, pool_strides, pool_pads, pool_dilations,   # of the box mean, which counts its zero padding
         strides, pads, dilations, groups,                       # of the convolution, over the pooled tensor
-        prologue, prologue_alpha, epilogue, epilogue_alpha)     # activations: 0 none, 1 ReLU, 2 LeakyReLU of slope alpha,
+        prologue, prologue_alpha, epilogue, epilogue_alpha,     # activations: 0 none, 1 ReLU, 2 LeakyReLU of slope alpha,
                                                                 # and behind the convolution 3 Tanh, 4 Sigmoid
+        accumulation=0)                                         # 1: kernels may sum windows of 16-bit types in that type
 
     Y = epilogue(conv(box_mean(prologue(scale * X + shift)), weight, bias) + residual)
 

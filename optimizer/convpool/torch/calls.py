@@ -16,6 +16,7 @@ from convpool.cuda import Plan, Problem, library, tactics
 from convpool.torch import constant, plain
 
 KEPT = 4096
+ACCUMULATIONS = tuple(library.ACCUMULATIONS)
 NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 _ACTIVATIONS = (None, "relu", "leaky_relu", "tanh", "sigmoid")
 _TENSORS_BYTES = library.PACK_TENSORS.__self__.size  # type: ignore[attr-defined]
@@ -50,7 +51,7 @@ def _fits(tensors: Tensors, geometry: tuple) -> bool:
 def _problem(tensors: Tensors, geometry: tuple, x_last: bool, y_last: bool) -> Problem:
     x, weight, bias, scale, _, residual = tensors
     pool_kernel, pool_strides, pool_pads, pool_dilations, strides, pads, dilations, groups = geometry[:8]
-    prologue, prologue_alpha, epilogue, epilogue_alpha = geometry[8:]
+    prologue, prologue_alpha, epilogue, epilogue_alpha, accumulation = geometry[8:]
     return Problem(
         n=x.shape[0],
         c=x.shape[1],
@@ -76,6 +77,7 @@ def _problem(tensors: Tensors, geometry: tuple, x_last: bool, y_last: bool) -> P
         prologue_affine=scale is not None,
         prologue_activation=_ACTIVATIONS[prologue],
         prologue_alpha=prologue_alpha,
+        accumulation=ACCUMULATIONS[accumulation],
     )
 
 

@@ -51,7 +51,7 @@ def _run(tensors: Any, geometry: tuple) -> torch.Tensor:
     if not tensors[0].is_cuda:
         return plain.pooled_conv(*tensors, *geometry)
     y = kernels.by_plan(tensors, geometry)
-    return plain.pooled_conv(*(*tensors, *geometry, kernels.box_mean)) if y is None else y
+    return plain.pooled_conv(*tensors, *geometry, mean=kernels.box_mean) if y is None else y
 
 
 def pooled_conv_of(tensors: tuple, geometry: tuple) -> torch.Tensor:

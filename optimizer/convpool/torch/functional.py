@@ -23,13 +23,22 @@ import torch.nn.functional as F
 
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, pool_first
 from convpool.algebra.pads import pad_behind
+from convpool.algebra.parts import ACCUMULATIONS
 from convpool.algebra.refusal import Refusal
 from convpool.errors import OptionError
 from convpool.torch.eager import pooled_conv_of
+from convpool.types import Accumulation
 
 Sizes = int | Sequence[int]
 _CONVS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+def checked(accumulation: Any) -> Any:
+    """The argument accumulation; OptionError for another word."""
+    if accumulation not in tuple(ACCUMULATIONS):
+        raise OptionError(f"accumulation: got {accumulation!r}, expected one of {', '.join(ACCUMULATIONS)}")
+    return accumulation
 
 
 def sizes(name: str, value: Any, rank: int, least: int) -> Ints:
@@ -69,6 +78,7 @@ def pooled_first(
     pool_stride: Ints,
     pool_padding: Ints,
     shifted: bool,
+    accumulation: str = "default",
 ) -> tuple | None:
     """What `pooled_conv` takes behind its tensors: window, convolution, no activations.  None where PyTorch's two operators run.
 
@@ -84,7 +94,7 @@ def pooled_first(
     rank = len(kernel)
     box, rest = pool_first.__wrapped__(conv, PoolSpec(pool, pool_stride, (0,) * (2 * rank), (1,) * rank))
     window = (box.kernel_shape, box.strides, box.pads, box.dilations)
-    return (*window, rest.strides, rest.pads, rest.dilations, groups, 0, 0.0, 0, 0.0)
+    return (*window, rest.strides, rest.pads, rest.dilations, groups, 0, 0.0, 0, 0.0, ACCUMULATIONS[accumulation])
 
 
 def _ceil_adds(size: Sequence[int], described: _Described) -> bool:
@@ -120,6 +130,7 @@ def _describe(
     pool_padding: Any,
     ceil_mode: bool,
     count_include_pad: bool,
+    accumulation: str,
     shifted: bool,
 ) -> _Described:
     if len(kernel) != rank:
@@ -128,10 +139,11 @@ def _describe(
     pool = sizes("pool_size", pool_size, rank, 1)
     pool_strides = pool if pool_stride is None else sizes("pool_stride", pool_stride, rank, 1)
     pool_pads = sizes("pool_padding", pool_padding, rank, 0)
+    checked(accumulation)
     padding = padding if isinstance(padding, str) else sizes("padding", padding, rank, 0)
     first = None
     if count_include_pad or not any(pool_pads):
-        first = pooled_first(kernel, padding, strides, dilations, groups, pool, pool_strides, pool_pads, shifted)
+        first = pooled_first(kernel, padding, strides, dilations, groups, pool, pool_strides, pool_pads, shifted, accumulation)
     pooling = (pool, pool_strides, pool_pads, ceil_mode, count_include_pad)
     return _Described(kernel, (strides, padding, dilations, groups), pooling, first)
 
@@ -140,7 +152,7 @@ _kept = functools.lru_cache(4096)(_describe)  # torch.compile, which would ignor
 
 
 def conv_avg_pool(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
-    """The functions of all ranks; arguments: from stride to count_include_pad, in the functions' order."""
+    """The functions of all ranks; arguments: from stride to accumulation, in the functions' order."""
     described = None
     kernel, shifted = weight.shape[2:], bias is not None
     if not torch.compiler.is_compiling():
@@ -174,9 +186,10 @@ def conv_avg_pool1d(
     pool_padding: Sizes = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
+    accumulation: Accumulation = "default",
 ) -> torch.Tensor:
     """`conv_avg_pool2d` with one spatial axis: x [N, C, L] or [C, L], weight [M, C/groups, k]."""
-    pooling = (pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad)
+    pooling = (pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad, accumulation)
     return conv_avg_pool(1, x, weight, bias, stride, padding, dilation, groups, *pooling)
 
 
@@ -194,6 +207,7 @@ def conv_avg_pool2d(
     pool_padding: Sizes = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
+    accumulation: Accumulation = "default",
 ) -> torch.Tensor:
     """avg_pool2d(conv2d(x, weight, bias, stride, padding, dilation, groups), pool_size, pool_stride, pool_padding), with the
     pooling done first where that is exact.
@@ -206,9 +220,12 @@ def conv_avg_pool2d(
     Differentiable to any order.  Works under autocast, torch.compile, CUDA graphs and torch.func.  float32 is multiplied in TF32
     where torch.backends.cudnn.allow_tf32 says so.
 
+    accumulation: "packed" lets GPU kernels sum pooling windows of float16 and bfloat16 in that type in the forward pass.  It is
+    faster; its largest error in float16 is 3.9e-4 to 5.4e-4 of the largest result, that of "default" 3.3e-4 to 4.8e-4.
+
     Raises OptionError for sizes that describe no convolution or pooling, and what PyTorch's operators raise.
     """
-    pooling = (pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad)
+    pooling = (pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad, accumulation)
     return conv_avg_pool(2, x, weight, bias, stride, padding, dilation, groups, *pooling)
 
 
@@ -226,7 +243,8 @@ def conv_avg_pool3d(
     pool_padding: Sizes = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
+    accumulation: Accumulation = "default",
 ) -> torch.Tensor:
     """`conv_avg_pool2d` with three spatial axes: x [N, C, D, H, W] or [C, D, H, W], weight [M, C/groups, kd, kh, kw]."""
-    pooling = (pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad)
+    pooling = (pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad, accumulation)
     return conv_avg_pool(3, x, weight, bias, stride, padding, dilation, groups, *pooling)

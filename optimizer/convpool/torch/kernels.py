@@ -114,9 +114,9 @@ def by_plan(tensors: Sequence[Any], geometry: tuple) -> torch.Tensor | None:
 def pooled_conv(*inputs: Any) -> torch.Tensor:
     """As `plain.pooled_conv`."""
     y = by_plan(inputs[:6], frozen(inputs[6:]))
-    return plain.pooled_conv(*(*inputs, box_mean)) if y is None else y
+    return plain.pooled_conv(*inputs, mean=box_mean) if y is None else y
 
 
 def frozen(geometry: Sequence[Any]) -> tuple:
-    """The operator's arguments behind the tensors, hashable."""
-    return (*map(tuple, geometry[:7]), *geometry[7:])
+    """The operator's arguments behind the tensors, hashable and complete: PyTorch leaves out a last one that has its default."""
+    return (*map(tuple, geometry[:7]), *geometry[7:12], *(geometry[12:] or (0,)))

@@ -9,13 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from convpool.torch.functional import Sizes, conv_avg_pool, sizes
+from convpool.torch.functional import Sizes, checked, conv_avg_pool, sizes
+from convpool.types import Accumulation
 
 
 class _ConvAvgPool:
     """What the modules share; the class beside it is torch.nn's convolution of the rank."""
 
     rank: int
+    accumulation: Accumulation = "default"  # of modules that an earlier version saved, too
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class _ConvAvgPool:
         pool_padding: Sizes = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
+        accumulation: Accumulation = "default",
     ) -> None:
         convolution: Any = super()
         convolution.__init__(
@@ -45,6 +48,7 @@ class _ConvAvgPool:
         self.pool_stride = self.pool_size if pool_stride is None else sizes("pool_stride", pool_stride, self.rank, 1)
         self.pool_padding = sizes("pool_padding", pool_padding, self.rank, 0)
         self.ceil_mode, self.count_include_pad = ceil_mode, count_include_pad
+        self.accumulation = checked(accumulation)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The pooled convolution of `input`."""
@@ -54,6 +58,7 @@ class _ConvAvgPool:
             x = F.pad(x, conv._reversed_padding_repeated_twice, mode=conv.padding_mode)
             padding = (0,) * self.rank
         pooling: Any = (self.pool_size, self.pool_stride, self.pool_padding, self.ceil_mode, self.count_include_pad)
+        pooling = (*pooling, self.accumulation)
         geometry = (conv.stride, padding, conv.dilation, conv.groups)
         return conv_avg_pool(self.rank, x, conv.weight, conv.bias, *geometry, *pooling)
 
@@ -64,7 +69,8 @@ class _ConvAvgPool:
         if any(self.pool_padding):
             text += f", pool_padding={self.pool_padding}"
         text += ", ceil_mode=True" if self.ceil_mode else ""
-        return text if self.count_include_pad else text + ", count_include_pad=False"
+        text += "" if self.count_include_pad else ", count_include_pad=False"
+        return text if self.accumulation == "default" else f"{text}, accumulation={self.accumulation!r}"
 
 
 class ConvAvgPool1d(_ConvAvgPool, nn.Conv1d):
@@ -77,7 +83,8 @@ class ConvAvgPool2d(_ConvAvgPool, nn.Conv2d):
     """nn.Conv2d, then nn.AvgPool2d, as one layer.
 
     Arguments, parameters and state_dict are nn.Conv2d's; pool_size, pool_stride (None: pool_size), pool_padding, ceil_mode and
-    count_include_pad are nn.AvgPool2d's, by keyword.  What is computed, and how: `convpool.torch.conv_avg_pool2d`.
+    count_include_pad are nn.AvgPool2d's, by keyword.  What is computed, and how, and accumulation:
+    `convpool.torch.conv_avg_pool2d`.
     """
 
     rank = 2

@@ -31,7 +31,7 @@ LIBRARY.define(
 LIBRARY.define(
     "pooled_conv(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? shift, Tensor? residual, int[] pool_kernel, "
     "int[] pool_strides, int[] pool_pads, int[] pool_dilations, int[] strides, int[] pads, int[] dilations, int groups, "
-    "int prologue, float prologue_alpha, int epilogue, float epilogue_alpha) -> Tensor"
+    "int prologue, float prologue_alpha, int epilogue, float epilogue_alpha, int accumulation=0) -> Tensor"
 )
 for _name in ("box_mean", "box_mean_adjoint", "pooled_conv"):
     LIBRARY.impl(_name, getattr(plain, _name), "CompositeExplicitAutograd")
@@ -100,7 +100,7 @@ def pooled_conv_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
     x, weight, bias, scale, shift, residual, *ctx.rest = inputs
     ctx.has_residual = residual is not None
     ctx.are_tensors = [value is not None for value in inputs[:6]]
-    epilogue, alpha = inputs[-2:]
+    epilogue, alpha = inputs[16:18]
     kept = output if epilogue else None
     if epilogue and plain.slope_of(epilogue, alpha) < 0:  # Y does not tell the sign of what it was made of
         kept = None
@@ -127,11 +127,11 @@ def pooled_conv_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     """Gradients for all arguments, None for numbers; differentiable."""
     x, weight, bias, scale, shift, residual, y = ctx.saved_tensors
     pool, (strides, pads, dilations, groups) = ctx.rest[:4], ctx.rest[4:8]
-    prologue, prologue_alpha, epilogue, epilogue_alpha = ctx.rest[8:]
+    prologue, prologue_alpha, epilogue, epilogue_alpha = ctx.rest[8:12]
     needs, boxes = gradients.wanted(ctx, ctx.are_tensors), _boxes(grad)
     if epilogue:
         if y is None:
-            y = _ops.pooled_conv(x, weight, bias, scale, shift, residual, *ctx.rest[:10], plain.NONE, 0.0)
+            y = _ops.pooled_conv(x, weight, bias, scale, shift, residual, *ctx.rest[:10], plain.NONE, 0.0, *ctx.rest[12:])
         grad = plain.activation_backward(grad, y, epilogue, epilogue_alpha)
     through_x = needs[0] or needs[3] or needs[4]
     u = x if scale is None else x * plain.by_channel(scale, x) + plain.by_channel(shift, x)
@@ -166,7 +166,7 @@ def pooled_conv_backward(ctx: Any, grad: torch.Tensor) -> tuple:
         d_scale = (d_u * x).sum(others) if needs[3] else None
         d_shift = d_u.sum(others) if needs[4] else None
     d_residual = grad if ctx.has_residual and needs[5] else None
-    return d_x if needs[0] else None, d_weight, d_bias, d_scale, d_shift, d_residual, *[None] * 12
+    return d_x if needs[0] else None, d_weight, d_bias, d_scale, d_shift, d_residual, *[None] * 13
 
 
 torch.library.register_autograd("convpool::box_mean", _box_mean_backward, setup_context=_box_mean_context, lib=LIBRARY)

@@ -178,9 +178,13 @@ def pooled_conv(
     prologue_alpha: float,
     epilogue: int,
     epilogue_alpha: float,
+    accumulation: int = 0,
+    *,
     mean: Callable[..., torch.Tensor] = box_mean,
 ) -> torch.Tensor:
-    """The operator convpool::pooled_conv: box mean by the function `mean`, then PyTorch's convolution."""
+    """The operator convpool::pooled_conv: box mean by the function `mean`, then PyTorch's convolution.
+
+    accumulation: a permission that nothing here makes use of."""
     out_format = result_format(x, weight)
     if scale is not None and shift is not None:
         x = x * by_channel(scale, x) + by_channel(shift, x)

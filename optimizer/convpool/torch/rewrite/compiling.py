@@ -19,14 +19,17 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from convpool.errors import ModelError
 from convpool.options import OptimizeOptions
+from convpool.torch.functional import checked
 from convpool.torch.rewrite.planning import PAIRS, Unmapped, plan
 from convpool.torch.rewrite.sizes import Known, Sizes
+from convpool.types import Accumulation
 
 
 class PoolFirst(CustomGraphPass):
     """A pass of inductor over a graph before autograd; reports: what it found, graph by graph."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: OptimizeOptions) -> None:
+        self.options = options
         self.reports: list[Any] = []
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -35,7 +38,7 @@ class PoolFirst(CustomGraphPass):
         values: dict[fx.Node, fx.Node] = {}
         try:
             copied.output(copied.graph_copy(graph, values))
-            changed, report = plan(None, copied, _sizes(copied), OptimizeOptions(passes=PAIRS))
+            changed, report = plan(None, copied, _sizes(copied), self.options)
         except (Unmapped, ModelError):
             return
         self.reports.append(report)
@@ -43,16 +46,19 @@ class PoolFirst(CustomGraphPass):
             _put(graph, copied)
 
     def uuid(self) -> Any:
-        """What inductor's cache of compiled graphs tells this pass by: the package's files."""
-        digest = hashlib.sha256()
+        """What inductor's cache of compiled graphs tells this pass by: its option, and the package's files."""
+        digest = hashlib.sha256(str(self.options.accumulation).encode())
         for path in sorted(Path(__file__).parents[1].rglob("*.py")):
             digest.update(path.read_bytes())
         return digest.hexdigest()
 
 
-def compile_options() -> dict[str, Any]:
-    """Options for torch.compile, by which inductor rewrites the pairs that it captures; add others of inductor's to them."""
-    return {"pre_grad_custom_pass": PoolFirst()}
+def compile_options(*, accumulation: Accumulation = "default") -> dict[str, Any]:
+    """Options for torch.compile, by which inductor rewrites the pairs that it captures; add others of inductor's to them.
+
+    accumulation: as of `conv_avg_pool2d`.  Raises OptionError for another one.
+    """
+    return {"pre_grad_custom_pass": PoolFirst(OptimizeOptions(passes=PAIRS, accumulation=checked(accumulation)))}
 
 
 def _sizes(graph: fx.Graph) -> Sizes:

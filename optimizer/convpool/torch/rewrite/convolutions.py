@@ -45,7 +45,7 @@ def convolved(module: nn.modules.conv._ConvNd, x: torch.Tensor, weight: torch.Te
     strides, padding, dilations, groups = module.stride, module.padding, module.dilation, module.groups
     if bias is not None and x.is_cuda and x.element_size() == 2 and plain.memory_format(x) != torch.contiguous_format:
         ones = (1,) * len(strides)
-        window, none = (ones, ones, (0,) * (2 * len(strides)), ones), (0, 0.0, 0, 0.0)
+        window, none = (ones, ones, (0,) * (2 * len(strides)), ones), (0, 0.0, 0, 0.0, 0)
         convolution = (strides, (*padding, *padding), dilations, groups)
         return pooled_conv_of((x, weight, bias, None, None, None), (*window, *convolution, *none))
     if x.requires_grad or weight.requires_grad or bias is not None and bias.requires_grad:

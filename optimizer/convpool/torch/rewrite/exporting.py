@@ -18,7 +18,7 @@ import torch
 from onnx import ModelProto, numpy_helper
 
 from convpool.algebra.geometry import ConvSpec, PoolSpec
-from convpool.algebra.parts import EPILOGUES, PROLOGUES, Parts
+from convpool.algebra.parts import ACCUMULATIONS, EPILOGUES, PROLOGUES, Parts
 from convpool.errors import OptionError
 from convpool.ir import schema
 from convpool.ir.protos import attributes, is_op, opset_of
@@ -99,6 +99,7 @@ def _pooled_conv(
     prologue_alpha: float,
     epilogue: int,
     epilogue_alpha: float,
+    accumulation: int = 0,
 ) -> Any:
     """A node of the operator; the exporter calls this with its tensors in the place of PyTorch's."""
     onnxscript: Any = importlib.import_module("onnxscript")
@@ -111,6 +112,7 @@ def _pooled_conv(
     parts = Parts(scale is not None, *names, float(epilogue_alpha))
     node = schema.make_node(["X", "W"], "Y", pool, conv)
     schema.give_parts(node, parts)
+    schema.give_accumulation(node, tuple(ACCUMULATIONS)[accumulation])
     if bias is None:
         bias = opset.Constant(value=onnxscript.ir.tensor(np.zeros(int(weight.shape[0]), np.float32)))
         bias = opset.CastLike(bias, weight)

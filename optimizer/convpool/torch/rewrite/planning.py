@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from onnx import TensorProto
 from torch import fx, nn
@@ -60,8 +61,7 @@ def plan(
     skeleton = skeleton_of(root, graph, sizes, refusal)
     results: Sequence[fx.Node] = next(node for node in graph.nodes if node.op == "output").all_input_nodes
     given = load(skeleton.model(results))
-    options = OptimizeOptions(passes=options.passes, lowering=options.lowering, exclude=options.exclude, pinned=skeleton.pinned)
-    result = rewrite(given, options, {})
+    result = rewrite(given, replace(options, pinned=skeleton.pinned), {})
     if result.changed:
         rebuild(skeleton, result.model)
     return result.changed, result.report

@@ -174,6 +174,7 @@ class _Rebuilding:
             parts.prologue_alpha,
             ("", *EPILOGUES).index(parts.epilogue),
             parts.epilogue_alpha,
+            schema.accumulation_of(node),
         )
         tensors = (self._read(given["X"]), self._weight(given["W"]), self._bias([given.get("B", "")]), None, None, residual)
         return (*tensors, *map(list, window), conv.group, *codes)

@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from convpool.options import OptimizeOptions
 from convpool.report import Report, SiteReport, Summary
 
 
-def merged(reports: Sequence[tuple[str, Report]], others: Sequence[SiteReport], lowering: str, warnings: Sequence[str]) -> Report:
+def merged(
+    reports: Sequence[tuple[str, Report]], others: Sequence[SiteReport], options: OptimizeOptions, warnings: Sequence[str]
+) -> Report:
     """One report of several, each with the path of its module; names are from the root on.
 
     others: sites of modules that have none.
@@ -27,7 +30,8 @@ def merged(reports: Sequence[tuple[str, Report]], others: Sequence[SiteReport], 
     sites.sort(key=lambda site: site.status != "rewritten")
     summaries = [report.summary for _, report in reports]
     hints = list(dict.fromkeys(hint for _, report in reports for hint in report.hints))
-    return Report(sites, summed(sites, summaries), options={"lowering": lowering}, hints=hints, warnings=[*warnings])
+    asked: dict[str, object] = {"lowering": options.lowering, "accumulation": options.accumulation}
+    return Report(sites, summed(sites, summaries), options=asked, hints=hints, warnings=[*warnings])
 
 
 def summed(sites: Sequence[SiteReport], summaries: Sequence[Summary]) -> Summary:
@@ -46,4 +50,5 @@ def summed(sites: Sequence[SiteReport], summaries: Sequence[Summary]) -> Summary
         found,
         convolutions=sum(summary.convolutions for summary in summaries),
         rewritten_convolutions=sum(summary.rewritten_convolutions for summary in summaries),
+        packed=sum(summary.packed for summary in summaries),
     )

@@ -19,15 +19,22 @@ from convpool.algebra.refusal import Refusal, refuse
 from convpool.errors import ModelError, OptionError
 from convpool.options import OptimizeOptions
 from convpool.report import Report, SiteReport
+from convpool.torch.functional import checked
 from convpool.torch.rewrite.regions import Region, own_class, rewritten_class
 from convpool.torch.rewrite.reports import merged
 from convpool.torch.rewrite.visits import callable_module, calls, is_leaf, outermost, plans, stand_ins
+from convpool.types import Accumulation
 
 Inputs: TypeAlias = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
 
 
 def optimize(
-    module: nn.Module, example_inputs: Inputs = None, *, inplace: bool = False, exclude: str | Sequence[str] = ()
+    module: nn.Module,
+    example_inputs: Inputs = None,
+    *,
+    inplace: bool = False,
+    exclude: str | Sequence[str] = (),
+    accumulation: Accumulation = "default",
 ) -> tuple[nn.Module, Report]:
     """Let a module do its average poolings before the convolutions in front of them, where that is exact and saves work.
 
@@ -38,6 +45,7 @@ def optimize(
     not count.  With them, pairs are found whose average depends on sizes; a plan is made for these sizes, and for others at the
     first call with them.  Without them, pairs are rewritten that are exact for all sizes.
     exclude: a glob pattern or several of names of convolutions and poolings that stay.
+    accumulation: how the pairs sum their pooling windows, as of `conv_avg_pool2d`.
 
     Returns the module and a report with every pair: its names, `status` ("rewritten", "rejected" or "excluded"), `pattern` and
     `reason`, as `convpool.optimize` gives them for ONNX models.  It is about the mode that the module is in: in training what
@@ -53,7 +61,7 @@ def optimize(
         raise OptionError(f"exclude: got {exclude!r}, expected a pattern or several")
     args, kwargs = _call(example_inputs)
     found = module if inplace else _copied(module)
-    work = _Work(OptimizeOptions(exclude=patterns), example_inputs is not None)
+    work = _Work(OptimizeOptions(exclude=patterns, accumulation=checked(accumulation)), example_inputs is not None)
     work.visit(found, "", args, kwargs)
     return found, work.report()
 
@@ -154,4 +162,4 @@ class _Work:
 
     def report(self) -> Report:
         """All reports as one."""
-        return merged(self.reports, self.others, self.options.lowering, self.warnings)
+        return merged(self.reports, self.others, self.options, self.warnings)

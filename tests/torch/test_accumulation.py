@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The argument accumulation: which calls of the operator have it, and what the library is asked."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from tests.support.torch import require_torch
+
+torch = require_torch()
+from torch import nn  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+import convpool.torch  # noqa: E402
+from convpool.errors import OptionError  # noqa: E402
+from convpool.ir import schema  # noqa: E402
+from convpool.torch import calls, compile_options, conv_avg_pool2d, export_onnx, optimize  # noqa: E402
+from convpool.torch.functional import pooled_first  # noqa: E402
+
+GIVEN = [("default", 0), ("packed", 1)]
+FIRST = ((3, 3), 1, (1, 1), (1, 1), 1, (2, 2), (2, 2), (0, 0))
+"""A 3x3 convolution padded by 1 and a pooling of 2x2, for `pooled_first`."""
+
+
+class Seen(TorchDispatchMode):
+    """The accumulation of every pooled_conv while it is on; PyTorch leaves out what is the default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.convpool.pooled_conv.default:
+            self.found.append(args[18] if len(args) > 18 else 0)
+        return func(*args, **(kwargs or {}))
+
+
+def asked(run) -> list[int]:
+    """What calls of the operator in `run` have."""
+    with Seen() as seen:
+        run()
+    return seen.found
+
+
+def network() -> nn.Module:
+    """Two pairs, one with an activation behind it."""
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.pool = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1), nn.AvgPool2d(2)
+
+        def forward(self, x):
+            h = torch.tanh(self.pool(self.first(x)))
+            return self.pool(self.second(h))
+
+    torch.manual_seed(0)
+    return Network().eval()
+
+
+@pytest.mark.parametrize(("accumulation", "number"), GIVEN)
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_functions_and_modules_hand_it_on(rank, accumulation, number):
+    x, w = torch.randn(2, 3, *[8] * rank), torch.randn(4, 3, *[3] * rank)
+    function = getattr(convpool.torch, f"conv_avg_pool{rank}d")
+    assert asked(lambda: function(x, w, padding=1, pool_size=2, accumulation=accumulation)) == [number]
+    assert asked(lambda: function(x, w, padding=1, pool_size=2)) == [0]
+    module = getattr(convpool.torch, f"ConvAvgPool{rank}d")(3, 4, 3, padding=1, pool_size=2, accumulation=accumulation)
+    assert asked(lambda: module(x)) == [number]
+    for again in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert asked(lambda again=again: again(x)) == [number]
+
+
+def test_a_module_tells_it_and_one_of_an_earlier_version_has_the_default():
+    module = convpool.torch.ConvAvgPool2d(4, 6, 3, pool_size=2, accumulation="packed")
+    assert repr(module).endswith("pool_stride=(2, 2), accumulation='packed')")
+    del module.__dict__["accumulation"]
+    assert asked(lambda: module(torch.randn(1, 4, 8, 8))) == [0] and "accumulation" not in repr(module)
+
+
+@pytest.mark.parametrize("wrong", ["fp16", 1, None, ["packed"]])
+def test_other_words_are_refused(wrong):
+    x, w = torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    for call in (
+        lambda: conv_avg_pool2d(x, w, pool_size=2, accumulation=wrong),
+        lambda: conv_avg_pool2d(x, w, pool_size=1, accumulation=wrong),  # where PyTorch's two operators run
+        lambda: convpool.torch.ConvAvgPool2d(3, 4, 3, pool_size=2, accumulation=wrong),
+        lambda: optimize(network(), accumulation=wrong),
+        lambda: compile_options(accumulation=wrong),
+    ):
+        with pytest.raises(OptionError, match="accumulation: got .*, expected one of default, packed"):
+            call()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_results_and_derivatives_stay_the_same_on_a_cpu(autocast):
+    """No operator of PyTorch's own sums so; of second order, under transforms and autocast too."""
+    results = []
+    for accumulation, _ in GIVEN:
+        torch.manual_seed(1)
+        x, w = torch.randn(2, 3, 8, 8, requires_grad=True), torch.randn(4, 3, 3, 3, requires_grad=True)
+
+        def run(x, w, accumulation=accumulation):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                return conv_avg_pool2d(x, w, padding=1, pool_size=2, accumulation=accumulation).float()
+
+        (first,) = torch.autograd.grad(run(x, w).square().sum(), x, create_graph=True)
+        second = torch.autograd.grad(first.square().sum(), w)
+        mapped = torch.func.vmap(torch.func.grad(lambda a, b: run(a[None], b).sum()), (0, None))(x, w)
+        results.append([run(x, w), first, *second, mapped])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_an_epilogue_s_derivatives_are_made_again_with_it():
+    """Where Y does not tell the sign in front of the activation, the operator runs a second time."""
+    window = ([2, 2], [1, 1], [1] * 4, [1, 1], [2, 2], [0] * 4, [1, 1], 1)
+    x, w = torch.randn(2, 3, 8, 8, requires_grad=True), torch.randn(4, 3, 3, 3)
+
+    def run():
+        y = torch.ops.convpool.pooled_conv(x, w, None, None, None, None, *window, 0, 0.0, 2, -0.5, 1)
+        y.sum().backward()
+
+    assert asked(run) == [1, 1]
+
+
+@pytest.mark.parametrize(("accumulation", "number"), GIVEN)
+@pytest.mark.parametrize("training", [False, True])
+def test_whole_modules(accumulation, number, training):
+    module, x = network().train(training), torch.randn(2, 3, 16, 16)
+    changed, report = optimize(module, x, accumulation=accumulation)
+    with torch.set_grad_enabled(training):
+        assert asked(lambda: changed(x)) == [number, number]
+        torch.testing.assert_close(changed(x), module(x))
+        assert asked(lambda: changed(torch.cat([x, x]))) == [number, number]  # another plan
+        assert asked(lambda: copy.deepcopy(changed)(x)) == [number, number]
+    assert report.options["accumulation"] == accumulation and report.summary.packed == 2 * number
+
+
+def test_compiled_modules():
+    module, x = network(), torch.randn(2, 3, 16, 16)
+    passes = [compile_options(accumulation=accumulation)["pre_grad_custom_pass"] for accumulation, _ in GIVEN]
+    assert passes[0].uuid() != passes[1].uuid()  # inductor keeps the graphs apart
+    torch._dynamo.reset()
+    compiled = torch.compile(module, options={"pre_grad_custom_pass": passes[1]})
+    with torch.compiler.config.patch(force_disable_caches=True), torch.no_grad():
+        torch.testing.assert_close(compiled(x), module(x))
+    assert [(report.options["accumulation"], report.summary.packed) for report in passes[1].reports] == [("packed", 2)]
+
+
+@pytest.mark.parametrize(("accumulation", "number"), GIVEN)
+def test_exported_models_have_it(accumulation, number):
+    pytest.importorskip("onnxscript")
+    x = torch.randn(2, 3, 16, 16)
+    changed, _ = optimize(network(), x, accumulation=accumulation)
+    model = export_onnx(changed, (x,), verbose=False)
+    nodes = [node for node in model.graph.node if schema.is_operator(node)]
+    assert [schema.accumulation_of(node) for node in nodes] == [number, number]
+
+
+@pytest.mark.parametrize(("accumulation", "number"), GIVEN)
+def test_the_library_is_asked_for_it(accumulation, number):
+    geometry = pooled_first(*FIRST, False, accumulation)
+    assert geometry[-1] == number
+    x, w = torch.empty(2, 16, 8, 8, dtype=torch.float16), torch.empty(8, 16, 3, 3, dtype=torch.float16)
+    problem = calls._problem((x, w, None, None, None, None), geometry, True, True)
+    assert problem.accumulation == accumulation and problem.struct.accumulation == number
