@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 import convpool
@@ -75,6 +76,18 @@ def test_a_factor_that_half_precision_weights_cannot_take_in_moves_behind(loweri
     )
     result = convpool.optimize(model, check=0, lowering=lowering)
     assert result.report.summary.rewritten == 1 and operators(result.model.graph)["Mul"] == 1
+
+
+@pytest.mark.parametrize("lowering", ["convavgpool", "direct", "fused"])
+def test_of_two_convolutions_that_meet_only_the_one_whose_weights_overflow_keeps_its_factor(lowering):
+    constants = {"w": np.full((32, 16, 3, 3), 8, np.float16), "v": np.full((32, 16, 3, 3), 0.25, np.float16)}
+    body = "c = Conv<pads=[1,1,1,1]>(x, w)\nd = Mul(c, k)\ne = Conv<pads=[1,1,1,1]>(x, v)\nf = Mul(e, k)\nh = Add(d, f)\n"
+    given = {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"}
+    model = graph(f"{body}y = {POOL}(h)", {**constants, "k": np.float16(2.0**15)}, **given)
+    result = convpool.optimize(model, check=0, lowering=lowering, epilogue=False)
+    assert result.report.summary.rewritten == 2 and operators(result.model.graph)["Mul"] == 1
+    for tensor in result.model.graph.initializer:
+        assert np.isfinite(onnx.numpy_helper.to_array(tensor).astype(np.float64)).all()
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,19 @@ def test_constant_weights_are_those_that_nothing_can_change():
     assert said(rewritten) == [False, False] + [True] * (len(nodes(rewritten)) - 2)
 
 
+def test_nodes_in_bodies_have_no_constant_weights():
+    """There a name may mean another tensor."""
+    text = """<ir_version: 8, opset_import: ["": 17, "ai.convpool": 1]>
+    main (float[1,2,4,4] x, bool flag) => (float[a,b,c,d] y)
+    { y = If(flag) <then_branch = yes () => (float[1,2,2,2] a) { a = ai.convpool.ConvAvgPool<constant_weights=1>(x, w) },
+      else_branch = no () => (float[1,2,2,2] b) { b = ai.convpool.ConvAvgPool(x, w) }> }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 1, 1, 2), np.float32), "w"))
+    prepare.set_constant_weights(model, True)
+    nodes = [item.g.node[0] for item in model.graph.node[0].attribute]
+    assert all(prepare.is_plugin_node(node) and not node.attribute for node in nodes)
+
+
 def test_half_weights_are_those_of_the_operator_alone():
     rewritten = prepare.self_contained(optimize(generate("wgan_gp_small", batch=2), check=0).model)
     casts.half_weights(rewritten, TensorProto.FLOAT16)
