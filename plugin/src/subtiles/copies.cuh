@@ -33,17 +33,19 @@ template <class Block> CONVPOOL_DEVICE void copy_weights(const Block &block) {
     }
 }
 
-// Copies pixels of X, a slice of a tile's subtiles at a time: next() waits for a free buffer and goes on, tile after tile.
+// Copies pixels of X, a slice of some of a tile's subtiles at a time: next() waits for a free buffer and goes on, tile after tile.
+// Several threads may copy, each for kCopySubtiles subtiles, with barriers of its own.
 template <class Block> struct RawCopies {
     using Config = typename Block::Config;
-    static constexpr int kSubtiles = Config::kSubtiles;
+    static constexpr int kSubtiles = Block::kCopySubtiles;
 
     const Block &block;
+    const int copier;
     int index = blockIdx.x, slice = 0;
     Ring<Config::kRawStages> ring;
     int image[kSubtiles], y[kSubtiles], x[kSubtiles];  // of the first pixel of each subtile
 
-    CONVPOOL_DEVICE explicit RawCopies(const Block &b) : block(b) {
+    CONVPOOL_DEVICE explicit RawCopies(const Block &b, int number = 0) : block(b), copier(number) {
         if (index < block.p.tiles) locate();
     }
     // Finds the subtiles of the present tile. Their windows may begin outside X: TMA writes zeros there.
@@ -51,7 +53,7 @@ template <class Block> struct RawCopies {
         const typename Block::Tile tile = block.tile_at(index);
 #pragma unroll
         for (int s = 0; s < kSubtiles; ++s) {
-            const typename Block::Corner corner = block.corner_of(tile.subtile + s);
+            const typename Block::Corner corner = block.corner_of(tile.subtile + copier * kSubtiles + s);
             image[s] = corner.image;
             y[s] = corner.y * 2 - block.p.pad_h;
             x[s] = corner.x * 2 - block.p.pad_w;
@@ -59,13 +61,13 @@ template <class Block> struct RawCopies {
     }
     CONVPOOL_DEVICE void next() {
         if (index >= block.p.tiles) return;
-        barrier_wait(block.raw_empty(ring.buffer), ring.parity ^ 1);
-        const uint32_t full = block.raw_full(ring.buffer);
+        barrier_wait(block.raw_empty(ring.buffer, copier), ring.parity ^ 1);
+        const uint32_t full = block.raw_full(ring.buffer, copier);
         barrier_expect(full, kSubtiles * 2 * Block::kHalfBytes);
         const int channel = slice * Config::kChunks * Config::kPerChunk;
 #pragma unroll
         for (int s = 0; s < kSubtiles; ++s) {
-            const uint32_t dst = block.raw_at(ring.buffer, s);
+            const uint32_t dst = block.raw_at(ring.buffer, copier * kSubtiles + s);
             // The first half gets columns x, x + 2, .. of X, the second x + 1, x + 3, ..; x_map[0] has X's even columns.
             const int odd = x[s] & 1;
             copy_box(dst, &block.p.x_map[odd], full, channel, (x[s] - odd) >> 1, y[s], image[s]);

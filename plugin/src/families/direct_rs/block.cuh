@@ -28,7 +28,6 @@ struct DirectRsConfig {
     static constexpr DirectRsShared kShared =
         direct_rs_shared(kSubtiles, kParts, kBlockN, kKernel, kStageTaps, kStages, kRawStages);
 
-    static_assert(kPerChunk == 8, "wgmma takes box means of 16 bits from registers");
     static_assert(kKernel == 1 || kKernel == 3, "registers hold the box means of a slice's taps");
     static_assert(kGroups == 2 || kGroups == 4, "a warpgroup has a subtile, or a part of one's slices");
     static_assert(kParts <= 2 && kGroups % kParts == 0, "a slice has two parts");
@@ -49,6 +48,9 @@ template <class Config_> struct DirectRsBlock : SubtileGrid<Config_::kSubtiles, 
     static constexpr int kColumns = kShared.raw_columns, kRows = kShared.raw_rows;  // of pixels of X, of one parity
     static constexpr int kHalfBytes = kColumns * kRows * 64;                        // pixels of one parity of a subtile
     static constexpr int kHalfPitch = kShared.half;                                 // from those to the others
+    // Warps that copy pixels, and for how many subtiles each. One for each subtile has its buffers back sooner; measured in TF32.
+    static constexpr int kCopiers = Config::kPrecision == Precision::kTF32 ? kSubtiles : 1, kCopySubtiles = kSubtiles / kCopiers;
+    static_assert(kCopiers <= 3, "warps beside the one that copies weights");
 
     const uint32_t shared;
     const int warp, lane;
@@ -56,8 +58,8 @@ template <class Config_> struct DirectRsBlock : SubtileGrid<Config_::kSubtiles, 
     CONVPOOL_DEVICE uint32_t barrier(int index) const { return shared + kShared.barrier_offset + index * 8; }
     CONVPOOL_DEVICE uint32_t weights_full(int i) const { return barrier(i); }
     CONVPOOL_DEVICE uint32_t weights_empty(int i) const { return barrier(kStages + i); }
-    CONVPOOL_DEVICE uint32_t raw_full(int i) const { return barrier(2 * kStages + i); }
-    CONVPOOL_DEVICE uint32_t raw_empty(int i) const { return barrier(2 * kStages + kRawStages + i); }
+    CONVPOOL_DEVICE uint32_t raw_full(int i, int copier) const { return barrier(2 * kStages + i * kCopiers + copier); }
+    CONVPOOL_DEVICE uint32_t raw_empty(int i, int copier) const { return raw_full(kRawStages + i, copier); }
     CONVPOOL_DEVICE uint32_t weights_at(int i) const { return shared + i * kShared.weight_stage; }
     CONVPOOL_DEVICE uint32_t raw_at(int i, int subtile) const {
         return shared + kShared.raw_offset + (i * kSubtiles + subtile) * 2 * kHalfPitch;

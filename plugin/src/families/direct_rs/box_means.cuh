@@ -4,8 +4,8 @@
 // A warp has output rows 2w and 2w + 1 of a subtile; they see pixel rows 4w to 4w + kKernel + 2 of its window of X. Pixels of
 // even and of odd columns are two planes, [row][column] of 64 bytes in TMA's 64-byte swizzle, plane e and plane o. Output
 // column x sees pixel columns e[x], o[x], e[x + 1], o[x + 1], ..: neighbouring outputs see neighbouring places, so that
-// ldmatrix gives lane 4 x + t channels 2t and 2t + 1 of what column x sees. Sums of neighbouring columns, then of neighbouring
-// rows:
+// ldmatrix gives lane 4 x + t word t of a chunk of what column x sees: channels 2t and 2t + 1, or a float, channel t. Sums of
+// neighbouring columns, then of neighbouring rows:
 //
 //     pixel row r      e[x]  o[x]  e[x+1]  o[x+1]
 //     sums of r         \+/   \+/    \+/              one for each column of taps
@@ -22,6 +22,13 @@
 namespace convpool {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// The nearest TF32 number, ties away from zero, up to the low 13 bits, which wgmma ignores: half a unit of TF32 more in magnitude, in
+// one instruction. NaN as arithmetic gives it is the largest integer: with the addition it would be less, so it stays.
+CONVPOOL_DEVICE uint32_t round_tf32_operand(float v) {
+    const int bits = __float_as_int(v);
+    return static_cast<uint32_t>(__viaddmax_s32(bits, 0x1000, bits));
+}
 
 // Sums of two channels, and how they become a word of two box means.
 template <Precision P, bool kPacked> struct BoxSums;
@@ -74,6 +81,23 @@ template <Precision P> struct BoxSums<P, false> {
     }
 };
 
+template <> struct BoxSums<Precision::kTF32, false> {
+    using Sum = float;
+
+    // Sums of odd rows are kept as quarters: each is in two means.
+    template <int kSums> CONVPOOL_DEVICE static void add_row(Sum (&sums)[kSums], const uint32_t (&v)[kSums + 1], int row) {
+#pragma unroll
+        for (int b = 0; b < kSums; ++b) {
+            sums[b] = __uint_as_float(v[b]) + __uint_as_float(v[b + 1]);
+            if (row % 2) sums[b] *= 0.25f;
+        }
+    }
+    // The mean of pixel rows `row` and row + 1.
+    CONVPOOL_DEVICE static uint32_t mean(const Sum &upper, const Sum &lower, int row) {
+        return round_tf32_operand(row % 2 ? fmaf(lower, 0.25f, upper) : fmaf(upper, 0.25f, lower));
+    }
+};
+
 // The box means of a warp's two output rows for all taps of a slice, or of a part of it.
 template <class Config> struct DirectRsMeans {
     using Block = DirectRsBlock<Config>;
@@ -81,20 +105,19 @@ template <class Config> struct DirectRsMeans {
     static constexpr int kKernel = Config::kKernel, kColumns = Block::kColumns, kSteps = Config::kSteps;
     static constexpr int kPixelRows = kKernel + 3, kLoads = kKernel / 2 + 1;
 
-    const uint32_t place;         // of this lane's row of the first ldmatrix, in bytes from a subtile's pixels
-    const uint32_t first, chunk;  // its position, and its chunk of two
-    uint32_t at[8];               // its address for each residue of the others' distance by 8, in the first step's chunks
+    const uint32_t place;  // of this lane's row of the first ldmatrix, in bytes from a subtile's pixels
+    const uint32_t chunk;  // its chunk of two
+    uint32_t at[8];        // its address for each residue of the others' distance by 8, in the first step's chunks
     typename Sums::Sum above[kSteps][2][kKernel];  // of the pixel row before: (step, chunk, column of taps)
     uint32_t a[kKernel][kKernel][kSteps][4];       // operands: (row and column of taps, step, two output rows of two chunks)
 
     // Lanes 0-7 and 8-15 give rows of even columns, chunks 0 and 1; 16-23 and 24-31 of odd columns.
     CONVPOOL_DEVICE DirectRsMeans(int warp, int lane)
-        : place((lane >> 4) * Block::kHalfPitch + (4 * warp * kColumns + (lane & 7)) * 64),
-          first(4 * warp * kColumns + (lane & 7)), chunk(lane >> 3 & 1) {}
+        : place((lane >> 4) * Block::kHalfPitch + (4 * warp * kColumns + (lane & 7)) * 64), chunk(lane >> 3 & 1) {}
     // part: the first step's, of a slice's two.
     CONVPOOL_DEVICE void start(uint32_t pixels, int part) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) at[i] = pixels + place + ((chunk ^ (2 * part) ^ ((first + i) >> 1 & 3)) << 4);
+        for (int i = 0; i < 8; ++i) at[i] = pixels + place + ((chunk ^ (2 * part) ^ ((pixels + place + i * 64) >> 7 & 3)) << 4);
     }
     // Adds up one row of pixels and completes the means of the row before.
     CONVPOOL_DEVICE void add_row(int row) {

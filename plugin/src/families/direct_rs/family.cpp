@@ -28,7 +28,7 @@ public:
     // Blocks take their tiles one after the other. Nothing hides the first slice of X and the last round of Y.
     double expected_us() const override {
         const Row &row = kRows[tactic.row];
-        const double slice_us = row.packed ? row.tile.cost.packed_us : row.tile.cost.exact_us;
+        const double slice_us = row.slice_us();
         const double rounds = ceil_div(params().tiles, grid()), x = x_bytes(problem), y = y_bytes(problem);
         const double exposed_bytes = (x / params().slices + y) / rounds;
         return kStartUs + std::max(rounds * (params().slices * slice_us + row.tile.cost.end_us) + exposed_bytes / kBytesPerUs,
@@ -43,7 +43,8 @@ public:
         for (const Row &row : kRows) {
             const std::string size = std::to_string(row.tile.kernel);
             all.push_back({row.id, this, all.size(),
-                           tile_name("direct_fused", 90, true, row.precision, row.tile.block_m(), row.tile.block_n, 32) +
+                           tile_name("direct_fused", 90, true, row.precision, row.tile.block_m(), row.tile.block_n,
+                                     is_16_bit(row.precision) ? 32 : 16) +
                                stages_name(row.tile.stages, 1) + (row.packed ? "_packed" : "") + "_rs" + size + "x" + size,
                            "direct_fused", static_cast<int32_t>(row.precision), 1, 90, true, row.packed});
         }

@@ -6,7 +6,7 @@
 // through rings in shared memory:
 //
 //     a warp               weights of one or more taps and slice     -> ring of kStages      (TMA, 64-byte swizzle)
-//     a warp               pixels of X under the subtiles            -> ring of kRawStages   (TMA, zeros outside)
+//     a warp, or two       pixels of X under the subtiles            -> ring of kRawStages   (TMA, zeros outside)
 //     kGroups warpgroups   ldmatrix, box means, products, accumulators: all in registers; bias, residual, activation, Y
 //
 // Box means pass through no shared memory, and no barrier stands between them and their products. In turns, one of two warpgroups
@@ -28,10 +28,11 @@ template <class Config> CONVPOOL_DEVICE void prepare(const DirectRsBlock<Config>
         barrier_init(block.weights_full(i), 1);
         barrier_init(block.weights_empty(i), Config::kGroups);
     }
-    for (int i = 0; i < Config::kRawStages; ++i) {
-        barrier_init(block.raw_full(i), 1);
-        barrier_init(block.raw_empty(i), 4 * Config::kGroups);
-    }
+    for (int i = 0; i < Config::kRawStages; ++i)
+        for (int copier = 0; copier < block.kCopiers; ++copier) {
+            barrier_init(block.raw_full(i, copier), 1);
+            barrier_init(block.raw_empty(i, copier), 4 * Config::kGroups / block.kCopiers);
+        }
     publish_barriers();
     prefetch_map(&block.p.w_map);
     prefetch_map(&block.p.x_map[0]);
@@ -46,9 +47,10 @@ template <class Config> CONVPOOL_DEVICE void run(const DirectRsBlock<Config> &bl
     const int group = static_cast<int>(threadIdx.x >> 7);
     if (group == Config::kGroups) {
         give_registers<Config::kCopyRegisters>();
-        if (block.warp % 4 == 0 && block.lane == 0) copy_weights(block);
-        if (block.warp % 4 == 1 && block.lane == 0) {
-            RawCopies<DirectRsBlock<Config>> copies(block);
+        const int copier = block.warp % 4 - 1;
+        if (copier == -1 && block.lane == 0) copy_weights(block);
+        if (0 <= copier && copier < block.kCopiers && block.lane == 0) {
+            RawCopies<DirectRsBlock<Config>> copies(block, block.kCopiers == 1 ? 0 : copier);
             while (copies.index < block.p.tiles) copies.next();
         }
     } else {

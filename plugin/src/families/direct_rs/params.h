@@ -8,7 +8,8 @@ namespace convpool {
 // row of taps, with the means of one beside the products of the one before; or half of the channels after the other.
 enum class RsOrder { kTurns, kRows, kSteps };
 
-// Shared memory of a direct_rs block, in bytes; raw_* in pixels of one column parity, `half` in bytes of those.
+// Shared memory of a direct_rs block, in bytes; raw_* in pixels of one column parity, `half` in bytes of those,
+// a multiple of the 128 that TMA starts at.
 struct DirectRsShared {
     int weight_stage, raw_columns, raw_rows, half, raw_offset, sum_offset, barrier_offset, bytes;
 };
@@ -19,10 +20,10 @@ constexpr DirectRsShared direct_rs_shared(int subtiles, int k_parts, int block_n
     s.raw_offset = stages * s.weight_stage;
     s.raw_columns = 8 + kernel / 2;
     s.raw_rows = 15 + kernel;
-    s.half = (s.raw_columns * s.raw_rows * 64 + 511) / 512 * 512;  // TMA's swizzle has a period of 512 bytes
+    s.half = s.raw_columns * s.raw_rows * 64;
     s.sum_offset = s.raw_offset + raw_stages * subtiles * 2 * s.half;
     s.barrier_offset = s.sum_offset + (k_parts - 1) * 64 * block_n * 4;
-    s.bytes = s.barrier_offset + 2 * (stages + raw_stages) * 8;
+    s.bytes = s.barrier_offset + 2 * (stages + raw_stages * subtiles) * 8;
     return s;
 }
 

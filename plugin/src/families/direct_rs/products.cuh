@@ -22,6 +22,7 @@ template <class Config> struct DirectRsProducts {
     const Block &block;
     const int group;
     const int subtile = group / Config::kParts, part = group % Config::kParts;
+    const int copier = Block::kCopiers == 1 ? 0 : subtile;  // of the pixels
     const bool elected = (threadIdx.x & 127) == 32;
     Ring<Config::kStages> weights{}, used{};  // the next stage to multiply, the next to hand back
     Ring<Config::kRawStages> raw{};
@@ -55,7 +56,7 @@ template <class Config> struct DirectRsProducts {
     // for the registers; an arrival right behind the last ldmatrix would let TMA overwrite pixels not yet read.
     CONVPOOL_DEVICE void release_raw() {
         __syncwarp();
-        if (block.lane == 0) barrier_arrive(block.raw_empty(raw.buffer));
+        if (block.lane == 0) barrier_arrive(block.raw_empty(raw.buffer, copier));
         raw.next();
     }
 
@@ -153,7 +154,7 @@ template <class Config> struct DirectRsProducts {
             int slice = 0;
 #pragma unroll 1
             do {
-                barrier_wait(block.raw_full(raw.buffer), raw.parity);
+                barrier_wait(block.raw_full(raw.buffer, copier), raw.parity);
                 const uint32_t pixels = block.raw_at(raw.buffer, subtile);
                 if constexpr (Config::kOrder == RsOrder::kSteps) {
                     slice_by_steps(acc, means, pixels);

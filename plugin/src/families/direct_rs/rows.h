@@ -12,8 +12,8 @@ namespace convpool::direct_rs {
 
 // Fitted, in microseconds.
 struct Cost {
-    double exact_us = 0, packed_us = 0;  // of a slice: 64 bytes of channels
-    double end_us = 0;                   // of a tile
+    double exact_us = 0, packed_us = 0, tf32_us = 0;  // of a slice: 64 bytes of channels
+    double end_us = 0;                                // of a tile
 };
 
 struct Tile {
@@ -37,7 +37,7 @@ constexpr Tile k3x3m128n256{.kernel = 3,
                             .stages = 8,
                             .raw_stages = 2,
                             .order = RsOrder::kRows,
-                            .cost = {3.36, 3.12, 2.95}};
+                            .cost = {3.36, 3.12, 3.17, 2.95}};
 constexpr Tile k3x3m128n128{.kernel = 3,
                             .groups = 2,
                             .block_n = 128,
@@ -45,7 +45,7 @@ constexpr Tile k3x3m128n128{.kernel = 3,
                             .stages = 5,
                             .raw_stages = 2,
                             .order = RsOrder::kTurns,
-                            .cost = {2.18, 1.96, 1.55}};
+                            .cost = {2.18, 1.96, 1.86, 1.55}};
 constexpr Tile k3x3m128n64{.kernel = 3,
                            .groups = 2,
                            .block_n = 64,
@@ -53,7 +53,7 @@ constexpr Tile k3x3m128n64{.kernel = 3,
                            .stages = 8,
                            .raw_stages = 3,
                            .order = RsOrder::kTurns,
-                           .cost = {1.70, 1.32, 0.55}};
+                           .cost = {1.70, 1.32, 1.33, 0.55}};
 constexpr Tile k3x3m128n32{.kernel = 3,
                            .groups = 2,
                            .block_n = 32,
@@ -61,7 +61,7 @@ constexpr Tile k3x3m128n32{.kernel = 3,
                            .stages = 6,
                            .raw_stages = 4,
                            .order = RsOrder::kTurns,
-                           .cost = {1.54, 1.22, 0.25}};
+                           .cost = {1.54, 1.22, 1.21, 0.25}};
 constexpr Tile k3x3m256n32{.kernel = 3,
                            .groups = 4,
                            .block_n = 32,
@@ -69,7 +69,16 @@ constexpr Tile k3x3m256n32{.kernel = 3,
                            .stages = 6,
                            .raw_stages = 2,
                            .order = RsOrder::kSteps,
-                           .cost = {2.94, 2.16, 0.45}};
+                           .cost = {2.94, 2.16, 0, 0.45}};
+constexpr Tile k3x3m64n128{.kernel = 3,
+                           .groups = 2,
+                           .k_parts = 2,
+                           .block_n = 128,
+                           .stage_taps = 3,
+                           .stages = 5,
+                           .raw_stages = 3,
+                           .order = RsOrder::kRows,
+                           .cost = {0, 0, 1.10, 0.80}};
 constexpr Tile k3x3m64n64{.kernel = 3,
                           .groups = 2,
                           .k_parts = 2,
@@ -78,7 +87,7 @@ constexpr Tile k3x3m64n64{.kernel = 3,
                           .stages = 8,
                           .raw_stages = 5,
                           .order = RsOrder::kRows,
-                          .cost = {1.00, 0.86, 0.50}};
+                          .cost = {1.00, 0.86, 0.85, 0.50}};
 constexpr Tile k3x3m64n32{.kernel = 3,
                           .groups = 2,
                           .k_parts = 2,
@@ -87,13 +96,17 @@ constexpr Tile k3x3m64n32{.kernel = 3,
                           .stages = 9,
                           .raw_stages = 6,
                           .order = RsOrder::kRows,
-                          .cost = {0.94, 0.80, 0.25}};
+                          .cost = {0.94, 0.80, 0.78, 0.25}};
 
 struct Row {
     int32_t id;  // never reused
     Precision precision;
     bool packed;  // how box means are summed: in X's type, or in fp32
     Tile tile;
+
+    constexpr double slice_us() const {
+        return precision == Precision::kTF32 ? tile.cost.tf32_us : packed ? tile.cost.packed_us : tile.cost.exact_us;
+    }
 };
 
 inline constexpr Row kRows[] = {
@@ -125,11 +138,16 @@ inline constexpr Row kRows[] = {
     {.id = 4255, .precision = Precision::kBF16, .packed = true, .tile = k3x3m256n32},
     {.id = 4256, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n64},
     {.id = 4257, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n32},
+    {.id = 4301, .precision = Precision::kTF32, .packed = false, .tile = k3x3m128n256},
+    {.id = 4302, .precision = Precision::kTF32, .packed = false, .tile = k3x3m128n128},
+    {.id = 4303, .precision = Precision::kTF32, .packed = false, .tile = k3x3m128n64},
+    {.id = 4304, .precision = Precision::kTF32, .packed = false, .tile = k3x3m128n32},
+    {.id = 4305, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n128},
+    {.id = 4306, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n64},
+    {.id = 4307, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n32},
 };
 static_assert(ids_rise(kRows));
-static_assert(all_rows(
-                  kRows, +[](const Row &row) { return row.tile.cost.exact_us > 0 && row.tile.cost.packed_us > 0; }),
-              "a row's tile has a fitted cost");
+static_assert(all_rows(kRows, +[](const Row &row) { return row.slice_us() > 0; }), "a row's tile has a fitted cost");
 
 // The kernel of a row of this precision.
 template <Precision kPrecision> const void *kernel(size_t row, bool prologue);

@@ -46,6 +46,7 @@ template <class Config_> struct DirectTmaBlock : SubtileGrid<Config_::kSubtiles,
     static constexpr int kColumns = kShared.raw_columns, kRows = kShared.raw_rows;  // of pixels of X, of one parity
     static constexpr int kHalfBytes = kColumns * kRows * 64;                        // pixels of one parity of a subtile
     static constexpr int kHalfPitch = kHalfBytes;                                   // from those to the others
+    static constexpr int kCopySubtiles = kSubtiles;                                 // whose pixels a thread copies
 
     const uint32_t shared;
     const int warp, lane;
@@ -55,8 +56,8 @@ template <class Config_> struct DirectTmaBlock : SubtileGrid<Config_::kSubtiles,
     CONVPOOL_DEVICE uint32_t barrier(int index) const { return shared + kShared.barrier_offset + index * 8; }
     CONVPOOL_DEVICE uint32_t weights_full(int i) const { return barrier(i); }
     CONVPOOL_DEVICE uint32_t weights_empty(int i) const { return barrier(kStages + i); }
-    CONVPOOL_DEVICE uint32_t raw_full(int i) const { return barrier(2 * kStages + i); }
-    CONVPOOL_DEVICE uint32_t raw_empty(int i) const { return barrier(2 * kStages + kRawStages + i); }
+    CONVPOOL_DEVICE uint32_t raw_full(int i, int = 0) const { return barrier(2 * kStages + i); }
+    CONVPOOL_DEVICE uint32_t raw_empty(int i, int = 0) const { return barrier(2 * kStages + kRawStages + i); }
     CONVPOOL_DEVICE uint32_t means_full(int i) const { return barrier(2 * (kStages + kRawStages) + i); }
     CONVPOOL_DEVICE uint32_t means_empty(int i) const { return barrier(2 * (kStages + kRawStages) + kMeanStages + i); }
     CONVPOOL_DEVICE uint32_t weights_at(int i) const { return shared + i * kShared.weight_stage; }

@@ -123,35 +123,37 @@ template <Precision P, int kFragments> CONVPOOL_DEVICE void wgmma(float (&d)[kFr
 #endif
 }
 
-// d[64][kFragments * 8] += a[64][16] b[kFragments * 8][16]^T of 16-bit types with a in registers: each warp has its 16 rows of
-// it, as mma.sync's fragment has them. Hazard: the registers of a are read until wgmma_wait() says that the product is done.
+// The same with a in registers: each warp has its 16 rows of it, as mma.sync's fragment has them. TF32 ignores the low 13 bits of a,
+// a truncation. Hazard: the registers of a are read until wgmma_wait() says that the product is done.
 template <Precision P, int kFragments> CONVPOOL_DEVICE void wgmma(float (&d)[kFragments][4], const uint32_t (&a)[4], uint64_t b) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    static_assert(P == Precision::kF16 || P == Precision::kBF16, "16-bit types");
+    static_assert(P != Precision::kTF32x3, "one product");
     static_assert(kFragments == 4 || kFragments == 8 || kFragments == 16 || kFragments == 32, "32, 64, 128 or 256 columns");
-#define CONVPOOL_ISSUE(type)                                                                                                   \
-    if constexpr (kFragments == 4)                                                                                             \
-        asm volatile(CONVPOOL_WGMMA(32, 16, type) "{" CONVPOOL_R16 "}, {%16,%17,%18,%19}, %20, 1, 1, 1, 0;"                    \
-                     : CONVPOOL_D16(d, 0)                                                                                      \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                    \
-    else if constexpr (kFragments == 8)                                                                                        \
-        asm volatile(CONVPOOL_WGMMA(64, 16, type) "{" CONVPOOL_R32_0 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"                  \
-                     : CONVPOOL_D32(d, 0)                                                                                      \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                    \
-    else if constexpr (kFragments == 16)                                                                                       \
-        asm volatile(CONVPOOL_WGMMA(128, 16, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1                                       \
-                                                   "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 0;"                                    \
-                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8)                                                                  \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                    \
-    else                                                                                                                       \
-        asm volatile(CONVPOOL_WGMMA(256, 16, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "," CONVPOOL_R32_2 "," CONVPOOL_R32_3 \
-                                                   "}, {%128,%129,%130,%131}, %132, 1, 1, 1, 0;"                               \
-                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8), CONVPOOL_D32(d, 16), CONVPOOL_D32(d, 24)                        \
+#define CONVPOOL_ISSUE(k, type, layout)                                                                                       \
+    if constexpr (kFragments == 4)                                                                                            \
+        asm volatile(CONVPOOL_WGMMA(32, k, type) "{" CONVPOOL_R16 "}, {%16,%17,%18,%19}, %20, 1, 1, 1" layout ";"             \
+                     : CONVPOOL_D16(d, 0)                                                                                     \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                   \
+    else if constexpr (kFragments == 8)                                                                                       \
+        asm volatile(CONVPOOL_WGMMA(64, k, type) "{" CONVPOOL_R32_0 "}, {%32,%33,%34,%35}, %36, 1, 1, 1" layout ";"           \
+                     : CONVPOOL_D32(d, 0)                                                                                     \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                   \
+    else if constexpr (kFragments == 16)                                                                                      \
+        asm volatile(CONVPOOL_WGMMA(128, k, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1                                       \
+                                                  "}, {%64,%65,%66,%67}, %68, 1, 1, 1" layout ";"                             \
+                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8)                                                                 \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                   \
+    else                                                                                                                      \
+        asm volatile(CONVPOOL_WGMMA(256, k, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "," CONVPOOL_R32_2 "," CONVPOOL_R32_3 \
+                                                  "}, {%128,%129,%130,%131}, %132, 1, 1, 1" layout ";"                        \
+                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8), CONVPOOL_D32(d, 16), CONVPOOL_D32(d, 24)                       \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
     if constexpr (P == Precision::kF16) {
-        CONVPOOL_ISSUE("f16");
+        CONVPOOL_ISSUE(16, "f16", ", 0");
+    } else if constexpr (P == Precision::kBF16) {
+        CONVPOOL_ISSUE(16, "bf16", ", 0");
     } else {
-        CONVPOOL_ISSUE("bf16");
+        CONVPOOL_ISSUE(8, "tf32", "");
     }
 #undef CONVPOOL_ISSUE
 #endif
