@@ -150,7 +150,8 @@ typedef struct {
 } convpool_tensors;
 
 /* `prepared`, or without it the workspace's first convpool_prepared_bytes(), still holds, untouched, what an earlier launch
- * of the same tactic and problem with the same W left there: that part is not computed again. */
+ * of the same tactic and problem with the same W left there: that part is not computed again. It may be read while the kernel
+ * queued before this launch still runs. */
 #define CONVPOOL_WEIGHTS_PREPARED 1u
 
 typedef struct {

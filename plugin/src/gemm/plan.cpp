@@ -63,7 +63,9 @@ cudaError_t GemmPlan::launch(const convpool_tensors &t, cudaStream_t stream) con
     if (operands_.weight_pass) {
         void *const prepared = t.prepared != nullptr ? t.prepared : memory;
         g.w = prepared;
-        if ((t.flags & CONVPOOL_WEIGHTS_PREPARED) == 0) {
+        if ((t.flags & CONVPOOL_WEIGHTS_PREPARED) != 0) {
+            g.early_weights = 1;  // the kernel that last read them had waited for what wrote them
+        } else {
             WeightParams weights = operands_.weights;
             weights.w = t.w;
             weights.out = prepared;
