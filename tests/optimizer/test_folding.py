@@ -125,6 +125,41 @@ def test_sizes_behind_pads_that_follow_from_sizes():
     rewrite(model, 1)
 
 
+SHAPED = {  # a node whose shape depends on values, the values, the shape of x
+    "Expand(x, p)": ({"p": [1, 16, 12, 12]}, "1,16,12,1"),
+    "Reshape(x, p)": ({"p": [1, 16, 12, 12]}, "1,16,144"),
+    'Resize<mode="nearest">(x, , p)': ({"p": np.array([1, 1, 2, 2], np.float32)}, "1,16,6,6"),
+    'Resize<mode="nearest">(x, , , p)': ({"p": [1, 16, 12, 12]}, "1,16,6,6"),
+    'Resize<mode="nearest", coordinate_transformation_mode="tf_crop_and_resize">(x, p, , q)': (
+        {"p": np.array([0, 0, 0, 0, 1, 1, 1, 1], np.float32), "q": [1, 16, 12, 12]},
+        "1,16,6,6",
+    ),
+    "Slice(x, p, q, r, s)": ({"p": [0, 1], "q": [24, 24], "r": [2, 3], "s": [2, 2]}, "1,16,24,25"),
+    "Squeeze(x, p)": ({"p": [0, 3]}, "1,1,16,1,12,12"),
+    "Unsqueeze(x, p)": ({"p": [0]}, "16,12,12"),
+    "Tile(x, p)": ({"p": [1, 1, 2, 3]}, "1,16,6,4"),
+    "ReduceSum<keepdims=0>(x, p)": ({"p": [-1]}, "1,16,12,12,3"),
+    "ReduceMean<keepdims=0>(x, p)": ({"p": [2]}, "1,16,5,12,12"),
+}
+
+
+@pytest.mark.parametrize("node", SHAPED)
+def test_sizes_behind_operators_whose_values_are_computed(node):
+    """Each value is the larger of two that are equal: onnx's inference does not compute it, and the mean needs the sizes."""
+    values, shape = SHAPED[node]
+    names = {name: f"{name}_known" for name in values}
+    body = "".join(f"{name} = Max({known}, {known})\n" for name, known in names.items())
+    model = graph(
+        f"{body}d = {node}\no = Relu(d)\nh = Conv<pads=[1,1,1,1]>(o, weight)\ny = GlobalAveragePool(h)",
+        {"weight": (32, 16, 3, 3), **{names[name]: value for name, value in values.items()}},
+        inputs=f"float[{shape}] x",
+        opset=18,
+    )
+    rewrite(model, 1)
+    (site,) = convpool.optimize(model, check=0).report.sites
+    assert site.macs_before == 32 * 16 * 9 * 12 * 12
+
+
 def test_a_model_without_a_rewrite_keeps_its_chains():
     body = f"{TORCH_PADS}d = Pad(x, p)\nh = Conv(d, w)\no = Relu(h)\ny = {POOL}(o)"
     model = graph(body, AMOUNTS)
