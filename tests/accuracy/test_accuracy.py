@@ -32,6 +32,7 @@ from tests.support.gpu import require_gpu
 
 BATCHES = {
     "lenet5_digits": 32,
+    "lenet5": 8,
     "sngan64": 2,
     "sngan64_in_place": 2,
     "wgan_gp": 4,
@@ -107,7 +108,7 @@ def test_float64_reference_is_onnx_own_on_a_small_model():
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", BATCHES)
 def test_onnxruntime(name, lowering, precision):
     _, inputs, reference = case(name)
     found = largest(run_onnxruntime(lowered(name, lowering), precision, inputs), reference)
@@ -177,7 +178,7 @@ def run_engine(name: str, precision: str, plugin: bool, inputs: dict[str, np.nda
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", BATCHES)
 def test_tensorrt(name, precision, record_property):
     require_gpu()
     _, inputs, reference = case(name, engine=True)
@@ -198,7 +199,7 @@ def run_exactly(model: onnx.ModelProto, precision: str, sets: list) -> list[dict
 
 
 @pytest.mark.parametrize("precision", RATIOS)
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", BATCHES)
 def test_tensorrt_is_as_exact_as_without_the_plugin(name, precision, record_property):
     require_gpu()
     model, _, reference = case(name, engine=True)
