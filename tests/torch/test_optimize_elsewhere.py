@@ -66,6 +66,25 @@ def test_pairs_of_a_compiled_module(name):
     assert [site.status for site in report.sites] == ["rewritten"] * CASES[name].pairs
 
 
+def test_inputs_of_a_captured_graph_stay():
+    """PyTorch 2.11 wants its own attributes on them afterwards."""
+    module, (shape,) = CASES["sngan block"].make(), CASES["sngan block"].shapes
+    x, rewrite = torch.randn(shape), compile_options()["pre_grad_custom_pass"]
+    before, after = [], []
+
+    def backend(graph, example):
+        before.append(graph.graph.find_nodes(op="placeholder"))
+        rewrite(graph.graph)
+        after.append(graph.graph.find_nodes(op="placeholder"))
+        graph.recompile()
+        return graph.forward
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(module, backend=backend)(x), module(x), rtol=1e-5, atol=1e-5)
+    assert rewrite.reports[0].summary.rewritten == CASES["sngan block"].pairs
+    assert [[id(node) for node in nodes] for nodes in after] == [[id(node) for node in nodes] for nodes in before]
+
+
 def test_an_optimized_module_is_compiled_with_its_pairs():
     torch.manual_seed(7)
     module = CASES["sngan block"].make()

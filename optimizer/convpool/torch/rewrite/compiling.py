@@ -43,7 +43,7 @@ class PoolFirst(CustomGraphPass):
             return
         self.reports.append(report)
         if changed:
-            _put(graph, copied)
+            _put(graph, copied, {copy: node for node, copy in values.items()})
 
     def uuid(self) -> Any:
         """What inductor's cache of compiled graphs tells this pass by: its option, and the package's files."""
@@ -71,10 +71,14 @@ def _sizes(graph: fx.Graph) -> Sizes:
     return Sizes(tensors, {}, None)
 
 
-def _put(graph: fx.Graph, new: fx.Graph) -> None:
-    """Let a graph become the other one."""
-    for node in reversed(list(graph.nodes)):
-        graph.erase_node(node)
+def _put(graph: fx.Graph, new: fx.Graph, originals: dict[fx.Node, fx.Node]) -> None:
+    """Let a graph become the other one, but keep its inputs: TorchDynamo has attributes of its own on them.
+
+    originals: of the other's nodes that are copies, the graph's own.
+    """
+    for node in reversed(graph.nodes):
+        if node.op != "placeholder":
+            graph.erase_node(node)
     values: dict[fx.Node, fx.Node] = {}
     for node in new.nodes:
-        values[node] = graph.node_copy(node, lambda item: values[item])
+        values[node] = originals[node] if node.op == "placeholder" else graph.node_copy(node, lambda item: values[item])
