@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pieces of models for the tests of reasons not to rewrite: text in ONNX's own notation, and values of initializers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+POOL = "y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)"
+CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
+ALONE = "h = Conv<pads=[1,1,1,1]>(x, w)\n" + POOL
+PADDED = "c = Conv<pads=[1,1,1,1]>(x, w)\n"
+OPEN = {"inputs": "float[1,16,H,W] x"}
+LAST = 2**63 - 1
+CORNERS = {"f": [0, 0], "r": [1, 0], "c": [0, 1], "d": [1, 1], "e": [LAST, LAST], "a": [2, 3], "s": [2, 2]}
+FOUR = """h = Conv<pads=[1,1,1,1]>(x, w)
+s1 = Slice(h, f, e, a, s)
+s2 = Slice(h, r, e, a, s)
+s3 = Slice(h, c, e, a, s)
+s4 = Slice(h, d, e, a, s)
+"""
+FOUR_SUM = FOUR + "t = Sum(s1, s2, s3, s4)\n"
+QUARTER = {**CORNERS, "q": np.float32(0.25), "third": np.float32(1 / 3)}
+BRANCH = """y = If(flag) <
+  then_branch = t () => (float[1,32,6,6] z) { z = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h) },
+  else_branch = e () => (float[1,32,6,6] u) { u = MaxPool<kernel_shape=[2,2], strides=[2,2]>(h) }
+>
+"""
+FUSE = {"fuse_pool_conv": True}
+BOOL = {"inputs": "float[1,16,12,12] x, bool flag"}
+
+
+def pool(attributes: str, source: str = "h") -> str:
+    """An AveragePool with these attributes, written to y."""
+    return f"y = AveragePool<{attributes}>({source})"
+
+
+def pool_conv(attributes: str) -> str:
+    """An AveragePool with these attributes, then a convolution."""
+    return f"h = AveragePool<{attributes}>(x)\ny = Conv<pads=[1,1,1,1]>(h, w)"
+
+
+def slot(middle: str, before: str = PADDED) -> str:
+    """Convolution, `middle` from c to h, pooling."""
+    return before + middle + "\n" + POOL
