@@ -17,7 +17,12 @@ double y_bytes(const Problem &p) { return double(p.n) * p.m * p.out_pixels() * p
 
 double split_us(int split, double tile_share) {
     if (split == 1) return 0;
-    return (split == 2 ? 1.65 : split == 4 ? 1.1 : 1.5) * (0.7 + 0.6 * tile_share);
+    return (split == 2 ? 1.65 : split == 3 ? 1.3 : split == 4 ? 1.1 : 1.5) * (0.7 + 0.6 * tile_share);
+}
+
+double pushed_split_us(int split, double tile_share) {
+    const double least = split == 2 ? 0.8 : split == 3 ? 0.7 : split == 4 ? 0.3 : split == 6 ? 0.5 : 0.4;
+    return split == 1 ? 0 : least + 4.5 * (tile_share - 0.125);
 }
 
 double channels_first_ends_us(const Problem &p, double elements, bool runs) {
@@ -29,12 +34,17 @@ double channels_first_ends_us(const Problem &p, double elements, bool runs) {
 double rounds_us(const Rounds &r, const Block &block, const Device &device) {
     const int64_t blocks = r.tiles * r.split;
     // Clusters leave multiprocessors over in a GPC whose number is no multiple of theirs.
-    const double usable = device.multiprocessors * (r.split == 1 ? 1.0 : r.split == 2 ? 0.98 : r.split == 4 ? 0.92 : 0.85);
+    const double usable = device.multiprocessors * (r.split == 1   ? 1.0
+                                                    : r.split == 2 ? 0.98
+                                                    : r.split == 3 ? 0.97
+                                                    : r.split == 4 ? 0.92
+                                                    : r.split == 6 ? 0.91
+                                                                   : 0.85);
     const int64_t slots = std::max<int64_t>(r.split, int64_t(usable * r.blocks_a_multiprocessor) / r.split * r.split);
     const double place_us = r.split >= 4 ? 0.003 : 0;  // clusters start one after the other
     auto round = [&](int64_t held, int64_t running) {
-        return block.steps * std::max(block.step.latency_us, block.step.issue_us * held) + block.ends_us +
-               split_us(r.split, r.tile_share) + place_us * running;
+        return block.steps * std::max(block.step.latency_us, block.step.issue_us * held) + block.ends_us + r.split_us +
+               place_us * running;
     };
     const int64_t last = blocks % slots;
     double us = double(blocks / slots) * round(r.blocks_a_multiprocessor, slots);

@@ -26,8 +26,10 @@ constexpr double kMemoryLatencyUs = 0.6;  // of a load that a warp waits for
 double x_bytes(const Problem &problem);
 double y_bytes(const Problem &problem);
 
-// What a cluster of `split` blocks takes to add up its sums.
+// What a cluster of `split` blocks takes to add up its sums, which they load from each other.
 double split_us(int split, double tile_share);
+// The same where they push them to each other.
+double pushed_split_us(int split, double tile_share);
 
 // Y channels first: the rounds of stores of a tile that channels last, which stores a chunk a lane, does not have. runs: four
 // pixels are stored together.
@@ -43,7 +45,7 @@ struct Block {
 struct Rounds {
     int64_t tiles;
     int split;
-    double tile_share;
+    double split_us;  // to add up the sums of a cluster
     int blocks_a_multiprocessor;
     bool crowded =
         false;  // the kernel before still holds the multiprocessors: blocks of the first round fill one after the other

@@ -24,4 +24,14 @@ struct ImplicitGemmParams {
     FastDiv div_out_w, div_out_hw, div_m_tiles, div_tap_chunks, div_kw, div_split;
 };
 
+// Whether blocks of a cluster push their parts of a tile's sum to each other (kernels/epilogue/pushed_sums.cuh), instead of loading
+// them. Of larger tiles that takes longer; of bfloat16 and full fp32 it was not measured.
+constexpr bool pushes_sums(Precision precision, int block_m, int block_n) {
+    return (precision == Precision::kF16 || precision == Precision::kTF32) && block_m * block_n <= 64 * 64;
+}
+// The memory for that, behind the ring of copies and its barriers.
+constexpr int kExchangeHead = 128;   // a barrier
+constexpr int kPartBytes = 32 * 16;  // of a fragment, 16 pixels x 8 channels of floats
+constexpr int exchange_offset(int stages, int block_m, int block_n) { return stages * (block_m + block_n) * 128 + 128; }
+
 }  // namespace convpool

@@ -10,6 +10,7 @@ namespace convpool::gemm {
 namespace {
 
 constexpr double kL2BytesPerUs = 11.6e6;         // to shared memory
+constexpr int kReservedBytes = 1024;             // of shared memory, for each block
 constexpr double kChannelsFirstPassBytes = 1.4;  // a byte of a pass that transposes, in bytes of one that does not
 constexpr double kWindowBytesPerUs = 7e6;        // of the loads of means over 9 and 16 values
 
@@ -102,7 +103,13 @@ double GemmPlan::passes_and_rounds_us(int64_t steps, Step step) const {
     const double first_us = channels_first_ends_us(p, double(tile.block_m) * tile.block_n / (lanes * row_.split), runs);
     const int64_t tiles = tiles_of(p, tile);
     const bool crowded = operands_.box_pass && device.cc >= 90;  // where launches overlap
-    const Rounds rounds{tiles, row_.split, share, tile.min_blocks, crowded};
+    int blocks = tile.min_blocks;
+    if (row_.split > 1)  // the memory by which they exchange their sums may leave room for fewer
+        blocks =
+            std::clamp(device.shared_per_multiprocessor / (static_cast<int>(kernel_.shared_bytes) + kReservedBytes), 1, blocks);
+    const bool pushes = traits_.row_chunks == 8 && pushes_sums(row_.precision, tile.block_m, tile.block_n);
+    const double split = pushes ? pushed_split_us(row_.split, share) : split_us(row_.split, share);
+    const Rounds rounds{tiles, row_.split, split, blocks, crowded};
     const double blocks_us = rounds_us(rounds, {steps, step, 1.38 + 0.96 * share + first_us}, device);
     // Fused weights are made once and kept by a caller that runs a layer again and again, so they do not count.
     const double copied_bytes = double(tiles) * row_.split * steps * (tile.block_m + tile.block_n) * (16 * traits_.row_chunks);
@@ -120,8 +127,12 @@ double GemmPlan::passes_and_rounds_us(int64_t steps, Step step) const {
 int64_t shared_bytes(const Row &row, const KernelTraits &traits) {
     const Tile &t = row.tile;
     const int ring = t.stages * (t.block_m + t.block_n) * traits.row_chunks * 16 + traits.barrier_bytes;
-    const int exchange = t.block_m * t.warps_n * (t.block_n / t.warps_n + 8) * 4;  // of accumulators in a cluster
-    return row.split > 1 ? std::max(ring, exchange) : ring;
+    if (row.split == 1) return ring;
+    const int fragments = t.block_m * t.block_n / 128;
+    if (traits.row_chunks == 8 && pushes_sums(row.precision, t.block_m, t.block_n))
+        return exchange_offset(t.stages, t.block_m, t.block_n) + kExchangeHead +
+               row.split * ceil_div(fragments, row.split) * kPartBytes;
+    return std::max(ring, t.block_m * (t.block_n + 8) * 4);  // accumulators that others load
 }
 
 std::string block_reason(const Problem &p, const Tactic &t, const Device &device, const Row &row, const KernelTraits &traits) {

@@ -58,7 +58,7 @@ double DirectFusedPlan::expected_us() const {
     } else {
         block.ends_us += slices * means_us;
     }
-    return rounds_us({d.tiles, row_.split, share, layout_.blocks_per_multiprocessor}, block, device);
+    return rounds_us({d.tiles, row_.split, split_us(row_.split, share), layout_.blocks_per_multiprocessor}, block, device);
 }
 
 class DirectFused : public Family {

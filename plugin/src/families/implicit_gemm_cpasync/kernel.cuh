@@ -127,6 +127,16 @@ template <class Config> struct ImplicitGemmCpAsync {
         const Windows windows(p, tile.first_pixel + thread_row);
         const Copies copies{p, shared, tile, windows, thread, chunk, thread_row};
         const int steps = copies.steps;
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+        if constexpr (pushes<Config>) {
+            if (p.split > 1) {
+                const PushedSums<Config> sums{p, shared, tile.rank};
+                if (thread == 0) sums.init();
+                __syncthreads();
+                sums.arrive();
+            }
+        }
+#endif
 
         // Fill all but two stages of the ring: one is being multiplied, and products of the one before may still read it.
         const uint32_t pixels = shared + warp / 4 * 64 * kRowBytes, weights = shared + kPixelBytes;

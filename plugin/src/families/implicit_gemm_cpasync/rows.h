@@ -31,6 +31,8 @@ constexpr Tile k256x64s5{
 constexpr Tile k128x64s8{
     .block_m = 128, .block_n = 64, .warps_m = 8, .warps_n = 1, .stages = 8, .min_blocks = 1, .step = {0.307}};
 constexpr Tile k64x64s8{.block_m = 64, .block_n = 64, .warps_m = 4, .warps_n = 1, .stages = 8, .min_blocks = 1, .step = {0.200}};
+constexpr Tile k64x64s6{.block_m = 64, .block_n = 64, .warps_m = 4, .warps_n = 1, .stages = 6, .min_blocks = 2, .step = {0.200}};
+constexpr Tile k64x32s8{.block_m = 64, .block_n = 32, .warps_m = 4, .warps_n = 1, .stages = 8, .min_blocks = 2, .step = {0.200}};
 
 inline constexpr Row kRows[] = {
     {.id = 1501, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k128x256s4},
@@ -69,6 +71,7 @@ inline constexpr Row kRows[] = {
     {.id = 1725, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k64x64s8, .split = 2},
     {.id = 1726, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k64x64s8, .split = 4},
     {.id = 1727, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k64x64s8, .split = 8},
+    {.id = 1728, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k64x64s8, .split = 6},
     {.id = 1801, .precision = Precision::kTF32x3, .operand = Operand::kPooledX, .tile = k128x128s6},
     {.id = 1802, .precision = Precision::kTF32x3, .operand = Operand::kPooledX, .tile = k128x64s8},
     {.id = 1803, .precision = Precision::kTF32x3, .operand = Operand::kPooledX, .tile = k64x64s8},
@@ -89,6 +92,7 @@ inline constexpr Row kRows[] = {
     {.id = 3507, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k256x64s5},
     {.id = 3508, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k128x64s8},
     {.id = 3509, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x64s8},
+    {.id = 3510, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x32s8},
     {.id = 3521, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k128x256s4, .split = 2},
     {.id = 3522, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k128x128s6, .split = 2},
     {.id = 3523, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k128x128s6, .split = 4},
@@ -99,6 +103,12 @@ inline constexpr Row kRows[] = {
     {.id = 3528, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x64s8, .split = 8},
     {.id = 3529, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x64s4, .split = 2},
     {.id = 3530, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x64s4, .split = 4},
+    {.id = 3531, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x32s8, .split = 2},
+    {.id = 3532, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x32s8, .split = 4},
+    {.id = 3533, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x32s8, .split = 6},
+    {.id = 3534, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x32s8, .split = 8},
+    {.id = 3535, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x64s6, .split = 4},
+    {.id = 3536, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x64s6, .split = 8},
     {.id = 3601, .precision = Precision::kBF16, .operand = Operand::kFusedW, .tile = k128x256s4},
     {.id = 3602, .precision = Precision::kBF16, .operand = Operand::kFusedW, .tile = k128x128s6},
     {.id = 3604, .precision = Precision::kBF16, .operand = Operand::kFusedW, .tile = k64x64s4},

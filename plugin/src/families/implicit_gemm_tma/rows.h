@@ -30,6 +30,7 @@ constexpr Tile k64x64s4{
     .block_m = 64, .block_n = 64, .warps_m = 4, .warps_n = 1, .stages = 4, .min_blocks = 3, .step = {0.094, 0.233}};
 constexpr Tile k64x128s8{
     .block_m = 64, .block_n = 128, .warps_m = 4, .warps_n = 1, .stages = 8, .min_blocks = 1, .step = {0.238}};
+constexpr Tile k64x32s8{.block_m = 64, .block_n = 32, .warps_m = 4, .warps_n = 1, .stages = 8, .min_blocks = 2, .step = {0.206}};
 
 inline constexpr Row kRows[] = {
     {.id = 1541, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k128x256s4},
@@ -50,6 +51,8 @@ inline constexpr Row kRows[] = {
     {.id = 1567, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k64x64s8, .split = 8},
     {.id = 1568, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k64x128s8, .split = 2},
     {.id = 1569, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k64x128s8, .split = 4},
+    {.id = 1571, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k64x64s4, .split = 6},
+    {.id = 1573, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k128x128s6, .split = 3},
     {.id = 1641, .precision = Precision::kBF16, .operand = Operand::kPooledX, .tile = k128x256s4},
     {.id = 1642, .precision = Precision::kBF16, .operand = Operand::kPooledX, .tile = k128x128s6},
     {.id = 1645, .precision = Precision::kBF16, .operand = Operand::kPooledX, .tile = k128x64s8},
@@ -70,6 +73,8 @@ inline constexpr Row kRows[] = {
     {.id = 1767, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k64x64s8, .split = 8},
     {.id = 1768, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k64x128s8, .split = 2},
     {.id = 1769, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k64x128s8, .split = 4},
+    {.id = 1771, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k64x64s4, .split = 6},
+    {.id = 1772, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k64x64s4, .split = 8},
     {.id = 1842, .precision = Precision::kTF32x3, .operand = Operand::kPooledX, .tile = k128x128s6},
     {.id = 1845, .precision = Precision::kTF32x3, .operand = Operand::kPooledX, .tile = k128x64s8},
     {.id = 1847, .precision = Precision::kTF32x3, .operand = Operand::kPooledX, .tile = k64x64s8},
@@ -96,6 +101,7 @@ inline constexpr Row kRows[] = {
     {.id = 3567, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x64s8, .split = 8},
     {.id = 3568, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x128s8, .split = 2},
     {.id = 3569, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x128s8, .split = 4},
+    {.id = 3570, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x64s4, .split = 6},
     {.id = 3642, .precision = Precision::kBF16, .operand = Operand::kFusedW, .tile = k128x128s6},
     {.id = 3645, .precision = Precision::kBF16, .operand = Operand::kFusedW, .tile = k128x64s8},
     {.id = 3647, .precision = Precision::kBF16, .operand = Operand::kFusedW, .tile = k64x64s8},
@@ -113,6 +119,12 @@ inline constexpr Row kRows[] = {
     {.id = 3767, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x64s8, .split = 8},
     {.id = 3768, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x128s8, .split = 2},
     {.id = 3769, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x128s8, .split = 4},
+    {.id = 3770, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x64s4, .split = 6},
+    {.id = 3771, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x32s8, .split = 2},
+    {.id = 3772, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x32s8, .split = 4},
+    {.id = 3773, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x32s8, .split = 6},
+    {.id = 3774, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x32s8, .split = 8},
+    {.id = 3775, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x64s4, .split = 4},
 };
 static_assert(ids_rise(kRows));
 static_assert(all_rows(kRows, gemm::is_fitted), "a row's tile has a fitted cost");

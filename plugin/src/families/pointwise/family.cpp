@@ -32,9 +32,9 @@ public:
             block.step.issue_us += 0.53;
             block.step.latency_us += 0.53;
         }
-        const double share = tile_share(tile.block_m, tile.block_n);
-        return std::max(rounds_us({params_.tiles, row_.split, share, 1}, block, device),
-                        (x_bytes(p) + y_bytes(p)) / kBytesPerUs + split_us(row_.split, share));
+        const double added_up_us = split_us(row_.split, tile_share(tile.block_m, tile.block_n));
+        return std::max(rounds_us({params_.tiles, row_.split, added_up_us, 1}, block, device),
+                        (x_bytes(p) + y_bytes(p)) / kBytesPerUs + added_up_us);
     }
 
     cudaError_t launch(const convpool_tensors &t, cudaStream_t stream) const override {

@@ -3,11 +3,14 @@
 #pragma once
 
 #include "gemm/params.h"
+#include "kernels/epilogue/pushed_sums.cuh"
 #include "kernels/epilogue/split_reduction.cuh"
 #include "kernels/epilogue/store_tile.cuh"
 #include "kernels/tile/gemm_tile.cuh"
 
 namespace convpool {
+
+template <class Config> constexpr bool pushes = pushes_sums(Config::kPrecision, Config::kBlockM, Config::kBlockN);
 
 // A tile's sums to Y, through shared memory that nothing is in any more.
 template <class Config>
@@ -25,6 +28,11 @@ CONVPOOL_DEVICE void store_gemm_tile(const Accumulators<Config> &acc, uint32_t s
         p.div_out_hw.divmod(pixel, n, rest);
         return OutputPixel{static_cast<int64_t>(n) * s.m * out_pixels + rest, pixel < p.pixels};
     };
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    if constexpr (pushes<Config>)
+        if (p.split > 1)
+            return PushedSums<Config>{p, shared, tile.rank}.store(acc, p.epilogue, view, tile.first_channel, pixel_of);
+#endif
     if (p.split > 1)
         store_split<Config>(acc, shared, p.split, tile.rank, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
     else store_tile<Config>(acc, shared, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
