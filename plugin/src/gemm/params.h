@@ -25,9 +25,9 @@ struct ImplicitGemmParams {
 };
 
 // Whether blocks of a cluster push their parts of a tile's sum to each other (kernels/epilogue/pushed_sums.cuh), instead of loading
-// them. Of larger tiles that takes longer; of bfloat16 and full fp32 it was not measured.
+// them. Of larger tiles that takes longer; of full fp32 it was not measured.
 constexpr bool pushes_sums(Precision precision, int block_m, int block_n) {
-    return (precision == Precision::kF16 || precision == Precision::kTF32) && block_m * block_n <= 64 * 64;
+    return precision != Precision::kTF32x3 && block_m * block_n <= 64 * 64;
 }
 // The memory for that, behind the ring of copies and its barriers.
 constexpr int kExchangeHead = 128;   // a barrier
