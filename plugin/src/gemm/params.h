@@ -29,9 +29,7 @@ struct ImplicitGemmParams {
 constexpr bool pushes_sums(Precision precision, int block_m, int block_n) {
     return precision != Precision::kTF32x3 && block_m * block_n <= 64 * 64;
 }
-// The memory for that, behind the ring of copies and its barriers.
-constexpr int kExchangeHead = 128;   // a barrier
-constexpr int kPartBytes = 32 * 16;  // of a fragment, 16 pixels x 8 channels of floats
+// Where the memory for that is: behind the ring of copies and its barriers.
 constexpr int exchange_offset(int stages, int block_m, int block_n) { return stages * (block_m + block_n) * 128 + 128; }
 
 }  // namespace convpool

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/naming.h"
+#include "core/pushed_sums.h"
 #include "core/refusal.h"
 
 namespace convpool::gemm {
@@ -128,10 +129,8 @@ int64_t shared_bytes(const Row &row, const KernelTraits &traits) {
     const Tile &t = row.tile;
     const int ring = t.stages * (t.block_m + t.block_n) * traits.row_chunks * 16 + traits.barrier_bytes;
     if (row.split == 1) return ring;
-    const int fragments = t.block_m * t.block_n / 128;
     if (traits.row_chunks == 8 && pushes_sums(row.precision, t.block_m, t.block_n))
-        return exchange_offset(t.stages, t.block_m, t.block_n) + kExchangeHead +
-               row.split * ceil_div(fragments, row.split) * kPartBytes;
+        return exchange_offset(t.stages, t.block_m, t.block_n) + pushed_bytes(row.split, t.block_m * t.block_n / 128);
     return std::max(ring, t.block_m * (t.block_n + 8) * 4);  // accumulators that others load
 }
 

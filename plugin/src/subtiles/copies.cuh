@@ -17,11 +17,11 @@ template <class Block> CONVPOOL_DEVICE void copy_weights(const Block &block) {
     using Config = typename Block::Config;
     const SubtileParams &p = block.p;
     Ring<Config::kStages> ring;
-    const int end = p.resident ? min(p.tiles, static_cast<int>(blockIdx.x) + 1) : p.tiles;
-    for (int index = blockIdx.x; index < end; index += gridDim.x) {
+    const int end = p.resident ? min(p.tiles, block.first_tile() + 1) : p.tiles;
+    for (int index = block.first_tile(); index < end; index += block.tile_step()) {
         const int channel = block.tile_at(index).channel;
 #pragma unroll 1
-        for (int slice = 0; slice < p.slices; ++slice)
+        for (int slice = block.first_slice(); slice < block.end_slice(); ++slice)
 #pragma unroll
             for (int tap = 0; tap < Config::kTaps; tap += Config::kStageTaps) {
                 barrier_wait(block.weights_empty(ring.buffer), ring.parity ^ 1);
@@ -41,11 +41,12 @@ template <class Block> struct RawCopies {
 
     const Block &block;
     const int copier;
-    int index = blockIdx.x, slice = 0;
+    int index, slice;
     Ring<Config::kRawStages> ring;
     int image[kSubtiles], y[kSubtiles], x[kSubtiles];  // of the first pixel of each subtile
 
-    CONVPOOL_DEVICE explicit RawCopies(const Block &b, int number = 0) : block(b), copier(number) {
+    CONVPOOL_DEVICE explicit RawCopies(const Block &b, int number = 0)
+        : block(b), copier(number), index(b.first_tile()), slice(b.first_slice()) {
         if (index < block.p.tiles) locate();
     }
     // Finds the subtiles of the present tile. Their windows may begin outside X: TMA writes zeros there.
@@ -74,9 +75,9 @@ template <class Block> struct RawCopies {
             copy_box(dst + Block::kHalfPitch, &block.p.x_map[odd ^ 1], full, channel, (x[s] + odd) >> 1, y[s], image[s]);
         }
         ring.next();
-        if (++slice == block.p.slices) {
-            slice = 0;
-            index += gridDim.x;
+        if (++slice == block.end_slice()) {
+            slice = block.first_slice();
+            index += block.tile_step();
             if (index < block.p.tiles) locate();
         }
     }

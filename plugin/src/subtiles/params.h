@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host tells kernels that cut Y into subtiles of 8 x 8 pixels and copy X and W by TMA.
+// What the host tells kernels that cut Y into subtiles of 64 pixels and copy X and W by TMA.
 #pragma once
 
 #include <cuda.h>
@@ -22,6 +22,8 @@ struct SubtileParams {
     Prologue prologue;
     int32_t h, w, c;   // of X
     int32_t resident;  // all weights fit into their ring: copied once
+    int32_t split;     // blocks of a cluster that share a tile's slices
+    FastDiv div_split;
 };
 
 }  // namespace convpool

@@ -48,8 +48,8 @@ std::string subtile_reason(const Problem &p, const Tactic &t, int32_t kernel) {
 }
 
 SubtileTiles::SubtileTiles(const Problem &p, const SubtileShape &shape)
-    : height(ceil_div(p.out[1], 8)), width(ceil_div(p.out[2], 8)), channels(ceil_div(p.m, shape.block_n)),
-      groups(ceil_div(p.n * height * width, shape.subtiles)) {}
+    : height(ceil_div(p.out[1], shape.side)), width(ceil_div(p.out[2], shape.side)), channels(ceil_div(p.m, shape.block_n)),
+      groups(ceil_div(ceil_div(p.n, shape.images()) * height * width, shape.subtiles)) {}
 
 namespace {
 
@@ -67,7 +67,10 @@ SubtileParams params_of(const Problem &p, const SubtileShape &shape, const Subti
     d.c = static_cast<int32_t>(p.c);
     d.slices = static_cast<int32_t>(ceil_div(p.c, 4 * p.per_chunk()));
     d.tiles = static_cast<int32_t>(tiles.count());
-    d.resident = tiles.channels == 1 && int64_t{d.slices} * p.taps() <= int64_t{shape.stages} * shape.stage_taps;
+    d.split = shape.split;
+    d.div_split = FastDiv(static_cast<uint32_t>(shape.split));
+    d.resident =
+        shape.split == 1 && tiles.channels == 1 && int64_t{d.slices} * p.taps() <= int64_t{shape.stages} * shape.stage_taps;
     d.div_m_tiles = FastDiv(static_cast<uint32_t>(tiles.channels));
     d.div_tiles_h = FastDiv(static_cast<uint32_t>(tiles.height));
     d.div_tiles_w = FastDiv(static_cast<uint32_t>(tiles.width));
@@ -102,7 +105,7 @@ cudaError_t SubtilePlan::encode_x(const void *x, CUtensorMap *maps) const {
         const uint64_t sizes[] = {static_cast<uint64_t>(p.c), (w + 1 - odd) / 2, h, static_cast<uint64_t>(p.n)};
         const uint64_t strides[] = {2 * pixel, w * pixel, h * w * pixel};
         const uint32_t box[] = {static_cast<uint32_t>(4 * p.per_chunk()), static_cast<uint32_t>(shape_.raw_columns),
-                                static_cast<uint32_t>(shape_.raw_rows), 1};
+                                static_cast<uint32_t>(shape_.raw_rows), static_cast<uint32_t>(shape_.images())};
         const cudaError_t error =
             encode_tensor_map(&maps[odd], static_cast<Precision>(tactic.precision), 4, static_cast<const char *>(x) + odd * pixel,
                               sizes, strides, box, shape_.x_swizzle, false);

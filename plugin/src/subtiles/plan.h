@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What families that cut Y into subtiles of 8 x 8 pixels and copy X and W by TMA share: the form of problem, tiles, parameters.
+// What families that cut Y into subtiles of 64 pixels and copy X and W by TMA share: the form of problem, tiles, parameters.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,10 @@ struct SubtileShape {
     int32_t stage_taps, stages;     // of the ring of weights
     int32_t raw_columns, raw_rows;  // pixels of X under a subtile, of one parity of columns
     int32_t x_swizzle;              // bytes, 0 or 64
+    int32_t side = 8;               // of an image's pixels in a subtile
+    int32_t split = 1;              // blocks of a cluster that share a tile's slices; each has one tile then
+
+    int32_t images() const { return 64 / (side * side); }  // in a subtile
 };
 
 // Empty, or the reason why the problem is not of the form: kernels of this size, pooling 2x2, steps over X of 2, NHWC.
@@ -30,7 +34,7 @@ struct SubtileTiles {
     int64_t count() const { return groups * channels; }
 };
 
-// Of a persistent kernel: its grid is the smaller of the tiles and the multiprocessors.
+// Of a persistent kernel: its grid is the smaller of the tiles and the multiprocessors. With a split it is all blocks of all tiles.
 class SubtilePlan : public OneKernelPlan {
 public:
     SubtilePlan(const Problem &p, const Tactic &t, const Device &d, const Kernel &kernel, const SubtileShape &shape);

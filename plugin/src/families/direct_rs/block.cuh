@@ -3,20 +3,22 @@
 #pragma once
 
 #include "families/direct_rs/params.h"
+#include "kernels/epilogue/pushed_sums.cuh"
 #include "kernels/ptx/device.cuh"
 #include "kernels/tile/chunk.cuh"
 #include "subtiles/grid.cuh"
 
 namespace convpool {
 
-template <Precision kPrecision_, bool kPacked_, int kKernel_, int kGroups_, int kParts_, int kBlockN_, int kStageTaps_,
-          int kStages_, int kRawStages_, RsOrder kOrder_>
+template <Precision kPrecision_, bool kPacked_, int kKernel_, int kSide_, int kGroups_, int kParts_, int kBlockN_,
+          int kStageTaps_, int kStages_, int kRawStages_, RsOrder kOrder_, bool kSplits_>
 struct DirectRsConfig {
     static constexpr Precision kPrecision = kPrecision_;
     static constexpr bool kPacked = kPacked_;
     static constexpr RsOrder kOrder = kOrder_;
     static constexpr bool kTurns = kOrder == RsOrder::kTurns;
-    static constexpr int kKernel = kKernel_, kGroups = kGroups_, kParts = kParts_, kSubtiles = kGroups / kParts,
+    static constexpr bool kSplits = kSplits_;  // blocks of a cluster may share a tile's slices
+    static constexpr int kKernel = kKernel_, kSide = kSide_, kGroups = kGroups_, kParts = kParts_, kSubtiles = kGroups / kParts,
                          kBlockN = kBlockN_, kStageTaps = kStageTaps_, kStages = kStages_, kRawStages = kRawStages_;
     static constexpr int kTaps = kKernel * kKernel, kPerChunk = Traits<kPrecision>::kPerChunk, kChunks = 4;
     static constexpr int kThreads = 128 * (kGroups + 1);
@@ -26,13 +28,15 @@ struct DirectRsConfig {
     static constexpr int kRegisters = kGroups == 2 ? 240 : 112, kCopyRegisters = kGroups == 2 ? 24 : 32;
     static constexpr int kConsumerN = kBlockN, kFragments = kConsumerN / 8;  // channels of a warpgroup
     static constexpr DirectRsShared kShared =
-        direct_rs_shared(kSubtiles, kParts, kBlockN, kKernel, kStageTaps, kStages, kRawStages);
+        direct_rs_shared(kSide, kSubtiles, kParts, kBlockN, kKernel, kStageTaps, kStages, kRawStages);
 
     static_assert(kKernel == 1 || kKernel == 3, "registers hold the box means of a slice's taps");
     static_assert(kGroups == 2 || kGroups == 4, "a warpgroup has a subtile, or a part of one's slices");
     static_assert(kParts <= 2 && kGroups % kParts == 0, "a slice has two parts");
     static_assert(!kTurns || (kGroups == 2 && kParts == 1), "two take turns");
     static_assert(kOrder != RsOrder::kSteps || (kParts == 1 && kStages * kStageTaps > kTaps), "weights stay for both steps");
+    static_assert(!kSplits || !kTurns, "the last turn is that of all slices");
+    static_assert(kSide == 8 || kShared.raw_columns * kShared.raw_rows % 8 == 4, "ldmatrix meets two images in no bank");
     static_assert(kKernel % kStageTaps == 0, "whole stages of weights in a row of taps");
     static_assert(kStages >= kKernel / kStageTaps + 1 && kRawStages >= 2, "copies run ahead");
 };
@@ -40,13 +44,16 @@ struct DirectRsConfig {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // Shared memory: kStages of weights, kRawStages of pixels of X, sums on their way between warpgroups, then a full and an empty
-// barrier for each of the stages (DirectRsShared has the offsets).
-template <class Config_> struct DirectRsBlock : SubtileGrid<Config_::kSubtiles, Config_::kBlockN> {
+// barrier for each of the stages, then sums on their way between blocks (DirectRsShared has the offsets).
+template <class Config_> struct DirectRsBlock : SubtileGrid<Config_::kSubtiles, Config_::kBlockN, Config_::kSide> {
     using Config = Config_;
+    using Grid = SubtileGrid<Config_::kSubtiles, Config_::kBlockN, Config_::kSide>;
+    using Pushed = PushedSums<Config::kPrecision, 4 * Config::kSubtiles, Config::kFragments>;
+    using Grid::p;
     static constexpr int kSubtiles = Config::kSubtiles, kStages = Config::kStages, kRawStages = Config::kRawStages;
     static constexpr DirectRsShared kShared = Config::kShared;
     static constexpr int kColumns = kShared.raw_columns, kRows = kShared.raw_rows;  // of pixels of X, of one parity
-    static constexpr int kHalfBytes = kColumns * kRows * 64;                        // pixels of one parity of a subtile
+    static constexpr int kHalfBytes = kColumns * kRows * Grid::kImages * 64;        // pixels of one parity of a subtile
     static constexpr int kHalfPitch = kShared.half;                                 // from those to the others
     // Warps that copy pixels, and for how many subtiles each. One for each subtile has its buffers back sooner; measured in TF32.
     static constexpr int kCopiers = Config::kPrecision == Precision::kTF32 ? kSubtiles : 1, kCopySubtiles = kSubtiles / kCopiers;
@@ -65,6 +72,22 @@ template <class Config_> struct DirectRsBlock : SubtileGrid<Config_::kSubtiles, 
         return shared + kShared.raw_offset + (i * kSubtiles + subtile) * 2 * kHalfPitch;
     }
     CONVPOOL_DEVICE uint32_t sums() const { return shared + kShared.sum_offset; }
+
+    // A block of a cluster has one tile and a part of its slices.
+    CONVPOOL_DEVICE int rank() const { return static_cast<int>(blockIdx.x - p.div_split.div(blockIdx.x) * p.div_split.divisor); }
+    CONVPOOL_DEVICE int first_tile() const {
+        if constexpr (Config::kSplits) return static_cast<int>(p.div_split.div(blockIdx.x));
+        else return Grid::first_tile();
+    }
+    CONVPOOL_DEVICE int first_slice() const {
+        if constexpr (Config::kSplits) return static_cast<int>(p.div_split.div(p.slices * rank()));
+        else return Grid::first_slice();
+    }
+    CONVPOOL_DEVICE int end_slice() const {
+        if constexpr (Config::kSplits) return static_cast<int>(p.div_split.div(p.slices * (rank() + 1)));
+        else return Grid::end_slice();
+    }
+    CONVPOOL_DEVICE Pushed pushed_sums() const { return {shared + kShared.push_offset, p.split, rank(), p.div_split}; }
 };
 
 #endif

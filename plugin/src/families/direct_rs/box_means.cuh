@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // direct_rs: box means of 2x2 pixels in registers, as wgmma takes its first operand.
 //
-// A warp has output rows 2w and 2w + 1 of a subtile; they see pixel rows 4w to 4w + kKernel + 2 of its window of X. Pixels of
+// A warp has output rows 2w and 2w + 1 of a subtile; they see pixel rows 4w to 4w + kKernel + 2 of its window of X, or of those of
+// two images: a subtile of four has the second beside the first, and two below. Pixels of
 // even and of odd columns are two planes, [row][column] of 64 bytes in TMA's 64-byte swizzle, plane e and plane o. Output
 // column x sees pixel columns e[x], o[x], e[x + 1], o[x + 1], ..: neighbouring outputs see neighbouring places, so that
 // ldmatrix gives lane 4 x + t word t of a chunk of what column x sees: channels 2t and 2t + 1, or a float, channel t. Sums of
@@ -113,7 +114,13 @@ template <class Config> struct DirectRsMeans {
 
     // Lanes 0-7 and 8-15 give rows of even columns, chunks 0 and 1; 16-23 and 24-31 of odd columns.
     CONVPOOL_DEVICE DirectRsMeans(int warp, int lane)
-        : place((lane >> 4) * Block::kHalfPitch + (4 * warp * kColumns + (lane & 7)) * 64), chunk(lane >> 3 & 1) {}
+        : place((lane >> 4) * Block::kHalfPitch + position(2 * warp, lane & 7) * 64), chunk(lane >> 3 & 1) {}
+    // In an image's pixels of one column parity, where the window of an output pixel of the subtile begins.
+    CONVPOOL_DEVICE static int position(int row, int column) {
+        constexpr int kSide = Config::kSide;
+        const int image = row / kSide * (8 / kSide) + column / kSide;
+        return (image * Block::kRows + 2 * (row % kSide)) * kColumns + column % kSide;
+    }
     // part: the first step's, of a slice's two.
     CONVPOOL_DEVICE void start(uint32_t pixels, int part) {
 #pragma unroll

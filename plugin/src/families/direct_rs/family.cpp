@@ -6,6 +6,7 @@
 #include "core/kernel_lookup.h"
 #include "core/launch.h"
 #include "core/naming.h"
+#include "core/pushed_sums.h"
 #include "core/refusal.h"
 #include "families/direct_rs/params.h"
 #include "families/direct_rs/rows.h"
@@ -18,7 +19,7 @@ namespace {
 constexpr double kStartUs = 2.03;  // of a kernel, with what nothing hides
 
 DirectRsShared shared_of(const Tile &t) {
-    return direct_rs_shared(t.subtiles(), t.k_parts, t.block_n, t.kernel, t.stage_taps, t.stages, t.raw_stages);
+    return direct_rs_shared(t.side, t.subtiles(), t.k_parts, t.block_n, t.kernel, t.stage_taps, t.stages, t.raw_stages);
 }
 
 class DirectRsPlan : public SubtilePlan {
@@ -28,11 +29,12 @@ public:
     // Blocks take their tiles one after the other. Nothing hides the first slice of X and the last round of Y.
     double expected_us() const override {
         const Row &row = kRows[tactic.row];
-        const double slice_us = row.slice_us();
-        const double rounds = ceil_div(params().tiles, grid()), x = x_bytes(problem), y = y_bytes(problem);
+        const double share = tile_share(row.tile.block_m(), row.tile.block_n);
+        const double rounds = ceil_div(params().tiles * row.split, std::min<int64_t>(grid(), device.multiprocessors));
+        const double slices = ceil_div(params().slices, row.split), x = x_bytes(problem), y = y_bytes(problem);
+        const double tile_us = slices * row.slice_us() + row.tile.cost.end_us + pushed_split_us(row.split, share);
         const double exposed_bytes = (x / params().slices + y) / rounds;
-        return kStartUs + std::max(rounds * (params().slices * slice_us + row.tile.cost.end_us) + exposed_bytes / kBytesPerUs,
-                                   (x + y) / kBytesPerUs);
+        return kStartUs + std::max(rounds * tile_us + exposed_bytes / kBytesPerUs, (x + y) / kBytesPerUs);
     }
 };
 
@@ -45,8 +47,9 @@ public:
             all.push_back({row.id, this, all.size(),
                            tile_name("direct_fused", 90, true, row.precision, row.tile.block_m(), row.tile.block_n,
                                      is_16_bit(row.precision) ? 32 : 16) +
-                               stages_name(row.tile.stages, 1) + (row.packed ? "_packed" : "") + "_rs" + size + "x" + size,
-                           "direct_fused", static_cast<int32_t>(row.precision), 1, 90, true, row.packed});
+                               stages_name(row.tile.stages, row.split) + (row.packed ? "_packed" : "") +
+                               (row.tile.side == 4 ? "_of4" : "") + "_rs" + size + "x" + size,
+                           "direct_fused", static_cast<int32_t>(row.precision), row.split, 90, true, row.packed});
         }
         return all;
     }
@@ -57,20 +60,27 @@ public:
         if (reason.empty()) reason = subtile_reason(p, t, tile.kernel);
         if (reason.empty() && p.has_prologue()) reason = refusal(t, "prologue", "one", "none", "use another direct_fused tactic");
         if (!reason.empty()) return nullptr;
+        const int32_t split = kRows[t.row].split;
         const DirectRsShared shared = shared_of(tile);
-        const SubtileShape shape{tile.kernel, tile.subtiles(),    tile.block_n,    tile.stage_taps,
-                                 tile.stages, shared.raw_columns, shared.raw_rows, 64};
+        const SubtileShape shape{tile.kernel,        tile.subtiles(), tile.block_n, tile.stage_taps, tile.stages,
+                                 shared.raw_columns, shared.raw_rows, 64,           tile.side,       split};
         const SubtileTiles tiles(p, shape);
-        if (shared.bytes > device.shared_per_block)
-            reason = refusal(t, "shared memory of a block", device.shared_per_block, std::to_string(shared.bytes),
+        const int64_t slices = ceil_div(p.c, 4 * p.per_chunk());
+        const int64_t bytes =
+            split == 1 ? shared.bytes : shared.push_offset + pushed_bytes(split, tile.block_m() * tile.block_n / 128);
+        if (bytes > device.shared_per_block)
+            reason = refusal(t, "shared memory of a block", device.shared_per_block, std::to_string(bytes),
                              "use another direct_fused tactic");
-        else if (tiles.groups * std::max<int64_t>(tiles.channels, tile.subtiles()) > kMaxCount)
+        else if (slices < split)
+            reason =
+                refusal(t, "slices of channels", slices, "at least " + std::to_string(split), "use another direct_fused tactic");
+        else if (tiles.groups * std::max<int64_t>(tiles.channels * split, tile.subtiles()) > kMaxCount)
             reason = refusal(t, "tiles", tiles.count(), kAtMostMaxCount, "use another direct_fused tactic");
         if (!reason.empty()) return nullptr;
         const void *function =
             kernel_of_row<kRows>(t.row, [&]<Precision kPrecision>() { return kernel<kPrecision>(t.row, false); });
-        const int64_t grid = std::min<int64_t>(tiles.count(), device.multiprocessors);
-        const Kernel main{function, grid, 128 * (tile.groups + 1), 1, shared.bytes};
+        const int64_t grid = split > 1 ? tiles.count() * split : std::min<int64_t>(tiles.count(), device.multiprocessors);
+        const Kernel main{function, grid, 128 * (tile.groups + 1), split, bytes};
         return std::make_unique<DirectRsPlan>(p, t, device, main, shape);
     }
 };

@@ -13,8 +13,8 @@ struct Instances : RowsOf<kRows> {
         constexpr Row row = kRows[kRow];
         constexpr Tile t = row.tile;
         return reinterpret_cast<const void *>(
-            &direct_rs_kernel<DirectRsConfig<row.precision, row.packed, t.kernel, t.groups, t.k_parts, t.block_n, t.stage_taps,
-                                             t.stages, t.raw_stages, t.order>>);
+            &direct_rs_kernel<DirectRsConfig<row.precision, row.packed, t.kernel, t.side, t.groups, t.k_parts, t.block_n,
+                                             t.stage_taps, t.stages, t.raw_stages, t.order, t.splits>>);
     }
 };
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // direct_fused on Hopper, 2x2 pooling of stride 2: raw pixels by TMA, box means in registers, wgmma with box means from there.
 //
-// The output is cut into subtiles of 8 x 8 pixels; a block computes kSubtiles of them by kBlockN channels, slice after slice of
-// 64 bytes of channels, tile after tile. A warpgroup has a subtile, or a half of each of its slices. Its warps hand data on
-// through rings in shared memory:
+// The output is cut into subtiles of 8 x 8 pixels, or of 4 x 4 of four images; a block computes kSubtiles of them by kBlockN
+// channels, slice after slice of 64 bytes of channels, tile after tile. Blocks of a cluster may share a tile's slices; then each has
+// one tile, and they push their sums to each other. A warpgroup has a subtile, or a half of each of its slices. Its warps hand data
+// on through rings in shared memory:
 //
 //     a warp               weights of one or more taps and slice     -> ring of kStages      (TMA, 64-byte swizzle)
 //     a warp, or two       pixels of X under the subtiles            -> ring of kRawStages   (TMA, zeros outside)
@@ -34,6 +35,7 @@ template <class Config> CONVPOOL_DEVICE void prepare(const DirectRsBlock<Config>
             barrier_init(block.raw_empty(i, copier), 4 * Config::kGroups / block.kCopiers);
         }
     publish_barriers();
+    if (Config::kSplits && block.p.split > 1) block.pushed_sums().init();
     prefetch_map(&block.p.w_map);
     prefetch_map(&block.p.x_map[0]);
     prefetch_map(&block.p.x_map[1]);
@@ -42,6 +44,7 @@ template <class Config> CONVPOOL_DEVICE void prepare(const DirectRsBlock<Config>
 template <class Config> CONVPOOL_DEVICE void run(const DirectRsBlock<Config> &block) {
     if (threadIdx.x == 0) prepare(block);
     __syncthreads();
+    if (Config::kSplits && block.p.split > 1) block.pushed_sums().arrive();
     wait_for_previous_kernel();
     let_next_kernel_start();
     const int group = static_cast<int>(threadIdx.x >> 7);

@@ -8,22 +8,25 @@ namespace convpool {
 // row of taps, with the means of one beside the products of the one before; or half of the channels after the other.
 enum class RsOrder { kTurns, kRows, kSteps };
 
-// Shared memory of a direct_rs block, in bytes; raw_* in pixels of one column parity, `half` in bytes of those,
-// a multiple of the 128 that TMA starts at.
+// Shared memory of a direct_rs block, in bytes; raw_* in pixels of one column parity of an image, `half` in bytes of those of a
+// subtile's images, a multiple of the 128 that TMA starts at.  Blocks of a cluster push sums to push_offset; `bytes` ends there.
 struct DirectRsShared {
-    int weight_stage, raw_columns, raw_rows, half, raw_offset, sum_offset, barrier_offset, bytes;
+    int weight_stage, raw_columns, raw_rows, half, raw_offset, sum_offset, barrier_offset, push_offset, bytes;
 };
-constexpr DirectRsShared direct_rs_shared(int subtiles, int k_parts, int block_n, int kernel, int stage_taps, int stages,
-                                          int raw_stages) {
+constexpr DirectRsShared direct_rs_shared(int side, int subtiles, int k_parts, int block_n, int kernel, int stage_taps,
+                                          int stages, int raw_stages) {
     DirectRsShared s{};
     s.weight_stage = stage_taps * block_n * 64;
     s.raw_offset = stages * s.weight_stage;
-    s.raw_columns = 8 + kernel / 2;
-    s.raw_rows = 15 + kernel;
-    s.half = s.raw_columns * s.raw_rows * 64;
+    s.raw_columns = side + kernel / 2;
+    s.raw_rows = 2 * side - 1 + kernel;
+    // An image's pixels are a multiple of four and none of eight, so that ldmatrix meets four neighbours of each of two in no bank.
+    if (side == 4) s.raw_columns += s.raw_columns * s.raw_rows % 8 != 4;
+    s.half = s.raw_columns * s.raw_rows * 64 / (side * side) * 64;
     s.sum_offset = s.raw_offset + raw_stages * subtiles * 2 * s.half;
     s.barrier_offset = s.sum_offset + (k_parts - 1) * 64 * block_n * 4;
     s.bytes = s.barrier_offset + 2 * (stages + raw_stages * subtiles) * 8;
+    s.push_offset = (s.bytes + 127) / 128 * 128;
     return s;
 }
 

@@ -136,11 +136,19 @@ template <class Config> struct DirectRsProducts {
         barrier_sync(kExchange, 256);
     }
 
+    // Sums of this block's slices to those that finish them.
+    CONVPOOL_DEVICE void push(const Sums &acc, const typename Block::Tile &tile) const {
+        const OutputView view{block.p.y, 1, block.p.m, true};
+        auto pixel_of = [&](int row) { return block.pixel_of(tile.subtile + row / 64, row % 64); };
+        block.pushed_sums().store(acc, subtile * 4 + block.warp % 4, block.p.epilogue, view, tile.channel, pixel_of);
+    }
+
     CONVPOOL_DEVICE void run() {
         const SubtileParams &p = block.p;
         DirectRsMeans<Config> means(block.warp % 4, block.lane);
-        if (Config::kTurns && group == 1 && static_cast<int>(blockIdx.x) < p.tiles) barrier_join(kFirstTurn, 256);
-        for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
+        const int end_slice = block.end_slice();
+        if (Config::kTurns && group == 1 && block.first_tile() < p.tiles) barrier_join(kFirstTurn, 256);
+        for (int index = block.first_tile(); index < p.tiles; index += block.tile_step()) {
             Sums acc;
 #pragma unroll
             for (int f = 0; f < Config::kFragments; ++f)
@@ -149,9 +157,9 @@ template <class Config> struct DirectRsProducts {
             const typename Block::Tile tile = block.tile_at(index);
             if (p.epilogue.residual != nullptr && part == 0) prefetch_residual(block, tile.subtile + subtile, tile.channel);
             if (p.resident) weights = {};
-            const bool last_tile = index + static_cast<int>(gridDim.x) >= p.tiles;
+            const bool last_tile = index + block.tile_step() >= p.tiles;
             // Hazard: a loop that might not run at all would make the compiler copy accumulators behind it, ahead of the wait.
-            int slice = 0;
+            int slice = block.first_slice();
 #pragma unroll 1
             do {
                 barrier_wait(block.raw_full(raw.buffer, copier), raw.parity);
@@ -160,12 +168,14 @@ template <class Config> struct DirectRsProducts {
                     slice_by_steps(acc, means, pixels);
                 } else {
                     means.start(pixels, part);
-                    if constexpr (Config::kTurns) slice_in_turns(acc, means, last_tile && slice + 1 == p.slices);
+                    if constexpr (Config::kTurns) slice_in_turns(acc, means, last_tile && slice + 1 == end_slice);
                     else slice_by_rows(acc, means);
                 }
-            } while (++slice < p.slices);
+            } while (++slice < end_slice);
             if constexpr (Config::kParts == 2) exchange(acc);
-            if (part == 0) finish(block, acc, tile.subtile + subtile, tile.channel, [] {});
+            if (part != 0) continue;
+            if (Config::kSplits && p.split > 1) push(acc, tile);
+            else finish(block, acc, tile.subtile + subtile, tile.channel, [] {});
         }
     }
 };

@@ -18,15 +18,17 @@ struct Cost {
 
 struct Tile {
     int32_t kernel;       // rows and columns of it
+    int32_t side = 8;     // of an image's pixels in a subtile: 8, or 4 of each of four images
     int32_t groups;       // warpgroups that multiply
     int32_t k_parts = 1;  // of a slice: each by another warpgroup, which share a subtile's sum
     int32_t block_n;
     int32_t stage_taps;  // whose weights make a stage
     int32_t stages, raw_stages;
     RsOrder order;
+    bool splits = false;  // blocks of a cluster may share a tile's slices
     Cost cost;
 
-    constexpr int subtiles() const { return groups / k_parts; }  // of 8x8 pixels
+    constexpr int subtiles() const { return groups / k_parts; }  // of 64 pixels
     constexpr int block_m() const { return 64 * subtiles(); }
 };
 
@@ -78,7 +80,7 @@ constexpr Tile k3x3m64n128{.kernel = 3,
                            .stages = 5,
                            .raw_stages = 3,
                            .order = RsOrder::kRows,
-                           .cost = {0, 0, 1.10, 0.80}};
+                           .cost = {1.30, 1.15, 1.10, 0.80}};
 constexpr Tile k3x3m64n64{.kernel = 3,
                           .groups = 2,
                           .k_parts = 2,
@@ -98,11 +100,47 @@ constexpr Tile k3x3m64n32{.kernel = 3,
                           .order = RsOrder::kRows,
                           .cost = {0.94, 0.80, 0.78, 0.25}};
 
+// Of four images: for small ones. No more than fits a split into four.
+constexpr Tile k3x3m64n128of4{.kernel = 3,
+                              .side = 4,
+                              .groups = 2,
+                              .k_parts = 2,
+                              .block_n = 128,
+                              .stage_taps = 3,
+                              .stages = 4,
+                              .raw_stages = 2,
+                              .order = RsOrder::kRows,
+                              .splits = true,
+                              .cost = {1.30, 1.15, 1.10, 0.80}};
+constexpr Tile k3x3m64n64of4{.kernel = 3,
+                             .side = 4,
+                             .groups = 2,
+                             .k_parts = 2,
+                             .block_n = 64,
+                             .stage_taps = 3,
+                             .stages = 7,
+                             .raw_stages = 3,
+                             .order = RsOrder::kRows,
+                             .splits = true,
+                             .cost = {1.00, 0.86, 0.85, 0.50}};
+constexpr Tile k3x3m64n32of4{.kernel = 3,
+                             .side = 4,
+                             .groups = 2,
+                             .k_parts = 2,
+                             .block_n = 32,
+                             .stage_taps = 3,
+                             .stages = 9,
+                             .raw_stages = 4,
+                             .order = RsOrder::kRows,
+                             .splits = true,
+                             .cost = {0.94, 0.80, 0.78, 0.25}};
+
 struct Row {
     int32_t id;  // never reused
     Precision precision;
     bool packed;  // how box means are summed: in X's type, or in fp32
     Tile tile;
+    int32_t split = 1;
 
     constexpr double slice_us() const {
         return precision == Precision::kTF32 ? tile.cost.tf32_us : packed ? tile.cost.packed_us : tile.cost.exact_us;
@@ -117,6 +155,16 @@ inline constexpr Row kRows[] = {
     {.id = 4105, .precision = Precision::kF16, .packed = false, .tile = k3x3m256n32},
     {.id = 4106, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n64},
     {.id = 4107, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n32},
+    {.id = 4108, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n128},
+    {.id = 4109, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n128of4},
+    {.id = 4110, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n128of4, .split = 2},
+    {.id = 4111, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n128of4, .split = 4},
+    {.id = 4112, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n64of4},
+    {.id = 4113, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n64of4, .split = 2},
+    {.id = 4114, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n64of4, .split = 4},
+    {.id = 4115, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n32of4},
+    {.id = 4116, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n32of4, .split = 2},
+    {.id = 4117, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n32of4, .split = 4},
     {.id = 4151, .precision = Precision::kF16, .packed = true, .tile = k3x3m128n256},
     {.id = 4152, .precision = Precision::kF16, .packed = true, .tile = k3x3m128n128},
     {.id = 4153, .precision = Precision::kF16, .packed = true, .tile = k3x3m128n64},
@@ -124,6 +172,16 @@ inline constexpr Row kRows[] = {
     {.id = 4155, .precision = Precision::kF16, .packed = true, .tile = k3x3m256n32},
     {.id = 4156, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n64},
     {.id = 4157, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n32},
+    {.id = 4158, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n128},
+    {.id = 4159, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n128of4},
+    {.id = 4160, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n128of4, .split = 2},
+    {.id = 4161, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n128of4, .split = 4},
+    {.id = 4162, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n64of4},
+    {.id = 4163, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n64of4, .split = 2},
+    {.id = 4164, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n64of4, .split = 4},
+    {.id = 4165, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n32of4},
+    {.id = 4166, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n32of4, .split = 2},
+    {.id = 4167, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n32of4, .split = 4},
     {.id = 4201, .precision = Precision::kBF16, .packed = false, .tile = k3x3m128n256},
     {.id = 4202, .precision = Precision::kBF16, .packed = false, .tile = k3x3m128n128},
     {.id = 4203, .precision = Precision::kBF16, .packed = false, .tile = k3x3m128n64},
@@ -131,6 +189,16 @@ inline constexpr Row kRows[] = {
     {.id = 4205, .precision = Precision::kBF16, .packed = false, .tile = k3x3m256n32},
     {.id = 4206, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n64},
     {.id = 4207, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n32},
+    {.id = 4208, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n128},
+    {.id = 4209, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n128of4},
+    {.id = 4210, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n128of4, .split = 2},
+    {.id = 4211, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n128of4, .split = 4},
+    {.id = 4212, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n64of4},
+    {.id = 4213, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n64of4, .split = 2},
+    {.id = 4214, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n64of4, .split = 4},
+    {.id = 4215, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n32of4},
+    {.id = 4216, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n32of4, .split = 2},
+    {.id = 4217, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n32of4, .split = 4},
     {.id = 4251, .precision = Precision::kBF16, .packed = true, .tile = k3x3m128n256},
     {.id = 4252, .precision = Precision::kBF16, .packed = true, .tile = k3x3m128n128},
     {.id = 4253, .precision = Precision::kBF16, .packed = true, .tile = k3x3m128n64},
@@ -138,6 +206,16 @@ inline constexpr Row kRows[] = {
     {.id = 4255, .precision = Precision::kBF16, .packed = true, .tile = k3x3m256n32},
     {.id = 4256, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n64},
     {.id = 4257, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n32},
+    {.id = 4258, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n128},
+    {.id = 4259, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n128of4},
+    {.id = 4260, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n128of4, .split = 2},
+    {.id = 4261, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n128of4, .split = 4},
+    {.id = 4262, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n64of4},
+    {.id = 4263, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n64of4, .split = 2},
+    {.id = 4264, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n64of4, .split = 4},
+    {.id = 4265, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n32of4},
+    {.id = 4266, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n32of4, .split = 2},
+    {.id = 4267, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n32of4, .split = 4},
     {.id = 4301, .precision = Precision::kTF32, .packed = false, .tile = k3x3m128n256},
     {.id = 4302, .precision = Precision::kTF32, .packed = false, .tile = k3x3m128n128},
     {.id = 4303, .precision = Precision::kTF32, .packed = false, .tile = k3x3m128n64},
@@ -145,6 +223,15 @@ inline constexpr Row kRows[] = {
     {.id = 4305, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n128},
     {.id = 4306, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n64},
     {.id = 4307, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n32},
+    {.id = 4308, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n128of4},
+    {.id = 4309, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n128of4, .split = 2},
+    {.id = 4310, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n128of4, .split = 4},
+    {.id = 4311, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n64of4},
+    {.id = 4312, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n64of4, .split = 2},
+    {.id = 4313, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n64of4, .split = 4},
+    {.id = 4314, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n32of4},
+    {.id = 4315, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n32of4, .split = 2},
+    {.id = 4316, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n32of4, .split = 4},
 };
 static_assert(ids_rise(kRows));
 static_assert(all_rows(kRows, +[](const Row &row) { return row.slice_us() > 0; }), "a row's tile has a fitted cost");

@@ -130,7 +130,7 @@ template <class Config> struct ImplicitGemmCpAsync {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
         if constexpr (pushes<Config>) {
             if (p.split > 1) {
-                const PushedSums<Config> sums{p, shared, tile.rank};
+                const auto sums = pushed_sums<Config>(p, shared, tile.rank);
                 if (thread == 0) sums.init();
                 __syncthreads();
                 sums.arrive();

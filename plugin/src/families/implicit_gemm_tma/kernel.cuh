@@ -170,11 +170,11 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
             }
             publish_barriers();
             if constexpr (pushes<Config>)
-                if (p.gemm.split > 1) PushedSums<Config>{p.gemm, shared, tile.rank}.init();
+                if (p.gemm.split > 1) pushed_sums<Config>(p.gemm, shared, tile.rank).init();
         }
         __syncthreads();
         if constexpr (pushes<Config>)
-            if (p.gemm.split > 1) PushedSums<Config>{p.gemm, shared, tile.rank}.arrive();
+            if (p.gemm.split > 1) pushed_sums<Config>(p.gemm, shared, tile.rank).arrive();
         // setmaxnreg moves registers from the warpgroup that copies to those that hold three sums.
         if (threadIdx.x < Config::kThreads) {
             if constexpr (kCopyThreads == 128) take_registers<232>();

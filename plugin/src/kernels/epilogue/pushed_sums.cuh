@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The split reduction of small tiles of implicit GEMM by wgmma: a cluster's blocks each hold a part of a tile's sum, add the
-// parts up, and store Y.
+// The split reduction of small tiles multiplied by wgmma: a cluster's blocks each hold a part of a tile's sum, add the parts up,
+// and store Y.
 //
 // The tile's fragments of 16 pixels x 8 channels are dealt out to the blocks in order. Every block pushes its part of a fragment
 // into the memory of the block that finishes it. That one adds the parts in the order of the blocks, so that the result does not
@@ -10,9 +10,8 @@
 //     store()                                the warps that multiply, when the block's part is complete
 #pragma once
 
-#include "gemm/params.h"
+#include "core/pushed_sums.h"
 #include "kernels/epilogue/finish.cuh"
-#include "kernels/mma/accumulators.cuh"
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/mbarrier.cuh"
 
@@ -24,50 +23,50 @@ template <class Element> struct alignas(2 * sizeof(Element)) PairOf {
     Element first, second;
 };
 
-template <class Config> struct PushedSums {
-    static constexpr int kAcross = Config::kFragmentsN, kFragments = Config::kWarps * kAcross;
-    static constexpr int kOffset = exchange_offset(Config::kStages, Config::kBlockM, Config::kBlockN);
-    static_assert(Config::kFragmentsM == 1 && Config::kWarpsN == 1, "a warp's fragments are 16 pixels of the tile");
+// Each of kWarps warps has 16 pixels of the tile and kAcross fragments of them.
+template <Precision P, int kWarps, int kAcross> struct PushedSums {
+    static constexpr int kFragments = kWarps * kAcross;
 
-    const ImplicitGemmParams &p;
-    const uint32_t ring;  // in shared memory; behind it a barrier, and the parts that others push
-    const int rank;
+    const uint32_t memory;  // shared: a barrier, and the parts that others push
+    const int split, rank;
+    const FastDiv &div_split;
 
-    CONVPOOL_DEVICE uint32_t barrier() const { return ring + kOffset; }
+    CONVPOOL_DEVICE uint32_t barrier() const { return memory; }
     // The lane's four sums of a block's part of one of the fragments that this block, or another, finishes.
     CONVPOOL_DEVICE uint32_t part(int block, int index) const {
-        const int most = p.div_split.div(kFragments + p.split - 1);  // fragments that a block finishes
-        return barrier() + kExchangeHead + (block * most + index) * kPartBytes + (threadIdx.x & 31) * 16;
+        const int most = div_split.div(kFragments + split - 1);  // fragments that a block finishes
+        return memory + kPushedHead + (block * most + index) * kPartBytes + (threadIdx.x & 31) * 16;
     }
-    CONVPOOL_DEVICE int first_of(int block) const { return p.div_split.div(block * kFragments); }
+    CONVPOOL_DEVICE int first_of(int block) const { return div_split.div(block * kFragments); }
 
     // Before a barrier of the block.
     CONVPOOL_DEVICE void init() const {
         barrier_init(barrier(), 1);
         publish_barriers();
-        barrier_expect(barrier(), p.split * (first_of(rank + 1) - first_of(rank)) * kPartBytes);
+        barrier_expect(barrier(), split * (first_of(rank + 1) - first_of(rank)) * kPartBytes);
     }
     // After it, all threads.
     CONVPOOL_DEVICE void arrive() const { cluster_arrive(); }
 
+    // The sums are the warp's, fragment by fragment; pixel_of(row) is the tile's output pixel `row`.
     template <class PixelOf>
-    CONVPOOL_DEVICE void store(const Accumulators<Config> &acc, const Epilogue &e, const OutputView &view, int channel0,
+    CONVPOOL_DEVICE void store(const float (&sums)[kAcross][4], int warp, const Epilogue &e, const OutputView &view, int channel0,
                                PixelOf pixel_of) const {
-        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+        const int lane = threadIdx.x & 31;
         cluster_wait();  // all have arrived
 #pragma unroll
         for (int i = 0; i < kAcross; ++i) {
-            const int fragment = warp * kAcross + i, block = ((fragment + 1) * p.split - 1) / kFragments;
-            push(part(rank, fragment - first_of(block)), block, acc[0][i], barrier());
+            const int fragment = warp * kAcross + i, block = ((fragment + 1) * split - 1) / kFragments;
+            push(part(rank, fragment - first_of(block)), block, sums[i], barrier());
         }
         barrier_wait_cluster(barrier(), 0);
         const int first = first_of(rank), count = first_of(rank + 1) - first;
 #pragma unroll 1
-        for (int i = warp; i < count; i += Config::kWarps) {
+        for (int i = warp; i < count; i += kWarps) {
             float sum[4], other[4];
             load_sums(part(0, i), sum);
 #pragma unroll 2
-            for (int block = 1; block < p.split; ++block) {
+            for (int block = 1; block < split; ++block) {
                 load_sums(part(block, i), other);
 #pragma unroll
                 for (int j = 0; j < 4; ++j) sum[j] += other[j];
@@ -82,7 +81,6 @@ private:
     template <class PixelOf>
     CONVPOOL_DEVICE static void finish(float (&v)[4], const Epilogue &e, const OutputView &view, int row, int channel,
                                        PixelOf pixel_of) {
-        constexpr Precision P = Config::kPrecision;
         using Element = typename Traits<P>::Element;
         using Pair = PairOf<Element>;
         if (channel >= view.m) return;

@@ -12,6 +12,17 @@ namespace convpool {
 
 template <class Config> constexpr bool pushes = pushes_sums(Config::kPrecision, Config::kBlockM, Config::kBlockN);
 
+template <class Config> constexpr int kPushedOffset = exchange_offset(Config::kStages, Config::kBlockM, Config::kBlockN);
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+template <class Config>
+CONVPOOL_DEVICE PushedSums<Config::kPrecision, Config::kWarps, Config::kFragmentsN> pushed_sums(const ImplicitGemmParams &p,
+                                                                                                uint32_t shared, int rank) {
+    static_assert(Config::kFragmentsM == 1 && Config::kWarpsN == 1, "a warp's fragments are 16 pixels of the tile");
+    return {shared + kPushedOffset<Config>, p.split, rank, p.div_split};
+}
+#endif
+
 // A tile's sums to Y, through shared memory that nothing is in any more.
 template <class Config>
 CONVPOOL_DEVICE void store_gemm_tile(const Accumulators<Config> &acc, uint32_t shared, const ImplicitGemmParams &p,
@@ -31,7 +42,7 @@ CONVPOOL_DEVICE void store_gemm_tile(const Accumulators<Config> &acc, uint32_t s
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     if constexpr (pushes<Config>)
         if (p.split > 1)
-            return PushedSums<Config>{p, shared, tile.rank}.store(acc, p.epilogue, view, tile.first_channel, pixel_of);
+            return pushed_sums<Config>(p, shared, tile.rank).store(acc[0], warp, p.epilogue, view, tile.first_channel, pixel_of);
 #endif
     if (p.split > 1)
         store_split<Config>(acc, shared, p.split, tile.rank, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
