@@ -59,7 +59,7 @@ def test_unknown_accumulation_is_refused():
 
 
 def test_packed_sums_only_where_the_problem_allows_them():
-    layer = dict(n=64, c=64, m=64, spatial=(64, 64), kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2, layout="NHWC")
+    layer = dict(n=64, c=128, m=64, spatial=(64, 64), kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2, layout="NHWC")
     packed = [tactic for tactic in tactics() if tactic.packed]
     assert packed and {tactic.dtype for tactic in packed} == {"float16", "bfloat16"}
     for tactic in packed:

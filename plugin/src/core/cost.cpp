@@ -31,15 +31,19 @@ double channels_first_ends_us(const Problem &p, double elements, bool runs) {
     return rounds * (kStoreRoundUs + (p.has_residual ? kMemoryLatencyUs : 0));
 }
 
+double usable_multiprocessors(int split, const Device &device) {
+    // Clusters leave multiprocessors over in a GPC whose number is no multiple of theirs.
+    return device.multiprocessors * (split == 1   ? 1.0
+                                     : split == 2 ? 0.98
+                                     : split == 3 ? 0.97
+                                     : split == 4 ? 0.92
+                                     : split == 6 ? 0.91
+                                                  : 0.85);
+}
+
 double rounds_us(const Rounds &r, const Block &block, const Device &device) {
     const int64_t blocks = r.tiles * r.split;
-    // Clusters leave multiprocessors over in a GPC whose number is no multiple of theirs.
-    const double usable = device.multiprocessors * (r.split == 1   ? 1.0
-                                                    : r.split == 2 ? 0.98
-                                                    : r.split == 3 ? 0.97
-                                                    : r.split == 4 ? 0.92
-                                                    : r.split == 6 ? 0.91
-                                                                   : 0.85);
+    const double usable = usable_multiprocessors(r.split, device);
     const int64_t slots = std::max<int64_t>(r.split, int64_t(usable * r.blocks_a_multiprocessor) / r.split * r.split);
     const double place_us = r.split >= 4 ? 0.003 : 0;  // clusters start one after the other
     auto round = [&](int64_t held, int64_t running) {

@@ -42,6 +42,9 @@ struct Block {
     double ends_us;  // besides the steps
 };
 
+// How many multiprocessors clusters of `split` blocks fill.
+double usable_multiprocessors(int split, const Device &device);
+
 struct Rounds {
     int64_t tiles;
     int split;

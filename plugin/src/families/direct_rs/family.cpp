@@ -17,6 +17,8 @@ namespace direct_rs {
 namespace {
 
 constexpr double kStartUs = 2.03;  // of a kernel, with what nothing hides
+// What it takes to add up the sums of a cluster's blocks, more for a larger tile.
+constexpr double kSplitUs = 1.5, kSplitTileUs = 2;
 
 DirectRsShared shared_of(const Tile &t) {
     return direct_rs_shared(t.side, t.subtiles(), t.k_parts, t.block_n, t.kernel, t.stage_taps, t.stages, t.raw_stages);
@@ -29,10 +31,11 @@ public:
     // Blocks take their tiles one after the other. Nothing hides the first slice of X and the last round of Y.
     double expected_us() const override {
         const Row &row = kRows[tactic.row];
-        const double share = tile_share(row.tile.block_m(), row.tile.block_n);
-        const double rounds = ceil_div(params().tiles * row.split, std::min<int64_t>(grid(), device.multiprocessors));
+        const int64_t clusters = std::max<int64_t>(1, int64_t(usable_multiprocessors(row.split, device)) / row.split);
+        const double rounds = ceil_div(params().tiles, clusters);
         const double slices = ceil_div(params().slices, row.split), x = x_bytes(problem), y = y_bytes(problem);
-        const double tile_us = slices * row.slice_us() + row.tile.cost.end_us + pushed_split_us(row.split, share);
+        double tile_us = slices * row.slice_us() + row.tile.cost.end_us;
+        if (row.split > 1) tile_us += kSplitUs + kSplitTileUs * tile_share(row.tile.block_m(), row.tile.block_n);
         const double exposed_bytes = (x / params().slices + y) / rounds;
         return kStartUs + std::max(rounds * tile_us + exposed_bytes / kBytesPerUs, (x + y) / kBytesPerUs);
     }
@@ -66,8 +69,9 @@ public:
                                  shared.raw_columns, shared.raw_rows, 64,           tile.side,       split};
         const SubtileTiles tiles(p, shape);
         const int64_t slices = ceil_div(p.c, 4 * p.per_chunk());
-        const int64_t bytes =
-            split == 1 ? shared.bytes : shared.push_offset + pushed_bytes(split, tile.block_m() * tile.block_n / 128);
+        const int64_t bytes = split == 1
+                                  ? shared.bytes
+                                  : shared.sum_offset + pushed_bytes(split, tile.block_m() * tile.block_n / 128, tile.k_parts);
         if (bytes > device.shared_per_block)
             reason = refusal(t, "shared memory of a block", device.shared_per_block, std::to_string(bytes),
                              "use another direct_fused tactic");

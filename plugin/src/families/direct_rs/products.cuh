@@ -140,7 +140,7 @@ template <class Config> struct DirectRsProducts {
     CONVPOOL_DEVICE void push(const Sums &acc, const typename Block::Tile &tile) const {
         const OutputView view{block.p.y, 1, block.p.m, true};
         auto pixel_of = [&](int row) { return block.pixel_of(tile.subtile + row / 64, row % 64); };
-        block.pushed_sums().store(acc, subtile * 4 + block.warp % 4, block.p.epilogue, view, tile.channel, pixel_of);
+        block.pushed_sums().store(acc, part, subtile * 4 + block.warp % 4, block.p.epilogue, view, tile.channel, pixel_of);
     }
 
     CONVPOOL_DEVICE void run() {
@@ -172,10 +172,12 @@ template <class Config> struct DirectRsProducts {
                     else slice_by_rows(acc, means);
                 }
             } while (++slice < end_slice);
+            if (Config::kSplits && p.split > 1) {
+                push(acc, tile);
+                continue;
+            }
             if constexpr (Config::kParts == 2) exchange(acc);
-            if (part != 0) continue;
-            if (Config::kSplits && p.split > 1) push(acc, tile);
-            else finish(block, acc, tile.subtile + subtile, tile.channel, [] {});
+            if (part == 0) finish(block, acc, tile.subtile + subtile, tile.channel, [] {});
         }
     }
 };
