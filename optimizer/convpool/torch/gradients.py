@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from convpool.torch import plain
 
@@ -64,6 +65,11 @@ def _sums_by_product(grad: torch.Tensor) -> bool:
 def is_captured(grad: torch.Tensor) -> bool:
     """Whether a CUDA graph is captured, of a backward pass without derivatives of its own."""
     return grad.is_cuda and not torch.is_grad_enabled() and torch.cuda.is_current_stream_capturing()
+
+
+def is_compiled(grad: torch.Tensor) -> bool:
+    """Whether AOTAutograd follows a backward pass, without derivatives of its own, for torch.compile."""
+    return isinstance(grad, FunctionalTensor) and not torch.is_grad_enabled()
 
 
 def side_by_side(grad: torch.Tensor, first: Callable[[], Sequence[Any]], second: Callable[[], Any]) -> tuple[Any, Any]:

@@ -2,7 +2,8 @@
 """The operators of torch.library: convpool::pooled_conv, convpool::box_mean and convpool::box_mean_adjoint.
 
 `convpool.torch` describes them.  All three have fake tensors and derivatives of any order, and pooled_conv a rule for
-autocast.  pooled_conv's backward, with Z the box mean, made again rather than kept:
+autocast.  A fourth, convpool::pooled_conv_gradients, is what a compiler sees of pooled_conv's backward.  pooled_conv's
+backward, with Z the box mean, made again rather than kept:
 
     dZ, dW, db = gradients of the small convolution at Z      (PyTorch's own operator: cuDNN)
     dX = box_mean_adjoint(dZ), gated by the prologue's activation
@@ -17,7 +18,8 @@ from typing import Any
 
 import torch
 
-from convpool.torch import gradients, kernels, plain
+from convpool.torch import compiled, gradients, kernels, plain
+from convpool.torch.small import SmallConvolution
 
 Ints = Sequence[int]
 LIBRARY = torch.library.Library("convpool", "DEF")
@@ -32,6 +34,11 @@ LIBRARY.define(
     "pooled_conv(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? shift, Tensor? residual, int[] pool_kernel, "
     "int[] pool_strides, int[] pool_pads, int[] pool_dilations, int[] strides, int[] pads, int[] dilations, int groups, "
     "int prologue, float prologue_alpha, int epilogue, float epilogue_alpha, int accumulation=0) -> Tensor"
+)
+LIBRARY.define(
+    "pooled_conv_gradients(Tensor grad, Tensor x, Tensor? gate, float slope, Tensor weight, int[] pool_kernel, "
+    "int[] pool_strides, int[] pool_pads, int[] pool_dilations, int[] strides, int[] pads, int[] dilations, int groups, "
+    "bool of_input, bool of_weight) -> (Tensor, Tensor)"
 )
 for _name in ("box_mean", "box_mean_adjoint", "pooled_conv"):
     LIBRARY.impl(_name, getattr(plain, _name), "CompositeExplicitAutograd")
@@ -66,6 +73,16 @@ def _fake_pooled_conv(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torc
     return _new(x, [x.shape[0], weight.shape[0], *sizes], plain.result_format(x, weight))
 
 
+def _fake_gradients(
+    grad: torch.Tensor, x: torch.Tensor, gate: torch.Tensor | None, slope: float, weight: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    pool, (of_input, of_weight), found = rest[:4], rest[8:], plain.result_format(x, weight)
+    sizes = plain.pooled_size(x.shape[2:], *pool)
+    d_z = _new(grad, [*x.shape[:2], *sizes], found) if of_input else grad.new_empty(0)
+    return d_z, _new(grad, weight.shape, found) if of_weight else grad.new_empty(0)
+
+
+torch.library.register_fake("convpool::pooled_conv_gradients", _fake_gradients, lib=LIBRARY)
 torch.library.register_fake("convpool::box_mean", _fake_box_mean, lib=LIBRARY)
 torch.library.register_fake("convpool::box_mean_adjoint", _fake_box_mean_adjoint, lib=LIBRARY)
 torch.library.register_fake("convpool::pooled_conv", _fake_pooled_conv, lib=LIBRARY)
@@ -114,19 +131,10 @@ def _boxes(grad: torch.Tensor) -> Any:
     return kernels if grad.is_cuda else plain
 
 
-def _like_small_input(x: torch.Tensor, pads: Ints, pool: Sequence[Ints]) -> tuple[torch.Tensor, list[int]]:
-    """A tensor as the small convolution's input, without its values, and the padding that PyTorch takes."""
-    sizes, r = plain.pooled_size(x.shape[2:], *pool), len(pads) // 2
-    even = list(pads[:r]) == list(pads[r:])
-    if not even:
-        sizes = [size + pads[i] + pads[r + i] for i, size in enumerate(sizes)]
-    return _new(x, [*x.shape[:2], *sizes], plain.memory_format(x)), list(pads[:r]) if even else [0] * r
-
-
 def pooled_conv_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     """Gradients for all arguments, None for numbers; differentiable."""
     x, weight, bias, scale, shift, residual, y = ctx.saved_tensors
-    pool, (strides, pads, dilations, groups) = ctx.rest[:4], ctx.rest[4:8]
+    pool, convolution = ctx.rest[:4], ctx.rest[4:8]
     prologue, prologue_alpha, epilogue, epilogue_alpha = ctx.rest[8:12]
     needs, boxes = gradients.wanted(ctx, ctx.are_tensors), _boxes(grad)
     if epilogue:
@@ -136,29 +144,25 @@ def pooled_conv_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     through_x = needs[0] or needs[3] or needs[4]
     u = x if scale is None else x * plain.by_channel(scale, x) + plain.by_channel(shift, x)
     gate, slope = (u.detach() if prologue else None), plain.slope_of(prologue, prologue_alpha)
-    like, padding = _like_small_input(x, pads, pool)
-    convolution = (strides, padding, dilations, groups)
-    grad, single = gradients.dense(grad, x, weight), not prologue and plain.is_single(*pool)
-
-    def small_input() -> torch.Tensor:
-        return plain.even_pads(u if single else boxes.box_mean(u, gate, slope, *pool), pads)[0] if needs[1] else like
-
-    def through_boxes(d_z: torch.Tensor) -> torch.Tensor:
-        for axis, (size, begin) in enumerate(zip(plain.pooled_size(x.shape[2:], *pool), pads, strict=False), 2):
-            if d_z.shape[axis] != size:
-                d_z = d_z.narrow(axis, begin, size)
-        return d_z if single else boxes.box_mean_adjoint(d_z, gate, slope, x.shape[2:], *pool)
-
-    if gradients.is_captured(grad):
+    small, d_u = SmallConvolution(u, gate, slope, pool, *convolution), None
+    grad = gradients.dense(grad, x, weight)
+    if gradients.is_compiled(grad):
+        d_z, d_weight = _ops.pooled_conv_gradients(grad, u, gate, slope, weight, *pool, *convolution, through_x, needs[1])
+        d_weight, d_bias = d_weight if needs[1] else None, gradients.channel_sums(grad) if needs[2] else None
+        if through_x:
+            d_u = d_z if small.is_single else compiled.box_mean_adjoint(d_z, gate, slope, u, *pool)
+    elif gradients.is_captured(grad):
         (d_weight, d_bias), d_u = gradients.side_by_side(
             grad,
-            lambda: gradients.of_parameters(grad, small_input(), weight, convolution, needs[1], needs[2]),
-            lambda: through_boxes(gradients.input_gradient(grad, weight, like, convolution)) if through_x else None,
+            lambda: gradients.of_parameters(
+                grad, small.input(boxes) if needs[1] else u, weight, small.geometry, needs[1], needs[2]
+            ),
+            lambda: small.through_boxes(boxes, small.input_gradient(grad, weight)) if through_x else None,
         )
     else:
-        wanted = (through_x, needs[1], needs[2])
-        d_z, d_weight, d_bias = gradients.of_convolution(grad, small_input(), weight, convolution, wanted)
-        d_u = through_boxes(d_z) if through_x else None
+        wanted, z = (through_x, needs[1], needs[2]), small.input(boxes) if needs[1] else small.like_input()
+        d_z, d_weight, d_bias = gradients.of_convolution(grad, z, weight, small.geometry, wanted)
+        d_u = small.through_boxes(boxes, small.without_pads(d_z)) if through_x else None
     d_x = d_scale = d_shift = None
     if d_u is not None:
         d_x = d_u if scale is None else d_u * plain.by_channel(scale, x)
@@ -169,6 +173,32 @@ def pooled_conv_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     return d_x if needs[0] else None, d_weight, d_bias, d_scale, d_shift, d_residual, *[None] * 13
 
 
+def _pooled_conv_gradients(
+    grad: torch.Tensor, x: torch.Tensor, gate: torch.Tensor | None, slope: float, weight: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients at the box means and at the weight; empty those that are not asked for.
+
+    One operator for both: they are two branches of a CUDA graph then, whatever a compiler makes of what is around it."""
+    of_input, of_weight = rest[8:]
+    boxes, small = kernels if grad.is_cuda else plain, SmallConvolution(x, gate, slope, rest[:4], *rest[4:8])
+
+    def at_weight() -> list[torch.Tensor]:
+        return [gradients.weight_gradient(grad, small.input(boxes), weight, small.geometry)]
+
+    def at_box_means() -> torch.Tensor:
+        return small.input_gradient(grad, weight)
+
+    with torch.no_grad():
+        if of_input and of_weight:
+            (d_weight,), d_z = gradients.side_by_side(grad, at_weight, at_box_means)
+        else:
+            d_weight = at_weight()[0] if of_weight else grad.new_empty(0)
+            d_z = at_box_means() if of_input else grad.new_empty(0)
+    found = plain.result_format(x, weight)
+    return tuple(t.contiguous(memory_format=found) if t.dim() > 1 else t for t in (d_z, d_weight))  # type: ignore[return-value]
+
+
+LIBRARY.impl("pooled_conv_gradients", _pooled_conv_gradients, "CompositeExplicitAutograd")
 torch.library.register_autograd("convpool::box_mean", _box_mean_backward, setup_context=_box_mean_context, lib=LIBRARY)
 torch.library.register_autograd("convpool::box_mean_adjoint", _adjoint_backward, setup_context=_adjoint_context, lib=LIBRARY)
 torch.library.register_autograd("convpool::pooled_conv", pooled_conv_backward, setup_context=pooled_conv_context, lib=LIBRARY)

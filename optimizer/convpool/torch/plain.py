@@ -151,7 +151,12 @@ def activation_backward(grad: torch.Tensor, y: torch.Tensor, activation: int, sl
         return grad * (1 - y * y)
     if activation == SIGMOID:
         return grad * y * (1 - y)
-    return grad if activation == NONE else gated(grad, y.detach(), slope_of(activation, slope))
+    if activation == NONE:
+        return grad
+    slope, y = slope_of(activation, slope), y.detach()
+    if slope:
+        return torch.ops.aten.leaky_relu_backward(grad, y, slope, False)
+    return torch.ops.aten.threshold_backward(grad, y, 0)
 
 
 def slope_of(activation: int, alpha: float) -> float:

@@ -2,31 +2,45 @@
 """Convolutions of a rewritten module that belong to no pair: in training they get the derivatives of `convpool.torch.gradients`.
 
 Gradients of biases and second derivatives then take less time than PyTorch's.  The convolution itself stays PyTorch's, but in 16
-bits with channels last and a bias on a GPU: PyTorch adds the bias in a pass of its own, and the library's plans do not.
+bits with channels last and a bias on a GPU: PyTorch adds the bias in a pass of its own, and the library's plans do not.  Such a
+plan computes a ReLU or LeakyReLU too that alone reads the convolution.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import fx, nn
 
-from convpool.torch import gradients, plain
+from convpool.torch import gradients, kernels, plain
 from convpool.torch.eager import pooled_conv_of, unwatched
 from convpool.torch.rewrite.capture import has_hooks
 from convpool.torch.rewrite.layers import CONVS, as_in
 
+FEW = 16
+"""Channels up to which the library's plans are faster than cuDNN, however large the layer is."""
+MOST = 2.5e9
+"""Multiply-adds up to which they are with more channels."""
+
 
 def give_derivatives(root: nn.Module, graph: fx.Graph) -> None:
     """Let the graph's calls of convolutions be calls of `convolved`."""
+    has_library = torch.cuda.is_available() and kernels.library_is_there()
     for node in list(graph.nodes):
         if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
             continue
         if _is_plain(root.get_submodule(str(node.target))):
+            last, activation = _with_activation(root, node)
             with graph.inserting_before(node):
                 module = graph.create_node("get_attr", str(node.target))
-                made = graph.call_function(convolved, (module, *node.args))
-            made.meta.update(node.meta)
-            node.replace_all_uses_with(made)
+                made = graph.call_function(convolved, (module, *node.args), {"activation": activation, "library": has_library})
+            made.meta.update(last.meta)
+            last.replace_all_uses_with(made)
+            while last is not node:
+                last, gone = last.all_input_nodes[0], last
+                graph.erase_node(gone)
             graph.erase_node(node)
 
 
@@ -37,17 +51,73 @@ def _is_plain(module: nn.Module) -> bool:
     return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
-def convolved(module: nn.modules.conv._ConvNd, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
-    """module(x).  weight: the module's, where it has been read."""
+def _with_activation(root: nn.Module, node: fx.Node) -> tuple[fx.Node, tuple[int, float]]:
+    """The ReLU or LeakyReLU that alone reads a node, with its code and slope; the node itself and none where there is no such."""
+    last = node
+    while len(last.users) == 1:
+        user = next(iter(last.users))
+        if len(user.all_input_nodes) != 1:
+            break
+        if not _is_identity(root, user):
+            found = _activation(root, user)
+            return (user, found) if found is not None else (node, (plain.NONE, 0.0))
+        last = user
+    return node, (plain.NONE, 0.0)
+
+
+def _is_identity(root: nn.Module, node: fx.Node) -> bool:
+    if node.op != "call_module":
+        return False
+    module = root.get_submodule(str(node.target))
+    return as_in(module, nn.Identity) and not has_hooks(module)
+
+
+def _activation(root: nn.Module, node: fx.Node) -> tuple[int, float] | None:
+    """The code and slope of a node that is a ReLU or LeakyReLU."""
+    slope: object = None
+    if node.op == "call_module":
+        module = root.get_submodule(str(node.target))
+        if has_hooks(module):
+            return None
+        if as_in(module, nn.ReLU):
+            return plain.RELU, 0.0
+        slope = module.negative_slope if as_in(module, nn.LeakyReLU) else None
+    elif node.op == "call_function" and node.target in (F.relu, torch.relu):
+        return plain.RELU, 0.0
+    elif node.op == "call_function" and node.target is F.leaky_relu:
+        slope = node.args[1] if len(node.args) > 1 else node.kwargs.get("negative_slope", 0.01)
+    # With another slope the result does not tell the sign of what it was made of.
+    return (plain.LEAKY_RELU, slope) if isinstance(slope, float) and slope > 0 else None
+
+
+def convolved(
+    module: nn.modules.conv._ConvNd,
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    *,
+    activation: tuple[int, float] = (plain.NONE, 0.0),
+    library: bool = True,
+) -> torch.Tensor:
+    """activation(module(x)).  weight: the module's, where it has been read.  library: whether there is one."""
     weight, bias = module.weight if weight is None else weight, module.bias
-    if not torch.is_grad_enabled() or x.dim() != weight.dim() or not unwatched(x, weight, x.device.type):
-        return module._conv_forward(x, weight, bias)
-    strides, padding, dilations, groups = module.stride, module.padding, module.dilation, module.groups
-    if bias is not None and x.is_cuda and x.element_size() == 2 and plain.memory_format(x) != torch.contiguous_format:
-        ones = (1,) * len(strides)
-        window, none = (ones, ones, (0,) * (2 * len(strides)), ones), (0, 0.0, 0, 0.0, 0)
-        convolution = (strides, (*padding, *padding), dilations, groups)
-        return pooled_conv_of((x, weight, bias, None, None, None), (*window, *convolution, *none))
-    if x.requires_grad or weight.requires_grad or bias is not None and bias.requires_grad:
-        return gradients.convolve(x, weight, (strides, padding, dilations, groups), bias)
-    return module._conv_forward(x, weight, bias)
+    compiles = torch.compiler.is_compiling()
+    if torch.is_grad_enabled() and x.dim() == weight.dim() and (compiles or unwatched(x, weight, x.device.type)):
+        strides, padding, dilations, groups = module.stride, module.padding, module.dilation, module.groups
+        if library and bias is not None and _suits(x, weight, strides, compiles):
+            ones = (1,) * len(strides)
+            window, rest = (ones, ones, (0,) * (2 * len(strides)), ones), (0, 0.0, *activation, 0)
+            convolution = (strides, (*padding, *padding), dilations, groups)
+            return pooled_conv_of((x, weight, bias, None, None, None), (*window, *convolution, *rest))
+        if not compiles and (x.requires_grad or weight.requires_grad or bias is not None and bias.requires_grad):
+            return plain.activate(gradients.convolve(x, weight, (strides, padding, dilations, groups), bias), *activation)
+    return plain.activate(module._conv_forward(x, weight, bias), *activation)
+
+
+def _suits(x: torch.Tensor, weight: torch.Tensor, strides: tuple[int, ...], compiles: bool) -> bool:
+    """Whether the library is faster than cuDNN.  torch.compile adds the bias in a pass that is there anyway."""
+    if not x.is_cuda or x.dtype not in (torch.float16, torch.bfloat16) or plain.memory_format(x) == torch.contiguous_format:
+        return False
+    if not compiles or weight.shape[1] <= FEW:
+        return not compiles or x.dtype == weight.dtype
+    products = weight.numel() * x.shape[0] * math.prod(x.shape[2:]) / math.prod(strides)
+    return x.dtype == weight.dtype and products <= MOST
