@@ -50,7 +50,7 @@ def test_a_pair_s_backward(last):
         torch.testing.assert_close(mine, theirs)
         assert mine.stride() == theirs.stride()
     (found,) = backwards
-    assert found.count(ops.pooled_conv_gradients.default) == 1 and found.count(aten.avg_pool2d_backward.default) == 1
+    assert found.count(ops.pooled_conv_gradients.default) == 1 and found.count(aten.slice.Tensor) > 3
     assert aten.convolution_backward.default not in found and ops.box_mean_adjoint.default not in found
 
 

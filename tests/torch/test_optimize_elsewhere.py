@@ -100,3 +100,23 @@ def test_an_optimized_module_is_compiled_with_its_pairs():
     compiled = torch.compile(changed, backend=backend)
     torch.testing.assert_close(compiled(x), module(x), rtol=1e-5, atol=1e-5)
     assert sum("pooled_conv" in str(node.target) for graph in graphs for node in graph.graph.nodes) == 2
+
+
+@pytest.mark.parametrize("examples", [False, True])
+def test_a_compiled_training_step_has_the_plan_for_training(examples):
+    """Not the one of inference, which fuses the activation in front.  Without example inputs, a call before makes it."""
+    torch.manual_seed(7)
+    module = CASES["sngan block"].make().train()
+    (shape,) = CASES["sngan block"].shapes
+    x, graphs = torch.randn(shape), []
+
+    def backend(graph, example):
+        graphs.append(graph)
+        return graph.forward
+
+    changed, _ = optimize(module, *([x] if examples else []))
+    torch.testing.assert_close(changed(x), module(x), rtol=1e-5, atol=1e-5)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(changed, backend=backend)(x), module(x), rtol=1e-5, atol=1e-5)
+    calls = [node for graph in graphs for node in graph.graph.nodes if "pooled_conv" in str(node.target)]
+    assert [node.args[14] for node in calls] == [0, 0]

@@ -138,7 +138,8 @@ class Rewritten:
 
 def exporting() -> bool:
     """Whether torch.export follows the call."""
-    return getattr(torch.compiler, "is_exporting", bool)()
+    # Not by torch.compiler.is_exporting(), which PyTorch 2.11 takes for true under torch.compile as well.
+    return getattr(torch.compiler, "_is_exporting_flag", False)
 
 
 def own_class(cls: type) -> type:
