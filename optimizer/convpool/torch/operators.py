@@ -195,7 +195,7 @@ def _pooled_conv_gradients(
             d_weight = at_weight()[0] if of_weight else grad.new_empty(0)
             d_z = at_box_means() if of_input else grad.new_empty(0)
     found = plain.result_format(x, weight)
-    return tuple(t.contiguous(memory_format=found) if t.dim() > 1 else t for t in (d_z, d_weight))  # type: ignore[return-value]
+    return tuple(t.contiguous(memory_format=found) if t.dim() > 1 else t for t in (d_z, d_weight))
 
 
 LIBRARY.impl("pooled_conv_gradients", _pooled_conv_gradients, "CompositeExplicitAutograd")
