@@ -192,6 +192,9 @@ def test_the_rule_has_a_time_for_every_tactic(pretended):
         dict(c=1, kernel_shape=3),
         dict(c=3, m=64, kernel_shape=3),
         dict(c=4, m=64, kernel_shape=4, pool_kernel_shape=1, pool_pads=0),
+        dict(kernel_shape=5),
+        dict(kernel_shape=3, pool_kernel_shape=3, strides=3),
+        dict(kernel_shape=5, pool_kernel_shape=3, strides=3),
     ]
     expected = dict.fromkeys((tactic.id for tactic in tactics()), None)
     for dtype, tf32 in (("float16", False), ("bfloat16", False), ("float32", True), ("float32", False)):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,7 @@ from tests.support.kernels.tactic_checks import (
     check_float_image,
     make_problem,
     run_twice,
+    sizes,
 )
 
 GROUPS = {"float16": 12, "bfloat16": 4, "float32": 8}
@@ -72,15 +75,15 @@ def check_skewed(gpu, name: str, skewed: str, kernel: int):
 def test_tf32_is_rounded_to_nearest(gpu, name, rounded):
     """Integers are exact either way, and the bound on random data is too wide to tell rounding from cutting off."""
     tactic = find_tactic(name)
-    side = 1 if name.endswith("1x1") else 3
+    side, window = sizes(name)
     problem = Problem(
         n=2,
         c=256,
         m=256,
         spatial=(16, 16),
         kernel_shape=side,
-        pool_kernel_shape=2,
-        strides=2,
+        pool_kernel_shape=window,
+        strides=window,
         dtype="float32",
         layout="NHWC",
         allow_tf32=True,
@@ -125,15 +128,16 @@ def test_prologue_of_values_that_are_not_finite(gpu, name, before, slope):
     np.testing.assert_array_equal(run_twice(problem, tactic, x, w, None, None, None, None), expected)
 
 
-@pytest.mark.parametrize("name", names(lambda name: "_rs3x3" in name))
+@pytest.mark.parametrize("name", names(lambda name: "_rs" in name))
 def test_box_means_of_values_that_are_not_finite(gpu, name):
     """Formed in registers, and rounded there.  128 channels are enough for every split."""
     tactic = find_tactic(name)
     if gpu.compute_capability() != (9, 0):
         pytest.skip("needs compute capability 90")
     accumulation = "packed" if tactic.packed else "default"
-    sizes = dict(n=1, c=128, m=8, spatial=(36, 36), kernel_shape=3, pool_kernel_shape=2, strides=2)
-    problem = Problem(**sizes, dtype=tactic.dtype, layout="NHWC", allow_tf32=True, accumulation=accumulation)
+    kernel, window = sizes(name)
+    layer = dict(n=1, c=128, m=8, spatial=(36, 36), kernel_shape=kernel, pool_kernel_shape=window, strides=window)
+    problem = Problem(**layer, dtype=tactic.dtype, layout="NHWC", allow_tf32=True, accumulation=accumulation)
     x, w = np.ones((1, 128, 36, 36)), np.zeros(problem.w_shape)
     w[:, 0] = 1
     for place, value in ((5, np.inf), (15, -np.inf), (25, np.nan)):
@@ -150,7 +154,8 @@ def test_epilogue_of_values_that_are_not_finite(gpu, name, activation, alpha, re
     tactic = find_tactic(name)
     if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc:
         pytest.skip(f"needs compute capability {tactic.min_cc}")
-    allowed, channels, kernel = 0, 3 if name.endswith("_few") else 256, 1 if name.endswith(("1x1", "_few")) else 3
+    allowed, channels = 0, 3 if name.endswith("_few") else 256
+    kernel, window = (1, 2) if name.endswith("_few") else sizes(name)
     for y_layout in ("NHWC", "NCHW"):
         problem = Problem(
             n=1,
@@ -158,8 +163,8 @@ def test_epilogue_of_values_that_are_not_finite(gpu, name, activation, alpha, re
             m=8,
             spatial=(18, 18),
             kernel_shape=kernel,
-            pool_kernel_shape=2,
-            strides=2,
+            pool_kernel_shape=window,
+            strides=window,
             dtype=tactic.dtype,
             layout="NHWC",
             y_layout=y_layout,
@@ -185,7 +190,7 @@ def test_epilogue_of_values_that_are_not_finite(gpu, name, activation, alpha, re
 
 
 @pytest.mark.parametrize("skewed", ["x", "residual", "y"])
-@pytest.mark.parametrize("name", names(lambda name: "m64n64" in name and not name.endswith(("_tma3x3", "_rs3x3", "1x1"))))
+@pytest.mark.parametrize("name", names(lambda name: "m64n64" in name and not re.search("_rs|_tma|_1x1", name)))
 def test_channels_first_arrays_aligned_to_their_elements(gpu, name, skewed):
     """Of images that are whole runs of pixels, which aligned arrays are read and written in."""
     tactic = find_tactic(name)

@@ -20,23 +20,25 @@ from convpool.cuda import Problem, find_tactic, tactics
 from tests.kernels.conftest import gpu  # noqa: F401
 from tests.support.gpu import skip_or_fail
 from tests.support.kernels import conv_reference
-from tests.support.kernels.tactic_checks import NUMPY_TYPES, run_twice
+from tests.support.kernels.tactic_checks import NUMPY_TYPES, run_twice, sizes
 
 TIMES = 5
 RINGS = [tactic.name for tactic in tactics() if "sm90a" in tactic.name and "tf32x3" not in tactic.name]
 
 
-def problem_of(kernel: int, dtype: str, packed: bool) -> Problem:
+def problem_of(kernel: int, pool: int, dtype: str, packed: bool) -> Problem:
+    pads = min(kernel // 2, pool - 1)
     return Problem(
         n=24,
         c=200,
         m=264,
         spatial=(34, 34),
         kernel_shape=kernel,
-        pool_kernel_shape=2,
-        pool_pads=kernel // 2,
-        pool_strides=1 if kernel > 1 else 2,
-        strides=2 if kernel > 1 else 1,
+        pool_kernel_shape=pool,
+        pool_pads=pads,
+        pads=kernel // 2 - pads,
+        pool_strides=1 if kernel > 1 else pool,
+        strides=pool if kernel > 1 else 1,
         dtype=dtype,
         layout="NHWC",
         allow_tf32=True,
@@ -45,10 +47,10 @@ def problem_of(kernel: int, dtype: str, packed: bool) -> Problem:
 
 
 @functools.cache
-def data_of(kernel: int):
+def data_of(kernel: int, pool: int):
     """x and w of small whole numbers, of which box means and fused weights are exact, and the exact y."""
-    problem, rng = problem_of(kernel, "float16", False), np.random.default_rng(kernel)
-    x = rng.integers(-1, 2, (problem.n, problem.c, *problem.spatial)) * 4.0
+    problem, rng = problem_of(kernel, pool, "float16", False), np.random.default_rng(kernel)
+    x = rng.integers(-1, 2, (problem.n, problem.c, *problem.spatial)) * float(pool**2)
     w = rng.integers(-1, 2, problem.w_shape) * (rng.random(problem.w_shape) < 0.25) * 1.0
     return x, w, conv_reference.linear(problem, x, w)
 
@@ -60,11 +62,11 @@ def test_results_are_exact_under_delays(gpu, name):  # noqa: F811
     if os.environ.get("CONVPOOL_STRESSED") != "1":
         skip_or_fail("CONVPOOL_LIBRARY is no build with CONVPOOL_STRESS; CONVPOOL_STRESSED=1 says that it is")
     tactic = find_tactic(name)
-    kernel = 1 if name.endswith("1x1") else 3
-    problem = problem_of(kernel, tactic.dtype, tactic.packed)
+    kernel, pool = sizes(name)
+    problem = problem_of(kernel, pool, tactic.dtype, tactic.packed)
     if (reason := problem.why_not(tactic)) is not None:
         pytest.skip(reason)
-    x, w, exact = data_of(kernel)
+    x, w, exact = data_of(kernel, pool)
     nothing = np.zeros(1)
     rounded = exact.astype(np.float32).astype(NUMPY_TYPES[tactic.dtype]).astype(np.float64)
     for _ in range(TIMES):

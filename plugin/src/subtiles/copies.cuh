@@ -43,7 +43,7 @@ template <class Block> struct RawCopies {
     const int copier;
     int index, slice;
     Ring<Config::kRawStages> ring;
-    int image[kSubtiles], y[kSubtiles], x[kSubtiles];  // of the first pixel of each subtile
+    int image[kSubtiles], y[kSubtiles], x[kSubtiles];  // of each subtile: first row of X, first column of Y
 
     CONVPOOL_DEVICE explicit RawCopies(const Block &b, int number = 0)
         : block(b), copier(number), index(b.first_tile()), slice(b.first_slice()) {
@@ -56,23 +56,23 @@ template <class Block> struct RawCopies {
         for (int s = 0; s < kSubtiles; ++s) {
             const typename Block::Corner corner = block.corner_of(tile.subtile + copier * kSubtiles + s);
             image[s] = corner.image;
-            y[s] = corner.y * 2 - block.p.pad_h;
-            x[s] = corner.x * 2 - block.p.pad_w;
+            y[s] = corner.y * Block::kPool - block.p.pad_h;
+            x[s] = corner.x;
         }
     }
     CONVPOOL_DEVICE void next() {
         if (index >= block.p.tiles) return;
         barrier_wait(block.raw_empty(ring.buffer, copier), ring.parity ^ 1);
         const uint32_t full = block.raw_full(ring.buffer, copier);
-        barrier_expect(full, kSubtiles * 2 * Block::kHalfBytes);
+        barrier_expect(full, kSubtiles * Block::kRawBytes);
         const int channel = slice * Config::kChunks * Config::kPerChunk;
 #pragma unroll
         for (int s = 0; s < kSubtiles; ++s) {
             const uint32_t dst = block.raw_at(ring.buffer, copier * kSubtiles + s);
-            // The first half gets columns x, x + 2, .. of X, the second x + 1, x + 3, ..; x_map[0] has X's even columns.
-            const int odd = x[s] & 1;
-            copy_box(dst, &block.p.x_map[odd], full, channel, (x[s] - odd) >> 1, y[s], image[s]);
-            copy_box(dst + Block::kHalfPitch, &block.p.x_map[odd ^ 1], full, channel, (x[s] + odd) >> 1, y[s], image[s]);
+#pragma unroll
+            for (int plane = 0; plane < Block::kPool; ++plane)
+                copy_box(dst + plane * Block::kPlaneBytes, &block.p.x_map[plane], full, channel,
+                         x[s] + block.p.first_column[plane], y[s], image[s]);
         }
         ring.next();
         if (++slice == block.end_slice()) {

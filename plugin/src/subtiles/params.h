@@ -11,12 +11,13 @@
 namespace convpool {
 
 struct SubtileParams {
-    CUtensorMap x_map[2];  // X [n,h,w/2,c]: even columns, odd columns
+    CUtensorMap x_map[3];  // X [n,h,w/pool,c]: every pool-th column, one for each plane of pixels
     CUtensorMap w_map;     // W [taps,m,c], a view
     void *y;
     Epilogue epilogue;
     int32_t images, out_h, out_w, m;
-    int32_t pad_h, pad_w;  // of X
+    int32_t pad_h, pad_w;     // of X
+    int32_t first_column[3];  // of each plane under the first output, in its map
     int32_t slices, tiles;
     FastDiv div_m_tiles, div_tiles_w, div_tiles_h;
     Prologue prologue;

@@ -8,7 +8,7 @@
 
 namespace convpool {
 
-std::string subtile_reason(const Problem &p, const Tactic &t, int32_t kernel) {
+std::string subtile_reason(const Problem &p, const Tactic &t, int32_t kernel, int32_t pool) {
     auto reject = [&](const std::string &what, const std::string &value, const std::string &expected) {
         return refusal(t, what, value, expected, "use another direct_fused tactic");
     };
@@ -25,24 +25,24 @@ std::string subtile_reason(const Problem &p, const Tactic &t, int32_t kernel) {
     for (int i = 1; i < kRank; ++i) {
         const std::string axis = " of dimension " + std::to_string(i - 1);
         if (p.kernel[i] != kernel) return reject("kernel" + axis, std::to_string(p.kernel[i]), std::to_string(kernel));
-        if (p.pool_kernel[i] != 2 || p.pool_dilations[i] != 1)
+        if (p.pool_kernel[i] != pool || p.pool_dilations[i] != 1)
             return reject("pooling window" + axis,
                           std::to_string(p.pool_kernel[i]) + ", dilation " + std::to_string(p.pool_dilations[i]),
-                          "2, dilation 1");
+                          std::to_string(pool) + ", dilation 1");
         if (kernel > 1 && (p.pool_strides[i] != 1 || p.dilations[i] != 1))
             return reject("pooling stride" + axis,
                           std::to_string(p.pool_strides[i]) + ", kernel dilation " + std::to_string(p.dilations[i]),
                           "1, dilation 1");
-        if (const int64_t stride = int64_t{p.pool_strides[i]} * p.strides[i]; stride != 2)
-            return reject("stride" + axis, std::to_string(stride), "2");
+        if (const int64_t stride = int64_t{p.pool_strides[i]} * p.strides[i]; stride != pool)
+            return reject("stride" + axis, std::to_string(stride), std::to_string(pool));
         // Box means over the padding of Conv must be zero as they are computed: over nothing but padding.
         const int64_t last = (p.out[i] - 1) * p.strides[i] - p.pads_begin[i] + p.kernel[i] - 1;
-        if ((p.pads_begin[i] > 0 && p.pool_pads_begin[i] != 1) ||
+        if ((p.pads_begin[i] > 0 && p.pool_pads_begin[i] != pool - 1) ||
             (last >= p.pooled[i] && (p.pooled[i] * p.pool_strides[i] - p.pool_pads_begin[i] < p.in[i])))
             return reject("pads" + axis, std::to_string(p.pads_begin[i]) + " and " + std::to_string(p.pads_end[i]),
-                          "0, or a pooling padding of 1");
+                          "0, or a pooling padding of " + std::to_string(pool - 1));
     }
-    if (p.in[2] < 2) return reject("width", std::to_string(p.in[2]), "at least 2");
+    if (p.in[2] < pool) return reject("width", std::to_string(p.in[2]), "at least " + std::to_string(pool));
     const int64_t largest = std::max({p.n, p.in[1], p.in[2], p.c, p.m});
     return largest > kMaxCount ? reject("dimension", std::to_string(largest), kAtMostMaxCount) : std::string();
 }
@@ -53,6 +53,9 @@ SubtileTiles::SubtileTiles(const Problem &p, const SubtileShape &shape)
 
 namespace {
 
+// Of columns of X, in 0 to pool - 1.
+int32_t residue(int32_t column, int32_t pool) { return (column % pool + pool) % pool; }
+
 SubtileParams params_of(const Problem &p, const SubtileShape &shape, const SubtileTiles &tiles) {
     SubtileParams d{};
     d.images = static_cast<int32_t>(p.n);
@@ -62,6 +65,8 @@ SubtileParams params_of(const Problem &p, const SubtileShape &shape, const Subti
     // Where a box mean of stride s starts: s * (output * stride - pad) - pool_pad.
     d.pad_h = static_cast<int32_t>(p.pads_begin[1] * p.pool_strides[1] + p.pool_pads_begin[1]);
     d.pad_w = static_cast<int32_t>(p.pads_begin[2] * p.pool_strides[2] + p.pool_pads_begin[2]);
+    for (int plane = 0; plane < shape.pool; ++plane)
+        d.first_column[plane] = (plane - d.pad_w - residue(plane - d.pad_w, shape.pool)) / shape.pool;
     d.h = static_cast<int32_t>(p.in[1]);
     d.w = static_cast<int32_t>(p.in[2]);
     d.c = static_cast<int32_t>(p.c);
@@ -96,19 +101,21 @@ cudaError_t SubtilePlan::launch(const convpool_tensors &t, cudaStream_t stream) 
     return error == cudaSuccess ? launch_kernel(&d, stream) : error;
 }
 
-// X [n,h,w/2,c]: even columns, odd columns.
+// X [n,h,w/pool,c] for each plane: of columns from its first one on.
 cudaError_t SubtilePlan::encode_x(const void *x, CUtensorMap *maps) const {
     const Problem &p = problem;
     const uint64_t h = static_cast<uint64_t>(p.in[1]), w = static_cast<uint64_t>(p.in[2]),
                    pixel = static_cast<uint64_t>(p.c) * p.element_bytes();
-    for (int odd = 0; odd < 2; ++odd) {
-        const uint64_t sizes[] = {static_cast<uint64_t>(p.c), (w + 1 - odd) / 2, h, static_cast<uint64_t>(p.n)};
-        const uint64_t strides[] = {2 * pixel, w * pixel, h * w * pixel};
+    const int pool = shape_.pool;
+    for (int plane = 0; plane < pool; ++plane) {
+        const auto first = static_cast<uint64_t>(residue(plane - params_.pad_w, pool));
+        const uint64_t sizes[] = {static_cast<uint64_t>(p.c), (w - first + pool - 1) / pool, h, static_cast<uint64_t>(p.n)};
+        const uint64_t strides[] = {pool * pixel, w * pixel, h * w * pixel};
         const uint32_t box[] = {static_cast<uint32_t>(4 * p.per_chunk()), static_cast<uint32_t>(shape_.raw_columns),
                                 static_cast<uint32_t>(shape_.raw_rows), static_cast<uint32_t>(shape_.images())};
         const cudaError_t error =
-            encode_tensor_map(&maps[odd], static_cast<Precision>(tactic.precision), 4, static_cast<const char *>(x) + odd * pixel,
-                              sizes, strides, box, shape_.x_swizzle, false);
+            encode_tensor_map(&maps[plane], static_cast<Precision>(tactic.precision), 4,
+                              static_cast<const char *>(x) + first * pixel, sizes, strides, box, shape_.x_swizzle, false);
         if (error != cudaSuccess) return error;
     }
     return cudaSuccess;

@@ -12,10 +12,10 @@ namespace convpool {
 
 // What the host has to know of a row's tile.
 struct SubtileShape {
-    int32_t kernel;                 // rows and columns of it
+    int32_t kernel, pool;           // rows and columns of them
     int32_t subtiles, block_n;      // of a tile
     int32_t stage_taps, stages;     // of the ring of weights
-    int32_t raw_columns, raw_rows;  // pixels of X under a subtile, of one parity of columns
+    int32_t raw_columns, raw_rows;  // pixels of X under a subtile, in a plane: every pool-th column
     int32_t x_swizzle;              // bytes, 0 or 64
     int32_t side = 8;               // of an image's pixels in a subtile
     int32_t split = 1;              // blocks of a cluster that share a tile's slices; each has one tile then
@@ -23,8 +23,8 @@ struct SubtileShape {
     int32_t images() const { return 64 / (side * side); }  // in a subtile
 };
 
-// Empty, or the reason why the problem is not of the form: kernels of this size, pooling 2x2, steps over X of 2, NHWC.
-std::string subtile_reason(const Problem &problem, const Tactic &tactic, int32_t kernel);
+// Empty, or the reason why the problem is not of the form: kernels and pooling of these sizes, steps over X of the pooling's, NHWC.
+std::string subtile_reason(const Problem &problem, const Tactic &tactic, int32_t kernel, int32_t pool);
 
 // The tiles that the output is cut into.
 struct SubtileTiles {
@@ -51,7 +51,7 @@ private:
     SubtileShape shape_;
     SubtileParams params_;
     int64_t grid_;
-    mutable TensorMaps<2> x_maps_;
+    mutable TensorMaps<3> x_maps_;
     mutable TensorMaps<1> w_map_;
 };
 

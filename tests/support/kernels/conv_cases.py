@@ -206,18 +206,18 @@ def random_cases(count: int, seed: int = 20) -> list[dict]:
     return cases
 
 
-def halved_cases(kernel: int, count: int) -> list[dict]:
-    """Windows of 2x2 at stride 2, whole chunks of channels: what the tactics by TMA are made for."""
-    rng = random.Random(kernel)
+def tiled_cases(kernel: int, count: int, pool: int = 2) -> list[dict]:
+    """Windows side by side, whole chunks of channels: what the tactics by TMA are made for."""
+    rng = random.Random(kernel if pool == 2 else f"{kernel}, {pool}")
     cases: list[dict] = []
     while len(cases) < count:
         n, c, m = rng.randint(1, 5), 8 * rng.randint(1, 17), 8 * rng.randint(1, 17)
-        spatial = (rng.randint(2, 40), rng.randint(2, 40))
+        spatial = (rng.randint(pool, 20 * pool), rng.randint(pool, 20 * pool))
         options = dict(bias=rng.random() < 0.5, residual=rng.random() < 0.3)
         options["activation"] = rng.choice((None, "relu", "leaky_relu"))
         if options["activation"] == "leaky_relu":
             options["alpha"] = 0.25
-        case = rewritten(n, c, m, spatial, kernel, 2, pads=rng.randint(0, 2) if kernel > 1 else 0, **options)
+        case = rewritten(n, c, m, spatial, kernel, pool, pads=rng.randint(0, 2) if kernel > 1 else 0, **options)
         if _legal(case):
             cases.append(case)
     return cases
@@ -231,5 +231,6 @@ def with_prologues(cases: list[dict]) -> list[dict]:
 
 
 def all_cases() -> list[dict]:
-    plain = random_cases(360) + halved_cases(3, 30) + halved_cases(1, 55)
-    return chosen() + plain + with_prologues(plain[::6] + halved_cases(3, 30) + halved_cases(1, 30))
+    plain = random_cases(360) + tiled_cases(3, 30) + tiled_cases(1, 55)
+    special = with_prologues(plain[::6] + tiled_cases(3, 30) + tiled_cases(1, 30))
+    return chosen() + plain + special + tiled_cases(5, 60) + tiled_cases(3, 60, 3) + tiled_cases(5, 60, 3)

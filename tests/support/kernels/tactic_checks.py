@@ -5,6 +5,7 @@ written.  Where a case fails, the message is a reproduction."""
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import replace
 
 import ml_dtypes
@@ -17,6 +18,12 @@ from tests.support.kernels.gpu_memory import Arena
 NUMPY_TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 CASES = conv_cases.all_cases()
 RANDOM, INTEGER = "random", "integer"
+
+
+def sizes(name: str) -> tuple[int, int]:
+    """Of the kernel and of the window that the tactic is for; 3 and 2 where it is for many."""
+    only = re.search(r"_(?:tma|rs)?(\d)x\d(?:_pool(\d))?$", name)
+    return (int(only[1]), int(only[2] or 2)) if only else (3, 2)
 
 
 def make_problem(case: dict, dtype: str, layout: str, y_layout: str, tf32: bool, kind: str) -> Problem:

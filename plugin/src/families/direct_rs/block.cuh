@@ -10,7 +10,7 @@
 
 namespace convpool {
 
-template <Precision kPrecision_, bool kPacked_, int kKernel_, int kSide_, int kGroups_, int kParts_, int kBlockN_,
+template <Precision kPrecision_, bool kPacked_, int kKernel_, int kPool_, int kSide_, int kGroups_, int kParts_, int kBlockN_,
           int kStageTaps_, int kStages_, int kRawStages_, RsOrder kOrder_, bool kSplits_>
 struct DirectRsConfig {
     static constexpr Precision kPrecision = kPrecision_;
@@ -18,8 +18,9 @@ struct DirectRsConfig {
     static constexpr RsOrder kOrder = kOrder_;
     static constexpr bool kTurns = kOrder == RsOrder::kTurns;
     static constexpr bool kSplits = kSplits_;  // blocks of a cluster may share a tile's slices
-    static constexpr int kKernel = kKernel_, kSide = kSide_, kGroups = kGroups_, kParts = kParts_, kSubtiles = kGroups / kParts,
-                         kBlockN = kBlockN_, kStageTaps = kStageTaps_, kStages = kStages_, kRawStages = kRawStages_;
+    static constexpr int kKernel = kKernel_, kPool = kPool_, kSide = kSide_, kGroups = kGroups_, kParts = kParts_,
+                         kSubtiles = kGroups / kParts, kBlockN = kBlockN_, kStageTaps = kStageTaps_, kStages = kStages_,
+                         kRawStages = kRawStages_;
     static constexpr int kTaps = kKernel * kKernel, kPerChunk = Traits<kPrecision>::kPerChunk, kChunks = 4;
     static constexpr int kThreads = 128 * (kGroups + 1);
     // Parts of a slice, two chunks each, whose box means a warpgroup holds at once.
@@ -28,9 +29,10 @@ struct DirectRsConfig {
     static constexpr int kRegisters = kGroups == 2 ? 240 : 112, kCopyRegisters = kGroups == 2 ? 24 : 32;
     static constexpr int kConsumerN = kBlockN, kFragments = kConsumerN / 8;  // channels of a warpgroup
     static constexpr DirectRsShared kShared =
-        direct_rs_shared(kSide, kSubtiles, kParts, kBlockN, kKernel, kStageTaps, kStages, kRawStages);
+        direct_rs_shared(kSide, kSubtiles, kParts, kBlockN, kKernel, kPool, kStageTaps, kStages, kRawStages);
 
-    static_assert(kKernel == 1 || kKernel == 3, "registers hold the box means of a slice's taps");
+    static_assert(kKernel % 2 == 1, "planes of an even number of rows");
+    static_assert(kPool == 2 || (kPool == 3 && !kPacked && kOrder == RsOrder::kRows), "how means of 3x3 are formed");
     static_assert(kGroups == 2 || kGroups == 4, "a warpgroup has a subtile, or a part of one's slices");
     static_assert(kParts <= 2 && kGroups % kParts == 0, "a slice has two parts");
     static_assert(!kTurns || (kGroups == 2 && kParts == 1), "two take turns");
@@ -38,7 +40,8 @@ struct DirectRsConfig {
     static_assert(!kSplits || !kTurns, "the last turn is that of all slices");
     static_assert(kSide == 8 || kShared.raw_columns * kShared.raw_rows % 8 == 4, "ldmatrix meets two images in no bank");
     static_assert(kKernel % kStageTaps == 0, "whole stages of weights in a row of taps");
-    static_assert(kStages >= kKernel / kStageTaps + 1 && kRawStages >= 2, "copies run ahead");
+    static_assert(kStages * kStageTaps >= (kOrder == RsOrder::kRows ? 2 * kKernel : kTaps) && kRawStages >= 2,
+                  "what is multiplied before the first weights are handed back");
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -52,9 +55,8 @@ template <class Config_> struct DirectRsBlock : SubtileGrid<Config_::kSubtiles, 
     using Grid::p;
     static constexpr int kSubtiles = Config::kSubtiles, kStages = Config::kStages, kRawStages = Config::kRawStages;
     static constexpr DirectRsShared kShared = Config::kShared;
-    static constexpr int kColumns = kShared.raw_columns, kRows = kShared.raw_rows;  // of pixels of X, of one parity
-    static constexpr int kHalfBytes = kColumns * kRows * Grid::kImages * 64;        // pixels of one parity of a subtile
-    static constexpr int kHalfPitch = kShared.half;                                 // from those to the others
+    static constexpr int kColumns = kShared.raw_columns, kRows = kShared.raw_rows;  // of pixels of X in a plane
+    static constexpr int kPool = Config::kPool, kPlaneBytes = kShared.plane, kRawBytes = kPool * kPlaneBytes;  // of a subtile
     // Warps that copy pixels, and for how many subtiles each. One for each subtile has its buffers back sooner; measured in TF32.
     static constexpr int kCopiers = Config::kPrecision == Precision::kTF32 ? kSubtiles : 1, kCopySubtiles = kSubtiles / kCopiers;
     static_assert(kCopiers <= 3, "warps beside the one that copies weights");
@@ -69,7 +71,7 @@ template <class Config_> struct DirectRsBlock : SubtileGrid<Config_::kSubtiles, 
     CONVPOOL_DEVICE uint32_t raw_empty(int i, int copier) const { return raw_full(kRawStages + i, copier); }
     CONVPOOL_DEVICE uint32_t weights_at(int i) const { return shared + i * kShared.weight_stage; }
     CONVPOOL_DEVICE uint32_t raw_at(int i, int subtile) const {
-        return shared + kShared.raw_offset + (i * kSubtiles + subtile) * 2 * kHalfPitch;
+        return shared + kShared.raw_offset + (i * kSubtiles + subtile) * kRawBytes;
     }
     CONVPOOL_DEVICE uint32_t sums() const { return shared + kShared.sum_offset; }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// direct_rs: pooling 2x2 and convolution in one kernel on Hopper, box means in registers, for kernels whose steps over X are 2.
+// direct_rs: pooling and convolution in one kernel on Hopper, box means in registers, where windows lie side by side.
 #include <algorithm>
 
 #include "core/cost.h"
@@ -21,7 +21,7 @@ constexpr double kStartUs = 2.03;  // of a kernel, with what nothing hides
 constexpr double kSplitUs = 1.5, kSplitTileUs = 2;
 
 DirectRsShared shared_of(const Tile &t) {
-    return direct_rs_shared(t.side, t.subtiles(), t.k_parts, t.block_n, t.kernel, t.stage_taps, t.stages, t.raw_stages);
+    return direct_rs_shared(t.side, t.subtiles(), t.k_parts, t.block_n, t.kernel, t.pool, t.stage_taps, t.stages, t.raw_stages);
 }
 
 class DirectRsPlan : public SubtilePlan {
@@ -51,7 +51,8 @@ public:
                            tile_name("direct_fused", 90, true, row.precision, row.tile.block_m(), row.tile.block_n,
                                      is_16_bit(row.precision) ? 32 : 16) +
                                stages_name(row.tile.stages, row.split) + (row.packed ? "_packed" : "") +
-                               (row.tile.side == 4 ? "_of4" : "") + "_rs" + size + "x" + size,
+                               (row.tile.side == 4 ? "_of4" : "") + "_rs" + size + "x" + size +
+                               (row.tile.pool == 2 ? "" : "_pool" + std::to_string(row.tile.pool)),
                            "direct_fused", static_cast<int32_t>(row.precision), row.split, 90, true, row.packed});
         }
         return all;
@@ -60,13 +61,14 @@ public:
     std::unique_ptr<Plan> plan(const Problem &p, const Tactic &t, const Device &device, std::string &reason) const override {
         const Tile &tile = kRows[t.row].tile;
         reason = problem_reason(p, t);
-        if (reason.empty()) reason = subtile_reason(p, t, tile.kernel);
+        if (reason.empty()) reason = subtile_reason(p, t, tile.kernel, tile.pool);
         if (reason.empty() && p.has_prologue()) reason = refusal(t, "prologue", "one", "none", "use another direct_fused tactic");
         if (!reason.empty()) return nullptr;
         const int32_t split = kRows[t.row].split;
         const DirectRsShared shared = shared_of(tile);
-        const SubtileShape shape{tile.kernel,        tile.subtiles(), tile.block_n, tile.stage_taps, tile.stages,
-                                 shared.raw_columns, shared.raw_rows, 64,           tile.side,       split};
+        const SubtileShape shape{tile.kernel, tile.pool,          tile.subtiles(), tile.block_n, tile.stage_taps,
+                                 tile.stages, shared.raw_columns, shared.raw_rows, 64,           tile.side,
+                                 split};
         const SubtileTiles tiles(p, shape);
         const int64_t slices = ceil_div(p.c, 4 * p.per_chunk());
         const int64_t bytes = split == 1

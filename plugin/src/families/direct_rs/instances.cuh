@@ -13,7 +13,7 @@ struct Instances : RowsOf<kRows> {
         constexpr Row row = kRows[kRow];
         constexpr Tile t = row.tile;
         return reinterpret_cast<const void *>(
-            &direct_rs_kernel<DirectRsConfig<row.precision, row.packed, t.kernel, t.side, t.groups, t.k_parts, t.block_n,
+            &direct_rs_kernel<DirectRsConfig<row.precision, row.packed, t.kernel, t.pool, t.side, t.groups, t.k_parts, t.block_n,
                                              t.stage_taps, t.stages, t.raw_stages, t.order, t.splits>>);
     }
 };

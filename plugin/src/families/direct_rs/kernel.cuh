@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// direct_fused on Hopper, 2x2 pooling of stride 2: raw pixels by TMA, box means in registers, wgmma with box means from there.
+// direct_fused on Hopper, pooling 2x2 or 3x3 whose windows lie side by side: raw pixels by TMA, box means in registers, wgmma with
+// box means from there.
 //
 // The output is cut into subtiles of 8 x 8 pixels, or of 4 x 4 of four images; a block computes kSubtiles of them by kBlockN
 // channels, slice after slice of 64 bytes of channels, tile after tile. Blocks of a cluster may share a tile's slices; then each has
@@ -37,8 +38,7 @@ template <class Config> CONVPOOL_DEVICE void prepare(const DirectRsBlock<Config>
     publish_barriers();
     if (Config::kSplits && block.p.split > 1) block.pushed_sums().init();
     prefetch_map(&block.p.w_map);
-    prefetch_map(&block.p.x_map[0]);
-    prefetch_map(&block.p.x_map[1]);
+    for (int plane = 0; plane < Config::kPool; ++plane) prefetch_map(&block.p.x_map[plane]);
 }
 
 template <class Config> CONVPOOL_DEVICE void run(const DirectRsBlock<Config> &block) {

@@ -8,23 +8,23 @@ namespace convpool {
 // row of taps, with the means of one beside the products of the one before; or half of the channels after the other.
 enum class RsOrder { kTurns, kRows, kSteps };
 
-// Shared memory of a direct_rs block, in bytes; raw_* in pixels of one column parity of an image, `half` in bytes of those of a
-// subtile's images, a multiple of the 128 that TMA starts at. Behind sum_offset warpgroups hand on sums: those of a block with a
-// whole tile, which needs `bytes`, or of a cluster's blocks (pushed_bytes).
+// Shared memory of a direct_rs block, in bytes; raw_* in pixels of one plane of an image, `plane` in bytes of those of a subtile's
+// images, a multiple of the 128 that TMA starts at. A plane has every pool-th column. Behind sum_offset warpgroups hand on sums:
+// those of a block with a whole tile, which needs `bytes`, or of a cluster's blocks (pushed_bytes).
 struct DirectRsShared {
-    int weight_stage, raw_columns, raw_rows, half, raw_offset, barrier_offset, sum_offset, bytes;
+    int weight_stage, raw_columns, raw_rows, plane, raw_offset, barrier_offset, sum_offset, bytes;
 };
-constexpr DirectRsShared direct_rs_shared(int side, int subtiles, int k_parts, int block_n, int kernel, int stage_taps,
+constexpr DirectRsShared direct_rs_shared(int side, int subtiles, int k_parts, int block_n, int kernel, int pool, int stage_taps,
                                           int stages, int raw_stages) {
     DirectRsShared s{};
     s.weight_stage = stage_taps * block_n * 64;
     s.raw_offset = stages * s.weight_stage;
-    s.raw_columns = side + kernel / 2;
-    s.raw_rows = 2 * side - 1 + kernel;
+    s.raw_columns = side + (kernel + pool - 2) / pool;
+    s.raw_rows = pool * side + kernel - 1;
     // An image's pixels are a multiple of four and none of eight, so that ldmatrix meets four neighbours of each of two in no bank.
     if (side == 4) s.raw_columns += s.raw_columns * s.raw_rows % 8 != 4;
-    s.half = s.raw_columns * s.raw_rows * 64 / (side * side) * 64;
-    s.barrier_offset = s.raw_offset + raw_stages * subtiles * 2 * s.half;
+    s.plane = s.raw_columns * s.raw_rows * 64 / (side * side) * 64;
+    s.barrier_offset = s.raw_offset + raw_stages * subtiles * pool * s.plane;
     s.sum_offset = (s.barrier_offset + 2 * (stages + raw_stages * subtiles) * 8 + 127) / 128 * 128;
     s.bytes = s.sum_offset + (k_parts - 1) * 64 * block_n * 4;
     return s;

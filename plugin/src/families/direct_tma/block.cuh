@@ -44,9 +44,9 @@ template <class Config_> struct DirectTmaBlock : SubtileGrid<Config_::kSubtiles,
     static constexpr DirectTmaShared kShared = Config::kShared;
     static constexpr int kPlane = kShared.plane * 16;                               // bytes from chunk to chunk
     static constexpr int kColumns = kShared.raw_columns, kRows = kShared.raw_rows;  // of pixels of X, of one parity
-    static constexpr int kHalfBytes = kColumns * kRows * 64;                        // pixels of one parity of a subtile
-    static constexpr int kHalfPitch = kHalfBytes;                                   // from those to the others
-    static constexpr int kCopySubtiles = kSubtiles;                                 // whose pixels a thread copies
+    static constexpr int kPool = 2, kPlaneBytes = kColumns * kRows * 64;            // pixels of one parity of a subtile
+    static constexpr int kRawBytes = kPool * kPlaneBytes;
+    static constexpr int kCopySubtiles = kSubtiles;  // whose pixels a thread copies
 
     const uint32_t shared;
     const int warp, lane;
@@ -62,7 +62,7 @@ template <class Config_> struct DirectTmaBlock : SubtileGrid<Config_::kSubtiles,
     CONVPOOL_DEVICE uint32_t means_empty(int i) const { return barrier(2 * (kStages + kRawStages) + kMeanStages + i); }
     CONVPOOL_DEVICE uint32_t weights_at(int i) const { return shared + i * kShared.weight_stage; }
     CONVPOOL_DEVICE uint32_t raw_at(int i, int subtile) const {
-        return shared + kShared.raw_offset + (i * kSubtiles + subtile) * 2 * kHalfBytes;
+        return shared + kShared.raw_offset + (i * kSubtiles + subtile) * kRawBytes;
     }
     CONVPOOL_DEVICE uint32_t means_at(int i, int subtile) const {
         return shared + kShared.mean_offset + (i * kSubtiles + subtile) * kChunks * kPlane;

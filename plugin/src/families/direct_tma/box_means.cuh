@@ -21,7 +21,7 @@ template <class Config, bool kPrologue> struct DirectTmaMeans {
     using PixelFunction = std::conditional_t<kPrologue, DirectTmaPrologue<Config>, NoPrologue>;
     static constexpr Precision kPrecision = Config::kPrecision;
     static constexpr int kSubtiles = Config::kSubtiles, kChunks = Config::kChunks, kPerChunk = Config::kPerChunk;
-    static constexpr int kColumns = Block::kColumns, kHalfBytes = Block::kHalfBytes, kPlane = Block::kPlane;
+    static constexpr int kColumns = Block::kColumns, kHalfBytes = Block::kPlaneBytes, kPlane = Block::kPlane;
 
     const Block &block;
 

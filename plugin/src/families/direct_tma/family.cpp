@@ -16,7 +16,7 @@ namespace direct_tma {
 namespace {
 
 SubtileShape shape_of(const Tile &tile, const DirectTmaShared &shared) {
-    return {tile.kernel, tile.subtiles, tile.block_n, tile.stage_taps, tile.stages, shared.raw_columns, shared.raw_rows, 0};
+    return {tile.kernel, 2, tile.subtiles, tile.block_n, tile.stage_taps, tile.stages, shared.raw_columns, shared.raw_rows, 0};
 }
 
 class DirectTmaPlan : public SubtilePlan {
@@ -57,7 +57,7 @@ public:
     std::unique_ptr<Plan> plan(const Problem &p, const Tactic &t, const Device &device, std::string &reason) const override {
         const Tile &tile = kRows[t.row].tile;
         reason = problem_reason(p, t);
-        if (reason.empty()) reason = subtile_reason(p, t, tile.kernel);
+        if (reason.empty()) reason = subtile_reason(p, t, tile.kernel, 2);
         if (!reason.empty()) return nullptr;
         const DirectTmaShared shared = direct_tma_shared(tile.subtiles, tile.block_n, tile.kernel, tile.stage_taps, tile.stages,
                                                          tile.raw_stages, tile.mean_stages);
