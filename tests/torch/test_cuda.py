@@ -314,3 +314,29 @@ def test_packed_sums(dtype):
         results[accumulation] = [t.detach().float().cpu().numpy() for t in (eager, captured, trained)]
         assert all((y == results[accumulation][0]).all() for y in results[accumulation])
     layer.check(results["packed"][0], results["default"][0])
+
+
+@pytest.mark.parametrize("way", ["module", "options"])
+def test_a_compiled_training_step(way):
+    """In bf16 and channels last, where the library runs all convolutions; also captured."""
+    torch.manual_seed(5)
+    original = SNGAN(16, (1, 2, 4), spectral_norm=False).cuda().to(memory_format=torch.channels_last)
+    exact, original = copy.deepcopy(original).double(), original.bfloat16()
+    exact.load_state_dict(original.state_dict())
+    x = on_gpu((8, 3, 32, 32), torch.bfloat16, True)
+    if way == "module":
+        net, _ = convpool.torch.optimize(original, x)
+        net = torch.compile(net, fullgraph=True)
+    else:
+        net = torch.compile(original, fullgraph=True, options=convpool.torch.compile_options())
+    expected = torch.autograd.grad(exact(x.double()).sum(), list(exact.parameters()))
+    eager = torch.autograd.grad(original(x).float().sum(), list(original.parameters()))
+
+    def step():
+        return torch.autograd.grad(net(x).float().sum(), list(net.parameters()))
+
+    found, replay = replayed(step)
+    replay()
+    for got, theirs, reference in zip(found, eager, expected, strict=True):
+        error, allowed = ((t.double() - reference).norm() / reference.norm() for t in (got, theirs))
+        assert error < 2 * allowed + 0.01

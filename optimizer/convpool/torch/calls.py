@@ -230,8 +230,8 @@ def _make(key: Any, tensors: Tensors, geometry: tuple) -> Call | None:
     return call
 
 
-def run(geometry: tuple, x: torch.Tensor, weight: torch.Tensor, bias: Any, scale: Any, shift: Any, residual: Any) -> Any:
-    """pooled_conv by one plan of the library; None where the library has no kernel on tensor cores for it.
+def find(geometry: tuple, x: torch.Tensor, weight: torch.Tensor, bias: Any, scale: Any, shift: Any, residual: Any) -> Call | None:
+    """The call for these tensors, planned; None where the library has no kernel on tensor cores for it.
 
     geometry: the operator's arguments behind the tensors, as tuples.  x's device is the current one.
     """
@@ -252,4 +252,10 @@ def run(geometry: tuple, x: torch.Tensor, weight: torch.Tensor, bias: Any, scale
     call = _calls.get(key, _NEW)
     if call is _NEW:
         call = _make(key, (x, weight, bias, scale, shift, residual), geometry)
-    return None if call is None else call(x, weight, bias, scale, shift, residual)
+    return call
+
+
+def run(geometry: tuple, *tensors: Any) -> torch.Tensor | None:
+    """pooled_conv by one plan of the library, where `find` finds one."""
+    call = find(geometry, *tensors)
+    return None if call is None else call(*tensors)

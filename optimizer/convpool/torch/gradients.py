@@ -24,24 +24,41 @@ Geometry = tuple[Any, Any, Any, int]
 # ---- what the backward passes are made of ----
 
 MANY = 1 << 21
-"""Numbers of a gradient from which on its columns are summed as a product."""
+"""Numbers of a gradient from which on its columns are summed as a product; outside of a capture four times as many, as the
+product takes the host 40 microseconds more."""
 _sides: dict[Any, torch.cuda.Stream] = {}
+_LEAF = torch._C._functions.AccumulateGrad
 
 
 def wanted(ctx: Any, are_tensors: Sequence[bool]) -> list[bool]:
     """For each input of a node whether this pass wants its gradient.  A gradient penalty's first pass wants no weights'."""
     edges = iter(ctx.next_functions)
     needs = []
-    for required, is_tensor in zip(ctx.needs_input_grad, are_tensors, strict=False):
+    for number, (required, is_tensor) in enumerate(zip(ctx.needs_input_grad, are_tensors, strict=False)):
         node = next(edges)[0] if is_tensor else None
-        needs.append(required and (node is None or _runs(node)))
+        needs.append(required and (node is None or _runs(node, number > 0)))
     return needs
 
 
-def _runs(node: Any) -> bool:
+_pass_of_parameters = -2
+"""The last pass of torch.autograd.grad that was seen to ask for a parameter."""
+
+
+def _runs(node: Any, is_parameter: bool) -> bool:
+    """Whether this pass runs a node.
+
+    PyTorch answers by an exception, which takes as long as a launch of several kernels, for leaves that torch.autograd.grad was
+    asked for.  One that asks for a parameter is taken to ask for all.
+    """
+    global _pass_of_parameters
+    is_parameter = is_parameter and type(node) is _LEAF
+    if is_parameter and torch._C._current_graph_task_id() == _pass_of_parameters:
+        return True
     try:
         return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # a leaf that torch.autograd.grad was asked for
+    except RuntimeError:
+        if is_parameter:
+            _pass_of_parameters = torch._C._current_graph_task_id()
         return True
 
 
@@ -53,11 +70,11 @@ def channel_sums(grad: torch.Tensor) -> torch.Tensor:
     return torch.mm(rows.new_ones(1, len(rows)), rows, out_dtype=torch.float32)[0].to(grad.dtype)
 
 
-def _sums_by_product(grad: torch.Tensor) -> bool:
+def _sums_by_product(grad: torch.Tensor, least: int = MANY) -> bool:
     """Whether a product with ones sums the columns of a gradient: PyTorch's own sum of long ones in 16 bits is slow on a GPU."""
     if not grad.is_cuda or grad.element_size() != 2 or plain.memory_format(grad) == torch.contiguous_format:
         return False
-    if type(grad) is not torch.Tensor or torch.is_grad_enabled() or grad.numel() < MANY:
+    if type(grad) is not torch.Tensor or torch.is_grad_enabled() or grad.numel() < least:
         return False
     return not torch.are_deterministic_algorithms_enabled() and hasattr(torch.ops.aten.mm, "dtype")
 
@@ -210,7 +227,7 @@ def of_convolution(
         d_z = input_gradient(grad, weight, z, geometry) if needs[0] else None
         return d_z, *of_parameters(grad, z, weight, geometry, needs[1], needs[2])
     strides, padding, dilations, groups = geometry
-    apart = needs[2] and _sums_by_product(grad)
+    apart = needs[2] and _sums_by_product(grad, 4 * MANY)
     mask = [needs[0], needs[1], needs[2] and not apart]
     options = ([weight.shape[0]], strides, padding, dilations, False, [0] * len(strides), groups)
     d_z, d_weight, d_bias = torch.ops.aten.convolution_backward(grad, z, weight, *options, mask)

@@ -20,6 +20,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from convpool.errors import ModelError
 from convpool.options import OptimizeOptions
 from convpool.torch.functional import checked
+from convpool.torch.rewrite.convolutions import run_by_library
 from convpool.torch.rewrite.planning import PAIRS, Unmapped, plan
 from convpool.torch.rewrite.sizes import Known, Sizes
 from convpool.types import Accumulation
@@ -43,6 +44,7 @@ class PoolFirst(CustomGraphPass):
             return
         self.reports.append(report)
         if changed:
+            run_by_library(copied)
             _put(graph, copied, {copy: node for node, copy in values.items()})
 
     def uuid(self) -> Any:

@@ -9,6 +9,7 @@ plan computes a ReLU or LeakyReLU too that alone reads the convolution.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +24,14 @@ FEW = 16
 """Channels up to which the library's plans are faster than cuDNN, however large the layer is."""
 MOST = 2.5e9
 """Multiply-adds up to which they are with more channels."""
+LARGE = 1 << 23
+"""Numbers of a result from which on they save more of an eager step's time on the GPU than they cost on the host."""
+_planned: set[tuple] = set()
 
 
 def give_derivatives(root: nn.Module, graph: fx.Graph) -> None:
     """Let the graph's calls of convolutions be calls of `convolved`."""
-    has_library = torch.cuda.is_available() and kernels.library_is_there()
+    options = {"library": torch.cuda.is_available() and kernels.library_is_there(), "image": next(iter(graph.nodes))}
     for node in list(graph.nodes):
         if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
             continue
@@ -35,13 +39,48 @@ def give_derivatives(root: nn.Module, graph: fx.Graph) -> None:
             last, activation = _with_activation(root, node)
             with graph.inserting_before(node):
                 module = graph.create_node("get_attr", str(node.target))
-                made = graph.call_function(convolved, (module, *node.args), {"activation": activation, "library": has_library})
-            made.meta.update(last.meta)
-            last.replace_all_uses_with(made)
-            while last is not node:
-                last, gone = last.all_input_nodes[0], last
-                graph.erase_node(gone)
-            graph.erase_node(node)
+                made = graph.call_function(convolved, (module, *node.args), options | {"activation": activation})
+            _replace(graph, node, last, made)
+
+
+def run_by_library(graph: fx.Graph) -> None:
+    """Let the library run convolutions of a graph that torch.compile captured, where it is faster."""
+    if not torch.cuda.is_available() or not kernels.library_is_there():
+        return
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in (torch.conv2d, torch.conv3d):
+            names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+            _put_call(graph, node, dict(zip(names, node.args, strict=False)) | node.kwargs)
+
+
+def _put_call(graph: fx.Graph, node: fx.Node, given: dict[str, Any]) -> None:
+    x, weight, bias = (given.get(name) for name in ("input", "weight", "bias"))
+    values: list[Any] = [item.meta.get("example_value") if isinstance(item, fx.Node) else None for item in (x, weight, bias)]
+    if not all(isinstance(value, torch.Tensor) for value in values):
+        return
+    rank = values[1].dim() - 2
+    options = [given.get(name, default) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))]
+    if any(isinstance(option, str) for option in options) or values[0].dim() != rank + 2:
+        return
+    strides, padding, dilations = ([option] * rank if isinstance(option, int) else [*option] for option in options)
+    if not _suits(values[0], values[1], tuple(strides), True):
+        return
+    last, activation = _with_activation(None, node)
+    ones, zeros = [1] * rank, [0] * (2 * rank)
+    geometry = (ones, ones, zeros, ones, strides, padding * 2, dilations, given.get("groups", 1), 0, 0.0, *activation)
+    with graph.inserting_before(node):
+        made = graph.call_function(torch.ops.convpool.pooled_conv, (x, weight, bias, None, None, None, *geometry))
+    _replace(graph, node, last, made)
+
+
+def _replace(graph: fx.Graph, node: fx.Node, last: fx.Node, made: fx.Node) -> None:
+    """Put a node in the place of those from `node` to `last`, each the only reader of the one before."""
+    made.meta.update(last.meta)
+    last.replace_all_uses_with(made)
+    while last is not node:
+        last, gone = last.all_input_nodes[0], last
+        graph.erase_node(gone)
+    graph.erase_node(node)
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -51,7 +90,7 @@ def _is_plain(module: nn.Module) -> bool:
     return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
-def _with_activation(root: nn.Module, node: fx.Node) -> tuple[fx.Node, tuple[int, float]]:
+def _with_activation(root: nn.Module | None, node: fx.Node) -> tuple[fx.Node, tuple[int, float]]:
     """The ReLU or LeakyReLU that alone reads a node, with its code and slope; the node itself and none where there is no such."""
     last = node
     while len(last.users) == 1:
@@ -65,17 +104,17 @@ def _with_activation(root: nn.Module, node: fx.Node) -> tuple[fx.Node, tuple[int
     return node, (plain.NONE, 0.0)
 
 
-def _is_identity(root: nn.Module, node: fx.Node) -> bool:
-    if node.op != "call_module":
+def _is_identity(root: nn.Module | None, node: fx.Node) -> bool:
+    if node.op != "call_module" or root is None:
         return False
     module = root.get_submodule(str(node.target))
     return as_in(module, nn.Identity) and not has_hooks(module)
 
 
-def _activation(root: nn.Module, node: fx.Node) -> tuple[int, float] | None:
+def _activation(root: nn.Module | None, node: fx.Node) -> tuple[int, float] | None:
     """The code and slope of a node that is a ReLU or LeakyReLU."""
     slope: object = None
-    if node.op == "call_module":
+    if node.op == "call_module" and root is not None:
         module = root.get_submodule(str(node.target))
         if has_hooks(module):
             return None
@@ -97,18 +136,25 @@ def convolved(
     *,
     activation: tuple[int, float] = (plain.NONE, 0.0),
     library: bool = True,
+    image: Any = None,
 ) -> torch.Tensor:
-    """activation(module(x)).  weight: the module's, where it has been read.  library: whether there is one."""
+    """activation(module(x)).  weight: the module's, where it has been read.  library: whether there is one.
+
+    image: the network's input, if it has one; where that needs a gradient, second derivatives may follow.
+    """
     weight, bias = module.weight if weight is None else weight, module.bias
     compiles = torch.compiler.is_compiling()
     if torch.is_grad_enabled() and x.dim() == weight.dim() and (compiles or unwatched(x, weight, x.device.type)):
         strides, padding, dilations, groups = module.stride, module.padding, module.dilation, module.groups
-        if library and bias is not None and _suits(x, weight, strides, compiles):
-            ones = (1,) * len(strides)
-            window, rest = (ones, ones, (0,) * (2 * len(strides)), ones), (0, 0.0, *activation, 0)
-            convolution = (strides, (*padding, *padding), dilations, groups)
-            return pooled_conv_of((x, weight, bias, None, None, None), (*window, *convolution, *rest))
-        if not compiles and (x.requires_grad or weight.requires_grad or bias is not None and bias.requires_grad):
+        tensors, ones = (x, weight, bias, None, None, None), (1,) * len(strides)
+        window, rest = (ones, ones, (0,) * (2 * len(strides)), ones), (0, 0.0, *activation, 0)
+        geometry = (*window, strides, (*padding, *padding), dilations, groups, *rest)
+        suits = library and bias is not None and _suits(x, weight, strides, compiles)
+        if not compiles and _waits_for_host(tensors, geometry, image, suits):
+            pass
+        elif suits:
+            return pooled_conv_of(tensors, geometry)
+        elif not compiles and (x.requires_grad or weight.requires_grad or bias is not None and bias.requires_grad):
             return plain.activate(gradients.convolve(x, weight, (strides, padding, dilations, groups), bias), *activation)
     return plain.activate(module._conv_forward(x, weight, bias), *activation)
 
@@ -121,3 +167,23 @@ def _suits(x: torch.Tensor, weight: torch.Tensor, strides: tuple[int, ...], comp
         return not compiles or x.dtype == weight.dtype
     products = weight.numel() * x.shape[0] * math.prod(x.shape[2:]) / math.prod(strides)
     return x.dtype == weight.dtype and products <= MOST
+
+
+def _waits_for_host(tensors: tuple, geometry: tuple, image: Any, suits: bool) -> bool:
+    """Whether an eager call's time is the host's: PyTorch's own convolution takes less of it.
+
+    Such calls may be the warm-up before a capture, in which no plan can be made: so they are made here.
+    """
+    x, weight = tensors[:2]
+    if not x.is_cuda or not isinstance(image, torch.Tensor) or image.requires_grad:
+        return False
+    if x.shape[0] * weight.shape[0] * math.prod(x.shape[2:]) // math.prod(geometry[4]) >= LARGE:
+        return False
+    if torch.cuda.is_current_stream_capturing():
+        return False
+    if suits:
+        kind = (x.shape, x.stride(), x.dtype, x.device, weight.shape, weight.stride(), geometry)
+        if kind not in _planned:
+            kernels.prepare(tensors, geometry)
+            _planned.add(kind)
+    return True
