@@ -11,9 +11,11 @@ torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 from torch._dynamo.backends.common import aot_autograd  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import convpool.torch  # noqa: E402
 from convpool.torch import conv_avg_pool2d, optimize  # noqa: E402
+from convpool.torch.rewrite import convolutions  # noqa: E402
 
 torch.set_num_threads(1)  # of layers this small more would wait for one another
 FUNCTIONS = {rank: getattr(convpool.torch, f"conv_avg_pool{rank}d") for rank in (1, 2, 3)}
@@ -164,3 +166,78 @@ def test_an_activation_behind_a_convolution(between, taken, compiles):
     for mine, theirs in zip(got, torch.autograd.grad(module(x).square().sum(), list(module.parameters())), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
     assert not compiles or ops.pooled_conv_gradients.default in backwards[0]
+
+
+# ---- which convolutions the library runs ----
+
+
+@pytest.mark.parametrize(
+    "shape, weight, options, expected",
+    [
+        ((64, 64, 32, 32), (64, 64, 3, 3), {}, True),
+        ((64, 64, 64, 64), (64, 64, 3, 3), {}, False),  # so large that cuDNN is faster
+        ((64, 64, 64, 64), (64, 64, 3, 3), {"compiles": False}, True),  # but adds the bias in a pass of its own
+        ((64, 3, 256, 256), (512, 3, 3, 3), {}, True),
+        ((64, 64, 32, 32), (64, 16, 3, 3), {}, False),  # groups
+        ((64, 64, 32, 32), (64, 64, 3, 3), {"last": False}, False),
+        ((64, 64, 32, 32), (64, 64, 3, 3), {"dtype": torch.float32}, False),
+        ((64, 64, 32, 32), (64, 64, 3, 3), {"of_weight": torch.float32}, False),
+        ((64, 64, 32, 32), (64, 64, 3, 3), {"device": "cpu"}, False),
+        ((4, 16, 8, 8, 8), (16, 16, 3, 3, 3), {}, False),
+    ],
+)
+def test_convolutions_that_suit_the_library(shape, weight, options, expected):
+    dtype = options.get("dtype", torch.bfloat16)
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}[len(shape)]
+    found = last if options.get("last", True) else torch.contiguous_format
+    with FakeTensorMode():
+        x = torch.empty(shape, dtype=dtype, device=options.get("device", "cuda"), memory_format=found)
+        w = torch.empty(weight, dtype=options.get("of_weight", dtype), device=x.device)
+        assert convolutions._suits(x, w, (1,) * (len(shape) - 2), options.get("compiles", True)) is expected
+
+
+def test_plain_convolutions_of_a_captured_graph(monkeypatch):
+    """As on a GPU with the library: the passes of compile_options, then the library's operator with the activation."""
+    monkeypatch.setattr(convolutions, "_has_library", lambda: True)
+    monkeypatch.setattr(convolutions, "_suits", lambda x, weight, strides, compiles: x.shape[1] == weight.shape[1])
+    torch.manual_seed(3)
+    layers = [
+        nn.Conv2d(4, 8, 3, stride=(2, 1), padding=(1, 0)),
+        nn.LeakyReLU(0.2),
+        nn.Conv2d(8, 8, 1),
+        nn.Conv2d(8, 8, 3, groups=2),
+    ]
+    module = nn.Sequential(*layers, nn.Conv2d(8, 8, 3, padding=1), nn.AvgPool2d(2))
+    x, rewrite, found = torch.randn(2, 4, 16, 16), convpool.torch.compile_options()["pre_grad_custom_pass"], []
+
+    def backend(graph, example):
+        rewrite(graph.graph)
+        graph.recompile()
+        found.extend(node for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    torch._dynamo.reset()
+    y = torch.compile(module, backend=backend)(x)
+    torch.testing.assert_close(y, module(x), rtol=1e-5, atol=1e-5)
+    calls = [node for node in found if "pooled_conv" in str(node.target)]
+    assert [node.args[16] for node in calls] == [2, 0, 0] and [node.target for node in found].count(torch.conv2d) == 1
+
+
+def test_a_pass_for_parameters_is_asked_for_one_leaf(monkeypatch):
+    """PyTorch answers by an exception for each, which takes long."""
+    asked, real = [], torch._C._will_engine_execute_node
+
+    def counted(node):
+        asked.append(node)
+        return real(node)
+
+    monkeypatch.setattr(torch._C, "_will_engine_execute_node", counted)
+    module, _ = optimize(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2)))
+    loss, parameters = module(torch.randn(2, 4, 8, 8)).square().sum(), list(module.parameters())
+    got = torch.autograd.grad(loss, parameters, retain_graph=True)
+    assert len([node for node in asked if type(node) is torch._C._functions.AccumulateGrad]) == 1
+    for number, parameter in enumerate(parameters):
+        torch.testing.assert_close(torch.autograd.grad(loss, parameter, retain_graph=True)[0], got[number])
+    asked.clear()
+    loss.backward()
+    torch.testing.assert_close([parameter.grad for parameter in parameters], list(got))

@@ -31,7 +31,7 @@ _planned: set[tuple] = set()
 
 def give_derivatives(root: nn.Module, graph: fx.Graph) -> None:
     """Let the graph's calls of convolutions be calls of `convolved`."""
-    options = {"library": torch.cuda.is_available() and kernels.library_is_there(), "image": next(iter(graph.nodes))}
+    options = {"library": _has_library(), "image": next(iter(graph.nodes))}
     for node in list(graph.nodes):
         if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
             continue
@@ -43,12 +43,16 @@ def give_derivatives(root: nn.Module, graph: fx.Graph) -> None:
             _replace(graph, node, last, made)
 
 
+def _has_library() -> bool:
+    return torch.cuda.is_available() and kernels.library_is_there()
+
+
 def run_by_library(graph: fx.Graph) -> None:
     """Let the library run convolutions of a graph that torch.compile captured, where it is faster."""
-    if not torch.cuda.is_available() or not kernels.library_is_there():
+    if not _has_library():
         return
     for node in list(graph.nodes):
-        if node.op == "call_function" and node.target in (torch.conv2d, torch.conv3d):
+        if node.op == "call_function" and node.target is torch.conv2d:
             names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
             _put_call(graph, node, dict(zip(names, node.args, strict=False)) | node.kwargs)
 
@@ -58,15 +62,14 @@ def _put_call(graph: fx.Graph, node: fx.Node, given: dict[str, Any]) -> None:
     values: list[Any] = [item.meta.get("example_value") if isinstance(item, fx.Node) else None for item in (x, weight, bias)]
     if not all(isinstance(value, torch.Tensor) for value in values):
         return
-    rank = values[1].dim() - 2
     options = [given.get(name, default) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))]
-    if any(isinstance(option, str) for option in options) or values[0].dim() != rank + 2:
+    if any(isinstance(option, str) for option in options) or values[0].dim() != 4:
         return
-    strides, padding, dilations = ([option] * rank if isinstance(option, int) else [*option] for option in options)
+    strides, padding, dilations = ([option] * 2 if isinstance(option, int) else [*option] for option in options)
     if not _suits(values[0], values[1], tuple(strides), True):
         return
     last, activation = _with_activation(None, node)
-    ones, zeros = [1] * rank, [0] * (2 * rank)
+    ones, zeros = [1, 1], [0] * 4
     geometry = (ones, ones, zeros, ones, strides, padding * 2, dilations, given.get("groups", 1), 0, 0.0, *activation)
     with graph.inserting_before(node):
         made = graph.call_function(torch.ops.convpool.pooled_conv, (x, weight, bias, None, None, None, *geometry))
@@ -161,12 +164,12 @@ def convolved(
 
 def _suits(x: torch.Tensor, weight: torch.Tensor, strides: tuple[int, ...], compiles: bool) -> bool:
     """Whether the library is faster than cuDNN.  torch.compile adds the bias in a pass that is there anyway."""
-    if not x.is_cuda or x.dtype not in (torch.float16, torch.bfloat16) or plain.memory_format(x) == torch.contiguous_format:
+    if not x.is_cuda or x.dtype not in (torch.float16, torch.bfloat16) or plain.memory_format(x) != torch.channels_last:
         return False
-    if not compiles or weight.shape[1] <= FEW:
-        return not compiles or x.dtype == weight.dtype
+    if x.dtype != weight.dtype or x.shape[1] != weight.shape[1]:
+        return False
     products = weight.numel() * x.shape[0] * math.prod(x.shape[2:]) / math.prod(strides)
-    return x.dtype == weight.dtype and products <= MOST
+    return not compiles or x.shape[1] <= FEW or products <= MOST
 
 
 def _waits_for_host(tensors: tuple, geometry: tuple, image: Any, suits: bool) -> bool:
