@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from convpool.torch import gradients, kernels, plain
+from convpool.torch import calls, gradients, kernels, plain
 from convpool.torch.eager import pooled_conv_of, unwatched
 from convpool.torch.rewrite.capture import has_hooks
 from convpool.torch.rewrite.layers import CONVS, as_in
@@ -186,7 +186,7 @@ def _waits_for_host(tensors: tuple, geometry: tuple, image: Any, suits: bool) ->
         return False
     if suits:
         kind = (x.shape, x.stride(), x.dtype, x.device, weight.shape, weight.stride(), geometry)
-        if kind not in _planned:
+        if kind not in _planned and len(_planned) < calls.KEPT:
             kernels.prepare(tensors, geometry)
             _planned.add(kind)
     return True
