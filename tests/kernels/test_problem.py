@@ -30,6 +30,8 @@ AMPERE = dict(cc=80, shared_bytes=163 * 1024)
 BLACKWELL = dict(cc=120, shared_bytes=99 * 1024)
 FLOATS = ("float16", "bfloat16", "float32")
 LAYER = dict(n=64, c=128, m=128, spatial=(32, 32), kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2, layout="NHWC")
+NCHW = "direct_fused_sm90a_tf32_m256n64k16_s7_rs3x3_nchw32"
+TF32_FIRST = dict(dtype="float32", allow_tf32=True, layout="NCHW")
 
 
 def test_tactics_are_listed_with_distinct_ids_and_names():
@@ -277,6 +279,12 @@ def test_wrong_argument_is_named(fields, reason):
             H200,
             r"shared memory of a block; got 232448 bytes",
         ),
+        (NCHW, dict(TF32_FIRST, layout="NHWC"), H200, "layout; got NHWC, expected NCHW"),
+        (NCHW, dict(TF32_FIRST, y_layout="NHWC"), H200, "layout; got NHWC, expected NCHW"),
+        (NCHW, dict(TF32_FIRST, c=30), H200, "input channels; got 30, expected a multiple of 4"),
+        (NCHW, dict(TF32_FIRST, spatial=(16, 18)), H200, "width; got 18, expected a multiple of 4"),
+        (NCHW, dict(TF32_FIRST, prologue_affine=True), H200, "prologue; got one, expected none"),
+        (NCHW, dict(TF32_FIRST, allow_tf32=False), H200, "allow_tf32; got 0, expected 1"),
     ],
 )
 def test_tactic_says_why_not(name, fields, device, reason):

@@ -44,4 +44,4 @@ def test_an_id_is_used_once(path, tmp_path):
 
 
 def test_every_family_with_rows_is_here():
-    assert len(ROWS) == 8
+    assert len(ROWS) == 9

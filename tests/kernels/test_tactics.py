@@ -47,12 +47,18 @@ def test_tactic(gpu, name, kind, layout):
     types = [tactic.dtype] if tactic.dtype else list(NUMPY_TYPES)
     tried = sum(check(i, tactic, dtype, layout, kind) for dtype in types for i in range(len(CASES)))
     print(f"{name}: {tried} cases")
-    if layout == "NCHW" and ("_tma" in name or "_rs" in name or name.endswith("_1x1")):
+    other = "NHWC" if "_nchw" in name else "NCHW" if "_tma" in name or "_rs" in name or name.endswith("_1x1") else None
+    if layout == other:
         assert tried == 0
         return
     # A split of direct_fused needs as many slices of channels as it has blocks, which few of the cases have.
     least = {"generic": len(CASES) * len(types), "direct_fused": 3 if tactic.split_k > 1 else 40}
     assert tried >= least.get(tactic.family, 500)
+
+
+def layout_of(name: str) -> str:
+    """A layout that a tactic is for."""
+    return "NCHW" if "_nchw" in name else "NHWC"
 
 
 def check_skewed(gpu, name: str, skewed: str, kernel: int):
@@ -85,7 +91,7 @@ def test_tf32_is_rounded_to_nearest(gpu, name, rounded):
         pool_kernel_shape=window,
         strides=window,
         dtype="float32",
-        layout="NHWC",
+        layout=layout_of(name),
         allow_tf32=True,
     )
     if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc or problem.why_not(tactic):
@@ -137,7 +143,7 @@ def test_box_means_of_values_that_are_not_finite(gpu, name):
     accumulation = "packed" if tactic.packed else "default"
     kernel, window = sizes(name)
     layer = dict(n=1, c=128, m=8, spatial=(36, 36), kernel_shape=kernel, pool_kernel_shape=window, strides=window)
-    problem = Problem(**layer, dtype=tactic.dtype, layout="NHWC", allow_tf32=True, accumulation=accumulation)
+    problem = Problem(**layer, dtype=tactic.dtype, layout=layout_of(name), allow_tf32=True, accumulation=accumulation)
     x, w = np.ones((1, 128, 36, 36)), np.zeros(problem.w_shape)
     w[:, 0] = 1
     for place, value in ((5, np.inf), (15, -np.inf), (25, np.nan)):
@@ -161,12 +167,12 @@ def test_epilogue_of_values_that_are_not_finite(gpu, name, activation, alpha, re
             n=1,
             c=channels,
             m=8,
-            spatial=(18, 18),
+            spatial=(20, 20),
             kernel_shape=kernel,
             pool_kernel_shape=window,
             strides=window,
             dtype=tactic.dtype,
-            layout="NHWC",
+            layout=layout_of(name),
             y_layout=y_layout,
             bias=True,
             residual=residual,
@@ -184,7 +190,7 @@ def test_epilogue_of_values_that_are_not_finite(gpu, name, activation, alpha, re
         addend = np.full_like(before, 0.125)
         with np.errstate(invalid="ignore"):
             expected = conv_reference.activate(problem, before + addend if residual else before)
-        x, w = np.zeros((1, channels, 18, 18)), np.ones(problem.w_shape)
+        x, w = np.zeros((1, channels, 20, 20)), np.ones(problem.w_shape)
         np.testing.assert_array_equal(run_twice(problem, tactic, x, w, bias, addend, None, None), expected)
     assert allowed, problem.why_not(tactic)
 
@@ -205,6 +211,22 @@ def test_channels_first_arrays_aligned_to_their_elements(gpu, name, skewed):
 @pytest.mark.parametrize("name", names(lambda name: name.endswith(("_tma3x3", "_tma1x1", "_1x1"))))
 def test_arrays_that_the_kernel_cannot_take(gpu, name, skewed):
     check_skewed(gpu, name, skewed, 3 if name.endswith("3x3") else 1)
+
+
+@pytest.mark.parametrize("skewed", ["x", "w", "b", "residual", "y"])
+@pytest.mark.parametrize("name", names(lambda name: "_nchw" in name))
+def test_channels_first_arrays_that_the_kernel_cannot_take(gpu, name, skewed):
+    tactic = find_tactic(name)
+    if gpu.compute_capability() != (9, 0):
+        pytest.skip("needs compute capability 90")
+    problems = [make_problem(case, tactic.dtype, "NCHW", "NCHW", True, INTEGER) for case in CASES]
+    fitting = (i for i, p in enumerate(problems) if p.bias and p.residual and p.why_not(tactic) is None)
+    case = next(i for i in fitting if i % 3)  # check() moves Y at every third
+    if skewed in ("x", "w"):
+        with pytest.raises(AssertionError, match=f"{name}: address of {skewed}; got one that is . modulo 16, expected"):
+            check(case, tactic, tactic.dtype, "NCHW", INTEGER, skewed)
+    else:
+        assert check(case, tactic, tactic.dtype, "NCHW", INTEGER, skewed)
 
 
 @pytest.mark.parametrize("skewed", ["x", "b", "residual", "scale", "shift", "y"])  # W is refused where it is read in place

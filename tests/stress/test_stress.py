@@ -26,13 +26,13 @@ TIMES = 5
 RINGS = [tactic.name for tactic in tactics() if "sm90a" in tactic.name and "tf32x3" not in tactic.name]
 
 
-def problem_of(kernel: int, pool: int, dtype: str, packed: bool) -> Problem:
+def problem_of(kernel: int, pool: int, dtype: str, packed: bool, layout: str) -> Problem:
     pads = min(kernel // 2, pool - 1)
     return Problem(
         n=24,
         c=200,
         m=264,
-        spatial=(34, 34),
+        spatial=(36, 36),
         kernel_shape=kernel,
         pool_kernel_shape=pool,
         pool_pads=pads,
@@ -40,7 +40,7 @@ def problem_of(kernel: int, pool: int, dtype: str, packed: bool) -> Problem:
         pool_strides=1 if kernel > 1 else pool,
         strides=pool if kernel > 1 else 1,
         dtype=dtype,
-        layout="NHWC",
+        layout=layout,
         allow_tf32=True,
         accumulation="packed" if packed else "default",
     )
@@ -49,7 +49,7 @@ def problem_of(kernel: int, pool: int, dtype: str, packed: bool) -> Problem:
 @functools.cache
 def data_of(kernel: int, pool: int):
     """x and w of small whole numbers, of which box means and fused weights are exact, and the exact y."""
-    problem, rng = problem_of(kernel, pool, "float16", False), np.random.default_rng(kernel)
+    problem, rng = problem_of(kernel, pool, "float16", False, "NHWC"), np.random.default_rng(kernel)
     x = rng.integers(-1, 2, (problem.n, problem.c, *problem.spatial)) * float(pool**2)
     w = rng.integers(-1, 2, problem.w_shape) * (rng.random(problem.w_shape) < 0.25) * 1.0
     return x, w, conv_reference.linear(problem, x, w)
@@ -63,7 +63,7 @@ def test_results_are_exact_under_delays(gpu, name):  # noqa: F811
         skip_or_fail("CONVPOOL_LIBRARY is no build with CONVPOOL_STRESS; CONVPOOL_STRESSED=1 says that it is")
     tactic = find_tactic(name)
     kernel, pool = sizes(name)
-    problem = problem_of(kernel, pool, tactic.dtype, tactic.packed)
+    problem = problem_of(kernel, pool, tactic.dtype, tactic.packed, "NCHW" if "_nchw" in name else "NHWC")
     if (reason := problem.why_not(tactic)) is not None:
         pytest.skip(reason)
     x, w, exact = data_of(kernel, pool)

@@ -12,6 +12,7 @@
     FAMILY(direct_fused)          \
     FAMILY(direct_tma)            \
     FAMILY(direct_rs)             \
+    FAMILY(direct_rs_nchw)        \
     FAMILY(pointwise)             \
     FAMILY(few_channels)          \
     FAMILY(implicit_gemm)         \

@@ -8,16 +8,17 @@
 
 namespace convpool {
 
-std::string subtile_reason(const Problem &p, const Tactic &t, int32_t kernel, int32_t pool) {
+std::string subtile_reason(const Problem &p, const Tactic &t, int32_t kernel, int32_t pool, bool channels_first) {
     auto reject = [&](const std::string &what, const std::string &value, const std::string &expected) {
         return refusal(t, what, value, expected, "use another direct_fused tactic");
     };
     if (p.rank != 2) return reject("rank", std::to_string(p.rank), "2");
-    if (!p.x_rows_chunked() || !p.y_channels_last)
-        return reject("layout", p.x_channels_last && p.y_channels_last ? std::to_string(p.c) + " input channels" : "NCHW",
-                      "NHWC and a multiple of " + std::to_string(p.per_chunk()) + " input channels");
-    if (p.m % p.per_chunk() != 0)
-        return reject("output channels", std::to_string(p.m), "a multiple of " + std::to_string(p.per_chunk()));
+    if (p.x_channels_last == channels_first || p.y_channels_last == channels_first)
+        return reject("layout", channels_first ? "NHWC" : "NCHW", channels_first ? "NCHW" : "NHWC");
+    const std::string chunks = "a multiple of " + std::to_string(p.per_chunk());
+    if (p.c % p.per_chunk() != 0) return reject("input channels", std::to_string(p.c), chunks);
+    if (channels_first && p.in[2] % p.per_chunk() != 0) return reject("width", std::to_string(p.in[2]), chunks);
+    if (!channels_first && p.m % p.per_chunk() != 0) return reject("output channels", std::to_string(p.m), chunks);
     if (p.activation != Activation::kNone && p.activation != Activation::kRelu && p.activation != Activation::kLeakyRelu &&
         p.activation != Activation::kClip)  // what activate_transcendental computes
         return reject("activation", std::to_string(static_cast<int>(p.activation)),
@@ -85,7 +86,7 @@ SubtileParams params_of(const Problem &p, const SubtileShape &shape, const Subti
 }  // namespace
 
 SubtilePlan::SubtilePlan(const Problem &p, const Tactic &t, const Device &d, const Kernel &kernel, const SubtileShape &shape)
-    : OneKernelPlan(p, t, d, kernel), shape_(shape), params_(params_of(p, shape, SubtileTiles(p, shape))), grid_(kernel.grid) {
+    : OneKernelPlan(p, t, d, kernel), params_(params_of(p, shape, SubtileTiles(p, shape))), shape_(shape), grid_(kernel.grid) {
     // TMA copies 16 bytes at least, from addresses that are multiples of it; Y is written in chunks of it.
     vectors = kX | kW | kY | (p.has_bias ? kB : kNoTensors) | (p.has_residual ? kResidual : kNoTensors) |
               (p.prologue_affine ? kScale | kShift : kNoTensors);

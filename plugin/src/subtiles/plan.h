@@ -23,8 +23,10 @@ struct SubtileShape {
     int32_t images() const { return 64 / (side * side); }  // in a subtile
 };
 
-// Empty, or the reason why the problem is not of the form: kernels and pooling of these sizes, steps over X of the pooling's, NHWC.
-std::string subtile_reason(const Problem &problem, const Tactic &tactic, int32_t kernel, int32_t pool);
+// Empty, or the reason why the problem is not of the form: kernels and pooling of these sizes, steps over X of the pooling's, X and
+// Y NHWC, or NCHW (channels_first).
+std::string subtile_reason(const Problem &problem, const Tactic &tactic, int32_t kernel, int32_t pool,
+                           bool channels_first = false);
 
 // The tiles that the output is cut into.
 struct SubtileTiles {
@@ -43,13 +45,14 @@ public:
 protected:
     int64_t grid() const { return grid_; }
     const SubtileParams &params() const { return params_; }
+    virtual cudaError_t encode_x(const void *x, CUtensorMap *maps) const;
+
+    SubtileParams params_;
 
 private:
-    cudaError_t encode_x(const void *x, CUtensorMap *maps) const;
     cudaError_t encode_w(const void *w, CUtensorMap *map) const;
 
     SubtileShape shape_;
-    SubtileParams params_;
     int64_t grid_;
     mutable TensorMaps<3> x_maps_;
     mutable TensorMaps<1> w_map_;

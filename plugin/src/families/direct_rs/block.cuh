@@ -14,7 +14,8 @@ template <Precision kPrecision_, bool kPacked_, int kKernel_, int kPool_, int kS
           int kStageTaps_, int kStages_, int kRawStages_, RsOrder kOrder_, bool kSplits_>
 struct DirectRsConfig {
     static constexpr Precision kPrecision = kPrecision_;
-    static constexpr bool kPacked = kPacked_;
+    static constexpr bool kPacked = kPacked_, kChannelsFirst = false;
+    static constexpr int kDepth = 1;  // tiles side by side that share weights
     static constexpr RsOrder kOrder = kOrder_;
     static constexpr bool kTurns = kOrder == RsOrder::kTurns;
     static constexpr bool kSplits = kSplits_;  // blocks of a cluster may share a tile's slices

@@ -144,8 +144,9 @@ template <class Config> struct DirectRsMeans {
     uint32_t a[kKernel][kKernel][kSteps][4];  // operands: (row and column of taps, step, two output rows of two chunks)
 
     // Lanes 0-7 and 8-15 give rows of a column, chunks 0 and 1; 16-23 and 24-31 of the column kApart further.
-    CONVPOOL_DEVICE DirectRsMeans(int warp, int lane)
-        : place((lane >> 4) * (kPool == 2 ? Block::kPlaneBytes : 64) + position(2 * warp, lane & 7) * 64), chunk(lane >> 3 & 1) {}
+    CONVPOOL_DEVICE explicit DirectRsMeans(const Block &block)
+        : place((block.lane >> 4) * (kPool == 2 ? Block::kPlaneBytes : 64) + position(block.warp % 4 * 2, block.lane & 7) * 64),
+          chunk(block.lane >> 3 & 1) {}
     // In a plane of an image's pixels, where the window of an output pixel of the subtile begins.
     CONVPOOL_DEVICE static int position(int row, int column) {
         constexpr int kSide = Config::kSide;

@@ -58,7 +58,7 @@ template <class Config> CONVPOOL_DEVICE void run(const DirectRsBlock<Config> &bl
         }
     } else {
         take_registers<Config::kRegisters>();
-        DirectRsProducts<Config>{block, group}.run();
+        DirectRsProducts<DirectRsBlock<Config>, DirectRsMeans<Config>>{block, group}.run();
     }
 }
 

@@ -12,11 +12,11 @@ namespace convpool {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-template <class Config> struct DirectRsProducts {
-    using Block = DirectRsBlock<Config>;
+template <class Block, class Means> struct DirectRsProducts {
+    using Config = typename Block::Config;
     using Sums = float[Config::kFragments][4];
     static constexpr int kKernel = Config::kKernel, kStageTaps = Config::kStageTaps, kRowStages = kKernel / kStageTaps,
-                         kSteps = Config::kSteps;
+                         kSteps = Config::kSteps, kDepth = Config::kDepth;
     static constexpr int kFirstTurn = 1, kExchange = 1;  // names of barriers; a block has one or the other
 
     const Block &block;
@@ -28,7 +28,7 @@ template <class Config> struct DirectRsProducts {
     Ring<Config::kRawStages> raw{};
 
     // Products of a row of taps, a group of its own. part: the first step's, of a slice's two.
-    CONVPOOL_DEVICE void multiply(Sums &acc, const DirectRsMeans<Config> &means, int row, int part) {
+    CONVPOOL_DEVICE void multiply(Sums &acc, const Means &means, int row, int part) {
 #pragma unroll
         for (int column = 0; column < kKernel; ++column) {
             if (column % kStageTaps == 0) {
@@ -61,8 +61,8 @@ template <class Config> struct DirectRsProducts {
     }
 
     // A slice in turns: this warpgroup forms all means while the other multiplies. Its products are done on return, and its
-    // weights handed back: the other's next turn needs the stages that follow.
-    CONVPOOL_DEVICE void slice_in_turns(Sums &acc, DirectRsMeans<Config> &means, bool last) {
+    // weights handed back, if nothing multiplies by them again: the other's next turn needs the stages that follow.
+    CONVPOOL_DEVICE void slice_in_turns(Sums &acc, Means &means, bool release, bool last) {
 #pragma unroll
         for (int row = 0; row < kKernel; ++row) means.form(row);
         barrier_sync(kFirstTurn + group, 256);
@@ -72,17 +72,17 @@ template <class Config> struct DirectRsProducts {
         if (group == 0 || !last) barrier_join(kFirstTurn + 1 - group, 256);
         if constexpr (kKernel > 1) {
             wgmma_wait<2>();
-            release_weights();
+            if (release) release_weights();
             wgmma_wait<1>();
-            release_weights();
+            if (release) release_weights();
         }
         wgmma_wait<0>();
-        release_weights();
+        if (release) release_weights();
     }
     // A slice by rows of taps: the means of a row are formed while the products of the row before run. Hazard: no product is under way
     // behind a slice. The compiler forgets from one turn of the loop to the next which registers products still read, and it copies
     // accumulators behind the loop ahead of a wait there.
-    CONVPOOL_DEVICE void slice_by_rows(Sums &acc, DirectRsMeans<Config> &means) {
+    CONVPOOL_DEVICE void slice_by_rows(Sums &acc, Means &means) {
 #pragma unroll
         for (int row = 0; row < kKernel; ++row) {
             means.form(row);
@@ -96,7 +96,7 @@ template <class Config> struct DirectRsProducts {
         release_weights();
     }
     // A slice in two steps, which leaves registers to more warpgroups; they cover for each other.
-    CONVPOOL_DEVICE void slice_by_steps(Sums &acc, DirectRsMeans<Config> &means, uint32_t pixels) {
+    CONVPOOL_DEVICE void slice_by_steps(Sums &acc, Means &means, uint32_t pixels) {
         const Ring<Config::kStages> first = weights;
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
@@ -145,39 +145,50 @@ template <class Config> struct DirectRsProducts {
 
     CONVPOOL_DEVICE void run() {
         const SubtileParams &p = block.p;
-        DirectRsMeans<Config> means(block.warp % 4, block.lane);
+        Means means(block);
         const int end_slice = block.end_slice();
         if (Config::kTurns && group == 1 && block.first_tile() < p.tiles) barrier_join(kFirstTurn, 256);
         for (int index = block.first_tile(); index < p.tiles; index += block.tile_step()) {
-            Sums acc;
-#pragma unroll
-            for (int f = 0; f < Config::kFragments; ++f)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) acc[f][i] = 0.f;
+            Sums acc[kDepth] = {};
             const typename Block::Tile tile = block.tile_at(index);
-            if (p.epilogue.residual != nullptr && part == 0) prefetch_residual(block, tile.subtile + subtile, tile.channel);
+            if constexpr (!Config::kChannelsFirst)
+                if (p.epilogue.residual != nullptr && part == 0) prefetch_residual(block, tile.subtile + subtile, tile.channel);
             if (p.resident) weights = {};
             const bool last_tile = index + block.tile_step() >= p.tiles;
             // Hazard: a loop that might not run at all would make the compiler copy accumulators behind it, ahead of the wait.
             int slice = block.first_slice();
 #pragma unroll 1
             do {
-                barrier_wait(block.raw_full(raw.buffer, copier), raw.parity);
-                const uint32_t pixels = block.raw_at(raw.buffer, subtile);
-                if constexpr (Config::kOrder == RsOrder::kSteps) {
-                    slice_by_steps(acc, means, pixels);
-                } else {
-                    means.start(pixels, part);
-                    if constexpr (Config::kTurns) slice_in_turns(acc, means, last_tile && slice + 1 == end_slice);
-                    else slice_by_rows(acc, means);
+                const Ring<Config::kStages> first = weights;
+#pragma unroll
+                for (int d = 0; d < kDepth; ++d) {
+                    const bool release = d + 1 == kDepth;
+                    weights = first;
+                    barrier_wait(block.raw_full(raw.buffer, copier), raw.parity);
+                    const uint32_t pixels = block.raw_at(raw.buffer, subtile);
+                    if constexpr (Config::kOrder == RsOrder::kSteps) {
+                        slice_by_steps(acc[d], means, pixels);
+                    } else {
+                        means.start(pixels, part);
+                        if constexpr (Config::kTurns)
+                            slice_in_turns(acc[d], means, release, release && last_tile && slice + 1 == end_slice);
+                        else slice_by_rows(acc[d], means);
+                    }
                 }
             } while (++slice < end_slice);
-            if (Config::kSplits && p.split > 1) {
-                push(acc, tile);
-                continue;
+            if constexpr (Config::kSplits)
+                if (p.split > 1) {
+                    push(acc[0], tile);
+                    continue;
+                }
+            if constexpr (Config::kParts == 2) exchange(acc[0]);
+            if (part != 0) continue;
+            if constexpr (Config::kChannelsFirst) {
+#pragma unroll
+                for (int d = 0; d < kDepth; ++d) finish_channels_first(block, acc[d], tile.subtile + d, tile.channel);
+            } else {
+                finish(block, acc[0], tile.subtile + subtile, tile.channel, [] {});
             }
-            if constexpr (Config::kParts == 2) exchange(acc);
-            if (part == 0) finish(block, acc, tile.subtile + subtile, tile.channel, [] {});
         }
     }
 };
