@@ -149,9 +149,9 @@ typedef struct {
     const float *w_scale;
 } convpool_tensors;
 
-/* `prepared`, or without it the workspace's first convpool_prepared_bytes(), still holds, untouched, what an earlier launch
- * of the same tactic and problem with the same W left there: that part is not computed again. It may be read while the kernel
- * queued before this launch still runs. */
+/* W is what it was in an earlier launch of the same tactic and problem; `prepared`, or without it the workspace's first
+ * convpool_prepared_bytes(), still holds, untouched, what that launch left there, which is not computed again. Both may be read
+ * while the kernel queued before this launch still runs. */
 #define CONVPOOL_WEIGHTS_PREPARED 1u
 
 typedef struct {

@@ -175,6 +175,8 @@ void Kernel::launch(Run &run, const convpool_tensors &tensors, const Place &plac
         placed.prepared = run.weights->get();
         placed.prepared_bytes = run.properties.prepared_bytes;
         placed.workspace_bytes -= run.properties.prepared_bytes;
+    } else if (constants_[nodes::kW].has_value() && run.properties.prepared_bytes == 0) {
+        placed.flags = CONVPOOL_WEIGHTS_PREPARED;  // an initializer, which no kernel writes
     }
     const Scratch scratch(api_, place.context, place.memory, place.allocator, placed.workspace_bytes);
     placed.workspace = scratch.get();

@@ -125,8 +125,8 @@ class Plan:
         Every tensor is a GPU array, whose type, shape, order and device are checked, or the address of one as a number, which
         is not.  y shares no memory with another.  workspace and prepared are arrays of enough bytes, or addresses of as many:
         workspace_bytes and prepared_bytes; with prepared, which takes the transformed weights, the workspace is that much
-        smaller.  weights_prepared says that prepared, or without it the workspace, still holds what an earlier launch with the
-        same w left there.
+        smaller.  weights_prepared says that w is what it was in an earlier launch, and that prepared, or without it the
+        workspace, still holds what that launch left there; both may be read before work queued earlier is done.
         """
         addresses = [
             array if type(array) is int else 0 if array is None else self._read(name, array)[0]

@@ -25,6 +25,7 @@ struct SubtileParams {
     int32_t resident;  // all weights fit into their ring: copied once
     int32_t split;     // blocks of a cluster that share a tile's slices
     FastDiv div_split;
+    int32_t early_weights;  // W is constant: it may be read while the kernel before still runs
 };
 
 }  // namespace convpool

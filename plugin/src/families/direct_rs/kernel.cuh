@@ -45,13 +45,13 @@ template <class Config> CONVPOOL_DEVICE void run(const DirectRsBlock<Config> &bl
     if (threadIdx.x == 0) prepare(block);
     __syncthreads();
     if (Config::kSplits && block.p.split > 1) block.pushed_sums().arrive();
-    wait_for_previous_kernel();
+    const int group = static_cast<int>(threadIdx.x >> 7), copier = block.warp % 4 - 1;
+    const bool copies_weights = group == Config::kGroups && copier == -1;
+    if (!copies_weights || !block.p.early_weights) wait_for_previous_kernel();
     let_next_kernel_start();
-    const int group = static_cast<int>(threadIdx.x >> 7);
     if (group == Config::kGroups) {
         give_registers<Config::kCopyRegisters>();
-        const int copier = block.warp % 4 - 1;
-        if (copier == -1 && block.lane == 0) copy_weights(block);
+        if (copies_weights && block.lane == 0) copy_weights(block);
         if (0 <= copier && copier < block.kCopiers && block.lane == 0) {
             RawCopies<DirectRsBlock<Config>> copies(block, block.kCopiers == 1 ? 0 : copier);
             while (copies.index < block.p.tiles) copies.next();

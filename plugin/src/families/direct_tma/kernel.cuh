@@ -56,7 +56,7 @@ template <class Config> CONVPOOL_DEVICE void prepare(const DirectTmaBlock<Config
 template <class Config, bool kPrologue> CONVPOOL_DEVICE void run(const DirectTmaBlock<Config> &block) {
     if (threadIdx.x == 0) prepare(block);
     __syncthreads();
-    wait_for_previous_kernel();
+    if (block.warp != 0 || !block.p.early_weights) wait_for_previous_kernel();
     let_next_kernel_start();
     if (block.warp == 0) {
         if (block.lane == 0) copy_weights(block);
