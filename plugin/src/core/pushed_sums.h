@@ -9,9 +9,9 @@ namespace convpool {
 constexpr int kPushedHead = 128;     // a barrier
 constexpr int kPartBytes = 32 * 16;  // of a fragment, 16 pixels x 8 channels of floats
 
-// Of a block, for a tile's fragments, of which each of a block's `sources` warpgroups has a part.
-constexpr int64_t pushed_bytes(int split, int fragments, int sources) {
-    return kPushedHead + int64_t{split} * sources * ((fragments + split - 1) / split) * kPartBytes;
+// Of a block, for a tile's fragments.
+constexpr int64_t pushed_bytes(int split, int fragments) {
+    return split == 1 ? 0 : kPushedHead + int64_t{split} * ((fragments + split - 1) / split) * kPartBytes;
 }
 
 }  // namespace convpool

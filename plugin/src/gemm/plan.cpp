@@ -130,7 +130,7 @@ int64_t shared_bytes(const Row &row, const KernelTraits &traits) {
     const int ring = t.stages * (t.block_m + t.block_n) * traits.row_chunks * 16 + traits.barrier_bytes;
     if (row.split == 1) return ring;
     if (traits.row_chunks == 8 && pushes_sums(row.precision, t.block_m, t.block_n))
-        return exchange_offset(t.stages, t.block_m, t.block_n) + pushed_bytes(row.split, t.block_m * t.block_n / 128, 1);
+        return exchange_offset(t.stages, t.block_m, t.block_n) + pushed_bytes(row.split, t.block_m * t.block_n / 128);
     return std::max(ring, t.block_m * (t.block_n + 8) * 4);  // accumulators that others load
 }
 

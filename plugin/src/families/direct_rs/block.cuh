@@ -47,12 +47,12 @@ struct DirectRsConfig {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Shared memory: kStages of weights, kRawStages of pixels of X, a full and an empty barrier for each of the stages, then sums on
-// their way between warpgroups (DirectRsShared has the offsets).
+// Shared memory: kStages of weights, kRawStages of pixels of X, sums on their way between warpgroups, then a full and an empty
+// barrier for each of the stages, then sums on their way between blocks (DirectRsShared has the offsets).
 template <class Config_> struct DirectRsBlock : SubtileGrid<Config_::kSubtiles, Config_::kBlockN, Config_::kSide> {
     using Config = Config_;
     using Grid = SubtileGrid<Config_::kSubtiles, Config_::kBlockN, Config_::kSide>;
-    using Pushed = PushedSums<Config::kPrecision, 4 * Config::kSubtiles, Config::kFragments, Config::kParts>;
+    using Pushed = PushedSums<Config::kPrecision, 4 * Config::kSubtiles, Config::kFragments>;
     using Grid::p;
     static constexpr int kSubtiles = Config::kSubtiles, kStages = Config::kStages, kRawStages = Config::kRawStages;
     static constexpr DirectRsShared kShared = Config::kShared;
@@ -90,7 +90,7 @@ template <class Config_> struct DirectRsBlock : SubtileGrid<Config_::kSubtiles, 
         if constexpr (Config::kSplits) return static_cast<int>(p.div_split.div(p.slices * (rank() + 1)));
         else return Grid::end_slice();
     }
-    CONVPOOL_DEVICE Pushed pushed_sums() const { return {sums(), p.split, rank(), p.div_split}; }
+    CONVPOOL_DEVICE Pushed pushed_sums() const { return {shared + kShared.push_offset, p.split, rank(), p.div_split}; }
 };
 
 #endif

@@ -71,9 +71,8 @@ public:
                                  split};
         const SubtileTiles tiles(p, shape);
         const int64_t slices = ceil_div(p.c, 4 * p.per_chunk());
-        const int64_t bytes = split == 1
-                                  ? shared.bytes
-                                  : shared.sum_offset + pushed_bytes(split, tile.block_m() * tile.block_n / 128, tile.k_parts);
+        const int64_t bytes =
+            split == 1 ? shared.bytes : shared.push_offset + pushed_bytes(split, tile.block_m() * tile.block_n / 128);
         if (bytes > device.shared_per_block)
             reason = refusal(t, "shared memory of a block", device.shared_per_block, std::to_string(bytes),
                              "use another direct_fused tactic");

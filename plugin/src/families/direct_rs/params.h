@@ -9,10 +9,10 @@ namespace convpool {
 enum class RsOrder { kTurns, kRows, kSteps };
 
 // Shared memory of a direct_rs block, in bytes; raw_* in pixels of one plane of an image, `plane` in bytes of those of a subtile's
-// images, a multiple of the 128 that TMA starts at. A plane has every pool-th column. Behind sum_offset warpgroups hand on sums:
-// those of a block with a whole tile, which needs `bytes`, or of a cluster's blocks (pushed_bytes).
+// images, a multiple of the 128 that TMA starts at. A plane has every pool-th column. Blocks of a cluster push sums to push_offset;
+// `bytes` ends there.
 struct DirectRsShared {
-    int weight_stage, raw_columns, raw_rows, plane, raw_offset, barrier_offset, sum_offset, bytes;
+    int weight_stage, raw_columns, raw_rows, plane, raw_offset, sum_offset, barrier_offset, push_offset, bytes;
 };
 constexpr DirectRsShared direct_rs_shared(int side, int subtiles, int k_parts, int block_n, int kernel, int pool, int stage_taps,
                                           int stages, int raw_stages) {
@@ -24,9 +24,10 @@ constexpr DirectRsShared direct_rs_shared(int side, int subtiles, int k_parts, i
     // An image's pixels are a multiple of four and none of eight, so that ldmatrix meets four neighbours of each of two in no bank.
     if (side == 4) s.raw_columns += s.raw_columns * s.raw_rows % 8 != 4;
     s.plane = s.raw_columns * s.raw_rows * 64 / (side * side) * 64;
-    s.barrier_offset = s.raw_offset + raw_stages * subtiles * pool * s.plane;
-    s.sum_offset = (s.barrier_offset + 2 * (stages + raw_stages * subtiles) * 8 + 127) / 128 * 128;
-    s.bytes = s.sum_offset + (k_parts - 1) * 64 * block_n * 4;
+    s.sum_offset = s.raw_offset + raw_stages * subtiles * pool * s.plane;
+    s.barrier_offset = s.sum_offset + (k_parts - 1) * 64 * block_n * 4;
+    s.bytes = s.barrier_offset + 2 * (stages + raw_stages * subtiles) * 8;
+    s.push_offset = (s.bytes + 127) / 128 * 128;
     return s;
 }
 

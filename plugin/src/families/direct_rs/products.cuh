@@ -136,11 +136,14 @@ template <class Block, class Means> struct DirectRsProducts {
         barrier_sync(kExchange, 256);
     }
 
-    // Sums of this block's slices to those that finish them.
-    CONVPOOL_DEVICE void push(const Sums &acc, const typename Block::Tile &tile) const {
+    // Sums of this block's slices to those that finish them; false where it has all slices.
+    CONVPOOL_DEVICE bool push(const Sums &acc, const typename Block::Tile &tile) const {
+        if constexpr (!Config::kSplits) return false;
+        if (block.p.split == 1) return false;
         const OutputView view{block.p.y, 1, block.p.m, true};
         auto pixel_of = [&](int row) { return block.pixel_of(tile.subtile + row / 64, row % 64); };
-        block.pushed_sums().store(acc, part, subtile * 4 + block.warp % 4, block.p.epilogue, view, tile.channel, pixel_of);
+        block.pushed_sums().store(acc, subtile * 4 + block.warp % 4, block.p.epilogue, view, tile.channel, pixel_of);
+        return true;
     }
 
     CONVPOOL_DEVICE void run() {
@@ -176,17 +179,12 @@ template <class Block, class Means> struct DirectRsProducts {
                     }
                 }
             } while (++slice < end_slice);
-            if constexpr (Config::kSplits)
-                if (p.split > 1) {
-                    push(acc[0], tile);
-                    continue;
-                }
             if constexpr (Config::kParts == 2) exchange(acc[0]);
             if (part != 0) continue;
             if constexpr (Config::kChannelsFirst) {
 #pragma unroll
                 for (int d = 0; d < kDepth; ++d) finish_channels_first(block, acc[d], tile.subtile + d, tile.channel);
-            } else {
+            } else if (!push(acc[0], tile)) {
                 finish(block, acc[0], tile.subtile + subtile, tile.channel, [] {});
             }
         }

@@ -53,12 +53,13 @@ template <class Config> CONVPOOL_DEVICE void copy_pixels(const DirectRsNchwBlock
 template <class Config> CONVPOOL_DEVICE void run(const DirectRsNchwBlock<Config> &block) {
     if (threadIdx.x == 0) prepare(block);
     __syncthreads();
-    wait_for_previous_kernel();
-    let_next_kernel_start();
     const int group = static_cast<int>(threadIdx.x >> 7);
+    const bool copies_weights = group == Config::kGroups && block.warp % 4 == 0;
+    if (!copies_weights || !block.p.early_weights) wait_for_previous_kernel();
+    let_next_kernel_start();
     if (group == Config::kGroups) {
         give_registers<Config::kCopyRegisters>();
-        if (block.warp % 4 == 0 && block.lane == 0) copy_weights(block);
+        if (copies_weights && block.lane == 0) copy_weights(block);
         if (block.warp % 4 == 1 && block.lane == 0) copy_pixels(block);
     } else {
         take_registers<Config::kRegisters>();

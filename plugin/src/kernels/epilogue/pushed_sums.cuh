@@ -23,9 +23,8 @@ template <class Element> struct alignas(2 * sizeof(Element)) PairOf {
     Element first, second;
 };
 
-// Each of kWarps warps has 16 pixels of the tile and kAcross fragments of them. kSources such groups of warps of a block may each have
-// a part of the sums.
-template <Precision P, int kWarps, int kAcross, int kSources = 1> struct PushedSums {
+// Each of kWarps warps has 16 pixels of the tile and kAcross fragments of them.
+template <Precision P, int kWarps, int kAcross> struct PushedSums {
     static constexpr int kFragments = kWarps * kAcross;
 
     const uint32_t memory;  // shared: a barrier, and the parts that others push
@@ -33,10 +32,10 @@ template <Precision P, int kWarps, int kAcross, int kSources = 1> struct PushedS
     const FastDiv &div_split;
 
     CONVPOOL_DEVICE uint32_t barrier() const { return memory; }
-    // The lane's four sums of a part of one of the fragments that this block, or another, finishes.
-    CONVPOOL_DEVICE uint32_t part(int source, int index) const {
+    // The lane's four sums of a block's part of one of the fragments that this block, or another, finishes.
+    CONVPOOL_DEVICE uint32_t part(int block, int index) const {
         const int most = div_split.div(kFragments + split - 1);  // fragments that a block finishes
-        return memory + kPushedHead + (source * most + index) * kPartBytes + (threadIdx.x & 31) * 16;
+        return memory + kPushedHead + (block * most + index) * kPartBytes + (threadIdx.x & 31) * 16;
     }
     CONVPOOL_DEVICE int first_of(int block) const { return div_split.div(block * kFragments); }
 
@@ -44,31 +43,31 @@ template <Precision P, int kWarps, int kAcross, int kSources = 1> struct PushedS
     CONVPOOL_DEVICE void init() const {
         barrier_init(barrier(), 1);
         publish_barriers();
-        barrier_expect(barrier(), split * kSources * (first_of(rank + 1) - first_of(rank)) * kPartBytes);
+        barrier_expect(barrier(), split * (first_of(rank + 1) - first_of(rank)) * kPartBytes);
     }
     // After it, all threads.
     CONVPOOL_DEVICE void arrive() const { cluster_arrive(); }
 
-    // The sums are those of warp `warp` of group `source`, fragment by fragment; pixel_of(row) is the tile's output pixel `row`.
+    // The sums are the warp's, fragment by fragment; pixel_of(row) is the tile's output pixel `row`.
     template <class PixelOf>
-    CONVPOOL_DEVICE void store(const float (&sums)[kAcross][4], int source, int warp, const Epilogue &e, const OutputView &view,
-                               int channel0, PixelOf pixel_of) const {
+    CONVPOOL_DEVICE void store(const float (&sums)[kAcross][4], int warp, const Epilogue &e, const OutputView &view, int channel0,
+                               PixelOf pixel_of) const {
         const int lane = threadIdx.x & 31;
         cluster_wait();  // all have arrived
 #pragma unroll
         for (int i = 0; i < kAcross; ++i) {
             const int fragment = warp * kAcross + i, block = ((fragment + 1) * split - 1) / kFragments;
-            push(part(rank * kSources + source, fragment - first_of(block)), block, sums[i], barrier());
+            push(part(rank, fragment - first_of(block)), block, sums[i], barrier());
         }
         barrier_wait_cluster(barrier(), 0);
         const int first = first_of(rank), count = first_of(rank + 1) - first;
 #pragma unroll 1
-        for (int i = source * kWarps + warp; i < count; i += kSources * kWarps) {
+        for (int i = warp; i < count; i += kWarps) {
             float sum[4], other[4];
             load_sums(part(0, i), sum);
 #pragma unroll 2
-            for (int other_source = 1; other_source < split * kSources; ++other_source) {
-                load_sums(part(other_source, i), other);
+            for (int block = 1; block < split; ++block) {
+                load_sums(part(block, i), other);
 #pragma unroll
                 for (int j = 0; j < 4; ++j) sum[j] += other[j];
             }

@@ -42,8 +42,7 @@ CONVPOOL_DEVICE void store_gemm_tile(const Accumulators<Config> &acc, uint32_t s
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     if constexpr (pushes<Config>)
         if (p.split > 1)
-            return pushed_sums<Config>(p, shared, tile.rank)
-                .store(acc[0], 0, warp, p.epilogue, view, tile.first_channel, pixel_of);
+            return pushed_sums<Config>(p, shared, tile.rank).store(acc[0], warp, p.epilogue, view, tile.first_channel, pixel_of);
 #endif
     if (p.split > 1)
         store_split<Config>(acc, shared, p.split, tile.rank, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
