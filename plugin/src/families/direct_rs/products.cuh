@@ -138,12 +138,15 @@ template <class Block, class Means> struct DirectRsProducts {
 
     // Sums of this block's slices to those that finish them; false where it has all slices.
     CONVPOOL_DEVICE bool push(const Sums &acc, const typename Block::Tile &tile) const {
-        if constexpr (!Config::kSplits) return false;
-        if (block.p.split == 1) return false;
-        const OutputView view{block.p.y, 1, block.p.m, true};
-        auto pixel_of = [&](int row) { return block.pixel_of(tile.subtile + row / 64, row % 64); };
-        block.pushed_sums().store(acc, subtile * 4 + block.warp % 4, block.p.epilogue, view, tile.channel, pixel_of);
-        return true;
+        if constexpr (Config::kSplits) {
+            if (block.p.split > 1) {
+                const OutputView view{block.p.y, 1, block.p.m, true};
+                auto pixel_of = [&](int row) { return block.pixel_of(tile.subtile + row / 64, row % 64); };
+                block.pushed_sums().store(acc, subtile * 4 + block.warp % 4, block.p.epilogue, view, tile.channel, pixel_of);
+                return true;
+            }
+        }
+        return false;
     }
 
     CONVPOOL_DEVICE void run() {
