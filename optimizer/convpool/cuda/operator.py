@@ -353,8 +353,8 @@ def conv_avg_pool(
 
     x's library allocates what is left out: out, and the workspace if the tactic needs more than `workspace` (any GPU array; its
     bytes count) has.  Without `tactic`, a workspace given bounds the choice; so does none with pycuda, which cannot free one
-    without waiting.  weights_prepared: w is what it was in an earlier call with the same tactic and shapes, and the workspace still
-    holds what that call left there; both may be read before work queued earlier is done.
+    without waiting.  weights_prepared: w is what it was in an earlier call with the same tactic and shapes, and the workspace
+    still holds what that call left there; both may be read before work queued earlier is done.
 
     Raises ArrayError (an array of wrong type, shape, order or device), ProblemError (arguments that are no
     ConvAvgPool), UnsupportedError (the tactic does not run this), LibraryError (no libconvpool.so), CudaError.
