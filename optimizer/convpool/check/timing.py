@@ -57,7 +57,5 @@ def time_sessions(sessions: Mapping[str, Any], arrays: Arrays, rounds: int, budg
 
         return turn
 
-    for session in sessions.values():
-        session.run(None, arrays)
     samples = in_turn({name: turn_of(session) for name, session in sessions.items()}, rounds, budget_s=budget_s)
     return {name: statistics.median(values) for name, values in samples.items()}
