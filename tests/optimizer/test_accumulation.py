@@ -76,6 +76,8 @@ def test_a_file_with_nodes_gets_it_loses_it_and_keeps_it():
     result = optimized(plain, "packed")
     assert packed(result) == [1] and same_bytes(result, optimized(model, "packed"))
     assert same_bytes(optimized(result, "default"), plain)
+    assert not convpool.optimize(result, accumulation="packed", check=0).changed
+    assert convpool.optimize(result, accumulation="default", check=0).changed
     (name,) = [node.name or node.output[0] for node in plain.graph.node if schema.is_operator(node)]
     assert same_bytes(optimized(plain, "packed", exclude=name), plain)
     assert same_bytes(optimized(result, "default", exclude=name), result)

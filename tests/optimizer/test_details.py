@@ -24,6 +24,7 @@ from convpool.ir.layers import mark_layers
 from convpool.ir.model import infer_shapes
 from convpool.passes import reasons
 from convpool.passes.base import Reject
+from convpool.passes.edit import Editor
 from convpool.report import _finite
 from tests.support import sessions
 from tests.support.models import graph, operators, random_feeds
@@ -156,12 +157,30 @@ def test_weights_of_another_rank_are_told():
     assert site.reason == "ConvAvgPool 'y': shape of the weights; got [32, 9, 16], expected one of rank 4"
 
 
+@pytest.mark.parametrize("shape", [(), (16,), (32, 1)])
+def test_a_bias_of_another_shape_in_a_function_is_told(shape):
+    functions = f"""<opset_import: ["": 17], domain: "local">
+    net (a) => (v) {{ h = Conv<pads=[1,1,1,1]>(a, w, b) v = {POOL}(h) }}"""
+    model = graph("y = local.net(x)", functions=functions, imports=', "local": 1')
+    for name, size in (("w", (32, 16, 3, 3)), ("b", shape)):
+        value = numpy_helper.from_array(np.ones(size, np.float32))
+        model.functions[0].node.insert(0, helper.make_node("Constant", [], [name], value=value))
+    (site,) = convpool.optimize(model, check=0).report.sites
+    assert site.reason == f"Conv 'h': shape of the bias; got {list(shape)}, expected [32]"
+
+
 def test_a_lowered_node_keeps_its_words():
     model = operator_model()
     node = next(node for node in model.graph.node if schema.is_operator(node))
     node.name, node.doc_string = "name", "words"
     result = check(model, 1, lowering="direct").model
     assert [(node.name, node.doc_string) for node in result.graph.node if node.op_type == "Conv"] == [("name", "words")]
+
+
+def test_a_result_that_is_no_valid_onnx_is_an_error(monkeypatch):
+    monkeypatch.setattr(Editor, "finish", lambda editor, scopes: editor._model.graph.node.add(op_type="None", output=["z"]))
+    with pytest.raises(ModelError, match="^the result is not valid ONNX: No Op registered for None"):
+        convpool.optimize(graph(PAIR), check=0)
 
 
 def test_metadata_is_written_once():

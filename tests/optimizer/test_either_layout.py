@@ -6,8 +6,12 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 import convpool
+from convpool.ir.index import Scope, index_model
+from convpool.ir.model import infer_shapes
+from convpool.passes.either_layout import joined
 from tests.support.cuda_target import NARROW, TAIL, for_cuda, layouts
 from tests.support.models import graph, operators
 from tests.support.rewriting import POOL
@@ -43,6 +47,10 @@ def reading(body: str, dims: str, opset: int = 17) -> onnx.ModelProto:
     outputs = ", ".join(["float[A,B,C,D] y0", *(f"float[A,B,C,D] y{i}" for i in range(1, READERS)), f"float[{dims}] v"])
     text = f"{TAIL}\na = Softsign(p)\n{body}\nq = Softsign(a)\n{PAIRS}"
     return graph(text, CONSTANTS, inputs="float[4,16,64,64] x", outputs=outputs, opset=opset)
+
+
+def index(model: onnx.ModelProto) -> list[Scope]:
+    return index_model(model, numpy_helper.to_array, lambda *_: pytest.fail("nothing to compute"), infer_shapes(model))
 
 
 MEAN = "z = GlobalAveragePool(a)\n"
@@ -110,6 +118,20 @@ def test_what_reads_a_map(node):
     result = for_cuda(reading(f"v = {node}", dims))
     assert layouts(result.model) == [2] + [3] * READERS
     assert operators(result.model.graph) == {"ConvAvgPool": READERS + 1, "Softsign": 2, **more}
+
+
+@pytest.mark.parametrize(("body", "tensors"), [("y = Dropout(x)", ("x", "y")), ("y, mask = Dropout(x)", None)])
+def test_a_node_of_two_results_keeps_its_layout(body, tensors):
+    assert joined(index(graph(body))[0], 0) == tensors
+
+
+@pytest.mark.parametrize(("epsilon", "tensors"), [("epsilon = 0.1", ("a", "b")), ("epsilon: float = @e", None)])
+def test_a_norm_by_an_attribute_of_the_function_keeps_its_layout(epsilon, tensors):
+    functions = f"""<domain: "local", opset_import: ["": 17]>
+      norm <e> (a) => (b) {{ one = Constant<value_floats = [1.0]>() b = BatchNormalization<{epsilon}>(a, one, one, one, one) }}"""
+    model = graph("y = local.norm<e = 0.1>(x)", inputs="float[2,1,4,4] x", functions=functions, imports=', "local": 1')
+    scope = next(scope for scope in index(model) if scope.is_function)
+    assert joined(scope, 1) == tensors
 
 
 OLDER_OR_NEWER = {

@@ -59,10 +59,11 @@ def test_the_next_size_is_tried_after_an_error_or_an_empty_output():
             raise ModelError("too large")
         return [np.zeros(0 if size == OPEN_SIZES[1] else 1)]
 
-    found = maker(X)
-    assert found.runnable(0, run)[0]["x"].shape == (1, 3, OPEN_SIZES[2], OPEN_SIZES[2])
-    assert found.runnable(1, run)[0]["x"].shape == (1, 3, OPEN_SIZES[2], OPEN_SIZES[2])
-    assert tried == [*OPEN_SIZES[:3], OPEN_SIZES[2]]
+    for found in (maker(X), maker(X, FLAG)):
+        tried.clear()
+        assert found.runnable(0, run)[0]["x"].shape == (1, 3, OPEN_SIZES[2], OPEN_SIZES[2])
+        assert found.runnable(1, run)[0]["x"].shape == (1, 3, OPEN_SIZES[2], OPEN_SIZES[2])
+        assert tried == [*OPEN_SIZES[:3], OPEN_SIZES[2]]
 
 
 def test_the_first_error_is_told_where_no_size_runs():

@@ -183,6 +183,19 @@ def test_the_attribute_is_written_only_where_it_says_something():
     assert schema.layout_of(node) == 0 and node.SerializeToString() == before
 
 
+def test_permutations_are_given_once_and_go_with_the_layouts():
+    nodes = [schema.make_node(["x", "w"], name, POOL, CONV) for name in ("y", "z")]
+    before = [node.SerializeToString() for node in nodes]
+    schema.give_layout(nodes[0], 1)
+    for _ in range(2):
+        assert schema.complete_layouts(nodes) == {"ConvAvgPool"}
+        for node in nodes:
+            names = [item.name for item in node.attribute]
+            assert "x_perm" in names and len(names) == len(set(names))
+    schema.give_layout(nodes[0], 0)
+    assert schema.complete_layouts(nodes) == set() and [node.SerializeToString() for node in nodes] == before
+
+
 def test_one_function_serves_nodes_of_both_layouts():
     """The second node reads what the first gives, through its Transpose: both have the function that permutes."""
     first, second = (

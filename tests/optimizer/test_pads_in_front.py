@@ -66,6 +66,14 @@ def test_a_pad_behind_what_onnxruntime_takes_out(between, taken_out):
         make_session(LoadedModel(result.model, None, 0), optimize=True)
 
 
+@pytest.mark.parametrize(("value", "zeros"), [("", True), (", value=0.0", True), (", value=1.0", False), (", value=-1.0", False)])
+def test_a_pad_of_older_opsets_has_its_value_as_an_attribute(value, zeros):
+    body = f"c = Pad<pads=[0,0,2,2,0,0,2,2]{value}>(x)\nd = Mul(c, unit)\np = Conv(d, w)\ny = {POOL}(p)"
+    model = graph(body, {"unit": np.float32(1)}, opset=10)
+    (site,) = convpool.optimize(model, lowering="direct", check=1).report.sites
+    assert (site.status == "rejected" and "Pad 'c' in front of the box mean" in site.reason) == zeros
+
+
 def test_a_pad_in_front_that_is_an_output_stays():
     body = f"c = Pad(x, two)\np = Conv(c, w)\ny = {POOL}(p)"
     outputs = "float[a,b,c,d] y, float[e,f,g,h] c"

@@ -117,6 +117,14 @@ def test_new_names_avoid_those_taken():
     assert [tensor.name for tensor in result.graph.initializer] == ["w_fused_2"]
 
 
+def test_new_names_avoid_those_of_bodies():
+    inner = "w_fused = Relu(x) {0} = Neg(w_fused)"
+    body = f"""{PAIR}\nz = If(flag) <then_branch = yes () => (float[1,16,12,12] a) {{ {inner.format("a")} }},
+      else_branch = no () => (float[1,16,12,12] b) {{ {inner.format("b")} }}>"""
+    model = graph(body, inputs=IF_INPUTS, outputs="float[a,b,c,d] y, float[1,16,12,12] z")
+    assert [tensor.name for tensor in rewrite(model, 1, "fused").graph.initializer] == ["w_fused_1"]
+
+
 def test_order_stays_topological_where_the_average_starts_before_the_weights():
     body = f"""x2 = Relu(x)
 n = Sigmoid(v)

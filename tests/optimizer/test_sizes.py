@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import numpy_helper
 
 import convpool
+from convpool.ir.folding import with_shapes_folded
+from convpool.ir.index import index_model
+from convpool.ir.model import infer_shapes
 from tests.support.models import graph, operators
 from tests.support.rewriting import rewrite
 
@@ -55,6 +59,22 @@ def test_a_target_of_a_reshape_that_follows_from_shapes(name):
     if site.status == "rewritten":
         result = rewrite(model, 1)
         assert operators(result.graph)["AveragePool"] == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "values"),
+    [
+        ("p = Gather(s, reverse)\nt = Concat<axis=0>(p, all)", [32, -1, 144]),
+        ("p = Gather(s, reverse)\nt = Concat<axis=0>(p, minus)", None),
+    ],
+)
+def test_an_open_size_that_changes_its_place_is_minus_1_in_a_target(target, values):
+    model = graph(f"{CONV}{target}\n{MEAN}", CONSTANTS, inputs="float[N,16,12,12] x", outputs="float[a,b,c] y")
+    (scope,) = index_model(model, numpy_helper.to_array, lambda *_: pytest.fail("nothing to compute"), infer_shapes(model))
+    folded = with_shapes_folded(model, scope)
+    assert (folded is None) == (values is None)
+    if folded is not None:
+        assert numpy_helper.to_array(folded.graph.initializer[-1]).tolist() == values
 
 
 def test_what_a_caller_picks_of_a_shape_is_not_known():

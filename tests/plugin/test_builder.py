@@ -149,7 +149,16 @@ def test_steps_of_a_build_are_handed_on_until_that_fails():
         if len(steps) == 4:
             raise KeyboardInterrupt
 
-    monitor = monitor_of(SimpleNamespace(IProgressMonitor=object), SimpleNamespace(progress_monitor=None), progress)
+    class Monitor:
+        """As a class of pybind11: no use before its own __init__ is called."""
+
+        ready = False
+
+        def __init__(self) -> None:
+            self.ready = True
+
+    monitor = monitor_of(SimpleNamespace(IProgressMonitor=Monitor), SimpleNamespace(progress_monitor=None), progress)
+    assert monitor.ready
     monitor.phase_start("timing", None, 7)
     assert monitor.step_complete("timing", 0) and monitor.step_complete("timing", 1)
     assert not monitor.step_complete("timing", 2) and isinstance(monitor.error, KeyboardInterrupt)
@@ -162,6 +171,22 @@ def test_no_monitor_where_nobody_listens_or_tensorrt_has_none():
     assert monitor_of(SimpleNamespace(IProgressMonitor=object), config, None) is None
     assert monitor_of(SimpleNamespace(), config, print) is None
     assert monitor_of(SimpleNamespace(IProgressMonitor=object), SimpleNamespace(), print) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"precision": "fp16"}, True),
+        ({"precision": "fp32"}, False),
+        ({"precision": "fp16", "plugin": False}, False),
+        ({"precision": "fp16", "lowering": "none"}, False),
+    ],
+)
+def test_heads_stay_in_float_beside_the_plugin_in_half_precision(trt, monkeypatch, options, kept):
+    told = []
+    monkeypatch.setattr(builder, "keep_heads_in_float", lambda *given: told.append(given))
+    build_engine(generate("wgan_gp_small", batch=2), trt=trt, **{"lowering": "convavgpool" if kept else None, **options})
+    assert told == ([(trt, trt.networks[-1], trt.configs[0])] if kept else [])
 
 
 def test_the_builder_s_own_options(trt):

@@ -245,6 +245,22 @@ def test_failures_of_the_gpu_are_typed(engine_of, driver):
         engine.run({"x": np.ones((2, 3), np.float32)})
 
 
+def test_waiting_waits_for_the_stream_and_tells_of_failures(driver):
+    waited = []
+    stream = types.SimpleNamespace(synchronize=lambda: waited.append("the caller's"))
+
+    def body():
+        memory = PycudaMemory()
+        memory.synchronize(stream)
+        memory.synchronize(None)
+        driver.broken.append(True)
+        with pytest.raises(TensorRTError, match="^GPU: the engine's work failed; got an illegal memory access"):
+            memory.synchronize(None)
+
+    in_a_thread(body)
+    assert waited == ["the caller's"]
+
+
 def test_a_device_that_is_not_there(driver):
     def body():
         with pytest.raises(TensorRTError, match="CUDA device 5: cannot be used; got invalid device ordinal"):

@@ -41,7 +41,9 @@ def test_a_file_is_an_engine_by_its_suffix(engine_of, tmp_path, monkeypatch):
     monkeypatch.setattr(runner_module.Engine, "load", lambda path: engine_of())
     assert isinstance(open_runner("a.plan"), EngineRunner)
     onnx.save(graph(PAIR), tmp_path / "a.onnx")
-    assert isinstance(open_runner(str(tmp_path / "a.onnx")), OnnxruntimeRunner)
+    runner = open_runner(str(tmp_path / "a.onnx"))
+    assert isinstance(runner, OnnxruntimeRunner) and runner.output_names == ["y"]
+    assert open_runner(str(tmp_path / "a.onnx"), layers=True).output_names == ["y", "h"]
 
 
 def test_tensorrt_s_own_objects(engine_of):

@@ -79,6 +79,20 @@ def test_engines_are_timed_at_the_first_profile_s_typical_shape():
     assert typical_inputs({"a": engine})["x"].shape == (4, 3)
 
 
+def test_of_engines_that_cannot_be_loaded_the_last_one_s_error_is_told():
+    class Broken:
+        @property
+        def inputs(self):
+            raise TensorRTError("cannot be loaded")
+
+    good = SimpleNamespace(inputs={"x": info("x", 4)})
+    assert typical_inputs({"a": Broken(), "b": good})["x"].shape == (4, 3)
+    assert typical_inputs({"a": Broken(), "b": Broken(), "c": good})["x"].shape == (4, 3)
+    for broken in ({"a": Broken()}, {"a": Broken(), "b": Broken()}):
+        with pytest.raises(TensorRTError, match="^cannot be loaded$"):
+            typical_inputs(broken)
+
+
 def test_a_runner_gives_what_the_engine_gives():
     engine = SimpleNamespace(inputs={"x": info("x", 2, 5)}, outputs={"y": info("y")}, run=lambda arrays: {"y": arrays["x"] + 1})
     runner = EngineRunner(engine)
