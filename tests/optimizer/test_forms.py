@@ -207,7 +207,7 @@ GLOBAL = {
 
 @pytest.mark.parametrize("name", GLOBAL)
 def test_mean_over_the_feature_map(name):
-    model = graph("h = Conv(x, w)\n" + GLOBAL[name], {"w": (64, 16, 1, 1)})
+    model = graph("h = Conv(x, w)\n" + GLOBAL[name], {"w": (64, 16, 1, 1)}, inputs="float[1,16,8,8] x")
     assert operators(rewrite(model, 1).graph) == {"Conv": 1, "GlobalAveragePool": 1}
     assert operators(rewrite(model, 1, "convavgpool").graph) == {"ConvAvgPool": 1}
 
@@ -309,6 +309,36 @@ def test_what_the_plugin_has_no_fast_kernel_for(conv, shape, sizes, fused):
     first = graph(f"h = {pool}(x)\ny = {conv.replace('(x', '(h')}", given, **types)
     kept = convpool.optimize(first, fuse_pool_conv=True)
     assert not kept.changed and "expected 1, for which" in kept.report.sites[0].reason.replace("at most 2", "1")
+
+
+@pytest.mark.parametrize(("sizes", "operator"), [("8,8", True), ("5,13", False)], ids=["64", "65"])
+@pytest.mark.parametrize("target", ["any", "tensorrt", "cuda"])
+def test_a_window_of_more_than_64_elements_is_no_node(sizes, operator, target):
+    """The plugin's kernels sum a window in one thread: a global mean over a large map would take far longer than before."""
+    whole = graph("h = Conv(x, w)\ny = GlobalAveragePool(h)", {"w": (64, 16, 1, 1)}, inputs=f"float[1,16,{sizes}] x")
+    result = convpool.optimize(whole, target=target)
+    found = operators(result.model.graph)
+    assert ("ConvAvgPool" in found, "GlobalAveragePool" in found) == (operator, not operator)
+    assert [site.lowering for site in result.report.sites] == ["convavgpool" if operator else "direct"]
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "cuda"])
+def test_a_large_window_behind_a_spatial_kernel_stays(target):
+    """Box means of a large window in front of a 3x3 convolution are slow in TensorRT and onnxruntime too."""
+    whole = graph("h = Conv(x, w)\ny = GlobalAveragePool(h)", inputs="float[1,16,24,24] x")
+    site = convpool.optimize(whole, target=target).report.sites[0]
+    assert site.status == "rejected"
+    assert (
+        "pooling window of a ConvAvgPool" in site.reason
+        and "at most 64 elements, for which the plugin has kernels" in site.reason
+    )
+
+
+@pytest.mark.parametrize(("window", "pairs"), [([8, 8], 1), ([5, 13], 0)], ids=["64", "65"])
+def test_fuse_pool_conv_takes_windows_of_at_most_64_elements(window, pairs):
+    pool = f"AveragePool<kernel_shape={window}, strides={window}>"
+    model = graph(f"h = {pool}(x)\ny = Conv(h, w)", {"w": (32, 16, 1, 1)}, inputs="float[1,16,16,26] x")
+    rewrite(model, pairs, "convavgpool", fuse_pool_conv=True)
 
 
 def test_maps_beside_a_convolution_count_with_their_own_channels():

@@ -14,10 +14,9 @@ from convpool.cli.common import run
 from convpool.cli.optimize import command
 from tests.support.cuda_target import NARROW, TAIL, for_cuda, layouts, wide
 from tests.support.models import graph, operators, weights
-from tests.support.rewriting import POOL
 
-MAP = f"{TAIL}\nt = Conv<pads=[1,1,1,1]>(p, k)\nz = {POOL}(t)\na = Relu(z)\n"
-"""Of 16 channels, 16 by 16 elements, with the channels last."""
+MAP = f"{TAIL}\nt = Conv<pads=[1,1,1,1]>(p, k)\nz = AveragePool<kernel_shape=[4,4], strides=[4,4]>(t)\na = Relu(z)\n"
+"""Of 16 channels, 8 by 8 elements, with the channels last."""
 SUM = "m = ReduceSum<keepdims=0>(a, s)\n"
 CONSTANTS = {
     **NARROW,
@@ -27,7 +26,7 @@ CONSTANTS = {
     "back": [-1, -2],
     "d": [0, -1],
     "three": [4, 1, 16],
-    "flat": [4, 16, 256],
+    "flat": [4, 16, 64],
     "e": weights((5, 16)),
     "f": weights((16, 5)),
     "b": weights((5,)),
@@ -36,7 +35,7 @@ CONSTANTS = {
     "rows": weights((4, 1)),
     "four": weights((5, 4)),
     "vector": weights((16,)),
-    "v2": weights((256, 3)),
+    "v2": weights((64, 3)),
 }
 TAKEN = {
     "a sum and a Gemm": SUM + "y = Gemm<transB=1>(m, e, b)",
@@ -93,7 +92,7 @@ def test_heads_that_stay(name):
     assert not [site for site in result.report.sites if site.pattern == "head"]
 
 
-def head_of(channels: int, kind: str, end: str, size: str = "64,64", factor: float = 1.0) -> convpool.OptimizeResult:
+def head_of(channels: int, kind: str, end: str, size: str = "32,32", factor: float = 1.0) -> convpool.OptimizeResult:
     """The target's result for a head of so many channels."""
     dtype = {"float": np.float32, "float16": np.float16}[kind]
     constants = {
@@ -102,24 +101,27 @@ def head_of(channels: int, kind: str, end: str, size: str = "64,64", factor: flo
         "s": [2, 3],
         "e": (factor * weights((5, channels))).astype(dtype),
     }
-    model = graph(MAP + end, constants, inputs=f"{kind}[4,16,{size}] x", outputs=f"{kind}[a,b] y")
+    narrow = MAP.replace("[4,4]", "[2,2]")  # with windows of 4x4, so few channels are written as one convolution
+    model = graph(narrow + end, constants, inputs=f"{kind}[4,16,{size}] x", outputs=f"{kind}[a,b] y")
     return convpool.optimize(model, target="cuda", check=0)
 
 
 @pytest.mark.parametrize(
     ("taken", "channels", "kind", "end", "size", "factor"),
     [
-        (True, 12, "float", SUM, "64,64", 1),
-        (False, 10, "float", SUM, "64,64", 1),
-        (True, 8, "float16", SUM, "64,64", 1),
-        (False, 12, "float16", SUM, "64,64", 1),
-        (False, 12, "float", SUM, "H,64", 1),
-        (True, 8, "float16", "m = ReduceMean<axes=[2,3], keepdims=0>(a)\n", "64,64", 400),
-        (False, 8, "float16", SUM, "64,64", 400),
+        (True, 12, "float", SUM, "32,32", 1),
+        (False, 10, "float", SUM, "32,32", 1),
+        (True, 8, "float16", SUM, "32,32", 1),
+        (False, 12, "float16", SUM, "32,32", 1),
+        (False, 12, "float", SUM, "H,32", 1),
+        (False, 12, "float", SUM, "32,36", 1),
+        (True, 8, "float16", "m = ReduceMean<axes=[2,3], keepdims=0>(a)\n", "32,32", 400),
+        (False, 8, "float16", SUM, "32,32", 1600),
     ],
 )
 def test_channels_sizes_and_numbers_of_a_head(taken, channels, kind, end, size, factor):
-    """Channels in multiples of 16 bytes, maps of a known size, weights that the type has when multiplied by the map's size."""
+    """Channels in multiples of 16 bytes, maps of a known size of at most 64 elements, and weights that the type has when
+    multiplied by the map's size."""
     found = operators(head_of(channels, kind, end + "y = Gemm<transB=1>(m, e)", size, factor).model.graph)
     assert ("Gemm" in found, "Flatten" in found) == (not taken, taken)
 

@@ -3,7 +3,7 @@
 
 | lowering | nodes | needs |
 |---|---|---|
-| convavgpool | ai.convpool::ConvAvgPool, a model-local function | one group, 1-D or 2-D; global means of static size |
+| convavgpool | ai.convpool::ConvAvgPool, a model-local function | one group, 1-D or 2-D, a static window of at most 64 elements |
 | direct | AveragePool, Conv | |
 | fused | Conv with the kernel convolved with the box | constant weights, which do not grow out of proportion |
 | auto | direct or fused, whichever the cost model puts ahead | |
@@ -32,6 +32,8 @@ ORDERS: dict[str, tuple[str, ...]] = {
 """For each request the lowerings to try, in order; for auto the order is by cost."""
 MAX_KERNEL_RANK = 2
 """Most spatial axes of the plugin's kernels on tensor cores; its `generic` kernel takes more, and groups."""
+MAX_KERNEL_WINDOW = 64
+"""Most elements of a pooling window that the plugin's kernels sum fast: one thread sums a whole window."""
 MAX_FUSED_ELEMENTS = 2**24
 MAX_FUSED_GROWTH = 16
 """Fused weights may be as large as the one, or as many times as large as the other: a mean over 56 x 56 makes them 300."""
@@ -111,13 +113,16 @@ def _fused(layer: Layer, pool: PoolSpec) -> Lowering | Refusal:
     return Lowering("fused", None, fused)
 
 
-def without_kernel(conv: ConvSpec) -> Refusal | None:
-    """Why the plugin has but one thread per output for a convolution."""
+def without_kernel(conv: ConvSpec, pool: PoolSpec | None = None) -> Refusal | None:
+    """Why the plugin has no fast kernel for a convolution and, if there is one of known size, its pooling window."""
     if conv.group > 1:
         return refuse("group of a ConvAvgPool", conv.group, "1, for which the plugin has kernels")
     if conv.rank > MAX_KERNEL_RANK:
         expected = f"at most {MAX_KERNEL_RANK}, for which the plugin has kernels"
         return refuse("spatial axes of a ConvAvgPool", conv.rank, expected)
+    if pool is not None and pool.taps > MAX_KERNEL_WINDOW:
+        expected = f"at most {MAX_KERNEL_WINDOW} elements, for which the plugin has kernels"
+        return refuse("pooling window of a ConvAvgPool", list(pool.kernel_shape), expected)
     return None
 
 

@@ -89,7 +89,7 @@ def _of_leaf(plan: PairPlan, leaf: ConvLeaf, attempt: Attempt, context: Context)
     admitted = [_lowering(plan, leaf, name, context.main_opset) for name in attempt.names]
     usable = [item for item in admitted if isinstance(item, Lowering)]
     reason = None
-    refusal = without_kernel(leaf.conv) if attempt.spare_direct else None
+    refusal = without_kernel(leaf.conv, plan.pooling.spec) if attempt.spare_direct else None
     if refusal is not None and any(map(_is_direct, usable)):
         usable, reason = [item for item in usable if not _is_direct(item)], rejection(plan.scope, leaf.node, refusal)
     if not usable:
@@ -108,7 +108,7 @@ def _lowering(plan: PairPlan, leaf: ConvLeaf, name: str, main_opset: int) -> Low
     """`lowering.lower`, or why not: a Pad would be merged into the box mean, or the type cannot hold the fused weights, each a
     share of those that there are."""
     scope, spec = plan.scope, plan.pooling.spec
-    found = lower(leaf.layer, spec, name, runtime_of(scope, leaf.conv, main_opset))
+    found = lower(leaf.layer, spec, name, runtime_of(scope, leaf.conv, main_opset, spec))
     if isinstance(found, Refusal):
         return rejection(scope, leaf.node, found)
     if found.pool is not None and (merged := _merged_pad(scope, leaf, found.pool)) is not None:

@@ -76,7 +76,7 @@ def check_pair(site: PairSite, context: Context) -> PairPlan | Reject:
     leaf = conv_leaf(scope, site.conv, rank)
     if isinstance(leaf, Reject):
         return leaf
-    if (found := against_node(scope, leaf.conv, context.main_opset)) is not None:
+    if (found := against_node(scope, leaf.conv, context.main_opset, spec)) is not None:
         return rejection(scope, site.conv, found)
     x = scope.nodes[site.root].input[0]
     pooling = Pooling(site.root, (site.root,), x, scope.nodes[site.conv].output[0], "pool_conv", spec)

@@ -205,7 +205,7 @@ def _pooling(scope: Scope, index: int, context: Context) -> PoolPlan | Reject:
         return window
     if any(window.pads):
         return reject(scope, index, "pads", list(window.pads), "none")
-    if (found := against_node(scope, POINT, context.main_opset)) is not None:
+    if (found := against_node(scope, POINT, context.main_opset, window)) is not None:
         return rejection(scope, index, found)
     channels = info.shape[1] if info.shape is not None and len(info.shape) == RANK + 2 else None
     if info.elem_type not in KERNEL_TYPES:

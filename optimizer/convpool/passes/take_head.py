@@ -21,6 +21,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from convpool.algebra.affine import keeps, outside
+from convpool.algebra.geometry import PoolSpec
 from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, label
@@ -43,7 +44,7 @@ class HeadPlan(Plan):
     """The nodes that go, from the sum or mean to the product; weights [M, 1, 1, C] and bias [M]."""
 
     nodes: tuple[int, ...]
-    window: tuple[int, ...]
+    window: PoolSpec
     weight: np.ndarray = field(compare=False)
     bias: np.ndarray = field(compare=False)
 
@@ -91,7 +92,8 @@ class TakeHead(Pass):
         kind = scope.info(x).elem_type
         if weight.shape[1] % chunk(kind):
             return reject(scope, index, "input channels", weight.shape[1], f"a multiple of {chunk(kind)}")
-        if (found := against_node(scope, POINT, context.main_opset)) is not None:
+        window = replace(WINDOW, kernel_shape=size)
+        if (found := against_node(scope, POINT, context.main_opset, window)) is not None:
             return rejection(scope, index, found)
         ports = {**ports_of(scope), mean: Ports(x, scope.nodes[mean].output[0])}
         if x not in channels_last(scope, ports, context.options.limits):
@@ -101,7 +103,7 @@ class TakeHead(Pass):
             if not keeps(scaled, dtype):
                 return rejection(scope, mean, outside("weights of a sum"))
             weight = scaled.astype(dtype)
-        return HeadPlan(scope, tuple(nodes), size, weight.reshape(len(weight), *(1,) * RANK, -1), bias)
+        return HeadPlan(scope, tuple(nodes), window, weight.reshape(len(weight), *(1,) * RANK, -1), bias)
 
     def apply(self, plan: HeadPlan, edit: Edit) -> None:
         """Put the node and a Flatten in the place of the product."""
@@ -110,9 +112,8 @@ class TakeHead(Pass):
         y = last.output[0]
         weight = edit.constant(plan.weight, f"{last.input[1]}_channels_last", nodes)
         bias = edit.constant(plan.bias, f"{y}_bias", nodes)
-        window = replace(WINDOW, kernel_shape=plan.window)
         product = edit.fresh(f"{y}_map")
-        nodes.append(schema.make_node([first.input[0], weight, bias], product, window, POINT, last.name))
+        nodes.append(schema.make_node([first.input[0], weight, bias], product, plan.window, POINT, last.name))
         nodes.append(helper.make_node("Flatten", [product], [y], axis=1))
         edit.replace(plan.nodes[-1], plan.nodes, nodes)
 
