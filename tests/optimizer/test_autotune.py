@@ -110,6 +110,21 @@ def test_a_session_is_timed_as_if_by_itself(monkeypatch, long):
     assert times == {"a": pytest.approx(2e3), "b": pytest.approx(long * 1e6)}
 
 
+@pytest.mark.parametrize(("budget_s", "rounds"), [(None, 6), (7.5, 4), (0, timing.LEAST_ROUNDS)])
+def test_rounds_stop_when_a_budget_is_spent_but_not_before_three(monkeypatch, budget_s, rounds):
+    now = 0.0
+
+    def turn():
+        nonlocal now
+        now += 1
+        return now
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now))
+    figures = timing.in_turn({"a": turn, "b": turn}, 6, warm_up=2, budget_s=budget_s)
+    assert timing.LEAST_ROUNDS == 3
+    assert figures == {"a": [5.0 + 2 * n for n in range(rounds)], "b": [6.0 + 2 * n for n in range(rounds)]}
+
+
 def test_real_clock_on_a_real_network():
     result = convpool.optimize(generators.generate("sngan64_small"), lowering="auto", autotune=True)
     timed = [site for site in result.report.sites if site.times_us]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 import convpool
 from convpool.errors import ModelError
-from convpool.ir import elsewhere
+from convpool.ir import elsewhere, inference_process
 from convpool.ir.elsewhere import EndedError, infer
 from tests.support.damage import damaged
 from tests.support.models import graph
@@ -82,6 +83,27 @@ ENDS = {
 def test_what_a_model_does_to_its_process(pretended, capfd, model):
     assert [outcome(each) for each in (b"good", model, b"good", model)] == [b"<good>", ENDS[model], b"<good>", ENDS[model]]
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_model_has_so_much_time_and_memory_beside_what_the_process_has(monkeypatch):
+    limits = {}
+    monkeypatch.setattr(inference_process, "limit", limits.__setitem__)
+    module = SimpleNamespace(shape_inference=SimpleNamespace(infer_shapes=lambda *given: given))
+    assert inference_process.infer(module, b"model") == (inference_process.DONE, (b"model", False, False, True))
+    with open("/proc/self/statm") as memory:
+        own = int(memory.read().split()[0]) * resource.getpagesize()
+    assert abs(limits[resource.RLIMIT_AS] - own - inference_process.GROWTH_BYTES - 5 * inference_process.COPIES) < 2**26
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    assert abs(limits[resource.RLIMIT_CPU] - used.ru_utime - used.ru_stime - inference_process.CPU_S) < 2
+
+
+def test_a_limit_is_no_higher_than_the_hard_one(monkeypatch):
+    told = []
+    for hard, wanted in ((resource.RLIM_INFINITY, 100), (50, 50), (200, 100)):
+        monkeypatch.setattr(resource, "getrlimit", lambda what, hard=hard: (0, hard))
+        monkeypatch.setattr(resource, "setrlimit", lambda what, values: told.append(values))
+        inference_process.limit(resource.RLIMIT_CPU, 100)
+        assert told.pop() == (wanted, hard)
 
 
 def test_one_process_serves_all_models_and_ends(pretended):

@@ -60,6 +60,13 @@ def test_a_head_becomes_one_node(name):
     assert site.status == "rewritten" and site.pool and (site.macs_before, site.macs_after) == (80, 80)
 
 
+def test_the_node_has_the_name_of_the_product():
+    model = head("a sum and a Gemm")
+    model.graph.node[-1].name = "classifier"
+    names = {node.op_type: node.name for node in for_cuda(model).model.graph.node if node.output[0].startswith("y")}
+    assert names == {"ConvAvgPool": "classifier", "Flatten": ""}
+
+
 STAYS = {
     "another factor": SUM + "y = Gemm<transB=1, alpha=2.0>(m, e, b)",
     "another factor of the bias": SUM + "y = Gemm<transB=1, beta=2.0>(m, e, b)",

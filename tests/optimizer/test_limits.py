@@ -230,6 +230,17 @@ def test_a_node_of_the_operator_without_bias_gets_zeros_for_an_epilogue():
     np.testing.assert_array_equal(run(result, feeds)[0], run(model, feeds)[0])
 
 
+def test_a_node_of_the_operator_without_bias_goes_on_without_one_where_only_its_weights_change():
+    model = convpool.optimize(graph(PAIR), check=0).model
+    (node,) = model.graph.node
+    del node.input[2:]
+    node.output[0] = "q"
+    model.graph.node.append(onnx.helper.make_node("Mul", ["q", "factor"], ["y"]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(4), "factor"))
+    (scaled,) = convpool.optimize(model, check=1).model.graph.node
+    assert scaled.op_type == "ConvAvgPool" and len(scaled.input) == 2
+
+
 def test_open_sizes_of_a_node_that_becomes_standard_operators():
     body = f"n = BatchNormalization(x, g, b, m, v)\nr = Relu(n)\nh = Conv<pads=[1,1,1,1]>(r, w)\ny = {POOL}(h)"
     constants = {"g": (16,), "b": (16,), "m": (16,), "v": np.ones(16, np.float32)}

@@ -8,11 +8,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import convpool
 from convpool.algebra import layouts, reference
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.check.session import make_session
 from convpool.ir import domains, schema
 from convpool.ir.model import LoadedModel
+from tests.support.models import graph
+from tests.support.rewriting import PAIR
 
 POOL = PoolSpec((2, 3), (1, 1), (1, 0, 0, 1), (1, 1))
 CONV = ConvSpec((3, 1), (2, 3), (0, 0, 1, 0), (1, 1), 2)
@@ -22,14 +25,14 @@ def model(x_shape, pool=POOL, conv=CONV, bias=True, opset=17) -> onnx.ModelProto
     names = ["x", "w", "b"] if bias else ["x", "w"]
     node = schema.make_node(names, "y", pool, conv)
     shapes = {"x": x_shape, "w": [6, *conv.kernel_shape, 2], "b": [6]}
-    graph = helper.make_graph(
+    body = helper.make_graph(
         [node],
         "g",
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in names],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
     )
     imports = [helper.make_opsetid("", opset), helper.make_opsetid(schema.DOMAIN, schema.VERSION)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=8, functions=[schema.function_proto(opset)])
+    return helper.make_model(body, opset_imports=imports, ir_version=8, functions=[schema.function_proto(opset)])
 
 
 def inferred(found: onnx.ModelProto) -> list:
@@ -92,7 +95,7 @@ def fused_variant(
     schema.give_parts(node, parts)
     schema.give_layout(node, channels_last)
     permuting = schema.complete_layouts([node])
-    graph = helper.make_graph(
+    body = helper.make_graph(
         [node],
         "g",
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in parts.inputs],
@@ -100,7 +103,7 @@ def fused_variant(
     )
     imports = [helper.make_opsetid("", opset), helper.make_opsetid(schema.DOMAIN, schema.version_of(parts))]
     functions = schema.functions_for({op_type}, opset, permuting)
-    return helper.make_model(graph, opset_imports=imports, ir_version=8, functions=functions), parts
+    return helper.make_model(body, opset_imports=imports, ir_version=8, functions=functions), parts
 
 
 def test_fused_variants_are_named_after_what_they_do():
@@ -126,6 +129,14 @@ def test_a_fused_variant_says_in_attributes_what_its_name_says(op_type):
     assert (given["prologue_alpha"], given["alpha"]) == (SLOPES[before], 2 * SLOPES[after.removeprefix("Add")])
     schema.give_parts(node, schema.PLAIN)
     assert node.op_type == "ConvAvgPool" and not {item.name for item in node.attribute} & {"residual", "alpha"}
+
+
+@pytest.mark.parametrize(
+    ("behind", "version"), [("y = Neg(p)", 1), ("y = Relu(p)", 2), ("y = Tanh(p)", 3), ("y = Sigmoid(p)", 3)]
+)
+def test_a_model_imports_the_version_that_has_its_operators(behind, version):
+    result = convpool.optimize(graph(f"{PAIR.replace('y =', 'p =')}\n{behind}"), check=0).model
+    assert {entry.domain: entry.version for entry in result.opset_import} == {"": 17, schema.DOMAIN: version}
 
 
 def check_against_reference(op_type: str, opset: int, channels_last: int = 0) -> None:
@@ -206,12 +217,12 @@ def test_one_function_serves_nodes_of_both_layouts():
     turn = helper.make_node("Transpose", ["t"], ["u"], perm=layouts.to_channels_first(2))
     assert schema.complete_layouts([first, second]) == {"ConvAvgPool"}
     values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 4, 6, 7]), ("w", [4, 1, 1, 2]))]
-    graph = helper.make_graph(
+    body = helper.make_graph(
         [first, turn, second], "g", values, [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * 4)]
     )
     imports = [helper.make_opsetid("", 17), helper.make_opsetid(schema.DOMAIN, 1)]
     functions = schema.functions_for({"ConvAvgPool"}, 17, {"ConvAvgPool"})
-    found = helper.make_model(graph, opset_imports=imports, ir_version=8, functions=functions)
+    found = helper.make_model(body, opset_imports=imports, ir_version=8, functions=functions)
     onnx.checker.check_model(found, full_check=True)
     rng = np.random.default_rng(2)
     feed = {"x": rng.standard_normal((2, 4, 6, 7)).astype(np.float32), "w": rng.standard_normal((4, 1, 1, 2)).astype(np.float32)}
@@ -231,9 +242,9 @@ def test_the_border_is_zero_and_not_what_the_prologue_makes_of_zero():
     schema.give_parts(node, parts)
     shapes = {"X": [1, 1, 1, 1], "W": [1, 1, 1, 1], "B": [1], "scale": [1], "shift": [1]}
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in parts.inputs]
-    graph = helper.make_graph([node], "g", values, [helper.make_tensor_value_info("Y", TensorProto.FLOAT, [None] * 4)])
+    body = helper.make_graph([node], "g", values, [helper.make_tensor_value_info("Y", TensorProto.FLOAT, [None] * 4)])
     imports = [helper.make_opsetid("", 17), helper.make_opsetid(schema.DOMAIN, 2)]
-    found = helper.make_model(graph, opset_imports=imports, ir_version=8, functions=schema.functions_for({node.op_type}, 17))
+    found = helper.make_model(body, opset_imports=imports, ir_version=8, functions=schema.functions_for({node.op_type}, 17))
     feed = {"X": one, "W": one, "B": np.zeros(1), "scale": np.array([2.0]), "shift": shift}
     session = make_session(LoadedModel(found, None, 0), optimize=False)
     assert session.run(None, {key: value.astype(np.float32) for key, value in feed.items()})[0].tolist() == got.tolist()

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import convpool
 from convpool.ir import schema
+from convpool.ir.protos import value_names
 from tests.support.models import graph, operators, weights
 from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, rewrite
 
@@ -115,6 +116,19 @@ def test_new_names_avoid_those_taken():
     model = graph(body, outputs="float[a,b,c,d] y, float[1,16,12,12] u")
     result = rewrite(model, 1, "fused")
     assert [tensor.name for tensor in result.graph.initializer] == ["w_fused_2"]
+
+
+def test_every_name_that_a_model_has():
+    functions = """<domain: "local", opset_import: ["": 17]> net (f) => (g) { inside = Relu(f) g = Neg(inside) }"""
+    body = "h = Relu(x)\ny = If(flag) <then_branch = yes () => (float[a,b,c,d] t) { t = Add(h, own) }, "
+    body += "else_branch = no () => (float[a,b,c,d] e) { e = local.net(h) }>"
+    model = graph(body, {"own": (1,), "h": ()}, inputs=IF_INPUTS, functions=functions, imports=', "local": 1')
+    model.graph.node[0].name = "first"
+    model.graph.initializer[-1].name = "unread"
+    values, indices = (numpy_helper.from_array(np.ones(1, kind), "sparse") for kind in (np.float32, np.int64))
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4]))
+    named = value_names(model) - {""}
+    assert named == {"x", "flag", "h", "y", "t", "e", "own", "unread", "first", "sparse", "f", "g", "inside"}
 
 
 def test_new_names_avoid_those_of_bodies():

@@ -252,6 +252,13 @@ CASES = {
         {},
         "Conv 'h': auto_pad; got SAME_UPPER with strides on an unknown size, expected explicit pads",
     ),
+    "SAME on an open size, strided on one axis": (
+        'h = Conv<auto_pad="SAME_LOWER", strides=[1,2]>(x, w)\n' + POOL,
+        {},
+        OPEN,
+        {},
+        "Conv 'h': auto_pad; got SAME_LOWER with strides on an unknown size, expected explicit pads",
+    ),
     "Pad behind a join": (
         slot("j = Add(c, v)\nh = Pad(j, p)"),
         {"p": [0, 0, 1, 1, 0, 0, 1, 1]},

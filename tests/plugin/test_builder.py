@@ -14,9 +14,9 @@ from convpool.errors import ModelError, OptionError, OutputError, TensorRTError
 from convpool.tensorrt import build_engine, builder
 from convpool.tensorrt.build_progress import interruptible, monitor_of
 from convpool.tensorrt.prepare import is_plugin_node
-from convpool.tensorrt.profiles import typical_shapes
+from convpool.tensorrt.profiles import add_profiles, typical_shapes
 from models.generators import generate
-from tests.support.pretended_tensorrt import Flag, TacticSource, pretended_tensorrt
+from tests.support.pretended_tensorrt import Config, Flag, Profile, TacticSource, pretended_tensorrt
 
 
 @pytest.fixture
@@ -108,6 +108,18 @@ def test_open_inputs_get_profiles(trt):
 def test_profiles_that_no_input_can_have(trt, profile, message):
     with pytest.raises(OptionError, match=message):
         build_engine(generate("wgan_gp_small", batch="dynamic"), trt=trt, profiles=[profile])
+
+
+def test_a_profile_without_one_of_the_open_inputs_is_refused():
+    inputs = [SimpleNamespace(name=name, shape=(-1, 3)) for name in "xz"] + [SimpleNamespace(name="fixed", shape=(2,))]
+    network = SimpleNamespace(num_inputs=3, get_input=inputs.__getitem__)
+    three = ((1, 3), (2, 3), (4, 3))
+    builder, config = SimpleNamespace(create_optimization_profile=Profile), Config()
+    with pytest.raises(OptionError, match=r"^profile: no shapes for input 'z', which is open: \[-1, 3\]$"):
+        add_profiles(builder, config, network, [{"x": three}])
+    assert config.profiles == []
+    add_profiles(builder, config, network, [{"x": three, "z": three}])
+    assert config.profiles == [{"x": three, "z": three}]
 
 
 def test_the_first_profile_s_typical_shapes():

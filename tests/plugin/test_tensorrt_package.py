@@ -12,13 +12,16 @@ import pytest
 from google.protobuf.message import EncodeError
 from onnx import TensorProto, helper, numpy_helper
 
+from convpool.cuda.errors import LibraryError
 from convpool.errors import ModelError, TensorRTError
+from convpool.ir import schema
 from convpool.ir.model import load
 from convpool.tensorrt import casts, package, plugin_library, prepare
 from convpool.tensorrt.memory import PycudaMemory
 from convpool.tensorrt.runner import EngineRunner
 from convpool.tensorrt.tune import typical_inputs
 from tests.support.models import graph
+from tests.support.played_engine import ILogger
 from tests.support.rewriting import PAIR
 
 
@@ -56,6 +59,42 @@ def test_a_library_that_the_environment_names(monkeypatch, tmp_path):
         plugin_library.plugin_path()
     (tmp_path / "own.so").write_bytes(b"")
     assert plugin_library.plugin_path() == (tmp_path / "own.so").resolve()
+
+
+def test_the_library_that_is_installed(monkeypatch, tmp_path):
+    monkeypatch.delenv("CONVPOOL_PLUGIN_LIBRARY", raising=False)
+    (tmp_path / "lib.so").write_bytes(b"")
+    (tmp_path / "link.so").symlink_to("lib.so")
+    monkeypatch.setattr(plugin_library, "library_path", lambda: tmp_path / "link.so")
+    assert plugin_library.plugin_path() == (tmp_path / "lib.so").resolve()
+
+    def none():
+        raise LibraryError("no library")
+
+    monkeypatch.setattr(plugin_library, "library_path", none)
+    with pytest.raises(TensorRTError, match="^no library$"):
+        plugin_library.plugin_path()
+
+
+@pytest.mark.parametrize(("there", "got"), [(60, ""), (59, "no {}"), (0, "none of the operators")])
+def test_a_registry_has_to_have_every_operator(monkeypatch, tmp_path, there, got):
+    """The first one there stands for a library that is loaded already."""
+    known = schema.OP_TYPES[:there]
+    registry = SimpleNamespace(get_creator=lambda name, *_: name if name in known else None)
+    trt = SimpleNamespace(__name__="registry", __version__="10.0.0", get_plugin_registry=lambda: registry, ILogger=ILogger)
+    path, registered = tmp_path / "own.so", []
+    path.write_bytes(b"")
+    monkeypatch.setenv("CONVPOOL_PLUGIN_LIBRARY", str(path))
+    monkeypatch.setattr(plugin_library, "_register", lambda *given: registered.append(given))
+    if got:
+        told = (
+            f"{path.resolve()}: plugins; got {got.format(schema.OP_TYPES[-1])} in TensorRT 10.0.0, expected 60; build the library"
+        )
+        with pytest.raises(TensorRTError, match=f"^{told}"):
+            plugin_library.load_plugin(trt)
+    else:
+        assert plugin_library.load_plugin(trt) == path.resolve()
+    assert registered == ([] if there else [(trt, path.resolve())])
 
 
 def test_the_registry_is_asked_by_the_function_of_its_version():
