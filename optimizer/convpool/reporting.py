@@ -33,10 +33,6 @@ class Log:
         """One report per convolution of every candidate, rewritten ones first."""
         return [*self._rewritten, *self._kept]
 
-    def start_round(self) -> None:
-        """Forget what stays: whoever looks again says so again."""
-        self._kept = []
-
     def rewritten(self, site: SiteReport, output: str | None) -> None:
         """A convolution was rewritten.  output: what the operator's node gives, where it became one."""
         if output is not None:

@@ -45,7 +45,9 @@ NETWORKS = ("tests/models/test_optimized.py", "tests/models/test_cuda.py", "test
 """Real networks and the command: minutes, for what no other test has seen."""
 SLOW = (*LAST, *NETWORKS, "tests/optimizer/test_save.py", "tests/optimizer/test_options.py")
 """The slowest: those that start processes, time models, or have many."""
-TENSORRT_TESTS = "build build_cli build_fastest builder engine engine_refusals prepare_models tensorrt_package".split()
+TENSORRT_TESTS = (
+    "accumulation build build_cli build_fastest builder engine engine_refusals prepare_models tensorrt_package".split()
+)
 """Of tests/plugin, those that need neither a GPU nor a compiler."""
 HARMLESS = ("equivalent", "slower", "message")
 

@@ -16,8 +16,9 @@ from tests.mutation.mutants import Mutant
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "optimizer" / "convpool"
-LEFT_OUT = ("real_clock", "memory_of_a_model", "mypy_strict", "threads_register_the_plugin")
-"""Tests of real times, with models of gigabytes, of what callers write, with the plugin's library."""
+WITH_THE_LIBRARY = ("threads_register_the_plugin", "runs_nodes_with_it", "s_operators_ask_it_of_the_library")
+LEFT_OUT = ("real_clock", "memory_of_a_model", "mypy_strict", *WITH_THE_LIBRARY)
+"""Tests of real times, with models of gigabytes, of what callers write, with the plugin's library or sources."""
 CHOSEN = f"not {' and not '.join(LEFT_OUT)} and not (test_damaged and (of_its_own or reach or crashes))"
 """Which tests are run: nor those of thousands of damaged models."""
 

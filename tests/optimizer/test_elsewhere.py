@@ -106,6 +106,19 @@ def test_a_limit_is_no_higher_than_the_hard_one(monkeypatch):
         assert told.pop() == (wanted, hard)
 
 
+@pytest.mark.parametrize("source", ["import time; time.sleep(60)", "raise SystemExit"])
+def test_a_process_that_does_not_start(tmp_path, monkeypatch, source):
+    (tmp_path / "module.py").write_text(source)
+    monkeypatch.setattr(elsewhere.onnx_cpp2py_export, "__file__", str(tmp_path / "module.py"))
+    monkeypatch.setattr(elsewhere, "START_S", 0.3)
+    started = []
+    start = subprocess.Popen
+    monkeypatch.setattr(elsewhere.subprocess, "Popen", lambda *given, **more: started.append(start(*given, **more)) or started[0])
+    with pytest.raises(OSError, match="^the process for shape inference does not start$"):
+        elsewhere.InferenceProcess()
+    assert started[0].returncode is not None
+
+
 def test_one_process_serves_all_models_and_ends(pretended):
     assert infer(b"x" * 10**7) == b"<" + b"x" * 10**7 + b">"
     process = elsewhere._running._process

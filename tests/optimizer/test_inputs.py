@@ -78,6 +78,11 @@ def test_the_first_error_is_told_where_no_size_runs():
         maker(("x", 1, ["N", 3])).runnable(0, run)
 
 
+def test_an_input_without_a_type_is_refused():
+    with pytest.raises(ModelError, match="^input 'x': no element type$"):
+        shapes_of(maker(("x", TensorProto.UNDEFINED, [2])))
+
+
 @pytest.mark.parametrize("limit", [32, 31])
 def test_inputs_take_so_many_bytes_at_most(monkeypatch, limit):
     """A float counts as a double: the reference may be one."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import onnx
@@ -11,7 +12,7 @@ import pytest
 from onnx import TensorProto
 
 from convpool.errors import ModelError, OptionError, OutputError, TensorRTError
-from convpool.tensorrt import build_engine, builder
+from convpool.tensorrt import BuildOptions, build_engine, builder
 from convpool.tensorrt.build_progress import interruptible, monitor_of
 from convpool.tensorrt.prepare import is_plugin_node
 from convpool.tensorrt.profiles import add_profiles, typical_shapes
@@ -228,6 +229,43 @@ def test_timing_caches_that_cannot_be_files(trt, tmp_path):
         build_engine(model, trt=trt, timing_cache=tmp_path)
     with pytest.raises(OutputError, match=f"timing cache {tmp_path / 'no' / 'a'}: no folder '{tmp_path / 'no'}'; make it first"):
         build_engine(model, trt=trt, timing_cache=tmp_path / "no" / "a")
+
+
+def test_a_timing_cache_that_cannot_be_written(trt, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(builder, "write_atomically", full)
+    path = tmp_path / "a.cache"
+    with pytest.raises(OutputError, match=f"^timing cache {path}: cannot be written; No space left on device$"):
+        build_engine(generate("wgan_gp_small", batch=2), trt=trt, timing_cache=path)
+
+
+def test_the_options_of_a_build():
+    assert asdict(BuildOptions()) == {
+        "precision": "fp32",
+        "profiles": None,
+        "plugin": True,
+        "lowering": None,
+        "autotune": False,
+        "stem": True,
+        "plain_conv": True,
+        "accumulation": None,
+        "layers": False,
+        "timing_cache": None,
+        "workspace_bytes": 1073741824,
+        "optimization_level": None,
+        "max_aux_streams": None,
+        "progress": None,
+        "trt": None,
+        "configure": None,
+        "configure_network": None,
+        "check": 1,
+        "data": None,
+        "rtol": None,
+        "atol": None,
+        "seed": 0,
+    }
 
 
 def refused(trt, what: str) -> None:

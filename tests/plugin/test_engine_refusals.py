@@ -18,6 +18,7 @@ from convpool.tensorrt import runner as runner_module
 from convpool.tensorrt.package import logger
 from convpool.tensorrt.runner import EngineRunner, is_engine, open_runner
 from tests.support.models import graph
+from tests.support.played_engine import Played
 from tests.support.rewriting import PAIR
 
 X = np.ones((2, 3), np.float32)
@@ -44,6 +45,16 @@ def test_a_file_is_an_engine_by_its_suffix(engine_of, tmp_path, monkeypatch):
     runner = open_runner(str(tmp_path / "a.onnx"))
     assert isinstance(runner, OnnxruntimeRunner) and runner.output_names == ["y"]
     assert open_runner(str(tmp_path / "a.onnx"), layers=True).output_names == ["y", "h"]
+
+
+def test_without_a_package_tensorrt_is_imported_once(driver, monkeypatch):
+    asked = []
+    monkeypatch.setattr(engine_module, "load_plugin", lambda trt: None)
+    monkeypatch.setattr(engine_module, "tensorrt_module", lambda: asked.append(1) or Played(driver))
+    engine = Engine(b"plan")
+    for _ in range(2):
+        assert engine.run({"x": X})["y"].tolist() == X.tolist()
+    assert asked == [1]
 
 
 def test_tensorrt_s_own_objects(engine_of):

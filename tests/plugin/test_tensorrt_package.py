@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -40,6 +41,25 @@ def test_versions(monkeypatch, version, accepted):
     else:
         with pytest.raises(TensorRTError, match=f"tensorrt: version; got {version}, expected 8.6 to 11"):
             package.tensorrt_module()
+
+
+def test_a_module_of_that_name_that_is_not_tensorrt(monkeypatch):
+    module = ModuleType("tensorrt")
+    monkeypatch.setitem(sys.modules, "tensorrt", module)
+    with pytest.raises(TensorRTError, match="^tensorrt: not TensorRT; got <module 'tensorrt'>; pip install tensorrt$"):
+        package.tensorrt_module()
+    module.Runtime, module.__version__ = object, "10.1.0"  # as the lean package, which has no plugin registry
+    assert package.tensorrt_module() is module
+
+
+def test_the_last_errors_that_tensorrt_logged_are_told_once():
+    log = package.logger(SimpleNamespace(__name__="told once", ILogger=ILogger))
+    for severity, text in (("ERROR", "a"), ("WARNING", "b"), ("INTERNAL_ERROR", "c\nd")):
+        log.log(ILogger.Severity[severity], text)
+    assert log.explain("first") == "first | a | c d" and log.explain("second") == "second" and log.explain() == ""
+    for text in "123456":
+        log.log(ILogger.Severity.ERROR, text)
+    assert log.explain() == "3 | 4 | 5 | 6"
 
 
 def test_networks_compute_in_the_types_of_the_model_from_10_on():
@@ -95,6 +115,25 @@ def test_a_registry_has_to_have_every_operator(monkeypatch, tmp_path, there, got
     else:
         assert plugin_library.load_plugin(trt) == path.resolve()
     assert registered == ([] if there else [(trt, path.resolve())])
+
+
+def test_a_library_goes_into_the_registry_once_it_can_be_opened(monkeypatch):
+    opened, registered = [], []
+
+    def open_library(path):
+        opened.append(path)
+        if path == "wrong.so":
+            raise OSError("invalid ELF header")
+
+    registry = SimpleNamespace(load_library=lambda path: registered.append(path) or "handle")
+    trt = SimpleNamespace(__name__="opening", ILogger=ILogger, get_plugin_registry=lambda: registry)
+    monkeypatch.setattr(plugin_library.ctypes, "CDLL", open_library)
+    monkeypatch.setattr(plugin_library, "_handles", handles := {})
+    plugin_library._register(trt, Path("own.so"))
+    assert opened == registered == ["own.so"] and handles == {"opening": "handle"}
+    with pytest.raises(TensorRTError, match="^wrong.so: cannot be loaded as a plugin library; got invalid ELF header$"):
+        plugin_library._register(trt, Path("wrong.so"))
+    assert registered == ["own.so"]
 
 
 def test_the_registry_is_asked_by_the_function_of_its_version():
@@ -169,6 +208,34 @@ def test_constants_as_attributes_become_half_precision_ones(name, value):
     onnx.checker.check_model(model, full_check=True)
     (tensor,) = [item.t for node in model.graph.node if node.op_type == "Constant" for item in node.attribute]
     assert numpy_helper.to_array(tensor).tolist() == np.minimum(np.array(value), 65504).astype(np.float16).tolist()
+
+
+def test_casts_to_float_become_half_precision_ones():
+    model = graph("c = Cast<to=1>(n)\nd = Cast<to=7>(c)\ny = Add(c, x)", inputs="int64[1,16,12,12] n, float[1,16,12,12] x")
+    casts.cast_floats(model, TensorProto.FLOAT16)
+    kinds = [node.attribute[0].i for node in model.graph.node if node.op_type == "Cast"]
+    # x to half precision, the model's own two, the result to float32
+    assert kinds == [TensorProto.FLOAT16, TensorProto.FLOAT16, TensorProto.INT64, TensorProto.FLOAT]
+
+
+def test_names_left_out_at_the_end_go_when_functions_are_inlined():
+    functions = """<domain: "local", opset_import: ["": 17]> net (a, b, bias) => (c) { c = Conv(a, b, bias) }"""
+    model = graph("y = local.net(x, w)", functions=functions, imports=', "local": 1')
+    inlined = prepare.inline_own_functions(model)
+    assert not inlined.functions and list(inlined.graph.node[0].input) == ["x", "w"]
+    assert prepare.inline_own_functions(inlined) is inlined
+
+
+def test_of_computed_weights_what_something_else_reads_stays():
+    body = "k = Mul(w, s)\nv = Neg(k)\nh = Conv<pads=[1,1,1,1]>(x, v)\nz = ReduceSum(k)\ny = Add(h, z)"
+    model = graph(body, {"s": (1,), "w": (16, 16, 3, 3)})
+    prepare.fold_weights(model)
+    assert [node.op_type for node in model.graph.node] == ["Mul", "Conv", "ReduceSum", "Add"]
+    assert {tensor.name for tensor in model.graph.initializer} == {"w", "s", "v"}
+    other = graph(body.replace("ReduceSum(k)", "ReduceSum(x)"), {"s": (1,), "w": (16, 16, 3, 3)})
+    prepare.fold_weights(other)
+    assert [node.op_type for node in other.graph.node] == ["Conv", "ReduceSum", "Add"]
+    assert {tensor.name for tensor in other.graph.initializer} == {"v"}
 
 
 def test_a_model_without_layers_has_its_own_outputs_alone():
