@@ -181,7 +181,7 @@ def check_case(case: Case, tally: Tally, target: str = "any") -> None:
     rewritten = sum(site.status == "rewritten" for site in sites)
     tally.counts["cases"] += 1
     tally.counts["must"] += case.must
-    has_kernel = case.tags["rank"] != "3" and case.tags["group"] == "1"
+    has_kernel = case.tags["rank"] != "3" and case.tags["group"] == "1" and case.tags["window"] == "small"
     must = case.must and (target == "any" or case.lowering == "convavgpool" and has_kernel)
     assert rewritten or not must, f"{case.lowering}, {case.tags}: must be found; {[s.reason for s in sites]}"
     if not rewritten:
@@ -207,7 +207,8 @@ def check_case(case: Case, tally: Tally, target: str = "any") -> None:
         assert kinds == [case.operator], f"{kinds[0]}, must be {case.operator}; {[site.beside for site in sites]}"
         before, after = case.operator.split("ConvAvgPool")
         tally.counts.update(["named", f"prologue {before or 'none'}", f"epilogue {after or 'none'}"])
-    if case.tags["rank"] == "3" or case.tags["group"] != "1" and case.tags["join"] == "none":
+    single = case.tags["join"] == "none"
+    if case.tags["rank"] == "3" or single and (case.tags["group"] != "1" or case.tags["window"] == "large"):
         assert not kinds, f"{kinds}, for which the plugin has no fast kernel"
     if "broadcast" in case.tags.get("residual", ""):
         assert not any("Add" in kind for kind in kinds), "a residual that is broadcast was fused"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
+from convpool.algebra.lowering import MAX_KERNEL_WINDOW
 from tests.support.random_averages import FROM_OPSET, HALVES, WHOLE, make_box, make_resize, make_slices, make_view, make_whole
 from tests.support.random_models import (
     TYPES,
@@ -36,7 +37,8 @@ def make_case(seed: int) -> Case:
     strides = window if kind == "view" else strides
     dilations = dilations if kind == "average" else [1] * m.rank
     extents = [e * (p - 1) + 1 for p, e in zip(window, dilations, strict=True)]
-    most = 3 if m.rank == 3 else 6
+    small = kind in ("global", *WHOLE) and m.chance(0.5)  # a window for which the plugin has kernels
+    most = 3 if m.rank == 3 or small else 6
     target = [(int(m.rng.integers(1, most + 1)) - 1) * s + e for s, e in zip(strides, extents, strict=True)]
     target = [n + int(m.rng.integers(0, s)) if m.chance(0.3) else n for n, s in zip(target, strides, strict=True)]
     name, layer = make_conv(m, target)
@@ -60,6 +62,7 @@ def make_case(seed: int) -> Case:
     m.tags |= {
         "rank": str(m.rank),
         "group": str(layer.group),
+        "window": "large" if volume(window) > MAX_KERNEL_WINDOW else "small",
         "join": "none" if others is None else others[1],
         "weights": layer.weight_kind,
     }
