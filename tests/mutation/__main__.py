@@ -5,6 +5,8 @@ A line is drawn uniformly from those that can be changed, then one of its change
 with a list of those that no test sees.  Whoever reads that list judges each in the record, in "judged": "equivalent", "slower"
 and "message" do not count against the tests.  A judgement stays when the record is written again.
 
+Each change is tried on tests that reach its line, as coverage.py saw in the runs without a change; if they pass, on all tests.
+
 The record is written after each change, also where a signal or ``--wall`` ends the run: "unfinished" then has the numbers of the
 changes without a result.
 """
@@ -24,7 +26,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from tests.mutation.mutants import Mutant, mutants
-from tests.mutation.outcome import PACKAGE, ROOT, Runs
+from tests.mutation.outcome import AT_IMPORT, PACKAGE, ROOT, Runs
+from tests.mutation.reach import likeliest
 
 FOLDERS = ("algebra", "ir", "check", "passes", "tensorrt")
 ELSEWHERE = ("reference.py",)
@@ -49,6 +52,8 @@ TENSORRT_TESTS = (
     "accumulation build build_cli build_fastest builder engine engine_refusals prepare_models tensorrt_package".split()
 )
 """Of tests/plugin, those that need neither a GPU nor a compiler."""
+NEAR = 60
+"""Most of the tests that reach a line which are tried before all tests."""
 HARMLESS = ("equivalent", "slower", "message")
 
 
@@ -150,7 +155,7 @@ def measure(options: argparse.Namespace, record: Record, runs: Runs, pool: Threa
     until = time.monotonic() + (options.wall or threading.TIMEOUT_MAX / 2)
     files = {test for path, _ in record.chosen.values() for test in tests_for(path, options.quick)}
     print(f"without a change: {len(files)} files of tests; then {len(record.chosen)} changes", flush=True)
-    unchanged = {pool.submit(runs.outcome, None, None, [test], 10 * options.limit, every=True): test for test in sorted(files)}
+    unchanged = {pool.submit(runs.unchanged, [test], 10 * options.limit): test for test in sorted(files)}
     for test, (status, failed) in as_they_end(unchanged, until):
         print(f"{time.monotonic() - record.started:.0f} s unchanged {test}: {status}", flush=True)
         if status != "survived":
@@ -160,12 +165,20 @@ def measure(options: argparse.Namespace, record: Record, runs: Runs, pool: Threa
         return 2
     runs.dropped = sorted(record.dropped)
     futures = {
-        pool.submit(runs.outcome, path, mutant, tests_for(path, options.quick), options.limit): number
+        pool.submit(result, runs, path, mutant, tests_for(path, options.quick), options.limit): number
         for number, (path, mutant) in record.chosen.items()
     }
     for number, (status, failed) in as_they_end(futures, until):
         record.add(int(number), status, " ".join(failed))
     return 0
+
+
+def result(runs: Runs, path: Path, mutant: Mutant, files: list[str], limit_s: float) -> tuple[str, list[str]]:
+    """The outcome of a change: by tests that reach its line, or by all files of tests."""
+    near = likeliest(runs.reach.get((str(path.relative_to(PACKAGE)), mutant.line), set()), files, NEAR)
+    found = runs.outcome(path, mutant, near, limit_s) if near else ("survived", [])
+    unclear = found[0] == "survived" or found[1] == [AT_IMPORT]  # the latter also where pytest finds no test of a name
+    return runs.outcome(path, mutant, files, limit_s) if unclear else found
 
 
 def stop(*_: object) -> None:

@@ -12,6 +12,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+from tests.mutation import reach
 from tests.mutation.mutants import Mutant
 
 ROOT = Path(__file__).parents[2]
@@ -22,47 +23,61 @@ LEFT_OUT = ("real_clock", "memory_of_a_model", "mypy_strict", *WITH_THE_LIBRARY)
 CHOSEN = f"not {' and not '.join(LEFT_OUT)} and not (test_damaged and (of_its_own or reach or crashes))"
 """Which tests are run: nor those of thousands of damaged models."""
 
+AT_IMPORT = "at import"
+
 
 class Runs:
-    """The runs that are under way; `dropped`: tests that are left out of them."""
+    """The runs that are under way; `dropped`: tests that are left out of them; `reach`: what those without a change reached."""
 
     def __init__(self) -> None:
         self.dropped: list[str] = []
+        self.reach: reach.Reach = {}
         self._processes: set[subprocess.Popen] = set()
         self._lock = threading.Lock()
         self._ended = False
 
-    def outcome(
-        self, path: Path | None, mutant: Mutant | None, tests: list[str], limit_s: float, every: bool = False
-    ) -> tuple[str, list[str]]:
-        """("killed", the tests that failed), ("survived", []) or ("timeout", []); without a mutant, of the code as it is.
-
-        every: goes on after the first test that fails.
-        """
+    def unchanged(self, tests: list[str], limit_s: float) -> tuple[str, list[str]]:
+        """As `outcome`, of the code as it is; goes on after the first test that fails, and adds to `reach`."""
         with tempfile.TemporaryDirectory() as folder:
-            copy = Path(folder, "convpool")
-            shutil.copytree(PACKAGE, copy)  # what Python has compiled goes along: times are kept
-            if path is not None and mutant is not None:
-                changed = copy / path.relative_to(PACKAGE)
-                changed.write_text(mutant.apply(path.read_text()))
-                os.utime(changed, (1, 1))  # another time than what is compiled of it, even within a second
-            left_out = [word for name in self.dropped for word in ("--deselect", name)]
-            words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", CHOSEN, "--tb=no", *left_out, *tests]
-            paths = [folder, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-            given = {"CONVPOOL_PROPERTY_CASES": "150", "TMPDIR": folder}
-            run = self._start([*words, *([] if every else ["-x"])], {**given, "PYTHONPATH": os.pathsep.join(paths)})
-            try:
-                output, _ = run.communicate(timeout=limit_s)
-            except subprocess.TimeoutExpired:
-                _kill(run)
-                return "timeout", []
-            finally:
+            record, package = Path(folder, "coverage"), Path(folder, "convpool")
+            measure = ["-m", "coverage", "run", f"--data-file={record}", f"--source={package}"]
+            result = self._run(folder, None, None, tests, limit_s, [*measure, "-m", "pytest", "-p", "tests.mutation.contexts"])
+            if record.exists():
                 with self._lock:
-                    self._processes.discard(run)
+                    reach.add(self.reach, record, package)
+        return result
+
+    def outcome(self, path: Path, mutant: Mutant, tests: list[str], limit_s: float) -> tuple[str, list[str]]:
+        """("killed", the test that failed or AT_IMPORT), ("survived", []) or ("timeout", []).  tests: files, or single tests."""
+        with tempfile.TemporaryDirectory() as folder:
+            return self._run(folder, path, mutant, tests, limit_s, ["-m", "pytest", "-x"])
+
+    def _run(
+        self, folder: str, path: Path | None, mutant: Mutant | None, tests: list[str], limit_s: float, start: list[str]
+    ) -> tuple[str, list[str]]:
+        copy = Path(folder, "convpool")
+        shutil.copytree(PACKAGE, copy)  # what Python has compiled goes along: times are kept
+        if path is not None and mutant is not None:
+            changed = copy / path.relative_to(PACKAGE)
+            changed.write_text(mutant.apply(path.read_text()))
+            os.utime(changed, (1, 1))  # another time than what is compiled of it, even within a second
+        left_out = [word for name in self.dropped for word in ("--deselect", name)]
+        words = [sys.executable, *start, "-q", "-p", "no:cacheprovider", "-k", CHOSEN, "--tb=no", *left_out, *tests]
+        paths = [folder, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        given = {"CONVPOOL_PROPERTY_CASES": "150", "TMPDIR": folder, "COVERAGE_CORE": "ctrace"}
+        run = self._start(words, {**given, "PYTHONPATH": os.pathsep.join(paths)})
+        try:
+            output, _ = run.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            _kill(run)
+            return "timeout", []
+        finally:
+            with self._lock:
+                self._processes.discard(run)
         if run.returncode in (0, 5):  # 5: every test of the file is left out
             return "survived", []
         lines = [line.split(" ", 1) for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-        return "killed", [line[1].split(" - ")[0] for line in lines] if lines or every else ["at import"]
+        return "killed", [line[1].split(" - ")[0] for line in lines] if lines or mutant is None else [AT_IMPORT]
 
     def end(self) -> None:
         """Kill the runs that are under way; none starts after that."""

@@ -11,9 +11,10 @@ from collections import Counter
 
 import pytest
 
-from tests.mutation.__main__ import sample, score
+from tests.mutation.__main__ import result, sample, score
 from tests.mutation.mutants import Mutant, mutants
 from tests.mutation.outcome import PACKAGE, ROOT, Runs
+from tests.mutation.reach import likeliest
 
 CHANGES = {
     "a = b < c": ["a = (b >= c)", "a = (b <= c)"],
@@ -84,10 +85,28 @@ def test_a_file_of_tests_is_run_on_a_changed_copy():
     broken = Mutant("none", 1, text, "raise ValueError", 0, len(text.encode()))
     runs = Runs()
     tests = ["tests/optimizer/test_cost.py"]
-    assert runs.outcome(None, None, tests, 60) == ("survived", [])
+    assert runs.unchanged(tests, 60) == ("survived", [])
     assert runs.outcome(path, broken, tests, 60)[0] == "killed"
     assert runs.outcome(path, broken, tests, 0.01) == ("timeout", [])
     assert path.read_text() == text
     runs.end()
     with pytest.raises(RuntimeError):
-        runs.outcome(None, None, tests, 60)
+        runs.unchanged(tests, 60)
+
+
+def test_a_change_is_tried_on_tests_that_reach_its_line_first():
+    path, file = PACKAGE / "algebra" / "cost.py", "tests/optimizer/test_cost.py"
+    runs = Runs()
+    runs.unchanged([file], 60)
+    lines = {line: tests for (name, line), tests in runs.reach.items() if name == "algebra/cost.py"}
+    inside = [line for line, tests in lines.items() if tests]
+    assert inside and all(test.startswith(file) for line in inside for test in lines[line])
+    changes = [mutant for mutant in mutants(path.read_text()) if mutant.line in inside and "return" in mutant.kind]
+    status, failed = result(runs, path, changes[0], [file], 60)
+    assert status == "killed" and failed[0] in lines[changes[0].line]
+
+
+def test_tests_of_each_function_come_in_turn_and_the_first_files_first():
+    tests = {"b.py::one", "a.py::two[1]", "a.py::two[2]", "a.py::three[x]", "c.py::four"}
+    order = ["a.py::three[x]", "a.py::two[1]", "b.py::one", "c.py::four", "a.py::two[2]"]
+    assert likeliest(tests, ["a.py", "b.py"], 5) == order and likeliest(tests, ["a.py", "b.py"], 2) == order[:2]
