@@ -93,6 +93,7 @@ def test_a_model_has_so_much_time_and_memory_beside_what_the_process_has(monkeyp
     with open("/proc/self/statm") as memory:
         own = int(memory.read().split()[0]) * resource.getpagesize()
     assert abs(limits[resource.RLIMIT_AS] - own - inference_process.GROWTH_BYTES - 5 * inference_process.COPIES) < 2**26
+    assert inference_process.GROWTH_BYTES == 2**31  # as the message says
     used = resource.getrusage(resource.RUSAGE_SELF)
     assert abs(limits[resource.RLIMIT_CPU] - used.ru_utime - used.ru_stime - inference_process.CPU_S) < 2
 

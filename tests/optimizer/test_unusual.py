@@ -17,17 +17,24 @@ from convpool.api import rewrite
 from convpool.check.inputs import load_arrays
 from convpool.errors import ModelError, OptionError
 from convpool.ir import constants, external, sanity, save
+from convpool.ir import index as index_module
 from convpool.ir.constants import Constant, computed, folded
 from convpool.ir.index import Scope, index_model
 from convpool.ir.model import _adds, infer_shapes, load
+from convpool.ir.toposort import _read_names
 from convpool.options import options_for
+from convpool.passes import slice_mean
 from convpool.passes.either_layout import axes_of, joined
+from convpool.passes.fusion import slope
 from convpool.passes.linear import known_step
 from convpool.passes.origins import spatial_origin
+from convpool.passes.pads import moved_pads
+from convpool.passes.reductions import may_be_reduction, recognise_reduction
 from convpool.passes.resize import may_be_half, recognise_half
+from convpool.passes.tree import Pooling
 from convpool.passes.windows import may_be_box_filter
-from tests.support.models import graph
-from tests.support.rewriting import PAIR
+from tests.support.models import graph, operators
+from tests.support.rewriting import IF_INPUTS, PAIR, POOL
 
 
 def index(model: onnx.ModelProto) -> list[Scope]:
@@ -250,3 +257,154 @@ def test_a_node_that_stays_by_name(pinned):
     assert result.changed == (pinned == "none")
     reasons = {"conv": "Conv 'conv': hook; got one, expected none", "pool": "AveragePool 'pool': hook; got one, expected none"}
     assert [site.reason for site in result.report.sites] == [reasons.get(pinned)]
+
+
+SQUEEZES = {  # whether the last node ends an average, and of what
+    "u = Unsqueeze(x, b)\ny = Squeeze(u, b)": None,
+    "u = Unsqueeze(x, b)\nm = ReduceMean<axes=[3]>(u)\ny = Squeeze(m, b)": "x",
+    "m = ReduceMean<axes=[2]>(x)\ny = Squeeze(m, b)": None,
+    "y = Squeeze(x, b)": None,
+    "m = ReduceMean<axes=[3]>(x)\ny = ReduceMean<axes=[2]>(m)": "x",
+    "m = ReduceMean<axes=[3]>(x)\nr = Relu(m)\ny = ReduceMean<axes=[2]>(r)": "r",
+}
+
+
+@pytest.mark.parametrize("body", SQUEEZES)
+def test_which_nodes_end_an_average(body):
+    (scope,) = index(graph(body, {"b": [2]}, inputs="float[2,16,1,8] x", outputs="float y"))
+    assert may_be_reduction(scope, len(scope.nodes) - 1) == SQUEEZES[body]
+
+
+def test_a_reduction_that_another_one_follows_ends_no_average():
+    body = "u = Unsqueeze(x, b)\nm = ReduceMean<axes=[3]>(u)\ns = Squeeze(m, b)\ny = ReduceMean<axes=[2], keepdims=0>(s)"
+    (scope,) = index(graph(body, {"b": [2]}, inputs="float[2,16,8] x", outputs="float[a,c] y"))
+    assert [may_be_reduction(scope, number) for number in range(4)] == [None, None, None, "x"]
+    (scope,) = index(graph("m = ReduceMean<axes=[3]>(x)\nr = Relu(m)\ny = ReduceMean<axes=[2]>(r)"))
+    assert [may_be_reduction(scope, number) for number in (0, 2)] == ["x", "r"]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "window"),
+    [
+        ("y = ReduceMean<axes=[2,3]>(x)", "global", None),
+        ("y = ReduceMean<axes=[3]>(x)", "mean", (1, 8)),
+        ("r = Reshape(x, split)\ny = ReduceMean<axes=[3,5], keepdims=0>(r)", "mean", (2, 2)),
+    ],
+)
+def test_means_over_the_map_and_over_windows(body, kind, window):
+    (scope,) = index(graph(body, {"split": [2, 16, 4, 2, 4, 2]}, inputs="float[2,16,8,8] x"))
+    found = recognise_reduction(scope, len(scope.nodes) - 1, 2, (8, 8))
+    assert isinstance(found, Pooling) and found.kind == kind
+    assert (None if found.spec is None else found.spec.kernel_shape) == window
+
+
+@pytest.mark.parametrize(
+    ("node", "alpha"),
+    [("LeakyRelu<alpha=0.25>", 0.25), ("LeakyRelu", 0.01), ("Relu", 0.0), ("LeakyRelu<alpha: float = @e>", None)],
+)
+def test_slopes(node, alpha):
+    found = slope(function_scope(f"b = {node}(a)"), 0)
+    assert found == (None if alpha is None else pytest.approx(alpha))
+
+
+@pytest.mark.parametrize(("front", "parts"), [("m = MaxPool<kernel_shape=[1,1]>(x)", ""), ("m = Add(x, z)", "Relu")])
+def test_what_cannot_be_a_prologue_is_no_reason(front, parts):
+    """Nobody expects a MaxPool to be fused; an Add of two inputs stays in front of the Relu that is."""
+    text = f"{front}\nr = Relu(m)\n{PAIR.replace('(x,', '(r,')}" if parts else f"{front}\n{PAIR.replace('(x,', '(m,')}"
+    (site,) = convpool.optimize(graph(text, inputs="float[1,16,12,12] x, float[1,16,12,12] z"), check=0).report.sites
+    assert (site.operator, site.beside) == (f"{parts}ConvAvgPool", ())
+
+
+def test_a_node_by_an_attribute_of_the_function_is_no_constant():
+    body = "c = Constant<value_ints = [1]>() d = Concat<axis: int = @e>(c, c) f = Concat<axis = 0>(c, c) b = Reshape(a, f)"
+    scope = function_scope(body)
+    assert scope.constant("d") is None and scope.constant_ints("f") == (1, 1)
+
+
+def test_sizes_are_followed_so_deep(monkeypatch):
+    steps = "\n".join(f"s{n + 1} = Concat<axis=0>(s{n}, one)" for n in range(4))
+    model = graph(f"s0 = Shape(x)\n{steps}\ny = Identity(s4)", {"one": [1]}, inputs="float[N,16] x", outputs="int64[a] y")
+    assert index(model)[0].sizes("s4") == ("N", 16, 1, 1, 1, 1)
+    for depth, known in ((5, True), (3, False)):
+        monkeypatch.setattr(index_module, "MAX_FOLDED_NODES", depth)
+        assert (index(model)[0].sizes("s4") is not None) == known
+
+
+def test_weights_of_whole_numbers_in_a_function_are_told():
+    functions = f"""<opset_import: ["": 17], domain: "local">
+    net (a) => (v) {{ h = Conv<pads=[1,1,1,1]>(a, w) v = {POOL}(h) }}"""
+    model = graph("y = local.net(x)", functions=functions, imports=', "local": 1')
+    value = numpy_helper.from_array(np.ones((32, 16, 3, 3), np.int32))
+    model.functions[0].node.insert(0, helper.make_node("Constant", [], ["w"], value=value))
+    (site,) = convpool.optimize(model, check=0).report.sites
+    assert site.reason == "Conv 'h': type of the weights; got INT32, expected floating point"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (
+            "h = Conv<pads=[1,1,1,1]>(a, w) b = AveragePool<kernel_shape=[2,2], strides=[2,2], ceil_mode: int = @e>(h)",
+            "AveragePool 'b': attributes; got a reference to the function's 'ceil_mode', expected values",
+        ),
+        ("p = AveragePool<kernel_shape=[2,2], strides=[2,2], ceil_mode: int = @e>(a) b = Conv<pads=[1,1,1,1]>(p, w)", None),
+    ],
+)
+def test_poolings_by_an_attribute_of_the_function_beside_a_convolution_for_the_plugin(body, reason):
+    functions = f"""<domain: "local", opset_import: ["": 17]> net <e> (a) => (b) {{ {body} }}"""
+    model = graph("y = local.net<e = 0>(x)", inputs="float[1,64,16,16] x", functions=functions, imports=', "local": 1')
+    value = numpy_helper.from_array(np.ones((64, 64, 3, 3), np.float32))
+    model.functions[0].node.insert(0, helper.make_node("Constant", [], ["w"], value=value))
+    result = convpool.optimize(model, target="tensorrt", check=1)
+    found = operators(next(function for function in result.model.functions if function.name == "net"))
+    assert "AveragePool" in found and [site.reason for site in result.report.sites if site.pool] == ([reason] if reason else [])
+
+
+def test_pads_by_an_attribute_of_the_function_are_unknown():
+    scope = function_scope("b = Pad<mode: string = @e>(a, w)")
+    assert moved_pads(scope, 0, (), 2) is None
+
+
+@pytest.mark.parametrize("most", [4, 3])
+def test_sums_of_slices_of_so_many_nodes_are_looked_at(monkeypatch, most):
+    slices = "\n".join(f"s{i}{j} = Slice(x, f{i}{j}, e, a, t)" for i in "01" for j in "01")
+    body = f"{slices}\np = Add(s00, s01)\nq = Add(p, s10)\nr = Add(q, s11)\ny = Div(r, four)"
+    corners = {f"f{i}{j}": [i, j] for i in (0, 1) for j in (0, 1)}
+    (scope,) = index(graph(body, {**corners, "e": [12, 12], "a": [2, 3], "t": [2, 2], "four": np.float32(4)}))
+    monkeypatch.setattr(slice_mean, "MAX_TERM_NODES", most)
+    assert slice_mean.may_be_mean(scope, 7) == ("x" if most == 4 else None)
+
+
+def test_what_a_node_reads_through_its_bodies():
+    body = """y = If(flag) <then_branch = yes () => (float[a] t) { u = Add(outer, own) t = Mul(u, x) },
+      else_branch = no () => (float[a] late) { v = Neg(x) }>"""
+    model = graph(body, inputs="float[4] x, bool flag, float[4] outer, float[4] late", outputs="float[a] y")
+    node = model.graph.node[0]
+    assert _read_names(node) == {"flag", "outer", "own", "x", "late"}
+    node.attribute[0].g.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "own"))
+    assert _read_names(node) == {"flag", "outer", "x", "late"}
+    node.attribute[1].g.input.append(helper.make_tensor_value_info("late", TensorProto.FLOAT, [4]))
+    assert _read_names(node) == {"flag", "outer", "x"}
+
+
+def test_operators_are_counted_in_bodies_and_functions():
+    functions = """<domain: "local", opset_import: ["": 17]> net (f) => (g) { i = Relu(f) g = Neg(i) }"""
+    body = f"{PAIR}\nz = If(flag) <then_branch = yes () => (float[a,b,c,d] t) {{ t = Relu(x) }}, "
+    body += "else_branch = no () => (float[a,b,c,d] e) { e = local.net(x) }>"
+    outputs = "float[a,b,c,d] y, float[e,f,g,h] z"
+    model = graph(body, inputs=IF_INPUTS, outputs=outputs, functions=functions, imports=', "local": 1')
+    summary = convpool.optimize(model, check=0).report.summary
+    assert summary.operators_before == {"AveragePool": 1, "Conv": 1, "If": 1, "Neg": 1, "Relu": 2, "net": 1}
+    assert summary.operators_after == {"ConvAvgPool": 1, "If": 1, "Neg": 1, "Relu": 2, "net": 1}
+
+
+def test_channels_that_do_not_fit_count_by_what_follows_from_the_inputs():
+    """Not by value_info, which may be of an earlier version of the model."""
+    stale = graph("a = Relu(x)\ny = Conv(a, w)")
+    stale.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, [1, 8, 12, 12]))
+    assert not convpool.optimize(stale, check=0).changed
+    wrong = graph("a = Concat<axis=1>(x, x)\ny = Conv(a, w)")
+    with pytest.raises(
+        ModelError, match=r"^Conv 'y': weights \[32, 16, 3, 3\], group 1; got an input of shape \[1, 32, 12, 12\]"
+    ):
+        convpool.optimize(wrong, check=0)
