@@ -227,6 +227,23 @@ FUSED = (
     "box filter of ones",
     "slices by rows, then by columns",
 )
+LARGE = (
+    "axis by axis",
+    "axis by axis, squeezed",
+    "the first axis twice, squeezed",
+    "axis by axis, one squeezed",
+    "flatten",
+    "flatten, kept",
+    "sum",
+    "sum, squeezed",
+    "sum of a mean",
+    "channels last",
+    "axes reversed twice",
+    "tokens",
+    "a pooling and the mean of the map",
+    "a pooling that leaves a row, and the mean of its result",
+)
+"""Windows of more than 64 elements, for which the plugin has no fast kernel."""
 
 
 def form(name: str) -> onnx.ModelProto:
@@ -250,8 +267,9 @@ def test_found_and_equal(name):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_as_a_node_of_the_operator(name):
-    result = rewrite(form(name), 1, "convavgpool")
-    assert operators(result.graph)["ConvAvgPool"] == 1 and "Mul" not in operators(result.graph)
+    found = operators(rewrite(form(name), 1, "convavgpool").graph)
+    assert found.get("ConvAvgPool", 0) == (name not in LARGE)
+    assert name in LARGE or "Mul" not in found
 
 
 @pytest.mark.parametrize("name", FUSED)
