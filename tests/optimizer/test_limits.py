@@ -56,6 +56,12 @@ def test_poolings_between_pairs_that_become_nodes(attributes, channels, kind, ta
     assert found["ConvAvgPool"] == 4 + taken and ("AveragePool" not in found) == taken
 
 
+def test_a_pooling_of_another_type_between_pairs_stays():
+    pooling = "c = Cast<to=11>(a)\nd = AveragePool<kernel_shape=[2,2], strides=[2,2]>(c)\nb = Cast<to=1>(d)"
+    found = operators(convpool.optimize(between(pooling), target="cuda", check=0).model.graph)
+    assert found["AveragePool"] == 1 and found["ConvAvgPool"] == 4
+
+
 def test_a_pooling_between_pairs_along_one_axis_of_three_stays():
     """The kernels have two spatial axes."""
     text = f"{TAIL}\na = Unsqueeze(p, e)\nb = AveragePool<kernel_shape=[1,2,2], strides=[1,2,2]>(a)\nq = Squeeze(b, e)\n"

@@ -15,15 +15,16 @@ import convpool
 from convpool.algebra.refusal import refuse
 from convpool.api import rewrite
 from convpool.check.inputs import load_arrays
-from convpool.errors import ModelError, OptionError
+from convpool.errors import ModelError, OptionError, OutputError
 from convpool.ir import constants, external, sanity, save
 from convpool.ir import index as index_module
 from convpool.ir.constants import Constant, computed, folded
-from convpool.ir.index import Scope, index_model
+from convpool.ir.index import Scope, TensorInfo, index_model
 from convpool.ir.model import _adds, infer_shapes, load
 from convpool.ir.toposort import _read_names
 from convpool.options import options_for
 from convpool.passes import slice_mean
+from convpool.passes.base import Reject
 from convpool.passes.either_layout import axes_of, joined
 from convpool.passes.fusion import slope
 from convpool.passes.linear import known_step
@@ -32,7 +33,7 @@ from convpool.passes.pads import moved_pads
 from convpool.passes.reductions import may_be_reduction, recognise_reduction
 from convpool.passes.resize import may_be_half, recognise_half
 from convpool.passes.tree import Pooling
-from convpool.passes.windows import may_be_box_filter
+from convpool.passes.windows import box_filter, may_be_box_filter
 from tests.support.models import graph, operators
 from tests.support.rewriting import IF_INPUTS, PAIR, POOL
 
@@ -408,3 +409,44 @@ def test_channels_that_do_not_fit_count_by_what_follows_from_the_inputs():
         ModelError, match=r"^Conv 'y': weights \[32, 16, 3, 3\], group 1; got an input of shape \[1, 32, 12, 12\]"
     ):
         convpool.optimize(wrong, check=0)
+
+
+def test_a_result_that_cannot_be_written(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(save, "_write", full)
+    out = tmp_path / "out.onnx"
+    with pytest.raises(OutputError, match=f"^{out}: cannot be written; No space left on device$"):
+        convpool.optimize(graph(PAIR), check=0).save(out, external_data="one")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_strided_box_filter_with_pads_by_a_size_that_is_unknown():
+    box = {"box": np.full((16, 1, 2, 2), 0.25, np.float32)}
+    for attributes, wrong in (("strides=[2,2]", False), ('strides=[2,2], auto_pad="SAME_UPPER"', True)):
+        (scope,) = index(graph(f"y = Conv<group=16, {attributes}>(x, box)", box, inputs="float[N,16,H,W] x"))
+        found = box_filter(scope, 0, 2, None)
+        assert isinstance(found, Reject if wrong else Pooling) and (not wrong or found.condition == "auto_pad")
+
+
+def test_a_function_whose_shapes_cannot_be_inferred(monkeypatch):
+    model = graph("y = local.net<e = 1>(x, w)", functions=FUNCTION.format("b = Relu(a)"), imports=', "local": 1')
+    info = {"a": TensorInfo(TensorProto.FLOAT, (2, 3))}
+    assert index_module._infer_function(model, model.functions[0], info) is not None
+
+    def refused(*_):
+        raise ValueError
+
+    monkeypatch.setattr(index_module, "infer_elsewhere", refused)
+    assert index_module._infer_function(model, model.functions[0], info) is None
+
+
+@pytest.mark.parametrize(("size", "known"), [(256, True), (257, False)])
+def test_a_sum_over_more_positions_than_its_type_has_numbers(size, known):
+    weights = {"w": np.ones((8, 8, 1, 1), np.float16)}
+    inputs, outputs = f"float16[1,8,{size},{size - 1}] x", "float16[a,b,c,d] y"
+    model = graph("h = Conv(x, w)\ny = ReduceSum(h, axes)", {**weights, "axes": [2, 3]}, inputs=inputs, outputs=outputs)
+    (site,) = convpool.optimize(model, check=0).report.sites
+    told = f"ReduceSum 'y': factor of the average; got {257.0 * 256}, expected a number that the type has"
+    assert site.reason == (None if known else told)
