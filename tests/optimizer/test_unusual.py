@@ -30,6 +30,7 @@ from convpool.passes.fusion import slope
 from convpool.passes.linear import known_step
 from convpool.passes.origins import spatial_origin
 from convpool.passes.pads import moved_pads
+from convpool.passes.pooling import candidates, recognise
 from convpool.passes.reductions import may_be_reduction, recognise_reduction
 from convpool.passes.resize import may_be_half, recognise_half
 from convpool.passes.tree import Pooling
@@ -450,3 +451,61 @@ def test_a_sum_over_more_positions_than_its_type_has_numbers(size, known):
     (site,) = convpool.optimize(model, check=0).report.sites
     told = f"ReduceSum 'y': factor of the average; got {257.0 * 256}, expected a number that the type has"
     assert site.reason == (None if known else told)
+
+
+COMPOSED = {  # averages of averages: size, then the kind, window, strides and factor of both together
+    "p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)\ny = AveragePool<kernel_shape=[3,3], strides=[3,3]>(p)": (
+        12,
+        ("pool", (6, 6), (6, 6), 1.0),
+    ),
+    "p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)\ny = GlobalAveragePool(p)": (12, ("global", None, None, 1.0)),
+    "p = AveragePool<kernel_shape=[3,3], strides=[3,3]>(x)\ny = GlobalAveragePool(p)": (13, ("mean", (12, 12), (12, 12), 1.0)),
+    "p = AveragePool<kernel_shape=[2,2]>(x)\ny = AveragePool<kernel_shape=[2,2]>(p)": (12, ("pool", (2, 2), (1, 1), 1.0)),
+    "p = ReduceSum(x, width)\ny = ReduceSum(p, height)": (12, ("global", None, None, 144.0)),
+    "p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)\ny = ReduceSum(p, space)": (12, ("global", None, None, 36.0)),
+}
+
+
+@pytest.mark.parametrize("body", COMPOSED)
+def test_averages_of_averages(body):
+    """With strides of 1 the elements of the second window overlap those of the first: only the first is taken."""
+    size, wanted = COMPOSED[body]
+    constants = {"width": [3], "height": [2], "space": [2, 3]}
+    (scope,) = index(graph(body, constants, inputs=f"float[1,16,{size},{size}] x"))
+    (chain,) = candidates(scope)
+    found = recognise(scope, chain, 2)
+    assert isinstance(found, Pooling) and found.input == "x"
+    spec = found.spec
+    kernel, strides = (None, None) if spec is None else (spec.kernel_shape, spec.strides)
+    assert (found.kind, kernel, strides, found.factor) == wanted
+
+
+def test_what_is_picked_of_a_shape_that_is_not_all_known():
+    body = "s = Shape(x)\ng = Gather(s, two)\nh = Gather(s, first)\nt = Slice(s, three, end)\nc = Concat<axis=0>(s, three)\n"
+    constants = {"two": [1, 3], "first": [0], "three": [3], "end": [4], "n": np.int64(3)}
+    model = graph(f"{body}k = Gather(s, n)\ny = Identity(c)", constants, inputs="float[N,16,H,12] x", outputs="int64[a] y")
+    (scope,) = index(model)
+    values = {name: scope.constant(name) for name in "gtkhc"}
+    assert {name: value.array().tolist() for name, value in values.items() if value is not None} == {
+        "g": [16, 12],
+        "t": [12],
+        "k": 12,
+    }
+
+
+def test_nodes_in_another_domain_stay_there_unless_they_become_standard_operators():
+    result = convpool.optimize(graph(PAIR), check=0)
+    result.move_to_domain("trt.plugins")
+    again = convpool.optimize(result.model, check=0)
+    assert not again.changed and again.model == result.model and again.model.graph.node[0].domain == "trt.plugins"
+    standard = convpool.optimize(result.model, lowering="direct", check=1).model
+    assert not standard.functions and operators(standard.graph)["AveragePool"] == operators(standard.graph)["Conv"] == 1
+
+
+def test_sizes_that_shape_inference_names_have_no_name_in_the_result():
+    model = graph(PAIR, inputs="float[N,16,H,W] x")
+    model = onnx.shape_inference.infer_shapes(model)
+    for lowering in ("direct", "convavgpool"):
+        result = convpool.optimize(model, lowering=lowering, check=0).model
+        names = {dim.dim_param for value in result.graph.value_info for dim in value.type.tensor_type.shape.dim}
+        assert names <= {"", "N"} and (lowering != "direct" or len(result.graph.value_info) > 0)
