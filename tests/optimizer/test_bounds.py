@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 
@@ -12,16 +13,23 @@ import pytest
 from onnx import numpy_helper
 
 import convpool
+from convpool.algebra.cost import Cost
+from convpool.algebra.counts import Counts
+from convpool.algebra.geometry import ConvSpec
+from convpool.algebra.parts import Parts
 from convpool.check import compare as compare_module
+from convpool.check.verdict import OutputErrors, Verification
 from convpool.ir import schema
 from convpool.ir.index import Scope, index_model
 from convpool.ir.model import infer_shapes
-from convpool.options import DEFAULT_LIMITS
+from convpool.macs import ModelMacs
+from convpool.options import DEFAULT_LIMITS, OptimizeOptions, Target, options_for
 from convpool.passes import layouts, pads
 from convpool.passes.base import Reject
 from convpool.passes.reductions import may_be_reduction
 from convpool.passes.slice_mean import recognise_mean
 from convpool.passes.upstream import conv_upstream, max_pools
+from convpool.report import Summary
 from tests.support.models import graph
 from tests.support.rewriting import PAIR
 
@@ -183,3 +191,56 @@ def test_what_an_option_left_out_means(function, defaults):
 def test_a_report_is_indented_by_two():
     report = convpool.optimize(graph(PAIR), check=0).report
     assert report.to_json() == json.dumps(json.loads(report.to_json()), indent=2) + "\n" != report.to_json(indent=None)
+
+
+@pytest.mark.parametrize(
+    ("record", "defaults"),
+    [
+        (Cost, {"macs": 0, "additions": 0, "time": 0.0}),
+        (Counts, {"multiplications": 0, "additions": 0, "reads": 0, "writes": 0}),
+        (ConvSpec, {"group": 1}),
+        (
+            Parts,
+            {"affine": False, "prologue": "", "prologue_alpha": 0.0, "residual": False, "epilogue": "", "epilogue_alpha": 0.0},
+        ),
+        (OutputErrors, {"note": "", "not_finite": 0.0}),
+        (Verification, {"allowed": "", "input_scale": 1.0}),
+        (Summary, {**dict.fromkeys(("channels_last", "packed", "convolutions", "rewritten_convolutions"), 0), "batch": 1}),
+        (ModelMacs, {"batch": 1}),
+        (Target, {"direct_without_kernel": True, "plain_prologues": False, "metadata": ()}),
+        (
+            OptimizeOptions,
+            {"lowering": "convavgpool", "direct_without_kernel": True, "exclude": (), "metadata": (), "accumulation": None},
+        ),
+    ],
+)
+def test_what_a_record_says_where_nothing_is_given(record, defaults):
+    found = {field.name: field.default for field in dataclasses.fields(record)}
+    assert {name: found[name] for name in defaults} == defaults
+
+
+def test_the_limits_are_those_of_the_documents():
+    assert vars(DEFAULT_LIMITS) == {
+        "image_channels": 4,
+        "filter_elements": 64,
+        "wide_channels": 64,
+        "channel_multiple": 8,
+        "plain_macs": 2.5e9,
+        "pool_channels": 1024,
+        "plain_prologues": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("target", "lowering", "direct", "prologues"),
+    [
+        ("any", "convavgpool", True, False),
+        ("cpu", "auto", True, False),
+        ("tensorrt", "convavgpool", False, False),
+        ("cuda", "convavgpool", False, True),
+    ],
+)
+def test_what_the_targets_say(target, lowering, direct, prologues):
+    options = options_for(target)
+    found = options.lowering, options.direct_without_kernel, options.limits.plain_prologues
+    assert found == (lowering, direct, prologues)
