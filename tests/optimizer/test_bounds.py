@@ -18,14 +18,15 @@ from convpool.algebra.counts import Counts
 from convpool.algebra.geometry import ConvSpec
 from convpool.algebra.parts import Parts
 from convpool.check import compare as compare_module
+from convpool.check.inputs import MAX_INPUT_BYTES, OPEN_SIZES, SCALES
 from convpool.check.verdict import OutputErrors, Verification
 from convpool.ir import schema
 from convpool.ir.index import Scope, index_model
 from convpool.ir.model import infer_shapes
 from convpool.macs import ModelMacs
 from convpool.options import DEFAULT_LIMITS, OptimizeOptions, Target, options_for
-from convpool.passes import layouts, pads
-from convpool.passes.base import Reject
+from convpool.passes import PASSES, layouts, pads, take_chain
+from convpool.passes.base import Context, Reject
 from convpool.passes.reductions import may_be_reduction
 from convpool.passes.slice_mean import recognise_mean
 from convpool.passes.upstream import conv_upstream, max_pools
@@ -244,3 +245,47 @@ def test_what_the_targets_say(target, lowering, direct, prologues):
     options = options_for(target)
     found = options.lowering, options.direct_without_kernel, options.limits.plain_prologues
     assert found == (lowering, direct, prologues)
+
+
+CONVOLUTIONS = {  # weights and their type: whether the kernels take such a convolution in a chain of nodes
+    ((32, 16, 3, 3), "float32"): True,
+    ((32, 12, 3, 3), "float32"): True,
+    ((32, 6, 3, 3), "float32"): False,
+    ((32, 12, 3, 3), "float16"): False,
+    ((32, 8, 3, 3), "float16"): True,
+    ((32, 16, 3, 3), "float64"): False,
+    ((32, 3, 3, 3), "float32"): True,
+    ((32, 3, 5, 5), "float32"): False,
+    ((32, 2, 4, 8), "float32"): True,
+    ((32, 1, 5, 13), "float32"): False,
+    ((32, 5, 1, 1), "float32"): False,
+}
+
+
+@pytest.mark.parametrize(("shape", "kind"), CONVOLUTIONS)
+def test_convolutions_of_a_chain(shape, kind):
+    """Of 16 bytes of channels, or of an image: 4 channels and 64 weights per filter at most."""
+    name = {"float32": "float", "float16": "float16", "float64": "double"}[kind]
+    model = graph(
+        "y = Conv(x, k)", {"k": np.ones(shape, kind)}, inputs=f"{name}[1,{shape[1]},16,16] x", outputs=f"{name}[a,b,c,d] y"
+    )
+    context = Context(options_for("cuda"), 17, lambda name: False, {})
+    assert isinstance(take_chain._conv(index(model), 0, context), Reject) != CONVOLUTIONS[shape, kind]
+
+
+def test_channels_that_the_kernels_read_at_once():
+    kinds = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
+    assert [take_chain.chunk(kind) for kind in kinds] == [4, 8, 8, 2]
+
+
+def test_stages_that_repeat_and_those_that_add_tensors():
+    once = {"LowerOperator", "OffloadConv", "TakeConv", "TakePool", "TakeHead", "ChainConcats", "ChannelsLast"}
+    keep_shapes = {"FuseEpilogue", "FusePrologue", "ChainConcats"}
+    for stage in PASSES:
+        names = {type(work).__name__ for work in stage.passes}
+        assert (stage.repeats, stage.adds_tensors) == (not names & once, not names & keep_shapes), names
+
+
+def test_sizes_and_scales_of_random_inputs():
+    assert OPEN_SIZES == (64, 224, 32, 128, 16, 8, 1, 256, 512)
+    assert SCALES == (1, 1 / 16, 1 / 256, 1 / 4096) and MAX_INPUT_BYTES == 1024**3
