@@ -22,7 +22,7 @@ from convpool.ir import external, files, save, schema
 from convpool.ir.index import index_model
 from convpool.ir.layers import mark_layers
 from convpool.ir.model import infer_shapes
-from convpool.passes import reasons
+from convpool.passes import lower_operator, reasons
 from convpool.passes.base import Reject
 from convpool.passes.edit import Editor
 from convpool.report import _finite
@@ -148,6 +148,19 @@ def operator_model(**attributes) -> onnx.ModelProto:
 def test_attributes_of_other_ranks_are_told(name):
     (site,) = convpool.optimize(operator_model(**{name: [1]}), lowering="direct", check=0).report.sites
     assert site.status == "rejected" and "attributes; got" in site.reason and "expected numbers for 2 axes" in site.reason
+
+
+def test_an_odd_number_of_pads_is_told():
+    (site,) = convpool.optimize(operator_model(pads=[1, 1, 1, 1, 1]), lowering="direct", check=0).report.sites
+    assert site.status == "rejected" and "attributes; got" in site.reason and "expected numbers for 2 axes" in site.reason
+
+
+@pytest.mark.parametrize(
+    ("kernel", "strides", "pads", "idle"),
+    [((1, 1), (1, 1), 0, True), ((1, 2), (1, 1), 0, False), ((1, 1), (1, 2), 0, False), ((1, 1), (1, 1), 1, False)],
+)
+def test_a_window_of_one_element_at_every_position_averages_nothing(kernel, strides, pads, idle):
+    assert lower_operator._is_idle(PoolSpec(kernel, strides, (0, 0, 0, pads), (1, 1))) == idle
 
 
 def test_weights_of_another_rank_are_told():

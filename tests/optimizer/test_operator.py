@@ -106,6 +106,30 @@ def fused_variant(
     return helper.make_model(body, opset_imports=imports, ir_version=8, functions=functions), parts
 
 
+@pytest.mark.parametrize("op_type", ["ConvAvgPool", "AffineReluConvAvgPool", "ConvAvgPoolAddTanh"])
+def test_the_schemas_of_the_operators(op_type):
+    parts = schema.FUSED_VARIANTS.get(op_type, schema.PLAIN)
+    known = onnx.defs.get_schema(op_type, schema.version_of(parts), schema.DOMAIN)
+    optional = [item.name for item in known.inputs if item.option == onnx.defs.OpSchema.FormalParameterOption.Optional]
+    assert [item.name for item in known.inputs] == list(parts.inputs) and optional == (["B"] if parts == schema.PLAIN else [])
+    assert known.type_constraints[0].allowed_type_strs == list(schema._TYPES)
+    required = {name for name, item in known.attributes.items() if item.required}
+    windows = {f"{what}{name}" for what in ("", "pool_") for name in ("kernel_shape", "strides", "pads", "dilations")}
+    of_parts = {"prologue_affine", "prologue_activation", "prologue_alpha", "residual", "activation", "alpha"}
+    assert required == {"weight_perm", *windows, *(of_parts if parts != schema.PLAIN else ())}
+    defaults = {
+        name: helper.get_attribute_value(item.default_value) for name, item in known.attributes.items() if item.default_value.name
+    }
+    assert defaults == {
+        "group": 1,
+        "plugin_version": b"1",
+        "plugin_namespace": b"",
+        **dict.fromkeys(("allow_tf32", "constant_weights", "channels_last", "accumulation"), 0),
+    }
+    perms = {"x_perm", "y_perm", *(["r_perm"] if parts.residual else [])}
+    assert known.attributes.keys() == required | defaults.keys() | perms
+
+
 def test_fused_variants_are_named_after_what_they_do():
     assert len(schema.FUSED_VARIANTS) == 2 * 3 * 2 * 5 - 1
     parts = schema.Parts(True, "LeakyRelu", 0.1, True, "Relu")
