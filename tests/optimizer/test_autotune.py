@@ -125,6 +125,12 @@ def test_rounds_stop_when_a_budget_is_spent_but_not_before_three(monkeypatch, bu
     assert figures == {"a": [5.0 + 2 * n for n in range(rounds)], "b": [6.0 + 2 * n for n in range(rounds)]}
 
 
+def test_progress_counts_the_pairs(clock):
+    seen = []
+    convpool.optimize(generators.generate("lenet5"), autotune=True, check=0, progress=lambda *step: seen.append(step))
+    assert [(done, total) for done, total, what in seen if what.startswith("timing S")] == [(0, 2), (1, 2)]
+
+
 def test_real_clock_on_a_real_network():
     result = convpool.optimize(generators.generate("sngan64_small"), lowering="auto", autotune=True)
     timed = [site for site in result.report.sites if site.times_us]
