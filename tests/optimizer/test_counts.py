@@ -192,6 +192,24 @@ def test_tokuras_counts_are_those_of_table_1():
     assert cells == 250 and len(starred) == 14 + 9 + 25 + 25
 
 
+@pytest.mark.parametrize(
+    ("stated", "form", "number"),
+    [
+        (counts.tokura_operations, "naive", 2 * 9 * 10 * 64 + 320),
+        (counts.tokura_operations, "winograd", 36 * 10 + 68 * 16 * 5 + 320),
+        (counts.tokura_operations, "fused", 63 * 80),
+        (counts.tokura_operations, "direct", 512 + 35 * 80),
+        (counts.suita_bound, "naive", 640 * 9),
+        (counts.suita_bound, "fused", 640 * 25 / 4),
+        (counts.suita_bound, "direct", 640 * 9 / 4 + 128),
+        (counts.suita_bound, "table", 640 * 9 / 4 + 128),
+    ],
+)
+def test_the_papers_formulas_by_hand(stated, form, number):
+    """8 x 8 elements, 2 to 5 channels, a 3 x 3 kernel, windows of 2 x 2: 80 outputs."""
+    assert stated(form, n=8, k=3, c_in=2, c_out=5, p=2) == number
+
+
 def test_tokuras_own_example():
     sizes = {"n": 32, "k": 3, "c_in": 512, "c_out": 512, "p": 2}
     direct = counts.tokura_operations("direct", **sizes)

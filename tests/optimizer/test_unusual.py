@@ -16,7 +16,7 @@ from convpool.algebra.refusal import refuse
 from convpool.api import rewrite
 from convpool.check.inputs import load_arrays
 from convpool.errors import ModelError, OptionError, OutputError
-from convpool.ir import constants, external, sanity, save
+from convpool.ir import constants, domains, external, sanity, save, schema
 from convpool.ir import index as index_module
 from convpool.ir.constants import Constant, computed, folded
 from convpool.ir.index import Scope, TensorInfo, index_model
@@ -25,9 +25,10 @@ from convpool.ir.toposort import _read_names
 from convpool.options import options_for
 from convpool.passes import slice_mean
 from convpool.passes.base import Reject
-from convpool.passes.either_layout import axes_of, joined
+from convpool.passes.convs import conv_rank
+from convpool.passes.either_layout import _moved, _permuted, axes_of, joined, reads_any
 from convpool.passes.fusion import slope
-from convpool.passes.linear import known_step
+from convpool.passes.linear import known_step, pad_numbers
 from convpool.passes.origins import spatial_origin
 from convpool.passes.pads import moved_pads
 from convpool.passes.pooling import candidates, recognise
@@ -493,6 +494,13 @@ def test_what_is_picked_of_a_shape_that_is_not_all_known():
     }
 
 
+def test_a_shape_is_a_constant_where_all_of_it_is_known():
+    body = "s = Shape(x)\nt = Shape<start=1>(z)\nu = Shape(z)\ny = Concat<axis=0>(s, t, u)"
+    (scope,) = index(graph(body, inputs="float[2,16] x, float[N,3,4] z", outputs="int64[a] y"))
+    values = {name: scope.constant(name) for name in "stu"}
+    assert {name: value.array().tolist() for name, value in values.items() if value is not None} == {"s": [2, 16], "t": [3, 4]}
+
+
 def test_nodes_in_another_domain_stay_there_unless_they_become_standard_operators():
     result = convpool.optimize(graph(PAIR), check=0)
     result.move_to_domain("trt.plugins")
@@ -509,3 +517,139 @@ def test_sizes_that_shape_inference_names_have_no_name_in_the_result():
         result = convpool.optimize(model, lowering=lowering, check=0).model
         names = {dim.dim_param for value in result.graph.value_info for dim in value.type.tensor_type.shape.dim}
         assert names <= {"", "N"} and (lowering != "direct" or len(result.graph.value_info) > 0)
+
+
+def test_only_nodes_of_the_source_s_domain_move_to_another():
+    model = convpool.optimize(graph(PAIR), check=0).model
+    for domain, op_type in ((schema.DOMAIN, "Foreign"), ("elsewhere", "ConvAvgPool")):
+        model.graph.node.add(op_type=op_type, domain=domain, input=["y"], output=[f"{domain}/{op_type}"])
+    assert domains.move_to_domain(model, "trt.plugins")
+    assert [node.domain for node in model.graph.node] == ["trt.plugins", schema.DOMAIN, "elsewhere"]
+    assert not domains.move_to_domain(model, "trt.plugins") and not domains.move_to_domain(model, schema.DOMAIN)
+
+
+READ_IN_EITHER_LAYOUT = {
+    ("y = Transpose(x)", "2,16,8,8"): True,
+    ("y = ReduceMean<axes=[2,3], keepdims=0>(x)", "2,16,8,8"): True,
+    ("y = ReduceMean<axes=[1], keepdims=0>(x)", "2,16,8,8"): True,
+    ("y = ReduceMean<axes=[3], keepdims=0>(x)", "2,16,8,8"): False,
+    ("y = ReduceMean<axes=[0], keepdims=0>(x)", "2,16,8,8"): False,
+    ("y = ReduceMean<axes=[0,2,3], keepdims=0>(x)", "2,16,8,8"): True,
+    ("y = ReduceMean<axes=[2,3]>(x)", "2,16,8,8"): False,
+    ("y = Flatten(x)", "2,16,8,8"): False,
+    ("y = Flatten(x)", "2,16,1,1"): True,
+    ("y = Flatten(x)", "2,1,8,8"): True,
+    ("y = Flatten<axis=2>(x)", "2,16,1,1"): False,
+    ("y = Squeeze(x, space)", "2,16,1,1"): True,
+    ("y = Squeeze(x, width)", "2,16,1,1"): False,
+    ("y = Squeeze(x)", "2,16,1,1"): False,
+    ("y = Reshape(x, flat)", "2,16,1,1"): True,
+    ("y = Reshape(x, kept)", "2,16,1,1"): False,
+    ("y = Reshape(x, given)", "2,16,1,1"): False,
+    ("y = Reshape<allowzero=1>(x, flat)", "2,16,1,1"): False,
+    ("y = Flatten(x)", "2,16"): False,
+    ("y = Relu(x)", "2,16,1,1"): False,
+}
+
+
+@pytest.mark.parametrize(("node", "shape"), READ_IN_EITHER_LAYOUT)
+def test_what_gives_the_same_from_either_layout(node, shape):
+    constants = {"space": [2, 3], "width": [3], "flat": [0, -1], "kept": [-1, 0]}
+    rank = 2 if "Flatten" in node or "Reshape" in node or "Squeeze" in node and "width" not in node else None
+    outputs = "float[a,b] y" if rank == 2 else "float y" if "keepdims=0" in node or "width" in node else "float[a,b,c,d] y"
+    (scope,) = index(graph(node, constants, inputs=f"float[{shape}] x, int64[2] given", outputs=outputs))
+    assert reads_any(scope, 0) == READ_IN_EITHER_LAYOUT[node, shape]
+
+
+def test_axes_with_channels_last():
+    assert [_moved(axis, 4) for axis in range(4)] == [0, 3, 1, 2] and [_moved(axis, 3) for axis in range(3)] == [0, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("perm", "x_last", "y_last", "wanted"),
+    [
+        ([0, 2, 3, 1], True, False, None),
+        ([0, 2, 3, 1], False, False, [0, 2, 3, 1]),
+        ([0, 1, 3, 2], True, False, [0, 3, 2, 1]),
+        ([0, 1, 3, 2], True, True, [0, 2, 1, 3]),
+        ([0, 3, 1, 2], False, True, None),
+        ([1, 0, 2, 3], True, False, [3, 0, 1, 2]),
+    ],
+)
+def test_transposes_between_layouts(perm, x_last, y_last, wanted):
+    """As numpy has it: of a tensor in its layout, the result in its own."""
+    node = _permuted(helper.make_node("Transpose", ["x"], ["y"], perm=perm), 4, x_last, y_last)
+    given = np.arange(120).reshape(2, 3, 4, 5)
+    expected = np.transpose(given, perm)
+    expected = np.moveaxis(expected, 1, -1) if y_last else expected
+    found = np.moveaxis(given, 1, -1) if x_last else given
+    if wanted is None:
+        assert node.op_type == "Identity" and np.array_equal(found, expected)
+    else:
+        assert list(node.attribute[0].ints) == wanted and np.array_equal(np.transpose(found, wanted), expected)
+
+
+@pytest.mark.parametrize(
+    ("node", "opset", "wanted"),
+    [
+        ("Pad<pads=[0,0,1,2,0,0,3,4]>(x)", 10, ((0, 0, 1, 2, 0, 0, 3, 4), 0.0)),
+        ("Pad<pads=[0,0,1,2,0,0,3,4], value=2.0>(x)", 10, ((0, 0, 1, 2, 0, 0, 3, 4), 2.0)),
+        ("Pad(x, eight)", 17, ((0, 0, 1, 2, 0, 0, 3, 4), 0.0)),
+        ("Pad(x, eight, two)", 17, ((0, 0, 1, 2, 0, 0, 3, 4), 2.0)),
+        ("Pad(x, four, , axes)", 18, ((0, 0, 2, 1, 0, 0, 4, 3), 0.0)),
+        ("Pad(x, four, , behind)", 18, ((0, 0, 2, 1, 0, 0, 4, 3), 0.0)),
+        ("Pad(x, four, , one)", 18, "pads of Pad"),
+        ("Pad(x, four, , given)", 18, "axes of Pad"),
+        ("Pad(x, four)", 17, "pads of Pad"),
+        ("Pad(x, given)", 17, "pads or value of Pad"),
+        ("Pad(x, eight, number)", 17, "pads or value of Pad"),
+        ("Pad(x, eight, numbers)", 17, "value of Pad"),
+    ],
+)
+def test_what_a_pad_adds(node, opset, wanted):
+    constants = {
+        "eight": [0, 0, 1, 2, 0, 0, 3, 4],
+        "four": [1, 2, 3, 4],
+        "axes": [3, 2],
+        "behind": [-1, -2],
+        "one": [3],
+        "two": np.float32(2),
+        "numbers": np.ones(2, np.float32),
+    }
+    inputs = "float[1,16,8,8] x, int64[2] given, float number"
+    (scope,) = index(graph(f"y = {node}", constants, inputs=inputs, opset=opset))
+    found = pad_numbers(scope, 0, 2)
+    if isinstance(wanted, str):
+        assert isinstance(found, Reject) and found.condition == wanted
+    else:
+        assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("node", "pads"),
+    [
+        ("Pad(x, inner)", (1, 2, 3, 4)),
+        ("Pad(x, outer)", "pads of Pad"),
+        ("Pad(x, inner, two)", "value of Pad"),
+        ("Pad(x, none, two)", (0, 0, 0, 0)),
+        ('Pad<mode="edge">(x, inner)', "mode of Pad"),
+        ('Pad<mode="edge">(x, none)', (0, 0, 0, 0)),
+        ('Pad<mode="constant">(x, inner)', (1, 2, 3, 4)),
+    ],
+)
+def test_pads_that_are_linear(node, pads):
+    constants = {"inner": [0, 0, 1, 2, 0, 0, 3, 4], "outer": [0, 0, 0, 0, 0, 1, 0, 0], "none": [0] * 8, "two": np.float32(2)}
+    (scope,) = index(graph(f"y = {node}", constants, inputs="float[1,16,8,8] x"))
+    found = known_step(scope, 0, 2)
+    assert (found.condition if isinstance(found, Reject) else found.pads) == pads
+
+
+@pytest.mark.parametrize(
+    ("weights", "attributes", "rank"),
+    [("float[8,16,3,3]", "", 2), ("float[8,16,3]", "", 1), ("float", "kernel_shape=[3,3]", None), ("float[8,16,K,3]", "", 2)],
+)
+def test_spatial_axes_of_a_convolution(weights, attributes, rank):
+    x = "float[1,16,8]" if weights == "float[8,16,3]" else "float[1,16,8,8]"
+    node = f"y = Conv<{attributes}>(x, k)" if attributes else "y = Conv(x, k)"
+    (scope,) = index(graph(node, inputs=f"{x} x, {weights} k", outputs="float y"))
+    assert conv_rank(scope, 0) == rank
