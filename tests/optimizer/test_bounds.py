@@ -21,6 +21,7 @@ from convpool.check import compare as compare_module
 from convpool.check.inputs import MAX_INPUT_BYTES, OPEN_SIZES, SCALES
 from convpool.check.verdict import OutputErrors, Verification
 from convpool.ir import schema
+from convpool.ir.constants import MAX_FOLDED_ELEMENTS, MAX_FOLDED_NODES, MAX_WEIGHT_ELEMENTS
 from convpool.ir.index import Scope, index_model
 from convpool.ir.model import infer_shapes
 from convpool.macs import ModelMacs
@@ -284,6 +285,10 @@ def test_stages_that_repeat_and_those_that_add_tensors():
     for stage in PASSES:
         names = {type(work).__name__ for work in stage.passes}
         assert (stage.repeats, stage.adds_tensors) == (not names & once, not names & keep_shapes), names
+
+
+def test_what_is_too_large_to_be_computed():
+    assert (MAX_WEIGHT_ELEMENTS, MAX_FOLDED_ELEMENTS, MAX_FOLDED_NODES) == (134217728, 4096, 100)
 
 
 def test_sizes_and_scales_of_random_inputs():
