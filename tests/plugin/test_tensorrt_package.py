@@ -17,7 +17,7 @@ from convpool.cuda.errors import LibraryError
 from convpool.errors import ModelError, TensorRTError
 from convpool.ir import schema
 from convpool.ir.model import load
-from convpool.tensorrt import casts, package, plugin_library, prepare
+from convpool.tensorrt import BuildOptions, casts, package, plugin_library, policy, prepare
 from convpool.tensorrt.memory import PycudaMemory
 from convpool.tensorrt.runner import EngineRunner
 from convpool.tensorrt.tune import typical_inputs
@@ -252,3 +252,34 @@ def test_a_model_beyond_what_protobuf_serialises():
 
     with pytest.raises(ModelError, match="model: more than 2 GiB with its weights; TensorRT cannot read it from memory"):
         prepare.serialized(Model())
+
+
+@pytest.mark.parametrize(
+    ("cc", "stem", "plain"), [(79, False, False), (80, True, False), (89, True, False), (90, True, True), (100, True, False)]
+)
+def test_convolutions_that_the_plugin_takes_by_compute_capability(monkeypatch, cc, stem, plain):
+    monkeypatch.setattr(policy, "current_device", lambda: {"cc": cc})
+    trt = tensorrt("8.6.1")
+    assert policy.offloaded_convs(BuildOptions(precision="fp16"), trt) == {"stem": stem, "plain_conv": plain}
+    assert policy.offloaded_convs(BuildOptions(precision="bf16", stem=False), trt) == {"stem": False, "plain_conv": plain}
+    assert policy.offloaded_convs(BuildOptions(precision="fp16", plain_conv=False), trt) == {"stem": stem, "plain_conv": False}
+    none = {"stem": False, "plain_conv": False}
+    for options in (BuildOptions(), BuildOptions(precision="tf32"), BuildOptions(precision="fp16", plugin=False)):
+        assert policy.offloaded_convs(options, trt) == none
+    for version in ("9.3.0", "10.0.0"):
+        found = policy.offloaded_convs(BuildOptions(precision="fp16", trt=tensorrt(version)))
+        assert found == (none if version == "10.0.0" else {"stem": stem, "plain_conv": plain})
+
+
+def test_convolutions_that_the_plugin_takes_on_a_gpu_that_is_unknown(monkeypatch):
+    def unknown():
+        raise LibraryError("no library")
+
+    monkeypatch.setattr(policy, "current_device", unknown)
+    assert policy.offloaded_convs(BuildOptions(precision="fp16"), tensorrt("8.6.1")) == {"stem": True, "plain_conv": False}
+    assert policy.offloaded_convs(BuildOptions(precision="fp16", stem=False), tensorrt("8.6.1"))["stem"] is False
+
+
+def test_lowerings_where_none_is_asked_for():
+    found = [policy.default_lowering(precision, plugin) for precision in ("fp32", "tf32", "fp16") for plugin in (True, False)]
+    assert found == ["convavgpool", "auto", "fused", "auto", "convavgpool", "auto"]
