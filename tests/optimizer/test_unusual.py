@@ -19,29 +19,19 @@ from convpool.errors import ModelError, OptionError, OutputError
 from convpool.ir import constants, domains, external, sanity, save, schema
 from convpool.ir import index as index_module
 from convpool.ir.constants import Constant, computed, folded
-from convpool.ir.index import Scope, TensorInfo, index_model
-from convpool.ir.model import _adds, infer_shapes, load
+from convpool.ir.index import TensorInfo
+from convpool.ir.model import _adds, load
 from convpool.ir.toposort import _read_names
 from convpool.options import options_for
-from convpool.passes import slice_mean
 from convpool.passes.base import Reject
-from convpool.passes.convs import conv_rank
-from convpool.passes.either_layout import _moved, _permuted, axes_of, joined, reads_any
-from convpool.passes.fusion import slope
-from convpool.passes.linear import known_step, pad_numbers
 from convpool.passes.origins import spatial_origin
 from convpool.passes.pads import moved_pads
 from convpool.passes.pooling import candidates, recognise
-from convpool.passes.reductions import may_be_reduction, recognise_reduction
-from convpool.passes.resize import may_be_half, recognise_half
 from convpool.passes.tree import Pooling
 from convpool.passes.windows import box_filter, may_be_box_filter
 from tests.support.models import graph, operators
 from tests.support.rewriting import IF_INPUTS, PAIR, POOL
-
-
-def index(model: onnx.ModelProto) -> list[Scope]:
-    return index_model(model, numpy_helper.to_array, lambda *_: pytest.fail("nothing to compute"), infer_shapes(model))
+from tests.support.scopes import FUNCTION, function_scope, index
 
 
 def test_a_result_as_bytes():
@@ -148,27 +138,6 @@ def test_what_value_info_adds(claimed, known, adds):
     assert _adds(values[0], None)
 
 
-FUNCTION = """<domain: "local", opset_import: ["": 17]> net <e> (a, w) => (b) {{ {0} }}"""
-
-
-def function_scope(body: str, shape: str = "2,16,8,8") -> Scope:
-    """The scope of a function, called with a tensor and weights."""
-    model = graph(
-        "y = local.net<e = 1>(x, w)",
-        inputs=f"float[{shape}] x",
-        functions=FUNCTION.format(body),
-        imports=', "local": 1',
-    )
-    return next(scope for scope in index(model) if scope.is_function)
-
-
-def test_a_linear_node_by_an_attribute_of_the_function():
-    scope = function_scope("b = BatchNormalization<epsilon: float = @e>(a, w, w, w, w)")
-    assert str(known_step(scope, 0, 2)) == (
-        "BatchNormalization 'b': attributes; got a reference to the function's 'epsilon', expected values"
-    )
-
-
 @pytest.mark.parametrize(
     "body", ["b = Conv<group: int = @e>(a, w)", "b = AveragePool<kernel_shape = [2,2], ceil_mode: int = @e>(a)"]
 )
@@ -187,69 +156,6 @@ def test_a_box_filter_by_an_attribute_of_the_function():
     assert may_be_box_filter(function_scope(box), 1) is None
 
 
-JOINED = {
-    "y = BatchNormalization(x, g, g, g, g)": ("x", "y"),
-    "y = BatchNormalization<training_mode=1>(x, g, g, g, g)": None,
-    "y = BatchNormalization(x, h, g, g, g)": None,
-    "y = Add(x, map)": ("x", "y"),
-    "y = Add(x, z)": ("x", "z", "y"),
-    "y = Add(x, five)": None,
-    "y = Add(g, g)": None,
-    "y = Concat<axis=1>(x, z)": ("x", "z", "y"),
-    "y = ReduceMean<axes=[2]>(x)": ("x", "y"),
-    "y = ReduceMean<axes=[2], keepdims=0>(x)": None,
-    "y = ReduceMean(x)": None,
-    "y = GlobalAveragePool(x)": ("x", "y"),
-    "y = Softmax(x)": None,
-}
-
-
-@pytest.mark.parametrize("node", JOINED)
-def test_what_is_laid_out_alike(node):
-    constants = {"g": np.ones(16, np.float32), "map": (16, 1, 1), "five": (1, 1, 1, 1, 1)}
-    inputs = "float[2,16,8,8] x, float[2,16,8,8] z, float[16] h"
-    dims = {"five": "a,b,c,d,e", "keepdims=0": "a,b,c", "Add(g, g)": "a"}
-    outputs = next((f"float[{found}] y" for words, found in dims.items() if words in node), "float[a,b,c,d] y")
-    (scope,) = index(graph(node, constants, inputs=inputs, outputs=outputs))
-    assert scope.info("y").shape is not None and joined(scope, 0) == JOINED[node]
-
-
-@pytest.mark.parametrize(
-    ("node", "axes"),
-    [
-        ("y = ReduceMean<axes=[-1, 2]>(x)", (2, 3)),
-        ("y = ReduceSum(x, two)", (2,)),
-        ("y = ReduceSum(x)", None),
-        ("y = ReduceSum(x, given)", None),
-        ("y = Squeeze(x, two)", (2,)),
-    ],
-)
-def test_axes_of_a_sum(node, axes):
-    inputs = "float[2,16,1,8] x, int64[1] given"
-    (scope,) = index(graph(node, {"two": [2]}, inputs=inputs, outputs="float y"))
-    assert axes_of(scope, 0) == axes
-
-
-def test_axes_by_an_attribute_of_the_function_are_unknown():
-    assert axes_of(function_scope("b = ReduceMax<axes: ints = @e>(a)"), 0) is None
-
-
-@pytest.mark.parametrize(
-    ("scales", "smaller"),
-    [([1, 1, 0.5, 0.5], True), ([1, 1, 1, 0.5], True), ([1, 1, 1, 1], False), ([1, 1, 0.5, 2], False)],
-)
-def test_a_resize_that_makes_a_map_smaller(scales, smaller):
-    (scope,) = index(graph("y = Resize(x, r, s)", {"r": np.zeros(0, np.float32), "s": np.array(scales, np.float32)}))
-    assert may_be_half(scope, 0) == ("x" if smaller else None)
-
-
-def test_a_resize_by_scales_of_a_caller():
-    inputs = "float[1,16,12,12] x, float[4] s, int64[4] n"
-    for node in ("y = Resize(x, r, s)", "y = Resize(x, r, e, n)"):
-        (scope,) = index(graph(node, {"r": np.zeros(0, np.float32), "e": np.zeros(0, np.float32)}, inputs=inputs))
-        assert may_be_half(scope, 0) is None and recognise_half(scope, 0, 2, (12, 12)) is None
-
-
 @pytest.mark.parametrize("pinned", ["conv", "pool", "none"])
 def test_a_node_that_stays_by_name(pinned):
     """As convpool.torch asks for a layer with a hook."""
@@ -260,54 +166,6 @@ def test_a_node_that_stays_by_name(pinned):
     assert result.changed == (pinned == "none")
     reasons = {"conv": "Conv 'conv': hook; got one, expected none", "pool": "AveragePool 'pool': hook; got one, expected none"}
     assert [site.reason for site in result.report.sites] == [reasons.get(pinned)]
-
-
-SQUEEZES = {  # whether the last node ends an average, and of what
-    "u = Unsqueeze(x, b)\ny = Squeeze(u, b)": None,
-    "u = Unsqueeze(x, b)\nm = ReduceMean<axes=[3]>(u)\ny = Squeeze(m, b)": "x",
-    "m = ReduceMean<axes=[2]>(x)\ny = Squeeze(m, b)": None,
-    "y = Squeeze(x, b)": None,
-    "m = ReduceMean<axes=[3]>(x)\ny = ReduceMean<axes=[2]>(m)": "x",
-    "m = ReduceMean<axes=[3]>(x)\nr = Relu(m)\ny = ReduceMean<axes=[2]>(r)": "r",
-}
-
-
-@pytest.mark.parametrize("body", SQUEEZES)
-def test_which_nodes_end_an_average(body):
-    (scope,) = index(graph(body, {"b": [2]}, inputs="float[2,16,1,8] x", outputs="float y"))
-    assert may_be_reduction(scope, len(scope.nodes) - 1) == SQUEEZES[body]
-
-
-def test_a_reduction_that_another_one_follows_ends_no_average():
-    body = "u = Unsqueeze(x, b)\nm = ReduceMean<axes=[3]>(u)\ns = Squeeze(m, b)\ny = ReduceMean<axes=[2], keepdims=0>(s)"
-    (scope,) = index(graph(body, {"b": [2]}, inputs="float[2,16,8] x", outputs="float[a,c] y"))
-    assert [may_be_reduction(scope, number) for number in range(4)] == [None, None, None, "x"]
-    (scope,) = index(graph("m = ReduceMean<axes=[3]>(x)\nr = Relu(m)\ny = ReduceMean<axes=[2]>(r)"))
-    assert [may_be_reduction(scope, number) for number in (0, 2)] == ["x", "r"]
-
-
-@pytest.mark.parametrize(
-    ("body", "kind", "window"),
-    [
-        ("y = ReduceMean<axes=[2,3]>(x)", "global", None),
-        ("y = ReduceMean<axes=[3]>(x)", "mean", (1, 8)),
-        ("r = Reshape(x, split)\ny = ReduceMean<axes=[3,5], keepdims=0>(r)", "mean", (2, 2)),
-    ],
-)
-def test_means_over_the_map_and_over_windows(body, kind, window):
-    (scope,) = index(graph(body, {"split": [2, 16, 4, 2, 4, 2]}, inputs="float[2,16,8,8] x"))
-    found = recognise_reduction(scope, len(scope.nodes) - 1, 2, (8, 8))
-    assert isinstance(found, Pooling) and found.kind == kind
-    assert (None if found.spec is None else found.spec.kernel_shape) == window
-
-
-@pytest.mark.parametrize(
-    ("node", "alpha"),
-    [("LeakyRelu<alpha=0.25>", 0.25), ("LeakyRelu", 0.01), ("Relu", 0.0), ("LeakyRelu<alpha: float = @e>", None)],
-)
-def test_slopes(node, alpha):
-    found = slope(function_scope(f"b = {node}(a)"), 0)
-    assert found == (None if alpha is None else pytest.approx(alpha))
 
 
 @pytest.mark.parametrize(("front", "parts"), [("m = MaxPool<kernel_shape=[1,1]>(x)", ""), ("m = Add(x, z)", "Relu")])
@@ -366,16 +224,6 @@ def test_poolings_by_an_attribute_of_the_function_beside_a_convolution_for_the_p
 def test_pads_by_an_attribute_of_the_function_are_unknown():
     scope = function_scope("b = Pad<mode: string = @e>(a, w)")
     assert moved_pads(scope, 0, (), 2) is None
-
-
-@pytest.mark.parametrize("most", [4, 3])
-def test_sums_of_slices_of_so_many_nodes_are_looked_at(monkeypatch, most):
-    slices = "\n".join(f"s{i}{j} = Slice(x, f{i}{j}, e, a, t)" for i in "01" for j in "01")
-    body = f"{slices}\np = Add(s00, s01)\nq = Add(p, s10)\nr = Add(q, s11)\ny = Div(r, four)"
-    corners = {f"f{i}{j}": [i, j] for i in (0, 1) for j in (0, 1)}
-    (scope,) = index(graph(body, {**corners, "e": [12, 12], "a": [2, 3], "t": [2, 2], "four": np.float32(4)}))
-    monkeypatch.setattr(slice_mean, "MAX_TERM_NODES", most)
-    assert slice_mean.may_be_mean(scope, 7) == ("x" if most == 4 else None)
 
 
 def test_what_a_node_reads_through_its_bodies():
@@ -454,33 +302,6 @@ def test_a_sum_over_more_positions_than_its_type_has_numbers(size, known):
     assert site.reason == (None if known else told)
 
 
-COMPOSED = {  # averages of averages: size, then the kind, window, strides and factor of both together
-    "p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)\ny = AveragePool<kernel_shape=[3,3], strides=[3,3]>(p)": (
-        12,
-        ("pool", (6, 6), (6, 6), 1.0),
-    ),
-    "p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)\ny = GlobalAveragePool(p)": (12, ("global", None, None, 1.0)),
-    "p = AveragePool<kernel_shape=[3,3], strides=[3,3]>(x)\ny = GlobalAveragePool(p)": (13, ("mean", (12, 12), (12, 12), 1.0)),
-    "p = AveragePool<kernel_shape=[2,2]>(x)\ny = AveragePool<kernel_shape=[2,2]>(p)": (12, ("pool", (2, 2), (1, 1), 1.0)),
-    "p = ReduceSum(x, width)\ny = ReduceSum(p, height)": (12, ("global", None, None, 144.0)),
-    "p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)\ny = ReduceSum(p, space)": (12, ("global", None, None, 36.0)),
-}
-
-
-@pytest.mark.parametrize("body", COMPOSED)
-def test_averages_of_averages(body):
-    """With strides of 1 the elements of the second window overlap those of the first: only the first is taken."""
-    size, wanted = COMPOSED[body]
-    constants = {"width": [3], "height": [2], "space": [2, 3]}
-    (scope,) = index(graph(body, constants, inputs=f"float[1,16,{size},{size}] x"))
-    (chain,) = candidates(scope)
-    found = recognise(scope, chain, 2)
-    assert isinstance(found, Pooling) and found.input == "x"
-    spec = found.spec
-    kernel, strides = (None, None) if spec is None else (spec.kernel_shape, spec.strides)
-    assert (found.kind, kernel, strides, found.factor) == wanted
-
-
 def test_what_is_picked_of_a_shape_that_is_not_all_known():
     body = "s = Shape(x)\ng = Gather(s, two)\nh = Gather(s, first)\nt = Slice(s, three, end)\nc = Concat<axis=0>(s, three)\n"
     constants = {"two": [1, 3], "first": [0], "three": [3], "end": [4], "n": np.int64(3)}
@@ -528,128 +349,44 @@ def test_only_nodes_of_the_source_s_domain_move_to_another():
     assert not domains.move_to_domain(model, "trt.plugins") and not domains.move_to_domain(model, schema.DOMAIN)
 
 
-READ_IN_EITHER_LAYOUT = {
-    ("y = Transpose(x)", "2,16,8,8"): True,
-    ("y = ReduceMean<axes=[2,3], keepdims=0>(x)", "2,16,8,8"): True,
-    ("y = ReduceMean<axes=[1], keepdims=0>(x)", "2,16,8,8"): True,
-    ("y = ReduceMean<axes=[3], keepdims=0>(x)", "2,16,8,8"): False,
-    ("y = ReduceMean<axes=[0], keepdims=0>(x)", "2,16,8,8"): False,
-    ("y = ReduceMean<axes=[0,2,3], keepdims=0>(x)", "2,16,8,8"): True,
-    ("y = ReduceMean<axes=[2,3]>(x)", "2,16,8,8"): False,
-    ("y = Flatten(x)", "2,16,8,8"): False,
-    ("y = Flatten(x)", "2,16,1,1"): True,
-    ("y = Flatten(x)", "2,1,8,8"): True,
-    ("y = Flatten<axis=2>(x)", "2,16,1,1"): False,
-    ("y = Squeeze(x, space)", "2,16,1,1"): True,
-    ("y = Squeeze(x, width)", "2,16,1,1"): False,
-    ("y = Squeeze(x)", "2,16,1,1"): False,
-    ("y = Reshape(x, flat)", "2,16,1,1"): True,
-    ("y = Reshape(x, kept)", "2,16,1,1"): False,
-    ("y = Reshape(x, given)", "2,16,1,1"): False,
-    ("y = Reshape<allowzero=1>(x, flat)", "2,16,1,1"): False,
-    ("y = Flatten(x)", "2,16"): False,
-    ("y = Relu(x)", "2,16,1,1"): False,
+@pytest.mark.parametrize(
+    ("between", "found"),
+    [
+        ("r = Relu(p)", {"ConvAvgPoolRelu": "p", "ConvAvgPoolAdd": "q"}),
+        ("r = Identity(p)", {"ConvAvgPool": "q", "ConvAvgPoolAdd": "p"}),
+    ],
+)
+def test_of_two_nodes_that_meet_the_one_with_more_work_adds_the_other_unless_it_ends_already(between, found):
+    body = f"g = Conv<pads=[1,1,1,1]>(x, w)\np = {POOL}(g)\nh = Conv(x, v)\nq = {POOL}(h)\n{between}\ny = Add(r, q)"
+    model = graph(body, {"v": (32, 16, 1, 1)})
+    model.graph.node[0].name, model.graph.node[2].name = "p", "q"
+    first = convpool.optimize(model, check=0, exclude="q").model
+    for result in (convpool.optimize(model, check=1).model, convpool.optimize(first, check=1).model):
+        assert {node.op_type: node.name for node in result.graph.node} == found
+
+
+COMPOSED = {  # averages of averages: size, then the kind, window, strides and factor of both together
+    "p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)\ny = AveragePool<kernel_shape=[3,3], strides=[3,3]>(p)": (
+        12,
+        ("pool", (6, 6), (6, 6), 1.0),
+    ),
+    "p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)\ny = GlobalAveragePool(p)": (12, ("global", None, None, 1.0)),
+    "p = AveragePool<kernel_shape=[3,3], strides=[3,3]>(x)\ny = GlobalAveragePool(p)": (13, ("mean", (12, 12), (12, 12), 1.0)),
+    "p = AveragePool<kernel_shape=[2,2]>(x)\ny = AveragePool<kernel_shape=[2,2]>(p)": (12, ("pool", (2, 2), (1, 1), 1.0)),
+    "p = ReduceSum(x, width)\ny = ReduceSum(p, height)": (12, ("global", None, None, 144.0)),
+    "p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)\ny = ReduceSum(p, space)": (12, ("global", None, None, 36.0)),
 }
 
 
-@pytest.mark.parametrize(("node", "shape"), READ_IN_EITHER_LAYOUT)
-def test_what_gives_the_same_from_either_layout(node, shape):
-    constants = {"space": [2, 3], "width": [3], "flat": [0, -1], "kept": [-1, 0]}
-    rank = 2 if "Flatten" in node or "Reshape" in node or "Squeeze" in node and "width" not in node else None
-    outputs = "float[a,b] y" if rank == 2 else "float y" if "keepdims=0" in node or "width" in node else "float[a,b,c,d] y"
-    (scope,) = index(graph(node, constants, inputs=f"float[{shape}] x, int64[2] given", outputs=outputs))
-    assert reads_any(scope, 0) == READ_IN_EITHER_LAYOUT[node, shape]
-
-
-def test_axes_with_channels_last():
-    assert [_moved(axis, 4) for axis in range(4)] == [0, 3, 1, 2] and [_moved(axis, 3) for axis in range(3)] == [0, 2, 1]
-
-
-@pytest.mark.parametrize(
-    ("perm", "x_last", "y_last", "wanted"),
-    [
-        ([0, 2, 3, 1], True, False, None),
-        ([0, 2, 3, 1], False, False, [0, 2, 3, 1]),
-        ([0, 1, 3, 2], True, False, [0, 3, 2, 1]),
-        ([0, 1, 3, 2], True, True, [0, 2, 1, 3]),
-        ([0, 3, 1, 2], False, True, None),
-        ([1, 0, 2, 3], True, False, [3, 0, 1, 2]),
-    ],
-)
-def test_transposes_between_layouts(perm, x_last, y_last, wanted):
-    """As numpy has it: of a tensor in its layout, the result in its own."""
-    node = _permuted(helper.make_node("Transpose", ["x"], ["y"], perm=perm), 4, x_last, y_last)
-    given = np.arange(120).reshape(2, 3, 4, 5)
-    expected = np.transpose(given, perm)
-    expected = np.moveaxis(expected, 1, -1) if y_last else expected
-    found = np.moveaxis(given, 1, -1) if x_last else given
-    if wanted is None:
-        assert node.op_type == "Identity" and np.array_equal(found, expected)
-    else:
-        assert list(node.attribute[0].ints) == wanted and np.array_equal(np.transpose(found, wanted), expected)
-
-
-@pytest.mark.parametrize(
-    ("node", "opset", "wanted"),
-    [
-        ("Pad<pads=[0,0,1,2,0,0,3,4]>(x)", 10, ((0, 0, 1, 2, 0, 0, 3, 4), 0.0)),
-        ("Pad<pads=[0,0,1,2,0,0,3,4], value=2.0>(x)", 10, ((0, 0, 1, 2, 0, 0, 3, 4), 2.0)),
-        ("Pad(x, eight)", 17, ((0, 0, 1, 2, 0, 0, 3, 4), 0.0)),
-        ("Pad(x, eight, two)", 17, ((0, 0, 1, 2, 0, 0, 3, 4), 2.0)),
-        ("Pad(x, four, , axes)", 18, ((0, 0, 2, 1, 0, 0, 4, 3), 0.0)),
-        ("Pad(x, four, , behind)", 18, ((0, 0, 2, 1, 0, 0, 4, 3), 0.0)),
-        ("Pad(x, four, , one)", 18, "pads of Pad"),
-        ("Pad(x, four, , given)", 18, "axes of Pad"),
-        ("Pad(x, four)", 17, "pads of Pad"),
-        ("Pad(x, given)", 17, "pads or value of Pad"),
-        ("Pad(x, eight, number)", 17, "pads or value of Pad"),
-        ("Pad(x, eight, numbers)", 17, "value of Pad"),
-    ],
-)
-def test_what_a_pad_adds(node, opset, wanted):
-    constants = {
-        "eight": [0, 0, 1, 2, 0, 0, 3, 4],
-        "four": [1, 2, 3, 4],
-        "axes": [3, 2],
-        "behind": [-1, -2],
-        "one": [3],
-        "two": np.float32(2),
-        "numbers": np.ones(2, np.float32),
-    }
-    inputs = "float[1,16,8,8] x, int64[2] given, float number"
-    (scope,) = index(graph(f"y = {node}", constants, inputs=inputs, opset=opset))
-    found = pad_numbers(scope, 0, 2)
-    if isinstance(wanted, str):
-        assert isinstance(found, Reject) and found.condition == wanted
-    else:
-        assert found == wanted
-
-
-@pytest.mark.parametrize(
-    ("node", "pads"),
-    [
-        ("Pad(x, inner)", (1, 2, 3, 4)),
-        ("Pad(x, outer)", "pads of Pad"),
-        ("Pad(x, inner, two)", "value of Pad"),
-        ("Pad(x, none, two)", (0, 0, 0, 0)),
-        ('Pad<mode="edge">(x, inner)', "mode of Pad"),
-        ('Pad<mode="edge">(x, none)', (0, 0, 0, 0)),
-        ('Pad<mode="constant">(x, inner)', (1, 2, 3, 4)),
-    ],
-)
-def test_pads_that_are_linear(node, pads):
-    constants = {"inner": [0, 0, 1, 2, 0, 0, 3, 4], "outer": [0, 0, 0, 0, 0, 1, 0, 0], "none": [0] * 8, "two": np.float32(2)}
-    (scope,) = index(graph(f"y = {node}", constants, inputs="float[1,16,8,8] x"))
-    found = known_step(scope, 0, 2)
-    assert (found.condition if isinstance(found, Reject) else found.pads) == pads
-
-
-@pytest.mark.parametrize(
-    ("weights", "attributes", "rank"),
-    [("float[8,16,3,3]", "", 2), ("float[8,16,3]", "", 1), ("float", "kernel_shape=[3,3]", None), ("float[8,16,K,3]", "", 2)],
-)
-def test_spatial_axes_of_a_convolution(weights, attributes, rank):
-    x = "float[1,16,8]" if weights == "float[8,16,3]" else "float[1,16,8,8]"
-    node = f"y = Conv<{attributes}>(x, k)" if attributes else "y = Conv(x, k)"
-    (scope,) = index(graph(node, inputs=f"{x} x, {weights} k", outputs="float y"))
-    assert conv_rank(scope, 0) == rank
+@pytest.mark.parametrize("body", COMPOSED)
+def test_averages_of_averages(body):
+    """With strides of 1 the elements of the second window overlap those of the first: only the first is taken."""
+    size, wanted = COMPOSED[body]
+    constants = {"width": [3], "height": [2], "space": [2, 3]}
+    (scope,) = index(graph(body, constants, inputs=f"float[1,16,{size},{size}] x"))
+    (chain,) = candidates(scope)
+    found = recognise(scope, chain, 2)
+    assert isinstance(found, Pooling) and found.input == "x"
+    spec = found.spec
+    kernel, strides = (None, None) if spec is None else (spec.kernel_shape, spec.strides)
+    assert (found.kind, kernel, strides, found.factor) == wanted
