@@ -5,7 +5,8 @@ A line is drawn uniformly from those that can be changed, then one of its change
 with a list of those that no test sees.  Whoever reads that list judges each in the record, in "judged": "equivalent", "slower"
 and "message" do not count against the tests.  A judgement stays when the record is written again.
 
-Each change is tried on tests that reach its line, as coverage.py saw in the runs without a change; if they pass, on all tests.
+Each change is tried on tests that reach its line, as coverage.py saw in the runs without a change. If they pass, the files follow
+whose tests start processes, in which coverage.py sees nothing. A line that no test reaches, as of a constant, gets all tests.
 
 The record is written after each change, also where a signal or ``--wall`` ends the run: "unfinished" then has the numbers of the
 changes without a result.
@@ -53,7 +54,7 @@ TENSORRT_TESTS = (
 )
 """Of tests/plugin, those that need neither a GPU nor a compiler."""
 NEAR = 60
-"""Most of the tests that reach a line which are tried before all tests."""
+"""How many of the tests that reach a line are tried before the others."""
 HARMLESS = ("equivalent", "slower", "message")
 
 
@@ -174,11 +175,17 @@ def measure(options: argparse.Namespace, record: Record, runs: Runs, pool: Threa
 
 
 def result(runs: Runs, path: Path, mutant: Mutant, files: list[str], limit_s: float) -> tuple[str, list[str]]:
-    """The outcome of a change: by tests that reach its line, or by all files of tests."""
-    near = likeliest(runs.reach.get((str(path.relative_to(PACKAGE)), mutant.line), set()), files, NEAR)
-    found = runs.outcome(path, mutant, near, limit_s) if near else ("survived", [])
-    unclear = found[0] == "survived" or found[1] == [AT_IMPORT]  # the latter also where pytest finds no test of a name
-    return runs.outcome(path, mutant, files, limit_s) if unclear else found
+    """The outcome of a change: by the tests that reach its line and may see it in another process, or by all files of tests."""
+    reaching = runs.reach.get((str(path.relative_to(PACKAGE)), mutant.line), set())
+    near = likeliest(reaching, files, len(reaching))
+    rest = [test for test in near[NEAR:] if test.split("::")[0] not in SLOW]
+    found: tuple[str, list[str]] = ("survived", [AT_IMPORT])
+    for tests in (near[:NEAR], [*rest, *(file for file in files if file in SLOW)]) if near else ():
+        found = runs.outcome(path, mutant, tests, limit_s)
+        if found[0] != "survived":
+            break
+    # Not only where the package cannot be imported, also where pytest finds no test of one of the names.
+    return runs.outcome(path, mutant, files, limit_s) if found[1] == [AT_IMPORT] else found
 
 
 def stop(*_: object) -> None:
