@@ -19,7 +19,7 @@ from onnx import ModelProto, NodeProto
 
 from convpool.arguments import check_arguments
 from convpool.autotune import Tuner, given_shapes
-from convpool.check.inputs import load_arrays
+from convpool.check.inputs import feeds, fit_shapes, load_arrays
 from convpool.check.session import evaluate
 from convpool.check.verify import NO_MEMORY, compare, unchanged
 from convpool.errors import ModelError, OptionError, VerificationError
@@ -150,7 +150,7 @@ def optimize(
     options = replace(options, accumulation=accumulation)
     arrays = load_arrays(data)  # before any work: a wrong file should fail at once
     original = load(model, Path(base_dir) if base_dir is not None else None)
-    shapes = dict(input_shapes or {})
+    shapes = fit_shapes(feeds(original.proto), input_shapes or {})
     result = rewrite(original, options, shapes, Tuner(original, shapes, seed, progress) if autotune else None)
     report = result.report
     report.options["seed"] = seed

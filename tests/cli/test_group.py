@@ -91,6 +91,16 @@ def test_shapes_with_commas_or_crosses(shape, tmp_path, monkeypatch, capsys):
     assert "expected NAME:1x3x224x224 or NAME:1,3,224,224" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["inspect"], ["optimize", "--no-check"]])
+def test_shapes_that_do_not_fit_are_refused_where_nothing_is_run_too(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    onnx.save(graph(PAIR, inputs="float[N,16,H,W] x"), "in.onnx")
+    assert run(command, "convpool", [*words, "in.onnx", "--input-shape", "z:2x16x12x12"]) == 2
+    assert "input shape: no input 'z'; expected one of x" in capsys.readouterr().err
+    assert run(command, "convpool", [*words, "in.onnx", "--input-shape", "x:2x16"]) == 2
+    assert "input shape: input 'x'; got shape [2, 16], expected ['N', 16, 'H', 'W']" in capsys.readouterr().err
+
+
 def test_inspect_tells_the_gain_and_what_to_run_and_writes_nothing(model, capsys):
     assert run(command, "convpool", ["inspect", model]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -258,7 +258,7 @@ def test_normalization_in_training_is_none_of_inference():
         ("axes", "a computed tensor", "axes not constant"),
         ("mode", "nearest", "mode"),
         ("output 'x'", "2 readers", "read by something else too"),
-        ("saves nothing as fused", "5", "saves nothing"),
+        ("saves too little as fused", "5", "saves too little"),
         (reasons.BETWEEN, "Relu", "Relu between"),
     ],
 )

@@ -91,7 +91,7 @@ def test_patterns_that_match_nothing():
     [
         (Reject("n", reasons.BETWEEN, "Relu", ""), "Relu between"),
         (Reject("n", "output 'x' has 2 readers", "other readers", ""), "read by something else too"),
-        (Reject("n", "saves nothing as direct", "1", ""), "saves nothing"),
+        (Reject("n", "saves too little as direct", "1", ""), "saves too little"),
         (Reject("n", "Pad 'p' in front of the box mean", "pads", ""), "a Pad in front"),
         (Reject("n", "axes", "a computed tensor", ""), "axes not constant"),
         (Reject("n", "size", "unknown sizes", ""), "size: unknown"),

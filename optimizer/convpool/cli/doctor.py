@@ -187,7 +187,7 @@ def _packages() -> list[Finding]:
         Finding(
             "array library",
             OK if arrays else MISSING,
-            arrays or "none of pycuda, CuPy, PyTorch",
+            arrays or "found neither pycuda nor CuPy nor PyTorch",
             "" if arrays else "pip install pycuda (needs a CUDA toolkit), or CuPy or PyTorch",
         ),
         Finding(
@@ -232,7 +232,7 @@ def findings() -> list[Finding]:
         Finding(
             "GPU",
             OK if gpus and not too_old else MISSING,
-            names or "none",
+            names or "no GPU found",
             "a GPU of compute capability 7.5 or later runs the kernels; the optimizer needs none" if not gpus or too_old else "",
         )
     )

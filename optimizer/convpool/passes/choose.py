@@ -168,9 +168,10 @@ def _judge(plan: PairPlan, lowerings: list[Lowering]) -> PairPlan | Reject:
         return reject(
             scope,
             leaves[0].node,
-            f"saves nothing as {lowerings[0].name}",
-            f"{after.macs:,} multiply-adds and {after.additions:,} additions after {before.macs:,} and {before.additions:,}",
-            f"a saving, an addition of a pooling taken as {cost.ADDITION_WEIGHT:g} multiply-adds",
+            f"saves too little as {lowerings[0].name}",
+            f"{after.macs:,} of {before.macs:,} multiply-adds, "
+            f"and {after.additions:,} additions in place of {before.additions:,}",
+            f"at most {ENOUGH:.0%} of the multiply-adds, and less time by the cost model",
         )
     return replace(plan, lowerings=tuple(priced))
 

@@ -160,7 +160,7 @@ def _fused(plan: LowerPlan, by_cost: bool) -> Lowering | Refusal:
     fused, direct = (lowering_cost(item, layer, size, 4) for item in (found, plan.lowering))
     before = cost.conv_cost(conv, layer.weight_shape, size, 4)
     if fused.macs > ENOUGH * before.macs or by_cost and fused.time >= direct.time:
-        return refuse("saves nothing as fused", f"{fused.macs:,} multiply-adds", f"at most {ENOUGH:g} of {before.macs:,}")
+        return refuse("saves too little as fused", f"{fused.macs:,} multiply-adds", f"at most {ENOUGH:g} of {before.macs:,}")
     return found
 
 

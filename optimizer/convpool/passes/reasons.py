@@ -35,7 +35,7 @@ def in_short(verdict: Reject) -> str:
         return f"{verdict.got} between"
     if condition.startswith("output '"):
         return "read by something else too"
-    for beginning, words in (("saves nothing", "saves nothing"), ("Pad '", "a Pad in front")):
+    for beginning, words in (("saves too little", "saves too little"), ("Pad '", "a Pad in front")):
         if condition.startswith(beginning):
             return words
     if verdict.got == "a computed tensor":

@@ -22,7 +22,7 @@ number for each axis.  Weights are PyTorch's: [M, C/groups, kernel...].
     torch.ops.convpool.box_mean(x, gate, slope, kernel, strides, pads, dilations)
     torch.ops.convpool.box_mean_adjoint(grad, gate, slope, size, kernel, strides, pads, dilations)
 
-gate: None, or a tensor of X's shape; X counts slope-fold where the gate is not above zero.  No derivative goes to it.
+gate: None, or a tensor of X's shape; X is multiplied by slope where the gate is not above zero.  No derivative goes to it.
 """
 
 import importlib.util

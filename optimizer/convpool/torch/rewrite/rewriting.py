@@ -49,8 +49,8 @@ def optimize(
 
     Returns the module and a report with every pair: its names, `status` ("rewritten", "rejected" or "excluded"), `pattern` and
     `reason`, as `convpool.optimize` gives them for ONNX models.  It is about the mode that the module is in: in training what
-    stands in front of and behind a pair stays as it is, and a BatchNorm or Dropout between keeps the pair.  A call in another
-    mode has a plan of its own.
+    stands in front of and behind a pair stays as it is, and a pair with a BatchNorm or Dropout in between is not rewritten.  A
+    call in another mode has a plan of its own.
 
     Raises OptionError for arguments of a wrong type, ModelError for a module that cannot be copied.
     """
