@@ -150,7 +150,7 @@ def optimize(
     options = replace(options, accumulation=accumulation)
     arrays = load_arrays(data)  # before any work: a wrong file should fail at once
     original = load(model, Path(base_dir) if base_dir is not None else None)
-    shapes = fit_shapes(feeds(original.proto), input_shapes or {})
+    shapes: dict[str, Sequence[int]] = {**fit_shapes(feeds(original.proto), input_shapes or {})}
     result = rewrite(original, options, shapes, Tuner(original, shapes, seed, progress) if autotune else None)
     report = result.report
     report.options["seed"] = seed
