@@ -8,6 +8,8 @@ CPP := $(shell find benchmarks plugin tests -name '*.h' -o -name '*.cpp' -o -nam
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-compile
 PYTHON_SOURCES := pyproject.toml README.md $(shell find optimizer -type f ! -name '*.pyc') plugin/include/convpool.h
+NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+CUDA_BUILD := $(abspath build/cuda)
 CUDA_SOURCES := $(shell find plugin -type f ! -name '*.pyc')
 
 .PHONY: demo test test-oldest test-torch mutation lint format sanitize install wheels bench-cpu bench-gpu bench-tensorrt bench-torch clean
@@ -17,7 +19,7 @@ demo: $(VENV)/.demo
 
 # The tests build with the CMake and Ninja of the environment.
 test: install lint
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest
+	PATH="$(abspath $(BIN)):$$PATH" $(if $(NVCC),CONVPOOL_PLUGIN_BUILD=$(CUDA_BUILD)) $(BIN)/python -m pytest
 
 # Which share of small wrong changes to the package the fast tests see: an hour or two of a core.
 MUTANTS ?= 200
@@ -78,10 +80,16 @@ $(VENV)/.demo: $(VENV)/.made $(PYTHON_SOURCES)
 	$(INSTALL) ".[demo]"
 	touch $@
 
-# pip says nothing while it compiles.
-$(VENV)/.cuda: $(VENV)/.made $(CUDA_SOURCES)
+# pip says nothing while it compiles.  Where there is a CUDA toolkit, the build folder stays, with the programs of the tests: these
+# would else compile the kernels a second time.
+$(VENV)/.cuda: $(VENV)/.test $(CUDA_SOURCES)
 	@echo "Compiling the CUDA library: about 5 minutes on 2 cores. CONVPOOL_CUDA_ARCHITECTURES=90 compiles for one architecture."
+ifeq ($(NVCC),)
 	$(INSTALL) ./plugin
+else
+	PATH="$(abspath $(BIN)):$$PATH" $(INSTALL) --no-build-isolation --config-settings=build-dir=$(CUDA_BUILD) \
+	  --config-settings=cmake.define.CONVPOOL_PLUGIN_TESTS=ON ./plugin
+endif
 	touch $@
 
 $(VENV)/.test: $(VENV)/.made $(PYTHON_SOURCES)
