@@ -32,6 +32,11 @@ CHAINS = {
         {"none": [0, 0, 0, 0], "two": [4, 2], "flat": [-1]},
         DIRECT,
     ),
+    "axes of a Pad": (
+        f"q = Cast<to=7>(axes)\nc = Conv<pads=[1,1,1,1]>(x, w)\nh = Pad(c, none, , q)\ny = {POOL}(h)",
+        {"none": [0, 0, 0, 0], "axes": np.array([2, 3], np.int32)},
+        DIRECT,
+    ),
     "bias by Expand": (
         f"b = Expand(zero, n)\nh = Conv<pads=[1,1,1,1]>(x, w, b)\ny = {POOL}(h)",
         {"zero": np.float32(0), "n": [32]},

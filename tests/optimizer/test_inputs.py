@@ -6,11 +6,12 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from convpool.check import inputs as module
-from convpool.check.inputs import OPEN_SIZES, SCALES, FixedInputMaker, InputMaker, random_array
+from convpool.check.inputs import OPEN_SIZES, SCALES, FixedInputMaker, InputMaker, feeds, random_array
 from convpool.errors import ModelError, OptionError
+from tests.support.models import graph
 
 X = ("x", TensorProto.FLOAT, ["N", 3, "H", None])
 Z = ("z", TensorProto.FLOAT, ["N", "H", 4])
@@ -177,3 +178,12 @@ def test_shapes_that_do_not_fit(shapes, message):
         maker(X, shapes=shapes)
     assert str(found.value) == message
     assert shapes_of(maker(X, shapes={"x": [1, 3, 1, 1]})) == {"x": (1, 3, 1, 1)}
+
+
+def test_inputs_with_an_initializer_need_not_be_given():
+    model = graph("y = Add(x, z)\nq = Add(y, s)", inputs="float[4] x, float[4] z, float[4] s", outputs="float[4] q")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "z"))
+    values = numpy_helper.from_array(np.ones(1, np.float32), "s")
+    places = numpy_helper.from_array(np.array([2]), "s_places")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [4]))
+    assert [value.name for value in feeds(model)] == ["x"]

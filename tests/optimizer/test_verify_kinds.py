@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import onnx
 import pytest
@@ -105,6 +107,23 @@ def test_unusable_inputs_are_refused_even_where_nothing_is_rewritten():
         convpool.optimize(model, input_shapes={"q": [1]})
     with pytest.raises(OptionError, match="data: array 'q'; expected inputs x"):
         convpool.optimize(model, data={"q": np.zeros(1, np.float32)})
+
+
+def test_a_shape_for_no_input_of_engines_is_refused():
+    """Engines say no more of their inputs than names, types and sizes."""
+    engine = SimpleNamespace(
+        input_names=["x"],
+        output_names=["y"],
+        input_types={"x": np.dtype(np.float32)},
+        precision="fp32",
+        runtime="an engine",
+        model=None,
+        typical_shapes=lambda: {"x": [2]},
+        run=lambda arrays: {"y": arrays["x"]},
+    )
+    assert compare(engine, engine, input_shapes={"x": [3]}).passed
+    with pytest.raises(OptionError, match="input shape: no input 'q'; expected one of x"):
+        compare(engine, engine, input_shapes={"q": [1]})
 
 
 def test_data_that_lack_an_input(tmp_path):
