@@ -68,6 +68,7 @@ NETWORKS = {
     "DVD-GAN": Network(lambda: more.DVDGAN(8), (2, 3, 4, 32, 32), 8, 16),
     "LeNet-5": Network(lambda: more.LeNet5(), (4, 1, 32, 32), 2),
     "DenseNet-121": Network(lambda: more.DenseNet(growth=16, classes=10), (2, 3, 32, 32), 3),
+    "DenseNet of short blocks": Network(lambda: more.DenseNet(8, (2, 3, 4, 2), 10), (8, 3, 64, 64), 3),
 }
 
 
