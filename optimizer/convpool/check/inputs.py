@@ -224,11 +224,19 @@ def fit_shapes(values: list[ValueInfoProto], shapes: Mapping[str, Sequence[int]]
     return {name: [int(size) for size in shape] for name, shape in shapes.items()}
 
 
+def fitting(values: list[ValueInfoProto], shapes: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
+    """Those of the shapes, given for inputs by name, that fit one of the inputs `values`."""
+    return {value.name: shapes[value.name] for value in values if value.name in shapes and _fits(value, shapes[value.name])}
+
+
 def _check_shape(value: ValueInfoProto, shape: Sequence[int], what: str) -> None:
-    if not value.type.tensor_type.HasField("shape"):
-        return
-    dims = _dims(value)
-    fits = len(dims) == len(shape) and all(not isinstance(dim, int) or dim == size for dim, size in zip(dims, shape, strict=True))
-    if not fits:
-        shown = [dim if dim is not None else "?" for dim in dims]
+    if not _fits(value, shape):
+        shown = [dim if dim is not None else "?" for dim in _dims(value)]
         raise OptionError(f"{what}: input '{value.name}'; got shape {list(shape)}, expected {shown}")
+
+
+def _fits(value: ValueInfoProto, shape: Sequence[int]) -> bool:
+    if not value.type.tensor_type.HasField("shape"):
+        return True
+    dims = _dims(value)
+    return len(dims) == len(shape) and all(not isinstance(dim, int) or dim == size for dim, size in zip(dims, shape, strict=True))

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import onnx
@@ -20,6 +21,7 @@ from google.protobuf.message import EncodeError
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from convpool.api import optimize
+from convpool.check.inputs import feeds, fitting
 from convpool.check.session import evaluate
 from convpool.errors import ModelError
 from convpool.ir import schema
@@ -38,15 +40,24 @@ WEIGHTED = ("Conv", "ConvTranspose", "Gemm")
 """Operators whose second input are weights."""
 
 
-def lowered(model: LoadedModel, lowering: str, *, layers: bool = False, **keywords: Any) -> ModelProto:
+def lowered(
+    model: LoadedModel,
+    lowering: str,
+    *,
+    layers: bool = False,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    **keywords: Any,
+) -> ModelProto:
     """What an engine is built from: a copy of the model in the lowering asked for, its weights initializers.
 
     lowering: as in `convpool.optimize`, or "none"; a model that has nodes for the plugin already is taken as it is.
-    layers: make intermediate tensors outputs.  keywords: of `convpool.optimize`, which checks nothing here: `build` compares
-    the engine itself with the model.
+    layers: make intermediate tensors outputs.  input_shapes: typical shapes, for the size of plain convolutions; those that
+    fit no input are left to `profiles.add_profiles` to refuse.  keywords: of `convpool.optimize`, which checks nothing here:
+    `build` compares the engine itself with the model.
     """
     if lowering != "none" and not has_plugin_nodes(model.proto):
-        model = optimize(model, lowering=cast(Lowering, lowering), check=0, **keywords).loaded
+        shapes = fitting(feeds(model.proto), input_shapes or {})
+        model = optimize(model, lowering=cast(Lowering, lowering), check=0, input_shapes=shapes, **keywords).loaded
     result = inline_own_functions(self_contained(model))
     fold_weights(result)
     if layers:
