@@ -32,6 +32,7 @@ constexpr int kSkipped = 77;
 const Problem kProblems[] = {
     {"3x3", 2, 40, 72, 9, 9, 3, 2, 1, true, false},
     {"3x3, many channels", 1, 520, 64, 8, 8, 3, 2, 1, true, false},
+    {"3x3, long rows", 2, 40, 72, 10, 72, 3, 2, 1, true, false},
     {"3x3, prologue", 2, 72, 40, 19, 18, 3, 2, 1, false, true},
     {"3x3, no pooling", 2, 72, 40, 9, 12, 3, 1, 1, false, false},
     {"3x3, windows of 3x3", 2, 40, 72, 14, 12, 3, 3, 1, true, false},

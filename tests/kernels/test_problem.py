@@ -30,8 +30,11 @@ AMPERE = dict(cc=80, shared_bytes=163 * 1024)
 BLACKWELL = dict(cc=120, shared_bytes=99 * 1024)
 FLOATS = ("float16", "bfloat16", "float32")
 LAYER = dict(n=64, c=128, m=128, spatial=(32, 32), kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2, layout="NHWC")
+RS = "direct_fused_sm90a_f16_m64n128k32_s5_rs3x3"
 NCHW = "direct_fused_sm90a_tf32_m256n64k16_s7_rs3x3_nchw32"
 TF32_FIRST = dict(dtype="float32", allow_tf32=True, layout="NCHW")
+NCHW_PACKED = "direct_fused_sm90a_f16_m128n64k32_s9_packed_rs3x3_nchw16"
+PACKED_FIRST = dict(accumulation="packed", layout="NCHW")
 
 
 def test_tactics_are_listed_with_distinct_ids_and_names():
@@ -279,12 +282,33 @@ def test_wrong_argument_is_named(fields, reason):
             H200,
             r"shared memory of a block; got 232448 bytes",
         ),
+        (
+            RS,
+            dict(prologue_activation="leaky_relu", prologue_alpha=1.5),
+            H200,
+            "slope of the prologue; got 1.5.*, expected at most 1",
+        ),
+        (
+            RS,
+            dict(prologue_activation="leaky_relu", prologue_alpha=2**-25),
+            H200,
+            "slope of the prologue; got 0.*, expected at most 1",
+        ),
+        (
+            "direct_fused_sm90a_f16_m64n128k32_s4_rs3x3_pool3",
+            dict(pool_kernel_shape=3, pool_pads=2, strides=3, prologue_affine=True),
+            H200,
+            "prologue; got scale and shift without ReLU, expected none",
+        ),
         (NCHW, dict(TF32_FIRST, layout="NHWC"), H200, "layout; got NHWC, expected NCHW"),
         (NCHW, dict(TF32_FIRST, y_layout="NHWC"), H200, "layout; got NHWC, expected NCHW"),
         (NCHW, dict(TF32_FIRST, c=30), H200, "input channels; got 30, expected a multiple of 4"),
         (NCHW, dict(TF32_FIRST, spatial=(16, 18)), H200, "width; got 18, expected a multiple of 4"),
         (NCHW, dict(TF32_FIRST, prologue_affine=True), H200, "prologue; got one, expected none"),
         (NCHW, dict(TF32_FIRST, allow_tf32=False), H200, "allow_tf32; got 0, expected 1"),
+        (NCHW_PACKED, dict(PACKED_FIRST, c=36), H200, "input channels; got 36, expected a multiple of 8"),
+        (NCHW_PACKED, dict(PACKED_FIRST, spatial=(16, 20)), H200, "width; got 20, expected a multiple of 8"),
+        (NCHW_PACKED, dict(PACKED_FIRST, accumulation="default"), H200, "accumulation; got 0 .*, expected 1"),
     ],
 )
 def test_tactic_says_why_not(name, fields, device, reason):

@@ -134,22 +134,27 @@ def test_prologue_of_values_that_are_not_finite(gpu, name, before, slope):
     np.testing.assert_array_equal(run_twice(problem, tactic, x, w, None, None, None, None), expected)
 
 
+@pytest.mark.parametrize("before", [None, "relu", "leaky_relu"])
 @pytest.mark.parametrize("name", names(lambda name: "_rs" in name))
-def test_box_means_of_values_that_are_not_finite(gpu, name):
+def test_box_means_of_values_that_are_not_finite(gpu, name, before):
     """Formed in registers, and rounded there.  128 channels are enough for every split."""
     tactic = find_tactic(name)
     if gpu.compute_capability() != (9, 0):
         pytest.skip("needs compute capability 90")
     accumulation = "packed" if tactic.packed else "default"
     kernel, window = sizes(name)
-    layer = dict(n=1, c=128, m=8, spatial=(36, 36), kernel_shape=kernel, pool_kernel_shape=window, strides=window)
+    layer = dict(n=1, c=128, m=8, spatial=(36, 40), kernel_shape=kernel, pool_kernel_shape=window, strides=window)
+    layer |= dict(prologue_activation=before, prologue_alpha=0.25)
     problem = Problem(**layer, dtype=tactic.dtype, layout=layout_of(name), allow_tf32=True, accumulation=accumulation)
-    x, w = np.ones((1, 128, 36, 36)), np.zeros(problem.w_shape)
-    w[:, 0] = 1
+    if reason := problem.why_not(tactic):
+        assert "prologue; got" in reason and before is not None
+        pytest.skip(reason)
+    x, w = np.zeros((1, 128, 36, 40)), np.zeros(problem.w_shape)
+    x[:, ::16] = w[:, 0] = 1  # sums that are numbers of bfloat16
     for place, value in ((5, np.inf), (15, -np.inf), (25, np.nan)):
         x[0, 0, place, place] = value
     with np.errstate(invalid="ignore"):
-        expected = conv_reference.linear(problem, x, w)
+        expected = conv_reference.linear(problem, conv_reference.prologue(problem, x, x, x), w)
     np.testing.assert_array_equal(run_twice(problem, tactic, x, w, None, None, None, None), expected)
 
 
@@ -167,7 +172,7 @@ def test_epilogue_of_values_that_are_not_finite(gpu, name, activation, alpha, re
             n=1,
             c=channels,
             m=8,
-            spatial=(20, 20),
+            spatial=(20, 24),
             kernel_shape=kernel,
             pool_kernel_shape=window,
             strides=window,
@@ -190,7 +195,7 @@ def test_epilogue_of_values_that_are_not_finite(gpu, name, activation, alpha, re
         addend = np.full_like(before, 0.125)
         with np.errstate(invalid="ignore"):
             expected = conv_reference.activate(problem, before + addend if residual else before)
-        x, w = np.zeros((1, channels, 20, 20)), np.ones(problem.w_shape)
+        x, w = np.zeros((1, channels, 20, 24)), np.ones(problem.w_shape)
         np.testing.assert_array_equal(run_twice(problem, tactic, x, w, bias, addend, None, None), expected)
     assert allowed, problem.why_not(tactic)
 
@@ -219,7 +224,8 @@ def test_channels_first_arrays_that_the_kernel_cannot_take(gpu, name, skewed):
     tactic = find_tactic(name)
     if gpu.compute_capability() != (9, 0):
         pytest.skip("needs compute capability 90")
-    problems = [make_problem(case, tactic.dtype, "NCHW", "NCHW", True, INTEGER) for case in CASES]
+    accumulation = dict(accumulation="packed" if tactic.packed else "default")
+    problems = [make_problem(case | accumulation, tactic.dtype, "NCHW", "NCHW", True, INTEGER) for case in CASES]
     fitting = (i for i, p in enumerate(problems) if p.bias and p.residual and p.why_not(tactic) is None)
     case = next(i for i in fitting if i % 3)  # check() moves Y at every third
     if skewed in ("x", "w"):

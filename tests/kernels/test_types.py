@@ -64,7 +64,8 @@ def test_packed_sums_only_where_the_problem_allows_them():
     assert packed and {tactic.dtype for tactic in packed} == {"float16", "bfloat16"}
     for tactic in packed:
         assert tactic.roundings == 2
-        exact = Problem(**layer, dtype=tactic.dtype)
+        layout = "NCHW" if "_nchw" in tactic.name else "NHWC"
+        exact = Problem(**layer | dict(layout=layout), dtype=tactic.dtype)
         assert "accumulation; got 0 (the default), expected 1 (packed); use a tactic that is not" in exact.why_not(tactic, **H200)
         kernels = (3, 5)  # that a tactic may be for
         allowed = [replace(exact, kernel_shape=kernel, accumulation="packed") for kernel in kernels]

@@ -26,13 +26,13 @@ TIMES = 5
 RINGS = [tactic.name for tactic in tactics() if "sm90a" in tactic.name and "tf32x3" not in tactic.name]
 
 
-def problem_of(kernel: int, pool: int, dtype: str, packed: bool, layout: str) -> Problem:
+def problem_of(kernel: int, pool: int, before: str | None, dtype: str, packed: bool, layout: str) -> Problem:
     pads = min(kernel // 2, pool - 1)
     return Problem(
         n=24,
         c=200,
         m=264,
-        spatial=(36, 36),
+        spatial=(36, 40),
         kernel_shape=kernel,
         pool_kernel_shape=pool,
         pool_pads=pads,
@@ -43,30 +43,33 @@ def problem_of(kernel: int, pool: int, dtype: str, packed: bool, layout: str) ->
         layout=layout,
         allow_tf32=True,
         accumulation="packed" if packed else "default",
+        prologue_activation=before,
     )
 
 
 @functools.cache
-def data_of(kernel: int, pool: int):
+def data_of(kernel: int, pool: int, before: str | None):
     """x and w of small whole numbers, of which box means and fused weights are exact, and the exact y."""
-    problem, rng = problem_of(kernel, pool, "float16", False, "NHWC"), np.random.default_rng(kernel)
+    problem, rng = problem_of(kernel, pool, before, "float16", False, "NHWC"), np.random.default_rng(kernel)
     x = rng.integers(-1, 2, (problem.n, problem.c, *problem.spatial)) * float(pool**2)
     w = rng.integers(-1, 2, problem.w_shape) * (rng.random(problem.w_shape) < 0.25) * 1.0
-    return x, w, conv_reference.linear(problem, x, w)
+    return x, w, conv_reference.linear(problem, conv_reference.prologue(problem, x, x, x), w)
 
 
-@pytest.mark.parametrize("name", RINGS)
-def test_results_are_exact_under_delays(gpu, name):  # noqa: F811
+@pytest.mark.parametrize(
+    "name, before", [*((name, None) for name in RINGS), *((name, "relu") for name in RINGS if "_rs" in name)]
+)
+def test_results_are_exact_under_delays(gpu, name, before):  # noqa: F811
     if gpu.compute_capability() != (9, 0):
         pytest.skip("needs compute capability 90")
     if os.environ.get("CONVPOOL_STRESSED") != "1":
         skip_or_fail("CONVPOOL_LIBRARY is no build with CONVPOOL_STRESS; CONVPOOL_STRESSED=1 says that it is")
     tactic = find_tactic(name)
     kernel, pool = sizes(name)
-    problem = problem_of(kernel, pool, tactic.dtype, tactic.packed, "NCHW" if "_nchw" in name else "NHWC")
+    problem = problem_of(kernel, pool, before, tactic.dtype, tactic.packed, "NCHW" if "_nchw" in name else "NHWC")
     if (reason := problem.why_not(tactic)) is not None:
         pytest.skip(reason)
-    x, w, exact = data_of(kernel, pool)
+    x, w, exact = data_of(kernel, pool, before)
     nothing = np.zeros(1)
     rounded = exact.astype(np.float32).astype(NUMPY_TYPES[tactic.dtype]).astype(np.float64)
     for _ in range(TIMES):

@@ -206,16 +206,17 @@ def random_cases(count: int, seed: int = 20) -> list[dict]:
     return cases
 
 
-def tiled_cases(kernel: int, count: int, pool: int = 2, channels_first: bool = False) -> list[dict]:
-    """Windows side by side, whole chunks of channels, or of columns: what the tactics by TMA are made for."""
+def tiled_cases(kernel: int, count: int, pool: int = 2, chunk: int = 0) -> list[dict]:
+    """Windows side by side, whole chunks of channels: what the tactics by TMA are made for.  Of columns too, so many in a chunk,
+    where they take channels first."""
     seed = kernel if pool == 2 else f"{kernel}, {pool}"
-    rng = random.Random(f"{seed}, channels first" if channels_first else seed)
+    rng = random.Random(f"{seed}, channels first" if chunk else seed)
     cases: list[dict] = []
     while len(cases) < count:
         n, c, m = rng.randint(1, 5), 8 * rng.randint(1, 17), 8 * rng.randint(1, 17)
         spatial = (rng.randint(pool, 20 * pool), rng.randint(pool, 20 * pool))
-        if channels_first:
-            c, m, spatial = c // 2, m - rng.randint(0, 7), (spatial[0], 4 * rng.randint(1, 20))
+        if chunk:
+            c, m, spatial = c * chunk // 8, m - rng.randint(0, 7), (spatial[0], chunk * rng.randint(1, 80 // chunk))
         options = dict(bias=rng.random() < 0.5, residual=rng.random() < 0.3)
         options["activation"] = rng.choice((None, "relu", "leaky_relu"))
         if options["activation"] == "leaky_relu":
@@ -243,5 +244,6 @@ def all_cases() -> list[dict]:
         + tiled_cases(5, 60)
         + tiled_cases(3, 60, 3)
         + tiled_cases(5, 60, 3)
-        + tiled_cases(3, 60, channels_first=True)
+        + tiled_cases(3, 60, chunk=4)
+        + tiled_cases(3, 60, chunk=8)
     )

@@ -11,13 +11,14 @@
 namespace convpool {
 
 template <Precision kPrecision_, bool kPacked_, int kKernel_, int kPool_, int kSide_, int kGroups_, int kParts_, int kBlockN_,
-          int kStageTaps_, int kStages_, int kRawStages_, RsOrder kOrder_, bool kSplits_>
+          int kStageTaps_, int kStages_, int kRawStages_, RsOrder kOrder_, bool kSplits_, RsPrologue kPrologue_>
 struct DirectRsConfig {
     static constexpr Precision kPrecision = kPrecision_;
     static constexpr bool kPacked = kPacked_, kChannelsFirst = false;
     static constexpr int kDepth = 1;  // tiles side by side that share weights
     static constexpr RsOrder kOrder = kOrder_;
     static constexpr bool kTurns = kOrder == RsOrder::kTurns;
+    static constexpr RsPrologue kPrologue = kPrologue_;
     static constexpr bool kSplits = kSplits_;  // blocks of a cluster may share a tile's slices
     static constexpr int kKernel = kKernel_, kPool = kPool_, kSide = kSide_, kGroups = kGroups_, kParts = kParts_,
                          kSubtiles = kGroups / kParts, kBlockN = kBlockN_, kStageTaps = kStageTaps_, kStages = kStages_,
@@ -37,6 +38,8 @@ struct DirectRsConfig {
     static_assert(kGroups == 2 || kGroups == 4, "a warpgroup has a subtile, or a part of one's slices");
     static_assert(kParts <= 2 && kGroups % kParts == 0, "a slice has two parts");
     static_assert(!kTurns || (kGroups == 2 && kParts == 1), "two take turns");
+    static_assert(kPrologue == RsPrologue::kNone || (kKernel <= 3 && kPool == 2 && kOrder != RsOrder::kSteps),
+                  "a bit for each pixel, one set of scales and shifts for a slice");
     static_assert(kOrder != RsOrder::kSteps || (kParts == 1 && kStages * kStageTaps > kTaps), "weights stay for both steps");
     static_assert(!kSplits || !kTurns, "the last turn is that of all slices");
     static_assert(kSide == 8 || kShared.raw_columns * kShared.raw_rows % 8 == 4, "ldmatrix meets two images in no bank");

@@ -20,6 +20,7 @@
 #pragma once
 
 #include "families/direct_rs/block.cuh"
+#include "families/direct_rs/prologue.cuh"
 #include "kernels/ptx/mma_sync.cuh"
 #include "kernels/ptx/packed_math.cuh"
 
@@ -141,12 +142,13 @@ template <class Config> struct DirectRsMeans {
     const uint32_t chunk;  // its chunk of two
     uint32_t at[8];        // its address for each residue of the others' distance by 8, in the first step's chunks
     typename Sums::Sum above[kSteps][2][kKernel][kPool - 1];  // of the pixel rows before: (step, chunk, column of taps)
+    DirectRsPrologue<Config> prologue;
     uint32_t a[kKernel][kKernel][kSteps][4];  // operands: (row and column of taps, step, two output rows of two chunks)
 
     // Lanes 0-7 and 8-15 give rows of a column, chunks 0 and 1; 16-23 and 24-31 of the column kApart further.
     CONVPOOL_DEVICE explicit DirectRsMeans(const Block &block)
         : place((block.lane >> 4) * (kPool == 2 ? Block::kPlaneBytes : 64) + position(block.warp % 4 * 2, block.lane & 7) * 64),
-          chunk(block.lane >> 3 & 1) {}
+          chunk(block.lane >> 3 & 1), prologue(block.p.prologue) {}
     // In a plane of an image's pixels, where the window of an output pixel of the subtile begins.
     CONVPOOL_DEVICE static int position(int row, int column) {
         constexpr int kSide = Config::kSide;
@@ -178,6 +180,7 @@ template <class Config> struct DirectRsMeans {
     CONVPOOL_DEVICE void add_row(int row) {
         Words words;
         load_row(words, row);
+        prologue.apply(words, row);
 #pragma unroll
         for (int k = 0; k < kSteps; ++k)
 #pragma unroll

@@ -9,7 +9,7 @@
 //
 //     a warp               weights of one or more taps and slice     -> ring of kStages      (TMA, 64-byte swizzle)
 //     a warp, or two       pixels of X under the subtiles            -> ring of kRawStages   (TMA, zeros outside)
-//     kGroups warpgroups   ldmatrix, box means, products, accumulators: all in registers; bias, residual, activation, Y
+//     kGroups warpgroups   ldmatrix, prologue, box means, products, accumulators: all in registers; bias, residual, activation, Y
 //
 // Box means pass through no shared memory, and no barrier stands between them and their products. In turns, one of two warpgroups
 // forms the means of a whole slice while the other multiplies; else each forms the means of a row of taps while its own products

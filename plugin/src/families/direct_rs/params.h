@@ -8,6 +8,11 @@ namespace convpool {
 // row of taps, with the means of one beside the products of the one before; or half of the channels after the other.
 enum class RsOrder { kTurns, kRows, kSteps };
 
+// What happens to pixels before they are added up: nothing; a ReLU, of X as it is or scaled and shifted; a LeakyReLU of X as it is; any
+// activation of X scaled and shifted.
+enum class RsPrologue { kNone, kRelu, kLeaky, kAffine };
+constexpr int kRsPrologues = 4;
+
 // Shared memory of a direct_rs block, in bytes; raw_* in pixels of one plane of an image, `plane` in bytes of those of a subtile's
 // images, a multiple of the 128 that TMA starts at. A plane has every pool-th column. Blocks of a cluster push sums to push_offset;
 // `bytes` ends there.

@@ -62,13 +62,14 @@ template <class Block, class Means> struct DirectRsProducts {
 
     // A slice in turns: this warpgroup forms all means while the other multiplies. Its products are done on return, and its
     // weights handed back, if nothing multiplies by them again: the other's next turn needs the stages that follow.
-    CONVPOOL_DEVICE void slice_in_turns(Sums &acc, Means &means, bool release, bool last) {
+    CONVPOOL_DEVICE void slice_in_turns(Sums &acc, Means &means, bool release, bool last, int next_slice) {
 #pragma unroll
         for (int row = 0; row < kKernel; ++row) means.form(row);
         barrier_sync(kFirstTurn + group, 256);
 #pragma unroll
         for (int row = 0; row < kKernel; ++row) multiply(acc, means, row, 0);
         release_raw();
+        load_prologue(means, next_slice);
         if (group == 0 || !last) barrier_join(kFirstTurn + 1 - group, 256);
         if constexpr (kKernel > 1) {
             wgmma_wait<2>();
@@ -82,7 +83,7 @@ template <class Block, class Means> struct DirectRsProducts {
     // A slice by rows of taps: the means of a row are formed while the products of the row before run. Hazard: no product is under way
     // behind a slice. The compiler forgets from one turn of the loop to the next which registers products still read, and it copies
     // accumulators behind the loop ahead of a wait there.
-    CONVPOOL_DEVICE void slice_by_rows(Sums &acc, Means &means) {
+    CONVPOOL_DEVICE void slice_by_rows(Sums &acc, Means &means, int next_slice) {
 #pragma unroll
         for (int row = 0; row < kKernel; ++row) {
             means.form(row);
@@ -92,6 +93,7 @@ template <class Block, class Means> struct DirectRsProducts {
             release_weights();
         }
         release_raw();
+        load_prologue(means, next_slice);
         wgmma_wait<0>();
         release_weights();
     }
@@ -111,6 +113,11 @@ template <class Block, class Means> struct DirectRsProducts {
         }
 #pragma unroll
         for (int row = 0; row < kKernel; ++row) release_weights();
+    }
+
+    // Scales and shifts of a slice's channels, on their way before products are waited for.
+    CONVPOOL_DEVICE void load_prologue(Means &means, int slice) const {
+        if constexpr (!Config::kChannelsFirst) means.prologue.load(block, slice, part);
     }
 
     // Sums of the second part are added to those of the first.
@@ -153,12 +160,14 @@ template <class Block, class Means> struct DirectRsProducts {
         const SubtileParams &p = block.p;
         Means means(block);
         const int end_slice = block.end_slice();
+        load_prologue(means, block.first_slice());
         if (Config::kTurns && group == 1 && block.first_tile() < p.tiles) barrier_join(kFirstTurn, 256);
         for (int index = block.first_tile(); index < p.tiles; index += block.tile_step()) {
             Sums acc[kDepth] = {};
             const typename Block::Tile tile = block.tile_at(index);
             if constexpr (!Config::kChannelsFirst)
                 if (p.epilogue.residual != nullptr && part == 0) prefetch_residual(block, tile.subtile + subtile, tile.channel);
+            if constexpr (!Config::kChannelsFirst) means.prologue.start_tile(block, tile.subtile + subtile);
             if (p.resident) weights = {};
             const bool last_tile = index + block.tile_step() >= p.tiles;
             // Hazard: a loop that might not run at all would make the compiler copy accumulators behind it, ahead of the wait.
@@ -166,6 +175,7 @@ template <class Block, class Means> struct DirectRsProducts {
 #pragma unroll 1
             do {
                 const Ring<Config::kStages> first = weights;
+                const int next_slice = slice + 1 < end_slice ? slice + 1 : block.first_slice();
 #pragma unroll
                 for (int d = 0; d < kDepth; ++d) {
                     const bool release = d + 1 == kDepth;
@@ -177,8 +187,8 @@ template <class Block, class Means> struct DirectRsProducts {
                     } else {
                         means.start(pixels, part);
                         if constexpr (Config::kTurns)
-                            slice_in_turns(acc[d], means, release, release && last_tile && slice + 1 == end_slice);
-                        else slice_by_rows(acc[d], means);
+                            slice_in_turns(acc[d], means, release, release && last_tile && slice + 1 == end_slice, next_slice);
+                        else slice_by_rows(acc[d], means, next_slice);
                     }
                 }
             } while (++slice < end_slice);

@@ -16,6 +16,9 @@ struct Cost {
     double end_us = 0;                                // of a tile
 };
 
+// Which prologues a tile takes; with packed sums and in TF32 a ReLU's only.
+enum class RsPrologues { kNone, kRelu, kAll };
+
 struct Tile {
     int32_t kernel;       // rows and columns of it
     int32_t pool = 2;     // of the window
@@ -27,6 +30,7 @@ struct Tile {
     int32_t stages, raw_stages;
     RsOrder order;
     bool splits = false;  // blocks of a cluster may share a tile's slices
+    RsPrologues prologues = RsPrologues::kNone;
     Cost cost;
 
     constexpr int subtiles() const { return groups / k_parts; }  // of 64 pixels
@@ -40,6 +44,7 @@ constexpr Tile k3x3m128n256{.kernel = 3,
                             .stages = 8,
                             .raw_stages = 2,
                             .order = RsOrder::kRows,
+                            .prologues = RsPrologues::kRelu,
                             .cost = {3.36, 3.12, 3.17, 2.95}};
 constexpr Tile k3x3m128n128{.kernel = 3,
                             .groups = 2,
@@ -48,6 +53,7 @@ constexpr Tile k3x3m128n128{.kernel = 3,
                             .stages = 5,
                             .raw_stages = 2,
                             .order = RsOrder::kTurns,
+                            .prologues = RsPrologues::kAll,
                             .cost = {2.18, 1.96, 1.86, 1.55}};
 constexpr Tile k3x3m128n64{.kernel = 3,
                            .groups = 2,
@@ -56,6 +62,7 @@ constexpr Tile k3x3m128n64{.kernel = 3,
                            .stages = 8,
                            .raw_stages = 3,
                            .order = RsOrder::kTurns,
+                           .prologues = RsPrologues::kAll,
                            .cost = {1.70, 1.32, 1.33, 0.55}};
 constexpr Tile k3x3m128n32{.kernel = 3,
                            .groups = 2,
@@ -64,6 +71,7 @@ constexpr Tile k3x3m128n32{.kernel = 3,
                            .stages = 6,
                            .raw_stages = 4,
                            .order = RsOrder::kTurns,
+                           .prologues = RsPrologues::kRelu,
                            .cost = {1.54, 1.22, 1.21, 0.25}};
 constexpr Tile k3x3m256n32{.kernel = 3,
                            .groups = 4,
@@ -81,6 +89,7 @@ constexpr Tile k3x3m64n128{.kernel = 3,
                            .stages = 5,
                            .raw_stages = 3,
                            .order = RsOrder::kRows,
+                           .prologues = RsPrologues::kAll,
                            .cost = {1.30, 1.11, 1.10, 0.80}};
 constexpr Tile k3x3m64n64{.kernel = 3,
                           .groups = 2,
@@ -90,6 +99,7 @@ constexpr Tile k3x3m64n64{.kernel = 3,
                           .stages = 8,
                           .raw_stages = 5,
                           .order = RsOrder::kRows,
+                          .prologues = RsPrologues::kAll,
                           .cost = {1.00, 0.86, 0.85, 0.50}};
 constexpr Tile k3x3m64n32{.kernel = 3,
                           .groups = 2,
@@ -99,6 +109,7 @@ constexpr Tile k3x3m64n32{.kernel = 3,
                           .stages = 9,
                           .raw_stages = 6,
                           .order = RsOrder::kRows,
+                          .prologues = RsPrologues::kRelu,
                           .cost = {0.94, 0.80, 0.78, 0.25}};
 
 // For small images.
@@ -112,6 +123,7 @@ constexpr Tile k3x3m64n128of4{.kernel = 3,
                               .raw_stages = 2,
                               .order = RsOrder::kRows,
                               .splits = true,
+                              .prologues = RsPrologues::kRelu,
                               .cost = {1.30, 1.15, 1.25, 1.10}};
 constexpr Tile k3x3m64n64of4{.kernel = 3,
                              .side = 4,
@@ -123,6 +135,7 @@ constexpr Tile k3x3m64n64of4{.kernel = 3,
                              .raw_stages = 3,
                              .order = RsOrder::kRows,
                              .splits = true,
+                             .prologues = RsPrologues::kRelu,
                              .cost = {1.05, 0.88, 0.93, 0.35}};
 constexpr Tile k5x5m128n128{.kernel = 5,
                             .groups = 2,
@@ -216,6 +229,11 @@ struct Row {
     Tile tile;
     int32_t split = 1;
 
+    constexpr bool takes(RsPrologue prologue) const {
+        if (prologue == RsPrologue::kNone) return true;
+        if (prologue == RsPrologue::kRelu) return tile.prologues != RsPrologues::kNone;
+        return tile.prologues == RsPrologues::kAll && !packed && precision != Precision::kTF32;
+    }
     constexpr double slice_us() const {
         return precision == Precision::kTF32 ? tile.cost.tf32_us : packed ? tile.cost.packed_us : tile.cost.exact_us;
     }
@@ -323,7 +341,7 @@ inline constexpr Row kRows[] = {
 static_assert(ids_rise(kRows));
 static_assert(all_rows(kRows, +[](const Row &row) { return row.slice_us() > 0; }), "a row's tile has a fitted cost");
 
-// The kernel of a row of this precision.
-template <Precision kPrecision> const void *kernel(size_t row, bool prologue);
+// The kernel of a row of this precision with a prologue: instance row * kRsPrologues + prologue.
+template <Precision kPrecision> const void *kernel(size_t instance, bool);
 
 }  // namespace convpool::direct_rs

@@ -11,31 +11,37 @@
 namespace convpool {
 
 // kPaddedByOne: X's columns, modulo 4 (box_means.cuh).
-template <bool kPaddedByOne_, int kColumns_, int kDepth_, int kParts_, int kBlockN_, int kStageTaps_, int kStages_,
-          int kRawStages_, RsOrder kOrder_>
+template <Precision kPrecision_, bool kPacked_, bool kPaddedByOne_, int kColumns_, int kDepth_, int kParts_, int kBlockN_,
+          int kStageTaps_, int kStages_, int kRawStages_, RsOrder kOrder_>
 struct DirectRsNchwConfig {
-    static constexpr Precision kPrecision = Precision::kTF32;
-    static constexpr bool kChannelsFirst = true, kSplits = false, kPaddedByOne = kPaddedByOne_;
+    static constexpr Precision kPrecision = kPrecision_;
+    static constexpr bool kPacked = kPacked_, kChannelsFirst = true, kSplits = false, kPaddedByOne = kPaddedByOne_;
     static constexpr RsOrder kOrder = kOrder_;
     static constexpr bool kTurns = kOrder == RsOrder::kTurns;
     static constexpr int kKernel = 3, kGroups = 2, kParts = kParts_, kColumns = kColumns_, kRows = 128 / kParts / kColumns,
                          kDepth = kDepth_, kBlockN = kBlockN_, kStageTaps = kStageTaps_, kStages = kStages_,
                          kRawStages = kRawStages_;
-    static constexpr int kTaps = 9, kPerChunk = 4, kChunks = 4;
+    static constexpr int kTaps = 9, kPerChunk = Traits<kPrecision>::kPerChunk, kChunks = 4, kElement = 16 / kPerChunk;  // bytes
     static constexpr int kThreads = 128 * (kGroups + 1);
     // Parts of a slice, two chunks each, whose box means a warpgroup holds at once.
     static constexpr int kSteps = kParts == 2 ? 1 : 2;
     // Of a thread that multiplies and of one that copies.
     static constexpr int kRegisters = kDepth == 1 ? 240 : 232, kCopyRegisters = kDepth == 1 ? 24 : 40;
     static constexpr int kFragments = kBlockN / 8;  // channels of a warpgroup
+    // A warp's 16 outputs are of a row, or eight of each of two; lanes of a row are apart in these bits of their number.
+    static constexpr int kWarpRows = kColumns == 8 ? 2 : 1, kLaneColumns = 32 / kWarpRows - 4;
     static constexpr DirectRsNchwShared kShared =
-        direct_rs_nchw_shared(kColumns, kRows, kParts, kBlockN, kStageTaps, kStages, kRawStages);
+        direct_rs_nchw_shared(kPerChunk == 8, kColumns, kRows, kParts, kBlockN, kStageTaps, kStages, kRawStages);
 
-    static_assert(kColumns % 16 == 0 && kShared.raw_columns * kShared.raw_rows % 32 == 24, "no bank conflicts");
+    static_assert((kColumns == 8 || kColumns % 16 == 0) && kShared.raw_columns * kShared.raw_rows * kElement % 64 == 32,
+                  "no bank conflicts");
+    static_assert(kShared.raw_columns * kElement % 16 == 0 && kShared.raw_stage % 128 == 0,
+                  "what TMA copies, and where it starts");
     static_assert(!kTurns || kParts == 1, "two take turns");
     static_assert(kDepth == 1 || (kTurns && kStages * kStageTaps > kTaps), "weights stay for all tiles");
     static_assert(kKernel % kStageTaps == 0, "whole stages of weights in a row of taps");
-    static_assert(kStages >= kKernel / kStageTaps + 1 && kRawStages >= 2, "copies run ahead");
+    static_assert(kStages * kStageTaps >= (kTurns ? kTaps : 2 * kKernel) && kRawStages >= 2,
+                  "what is multiplied before the first weights are handed back");
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -68,9 +74,18 @@ template <class Config_> struct DirectRsNchwBlock : SubtileGrid<Config_::kDepth,
         this->p.div_tiles_h.divmod(rest, image, row);
         return {static_cast<int>(image), static_cast<int>(row) * Config::kRows, static_cast<int>(column) * Config::kColumns};
     }
-    // Of a tile, this warp's row of 16 outputs.
-    CONVPOOL_DEVICE int row() const { return warp % (8 / Config::kParts) / (Config::kColumns / 16); }
-    CONVPOOL_DEVICE int column() const { return warp % (Config::kColumns / 16) * 16; }
+    // Of a tile, this lane's row of outputs, and the first column of its warp's.
+    CONVPOOL_DEVICE int row() const {
+        const int number = warp % (8 / Config::kParts);
+        if constexpr (Config::kWarpRows == 2) return 2 * number + (lane >> 4);
+        else return number / (Config::kColumns / 16);
+    }
+    CONVPOOL_DEVICE int column() const {
+        if constexpr (Config::kWarpRows == 2) return 0;
+        else return warp % (Config::kColumns / 16) * 16;
+    }
+    // Columns of X from what the row's first lane sees to what this one does: four for each, for two outputs.
+    CONVPOOL_DEVICE int lane_column() const { return lane & Config::kLaneColumns; }
     // Columns from a box's first one to that which the first output sees first.
     CONVPOOL_DEVICE int shift() const { return -this->p.pad_w & (kNchwAlignment - 1); }
 };

@@ -13,10 +13,11 @@ struct Instances : RowsOf<kRows> {
         return padded_by_one ? function<kRow, true>() : function<kRow, false>();
     }
     template <size_t kRow, bool kPaddedByOne> static const void *function() {
-        constexpr Row r = kRows[kRow];
+        constexpr Row row = kRows[kRow];
+        constexpr Tile t = row.tile;
         return reinterpret_cast<const void *>(
-            &direct_rs_nchw_kernel<DirectRsNchwConfig<kPaddedByOne, r.columns, r.depth, r.k_parts, r.block_n, r.stage_taps,
-                                                      r.stages, r.raw_stages, r.order>>);
+            &direct_rs_nchw_kernel<DirectRsNchwConfig<row.precision, row.packed, kPaddedByOne, t.columns, t.depth, t.k_parts,
+                                                      t.block_n, t.stage_taps, t.stages, t.raw_stages, t.order>>);
     }
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// direct_rs for X and Y of floats with their channels first, 3x3 kernels, in TF32: what differs is how pixels lie in shared memory,
-// how box means are formed of them, and how Y is written.
+// direct_rs for X and Y with their channels first, 3x3 kernels: what differs is how pixels lie in shared memory, how box means are
+// formed of them, and how Y is written.
 #pragma once
 
 #include "families/direct_rs/products.cuh"
