@@ -150,13 +150,15 @@ def test_saving_twice_gives_the_same_files(tmp_path, layout):
     assert names(tmp_path / "b") == first
 
 
-@pytest.mark.parametrize(("layout", "taken"), [("keep", "w.bin"), ("one", "out.onnx.data")])
-def test_files_in_the_way_stay_as_they_are(tmp_path, layout, taken):
+@pytest.mark.parametrize(
+    ("layout", "taken", "instead"), [("keep", "w.bin", "out-1-w.bin"), ("one", "out.onnx.data", "out.onnx.1.data")]
+)
+def test_files_in_the_way_stay_as_they_are(tmp_path, layout, taken, instead):
     (tmp_path / "b").mkdir()
     path, out = make(tmp_path / "a"), tmp_path / "b" / "out.onnx"
     (tmp_path / "b" / taken).write_bytes(b"somebody else's")
     convpool.optimize(path, check=0, lowering="direct").save(out, external_data=layout)
-    assert (tmp_path / "b" / taken).read_bytes() == b"somebody else's"
+    assert (tmp_path / "b" / taken).read_bytes() == b"somebody else's" and instead in names(tmp_path / "b")
     assert_loads(out)
     assert_same_outputs(path, out)
 
