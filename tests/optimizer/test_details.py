@@ -21,7 +21,7 @@ from convpool.errors import ModelError
 from convpool.ir import external, files, save, schema
 from convpool.ir.index import index_model
 from convpool.ir.layers import mark_layers
-from convpool.ir.model import infer_shapes
+from convpool.ir.model import infer_shapes, load, passes_full_check
 from convpool.passes import lower_operator, reasons
 from convpool.passes.base import Reject
 from convpool.passes.edit import Editor
@@ -364,3 +364,11 @@ def test_a_box_filter_that_cannot_be_told_is_reported():
     model = graph(body, {"box": np.full((32, 1, 2, 2), 0.25, np.float32)}, inputs="float[1,16,H,W] x")
     (site,) = convpool.optimize(model, check=0).report.sites
     assert site.status == "rejected" and "auto_pad" in site.reason
+
+
+def test_strict_shape_inference_refuses_shapes_that_contradict_the_nodes():
+    """A result must pass it where the original does."""
+    model = graph("h = Relu(x)\ny = Conv<pads=[1,1,1,1]>(h, w)")
+    assert passes_full_check(load(model))
+    model.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, [1, 16, 12, 13]))
+    assert not passes_full_check(load(model))

@@ -264,6 +264,12 @@ def test_open_sizes_by_a_common_origin():
     assert {node.op_type for node in operator_nodes(rewrite(pooled, 1, "convavgpool", size=16))} == {"ConvAvgPool"}
 
 
+def test_open_sizes_of_a_common_origin_beside_one_channel():
+    model = graph(f"{TAIL}\n{SKIP}\ny = Add(q, r)", {"v": (1, 16, 1, 1)}, inputs=OPEN["inputs"])
+    found = rewrite(model, 1, "convavgpool", size=16)
+    assert operators(found.graph) == {"ConvAvgPool": 1, "Conv": 1, "AveragePool": 1, "Add": 1}
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "double"])
 def test_types(dtype):
     kinds = {"float16": np.float16, "float32": np.float32, "double": np.float64}

@@ -29,6 +29,10 @@ SLICES = {
     "one Slice per corner, Mul": (FOUR + CHAIN + "y = Mul(t3, k)", QUARTER),
     "one Slice per corner, Div": (FOUR + CHAIN + "y = Div(t3, four)", {**CORNERS, "four": np.full((1,), 4, "f")}),
     "rows, then columns": (SIX + CHAIN + "y = Div(t3, four)", AXES),
+    "behind a Slice of all axes, which are not named": (
+        "a1 = Slice(h, start, stop)\n" + FOUR.replace("Slice(h, r", "Slice(a1, r") + "t = Sum(s1, s2, s3, s4)\ny = Mul(k, t)",
+        {**QUARTER, "start": [0, 0, 0, 0], "stop": [LAST] * 4},
+    ),
     "Sum": (FOUR + "t = Sum(s1, s2, s3, s4)\ny = Mul(k, t)", QUARTER),
     "Mean": (FOUR + "y = Mean(s4, s2, s3, s1)", CORNERS),
     "each corner scaled": (FOUR + "".join(f"m{i} = Mul(s{i}, k)\n" for i in (1, 2, 3, 4)) + "y = Sum(m1, m2, m3, m4)", QUARTER),
