@@ -256,6 +256,26 @@ def test_constant_weights(last):
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@torch.no_grad()
+def test_a_norm_in_front_under_constant_weights(dtype):
+    parts = torch.nn.BatchNorm2d(64), torch.nn.ReLU(), torch.nn.Conv2d(64, 32, 1, bias=False), torch.nn.AvgPool2d(2)
+    model = torch.nn.Sequential(*parts).cuda().to(dtype).to(memory_format=torch.channels_last).eval()
+    model[0].running_mean.normal_(), model[0].running_var.uniform_(0.5, 1.5)
+    x = on_gpu((8, 64, 28, 28), dtype, True)
+    changed, _ = convpool.torch.optimize(model, x)
+    expected = model(x)
+    with convpool.torch.constant_weights():
+        runs = [changed(x) for _ in range(2)]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = changed(x)
+        graph.replay()
+    assert torch.equal(runs[0], runs[1]) and torch.equal(runs[0], captured)
+    error = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 3e-3}[dtype] * float(expected.abs().max())
+    torch.testing.assert_close(runs[0], expected, rtol=0, atol=error)
+
+
 def test_it_is_deterministic():
     layer = convpool.torch.ConvAvgPool2d(64, 64, 3, padding=1, pool_size=2).cuda().half()
     x = on_gpu((32, 64, 64, 64), torch.float16, True, grad=True)  # so large that biases' gradients may be products

@@ -26,7 +26,7 @@ class Kept(NamedTuple):
     prepared: torch.Tensor
 
 
-_kept: ContextVar[dict[Any, Kept] | None] = ContextVar("convpool_constant_weights", default=None)
+_kept: ContextVar[dict[Any, Any] | None] = ContextVar("convpool_constant_weights", default=None)
 current = _kept.get
 """What is kept inside a `constant_weights`, None outside."""
 
@@ -35,8 +35,8 @@ current = _kept.get
 def constant_weights() -> Iterator[None]:
     """Within this context no weight of a convpool layer changes: a promise of the caller's, for inference on a GPU.
 
-    Weights are transformed once in the context, by their first call outside a CUDA graph's capture, which waits for it.  A weight
-    that is changed in it may count or not.
+    It is about a BatchNorm in front of a layer too, which is then part of it.  Weights are transformed once in the context, by
+    their first call outside a CUDA graph's capture, which waits for it.  A weight that is changed in it may count or not.
     """
     token = _kept.set({})
     try:

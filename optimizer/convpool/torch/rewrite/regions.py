@@ -25,6 +25,7 @@ from convpool.report import Report
 from convpool.torch.rewrite.branches import compute_weights_first
 from convpool.torch.rewrite.capture import Captured, capture, has_hooks
 from convpool.torch.rewrite.convolutions import give_derivatives
+from convpool.torch.rewrite.norms import take_norms
 from convpool.torch.rewrite.planning import FUSED, PAIRS, Unmapped, plan
 from convpool.torch.rewrite.sizes import Sizes, ranks_of, sizes_of
 
@@ -182,6 +183,8 @@ def _planned(root: nn.Module, found: Captured, tensors: list[torch.Tensor], regi
     if changed and torch.is_grad_enabled():
         give_derivatives(root, found.graph)
         compute_weights_first(root, found.graph)
+    elif changed:
+        take_norms(root, found.graph)
     batch = sizes.batch if sizes is not None else None
     run = function_of(found.graph) if changed else None
     return Planned(run, batch, report, found.refusal)
