@@ -17,9 +17,9 @@ CUDA_SOURCES := $(shell find plugin -type f ! -name '*.pyc')
 demo: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.demo
 
-# The tests build with the CMake and Ninja of the environment.
+# The tests build with the CMake and Ninja of the environment.  Two files of them run at a time.
 test: install lint
-	PATH="$(abspath $(BIN)):$$PATH" $(if $(NVCC),CONVPOOL_PLUGIN_BUILD=$(CUDA_BUILD)) $(BIN)/python -m pytest
+	PATH="$(abspath $(BIN)):$$PATH" $(if $(NVCC),CONVPOOL_PLUGIN_BUILD=$(CUDA_BUILD)) $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Which share of small wrong changes to the package the fast tests see: an hour or two of a core.
 MUTANTS ?= 200

@@ -123,9 +123,9 @@ void profiles_and_formats() {
     CHECK(small.asked > 0 && small.stored == small.asked);
     for (bool cloned : {false, true}) {
         if (cloned) plugin = V2::clone(*plugin);
-        const Answer other = configure(*plugin, 64, 32, hwc8);
+        const Answer other = configure(*plugin, 64, 36, hwc8);
         CHECK(other.asked > 0 && other.stored == other.asked);
-        const Answer large = configure(*plugin, 64, 32, linear);
+        const Answer large = configure(*plugin, 64, 36, linear);
         CHECK(large.asked > small.asked);
         EQUAL(large.stored, small.asked);
     }
