@@ -6,6 +6,7 @@ CONVPOOL_PLUGIN_BUILD names a build folder that has them already (cmake -DCONVPO
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -47,10 +48,13 @@ def _build(folder: Path) -> None:
         "-DCONVPOOL_CUDA_ARCHITECTURES=90",
         f"-DPython3_EXECUTABLE={sys.executable}",
     ]
-    for command in (configure, ["cmake", "--build", str(folder), "--parallel", str(os.cpu_count() or 2)]):
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            pytest.fail(f"{' '.join(command)}:\n{(done.stdout + done.stderr)[-4000:]}", pytrace=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:  # one process of pytest-xdist builds, the others find all done
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (configure, ["cmake", "--build", str(folder), "--parallel", str(os.cpu_count() or 2)]):
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                pytest.fail(f"{' '.join(command)}:\n{(done.stdout + done.stderr)[-4000:]}", pytrace=False)
 
 
 @pytest.fixture(scope="session")
