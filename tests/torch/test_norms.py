@@ -12,7 +12,7 @@ torch = require_torch()
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from convpool.torch import constant_weights, normed, optimize  # noqa: E402
+from convpool.torch import constant, constant_weights, normed, optimize  # noqa: E402
 from models.torch_networks import DenseNet  # noqa: E402
 
 X = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -123,6 +123,12 @@ class Read(nn.Module):
         return F.avg_pool2d(self.conv(F.relu(z)), 2), y
 
 
+def parametrized():
+    model = transition(nn.BatchNorm2d(4), nn.ReLU())
+    nn.utils.parametrize.register_parametrization(model[0], "weight", nn.Softplus())
+    return model
+
+
 def hooked():
     model = transition(nn.BatchNorm2d(4), nn.ReLU())
     model[0].register_forward_hook(lambda module, args, y: y + 1)
@@ -136,9 +142,10 @@ def hooked():
         (lambda: Read(True).eval(), 0),
         (lambda: transition(nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU()), 1),
         (lambda: transition(nn.InstanceNorm2d(4, affine=True), nn.ReLU()), 1),
+        (parametrized, 1),
         (hooked, 1),
     ],
-    ids=["read twice", "changed behind", "own numbers", "another norm", "a hook"],
+    ids=["read twice", "changed behind", "own numbers", "another norm", "parametrized", "a hook"],
 )
 @torch.no_grad()
 def test_norms_that_run_by_themselves(make, pairs):
@@ -147,6 +154,7 @@ def test_norms_that_run_by_themselves(make, pairs):
     assert report.summary.rewritten == pairs
     with constant_weights():
         torch.testing.assert_close(changed(X.clone()), model(X.clone()))
+        assert not constant.current()
 
 
 def test_training_is_as_without():

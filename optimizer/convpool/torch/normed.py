@@ -41,7 +41,7 @@ def _factors(norm: tuple, inputs: tuple) -> tuple[torch.Tensor, torch.Tensor] | 
     kept = constant.current()
     if kept is None:
         return None
-    key = (x.dtype, x.device, groups, *(item.data_ptr() if isinstance(item, torch.Tensor) else item for item in norm))
+    key = (x.dtype, x.device, x.shape[1], groups, *(item.data_ptr() if isinstance(item, torch.Tensor) else item for item in norm))
     if key not in kept:
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return None

@@ -40,7 +40,8 @@ def take_norms(root: nn.Module, graph: fx.Graph) -> None:
 
 
 def _is_fixed(module: nn.Module) -> bool:
-    """Whether a module is a BatchNorm of torch.nn that normalises by running means and variances."""
+    """Whether a module is a BatchNorm of torch.nn by running means and variances, whose tensors are the same in every call."""
     if module.training or has_hooks(module) or not any(as_in(module, cls) for cls in _NORMS):
         return False
-    return module.running_mean is not None and module.running_var is not None
+    own = {**module._parameters, **module._buffers}  # without those that parametrizations compute
+    return own.keys() >= set(_TENSORS) and own["running_mean"] is not None and own["running_var"] is not None
