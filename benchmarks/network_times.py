@@ -65,6 +65,8 @@ NETWORKS = {
 }
 """Rows by generator."""
 STANDARD, OURS = ("direct", "fused"), ("plain_conv", "stem", "siblings", "plugin", "concats_kept")
+OFFLOADING = (*HALF_PRECISIONS, "tf32")
+"""Precisions in which convolutions without a pooling may go to the plugin."""
 LOWERINGS: dict[str, dict[str, Any] | None] = {
     "original": None,
     "direct": {"lowering": "direct"},
@@ -79,7 +81,7 @@ LOWERINGS: dict[str, dict[str, Any] | None] = {
 convolutions of images; plain_conv: and others of many channels, as `convpool-build` has it; concats_kept: siblings with all
 Concats as they were."""
 USUAL = {
-    precision: ("original", "direct", "fused", "siblings", *(("plain_conv",) if precision in HALF_PRECISIONS else ()))
+    precision: ("original", "direct", "fused", "siblings", *(("plain_conv",) if precision in OFFLOADING else ()))
     for precision in PRECISIONS
 }
 """What is timed where nothing else is asked for, by precision."""
@@ -100,11 +102,11 @@ class Options:
 
 
 def lowered(model: onnx.ModelProto, lowering: str, precision: str) -> onnx.ModelProto:
-    """The model in one lowering; in half precisions alone do convolutions without a pooling go to the plugin."""
+    """The model in one lowering; in `OFFLOADING` alone do convolutions without a pooling go to the plugin."""
     arguments = LOWERINGS[lowering]
     if arguments is None:
         return model
-    offloaded = {kind: arguments.get(kind, False) and precision in HALF_PRECISIONS for kind in ("stem", "plain_conv")}
+    offloaded = {kind: arguments.get(kind, False) and precision in OFFLOADING for kind in ("stem", "plain_conv")}
     return optimize(model, target="tensorrt", **{"prologue": False, "epilogue": False, **arguments, **offloaded}, check=0).model
 
 

@@ -84,7 +84,7 @@ def test_a_network_is_checked_before_it_is_timed(name, monkeypatch, tmp_path):
     assert (found["batch"], found["input_sets"], found["half_channels_last"]) == (1, 4, NETWORKS[name].inside)
 
 
-def test_convolutions_without_a_pooling_are_the_plugins_in_half_precision():
+def test_convolutions_without_a_pooling_are_the_plugins_in_16_bits_and_tf32():
     model = generate("wgan_gp", batch=1)
     forms = {
         (lowering, precision): network_times.lowered(model, lowering, precision).SerializeToString(deterministic=True)
@@ -92,10 +92,11 @@ def test_convolutions_without_a_pooling_are_the_plugins_in_half_precision():
         for precision in PRECISIONS
     }
     assert len(set(forms.values())) == 3
-    for precision in ("fp32", "tf32"):
-        assert forms["stem", precision] == forms["plain_conv", precision] == forms["siblings", precision]
-        assert network_times.USUAL[precision] == ("original", "direct", "fused", "siblings")
-    assert network_times.USUAL["fp16"] == ("original", "direct", "fused", "siblings", "plain_conv")
+    assert forms["stem", "fp32"] == forms["plain_conv", "fp32"] == forms["siblings", "fp32"]
+    assert network_times.USUAL["fp32"] == ("original", "direct", "fused", "siblings")
+    for precision in ("fp16", "tf32"):
+        assert forms["plain_conv", precision] not in (forms["stem", precision], forms["siblings", precision])
+        assert network_times.USUAL[precision] == ("original", "direct", "fused", "siblings", "plain_conv")
 
 
 def test_channels_last_is_a_change_of_memory_only():
