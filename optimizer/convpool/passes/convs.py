@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from onnx import NodeProto, TensorProto
+from onnx import TensorProto
 
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.pads import same_pads
 from convpool.ir.index import Scope
 from convpool.ir.protos import FLOATS, attributes, known_attributes
-from convpool.options import Limits
 from convpool.passes.base import Context, Reject, malformed, reject, rejection
 from convpool.passes.runtime import against_node
 from convpool.passes.sizes import spatial_size
@@ -97,11 +96,3 @@ def constant_leaf(scope: Scope, index: int, context: Context) -> ConvLeaf | Reje
     if leaf.weight is None:
         return reject(scope, index, "weights", "computed, or an input that a caller may override", "a constant")
     return leaf
-
-
-def is_plain(node: NodeProto, channels: int, limits: Limits) -> bool:
-    """Whether a node of the operator with so many input channels is a plain convolution, this run's or an earlier one's.
-
-    Raises AttributeReference.
-    """
-    return channels > limits.image_channels and all(k == 1 for k in attributes(node)["pool_kernel_shape"])

@@ -22,7 +22,6 @@ from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, known_attributes, label
 from convpool.passes.base import Context, Reject, Site, reject, rejection
-from convpool.passes.convs import is_plain
 from convpool.passes.fusion import (
     Draft,
     FusionPass,
@@ -34,6 +33,7 @@ from convpool.passes.fusion import (
     slope,
 )
 from convpool.passes.linear import Step, is_map, op_of
+from convpool.passes.offload_conv import is_plain
 
 EPILOGUE_HOSTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators into whose own epilogue runtimes fuse what is elementwise behind them."""
@@ -47,14 +47,6 @@ class FusePrologue(FusionPass):
     def check(self, site: Site, context: Context) -> FusionPlan | Reject | None:
         """What the node fuses, or why it fuses nothing."""
         return check_fusion(site, context, grow)
-
-
-def fuses_activation(scope: Scope, x: str) -> bool:
-    """Whether an activation gives `x` to one reader, and would go into that one were it a node of the operator."""
-    index = scope.producer.get(x)
-    if index is None or not is_op(scope.nodes[index], *PROLOGUES) or scope.sole_reader(x) is not None:
-        return False
-    return _host(scope, scope.nodes[index].input[0]) is None
 
 
 def grow(draft: Draft) -> None:

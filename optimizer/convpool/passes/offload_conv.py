@@ -10,9 +10,9 @@ the plugin has a kernel that reads it without.  An AveragePool in front goes wit
 Conditions: (1) no attribute refers to a function's; (2) two spatial axes; (3) it can be a node of the operator
 (`runtime.against_node`); (4) the weights are constants; (5) of an image at most `image_channels` channels and (6)
 `filter_elements` weights a filter; (7) of others a kernel larger than one element, (8) at least `wide_channels` channels at both
-ends, multiples of `channel_multiple`, and (9) at most `plain_macs` multiply-adds for the batch, or more with an activation in
-front that the node fuses (the limits are those of `convpool.options.Limits`); (10) no Pad can come to stand in front: onnxruntime
-would merge it into the AveragePool, and refuse it there.  So Pads of zeros in front go into the convolution's own.
+ends, multiples of `channel_multiple`, and (9) at most `plain_macs` multiply-adds for the batch (the limits are those of
+`convpool.options.Limits`); (10) no Pad can come to stand in front: onnxruntime would merge it into the AveragePool, and refuse
+it there.  So Pads of zeros in front go into the convolution's own.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from dataclasses import replace
 from onnx import NodeProto
 
 from convpool.ir.index import Scope
-from convpool.ir.protos import AttributeReference, is_op, label
+from convpool.ir.protos import AttributeReference, attributes, is_op, label
 from convpool.options import Limits
 from convpool.passes.base import Context, Reject, reject
 from convpool.passes.convs import WINDOW, channel_count, constant_leaf
 from convpool.passes.fuse_pool_conv import behind_pooling, check_pair
-from convpool.passes.fuse_prologue import fuses_activation
 from convpool.passes.pads import pads_upstream, with_pads_in_front
 from convpool.passes.pairs import PairPass, PairPlan, PairSite, macs, operator_lowering
 from convpool.passes.pool_first import averages, moving
@@ -86,6 +85,14 @@ class OffloadConv(PairPass):
         return PairPlan(scope, site.pattern, pooling, leaf, (operator_lowering(pooling, leaf, count),))
 
 
+def is_plain(node: NodeProto, channels: int, limits: Limits) -> bool:
+    """Whether a node of the operator with so many input channels is a plain convolution, this run's or an earlier one's.
+
+    Raises AttributeReference.
+    """
+    return channels > limits.image_channels and all(k == 1 for k in attributes(node)["pool_kernel_shape"])
+
+
 def _kind(scope: Scope, node: NodeProto, context: Context) -> str:
     limits = context.options.limits
     given, taken = (channel_count(scope, name) for name in node.input[:2])
@@ -138,8 +145,7 @@ def _plain(scope: Scope, leaf: ConvLeaf, context: Context) -> Reject | None:
         (s for s in (scope.info(result).shape, context.sizes.get(result)) if s and all(isinstance(d, int) for d in s)), None
     )
     macs = math.prod(shape) * leaf.weight_shape[1] * leaf.conv.taps if shape else None
-    fuses = context.enabled("fuse_prologue") and fuses_activation(scope, leaf.input)
-    if macs is None or macs > limits.plain_macs and not fuses:
+    if macs is None or macs > limits.plain_macs:
         got = "an unknown number" if macs is None else f"{macs:.3g}"
         return reject(scope, leaf.node, "multiply-adds of the batch", got, f"at most {limits.plain_macs:.3g}")
     return None
