@@ -31,9 +31,9 @@ from convpool.ir import schema
 from convpool.ir.files import write_atomically
 from convpool.ir.model import LoadedModel
 from convpool.tensorrt import PRECISIONS, Engine, build_engine, plugin_path
-from convpool.tensorrt.build_options import HALF_PRECISIONS
 from convpool.tensorrt.graph_timing import TIMING_ITERATIONS, choose_patiently, time_in_turn
 from convpool.tensorrt.package import tensorrt_module
+from convpool.tensorrt.policy import OFFLOADING
 from models.generators import generate, random_inputs
 from tests.support.accuracy.half_io import Arrays, from_channels_last, half_channels_last, to_channels_last
 from tests.support.accuracy.limits import LIMITS
@@ -65,8 +65,6 @@ NETWORKS = {
 }
 """Rows by generator."""
 STANDARD, OURS = ("direct", "fused"), ("plain_conv", "stem", "siblings", "plugin", "concats_kept")
-OFFLOADING = (*HALF_PRECISIONS, "tf32")
-"""Precisions in which convolutions without a pooling may go to the plugin."""
 LOWERINGS: dict[str, dict[str, Any] | None] = {
     "original": None,
     "direct": {"lowering": "direct"},

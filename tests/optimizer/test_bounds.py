@@ -228,6 +228,7 @@ def test_the_limits_are_those_of_the_documents():
         "wide_channels": 64,
         "channel_multiple": 8,
         "plain_macs": 2.5e9,
+        "plain_results": 400_000,
         "pool_channels": 1024,
         "plain_prologues": False,
     }

@@ -103,6 +103,14 @@ def test_reason_of_a_plain_one(name):
     check_reason("plain_conv", name, f"x = Neg(a)\n{body}", constants, inputs, f"Conv 's': {expected}")
 
 
+@pytest.mark.parametrize(("images", "taken"), [(97, True), (98, False)])
+def test_small_results_of_many_multiply_adds(images, taken):
+    shapes = {**WIDE_SHAPES, "v": (64, 1024, 3, 3)}  # 3.8e7 multiply-adds and 4,096 numbers in the result an image
+    model = graph(STEM + PAIR, shapes, inputs=f"float[{images},1024,8,8] x")
+    result = convpool.optimize(model, plain_conv=True, check=0)
+    assert made(result.model) == ["ConvAvgPool" if taken else "Conv", "ConvAvgPool"]
+
+
 @pytest.mark.parametrize(("batch", "taken"), [(2, True), (2000, False)])
 def test_input_shapes_say_how_large_an_open_batch_is(batch, taken):
     model = graph(RELU + PAIR, WIDE_SHAPES, inputs="float[n,64,32,32] x")  # 3.8e7 multiply-adds for an image

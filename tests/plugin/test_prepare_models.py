@@ -304,7 +304,7 @@ def test_a_file_with_the_operators_nodes_has_no_other_form(lowering):
     optimized = optimize(generate("wgan_gp_small", batch=2), check=0).model
     with pytest.raises(OptionError, match=f"lowering: got {lowering} for a model with the operator's nodes already"):
         build_engine(optimized, lowering=lowering, trt=TRT_86)
-    for own in ("convavgpool", policy.default_lowering("tf32", True)):  # which nobody asked for
+    for own in ("convavgpool", "fused"):  # which nobody asked for
         assert prepare.has_plugin_nodes(prepare.lowered(load(optimized), own))
 
 
@@ -363,7 +363,7 @@ def test_plain_convolutions_go_to_the_plugin_on_hopper_with_old_tensorrt(capabil
         for plugin, plain_conv in ((True, True), (True, False), (False, True)):
             options = BuildOptions(precision=precision, plugin=plugin, stem=False, plain_conv=plain_conv)
             found = policy.offloaded_convs(options, trt)
-            assert found == {"stem": False, "plain_conv": taken and plugin and plain_conv and precision in ("fp16", "bf16")}
+            assert found == {"stem": False, "plain_conv": taken and plugin and plain_conv and precision != "fp32"}
     assert policy.offloaded_convs(BuildOptions(precision="fp16", trt=trt))["stem"] == (not version.startswith("10"))
     of_rtx = SimpleNamespace(__name__="tensorrt_rtx", __version__="1.2.0")
     assert not policy.offloaded_convs(BuildOptions(precision="fp16", trt=of_rtx))["plain_conv"]
@@ -394,7 +394,7 @@ def test_the_typical_shape_says_which_convolutions_are_small(profile, taken):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_convolutions_without_a_pooling_go_to_the_plugin_in_half_precision(precision, monkeypatch):
+def test_convolutions_without_a_pooling_go_to_the_plugin_but_in_fp32(precision, monkeypatch):
     built = []
     pretend_gpu(monkeypatch, 90)
     monkeypatch.setattr(pipeline, "tensorrt_module", lambda: TRT_86)
@@ -411,21 +411,22 @@ def test_convolutions_without_a_pooling_go_to_the_plugin_in_half_precision(preci
         [list(item.ints) for node in model.graph.node for item in node.attribute if item.name == "pool_kernel_shape"]
         for model in built
     ]
-    half = precision in ("fp16", "bf16")
     # The first block's first convolution, and its shortcut's with its pooling; the second's first, and the others' four.
+    without_plain = (0, 3) if precision in ("fp32", "tf32") else (1, 5)
     assert [(found.count([1, 1]), len(found)) for found in windows] == (
-        [(6, 10), (5, 8), (1, 5), (0, 0), (0, 0)] if half else [(0, 3)] * 3 + [(0, 0)] * 2
+        [(0, 3)] * 3 + [(0, 0)] * 2 if precision == "fp32" else [(6, 10), (5, 8), without_plain, (0, 0), (0, 0)]
     )
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_where_no_lowering_is_asked_for_pairs_go_to_the_plugin_but_in_tf32(precision):
-    lowering = policy.default_lowering(precision, plugin=True)
+def test_where_no_lowering_is_asked_for_pairs_go_to_the_plugin_but_in_tf32(precision, monkeypatch):
+    pretend_gpu(monkeypatch, 80)  # for which there are no kernels for plain convolutions
+    lowering = policy.default_lowering(BuildOptions(precision=precision), TRT_86)
     for name, left in (("conv_pool", 0), ("densenet_transition1", 1)):  # a 1x1 pair has no fused form that saves anything
         made = prepare.lowered(load(generate(name, batch=1)), lowering)
         assert prepare.has_plugin_nodes(made) == (precision != "tf32")
         assert sum(node.op_type == "AveragePool" for node in made.graph.node) == (left if precision == "tf32" else 0)
-    assert policy.default_lowering(precision, plugin=False) == "auto"
+    assert policy.default_lowering(BuildOptions(precision=precision, plugin=False), TRT_86) == "auto"
 
 
 def test_what_stands_in_a_local_function_goes_to_the_plugin_and_is_folded():

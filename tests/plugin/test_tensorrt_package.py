@@ -264,8 +264,10 @@ def test_convolutions_that_the_plugin_takes_by_compute_capability(monkeypatch, c
     assert policy.offloaded_convs(BuildOptions(precision="bf16", stem=False), trt) == {"stem": False, "plain_conv": plain}
     assert policy.offloaded_convs(BuildOptions(precision="fp16", plain_conv=False), trt) == {"stem": stem, "plain_conv": False}
     none = {"stem": False, "plain_conv": False}
-    for options in (BuildOptions(), BuildOptions(precision="tf32"), BuildOptions(precision="fp16", plugin=False)):
+    for options in (BuildOptions(), BuildOptions(precision="fp16", plugin=False), BuildOptions(precision="tf32", plugin=False)):
         assert policy.offloaded_convs(options, trt) == none
+    assert policy.offloaded_convs(BuildOptions(precision="tf32"), trt) == {"stem": plain, "plain_conv": plain}
+    assert policy.offloaded_convs(BuildOptions(precision="tf32", plain_conv=False), trt) == none
     for version in ("9.3.0", "10.0.0"):
         found = policy.offloaded_convs(BuildOptions(precision="fp16", trt=tensorrt(version)))
         assert found == (none if version == "10.0.0" else {"stem": stem, "plain_conv": plain})
@@ -278,8 +280,23 @@ def test_convolutions_that_the_plugin_takes_on_a_gpu_that_is_unknown(monkeypatch
     monkeypatch.setattr(policy, "current_device", unknown)
     assert policy.offloaded_convs(BuildOptions(precision="fp16"), tensorrt("8.6.1")) == {"stem": True, "plain_conv": False}
     assert policy.offloaded_convs(BuildOptions(precision="fp16", stem=False), tensorrt("8.6.1"))["stem"] is False
+    assert policy.offloaded_convs(BuildOptions(precision="tf32"), tensorrt("8.6.1")) == {"stem": False, "plain_conv": False}
 
 
-def test_lowerings_where_none_is_asked_for():
-    found = [policy.default_lowering(precision, plugin) for precision in ("fp32", "tf32", "fp16") for plugin in (True, False)]
-    assert found == ["convavgpool", "auto", "fused", "auto", "convavgpool", "auto"]
+@pytest.mark.parametrize(
+    ("cc", "trt_version", "plain_conv", "in_tf32"),
+    [
+        (90, "8.6.1", True, "convavgpool"),
+        (90, "8.6.1", False, "fused"),
+        (90, "10.0.0", True, "fused"),
+        (89, "8.6.1", True, "fused"),
+    ],
+)
+def test_lowerings_where_none_is_asked_for(monkeypatch, cc, trt_version, plain_conv, in_tf32):
+    monkeypatch.setattr(policy, "current_device", lambda: {"cc": cc})
+    found = [
+        policy.default_lowering(BuildOptions(precision=precision, plugin=plugin, plain_conv=plain_conv), tensorrt(trt_version))
+        for precision in ("fp32", "tf32", "fp16")
+        for plugin in (True, False)
+    ]
+    assert found == ["convavgpool", "auto", in_tf32, "auto", "convavgpool", "auto"]

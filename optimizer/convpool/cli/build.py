@@ -118,23 +118,25 @@ Shapes = dict[str, list[int]]
     "--lowering",
     type=click.Choice(LOWERINGS),
     help="How pairs are rewritten. none: MODEL is not optimized. Default: convavgpool, the plugin's operator; "
-    "auto with --no-plugin; fused with --precision tf32 (pairs with a 1x1 convolution are then left unchanged).",
+    "auto with --no-plugin; fused with --precision tf32 where --plain-conv does nothing (pairs with a 1x1 "
+    "convolution are then left unchanged).",
 )
 @click.option(
     "--stem/--no-stem",
     default=True,
     show_default=True,
-    help=f"In fp16, also run convolutions of images (at most {DEFAULT_LIMITS.image_channels} channels) on the "
+    help=f"In fp16 and bf16, also run convolutions of images (at most {DEFAULT_LIMITS.image_channels} channels) on the "
     "plugin, in a model with a pair. Only on GPUs of compute capability 8.0 and newer, with TensorRT 8.6 "
-    "or 9.",
+    "or 9. In tf32 only beside --plain-conv.",
 )
 @click.option(
     "--plain-conv/--no-plain-conv",
     default=True,
     show_default=True,
-    help="In fp16, also run other convolutions on the plugin, in a model with a pair: at least "
-    f"{DEFAULT_LIMITS.wide_channels} channels, at most {DEFAULT_LIMITS.plain_macs / 1e9:g}e9 multiply-adds "
-    "at --opt-shape. Only on GPUs of compute capability 9.0, with TensorRT 8.6 or 9.",
+    help="In fp16, bf16 and tf32, also run other convolutions on the plugin, in a model with a pair: at least "
+    f"{DEFAULT_LIMITS.wide_channels} channels, at most {DEFAULT_LIMITS.plain_macs / 1e9:g}e9 multiply-adds, or "
+    f"{DEFAULT_LIMITS.plain_results:,} numbers in the result, at --opt-shape. "
+    "Only on GPUs of compute capability 9.0, with TensorRT 8.6 or 9.",
 )
 @click.option("--accumulation", **ACCUMULATION)
 @click.option(

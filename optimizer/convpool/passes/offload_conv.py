@@ -10,9 +10,9 @@ the plugin has a kernel that reads it without.  An AveragePool in front goes wit
 Conditions: (1) no attribute refers to a function's; (2) two spatial axes; (3) it can be a node of the operator
 (`runtime.against_node`); (4) the weights are constants; (5) of an image at most `image_channels` channels and (6)
 `filter_elements` weights a filter; (7) of others a kernel larger than one element, (8) at least `wide_channels` channels at both
-ends, multiples of `channel_multiple`, and (9) at most `plain_macs` multiply-adds for the batch (the limits are those of
-`convpool.options.Limits`); (10) no Pad can come to stand in front: onnxruntime would merge it into the AveragePool, and refuse
-it there.  So Pads of zeros in front go into the convolution's own.
+ends, multiples of `channel_multiple`, and (9) at most `plain_macs` multiply-adds, or `plain_results` numbers in the result, for
+the batch (the limits are those of `convpool.options.Limits`); (10) no Pad can come to stand in front: onnxruntime would merge it
+into the AveragePool, and refuse it there.  So Pads of zeros in front go into the convolution's own.
 """
 
 from __future__ import annotations
@@ -144,8 +144,9 @@ def _plain(scope: Scope, leaf: ConvLeaf, context: Context) -> Reject | None:
     shape = next(
         (s for s in (scope.info(result).shape, context.sizes.get(result)) if s and all(isinstance(d, int) for d in s)), None
     )
-    macs = math.prod(shape) * leaf.weight_shape[1] * leaf.conv.taps if shape else None
-    if macs is None or macs > limits.plain_macs:
+    results = math.prod(shape) if shape else 0
+    macs = results * leaf.weight_shape[1] * leaf.conv.taps if shape else None
+    if macs is None or macs > limits.plain_macs and results > limits.plain_results:
         got = "an unknown number" if macs is None else f"{macs:.3g}"
         return reject(scope, leaf.node, "multiply-adds of the batch", got, f"at most {limits.plain_macs:.3g}")
     return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from convpool.cuda import current_device
 from convpool.errors import ConvpoolError
-from convpool.tensorrt.build_options import BuildOptions
+from convpool.tensorrt.build_options import HALF_PRECISIONS, BuildOptions
 from convpool.tensorrt.package import parser_major, tensorrt_module
 from convpool.tensorrt.profiles import typical_shapes
 
@@ -16,6 +16,8 @@ STEM_MIN_CC = 80
 """Least compute capability, 10 * major + minor, of the plugin's kernel for few channels."""
 PLAIN_CONV_CC = 90
 """The compute capability for which the plugin's kernels for plain convolutions are made."""
+OFFLOADING = (*HALF_PRECISIONS, "tf32")
+"""Precisions in which the plugin also runs convolutions without a pooling."""
 OFFLOAD_BEFORE = 10
 """The first major version of TensorRT that keeps all convolutions without a pooling.
 
@@ -23,36 +25,38 @@ Its own kernels differ from those of 8.6, and nothing was measured against them.
 """
 
 
-def default_lowering(precision: str, plugin: bool) -> str:
-    """The lowering where none is asked for: "convavgpool" with the plugin, "auto" without it, "fused" in "tf32".
+def default_lowering(options: BuildOptions, trt: ModuleType | None = None) -> str:
+    """The lowering where none is asked for: "convavgpool" with the plugin, "auto" without it.
 
-    TensorRT 8.6 keeps float tensors channels first between its own layers and the plugin's.  In TF32, fused convolutions of
-    3x3 pairs are as fast as the plugin then, or faster: docs/tensorrt.md.  1x1 pairs have no fused form that saves anything,
-    so they stay as they are.
+    In "tf32" with the plugin it is "fused", unless the plugin also runs the plain convolutions.  TensorRT 8.6 keeps float tensors
+    channels first around convolutions of its own.  Between those, fused convolutions of 3x3 pairs are as fast as the plugin, or
+    faster: docs/tensorrt.md.  1x1 pairs have no fused form that saves anything, so they stay as they are.
     """
-    if not plugin:
+    if not options.plugin:
         return "auto"
-    return "fused" if precision == "tf32" else "convavgpool"
+    alone = options.precision == "tf32" and not offloaded_convs(options, trt)["plain_conv"]
+    return "fused" if alone else "convavgpool"
 
 
 def offloaded_convs(options: BuildOptions, trt: ModuleType | None = None) -> dict[str, bool]:
     """Which convolutions without a pooling the plugin runs: `stem` and `plain_conv` of `convpool.optimize`.
 
-    The options must allow a kind.  The plugin then runs it in half precision with TensorRT 8.6 or 9 only:
+    The options must allow a kind.  The plugin then runs it in half precision and TF32 with TensorRT 8.6 or 9 only:
 
-    - stem on GPUs from compute capability 8.0 on, and where the GPU is unknown;
     - plain_conv on GPUs of compute capability 9.0.  libconvpool.so is asked which GPU there is.
+    - stem in half precision on GPUs from compute capability 8.0 on, and where the GPU is unknown; in TF32 beside plain_conv.
     """
     none = {"stem": False, "plain_conv": False}
-    if not options.plugin or not options.in_half_precision:
+    if not options.plugin or options.precision not in OFFLOADING:
         return none
     if parser_major(trt or options.trt or tensorrt_module()) >= OFFLOAD_BEFORE:
         return none
     try:
         cc = current_device()["cc"]
     except ConvpoolError:  # no GPU, or no libconvpool.so to ask
-        return {"stem": options.stem, "plain_conv": False}
-    return {"stem": options.stem and cc >= STEM_MIN_CC, "plain_conv": options.plain_conv and cc == PLAIN_CONV_CC}
+        return {"stem": options.stem and options.in_half_precision, "plain_conv": False}
+    plain = options.plain_conv and cc == PLAIN_CONV_CC
+    return {"stem": options.stem and (cc >= STEM_MIN_CC if options.in_half_precision else plain), "plain_conv": plain}
 
 
 def optimize_keywords(options: BuildOptions, trt: ModuleType) -> dict[str, Any]:
