@@ -6,7 +6,7 @@
 A step is forward, loss and the gradients of all parameters, without the optimizer's update; bf16, channels last, in a CUDA
 graph, cudnn.benchmark on.  Times are medians of replays, in microseconds.  Memory is the peak of an eager step over what was
 there before it.  --compile adds steps of both under a mode of torch.compile; max-autotune-no-cudagraphs takes minutes to compile.
-It has no second derivatives, so penalties are left out.
+It has no second derivatives, so penalties are left out.  --combo-kernels lets its compiler join small independent kernels.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.config as inductor
 from torch import nn
 
 import convpool.torch
@@ -122,16 +123,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("case", nargs="*", choices=[[], *CASES], help="default: all")
     parser.add_argument("--compile", choices=("default", "max-autotune-no-cudagraphs"))
+    parser.add_argument("--combo-kernels", action="store_true", help="with --compile, for both")
     parser.add_argument("--commit", default="")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
+    inductor.combo_kernels = options.combo_kernels
     record: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
         "commit": options.commit,
         "compile": options.compile,
+        "combo_kernels": options.combo_kernels,
         "steps": {},
     }
     for name in options.case or CASES:
