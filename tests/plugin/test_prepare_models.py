@@ -421,12 +421,12 @@ def test_convolutions_without_a_pooling_go_to_the_plugin_but_in_fp32(precision, 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_where_no_lowering_is_asked_for_pairs_go_to_the_plugin_but_in_tf32(precision, monkeypatch):
     pretend_gpu(monkeypatch, 80)  # for which there are no kernels for plain convolutions
-    lowering = policy.default_lowering(BuildOptions(precision=precision), TRT_86)
     for name, left in (("conv_pool", 0), ("densenet_transition1", 1)):  # a 1x1 pair has no fused form that saves anything
-        made = prepare.lowered(load(generate(name, batch=1)), lowering)
+        model = load(generate(name, batch=1))
+        made = prepare.lowered(model, policy.default_lowering(model, BuildOptions(precision=precision), TRT_86))
         assert prepare.has_plugin_nodes(made) == (precision != "tf32")
         assert sum(node.op_type == "AveragePool" for node in made.graph.node) == (left if precision == "tf32" else 0)
-    assert policy.default_lowering(BuildOptions(precision=precision, plugin=False), TRT_86) == "auto"
+        assert policy.default_lowering(model, BuildOptions(precision=precision, plugin=False), TRT_86) == "auto"
 
 
 def test_what_stands_in_a_local_function_goes_to_the_plugin_and_is_folded():

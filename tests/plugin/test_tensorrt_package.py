@@ -21,6 +21,7 @@ from convpool.tensorrt import BuildOptions, casts, package, plugin_library, poli
 from convpool.tensorrt.memory import PycudaMemory
 from convpool.tensorrt.runner import EngineRunner
 from convpool.tensorrt.tune import typical_inputs
+from models.generators import generate
 from tests.support.models import graph
 from tests.support.played_engine import ILogger
 from tests.support.rewriting import PAIR
@@ -284,18 +285,22 @@ def test_convolutions_that_the_plugin_takes_on_a_gpu_that_is_unknown(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("cc", "trt_version", "plain_conv", "in_tf32"),
+    ("cc", "trt_version", "plain_conv", "network", "in_tf32"),
     [
-        (90, "8.6.1", True, "convavgpool"),
-        (90, "8.6.1", False, "fused"),
-        (90, "10.0.0", True, "fused"),
-        (89, "8.6.1", True, "fused"),
+        (90, "8.6.1", True, "wgan_gp", "convavgpool"),
+        (90, "8.6.1", True, "densenet_small", "fused"),  # TensorRT keeps its 1x1 convolutions
+        (90, "8.6.1", False, "wgan_gp", "fused"),
+        (90, "10.0.0", True, "wgan_gp", "fused"),
+        (89, "8.6.1", True, "wgan_gp", "fused"),
     ],
 )
-def test_lowerings_where_none_is_asked_for(monkeypatch, cc, trt_version, plain_conv, in_tf32):
+def test_lowerings_where_none_is_asked_for(monkeypatch, cc, trt_version, plain_conv, network, in_tf32):
     monkeypatch.setattr(policy, "current_device", lambda: {"cc": cc})
+    model = load(generate(network, batch=2))
     found = [
-        policy.default_lowering(BuildOptions(precision=precision, plugin=plugin, plain_conv=plain_conv), tensorrt(trt_version))
+        policy.default_lowering(
+            model, BuildOptions(precision=precision, plugin=plugin, plain_conv=plain_conv), tensorrt(trt_version)
+        )
         for precision in ("fp32", "tf32", "fp16")
         for plugin in (True, False)
     ]

@@ -118,8 +118,8 @@ Shapes = dict[str, list[int]]
     "--lowering",
     type=click.Choice(LOWERINGS),
     help="How pairs are rewritten. none: MODEL is not optimized. Default: convavgpool, the plugin's operator; "
-    "auto with --no-plugin; fused with --precision tf32 where --plain-conv does nothing (pairs with a 1x1 "
-    "convolution are then left unchanged).",
+    "auto with --no-plugin; fused with --precision tf32 unless the plugin can run all convolutions (pairs with a "
+    "1x1 convolution are then left unchanged).",
 )
 @click.option(
     "--stem/--no-stem",

@@ -128,7 +128,7 @@ def build(model: object, options: BuildOptions | None = None, **keywords: Any) -
         timed = time_lowerings(loaded, options)
         engines = timed.engines
     else:
-        lowering = options.lowering or default_lowering(options, options.trt)
+        lowering = options.lowering or default_lowering(loaded, options)
         engines = {lowering: _build_one(loaded, lowering, options)}
     seconds = time.perf_counter() - started
     lowering, verification = next(iter(engines)), None

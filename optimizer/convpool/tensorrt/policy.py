@@ -8,6 +8,9 @@ from typing import Any
 
 from convpool.cuda import current_device
 from convpool.errors import ConvpoolError
+from convpool.ir.model import LoadedModel
+from convpool.ir.protos import all_nodes, is_op
+from convpool.tensorrt import prepare
 from convpool.tensorrt.build_options import HALF_PRECISIONS, BuildOptions
 from convpool.tensorrt.package import parser_major, tensorrt_module
 from convpool.tensorrt.profiles import typical_shapes
@@ -25,17 +28,22 @@ Its own kernels differ from those of 8.6, and nothing was measured against them.
 """
 
 
-def default_lowering(options: BuildOptions, trt: ModuleType | None = None) -> str:
+def default_lowering(model: LoadedModel, options: BuildOptions, trt: ModuleType | None = None) -> str:
     """The lowering where none is asked for: "convavgpool" with the plugin, "auto" without it.
 
-    In "tf32" with the plugin it is "fused", unless the plugin also runs the plain convolutions.  TensorRT 8.6 keeps float tensors
-    channels first around convolutions of its own.  Between those, fused convolutions of 3x3 pairs are as fast as the plugin, or
-    faster: docs/tensorrt.md.  1x1 pairs have no fused form that saves anything, so they stay as they are.
+    In "tf32" with the plugin it is "fused", unless the plugin runs all convolutions of the model.  TensorRT 8.6 keeps float
+    tensors channels first around convolutions of its own.  Between those, fused convolutions of 3x3 pairs are as fast as the
+    plugin, or faster: docs/tensorrt.md.  1x1 pairs have no fused form that saves anything, so they stay as they are.
     """
     if not options.plugin:
         return "auto"
-    alone = options.precision == "tf32" and not offloaded_convs(options, trt)["plain_conv"]
-    return "fused" if alone else "convavgpool"
+    if options.precision != "tf32":
+        return "convavgpool"
+    trt = trt or options.trt or tensorrt_module()
+    if not offloaded_convs(options, trt)["plain_conv"]:
+        return "fused"
+    made = prepare.lowered(model, "convavgpool", **optimize_keywords(options, trt))
+    return "fused" if any(is_op(node, "Conv", "ConvTranspose") for node in all_nodes(made.graph)) else "convavgpool"
 
 
 def offloaded_convs(options: BuildOptions, trt: ModuleType | None = None) -> dict[str, bool]:
