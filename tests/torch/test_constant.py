@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `constant_weights` keeps, with a plan that only counts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from tests.support.torch import require_torch
+
+torch = require_torch()
+
+from convpool.cuda import library  # noqa: E402
+from convpool.torch import calls, constant_weights  # noqa: E402
+
+
+def call(launches):
+    """A kind of call whose launch notes its flags."""
+    made = object.__new__(calls.Call)
+    made.constant = SimpleNamespace(
+        prepared_bytes=8,
+        workspace_bytes=8,
+        launch_raw=lambda addresses, space, size, stream, flags, *prepared: launches.append(flags),
+    )
+    made.formats, made.device = (torch.contiguous_format,) * 2, torch.device("cpu")
+    made.y_shape, made.y_strides = (1, 1, 1, 1), (1, 1, 1, 1)
+    return made
+
+
+def test_weights_are_made_for_one_kind_of_call(monkeypatch):
+    """Also where that kind is gone and another one has its address."""
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(calls, "raw_stream", lambda index: 0)
+    x, weight, launches = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3), []
+    with constant_weights():
+        kind = call(launches)
+        for _ in range(2):
+            kind(x, weight, None, None, None, None)
+        assert launches == [0, library.WEIGHTS_PREPARED]
+        for _ in range(20):
+            kind = None
+            kind = call(launches)
+            kind(x, weight, None, None, None, None)
+    assert launches[2:] == [0] * 20
