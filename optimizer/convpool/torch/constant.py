@@ -36,7 +36,8 @@ def constant_weights() -> Iterator[None]:
     """Within this context no weight of a convpool layer changes: a promise of the caller's, for inference on a GPU.
 
     It is about a BatchNorm in front of a layer too, which is then part of it.  Weights are transformed once in the context, by
-    their first call outside a CUDA graph's capture, which waits for it.  A weight that is changed in it may count or not.
+    their first call outside a CUDA graph's capture, which waits for it.  A graph that is captured afterwards reads what was made:
+    it is of no use once the context is left.  A weight that is changed in it may count or not.
     """
     token = _kept.set({})
     try:

@@ -26,9 +26,9 @@ def unwatched(x: Any, weight: Any, device: str) -> bool:
         and not torch.compiler.is_compiling()
         and not c._len_torch_dispatch_stack()
         and not c._len_torch_function_stack()
-        and not c._are_functorch_transforms_active()
+        and not transforms.are_active()
         and c._get_tracing_state() is None
-        and not torch.is_autocast_enabled(device)
+        and (device == "meta" or not torch.is_autocast_enabled(device))
     )
 
 

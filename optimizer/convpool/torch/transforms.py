@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators under torch.func: vmap, grad, jacrev and their like.
+"""The operators under torch.func (vmap, grad, jacrev and their like) and torch.autograd.forward_ad.
 
 PyTorch's transforms do not look into derivatives that torch.library registers.  While one is active, `pooled_conv` is therefore
 made of an autograd.Function for the box mean, with a rule for vmap, and of PyTorch's own convolution.
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from convpool.torch import operators, plain
 
@@ -97,8 +98,13 @@ def _composed(
     return plain.activate(y if residual is None else y + residual, epilogue, epilogue_alpha)
 
 
+def are_active() -> bool:
+    """Whether a transform of torch.func or forward-mode differentiation follows operators."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
 def pooled_conv(*inputs: Any) -> torch.Tensor:
     """torch.ops.convpool.pooled_conv, with the same arguments, also under torch.func's transforms."""
-    if torch._C._are_functorch_transforms_active():
+    if are_active():
         return _composed(*inputs)
     return _ops.pooled_conv(*inputs)

@@ -6,6 +6,7 @@ a word what is no operation on a tensor.  So what forward did besides is compare
 
 - contexts such as torch.no_grad() or torch.autocast(): the graph would run outside of them;
 - attributes that forward assigns, and tensors that it makes: the graph would have those of the trace;
+- questions for the type of a value that is no input: nobody knows it while the stand-ins run;
 - random numbers that Python, numpy or PyTorch drew.
 
 Calls of a torch.autograd.Function stay whole.  So do modules with hooks, for the trace would run the hooks once and for all.
@@ -13,9 +14,11 @@ Calls of a torch.autograd.Function stay whole.  So do modules with hooks, for th
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import random
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -82,7 +85,7 @@ def capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Calla
     randomness = _randomness()
     try:
         root.__class__ = type(own.__name__, (own,), {"forward": space["forward"], "__module__": own.__module__})
-        with torch.enable_grad(), _watched(tracer):
+        with _watched(tracer):
             graph = tracer.trace(root)
     except Untraceable as error:
         return error.args[0]
@@ -96,6 +99,8 @@ def capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Calla
         drawn = randomness != _randomness()
     if tracer.contexts:
         return Captured(graph, refuse("context in forward", ", ".join(sorted(tracer.contexts)), "none"))
+    if tracer.asked:
+        return Captured(graph, refuse("type that forward asks for", f"that of {tracer.asked[0]}", "that of an input"))
     if written:
         return Captured(graph, refuse("attributes that forward assigns", ", ".join(written), "none"))
     if drawn:
@@ -111,7 +116,10 @@ class Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.contexts: set[str] = set()
+        self.asked: list[str] = []
+        """Tensors other than inputs whose type forward asked for."""
         self._paths: list[str] = []
+        self._grad = torch.is_grad_enabled()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether the module stays one node."""
@@ -129,8 +137,8 @@ class Tracer(fx.Tracer):
         """A node, with the path of the module around it."""
         node = super().create_node(*args, **kwargs)
         node.meta[PATH] = self._paths[-1] if self._paths else ""
-        if not torch.is_grad_enabled():
-            self.contexts.add("torch.set_grad_enabled(False)")
+        if torch.is_grad_enabled() != self._grad:
+            self.contexts.add(f"torch.set_grad_enabled({not self._grad})")
         return node
 
     def create_arg(self, a: Any) -> Any:
@@ -145,7 +153,8 @@ class Tracer(fx.Tracer):
 
 @contextlib.contextmanager
 def _watched(tracer: Tracer) -> Iterator[None]:
-    """Notes contexts that are entered, and makes a node of each call of an autograd.Function."""
+    """Notes contexts that are entered and types that are asked for, and makes a node of each call of an autograd.Function."""
+    own_isinstance, tensor = isinstance, torch.empty(0)
     saved = [(cls, cls.__enter__) for cls in CONTEXTS]
     apply = torch.autograd.Function.__dict__["apply"]
 
@@ -162,12 +171,27 @@ def _watched(tracer: Tracer) -> Iterator[None]:
             return apply.__get__(None, cls)(*args, **kwargs)
         return tracer.create_proxy("call_function", _applying(cls), args, kwargs)
 
+    def is_instance(value: Any, kinds: Any) -> bool:
+        """Stand-ins for inputs are tensors; of other values nobody knows."""
+        if not own_isinstance(value, fx.Proxy) or own_isinstance(value, kinds):
+            return own_isinstance(value, kinds)
+        frame = sys._getframe(1)
+        place = str(frame.f_globals.get("__name__"))
+        if (place.startswith("torch.") or place in ("torch", __name__)) and frame.f_code is not torch.is_tensor.__code__:
+            return False  # PyTorch knows what stand-ins are
+        if value.node.op == "placeholder":
+            return own_isinstance(tensor, kinds)
+        tracer.asked.append(value.node.name)
+        return False
+
     try:
+        builtins.isinstance = is_instance
         for cls, enter in saved:
             cls.__enter__ = noting(cls, enter)
         torch.autograd.Function.apply = classmethod(whole)
         yield
     finally:
+        builtins.isinstance = own_isinstance
         torch.autograd.Function.apply = apply
         for cls, enter in saved:
             cls.__enter__ = enter
@@ -186,14 +210,19 @@ class Memory:
 
     def __init__(self, root: nn.Module) -> None:
         self._held = [(name, module, self._of(module)) for name, module in root.named_modules()]
+        buffers = [b for b in root.buffers() if not nn.parameter.is_lazy(b) and not b.is_inference()]
+        self._buffers = [(buffer, buffer._version, buffer.detach().clone()) for buffer in buffers]
 
     @staticmethod
     def _of(module: nn.Module) -> dict[str, tuple[Any, Any]]:
         return {key: (value, _contents(value)) for key, value in module.__dict__.items()}
 
     def restore(self) -> list[str]:
-        """Put everything back; names of attributes that had changed."""
+        """Put everything back, the numbers in buffers too; names of attributes that had changed."""
         changed = []
+        for buffer, version, numbers in self._buffers:
+            if buffer._version != version:
+                buffer.detach().copy_(numbers)
         for name, module, before in self._held:
             now = module.__dict__
             for key in [*now]:

@@ -3,13 +3,15 @@
 
 A plan is a forward for inputs of given sizes and for the modes that the modules are in; it is made at the first such call.  What
 it depends on is compared at every call: sizes and types of the tensors, the other arguments, whether gradients are recorded, the
-modes of all modules under the root, hooks, and whether these are still the same modules.  The original forward runs where the
+modes of all modules under the root, their attributes that are numbers or words, hooks, and whether these are still the same
+modules.  The original forward runs where the
 graph cannot be had, or has no pair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,7 +54,13 @@ class Region:
     options: OptimizeOptions
     sized: bool
     plans: dict[tuple, Planned] = field(default_factory=dict)
-    modules: list[tuple[dict, str, nn.Module]] = field(default_factory=list)
+    modules: list[nn.Module] = field(default_factory=list)
+    children: list[tuple[dict, tuple]] = field(default_factory=list)
+    values: list[tuple[dict, dict[str, Any]]] = field(default_factory=list)
+    settings: list[tuple[dict, Callable]] = field(default_factory=list)
+    versions: dict[tuple, int] = field(default_factory=dict)
+    now: list[Any] = field(default_factory=list)
+    version: int | None = None
     hooks: tuple[int, ...] = ()
     handles: int = -1
     known: dict[tuple, Sizes | None] = field(default_factory=dict)
@@ -86,10 +94,14 @@ class Region:
         leaves, spec = ([*args], len(args)) if not kwargs else pytree.tree_flatten((args, kwargs))
         if not kwargs and any(isinstance(leaf, (list, tuple, dict)) for leaf in leaves):
             leaves, spec = pytree.tree_flatten((args, kwargs))
-        described: list[Any] = [spec, torch.is_grad_enabled() and not exporting(), self._modes(root)]
+        modes, version = self._modes(root), self._version(root)
+        if version is None:
+            return None
+        described: list[Any] = [spec, torch.is_grad_enabled() and not exporting(), modes, version]
+        first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), None)
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                described.append((tuple(leaf.shape[1:]) if self.sized else leaf.dim(), leaf.dtype, leaf.is_cuda))
+                described.append((self._shape(leaf, first), leaf.dtype, leaf.is_cuda))
             elif type(leaf) in CONSTANTS:
                 described.append((type(leaf), leaf))
             else:
@@ -100,24 +112,70 @@ class Region:
             if torch.compiler.is_compiling() or len(self.plans) >= MAX_PLANS:
                 return None
             found = self.plans[key] = make_plan(root, args, kwargs, self)
-        first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), None)
         if found.batch is not None and (first is None or first.shape[0] != found.batch):
             return None
         return found
 
+    def _shape(self, x: torch.Tensor, first: torch.Tensor | None) -> Any:
+        """What a plan depends on of a tensor's shape; first: the one that has the batch, of which any goes."""
+        if not self.sized:
+            return x.dim()
+        has_batch = x is first or first is not None and x.dim() and x.shape[0] == first.shape[0]
+        return (None, *x.shape[1:]) if has_batch else tuple(x.shape)
+
     def _modes(self, root: nn.Module) -> tuple:
         """The modes of all modules, and which have hooks; looks for the modules again where one is another."""
         if torch.compiler.is_compiling():
-            return (root.training, *[module.training for _, _, module in self.modules], self.hooks)
-        if self.handles == -1 or any(held.get(name) is not module for held, name, module in self.modules):
-            self.plans.clear()
-            parents = [module for module in root.modules() if not isinstance(module, torch.jit.ScriptModule)]
-            self.modules = [(m._modules, name, child) for m in parents for name, child in m._modules.items() if child is not None]
+            return (root.training, *[module.training for module in self.modules], self.hooks)
+        if self.handles == -1 or any([tuple(held.values()) != those for held, those in self.children]):
+            for made in (self.plans, self.known, self.versions):
+                made.clear()
+            parents = [m for m in root.modules() if not isinstance(m, torch.jit.ScriptModule)]
+            self.children = [(m._modules, tuple(m._modules.values())) for m in parents if m._modules or not of_torch(m)]
+            self.modules = [child for _, children in self.children for child in children if child is not None]
             self.handles = -1
         if self.handles != RemovableHandle.next_id:  # counts every hook that anything gets
             self.handles = RemovableHandle.next_id
-            self.hooks = tuple(number for number, (_, _, module) in enumerate(self.modules) if has_hooks(module))
-        return (root.training, *[module.training for _, _, module in self.modules], self.hooks)
+            self.hooks = tuple(number for number, module in enumerate(self.modules) if has_hooks(module))
+            self.now = []
+        return (root.training, *[module.training for module in self.modules], self.hooks)
+
+    def _version(self, root: nn.Module) -> int | None:
+        """A number for the attributes of the modules, None where there are too many."""
+        if torch.compiler.is_compiling():  # which knows no itemgetter
+            same = all([own.get(name) == values.get(name) for own, values in self.values for name in values])
+            return self.version if same else None
+        try:
+            now = [(len(own), read(own)) for own, read in self.settings]
+        except KeyError:  # one is gone
+            now = []
+        if now != self.now or not now:
+            followed = list(settings_of(root))
+            self.settings = [(own, operator.itemgetter(*values) if values else len) for own, values in followed]
+            self.values, self.now = followed, [(len(own), read(own)) for own, read in self.settings]
+            key = tuple(self.now)
+            known = key in self.versions or len(self.versions) < MAX_PLANS
+            self.version = self.versions.setdefault(key, len(self.versions)) if known else None
+        return self.version
+
+
+def of_torch(module: nn.Module) -> bool:
+    """Whether PyTorch wrote the module's class."""
+    return type(module).__module__.startswith("torch.")
+
+
+def settings_of(module: nn.Module) -> Iterator[tuple[dict, dict[str, Any]]]:
+    """The attributes of a module, and of those in it, that a graph holds as they were; not of modules that it holds whole."""
+    own = module.__dict__
+    yield own, {key: value for key, value in own.items() if is_constant(value) and key != "training" and key[0] != "_"}
+    for child in module.children():
+        if of_torch(child) or not has_hooks(child):
+            yield from settings_of(child)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value is one that never changes itself, and can be compared."""
+    return all(map(is_constant, value)) if type(value) is tuple else type(value) in CONSTANTS
 
 
 class Rewritten:
@@ -134,7 +192,8 @@ class Rewritten:
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
         """As its own class, rewritten again when it is loaded."""
-        return _restored, (own_class(type(self)),), self.__dict__
+        state = getattr(self, "__getstate__", None)  # Python 3.11 has one for every class
+        return _restored, (own_class(type(self)),), state() if state is not None else self.__dict__
 
 
 def exporting() -> bool:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Types and shapes of a graph's tensors, by a run of it without numbers, and the graph without its questions about sizes.
 
-The run is made with the batch at hand and with twice as many samples: a size that doubles is the batch's, any other is fixed for
-inputs of these sizes.  A graph that cannot run with another batch has all its sizes fixed, the batch's too.
+The run is made with the batch at hand, the first input's, and with twice as many samples: a size that doubles is the batch's, any
+other is fixed for inputs of these sizes.  Inputs with another number of samples keep it.  A graph that cannot run with another
+batch has all its sizes fixed, the batch's too.
 """
 
 from __future__ import annotations
@@ -63,12 +64,13 @@ class _Run(fx.Interpreter):
 
 def sizes_of(root: nn.Module, graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> Sizes | None:
     """The sizes for inputs like these; None where the graph does not run without numbers."""
-    batches = {x.shape[0] if x.dim() > 0 else None for x in inputs}
-    batch = next(iter(batches)) if len(batches) == 1 else None
-    once = _values(root, graph, inputs, 1)
+    batch = next((x.shape[0] for x in inputs if x.dim()), None)
+    shapes = [list(x.shape) for x in inputs]
+    once = _values(root, graph, inputs, shapes)
     if once is None:
         return None
-    twice = _values(root, graph, inputs, 2) if batch else None
+    shapes = [[2 * batch, *shape[1:]] if batch and shape[:1] == [batch] else shape for shape in shapes]
+    twice = _values(root, graph, inputs, shapes) if batch else None
     if twice is None:
         twice, only = once, batch
     else:
@@ -103,13 +105,13 @@ def _dim(once: int, twice: int) -> Dim:
     return f"batch{once}" if twice == 2 * once else None
 
 
-def _values(root: nn.Module, graph: fx.Graph, inputs: Sequence[torch.Tensor], times: int) -> dict[fx.Node, Any] | None:
+def _values(
+    root: nn.Module, graph: fx.Graph, inputs: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]
+) -> dict[fx.Node, Any] | None:
     mode, before = FakeTensorMode(allow_non_fake_inputs=True), without_hooks(root)
     try:
         with mode, torch.no_grad():
-            given = [
-                torch.empty((x.shape[0] * times, *x.shape[1:]) if x.dim() else (), dtype=x.dtype, device=x.device) for x in inputs
-            ]
+            given = [torch.empty(shape, dtype=x.dtype, device=x.device) for x, shape in zip(inputs, shapes, strict=True)]
             run = _Run(root, graph)
             run.run(*given)
     except Exception:  # an operator that needs numbers, or sizes that do not fit
@@ -122,20 +124,21 @@ def _values(root: nn.Module, graph: fx.Graph, inputs: Sequence[torch.Tensor], ti
 def fold_sizes(graph: fx.Graph, sizes: Sizes) -> None:
     """Put numbers in the place of nodes that ask for sizes, so that these keep no tensor alive.
 
-    The batch is asked of the first input.
+    The batch is asked of the first input that has one.
     """
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    first = next((node for node in inputs if node in sizes.tensors and sizes.tensors[node].shape), None)
     batch: fx.Node | None = None
     for node in list(graph.nodes):
         if node.op in ("placeholder", "get_attr", "output") or node not in sizes.numbers:
             continue
         number = sizes.numbers[node]
         if number == "batch":
-            if node.op == "call_method" and node.args[0] is inputs[0]:
+            if node.op == "call_method" and node.args[0] is first:
                 continue
             if batch is None:
                 with graph.inserting_after(inputs[-1]):
-                    batch = graph.call_method("size", (inputs[0], 0))
+                    batch = graph.call_method("size", (first, 0))
                 sizes.numbers[batch] = "batch"
             node.replace_all_uses_with(batch)
         else:

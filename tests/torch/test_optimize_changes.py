@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What changes between two calls of an optimized module, and what its forward asks for: outputs as the original's."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import pytest
+
+from tests.support.torch import require_torch
+
+torch = require_torch()
+
+from torch import nn  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from convpool.torch import optimize  # noqa: E402
+
+
+def randn(*shape):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape)))
+
+
+X = randn(2, 4, 8, 8)
+
+
+class Fn(nn.Module):
+    """A convolution, a number, a counter, and a forward that is given them."""
+
+    def __init__(self, forward):
+        super().__init__()
+        torch.manual_seed(0)
+        self.c, self._forward, self.alpha = nn.Conv2d(4, 8, 3, padding=1, dtype=torch.float64), forward, 0.5
+        self.skip, self.act = nn.Conv2d(4, 8, 1, dtype=torch.float64), None
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, *args):
+        return self._forward(self, *args)
+
+
+def pair():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1), nn.LeakyReLU(0.1), nn.Conv2d(8, 8, 3, padding=1), nn.AvgPool2d(2)
+    ).double()
+
+
+def assert_same(changed, module, *args):
+    torch.testing.assert_close(changed(*args), module(*args), rtol=1e-10, atol=1e-10)
+
+
+def optimized(module, *args, pairs=1):
+    changed, report = optimize(copy.deepcopy(module), args)
+    assert report.summary.rewritten == pairs, [site.reason for site in report.sites]
+    return changed
+
+
+def fade(self, x):
+    return self.alpha * F.avg_pool2d(self.c(x), 2) + (1 - self.alpha) * self.skip(F.avg_pool2d(x, 2))
+
+
+def test_a_number_that_fades_in():
+    """As in progressive growing.  Too many values are the original's."""
+    module, changed = Fn(fade), optimized(Fn(fade), X)
+    for step in range(80):
+        module.alpha = changed.alpha = step / 80
+        assert_same(changed, module, X)
+    assert len(changed._convpool_region.plans) <= 64
+    del changed.alpha, module.alpha
+    for item in (changed, module):
+        with pytest.raises(AttributeError, match="alpha"):
+            item(X)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: setattr(m[2], "stride", (2, 2)),
+        lambda m: setattr(m[1], "negative_slope", 0.7),
+        lambda m: setattr(m[2], "padding_mode", "circular"),
+        lambda m: setattr(m[3], "kernel_size", 3),
+        lambda m: setattr(m[2], "forward", torch.zeros_like),
+        lambda m: m.append(nn.Tanh()),
+        lambda m: m.insert(2, nn.Tanh()),
+        lambda m: m.__delitem__(1),
+    ],
+    ids=["stride", "slope", "padding mode", "window", "forward of an instance", "append", "insert", "delete"],
+)
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_module_that_is_changed(change, grad):
+    module, changed = pair(), optimized(pair(), X)
+    with torch.set_grad_enabled(grad):
+        assert_same(changed, module, X)
+        for item in (module, changed):
+            change(item)
+        assert_same(changed, module, X)
+
+
+def test_a_module_that_comes_where_none_was():
+    def forward(self, x):
+        h = F.avg_pool2d(self.c(x), 2)
+        return h if self.act is None else self.act(h)
+
+    for registered in (False, True):
+        module = Fn(forward)
+        if registered:
+            del module.act
+            module.register_module("act", None)
+        changed = optimized(module, X)
+        for item in (module, changed):
+            item.act = nn.Tanh()
+        assert_same(changed, module, X)
+
+
+def test_a_module_whose_sizes_are_others_in_another_one_s_place():
+    def forward(self, x):
+        h = F.avg_pool2d(self.c(x), 2)
+        return h.view(x.size(0), h.size(1), -1) * h.size(1)
+
+    module, changed = Fn(forward), optimized(Fn(forward), X)
+    module.c = changed.c = nn.Conv2d(4, 16, 3, padding=1, dtype=torch.float64)
+    assert_same(changed, module, X)
+
+
+ROWS = torch.tensor(2.0).double(), randn(8), randn(1, 1), randn(1, 8), randn(2, 8)
+
+
+@pytest.mark.parametrize(
+    ("forward", "given"),
+    [
+        (lambda self, x, y: F.avg_pool2d(self.c(x) * y, 2), ROWS[:3]),
+        (lambda self, x, y: (F.avg_pool2d(self.c(x), 2) * y.mean()).view(x.size(0), -1), ROWS),
+        (lambda self, x, y: F.avg_pool2d(self.c(x), 2) + y.view(y.size(0), 8, 1, 1), ROWS[3:]),
+    ],
+    ids=["product", "the first one's batch", "the second one's batch"],
+)
+def test_inputs_with_other_batches(forward, given):
+    """A second input without a batch, with one sample, and with as many as the first."""
+    for first in given:
+        module = Fn(forward)
+        changed, report = optimize(copy.deepcopy(module), (X, first))
+        assert report.summary.rewritten == 1 or first.dim()
+        for y in given:
+            assert_same(changed, module, X, y)
+            if y.dim() < 2 or len(y) == 1:
+                assert_same(changed, module, randn(6, 4, 8, 8), y)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_input_without_a_batch_in_front(first):
+    def forward(self, y, x):
+        return (F.avg_pool2d(self.c(x), 2) * y).view(x.shape[0], -1)
+
+    module, changed = Fn(forward), optimized(Fn(forward), torch.tensor(2.0).double(), X)
+    assert_same(changed, module, torch.tensor(3.0).double(), X if first else randn(5, 4, 8, 8))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda self, x: F.avg_pool2d(self.c(x), 2) * (1 if isinstance(x, torch.Tensor) else 2),
+        lambda self, x: F.avg_pool2d(self.c(torch.cat(x, 1) if isinstance(x, (list, tuple)) else x), 2),
+        lambda self, x: F.avg_pool2d(self.c(x), 2) * (1 if torch.is_tensor(x) else 2),
+        lambda self, x: F.avg_pool2d(self.c(x), 2) * (1 if torch.is_grad_enabled() else 2),
+    ],
+    ids=["isinstance", "a list or not", "is_tensor", "is_grad_enabled"],
+)
+def test_what_forward_asks(forward):
+    module, changed = Fn(forward), optimized(Fn(forward), X)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            assert_same(changed, module, X)
+
+
+def test_a_type_that_nobody_knows():
+    module = Fn(lambda self, x: (lambda h: F.avg_pool2d(h, 2) * (1 if isinstance(h, torch.Tensor) else 2))(self.c(x)))
+    changed, report = optimize(module, X)
+    assert ["type that forward asks for; got that of c, expected that of an input" in site.reason for site in report.sites] == [
+        True
+    ]
+    assert_same(changed, module, X)
+
+
+@pytest.mark.parametrize("flows", [True, False])
+def test_numbers_in_buffers_stay(flows):
+    def forward(self, x):
+        self.count += 1
+        h = self.c(x)
+        h = h * self.count if flows or h.sum() > 0 else h
+        return F.avg_pool2d(h, 2)
+
+    module = Fn(forward)
+    changed, _ = optimize(copy.deepcopy(module), X)
+    assert changed.count == 0
+    for _ in range(3):
+        assert_same(changed, module, X)
+    assert changed.count == module.count == 3
+
+
+class Locked(nn.Sequential):
+    """What it holds is not all for a pickle."""
+
+    def __getstate__(self):
+        return {name: value for name, value in self.__dict__.items() if name != "lock"}
+
+
+def test_a_state_of_its_own():
+    module = Locked(*pair())
+    module.lock = threading.Lock()
+    changed, _ = optimize(module, X, inplace=True)
+    again = pickle.loads(pickle.dumps(changed))
+    assert type(again).__name__ == "Locked" and not hasattr(again, "lock")
+    assert_same(again, changed, X)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_forward_mode(grad):
+    tangents = []
+    for module in (pair(), optimized(pair(), X)):
+        with torch.set_grad_enabled(grad), forward_ad.dual_level():
+            tangents.append(forward_ad.unpack_dual(module(forward_ad.make_dual(X, torch.cos(X)))).tangent)
+    torch.testing.assert_close(*tangents, rtol=1e-10, atol=1e-10)
+
+
+def test_tensors_without_numbers():
+    changed = optimized(pair(), X)
+    assert changed.to("meta")(X.to("meta")).shape == (2, 8, 4, 4)
