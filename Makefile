@@ -12,7 +12,7 @@ NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 CUDA_BUILD := $(abspath build/cuda)
 CUDA_SOURCES := $(shell find plugin -type f ! -name '*.pyc')
 
-.PHONY: demo test test-oldest test-torch mutation lint format sanitize install wheels bench-cpu bench-gpu bench-tensorrt bench-torch clean
+.PHONY: demo test test-oldest test-torch mutation lint format sanitize install wheels bench-cpu bench-gpu bench-onnxruntime bench-tensorrt bench-torch clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.demo
@@ -110,12 +110,12 @@ bench-cpu: $(VENV)/.test
 	$(BIN)/python -m benchmarks.plots benchmarks/results/cpu.json benchmarks/results/h200_trt86_networks.json docs/speedup_networks.png
 	$(BIN)/python -m benchmarks.scale --json benchmarks/results/scale.json
 
-# On a machine with a GPU, whose name the files get.  BENCH_FLAGS="--tensorrt-python PROGRAM" adds TensorRT's kernels; the records
-# of an H200 have --tensorrt-level 2, --replays 11 and --plans 50 (suita-table2) or 24 besides.  Those of the papers' methods
-# have no TensorRT, --replays 9 and --plans 16 to 24.
+# On a machine with a GPU, whose name the files get.  BENCH_FLAGS="--tensorrt-python PROGRAM" adds TensorRT's kernels.  Each record of
+# an H200 names the flags that it was made with.
 GPU ?= gpu
 BENCH_FLAGS ?=
 PAPERS_METHODS := --methods 'cudnn_*' --methods 'cublas_*' --methods sat_direct --methods convpool --methods 'convpool_*'
+CUCONV_METHODS := --methods cudnn_fused --methods cublas_fused --methods cuconv --methods convpool --methods 'convpool_*'
 RESULTS := benchmarks/results/$(GPU)
 bench-gpu: COMMIT = $(shell git rev-parse HEAD)
 bench-gpu: BENCH = $(BIN)/convpool-bench $(BENCH_FLAGS) --commit $(COMMIT)
@@ -123,30 +123,42 @@ bench-gpu: install
 	$(INSTALL) ".[bench,cuda]"
 	$(BIN)/python benchmarks/gpu_checks.py --commit $(COMMIT) --json $(RESULTS)_kernel_tests.json
 	$(BENCH) suita-table2 --precision fp16 --json $(RESULTS)_suita_table2_fp16.json
+	$(BENCH) suita-table2 --precision fp16 --packed --json $(RESULTS)_suita_table2_fp16_packed.json
+	$(BENCH) suita-table2 --precision tf32 --json $(RESULTS)_suita_table2_tf32.json
 	$(BENCH) suita-table2 --precision tf32 --precision fp32 --json $(RESULTS)_suita_table2_tf32_fp32.json
 	$(BENCH) densenet batch1 --precision fp16 --json $(RESULTS)_densenet_batch1.json
 	$(BENCH) densenet --prologue --precision fp16 --json $(RESULTS)_densenet_prologue.json
 	$(BENCH) tokura --precision fp16 --precision tf32 --json $(RESULTS)_tokura.json
 	$(BENCH) plain --precision fp16 --json $(RESULTS)_plain.json
 	$(BENCH) suita-table1 --precision fp32 $(PAPERS_METHODS) --json $(RESULTS)_suita_table1_fp32.json
-	$(BENCH) suita-table2 --precision tf32 --precision bf16 $(PAPERS_METHODS) --json $(RESULTS)_suita_table2_tf32_bf16.json
+	$(BENCH) suita-table2 --precision bf16 $(PAPERS_METHODS) --json $(RESULTS)_suita_table2_bf16.json
 	$(BENCH) tokura $(PAPERS_METHODS) --json $(RESULTS)_tokura_fp32_fp16.json
-	$(BENCH) windows networks $(PAPERS_METHODS) --json $(RESULTS)_windows_networks.json
+	$(BENCH) windows $(PAPERS_METHODS) --json $(RESULTS)_windows.json
+	$(BENCH) networks $(PAPERS_METHODS) --json $(RESULTS)_networks_layers.json
 	$(BENCH) suita-table2 --layout nchw $(PAPERS_METHODS) --json $(RESULTS)_suita_table2_fp16_nchw.json
-	$(BENCH) cuconv --layout nchw --methods cudnn_fused --methods cublas_fused --methods cuconv --methods 'convpool*' \
-	    --json $(RESULTS)_cuconv.json
+	$(BENCH) suita-table2 --precision tf32 --layout nchw $(PAPERS_METHODS) --json $(RESULTS)_suita_table2_tf32_nchw.json
+	$(BENCH) cuconv --layout nchw $(CUCONV_METHODS) --json $(RESULTS)_cuconv.json
+	$(BENCH) cuconv --precision fp16 $(CUCONV_METHODS) --json $(RESULTS)_cuconv_fp16.json
+	$(BENCH) suita-table1 $(addprefix --rows ,'*x8x8 *' '*x16x16 *' '*x32x32 *') --methods 'textbook_*' --json $(RESULTS)_textbook.json
 	$(BIN)/python -m benchmarks.lenet5_pairs --commit $(COMMIT) --json $(RESULTS)_lenet5_pairs.json
 	$(BIN)/python examples/filter_bank --measure $(RESULTS)_filter_bank.json
 
-# convpool.torch against PyTorch, with the GPU's PyTorch and convpool-cuda in the environment: two minutes.
+# Networks in onnxruntime, with onnxruntime-gpu in place of onnxruntime in the environment: half an hour.
+bench-onnxruntime: COMMIT = $(shell git rev-parse HEAD)
+bench-onnxruntime: install
+	$(BIN)/python -m benchmarks.onnxruntime_times --commit $(COMMIT) --json $(RESULTS)_ort.json
+
+# convpool.torch against PyTorch, with the GPU's PyTorch and convpool-cuda in the environment: five minutes.
+COMPILED := sngan64 sngan64_without_spectral_norm sngan128_without_spectral_norm stargan_v2
 bench-torch: COMMIT = $(shell git rev-parse HEAD)
 bench-torch: install
 	$(INSTALL) ".[torch]"
 	$(BIN)/python -m benchmarks.torch_layers --commit $(COMMIT) --json $(RESULTS)_torch_layers.json
 	$(BIN)/python -m benchmarks.torch_training --commit $(COMMIT) --json $(RESULTS)_torch_training.json
+	$(BIN)/python -m benchmarks.torch_training $(COMPILED) --compile default --commit $(COMMIT) --json $(RESULTS)_torch_compiled.json
 
 # Engines, for hours; TENSORRT_PYTHON is the Python that has TensorRT, pycuda and convpool with its libraries, DIGITS a file of
-# the digits' test images where that has no scikit-learn (docs/tensorrt.md).
+# the digits' test images where that has no scikit-learn (docs/results.md).
 TENSORRT ?= trt
 TENSORRT_PYTHON ?= $(BIN)/python
 bench-tensorrt: COMMIT = $(shell git rev-parse HEAD)
@@ -158,9 +170,9 @@ bench-tensorrt:
 	$(ENGINES) check $(WITH_DIGITS) --commit $(COMMIT) --json $(RESULTS)_$(TENSORRT)_engines.json
 	$(ENGINES) time densenet_transition1 densenet_transition2 densenet_transition3 $(TIME).json
 	$(ENGINES) time sngan64 sngan64_in_place stargan_v2 wgan_gp --lowerings original direct fused stem plain_conv $(TIME).json
-	$(ENGINES) time sngan64 wgan_gp biggan128 --level 3 --lowerings original plain_conv $(TIME)_level3.json
-	$(ENGINES) time lenet5 --batch 1 --level 3 --lowerings original plugin siblings $(TIME)_level3.json
-	$(ENGINES) time lenet5 --batch 64 --level 3 --lowerings original plugin siblings $(TIME)_level3.json
+	$(ENGINES) time sngan64 wgan_gp stargan_v2 biggan128 --level 3 --lowerings original plain_conv $(TIME)_level3.json
+	for n in 1 16 64 256; do \
+	  $(ENGINES) time lenet5 --batch $$n --level 3 --lowerings original plugin siblings $(TIME)_level3.json || exit; done
 	$(ENGINES) time densenet121 --lowerings original direct fused siblings plain_conv concats_kept $(TIME).json
 	$(ENGINES) time sngan64 wgan_gp densenet_transition1 --precision tf32 $(TIME)_float.json
 	$(ENGINES) time sngan64 wgan_gp densenet_transition1 --precision fp32 --lowerings original siblings $(TIME)_float.json

@@ -86,7 +86,6 @@ METHODS = {
     **{name: Method(options, library=True) for name, options in OURS.items()},
     **{f"{name}_nhwc": Method(options, library=True, nhwc=True) for name, options in OURS.items()},
 }
-ORIGINALS = ("original", "original_nhwc")
 
 
 def make_session(model: onnx.ModelProto, method: Method, precision: str, *, cuda_graph: bool) -> Any:

@@ -189,7 +189,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"options of convpool {name}": functools.partial(options, name) for name in COMMANDS if name != "doctor"},
     "attributes of ConvAvgPool": lambda: attributes(schema.OP_TYPE, schema.VERSION),
     "attributes of fused variants": lambda: attributes(
-        "AffineReluConvAvgPool",
+        "AffineReluConvAvgPoolAddRelu",
         schema.FUSED_VARIANTS_VERSION,
         onnx.defs.get_schema(schema.OP_TYPE, schema.VERSION, schema.DOMAIN).attributes,
     ),

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`optimize`: the whole way from a model to its rewritten form, with the proof and the report.
-
-It has more than 60 lines for its arguments, each of which its docstring explains; the work is in `rewrite`.
-"""
+"""`optimize`: the whole way from a model to its rewritten form, with the proof and the report."""
 
 from __future__ import annotations
 

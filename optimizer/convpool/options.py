@@ -8,7 +8,7 @@ A target is a named set of these.
 | any | every runtime | ConvAvgPool where it pays and has a kernel, else standard operators | prologues, epilogues |
 | cpu | onnxruntime on a CPU | standard operators, by cost | |
 | tensorrt | TensorRT with the plugin | ConvAvgPool, else one fused convolution | prologues, epilogues, offloaded convolutions |
-| cuda | onnxruntime's CUDA provider | as for tensorrt | the same, whole chains, channels last |
+| cuda | onnxruntime's CUDA provider | as for tensorrt | prologues, epilogues, image convolutions, whole chains, channels last |
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Limits:
 
     @property
     def of_plain_convolutions(self) -> str:
-        """The others in words."""
+        """Those of plain convolutions in words."""
         return (
-            f"at least {self.wide_channels} channels in multiples of {self.channel_multiple}, "
-            f"at most {self.plain_macs / 1e9:g}e9 multiply-adds, or {self.plain_results:,} numbers in the result, per batch"
+            f"at least {self.wide_channels} channels in multiples of {self.channel_multiple}; at most "
+            f"{self.plain_macs / 1e9:g}e9 multiply-adds per batch, or more if the result has at most {self.plain_results:,} numbers"
         )
 
 

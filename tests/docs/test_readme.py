@@ -132,7 +132,7 @@ def test_pictures_are_of_the_figures_on_record(path, command, tmp_path, monkeypa
     picture = ROOT / "docs" / path
     assert picture.stat().st_size < MOST_PICTURE_BYTES
     words = shlex.split(command.replace(f"docs/{path}", str(tmp_path / "drawn.png")))
-    programs = {"convpool-bench": [sys.executable, "-m", "convpool.bench.cli"], "python": [sys.executable]}
+    programs = {"convpool": [sys.executable, "-m", "convpool"], "python": [sys.executable]}
     done = subprocess.run([*programs[words[0]], *words[1:]], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert picture_of(tmp_path / "drawn.png") == picture_of(picture)

@@ -126,4 +126,4 @@ def test_the_help_states_the_limits(capsys):
     assert run(command, "convpool-optimize", ["--help"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert DEFAULT_LIMITS.of_images in printed and DEFAULT_LIMITS.of_plain_convolutions in printed
-    assert "at least 64 channels in multiples of 8, at most 2.5e9" in printed
+    assert "at least 64 channels in multiples of 8; at most 2.5e9" in printed

@@ -134,8 +134,8 @@ Shapes = dict[str, list[int]]
     default=True,
     show_default=True,
     help="In fp16, bf16 and tf32, also run other convolutions on the plugin, in a model with a pair: at least "
-    f"{DEFAULT_LIMITS.wide_channels} channels, at most {DEFAULT_LIMITS.plain_macs / 1e9:g}e9 multiply-adds, or "
-    f"{DEFAULT_LIMITS.plain_results:,} numbers in the result, at --opt-shape. "
+    f"{DEFAULT_LIMITS.wide_channels} channels; at --opt-shape at most {DEFAULT_LIMITS.plain_macs / 1e9:g}e9 multiply-adds, "
+    f"or more if the result has at most {DEFAULT_LIMITS.plain_results:,} numbers. "
     "Only on GPUs of compute capability 9.0, with TensorRT 8.6 or 9.",
 )
 @click.option("--accumulation", **ACCUMULATION)

@@ -33,7 +33,7 @@ def default_lowering(model: LoadedModel, options: BuildOptions, trt: ModuleType 
 
     In "tf32" with the plugin it is "fused", unless the plugin runs all convolutions of the model.  TensorRT 8.6 keeps float
     tensors channels first around convolutions of its own.  Between those, fused convolutions of 3x3 pairs are as fast as the
-    plugin, or faster: docs/tensorrt.md.  1x1 pairs have no fused form that saves anything, so they stay as they are.
+    plugin, or faster: docs/decisions/016.  1x1 pairs have no fused form that saves anything, so they stay as they are.
     """
     if not options.plugin:
         return "auto"

@@ -50,7 +50,7 @@ def pooled_size(size: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: 
     return [(size[i] + pads[i] + pads[r + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(r)]
 
 
-def is_single(kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> bool:
+def is_single(kernel: Ints, strides: Ints, pads: Ints) -> bool:
     """Whether the means are the input itself."""
     return all(k == 1 for k in kernel) and all(s == 1 for s in strides) and not any(pads)
 
@@ -195,7 +195,7 @@ def pooled_conv(
         x = x * by_channel(scale, x) + by_channel(shift, x)
     gate = x if prologue else None
     window = (pool_kernel, pool_strides, pool_pads, pool_dilations)
-    z = x if not prologue and is_single(*window) else mean(x, gate, slope_of(prologue, prologue_alpha), *window)
+    z = x if not prologue and is_single(*window[:3]) else mean(x, gate, slope_of(prologue, prologue_alpha), *window)
     y = convolve(z, weight, bias, strides, pads, dilations, groups)
     if residual is not None:
         y = y + residual

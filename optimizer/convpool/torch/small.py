@@ -28,7 +28,7 @@ class SmallConvolution(NamedTuple):
     @property
     def is_single(self) -> bool:
         """Whether the box means are u itself."""
-        return self.gate is None and plain.is_single(*self.pool)
+        return self.gate is None and plain.is_single(*self.pool[:3])
 
     @property
     def _is_even(self) -> bool:

@@ -47,7 +47,7 @@ LIMITS = {
         1,
         "three convolutions and two products, Tanh between them; behind TensorRT 8.6's first Tanh "
         "values that were 3e-7 off are 7.9e-6 off, and the logits of the original's own engine, with "
-        "every tensor an output, 3.8e-6 (docs/tensorrt.md)",
+        "every tensor an output, 3.8e-6 (docs/results.md)",
         engine_fp32_gain=3,
     ),
     "lenet5": Limit(5, 1, "as lenet5_digits, of random weights and inputs", engine_fp32_gain=3),

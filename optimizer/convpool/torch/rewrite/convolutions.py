@@ -15,16 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from convpool.options import DEFAULT_LIMITS
 from convpool.torch import calls, gradients, kernels, plain
 from convpool.torch.eager import pooled_conv_of, unwatched
 from convpool.torch.rewrite.capture import has_hooks
 from convpool.torch.rewrite.layers import CONVS, as_in
 
-FEW = 16
+IMAGE_CHANNELS = 16
 """Channels up to which the library's plans are faster than cuDNN, however large the layer is."""
-MOST = 2.5e9
+PLAIN_MACS = DEFAULT_LIMITS.plain_macs
 """Multiply-adds up to which they are with more channels."""
-LARGE = 1 << 23
+LARGE_RESULT = 1 << 23
 """Numbers of a result from which on they save more of an eager step's time on the GPU than they cost on the host."""
 _planned: set[tuple] = set()
 
@@ -169,7 +170,7 @@ def _suits(x: torch.Tensor, weight: torch.Tensor, strides: tuple[int, ...], comp
     if x.dtype != weight.dtype or x.shape[1] != weight.shape[1]:
         return False
     products = weight.numel() * x.shape[0] * math.prod(x.shape[2:]) / math.prod(strides)
-    return not compiles or x.shape[1] <= FEW or products <= MOST
+    return not compiles or x.shape[1] <= IMAGE_CHANNELS or products <= PLAIN_MACS
 
 
 def _waits_for_host(tensors: tuple, geometry: tuple, image: Any, suits: bool) -> bool:
@@ -180,7 +181,7 @@ def _waits_for_host(tensors: tuple, geometry: tuple, image: Any, suits: bool) ->
     x, weight = tensors[:2]
     if not x.is_cuda or not isinstance(image, torch.Tensor) or image.requires_grad:
         return False
-    if x.shape[0] * weight.shape[0] * math.prod(x.shape[2:]) // math.prod(geometry[4]) >= LARGE:
+    if x.shape[0] * weight.shape[0] * math.prod(x.shape[2:]) // math.prod(geometry[4]) >= LARGE_RESULT:
         return False
     if torch.cuda.is_current_stream_capturing():
         return False
