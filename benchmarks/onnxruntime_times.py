@@ -202,8 +202,8 @@ def markdown(record: dict[str, Any], names: Mapping[str, str] = MappingProxyType
     names: what to call the networks.
     """
     lines = [
-        "| network | original | standard | pairs | cuda | over original | asked | over standard |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| network | original | standard | pairs | cuda | over original | asked | over standard | commit |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in record["rows"]:
         times = times_of(row)
@@ -214,7 +214,7 @@ def markdown(record: dict[str, Any], names: Mapping[str, str] = MappingProxyType
         bar = BARS.get(row["precision"], {}).get(row["network"]) if row["graphs"] else None
         name = f"{names.get(row['network'], row['network'])}, batch {row['batch']}, {row['precision']}"
         name += "" if row["graphs"] else ", no CUDA graph"
-        line = " | ".join([name, *cells, over[0], str(bar or ""), over[1]])
+        line = " | ".join([name, *cells, over[0], str(bar or ""), over[1], row.get("commit", "")[:7]])
         lines.append(f"| {line} |".replace("|  |", "| |").replace("|  |", "| |"))
     return "\n".join(lines)
 

@@ -51,6 +51,11 @@ NETWORKS = {
     "mobilenet_v1": "MobileNet v1, audio",
     "nextvit": "Next-ViT",
     "lenet5": "LeNet-5",
+    "condensenet74": "CondenseNet-74",
+    "conv_global_pool": "one convolution, then a mean over 56x56",
+    "conv_pool": "one convolution, then pooling",
+    "discriminator_block": "one block of a discriminator",
+    "sparcnet": "SPARCNet",
 }
 """What the documents call the networks of a record."""
 

@@ -56,8 +56,9 @@ class Limits:
     def of_plain_convolutions(self) -> str:
         """Those of plain convolutions in words."""
         return (
-            f"at least {self.wide_channels} channels in multiples of {self.channel_multiple}; at most "
-            f"{self.plain_macs / 1e9:g}e9 multiply-adds per batch, or more if the result has at most {self.plain_results:,} numbers"
+            f"at least {self.wide_channels} channels in multiples of {self.channel_multiple}; "
+            f"at most {self.plain_macs / 1e9:g}e9 multiply-adds per batch, "
+            f"or more if the result has at most {self.plain_results:,} numbers"
         )
 
 

@@ -26,7 +26,7 @@ from convpool.ir.index import Scope, index_model
 from convpool.ir.model import infer_shapes
 from convpool.macs import ModelMacs
 from convpool.options import DEFAULT_LIMITS, OptimizeOptions, Target, options_for
-from convpool.passes import PASSES, layouts, pads, take_chain
+from convpool.passes import PASSES, chain_conv, layouts, pads
 from convpool.passes.base import Context, Reject
 from convpool.passes.reductions import may_be_reduction
 from convpool.passes.slice_mean import recognise_mean
@@ -272,16 +272,16 @@ def test_convolutions_of_a_chain(shape, kind):
         "y = Conv(x, k)", {"k": np.ones(shape, kind)}, inputs=f"{name}[1,{shape[1]},16,16] x", outputs=f"{name}[a,b,c,d] y"
     )
     context = Context(options_for("cuda"), 17, lambda name: False, {})
-    assert isinstance(take_chain._conv(index(model), 0, context), Reject) != CONVOLUTIONS[shape, kind]
+    assert isinstance(chain_conv._conv(index(model), 0, context), Reject) != CONVOLUTIONS[shape, kind]
 
 
 def test_channels_that_the_kernels_read_at_once():
     kinds = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
-    assert [take_chain.chunk(kind) for kind in kinds] == [4, 8, 8, 2]
+    assert [chain_conv.chunk(kind) for kind in kinds] == [4, 8, 8, 2]
 
 
 def test_stages_that_repeat_and_those_that_add_tensors():
-    once = {"LowerOperator", "OffloadConv", "TakeConv", "TakePool", "TakeHead", "ChainConcats", "ChannelsLast"}
+    once = {"LowerOperator", "OffloadConv", "ChainConv", "ChainPool", "ChainHead", "ChainConcats", "ChannelsLast"}
     keep_shapes = {"FuseEpilogue", "FusePrologue", "ChainConcats"}
     for stage in PASSES:
         names = {type(work).__name__ for work in stage.passes}

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from convpool.passes.base import Pass
 from convpool.passes.chain_concats import ChainConcats
+from convpool.passes.chain_conv import ChainConv, ChainPool
+from convpool.passes.chain_head import ChainHead
 from convpool.passes.channels_last import ChannelsLast
 from convpool.passes.fuse_epilogue import FuseEpilogue
 from convpool.passes.fuse_pool_conv import ChainPoolConv, FusePoolConv
@@ -14,8 +16,6 @@ from convpool.passes.fuse_prologue import FusePrologue
 from convpool.passes.lower_operator import LowerOperator
 from convpool.passes.offload_conv import OffloadConv
 from convpool.passes.pool_first import PoolFirst
-from convpool.passes.take_chain import TakeConv, TakePool
-from convpool.passes.take_head import TakeHead
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ PASSES = (
     Stage((PoolFirst(), FusePoolConv())),
     Stage((ChainPoolConv(),)),
     Stage((OffloadConv(),), repeats=False),
-    Stage((TakeConv(), TakePool()), repeats=False),
-    Stage((TakeHead(),), repeats=False),
+    Stage((ChainConv(), ChainPool()), repeats=False),
+    Stage((ChainHead(),), repeats=False),
     # What can go to the node in front is cheaper there, once for each result: epilogues before prologues.
     Stage((FuseEpilogue(),), adds_tensors=False),
     Stage((FusePrologue(),), adds_tensors=False),

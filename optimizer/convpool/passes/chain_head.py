@@ -26,12 +26,12 @@ from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, label
 from convpool.passes.base import Context, Pass, Plan, Reject, Site, reject, rejection
+from convpool.passes.chain_conv import chunk
 from convpool.passes.convs import POINT, RANK, WINDOW
 from convpool.passes.edit import Edit
 from convpool.passes.either_layout import VIEWS, axes_of
 from convpool.passes.layouts import KERNEL_TYPES, Ports, channels_last, ports_of
 from convpool.passes.runtime import against_node
-from convpool.passes.take_chain import chunk
 from convpool.report import SiteReport
 from convpool.reporting import Log
 
@@ -59,7 +59,7 @@ class HeadPlan(Plan):
         return schema.VERSION
 
 
-class TakeHead(Pass):
+class ChainHead(Pass):
     """Every product of matrices behind a sum or mean over space."""
 
     names = ("chain_head",)

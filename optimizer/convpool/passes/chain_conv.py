@@ -49,7 +49,7 @@ class ChainSite(PairSite):
     first: bool = False
 
 
-class TakeConv(PairPass):
+class ChainConv(PairPass):
     """Every convolution of a scope with nodes of the operator that can be one too."""
 
     names = ("chain_conv",)
@@ -99,7 +99,7 @@ class PoolPlan(Plan):
         return schema.VERSION
 
 
-class TakePool(Pass):
+class ChainPool(Pass):
     """Every AveragePool between nodes of the operator."""
 
     names = ("chain_pool",)
