@@ -18,6 +18,7 @@ from torch.autograd import forward_ad  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from convpool.torch import optimize  # noqa: E402
+from convpool.torch.rewrite import branches  # noqa: E402
 
 
 def randn(*shape):
@@ -228,3 +229,51 @@ def test_forward_mode(grad):
 def test_tensors_without_numbers():
     changed = optimized(pair(), X)
     assert changed.to("meta")(X.to("meta")).shape == (2, 8, 4, 4)
+
+
+@pytest.mark.parametrize("normalize", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm], ids=["old", "new"])
+def test_a_normalised_weight_is_computed_in_every_call(normalize):
+    """Each moves the vectors of spectral normalisation on."""
+
+    def make():
+        torch.manual_seed(3)
+        shared = normalize(nn.Conv2d(16, 16, 3, padding=1, dtype=torch.float64))
+        return nn.Sequential(shared, nn.AvgPool2d(2), nn.Tanh(), shared, nn.AvgPool2d(2))
+
+    x = randn(2, 16, 32, 32)
+    module, (changed, report) = make(), optimize(make(), x)
+    assert report.summary.rewritten == 2
+    for _ in range(2):
+        assert_same(changed, module, x)
+
+
+def test_a_hook_of_all_modules_sees_each():
+    changed, seen = optimized(pair(), X), []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, y: seen.append(type(module).__name__))
+    try:
+        changed(X)
+    finally:
+        handle.remove()
+    assert seen == ["Conv2d", "LeakyReLU", "Conv2d", "AvgPool2d", "Sequential"]
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
+def test_a_first_call_inside_a_transform(transform):
+    module, changed = pair(), optimize(pair())[0]
+    calls = {
+        "grad": lambda m: torch.func.grad(lambda x: m(x).square().sum())(X),
+        "jvp": lambda m: torch.func.jvp(m, (X,), (torch.cos(X),)),
+        "vmap": lambda m: torch.vmap(m)(X[None]),
+    }
+    torch.testing.assert_close(calls[transform](changed), calls[transform](module), rtol=1e-10, atol=1e-10)
+
+
+def test_a_shared_weight_is_computed_on_one_branch(monkeypatch):
+    """Of a CUDA graph: two would write its vectors at the same time."""
+    seen = []
+    monkeypatch.setattr(branches, "begin", lambda x, module, name, branch: seen.append((module, branch)))
+    torch.manual_seed(3)
+    shared, other = (nn.utils.parametrizations.spectral_norm(nn.Conv2d(16, 16, 3, padding=1)).double() for _ in range(2))
+    x = randn(2, 16, 32, 32)
+    optimize(nn.Sequential(shared, nn.AvgPool2d(2), other, nn.AvgPool2d(2), shared), x, inplace=True)[0](x)
+    assert [(module is shared, branch) for module, branch in seen] == [(True, 0), (False, 1), (True, 0)]

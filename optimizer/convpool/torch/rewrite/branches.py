@@ -26,7 +26,7 @@ def compute_weights_first(root: nn.Module, graph: fx.Graph) -> None:
     first = next(node for node in graph.nodes if node.op != "placeholder")
     if x is first:
         return
-    count = 0
+    branches: dict[tuple[str, str], int] = {}  # a tensor's is one: computing it may change buffers
     for node in list(graph.nodes):
         if node.op == "get_attr":
             path, _, name = str(node.target).rpartition(".")
@@ -38,10 +38,10 @@ def compute_weights_first(root: nn.Module, graph: fx.Graph) -> None:
             continue
         with graph.inserting_before(first):
             module = graph.create_node("get_attr", path)
-            begun = graph.call_function(begin, (x, module, name, count % BRANCHES))
+            branch = branches.setdefault((path, name), len(branches)) % BRANCHES
+            begun = graph.call_function(begin, (x, module, name, branch))
         with graph.inserting_before(node):
             tensor = graph.call_function(finish, (begun, module, name))
-        count += 1
         if node.op == "get_attr":
             node.replace_all_uses_with(tensor)
             graph.erase_node(node)

@@ -270,4 +270,6 @@ def _same(now: Any, before: Any) -> bool:
 def _randomness() -> tuple[Any, ...]:
     """The state of the generators of random numbers."""
     _, keys, position, *_ = np.random.get_state()
-    return random.getstate(), np.asarray(keys).tobytes(), position, torch.get_rng_state().numpy().tobytes()
+    with torch._C._DisableFuncTorch():  # whose tensors have no memory
+        state = torch.get_rng_state().numpy().tobytes()
+    return random.getstate(), np.asarray(keys).tobytes(), position, state

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from onnx import ModelProto, NodeProto, numpy_helper
 from torch import fx, nn
+from torch.nn.utils import parametrize
 
 from convpool.algebra.parts import EPILOGUES, PROLOGUES
 from convpool.ir import schema
@@ -141,7 +142,12 @@ class _Rebuilding:
             with self._graph.inserting_before(self._next):
                 self._env[name] = self._graph.call_function(function, tuple(args))
         elif name in self._skeleton.sources:
-            self._env[name] = self._parameter(self._skeleton.sources[name])
+            source = self._skeleton.sources[name]
+            assert self._skeleton.root is not None
+            module = self._skeleton.root.get_submodule(source.path)
+            if source.hooked or parametrize.is_parametrized(module, source.name):
+                return self._parameter(source)  # each call of the module computes it anew
+            self._env[name] = self._parameter(source)
         else:
             raise Unmapped(f"tensor {name}")
         return self._env[name]

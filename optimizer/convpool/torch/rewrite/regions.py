@@ -82,7 +82,8 @@ class Region:
 
     def find(self, root: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Callable | None:
         """The forward for a call, None for the original."""
-        if torch.jit.is_tracing():  # TorchScript's exporter has no operator of ours
+        # TorchScript's exporter has no operator of ours; hooks of all modules want to see each.
+        if torch.jit.is_tracing() or nn.modules.module._has_any_global_hook():
             return None
         found = self.planned(root, args, kwargs)
         if found is None or found.run is None:
