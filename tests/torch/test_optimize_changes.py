@@ -277,3 +277,12 @@ def test_a_shared_weight_is_computed_on_one_branch(monkeypatch):
     x = randn(2, 16, 32, 32)
     optimize(nn.Sequential(shared, nn.AvgPool2d(2), other, nn.AvgPool2d(2), shared), x, inplace=True)[0](x)
     assert [(module is shared, branch) for module, branch in seen] == [(True, 0), (False, 1), (True, 0)]
+
+
+def test_inputs_have_their_names():
+    module, changed = pair(), optimized(pair(), X)
+    sizes = {"input": {0: torch.export.Dim("n")}}
+    with torch.no_grad():
+        program = torch.export.export(changed, (X,), dynamic_shapes=sizes)
+        assert "pooled_conv" in str(program.graph)
+        assert_same(program.module(), module, randn(5, 4, 8, 8))

@@ -85,6 +85,25 @@ def test_inputs_of_a_captured_graph_stay():
     assert [[id(node) for node in nodes] for nodes in after] == [[id(node) for node in nodes] for nodes in before]
 
 
+def test_numbers_that_torch_compile_leaves_open():
+    """The epsilon of a BatchNorm."""
+    torch.manual_seed(7)
+    module = torch.nn.Sequential(torch.nn.BatchNorm2d(4), torch.nn.Conv2d(4, 8, 3, padding=1), torch.nn.AvgPool2d(2)).eval()
+    rewrite = compile_options()["pre_grad_custom_pass"]
+
+    def backend(graph, example):
+        rewrite(graph.graph)
+        graph.recompile()
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend=backend, dynamic=True)
+    for size in (8, 12):
+        x = torch.randn(2, 4, size, size)
+        torch.testing.assert_close(compiled(x), module(x), rtol=1e-5, atol=1e-5)
+    assert rewrite.reports[0].summary.rewritten == 1
+
+
 def test_an_optimized_module_is_compiled_with_its_pairs():
     torch.manual_seed(7)
     module = CASES["sngan block"].make()

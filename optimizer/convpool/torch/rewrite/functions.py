@@ -105,6 +105,9 @@ _LINES: list[tuple[str, Callable, tuple[Any, ...]]] = [
 FUNCTIONS = {function: (signature(text), translate) for text, translate, functions in _LINES for function in functions}
 """How a function, or a method by its name, is bound and translated."""
 
+NUMBERS = ("eps", "value", "scale_factor", "ceil_mode", "divisor_override")
+"""Arguments that a translation reads; torch.compile may leave them open."""
+
 
 def translate_call(s: Skeleton, label: str, node: fx.Node) -> Translated:
     """The nodes of a function or method, None where there are none."""
@@ -118,6 +121,8 @@ def translate_call(s: Skeleton, label: str, node: fx.Node) -> Translated:
         return None
     bound.apply_defaults()
     if "input" in bound.arguments and not isinstance(bound.arguments["input"], (fx.Node, int, float)):
+        return None
+    if any(isinstance(bound.arguments.get(name), fx.Node) for name in NUMBERS):
         return None
     return translate(s, label, node, bound.arguments)
 

@@ -10,7 +10,10 @@ graph cannot be had, or has no pair.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import operator
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -215,7 +218,12 @@ def _restored(cls: type) -> nn.Module:
 
 def rewritten_class(cls: type) -> type:
     """A class that is `cls` with Rewritten in front."""
-    return type(cls.__name__, (Rewritten, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    own = Rewritten.forward
+    forward: Any = types.FunctionType(own.__code__, own.__globals__, own.__name__, own.__defaults__, own.__closure__)
+    forward.__doc__ = own.__doc__
+    with contextlib.suppress(TypeError, ValueError):  # torch.export names inputs by it
+        forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
+    return type(cls.__name__, (Rewritten, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__, "forward": forward})
 
 
 def tensors_of(args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
