@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
+
 from tests.support.torch import require_torch
 
 torch = require_torch()
 
 from convpool.cuda import library  # noqa: E402
-from convpool.torch import calls, constant_weights  # noqa: E402
+from convpool.torch import calls, constant, constant_weights  # noqa: E402
 
 
 def call(launches):
@@ -23,14 +25,21 @@ def call(launches):
     )
     made.formats, made.device = (torch.contiguous_format,) * 2, torch.device("cpu")
     made.y_shape, made.y_strides = (1, 1, 1, 1), (1, 1, 1, 1)
+    made.copies_others = made.copies_weight = False
+    made.handle, made.space = None, 0
+    made.launch = lambda handle, packed, stream: launches.append("each time") or 0
     return made
 
 
-def test_weights_are_made_for_one_kind_of_call(monkeypatch):
-    """Also where that kind is gone and another one has its address."""
+@pytest.fixture
+def no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(calls, "raw_stream", lambda index: 0)
+
+
+def test_weights_are_made_for_one_kind_of_call(no_gpu):
+    """Also where that kind is gone and another one has its address."""
     x, weight, launches = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3), []
     with constant_weights():
         kind = call(launches)
@@ -42,3 +51,21 @@ def test_weights_are_made_for_one_kind_of_call(monkeypatch):
             kind = call(launches)
             kind(x, weight, None, None, None, None)
     assert launches[2:] == [0] * 20
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_weights_that_every_call_computes_are_not_kept(no_gpu, last):
+    x, weight, launches = torch.ones(1, 1, 4, 4), torch.ones(1, 2, 3, 3), []
+    if last:  # the library's own order, which needs no copy
+        weight = weight.to(memory_format=torch.channels_last)
+    with constant_weights():
+        kind = call(launches)
+        for _ in range(4):
+            kind(x, weight * 1, None, None, None, None)
+            assert not constant.current()
+        kind(x, weight, None, None, None, None)
+    assert launches == [0, *["each time"] * 4]
+    with constant_weights():  # which knows nothing of the one before
+        for _ in range(3):
+            kind(x, weight, None, None, None, None)
+    assert launches[5:] == [0, library.WEIGHTS_PREPARED, library.WEIGHTS_PREPARED]

@@ -9,6 +9,7 @@ so that without the promise other plans run.  No check of a tensor's version cou
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -19,14 +20,28 @@ from convpool.cuda import library
 
 
 class Kept(NamedTuple):
-    """Of a plan: the weights, so that nothing else gets their address, the same in the library's order, and transformed."""
+    """Of a plan: the weights in the library's order, None if they are so already, and transformed.
 
-    weight: torch.Tensor
-    dense: torch.Tensor
+    alive: tells when the weights are gone, and others may get their address.
+    """
+
+    dense: torch.Tensor | None
     prepared: torch.Tensor
+    alive: Any = None
 
 
-_kept: ContextVar[dict[Any, Any] | None] = ContextVar("convpool_constant_weights", default=None)
+class Store(dict[Any, Any]):
+    """What is kept inside a `constant_weights`.
+
+    passing: calls whose weights were gone in it, as those are that every forward pass computes.  Nothing more is kept of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passing: set[Any] = set()
+
+
+_kept: ContextVar[Store | None] = ContextVar("convpool_constant_weights", default=None)
 current = _kept.get
 """What is kept inside a `constant_weights`, None outside."""
 
@@ -39,7 +54,7 @@ def constant_weights() -> Iterator[None]:
     their first call outside a CUDA graph's capture, which waits for it.  A graph that is captured afterwards reads what was made:
     it is of no use once the context is left.  A weight that is changed in it may count or not.
     """
-    token = _kept.set({})
+    token = _kept.set(Store())
     try:
         yield
     finally:
@@ -48,15 +63,29 @@ def constant_weights() -> Iterator[None]:
 
 def prepared_for(key: Any, weight: torch.Tensor, dense: Any, nbytes: int) -> tuple[Kept, int]:
     """What is kept of a weight, or memory for it, and the launch's flags: whether an earlier launch has transformed it."""
-    found = (_kept.get() or {}).get(key)
+    kept = _kept.get()
+    found = None if kept is None else kept.get(key)
     if found is not None:
         return found, library.WEIGHTS_PREPARED
-    return Kept(weight, dense(weight), torch.empty(nbytes, dtype=torch.uint8, device=weight.device)), 0
+    copy = dense(weight)
+    return Kept(None if copy is weight else copy, torch.empty(nbytes, dtype=torch.uint8, device=weight.device)), 0
 
 
-def keep(key: Any, made: Kept) -> None:
-    """Keeps what a launch has transformed, for all streams.  Not what a capture has: its graph may run long after."""
+def keep(key: tuple[Any, Any], weight: torch.Tensor, made: Kept) -> None:
+    """Keeps what a launch has transformed, for all streams, as long as the weights live.
+
+    Not what a capture has: its graph may run long after.  key: the call, and the weights' address.
+    """
     kept = _kept.get()
-    if kept is not None and not torch.cuda.is_current_stream_capturing():
-        torch.cuda.current_stream().synchronize()
-        kept[key] = made
+    if kept is None or torch.cuda.is_current_stream_capturing():
+        return
+    torch.cuda.current_stream().synchronize()
+    store = weakref.ref(kept)
+
+    def gone(_: Any) -> None:
+        held = store()
+        if held is not None:
+            held.pop(key, None)
+            held.passing.add(key[0])
+
+    kept[key] = made._replace(alive=weakref.ref(weight, gone))
