@@ -4,7 +4,7 @@
     python -m benchmarks.torch_training --json benchmarks/results/h200_torch_training.json
 
 A step is forward, loss and the gradients of all parameters, without the optimizer's update; bf16, channels last, in a CUDA
-graph, cudnn.benchmark on.  Times are medians of replays, in microseconds.  Memory is the peak of an eager step over what was
+graph, cudnn.benchmark on.  Times are medians of replays, in microseconds; "eager" of steps that are not captured.  Memory is the peak of an eager step over what was
 there before it.  --compile adds steps of both under a mode of torch.compile; max-autotune-no-cudagraphs takes minutes to compile.
 It has no second derivatives, so penalties are left out.  --combo-kernels lets its compiler join small independent kernels.
 """
@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +104,18 @@ def peak_memory(step: Callable[[], Any]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
+def eager_time(step: Callable[[], Any], steps: int = 20) -> float:
+    """Median microseconds of a step that is not captured, from an idle GPU to an idle GPU."""
+    times = []
+    for number in range(3 + steps):
+        start = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        if number >= 3:
+            times.append((time.perf_counter() - start) * 1e6)
+    return statistics.median(times)
+
+
 def measure(case: Case, mode: str | None) -> dict[str, Any]:
     """Times and memory of both."""
     torch.manual_seed(0)
@@ -110,7 +124,7 @@ def measure(case: Case, mode: str | None) -> dict[str, Any]:
     found: dict[str, Any] = {"pairs": sum(site.status == "rewritten" for site in report.sites)}
     for name, net in (("original", original), ("convpool", optimized)):
         step = step_of(net, case)
-        found[name] = {"us": graph_time(step, calls=1), "peak_bytes": peak_memory(step)}
+        found[name] = {"us": graph_time(step, calls=1), "eager_us": eager_time(step), "peak_bytes": peak_memory(step)}
         if mode and not case.second:
             fast = torch.compile(net, mode=mode, fullgraph=True)
             found[name]["compiled_us"] = graph_time(step_of(fast, case), calls=1)
@@ -142,6 +156,7 @@ def main() -> None:
         found = record["steps"][name] = measure(CASES[name], options.compile)
         one, two = found["original"], found["convpool"]
         text = f"{name}: {one['us']:.0f} -> {two['us']:.0f} us ({one['us'] / two['us']:.2f} times), "
+        text += f"eager {one['eager_us']:.0f} -> {two['eager_us']:.0f} us, "
         text += f"{one['peak_bytes'] / 2**20:.0f} -> {two['peak_bytes'] / 2**20:.0f} MiB"
         if "compiled_us" in one:
             text += f", compiled {one['compiled_us']:.0f} -> {two['compiled_us']:.0f} us"
