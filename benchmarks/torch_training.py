@@ -4,9 +4,10 @@
     python -m benchmarks.torch_training --json benchmarks/results/h200_torch_training.json
 
 A step is forward, loss and the gradients of all parameters, without the optimizer's update; bf16, channels last, in a CUDA
-graph, cudnn.benchmark on.  Times are medians of replays, in microseconds; "eager" of steps that are not captured.  Memory is the peak of an eager step over what was
-there before it.  --compile adds steps of both under a mode of torch.compile; max-autotune-no-cudagraphs takes minutes to compile.
-It has no second derivatives, so penalties are left out.  --combo-kernels lets its compiler join small independent kernels.
+graph, cudnn.benchmark on.  Times are medians of replays, in microseconds; "eager" are those of steps that are not captured.
+Memory is the peak of an eager step over what was there before it.  --compile adds steps of both under a mode of torch.compile;
+max-autotune-no-cudagraphs takes minutes to compile.  It has no second derivatives, so penalties are left out.  --combo-kernels
+lets its compiler join small independent kernels.
 """
 
 from __future__ import annotations
