@@ -4,9 +4,9 @@
     python -m benchmarks.torch_host_time [--layer N,C,M,H,W ...] [--rounds 100] [--commit REVISION] [--json FILE]
 
 Layers are 3x3 convolutions of padding 1 with a bias, then 2x2 pooling.  What is timed is how long the host takes to queue a
-call, as in `benchmarks.host_time`: medians of the rounds, in microseconds a call.  "module" is a call of an `nn.Sequential` of the two
-layers, before and behind `convpool.torch.optimize`.  All calls are planned before.  Exits with 1 if a function's call takes
-longer than PyTorch's two.
+call, as in `benchmarks.host_time`: medians of the rounds, in microseconds a call.  "module" is a call of an `nn.Sequential` of
+the two layers, "optimized" of what `convpool.torch.optimize` makes of it.  All calls are planned before.  Exits with 1 if a
+function's call takes longer than PyTorch's two.
 
 Needs a GPU and PyTorch.
 """
