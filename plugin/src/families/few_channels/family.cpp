@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// few_channels: pooling and convolution in one kernel for filters of at most 64 elements, in 16-bit types; X may be fp32.
+// few_channels: pooling and convolution in one kernel for filters of at most 64 elements, in 16-bit types, whose X may be fp32,
+// and TF32.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -34,7 +35,8 @@ std::string size_reason(const Problem &p, const Tactic &t, const Tile &tile) {
         return refusal(t, what, value, "at most " + std::to_string(most), "use another direct_fused tactic");
     };
     const int64_t operands = p.c * p.taps();
-    if (operands > 16 * tile.steps) return reject("taps by input channels", operands, 16 * tile.steps);
+    const int64_t most_operands = few_channels_step(static_cast<Precision>(t.precision)) * tile.steps;
+    if (operands > most_operands) return reject("taps by input channels", operands, most_operands);
     const Pitches pitches(p);
     int64_t reach = p.c * pitches.channel;
     for (int i = 1; i < kRank; ++i) {
@@ -133,11 +135,11 @@ public:
     std::vector<Tactic> tactics() const override {
         std::vector<Tactic> all;
         for (const Row &row : kRows)
-            all.push_back(
-                {row.id, this, all.size(),
-                 tile_name("direct_fused", 80, false, row.precision, row.tile.block_m, row.tile.block_n, 16 * row.tile.steps) +
-                     "_few",
-                 "direct_fused", static_cast<int32_t>(row.precision), 1, 80, false});
+            all.push_back({row.id, this, all.size(),
+                           tile_name("direct_fused", 80, false, row.precision, row.tile.block_m, row.tile.block_n,
+                                     few_channels_step(row.precision) * row.tile.steps) +
+                               "_few",
+                           "direct_fused", static_cast<int32_t>(row.precision), 1, 80, false});
         return all;
     }
 
@@ -146,7 +148,7 @@ public:
         reason = problem_reason(p, t, true);
         if (reason.empty()) reason = size_reason(p, t, tile);
         if (!reason.empty()) return nullptr;
-        // All weights, in steps of 16 operands, and the bias.
+        // All weights, in steps of 32 bytes, and the bias.
         const int64_t channels = ceil_div(p.m, tile.block_n) * tile.block_n, weight_bytes = channels * 32 * tile.steps;
         const int64_t shared_bytes = weight_bytes + channels * 4 + tile.warps * few_channels_warp_bytes(tile.steps, tile.block_n);
         if (shared_bytes > device.shared_per_block) {

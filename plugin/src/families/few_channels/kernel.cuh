@@ -22,8 +22,9 @@ namespace convpool {
 
 template <Precision kPrecision, int kBlockM, int kBlockN, int kWarpsM, int kWarpsN, int kSteps_, int kMinBlocks>
 struct FewChannelsConfig : TileConfig<kPrecision, kBlockM / 2, kBlockN, kWarpsM, kWarpsN, 2, kMinBlocks> {
-    static constexpr int kSteps = kSteps_;                       // of 16 operands
-    static constexpr int kOperands = 16 * kSteps, kPixels = 32;  // of a warp at a time, multiplied 16 and 16
+    static constexpr int kSteps = kSteps_;  // of two chunks of operands
+    static constexpr int kOperands = few_channels_step(kPrecision) * kSteps,
+                         kPixels = 32;  // of a warp at a time, multiplied 16 and 16
     static_assert(kBlockM == kPixels * kWarpsM && kWarpsN == 1, "a pixel for each lane");
 };
 
@@ -33,8 +34,10 @@ template <class Config> struct FewChannels {
     static constexpr Precision kPrecision = Config::kPrecision;
     using Element = typename Traits<kPrecision>::Element;
     static constexpr int kSteps = Config::kSteps, kOperands = Config::kOperands, kBlockN = Config::kBlockN;
-    // Bytes from one pixel's operands, or channels of Y, to the next's: eight of 16 bytes meet in no bank.
-    static constexpr int kOperandPitch = kOperands * 2 + 16, kOutputPitch = kBlockN * 2 + 16;
+    static constexpr int kBytes = Config::kElementBytes, kStepOperands = few_channels_step(kPrecision);
+    static constexpr bool kFloat = kBytes == 4;  // W is of floats, which are rounded to TF32, X and Y too
+    // Bytes from one pixel's operands, or channels of Y, to the next's: eight of 16 bytes, or sixteen of 8, meet in no bank.
+    static constexpr int kOperandPitch = kOperands * kBytes + 16, kOutputPitch = kBlockN * kBytes + (kFloat ? 32 : 16);
     static constexpr int kWarpBytes = few_channels_warp_bytes(kSteps, kBlockN), kStagingOffset = Config::kPixels * kOperandPitch;
     static_assert(kWarpBytes == kStagingOffset + Staging<Config>::kWarpBytes, "operands, then accumulators");
     static_assert(16 * kOutputPitch <= Staging<Config>::kWarpBytes, "or channels of Y");
@@ -52,16 +55,22 @@ template <class Config> struct FewChannels {
 
     // Bits of the weight of channel m and operand k; zero past the last of either.
     CONVPOOL_DEVICE uint32_t weight(int m, int k) const {
-        const bool valid = m < p.shape.m && k < p.operands;
-        return valid ? static_cast<const uint16_t *>(p.w)[static_cast<int64_t>(m) * p.operands + k] : 0;
+        if (m >= p.shape.m || k >= p.operands) return 0;
+        const int64_t element = static_cast<int64_t>(m) * p.operands + k;
+        if constexpr (kFloat) return round_to_tf32(static_cast<const uint32_t *>(p.w)[element]);
+        return static_cast<const uint16_t *>(p.w)[element];
+    }
+    // The word of a fragment that begins with operand k.
+    CONVPOOL_DEVICE uint32_t weight_word(int m, int k) const {
+        return kFloat ? weight(m, k) : weight(m, k) | weight(m, k + 1) << 16;
     }
     // Writes weights, as fragments, and bias, as floats, to shared memory.
     CONVPOOL_DEVICE void prepare() const {
-        // Fragment (channels / 8, step): lane 4g + t has channel g, operands 2t, 2t + 1 and the same of the second chunk.
+        // Fragment (channels / 8, step): lane 4g + t has channel g, word t of either chunk: operands 2t and 2t + 1, of floats t.
         for (int i = threadIdx.x; i < static_cast<int>(p.weight_bytes) / 8; i += Config::kThreads) {
-            const int m = i / (32 * kSteps) * 8 + (i % 32 >> 2), k = i / 32 % kSteps * 16 + 2 * (i & 3);
-            const uint32_t first = weight(m, k) | weight(m, k + 1) << 16, second = weight(m, k + 8) | weight(m, k + 9) << 16;
-            store_shared_words(shared + i * 8, first, second);
+            const int m = i / (32 * kSteps) * 8 + (i % 32 >> 2);
+            const int k = i / 32 % kSteps * kStepOperands + (kFloat ? i & 3 : 2 * (i & 3));
+            store_shared_words(shared + i * 8, weight_word(m, k), weight_word(m, k + kStepOperands / 2));
         }
         for (int m = threadIdx.x; m < static_cast<int>(p.bias_bytes) / 4; m += Config::kThreads) {
             const bool valid = p.epilogue.bias != nullptr && m < p.shape.m;
@@ -83,6 +92,7 @@ template <class Config> struct FewChannels {
     }
     // A pixel of X in W's type, or zero.
     template <bool kFloats> CONVPOOL_DEVICE static float pixel_if(bool wanted, const char *x) {
+        if constexpr (kFloat) return load_float_if(wanted, x);
         if constexpr (kFloats) return to_float(from_float<Element>(load_float_if(wanted, x)));
         const uint16_t bits = static_cast<uint16_t>(load_bits_if(wanted, x));
         return to_float(reinterpret_cast<const Element &>(bits));
@@ -99,7 +109,7 @@ template <class Config> struct FewChannels {
     }
     // The mean of a window of f(X), rounded once; zero where the convolution pads.
     template <bool kFloats> CONVPOOL_DEVICE uint32_t mean_bits(const FewChannelsOperand &o, const Origin &at) const {
-        constexpr int kBytes = kFloats ? 4 : 2;
+        constexpr int kPixelBytes = kFloats ? 4 : 2;
         const int y = at.y + o.y, x = at.x + o.x;
         if (static_cast<uint32_t>(y + p.box.pad_h) >= p.pooled_rows || static_cast<uint32_t>(x + p.box.pad_w) >= p.pooled_columns)
             return 0;
@@ -115,10 +125,12 @@ template <class Config> struct FewChannels {
             for (int v = 0; v < p.box.pw; ++v) {
                 const int right = v * p.box.dilation_w;
                 const bool wanted = row && static_cast<uint32_t>(x + right) < static_cast<uint32_t>(p.shape.w);
-                const float pixel = pixel_if<kFloats>(wanted, at.element + o.offset + kBytes * (down * p.row + right * p.column));
+                const float pixel =
+                    pixel_if<kFloats>(wanted, at.element + o.offset + kPixelBytes * (down * p.row + right * p.column));
                 sum += wanted ? activate(fmaf(pixel, scale, shift), p.prologue) : 0.f;
             }
         }
+        if constexpr (kFloat) return round_to_tf32(__float_as_uint(mean_of(sum, p.box)));
         const Element mean = from_float<Element>(mean_of(sum, p.box));
         return reinterpret_cast<const uint16_t &>(mean);
     }
@@ -130,7 +142,14 @@ template <class Config> struct FewChannels {
             const uint64_t valid = inside(at);
             const char *x = at.element;
             asm volatile("" : "+l"(x));  // one number, to which offsets are added
-            if (p.x_float) {
+            if constexpr (kFloat) {
+                auto word = [&](int k) {
+                    return round_to_tf32(__float_as_uint(load_float_if(valid >> k & 1, x + p.table[k].offset)));
+                };
+#pragma unroll
+                for (int k = 0; k < kOperands; k += 4)
+                    store_shared(row + k * 4, {word(k), word(k + 1), word(k + 2), word(k + 3)});
+            } else if (p.x_float) {
                 auto pair = [&](int k) {
                     return pack2(load_float_if(valid >> k & 1, x + p.table[k].offset),
                                  load_float_if(valid >> (k + 1) & 1, x + p.table[k + 1].offset), Element{});
@@ -147,7 +166,7 @@ template <class Config> struct FewChannels {
                 for (int k = 0; k < kOperands; k += 8)
                     store_shared(row + k * 2, {pair(k), pair(k + 2), pair(k + 4), pair(k + 6)});
             }
-        } else if (p.x_float) {
+        } else if (kFloat || p.x_float) {
             gather_means<true>(at, row);
         } else {
             gather_means<false>(at, row);
@@ -159,11 +178,12 @@ template <class Config> struct FewChannels {
         for (int k = 0; k < kOperands; k += 2) {
             const uint32_t first = k < p.operands ? mean_bits<kFloats>(p.table[k], at) : 0;
             const uint32_t second = k + 1 < p.operands ? mean_bits<kFloats>(p.table[k + 1], at) : 0;
-            store_shared_word(row + k * 2, first | second << 16);
+            if constexpr (kFloat) store_shared_words(row + k * 4, first, second);
+            else store_shared_word(row + k * 2, first | second << 16);
         }
     }
 
-    // acc[16 pixels][kBlockN channels] = bias + operands[16][16 kSteps] weights[kBlockN][16 kSteps]^T.
+    // acc[16 pixels][kBlockN channels] = bias + operands[16][kOperands] weights[kBlockN][kOperands]^T.
     CONVPOOL_DEVICE static void multiply(Accumulators<Config> &acc, const uint32_t (&pixels)[kSteps][4], uint32_t weights,
                                          uint32_t first_bias) {
 #pragma unroll
@@ -184,7 +204,7 @@ template <class Config> struct FewChannels {
     CONVPOOL_DEVICE void store_chunks(Accumulators<Config> &acc, int first_pixel, int channel) const {
         const Epilogue &e = p.epilogue;
         const Element tag{};
-        const uint32_t source = mine + kStagingOffset, target = source + (lane >> 2) * kOutputPitch + (lane & 3) * 4;
+        const uint32_t source = mine + kStagingOffset, target = source + (lane >> 2) * kOutputPitch + (lane & 3) * 2 * kBytes;
         const bool relu = e.activation == Activation::kRelu;
         if (e.activation == Activation::kLeakyRelu) {
 #pragma unroll
@@ -194,21 +214,29 @@ template <class Config> struct FewChannels {
 #pragma unroll
         for (int ni = 0; ni < Config::kFragmentsN; ++ni) {
             const float (&v)[4] = acc[0][ni];
-            uint32_t upper = pack2(v[0], v[1], tag), lower = pack2(v[2], v[3], tag);
-            if (relu) {
-                upper = larger(upper, 0, tag);
-                lower = larger(lower, 0, tag);
+            if constexpr (kFloat) {
+                uint32_t bits[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) bits[i] = relu ? larger(__float_as_uint(v[i]), 0, tag) : __float_as_uint(v[i]);
+                store_shared_words(target + ni * 32, bits[0], bits[1]);
+                store_shared_words(target + ni * 32 + 8 * kOutputPitch, bits[2], bits[3]);
+            } else {
+                uint32_t upper = pack2(v[0], v[1], tag), lower = pack2(v[2], v[3], tag);
+                if (relu) {
+                    upper = larger(upper, 0, tag);
+                    lower = larger(lower, 0, tag);
+                }
+                store_shared_word(target + ni * 16, upper);
+                store_shared_word(target + ni * 16 + 8 * kOutputPitch, lower);
             }
-            store_shared_word(target + ni * 16, upper);
-            store_shared_word(target + ni * 16 + 8 * kOutputPitch, lower);
         }
         __syncwarp();
         // A lane stores chunk lane % kAcross of every kRowsAtOnce-th pixel: neighbours store neighbouring chunks.
-        constexpr int kAcross = kBlockN / 8, kRowsAtOnce = 32 / kAcross;
+        constexpr int kPerChunk = Config::kPerChunk, kAcross = kBlockN / kPerChunk, kRowsAtOnce = 32 / kAcross;
         const int row = lane / kAcross, chunk = lane % kAcross;
-        const bool inside = channel + chunk * 8 < p.shape.m;
+        const bool inside = channel + chunk * kPerChunk < p.shape.m;
         Element *const y =
-            static_cast<Element *>(p.y) + static_cast<int64_t>(first_pixel + row) * p.shape.m + channel + chunk * 8;
+            static_cast<Element *>(p.y) + static_cast<int64_t>(first_pixel + row) * p.shape.m + channel + chunk * kPerChunk;
 #pragma unroll
         for (int i = 0; i < 16 / kRowsAtOnce; ++i) {
             const uint4 v = load_shared(source + (i * kRowsAtOnce + row) * kOutputPitch + chunk * 16);

@@ -43,6 +43,10 @@ struct FewChannelsParams {
     FewChannelsOperand table[kMaxOperands];
     FewChannelsTaps rows[kMaxOperands], columns[kMaxOperands];
 };
+// Operands of a step: two chunks of 16 bytes, of halves or floats.
+constexpr int few_channels_step(Precision precision) {
+    return precision == Precision::kF16 || precision == Precision::kBF16 ? 16 : 8;
+}
 // Shared memory of a few_channels warp: 32 pixels' operands, 16 bytes apart, then accumulators of 16.
 constexpr int few_channels_warp_bytes(int steps, int block_n) { return 32 * (steps * 32 + 16) + 16 * (block_n + 8) * 4; }
 

@@ -18,7 +18,7 @@ struct Cost {
 
 struct Tile {
     int32_t block_m, block_n, warps;
-    int32_t steps;       // of 16 taps and channels
+    int32_t steps;       // of 16 taps and channels, in TF32 of 8
     int32_t min_blocks;  // of a multiprocessor
     Cost cost;
 };
@@ -27,6 +27,11 @@ constexpr Tile k16{.block_m = 256, .block_n = 64, .warps = 8, .steps = 1, .min_b
 constexpr Tile k32{.block_m = 256, .block_n = 64, .warps = 8, .steps = 2, .min_blocks = 2, .cost = {0.0684, 0.1448, 0.1408}};
 constexpr Tile k64{.block_m = 256, .block_n = 64, .warps = 8, .steps = 4, .min_blocks = 2, .cost = {0.1068, 0.1896, 0.2016}};
 
+// TF32: not fitted yet.
+constexpr Tile kFloat16{.block_m = 256, .block_n = 64, .warps = 8, .steps = 2, .min_blocks = 2, .cost = {0.07, 0.16, 0.20}};
+constexpr Tile kFloat32{.block_m = 256, .block_n = 64, .warps = 8, .steps = 4, .min_blocks = 2, .cost = {0.10, 0.20, 0.26}};
+constexpr Tile kFloat64{.block_m = 256, .block_n = 64, .warps = 8, .steps = 8, .min_blocks = 1, .cost = {0.16, 0.28, 0.38}};
+
 struct Row {
     int32_t id;  // never reused
     Precision precision;
@@ -34,9 +39,11 @@ struct Row {
 };
 
 inline constexpr Row kRows[] = {
-    {.id = 2781, .precision = Precision::kF16, .tile = k16},  {.id = 2782, .precision = Precision::kF16, .tile = k32},
-    {.id = 2784, .precision = Precision::kF16, .tile = k64},  {.id = 2881, .precision = Precision::kBF16, .tile = k16},
-    {.id = 2882, .precision = Precision::kBF16, .tile = k32}, {.id = 2884, .precision = Precision::kBF16, .tile = k64},
+    {.id = 2781, .precision = Precision::kF16, .tile = k16},       {.id = 2782, .precision = Precision::kF16, .tile = k32},
+    {.id = 2784, .precision = Precision::kF16, .tile = k64},       {.id = 2881, .precision = Precision::kBF16, .tile = k16},
+    {.id = 2882, .precision = Precision::kBF16, .tile = k32},      {.id = 2884, .precision = Precision::kBF16, .tile = k64},
+    {.id = 2981, .precision = Precision::kTF32, .tile = kFloat16}, {.id = 2982, .precision = Precision::kTF32, .tile = kFloat32},
+    {.id = 2984, .precision = Precision::kTF32, .tile = kFloat64},
 };
 static_assert(ids_rise(kRows));
 static_assert(all_rows(
