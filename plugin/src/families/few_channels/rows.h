@@ -9,7 +9,7 @@
 
 namespace convpool::few_channels {
 
-// Fitted to six layers of 3 channels, in microseconds of a warp's 32 pixels.
+// Fitted to six layers of 3 channels (in TF32 entry 65 of benchmarks/log.md), in microseconds of a warp's 32 pixels.
 struct Cost {
     double plain_gather_us = 0;  // of operands that are pixels of X
     double gather_us = 0;        // of others, but for the loads of their windows
@@ -27,10 +27,9 @@ constexpr Tile k16{.block_m = 256, .block_n = 64, .warps = 8, .steps = 1, .min_b
 constexpr Tile k32{.block_m = 256, .block_n = 64, .warps = 8, .steps = 2, .min_blocks = 2, .cost = {0.0684, 0.1448, 0.1408}};
 constexpr Tile k64{.block_m = 256, .block_n = 64, .warps = 8, .steps = 4, .min_blocks = 2, .cost = {0.1068, 0.1896, 0.2016}};
 
-// TF32: not fitted yet.
-constexpr Tile kFloat16{.block_m = 256, .block_n = 64, .warps = 8, .steps = 2, .min_blocks = 2, .cost = {0.07, 0.16, 0.20}};
-constexpr Tile kFloat32{.block_m = 256, .block_n = 64, .warps = 8, .steps = 4, .min_blocks = 2, .cost = {0.10, 0.20, 0.26}};
-constexpr Tile kFloat64{.block_m = 256, .block_n = 64, .warps = 8, .steps = 8, .min_blocks = 1, .cost = {0.16, 0.28, 0.38}};
+constexpr Tile kFloat16{.block_m = 256, .block_n = 64, .warps = 8, .steps = 2, .min_blocks = 2, .cost = {0.07, 0.15, 0.2}};
+constexpr Tile kFloat32{.block_m = 256, .block_n = 64, .warps = 8, .steps = 4, .min_blocks = 2, .cost = {0.11, 0.19, 0.22}};
+constexpr Tile kFloat64{.block_m = 256, .block_n = 64, .warps = 8, .steps = 8, .min_blocks = 1, .cost = {0.29, 0.53, 0.3}};
 
 struct Row {
     int32_t id;  // never reused
