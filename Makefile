@@ -154,9 +154,9 @@ bench-torch: COMMIT = $(shell git rev-parse HEAD)
 bench-torch: install
 	$(INSTALL) ".[torch]"
 	$(BIN)/python -m benchmarks.torch_layers --commit $(COMMIT) --json $(RESULTS)_torch_layers.json
-	$(BIN)/python -m benchmarks.torch_host_time --commit $(COMMIT) --json $(RESULTS)_torch_host_time.json
 	$(BIN)/python -m benchmarks.torch_training --commit $(COMMIT) --json $(RESULTS)_torch_training.json
 	$(BIN)/python -m benchmarks.torch_training $(COMPILED) --compile default --commit $(COMMIT) --json $(RESULTS)_torch_compiled.json
+	$(BIN)/python -m benchmarks.torch_host_time --commit $(COMMIT) --json $(RESULTS)_torch_host_time.json
 
 # Engines, for hours; TENSORRT_PYTHON is the Python that has TensorRT, pycuda and convpool with its libraries, DIGITS a file of
 # the digits' test images where that has no scikit-learn (docs/results.md).

@@ -95,6 +95,24 @@ def test_prologues_and_epilogues(prologue, prologue_alpha, epilogue, epilogue_al
     assert torch.autograd.gradgradcheck(function, given, fast_mode=True)
 
 
+@pytest.mark.parametrize("pool", [1, 2])
+@pytest.mark.parametrize("wanted", range(1, 16))
+def test_gradients_of_any_of_the_inputs(wanted, pool):
+    """A first-order backward pass without activations, of pads that PyTorch's convolution takes."""
+    torch.manual_seed(wanted)
+    shapes = [(2, 4, 8, 6), (4, 2, 3, 3), (4,), (2, 4, 8 // pool, 6 // pool)]
+    given = [torch.randn(shape, dtype=torch.float64).requires_grad_(bool(wanted >> i & 1)) for i, shape in enumerate(shapes)]
+    x, weight, bias, residual = given
+    box_pads, pads = ([1] * 4, [0] * 4) if pool > 1 else ([0] * 4, [1] * 4)  # of a padding of 1
+    geometry = ([pool] * 2, [1, 1], box_pads, [1, 1], [pool] * 2, pads, [1, 1], 2, 0, 0.0, 0, 0.0)
+    y = pooled_conv(x, weight, bias, None, None, residual, *geometry)
+    expected = F.avg_pool2d(F.conv2d(x, weight, bias, padding=1, groups=2), pool) + residual
+    asked, grad = [t for t in given if t.requires_grad], torch.randn_like(y)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+    for mine, theirs in zip(*(torch.autograd.grad(t, asked, grad) for t in (y, expected)), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("gated", [False, True])
 def test_the_box_mean_and_its_adjoint(gated):
     torch.manual_seed(0)

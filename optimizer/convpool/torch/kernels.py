@@ -35,40 +35,52 @@ def _runs(x: torch.Tensor) -> bool:
     return x.dtype in calls.NAMES and 0 not in x.shape and library_is_there()
 
 
-_problems: dict[Any, tuple[bytes, Any]] = {}
+class _Box:
+    """box_mean, or its adjoint, of tensors of one kind: shapes, strides, type, and the window."""
+
+    __slots__ = ("call", "copies", "format", "problem", "shape", "strides")
+
+    def __init__(self, adjoint: bool, x: Any, gate: Any, slope: float, size: Ints, window: tuple[Ints, ...]) -> None:
+        self.format = plain.memory_format(gate if adjoint and gate is not None else x)
+        full, last = (*x.shape[:2], *size), self.format != torch.contiguous_format
+        self.shape = full if adjoint else (*x.shape[:2], *plain.pooled_size(size, *window))
+        self.strides = torch.empty(self.shape, device="meta", memory_format=self.format).stride()
+        self.problem = box.problem(calls.NAMES[x.dtype], last, full, *window, gated=gate is not None, slope=slope)
+        self.call = box.calls()[adjoint]
+        self.copies = not all(t is None or t.is_contiguous(memory_format=self.format) for t in (x, gate))
+
+    def __call__(self, x: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+        """Queues the work on PyTorch's current stream of x's device."""
+        device = x.get_device()
+        if device != calls.current_device():
+            with torch.cuda.device(device):
+                return self(x, gate)
+        if self.copies:
+            source, x = x, x.contiguous(memory_format=self.format)
+            if gate is not None:
+                gate = x if gate is source else gate.contiguous(memory_format=self.format)
+        out = torch.empty_strided(self.shape, self.strides, dtype=x.dtype, device=x.device)
+        gate_address = 0 if gate is None else gate.data_ptr()
+        status = self.call(self.problem, x.data_ptr(), gate_address, out.data_ptr(), calls.raw_stream(device))
+        if status:
+            library.check(status)
+        return out
 
 
-def _box_call(
-    adjoint: bool,
-    x: torch.Tensor,
-    gate: torch.Tensor | None,
-    slope: float,
-    shape: Sequence[int],
-    out_shape: Sequence[int],
-    window: tuple[Ints, ...],
-) -> torch.Tensor:
-    """The box mean of x of `shape`, or the adjoint for an X of `shape`."""
-    found = plain.memory_format(x if gate is None or not adjoint else gate)
-    source, x = x, x.contiguous(memory_format=found)
-    if gate is not None:
-        gate = x if gate is source else gate.contiguous(memory_format=found)
-    out = torch.empty(out_shape, dtype=x.dtype, device=x.device, memory_format=found)
-    key = (x.dtype, found, tuple(shape), *map(tuple, window), gate is None, slope)
-    problem: Any = _problems.get(key)
-    if problem is None:
-        last = found != torch.contiguous_format
-        problem = box.problem(calls.NAMES[x.dtype], last, shape, *window, gated=gate is not None, slope=slope)
-        if len(_problems) < calls.KEPT:
-            _problems[key] = problem
-    device = x.get_device()
-    if device != calls.current_device():
-        with torch.cuda.device(device):
-            return _box_call(adjoint, source, gate, slope, shape, out_shape, window)
-    gate_address = 0 if gate is None else gate.data_ptr()
-    status = box.calls()[adjoint](problem, x.data_ptr(), gate_address, out.data_ptr(), calls.raw_stream(device))
-    if status:
-        library.check(status)
-    return out
+_boxes: dict[Any, _Box | None] = {}
+_NEW: Any = object()
+
+
+def _box(adjoint: bool, x: torch.Tensor, gate: torch.Tensor | None, slope: float, size: Ints, window: tuple) -> _Box | None:
+    """The call for these tensors, None where PyTorch's operators run; size: of the input of the box mean."""
+    size, window = tuple(size), tuple(map(tuple, window))
+    key = (adjoint, x.shape, x.stride(), x.dtype, None if gate is None else gate.stride(), slope, size, window)
+    found = _boxes.get(key, _NEW)
+    if found is _NEW:
+        found = _Box(adjoint, x, gate, slope, size, window) if _runs(x) and min(plain.pooled_size(size, *window)) > 0 else None
+        if len(_boxes) < calls.KEPT:
+            _boxes[key] = found
+    return found
 
 
 def box_mean(
@@ -76,10 +88,8 @@ def box_mean(
 ) -> torch.Tensor:
     """As `plain.box_mean`, by one kernel of the library."""
     window = (kernel, strides, pads, dilations)
-    sizes = plain.pooled_size(x.shape[2:], *window)
-    if not _runs(x) or min(sizes) < 1:
-        return plain.box_mean(x, gate, slope, *window)
-    return _box_call(False, x, gate, slope, x.shape, (*x.shape[:2], *sizes), window)
+    found = _box(False, x, gate, slope, x.shape[2:], window)
+    return plain.box_mean(x, gate, slope, *window) if found is None else found(x, gate)
 
 
 def box_mean_adjoint(
@@ -94,10 +104,8 @@ def box_mean_adjoint(
 ) -> torch.Tensor:
     """As `plain.box_mean_adjoint`, by one kernel of the library."""
     window = (kernel, strides, pads, dilations)
-    if not _runs(grad):
-        return plain.box_mean_adjoint(grad, gate, slope, size, *window)
-    shape = (*grad.shape[:2], *size)
-    return _box_call(True, grad, gate, slope, shape, shape, window)
+    found = _box(True, grad, gate, slope, size, window)
+    return plain.box_mean_adjoint(grad, gate, slope, size, *window) if found is None else found(grad, gate)
 
 
 def by_plan(tensors: Sequence[Any], geometry: tuple) -> torch.Tensor | None:

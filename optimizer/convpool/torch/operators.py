@@ -112,16 +112,22 @@ def _adjoint_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     return _ops.box_mean(grad, gate, ctx.slope, *ctx.window), *[None] * 7
 
 
-def pooled_conv_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    """Keeps what `pooled_conv_backward` needs."""
-    x, weight, bias, scale, shift, residual, *ctx.rest = inputs
-    ctx.has_residual = residual is not None
-    ctx.are_tensors = [value is not None for value in inputs[:6]]
-    epilogue, alpha = inputs[16:18]
-    kept = output if epilogue else None
-    if epilogue and plain.slope_of(epilogue, alpha) < 0:  # Y does not tell the sign of what it was made of
-        kept = None
-    ctx.save_for_backward(x, weight, bias, scale, shift, residual if epilogue and kept is None else None, kept)
+def keep(ctx: Any, tensors: Sequence[Any], geometry: Sequence[Any], y: torch.Tensor) -> None:
+    """Keeps what `pooled_conv_backward` needs of a call and its result."""
+    x, weight, bias, scale, shift, residual = tensors
+    ctx.rest, ctx.has_residual = geometry, residual is not None
+    ctx.are_tensors = (True, True, bias is not None, scale is not None, shift is not None, residual is not None)
+    epilogue = geometry[10]
+    if not epilogue:
+        ctx.save_for_backward(*((x, weight) if scale is None else (x, weight, scale, shift)))
+    elif plain.slope_of(epilogue, geometry[11]) >= 0:
+        ctx.save_for_backward(x, weight, scale, shift, y)
+    else:  # Y does not tell the sign of what it was made of
+        ctx.save_for_backward(x, weight, scale, shift, None, bias, residual)
+
+
+def _pooled_conv_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    keep(ctx, inputs[:6], inputs[6:], output)
 
 
 def _boxes(grad: torch.Tensor) -> Any:
@@ -133,7 +139,8 @@ def _boxes(grad: torch.Tensor) -> Any:
 
 def pooled_conv_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     """Gradients for all arguments, None for numbers; differentiable."""
-    x, weight, bias, scale, shift, residual, y = ctx.saved_tensors
+    saved: Any = [*ctx.saved_tensors, *[None] * 5]
+    x, weight, scale, shift, y, bias, residual = saved[:7]
     pool, convolution = ctx.rest[:4], ctx.rest[4:8]
     prologue, prologue_alpha, epilogue, epilogue_alpha = ctx.rest[8:12]
     needs, boxes = gradients.wanted(ctx, ctx.are_tensors), _boxes(grad)
@@ -201,7 +208,7 @@ def _pooled_conv_gradients(
 LIBRARY.impl("pooled_conv_gradients", _pooled_conv_gradients, "CompositeExplicitAutograd")
 torch.library.register_autograd("convpool::box_mean", _box_mean_backward, setup_context=_box_mean_context, lib=LIBRARY)
 torch.library.register_autograd("convpool::box_mean_adjoint", _adjoint_backward, setup_context=_adjoint_context, lib=LIBRARY)
-torch.library.register_autograd("convpool::pooled_conv", pooled_conv_backward, setup_context=pooled_conv_context, lib=LIBRARY)
+torch.library.register_autograd("convpool::pooled_conv", pooled_conv_backward, setup_context=_pooled_conv_context, lib=LIBRARY)
 
 
 # ---- autocast: as PyTorch's convolutions ----

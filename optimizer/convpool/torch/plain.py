@@ -24,6 +24,9 @@ NONE, RELU, LEAKY_RELU, TANH, SIGMOID = range(5)
 """Codes of activations, as convpool_activation numbers them."""
 
 
+_ACTIVATIONS = {RELU: torch.relu, TANH: torch.tanh, SIGMOID: torch.sigmoid}
+
+
 def memory_format(x: torch.Tensor) -> torch.memory_format:
     """How results of x lie in memory: channels last where x does, else contiguous."""
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
@@ -142,7 +145,7 @@ def activate(x: torch.Tensor, activation: int, slope: float) -> torch.Tensor:
     """The activation of a code."""
     if activation == LEAKY_RELU:
         return F.leaky_relu(x, slope)
-    return {NONE: lambda t: t, RELU: torch.relu, TANH: torch.tanh, SIGMOID: torch.sigmoid}[activation](x)
+    return x if activation == NONE else _ACTIVATIONS[activation](x)
 
 
 def activation_backward(grad: torch.Tensor, y: torch.Tensor, activation: int, slope: float) -> torch.Tensor:

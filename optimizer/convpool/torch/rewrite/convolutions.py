@@ -28,6 +28,7 @@ PLAIN_MACS = DEFAULT_LIMITS.plain_macs
 LARGE_RESULT = 1 << 23
 """Numbers of a result from which on they save more of an eager step's time on the GPU than they cost on the host."""
 _planned: set[tuple] = set()
+"""Kinds of calls that were made ready for a capture."""
 
 
 def give_derivatives(root: nn.Module, graph: fx.Graph) -> None:
@@ -148,19 +149,23 @@ def convolved(
     """
     weight, bias = module.weight if weight is None else weight, module.bias
     compiles = torch.compiler.is_compiling()
+    library = library and bias is not None
     if torch.is_grad_enabled() and x.dim() == weight.dim() and (compiles or unwatched(x, weight, x.device.type)):
-        strides, padding, dilations, groups = module.stride, module.padding, module.dilation, module.groups
-        tensors, ones = (x, weight, bias, None, None, None), (1,) * len(strides)
-        window, rest = (ones, ones, (0,) * (2 * len(strides)), ones), (0, 0.0, *activation, 0)
-        geometry = (*window, strides, (*padding, *padding), dilations, groups, *rest)
-        suits = library and bias is not None and _suits(x, weight, strides, compiles)
-        if not compiles and _waits_for_host(tensors, geometry, image, suits):
+        if not compiles and _waits_for_host(module, x, weight, activation, library, image):
             pass
-        elif suits:
-            return pooled_conv_of(tensors, geometry)
+        elif library and _suits(x, weight, module.stride, compiles):
+            return pooled_conv_of((x, weight, bias, None, None, None), _geometry(module, activation))
         elif not compiles and (x.requires_grad or weight.requires_grad or bias is not None and bias.requires_grad):
-            return plain.activate(gradients.convolve(x, weight, (strides, padding, dilations, groups), bias), *activation)
+            convolution = (module.stride, module.padding, module.dilation, module.groups)
+            return plain.activate(gradients.convolve(x, weight, convolution, bias), *activation)
     return plain.activate(module._conv_forward(x, weight, bias), *activation)
+
+
+def _geometry(module: nn.modules.conv._ConvNd, activation: tuple[int, float]) -> tuple:
+    """What `pooled_conv` takes behind its tensors."""
+    ones, padding = (1,) * len(module.stride), tuple(module.padding)
+    window = (ones, ones, (0,) * (2 * len(ones)), ones)
+    return (*window, module.stride, padding * 2, module.dilation, module.groups, 0, 0.0, *activation, 0)
 
 
 def _suits(x: torch.Tensor, weight: torch.Tensor, strides: tuple[int, ...], compiles: bool) -> bool:
@@ -173,21 +178,28 @@ def _suits(x: torch.Tensor, weight: torch.Tensor, strides: tuple[int, ...], comp
     return not compiles or x.shape[1] <= IMAGE_CHANNELS or products <= PLAIN_MACS
 
 
-def _waits_for_host(tensors: tuple, geometry: tuple, image: Any, suits: bool) -> bool:
+def _waits_for_host(
+    module: nn.modules.conv._ConvNd,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    activation: tuple[int, float],
+    library: bool,
+    image: Any,
+) -> bool:
     """Whether an eager call's time is the host's: PyTorch's own convolution takes less of it.
 
     Such calls may be the warm-up before a capture, in which no plan can be made: so they are made here.
     """
-    x, weight = tensors[:2]
     if not x.is_cuda or not isinstance(image, torch.Tensor) or image.requires_grad:
         return False
-    if x.shape[0] * weight.shape[0] * math.prod(x.shape[2:]) // math.prod(geometry[4]) >= LARGE_RESULT:
+    if x.shape[0] * weight.shape[0] * math.prod(x.shape[2:]) // math.prod(module.stride) >= LARGE_RESULT:
         return False
     if torch.cuda.is_current_stream_capturing():
         return False
-    if suits:
-        kind = (x.shape, x.stride(), x.dtype, x.device, weight.shape, weight.stride(), geometry)
-        if kind not in _planned and len(_planned) < calls.KEPT:
-            kernels.prepare(tensors, geometry)
-            _planned.add(kind)
+    convolution = (module.stride, module.padding, module.dilation, module.groups, activation)
+    kind = (x.shape, x.stride(), x.dtype, x.device, weight.shape, weight.stride(), weight.dtype, library, convolution)
+    if kind not in _planned and len(_planned) < calls.KEPT:
+        _planned.add(kind)
+        if library and _suits(x, weight, module.stride, False):
+            kernels.prepare((x, weight, module.bias, None, None, None), _geometry(module, activation))
     return True
