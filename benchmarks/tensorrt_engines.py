@@ -181,7 +181,7 @@ def check(arguments: argparse.Namespace) -> dict:
 
 INTERRUPT_S = 60  # TensorRT's builder is not interrupted: the test at hand goes on to its end
 TEST_GROUPS = {
-    "plugin": ["tests/plugin"],
+    "plugin": ["tests/plugin", "-k", "gpu and not onnxruntime"],
     "densenet121_fp32": ["tests/accuracy", "-k", "test_tensorrt and densenet121 and fp32"],
     "densenet121_tf32": ["tests/accuracy", "-k", "test_tensorrt and densenet121 and tf32"],
     "densenet121_fp16": ["tests/accuracy", "-k", "test_tensorrt and densenet121 and fp16"],

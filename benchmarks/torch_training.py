@@ -16,7 +16,9 @@ import argparse
 import copy
 import json
 import statistics
+import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,8 +135,8 @@ def measure(case: Case, mode: str | None) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    """Measures the cases named, prints a table and writes the record."""
+def main() -> int:
+    """Measures the cases named, prints a table and writes the record after each; 1 if one could not be measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("case", nargs="*", choices=[[], *CASES], help="default: all")
     parser.add_argument("--compile", choices=("default", "max-autotune-no-cudagraphs"))
@@ -153,19 +155,32 @@ def main() -> None:
         "combo_kernels": options.combo_kernels,
         "steps": {},
     }
+    failed = False
     for name in options.case or CASES:
-        found = record["steps"][name] = measure(CASES[name], options.compile)
-        one, two = found["original"], found["convpool"]
-        text = f"{name}: {one['us']:.0f} -> {two['us']:.0f} us ({one['us'] / two['us']:.2f} times), "
-        text += f"eager {one['eager_us']:.0f} -> {two['eager_us']:.0f} us, "
-        text += f"{one['peak_bytes'] / 2**20:.0f} -> {two['peak_bytes'] / 2**20:.0f} MiB"
-        if "compiled_us" in one:
-            text += f", compiled {one['compiled_us']:.0f} -> {two['compiled_us']:.0f} us"
-            text += f" ({one['compiled_us'] / two['compiled_us']:.2f} times)"
-        print(text, flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        try:
+            found = record["steps"][name] = measure(CASES[name], options.compile)
+        except RuntimeError:  # a capture that did not succeed, or memory; the other cases may
+            traceback.print_exc()
+            print(f"{name}: not measured", flush=True)
+            failed = True
+            continue
+        print(line_of(name, found), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(record, indent=1) + "\n")
+    return int(failed)
+
+
+def line_of(name: str, found: dict[str, Any]) -> str:
+    """What is printed of a case."""
+    one, two = found["original"], found["convpool"]
+    text = f"{name}: {one['us']:.0f} -> {two['us']:.0f} us ({one['us'] / two['us']:.2f} times), "
+    text += f"eager {one['eager_us']:.0f} -> {two['eager_us']:.0f} us, "
+    text += f"{one['peak_bytes'] / 2**20:.0f} -> {two['peak_bytes'] / 2**20:.0f} MiB"
+    if "compiled_us" in one:
+        text += f", compiled {one['compiled_us']:.0f} -> {two['compiled_us']:.0f} us"
+        text += f" ({one['compiled_us'] / two['compiled_us']:.2f} times)"
+    return text
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
