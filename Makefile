@@ -156,6 +156,7 @@ bench-torch: install
 	$(BIN)/python -m benchmarks.torch_layers --commit $(COMMIT) --json $(RESULTS)_torch_layers.json
 	$(BIN)/python -m benchmarks.torch_training --commit $(COMMIT) --json $(RESULTS)_torch_training.json
 	$(BIN)/python -m benchmarks.torch_training $(COMPILED) --compile default --commit $(COMMIT) --json $(RESULTS)_torch_compiled.json
+	$(BIN)/python -m benchmarks.torch_training sngan64 --compile default --combo-kernels --commit $(COMMIT) --json $(RESULTS)_torch_compiled_combo.json
 	$(BIN)/python -m benchmarks.torch_host_time --commit $(COMMIT) --json $(RESULTS)_torch_host_time.json
 
 # Engines, for hours; TENSORRT_PYTHON is the Python that has TensorRT, pycuda and convpool with its libraries, DIGITS a file of

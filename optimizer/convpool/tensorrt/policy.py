@@ -31,9 +31,9 @@ Its own kernels differ from those of 8.6, and nothing was measured against them.
 def default_lowering(model: LoadedModel, options: BuildOptions, trt: ModuleType | None = None) -> str:
     """The lowering where none is asked for: "convavgpool" with the plugin, "auto" without it.
 
-    In "tf32" with the plugin it is "fused", unless the plugin runs all convolutions of the model.  TensorRT 8.6 keeps float
-    tensors channels first around convolutions of its own.  Between those, fused convolutions of 3x3 pairs are as fast as the
-    plugin, or faster: docs/decisions/016.  1x1 pairs have no fused form that saves anything, so they stay as they are.
+    In "tf32" with the plugin it is "fused", unless the plugin runs at least half of the convolutions.  TensorRT 8.6 keeps
+    float tensors channels first around convolutions of its own.  Between those, fused convolutions of 3x3 pairs are as fast as
+    the plugin, or faster: docs/decisions/016.  1x1 pairs have no fused form that saves anything, so they stay as they are.
     """
     if not options.plugin:
         return "auto"
@@ -43,7 +43,9 @@ def default_lowering(model: LoadedModel, options: BuildOptions, trt: ModuleType 
     if not offloaded_convs(options, trt)["plain_conv"]:
         return "fused"
     made = prepare.lowered(model, "convavgpool", **optimize_keywords(options, trt))
-    return "fused" if any(is_op(node, "Conv", "ConvTranspose") for node in all_nodes(made.graph)) else "convavgpool"
+    nodes = list(all_nodes(made.graph))
+    left = sum(is_op(node, "Conv", "ConvTranspose") for node in nodes)
+    return "convavgpool" if left <= sum(map(prepare.is_plugin_node, nodes)) else "fused"
 
 
 def offloaded_convs(options: BuildOptions, trt: ModuleType | None = None) -> dict[str, bool]:

@@ -43,7 +43,7 @@ struct FewChannelsParams {
     FewChannelsOperand table[kMaxOperands];
     FewChannelsTaps rows[kMaxOperands], columns[kMaxOperands];
 };
-// Operands of a step: two chunks of 16 bytes, of halves or floats.
+// Operands of a step: two chunks of 16 bytes.
 constexpr int few_channels_step(Precision precision) {
     return precision == Precision::kF16 || precision == Precision::kBF16 ? 16 : 8;
 }
