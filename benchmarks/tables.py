@@ -69,7 +69,7 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def options(name: str) -> str:
-    """A command's options, a table for each section of its help: names and value, default, help."""
+    """A command's options and lists, a table for each section of its help."""
     command = group.get_command(click.Context(group), name)
     assert isinstance(command, SectionedCommand)
     context = click.Context(command, **command.context_settings)
@@ -80,6 +80,8 @@ def options(name: str) -> str:
             meaning, default = re.fullmatch(r"(.*?)(?:\s*\[(?:default: ([^;\]]*))?.*\])?", text, re.DOTALL).groups()
             rows.append([f"`{names}`", default and f"`{default}`", meaning])
         tables.append(f"{heading}:\n\n{table(['option', 'default', 'meaning'], rows)}")
+    for heading, words in command.lists.items():
+        tables.append(f"{heading}:\n\n{table(['name', 'meaning'], [[f'`{word}`', text] for word, text in words.items()])}")
     return "\n\n".join(tables)
 
 

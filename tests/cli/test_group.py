@@ -18,6 +18,7 @@ from convpool.cli import group
 from convpool.cli.common import run
 from convpool.cli.group import COMMANDS, command
 from convpool.cli.sections import SectionedCommand
+from convpool.options import PASSES
 from tests.support.models import graph
 from tests.support.rewriting import PAIR
 
@@ -64,8 +65,9 @@ def test_every_option_stands_in_a_section_of_the_help(name, capsys):
 def test_optimize_has_four_sections_and_few_options_beside(capsys):
     assert list(FOUND["optimize"].sections) == ["Output", "What to rewrite", "Check", "GPU plugin"]
     assert run(command, "convpool", ["optimize", "--help"]) == 0
-    rest = capsys.readouterr().out.split("\nOptions:\n")[1].split("\nExamples:\n")[0]
+    rest, passes = re.split(r"\nPasses.*:\n", capsys.readouterr().out.split("\nOptions:\n")[1].split("\nExamples:\n")[0])
     assert re.findall(r"--[\w-]+", rest) == ["--version", "--help"]
+    assert re.findall(r"^  (\w+) ", passes, re.MULTILINE) == list(PASSES)
 
 
 @pytest.mark.parametrize("line", FOUND["optimize"].examples + FOUND["inspect"].examples)

@@ -26,9 +26,6 @@ from convpool.ir.save import LAYOUTS
 from convpool.options import DEFAULT_LIMITS, OF_CHAINS, PASSES, TARGETS
 from convpool.types import Layout
 
-_NAMES = ", ".join(f"{name} ({what})" for name, what in PASSES.items())
-
-
 SECTIONS = {
     "Output": ("output", "external_data", "dry_run", "report_path", "verbose", "quiet"),
     "What to rewrite": ("target", "lowering", "exclude", "enable", "disable", "autotune", "concat"),
@@ -48,6 +45,7 @@ EXAMPLES = (
     short_help="Rewrite a model and check the result.",
     cls=SectionedCommand,
     sections=SECTIONS,
+    lists={"Passes, and what each rewrites": PASSES},
     examples=EXAMPLES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -92,7 +90,7 @@ EXAMPLES = (
     multiple=True,
     type=click.Choice(tuple(PASSES)),
     metavar="NAME",
-    help=f"Also run this pass. The passes, and what each rewrites: {_NAMES}.",
+    help="Also run this pass. The list of passes is below.",
 )
 @click.option("--disable", multiple=True, type=click.Choice(tuple(PASSES)), metavar="NAME", help="Do not run this pass.")
 @click.option(

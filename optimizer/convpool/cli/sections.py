@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands whose help has the options in named sections and examples at the end."""
+"""Commands whose help has the options in named sections, and lists and examples at the end."""
 
 from __future__ import annotations
 
@@ -14,13 +14,21 @@ REST = "Options"
 
 
 class SectionedCommand(click.Command):
-    """A command with its options in sections.  sections: parameters' names by heading; examples: lines of a shell."""
+    """A command with its options in sections.
+
+    sections: parameters' names by heading.  lists: words and what they mean, by heading.  examples: lines of a shell.
+    """
 
     def __init__(
-        self, *args: Any, sections: Mapping[str, Sequence[str]] | None = None, examples: Sequence[str] = (), **attributes: Any
+        self,
+        *args: Any,
+        sections: Mapping[str, Sequence[str]] | None = None,
+        lists: Mapping[str, Mapping[str, str]] | None = None,
+        examples: Sequence[str] = (),
+        **attributes: Any,
     ) -> None:
         super().__init__(*args, **attributes)
-        self.sections = dict(sections or {})
+        self.sections, self.lists = dict(sections or {}), dict(lists or {})
         self.examples = tuple(examples)
 
     def help_records(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
@@ -40,7 +48,10 @@ class SectionedCommand(click.Command):
                 formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples."""
+        """Write the lists and the examples."""
+        for heading, words in self.lists.items():
+            with formatter.section(heading):
+                formatter.write_dl(list(words.items()))
         if self.examples:
             with formatter.section("Examples"):
                 formatter.write("".join(f"{'':{formatter.current_indent}}{line}\n" for line in self.examples))
