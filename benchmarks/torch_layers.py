@@ -10,6 +10,7 @@ gradients of input and weight.  Times are medians of replays, in microseconds of
 from __future__ import annotations
 
 import argparse
+import gc
 import contextlib
 import json
 import statistics
@@ -56,9 +57,14 @@ def graph_time(run: Callable[[], Any], *, calls: int = 10, replays: int = 15) ->
             run()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            run()
+    gc.collect()  # a graph that is destroyed during a capture spoils it, and PyTorch no longer collects before one
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            for _ in range(calls):
+                run()
+    finally:
+        gc.enable()
     graph.replay()
     times = []
     for _ in range(replays):
