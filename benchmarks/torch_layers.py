@@ -10,8 +10,8 @@ gradients of input and weight.  Times are medians of replays, in microseconds of
 from __future__ import annotations
 
 import argparse
-import gc
 import contextlib
+import gc
 import json
 import statistics
 from collections.abc import Callable
