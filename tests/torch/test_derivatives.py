@@ -9,6 +9,7 @@ from tests.support.torch import pools_first, random_layer, require_torch
 
 torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import convpool.torch  # noqa: E402
 from convpool.torch import gradients  # noqa: E402
@@ -111,6 +112,28 @@ def test_gradients_of_any_of_the_inputs(wanted, pool):
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
     for mine, theirs in zip(*(torch.autograd.grad(t, asked, grad) for t in (y, expected)), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("epilogue", [0, 1])
+@pytest.mark.parametrize("last_pad", [0, 1])
+def test_activation_checkpoints(last_pad, epilogue, reentrant):
+    """torch.utils.checkpoint computes what a backward pass kept again, and lets the pass ask for it once."""
+    torch.manual_seed(0)
+    x, weight, residual = (
+        torch.randn(shape, requires_grad=True) for shape in ((2, 4, 9, 9), (4, 4, 2, 2), (2, 4, 4 + last_pad, 4))
+    )
+    geometry = ([2, 2], [1, 1], [0] * 4, [1, 1], [2, 2], [0, 0, 2 * last_pad, 0], [1, 1], 1, 0, 0.0, epilogue, 0.0)
+
+    def layer(x, weight, residual):
+        return pooled_conv(x, weight, None, None, None, residual, *geometry)
+
+    given = [x, weight, residual]
+    expected = torch.autograd.grad(layer(*given).square().sum(), given)
+    y = checkpoint(layer, *given, use_reentrant=reentrant)
+    y.square().sum().backward()
+    for tensor, theirs in zip(given, expected, strict=True):
+        torch.testing.assert_close(tensor.grad, theirs)
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -48,7 +48,7 @@ class _PooledConv(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
         (grad,), saved, convolution = grads, ctx.saved_tensors, _first_order(ctx.rest)
         if convolution is None or len(saved) != 2 or not _is_last(grad):
-            return *operators.pooled_conv_backward(ctx, grad)[:6], None
+            return *operators.pooled_conv_backward(ctx, grad, saved)[:6], None
         return _gradients(ctx, grad, saved[0], saved[1], convolution)
 
 

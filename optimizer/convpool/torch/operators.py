@@ -137,10 +137,14 @@ def _boxes(grad: torch.Tensor) -> Any:
     return kernels if grad.is_cuda else plain
 
 
-def pooled_conv_backward(ctx: Any, grad: torch.Tensor) -> tuple:
-    """Gradients for all arguments, None for numbers; differentiable."""
-    saved: Any = [*ctx.saved_tensors, *[None] * 5]
-    x, weight, scale, shift, y, bias, residual = saved[:7]
+def _pooled_conv_backward(ctx: Any, grad: torch.Tensor) -> tuple:
+    return pooled_conv_backward(ctx, grad, ctx.saved_tensors)
+
+
+def pooled_conv_backward(ctx: Any, grad: torch.Tensor, saved: tuple) -> tuple:
+    """Gradients for all arguments, None for numbers; differentiable.  saved: ctx.saved_tensors, which may be asked for once."""
+    kept: Any = (*saved, *[None] * 5)
+    x, weight, scale, shift, y, bias, residual = kept[:7]
     pool, convolution = ctx.rest[:4], ctx.rest[4:8]
     prologue, prologue_alpha, epilogue, epilogue_alpha = ctx.rest[8:12]
     needs, boxes = gradients.wanted(ctx, ctx.are_tensors), _boxes(grad)
@@ -208,7 +212,7 @@ def _pooled_conv_gradients(
 LIBRARY.impl("pooled_conv_gradients", _pooled_conv_gradients, "CompositeExplicitAutograd")
 torch.library.register_autograd("convpool::box_mean", _box_mean_backward, setup_context=_box_mean_context, lib=LIBRARY)
 torch.library.register_autograd("convpool::box_mean_adjoint", _adjoint_backward, setup_context=_adjoint_context, lib=LIBRARY)
-torch.library.register_autograd("convpool::pooled_conv", pooled_conv_backward, setup_context=_pooled_conv_context, lib=LIBRARY)
+torch.library.register_autograd("convpool::pooled_conv", _pooled_conv_backward, setup_context=_pooled_conv_context, lib=LIBRARY)
 
 
 # ---- autocast: as PyTorch's convolutions ----
