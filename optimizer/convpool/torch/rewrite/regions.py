@@ -217,7 +217,11 @@ def _restored(cls: type) -> nn.Module:
 
 
 def rewritten_class(cls: type) -> type:
-    """A class that is `cls` with Rewritten in front."""
+    """The class that is `cls` with Rewritten in front: one, as torch.func.stack_module_state wants of several modules."""
+    known: type
+    for known in cls.__subclasses__():
+        if known.__bases__ == (Rewritten, cls):
+            return known
     own = Rewritten.forward
     forward: Any = types.FunctionType(own.__code__, own.__globals__, own.__name__, own.__defaults__, own.__closure__)
     forward.__doc__ = own.__doc__

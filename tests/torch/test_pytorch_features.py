@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rewritten modules under what PyTorch offers around modules: each gives what the original gives."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+
+from tests.support.torch import require_torch
+
+torch = require_torch()
+from torch import nn  # noqa: E402
+from torch.func import functional_call, grad, jvp, stack_module_state, vmap  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
+
+from convpool.torch import optimize  # noqa: E402
+from models.torch_discriminators import SNGAN  # noqa: E402
+
+EXACT = {"rtol": 1e-9, "atol": 1e-9}
+
+
+@pytest.fixture
+def x():
+    return torch.randn(4, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def both(x, seed=0):
+    """A small network in float64 and what `optimize` makes of it."""
+    torch.manual_seed(seed)
+    original = SNGAN(8, (1, 2, 4), spectral_norm=False).double()
+    optimized, report = optimize(copy.deepcopy(original), x)
+    assert report.summary.rewritten == 5
+    return original, optimized
+
+
+def assert_same_gradients(modules, loss_of):
+    for module in modules:
+        loss_of(module).backward()
+    for a, b in zip(*(module.parameters() for module in modules), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, **EXACT)
+
+
+def test_functional_call_and_its_gradient(x):
+    modules = both(x)
+    weights = {name: 1.1 * weight.detach() for name, weight in modules[0].named_parameters()}
+    got, expected = (grad(lambda w, m=m: functional_call(m, w, (x,)).square().sum())(weights) for m in modules)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient, **EXACT)
+
+
+def test_ensembles_of_stacked_modules(x):
+    pairs = [both(x, seed) for seed in range(3)]
+    state = stack_module_state([optimized for _, optimized in pairs])
+    base = copy.deepcopy(pairs[0][1]).to("meta")
+    y = vmap(lambda parameters, buffers: functional_call(base, (parameters, buffers), (x,)))(*state)
+    torch.testing.assert_close(y, torch.stack([original(x) for original, _ in pairs]), **EXACT)
+
+
+def test_products_of_the_hessian(x):
+    tangent = torch.randn_like(x)
+    got, expected = (jvp(grad(lambda z, m=m: m(z).square().sum()), (x,), (tangent,))[1] for m in both(x))
+    torch.testing.assert_close(got, expected, **EXACT)
+
+
+def test_averaged_models(x):
+    modules = both(x)
+    averaged = [torch.optim.swa_utils.AveragedModel(module) for module in modules]
+    for _ in range(2):
+        for module, average in zip(modules, averaged, strict=True):
+            with torch.no_grad():
+                for weight in module.parameters():
+                    weight.mul_(1.5)
+            average.update_parameters(module)
+    torch.testing.assert_close(*(average(x) for average in averaged), **EXACT)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_of_activations(x, reentrant):
+    x.requires_grad_()
+    assert_same_gradients(both(x), lambda module: checkpoint(module, x, use_reentrant=reentrant).square().sum())
+
+
+def test_checkpoints_of_parts(x):
+    x.requires_grad_()
+
+    def loss(module):
+        return checkpoint_sequential(module.blocks, 2, x, use_reentrant=False).square().mean()
+
+    modules = both(x)
+    for module in modules:
+        loss(module).backward()
+    for a, b in zip(*(module.blocks.parameters() for module in modules), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, **EXACT)
+
+
+def test_activations_kept_elsewhere(x):
+    def loss(module):
+        with torch.autograd.graph.save_on_cpu():
+            return module(x).square().sum()
+
+    assert_same_gradients(both(x), loss)
+
+
+def test_a_weight_changed_between_forward_and_backward_is_an_error(x):
+    loss = both(x)[1](x).square().sum()
+    with torch.no_grad():
+        next(iter(both(x)[1].parameters())).add_(1)  # another module's
+    loss.backward()
+    module = both(x)[1]
+    loss = module(x).square().sum()
+    with torch.no_grad():
+        module.blocks[1].conv2.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_frozen_and_trained_in_turn(x):
+    """As a GAN's generator steps freeze its discriminator."""
+    original, optimized = both(x)
+    for trains in (True, False, True, False):
+        gradients = []
+        for module in (original, optimized):
+            module.requires_grad_(trains)
+            image = x.clone().requires_grad_()
+            gradients.append(torch.autograd.grad(module(image).sum(), image)[0])
+        torch.testing.assert_close(*gradients, **EXACT)
+
+
+def test_pruned_weights(x):
+    modules = both(x)
+    modules[1](x)
+    for module in modules:
+        for part in module.modules():
+            if isinstance(part, nn.Conv2d):
+                prune.l1_unstructured(part, "weight", 0.3)
+    torch.testing.assert_close(modules[1](x), modules[0](x), **EXACT)
+    assert_same_gradients(modules, lambda module: module(x).square().sum())
+
+
+def test_threads_that_share_a_module(x):
+    original, optimized = both(x)
+    batches, found = [x[:1], x[:2], x[:3], x] * 2, {}
+
+    def call(number):
+        found[number] = optimized(batches[number])
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(batches))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, batch in enumerate(batches):
+        torch.testing.assert_close(found[number], original(batch), **EXACT)
