@@ -174,10 +174,10 @@ bench-tensorrt:
 	$(ENGINES) time sngan64 sngan64_in_place stargan_v2 wgan_gp --lowerings original direct fused stem plain_conv $(TIME).json
 	$(ENGINES) time sngan64 wgan_gp stargan_v2 biggan128 --level 3 --lowerings original plain_conv $(TIME)_level3.json
 	for n in 1 16 64 256; do \
-	  $(ENGINES) time lenet5 --batch $$n --level 3 --lowerings original plugin siblings $(TIME)_level3.json || exit; done
-	$(ENGINES) time densenet121 --lowerings original direct fused siblings plain_conv concats_kept $(TIME).json
+	  $(ENGINES) time lenet5 --batch $$n --level 3 --lowerings original plugin fused_variants $(TIME)_level3.json || exit; done
+	$(ENGINES) time densenet121 --lowerings original direct fused fused_variants plain_conv concats_kept $(TIME).json
 	$(ENGINES) time sngan64 wgan_gp densenet_transition1 --precision tf32 $(TIME)_float.json
-	$(ENGINES) time sngan64 wgan_gp densenet_transition1 --precision fp32 --lowerings original siblings $(TIME)_float.json
+	$(ENGINES) time sngan64 wgan_gp densenet_transition1 --precision fp32 --lowerings original fused_variants $(TIME)_float.json
 
 clean:
 	rm -rf $(VENV) $(OLDEST) $(TORCH) build dist

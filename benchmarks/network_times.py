@@ -64,22 +64,22 @@ NETWORKS = {
     "densenet121": Network(32, 1.08),
 }
 """Rows by generator."""
-STANDARD, OURS = ("direct", "fused"), ("plain_conv", "stem", "siblings", "plugin", "concats_kept")
+STANDARD, OURS = ("direct", "fused"), ("plain_conv", "stem", "fused_variants", "plugin", "concats_kept")
 LOWERINGS: dict[str, dict[str, Any] | None] = {
     "original": None,
     "direct": {"lowering": "direct"},
     "fused": {"lowering": "fused"},
     "plugin": {"lowering": "convavgpool"},
-    "siblings": {"lowering": "convavgpool", "prologue": True, "epilogue": True},
+    "fused_variants": {"lowering": "convavgpool", "prologue": True, "epilogue": True},
     "stem": {"lowering": "convavgpool", "prologue": True, "epilogue": True, "stem": True},
     "plain_conv": {"lowering": "convavgpool", "prologue": True, "epilogue": True, "stem": True, "plain_conv": True},
     "concats_kept": {"lowering": "convavgpool", "prologue": True, "epilogue": True, "concat": False},
 }
-"""Arguments of `convpool.optimize`; plugin: ConvAvgPool alone; siblings: with what stands before and after it; stem: and
-convolutions of images; plain_conv: and others of many channels, as `convpool-build` has it; concats_kept: siblings with all
+"""Arguments of `convpool.optimize`; plugin: ConvAvgPool alone; fused_variants: with what stands before and after it; stem: and
+convolutions of images; plain_conv: and others of many channels, as `convpool-build` has it; concats_kept: fused_variants with all
 Concats as they were."""
 USUAL = {
-    precision: ("original", "direct", "fused", "siblings", *(("plain_conv",) if precision in OFFLOADING else ()))
+    precision: ("original", "direct", "fused", "fused_variants", *(("plain_conv",) if precision in OFFLOADING else ()))
     for precision in PRECISIONS
 }
 """What is timed where nothing else is asked for, by precision."""

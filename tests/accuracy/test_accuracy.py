@@ -48,8 +48,8 @@ RATIO_SETS = 16
 FP16_RESULTS = 1024
 """Least number of results behind a ratio in fp16: of n independent errors it scatters by 1 / sqrt(n), 0.03, and its limit is
 1.1. A critic has one result for an image. In fp32, whose limit is 2, `RATIO_SETS` will do."""
-LOWERINGS = ("original", "convavgpool", "siblings", "direct", "fused")
-"""As `optimize` has them, nothing fused; siblings: convavgpool with prologue and epilogue."""
+LOWERINGS = ("original", "convavgpool", "fused_variants", "direct", "fused")
+"""As `optimize` has them, nothing fused; fused_variants: convavgpool with prologue and epilogue."""
 KINDS = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
 
 
@@ -74,7 +74,7 @@ def case(name: str, engine: bool = False) -> tuple[onnx.ModelProto, dict[str, np
 @functools.cache
 def lowered(name: str, lowering: str) -> onnx.ModelProto:
     model = case(name)[0]
-    if lowering == "siblings":
+    if lowering == "fused_variants":
         found = optimize(model, prologue=True, epilogue=True, check=0).model
         assert name == "lenet5_digits" or any(node.op_type in schema.FUSED_VARIANTS for node in found.graph.node)
         return found

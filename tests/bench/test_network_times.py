@@ -66,11 +66,11 @@ def test_a_network_is_checked_before_it_is_timed(name, monkeypatch, tmp_path):
         assert set(lowerings["fused"]) == {"wrong"} and lowerings["fused"]["wrong"] == pytest.approx(0.2, rel=0.1)
     else:  # a 1x1 pair, which has no fused form
         assert lowerings["fused"] == {"same_as": "original"}
-    for lowering in ("original", "direct", "siblings"):
+    for lowering in ("original", "direct", "fused_variants"):
         assert lowerings[lowering]["us"] == 4 and 0 <= lowerings[lowering]["error"] <= found["limit"]
-    siblings = {"AffineReluConvAvgPool": 1} if name == "densenet_transition3" else {"ConvAvgPoolAdd": 2, "ConvAvgPool": 1}
+    fused_variants = {"AffineReluConvAvgPool": 1} if name == "densenet_transition3" else {"ConvAvgPoolAdd": 2, "ConvAvgPool": 1}
     if name == "wgan_gp":
-        assert lowerings["stem"]["nodes"] == siblings | {"ConvAvgPool": 2, "ConvAvgPoolRelu": 1}
+        assert lowerings["stem"]["nodes"] == fused_variants | {"ConvAvgPool": 2, "ConvAvgPoolRelu": 1}
         assert lowerings["plain_conv"]["nodes"] == {
             "ConvAvgPool": 2,
             "ConvAvgPoolRelu": 1,
@@ -79,8 +79,8 @@ def test_a_network_is_checked_before_it_is_timed(name, monkeypatch, tmp_path):
             "ConvAvgPoolAddRelu": 1,
         }
     else:
-        assert lowerings["stem"] == lowerings["plain_conv"] == {"same_as": "siblings"}
-    assert lowerings["siblings"]["nodes"] == siblings and "nodes" not in lowerings["direct"]
+        assert lowerings["stem"] == lowerings["plain_conv"] == {"same_as": "fused_variants"}
+    assert lowerings["fused_variants"]["nodes"] == fused_variants and "nodes" not in lowerings["direct"]
     assert (found["batch"], found["input_sets"], found["half_channels_last"]) == (1, 4, NETWORKS[name].inside)
 
 
@@ -88,15 +88,15 @@ def test_convolutions_without_a_pooling_are_the_plugins_in_16_bits_and_tf32():
     model = generate("wgan_gp", batch=1)
     forms = {
         (lowering, precision): network_times.lowered(model, lowering, precision).SerializeToString(deterministic=True)
-        for lowering in ("siblings", "stem", "plain_conv")
+        for lowering in ("fused_variants", "stem", "plain_conv")
         for precision in PRECISIONS
     }
     assert len(set(forms.values())) == 3
-    assert forms["stem", "fp32"] == forms["plain_conv", "fp32"] == forms["siblings", "fp32"]
-    assert network_times.USUAL["fp32"] == ("original", "direct", "fused", "siblings")
+    assert forms["stem", "fp32"] == forms["plain_conv", "fp32"] == forms["fused_variants", "fp32"]
+    assert network_times.USUAL["fp32"] == ("original", "direct", "fused", "fused_variants")
     for precision in ("fp16", "tf32"):
-        assert forms["plain_conv", precision] not in (forms["stem", precision], forms["siblings", precision])
-        assert network_times.USUAL[precision] == ("original", "direct", "fused", "siblings", "plain_conv")
+        assert forms["plain_conv", precision] not in (forms["stem", precision], forms["fused_variants", precision])
+        assert network_times.USUAL[precision] == ("original", "direct", "fused", "fused_variants", "plain_conv")
 
 
 def test_channels_last_is_a_change_of_memory_only():
@@ -124,12 +124,12 @@ def test_rows_are_added_in_order_and_replaced(tmp_path):
 
 
 def test_the_table_compares_with_the_original_and_the_best_standard_form():
-    whole = row("sngan64", 64, original=360, direct=300, fused=270, plugin=250, siblings=180)
+    whole = row("sngan64", 64, original=360, direct=300, fused=270, plugin=250, fused_variants=180)
     part = row("wgan_gp", 64, original=100, plugin=50)
-    part["lowerings"] |= {"fused": {"wrong": 0.5}, "siblings": {"skipped": "no builder"}}
+    part["lowerings"] |= {"fused": {"wrong": 0.5}, "fused_variants": {"skipped": "no builder"}}
     record = {"rows": [whole, part]}
     assert network_times.markdown(record).splitlines() == [
-        "| network, batch, precision | original | direct | fused | plugin | siblings | over original | asked | "
+        "| network, batch, precision | original | direct | fused | plugin | fused_variants | over original | asked | "
         "over best of direct, fused |",
         "|---|---|---|---|---|---|---|---|---|",
         "| sngan64, 64, fp16 | 360.0 | 300.0 | 270.0 | 250.0 | 180.0 | 2.00 | 2.1 | 1.50 |",
@@ -137,7 +137,7 @@ def test_the_table_compares_with_the_original_and_the_best_standard_form():
     ]
     assert network_times.problems(record) == [
         "wgan_gp, fp16: fused: error 0.5, limit 0.002",
-        "wgan_gp, fp16: siblings: not run: no builder",
+        "wgan_gp, fp16: fused_variants: not run: no builder",
     ]
 
 
