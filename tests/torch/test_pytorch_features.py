@@ -105,10 +105,6 @@ def test_activations_kept_elsewhere(x):
 
 
 def test_a_weight_changed_between_forward_and_backward_is_an_error(x):
-    loss = both(x)[1](x).square().sum()
-    with torch.no_grad():
-        next(iter(both(x)[1].parameters())).add_(1)  # another module's
-    loss.backward()
     module = both(x)[1]
     loss = module(x).square().sum()
     with torch.no_grad():
