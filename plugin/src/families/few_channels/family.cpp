@@ -108,7 +108,8 @@ public:
     // A warp's 32 pixels at a time: gathered, then multiplied and stored by 64 channels.
     double expected_us() const override {
         const Problem &p = problem;
-        const double parts = double(ceil_div(p.m, tile_.block_n)) * (p.y_channels_last ? 1.0 : 1.5);
+        const double ends = p.y_channels_last || p.element_bytes() == 4 ? 1.0 : 1.5;
+        const double parts = double(ceil_div(p.m, tile_.block_n)) * ends;
         const double loads = params_.plain ? 0 : double(params_.operands) * p.pool_size();  // one after the other
         const double gather_us = params_.plain ? tile_.cost.plain_gather_us : tile_.cost.gather_us + 0.0045 * loads;
         const double tiles = ceil_div(params_.pixels, 32) / double(device.multiprocessors);

@@ -245,14 +245,35 @@ template <class Config> struct FewChannels {
         }
     }
 
+    // The same channels first, of floats: eight lanes hold eight pixels of a channel, 32 bytes that they store together.
+    CONVPOOL_DEVICE void store_planes(Accumulators<Config> &acc, int first_pixel, int channel, int64_t out_pixels) const {
+        const Epilogue &e = p.epilogue;
+        const int first_channel = channel + 2 * (lane & 3);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int pixel = first_pixel + 8 * half + (lane >> 2);
+            uint32_t n, rest;
+            p.div_out_hw.divmod(pixel, n, rest);
+            float *y = static_cast<float *>(p.y) + (static_cast<int64_t>(n) * p.shape.m + first_channel) * out_pixels + rest;
+#pragma unroll
+            for (int ni = 0; ni < Config::kFragmentsN; ++ni) {
+                if (half == 0 && rectifies(e)) rectify(acc[0][ni], e);
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    if (pixel < p.pixels && first_channel + ni * 8 + i < p.shape.m)
+                        y[(ni * 8 + i) * out_pixels] = acc[0][ni][2 * half + i];
+            }
+        }
+    }
+
     CONVPOOL_DEVICE void run() const {
         const Shape2d &s = p.shape;
         const int64_t out_pixels = static_cast<int64_t>(s.out_h) * s.out_w;
         const OutputView view{p.y, s.y_channels_last ? 1 : out_pixels, s.m, p.y_vectors != 0, p.y_runs != 0};
         Epilogue after = p.epilogue;
         after.bias = nullptr;  // the sums begin with it
-        const bool chunks =
-            view.vectors && after.residual == nullptr && (after.activation == Activation::kNone || rectifies(after));
+        const bool simple = after.residual == nullptr && (after.activation == Activation::kNone || rectifies(after));
+        const bool chunks = simple && view.vectors, planes = kFloat && simple && !s.y_channels_last;
         wait_for_previous_kernel();
         let_next_kernel_start();
         prepare();
@@ -287,6 +308,7 @@ template <class Config> struct FewChannels {
                     Accumulators<Config> acc;  // (16 pixels, kBlockN channels)
                     multiply(acc, pixels, weights + channel * kSteps * 32, first_bias + channel * 4);
                     if (chunks) store_chunks(acc, first_pixel, channel);
+                    else if (planes) store_planes(acc, first_pixel, channel, out_pixels);
                     else store_tile<Config>(acc, everyones, after, view, 0, channel, lane, pixel_of);
                 }
             }
