@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 
 import pytest
@@ -166,8 +167,13 @@ def replayed(step):
             step()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step()
+    gc.collect()  # a graph that is destroyed during a capture spoils it, and PyTorch no longer collects before one
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            found = step()
+    finally:
+        gc.enable()
     return found, graph.replay
 
 
@@ -215,6 +221,38 @@ def test_a_graph_of_a_network_s_gradient_penalty(normed, benchmark, monkeypatch)
         replay()
         for got, expected in zip(found, step(), strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("end", ["one pixel", "one channel"])
+def test_steps_before_a_capture_let_cudnn_choose(end, channels, last, dtype, monkeypatch):
+    """It times its algorithms there; tensors of one channel or one pixel are of two memory orders at once."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    torch.manual_seed(5)
+    layers = [torch.nn.Conv2d(channels, 32, 3, padding=1), torch.nn.LeakyReLU(0.2), torch.nn.Conv2d(32, 64, 3, padding=1)]
+    layers += [torch.nn.AvgPool2d(2), torch.nn.LeakyReLU(0.2)]
+    last_layers = {
+        "one pixel": [torch.nn.Conv2d(64, 64, 4), torch.nn.LeakyReLU(0.2), torch.nn.Conv2d(64, 2, 1)],
+        "one channel": [torch.nn.Conv2d(64, 1, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(1, 8, 3, padding=1)],
+    }
+    order = torch.channels_last if last else torch.contiguous_format
+    original = torch.nn.Sequential(*layers, *last_layers[end]).to("cuda", dtype, memory_format=order)
+    net, report = convpool.torch.optimize(original)
+    assert report.summary.rewritten == 1
+    x = on_gpu((4, channels, 8, 8), dtype, last)
+
+    def step():
+        return torch.autograd.grad(net(x).float().square().mean(), list(net.parameters()))
+
+    found, replay = replayed(step)
+    with torch.no_grad():
+        x.copy_(torch.randn_like(x))
+    replay()
+    bound = {torch.float32: 1e-3, torch.float64: 1e-9}.get(dtype, 3e-2)
+    for got, expected in zip(found, step(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=bound, atol=bound * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -48,7 +48,9 @@ class SmallConvolution(NamedTuple):
         return plain.even_pads(z, self.pads)[0]
 
     def like_input(self) -> torch.Tensor:
-        """A tensor as its input, without the values."""
+        """A tensor as its input, of any values."""
+        if self.is_single and self._is_even:
+            return self.u
         sizes, rank = plain.pooled_size(self.u.shape[2:], *self.pool), len(self.pads) // 2
         if not self._is_even:
             sizes = [size + self.pads[i] + self.pads[rank + i] for i, size in enumerate(sizes)]

@@ -27,8 +27,8 @@ PLAIN_MACS = DEFAULT_LIMITS.plain_macs
 """Multiply-adds up to which they are with more channels."""
 LARGE_RESULT = 1 << 23
 """Numbers of a result from which on they save more of an eager step's time on the GPU than they cost on the host."""
-_planned: set[tuple] = set()
-"""Kinds of calls that were made ready for a capture."""
+_waiting: dict[tuple, bool] = {}
+"""Kinds of calls for which it is known whether they wait for the host; those that do were made ready for a capture."""
 
 
 def give_derivatives(root: nn.Module, graph: fx.Graph) -> None:
@@ -188,7 +188,8 @@ def _waits_for_host(
 ) -> bool:
     """Whether an eager call's time is the host's: PyTorch's own convolution takes less of it.
 
-    Such calls may be the warm-up before a capture, in which no plan can be made: so they are made here.
+    Such calls may be the warm-up before a capture, which goes the other way, and in which no plan can be made: so plans are made
+    here.  Nor can cuDNN time its algorithms there: it must have seen convolutions of the same shapes and strides.
     """
     if not x.is_cuda or not isinstance(image, torch.Tensor) or image.requires_grad:
         return False
@@ -198,8 +199,21 @@ def _waits_for_host(
         return False
     convolution = (module.stride, module.padding, module.dilation, module.groups, activation)
     kind = (x.shape, x.stride(), x.dtype, x.device, weight.shape, weight.stride(), weight.dtype, library, convolution)
-    if kind not in _planned and len(_planned) < calls.KEPT:
-        _planned.add(kind)
-        if library and _suits(x, weight, module.stride, False):
+    waits = _waiting.get(kind)
+    if waits is None:
+        waits = len(_waiting) < calls.KEPT and not _has_two_orders(module, x, weight)
+        if waits and library and _suits(x, weight, module.stride, False):
             kernels.prepare((x, weight, module.bias, None, None, None), _geometry(module, activation))
-    return True
+        if len(_waiting) < calls.KEPT:
+            _waiting[kind] = waits
+    return waits
+
+
+def _has_two_orders(module: nn.modules.conv._ConvNd, x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether input or result is contiguous and channels last at once: one channel, or one pixel.
+
+    Their strides differ between PyTorch's operators and the library's.  The convolution that reads them takes either order.
+    """
+    padding = tuple(module.padding)
+    pixels = plain.pooled_size(x.shape[2:], weight.shape[2:], module.stride, padding * 2, module.dilation)
+    return 1 in (x.shape[1], weight.shape[0], math.prod(x.shape[2:]), math.prod(pixels))
