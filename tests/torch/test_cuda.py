@@ -194,13 +194,13 @@ def test_a_graph_of_a_training_step(last):
         torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("benchmark", [False, True])
+@pytest.mark.parametrize("times_algorithms", [False, True])
 @pytest.mark.parametrize("normed", [False, True])
-def test_a_graph_of_a_network_s_gradient_penalty(normed, benchmark, monkeypatch):
+def test_a_graph_of_a_network_s_gradient_penalty(normed, times_algorithms, monkeypatch):
     """Its branches write what the same kernels write one after the other, in every replay.
 
-    benchmark: cuDNN times its algorithms at the first call of a kind, which no capture allows: the steps before make them all."""
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", benchmark)
+    times_algorithms: cuDNN does at the first call of a kind, which no capture allows: the steps before make them all."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", times_algorithms)
     torch.manual_seed(3)
     critic = (SNGAN(16, (1, 2, 4)) if normed else WGANGP32(32)).cuda().to(memory_format=torch.channels_last)
     critic, report = convpool.torch.optimize(critic)
