@@ -9,6 +9,7 @@ convolution's backward computes the weights' part as a convolution with kernels 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ Geometry = tuple[Any, Any, Any, int]
 MANY = 1 << 21
 """Numbers of a gradient from which on its columns are summed as a product; outside of a capture four times as many, as the
 product takes the host 40 microseconds more."""
+_products = threading.local()
+"""Of each thread that runs backward passes: `started` once it has multiplied matrices, and so cuBLAS is there."""
 _sides: dict[Any, torch.cuda.Stream] = {}
 _LEAF = torch._C._functions.AccumulateGrad
 
@@ -48,11 +51,12 @@ def _runs(node: Any, is_parameter: bool) -> bool:
     """Whether this pass runs a node.
 
     PyTorch answers by an exception, which takes as long as a launch of several kernels, for leaves that torch.autograd.grad was
-    asked for.  One that asks for a parameter is taken to ask for all.
+    asked for.  One that asks for a parameter is taken to ask for all.  Not while a CUDA graph is captured: every replay would
+    compute what nobody asked for, and cuDNN may not have seen it.
     """
     global _pass_of_parameters
     is_parameter = is_parameter and type(node) is _LEAF
-    if is_parameter and torch._C._current_graph_task_id() == _pass_of_parameters:
+    if is_parameter and torch._C._current_graph_task_id() == _pass_of_parameters and not _is_capturing():
         return True
     try:
         return torch._C._will_engine_execute_node(node)
@@ -67,16 +71,29 @@ def channel_sums(grad: torch.Tensor) -> torch.Tensor:
     if not _sums_by_product(grad):
         return grad.sum([0, *range(2, grad.dim())])
     rows = grad.movedim(1, -1).flatten(0, -2)
-    return torch.mm(rows.new_ones(1, len(rows)), rows, out_dtype=torch.float32)[0].to(grad.dtype)
+    sums = torch.mm(rows.new_ones(1, len(rows)), rows, out_dtype=torch.float32)[0].to(grad.dtype)
+    _products.started = True
+    return sums
 
 
 def _sums_by_product(grad: torch.Tensor, least: int = MANY) -> bool:
-    """Whether a product with ones sums the columns of a gradient: PyTorch's own sum of long ones in 16 bits is slow on a GPU."""
+    """Whether a product with ones sums the columns of a gradient: PyTorch's own sum of long ones in 16 bits is slow on a GPU.
+
+    cuBLAS cannot start while a CUDA graph is captured: so a thread's first product is made as soon as there are MANY numbers.
+    """
     if not grad.is_cuda or grad.element_size() != 2 or plain.memory_format(grad) == torch.contiguous_format:
         return False
-    if type(grad) is not torch.Tensor or torch.is_grad_enabled() or grad.numel() < least:
+    started = getattr(_products, "started", False)
+    if type(grad) is not torch.Tensor or torch.is_grad_enabled() or grad.numel() < (least if started else MANY):
+        return False
+    if not started and _is_capturing():
         return False
     return not torch.are_deterministic_algorithms_enabled() and hasattr(torch.ops.aten.mm, "dtype")
+
+
+def _is_capturing() -> bool:
+    """Whether a CUDA graph is captured, in a PyTorch without CUDA too."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def is_captured(grad: torch.Tensor) -> bool:

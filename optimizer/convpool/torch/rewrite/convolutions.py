@@ -212,7 +212,8 @@ def _waits_for_host(
 def _has_two_orders(module: nn.modules.conv._ConvNd, x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether input or result is contiguous and channels last at once: one channel, or one pixel.
 
-    Their strides differ between PyTorch's operators and the library's.  The convolution that reads them takes either order.
+    PyTorch's activations make such a result contiguous.  The library's plan, which computes them too, keeps the channels last.
+    For cuDNN the convolution that reads it is then another one.
     """
     padding = tuple(module.padding)
     pixels = plain.pooled_size(x.shape[2:], weight.shape[2:], module.stride, padding * 2, module.dilation)

@@ -108,8 +108,7 @@ public:
     // A warp's 32 pixels at a time: gathered, then multiplied and stored by 64 channels.
     double expected_us() const override {
         const Problem &p = problem;
-        const double ends = p.y_channels_last || p.element_bytes() == 4 ? 1.0 : 1.5;
-        const double parts = double(ceil_div(p.m, tile_.block_n)) * ends;
+        const double parts = double(ceil_div(p.m, tile_.block_n)) * end();
         const double loads = params_.plain ? 0 : double(params_.operands) * p.pool_size();  // one after the other
         const double gather_us = params_.plain ? tile_.cost.plain_gather_us : tile_.cost.gather_us + 0.0045 * loads;
         const double tiles = ceil_div(params_.pixels, 32) / double(device.multiprocessors);
@@ -127,6 +126,15 @@ public:
     }
 
 private:
+    // The time of products and stores, of that with the channels last.
+    double end() const {
+        const Activation a = problem.activation;
+        const bool is_rectified = a == Activation::kNone || a == Activation::kRelu || a == Activation::kLeakyRelu;
+        if (problem.y_channels_last) return 1;
+        if (problem.element_bytes() == 2) return 1.5;
+        return is_rectified && !problem.has_residual ? 1.9 : 2.8;  // the latter through shared memory
+    }
+
     FewChannelsParams params_;
     const Tile &tile_;
 };
