@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import copy
-import gc
 import math
-import subprocess
-import sys
 
 import pytest
 
-from tests.support.torch import pools_first, random_layer, require_cuda, require_torch
+from tests.support.torch import pools_first, random_layer, require_torch
 
 torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
@@ -19,22 +16,12 @@ import torch.nn.functional as F  # noqa: E402
 import convpool.torch  # noqa: E402
 from convpool.torch import calls, gradients, kernels, plain  # noqa: E402
 from convpool.torch.rewrite.convolutions import convolved  # noqa: E402
-from models.torch_discriminators import SNGAN, WGANGP32, gradient_penalty  # noqa: E402
 from tests.support.packed_layer import PackedLayer  # noqa: E402
+from tests.support.torch_gpu import DTYPES, LAST, gpu, on_gpu  # noqa: E402, F401
 
 FUNCTIONS = {rank: getattr(convpool.torch, f"conv_avg_pool{rank}d") for rank in (1, 2, 3)}
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 ops = torch.ops.convpool
-
-
-@pytest.fixture(autouse=True)
-def gpu():
-    require_cuda()
-    kept = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = kept
+pytestmark = pytest.mark.usefixtures("gpu")
 
 
 def rounding(dtype, terms):
@@ -47,12 +34,6 @@ def assert_near(got, expected, terms):
     expected = expected.to(torch.float64)
     error = (got.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-3)
     assert error < rounding(got.dtype, terms), error
-
-
-def on_gpu(shape, dtype, last=False, grad=False):
-    t = torch.randn(shape, dtype=torch.float64, device="cuda").to(dtype)
-    t = t.contiguous(memory_format=LAST[t.dim() - 2]) if last and t.dim() - 2 in LAST else t
-    return t.requires_grad_(grad)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -158,140 +139,6 @@ def test_a_stream(last):
         y = layer(x)
     stream.synchronize()
     assert torch.equal(y, expected)
-
-
-def replayed(step):
-    """What a CUDA graph of a step gives, step by step, and a function that runs it again."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # cuDNN allocates in its first call
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    gc.collect()  # a graph that is destroyed during a capture spoils it, and PyTorch no longer collects before one
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph):
-            found = step()
-    finally:
-        gc.enable()
-    return found, graph.replay
-
-
-@pytest.mark.parametrize("last", [False, True])
-def test_a_graph_of_a_training_step(last):
-    layer = convpool.torch.ConvAvgPool2d(32, 64, 3, padding=1, pool_size=2).cuda().half()
-    still = on_gpu((2, 32, 16, 16), torch.float16, last, grad=True)
-
-    def step():
-        y = layer(still)
-        return y.detach(), *torch.autograd.grad(y.float().sum(), [layer.weight, layer.bias, still])
-
-    found, replay = replayed(step)
-    with torch.no_grad():
-        still.copy_(2 * still)
-    replay()
-    for got, expected in zip(found, step(), strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
-
-
-@pytest.mark.parametrize("times_algorithms", [False, True])
-@pytest.mark.parametrize("normed", [False, True])
-def test_a_graph_of_a_network_s_gradient_penalty(normed, times_algorithms, monkeypatch):
-    """Its branches write what the same kernels write one after the other, in every replay.
-
-    times_algorithms: cuDNN does at the first call of a kind, which no capture allows: the steps before make them all."""
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", times_algorithms)
-    torch.manual_seed(3)
-    critic = (SNGAN(16, (1, 2, 4)) if normed else WGANGP32(32)).cuda().to(memory_format=torch.channels_last)
-    critic, report = convpool.torch.optimize(critic)
-    assert report.summary.rewritten == (5 if normed else 3)
-    for parametrization in (m for m in critic.modules() if hasattr(m, "n_power_iterations")):
-        parametrization.n_power_iterations = 0  # of vectors that no step changes
-    real, fake = (on_gpu((8, 3, 32, 32), torch.float32, True) for _ in range(2))
-    mix = torch.rand(8, 1, 1, 1, device="cuda")
-
-    def step():
-        loss = gradient_penalty(critic, real, fake, mix) + critic(fake).mean() - critic(real).mean()
-        return loss.detach(), *torch.autograd.grad(loss, list(critic.parameters()))
-
-    found, replay = replayed(step)
-    for _ in range(10):
-        with torch.no_grad():
-            real.copy_(torch.randn_like(real))
-        replay()
-        for got, expected in zip(found, step(), strict=True):
-            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("end", ["one pixel", "one channel"])
-def test_steps_before_a_capture_let_cudnn_choose(end, channels, last, dtype, monkeypatch):
-    """It times its algorithms there; tensors of one channel or one pixel are of two memory orders at once."""
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    torch.manual_seed(5)
-    layers = [torch.nn.Conv2d(channels, 32, 3, padding=1), torch.nn.LeakyReLU(0.2), torch.nn.Conv2d(32, 64, 3, padding=1)]
-    layers += [torch.nn.AvgPool2d(2), torch.nn.LeakyReLU(0.2)]
-    last_layers = {
-        "one pixel": [torch.nn.Conv2d(64, 64, 4), torch.nn.LeakyReLU(0.2), torch.nn.Conv2d(64, 2, 1)],
-        "one channel": [torch.nn.Conv2d(64, 1, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(1, 8, 3, padding=1)],
-    }
-    order = torch.channels_last if last else torch.contiguous_format
-    original = torch.nn.Sequential(*layers, *last_layers[end]).to("cuda", dtype, memory_format=order)
-    net, report = convpool.torch.optimize(original)
-    assert report.summary.rewritten == 1
-    x = on_gpu((4, channels, 8, 8), dtype, last)
-
-    def step():
-        return torch.autograd.grad(net(x).float().square().sum(), list(net.parameters()))
-
-    found, replay = replayed(step)
-    with torch.no_grad():
-        x.copy_(torch.randn_like(x))
-    replay()
-    bound = {torch.float32: 1e-4, torch.float64: 1e-12}.get(dtype, 8 * torch.finfo(dtype).eps)  # the graph's kernels are others
-    for got, expected in zip(found, step(), strict=True):
-        assert (got - expected).double().norm() <= bound * expected.double().norm()
-
-
-def test_a_capture_of_some_parameters_gradients(monkeypatch):
-    """cuDNN has seen no convolutions but those that these need."""
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    layers = [torch.nn.Conv2d(3, 20, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(20, 28, 3, padding=1), torch.nn.AvgPool2d(2)]
-    original = torch.nn.Sequential(*layers, torch.nn.Conv2d(28, 12, 3, padding=1)).cuda()
-    net, _ = convpool.torch.optimize(original)
-    biases = [parameter for parameter in net.parameters() if parameter.dim() == 1]
-    x = on_gpu((5, 3, 18, 22), torch.float32)
-
-    def step():
-        return torch.autograd.grad(net(x).square().sum(), biases)
-
-    found, replay = replayed(step)
-    replay()
-    for got, expected in zip(found, step(), strict=True):
-        assert (got - expected).norm() <= 1e-4 * expected.norm()
-
-
-def test_a_capture_where_nothing_was_multiplied_before():
-    """In a process of its own: cuBLAS, which may sum the gradients of biases, starts outside of captures only."""
-    program = """
-import torch, convpool.torch
-from tests.torch.test_cuda import replayed
-layers = [torch.nn.Conv2d(3, 64, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.AvgPool2d(2)]
-original = torch.nn.Sequential(*layers).to("cuda", torch.bfloat16, memory_format=torch.channels_last)
-net, _ = convpool.torch.optimize(original)
-x = torch.randn(4, 3, 128, 128, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
-step = lambda: torch.autograd.grad(net(x).float().sum(), list(net.parameters()))
-found, replay = replayed(step)
-replay()
-for got, expected in zip(found, step(), strict=True):
-    assert (got - expected).float().norm() <= 2**-4 * expected.float().norm()
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -429,29 +276,3 @@ def test_packed_sums(dtype):
         results[accumulation] = [t.detach().float().cpu().numpy() for t in (eager, captured, trained)]
         assert all((y == results[accumulation][0]).all() for y in results[accumulation])
     layer.check(results["packed"][0], results["default"][0])
-
-
-@pytest.mark.parametrize("way", ["module", "options"])
-def test_a_compiled_training_step(way):
-    """In bf16 and channels last, where the library runs all convolutions; also captured."""
-    torch.manual_seed(5)
-    original = SNGAN(16, (1, 2, 4), spectral_norm=False).cuda().to(memory_format=torch.channels_last)
-    exact, original = copy.deepcopy(original).double(), original.bfloat16()
-    exact.load_state_dict(original.state_dict())
-    x = on_gpu((8, 3, 32, 32), torch.bfloat16, True)
-    if way == "module":
-        net, _ = convpool.torch.optimize(original, x)
-        net = torch.compile(net, fullgraph=True)
-    else:
-        net = torch.compile(original, fullgraph=True, options=convpool.torch.compile_options())
-    expected = torch.autograd.grad(exact(x.double()).sum(), list(exact.parameters()))
-    eager = torch.autograd.grad(original(x).float().sum(), list(original.parameters()))
-
-    def step():
-        return torch.autograd.grad(net(x).float().sum(), list(net.parameters()))
-
-    found, replay = replayed(step)
-    replay()
-    for got, theirs, reference in zip(found, eager, expected, strict=True):
-        error, allowed = ((t.double() - reference).norm() / reference.norm() for t in (got, theirs))
-        assert error < 2 * allowed + 0.01

@@ -126,7 +126,7 @@ public:
     }
 
 private:
-    // The time of products and stores, of that with the channels last.
+    // How many times as long products and stores take as with the channels last.
     double end() const {
         const Activation a = problem.activation;
         const bool is_rectified = a == Activation::kNone || a == Activation::kRelu || a == Activation::kLeakyRelu;

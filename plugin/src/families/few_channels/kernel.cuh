@@ -245,7 +245,7 @@ template <class Config> struct FewChannels {
         }
     }
 
-    // The same channels first, of floats: eight lanes hold eight pixels of a channel, 32 bytes that they store together.
+    // The same for floats with the channels first.  Eight lanes hold eight pixels of a channel and store these 32 bytes together.
     CONVPOOL_DEVICE void store_planes(Accumulators<Config> &acc, int first_pixel, int channel, int64_t out_pixels) const {
         const Epilogue &e = p.epilogue;
         const int first_channel = channel + 2 * (lane & 3);

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of PyTorch on a GPU share.  Importing it skips a module where there is no PyTorch."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from tests.support.torch import require_cuda, require_torch
+
+torch = require_torch()
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+
+
+@pytest.fixture
+def gpu():
+    """A GPU, on which cuDNN does not round floats to TF32."""
+    require_cuda()
+    kept = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = kept
+
+
+def on_gpu(shape, dtype, last=False, grad=False):
+    t = torch.randn(shape, dtype=torch.float64, device="cuda").to(dtype)
+    t = t.contiguous(memory_format=LAST[t.dim() - 2]) if last and t.dim() - 2 in LAST else t
+    return t.requires_grad_(grad)
+
+
+def replayed(step):
+    """What a CUDA graph of a step gives, step by step, and a function that runs it again."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # cuDNN allocates in its first call
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    gc.collect()  # a graph that is destroyed during a capture spoils it, and PyTorch no longer collects before one
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            found = step()
+    finally:
+        gc.enable()
+    return found, graph.replay
