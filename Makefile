@@ -123,7 +123,7 @@ bench-gpu: install
 	$(INSTALL) ".[bench,cuda]"
 	$(BIN)/python benchmarks/gpu_checks.py --commit $(COMMIT) --json $(RESULTS)_kernel_tests.json
 	$(BENCH) suita-table2 --precision fp16 --json $(RESULTS)_suita_table2_fp16.json
-	$(BENCH) suita-table2 --precision fp16 --packed --json $(RESULTS)_suita_table2_fp16_packed.json
+	$(BENCH) suita-table2 --precision fp16 --packed --methods convpool --methods convpool_rule --json $(RESULTS)_suita_table2_fp16_packed.json
 	$(BENCH) suita-table2 --precision tf32 --json $(RESULTS)_suita_table2_tf32.json
 	$(BENCH) suita-table2 --precision tf32 --precision fp32 --json $(RESULTS)_suita_table2_tf32_fp32.json
 	$(BENCH) densenet batch1 --precision fp16 --json $(RESULTS)_densenet_batch1.json
