@@ -10,6 +10,9 @@ a word what is no operation on a tensor.  So what forward did besides is compare
 - random numbers that Python, numpy or PyTorch drew.
 
 Calls of a torch.autograd.Function stay whole.  So do modules with hooks, for the trace would run the hooks once and for all.
+
+A trace changes functions of PyTorch and `isinstance` for as long as it takes.  In other threads these do what they always do, and
+a second trace waits for the first.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import contextlib
 import functools
 import random
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -37,6 +41,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 WEIGHT_HOOKS = (SpectralNorm, WeightNorm)
 """Hooks in front of forward that compute a parameter and do nothing else."""
 CONTEXTS = (torch.no_grad, torch.enable_grad, torch.inference_mode, torch.autocast)
+_TRACING = threading.RLock()
+"""Held by the thread that traces."""
 PATH = "convpool_path"
 """Where a node of a captured graph keeps the path of the module around it."""
 
@@ -66,6 +72,11 @@ def capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Calla
 
     Other values in the arguments are taken as they are.  The module is as it was afterwards.
     """
+    with _TRACING:
+        return _capture(root, args, kwargs, forward)
+
+
+def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Callable) -> Captured | Refusal:
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors = [number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
@@ -120,6 +131,11 @@ class Tracer(fx.Tracer):
         """Tensors other than inputs whose type forward asked for."""
         self._paths: list[str] = []
         self._grad = torch.is_grad_enabled()
+        self._thread = threading.get_ident()
+
+    def is_elsewhere(self) -> bool:
+        """Whether another thread calls."""
+        return threading.get_ident() != self._thread
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether the module stays one node."""
@@ -127,11 +143,17 @@ class Tracer(fx.Tracer):
 
     def call_module(self, m: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """A call of a module, with its path kept for the nodes in it."""
+        if self.is_elsewhere():
+            return forward(*args, **kwargs)
         self._paths.append(self.path_of_module(m))
         try:
             return super().call_module(m, forward, args, kwargs)
         finally:
             self._paths.pop()
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
+        """An attribute of a module; a stand-in for a parameter or buffer."""
+        return attr_val if self.is_elsewhere() else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """A node, with the path of the module around it."""
@@ -161,19 +183,20 @@ def _watched(tracer: Tracer) -> Iterator[None]:
     def noting(cls: type, enter: Callable) -> Callable:
         @functools.wraps(enter)
         def entered(self: Any) -> Any:
-            tracer.contexts.add(f"torch.{cls.__name__}")
+            if not tracer.is_elsewhere():
+                tracer.contexts.add(f"torch.{cls.__name__}")
             return enter(self)
 
         return entered
 
     def whole(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves((args, kwargs))):
+        if tracer.is_elsewhere() or not any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves((args, kwargs))):
             return apply.__get__(None, cls)(*args, **kwargs)
         return tracer.create_proxy("call_function", _applying(cls), args, kwargs)
 
     def is_instance(value: Any, kinds: Any) -> bool:
         """Stand-ins for inputs are tensors; of other values nobody knows."""
-        if not own_isinstance(value, fx.Proxy) or own_isinstance(value, kinds):
+        if not own_isinstance(value, fx.Proxy) or own_isinstance(value, kinds) or tracer.is_elsewhere():
             return own_isinstance(value, kinds)
         frame = sys._getframe(1)
         place = str(frame.f_globals.get("__name__"))
