@@ -99,3 +99,36 @@ def test_a_trace_waits_for_the_one_before():
     assert [[site.status for site in found.sites] for found in (report, *reports)] == [["rewritten"], ["rewritten"]]
     assert nn.Module.__call__ is call and torch.no_grad.__enter__ is enter
     assert isinstance.__module__ == "builtins"
+
+
+class Scaled(Meanwhile):
+    """A pair with an argument that is no tensor."""
+
+    def forward(self, x, scale=1.0):
+        """The mean of the pair's convolution, scaled."""
+        return super().forward(x) * scale
+
+
+def test_another_thread_may_call_the_module_that_is_traced():
+    module, threads, found = Scaled(lambda module: None).eval(), [], []
+    changed, _ = optimize(module, torch.randn(1, 16, 16, 16))
+    x = torch.ones(1, 16, 8, 8)
+
+    def call(scale):
+        try:
+            found.append(changed(x, scale=scale))
+        except Exception as error:
+            found.append(error)
+
+    def work(_):
+        if not threads:
+            threads.append(threading.Thread(target=call, args=(3.0,)))
+            threads[0].start()
+            threads[0].join(0.2)
+
+    changed.work = work
+    y = changed(x)
+    threads[0].join()
+    assert isinstance(found[0], torch.Tensor), found[0]
+    torch.testing.assert_close(y, module(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[0], module(x, scale=3.0), rtol=1e-5, atol=1e-5)

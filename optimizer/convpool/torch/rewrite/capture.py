@@ -43,6 +43,8 @@ WEIGHT_HOOKS = (SpectralNorm, WeightNorm)
 CONTEXTS = (torch.no_grad, torch.enable_grad, torch.inference_mode, torch.autocast)
 _TRACING = threading.RLock()
 """Held by the thread that traces."""
+FORWARD = "_convpool_forward"
+"""The method that is traced; the root's class has it during a trace."""
 PATH = "convpool_path"
 """Where a node of a captured graph keeps the path of the module around it."""
 
@@ -95,7 +97,7 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
     own = type(root)
     randomness = _randomness()
     try:
-        root.__class__ = type(own.__name__, (own,), {"forward": space["forward"], "__module__": own.__module__})
+        setattr(own, FORWARD, space["forward"])  # not in forward's place: other threads may call the module
         with _watched(tracer):
             graph = tracer.trace(root)
     except Untraceable as error:
@@ -105,7 +107,8 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
             "flow of forward", " ".join(f"{type(error).__name__}: {error}".split())[:200], "none that depends on values"
         )
     finally:
-        root.__class__ = own
+        if FORWARD in own.__dict__:
+            delattr(own, FORWARD)
         written = before.restore()
         drawn = randomness != _randomness()
     if tracer.contexts:
@@ -132,6 +135,7 @@ class Tracer(fx.Tracer):
         self._paths: list[str] = []
         self._grad = torch.is_grad_enabled()
         self._thread = threading.get_ident()
+        self.traced_func_name = FORWARD
 
     def is_elsewhere(self) -> bool:
         """Whether another thread calls."""
