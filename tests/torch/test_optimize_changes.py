@@ -286,3 +286,16 @@ def test_inputs_have_their_names():
         program = torch.export.export(changed, (X,), dynamic_shapes=sizes)
         assert "pooled_conv" in str(program.graph)
         assert_same(program.module(), module, randn(5, 4, 8, 8))
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [lambda n: (n + 7) // 8, lambda n: n % 2 + 1, lambda n: n // 2, lambda n: 2 * n],
+    ids=["rounded up", "odd or even", "half", "twice"],
+)
+def test_numbers_made_of_the_batch(groups):
+    """As in the deviation of minibatches: some are the same for the example's batch and for twice as many samples."""
+    module = Fn(lambda self, x: F.avg_pool2d(self.c(x), 2) * groups(x.shape[0]))
+    changed = optimized(module, X)
+    for batch in (2, 3, 9, 16):
+        assert_same(changed, module, randn(batch, 4, 8, 8))

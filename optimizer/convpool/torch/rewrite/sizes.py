@@ -3,11 +3,12 @@
 
 The run is made with the batch at hand, the first input's, and with twice as many samples: a size that doubles is the batch's, any
 other is fixed for inputs of these sizes.  Inputs with another number of samples keep it.  A graph that cannot run with another
-batch has all its sizes fixed, the batch's too.
+batch has all its sizes fixed, the batch's too; so has one that computes numbers from the batch which do not double.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +76,8 @@ def sizes_of(root: nn.Module, graph: fx.Graph, inputs: Sequence[torch.Tensor]) -
         twice, only = once, batch
     else:
         only = None
+    if any(_is_open(node, once, twice) for node in once):
+        twice, only = once, batch
     tensors: dict[fx.Node, Known] = {}
     numbers: dict[fx.Node, int | str | tuple[int, ...]] = {}
     for node, value in once.items():
@@ -90,6 +93,15 @@ def sizes_of(root: nn.Module, graph: fx.Graph, inputs: Sequence[torch.Tensor]) -
         elif isinstance(value, tuple) and value and all(type(n) is int for n in value) and value == other:
             numbers[node] = tuple(value)
     return Sizes(tensors, numbers, only)
+
+
+def _is_open(node: fx.Node, once: dict[fx.Node, Any], twice: dict[fx.Node, Any]) -> bool:
+    """Whether a number made of others that go with the batch does not double with it: (n + 7) // 8, say."""
+    value = once[node]
+    if type(value) is not int or value and twice.get(node) == 2 * value or node.target is operator.getitem:
+        return False
+    given = [item for item in node.all_input_nodes if isinstance(once.get(item), (int, tuple))]
+    return any(once[item] != twice.get(item) for item in given)
 
 
 def ranks_of(graph: fx.Graph, inputs: Sequence[torch.Tensor]) -> Sizes:
