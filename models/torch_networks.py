@@ -159,7 +159,8 @@ class StyleGAN(nn.Module):
         """Scores [N, 1] of images [N, 3, size, size]; N is a multiple of 4."""
         h = self.blocks(F.leaky_relu(self.stem(x), 0.2))
         groups = h.view(4, -1, *h.shape[1:])
-        deviation = (groups.var(0, unbiased=False) + 1e-8).sqrt().mean((1, 2, 3), keepdim=True)
+        # Not 1e-8, which float16 takes for zero: the derivative there is infinite.
+        deviation = (groups.var(0, unbiased=False) + 1e-6).sqrt().mean((1, 2, 3), keepdim=True)
         h = torch.cat([h, deviation.repeat(4, 1, h.shape[2], h.shape[3])], 1)
         return self.head(F.leaky_relu(self.last(h), 0.2).flatten(1))
 

@@ -9,6 +9,7 @@ happen to be nearer.  Losses of training are compared with the original's of one
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -96,11 +97,14 @@ def everything(module, x):
 
 
 def distance(found, reference):
-    """Largest difference of any tensor of a kind, each relative to its own largest value, or a millionth of the kind's."""
+    """Largest difference of any tensor of a kind, each relative to its own largest value, or a millionth of the kind's; NaN if
+    any is NaN."""
     largest = max(float(t.abs().max()) for t in reference)
-    return max(
-        float((a - b).abs().max()) / max(float(b.abs().max()), 1e-6 * largest) for a, b in zip(found, reference, strict=True)
-    )
+    differences = [
+        float((a - b).abs().max()) / (max(float(b.abs().max()), 1e-6 * largest) or 1)
+        for a, b in zip(found, reference, strict=True)
+    ]
+    return float(torch.tensor(differences, dtype=torch.float64).max())
 
 
 def channels_last(module, x):
@@ -123,8 +127,14 @@ def test_outputs_and_derivatives(name, device, dtype):
     assert report.summary.rewritten == NETWORKS[name].pairs, [(s.conv, s.status, s.reason) for s in report.sites]
     found = everything(changed, x)
     for kind, reference in exact.items():
-        bound = max(TIMES * max(distance(result[kind], reference) for result in own), floor(dtype))
-        assert distance(found[kind], reference) <= bound, kind
+        # Second gradients of a deep network in float16 pass its range in PyTorch too: of these there is no rounding to compare.
+        held = [all(bool(result[kind][i].isfinite().all()) for result in own) for i in range(len(reference))]
+        assert any(held) and (all(held) or dtype == torch.float16), kind
+        kept = [
+            list(itertools.compress(tensors, held)) for tensors in (reference, found[kind], *(result[kind] for result in own))
+        ]
+        bound = max(TIMES * max(distance(tensors, kept[0]) for tensors in kept[2:]), floor(dtype))
+        assert distance(kept[1], kept[0]) <= bound, kind
 
 
 @KINDS
