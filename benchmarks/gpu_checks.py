@@ -87,12 +87,12 @@ def main() -> int:
 
     about = {
         "commit": arguments.commit,
+        "gpu": gpu(),
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(Path(argument).name for argument in sys.argv),
     }
     record = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
     record |= {
-        "gpu": gpu(),
         "architectures": cuda.library.load().convpool_architectures().decode(),
         "tactics": len(cuda.tactics()),
         "shapes": len(conv_cases.all_cases()),
