@@ -170,10 +170,11 @@ def test_checkpoints_load_both_ways(name):
         torch.testing.assert_close(copy.deepcopy(changed).eval()(x), other.eval()(x), rtol=1e-4, atol=1e-4)
 
 
-def losses(module, x):
-    """The losses of 20 steps on noise."""
+def losses(module, x, seed):
+    """The losses of 20 steps of a copy on noise."""
+    module = copy.deepcopy(module)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
-    generator = torch.Generator().manual_seed(29)
+    generator = torch.Generator().manual_seed(seed)
     found = []
     for _ in range(STEPS):
         batch = x + torch.randn(x.shape, generator=generator).to(x.device)
@@ -190,10 +191,12 @@ def losses(module, x):
 def test_training_follows_the_original(name, device):
     module, x = made(name, device)
     x = x[..., : NETWORKS[name].trained, : NETWORKS[name].trained]
-    own = losses(copy.deepcopy(module), x)
     changed, _ = optimize(copy.deepcopy(module), x)
-    far = [
-        float((found - own).abs().max() / own.abs().max()) for found in (losses(*channels_last(module, x)), losses(changed, x))
-    ]
-    assert own[0] != own[-1]
+    far = [0.0, 0.0]
+    for seed in (29, 30, 31):  # in one of them a ReLU may pass zero by a rounding, which moves the losses by 1e-5 or not at all
+        own = losses(module, x, seed)
+        assert own[0] != own[-1]
+        for number, found in enumerate((losses(*channels_last(module, x), seed), losses(changed, x, seed))):
+            assert found.isfinite().all()
+            far[number] = max(far[number], float((found - own).abs().max() / own.abs().max()))
     assert far[1] <= max(TIMES * far[0], STEPS * floor(torch.float32))
