@@ -6,6 +6,8 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from collections import OrderedDict, defaultdict
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -26,6 +28,12 @@ def randn(*shape):
 
 
 X = randn(2, 4, 8, 8)
+
+
+class Named(NamedTuple):
+    """A result with a name."""
+
+    y: Any
 
 
 class Fn(nn.Module):
@@ -299,3 +307,55 @@ def test_numbers_made_of_the_batch(groups):
     changed = optimized(module, X)
     for batch in (2, 3, 9, 16):
         assert_same(changed, module, randn(batch, 4, 8, 8))
+
+
+def keeping(self, x, kept):
+    h = F.avg_pool2d(self.c(x), 2)
+    kept["h"] = h
+    kept["all"].append(h.mean())
+    return h
+
+
+def replacing(self, x, kept):
+    kept["all"][0] = kept["all"][0] * 2
+    return F.avg_pool2d(self.c(x), 2) + kept["all"][0]
+
+
+@pytest.mark.parametrize(("forward", "given"), [(keeping, []), (replacing, [X.mean()])], ids=["more", "other"])
+def test_a_list_and_a_dictionary_that_forward_changes(forward, given):
+    """As features that a discriminator hands out."""
+    module = Fn(forward)
+    changed, report = optimize(copy.deepcopy(module), (X, {"all": [*given]}))
+    assert any("arguments that forward changes" in site.reason for site in report.sites if site.reason)
+    kept = []
+    for item in (changed, module):
+        kept.append({"all": [*given]})
+        kept[-1]["y"] = item(X, kept[-1])
+    torch.testing.assert_close(*kept, rtol=1e-10, atol=1e-10)
+    assert kept[0].keys() == kept[1].keys() and len(kept[0]["all"]) == len(kept[1]["all"]) == 1
+
+
+def feature(self, x):
+    return F.avg_pool2d(self.c(x), 2)
+
+
+class Output(dict):
+    """As of models whose results are read by attribute too."""
+
+    @property
+    def y(self):
+        return self["y"]
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda y: OrderedDict(y=y), lambda y: defaultdict(list, y=y), lambda y: Output(y=y), lambda y: [Output(y=y)], Named]
+)
+def test_results_keep_their_class(kind):
+    module = Fn(lambda self, x: kind(feature(self, x)))
+    changed, _ = optimize(copy.deepcopy(module), X)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            given, expected = changed(X), module(X)
+            assert type(given) is type(expected)
+            (given, expected) = (tuple(y.values()) if isinstance(y, dict) else y for y in (given, expected))
+            torch.testing.assert_close(given, expected, rtol=1e-10, atol=1e-10)

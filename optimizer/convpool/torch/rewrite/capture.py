@@ -87,7 +87,11 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
         for number, value in zip(tensors, values, strict=True):
             given[number] = value
         positional, named = pytree.tree_unflatten(given, spec)
-        return forward(self, *positional, **named)
+        result = forward(self, *positional, **named)
+        after, shape = pytree.tree_flatten((positional, named))
+        if shape != spec or any(a is not b for a, b in zip(after, given, strict=True)):
+            tracer.changes_arguments = True
+        return result
 
     names = ", ".join(f"input_{number}" for number in range(len(tensors)))
     space: dict[str, Any] = {"call": call}
@@ -117,6 +121,8 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
         return Captured(graph, refuse("type that forward asks for", f"that of {tracer.asked[0]}", "that of an input"))
     if written:
         return Captured(graph, refuse("attributes that forward assigns", ", ".join(written), "none"))
+    if tracer.changes_arguments:
+        return Captured(graph, refuse("arguments that forward changes", "another list or dictionary", "the same"))
     if drawn:
         return Captured(graph, refuse("random numbers in forward", "some that are no tensor of the graph", "none"))
     return Captured(graph, None)
@@ -132,6 +138,8 @@ class Tracer(fx.Tracer):
         self.contexts: set[str] = set()
         self.asked: list[str] = []
         """Tensors other than inputs whose type forward asked for."""
+        self.changes_arguments = False
+        """Whether forward has put something else into a list or dictionary among its arguments."""
         self._paths: list[str] = []
         self._grad = torch.is_grad_enabled()
         self._thread = threading.get_ident()
@@ -168,12 +176,14 @@ class Tracer(fx.Tracer):
         return node
 
     def create_arg(self, a: Any) -> Any:
-        """An argument; a tensor must be the module's own."""
+        """An argument or result; a tensor must be the module's own, and a graph knows no class of a dictionary or list."""
         if isinstance(a, torch.Tensor) and a not in self.tensor_attrs:
             if not any(a is own for own in (*self.root.parameters(), *self.root.buffers())):
                 raise Untraceable(
                     refuse("tensors that forward makes", f"one of shape {list(a.shape)}", "none but from its inputs")
                 )
+        if isinstance(a, (dict, list)) and type(a) not in (dict, list) and not type(a).__module__.startswith("torch.fx."):
+            raise Untraceable(refuse("dictionary or list in forward", f"one of class {type(a).__name__}", "Python's own"))
         return super().create_arg(a)
 
 
