@@ -359,3 +359,27 @@ def test_results_keep_their_class(kind):
             assert type(given) is type(expected)
             (given, expected) = (tuple(y.values()) if isinstance(y, dict) else y for y in (given, expected))
             torch.testing.assert_close(given, expected, rtol=1e-10, atol=1e-10)
+
+
+def caught_truth(self, x):
+    try:
+        factor = 2.0 if x.sum() > 0 else 3.0
+    except Exception:
+        factor = 5.0
+    return factor * feature(self, x)
+
+
+def caught_items(self, x):
+    try:
+        factor = sum(1.0 for _ in x)
+    except Exception:
+        factor = 5.0
+    return factor * feature(self, x)
+
+
+@pytest.mark.parametrize("forward", [caught_truth, caught_items])
+def test_errors_of_stand_ins_that_forward_catches(forward):
+    module = Fn(forward)
+    changed, report = optimize(copy.deepcopy(module), X)
+    assert any("flow of forward" in site.reason for site in report.sites if site.reason)
+    assert_same(changed, module, X)

@@ -115,6 +115,8 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
             delattr(own, FORWARD)
         written = before.restore()
         drawn = randomness != _randomness()
+    if tracer.questions:
+        return Captured(graph, refuse("flow of forward", "a question for a value", "none that depends on values"))
     if tracer.contexts:
         return Captured(graph, refuse("context in forward", ", ".join(sorted(tracer.contexts)), "none"))
     if tracer.asked:
@@ -138,6 +140,8 @@ class Tracer(fx.Tracer):
         self.contexts: set[str] = set()
         self.asked: list[str] = []
         """Tensors other than inputs whose type forward asked for."""
+        self.questions = False
+        """Whether forward asked a stand-in for its value, of which it may have caught the error."""
         self.changes_arguments = False
         """Whether forward has put something else into a list or dictionary among its arguments."""
         self._paths: list[str] = []
@@ -166,6 +170,19 @@ class Tracer(fx.Tracer):
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
         """An attribute of a module; a stand-in for a parameter or buffer."""
         return attr_val if self.is_elsewhere() else super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """The truth of a stand-in, which has none."""
+        self.questions = True
+        return super().to_bool(obj)
+
+    def iter(self, obj: fx.Proxy) -> Iterator:
+        """The items of a stand-in, known where they are unpacked into variables."""
+        try:
+            return super().iter(obj)
+        except fx.proxy.TraceError:
+            self.questions = True
+            raise
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """A node, with the path of the module around it."""
