@@ -383,3 +383,16 @@ def test_errors_of_stand_ins_that_forward_catches(forward):
     changed, report = optimize(copy.deepcopy(module), X)
     assert any("flow of forward" in site.reason for site in report.sites if site.reason)
     assert_same(changed, module, X)
+
+
+def test_text_of_a_size():
+    module = Fn(lambda self, x: {f"{x.shape[1]} channels": feature(self, x)})
+    changed, _ = optimize(copy.deepcopy(module), X)
+    assert list(changed(X)) == list(module(X)) == ["4 channels"]
+
+
+def test_attributes_that_tensors_lack():
+    module = Fn(lambda self, x: (3.0 if hasattr(x, "tensors") else 5.0) * feature(self, getattr(x, "tensors", x)))
+    changed, report = optimize(copy.deepcopy(module), X)
+    assert [site.status for site in report.sites] == ["rewritten"]
+    assert_same(changed, module, X)

@@ -130,6 +130,23 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
     return Captured(graph, None)
 
 
+class _Value(fx.Proxy):
+    """A stand-in that notes when forward makes text of it."""
+
+    def __format__(self, format_spec: str) -> str:
+        self.tracer.questions = True
+        return super().__format__(format_spec)
+
+
+class _Input(_Value):
+    """A stand-in for a tensor among the arguments: it has no attributes that tensors lack, for forward may ask."""
+
+    def __getattr__(self, k: str) -> Any:
+        if not hasattr(torch.Tensor, k):
+            raise AttributeError(f"'Tensor' object has no attribute {k!r}")
+        return super().__getattr__(k)
+
+
 class Tracer(fx.Tracer):
     """torch.fx's tracer, which leaves modules with hooks whole and notes what a graph cannot hold."""
 
@@ -141,7 +158,7 @@ class Tracer(fx.Tracer):
         self.asked: list[str] = []
         """Tensors other than inputs whose type forward asked for."""
         self.questions = False
-        """Whether forward asked a stand-in for its value, of which it may have caught the error."""
+        """Whether forward asked a stand-in for its value, of which it may have caught the error, or made text of one."""
         self.changes_arguments = False
         """Whether forward has put something else into a list or dictionary among its arguments."""
         self._paths: list[str] = []
@@ -170,6 +187,10 @@ class Tracer(fx.Tracer):
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
         """An attribute of a module; a stand-in for a parameter or buffer."""
         return attr_val if self.is_elsewhere() else super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """A stand-in for a node's value."""
+        return (_Input if node.op == "placeholder" else _Value)(node, self)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """The truth of a stand-in, which has none."""
