@@ -92,11 +92,12 @@ def test_a_number_that_fades_in():
         lambda m: setattr(m[2], "padding_mode", "circular"),
         lambda m: setattr(m[3], "kernel_size", 3),
         lambda m: setattr(m[2], "forward", torch.zeros_like),
+        lambda m: setattr(m[2], "_conv_forward", lambda x, weight, bias: F.conv2d(x.roll(1), weight, bias, padding=1)),
         lambda m: m.append(nn.Tanh()),
         lambda m: m.insert(2, nn.Tanh()),
         lambda m: m.__delitem__(1),
     ],
-    ids=["stride", "slope", "padding mode", "window", "forward of an instance", "append", "insert", "delete"],
+    ids=["stride", "slope", "padding mode", "window", "forward of an instance", "its convolution", "append", "insert", "delete"],
 )
 @pytest.mark.parametrize("grad", [True, False])
 def test_a_module_that_is_changed(change, grad):
@@ -106,6 +107,15 @@ def test_a_module_that_is_changed(change, grad):
         for item in (module, changed):
             change(item)
         assert_same(changed, module, X)
+
+
+def test_sizes_after_an_attribute_has_changed():
+    """The adaptive pooling's window is another one then."""
+    module = nn.Sequential(nn.AvgPool2d(1), *pair()[:3], nn.AdaptiveAvgPool2d(4))
+    changed = optimized(module, X)
+    for item in (module, changed):
+        item[0].kernel_size = item[0].stride = 2
+    assert_same(changed, module, X)
 
 
 def test_a_module_that_comes_where_none_was():

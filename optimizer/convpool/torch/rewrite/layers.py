@@ -43,9 +43,10 @@ def own_work(module: nn.Module) -> Refusal | None:
 
 def as_in(module: nn.Module, cls: type[nn.Module]) -> bool:
     """Whether the module computes what torch.nn's class does."""
-    if not isinstance(module, cls) or "forward" in module.__dict__:
+    names = ("forward", "_conv_forward")
+    if not isinstance(module, cls) or any(name in module.__dict__ for name in names):
         return False
-    return all(getattr(type(module), name, None) is getattr(cls, name, None) for name in ("forward", "_conv_forward"))
+    return all(getattr(type(module), name, None) is getattr(cls, name, None) for name in names)
 
 
 def _type(module: nn.Module) -> torch.dtype:

@@ -76,8 +76,8 @@ class Region:
         self.__init__(**state)  # type: ignore[misc]
 
     def sizes(self, root: nn.Module, graph: fx.Graph, tensors: list[torch.Tensor]) -> Sizes | None:
-        """`sizes_of`, made once for graphs that are the same."""
-        key = (str(graph), *((tuple(x.shape), x.dtype, x.device) for x in tensors))
+        """`sizes_of`, made once for graphs that are the same, of modules with the same attributes."""
+        key = (str(graph), self.version, *((tuple(x.shape), x.dtype, x.device) for x in tensors))
         if key not in self.known:
             self.known[key] = sizes_of(root, graph, tensors)
         found = self.known[key]
