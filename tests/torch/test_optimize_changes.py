@@ -406,3 +406,13 @@ def test_attributes_that_tensors_lack():
     changed, report = optimize(copy.deepcopy(module), X)
     assert [site.status for site in report.sites] == ["rewritten"]
     assert_same(changed, module, X)
+
+
+def test_a_shallow_copy_has_attributes_of_its_own():
+    module, changed = Fn(fade), optimized(Fn(fade), X)
+    assert_same(changed, module, X)
+    for again in (copy.copy(changed), copy.copy(copy.copy(changed))):
+        again.alpha, other = 0.25, Fn(fade)
+        other.alpha = 0.25
+        assert_same(again, other, X)
+        assert_same(changed, module, X)

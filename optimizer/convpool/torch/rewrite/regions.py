@@ -11,6 +11,7 @@ graph cannot be had, or has no pair.
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import operator
 import types
@@ -195,9 +196,12 @@ class Rewritten:
         return run(self, *(args if plain else tensors_of(args, kwargs)))
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
-        """As its own class, rewritten again when it is loaded."""
-        state = getattr(self, "__getstate__", None)  # Python 3.11 has one for every class
-        return _restored, (own_class(type(self)),), state() if state is not None else self.__dict__
+        """As its own class, rewritten again when it is loaded; a copy's attributes may become others, so it has its own plans."""
+        get = getattr(self, "__getstate__", None)  # Python 3.11 has one for every class
+        state = get() if get is not None else self.__dict__
+        if isinstance(state, dict) and "_convpool_region" in state:
+            state = {**state, "_convpool_region": copy.copy(state["_convpool_region"])}
+        return _restored, (own_class(type(self)),), state
 
 
 def exporting() -> bool:
