@@ -416,3 +416,18 @@ def test_a_shallow_copy_has_attributes_of_its_own():
         other.alpha = 0.25
         assert_same(again, other, X)
         assert_same(changed, module, X)
+
+
+def test_a_class_that_registers_its_subclasses():
+    known = {}
+
+    class Registered(nn.Sequential):
+        def __init_subclass__(cls, *, name):
+            known[name] = cls
+
+    class Pair(Registered, name="pair"):
+        pass
+
+    changed = optimized(Pair(*pair()), X)
+    assert known == {"pair": Pair} and isinstance(changed, Pair)
+    assert_same(changed, known["pair"](*pair()), X)

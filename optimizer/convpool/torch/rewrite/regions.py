@@ -186,6 +186,9 @@ def is_constant(value: Any) -> bool:
 class Rewritten:
     """Stands in front of a module's own class: forward by a plan where there is one."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Nothing: a class that registers its subclasses, or wants arguments of them, has seen the module's own class."""
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward."""
         region = self.__dict__.get("_convpool_region")
