@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: E402
 
 import convpool.torch  # noqa: E402
 from convpool.errors import OptionError  # noqa: E402
-from convpool.torch import conv_avg_pool1d, conv_avg_pool2d, conv_avg_pool3d  # noqa: E402
+from convpool.torch import conv_avg_pool1d, conv_avg_pool2d, conv_avg_pool3d, optimize  # noqa: E402
 
 torch.set_num_threads(1)
 ops = torch.ops.convpool
@@ -120,6 +120,30 @@ def test_autocast_computes_in_its_type_and_gradients_in_their_own():
     y.float().sum().backward()
     assert {t.grad.dtype for t in (x, weight, bias)} == {torch.float32}
     torch.testing.assert_close(y.float(), pair(x, weight, bias), rtol=0.03, atol=0.03)
+
+
+class Residual(torch.nn.Module):
+    """A pair beside the pooled input, which has the input's type."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.conv, self.activation = torch.nn.Conv2d(8, 8, 3, padding=1), activation
+
+    def forward(self, x):
+        return self.activation(F.avg_pool2d(self.conv(x), 2) + F.avg_pool2d(x, 2))
+
+
+@pytest.mark.parametrize("activation", [torch.nn.Identity(), torch.nn.LeakyReLU(0.2), torch.nn.Tanh()])
+@pytest.mark.parametrize("transformed", [False, True])
+@torch.no_grad()
+def test_autocast_adds_a_residual_in_its_own_type(activation, transformed):
+    module, x = Residual(activation).eval(), drawn(2, 8, 8, 8, dtype=torch.float32, grad=False)
+    changed, report = optimize(module, x)
+    assert report.summary.rewritten == 1
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, expected = (torch.vmap(item)(x[None])[0] if transformed else item(x) for item in (changed, module))
+    assert y.dtype == expected.dtype == torch.float32
+    torch.testing.assert_close(y, expected, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

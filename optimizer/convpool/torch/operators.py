@@ -236,9 +236,13 @@ def _autocast(device: str) -> Any:
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device.upper()}"))
 
     def pooled_conv(*inputs: Any) -> torch.Tensor:
-        cast = cast_for_autocast(inputs)
+        cast, residual = cast_for_autocast(inputs), inputs[5]
+        apart = residual is not None and residual.dtype != cast[0].dtype  # a sum has the wider type of the two
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            return _ops.pooled_conv(*cast)
+            if not apart:
+                return _ops.pooled_conv(*cast)
+            y = _ops.pooled_conv(*cast[:5], None, *cast[6:16], plain.NONE, 0.0, *cast[18:])
+        return plain.activate(y + residual, *cast[16:18])
 
     return pooled_conv
 

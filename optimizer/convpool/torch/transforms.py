@@ -90,7 +90,7 @@ def _composed(
 ) -> torch.Tensor:
     """pooled_conv of parts that PyTorch's transforms look into."""
     pool, conv, (prologue, prologue_alpha, epilogue, epilogue_alpha) = rest[:4], rest[4:8], rest[8:12]
-    x, weight, bias, scale, shift, residual = operators.cast_for_autocast((x, weight, bias, scale, shift, residual))
+    x, weight, bias, scale, shift = operators.cast_for_autocast((x, weight, bias, scale, shift))
     u = x if scale is None else x * plain.by_channel(scale, x) + plain.by_channel(shift, x)
     gate = u.detach() if prologue else None
     z = _BoxMean.apply(u, gate, plain.slope_of(prologue, prologue_alpha), *pool)
