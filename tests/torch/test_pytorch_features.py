@@ -22,6 +22,11 @@ from models.torch_discriminators import SNGAN  # noqa: E402
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
 
+def saved_on_cpu(function, x):
+    with torch.autograd.graph.save_on_cpu():
+        return function(x)
+
+
 @pytest.fixture
 def x():
     return torch.randn(4, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -94,6 +99,27 @@ def test_checkpoints_of_parts(x):
         loss(module).backward()
     for a, b in zip(*(module.blocks.parameters() for module in modules), strict=True):
         torch.testing.assert_close(a.grad, b.grad, **EXACT)
+
+
+@pytest.mark.parametrize("keep", [lambda f, x: checkpoint(f, x, use_reentrant=False), saved_on_cpu], ids=["checkpoint", "cpu"])
+def test_checkpoints_inside_of_forward(x, keep):
+    """As in DenseNets that save memory: the rewritten module keeps no activations either."""
+
+    class Saving(SNGAN):
+        def forward(self, x):
+            return keep(super().forward, x)
+
+    found = []
+    for change in (False, True):
+        torch.manual_seed(0)
+        module, seen = Saving(8, (1, 2, 4), spectral_norm=False).double(), []
+        if change:
+            module, report = optimize(module, x)
+            assert report.summary.rewritten > 0  # parts of it
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, seen=seen: seen.append(t.shape) or t, lambda t: t):
+            module(x.clone().requires_grad_())
+        found.append(len(seen))
+    assert found[1] <= found[0]
 
 
 def test_activations_kept_elsewhere(x):

@@ -4,7 +4,7 @@
 Symbolic tracing runs forward once with stand-ins for tensors.  It cannot follow flow that depends on values, and it drops without
 a word what is no operation on a tensor.  So what forward did besides is compared and undone, and any of these refuses the graph:
 
-- contexts such as torch.no_grad() or torch.autocast(): the graph would run outside of them;
+- contexts such as torch.no_grad(), torch.autocast() or a checkpoint of activations: the graph would run outside of them;
 - attributes that forward assigns, and tensors that it makes: the graph would have those of the trace;
 - questions for the type of a value that is no input: nobody knows it while the stand-ins run;
 - random numbers that Python, numpy or PyTorch drew.
@@ -40,7 +40,7 @@ from convpool.algebra.refusal import Refusal, refuse
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 WEIGHT_HOOKS = (SpectralNorm, WeightNorm)
 """Hooks in front of forward that compute a parameter and do nothing else."""
-CONTEXTS = (torch.no_grad, torch.enable_grad, torch.inference_mode, torch.autocast)
+CONTEXTS = (torch.no_grad, torch.enable_grad, torch.inference_mode, torch.autocast, torch.autograd.graph.saved_tensors_hooks)
 _TRACING = threading.RLock()
 """Held by the thread that traces."""
 FORWARD = "_convpool_forward"
