@@ -190,3 +190,28 @@ def test_while_a_graph_is_captured_only_gradients_that_are_asked_for_are_made(ca
     torch.autograd.grad(y.sum(), biases)
     exact = [[True, False, True], [True, False, True], [False, False, True]]
     assert asked == (exact if captures else [[True, False, True], [True, True, True], [False, True, True]])
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("prologue, epilogue", [(0, 0), (2, 1)])
+def test_several_gradients_at_once(last, prologue, epilogue):
+    """torch.autograd.grad(is_grads_batched=True), as of jacobian(vectorize=True), and of gradients once more."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = ((2, 4, 6, 8), (3, 4, 3, 3), (3,))
+    x, weight, bias = (torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes)
+    if last:
+        x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
+    given = [t.requires_grad_() for t in (x, weight, bias)]
+    window, rest = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1]), ([2, 2], [0, 0, 0, 0], [1, 1], 1, prologue, 0.2, epilogue, 0.0)
+    hidden = gradients.convolve(x, weight.transpose(0, 1).repeat(1, 2, 1, 1)[:, :4], ((1, 1), (1, 1), (1, 1), 1))
+    y = pooled_conv(hidden, weight, bias, None, None, None, *window, *rest)
+    many = torch.randn(3, *y.shape, dtype=torch.float64, generator=generator)
+    got = torch.autograd.grad(y, given, many, retain_graph=True, is_grads_batched=True)
+    one = [torch.autograd.grad(y, given, each, create_graph=True) for each in many]
+    for number, gradient in enumerate(got):
+        torch.testing.assert_close(gradient, torch.stack([each[number] for each in one]))
+    first = one[0][0]
+    again = torch.randn(2, *first.shape, dtype=torch.float64, generator=generator)
+    got = torch.autograd.grad(first, given[1:2], again, retain_graph=True, is_grads_batched=True)[0]
+    one = [torch.autograd.grad(first, given[1:2], each, retain_graph=True)[0] for each in again]
+    torch.testing.assert_close(got, torch.stack(one))

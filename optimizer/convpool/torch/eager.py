@@ -68,7 +68,7 @@ def _first_order(geometry: tuple) -> gradients.Geometry | None:
 def _is_last(grad: torch.Tensor) -> bool:
     """Whether a backward pass without derivatives of its own asks, nothing looks on, and no CUDA graph is captured."""
     recorded = type(grad) is not torch.Tensor or torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack()
-    return not recorded and not gradients.is_captured(grad)
+    return not recorded and not gradients.is_captured(grad) and not gradients.is_batched(grad)
 
 
 def _gradients(ctx: Any, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, convolution: gradients.Geometry) -> tuple:

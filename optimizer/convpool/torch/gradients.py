@@ -81,7 +81,7 @@ def _sums_by_product(grad: torch.Tensor, least: int = MANY) -> bool:
 
     cuBLAS cannot start while a CUDA graph is captured: so a thread's first product is made as soon as there are MANY numbers.
     """
-    if not grad.is_cuda or grad.element_size() != 2 or plain.memory_format(grad) == torch.contiguous_format:
+    if not grad.is_cuda or grad.element_size() != 2 or is_batched(grad) or plain.memory_format(grad) == torch.contiguous_format:
         return False
     started = getattr(_products, "started", False)
     if type(grad) is not torch.Tensor or torch.is_grad_enabled() or grad.numel() < (least if started else MANY):
@@ -94,6 +94,11 @@ def _sums_by_product(grad: torch.Tensor, least: int = MANY) -> bool:
 def _is_capturing() -> bool:
     """Whether a CUDA graph is captured, in a PyTorch without CUDA too."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def is_batched(grad: torch.Tensor) -> bool:
+    """Whether a gradient is several, of torch.autograd.grad(is_grads_batched=True): operators alone take it."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(grad)
 
 
 def is_captured(grad: torch.Tensor) -> bool:
@@ -253,4 +258,6 @@ def of_convolution(
 
 def dense(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """A gradient as the convolution of x lies in memory, copied once for all who read it."""
+    if is_batched(grad):
+        return grad
     return grad.contiguous(memory_format=plain.result_format(x, weight))

@@ -132,7 +132,8 @@ def _pooled_conv_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
 
 def _boxes(grad: torch.Tensor) -> Any:
     """The box mean and its adjoint: operators, or their kernels at once where no derivatives are wanted and nothing looks on."""
-    if type(grad) is not torch.Tensor or torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack():
+    watched = type(grad) is not torch.Tensor or torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack()
+    if watched or gradients.is_batched(grad):
         return _ops
     return kernels if grad.is_cuda else plain
 
