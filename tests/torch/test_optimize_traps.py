@@ -17,7 +17,7 @@ torch = require_torch()
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from convpool.torch import optimize  # noqa: E402
+from convpool.torch import ConvAvgPool2d, optimize  # noqa: E402
 from convpool.torch.rewrite.capture import capture  # noqa: E402
 
 X = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -386,10 +386,31 @@ def test_a_pair_is_excluded_by_name():
     assert {site.conv: site.status for site in report.sites} == {"0.0": "excluded", "1": "rewritten"}
 
 
-@pytest.mark.parametrize("arguments", [(3,), (nn.Identity(), 3)])
-def test_arguments_of_wrong_types(arguments):
-    with pytest.raises(OptionError, match="got int, expected"):
-        optimize(*arguments)
+@pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        ((3,), {}, "got int, expected"),
+        ((nn.Identity(), 3), {}, "got int, expected"),
+        ((nn.Identity(), X), {"exclude": None}, "exclude: got None, expected"),
+        ((pair(), (2, 4, 8, 8)), {}, r"too many positional arguments; got \(int, int, int, int\), expected arguments of forward"),
+        ((pair(), {"x": X}), {}, r"missing a required argument: 'input'; got \(x=\), expected"),
+    ],
+)
+def test_arguments_of_wrong_types(arguments, options, words):
+    with pytest.raises(OptionError, match=words):
+        optimize(*arguments, **options)
+
+
+def test_a_pattern_that_matches_no_name_is_told():
+    _, report = optimize(pair(), X, exclude=["0", "first.*"])
+    assert report.warnings == ["exclude: 'first.*' matches no convolution, pooling or Concat here"]
+
+
+@pytest.mark.parametrize("x", [X[0, 0], X[None]])
+@pytest.mark.parametrize("make", [lambda: optimize(pair(), X)[0], lambda: ConvAvgPool2d(4, 8, 3, padding=1, pool_size=2)])
+def test_inputs_with_a_wrong_number_of_dimensions(make, x):
+    with pytest.raises((OptionError, RuntimeError), match="number of dimensions; got|Expected 3D .* or 4D"):
+        make()(x)
 
 
 def test_capturing_leaves_no_trace():

@@ -165,7 +165,8 @@ def conv_avg_pool(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.
     first = described.first
     if first is not None and described.pooling[3] and _ceil_adds(x.shape[-rank:], described):
         first = None
-    if first is None or x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+    wrong = x.dim() not in (rank + 1, rank + 2)  # which PyTorch's own operator says best
+    if first is None or wrong or x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         return _POOLS[rank](_CONVS[rank](x, weight, bias, *described.convolution), *described.pooling)
     if x.dim() == rank + 1:
         return pooled_conv_of((x.unsqueeze(0), weight, bias, None, None, None), first).squeeze(0)

@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
+from convpool.errors import OptionError
+
 Ints = Sequence[int]
 NONE, RELU, LEAKY_RELU, TANH, SIGMOID = range(5)
 """Codes of activations, as convpool_activation numbers them."""
@@ -50,6 +52,8 @@ def gated(x: torch.Tensor, gate: torch.Tensor, slope: float) -> torch.Tensor:
 def pooled_size(size: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> list[int]:
     """Sizes of the windows' means; pads: all begins, then all ends."""
     r = len(kernel)
+    if len(size) != r:
+        raise OptionError(f"input: wrong number of dimensions; got {len(size) + 2}, expected {r + 2}")
     return [(size[i] + pads[i] + pads[r + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(r)]
 
 

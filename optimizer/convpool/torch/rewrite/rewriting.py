@@ -8,8 +8,10 @@ be followed, for those of its submodules that can.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 import torch
@@ -18,6 +20,7 @@ from torch import nn
 from convpool.algebra.refusal import Refusal, refuse
 from convpool.errors import ModelError, OptionError
 from convpool.options import OptimizeOptions
+from convpool.passes.reasons import unmatched
 from convpool.report import Report, SiteReport
 from convpool.torch.functional import checked
 from convpool.torch.rewrite.regions import Region, own_class, rewritten_class
@@ -56,14 +59,16 @@ def optimize(
     """
     if not isinstance(module, nn.Module):
         raise OptionError(f"module: got {type(module).__name__}, expected a torch.nn.Module")
-    patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-    if not all(isinstance(pattern, str) for pattern in patterns):
+    patterns = (exclude,) if isinstance(exclude, str) else exclude
+    if not isinstance(patterns, (tuple, list, set, frozenset)) or not all(isinstance(pattern, str) for pattern in patterns):
         raise OptionError(f"exclude: got {exclude!r}, expected a pattern or several")
     args, kwargs = _call(example_inputs)
+    if example_inputs is not None:
+        _check_call(module, args, kwargs)
     found = module if inplace else _copied(module)
-    work = _Work(OptimizeOptions(exclude=patterns, accumulation=checked(accumulation)), example_inputs is not None)
+    work = _Work(OptimizeOptions(exclude=tuple(patterns), accumulation=checked(accumulation)), example_inputs is not None)
     work.visit(found, "", args, kwargs)
-    return found, work.report()
+    return found, work.report([name for name, _ in found.named_modules()])
 
 
 def _call(example: Inputs) -> tuple[tuple, dict[str, Any]]:
@@ -76,6 +81,18 @@ def _call(example: Inputs) -> tuple[tuple, dict[str, Any]]:
     if isinstance(example, (tuple, list)):
         return tuple(example), {}
     raise OptionError(f"example_inputs: got {type(example).__name__}, expected a tensor, a sequence or a mapping")
+
+
+def _check_call(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    """OptionError for a number or names of arguments that the module's forward does not take."""
+    if "forward" in module.__dict__ or not callable_module(module):
+        return
+    signature = inspect.signature(own_class(type(module)).forward)  # type: ignore[attr-defined]
+    try:
+        signature.bind(module, *args, **kwargs)
+    except TypeError as error:
+        given = ", ".join([*(type(arg).__name__ for arg in args), *(f"{name}=" for name in kwargs)])
+        raise OptionError(f"example_inputs: {error}; got ({given}), expected arguments of forward{signature}") from None
 
 
 def _copied(module: nn.Module) -> nn.Module:
@@ -160,6 +177,9 @@ class _Work:
                     SiteReport(conv, "", "conv_pool", "rejected", None, reason, None, None, obstacle=why.condition)
                 )
 
-    def report(self) -> Report:
-        """All reports as one."""
-        return merged(self.reports, self.others, self.options, self.warnings)
+    def report(self, names: list[str]) -> Report:
+        """All reports as one.  names: of the modules."""
+        report = merged(self.reports, self.others, self.options, self.warnings)
+        names = [*names, *(name for site in report.sites for name in (site.conv, site.pool))]
+        matched = [pattern for pattern in self.options.exclude if any(fnmatchcase(name, pattern) for name in names)]
+        return replace(report, warnings=[*report.warnings, *unmatched(self.options.exclude, matched)])
