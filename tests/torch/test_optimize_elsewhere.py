@@ -139,3 +139,20 @@ def test_a_compiled_training_step_has_the_plan_for_training(examples):
     torch.testing.assert_close(torch.compile(changed, backend=backend)(x), module(x), rtol=1e-5, atol=1e-5)
     calls = [node for graph in graphs for node in graph.graph.nodes if "pooled_conv" in str(node.target)]
     assert [node.args[14] for node in calls] == [0, 0]
+
+
+@pytest.mark.parametrize("change", [lambda m: m.append(torch.nn.Tanh()), lambda m: m.__setitem__(1, torch.nn.MaxPool2d(2))])
+@pytest.mark.parametrize("exports", [False, True])
+def test_a_module_that_has_changed_before_it_is_compiled(change, exports):
+    """No eager call has told that the plan is another module's."""
+    torch.manual_seed(7)
+    x, module = torch.randn(2, 4, 8, 8), torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3, padding=1), torch.nn.AvgPool2d(2))
+    changed, report = optimize(copy.deepcopy(module), x)
+    assert report.summary.rewritten == 1
+    changed[0] = module[0]
+    for item in (module, changed):
+        change(item)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        got = torch.export.export(changed, (x,)).module() if exports else torch.compile(changed, backend="eager", fullgraph=True)
+        torch.testing.assert_close(got(x), module(x), rtol=1e-5, atol=1e-5)

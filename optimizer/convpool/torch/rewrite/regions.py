@@ -100,7 +100,7 @@ class Region:
         if not kwargs and any(isinstance(leaf, (list, tuple, dict)) for leaf in leaves):
             leaves, spec = pytree.tree_flatten((args, kwargs))
         modes, version = self._modes(root), self._version(root)
-        if version is None:
+        if version is None or modes is None:
             return None
         described: list[Any] = [spec, torch.is_grad_enabled() and not exporting(), modes, version]
         first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), None)
@@ -128,9 +128,14 @@ class Region:
         has_batch = x is first or first is not None and x.dim() and x.shape[0] == first.shape[0]
         return (None, *x.shape[1:]) if has_batch else tuple(x.shape)
 
-    def _modes(self, root: nn.Module) -> tuple:
-        """The modes of all modules, and which have hooks; looks for the modules again where one is another."""
+    def _modes(self, root: nn.Module) -> tuple | None:
+        """The modes of all modules, and which have hooks; looks for the modules again where one is another.
+
+        Under torch.compile, which cannot look again, None where one is another."""
         if torch.compiler.is_compiling():
+            for held, those in self.children:
+                if len(held) != len(those) or not all([a is b for a, b in zip(held.values(), those, strict=False)]):
+                    return None
             return (root.training, *[module.training for module in self.modules], self.hooks)
         if self.handles == -1 or any([tuple(held.values()) != those for held, those in self.children]):
             for made in (self.plans, self.known, self.versions):
