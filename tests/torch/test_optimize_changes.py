@@ -319,6 +319,28 @@ def test_numbers_made_of_the_batch(groups):
         assert_same(changed, module, randn(batch, 4, 8, 8))
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: x.stride(1),
+        lambda x: x.stride()[1] // 8,
+        lambda x: x.transpose(0, 1).stride(0),
+        lambda x: x.is_contiguous() + 1,
+        lambda x: x.storage_offset() + 1,
+        lambda x: x.requires_grad + 1,
+        lambda x: x._version + 1,
+    ],
+    ids=["stride", "strides", "of a view", "order", "offset", "derivatives", "version"],
+)
+def test_numbers_that_sizes_do_not_tell(ask):
+    module, x = Fn(lambda self, x: F.avg_pool2d(self.c(x), 2) * ask(x)), torch.cat([X, X])[2:]
+    given = [x.clone(), x.contiguous(memory_format=torch.channels_last), x.clone().requires_grad_(), x.clone().add_(1), x]
+    for example in given:
+        changed = optimized(module, example)
+        for other in given:
+            assert_same(changed, module, other)
+
+
 def keeping(self, x, kept):
     h = F.avg_pool2d(self.c(x), 2)
     kept["h"] = h

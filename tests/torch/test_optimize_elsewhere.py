@@ -123,7 +123,7 @@ def test_an_optimized_module_is_compiled_with_its_pairs():
 
 @pytest.mark.parametrize("examples", [False, True])
 def test_a_compiled_training_step_has_the_plan_for_training(examples):
-    """Not the one of inference, which fuses the activation in front.  Without example inputs, a call before makes it."""
+    """Not the one of inference, which fuses the activation in front.  It needs no example inputs, and no call before."""
     torch.manual_seed(7)
     module = CASES["sngan block"].make().train()
     (shape,) = CASES["sngan block"].shapes
@@ -134,7 +134,6 @@ def test_a_compiled_training_step_has_the_plan_for_training(examples):
         return graph.forward
 
     changed, _ = optimize(module, *([x] if examples else []))
-    torch.testing.assert_close(changed(x), module(x), rtol=1e-5, atol=1e-5)
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(changed, backend=backend)(x), module(x), rtol=1e-5, atol=1e-5)
     calls = [node for graph in graphs for node in graph.graph.nodes if "pooled_conv" in str(node.target)]

@@ -179,6 +179,22 @@ def test_a_context_in_forward(forward, words):
     assert changed(X).requires_grad == module(X).requires_grad
 
 
+@pytest.mark.parametrize(
+    ("ask", "context"),
+    [
+        (lambda: torch.is_autocast_enabled("cpu"), lambda: torch.autocast("cpu", torch.bfloat16)),
+        (lambda: torch.get_autocast_dtype("cpu") == torch.float16, lambda: torch.autocast("cpu", torch.float16)),
+        (lambda: torch.is_inference_mode_enabled(), torch.inference_mode),
+    ],
+    ids=["autocast", "type of autocast", "inference mode"],
+)
+def test_a_state_that_forward_asks_for(ask, context):
+    module = Fn(lambda self, x: F.avg_pool2d(self.c(x), 2) * (3 if ask() else 1))
+    changed, _ = refused(module, "Conv 'c': state that forward asks for; got torch.")
+    with context():
+        torch.testing.assert_close(changed(X), module(X), rtol=0, atol=0)
+
+
 def test_frozen_weights_are_rewritten_and_stay_frozen():
     module = pair()
     module[0].requires_grad_(False)

@@ -7,6 +7,7 @@ a word what is no operation on a tensor.  So what forward did besides is compare
 - contexts such as torch.no_grad(), torch.autocast() or a checkpoint of activations: the graph would run outside of them;
 - attributes that forward assigns, and tensors that it makes: the graph would have those of the trace;
 - questions for the type of a value that is no input: nobody knows it while the stand-ins run;
+- questions whether autocast or inference mode is on: it may not be in the next call;
 - random numbers that Python, numpy or PyTorch drew.
 
 Calls of a torch.autograd.Function stay whole.  So do modules with hooks, for the trace would run the hooks once and for all.
@@ -41,6 +42,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 WEIGHT_HOOKS = (SpectralNorm, WeightNorm)
 """Hooks in front of forward that compute a parameter and do nothing else."""
 CONTEXTS = (torch.no_grad, torch.enable_grad, torch.inference_mode, torch.autocast, torch.autograd.graph.saved_tensors_hooks)
+STATES = ("is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype", "is_inference_mode_enabled")
+"""Functions of torch by which a forward asks in what state it is called; plans do not depend on it."""
 _TRACING = threading.RLock()
 """Held by the thread that traces."""
 FORWARD = "_convpool_forward"
@@ -119,6 +122,8 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
         return Captured(graph, refuse("flow of forward", "a question for a value", "none that depends on values"))
     if tracer.contexts:
         return Captured(graph, refuse("context in forward", ", ".join(sorted(tracer.contexts)), "none"))
+    if tracer.states:
+        return Captured(graph, refuse("state that forward asks for", ", ".join(sorted(tracer.states)), "none"))
     if tracer.asked:
         return Captured(graph, refuse("type that forward asks for", f"that of {tracer.asked[0]}", "that of an input"))
     if written:
@@ -155,6 +160,7 @@ class Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.contexts: set[str] = set()
+        self.states: set[str] = set()
         self.asked: list[str] = []
         """Tensors other than inputs whose type forward asked for."""
         self.questions = False
@@ -251,15 +257,25 @@ def _watched(tracer: Tracer) -> Iterator[None]:
         if not own_isinstance(value, fx.Proxy) or own_isinstance(value, kinds) or tracer.is_elsewhere():
             return own_isinstance(value, kinds)
         frame = sys._getframe(1)
-        place = str(frame.f_globals.get("__name__"))
-        if (place.startswith("torch.") or place in ("torch", __name__)) and frame.f_code is not torch.is_tensor.__code__:
+        if _is_of(frame, "torch", __name__) and frame.f_code is not torch.is_tensor.__code__:
             return False  # PyTorch knows what stand-ins are
         if value.node.op == "placeholder":
             return own_isinstance(tensor, kinds)
         tracer.asked.append(value.node.name)
         return False
 
+    def noting_state(name: str, ask: Callable) -> Callable:
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            if not tracer.is_elsewhere() and not _is_of(sys._getframe(1), "torch", "convpool"):
+                tracer.states.add(f"torch.{name}")
+            return ask(*args, **kwargs)
+
+        return asked
+
+    states = [(name, getattr(torch, name)) for name in STATES]
     try:
+        for name, ask in states:
+            setattr(torch, name, noting_state(name, ask))
         builtins.isinstance = is_instance
         for cls, enter in saved:
             cls.__enter__ = noting(cls, enter)
@@ -267,9 +283,17 @@ def _watched(tracer: Tracer) -> Iterator[None]:
         yield
     finally:
         builtins.isinstance = own_isinstance
+        for name, ask in states:
+            setattr(torch, name, ask)
         torch.autograd.Function.apply = apply
         for cls, enter in saved:
             cls.__enter__ = enter
+
+
+def _is_of(frame: Any, *packages: str) -> bool:
+    """Whether a frame's code is of a package or module."""
+    place = str(frame.f_globals.get("__name__"))
+    return any(place == package or place.startswith(f"{package}.") for package in packages)
 
 
 def _applying(cls: Any) -> Callable:

@@ -37,6 +37,8 @@ from convpool.torch.rewrite.sizes import Sizes, ranks_of, sizes_of
 
 MAX_PLANS = 64
 """Most plans of a module; calls of further sizes run the original forward."""
+STAND_IN = (0, torch.float32, False)
+"""What a plan's key says of a tensor of which nothing is known."""
 CONSTANTS = (type(None), bool, int, float, str)
 """Arguments beside tensors that a plan may be made for."""
 
@@ -114,12 +116,21 @@ class Region:
         key = tuple(described)
         found = self.plans.get(key)
         if found is None:
-            if torch.compiler.is_compiling() or len(self.plans) >= MAX_PLANS:
+            if torch.compiler.is_compiling():
+                return self._for_all(described)
+            if len(self.plans) >= MAX_PLANS:
                 return None
             found = self.plans[key] = make_plan(root, args, kwargs, self)
         if found.batch is not None and (first is None or first.shape[0] != found.batch):
             return None
         return found
+
+    def _for_all(self, described: list[Any]) -> Planned | None:
+        """The plan that `optimize` has made for inputs of which it knew nothing."""
+        if self.sized:
+            return None
+        inputs = [STAND_IN if len(item) == len(STAND_IN) else item for item in described[4:]]
+        return self.plans.get((*described[:4], *inputs))
 
     def _shape(self, x: torch.Tensor, first: torch.Tensor | None) -> Any:
         """What a plan depends on of a tensor's shape; first: the one that has the batch, of which any goes."""

@@ -9,7 +9,7 @@ batch has all its sizes fixed, the batch's too; so has one that computes numbers
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,11 +80,14 @@ def sizes_of(root: nn.Module, graph: fx.Graph, inputs: Sequence[torch.Tensor]) -
         twice, only = once, batch
     tensors: dict[fx.Node, Known] = {}
     numbers: dict[fx.Node, int | str | tuple[int, ...]] = {}
+    made = made_of_sizes(once)
     for node, value in once.items():
         other = twice.get(node)
         if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor) and value.dim() == other.dim():
             shape = tuple(_dim(a, b) for a, b in zip(value.shape, other.shape, strict=True))
             tensors[node] = Known(value.dtype, shape)
+        elif node not in made:
+            continue
         elif type(value) is int and type(other) is int:
             if value == other:
                 numbers[node] = value
@@ -93,6 +96,26 @@ def sizes_of(root: nn.Module, graph: fx.Graph, inputs: Sequence[torch.Tensor]) -
         elif isinstance(value, tuple) and value and all(type(n) is int for n in value) and value == other:
             numbers[node] = tuple(value)
     return Sizes(tensors, numbers, only)
+
+
+ASKING = frozenset({"size", "shape", "dim", "ndim", "ndimension", "numel", "nelement", "__len__"})
+"""What asks a tensor for nothing but its sizes: strides, say, another call with the same sizes may have others."""
+
+
+def made_of_sizes(values: Mapping[fx.Node, Any]) -> set[fx.Node]:
+    """The nodes that sizes of tensors determine, and nothing else.  values: of a graph's nodes, in order."""
+    made: set[fx.Node] = set()
+    for node in values:
+        given = node.all_input_nodes
+        if len(given) == 1 and isinstance(values.get(given[0]), torch.Tensor):
+            attribute = node.args[1] if node.target is getattr and len(node.args) > 1 else node.target
+            sized = attribute in ASKING or node.target in (len, torch.numel)
+        else:
+            pure = getattr(node.target, "__module__", None) in ("_operator", "builtins", "math")
+            sized = bool(given) and all(item in made for item in given) and (pure or node.op == "call_method")
+        if sized:
+            made.add(node)
+    return made
 
 
 def _is_open(node: fx.Node, once: dict[fx.Node, Any], twice: dict[fx.Node, Any]) -> bool:
