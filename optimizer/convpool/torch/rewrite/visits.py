@@ -28,7 +28,11 @@ def stand_ins(module: nn.Module) -> tuple:
     """A tensor for each argument that a call needs."""
     parameters = list(inspect.signature(own_class(type(module)).forward).parameters.values())[1:]  # type: ignore[attr-defined]
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(torch.empty((), dtype=torch.float32, device="cpu") for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty)
+    return tuple(
+        torch.empty((), dtype=torch.float32, device="cpu")
+        for p in parameters
+        if p.kind in kinds and p.default is inspect.Parameter.empty
+    )
 
 
 def plans(module: nn.Module, region: Region, args: tuple, kwargs: dict[str, Any]) -> Planned | None:
