@@ -290,6 +290,24 @@ CONVPOOL_API convpool_status convpool_box_mean(const convpool_box_problem *probl
 CONVPOOL_API convpool_status convpool_box_mean_adjoint(const convpool_box_problem *problem, const void *dz, const void *gate,
                                                        void *dx, void *stream);
 
+/* The gradient at the weights of a convolution of few channels, such as an image's:
+ *
+ *     dW[m,k,c] = sum over samples and outputs o of dY[n,o,m] * X[n, o * strides + k * dilations - pads, c]
+ *
+ * The problem is that of the convolution: a pooling window of 1, one group, rank 1 or 2, F16 or BF16, the channels of X and Y last,
+ * at most CONVPOOL_MAX_GRADIENT_FILTER elements of a filter (C times the product of `kernel`), M a multiple of 8. Others are
+ * CONVPOOL_UNSUPPORTED, and so are devices of a compute capability below 8.0. Whether there are bias, residual and activations does
+ * not matter. Sums are kept in fp32, formed in an order that the problem alone decides, and rounded once. */
+#define CONVPOOL_MAX_GRADIENT_FILTER 32
+
+/* Bytes of device workspace (256-byte aligned) that a launch needs. Needs no GPU. */
+CONVPOOL_API convpool_status convpool_weight_gradient_bytes(const convpool_problem *problem, size_t *bytes);
+
+/* Device pointers: dy is as Y, x as X, dw as W; dy is aligned to 16 bytes. dw overlaps no input. Runs on `stream` (a cudaStream_t;
+ * null: the default stream) of the current device. */
+CONVPOOL_API convpool_status convpool_weight_gradient(const convpool_problem *problem, const void *dy, const void *x, void *dw,
+                                                      void *workspace, size_t workspace_bytes, void *stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from convpool.torch import plain
+from convpool.cuda.weight_gradient import MAX_FILTER
+from convpool.torch import kernels, plain
 
 Geometry = tuple[Any, Any, Any, int]
 """Strides, padding, dilations and groups, as torch.convolution takes them."""
@@ -141,10 +142,24 @@ def side_of(main: torch.cuda.Stream, number: int = 0) -> torch.cuda.Stream:
 
 def _backward(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, number: int) -> torch.Tensor:
     """The gradient of the input (0) or of the weight (1)."""
+    found = _of_few_channels(grad, z, weight, geometry) if number == 1 else None
+    if found is not None:
+        return found
     strides, padding, dilations, groups = geometry
     mask = [number == 0, number == 1, False]
     options = (strides, padding, dilations, False, [0] * len(strides), groups)
     return torch.ops.aten.convolution_backward(grad, z, weight, None, *options, mask)[number]
+
+
+def _of_few_channels(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> torch.Tensor | None:
+    """The gradient at the weights by the library, where it has a kernel: cuDNN takes several times as long for images."""
+    if weight.numel() > MAX_FILTER * weight.shape[0] or not grad.is_cuda or torch._C._len_torch_dispatch_stack():
+        return None
+    if type(grad) is not torch.Tensor or torch._C._are_functorch_transforms_active() or is_batched(grad):
+        return None
+    if grad.get_device() != torch.cuda.current_device():
+        return None
+    return kernels.few_channels_weight_gradient(grad, z, weight, geometry)
 
 
 # ---- functions of autograd ----
@@ -249,6 +264,10 @@ def of_convolution(
         d_z = input_gradient(grad, weight, z, geometry) if needs[0] else None
         return d_z, *of_parameters(grad, z, weight, geometry, needs[1], needs[2])
     strides, padding, dilations, groups = geometry
+    d_weight = _of_few_channels(grad, z, weight, geometry) if needs[1] else None
+    if d_weight is not None:
+        d_z = input_gradient(grad, weight, z, geometry) if needs[0] else None
+        return d_z, d_weight, channel_sums(grad) if needs[2] else None
     apart = needs[2] and _sums_by_product(grad, 4 * MANY)
     mask = [needs[0], needs[1], needs[2] and not apart]
     options = ([weight.shape[0]], strides, padding, dilations, False, [0] * len(strides), groups)

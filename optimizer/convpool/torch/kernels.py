@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from convpool.cuda import box, library
+from convpool.cuda import Problem, box, library, weight_gradient
 from convpool.cuda.errors import NotBuiltError
 from convpool.torch import calls, plain
 
@@ -106,6 +106,79 @@ def box_mean_adjoint(
     window = (kernel, strides, pads, dilations)
     found = _box(True, grad, gate, slope, size, window)
     return plain.box_mean_adjoint(grad, gate, slope, size, *window) if found is None else found(grad, gate)
+
+
+def _convolution(z: torch.Tensor, weight: torch.Tensor, geometry: tuple) -> Problem:
+    """A convolution without a pooling; geometry: as torch.convolution takes it, of tuples."""
+    strides, padding, dilations, _ = geometry
+    return Problem(
+        n=z.shape[0],
+        c=z.shape[1],
+        m=weight.shape[0],
+        spatial=tuple(z.shape[2:]),
+        kernel_shape=tuple(weight.shape[2:]),
+        pool_kernel_shape=1,
+        dtype=calls.NAMES[z.dtype],
+        layout="channels_last",
+        strides=strides,
+        pads=padding * 2,
+        dilations=dilations,
+    )
+
+
+class _WeightGradient:
+    """The gradient at the weights of a convolution of one kind: shapes, type, strides, paddings and dilations."""
+
+    __slots__ = ("call", "problem", "shape", "space", "strides")
+
+    def __init__(self, problem: Problem, space: int, weight: torch.Tensor) -> None:
+        self.call, self.problem, self.space = weight_gradient.call(), bytes(problem.struct), space
+        self.shape = tuple(weight.shape)
+        self.strides = torch.empty(self.shape, device="meta", memory_format=torch.channels_last).stride()
+
+    def __call__(self, grad: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        """Queues the work on PyTorch's current stream of the current device, which is z's."""
+        z = z.contiguous(memory_format=torch.channels_last)
+        out = torch.empty_strided(self.shape, self.strides, dtype=z.dtype, device=z.device)
+        space = torch.empty(self.space, dtype=torch.uint8, device=z.device)
+        stream = calls.raw_stream(z.device.index)
+        at = grad.data_ptr(), z.data_ptr(), out.data_ptr(), space.data_ptr()
+        status = self.call(self.problem, *at, self.space, stream)
+        if status:
+            library.check(status)
+        return out
+
+
+_weight_gradients: dict[Any, _WeightGradient | None] = {}
+
+
+def few_channels_weight_gradient(
+    grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: tuple
+) -> torch.Tensor | None:
+    """The gradient at the weights from the convolution's input z, with the channels last; None where the library has no kernel.
+
+    geometry: as torch.convolution takes it.  The tensors are on the current device."""
+    strides, padding, dilations, groups = geometry
+    convolution = (tuple(strides), tuple(padding), tuple(dilations), groups)
+    key = (grad.shape, grad.stride(), grad.dtype, z.shape, z.dtype, weight.shape, weight.dtype, convolution)
+    found = _weight_gradients.get(key, _NEW)
+    if found is _NEW:
+        found = None
+        if _has_few_channels(grad, z, weight, groups):
+            problem = _convolution(z, weight, convolution)
+            space = weight_gradient.workspace_bytes(problem)
+            found = None if space is None else _WeightGradient(problem, space, weight)
+        if len(_weight_gradients) < calls.KEPT:
+            _weight_gradients[key] = found
+    return None if found is None or grad.data_ptr() & 15 else found(grad, z)
+
+
+def _has_few_channels(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
+    if z.dim() != 4 or groups != 1 or 0 in grad.shape or 0 in z.shape or not library_is_there():
+        return False
+    if not grad.dtype == z.dtype == weight.dtype or z.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    return grad.is_contiguous(memory_format=torch.channels_last) and torch.cuda.get_device_capability(z.device) >= (8, 0)
 
 
 def by_plan(tensors: Sequence[Any], geometry: tuple) -> torch.Tensor | None:

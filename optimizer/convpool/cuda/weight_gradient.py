@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradient at the weights of a convolution of few channels, by address: convpool_weight_gradient of convpool.h.
+
+dW[m, k, c] = sum over samples and outputs o of dY[n, o, m] * X[n, o * strides + k * dilations - pads, c]
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+
+from convpool.cuda import library
+from convpool.cuda.errors import LibraryError, UnsupportedError
+from convpool.cuda.location import INSTALL
+from convpool.cuda.problem import Problem
+
+MAX_FILTER = 32
+"""Elements of a filter, channels times kernel, that the library's kernels take."""
+Call = Callable[[bytes, int, int, int, int, int, int], int]
+"""Of a problem's bytes, the addresses of dY, X, dW and the workspace, its bytes, and a cudaStream_t."""
+
+
+@functools.cache
+def call() -> Call:
+    """The function of the library.  It returns a status for `library.check`."""
+    lib = library.load()
+    try:
+        found, size = lib.convpool_weight_gradient, lib.convpool_weight_gradient_bytes
+    except AttributeError as error:
+        raise LibraryError(f"libconvpool: another library; got {error}, expected this version's; {INSTALL}") from error
+    size.restype, size.argtypes = ctypes.c_int32, [ctypes.POINTER(library.ProblemStruct), ctypes.POINTER(ctypes.c_size_t)]
+    found.restype = ctypes.c_int32
+    found.argtypes = [ctypes.c_char_p, *[ctypes.c_void_p] * 4, ctypes.c_size_t, ctypes.c_void_p]
+    return found
+
+
+def workspace_bytes(problem: Problem) -> int | None:
+    """Bytes of workspace (256-byte aligned) that a call needs; None where the library has no kernel for the problem."""
+    call()
+    size = ctypes.c_size_t()
+    try:
+        library.check(library.load().convpool_weight_gradient_bytes(problem.struct, size))
+    except UnsupportedError:
+        return None
+    return size.value

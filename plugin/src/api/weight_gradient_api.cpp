@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C API of the gradient at a convolution's weights: checks, and the form in which the kernels take a problem.
+#include <cstdint>
+#include <string>
+#include <tuple>
+
+#include "api/errors.h"
+#include "convpool.h"
+#include "core/device.h"
+#include "core/launch.h"
+#include "core/problem.h"
+#include "kernels/weight_gradient/weight_gradient.h"
+
+using namespace convpool;
+
+namespace {
+
+constexpr int64_t kMost = (int64_t{1} << 31) - 64;  // elements and pixels that 31 bits count, with a step beyond
+
+std::string wrong(const char *name, int64_t got, const std::string &expected) {
+    return std::string("weight gradient: ") + name + "; got " + std::to_string(got) + ", expected " + expected;
+}
+
+// Empty, or why no kernel runs the problem.
+std::string refusal(const Problem &p) {
+    if (p.rank > 2) return wrong("rank", p.rank, "1 or 2");
+    if (p.x_dtype != p.w_dtype || (p.w_dtype != CONVPOOL_F16 && p.w_dtype != CONVPOOL_BF16))
+        return std::string("weight gradient: types; got ") + kTypes[p.x_dtype].name + " and " + kTypes[p.w_dtype].name +
+               ", expected F16 or BF16, the same of X and W";
+    if (!p.x_channels_last || !p.y_channels_last) return "weight gradient: layout; got channels first, expected channels last";
+    if (p.pool_size() != 1) return wrong("elements of the pooling window", p.pool_size(), "1");
+    for (int k = 0; k < kRank; ++k)
+        if (p.pooled[k] != p.in[k]) return wrong("pooled size", p.pooled[k], "X's, " + std::to_string(p.in[k]));
+    if (p.group != 1) return wrong("group", p.group, "1");
+    if (p.m % p.per_chunk() != 0) return wrong("m", p.m, "a multiple of 8");
+    if (p.c * p.taps() > CONVPOOL_MAX_GRADIENT_FILTER)
+        return wrong("elements of a filter", p.c * p.taps(), "at most " + std::to_string(CONVPOOL_MAX_GRADIENT_FILTER));
+    if (p.n * p.in_pixels() * p.c > kMost) return wrong("elements of X", p.n * p.in_pixels() * p.c, "below 2^31 - 64");
+    if (p.n * p.out_pixels() > kMost) return wrong("pixels of Y", p.n * p.out_pixels(), "below 2^31 - 64");
+    if (p.m > weight_gradient::kChannels * 65535) return wrong("m", p.m, "at most 64 * 65535");
+    return {};
+}
+
+convpool_status read_problem(const convpool_problem *description, Problem &p) {
+    std::string error;
+    if (!check_problem(description, p, error)) return fail(CONVPOOL_INVALID_ARGUMENT, error);
+    error = refusal(p);
+    return error.empty() ? CONVPOOL_OK : fail(CONVPOOL_UNSUPPORTED, error);
+}
+
+size_t bytes_of(const Problem &p) {
+    const int64_t tiles = ceil_div(p.m, weight_gradient::kChannels), parts = weight_gradient::parts_of(p.n * p.out_pixels());
+    return static_cast<size_t>(tiles * parts * weight_gradient::kMaxElements * weight_gradient::kChannels) * sizeof(float);
+}
+
+bool is_aligned(const void *pointer, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
+
+convpool_status check_pointers(const Problem &p, const void *dy, const void *x, const void *dw, const void *workspace,
+                               size_t workspace_bytes) {
+    for (auto [name, pointer, alignment] :
+         {std::tuple{"dy", dy, 16}, {"x", x, 2}, {"dw", dw, 2}, {"workspace", workspace, 256}}) {
+        if (pointer == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, std::string(name) + ": the pointer is null");
+        if (!is_aligned(pointer, static_cast<uintptr_t>(alignment)))
+            return fail(CONVPOOL_MISALIGNED, std::string(name) + ": not aligned to " + std::to_string(alignment) + " bytes");
+    }
+    if (workspace_bytes >= bytes_of(p)) return CONVPOOL_OK;
+    return fail(CONVPOOL_WORKSPACE_TOO_SMALL,
+                "workspace_bytes; got " + std::to_string(workspace_bytes) + ", expected " + std::to_string(bytes_of(p)));
+}
+
+weight_gradient::Params params_of(const Problem &p) {
+    weight_gradient::Params out{};
+    out.m = static_cast<int32_t>(p.m);
+    out.c = static_cast<int32_t>(p.c);
+    out.h = static_cast<int32_t>(p.in[1]);
+    out.w = static_cast<int32_t>(p.in[2]);
+    out.kw = p.kernel[2];
+    out.stride_h = p.strides[1];
+    out.stride_w = p.strides[2];
+    out.dilation_h = p.dilations[1];
+    out.dilation_w = p.dilations[2];
+    out.pad_h = p.pads_begin[1];
+    out.pad_w = p.pads_begin[2];
+    out.elements = static_cast<int32_t>(p.c * p.taps());
+    out.parts = weight_gradient::parts_of(p.n * p.out_pixels());
+    out.pixels = static_cast<uint32_t>(p.n * p.out_pixels());
+    out.out_w = static_cast<uint32_t>(p.out[2]);
+    out.out_pixels = static_cast<uint32_t>(p.out_pixels());
+    return out;
+}
+
+}  // namespace
+
+extern "C" {
+
+convpool_status convpool_weight_gradient_bytes(const convpool_problem *problem, size_t *bytes) {
+    return guarded([&] {
+        Problem p;
+        if (const convpool_status status = read_problem(problem, p); status != CONVPOOL_OK) return status;
+        if (bytes == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "bytes: the pointer is null");
+        *bytes = bytes_of(p);
+        return CONVPOOL_OK;
+    });
+}
+
+convpool_status convpool_weight_gradient(const convpool_problem *problem, const void *dy, const void *x, void *dw,
+                                         void *workspace, size_t workspace_bytes, void *stream) {
+    return guarded([&] {
+        Problem p;
+        if (const convpool_status status = read_problem(problem, p); status != CONVPOOL_OK) return status;
+        if (const convpool_status status = check_pointers(p, dy, x, dw, workspace, workspace_bytes); status != CONVPOOL_OK)
+            return status;
+        Device device;
+        if (const cudaError_t error = current_device(device); error != cudaSuccess)
+            return cuda_failure("no current CUDA device", error);
+        if (code_architecture(device.cc) < 80)
+            return fail(CONVPOOL_UNSUPPORTED,
+                        wrong("compute capability", device.cc, "80 or more, in the library and of the device"));
+        weight_gradient::Params params = params_of(p);
+        params.dy = dy;
+        params.x = x;
+        params.dw = dw;
+        params.sums = static_cast<float *>(workspace);
+        const Precision precision = p.w_dtype == CONVPOOL_F16 ? Precision::kF16 : Precision::kBF16;
+        const cudaError_t error =
+            weight_gradient::launch(params, precision, launches_overlap(device), static_cast<cudaStream_t>(stream));
+        return error == cudaSuccess ? CONVPOOL_OK : cuda_failure("weight_gradient", error);
+    });
+}
+
+}  // extern "C"

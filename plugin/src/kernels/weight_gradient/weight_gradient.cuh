@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// dW[m][e] = sum over pixels of dY[pixel][m] * X[pixel's element e], a matrix product over the pixels.
+//
+// cuDNN pads images to eight channels and spreads the sum over few blocks. Here each warp multiplies 16 pixels at a time: dY's rows
+// come through a ring in shared memory of the warp's own, X's elements from the L1 straight into fragments. A block's sum is one
+// part; a second kernel adds the parts, in order.
+#pragma once
+
+#include "kernels/ptx/convert.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/global_memory.cuh"
+#include "kernels/ptx/mma_sync.cuh"
+#include "kernels/weight_gradient/weight_gradient.h"
+
+namespace convpool::weight_gradient {
+
+constexpr int kWarps = 8, kThreads = 32 * kWarps;
+constexpr int kPixels = 16;  // of a step
+constexpr int kStages = 3;
+constexpr int kRowBytes = 2 * kChannels, kStageBytes = kPixels * kRowBytes, kWarpBytes = kStages * kStageBytes;
+constexpr int kSumThreads = 1024;
+
+// Four transposed 8 x 8 matrices of 16-byte rows: r[i] of lane 4g + t is rows 2t and 2t + 1 of column g of matrix i.
+CONVPOOL_DEVICE void load_transposed(uint32_t (&r)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// An element of a filter: where it lies from the corner of the filter's window.
+struct Tap {
+    int32_t y, x, offset;
+    bool exists;
+};
+
+CONVPOOL_DEVICE Tap tap_of(const Params &p, int element) {
+    Tap tap;
+    tap.exists = element < p.elements;
+    const int place = element / p.c;
+    tap.y = place / p.kw * p.dilation_h;
+    tap.x = place % p.kw * p.dilation_w;
+    tap.offset = (tap.y * p.w + tap.x) * p.c + element % p.c;
+    return tap;
+}
+
+// A lane's elements of X in a step: of each of its taps, those of pixels 2t, 2t + 1, 2t + 8 and 2t + 9.
+template <int kTiles> struct Elements {
+    uint32_t bits[4][2 * kTiles];
+};
+
+template <int kTiles>
+CONVPOOL_DEVICE void gather(Elements<kTiles> &e, const Params &p, const Tap (&taps)[2 * kTiles], uint32_t first, int t) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t pixel = first + 2 * t + (i & 1) + (i >> 1) * 8;
+        uint32_t sample, place, row, column;
+        p.div_out_pixels.divmod(pixel, sample, place);
+        p.div_out_w.divmod(place, row, column);
+        const int y = static_cast<int>(row) * p.stride_h - p.pad_h, x = static_cast<int>(column) * p.stride_w - p.pad_w;
+        const uint32_t corner = ((sample * p.h + y) * p.w + x) * p.c;  // wraps around where X is padded
+#pragma unroll
+        for (int k = 0; k < 2 * kTiles; ++k) {
+            const bool inside = static_cast<uint32_t>(y + taps[k].y) < static_cast<uint32_t>(p.h) &&
+                                static_cast<uint32_t>(x + taps[k].x) < static_cast<uint32_t>(p.w);
+            const bool wanted = taps[k].exists && inside && pixel < p.pixels;
+            e.bits[i][k] = load_bits_if(wanted, static_cast<const char *>(p.x) + 2 * uint64_t{corner + taps[k].offset});
+        }
+    }
+}
+
+// A step's rows of dY to the warp's stage; chunk c of row r is at c ^ (r % 8). Zeros past the last pixel and channel.
+CONVPOOL_DEVICE void copy_rows(const Params &p, uint32_t stage, uint32_t first, int channel, int lane) {
+#pragma unroll
+    for (int i = 0; i < kPixels * kRowBytes / 16 / 32; ++i) {
+        const int chunk = lane % 8, row = i * 4 + lane / 8;
+        const uint32_t pixel = first + row;
+        const bool valid = pixel < p.pixels && channel + chunk * 8 < p.m;
+        const int64_t place = valid ? int64_t{pixel} * p.m + channel + chunk * 8 : 0;
+        copy_chunk(stage + row * kRowBytes + ((chunk ^ (row % 8)) * 16), static_cast<const char *>(p.dy) + 2 * place, valid);
+    }
+}
+
+// kTiles: of 16 elements of a filter. Block x is the part, y the channel tile.
+template <Precision kPrecision, int kTiles> __global__ void __launch_bounds__(kThreads, 2) sum_kernel(const Params p) {
+    __shared__ alignas(128) unsigned char memory[kWarps * kWarpBytes];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int channel = blockIdx.y * kChannels;
+    const uint32_t ring = shared_address(memory) + warp * kWarpBytes;
+    // This lane's row of ldmatrix: matrix i is pixels 8 (i % 2) on, chunk i / 2 of two.
+    const uint32_t matrix_row = lane % 8 + (lane / 8 % 2) * 8, matrix_chunk = lane / 16;
+
+    const uint64_t steps = (uint64_t{p.pixels} + kPixels - 1) / kPixels;
+    const uint32_t begin = static_cast<uint32_t>(steps * blockIdx.x / p.parts) + warp;
+    const uint32_t end = static_cast<uint32_t>(steps * (blockIdx.x + 1) / p.parts);
+    Tap taps[2 * kTiles];
+#pragma unroll
+    for (int k = 0; k < 2 * kTiles; ++k) taps[k] = tap_of(p, k * 8 + g);
+    float sums[kTiles][kChannels / 8][4] = {};
+
+#pragma unroll
+    for (int s = 0; s < kStages - 1; ++s) {
+        const uint32_t step = begin + s * kWarps;
+        if (step < end) copy_rows(p, ring + s * kStageBytes, step * kPixels, channel, lane);
+        copy_commit();
+    }
+    Elements<kTiles> next;
+    if (begin < end) gather<kTiles>(next, p, taps, begin * kPixels, t);
+    int stage = 0;
+    for (uint32_t step = begin; step < end; step += kWarps) {
+        uint32_t a[kTiles][4];
+#pragma unroll
+        for (int k = 0; k < kTiles; ++k)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {  // rows g and g + 8, then the same of the later pixels
+                const int tap = 2 * k + i % 2, pixel = i / 2 * 2;
+                a[k][i] = next.bits[pixel][tap] | next.bits[pixel + 1][tap] << 16;
+            }
+        const uint32_t ahead = step + (kStages - 1) * kWarps;
+        int free = stage + kStages - 1;
+        if (free >= kStages) free -= kStages;
+        __syncwarp();  // all lanes have read the stage that is filled again
+        if (ahead < end) copy_rows(p, ring + free * kStageBytes, ahead * kPixels, channel, lane);
+        copy_commit();
+        if (step + kWarps < end) gather<kTiles>(next, p, taps, (step + kWarps) * kPixels, t);
+        copy_wait<kStages - 1>();
+        __syncwarp();
+        const uint32_t row = ring + stage * kStageBytes + matrix_row * kRowBytes;
+#pragma unroll
+        for (int q = 0; q < kChannels / 16; ++q) {
+            uint32_t b[4];
+            load_transposed(b, row + (((2 * q + matrix_chunk) ^ (matrix_row % 8)) * 16));
+#pragma unroll
+            for (int k = 0; k < kTiles; ++k) {
+                mma<kPrecision>(sums[k][2 * q], a[k], b[0], b[1]);
+                mma<kPrecision>(sums[k][2 * q + 1], a[k], b[2], b[3]);
+            }
+        }
+        if (++stage == kStages) stage = 0;
+    }
+    copy_wait<0>();
+
+    // Half of the warps give their sums to the others until one has all. A warp's take kTiles * 4 KB.
+    constexpr int kSums = kTiles * (kChannels / 8) * 4;
+    float *const shared = reinterpret_cast<float *>(memory);
+    for (int half = kWarps / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (warp >= half && warp < 2 * half) {
+#pragma unroll
+            for (int i = 0; i < kSums; ++i)
+                shared[((warp - half) * kSums + i) * 32 + lane] = sums[i / (kSums / kTiles)][i / 4 % (kChannels / 8)][i % 4];
+        }
+        __syncthreads();
+        if (warp < half) {
+#pragma unroll
+            for (int i = 0; i < kSums; ++i)
+                sums[i / (kSums / kTiles)][i / 4 % (kChannels / 8)][i % 4] += shared[(warp * kSums + i) * 32 + lane];
+        }
+    }
+    if (warp == 0) {
+        float *const out = p.sums + (int64_t{blockIdx.y} * p.parts + blockIdx.x) * kMaxElements * kChannels;
+#pragma unroll
+        for (int k = 0; k < kTiles; ++k)
+#pragma unroll
+            for (int f = 0; f < kChannels / 8; ++f)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    float *const place = out + (16 * k + 8 * i + g) * kChannels + 8 * f + 2 * t;
+                    *reinterpret_cast<float2 *>(place) = make_float2(sums[k][f][2 * i], sums[k][f][2 * i + 1]);
+                }
+    }
+    let_next_kernel_start();
+}
+
+// Adds the parts. Block x is the element of the filter, y the channel tile.
+template <class Element> __global__ void __launch_bounds__(kSumThreads) add_kernel(const Params p) {
+    constexpr int kGroups = kSumThreads / kChannels;
+    __shared__ float shared[kGroups][kChannels];
+    const int channel = threadIdx.x % kChannels, group = threadIdx.x / kChannels;
+    const float *const in = p.sums + int64_t{blockIdx.y} * p.parts * kMaxElements * kChannels + blockIdx.x * kChannels + channel;
+    wait_for_previous_kernel();
+    float sum = 0.f;
+#pragma unroll 4
+    for (int part = group; part < p.parts; part += kGroups) sum += in[int64_t{part} * kMaxElements * kChannels];
+    shared[group][channel] = sum;
+    __syncthreads();
+    const int m = blockIdx.y * kChannels + channel;
+    if (group != 0 || m >= p.m) return;
+#pragma unroll
+    for (int i = 1; i < kGroups; ++i) sum += shared[i][channel];
+    static_cast<Element *>(p.dw)[int64_t{m} * p.elements + blockIdx.x] = from_float<Element>(sum);
+}
+
+}  // namespace convpool::weight_gradient
