@@ -26,7 +26,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
 from convpool.algebra.refusal import Refusal, refuse
+from convpool.torch.rewrite.reads import Held, noted
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 WEIGHT_HOOKS = (SpectralNorm, WeightNorm)
@@ -56,11 +57,12 @@ PATH = "convpool_path"
 class Captured:
     """The graph of a module's forward; its placeholders are the tensors among the arguments, in order.
 
-    refusal: why the graph must not run in forward's place.
+    refusal: why the graph must not run in forward's place.  held: what it holds of attributes as they were.
     """
 
     graph: fx.Graph
     refusal: Refusal | None
+    held: Held = field(default_factory=Held)
 
 
 class Untraceable(Exception):
@@ -100,12 +102,12 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
     space: dict[str, Any] = {"call": call}
     exec(f"def forward(self, {names}):\n    return call(self, ({names}{',' if names else ''}))\n", space)
     tracer = Tracer()
-    before = Memory(root)
+    before, held = Memory(root), Held()
     own = type(root)
     randomness = _randomness()
     try:
         setattr(own, FORWARD, space["forward"])  # not in forward's place: other threads may call the module
-        with _watched(tracer):
+        with _watched(tracer), noted(held):
             graph = tracer.trace(root)
     except Untraceable as error:
         return error.args[0]
@@ -116,8 +118,9 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
     finally:
         if FORWARD in own.__dict__:
             delattr(own, FORWARD)
-        written = before.restore()
-        drawn = randomness != _randomness()
+        written = [*before.restore(), *held.changed()]
+        drawn = randomness != _randomness() or held.drew()
+        held.restore()
     if tracer.questions:
         return Captured(graph, refuse("flow of forward", "a question for a value", "none that depends on values"))
     if tracer.contexts:
@@ -132,7 +135,7 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
         return Captured(graph, refuse("arguments that forward changes", "another list or dictionary", "the same"))
     if drawn:
         return Captured(graph, refuse("random numbers in forward", "some that are no tensor of the graph", "none"))
-    return Captured(graph, None)
+    return Captured(graph, None, held)
 
 
 class _Value(fx.Proxy):
@@ -257,7 +260,7 @@ def _watched(tracer: Tracer) -> Iterator[None]:
         if not own_isinstance(value, fx.Proxy) or own_isinstance(value, kinds) or tracer.is_elsewhere():
             return own_isinstance(value, kinds)
         frame = sys._getframe(1)
-        if _is_of(frame, "torch", __name__) and frame.f_code is not torch.is_tensor.__code__:
+        if _is_of(frame, "torch", "convpool") and frame.f_code is not torch.is_tensor.__code__:
             return False  # PyTorch knows what stand-ins are
         if value.node.op == "placeholder":
             return own_isinstance(tensor, kinds)

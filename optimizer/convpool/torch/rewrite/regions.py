@@ -4,8 +4,8 @@
 A plan is a forward for inputs of given sizes and for the modes that the modules are in; it is made at the first such call.  What
 it depends on is compared at every call: sizes and types of the tensors, the other arguments, whether gradients are recorded, the
 modes of all modules under the root, their attributes that are numbers or words, hooks, and whether these are still the same
-modules.  The original forward runs where the
-graph cannot be had, or has no pair.
+modules.  Where other attributes that forward has read are no longer the same, all plans are made anew.  The original forward runs
+where the graph cannot be had, or has no pair.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from convpool.torch.rewrite.capture import Captured, capture, has_hooks
 from convpool.torch.rewrite.convolutions import give_derivatives
 from convpool.torch.rewrite.norms import take_norms
 from convpool.torch.rewrite.planning import FUSED, PAIRS, Unmapped, plan
+from convpool.torch.rewrite.reads import Held
 from convpool.torch.rewrite.sizes import Sizes, ranks_of, sizes_of
 
 MAX_PLANS = 64
@@ -70,6 +71,8 @@ class Region:
     hooks: tuple[int, ...] = ()
     handles: int = -1
     known: dict[tuple, Sizes | None] = field(default_factory=dict)
+    held: Held = field(default_factory=Held)
+    starts: int = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Without plans: a copy makes its own."""
@@ -101,6 +104,8 @@ class Region:
         leaves, spec = ([*args], len(args)) if not kwargs else pytree.tree_flatten((args, kwargs))
         if not kwargs and any(isinstance(leaf, (list, tuple, dict)) for leaf in leaves):
             leaves, spec = pytree.tree_flatten((args, kwargs))
+        if not self.held.stays() and not self._starts_anew():
+            return None
         modes, version = self._modes(root), self._version(root)
         if version is None or modes is None:
             return None
@@ -124,6 +129,19 @@ class Region:
         if found.batch is not None and (first is None or first.shape[0] != found.batch):
             return None
         return found
+
+    def _forget(self) -> None:
+        for made in (self.plans, self.known, self.versions):
+            made.clear()
+        self.held, self.now = Held(), []
+
+    def _starts_anew(self) -> bool:
+        """Forget all plans, which hold attributes that have changed; False where that cannot be, or has been too often."""
+        if torch.compiler.is_compiling() or self.starts >= MAX_PLANS:
+            return False
+        self.starts += 1
+        self._forget()
+        return True
 
     def _for_all(self, described: list[Any]) -> Planned | None:
         """The plan that `optimize` has made for inputs of which it knew nothing."""
@@ -149,8 +167,7 @@ class Region:
                     return None
             return (root.training, *[module.training for module in self.modules], self.hooks)
         if self.handles == -1 or any([tuple(held.values()) != those for held, those in self.children]):
-            for made in (self.plans, self.known, self.versions):
-                made.clear()
+            self._forget()
             parents = [m for m in root.modules() if not isinstance(m, torch.jit.ScriptModule)]
             self.children = [(m._modules, tuple(m._modules.values())) for m in parents if m._modules or not of_torch(m)]
             self.modules = [child for _, children in self.children for child in children if child is not None]
@@ -188,7 +205,7 @@ def of_torch(module: nn.Module) -> bool:
 def settings_of(module: nn.Module) -> Iterator[tuple[dict, dict[str, Any]]]:
     """The attributes of a module, and of those in it, that a graph holds as they were; not of modules that it holds whole."""
     own = module.__dict__
-    yield own, {key: value for key, value in own.items() if is_constant(value) and key != "training" and key[0] != "_"}
+    yield own, {key: value for key, value in own.items() if is_constant(value) and key != "training"}
     for child in module.children():
         if of_torch(child) or not has_hooks(child):
             yield from settings_of(child)
@@ -265,6 +282,7 @@ def make_plan(root: nn.Module, args: tuple, kwargs: dict[str, Any], region: Regi
     found = capture(root, args, kwargs, forward)
     if isinstance(found, Refusal):
         return Planned(None, refusal=found)
+    region.held.add(found.held)
     return _planned(root, found, tensors_of(args, kwargs), region)
 
 

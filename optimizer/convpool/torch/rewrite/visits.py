@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from convpool.torch.rewrite.capture import has_hooks, without_hooks
+from convpool.torch.rewrite.reads import Held, noted
 from convpool.torch.rewrite.regions import Planned, Region, own_class
 
 
@@ -78,7 +79,7 @@ def calls(
     calls: dict[str, tuple[tuple, dict[str, Any]]] = {}
     handles = []
     places = {f"{path}.{name}".lstrip("."): child for name, child in module.named_modules() if child is not module}
-    memory = without_hooks(module)
+    memory, held = without_hooks(module), Held()
 
     def note(place: str) -> Any:
         return lambda child, given, named: calls.setdefault(place, (given, named)) and None
@@ -86,7 +87,7 @@ def calls(
     try:
         for place, child in places.items():
             handles.append(child.register_forward_pre_hook(note(place), with_kwargs=True))
-        with _mode(module, False), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with noted(held), _mode(module, False), torch.no_grad(), torch.random.fork_rng(devices=[]):
             own_class(type(module)).forward(module, *args, **kwargs)  # type: ignore[attr-defined]
     except Exception:  # noqa: S110 - an example that forward does not take: then there are no calls
         pass
@@ -94,4 +95,5 @@ def calls(
         for handle in handles:
             handle.remove()
         memory.restore()
+        held.restore()
     return calls

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What forward reads besides stand-ins: attributes of every kind, tensors and generators of its own.  Outputs as before."""
+
+from __future__ import annotations
+
+import copy
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.support.torch import require_torch
+
+torch = require_torch()
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from convpool.torch import optimize  # noqa: E402
+
+X = torch.randn(2, 4, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+
+
+class Fn(nn.Module):
+    """A convolution, and a forward that is given it and one more attribute."""
+
+    def __init__(self, forward, **own):
+        super().__init__()
+        torch.manual_seed(0)
+        self.c, self.forward_of = nn.Conv2d(4, 8, 3, padding=1, dtype=torch.float64), forward
+        for name, value in own.items():
+            setattr(self, name, value)
+
+    def forward(self, *args):
+        return self.forward_of(self, *args)
+
+
+def pooled(self, x):
+    return F.avg_pool2d(self.c(x), 2)
+
+
+def assert_same(changed, module, *args):
+    torch.testing.assert_close(changed(*args), module(*args), rtol=1e-10, atol=1e-10)
+
+
+def refused(make, words, *args):
+    """The module is left as it is for a reason with these words, also in three calls; of both modules what optimize left."""
+    module, (changed, report) = make(), optimize(make(), args, inplace=True)
+    assert any(words in (site.reason or "") for site in report.sites), [site.reason for site in report.sites]
+    for _ in range(3):
+        assert_same(changed, module, *args)
+
+
+class Counter:
+    """An object that is no module."""
+
+    def __init__(self):
+        self.n = 0
+
+    def count(self):
+        self.n += 1
+        return self.n
+
+
+@pytest.mark.parametrize(
+    ("value", "forward", "change"),
+    [
+        (0.5, lambda self, x: pooled(self, x) * self._own, lambda m: setattr(m, "_own", 0.7)),
+        (torch.tanh, lambda self, x: self._own(pooled(self, x)), lambda m: setattr(m, "_own", torch.sigmoid)),
+        ([0.5], lambda self, x: pooled(self, x) * self._own[0], lambda m: m._own.__setitem__(0, 0.7)),
+        ([0.5], lambda self, x: pooled(self, x) * self._own[0], lambda m: setattr(m, "_own", [0.7])),
+        ({"a": {"b": 0.5}}, lambda self, x: pooled(self, x) * self._own["a"]["b"], lambda m: m._own["a"].update(b=0.7)),
+        (SimpleNamespace(a=0.5), lambda self, x: pooled(self, x) * self._own.a, lambda m: setattr(m._own, "a", 0.7)),
+        (torch.float64, lambda self, x: pooled(self, x).to(self._own), lambda m: setattr(m, "_own", torch.float32)),
+        (np.ones(2), lambda self, x: pooled(self, x) * float(self._own[0]), lambda m: m._own.fill(0.7)),
+    ],
+    ids=["private", "function", "list", "another list", "dictionary", "object", "type", "array"],
+)
+def test_attributes_of_every_kind(value, forward, change):
+    module, (changed, report) = Fn(forward, _own=copy.deepcopy(value)), optimize(Fn(forward, _own=value), X)
+    assert report.summary.rewritten == 1
+    compiled = torch.compile(changed, backend="eager")
+    for call in (changed, compiled):
+        assert_same(call, module, X)
+    for item in (module, changed):
+        change(item)
+    for call in (compiled, changed, compiled):
+        assert_same(call, module, X)
+
+
+def test_a_constant_of_the_class():
+    class Scaled(Fn):
+        factor = 0.5
+
+    def forward(self, x):
+        return pooled(self, x) * self.factor
+
+    module, (changed, _) = Scaled(forward), optimize(Scaled(forward), X)
+    for factor in (0.5, 0.7):
+        Scaled.factor = factor
+        assert_same(changed, module, X)
+
+
+def test_a_list_that_always_changes():
+    """Then the original forward runs."""
+
+    def forward(self, x):
+        return pooled(self, x) * self.scales[0]
+
+    module, (changed, _) = Fn(forward, scales=[0.0]), optimize(Fn(forward, scales=[0.0]), X)
+    for step in range(70):
+        module.scales[0] = changed.scales[0] = step
+        assert_same(changed, module, X)
+    assert changed._convpool_region.starts == 64
+
+
+def test_an_object_that_forward_changes():
+    refused(
+        lambda: Fn(lambda self, x: pooled(self, x) * self.counter.count(), counter=Counter()),
+        "attributes that forward assigns; got what is in an attribute",
+        X,
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "draw"),
+    [
+        (lambda: random.Random(0), lambda g: g.random()),
+        (lambda: np.random.default_rng(0), lambda g: g.random()),
+        (lambda: torch.Generator().manual_seed(0), lambda g: torch.rand((), generator=g).item()),
+    ],
+    ids=["Python", "numpy", "PyTorch"],
+)
+def test_a_generator_of_its_own(make, draw):
+    refused(lambda: Fn(lambda self, x: pooled(self, x) * draw(self.own), own=make()), "random numbers in forward", X)
