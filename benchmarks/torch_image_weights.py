@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient at the weights of convolutions of images, by the library against cuDNN (cudnn.benchmark).
+"""The gradients at weights and bias of convolutions of images, by the library against cuDNN (cudnn.benchmark).
 
     python -m benchmarks.torch_image_weights --json benchmarks/results/h200_torch_image_weights.json
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,6 +34,18 @@ LAYERS = [
 ]
 
 
+def cudnn(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: tuple) -> Any:
+    """PyTorch's operator, of both gradients."""
+    strides, padding, dilations, groups = geometry
+    options = ([len(weight)], strides, padding, dilations, False, (0, 0), groups, [False, True, True])
+    return torch.ops.aten.convolution_backward(grad, x, weight, *options)
+
+
+def ours(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: tuple) -> Any:
+    """The library's kernels."""
+    return kernels.few_channels_gradients(grad, x, weight, geometry, True)
+
+
 def main() -> None:
     """Prints a table and writes the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -46,16 +59,8 @@ def main() -> None:
             made = {"device": "cuda", "dtype": dtype}
             x, grad = (torch.randn(n, k, size, size, **made).contiguous(memory_format=torch.channels_last) for k in (c, m))
             weight = torch.randn(m, c, kernel, kernel, **made).contiguous(memory_format=torch.channels_last)
-            padding, ones = (kernel // 2,) * 2, (1, 1)
-
-            def cudnn() -> torch.Tensor:
-                options = ([m], ones, padding, ones, False, (0, 0), 1, [False, True, False])
-                return torch.ops.aten.convolution_backward(grad, x, weight, *options)[1]
-
-            def ours() -> torch.Tensor | None:
-                return kernels.few_channels_weight_gradient(grad, x, weight, (ones, padding, ones, 1))
-
-            us = [graph_time(run) for run in (cudnn, ours)]
+            case = grad, x, weight, ((1, 1), (kernel // 2,) * 2, (1, 1), 1)
+            us = [graph_time(lambda run=run, case=case: run(*case)) for run in (cudnn, ours)]
             size_mb = (x.numel() + grad.numel()) * 2 / 1e6
             rows.append({"type": name, "layer": [n, c, m, size, kernel], "cudnn_us": us[0], "convpool_us": us[1], "mb": size_mb})
             shown = f"{n}x{c}x{size}x{size} {kernel}x{kernel} to {m}"

@@ -290,9 +290,10 @@ CONVPOOL_API convpool_status convpool_box_mean(const convpool_box_problem *probl
 CONVPOOL_API convpool_status convpool_box_mean_adjoint(const convpool_box_problem *problem, const void *dz, const void *gate,
                                                        void *dx, void *stream);
 
-/* The gradient at the weights of a convolution of few channels, such as an image's:
+/* The gradients at weights and bias of a convolution of few channels, such as an image's:
  *
  *     dW[m,k,c] = sum over samples and outputs o of dY[n,o,m] * X[n, o * strides + k * dilations - pads, c]
+ *     dB[m]     = sum over samples and outputs o of dY[n,o,m]
  *
  * The problem is that of the convolution: a pooling window of 1, one group, rank 1 or 2, F16 or BF16, the channels of X and Y last,
  * at most CONVPOOL_MAX_GRADIENT_FILTER elements of a filter (C times the product of `kernel`), M a multiple of 8. Others are
@@ -303,10 +304,11 @@ CONVPOOL_API convpool_status convpool_box_mean_adjoint(const convpool_box_proble
 /* Bytes of device workspace (256-byte aligned) that a launch needs. Needs no GPU. */
 CONVPOOL_API convpool_status convpool_weight_gradient_bytes(const convpool_problem *problem, size_t *bytes);
 
-/* Device pointers: dy is as Y, x as X, dw as W; dy is aligned to 16 bytes. dw overlaps no input. Runs on `stream` (a cudaStream_t;
- * null: the default stream) of the current device. */
+/* Device pointers: dy is as Y, x as X, dw as W, db as B, or null where it is not wanted; with it a filter has one element less than
+ * the most. dy is aligned to 16 bytes. dw and db overlap no input. Runs on `stream` (a cudaStream_t; null: the default stream) of
+ * the current device. */
 CONVPOOL_API convpool_status convpool_weight_gradient(const convpool_problem *problem, const void *dy, const void *x, void *dw,
-                                                      void *workspace, size_t workspace_bytes, void *stream);
+                                                      void *db, void *workspace, size_t workspace_bytes, void *stream);
 
 #ifdef __cplusplus
 }

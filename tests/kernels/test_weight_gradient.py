@@ -11,7 +11,7 @@ from convpool.cuda import Problem, weight_gradient
 from tests.kernels.test_plan import Launch
 from tests.support.kernels.pretended import library_path
 
-DY, X, DW, SPACE = (n << 30 for n in range(1, 5))
+DY, X, DW, DB, SPACE = (n << 30 for n in range(1, 6))
 IMAGE = dict(n=64, c=3, m=64, spatial=(64, 64), kernel_shape=3, pool_kernel_shape=1, pads=1, dtype="bfloat16", layout="NHWC")
 INVALID, UNSUPPORTED, TOO_SMALL, MISALIGNED = range(1, 5)
 PART = 32 * 64 * 4
@@ -26,7 +26,7 @@ def lib():
     found.convpool_weight_gradient.restype = ctypes.c_int32
     found.convpool_weight_gradient.argtypes = [
         ctypes.c_char_p,
-        *[ctypes.c_void_p] * 4,
+        *[ctypes.c_void_p] * 5,
         ctypes.c_size_t,
         ctypes.c_void_p,
     ]
@@ -45,15 +45,15 @@ def space_of(lib, given: bytes) -> int:
     return size.value
 
 
-def refusal(lib, given: bytes, dy=DY, x=X, dw=DW, space=SPACE, size=1 << 30) -> tuple[int, str]:
-    status = lib.convpool_weight_gradient(given, dy, x, dw, space, size, None)
+def refusal(lib, given: bytes, dy=DY, x=X, dw=DW, db=None, space=SPACE, size=1 << 30) -> tuple[int, str]:
+    status = lib.convpool_weight_gradient(given, dy, x, dw, db, space, size, None)
     return status, lib.convpool_last_error().decode()
 
 
-def launches(lib, given: bytes) -> list[int]:
+def launches(lib, given: bytes, **others) -> list[int]:
     """The blocks along the first axis, of the launches of a call that succeeds."""
     before = lib.pretended_launches()
-    assert refusal(lib, given, size=space_of(lib, given)) == (0, "")
+    assert refusal(lib, given, size=space_of(lib, given), **others) == (0, "")
     return [lib.pretended_launch(i)[0].grid for i in range(before, lib.pretended_launches())]
 
 
@@ -81,6 +81,15 @@ def test_what_no_kernel_runs_is_refused(lib, changed, named):
     assert lib.convpool_weight_gradient_bytes(given, ctypes.byref(size)) == UNSUPPORTED
 
 
+def test_a_bias_is_one_element_more(lib):
+    given = problem(c=16, kernel_shape=(1, 2), pads=0)
+    assert launches(lib, given) == [256, 32]
+    assert refusal(lib, given, db=DB) == (
+        UNSUPPORTED,
+        "weight gradient: elements of a filter with a bias; got 32, expected at most 31",
+    )
+
+
 def test_no_convolution_is_refused(lib):
     assert refusal(lib, problem(n=0))[0] == INVALID
     assert lib.convpool_weight_gradient_bytes(problem(), None) == INVALID
@@ -93,6 +102,7 @@ def test_pointers_are_checked(lib):
         assert refusal(lib, given, **{name: None}) == (INVALID, f"{shown}: the pointer is null")
     assert refusal(lib, given, dy=DY + 8) == (MISALIGNED, "dy: not aligned to 16 bytes")
     assert refusal(lib, given, x=X + 1)[0] == refusal(lib, given, dw=DW + 1)[0] == MISALIGNED
+    assert refusal(lib, given, db=DB + 1)[0] == MISALIGNED
     assert refusal(lib, given, space=SPACE + 16)[0] == MISALIGNED
     status, message = refusal(lib, given, size=space_of(lib, given) - 1)
     assert status == TOO_SMALL and f"expected {space_of(lib, given)}" in message
@@ -100,6 +110,7 @@ def test_pointers_are_checked(lib):
 
 def test_blocks_share_the_pixels_and_a_second_kernel_adds_their_sums(lib):
     assert space_of(lib, problem()) == 256 * PART and launches(lib, problem()) == [256, 27]
+    assert launches(lib, problem(), db=DB) == [256, 28]
     small = problem(n=1, spatial=(8, 8))
     assert space_of(lib, small) == PART and launches(lib, small) == [1, 27]
     wide = problem(m=136, n=1, spatial=(32, 33))  # 1056 pixels are three parts, 136 channels another axis

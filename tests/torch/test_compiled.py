@@ -86,15 +86,28 @@ def test_prologues_and_epilogues(epilogue, alpha, wanted):
     assert backwards[0].count(ops.pooled_conv_gradients.default) == 1
 
 
-@pytest.mark.parametrize("of_input, of_weight", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("wanted", [(True, True, True), (True, True, False), (True, False, False), (False, True, True)])
 @pytest.mark.parametrize("last", [False, True])
-def test_the_gradients_as_an_operator(last, of_input, of_weight):
+def test_the_gradients_as_an_operator(last, wanted):
     x, weight = (t.detach() for t in (leaf(2, 4, 6, 8, last=last), leaf(3, 4, 3, 3, last=last)))
     window, convolution = ([2, 2], [1, 1], [1, 0, 1, 1], [1, 1]), ([2, 2], [0, 1, 0, 0], [1, 1], 1)
     grad = torch.ones_like(ops.pooled_conv(x, weight, None, None, None, None, *window, *convolution, 0, 0.0, 0, 0.0))
     for gate in (None, x.neg()):
-        given = (grad, x, gate, 0.1, weight, *window, *convolution, of_input, of_weight)
+        given = (grad, x, gate, 0.1, weight, *window, *convolution, *wanted)
         torch.library.opcheck(ops.pooled_conv_gradients.default, given)
+
+
+@pytest.mark.parametrize(("channels", "sums"), [(3, 0), (4, 1)])
+def test_a_bias_s_gradient_comes_with_those_of_few_channels(channels, sums):
+    function, backwards = compiled(lambda x, w, b: conv_avg_pool2d(x, w, b, padding=1, pool_size=2).square().sum())
+    given = [leaf(2, channels, 8, 8), leaf(8, channels, 3, 3), leaf(8)]
+    exact = [tensor.detach().clone().requires_grad_() for tensor in given]
+    function(*given).backward()
+    x, w, b = exact
+    F.avg_pool2d(F.conv2d(x, w, b, padding=1), 2).square().sum().backward()
+    for tensor, other in zip(given, exact, strict=True):
+        torch.testing.assert_close(tensor.grad, other.grad)
+    assert backwards[0].count(torch.ops.aten.sum.dim_IntList) == sums
 
 
 # ---- activations behind convolutions that belong to no pair ----

@@ -287,6 +287,8 @@ def test_packed_sums(dtype):
         (2, 3, 200, (17, 64), (3, 3), ((2, 1), (0, 2), (1, 3))),
         (3, 1, 8, (28, 28), (5, 5), (1, 2, 1)),
         (1, 4, 72, (5, 9), (2, 4), (1, 1, 1)),
+        (6, 3, 40, (9, 16), (3, 3), (1, 1, 1)),
+        (3, 2, 64, (40, 66), (3, 5), ((3, 2), (4, 1), (1, 1))),
         (300, 2, 128, (1, 7), (1, 3), (1, (0, 1), 1)),
         (7, 16, 24, (12, 12), (1, 2), (1, 0, 1)),
     ],
@@ -298,14 +300,19 @@ def test_weights_of_few_channels(n, c, m, size, kernel, convolution, dtype):
     shape = F.conv2d(x, weight, None, stride, padding, dilation).shape
     grad = torch.randn(shape, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last)
     pairs = [(v, v) if isinstance(v, int) else v for v in convolution]
-    got = kernels.few_channels_weight_gradient(grad, x, weight, (*pairs, 1))
-    assert got is not None and got.is_contiguous(memory_format=torch.channels_last)
     expected = torch.nn.grad.conv2d_weight(x.double(), weight.shape, grad.double(), stride, padding, dilation)
-    assert_near(got, expected, 4)  # operands are exact, sums are float32's
-    again = kernels.few_channels_weight_gradient(grad, x, weight, (*pairs, 1))
-    torch.testing.assert_close(again, got, rtol=0, atol=0)
-    contiguous = kernels.few_channels_weight_gradient(grad, x.contiguous(), weight, (*pairs, 1))
-    torch.testing.assert_close(contiguous, got, rtol=0, atol=0)
+    for bias in {c * kernel[0] * kernel[1] < 32, False}:
+        first, *others = (
+            kernels.few_channels_gradients(grad, given, weight, (*pairs, 1), bias) for given in (x, x, x.contiguous())
+        )
+        got, d_bias = first
+        assert got.is_contiguous(memory_format=torch.channels_last)
+        assert_near(got, expected, 4)  # operands are exact, sums are float32's
+        if bias:
+            assert_near(d_bias, grad.double().sum((0, 2, 3)), 4)
+        for other in others:
+            torch.testing.assert_close(other[0], got, rtol=0, atol=0)
+            torch.testing.assert_close(other[1], d_bias, rtol=0, atol=0)
 
 
 def test_weights_that_cudnn_takes():
@@ -314,13 +321,13 @@ def test_weights_that_cudnn_takes():
         case = {**given, **changed}
         x, weight = on_gpu(case["x"], case["dtype"], True), on_gpu(case["weight"], case["dtype"], True)
         grad = F.conv2d(x, weight, padding=1)
-        assert kernels.few_channels_weight_gradient(grad, x, weight, ((1, 1), (1, 1), (1, 1), 1)) is None
+        assert kernels.few_channels_gradients(grad, x, weight, ((1, 1), (1, 1), (1, 1), 1), False) is None
 
 
 def test_a_step_takes_the_weights_of_images_from_the_library(monkeypatch):
     """Eager, first derivatives and second ones."""
-    called, own = [], kernels.few_channels_weight_gradient
-    monkeypatch.setattr(kernels, "few_channels_weight_gradient", lambda *given: called.append(own(*given)) or called[-1])
+    called, own = [], kernels.few_channels_gradients
+    monkeypatch.setattr(kernels, "few_channels_gradients", lambda *given: called.append(own(*given)) or called[-1])
     x, weight = on_gpu((4, 3, 16, 16), torch.bfloat16, True), on_gpu((64, 3, 3, 3), torch.bfloat16, True, grad=True)
     y = convpool.torch.conv_avg_pool2d(x.requires_grad_(), weight, padding=1, pool_size=(1, 1), pool_stride=(2, 2))
     (d_x,) = torch.autograd.grad(y.float().square().sum(), x, create_graph=True)

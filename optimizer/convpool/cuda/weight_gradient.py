@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient at the weights of a convolution of few channels, by address: convpool_weight_gradient of convpool.h.
+"""The gradients at weights and bias of a convolution of few channels, by address: convpool_weight_gradient of convpool.h.
 
 dW[m, k, c] = sum over samples and outputs o of dY[n, o, m] * X[n, o * strides + k * dilations - pads, c]
+dB[m] = sum over samples and outputs o of dY[n, o, m]
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from convpool.cuda.location import INSTALL
 from convpool.cuda.problem import Problem
 
 MAX_FILTER = 32
-"""Elements of a filter, channels times kernel, that the library's kernels take."""
-Call = Callable[[bytes, int, int, int, int, int, int], int]
-"""Of a problem's bytes, the addresses of dY, X, dW and the workspace, its bytes, and a cudaStream_t."""
+"""Elements of a filter, channels times kernel, that the library's kernels take; one less where dB is wanted."""
+Call = Callable[[bytes, int, int, int, int, int, int, int], int]
+"""Of a problem's bytes, the addresses of dY, X, dW, dB (0 for none) and the workspace, its bytes, and a cudaStream_t."""
 
 
 @functools.cache
@@ -31,7 +32,7 @@ def call() -> Call:
         raise LibraryError(f"libconvpool: another library; got {error}, expected this version's; {INSTALL}") from error
     size.restype, size.argtypes = ctypes.c_int32, [ctypes.POINTER(library.ProblemStruct), ctypes.POINTER(ctypes.c_size_t)]
     found.restype = ctypes.c_int32
-    found.argtypes = [ctypes.c_char_p, *[ctypes.c_void_p] * 4, ctypes.c_size_t, ctypes.c_void_p]
+    found.argtypes = [ctypes.c_char_p, *[ctypes.c_void_p] * 5, ctypes.c_size_t, ctypes.c_void_p]
     return found
 
 

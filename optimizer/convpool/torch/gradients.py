@@ -142,24 +142,31 @@ def side_of(main: torch.cuda.Stream, number: int = 0) -> torch.cuda.Stream:
 
 def _backward(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, number: int) -> torch.Tensor:
     """The gradient of the input (0) or of the weight (1)."""
-    found = _of_few_channels(grad, z, weight, geometry) if number == 1 else None
+    found = _of_few_channels(grad, z, weight, geometry, False) if number == 1 else None
     if found is not None:
-        return found
+        return found[0]
     strides, padding, dilations, groups = geometry
     mask = [number == 0, number == 1, False]
     options = (strides, padding, dilations, False, [0] * len(strides), groups)
     return torch.ops.aten.convolution_backward(grad, z, weight, None, *options, mask)[number]
 
 
-def _of_few_channels(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> torch.Tensor | None:
-    """The gradient at the weights by the library, where it has a kernel: cuDNN takes several times as long for images."""
-    if weight.numel() > MAX_FILTER * weight.shape[0] or not grad.is_cuda or torch._C._len_torch_dispatch_stack():
+def has_few_channels(weight: torch.Tensor, bias: bool) -> bool:
+    """Whether the library may have a kernel for the gradients at weights like these, and at a bias."""
+    return weight.numel() <= (MAX_FILTER - bias) * weight.shape[0]
+
+
+def _of_few_channels(
+    grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, bias: bool
+) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    """The gradients at weights and bias by the library, where it has a kernel: cuDNN takes several times as long for images."""
+    if not has_few_channels(weight, bias) or not grad.is_cuda or torch._C._len_torch_dispatch_stack():
         return None
     if type(grad) is not torch.Tensor or torch._C._are_functorch_transforms_active() or is_batched(grad):
         return None
     if grad.get_device() != torch.cuda.current_device():
         return None
-    return kernels.few_channels_weight_gradient(grad, z, weight, geometry)
+    return kernels.few_channels_gradients(grad, z, weight, geometry, bias)
 
 
 # ---- functions of autograd ----
@@ -253,6 +260,10 @@ def of_parameters(
     grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, of_weight: bool, of_bias: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The gradients at weight and bias from the convolution's input z, None for those that are not asked for."""
+    if of_weight and of_bias and not _recorded(grad):
+        found = _of_few_channels(grad, z, weight, geometry, True)
+        if found is not None:
+            return found
     return weight_gradient(grad, z, weight, geometry) if of_weight else None, channel_sums(grad) if of_bias else None
 
 
@@ -264,10 +275,9 @@ def of_convolution(
         d_z = input_gradient(grad, weight, z, geometry) if needs[0] else None
         return d_z, *of_parameters(grad, z, weight, geometry, needs[1], needs[2])
     strides, padding, dilations, groups = geometry
-    d_weight = _of_few_channels(grad, z, weight, geometry) if needs[1] else None
-    if d_weight is not None:
-        d_z = input_gradient(grad, weight, z, geometry) if needs[0] else None
-        return d_z, d_weight, channel_sums(grad) if needs[2] else None
+    found = _of_few_channels(grad, z, weight, geometry, needs[2]) if needs[1] else None
+    if found is not None:
+        return input_gradient(grad, weight, z, geometry) if needs[0] else None, *found
     apart = needs[2] and _sums_by_product(grad, 4 * MANY)
     mask = [needs[0], needs[1], needs[2] and not apart]
     options = ([weight.shape[0]], strides, padding, dilations, False, [0] * len(strides), groups)

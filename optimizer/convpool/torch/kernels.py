@@ -127,7 +127,7 @@ def _convolution(z: torch.Tensor, weight: torch.Tensor, geometry: tuple) -> Prob
 
 
 class _WeightGradient:
-    """The gradient at the weights of a convolution of one kind: shapes, type, strides, paddings and dilations."""
+    """The gradients at weights and bias of a convolution of one kind: shapes, type, strides, paddings and dilations."""
 
     __slots__ = ("call", "problem", "shape", "space", "strides")
 
@@ -136,28 +136,30 @@ class _WeightGradient:
         self.shape = tuple(weight.shape)
         self.strides = torch.empty(self.shape, device="meta", memory_format=torch.channels_last).stride()
 
-    def __call__(self, grad: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    def __call__(self, grad: torch.Tensor, z: torch.Tensor, bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Queues the work on PyTorch's current stream of the current device, which is z's."""
         z = z.contiguous(memory_format=torch.channels_last)
         out = torch.empty_strided(self.shape, self.strides, dtype=z.dtype, device=z.device)
         space = torch.empty(self.space, dtype=torch.uint8, device=z.device)
         stream = calls.raw_stream(z.device.index)
-        at = grad.data_ptr(), z.data_ptr(), out.data_ptr(), space.data_ptr()
+        d_bias = z.new_empty(self.shape[0]) if bias else None
+        at = grad.data_ptr(), z.data_ptr(), out.data_ptr(), 0 if d_bias is None else d_bias.data_ptr(), space.data_ptr()
         status = self.call(self.problem, *at, self.space, stream)
         if status:
             library.check(status)
-        return out
+        return out, d_bias
 
 
 _weight_gradients: dict[Any, _WeightGradient | None] = {}
 
 
-def few_channels_weight_gradient(
-    grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: tuple
-) -> torch.Tensor | None:
-    """The gradient at the weights from the convolution's input z, with the channels last; None where the library has no kernel.
+def few_channels_gradients(
+    grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: tuple, bias: bool
+) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    """The gradients at the weights and, where wanted, the bias, from the convolution's input z, with the channels last.
 
-    geometry: as torch.convolution takes it.  The tensors are on the current device."""
+    None where the library has no kernel.  geometry: as torch.convolution takes it.  The tensors are on the current device.
+    """
     strides, padding, dilations, groups = geometry
     convolution = (tuple(strides), tuple(padding), tuple(dilations), groups)
     key = (grad.shape, grad.stride(), grad.dtype, z.shape, z.dtype, weight.shape, weight.dtype, convolution)
@@ -170,7 +172,7 @@ def few_channels_weight_gradient(
             found = None if space is None else _WeightGradient(problem, space, weight)
         if len(_weight_gradients) < calls.KEPT:
             _weight_gradients[key] = found
-    return None if found is None or grad.data_ptr() & 15 else found(grad, z)
+    return None if found is None or grad.data_ptr() & 15 else found(grad, z, bias)
 
 
 def _has_few_channels(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:

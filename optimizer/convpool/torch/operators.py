@@ -38,7 +38,7 @@ LIBRARY.define(
 LIBRARY.define(
     "pooled_conv_gradients(Tensor grad, Tensor x, Tensor? gate, float slope, Tensor weight, int[] pool_kernel, "
     "int[] pool_strides, int[] pool_pads, int[] pool_dilations, int[] strides, int[] pads, int[] dilations, int groups, "
-    "bool of_input, bool of_weight) -> (Tensor, Tensor)"
+    "bool of_input, bool of_weight, bool of_bias) -> (Tensor, Tensor, Tensor)"
 )
 for _name in ("box_mean", "box_mean_adjoint", "pooled_conv"):
     LIBRARY.impl(_name, getattr(plain, _name), "CompositeExplicitAutograd")
@@ -75,11 +75,12 @@ def _fake_pooled_conv(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torc
 
 def _fake_gradients(
     grad: torch.Tensor, x: torch.Tensor, gate: torch.Tensor | None, slope: float, weight: torch.Tensor, *rest: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    pool, (of_input, of_weight), found = rest[:4], rest[8:], plain.result_format(x, weight)
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    pool, (of_input, of_weight, of_bias), found = rest[:4], rest[8:], plain.result_format(x, weight)
     sizes = plain.pooled_size(x.shape[2:], *pool)
     d_z = _new(grad, [*x.shape[:2], *sizes], found) if of_input else grad.new_empty(0)
-    return d_z, _new(grad, weight.shape, found) if of_weight else grad.new_empty(0)
+    d_weight = _new(grad, weight.shape, found) if of_weight else grad.new_empty(0)
+    return d_z, d_weight, grad.new_empty(weight.shape[0] if of_bias else 0)
 
 
 torch.library.register_fake("convpool::pooled_conv_gradients", _fake_gradients, lib=LIBRARY)
@@ -159,8 +160,13 @@ def pooled_conv_backward(ctx: Any, grad: torch.Tensor, saved: tuple) -> tuple:
     small, d_u = SmallConvolution(u, gate, slope, pool, *convolution), None
     grad = gradients.dense(grad, x, weight)
     if gradients.is_compiled(grad):
-        d_z, d_weight = _ops.pooled_conv_gradients(grad, u, gate, slope, weight, *pool, *convolution, through_x, needs[1])
-        d_weight, d_bias = d_weight if needs[1] else None, gradients.channel_sums(grad) if needs[2] else None
+        # A compiler fuses the bias's sums with what is around them; with those of few channels they cost nothing.
+        together = needs[1] and needs[2] and gradients.has_few_channels(weight, True)
+        wanted = through_x, needs[1], together
+        d_z, d_weight, d_bias = _ops.pooled_conv_gradients(grad, u, gate, slope, weight, *pool, *convolution, *wanted)
+        d_weight = d_weight if needs[1] else None
+        if not together:
+            d_bias = gradients.channel_sums(grad) if needs[2] else None
         if through_x:
             d_u = d_z if small.is_single else compiled.box_mean_adjoint(d_z, gate, slope, u, *pool)
     elif gradients.is_captured(grad):
@@ -187,27 +193,29 @@ def pooled_conv_backward(ctx: Any, grad: torch.Tensor, saved: tuple) -> tuple:
 
 def _pooled_conv_gradients(
     grad: torch.Tensor, x: torch.Tensor, gate: torch.Tensor | None, slope: float, weight: torch.Tensor, *rest: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients at the box means and at the weight; empty those that are not asked for.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients at the box means, the weight and the bias; empty those that are not asked for.
 
-    One operator for both: they are two branches of a CUDA graph then, whatever a compiler makes of what is around it."""
-    of_input, of_weight = rest[8:]
+    One operator for all: they are two branches of a CUDA graph then, whatever a compiler makes of what is around it."""
+    of_input, of_weight, of_bias = rest[8:]
     boxes, small = kernels if grad.is_cuda else plain, SmallConvolution(x, gate, slope, rest[:4], *rest[4:8])
 
-    def at_weight() -> list[torch.Tensor]:
-        return [gradients.weight_gradient(grad, small.input(boxes), weight, small.geometry)]
+    def at_parameters() -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        return gradients.of_parameters(grad, small.input(boxes), weight, small.geometry, of_weight, of_bias)
 
     def at_box_means() -> torch.Tensor:
         return small.input_gradient(grad, weight)
 
     with torch.no_grad():
         if of_input and of_weight:
-            (d_weight,), d_z = gradients.side_by_side(grad, at_weight, at_box_means)
+            (d_weight, d_bias), d_z = gradients.side_by_side(grad, at_parameters, at_box_means)
         else:
-            d_weight = at_weight()[0] if of_weight else grad.new_empty(0)
-            d_z = at_box_means() if of_input else grad.new_empty(0)
+            d_weight, d_bias = at_parameters() if of_weight or of_bias else (None, None)
+            d_z = at_box_means() if of_input else None
     found = plain.result_format(x, weight)
-    return tuple(t.contiguous(memory_format=found) if t.dim() > 1 else t for t in (d_z, d_weight))
+    made = (grad.new_empty(0) if t is None else t for t in (d_z, d_weight, d_bias))
+    d_z, d_weight, d_bias = (t.contiguous(memory_format=found) if t.dim() > 1 else t for t in made)
+    return d_z, d_weight, d_bias
 
 
 LIBRARY.impl("pooled_conv_gradients", _pooled_conv_gradients, "CompositeExplicitAutograd")

@@ -55,14 +55,17 @@ size_t bytes_of(const Problem &p) {
 
 bool is_aligned(const void *pointer, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
-convpool_status check_pointers(const Problem &p, const void *dy, const void *x, const void *dw, const void *workspace,
-                               size_t workspace_bytes) {
+convpool_status check_pointers(const Problem &p, const void *dy, const void *x, const void *dw, const void *db,
+                               const void *workspace, size_t workspace_bytes) {
     for (auto [name, pointer, alignment] :
          {std::tuple{"dy", dy, 16}, {"x", x, 2}, {"dw", dw, 2}, {"workspace", workspace, 256}}) {
         if (pointer == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, std::string(name) + ": the pointer is null");
         if (!is_aligned(pointer, static_cast<uintptr_t>(alignment)))
             return fail(CONVPOOL_MISALIGNED, std::string(name) + ": not aligned to " + std::to_string(alignment) + " bytes");
     }
+    if (!is_aligned(db, 2)) return fail(CONVPOOL_MISALIGNED, "db: not aligned to 2 bytes");
+    if (db != nullptr && p.c * p.taps() == CONVPOOL_MAX_GRADIENT_FILTER)
+        return fail(CONVPOOL_UNSUPPORTED, wrong("elements of a filter with a bias", p.c * p.taps(), "at most 31"));
     if (workspace_bytes >= bytes_of(p)) return CONVPOOL_OK;
     return fail(CONVPOOL_WORKSPACE_TOO_SMALL,
                 "workspace_bytes; got " + std::to_string(workspace_bytes) + ", expected " + std::to_string(bytes_of(p)));
@@ -103,12 +106,12 @@ convpool_status convpool_weight_gradient_bytes(const convpool_problem *problem, 
     });
 }
 
-convpool_status convpool_weight_gradient(const convpool_problem *problem, const void *dy, const void *x, void *dw,
+convpool_status convpool_weight_gradient(const convpool_problem *problem, const void *dy, const void *x, void *dw, void *db,
                                          void *workspace, size_t workspace_bytes, void *stream) {
     return guarded([&] {
         Problem p;
         if (const convpool_status status = read_problem(problem, p); status != CONVPOOL_OK) return status;
-        if (const convpool_status status = check_pointers(p, dy, x, dw, workspace, workspace_bytes); status != CONVPOOL_OK)
+        if (const convpool_status status = check_pointers(p, dy, x, dw, db, workspace, workspace_bytes); status != CONVPOOL_OK)
             return status;
         Device device;
         if (const cudaError_t error = current_device(device); error != cudaSuccess)
@@ -120,6 +123,7 @@ convpool_status convpool_weight_gradient(const convpool_problem *problem, const 
         params.dy = dy;
         params.x = x;
         params.dw = dw;
+        params.db = db;
         params.sums = static_cast<float *>(workspace);
         const Precision precision = p.w_dtype == CONVPOOL_F16 ? Precision::kF16 : Precision::kBF16;
         const cudaError_t error =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches the gradient at the weights of a convolution whose filters have few elements.
+// Launches the gradients at the weights and the bias of a convolution whose filters have few elements.
 #include "kernels/weight_gradient/weight_gradient.cuh"
 
 #include <algorithm>
@@ -16,14 +16,17 @@ template <Precision kPrecision, class Element> cudaError_t launch_of(const Param
     config.gridDim = dim3(static_cast<unsigned>(p.parts), tiles);
     config.blockDim = dim3(kThreads);
     config.stream = stream;
-    const auto kernel = p.elements <= 16 ? sum_kernel<kPrecision, 1> : sum_kernel<kPrecision, 2>;
+    const int elements = p.elements + (p.db != nullptr);
+    const bool rows = p.out_w % kPixels == 0;
+    auto kernel = rows ? sum_kernel<kPrecision, 2, true> : sum_kernel<kPrecision, 2, false>;
+    if (elements <= 16) kernel = rows ? sum_kernel<kPrecision, 1, true> : sum_kernel<kPrecision, 1, false>;
     if (const cudaError_t error = cudaLaunchKernelEx(&config, kernel, p); error != cudaSuccess) return error;
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
     config.numAttrs = overlap ? 1 : 0;
-    config.gridDim = dim3(static_cast<unsigned>(p.elements), tiles);
+    config.gridDim = dim3(static_cast<unsigned>(elements), tiles);
     config.blockDim = dim3(kSumThreads);
     return cudaLaunchKernelEx(&config, add_kernel<Element>, p);
 }

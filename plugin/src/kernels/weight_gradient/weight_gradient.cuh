@@ -28,19 +28,21 @@ CONVPOOL_DEVICE void load_transposed(uint32_t (&r)[4], uint32_t address) {
                  : "memory");
 }
 
-// An element of a filter: where it lies from the corner of the filter's window.
+// An element of a filter: where it lies from the corner of the filter's window. The one behind the last is the bias: of ones.
 struct Tap {
-    int32_t y, x, offset;
+    int32_t y, x, channel;
     bool exists;
+    uint32_t ones;  // two, or zeros
 };
 
-CONVPOOL_DEVICE Tap tap_of(const Params &p, int element) {
+template <Precision kPrecision> CONVPOOL_DEVICE Tap tap_of(const Params &p, int element) {
     Tap tap;
-    tap.exists = element < p.elements;
     const int place = element / p.c;
+    tap.exists = element < p.elements;
     tap.y = place / p.kw * p.dilation_h;
     tap.x = place % p.kw * p.dilation_w;
-    tap.offset = (tap.y * p.w + tap.x) * p.c + element % p.c;
+    tap.channel = element % p.c;
+    tap.ones = element == p.elements ? (kPrecision == Precision::kF16 ? 0x3c003c00u : 0x3f803f80u) : 0;
     return tap;
 }
 
@@ -49,40 +51,81 @@ template <int kTiles> struct Elements {
     uint32_t bits[4][2 * kTiles];
 };
 
-template <int kTiles>
+CONVPOOL_DEVICE bool is_below(int v, int size) { return static_cast<uint32_t>(v) < static_cast<uint32_t>(size); }
+
+// kRows: the pixels of a step are neighbours in a row.
+template <int kTiles, bool kRows>
 CONVPOOL_DEVICE void gather(Elements<kTiles> &e, const Params &p, const Tap (&taps)[2 * kTiles], uint32_t first, int t) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const uint32_t pixel = first + 2 * t + (i & 1) + (i >> 1) * 8;
-        uint32_t sample, place, row, column;
+    uint32_t sample, place, row, column;
+    auto at = [&](uint32_t pixel) {
         p.div_out_pixels.divmod(pixel, sample, place);
         p.div_out_w.divmod(place, row, column);
-        const int y = static_cast<int>(row) * p.stride_h - p.pad_h, x = static_cast<int>(column) * p.stride_w - p.pad_w;
-        const uint32_t corner = ((sample * p.h + y) * p.w + x) * p.c;  // wraps around where X is padded
+    };
+    auto element = [&](uint32_t y, uint32_t x, int channel) {  // wraps around where X is padded
+        return static_cast<const char *>(p.x) + 2 * uint64_t{((sample * p.h + y) * p.w + x) * p.c + channel};
+    };
+    if constexpr (kRows) {
+        at(first);
+        const int y = static_cast<int>(row) * p.stride_h - p.pad_h;
+        const int x = static_cast<int>(column + 2 * t) * p.stride_w - p.pad_w;
 #pragma unroll
         for (int k = 0; k < 2 * kTiles; ++k) {
-            const bool inside = static_cast<uint32_t>(y + taps[k].y) < static_cast<uint32_t>(p.h) &&
-                                static_cast<uint32_t>(x + taps[k].x) < static_cast<uint32_t>(p.w);
-            const bool wanted = taps[k].exists && inside && pixel < p.pixels;
-            e.bits[i][k] = load_bits_if(wanted, static_cast<const char *>(p.x) + 2 * uint64_t{corner + taps[k].offset});
+            const bool inside = taps[k].exists && is_below(y + taps[k].y, p.h);
+            // Signed: left of the first column of the first row it lies in front of X.
+            const int64_t start = (int64_t{static_cast<int>(sample) * p.h + y + taps[k].y} * p.w + x + taps[k].x) * p.c;
+            const char *const from = static_cast<const char *>(p.x) + 2 * (start + taps[k].channel);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int ahead = ((i & 1) + (i >> 1) * 8) * p.stride_w;
+                e.bits[i][k] = load_bits_if(inside && is_below(x + taps[k].x + ahead, p.w), from + 2 * int64_t{ahead * p.c});
+            }
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t pixel = first + 2 * t + (i & 1) + (i >> 1) * 8;
+            at(pixel);
+            const int y = static_cast<int>(row) * p.stride_h - p.pad_h, x = static_cast<int>(column) * p.stride_w - p.pad_w;
+#pragma unroll
+            for (int k = 0; k < 2 * kTiles; ++k) {
+                const bool inside = is_below(y + taps[k].y, p.h) && is_below(x + taps[k].x, p.w);
+                const bool wanted = taps[k].exists && inside && pixel < p.pixels;
+                e.bits[i][k] = load_bits_if(wanted, element(y + taps[k].y, x + taps[k].x, taps[k].channel));
+            }
         }
     }
 }
 
-// A step's rows of dY to the warp's stage; chunk c of row r is at c ^ (r % 8). Zeros past the last pixel and channel.
-CONVPOOL_DEVICE void copy_rows(const Params &p, uint32_t stage, uint32_t first, int channel, int lane) {
-#pragma unroll
-    for (int i = 0; i < kPixels * kRowBytes / 16 / 32; ++i) {
-        const int chunk = lane % 8, row = i * 4 + lane / 8;
-        const uint32_t pixel = first + row;
-        const bool valid = pixel < p.pixels && channel + chunk * 8 < p.m;
-        const int64_t place = valid ? int64_t{pixel} * p.m + channel + chunk * 8 : 0;
-        copy_chunk(stage + row * kRowBytes + ((chunk ^ (row % 8)) * 16), static_cast<const char *>(p.dy) + 2 * place, valid);
+// This lane's chunks of a step's rows of dY: of rows lane / 8, 4 further on, and so forth.
+struct Rows {
+    const char *from;
+    uint32_t to;
+    uint32_t row;
+    bool exists;
+    int64_t apart;  // bytes from a row to the fourth after it
+
+    CONVPOOL_DEVICE Rows(const Params &p, uint32_t first, int channel, int lane) {
+        const int chunk = lane % 8;
+        row = lane / 8;
+        exists = channel + chunk * 8 < p.m;
+        from = static_cast<const char *>(p.dy) + 2 * (int64_t{first + row} * p.m + channel + chunk * 8);
+        to = row * kRowBytes + ((chunk ^ row) * 16);  // chunk c of row r is at c ^ (r % 8)
+        apart = int64_t{8} * p.m;
     }
-}
+    // The rows from pixel `first` on to the stage, and zeros past the last pixel and channel; then on to the warp's next step.
+    CONVPOOL_DEVICE void copy(const Params &p, uint32_t stage, uint32_t first) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const bool valid = exists && first + row + 4 * i < p.pixels;
+            copy_chunk(stage + ((to + i * 4 * kRowBytes) ^ (i % 2 * 64)), valid ? from + i * apart : p.dy, valid);
+        }
+        from += kWarps * 4 * apart;
+    }
+};
 
 // kTiles: of 16 elements of a filter. Block x is the part, y the channel tile.
-template <Precision kPrecision, int kTiles> __global__ void __launch_bounds__(kThreads, 2) sum_kernel(const Params p) {
+template <Precision kPrecision, int kTiles, bool kRows>
+__global__ void __launch_bounds__(kThreads, 2) sum_kernel(const Params p) {
     __shared__ alignas(128) unsigned char memory[kWarps * kWarpBytes];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int channel = blockIdx.y * kChannels;
@@ -95,17 +138,18 @@ template <Precision kPrecision, int kTiles> __global__ void __launch_bounds__(kT
     const uint32_t end = static_cast<uint32_t>(steps * (blockIdx.x + 1) / p.parts);
     Tap taps[2 * kTiles];
 #pragma unroll
-    for (int k = 0; k < 2 * kTiles; ++k) taps[k] = tap_of(p, k * 8 + g);
+    for (int k = 0; k < 2 * kTiles; ++k) taps[k] = tap_of<kPrecision>(p, k * 8 + g);
     float sums[kTiles][kChannels / 8][4] = {};
+    Rows rows(p, begin * kPixels, channel, lane);
 
 #pragma unroll
     for (int s = 0; s < kStages - 1; ++s) {
         const uint32_t step = begin + s * kWarps;
-        if (step < end) copy_rows(p, ring + s * kStageBytes, step * kPixels, channel, lane);
+        if (step < end) rows.copy(p, ring + s * kStageBytes, step * kPixels);
         copy_commit();
     }
     Elements<kTiles> next;
-    if (begin < end) gather<kTiles>(next, p, taps, begin * kPixels, t);
+    if (begin < end) gather<kTiles, kRows>(next, p, taps, begin * kPixels, t);
     int stage = 0;
     for (uint32_t step = begin; step < end; step += kWarps) {
         uint32_t a[kTiles][4];
@@ -114,15 +158,15 @@ template <Precision kPrecision, int kTiles> __global__ void __launch_bounds__(kT
 #pragma unroll
             for (int i = 0; i < 4; ++i) {  // rows g and g + 8, then the same of the later pixels
                 const int tap = 2 * k + i % 2, pixel = i / 2 * 2;
-                a[k][i] = next.bits[pixel][tap] | next.bits[pixel + 1][tap] << 16;
+                a[k][i] = next.bits[pixel][tap] | next.bits[pixel + 1][tap] << 16 | taps[tap].ones;
             }
         const uint32_t ahead = step + (kStages - 1) * kWarps;
         int free = stage + kStages - 1;
         if (free >= kStages) free -= kStages;
         __syncwarp();  // all lanes have read the stage that is filled again
-        if (ahead < end) copy_rows(p, ring + free * kStageBytes, ahead * kPixels, channel, lane);
+        if (ahead < end) rows.copy(p, ring + free * kStageBytes, ahead * kPixels);
         copy_commit();
-        if (step + kWarps < end) gather<kTiles>(next, p, taps, (step + kWarps) * kPixels, t);
+        if (step + kWarps < end) gather<kTiles, kRows>(next, p, taps, (step + kWarps) * kPixels, t);
         copy_wait<kStages - 1>();
         __syncwarp();
         const uint32_t row = ring + stage * kStageBytes + matrix_row * kRowBytes;
@@ -172,7 +216,7 @@ template <Precision kPrecision, int kTiles> __global__ void __launch_bounds__(kT
     let_next_kernel_start();
 }
 
-// Adds the parts. Block x is the element of the filter, y the channel tile.
+// Adds the parts. Block x is the element of the filter, the last one the bias if there is one; y is the channel tile.
 template <class Element> __global__ void __launch_bounds__(kSumThreads) add_kernel(const Params p) {
     constexpr int kGroups = kSumThreads / kChannels;
     __shared__ float shared[kGroups][kChannels];
@@ -188,7 +232,9 @@ template <class Element> __global__ void __launch_bounds__(kSumThreads) add_kern
     if (group != 0 || m >= p.m) return;
 #pragma unroll
     for (int i = 1; i < kGroups; ++i) sum += shared[i][channel];
-    static_cast<Element *>(p.dw)[int64_t{m} * p.elements + blockIdx.x] = from_float<Element>(sum);
+    const bool is_bias = blockIdx.x == static_cast<uint32_t>(p.elements);
+    Element *const out = static_cast<Element *>(is_bias ? p.db : p.dw);
+    out[is_bias ? m : int64_t{m} * p.elements + blockIdx.x] = from_float<Element>(sum);
 }
 
 }  // namespace convpool::weight_gradient

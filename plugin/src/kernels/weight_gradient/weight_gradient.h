@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradient at the weights of a convolution whose filters have few elements.
+// The gradients at the weights and the bias of a convolution whose filters have few elements.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,12 +11,12 @@
 
 namespace convpool::weight_gradient {
 
-constexpr int kMaxElements = 32;  // of a filter
+constexpr int kMaxElements = 32;  // of a filter, the bias included
 constexpr int kChannels = 64;     // output channels that a block sums for
 
 struct Params {
     const void *dy, *x;  // [pixels, m] and [n, h, w, c]
-    void *dw;            // [m, kh, kw, c]
+    void *dw, *db;       // [m, kh, kw, c]; null, or [m]
     float *sums;         // [channel tiles][parts][kMaxElements][kChannels]
     int32_t m, c, h, w, kw, stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;
     int32_t elements;  // of a filter: kh * kw * c
