@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import random
 from types import SimpleNamespace
 
@@ -134,3 +135,79 @@ def test_an_object_that_forward_changes():
 )
 def test_a_generator_of_its_own(make, draw):
     refused(lambda: Fn(lambda self, x: pooled(self, x) * draw(self.own), own=make()), "random numbers in forward", X)
+
+
+def test_the_type_of_the_parameters():
+    """As `self.dtype` of models that cast their inputs."""
+
+    def forward(self, x):
+        return pooled(self, x.to(next(self.parameters()).dtype)).double()
+
+    module, (changed, report) = Fn(forward), optimize(Fn(forward), X)
+    assert report.summary.rewritten == 1
+    compiled = torch.compile(changed, backend="eager")
+    for call in (changed, compiled):
+        assert_same(call, module, X)
+    for item in (module, changed):
+        item.float()
+    for call in (compiled, changed):
+        torch.testing.assert_close(call(X), module(X), rtol=1e-5, atol=1e-5)
+
+
+def clipped(self, x):
+    for parameter in self.parameters():
+        parameter.data.mul_(0.5)
+    return pooled(self, x)
+
+
+def counted(self, x):
+    self.own.add_(1)
+    return pooled(self, x) * self.own
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [
+        (lambda self, x: pooled(self, x) * self.own.item(), "numbers of tensors in forward; got item"),
+        (
+            lambda self, x: pooled(self, x) * float([*self.parameters()][0][0, 0, 0, 0]),
+            "numbers of tensors in forward; got __float__",
+        ),
+        (counted, "tensors that forward changes; got one by add_"),
+    ],
+)
+def test_real_tensors(forward, words):
+    refused(lambda: Fn(forward, own=torch.tensor(2.0)), words, X)
+
+
+def test_parameters_that_forward_changes_are_changed_by_calls_alone():
+    module, changed = Fn(clipped), optimize(Fn(clipped))[0]
+    for _ in range(3):
+        assert_same(changed, module, X)
+
+
+def test_tensors_that_forward_makes_of_numbers_may_be_asked():
+    module = Fn(lambda self, x: pooled(self, x) * torch.linspace(0, 1, 4).tolist()[2])
+    changed, report = optimize(module, X)
+    assert report.summary.rewritten == 1
+    assert_same(changed, module, X)
+
+
+class Kind(enum.IntEnum):
+    """A number with a name."""
+
+    TWO = 2
+
+
+def test_numbers_of_other_classes():
+    """numpy's, as schedules give them, and one whose text is no Python."""
+
+    def forward(self, x):
+        return pooled(self, x) * self.own
+
+    module, (changed, report) = Fn(forward, own=np.float64(0.5)), optimize(Fn(forward, own=np.float64(0.5)), X)
+    assert report.summary.rewritten == 1
+    for factor in np.linspace(0, 1, 3):
+        module.own = changed.own = factor
+        assert_same(changed, module, X)
+    refused(lambda: Fn(forward, own=Kind.TWO), "number or word in forward; got one of class Kind, expected Python's own", X)

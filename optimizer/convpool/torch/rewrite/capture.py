@@ -8,6 +8,7 @@ a word what is no operation on a tensor.  So what forward did besides is compare
 - attributes that forward assigns, and tensors that it makes: the graph would have those of the trace;
 - questions for the type of a value that is no input: nobody knows it while the stand-ins run;
 - questions whether autocast or inference mode is on: it may not be in the next call;
+- numbers of real tensors, such as those of self.parameters();
 - random numbers that Python, numpy or PyTorch drew.
 
 Calls of a torch.autograd.Function stay whole.  So do modules with hooks, for the trace would run the hooks once and for all.
@@ -37,6 +38,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
 from convpool.algebra.refusal import Refusal, refuse
+from convpool.torch.rewrite.foreign import Untraceable, Watch
 from convpool.torch.rewrite.reads import Held, noted
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -45,6 +47,8 @@ WEIGHT_HOOKS = (SpectralNorm, WeightNorm)
 CONTEXTS = (torch.no_grad, torch.enable_grad, torch.inference_mode, torch.autocast, torch.autograd.graph.saved_tensors_hooks)
 STATES = ("is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype", "is_inference_mode_enabled")
 """Functions of torch by which a forward asks in what state it is called; plans do not depend on it."""
+NUMBERS = (bool, int, float, complex, str)
+"""What the code of a graph can say; a class made of one of these, such as an IntEnum, has another text."""
 _TRACING = threading.RLock()
 """Held by the thread that traces."""
 FORWARD = "_convpool_forward"
@@ -58,15 +62,13 @@ class Captured:
     """The graph of a module's forward; its placeholders are the tensors among the arguments, in order.
 
     refusal: why the graph must not run in forward's place.  held: what it holds of attributes as they were.
+    types: whether it depends on the types of the module's own tensors.
     """
 
     graph: fx.Graph
     refusal: Refusal | None
     held: Held = field(default_factory=Held)
-
-
-class Untraceable(Exception):
-    """Why forward cannot be followed; args[0] is the Refusal."""
+    types: bool = False
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -107,7 +109,7 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
     randomness = _randomness()
     try:
         setattr(own, FORWARD, space["forward"])  # not in forward's place: other threads may call the module
-        with _watched(tracer), noted(held):
+        with _watched(tracer), noted(held), Watch(tracer):
             graph = tracer.trace(root)
     except Untraceable as error:
         return error.args[0]
@@ -123,6 +125,10 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
         held.restore()
     if tracer.questions:
         return Captured(graph, refuse("flow of forward", "a question for a value", "none that depends on values"))
+    if drawn:
+        return Captured(graph, refuse("random numbers in forward", "some that are no tensor of the graph", "none"))
+    if tracer.numbers:
+        return Captured(graph, refuse("numbers of tensors in forward", tracer.numbers[0], "none but those of its inputs"))
     if tracer.contexts:
         return Captured(graph, refuse("context in forward", ", ".join(sorted(tracer.contexts)), "none"))
     if tracer.states:
@@ -133,9 +139,7 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
         return Captured(graph, refuse("attributes that forward assigns", ", ".join(written), "none"))
     if tracer.changes_arguments:
         return Captured(graph, refuse("arguments that forward changes", "another list or dictionary", "the same"))
-    if drawn:
-        return Captured(graph, refuse("random numbers in forward", "some that are no tensor of the graph", "none"))
-    return Captured(graph, None, held)
+    return Captured(graph, None, held, tracer.types)
 
 
 class _Value(fx.Proxy):
@@ -168,6 +172,10 @@ class Tracer(fx.Tracer):
         """Tensors other than inputs whose type forward asked for."""
         self.questions = False
         """Whether forward asked a stand-in for its value, of which it may have caught the error, or made text of one."""
+        self.numbers: list[str] = []
+        """Functions that gave numbers of tensors that are no stand-ins."""
+        self.types = False
+        """Whether forward asked for the type or device of such a tensor."""
         self.changes_arguments = False
         """Whether forward has put something else into a list or dictionary among its arguments."""
         self._paths: list[str] = []
@@ -231,6 +239,10 @@ class Tracer(fx.Tracer):
                 )
         if isinstance(a, (dict, list)) and type(a) not in (dict, list) and not type(a).__module__.startswith("torch.fx."):
             raise Untraceable(refuse("dictionary or list in forward", f"one of class {type(a).__name__}", "Python's own"))
+        if type(a) is np.float64:
+            return float(a)
+        if isinstance(a, (int, float, complex, str)) and type(a) not in NUMBERS:
+            raise Untraceable(refuse("number or word in forward", f"one of class {type(a).__name__}", "Python's own"))
         return super().create_arg(a)
 
 
@@ -312,7 +324,8 @@ class Memory:
 
     def __init__(self, root: nn.Module) -> None:
         self._held = [(name, module, self._of(module)) for name, module in root.named_modules()]
-        buffers = [b for b in root.buffers() if not nn.parameter.is_lazy(b) and not b.is_inference()]
+        attributes = [value for m in root.modules() for value in vars(m).values() if isinstance(value, torch.Tensor)]
+        buffers = [b for b in (*root.buffers(), *attributes) if not nn.parameter.is_lazy(b) and not b.is_inference()]
         self._buffers = [(buffer, buffer._version, buffer.detach().clone()) for buffer in buffers]
 
     @staticmethod

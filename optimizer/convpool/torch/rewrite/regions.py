@@ -73,6 +73,7 @@ class Region:
     known: dict[tuple, Sizes | None] = field(default_factory=dict)
     held: Held = field(default_factory=Held)
     starts: int = 0
+    types: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Without plans: a copy makes its own."""
@@ -109,7 +110,8 @@ class Region:
         modes, version = self._modes(root), self._version(root)
         if version is None or modes is None:
             return None
-        described: list[Any] = [spec, torch.is_grad_enabled() and not exporting(), modes, version]
+        kinds = tuple([(x.dtype, x.device.type) for x in _own_tensors(root)]) if self.types else ()
+        described: list[Any] = [spec, torch.is_grad_enabled() and not exporting(), modes, (version, kinds)]
         first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), None)
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
@@ -125,7 +127,11 @@ class Region:
                 return self._for_all(described)
             if len(self.plans) >= MAX_PLANS:
                 return None
-            found = self.plans[key] = make_plan(root, args, kwargs, self)
+            depends = self.types
+            found = make_plan(root, args, kwargs, self)
+            if self.types and not depends:  # now the key has the types of the module's tensors
+                return self.planned(root, args, kwargs)
+            self.plans[key] = found
         if found.batch is not None and (first is None or first.shape[0] != found.batch):
             return None
         return found
@@ -195,6 +201,10 @@ class Region:
             known = key in self.versions or len(self.versions) < MAX_PLANS
             self.version = self.versions.setdefault(key, len(self.versions)) if known else None
         return self.version
+
+
+def _own_tensors(root: nn.Module) -> list[torch.Tensor]:
+    return [*root.parameters(), *root.buffers()]
 
 
 def of_torch(module: nn.Module) -> bool:
@@ -283,6 +293,7 @@ def make_plan(root: nn.Module, args: tuple, kwargs: dict[str, Any], region: Regi
     if isinstance(found, Refusal):
         return Planned(None, refusal=found)
     region.held.add(found.held)
+    region.types = region.types or found.types
     return _planned(root, found, tensors_of(args, kwargs), region)
 
 
