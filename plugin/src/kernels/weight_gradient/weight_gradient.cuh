@@ -123,6 +123,70 @@ struct Rows {
     }
 };
 
+// The fragments of a step's elements: words of two pixels.
+template <int kTiles>
+CONVPOOL_DEVICE void pack(uint32_t (&a)[kTiles][4], const Elements<kTiles> &e, const Tap (&taps)[2 * kTiles]) {
+#pragma unroll
+    for (int k = 0; k < kTiles; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {  // rows g and g + 8, then the same of the later pixels
+            const int tap = 2 * k + i % 2, pixel = i / 2 * 2;
+            a[k][i] = e.bits[pixel][tap] | e.bits[pixel + 1][tap] << 16 | taps[tap].ones;
+        }
+}
+
+// sums += elements x the rows of a stage.
+template <Precision kPrecision, int kTiles>
+CONVPOOL_DEVICE void multiply(float (&sums)[kTiles][kChannels / 8][4], const uint32_t (&a)[kTiles][4], uint32_t stage, int lane) {
+    // This lane's row of ldmatrix: matrix i is pixels 8 (i % 2) on, chunk i / 2 of two.
+    const uint32_t matrix_row = lane % 8 + (lane / 8 % 2) * 8, matrix_chunk = lane / 16;
+    const uint32_t row = stage + matrix_row * kRowBytes;
+#pragma unroll
+    for (int q = 0; q < kChannels / 16; ++q) {
+        uint32_t b[4];
+        load_transposed(b, row + (((2 * q + matrix_chunk) ^ (matrix_row % 8)) * 16));
+#pragma unroll
+        for (int k = 0; k < kTiles; ++k) {
+            mma<kPrecision>(sums[k][2 * q], a[k], b[0], b[1]);
+            mma<kPrecision>(sums[k][2 * q + 1], a[k], b[2], b[3]);
+        }
+    }
+}
+
+// Half of the warps give their sums to the others until warp 0 has all. A warp's take kTiles * 4 KB of shared memory.
+template <int kTiles> CONVPOOL_DEVICE void add_warps(float (&sums)[kTiles][kChannels / 8][4], float *shared, int warp, int lane) {
+    constexpr int kSums = kTiles * (kChannels / 8) * 4;
+    for (int half = kWarps / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (warp >= half && warp < 2 * half) {
+#pragma unroll
+            for (int i = 0; i < kSums; ++i)
+                shared[((warp - half) * kSums + i) * 32 + lane] = sums[i / (kSums / kTiles)][i / 4 % (kChannels / 8)][i % 4];
+        }
+        __syncthreads();
+        if (warp < half) {
+#pragma unroll
+            for (int i = 0; i < kSums; ++i)
+                sums[i / (kSums / kTiles)][i / 4 % (kChannels / 8)][i % 4] += shared[(warp * kSums + i) * 32 + lane];
+        }
+    }
+}
+
+// A block's sums, as add_kernel takes them.
+template <int kTiles> CONVPOOL_DEVICE void store_part(const Params &p, const float (&sums)[kTiles][kChannels / 8][4], int lane) {
+    const int g = lane / 4, t = lane % 4;
+    float *const out = p.sums + (int64_t{blockIdx.y} * p.parts + blockIdx.x) * kMaxElements * kChannels;
+#pragma unroll
+    for (int k = 0; k < kTiles; ++k)
+#pragma unroll
+        for (int f = 0; f < kChannels / 8; ++f)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                float *const place = out + (16 * k + 8 * i + g) * kChannels + 8 * f + 2 * t;
+                *reinterpret_cast<float2 *>(place) = make_float2(sums[k][f][2 * i], sums[k][f][2 * i + 1]);
+            }
+}
+
 // kTiles: of 16 elements of a filter. Block x is the part, y the channel tile.
 template <Precision kPrecision, int kTiles, bool kRows>
 __global__ void __launch_bounds__(kThreads, 2) sum_kernel(const Params p) {
@@ -130,8 +194,6 @@ __global__ void __launch_bounds__(kThreads, 2) sum_kernel(const Params p) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int channel = blockIdx.y * kChannels;
     const uint32_t ring = shared_address(memory) + warp * kWarpBytes;
-    // This lane's row of ldmatrix: matrix i is pixels 8 (i % 2) on, chunk i / 2 of two.
-    const uint32_t matrix_row = lane % 8 + (lane / 8 % 2) * 8, matrix_chunk = lane / 16;
 
     const uint64_t steps = (uint64_t{p.pixels} + kPixels - 1) / kPixels;
     const uint32_t begin = static_cast<uint32_t>(steps * blockIdx.x / p.parts) + warp;
@@ -153,13 +215,7 @@ __global__ void __launch_bounds__(kThreads, 2) sum_kernel(const Params p) {
     int stage = 0;
     for (uint32_t step = begin; step < end; step += kWarps) {
         uint32_t a[kTiles][4];
-#pragma unroll
-        for (int k = 0; k < kTiles; ++k)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {  // rows g and g + 8, then the same of the later pixels
-                const int tap = 2 * k + i % 2, pixel = i / 2 * 2;
-                a[k][i] = next.bits[pixel][tap] | next.bits[pixel + 1][tap] << 16 | taps[tap].ones;
-            }
+        pack<kTiles>(a, next, taps);
         const uint32_t ahead = step + (kStages - 1) * kWarps;
         int free = stage + kStages - 1;
         if (free >= kStages) free -= kStages;
@@ -169,50 +225,13 @@ __global__ void __launch_bounds__(kThreads, 2) sum_kernel(const Params p) {
         if (step + kWarps < end) gather<kTiles, kRows>(next, p, taps, (step + kWarps) * kPixels, t);
         copy_wait<kStages - 1>();
         __syncwarp();
-        const uint32_t row = ring + stage * kStageBytes + matrix_row * kRowBytes;
-#pragma unroll
-        for (int q = 0; q < kChannels / 16; ++q) {
-            uint32_t b[4];
-            load_transposed(b, row + (((2 * q + matrix_chunk) ^ (matrix_row % 8)) * 16));
-#pragma unroll
-            for (int k = 0; k < kTiles; ++k) {
-                mma<kPrecision>(sums[k][2 * q], a[k], b[0], b[1]);
-                mma<kPrecision>(sums[k][2 * q + 1], a[k], b[2], b[3]);
-            }
-        }
+        multiply<kPrecision, kTiles>(sums, a, ring + stage * kStageBytes, lane);
         if (++stage == kStages) stage = 0;
     }
     copy_wait<0>();
 
-    // Half of the warps give their sums to the others until one has all. A warp's take kTiles * 4 KB.
-    constexpr int kSums = kTiles * (kChannels / 8) * 4;
-    float *const shared = reinterpret_cast<float *>(memory);
-    for (int half = kWarps / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (warp >= half && warp < 2 * half) {
-#pragma unroll
-            for (int i = 0; i < kSums; ++i)
-                shared[((warp - half) * kSums + i) * 32 + lane] = sums[i / (kSums / kTiles)][i / 4 % (kChannels / 8)][i % 4];
-        }
-        __syncthreads();
-        if (warp < half) {
-#pragma unroll
-            for (int i = 0; i < kSums; ++i)
-                sums[i / (kSums / kTiles)][i / 4 % (kChannels / 8)][i % 4] += shared[(warp * kSums + i) * 32 + lane];
-        }
-    }
-    if (warp == 0) {
-        float *const out = p.sums + (int64_t{blockIdx.y} * p.parts + blockIdx.x) * kMaxElements * kChannels;
-#pragma unroll
-        for (int k = 0; k < kTiles; ++k)
-#pragma unroll
-            for (int f = 0; f < kChannels / 8; ++f)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    float *const place = out + (16 * k + 8 * i + g) * kChannels + 8 * f + 2 * t;
-                    *reinterpret_cast<float2 *>(place) = make_float2(sums[k][f][2 * i], sums[k][f][2 * i + 1]);
-                }
-    }
+    add_warps<kTiles>(sums, reinterpret_cast<float *>(memory), warp, lane);
+    if (warp == 0) store_part<kTiles>(p, sums, lane);
     let_next_kernel_start();
 }
 
