@@ -269,6 +269,43 @@ def test_a_tensor_that_is_changed_between(forward):
     refused(Fn(forward), "Conv 'c': tensor changed in place")
 
 
+def weight_changed_between(self, x):
+    h = self.c(x)
+    self.c.weight.data.mul_(0.5)
+    return F.avg_pool2d(h, 2)
+
+
+def test_a_weight_that_is_changed_between():
+    module = Fn(weight_changed_between)
+    changed, report = optimize(module, X)
+    assert report.summary.rewritten == 0
+    first = copy.deepcopy(module)
+    torch.testing.assert_close(changed(X), first(X), rtol=1e-5, atol=1e-5)
+
+
+class Halved(torch.autograd.Function):
+    """Half of its input, in place."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(0.5)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / 2
+
+
+def changed_by_a_function(self, x):
+    x = x * 1
+    h = self.c(x)
+    return Halved.apply(x).sum() + F.avg_pool2d(h, 2)
+
+
+def test_a_tensor_that_a_function_changes():
+    refused(Fn(changed_by_a_function), "tensors that forward changes; got one by Halved")
+
+
 def test_activations_in_place_keep_no_pair():
     for module in (
         nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(inplace=True), *pair()),

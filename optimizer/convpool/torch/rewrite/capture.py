@@ -265,6 +265,8 @@ def _watched(tracer: Tracer) -> Iterator[None]:
     def whole(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if tracer.is_elsewhere() or not any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves((args, kwargs))):
             return apply.__get__(None, cls)(*args, **kwargs)
+        if _marks_dirty(cls):
+            raise Untraceable(refuse("tensors that forward changes", f"one by {cls.__name__}", "none but those of its graph"))
         return tracer.create_proxy("call_function", _applying(cls), args, kwargs)
 
     def is_instance(value: Any, kinds: Any) -> bool:
@@ -309,6 +311,12 @@ def _is_of(frame: Any, *packages: str) -> bool:
     """Whether a frame's code is of a package or module."""
     place = str(frame.f_globals.get("__name__"))
     return any(place == package or place.startswith(f"{package}.") for package in packages)
+
+
+def _marks_dirty(cls: Any) -> bool:
+    """Whether an autograd.Function says that it changes an input, as its code tells."""
+    codes = (getattr(method, "__code__", None) for method in (cls.forward, cls.setup_context))
+    return any(code is not None and "mark_dirty" in code.co_names for code in codes)
 
 
 def _applying(cls: Any) -> Callable:

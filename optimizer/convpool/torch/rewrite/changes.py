@@ -129,11 +129,18 @@ def held_by_changes(root: nn.Module | None, graph: fx.Graph) -> dict[fx.Node, Re
         why = refuse(
             "tensor changed in place", f"by {next(n.name for n in members if n in changed)}", "one that nothing else reads"
         )
+        held |= dict.fromkeys(_owners(nodes, members), why)
         if not _is_path(members):
             held |= dict.fromkeys(_with_readers(members), why)
         elif members[0].op in ("placeholder", "get_attr") or not _is_fresh(root, members[0]):
             held |= dict.fromkeys(members, why)  # whoever called sees the change
     return held
+
+
+def _owners(nodes: list[fx.Node], members: list[fx.Node]) -> list[fx.Node]:
+    """Calls of modules that own one of the tensors: they read it too, which the graph does not show."""
+    owners = {str(node.target).rpartition(".")[0] for node in members if node.op == "get_attr"}
+    return [node for node in nodes if node.op == "call_module" and node.target in owners]
 
 
 def _is_path(members: list[fx.Node]) -> bool:
