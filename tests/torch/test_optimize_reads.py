@@ -154,6 +154,30 @@ def test_the_type_of_the_parameters():
         torch.testing.assert_close(call(X), module(X), rtol=1e-5, atol=1e-5)
 
 
+def by_channel(self, x):
+    y = pooled(self, x)
+    return (y / y.shape[1] * self.c.weight.shape[0] ** 2).reshape(x.shape[0], -1)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_pruned_weight(in_place):
+    """Parameters of other sizes, which forward uses."""
+    module, (changed, report) = Fn(by_channel), optimize(Fn(by_channel), X)
+    assert report.summary.rewritten == 1
+    compiled = torch.compile(changed, backend="eager")
+    for call in (changed, compiled):
+        assert_same(call, module, X)
+    for conv in (module.c, changed.c):
+        for name, parameter in [*conv.named_parameters()]:
+            kept = parameter.data[:6].clone()
+            if in_place:
+                parameter.data = kept
+            else:
+                setattr(conv, name, nn.Parameter(kept))
+    for call in (changed, compiled):
+        assert_same(call, module, X)
+
+
 def clipped(self, x):
     for parameter in self.parameters():
         parameter.data.mul_(0.5)

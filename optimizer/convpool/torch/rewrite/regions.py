@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules that run a rewritten forward: which plan a call takes, and when the original forward runs.
 
-A plan is a forward for inputs of given sizes and for the modes that the modules are in; it is made at the first such call.  What
-it depends on is compared at every call: sizes and types of the tensors, the other arguments, whether gradients are recorded, the
-modes of all modules under the root, their attributes that are numbers or words, hooks, and whether these are still the same
-modules.  Where other attributes that forward has read are no longer the same, all plans are made anew.  The original forward runs
-where the graph cannot be had, or has no pair.
+A plan is a forward for inputs of given sizes and for the modes that the modules are in; it is made at the first such call. 
+What it depends on is compared at every call: sizes and types of the tensors, the other arguments, whether gradients are
+recorded, the modes of all modules under the root, the sizes of their parameters and buffers, their attributes that are numbers
+or words, hooks, and whether these are still the same modules.  Where other attributes that forward has read are no longer the
+same, all plans are made anew.  The original forward runs where the graph cannot be had, or has no pair.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class Region:
     plans: dict[tuple, Planned] = field(default_factory=dict)
     modules: list[nn.Module] = field(default_factory=list)
     children: list[tuple[dict, tuple]] = field(default_factory=list)
+    tensors: list[dict[str, torch.Tensor | None]] = field(default_factory=list)
+    """The parameters and buffers of the root and of each of the modules."""
     values: list[tuple[dict, dict[str, Any]]] = field(default_factory=list)
     settings: list[tuple[dict, Callable]] = field(default_factory=list)
     versions: dict[tuple, int] = field(default_factory=dict)
@@ -84,7 +86,7 @@ class Region:
 
     def sizes(self, root: nn.Module, graph: fx.Graph, tensors: list[torch.Tensor]) -> Sizes | None:
         """`sizes_of`, made once for graphs that are the same, of modules with the same attributes."""
-        key = (str(graph), self.version, *((tuple(x.shape), x.dtype, x.device) for x in tensors))
+        key = (str(graph), self.version, self._shapes(), *((tuple(x.shape), x.dtype, x.device) for x in tensors))
         if key not in self.known:
             self.known[key] = sizes_of(root, graph, tensors)
         found = self.known[key]
@@ -108,10 +110,10 @@ class Region:
         if not self.held.stays() and not self._starts_anew():
             return None
         modes, version = self._modes(root), self._version(root)
-        if version is None or modes is None:
+        shapes = self._shapes()
+        if version is None or modes is None or shapes is None:
             return None
-        kinds = tuple([(x.dtype, x.device.type) for x in _own_tensors(root)]) if self.types else ()
-        described: list[Any] = [spec, torch.is_grad_enabled() and not exporting(), modes, (version, kinds)]
+        described: list[Any] = [spec, torch.is_grad_enabled() and not exporting(), modes, (version, shapes)]
         first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), None)
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
@@ -177,12 +179,25 @@ class Region:
             parents = [m for m in root.modules() if not isinstance(m, torch.jit.ScriptModule)]
             self.children = [(m._modules, tuple(m._modules.values())) for m in parents if m._modules or not of_torch(m)]
             self.modules = [child for _, children in self.children for child in children if child is not None]
+            owners = [m for m in (root, *self.modules) if not isinstance(m, torch.jit.ScriptModule)]
+            self.tensors = [own for m in owners for own in (m._parameters, m._buffers)]
             self.handles = -1
         if self.handles != RemovableHandle.next_id:  # counts every hook that anything gets
             self.handles = RemovableHandle.next_id
             self.hooks = tuple(number for number, module in enumerate(self.modules) if has_hooks(module))
             self.now = []
         return (root.training, *[module.training for module in self.modules], self.hooks)
+
+    def _shapes(self) -> tuple | None:
+        """Shapes of the modules' parameters and buffers, types too if plans depend on them; None where one has no shape yet."""
+        tensors: list[torch.Tensor | None] = []
+        for held in self.tensors:
+            tensors += held.values()
+        try:
+            shapes = tuple([x if x is None else x.shape for x in tensors])
+        except RuntimeError:  # a lazy module's
+            return None
+        return (shapes, tuple([x if x is None else (x.dtype, x.device.type) for x in tensors])) if self.types else shapes
 
     def _version(self, root: nn.Module) -> int | None:
         """A number for the attributes of the modules, None where there are too many."""
@@ -201,10 +216,6 @@ class Region:
             known = key in self.versions or len(self.versions) < MAX_PLANS
             self.version = self.versions.setdefault(key, len(self.versions)) if known else None
         return self.version
-
-
-def _own_tensors(root: nn.Module) -> list[torch.Tensor]:
-    return [*root.parameters(), *root.buffers()]
 
 
 def of_torch(module: nn.Module) -> bool:
