@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules that run a rewritten forward: which plan a call takes, and when the original forward runs.
 
-A plan is a forward for inputs of given sizes and for the modes that the modules are in; it is made at the first such call. 
+A plan is a forward for inputs of given sizes and for the modes that the modules are in; it is made at the first such call.
 What it depends on is compared at every call: sizes and types of the tensors, the other arguments, whether gradients are
 recorded, the modes of all modules under the root, the sizes of their parameters and buffers, their attributes that are numbers
 or words, hooks, and whether these are still the same modules.  Where other attributes that forward has read are no longer the
@@ -15,7 +15,7 @@ import copy
 import inspect
 import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from convpool.torch.rewrite.norms import take_norms
 from convpool.torch.rewrite.planning import FUSED, PAIRS, Unmapped, plan
 from convpool.torch.rewrite.reads import Held
 from convpool.torch.rewrite.sizes import Sizes, ranks_of, sizes_of
+from convpool.torch.rewrite.waiting import EagerSteps
 
 MAX_PLANS = 64
 """Most plans of a module; calls of further sizes run the original forward."""
@@ -46,12 +47,15 @@ CONSTANTS = (type(None), bool, int, float, str)
 
 @dataclass(frozen=True)
 class Planned:
-    """run: forward with the tensors among the arguments, None for the original.  batch: the only one that it is for, or None."""
+    """run: forward with the tensors among the arguments, None for the original.  batch: the only one that it is for, or None.
+
+    graph: what `run` runs."""
 
     run: Callable | None
     batch: int | None = None
     report: Report | None = None
     refusal: Refusal | None = None
+    graph: fx.Graph | None = None
 
 
 @dataclass
@@ -76,6 +80,7 @@ class Region:
     held: Held = field(default_factory=Held)
     starts: int = 0
     types: bool = False
+    steps: EagerSteps = field(default_factory=EagerSteps)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without plans: a copy makes its own."""
@@ -84,7 +89,7 @@ class Region:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def sizes(self, root: nn.Module, graph: fx.Graph, tensors: list[torch.Tensor]) -> Sizes | None:
+    def sizes(self, root: nn.Module, graph: fx.Graph, tensors: Sequence[torch.Tensor]) -> Sizes | None:
         """`sizes_of`, made once for graphs that are the same, of modules with the same attributes."""
         key = (str(graph), self.version, self._shapes(), *((tuple(x.shape), x.dtype, x.device) for x in tensors))
         if key not in self.known:
@@ -97,10 +102,11 @@ class Region:
         # TorchScript's exporter has no operator of ours; hooks of all modules want to see each.
         if torch.jit.is_tracing() or nn.modules.module._has_any_global_hook():
             return None
-        found = self.planned(root, args, kwargs)
-        if found is None or found.run is None:
+        tensors = () if torch.compiler.is_compiling() else tensors_of(args, kwargs)
+        if tensors and self.steps.wait_for_host(root, tensors, lambda: self.planned(root, args, kwargs)):
             return None
-        return found.run
+        found = self.planned(root, args, kwargs)
+        return None if found is None else found.run
 
     def planned(self, root: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Planned | None:
         """The plan for a call, made where there is none yet; None where none can be."""
@@ -249,8 +255,7 @@ class Rewritten:
         run = region.find(self, args, kwargs) if region is not None else None
         if run is None:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
-        plain = not kwargs and all([isinstance(arg, torch.Tensor) for arg in args])
-        return run(self, *(args if plain else tensors_of(args, kwargs)))
+        return run(self, *tensors_of(args, kwargs))
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
         """As its own class, rewritten again when it is loaded; a copy's attributes may become others, so it has its own plans."""
@@ -291,8 +296,10 @@ def rewritten_class(cls: type) -> type:
     return type(cls.__name__, (Rewritten, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__, "forward": forward})
 
 
-def tensors_of(args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def tensors_of(args: tuple, kwargs: dict[str, Any]) -> Sequence[torch.Tensor]:
     """The tensors among arguments, at any depth."""
+    if not kwargs and all([isinstance(arg, torch.Tensor) for arg in args]):
+        return args
     return [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
 
 
@@ -308,7 +315,7 @@ def make_plan(root: nn.Module, args: tuple, kwargs: dict[str, Any], region: Regi
     return _planned(root, found, tensors_of(args, kwargs), region)
 
 
-def _planned(root: nn.Module, found: Captured, tensors: list[torch.Tensor], region: Region) -> Planned:
+def _planned(root: nn.Module, found: Captured, tensors: Sequence[torch.Tensor], region: Region) -> Planned:
     options = replace(region.options, passes=PAIRS if torch.is_grad_enabled() else FUSED)
     sizes = region.sizes(root, found.graph, tensors) if region.sized else ranks_of(found.graph, tensors)
     try:
@@ -322,7 +329,7 @@ def _planned(root: nn.Module, found: Captured, tensors: list[torch.Tensor], regi
         take_norms(root, found.graph)
     batch = sizes.batch if sizes is not None else None
     run = function_of(found.graph) if changed else None
-    return Planned(run, batch, report, found.refusal)
+    return Planned(run, batch, report, found.refusal, found.graph if changed else None)
 
 
 def function_of(graph: Any) -> Callable:

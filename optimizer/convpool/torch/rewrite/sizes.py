@@ -67,11 +67,11 @@ def sizes_of(root: nn.Module, graph: fx.Graph, inputs: Sequence[torch.Tensor]) -
     """The sizes for inputs like these; None where the graph does not run without numbers."""
     batch = next((x.shape[0] for x in inputs if x.dim()), None)
     shapes = [list(x.shape) for x in inputs]
-    once = _values(root, graph, inputs, shapes)
+    once = values_of(root, graph, inputs, shapes)
     if once is None:
         return None
     shapes = [[2 * batch, *shape[1:]] if batch and shape[:1] == [batch] else shape for shape in shapes]
-    twice = _values(root, graph, inputs, shapes) if batch else None
+    twice = values_of(root, graph, inputs, shapes) if batch else None
     if twice is None:
         twice, only = once, batch
     else:
@@ -140,9 +140,10 @@ def _dim(once: int, twice: int) -> Dim:
     return f"batch{once}" if twice == 2 * once else None
 
 
-def _values(
+def values_of(
     root: nn.Module, graph: fx.Graph, inputs: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]
 ) -> dict[fx.Node, Any] | None:
+    """What each node gives in a run without numbers, for inputs of these shapes; None where the graph does not run so."""
     mode, before = FakeTensorMode(allow_non_fake_inputs=True), without_hooks(root)
     try:
         with mode, torch.no_grad():
