@@ -11,4 +11,5 @@ import pytest
 @pytest.fixture(autouse=True)
 def eager_steps_run_plans(monkeypatch):
     if importlib.util.find_spec("torch") is not None:
-        monkeypatch.setattr("convpool.torch.rewrite.waiting.HOST", 0.0)
+        for name in ("HOST", "HOST_OF_A_PENALTY"):
+            monkeypatch.setattr(f"convpool.torch.rewrite.waiting.{name}", 0.0)

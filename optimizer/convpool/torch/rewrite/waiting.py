@@ -24,6 +24,9 @@ from convpool.torch.rewrite.sizes import values_of
 
 HOST = 250e-6
 """Seconds that a pair's forward and backward pass take the host longer; 200 to 450 on the hosts measured."""
+HOST_OF_A_PENALTY = 140e-6
+"""What a pair must save where the input needs a gradient itself: a gradient penalty takes the host some 1000 microseconds longer,
+and saves the GPU seven times as much as a step without one, or more."""
 PER_BYTE, PER_MAC = 11e-12, 7e-15
 """Seconds that a pair saves an H200 in 16 bits, by the bytes and multiply-adds of the convolution that is not pooled first:
 those of `benchmarks/results/h200_torch_layers.json`."""
@@ -35,7 +38,8 @@ MOST_KINDS = 64
 class EagerSteps:
     """What is known of a module's eager steps.
 
-    saves: for each kind of inputs, seconds that a step saves.  ran: kinds that a plan has run outside of captures."""
+    saves: for each kind of inputs, seconds that a step saves; below 0 the host loses more.  ran: kinds that a plan has run outside
+    of captures."""
 
     saves: dict[tuple, float] = field(default_factory=dict)
     ran: set[tuple] = field(default_factory=set)
@@ -45,16 +49,16 @@ class EagerSteps:
         first = tensors[0]
         if type(first) is not torch.Tensor or not first.is_cuda or not torch.is_grad_enabled():
             return False
-        if first.requires_grad and first.grad_fn is None:  # a penalty's: second derivatives of PyTorch's own take the GPU long
-            return False
-        kind = (root.training, _rounding(), *[(x.shape, x.dtype, x.device) for x in tensors])
+        penalty = first.requires_grad and first.grad_fn is None  # unlike what a generator made
+        kind = (root.training, penalty, _rounding(), *[(x.shape, x.dtype, x.device) for x in tensors])
         captures, default = torch.cuda.is_current_stream_capturing(), _is_default_stream(first)
         saves = self.saves.get(kind)
         if saves is None:
             found = None if captures or len(self.saves) >= MOST_KINDS else plan()
             if found is None:
                 return False
-            saves = math.inf if found.graph is None else saved_time(root, found.graph, tensors, _speed(first))
+            host = HOST_OF_A_PENALTY if penalty else HOST
+            saves = math.inf if found.graph is None else saved_time(root, found.graph, tensors, _speed(first), host)
             self.saves[kind] = saves
         if saves >= 0 or not any(x.requires_grad for x in itertools.chain((first,), root.parameters())):
             return False
@@ -98,8 +102,8 @@ def _speed(x: torch.Tensor) -> Speed:
     return Speed(H200_BANDWIDTH / bandwidth if bandwidth else processors, macs * processors * older)
 
 
-def saved_time(root: nn.Module, graph: fx.Graph, tensors: Sequence[torch.Tensor], speed: Speed) -> float:
-    """Seconds that pooling first saves a training step; below 0 where the host loses more."""
+def saved_time(root: nn.Module, graph: fx.Graph, tensors: Sequence[torch.Tensor], speed: Speed, host: float) -> float:
+    """Seconds that pooling first saves a training step, less `host` for each pair."""
     values = values_of(root, graph, tensors, [x.shape for x in tensors])
     if values is None:
         return math.inf
@@ -110,5 +114,5 @@ def saved_time(root: nn.Module, graph: fx.Graph, tensors: Sequence[torch.Tensor]
             weight = values[node.args[1]]
             results = y.numel() * math.prod(window)
             moved, macs = results * y.element_size(), results * weight[0].numel()
-            saved += moved * PER_BYTE * speed.bytes + macs * PER_MAC * speed.macs - HOST
+            saved += moved * PER_BYTE * speed.bytes + macs * PER_MAC * speed.macs - host
     return saved
