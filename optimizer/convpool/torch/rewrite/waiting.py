@@ -38,8 +38,8 @@ MOST_KINDS = 64
 class EagerSteps:
     """What is known of a module's eager steps.
 
-    saves: for each kind of inputs, seconds that a step saves; below 0 the host loses more.  ran: kinds that a plan has run outside
-    of captures."""
+    saves: for each kind of inputs, seconds that a step saves; below 0 the host loses more.
+    ran: kinds that a plan has run outside of captures."""
 
     saves: dict[tuple, float] = field(default_factory=dict)
     ran: set[tuple] = field(default_factory=set)
