@@ -178,6 +178,25 @@ def test_a_pruned_weight(in_place):
         assert_same(call, module, X)
 
 
+FEATURES = []
+
+
+def recorded(self, x):
+    FEATURES.append(self.c(x))
+    return F.avg_pool2d(FEATURES[-1], 2)
+
+
+def test_values_that_forward_keeps():
+    """In a list that is no attribute.  Optimize calls forward once for the arguments of its submodules."""
+    refused(lambda: Fn(recorded), "values that forward keeps", X)
+    assert len(FEATURES) == 1 + 6 and all(isinstance(value, torch.Tensor) for value in FEATURES)
+
+
+def test_text_that_forward_prints(capsys):
+    refused(lambda: Fn(lambda self, x: (print("called"), pooled(self, x))[1]), "text that forward prints", X)
+    assert capsys.readouterr().out == "called\n" * (1 + 6)
+
+
 def clipped(self, x):
     for parameter in self.parameters():
         parameter.data.mul_(0.5)

@@ -8,6 +8,7 @@ a word what is no operation on a tensor.  So what forward did besides is compare
 - attributes that forward assigns, and tensors that it makes: the graph would have those of the trace;
 - questions for the type of a value that is no input: nobody knows it while the stand-ins run;
 - questions whether autocast or inference mode is on: it may not be in the next call;
+- stand-ins that forward keeps, in a global list for instance, and text that it prints;
 - numbers of real tensors, such as those of self.parameters();
 - random numbers that Python, numpy or PyTorch drew.
 
@@ -22,10 +23,12 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import gc
 import random
 import sys
 import threading
-from collections import OrderedDict
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,17 +36,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx, nn
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import _pytree as pytree
 
 from convpool.algebra.refusal import Refusal, refuse
 from convpool.torch.rewrite.foreign import Untraceable, Watch
+from convpool.torch.rewrite.memory import Memory, has_hooks
 from convpool.torch.rewrite.reads import Held, noted
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-WEIGHT_HOOKS = (SpectralNorm, WeightNorm)
-"""Hooks in front of forward that compute a parameter and do nothing else."""
 CONTEXTS = (torch.no_grad, torch.enable_grad, torch.inference_mode, torch.autocast, torch.autograd.graph.saved_tensors_hooks)
 STATES = ("is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype", "is_inference_mode_enabled")
 """Functions of torch by which a forward asks in what state it is called; plans do not depend on it."""
@@ -69,11 +68,6 @@ class Captured:
     refusal: Refusal | None
     held: Held = field(default_factory=Held)
     types: bool = False
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether anything runs beside the module's forward when it is called."""
-    return any(module.__dict__.get(name) for name in HOOKS)
 
 
 def capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Callable) -> Captured | Refusal:
@@ -133,6 +127,10 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
         return Captured(graph, refuse("context in forward", ", ".join(sorted(tracer.contexts)), "none"))
     if tracer.states:
         return Captured(graph, refuse("state that forward asks for", ", ".join(sorted(tracer.states)), "none"))
+    if tracer.prints:
+        return Captured(graph, refuse("text that forward prints", "some", "none"))
+    if tracer.kept():
+        return Captured(graph, refuse("values that forward keeps", "some outside of the module", "none"))
     if tracer.asked:
         return Captured(graph, refuse("type that forward asks for", f"that of {tracer.asked[0]}", "that of an input"))
     if written:
@@ -178,6 +176,10 @@ class Tracer(fx.Tracer):
         """Whether forward asked for the type or device of such a tensor."""
         self.changes_arguments = False
         """Whether forward has put something else into a list or dictionary among its arguments."""
+        self.prints = False
+        """Whether forward has called print."""
+        self._made: list[weakref.ref] = []
+        """The stand-ins."""
         self._paths: list[str] = []
         self._grad = torch.is_grad_enabled()
         self._thread = threading.get_ident()
@@ -207,7 +209,22 @@ class Tracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """A stand-in for a node's value."""
-        return (_Input if node.op == "placeholder" else _Value)(node, self)
+        made = (_Input if node.op == "placeholder" else _Value)(node, self)
+        self._made.append(weakref.ref(made))
+        return made
+
+    def kept(self) -> bool:
+        """Whether somebody still has a stand-in when the trace is over; lists that have one lose it."""
+        if all(made() is None for made in self._made):
+            return False
+        gc.collect()
+        kept = [value for value in (made() for made in self._made) if value is not None]
+        for value in kept:
+            for holder in gc.get_referrers(value):
+                if isinstance(holder, (list, deque)) and holder is not kept:
+                    while any(item is value for item in holder):
+                        del holder[next(number for number, item in enumerate(holder) if item is value)]
+        return bool(kept)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """The truth of a stand-in, which has none."""
@@ -249,7 +266,7 @@ class Tracer(fx.Tracer):
 @contextlib.contextmanager
 def _watched(tracer: Tracer) -> Iterator[None]:
     """Notes contexts that are entered and types that are asked for, and makes a node of each call of an autograd.Function."""
-    own_isinstance, tensor = isinstance, torch.empty(0)
+    own_isinstance, own_print, tensor = isinstance, print, torch.empty(0)
     saved = [(cls, cls.__enter__) for cls in CONTEXTS]
     apply = torch.autograd.Function.__dict__["apply"]
 
@@ -289,8 +306,15 @@ def _watched(tracer: Tracer) -> Iterator[None]:
 
         return asked
 
+    def printed(*args: Any, **kwargs: Any) -> None:
+        if tracer.is_elsewhere():
+            own_print(*args, **kwargs)
+        else:
+            tracer.prints = True
+
     states = [(name, getattr(torch, name)) for name in STATES]
     try:
+        builtins.print = printed
         for name, ask in states:
             setattr(torch, name, noting_state(name, ask))
         builtins.isinstance = is_instance
@@ -299,7 +323,7 @@ def _watched(tracer: Tracer) -> Iterator[None]:
         torch.autograd.Function.apply = classmethod(whole)
         yield
     finally:
-        builtins.isinstance = own_isinstance
+        builtins.isinstance, builtins.print = own_isinstance, own_print
         for name, ask in states:
             setattr(torch, name, ask)
         torch.autograd.Function.apply = apply
@@ -325,69 +349,6 @@ def _applying(cls: Any) -> Callable:
 
     apply.__name__ = apply.__qualname__ = f"apply_{cls.__name__}"
     return apply
-
-
-class Memory:
-    """What the modules under a root hold, to be compared and put back."""
-
-    def __init__(self, root: nn.Module) -> None:
-        self._held = [(name, module, self._of(module)) for name, module in root.named_modules()]
-        attributes = [value for m in root.modules() for value in vars(m).values() if isinstance(value, torch.Tensor)]
-        buffers = [b for b in (*root.buffers(), *attributes) if not nn.parameter.is_lazy(b) and not b.is_inference()]
-        self._buffers = [(buffer, buffer._version, buffer.detach().clone()) for buffer in buffers]
-
-    @staticmethod
-    def _of(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-        return {key: (value, _contents(value)) for key, value in module.__dict__.items()}
-
-    def restore(self) -> list[str]:
-        """Put everything back, the numbers in buffers too; names of attributes that had changed."""
-        changed = []
-        for buffer, version, numbers in self._buffers:
-            if buffer._version != version:
-                buffer.detach().copy_(numbers)
-        for name, module, before in self._held:
-            now = module.__dict__
-            for key in [*now]:
-                if key not in before:
-                    changed.append(f"{name}.{key}".lstrip("."))
-                    del now[key]
-            for key, (value, contents) in before.items():
-                if key not in now or now[key] is not value or not _same(_contents(value), contents):
-                    changed.append(f"{name}.{key}".lstrip("."))
-                    now[key] = value
-                    if contents is not None:
-                        value.clear()
-                        value.extend(contents) if isinstance(value, list) else value.update(contents)
-        return changed
-
-
-def without_hooks(root: nn.Module) -> Memory:
-    """Take all hooks but those that compute a weight from the modules under a root; `restore` puts them back."""
-    memory = Memory(root)
-    for module in root.modules():
-        for kind in HOOKS:
-            hooks = module.__dict__.get(kind)
-            if hooks and not isinstance(module, torch.jit.ScriptModule):
-                kept = ((key, hook) for key, hook in hooks.items() if isinstance(hook, WEIGHT_HOOKS))
-                module.__dict__[kind] = OrderedDict(kept)
-    return memory
-
-
-def _contents(value: Any) -> Any:
-    """A copy of a list, dictionary or set, not of what is in it; None for anything else."""
-    return value.copy() if isinstance(value, (list, dict, set)) else None
-
-
-def _same(now: Any, before: Any) -> bool:
-    if now is None or before is None:
-        return now is before
-    if len(now) != len(before):
-        return False
-    if isinstance(now, set):
-        return now == before
-    pairs = zip(now, before, strict=True) if isinstance(now, list) else ((now[key], before.get(key)) for key in now)
-    return all(a is b for a, b in pairs)
 
 
 def _randomness() -> tuple[Any, ...]:

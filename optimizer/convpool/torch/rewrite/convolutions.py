@@ -18,8 +18,8 @@ from torch import fx, nn
 from convpool.options import DEFAULT_LIMITS
 from convpool.torch import calls, gradients, kernels, plain
 from convpool.torch.eager import pooled_conv_of, unwatched
-from convpool.torch.rewrite.capture import has_hooks
 from convpool.torch.rewrite.layers import CONVS, as_in
+from convpool.torch.rewrite.memory import has_hooks
 
 IMAGE_CHANNELS = 16
 """Channels up to which the library's plans are faster than cuDNN, however large the layer is."""

@@ -17,8 +17,8 @@ from onnx import helper
 from torch import fx, nn
 
 from convpool.algebra.refusal import Refusal, refuse
-from convpool.torch.rewrite.capture import HOOKS, WEIGHT_HOOKS, has_hooks
 from convpool.torch.rewrite.kinds import Arguments, Translated, adaptive_average, average, convolution, dropout, plain
+from convpool.torch.rewrite.memory import HOOKS, WEIGHT_HOOKS, has_hooks
 from convpool.torch.rewrite.skeleton import DOMAIN, Skeleton, Source
 
 CONVS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}

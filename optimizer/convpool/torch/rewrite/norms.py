@@ -7,9 +7,9 @@ from torch import fx, nn
 
 from convpool.torch.eager import pooled_conv
 from convpool.torch.normed import normed_pooled_conv
-from convpool.torch.rewrite.capture import has_hooks
 from convpool.torch.rewrite.changes import held_by_changes
 from convpool.torch.rewrite.layers import as_in
+from convpool.torch.rewrite.memory import has_hooks
 
 _SCALE = 3
 """The place of the scale among the arguments of pooled_conv."""

@@ -29,8 +29,9 @@ from convpool.errors import ModelError
 from convpool.options import OptimizeOptions
 from convpool.report import Report
 from convpool.torch.rewrite.branches import compute_weights_first
-from convpool.torch.rewrite.capture import Captured, capture, has_hooks
+from convpool.torch.rewrite.capture import Captured, capture
 from convpool.torch.rewrite.convolutions import give_derivatives
+from convpool.torch.rewrite.memory import has_hooks
 from convpool.torch.rewrite.norms import take_norms
 from convpool.torch.rewrite.planning import FUSED, PAIRS, Unmapped, plan
 from convpool.torch.rewrite.reads import Held

@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from convpool.torch.rewrite.capture import without_hooks
+from convpool.torch.rewrite.memory import without_hooks
 
 Dim = int | str | None
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from convpool.torch.rewrite.capture import has_hooks, without_hooks
+from convpool.torch.rewrite.memory import has_hooks, without_hooks
 from convpool.torch.rewrite.reads import Held, noted
 from convpool.torch.rewrite.regions import Planned, Region, own_class
 
