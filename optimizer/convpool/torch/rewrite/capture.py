@@ -117,6 +117,7 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
         written = [*before.restore(), *held.changed()]
         drawn = randomness != _randomness() or held.drew()
         held.restore()
+    kept = tracer.kept()
     if tracer.questions:
         return Captured(graph, refuse("flow of forward", "a question for a value", "none that depends on values"))
     if drawn:
@@ -129,14 +130,14 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
         return Captured(graph, refuse("state that forward asks for", ", ".join(sorted(tracer.states)), "none"))
     if tracer.prints:
         return Captured(graph, refuse("text that forward prints", "some", "none"))
-    if tracer.kept():
-        return Captured(graph, refuse("values that forward keeps", "some outside of the module", "none"))
     if tracer.asked:
         return Captured(graph, refuse("type that forward asks for", f"that of {tracer.asked[0]}", "that of an input"))
     if written:
         return Captured(graph, refuse("attributes that forward assigns", ", ".join(written), "none"))
     if tracer.changes_arguments:
         return Captured(graph, refuse("arguments that forward changes", "another list or dictionary", "the same"))
+    if kept:
+        return Captured(graph, refuse("values that forward keeps", "some outside of the module", "none"))
     return Captured(graph, None, held, tracer.types)
 
 
