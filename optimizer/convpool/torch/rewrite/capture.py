@@ -103,7 +103,7 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
     randomness = _randomness()
     try:
         setattr(own, FORWARD, space["forward"])  # not in forward's place: other threads may call the module
-        with _watched(tracer), noted(held), Watch(tracer):
+        with _watched(tracer), _silent(tracer), noted(held), Watch(tracer):
             graph = tracer.trace(root)
     except Untraceable as error:
         return error.args[0]
@@ -267,7 +267,7 @@ class Tracer(fx.Tracer):
 @contextlib.contextmanager
 def _watched(tracer: Tracer) -> Iterator[None]:
     """Notes contexts that are entered and types that are asked for, and makes a node of each call of an autograd.Function."""
-    own_isinstance, own_print, tensor = isinstance, print, torch.empty(0)
+    own_isinstance, tensor = isinstance, torch.empty(0)
     saved = [(cls, cls.__enter__) for cls in CONTEXTS]
     apply = torch.autograd.Function.__dict__["apply"]
 
@@ -307,15 +307,8 @@ def _watched(tracer: Tracer) -> Iterator[None]:
 
         return asked
 
-    def printed(*args: Any, **kwargs: Any) -> None:
-        if tracer.is_elsewhere():
-            own_print(*args, **kwargs)
-        else:
-            tracer.prints = True
-
     states = [(name, getattr(torch, name)) for name in STATES]
     try:
-        builtins.print = printed
         for name, ask in states:
             setattr(torch, name, noting_state(name, ask))
         builtins.isinstance = is_instance
@@ -324,12 +317,30 @@ def _watched(tracer: Tracer) -> Iterator[None]:
         torch.autograd.Function.apply = classmethod(whole)
         yield
     finally:
-        builtins.isinstance, builtins.print = own_isinstance, own_print
+        builtins.isinstance = own_isinstance
         for name, ask in states:
             setattr(torch, name, ask)
         torch.autograd.Function.apply = apply
         for cls, enter in saved:
             cls.__enter__ = enter
+
+
+@contextlib.contextmanager
+def _silent(tracer: Tracer) -> Iterator[None]:
+    """Notes calls of print."""
+    own = print
+
+    def printed(*args: Any, **kwargs: Any) -> None:
+        if tracer.is_elsewhere():
+            own(*args, **kwargs)
+        else:
+            tracer.prints = True
+
+    builtins.print = printed
+    try:
+        yield
+    finally:
+        builtins.print = own
 
 
 def _is_of(frame: Any, *packages: str) -> bool:
