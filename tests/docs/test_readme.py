@@ -164,7 +164,7 @@ def test_the_readme_s_training_steps_are_the_record_s():
     steps = tables.load("h200_torch_training.json")["steps"].values()
     *ratios, penalty = sorted(step["original"]["us"] / step["convpool"]["us"] for step in steps)
     text = f"{min(ratios):.1f} to {max(ratios):.1f} times as fast on an H200, {penalty:.0f} times with an R1 penalty"
-    assert f"PyTorch's training steps of discriminators: {text}" in " ".join(README.split())
+    assert f"Training steps of discriminators in PyTorch's [CUDA graphs](docs/pytorch.md): {text}" in " ".join(README.split())
 
 
 def test_the_picture_of_networks_has_a_bar_for_every_figure():
