@@ -139,7 +139,7 @@ def hooked():
     ("make", "pairs"),
     [
         (lambda: Read(False).eval(), 1),
-        (lambda: Read(True).eval(), 0),
+        (lambda: Read(True).eval(), 1),
         (lambda: transition(nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU()), 1),
         (lambda: transition(nn.InstanceNorm2d(4, affine=True), nn.ReLU()), 1),
         (parametrized, 1),

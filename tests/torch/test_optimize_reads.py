@@ -254,3 +254,111 @@ def test_numbers_of_other_classes():
         module.own = changed.own = factor
         assert_same(changed, module, X)
     refused(lambda: Fn(forward, own=Kind.TWO), "number or word in forward; got one of class Kind, expected Python's own", X)
+
+
+def set_data(self, x):
+    self.c.weight.data = self.c.weight.data / self.c.weight.data.norm()
+    return pooled(self, x)
+
+
+def set_requires_grad(self, x):
+    y = pooled(self, x)
+    y.requires_grad = True
+    return y
+
+
+def asked_for_its_function(self, x):
+    y = pooled(self, x)
+    return y if y.grad_fn is None else 2 * y
+
+
+def caught_number(self, x):
+    y = pooled(self, x)
+    try:
+        return y * int(y.sum().abs() + 2)
+    except TypeError:
+        return y
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [
+        (set_data, "attributes of tensors that forward sets; got data"),
+        (set_requires_grad, "attributes of tensors that forward sets; got requires_grad"),
+        (asked_for_its_function, "state of a tensor that forward asks for; got grad_fn"),
+        (caught_number, "a question for a value"),
+    ],
+)
+def test_what_stand_ins_would_drop(forward, words):
+    with torch.no_grad():
+        refused(lambda: Fn(forward), words, X)
+
+
+def test_a_weight_that_forward_changes_is_as_it_was():
+    """The run for the submodules' arguments changes nothing."""
+
+    def forward(self, x):
+        for parameter in self.parameters():
+            parameter.data = parameter.data * 0.5
+        self.own.data.mul_(2)
+        return pooled(self, x)
+
+    module = Fn(forward, own=nn.Parameter(torch.ones(3)))
+    before = {name: (p, p.data_ptr(), p.detach().clone()) for name, p in module.named_parameters()}
+    changed, _ = optimize(module, X)
+    for name, p in changed.named_parameters():
+        same, place, numbers = before[name]
+        assert p is same and p.data_ptr() == place and torch.equal(p, numbers)
+
+
+def aliased(self, x):
+    y = pooled(self, x)
+    z = y
+    y += 1
+    z *= 2
+    return z, y
+
+
+def weight_s_own_data(self, x):
+    w = self.c.weight.data
+    w /= w.norm()
+    return pooled(self, x)
+
+
+def a_whole_number(self, x):
+    n = x.shape[1]
+    n *= 2
+    return pooled(self, x) * n
+
+
+@pytest.mark.parametrize(("forward", "pairs"), [(aliased, 1), (weight_s_own_data, 0), (a_whole_number, 1)])
+def test_assignments_with_an_operator(forward, pairs):
+    """They change a tensor in place, under all its names; of numbers they make new ones."""
+    module, (changed, report) = Fn(forward), optimize(Fn(forward), X)
+    assert report.summary.rewritten == pairs, [site.reason for site in report.sites]
+    for _ in range(2):
+        for got, expected in zip(changed(X), module(X), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(changed.c.weight, module.c.weight)
+
+
+def test_slopes_are_those_of_the_module():
+    """ONNX has them in float32."""
+
+    def forward(self, x):
+        return F.leaky_relu(pooled(self, F.leaky_relu(x, 0.7)), 0.3)
+
+    module, (changed, report) = Fn(forward), optimize(Fn(forward), X)
+    assert report.summary.rewritten == 1
+    with torch.no_grad():
+        torch.testing.assert_close(changed(X), module(X), rtol=1e-13, atol=1e-13)
+
+
+def test_memory_orders_that_forward_asks_for():
+    """The result lies in memory as the original's, for a view."""
+
+    def forward(self, x):
+        return F.avg_pool2d(self.c(x).contiguous(), 2).view(x.shape[0], -1)
+
+    module, (changed, _) = Fn(forward), optimize(Fn(forward), X)
+    assert_same(changed, module, X.contiguous(memory_format=torch.channels_last))

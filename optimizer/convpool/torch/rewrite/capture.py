@@ -5,7 +5,7 @@ Symbolic tracing runs forward once with stand-ins for tensors.  It cannot follow
 a word what is no operation on a tensor.  So what forward did besides is compared and undone, and any of these refuses the graph:
 
 - contexts such as torch.no_grad(), torch.autocast() or a checkpoint of activations: the graph would run outside of them;
-- attributes that forward assigns, and tensors that it makes: the graph would have those of the trace;
+- attributes that forward assigns, also those of tensors, and tensors that it makes: the graph would have those of the trace;
 - questions for the type of a value that is no input: nobody knows it while the stand-ins run;
 - questions whether autocast or inference mode is on: it may not be in the next call;
 - stand-ins that forward keeps, in a global list for instance, and text that it prints;
@@ -42,6 +42,7 @@ from convpool.algebra.refusal import Refusal, refuse
 from convpool.torch.rewrite.foreign import Untraceable, Watch
 from convpool.torch.rewrite.memory import Memory, has_hooks
 from convpool.torch.rewrite.reads import Held, noted
+from convpool.torch.rewrite.standins import Input, Value
 
 CONTEXTS = (torch.no_grad, torch.enable_grad, torch.inference_mode, torch.autocast, torch.autograd.graph.saved_tensors_hooks)
 STATES = ("is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype", "is_inference_mode_enabled")
@@ -141,23 +142,6 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
     return Captured(graph, None, held, tracer.types)
 
 
-class _Value(fx.Proxy):
-    """A stand-in that notes when forward makes text of it."""
-
-    def __format__(self, format_spec: str) -> str:
-        self.tracer.questions = True
-        return super().__format__(format_spec)
-
-
-class _Input(_Value):
-    """A stand-in for a tensor among the arguments: it has no attributes that tensors lack, for forward may ask."""
-
-    def __getattr__(self, k: str) -> Any:
-        if not hasattr(torch.Tensor, k):
-            raise AttributeError(f"'Tensor' object has no attribute {k!r}")
-        return super().__getattr__(k)
-
-
 class Tracer(fx.Tracer):
     """torch.fx's tracer, which leaves modules with hooks whole and notes what a graph cannot hold."""
 
@@ -210,7 +194,7 @@ class Tracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """A stand-in for a node's value."""
-        made = (_Input if node.op == "placeholder" else _Value)(node, self)
+        made = (Input if node.op == "placeholder" else Value)(node, self)
         self._made.append(weakref.ref(made))
         return made
 

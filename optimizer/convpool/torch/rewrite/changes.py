@@ -9,7 +9,8 @@ alone, so that nobody sees an older state.  All nodes of any other such group, a
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 
 from torch import fx, nn
 
@@ -100,29 +101,22 @@ def held_by_changes(root: nn.Module | None, graph: fx.Graph) -> dict[fx.Node, Re
     Readers behind a node that changes a tensor are made to read its result: it is the same tensor.
     """
     nodes = list(graph.nodes)
-    changed = {node: targets for node in nodes if (targets := changes(root, node))}
-    if not changed:
-        return {}
     order = {node: number for number, node in enumerate(nodes)}
-    for node, targets in changed.items():
+    changed: dict[fx.Node, list[fx.Node]] = {}
+    for node in nodes:
+        targets = changes(root, node)
+        if not targets:
+            continue
+        changed[node] = targets
         if (
             len(targets) == 1
             and node.op in ("call_function", "call_method", "call_module")
             and node.target is not operator.setitem
         ):
             targets[0].replace_all_uses_with(node, lambda user, after=order[node]: order[user] > after)
-    group: dict[fx.Node, fx.Node] = {node: node for node in nodes}
-
-    def root_of(node: fx.Node) -> fx.Node:
-        while group[node] is not node:
-            node = group[node]
-        return node
-
-    for node in nodes:
-        for other in node.all_input_nodes if node not in changed and not _is_fresh(root, node) else ():
-            group[root_of(node)] = root_of(other)
-        for other in changed.get(node, ()):
-            group[root_of(node)] = root_of(other)
+    if not changed:
+        return {}
+    root_of = _groups(root, nodes, changed)
     held: dict[fx.Node, Refusal] = {}
     for number in sorted({order[root_of(node)] for node in changed}):
         members = [node for node in nodes if root_of(node) is nodes[number] and node.op != "output"]
@@ -135,6 +129,35 @@ def held_by_changes(root: nn.Module | None, graph: fx.Graph) -> dict[fx.Node, Re
         elif members[0].op in ("placeholder", "get_attr") or not _is_fresh(root, members[0]):
             held |= dict.fromkeys(members, why)  # whoever called sees the change
     return held
+
+
+def changing(root: nn.Module | None, graph: fx.Graph) -> dict[fx.Node, set[fx.Node]]:
+    """For each node the nodes that change its tensor, or one that may share its memory; none for most."""
+    nodes = list(graph.nodes)
+    changed = {node: targets for node in nodes if (targets := changes(root, node))}
+    root_of, found = _groups(root, nodes, changed), defaultdict(set)
+    for node, targets in changed.items():
+        for target in targets:
+            found[root_of(target)].add(node)
+    return {node: found[root_of(node)] for node in nodes if root_of(node) in found}
+
+
+def _groups(root: nn.Module | None, nodes: list[fx.Node], changed: dict[fx.Node, list[fx.Node]]) -> Callable[[fx.Node], fx.Node]:
+    """A function that gives one node of each group of those whose tensors may share memory."""
+    group: dict[fx.Node, fx.Node] = {node: node for node in nodes}
+
+    def root_of(node: fx.Node) -> fx.Node:
+        while group[node] is not node:
+            node = group[node]
+        return node
+
+    for node in nodes:
+        shares = node.op != "output" and node not in changed and not _is_fresh(root, node)
+        for other in node.all_input_nodes if shares else ():
+            group[root_of(node)] = root_of(other)
+        for other in changed.get(node, ()):
+            group[root_of(node)] = root_of(other)
+    return root_of
 
 
 def _owners(nodes: list[fx.Node], members: list[fx.Node]) -> list[fx.Node]:

@@ -9,6 +9,7 @@ plan computes a ReLU or LeakyReLU too that alone reads the convolution.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import fx, nn
 from convpool.options import DEFAULT_LIMITS
 from convpool.torch import calls, gradients, kernels, plain
 from convpool.torch.eager import pooled_conv_of, unwatched
+from convpool.torch.rewrite.changes import changing
 from convpool.torch.rewrite.layers import CONVS, as_in
 from convpool.torch.rewrite.memory import has_hooks
 
@@ -34,11 +36,14 @@ _waiting: dict[tuple, bool] = {}
 def give_derivatives(root: nn.Module, graph: fx.Graph) -> None:
     """Let the graph's calls of convolutions be calls of `convolved`."""
     options = {"library": _has_library(), "image": next(iter(graph.nodes))}
+    changed_by = changing(root, graph)
     for node in list(graph.nodes):
         if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
             continue
         if _is_plain(root.get_submodule(str(node.target))):
             last, activation = _with_activation(root, node)
+            if changed_by.get(last, set()) - set(_between(node, last)):  # a fused activation's derivative reads its result
+                last, activation = node, (plain.NONE, 0.0)
             with graph.inserting_before(node):
                 module = graph.create_node("get_attr", str(node.target))
                 made = graph.call_function(convolved, (module, *node.args), options | {"activation": activation})
@@ -82,10 +87,16 @@ def _replace(graph: fx.Graph, node: fx.Node, last: fx.Node, made: fx.Node) -> No
     """Put a node in the place of those from `node` to `last`, each the only reader of the one before."""
     made.meta.update(last.meta)
     last.replace_all_uses_with(made)
-    while last is not node:
-        last, gone = last.all_input_nodes[0], last
+    for gone in [*_between(node, last)]:
         graph.erase_node(gone)
-    graph.erase_node(node)
+
+
+def _between(node: fx.Node, last: fx.Node) -> Iterator[fx.Node]:
+    """The nodes from `node` to `last`, each the only reader of the one before."""
+    while last is not node:
+        yield last
+        last = last.all_input_nodes[0]
+    yield node
 
 
 def _is_plain(module: nn.Module) -> bool:

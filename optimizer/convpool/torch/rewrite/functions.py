@@ -66,7 +66,6 @@ _LINES: list[tuple[str, Callable, tuple[Any, ...]]] = [
     ("input", kinds.plain("Neg"), (torch.neg, operator.neg, "neg")),
     ("input", kinds.plain("Exp"), (torch.exp, "exp")),
     ("input", kinds.plain("Sqrt"), (torch.sqrt, "sqrt")),
-    ("input, *options, **others", kinds.plain("Identity"), ("contiguous",)),
     (
         "input, p=0.5, training=True, inplace=False",
         kinds.dropout,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from onnx import NodeProto, helper
 from torch import fx
 
@@ -102,6 +103,8 @@ def plain(op_type: str, *parameters: str) -> Callable:
         if not all(isinstance(value, (int, float)) for value in values.values()) or not isinstance(a["input"], fx.Node):
             return None
         values = {name: float(value) for name, value in values.items()}
+        if any(s.slopes.setdefault(float(np.float32(value)), value) != value for value in values.values()):
+            return None
         return [helper.make_node(op_type, [a["input"].name], [node.name], **values)]
 
     return translate

@@ -22,13 +22,15 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 class Memory:
-    """What the modules under a root hold, to be compared and put back."""
+    """What the modules under a root hold, to be compared and put back; parameters too if forward is run with numbers."""
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, root: nn.Module, *, parameters: bool = False) -> None:
         self._held = [(name, module, self._of(module)) for name, module in root.named_modules()]
         attributes = [value for m in root.modules() for value in vars(m).values() if isinstance(value, torch.Tensor)]
-        buffers = [b for b in (*root.buffers(), *attributes) if not nn.parameter.is_lazy(b) and not b.is_inference()]
+        buffers = [x for x in (*root.buffers(), *attributes) if not nn.parameter.is_lazy(x) and not x.is_inference()]
         self._buffers = [(buffer, buffer._version, buffer.detach().clone()) for buffer in buffers]
+        owned = [x for x in (*root.parameters(), *buffers) if not nn.parameter.is_lazy(x)] if parameters else []
+        self._tensors = [(x, x.data, x.detach().clone(), x.requires_grad) for x in owned]
 
     @staticmethod
     def _of(module: nn.Module) -> dict[str, tuple[Any, Any]]:
@@ -40,6 +42,12 @@ class Memory:
         for buffer, version, numbers in self._buffers:
             if buffer._version != version:
                 buffer.detach().copy_(numbers)
+        for x, data, numbers, required in self._tensors:  # which x.data = ... changes, too, without another version
+            if x.data_ptr() != data.data_ptr() or x.shape != data.shape:
+                x.data = data
+            if not torch.equal(data, numbers):
+                data.copy_(numbers)
+            x.requires_grad_(required)
         for name, module, before in self._held:
             now = module.__dict__
             for key in [*now]:
@@ -56,9 +64,9 @@ class Memory:
         return changed
 
 
-def without_hooks(root: nn.Module) -> Memory:
+def without_hooks(root: nn.Module, *, parameters: bool = False) -> Memory:
     """Take all hooks but those that compute a weight from the modules under a root; `restore` puts them back."""
-    memory = Memory(root)
+    memory = Memory(root, parameters=parameters)
     for module in root.modules():
         for kind in HOOKS:
             hooks = module.__dict__.get(kind)

@@ -177,9 +177,9 @@ class _Rebuilding:
         window = (pool.kernel_shape, pool.strides, pool.pads, pool.dilations, conv.strides, conv.pads, conv.dilations)
         codes = (
             ("", *PROLOGUES).index(parts.prologue),
-            parts.prologue_alpha,
+            self._skeleton.slopes.get(parts.prologue_alpha, parts.prologue_alpha),
             ("", *EPILOGUES).index(parts.epilogue),
-            parts.epilogue_alpha,
+            self._skeleton.slopes.get(parts.epilogue_alpha, parts.epilogue_alpha),
             schema.accumulation_of(node),
         )
         tensors = (self._read(given["X"]), self._weight(given["W"]), self._bias([given.get("B", "")]), None, None, residual)

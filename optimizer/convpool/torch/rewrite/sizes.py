@@ -8,6 +8,7 @@ batch has all its sizes fixed, the batch's too; so has one that computes numbers
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from convpool.torch.rewrite.memory import without_hooks
 
 Dim = int | str | None
+_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,19 @@ ASKING = frozenset({"size", "shape", "dim", "ndim", "ndimension", "numel", "nele
 """What asks a tensor for nothing but its sizes: strides, say, another call with the same sizes may have others."""
 
 
+def asks_for_sizes(node: fx.Node) -> bool:
+    """Whether a node, of one tensor, asks for nothing but its sizes."""
+    attribute = node.args[1] if node.target is getattr and len(node.args) > 1 else node.target
+    return attribute in ASKING or node.target in (len, torch.numel)
+
+
 def made_of_sizes(values: Mapping[fx.Node, Any]) -> set[fx.Node]:
     """The nodes that sizes of tensors determine, and nothing else.  values: of a graph's nodes, in order."""
     made: set[fx.Node] = set()
     for node in values:
         given = node.all_input_nodes
         if len(given) == 1 and isinstance(values.get(given[0]), torch.Tensor):
-            attribute = node.args[1] if node.target is getattr and len(node.args) > 1 else node.target
-            sized = attribute in ASKING or node.target in (len, torch.numel)
+            sized = asks_for_sizes(node)
         else:
             pure = getattr(node.target, "__module__", None) in ("_operator", "builtins", "math")
             sized = bool(given) and all(item in made for item in given) and (pure or node.op == "call_method")
@@ -145,6 +152,7 @@ def values_of(
 ) -> dict[fx.Node, Any] | None:
     """What each node gives in a run without numbers, for inputs of these shapes; None where the graph does not run so."""
     mode, before = FakeTensorMode(allow_non_fake_inputs=True), without_hooks(root)
+    silent, _LOG.disabled = _LOG.disabled, True  # it tells of errors that are expected here
     try:
         with mode, torch.no_grad():
             given = [torch.empty(shape, dtype=x.dtype, device=x.device) for x, shape in zip(inputs, shapes, strict=True)]
@@ -154,6 +162,7 @@ def values_of(
         return None
     finally:
         before.restore()
+        _LOG.disabled = silent
     return run.values
 
 

@@ -66,6 +66,8 @@ class Skeleton:
         """Inputs of the model that are tensors of modules."""
         self.derived: dict[str, tuple] = {}
         """Tensors inside of a node of the graph: a function and its arguments."""
+        self.slopes: dict[float, float] = {}
+        """Slopes of activations by what ONNX, which has float32, makes of them."""
         self.protos: dict[str, NodeProto] = {}
         self._constants: list[TensorProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []

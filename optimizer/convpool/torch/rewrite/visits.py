@@ -79,7 +79,7 @@ def calls(
     calls: dict[str, tuple[tuple, dict[str, Any]]] = {}
     handles = []
     places = {f"{path}.{name}".lstrip("."): child for name, child in module.named_modules() if child is not module}
-    memory, held = without_hooks(module), Held()
+    memory, held = without_hooks(module, parameters=True), Held()
 
     def note(place: str) -> Any:
         return lambda child, given, named: calls.setdefault(place, (given, named)) and None
