@@ -44,6 +44,7 @@ def compute_weights_first(root: nn.Module, graph: fx.Graph) -> None:
             tensor = graph.call_function(finish, (begun, module, name))
         if node.op == "get_attr":
             node.replace_all_uses_with(tensor)
+            first = node.next if node is first else first
             graph.erase_node(node)
         else:
             node.args = (*node.args, tensor)

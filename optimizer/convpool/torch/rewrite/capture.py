@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import dataclasses
 import functools
 import gc
 import random
@@ -36,6 +37,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx, nn
+from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from convpool.algebra.refusal import Refusal, refuse
@@ -45,8 +47,11 @@ from convpool.torch.rewrite.reads import Held, noted
 from convpool.torch.rewrite.standins import Input, Value
 
 CONTEXTS = (torch.no_grad, torch.enable_grad, torch.inference_mode, torch.autocast, torch.autograd.graph.saved_tensors_hooks)
-STATES = ("is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype", "is_inference_mode_enabled")
-"""Functions of torch by which a forward asks in what state it is called; plans do not depend on it."""
+STATES = (
+    "is_autocast_enabled is_autocast_cpu_enabled get_autocast_dtype get_autocast_gpu_dtype get_autocast_cpu_dtype"
+    " is_inference_mode_enabled get_default_dtype manual_seed seed set_rng_state get_rng_state"
+).split()
+"""Functions of torch by which a forward asks in what state it is called, or sets it; plans do not depend on it."""
 NUMBERS = (bool, int, float, complex, str)
 """What the code of a graph can say; a class made of one of these, such as an IntEnum, has another text."""
 _TRACING = threading.RLock()
@@ -62,13 +67,14 @@ class Captured:
     """The graph of a module's forward; its placeholders are the tensors among the arguments, in order.
 
     refusal: why the graph must not run in forward's place.  held: what it holds of attributes as they were.
-    types: whether it depends on the types of the module's own tensors.
+    types: whether it depends on the types of the module's own tensors.  used: those of them that forward had from a list, say.
     """
 
     graph: fx.Graph
     refusal: Refusal | None
     held: Held = field(default_factory=Held)
     types: bool = False
+    used: Sequence[torch.Tensor] = ()
 
 
 def capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Callable) -> Captured | Refusal:
@@ -98,13 +104,13 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
     names = ", ".join(f"input_{number}" for number in range(len(tensors)))
     space: dict[str, Any] = {"call": call}
     exec(f"def forward(self, {names}):\n    return call(self, ({names}{',' if names else ''}))\n", space)
-    tracer = Tracer()
+    tracer = Tracer([leaves[number] for number in tensors])
     before, held = Memory(root), Held()
     own = type(root)
     randomness = _randomness()
     try:
         setattr(own, FORWARD, space["forward"])  # not in forward's place: other threads may call the module
-        with _watched(tracer), _silent(tracer), noted(held), Watch(tracer):
+        with _watched(tracer), _silent(tracer), noted(held, root), Watch(tracer):
             graph = tracer.trace(root)
     except Untraceable as error:
         return error.args[0]
@@ -139,7 +145,7 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
         return Captured(graph, refuse("arguments that forward changes", "another list or dictionary", "the same"))
     if kept:
         return Captured(graph, refuse("values that forward keeps", "some outside of the module", "none"))
-    return Captured(graph, None, held, tracer.types)
+    return Captured(graph, None, held, tracer.types, tracer.used)
 
 
 class Tracer(fx.Tracer):
@@ -147,7 +153,7 @@ class Tracer(fx.Tracer):
 
     proxy_buffer_attributes = True
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self.contexts: set[str] = set()
         self.states: set[str] = set()
@@ -161,6 +167,10 @@ class Tracer(fx.Tracer):
         """Whether forward asked for the type or device of such a tensor."""
         self.changes_arguments = False
         """Whether forward has put something else into a list or dictionary among its arguments."""
+        self.inputs = inputs
+        """The tensors among the arguments."""
+        self.used: list[torch.Tensor] = []
+        """The module's own tensors that forward had, not stand-ins for them."""
         self.prints = False
         """Whether forward has called print."""
         self._made: list[weakref.ref] = []
@@ -228,6 +238,8 @@ class Tracer(fx.Tracer):
         """A node, with the path of the module around it."""
         node = super().create_node(*args, **kwargs)
         node.meta[PATH] = self._paths[-1] if self._paths else ""
+        if parametrize._cache_enabled:
+            self.contexts.add("torch.nn.utils.parametrize.cached()")
         if torch.is_grad_enabled() != self._grad:
             self.contexts.add(f"torch.set_grad_enabled({not self._grad})")
         return node
@@ -235,10 +247,13 @@ class Tracer(fx.Tracer):
     def create_arg(self, a: Any) -> Any:
         """An argument or result; a tensor must be the module's own, and a graph knows no class of a dictionary or list."""
         if isinstance(a, torch.Tensor) and a not in self.tensor_attrs:
+            self.used.append(a)
             if not any(a is own for own in (*self.root.parameters(), *self.root.buffers())):
                 raise Untraceable(
                     refuse("tensors that forward makes", f"one of shape {list(a.shape)}", "none but from its inputs")
                 )
+        if not _is_made_of_its_items(a):
+            raise Untraceable(refuse("class in forward", type(a).__name__, "one that only holds what it is given"))
         if isinstance(a, (dict, list)) and type(a) not in (dict, list) and not type(a).__module__.startswith("torch.fx."):
             raise Untraceable(refuse("dictionary or list in forward", f"one of class {type(a).__name__}", "Python's own"))
         if type(a) is np.float64:
@@ -251,8 +266,9 @@ class Tracer(fx.Tracer):
 @contextlib.contextmanager
 def _watched(tracer: Tracer) -> Iterator[None]:
     """Notes contexts that are entered and types that are asked for, and makes a node of each call of an autograd.Function."""
-    own_isinstance, tensor = isinstance, torch.empty(0)
+    own_isinstance = isinstance
     saved = [(cls, cls.__enter__) for cls in CONTEXTS]
+    cached, parametrize._cache_enabled = parametrize._cache_enabled, 0  # or it would keep stand-ins
     apply = torch.autograd.Function.__dict__["apply"]
 
     def noting(cls: type, enter: Callable) -> Callable:
@@ -279,7 +295,7 @@ def _watched(tracer: Tracer) -> Iterator[None]:
         if _is_of(frame, "torch", "convpool") and frame.f_code is not torch.is_tensor.__code__:
             return False  # PyTorch knows what stand-ins are
         if value.node.op == "placeholder":
-            return own_isinstance(tensor, kinds)
+            return own_isinstance(tracer.inputs[int(value.node.name.removeprefix("input_"))], kinds)
         tracer.asked.append(value.node.name)
         return False
 
@@ -291,7 +307,7 @@ def _watched(tracer: Tracer) -> Iterator[None]:
 
         return asked
 
-    states = [(name, getattr(torch, name)) for name in STATES]
+    states = [(name, getattr(torch, name)) for name in STATES if hasattr(torch, name)]
     try:
         for name, ask in states:
             setattr(torch, name, noting_state(name, ask))
@@ -301,7 +317,7 @@ def _watched(tracer: Tracer) -> Iterator[None]:
         torch.autograd.Function.apply = classmethod(whole)
         yield
     finally:
-        builtins.isinstance = own_isinstance
+        builtins.isinstance, parametrize._cache_enabled = own_isinstance, cached
         for name, ask in states:
             setattr(torch, name, ask)
         torch.autograd.Function.apply = apply
@@ -331,6 +347,18 @@ def _is_of(frame: Any, *packages: str) -> bool:
     """Whether a frame's code is of a package or module."""
     place = str(frame.f_globals.get("__name__"))
     return any(place == package or place.startswith(f"{package}.") for package in packages)
+
+
+def _is_made_of_its_items(value: Any) -> bool:
+    """Whether calling a named tuple's or dataclass's class with a value's items, as a graph does, makes the same value."""
+    cls = type(value)
+    if issubclass(cls, tuple) and cls not in (tuple, torch.Size):
+        return cls.__bases__ == (tuple,) and hasattr(cls, "_fields")
+    if not hasattr(cls, "__dataclass_fields__"):
+        return True
+    names = {item.name for item in dataclasses.fields(value) if item.init}
+    whole = cls.__dataclass_params__.init and "__init__" in vars(cls) and not hasattr(cls, "__post_init__")
+    return whole and all(item.init for item in dataclasses.fields(value)) and names >= getattr(value, "__dict__", {}).keys()
 
 
 def _marks_dirty(cls: Any) -> bool:

@@ -11,10 +11,13 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from typing import Any
 
+import torch
 from torch import fx, nn
 
 from convpool.algebra.refusal import Refusal, refuse
+from convpool.torch.rewrite.memory import has_own_hooks
 
 IN_PLACE = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and hasattr(operator, "__" + name + "__")}
 IN_PLACE -= {operator.inv, operator.invert, operator.index, getattr(operator, "is_", None)}
@@ -62,23 +65,37 @@ def changes(root: nn.Module | None, node: fx.Node) -> list[fx.Node]:
     if node.op == "call_module":
         assert root is not None
         module = root.get_submodule(str(node.target))
-        if type(module).__module__.startswith("torch.nn"):
+        if type(module).__module__.startswith("torch.nn") and not has_own_hooks(module):
             return first if getattr(module, "inplace", False) else []
-        # A module that is left whole may begin with an activation in place.
-        return list(node.all_input_nodes) if any(getattr(m, "inplace", False) for m in module.modules()) else []
+        # One that is left whole, for its hooks or as TorchScript, may change what it is given.
+        return list(node.all_input_nodes)
     if node.op == "call_method":
         name = str(node.target)
         return (
             first if name.endswith("_") and not name.endswith("__") and name != "requires_grad_" or name == "__setitem__" else []
         )
+    schemas = _schemas(node.target)
+    if any(schema.is_mutable for schema in schemas):
+        return list(node.all_input_nodes)
     if node.op == "call_function":
         name = getattr(node.target, "__name__", "")
+        if isinstance(node.args[0] if node.args else None, (list, tuple)) and name.endswith("_") and not name.endswith("__"):
+            return list(
+                dict.fromkeys(item for item in node.args[0] if isinstance(item, fx.Node))
+            )  # torch._foreach_mul_ and its like
         if node.target in IN_PLACE or node.target is operator.setitem or node.kwargs.get("inplace"):
             return first
         if len(node.args) > 1 and node.args[-1] is True and "inplace" in _parameters(node.target)[-1:]:
             return first
         return first if name.endswith("_") and not name.endswith("__") else []
     return []
+
+
+def _schemas(target: object) -> list[Any]:
+    """Those of an operator, or of all its overloads."""
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return [getattr(target, name)._schema for name in target.overloads() if name != "out" and not name.endswith("_out")]
+    return [target._schema] if isinstance(target, torch._ops.OpOverload) else []
 
 
 def _parameters(function: object) -> tuple[str, ...]:
@@ -123,7 +140,7 @@ def held_by_changes(root: nn.Module | None, graph: fx.Graph) -> dict[fx.Node, Re
         why = refuse(
             "tensor changed in place", f"by {next(n.name for n in members if n in changed)}", "one that nothing else reads"
         )
-        held |= dict.fromkeys(_owners(nodes, members), why)
+        held |= dict.fromkeys(_owners(root, nodes, members), why)
         if not _is_path(members):
             held |= dict.fromkeys(_with_readers(members), why)
         elif members[0].op in ("placeholder", "get_attr") or not _is_fresh(root, members[0]):
@@ -151,7 +168,11 @@ def _groups(root: nn.Module | None, nodes: list[fx.Node], changed: dict[fx.Node,
             node = group[node]
         return node
 
+    memories: dict[Any, fx.Node] = {}
     for node in nodes:
+        if node.op in ("get_attr", "placeholder"):  # the first may share its memory with any other, for all that is known
+            first = memories.setdefault(_memory(root, node), node)
+            group[root_of(node)] = root_of(first)
         shares = node.op != "output" and node not in changed and not _is_fresh(root, node)
         for other in node.all_input_nodes if shares else ():
             group[root_of(node)] = root_of(other)
@@ -160,10 +181,29 @@ def _groups(root: nn.Module | None, nodes: list[fx.Node], changed: dict[fx.Node,
     return root_of
 
 
-def _owners(nodes: list[fx.Node], members: list[fx.Node]) -> list[fx.Node]:
+def _owners(root: nn.Module | None, nodes: list[fx.Node], members: list[fx.Node]) -> list[fx.Node]:
     """Calls of modules that own one of the tensors: they read it too, which the graph does not show."""
-    owners = {str(node.target).rpartition(".")[0] for node in members if node.op == "get_attr"}
-    return [node for node in nodes if node.op == "call_module" and node.target in owners]
+    places = {_memory(root, node) for node in members if node.op == "get_attr"}
+    if root is None or not places:
+        return []
+    calls = [(node, root.get_submodule(str(node.target))) for node in nodes if node.op == "call_module"]
+    return [node for node, module in calls if any(_place(x) in places for x in (*module.parameters(), *module.buffers()))]
+
+
+def _memory(root: nn.Module | None, node: fx.Node) -> Any:
+    """What tells the memory of a module's tensor from others; inputs may all have the same."""
+    if node.op == "placeholder":
+        return "inputs"
+    path, _, name = str(node.target).rpartition(".")
+    module = root.get_submodule(path) if root is not None else None
+    kinds = (module._parameters, module._buffers, vars(module)) if module is not None else ()
+    value = next((own[name] for own in kinds if name in own), None)  # not by getattr, which would compute parametrized ones
+    return _place(value) if isinstance(value, torch.Tensor) else node
+
+
+def _place(x: torch.Tensor) -> int:
+    plain = type(x) in (torch.Tensor, nn.Parameter) and x.layout == torch.strided
+    return x.untyped_storage()._cdata if plain and not torch._C._functorch.is_functorch_wrapped_tensor(x) else id(x)
 
 
 def _is_path(members: list[fx.Node]) -> bool:

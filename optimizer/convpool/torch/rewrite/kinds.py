@@ -135,6 +135,8 @@ def binary(op_type: str) -> Callable:
         given = [a["input"], a["other"]]
         tensors = [value for value in given if isinstance(value, fx.Node)]
         known = [s.known(value) for value in tensors]
+        if not tensors:
+            return None
         if s.sizes is not None and s.sizes.complete and any(item is None for item in known):
             return None  # numbers, or tuples that are joined
         types = {item.dtype for item in known if item is not None}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,6 +20,24 @@ WEIGHT_HOOKS = (SpectralNorm, WeightNorm)
 def has_hooks(module: nn.Module) -> bool:
     """Whether anything runs beside the module's forward when it is called."""
     return any(module.__dict__.get(name) for name in HOOKS)
+
+
+def has_own_hooks(module: nn.Module) -> bool:
+    """Whether a hook runs that may do anything, not only compute a weight."""
+    return any(not isinstance(hook, WEIGHT_HOOKS) for name in HOOKS for hook in (module.__dict__.get(name) or {}).values())
+
+
+def of_torch(module: nn.Module) -> bool:
+    """Whether PyTorch wrote the module's class."""
+    return type(module).__module__.startswith("torch.")
+
+
+def followed(module: nn.Module) -> Iterator[nn.Module]:
+    """The module and those in it, but for what a graph holds whole because of its hooks."""
+    yield module
+    for child in module.children():
+        if of_torch(child) or not has_hooks(child):
+            yield from followed(child)
 
 
 class Memory:

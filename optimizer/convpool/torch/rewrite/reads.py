@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import random
 import threading
 import types
@@ -21,11 +22,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from convpool.torch.rewrite.memory import followed
+
 VALUES = (type(None), bool, int, float, complex, str, bytes, np.generic, enum.Enum, torch.dtype, torch.device)
 """What never changes itself, and can be compared."""
 CONTAINERS = (list, dict, set, deque)
-MOST = 200
-"""Lists, dictionaries and objects that are looked into."""
+MOST, MOST_NUMBERS = 200, 1 << 16
+"""Lists, dictionaries and objects that are looked into, and numbers of an array that are compared."""
 _OWN = frozenset({*vars(nn.Module()), "_convpool_region", "_modules", "training"})
 _PLAIN = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, type, nn.Module, torch.Tensor)
 """What is compared as a whole; modules and tensors are followed elsewhere."""
@@ -40,6 +43,8 @@ class Held:
     inside: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     lists: dict[int, tuple] = field(default_factory=dict)
     """Those of `inside` that are lists of numbers and words."""
+    tensors: dict[tuple[int, str], tuple[Mapping, str, tuple]] = field(default_factory=dict)
+    """Attributes that are tensors, neither parameters nor buffers: each call reads them, but a plan depends on their sizes."""
     generators: list[tuple[Any, Any]] = field(default_factory=list)
     """Those of random numbers, and their states."""
 
@@ -51,10 +56,8 @@ class Held:
             self._look_into(value)
 
     def _look_into(self, value: Any) -> None:
-        if isinstance(value, tuple):
-            for item in value:
-                self._look_into(item)
-            return
+        for item in _parts(value):
+            self._look_into(item)
         state = _state_of(value)
         if state is not None:
             self.generators.append((value, state))
@@ -74,6 +77,7 @@ class Held:
     def changed(self) -> list[str]:
         """The attributes that are others now; a word for what is in them."""
         found = [name for own, name, value in self.attributes.values() if not same(own.get(name, _NOTHING), value)]
+        found += [name for own, name, kind in self.tensors.values() if _kind_of(own.get(name)) != kind]
         if not all(same_items(container, copy) for container, copy in self.inside.values()):
             found.append("what is in an attribute")
         return found
@@ -81,6 +85,8 @@ class Held:
     def stays(self) -> bool:
         """Whether everything is as it was."""
         if torch.compiler.is_compiling():
+            if not all([_kind_of(own.get(name)) == kind for own, name, kind in self.tensors.values()]):
+                return False
             found = 0
             for own, name, value in self.attributes.values():
                 now = own.get(name)
@@ -91,7 +97,7 @@ class Held:
                 elif now is not value and (type(value) not in _FOLLOWED or now != value):
                     return False
             return len(self.inside) == found
-        return not self.attributes or not self.changed()
+        return not (self.attributes or self.tensors) or not self.changed()
 
     def drew(self) -> bool:
         """Whether random numbers came from a generator among the attributes."""
@@ -120,6 +126,12 @@ class Held:
         self.attributes.update(other.attributes)
         self.inside.update(other.inside)
         self.lists.update(other.lists)
+        self.tensors.update(other.tensors)
+
+
+def _kind_of(value: Any) -> Any:
+    """Shape and type of a tensor, None for anything else."""
+    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else None
 
 
 def _is_list_of(now: list, items: tuple) -> bool:
@@ -127,12 +139,21 @@ def _is_list_of(now: list, items: tuple) -> bool:
     return len(now) == len(items) and all([a == b for a, b in zip(now, items, strict=False)])
 
 
+def _parts(value: Any) -> tuple:
+    """What a tuple holds, a method's object, or what functools.partial has been given."""
+    if isinstance(value, tuple):
+        return value
+    if isinstance(value, functools.partial):
+        return (value.func, *value.args, value.keywords)
+    return (value.__self__,) if isinstance(value, types.MethodType) else ()
+
+
 def _container(value: Any) -> Any:
     """What is to be looked into: a list, dictionary, set or array, or an object's attributes; None for others."""
     if isinstance(value, CONTAINERS):
         return value
     if isinstance(value, np.ndarray):
-        return value if value.size <= MOST and not value.dtype.hasobject else None
+        return value if value.size <= MOST_NUMBERS and not value.dtype.hasobject else None
     own = None if isinstance(value, (*_PLAIN, *VALUES)) else getattr(value, "__dict__", None)
     return own if type(own) is dict else None
 
@@ -169,21 +190,27 @@ def same_items(now: Any, before: Any) -> bool:
 
 
 @contextlib.contextmanager
-def noted(held: Held) -> Iterator[None]:
-    """Let `held` have the attributes that this thread reads of modules."""
+def noted(held: Held, root: nn.Module) -> Iterator[None]:
+    """Let `held` have the attributes that this thread reads of modules, numbers and words only of those that are not followed."""
+    known = {id(module) for module in followed(root)}
     thread, read = threading.get_ident(), object.__getattribute__
 
     def reading(self: Any, name: str) -> Any:
         value = read(self, name)
-        if name not in _OWN and threading.get_ident() == thread and not isinstance(value, (torch.Tensor, nn.Module)):
-            own = read(self, "__dict__")
-            if name in own:
-                if type(value) not in _FOLLOWED:
-                    held.note(self, own, name, value)
-            elif isinstance(value, (*VALUES, *CONTAINERS)) and not name.startswith("__"):
-                cls = next((cls for cls in type(self).__mro__ if name in vars(cls)), nn.Module)
-                if not cls.__module__.startswith("torch.") and same(vars(cls).get(name, _NOTHING), value):
-                    held.note(cls, vars(cls), name, value)
+        is_known = id(self) in known
+        if threading.get_ident() != thread or name in _OWN and (is_known or name != "training"):
+            return value
+        own = read(self, "__dict__")
+        if isinstance(value, (torch.Tensor, nn.Module)):
+            if name in own and type(value) is torch.Tensor:
+                held.tensors[(id(self), name)] = (own, name, _kind_of(value))
+        elif name in own:
+            if type(value) not in _FOLLOWED or not is_known:
+                held.note(self, own, name, value)
+        elif isinstance(value, (*VALUES, *CONTAINERS)) and not name.startswith("__"):
+            cls = next((cls for cls in type(self).__mro__ if name in vars(cls)), nn.Module)
+            if not cls.__module__.startswith("torch.") and same(vars(cls).get(name, _NOTHING), value):
+                held.note(cls, vars(cls), name, value)
         return value
 
     module: Any = nn.Module

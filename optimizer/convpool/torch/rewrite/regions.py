@@ -31,7 +31,7 @@ from convpool.report import Report
 from convpool.torch.rewrite.branches import compute_weights_first
 from convpool.torch.rewrite.capture import Captured, capture
 from convpool.torch.rewrite.convolutions import give_derivatives
-from convpool.torch.rewrite.memory import has_hooks
+from convpool.torch.rewrite.memory import followed, has_hooks, of_torch
 from convpool.torch.rewrite.norms import take_norms
 from convpool.torch.rewrite.planning import FUSED, PAIRS, Unmapped, plan
 from convpool.torch.rewrite.reads import Held
@@ -40,7 +40,7 @@ from convpool.torch.rewrite.waiting import EagerSteps
 
 MAX_PLANS = 64
 """Most plans of a module; calls of further sizes run the original forward."""
-STAND_IN = (0, torch.float32, False)
+STAND_IN = (0, torch.float32, False, False)
 """What a plan's key says of a tensor of which nothing is known."""
 CONSTANTS = (type(None), bool, int, float, str)
 """Arguments beside tensors that a plan may be made for."""
@@ -70,6 +70,10 @@ class Region:
     children: list[tuple[dict, tuple]] = field(default_factory=list)
     tensors: list[dict[str, torch.Tensor | None]] = field(default_factory=list)
     """The parameters and buffers of the root and of each of the modules."""
+    ties: list[tuple[dict, str, dict, str]] = field(default_factory=list)
+    """Places that had the same tensor when a plan was made, which reads one of them."""
+    pinned: list[tuple[dict, str, torch.Tensor]] = field(default_factory=list)
+    """Places of tensors that forward had from elsewhere, from a list for instance."""
     values: list[tuple[dict, dict[str, Any]]] = field(default_factory=list)
     settings: list[tuple[dict, Callable]] = field(default_factory=list)
     versions: dict[tuple, int] = field(default_factory=dict)
@@ -114,17 +118,19 @@ class Region:
         leaves, spec = ([*args], len(args)) if not kwargs else pytree.tree_flatten((args, kwargs))
         if not kwargs and any(isinstance(leaf, (list, tuple, dict)) for leaf in leaves):
             leaves, spec = pytree.tree_flatten((args, kwargs))
-        if not self.held.stays() and not self._starts_anew():
+        if not (self.held.stays() and self._stay_tied()) and not self._starts_anew():
             return None
         modes, version = self._modes(root), self._version(root)
         shapes = self._shapes()
         if version is None or modes is None or shapes is None:
             return None
+        if any([a is b for n, a in enumerate(leaves) if isinstance(a, torch.Tensor) for b in leaves[:n]]):
+            return None  # a trace would take them for two
         described: list[Any] = [spec, torch.is_grad_enabled() and not exporting(), modes, (version, shapes)]
         first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), None)
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                described.append((self._shape(leaf, first), leaf.dtype, leaf.is_cuda))
+                described.append((self._shape(leaf, first), leaf.dtype, leaf.is_cuda, isinstance(leaf, nn.Parameter)))
             elif type(leaf) in CONSTANTS:
                 described.append((type(leaf), leaf))
             else:
@@ -146,9 +152,25 @@ class Region:
         return found
 
     def _forget(self) -> None:
-        for made in (self.plans, self.known, self.versions):
+        for made in (self.plans, self.known, self.versions, self.ties, self.pinned):
             made.clear()
         self.held, self.now = Held(), []
+
+    def _stay_tied(self) -> bool:
+        """Whether tensors that plans read by another name than forward does are where they were."""
+        tied = all([one.get(name) is other.get(called) for one, name, other, called in self.ties])
+        return tied and all([own.get(name) is tensor for own, name, tensor in self.pinned])
+
+    def note_ties(self, used: Sequence[torch.Tensor]) -> None:
+        """Keep in mind which places have the same tensor.  used: those that forward had from elsewhere."""
+        places: dict[int, tuple[dict, str]] = {}
+        self.ties = []
+        for own in self.tensors:
+            for name, tensor in own.items():
+                one, first = places.setdefault(id(tensor), (own, name))
+                if tensor is not None and (one is not own or first != name):
+                    self.ties.append((one, first, own, name))
+        self.pinned += [(*places[id(tensor)], tensor) for tensor in used if id(tensor) in places]
 
     def _starts_anew(self) -> bool:
         """Forget all plans, which hold attributes that have changed; False where that cannot be, or has been too often."""
@@ -225,18 +247,11 @@ class Region:
         return self.version
 
 
-def of_torch(module: nn.Module) -> bool:
-    """Whether PyTorch wrote the module's class."""
-    return type(module).__module__.startswith("torch.")
-
-
 def settings_of(module: nn.Module) -> Iterator[tuple[dict, dict[str, Any]]]:
     """The attributes of a module, and of those in it, that a graph holds as they were; not of modules that it holds whole."""
-    own = module.__dict__
-    yield own, {key: value for key, value in own.items() if is_constant(value) and key != "training"}
-    for child in module.children():
-        if of_torch(child) or not has_hooks(child):
-            yield from settings_of(child)
+    for child in followed(module):
+        own = child.__dict__
+        yield own, {key: value for key, value in own.items() if is_constant(value) and key != "training"}
 
 
 def is_constant(value: Any) -> bool:
@@ -306,12 +321,15 @@ def tensors_of(args: tuple, kwargs: dict[str, Any]) -> Sequence[torch.Tensor]:
 
 def make_plan(root: nn.Module, args: tuple, kwargs: dict[str, Any], region: Region) -> Planned:
     """The plan for a call like this one, in the modes that the modules are in."""
+    if any(x.is_complex() for x in (*tensors_of(args, kwargs), *root.parameters())):
+        return Planned(None, refusal=refuse("type of a tensor", "complex", "real"))
     cls = type(root)
     forward = own_class(cls).forward  # type: ignore[attr-defined]
     found = capture(root, args, kwargs, forward)
     if isinstance(found, Refusal):
         return Planned(None, refusal=found)
     region.held.add(found.held)
+    region.note_ties(found.used)
     region.types = region.types or found.types
     return _planned(root, found, tensors_of(args, kwargs), region)
 
@@ -321,7 +339,9 @@ def _planned(root: nn.Module, found: Captured, tensors: Sequence[torch.Tensor], 
     sizes = region.sizes(root, found.graph, tensors) if region.sized else ranks_of(found.graph, tensors)
     try:
         changed, report = plan(root, found.graph, sizes, options, found.refusal)
-    except (Unmapped, ModelError) as error:
+    except Exception as error:  # the original runs whatever is wrong with a plan
+        if not isinstance(error, (Unmapped, ModelError)):
+            error = RuntimeError(f"{type(error).__name__}: {error}")
         return Planned(None, refusal=refuse("graph of forward", error, "one that the passes take"))
     if changed and torch.is_grad_enabled():
         give_derivatives(root, found.graph)
@@ -329,7 +349,10 @@ def _planned(root: nn.Module, found: Captured, tensors: Sequence[torch.Tensor], 
     elif changed:
         take_norms(root, found.graph)
     batch = sizes.batch if sizes is not None else None
-    run = function_of(found.graph) if changed else None
+    try:
+        run = function_of(found.graph) if changed else None
+    except SyntaxError:
+        return Planned(None, refusal=refuse("names of modules", "one that is a word of Python's", "none"))
     return Planned(run, batch, report, found.refusal, found.graph if changed else None)
 
 

@@ -93,7 +93,7 @@ def sizes_of(root: nn.Module, graph: fx.Graph, inputs: Sequence[torch.Tensor]) -
         elif type(value) is int and type(other) is int:
             if value == other:
                 numbers[node] = value
-            elif value == batch and other == 2 * value:
+            elif value == batch and other == 2 * value and _is_asked(node):
                 numbers[node] = "batch"
         elif isinstance(value, tuple) and value and all(type(n) is int for n in value) and value == other:
             numbers[node] = tuple(value)
@@ -125,10 +125,19 @@ def made_of_sizes(values: Mapping[fx.Node, Any]) -> set[fx.Node]:
     return made
 
 
+def _is_asked(node: fx.Node) -> bool:
+    """Whether a number is one size, asked for, and not computed from any."""
+    given = node.all_input_nodes
+    return asks_for_sizes(node) or node.target is operator.getitem and len(given) == 1 and asks_for_sizes(given[0])
+
+
 def _is_open(node: fx.Node, once: dict[fx.Node, Any], twice: dict[fx.Node, Any]) -> bool:
     """Whether a number made of others that go with the batch does not double with it: (n + 7) // 8, say."""
     value = once[node]
-    if type(value) is not int or value and twice.get(node) == 2 * value or node.target is operator.getitem:
+    if type(value) is not int or node.target is operator.getitem:
+        return False
+    divides = node.target in (operator.floordiv, operator.mod, operator.rshift, operator.truediv, operator.and_)
+    if value and twice.get(node) == 2 * value and not divides:
         return False
     given = [item for item in node.all_input_nodes if isinstance(once.get(item), (int, tuple))]
     return any(once[item] != twice.get(item) for item in given)

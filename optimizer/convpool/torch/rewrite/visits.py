@@ -87,7 +87,7 @@ def calls(
     try:
         for place, child in places.items():
             handles.append(child.register_forward_pre_hook(note(place), with_kwargs=True))
-        with noted(held), _mode(module, False), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with noted(held, module), _mode(module, False), torch.no_grad(), torch.random.fork_rng(devices=[]):
             own_class(type(module)).forward(module, *args, **kwargs)  # type: ignore[attr-defined]
     except Exception:  # noqa: S110 - an example that forward does not take: then there are no calls
         pass
