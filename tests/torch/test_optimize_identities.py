@@ -317,3 +317,15 @@ def test_complex_numbers():
 
     changed, _ = optimize(Net(), X.to(torch.complex128))
     assert_same(changed, Net(), X.to(torch.complex128))
+
+
+@torch.no_grad()
+def test_scaled_inputs():
+    """A factor in front of a convolution, which no fused layer takes from PyTorch, costs only what else is in front of pairs."""
+
+    def forward(self, x):
+        return F.relu(pooled(self, 2 * x))
+
+    module, (changed, report) = Fn(forward).eval(), optimize(Fn(forward).eval(), X)
+    assert report.summary.rewritten == 1
+    assert_same(changed, module, X)

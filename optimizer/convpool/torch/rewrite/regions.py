@@ -331,11 +331,20 @@ def make_plan(root: nn.Module, args: tuple, kwargs: dict[str, Any], region: Regi
     region.held.add(found.held)
     region.note_ties(found.used)
     region.types = region.types or found.types
-    return _planned(root, found, tensors_of(args, kwargs), region)
+    tensors = tensors_of(args, kwargs)
+    if torch.is_grad_enabled():
+        return _planned(root, found, tensors, region, PAIRS)
+    fused = _planned(root, found, tensors, region, FUSED)
+    if fused.refusal is None or found.refusal is not None:
+        return fused
+    again = capture(root, args, kwargs, forward)  # the passes have changed the graph
+    return fused if isinstance(again, Refusal) else _planned(root, again, tensors, region, FUSED - {"fuse_prologue"})
 
 
-def _planned(root: nn.Module, found: Captured, tensors: Sequence[torch.Tensor], region: Region) -> Planned:
-    options = replace(region.options, passes=PAIRS if torch.is_grad_enabled() else FUSED)
+def _planned(
+    root: nn.Module, found: Captured, tensors: Sequence[torch.Tensor], region: Region, passes: frozenset[str]
+) -> Planned:
+    options = replace(region.options, passes=passes)
     sizes = region.sizes(root, found.graph, tensors) if region.sized else ranks_of(found.graph, tensors)
     try:
         changed, report = plan(root, found.graph, sizes, options, found.refusal)
