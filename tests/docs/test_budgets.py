@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of at most 400 lines and functions of at most 60, in the package and the plugin.
+"""Files of at most 600 lines and functions of at most 60, in the package and the plugin.
 
 A longer one says why: by a line that begins with `Length:` in the file's docstring or first comment, which for a function
 names it.  `python -m tests.docs.test_budgets` lists all that are longer and say nothing.
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILE_LINES, FUNCTION_LINES = 400, 60
+FILE_LINES, FUNCTION_LINES = 600, 60
 PYTHON = sorted((ROOT / "optimizer" / "convpool").rglob("*.py"))
 CPP = sorted(path for path in (ROOT / "plugin").rglob("*") if path.suffix in (".h", ".cpp", ".cu", ".cuh"))
 
