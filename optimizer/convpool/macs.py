@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
 from convpool.ir.constants import Evaluate
-from convpool.ir.index import Scope, index_model
+from convpool.ir.folding import index_with_shapes
+from convpool.ir.index import Scope
 from convpool.ir.model import LoadedModel, infer_shapes
 from convpool.ir.protos import is_op, known_attributes, label, subgraphs
 from convpool.ir.schema import OP_TYPES
@@ -89,7 +90,7 @@ def scopes_at(model: LoadedModel, shapes: Mapping[str, Sequence[int]], evaluate:
         if value.name in shapes:
             elem_type = value.type.tensor_type.elem_type
             value.CopyFrom(helper.make_tensor_value_info(value.name, elem_type, list(shapes[value.name])))
-    return index_model(fixed, model.read, evaluate, infer_shapes(fixed))
+    return index_with_shapes(fixed, model.read, evaluate, infer_shapes(fixed))
 
 
 def _initializers(scope: Scope) -> set[str]:

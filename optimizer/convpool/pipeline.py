@@ -16,7 +16,7 @@ from typing import Protocol
 from onnx import ModelProto
 
 from convpool.ir.constants import Evaluate
-from convpool.ir.folding import MAX_ROUNDS, with_shapes_folded
+from convpool.ir.folding import index_with_shapes
 from convpool.ir.index import Scope, index_model
 from convpool.ir.model import LoadedModel, infer_shapes
 from convpool.ir.protos import AttributeReference, is_op, label, opset_of
@@ -71,21 +71,12 @@ class Graphs:
     def scopes(self) -> list[Scope]:
         """The scopes of the model as it is, outer ones first."""
         if self._scopes is None:
-            inferred = None if self._earlier else self.inferred()
-            self._scopes = self._index(inferred)
-            for _ in range(MAX_ROUNDS if not self._earlier else 0):
-                folded = with_shapes_folded(self._model.proto, self._scopes[0])
-                sharper = infer_shapes(folded) if folded is not None else None
-                if sharper is None:
-                    break
-                before = self._scopes[0].infos
-                self._scopes = self._index(sharper)
-                if self._scopes[0].infos == before:
-                    break
+            parts = self._model.proto, self._model.read, self._evaluate
+            if self._earlier:
+                self._scopes = index_model(*parts, None, self._earlier)
+            else:
+                self._scopes = index_with_shapes(*parts, self.inferred())
         return self._scopes
-
-    def _index(self, inferred: ModelProto | None) -> list[Scope]:
-        return index_model(self._model.proto, self._model.read, self._evaluate, inferred, self._earlier)
 
     def inferred(self) -> ModelProto | None:
         """The model after shape inference, once all its tensors but constants were there; None where that fails."""

@@ -133,6 +133,23 @@ def test_unknown_sizes_say_what_tells_them():
     ]
 
 
+def test_sizes_given_are_counted_through_shapes_that_a_model_computes():
+    """Attention behind a pair, with its sizes read from the map, as exporters write it."""
+    body = f"""{PAIR.replace("y =", "p =")}
+        s = Shape(p)
+        n = Gather(s, batch)
+        k = Abs(heads)
+        c = Concat<axis=0>(n, k, minus)
+        q = Reshape(p, c)
+        t = Transpose<perm=[0,1,3,2]>(q)
+        y = MatMul(q, t)"""
+    model = graph(body, {"batch": [0], "heads": [4, 8], "minus": [-1]}, inputs="float[N,16,H,W] x")
+    report = convpool.optimize(model, check=0, input_shapes={"x": [2, 16, 12, 12]}).report
+    products = 4 * 8 * 8 * 36
+    assert (report.summary.model_macs_before, report.summary.model_macs_after) == (144 * CONV + products, 36 * CONV + products)
+    assert report.hints == []
+
+
 def test_densenet121_counts_what_is_known_of_it():
     """2.83 G multiply-adds, as the paper's table of the architecture's cost has it; three transitions of 103 M."""
     found = count_at(load(generators.generate("densenet121")), {"input": (1, 3, 224, 224)}, evaluate)

@@ -15,7 +15,9 @@ from itertools import zip_longest
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from convpool.ir.index import Scope
+from convpool.ir.constants import Evaluate, Read
+from convpool.ir.index import Scope, index_model
+from convpool.ir.model import infer_shapes
 from convpool.ir.protos import attributes, is_op
 
 SHAPING: dict[str, tuple[int, ...]] = {
@@ -34,6 +36,21 @@ SHAPING: dict[str, tuple[int, ...]] = {
 """Operators whose result has a shape that depends on values, and the inputs that have these."""
 MAX_ROUNDS = 32
 """Most times that a model is inferred again: a chain may read a shape that an earlier one has made known."""
+
+
+def index_with_shapes(model: ModelProto, read: Read, evaluate: Evaluate, inferred: ModelProto | None) -> list[Scope]:
+    """`index_model`, with the shapes that follow from constants too."""
+    scopes = index_model(model, read, evaluate, inferred)
+    for _ in range(MAX_ROUNDS):
+        folded = with_shapes_folded(model, scopes[0])
+        sharper = infer_shapes(folded) if folded is not None else None
+        if sharper is None:
+            break
+        before = scopes[0].infos
+        scopes = index_model(model, read, evaluate, sharper)
+        if scopes[0].infos == before:
+            break
+    return scopes
 
 
 def with_shapes_folded(model: ModelProto, main: Scope) -> ModelProto | None:
