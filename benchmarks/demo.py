@@ -20,7 +20,8 @@ BATCHES = (1, 32)
 def main() -> None:
     """Optimize the bundled model and print what changed, what was checked, and what it brings."""
     console: Console = make_console(stderr=False)
-    console.print(f"convpool-optimize {digits.MODEL_PATH.name} --lowering auto\n")
+    console.print(f"convpool-optimize {digits.MODEL_PATH.name} --lowering auto")
+    console.print()
     result = convpool.optimize(digits.MODEL_PATH, lowering="auto", check=3)
     show(result.report, console)
     original = onnx.load(digits.MODEL_PATH)

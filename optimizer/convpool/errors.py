@@ -49,3 +49,8 @@ def first_line(error: BaseException) -> str:
     """An exception's message on one line, shortened."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."
+
+
+def printable(text: str) -> str:
+    """A text with its control characters as `repr` has them: names come from files, and a terminal obeys what it is sent."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.progress import TimeElapsedColumn
 
 from convpool.bench import record as records
@@ -32,7 +31,7 @@ from convpool.cli.common import run
 from convpool.cli.progress import StepBar
 from convpool.cli.sections import SectionedCommand
 from convpool.cli.table import make_console
-from convpool.errors import ConvpoolError, OptionError, VerificationError
+from convpool.errors import ConvpoolError, OptionError, VerificationError, printable
 from convpool.ir.files import check_output
 
 Work = list[tuple[Row, str]]
@@ -210,8 +209,7 @@ def command(
         if failure is None or result["rows"]:
             records.write(path, form(result))
     if not quiet:
-        console = make_console(stderr=False)
-        show(result, console if console.is_terminal else Console(highlight=False, width=WIDTH))
+        show(result, make_console(stderr=False, width=WIDTH))
     if failure is not None:
         raise failure
     wrong = [name for entry in made["rows"] for name, found in entry["methods"].items() if "wrong" in found]
@@ -283,7 +281,7 @@ def _list(work: Work) -> None:
         click.echo(f"{name:13} {len(rows):3} rows, {' and '.join(precisions)}: {what}")
     click.echo(f"methods: {', '.join(METHODS)}, {TACTIC}TACTIC")
     for row, precision in work:
-        click.echo(f"{row.suite:13} {precision} {row.name}" + (f" ({row.label})" if row.label else ""))
+        click.echo(printable(f"{row.suite:13} {precision} {row.name}" + (f" ({row.label})" if row.label else "")))
 
 
 def _plot(record: dict) -> bytes:

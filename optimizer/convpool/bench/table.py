@@ -71,11 +71,13 @@ def show(record: dict[str, Any], console: Console) -> None:
     for (suite, precision, layout), entries in groups.items():
         found = [figures(entry, record["ceilings"]) for entry in entries]
         everything += found
-        console.print(f"\n[bold]{escape(suite)}[/], {precision}, {layout}: microseconds")
+        console.print()
+        console.print(f"[bold]{escape(suite)}[/], {precision}, {layout}: microseconds")
         console.print(_table(entries, found))
         if any(row.paper for row in found):
+            console.print()
             console.print(
-                f"\n[bold]{escape(suite)}[/], the paper on a V100, {PAPERS_TYPES.get(precision, precision)}: microseconds"
+                f"[bold]{escape(suite)}[/], the paper on a V100, {PAPERS_TYPES.get(precision, precision)}: microseconds"
             )
             console.print(_paper_table(entries, found))
         for line in [*_means(found), *_choices(found)]:

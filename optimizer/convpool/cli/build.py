@@ -21,7 +21,7 @@ from convpool.check.inputs import load_arrays
 from convpool.cli.common import ACCUMULATION, SHAPE, NamedShape, comparison_options, json_text, run, write_report
 from convpool.cli.sections import SectionedCommand, complete_file
 from convpool.cli.table import make_console, show_verification
-from convpool.errors import OptionError
+from convpool.errors import OptionError, printable
 from convpool.ir.files import check_output
 from convpool.ir.model import load
 from convpool.options import DEFAULT_LIMITS
@@ -277,7 +277,7 @@ class _Progress:
     """What TensorRT is at, on stderr; nothing if `hidden` or where stderr is no terminal."""
 
     def __init__(self, hidden: bool) -> None:
-        columns = (SpinnerColumn(), TextColumn("building"), TimeElapsedColumn(), TextColumn("{task.description}"))
+        columns = (SpinnerColumn(), TextColumn("building"), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
         console = make_console(stderr=True)
         self._bar = ProgressBar(*columns, console=console, transient=True, disable=hidden or not console.is_terminal)
         self._task = self._bar.add_task("", total=None)
@@ -291,4 +291,4 @@ class _Progress:
 
     def update(self, phase: str, done: int, total: int) -> None:
         """Show the phase that TensorRT reports."""
-        self._bar.update(self._task, description=escape(f"{phase} {done}/{total}" if total else phase))
+        self._bar.update(self._task, description=printable(f"{phase} {done}/{total}" if total else phase))

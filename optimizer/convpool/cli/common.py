@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
 import sys
+import traceback
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +19,7 @@ import click
 
 from convpool import interrupt
 from convpool.algebra.parts import ACCUMULATIONS
-from convpool.errors import ConvpoolError, ModelError, OutputError, VerificationError
+from convpool.errors import ConvpoolError, ModelError, OutputError, VerificationError, printable
 from convpool.ir.files import write_atomically
 from convpool.ir.model import LoadedModel, load
 
@@ -88,6 +91,7 @@ def comparison_options(report: str) -> Callable[[Callable], Callable]:
 
 def run(cli: click.Command, name: str, args: list[str] | None = None) -> int:
     """Run a click command and return its exit status: 1 for a failed verification, 2 for anything unusable."""
+    _tame_python(name)
     try:
         interrupt.raise_again()
         cli.main(args=args, prog_name=name, standalone_mode=False)
@@ -109,8 +113,22 @@ def run(cli: click.Command, name: str, args: list[str] | None = None) -> int:
 
 
 def _fail(name: str, message: str, status: int) -> int:
-    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
+    _tell(f"{name}: {' '.join(message.split())}")
     return status
+
+
+def _tell(text: str) -> None:
+    """Print lines on stderr, which may be closed."""
+    with suppress(OSError):
+        print(*map(printable, text.split("\n")), sep="\n", file=sys.stderr)
+
+
+def _tame_python(name: str) -> None:
+    """Have Python show in lines of `_tell` what it prints by itself, and all names in any encoding of stdout."""
+    warnings.formatwarning = lambda message, *_, **__: f"{name}: warning: {printable(' '.join(str(message).split()))}\n"
+    sys.excepthook = lambda *error: _tell("".join(traceback.format_exception(*error)).rstrip())
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def load_model(name: str) -> LoadedModel:

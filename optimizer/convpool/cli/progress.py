@@ -6,6 +6,7 @@ from __future__ import annotations
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
 from convpool.cli.table import make_console
+from convpool.errors import printable
 
 
 class StepBar:
@@ -14,7 +15,7 @@ class StepBar:
     def __init__(self, first: ProgressColumn | None = None, *, hidden: bool) -> None:
         console = make_console(stderr=True)
         self._shown = console.is_terminal and not hidden
-        step = TextColumn("{task.description}")
+        step = TextColumn("{task.description}", markup=False)
         columns = (first, BarColumn(), MofNCompleteColumn(), step) if first else (step, BarColumn(), MofNCompleteColumn())
         self._bar = Progress(*columns, console=console, transient=True)
         self._task = self._bar.add_task("", total=None)
@@ -30,4 +31,4 @@ class StepBar:
 
     def update(self, done: int, total: int, what: str) -> None:
         """Show that step number `done` of `total` is under way, and what it is."""
-        self._bar.update(self._task, completed=done, total=total, description=what)
+        self._bar.update(self._task, completed=done, total=total, description=printable(what))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from convpool.check.verdict import Verification
+from convpool.errors import printable
 from convpool.ir import schema
 from convpool.report import Report, SiteReport, Speed, Summary
 
@@ -29,10 +30,20 @@ LEAST = 8
 """Characters that a cell keeps on the narrowest terminal."""
 
 
-def make_console(*, stderr: bool) -> Console:
-    """A console on stdout or stderr, wide where it is no terminal."""
-    console = Console(stderr=stderr, highlight=False)
-    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=PIPE_WIDTH)
+class PrintableConsole(Console):
+    """A console that shows control characters as text.  Every string that is printed comes through `render_str`."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text of a string, which may be markup."""
+        return super().render_str(printable(text), **options)
+
+
+def make_console(*, stderr: bool, width: int = PIPE_WIDTH) -> Console:
+    """A console on stdout or stderr, `width` columns wide where it is no terminal."""
+    console = PrintableConsole(stderr=stderr, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = width
+    return console
 
 
 def print_table(
@@ -48,7 +59,7 @@ def print_table(
     right: columns of numbers, which are never cut.  names: columns that are cut on the left where the terminal is too narrow;
     others are cut on the right.
     """
-    lines = [[Text.from_markup(cell or "-") for cell in row] for row in rows]
+    lines = [[console.render_str(cell or "-", highlight=False) for cell in row] for row in rows]
     if not console.is_terminal:
         for line in [[Text(heading) for heading in headings], *lines]:
             console.print(Text("  ").join(line), soft_wrap=True)
