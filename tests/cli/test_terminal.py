@@ -97,7 +97,7 @@ from convpool.cli.common import run
 @click.argument("what")
 def command(what):
     warnings.warn("of \\x1b[2J\\u202e" + what, RuntimeWarning)
-    click.echo("caf\\udce9 \\u4e2d")
+    print("caf\\udce9 \\u4e2d")
     if what == "bug": raise AssertionError("\\x1b]0;OWNED\\x07")
 sys.exit(run(command, "convpool"))
 """
