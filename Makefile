@@ -15,7 +15,7 @@ CUDA_SOURCES := $(shell find plugin -type f ! -name '*.pyc')
 .PHONY: demo test test-oldest test-torch mutation lint format sanitize install wheels bench-cpu bench-gpu bench-onnxruntime bench-tensorrt bench-torch clean
 
 demo: $(VENV)/.demo
-	$(BIN)/python -m benchmarks.demo
+	$(BIN)/python -m benchmarks demo
 
 # The tests build with the CMake and Ninja of the environment.  Two files of them run at a time.
 test: install lint
@@ -106,9 +106,9 @@ wheels: $(VENV)/.made
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheels/convpool_cuda-*.whl
 
 bench-cpu: $(VENV)/.test
-	$(BIN)/python -m benchmarks.model_times --json benchmarks/results/cpu.json
-	$(BIN)/python -m benchmarks.plots benchmarks/results/cpu.json benchmarks/results/h200_trt86_networks.json docs/speedup_networks.png
-	$(BIN)/python -m benchmarks.scale --json benchmarks/results/scale.json
+	$(BIN)/python -m benchmarks model_times --json benchmarks/results/cpu.json
+	$(BIN)/python -m benchmarks plots benchmarks/results/cpu.json benchmarks/results/h200_trt86_networks.json docs/speedup_networks.png
+	$(BIN)/python -m benchmarks scale --json benchmarks/results/scale.json
 
 # On a machine with a GPU, whose name the files get.  BENCH_FLAGS="--tensorrt-python PROGRAM" adds TensorRT's kernels.  Each record of
 # an H200 names the flags that it was made with.
@@ -118,10 +118,10 @@ PAPERS_METHODS := --methods 'cudnn_*' --methods 'cublas_*' --methods sat_direct 
 CUCONV_METHODS := --methods cudnn_fused --methods cublas_fused --methods cuconv --methods convpool --methods 'convpool_*'
 RESULTS := benchmarks/results/$(GPU)
 bench-gpu: COMMIT = $(shell git rev-parse HEAD)
-bench-gpu: BENCH = $(BIN)/convpool-bench $(BENCH_FLAGS) --commit $(COMMIT)
+bench-gpu: BENCH = $(BIN)/python -m benchmarks layers $(BENCH_FLAGS) --commit $(COMMIT)
 bench-gpu: install
 	$(INSTALL) ".[bench,cuda]"
-	$(BIN)/python benchmarks/gpu_checks.py --commit $(COMMIT) --json $(RESULTS)_kernel_tests.json
+	$(BIN)/python tools/gpu_checks.py --commit $(COMMIT) --json $(RESULTS)_kernel_tests.json
 	$(BENCH) suita-table2 --precision fp16 --json $(RESULTS)_suita_table2_fp16.json
 	$(BENCH) suita-table2 --precision fp16 --packed --methods convpool --methods convpool_rule --json $(RESULTS)_suita_table2_fp16_packed.json
 	$(BENCH) suita-table2 --precision tf32 --json $(RESULTS)_suita_table2_tf32.json
@@ -140,31 +140,31 @@ bench-gpu: install
 	$(BENCH) cuconv --layout nchw $(CUCONV_METHODS) --json $(RESULTS)_cuconv.json
 	$(BENCH) cuconv --precision fp16 $(CUCONV_METHODS) --json $(RESULTS)_cuconv_fp16.json
 	$(BENCH) suita-table1 $(addprefix --rows ,'*x8x8 *' '*x16x16 *' '*x32x32 *') --methods 'textbook_*' --json $(RESULTS)_textbook.json
-	$(BIN)/python -m benchmarks.lenet5_pairs --commit $(COMMIT) --json $(RESULTS)_lenet5_pairs.json
+	$(BIN)/python -m benchmarks lenet5_pairs --commit $(COMMIT) --json $(RESULTS)_lenet5_pairs.json
 	$(BIN)/python examples/filter_bank --measure $(RESULTS)_filter_bank.json
 
 # Networks in onnxruntime, with onnxruntime-gpu in place of onnxruntime in the environment: half an hour.
 bench-onnxruntime: COMMIT = $(shell git rev-parse HEAD)
 bench-onnxruntime: install
-	$(BIN)/python -m benchmarks.onnxruntime_times --commit $(COMMIT) --json $(RESULTS)_ort.json
+	$(BIN)/python -m benchmarks onnxruntime_times --commit $(COMMIT) --json $(RESULTS)_ort.json
 
 # convpool.torch against PyTorch, with the GPU's PyTorch and convpool-cuda in the environment: five minutes.
 COMPILED := sngan64 sngan64_without_spectral_norm sngan128_without_spectral_norm stargan_v2
 bench-torch: COMMIT = $(shell git rev-parse HEAD)
 bench-torch: install
 	$(INSTALL) ".[torch]"
-	$(BIN)/python -m benchmarks.torch_layers --commit $(COMMIT) --json $(RESULTS)_torch_layers.json
-	$(BIN)/python -m benchmarks.torch_training --commit $(COMMIT) --json $(RESULTS)_torch_training.json
-	$(BIN)/python -m benchmarks.torch_training $(COMPILED) --compile default --commit $(COMMIT) --json $(RESULTS)_torch_compiled.json
-	$(BIN)/python -m benchmarks.torch_training sngan64 --compile default --combo-kernels --commit $(COMMIT) --json $(RESULTS)_torch_compiled_combo.json
-	$(BIN)/python -m benchmarks.torch_host_time --commit $(COMMIT) --json $(RESULTS)_torch_host_time.json
+	$(BIN)/python -m benchmarks torch_layers --commit $(COMMIT) --json $(RESULTS)_torch_layers.json
+	$(BIN)/python -m benchmarks torch_training --commit $(COMMIT) --json $(RESULTS)_torch_training.json
+	$(BIN)/python -m benchmarks torch_training $(COMPILED) --compile default --commit $(COMMIT) --json $(RESULTS)_torch_compiled.json
+	$(BIN)/python -m benchmarks torch_training sngan64 --compile default --combo-kernels --commit $(COMMIT) --json $(RESULTS)_torch_compiled_combo.json
+	$(BIN)/python -m benchmarks torch_host_time --commit $(COMMIT) --json $(RESULTS)_torch_host_time.json
 
 # Engines, for hours; TENSORRT_PYTHON is the Python that has TensorRT, pycuda and convpool with its libraries, DIGITS a file of
 # the digits' test images where that has no scikit-learn (docs/results.md).
 TENSORRT ?= trt
 TENSORRT_PYTHON ?= $(BIN)/python
 bench-tensorrt: COMMIT = $(shell git rev-parse HEAD)
-bench-tensorrt: ENGINES = $(TENSORRT_PYTHON) -m benchmarks.tensorrt_engines
+bench-tensorrt: ENGINES = $(TENSORRT_PYTHON) -m benchmarks tensorrt_engines
 bench-tensorrt: WITH_DIGITS = $(if $(DIGITS),--digits $(DIGITS))
 bench-tensorrt: TIME = --commit $(COMMIT) --engines build/engines --json $(RESULTS)_$(TENSORRT)_networks
 bench-tensorrt:

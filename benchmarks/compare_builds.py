@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times two builds of the library in turn, row by row, and prints the ratio of their times.
 
-    python -m benchmarks.compare_builds --old optimizer_old:libconvpool_old.so --new optimizer:libconvpool.so \
+    python -m benchmarks compare_builds --old optimizer_old:libconvpool_old.so --new optimizer:libconvpool.so \
         suita-table2 tokura --precision fp16 --json out.json
 
 A build is the folder that holds its convpool package and, behind a colon, its libconvpool.so. Each runs in a process of its own
-and times the tactic that it chooses itself, as `convpool-bench` does; the processes take turns, so that both see the same
+and times the tactic that it chooses itself, as the benchmark `layers` does; the processes take turns, so that both see the same
 clocks. Rows whose ratio of medians leaves 1 by more than `--limit` are timed again at the end, in `--again` times as many
 rounds; that ratio then counts. Exits with 1 if a row's tactics differ, or if a ratio still leaves 1 by more.
 """
@@ -57,8 +57,8 @@ class Build:
 
 def prepared(device: Any, asked: dict[str, Any]) -> tuple[Callable[[int], Any], int, int]:
     """What runs one row on input set i, the number of sets, and the tactic's id."""
+    from benchmarks.layers.suites import SUITES
     from convpool import cuda
-    from convpool.bench.suites import SUITES
 
     torch, precision = device.torch, asked["precision"]
     row = SUITES[asked["suite"]][0][asked["index"]]
@@ -80,7 +80,7 @@ def prepared(device: Any, asked: dict[str, Any]) -> tuple[Callable[[int], Any], 
 
 def answer() -> None:
     """Time the rows that stdin asks for. The tensors of a row stay until another one is asked for."""
-    from convpool.bench.device import Device
+    from benchmarks.layers.device import Device
 
     device = Device(replays=11)
     kept, made = None, None
@@ -95,7 +95,7 @@ def answer() -> None:
 
 def timed(builds: dict[str, Build], asked: dict[str, Any], rounds: int, limit: float) -> dict[str, Any]:
     """One row by both builds: medians of microseconds, tactics and the ratio of new to old."""
-    from convpool.bench.suites import SUITES
+    from benchmarks.layers.suites import SUITES
 
     times: dict[str, list[dict]] = {"old": [], "new": []}
     for number in range(rounds):
@@ -110,7 +110,7 @@ def timed(builds: dict[str, Build], asked: dict[str, Any], rounds: int, limit: f
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare_builds", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks compare_builds", description=__doc__.splitlines()[0])
     parser.add_argument("suites", nargs="*")
     parser.add_argument("--old")
     parser.add_argument("--new")
@@ -125,7 +125,7 @@ def main() -> int:
     if options.answer:
         answer()
         return 0
-    from convpool.bench.suites import SUITES
+    from benchmarks.layers.suites import SUITES
 
     builds = {"old": Build(options.old), "new": Build(options.new)}
     asked = [

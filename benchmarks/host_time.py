@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host time of a convolution with pooling: `conv_avg_pool`, `Plan.launch`, `convpool_plan_launch` and PyTorch's two calls.
 
-    python -m benchmarks.host_time [--layer N,C,M,H,W ...] [--rounds 200] [--json FILE]
+    python -m benchmarks host_time [--layer N,C,M,H,W ...] [--rounds 200] [--json FILE]
 
 Layers are half precision, channels last: a 3x3 convolution of padding 1, then 2x2 pooling.  What is timed is how long the host
 takes to queue a call: 50 calls into an idle stream, one kind after the other and round after round; medians of the rounds, in
@@ -141,7 +141,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.host_time", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks host_time", description=__doc__.splitlines()[0])
     parser.add_argument("--layer", action="append", metavar="N,C,M,H,W", help=f"may be repeated; default: {' '.join(LAYERS)}")
     parser.add_argument("--rounds", type=int, default=200, help="of 50 calls each (default: 200)")
     parser.add_argument("--plan-launch-time", type=Path, metavar="PROGRAM", help="compiled from plan_launch_time.cpp")

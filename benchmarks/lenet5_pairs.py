@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """LeNet-5's two pairs on a GPU: with tanh in the node, against tanh as a kernel of its own behind it.
 
-    python -m benchmarks.lenet5_pairs [--json FILE]
+    python -m benchmarks lenet5_pairs [--json FILE]
 
 The nodes, weights and first images are models/lenet5_digits.onnx', optimized.  Both pairs follow one another, as in the network,
 channels first, as TensorRT hands them over.  Outputs are compared with the reference in float64 before they are timed.  Exits
@@ -22,10 +22,10 @@ import onnx
 from onnx import numpy_helper
 
 import convpool
+from benchmarks.layers.device import Device
+from benchmarks.layers.record import machine
 from convpool import cuda
 from convpool.algebra.reference import fused_conv_avg_pool
-from convpool.bench.device import Device
-from convpool.bench.record import machine
 from convpool.ir import schema
 from convpool.ir.protos import attributes
 
@@ -104,7 +104,7 @@ def measure(device: Device, batch: int, dtype: str) -> dict[str, Any]:
 
 def main() -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.lenet5_pairs", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks lenet5_pairs", description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--commit", default="")
     options = parser.parse_args()

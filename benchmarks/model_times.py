@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """onnxruntime on this machine's CPU: optimized models against their originals, run in turn.
 
-    python -m benchmarks.model_times [--json FILE] [--rounds N]
+    python -m benchmarks model_times [--json FILE] [--rounds N]
 
 Every row times the original, a second session of the original (its ratio to the first is the noise of the harness) and
 the optimized model in turn, each as if by itself, and compares medians.  Outputs are checked before.

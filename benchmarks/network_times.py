@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of whole networks as TensorRT engines; the command is `python -m benchmarks.tensorrt_engines time`.
+"""Times of whole networks as TensorRT engines; the command is `python -m benchmarks tensorrt_engines time`.
 
 Every lowering of a network is an engine of its own.  Its output for one batch is compared with onnxruntime's on the original
 first; one that is further off than tests/accuracy allows, or without the plugin twice as far, is not timed.  An engine is
@@ -24,8 +24,8 @@ import numpy as np
 import onnx
 
 from convpool import optimize
-from convpool.bench.timing import input_sets, summarize
 from convpool.check.session import make_session
+from convpool.cuda.timing import input_sets, summarize
 from convpool.errors import ConvpoolError, first_line
 from convpool.ir import schema
 from convpool.ir.files import write_atomically

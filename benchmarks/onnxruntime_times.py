@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Whole networks on onnxruntime's CUDA provider: the original, every standard form, and convpool's operators.
 
-    python -m benchmarks.onnxruntime_times [NETWORK ...] [--precision fp16 tf32] --json benchmarks/results/h200_ort.json
+    python -m benchmarks onnxruntime_times [NETWORK ...] [--precision fp16 tf32] --json benchmarks/results/h200_ort.json
 
 Every method is a session of its own, with inputs and outputs on the GPU and runs captured as a CUDA graph.  Its outputs are
 compared with the original's in float32 on the CPU provider first, by the tolerances of `convpool verify`; one that is further
@@ -29,10 +29,10 @@ import numpy as np
 import onnx
 
 import convpool
-from convpool.bench.timing import summarize
 from convpool.check.judge import PRECISION_TOLERANCES, Judge, Tolerance
 from convpool.check.runners import OnnxruntimeRunner
 from convpool.check.widen import to_float32
+from convpool.cuda.timing import summarize
 from convpool.errors import ConvpoolError, first_line
 from convpool.ir import schema
 from convpool.ir.files import write_atomically

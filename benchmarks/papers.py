@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the papers claim, and what the records say of it.
 
-    python -m benchmarks.papers                                # every claim: the paper's figure, this one's, the verdict, why
-    python -m benchmarks.papers --picture docs/papers.png      # the papers' speed-up, row by row
+    python -m benchmarks papers                                # every claim: the paper's figure, this one's, the verdict, why
+    python -m benchmarks papers --picture docs/papers.png      # the papers' speed-up, row by row
 
-docs/papers.md has the same text (`python -m benchmarks.tables` writes it).  Every figure is computed here: the papers' from their
-tables in `convpool.bench.data`, this machine's from the records in benchmarks/results.  So is every verdict.
+docs/papers.md has the same text (`python -m benchmarks tables` writes it).  Every figure is computed here: the papers' from their
+tables in `benchmarks.layers.data`, this machine's from the records in benchmarks/results.  So is every verdict.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.layers import record as records
+from benchmarks.layers.figures import Figures, figures, geometric_mean
+from benchmarks.layers.paper import FIVE, speed_up_fused, speed_up_naive
+from benchmarks.layers.record import Entry, entry_row
+from benchmarks.layers.suites import SUITES
 from convpool.algebra.counts import tokura_operations
-from convpool.bench import record as records
-from convpool.bench.figures import Figures, figures, geometric_mean
-from convpool.bench.paper import FIVE, speed_up_fused, speed_up_naive
-from convpool.bench.record import Entry, entry_row
-from convpool.bench.suites import SUITES
 
 RESULTS = Path(__file__).resolve().parent / "results"
 TABLES = {  # record, suite and precision of each table of the papers
@@ -292,7 +292,7 @@ def textbook() -> list[Claim]:
             "two layers each",
             f"one node each; {min(pairs):.2f} to {max(pairs):.2f} times as fast as with tanh behind it, batch 1 to 256",
             min(pairs) > 1,
-            "A launch and a pass over a map less, by convpool's library (`python -m benchmarks.lenet5_pairs`).",
+            "A launch and a pass over a map less, by convpool's library (`python -m benchmarks lenet5_pairs`).",
         ),
     ]
 
@@ -385,7 +385,7 @@ def picture() -> bytes:
     """Direct over cuDNN naive in every row of the tables: the paper's, by libraries here, and convpool's."""
     from matplotlib.figure import Figure
 
-    from convpool.bench.plot import save
+    from benchmarks.layers.plot import save
 
     figure = Figure(figsize=(12, 10), layout="constrained")
     shown: list[Any] = []
@@ -412,7 +412,7 @@ def picture() -> bytes:
 
 def main() -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.papers", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks papers", description=__doc__.splitlines()[0])
     parser.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the speed-ups of every row instead")
     parser.add_argument("--json", action="store_true", help="print the claims as JSON")
     options = parser.parse_args()

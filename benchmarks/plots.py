@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speed-ups of networks as a picture: on a CPU and in TensorRT.
 
-    python -m benchmarks.plots benchmarks/results/cpu.json benchmarks/results/h200_trt86_networks.json docs/speedup_networks.png
+    python -m benchmarks plots benchmarks/results/cpu.json benchmarks/results/h200_trt86_networks.json docs/speedup_networks.png
 
 The first record is of `benchmarks.model_times`, the second of `benchmarks.tensorrt_engines time`.  The picture of a record of
-layers on a GPU is convpool-bench's: `convpool-bench --merge RECORD.json --plot PICTURE.png`.
+layers on a GPU is drawn by `python -m benchmarks layers --merge RECORD.json --plot PICTURE.png`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from benchmarks.layers.plot import save
 from benchmarks.network_times import STANDARD, ratios, times_of
 from benchmarks.tables import NETWORKS
-from convpool.bench.plot import save
 
 BAR_HEIGHT = 0.8  # of all bars of a network
 COLORS = ("C0", "C7", "C2")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long the optimizer takes on large models, without a check: many nodes, and weights of 2.5 GB in an external file.
 
-    python -m benchmarks.scale [--json FILE]
+    python -m benchmarks scale [--json FILE]
 
 Each row runs in a process of its own, which reports its time in `convpool.optimize` and `save`, and its peak memory.
 """

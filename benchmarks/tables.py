@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables in the documents that are made from records, from the commands' options and from the operator's schemas.
 
-    python -m benchmarks.tables
+    python -m benchmarks tables
 
 writes every table anew between its two markers, `<!-- NAME -->` and `<!-- end -->`.  A test compares the documents with it.
 """
@@ -19,10 +19,10 @@ import click
 import onnx
 
 from benchmarks import model_times, onnxruntime_times, papers
+from benchmarks.layers import record as records
+from benchmarks.layers.figures import figures, geometric_mean
+from benchmarks.layers.table import markdown
 from benchmarks.network_times import OURS, ratios, times_of
-from convpool.bench import record as records
-from convpool.bench.figures import figures, geometric_mean
-from convpool.bench.table import markdown
 from convpool.cli.group import COMMANDS
 from convpool.cli.group import command as group
 from convpool.cli.sections import SectionedCommand

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Whole models as TensorRT engines: with the plugin, and of the original model; accuracy and time.
 
-    python -m benchmarks.tensorrt_engines check --json benchmarks/results/h200_trt86_engines.json [--digits FILE.npz]
-    python -m benchmarks.tensorrt_engines time sngan64 wgan_gp --json benchmarks/results/h200_trt86_networks.json \
+    python -m benchmarks tensorrt_engines check --json benchmarks/results/h200_trt86_engines.json [--digits FILE.npz]
+    python -m benchmarks tensorrt_engines time sngan64 wgan_gp --json benchmarks/results/h200_trt86_networks.json \
         --engines build/engines
-    python -m benchmarks.tensorrt_engines tests plugin lenet5 sngan64 --json benchmarks/results/h200_trt86_tests.json
+    python -m benchmarks tensorrt_engines tests plugin lenet5 sngan64 --json benchmarks/results/h200_trt86_tests.json
 
 `check` builds each model in fp32 and fp16, with a static batch and with open ones, saves the engines and runs them in a
 new process; outputs are compared with onnxruntime and with float64 on the original model.  `time` is described in

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host time of an eager call of `convpool.torch.conv_avg_pool2d`, beside PyTorch's convolution and pooling.
 
-    python -m benchmarks.torch_host_time [--layer N,C,M,H,W ...] [--rounds 100] [--commit REVISION] [--json FILE]
+    python -m benchmarks torch_host_time [--layer N,C,M,H,W ...] [--rounds 100] [--commit REVISION] [--json FILE]
 
 Layers are 3x3 convolutions of padding 1 with a bias, then 2x2 pooling.  What is timed is how long the host takes to queue a
 call, as in `benchmarks.host_time`: medians of the rounds, in microseconds a call.  "module" is a call of an `nn.Sequential` of
@@ -67,7 +67,7 @@ def times_of(layer: tuple[int, ...], kind: Kind, rounds: int) -> dict[str, float
 
 def main(arguments: list[str] | None = None) -> int:
     """Prints a table, writes the record; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.torch_host_time", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks torch_host_time", description=__doc__.splitlines()[0])
     parser.add_argument("--layer", action="append", metavar="N,C,M,H,W", help=f"may be repeated; default: {' '.join(LAYERS)}")
     parser.add_argument("--rounds", type=int, default=100, help="of 50 calls each (default: 100)")
     parser.add_argument("--commit", default="", help="written into the record")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gradients at weights and bias of convolutions of images, by the library against cuDNN (cudnn.benchmark).
 
-    python -m benchmarks.torch_image_weights --json benchmarks/results/h200_torch_image_weights.json
+    python -m benchmarks torch_image_weights --json benchmarks/results/h200_torch_image_weights.json
 
 Channels last, in CUDA graphs.  Times are medians of replays, in microseconds of one call; bytes are those of the gradient and
 the image, which both read.

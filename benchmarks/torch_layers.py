@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The 20 layers of suita-table2 in PyTorch, against PyTorch's own conv2d and avg_pool2d with cudnn.benchmark.
 
-    python -m benchmarks.torch_layers --json benchmarks/results/h200_torch_layers.json
+    python -m benchmarks torch_layers --json benchmarks/results/h200_torch_layers.json
 
 Batch 64, 3x3, padding 1, pooling 2x2, channels last, no bias, each captured in a CUDA graph; forward, and forward with the
 gradients of input and weight.  Times are medians of replays, in microseconds of one pass.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training steps of discriminators in PyTorch: the original against `convpool.torch.optimize`d.
 
-    python -m benchmarks.torch_training --json benchmarks/results/h200_torch_training.json
+    python -m benchmarks torch_training --json benchmarks/results/h200_torch_training.json
 
 A step is forward, loss and the gradients of all parameters, without the optimizer's update; bf16, channels last, in a CUDA
 graph, cudnn.benchmark on.  Times are medians of replays, in microseconds; "eager" are those of steps that are not captured.

@@ -31,7 +31,7 @@ class Limits:
     wide_channels: fewest input and output channels of a plain convolution: the fewest that were measured.
     channel_multiple: what these are multiples of, so that half precision needs no padding with the channels last.
     plain_macs: most multiply-adds of a plain convolution for the batch.  With more of them the better of TensorRT 8.6 and cuDNN
-        takes 0.77 to 1.15 times as long as the plugin's kernels, in `convpool-bench plain` on an H200.
+        takes 0.77 to 1.15 times as long as the plugin's kernels, in `python -m benchmarks layers plain` on an H200.
     plain_results: most numbers in a result that takes more multiply-adds: TensorRT 8.6 adds up so few in too few blocks.  Of 16
         images with 1536 channels of 4x4, with a residual, it takes 65 microseconds in BigGAN on an H200, the plugin 31.
     pool_channels: most channels of an AveragePool in a chain, which the kernels multiply by the identity.

@@ -27,7 +27,7 @@
  * run a problem on the current CUDA device and, if not, why; `convpool_default_tactic` picks one: the fastest where the
  * library has a measurement of this very problem, or of it without its residual, on such a device, else by a cost rule.
  *
- * The environment variable CONVPOOL_TUNED, read once, names a file of such measurements (convpool-bench --tune writes it),
+ * The environment variable CONVPOOL_TUNED, read once, names a file of such measurements (convpool tune writes it),
  * which count before those compiled in; "off" leaves the choice to the cost rule. The file is a regular one of at most 16 MiB. If it
  * cannot be used, choosing succeeds as if there were none, and convpool_last_error then says why; it tells so too of a row whose
  * tactic this library does not have, which is left out.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from convpool.bench.device import DeviceError, modules
+from benchmarks.layers.device import DeviceError, modules
 from tests.support.gpu import skip_or_fail
 
 

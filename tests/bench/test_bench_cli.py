@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
+from benchmarks.layers import cli
+from benchmarks.layers import record as records
+from benchmarks.layers.device import DeviceError, modules
+from benchmarks.layers.suites import SUITES
 from convpool import cuda
-from convpool.bench import cli
-from convpool.bench import record as records
-from convpool.bench.device import DeviceError, modules
-from convpool.bench.suites import SUITES
 from convpool.cli.common import run
 from tests.support.bench_record import record
 
@@ -28,7 +28,7 @@ def has_gpu() -> bool:
 
 def bench(*args: str) -> int:
     """Exit status of the command in this process."""
-    return run(cli.command, "convpool-bench", [str(arg) for arg in args])
+    return run(cli.command, "python -m benchmarks layers", [str(arg) for arg in args])
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def recorded(tmp_path):
 def one_line(capsys) -> str:
     """stderr, which is one line of the program's."""
     captured = capsys.readouterr()
-    assert captured.err.startswith("convpool-bench: ") and captured.err.count("\n") == 1 and captured.out == ""
+    assert captured.err.startswith("python -m benchmarks layers: ") and captured.err.count("\n") == 1 and captured.out == ""
     return captured.err
 
 
@@ -70,7 +70,7 @@ def test_a_prologue_is_asked_for_all_rows(capsys):
 
 def test_every_import_of_the_command_works_without_gpu_packages():
     code = (
-        "import sys; import convpool.bench.cli; bad = {'torch', 'cupy', 'tensorrt', 'pycuda', 'matplotlib', 'cudnn'} "
+        "import sys; import benchmarks.layers.cli; bad = {'torch', 'cupy', 'tensorrt', 'pycuda', 'matplotlib', 'cudnn'} "
         "& set(sys.modules); sys.exit(str(bad) if bad else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -151,16 +151,16 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path, own, monkeypatch, capsys
         measured.append(row)
         return {"us": 5.0, "spread_us": 0.1, "error": 1e-7, "exact": False, "how": ""}
 
-    monkeypatch.setattr("convpool.bench.cpu.measure", measure)
+    monkeypatch.setattr("benchmarks.layers.cpu.measure", measure)
     out = tmp_path / "out.json"
     assert bench(own, "--cpu", "--methods", "cpu_loop", "--json", out) == 130
     assert len(records.load(str(out))["rows"]) == 1
     captured = capsys.readouterr()
-    assert captured.err.strip() == "convpool-bench: interrupted" and "5.0" in captured.out
+    assert captured.err.strip() == "python -m benchmarks layers: interrupted" and "5.0" in captured.out
 
 
 def test_a_wrong_result_is_exit_status_1(tmp_path, own, monkeypatch, capsys):
-    monkeypatch.setattr("convpool.bench.cpu.measure", lambda name, row: {"wrong": 0.5, "how": ""})
+    monkeypatch.setattr("benchmarks.layers.cpu.measure", lambda name, row: {"wrong": 0.5, "how": ""})
     assert bench(own, "--cpu", "--methods", "cpu_loop") == 1
     captured = capsys.readouterr()
     assert "wrong results: cpu_loop" in captured.err and "WRONG 1x4x9x9 to 6, 3x3 fp16: cpu_loop" in captured.out

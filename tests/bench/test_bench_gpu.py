@@ -9,13 +9,13 @@ import subprocess
 
 import pytest
 
+from benchmarks.layers import cli
+from benchmarks.layers import record as records
+from benchmarks.layers.case import LIMITS
+from benchmarks.layers.device import ELEMENTS, source
+from benchmarks.layers.rows import LAYOUTS, PRECISIONS
+from benchmarks.layers.run import LIBRARIES
 from convpool import cuda
-from convpool.bench import cli
-from convpool.bench import record as records
-from convpool.bench.case import LIMITS
-from convpool.bench.device import ELEMENTS, source
-from convpool.bench.rows import LAYOUTS, PRECISIONS
-from convpool.bench.run import LIBRARIES
 from convpool.cli.common import run
 
 ROWS = [
@@ -37,7 +37,7 @@ def test_every_method_is_right(gpu, precision, layout, tmp_path):
     (tmp_path / "own.json").write_text(json.dumps(ROWS))
     out = tmp_path / "out.json"
     args = [str(tmp_path / "own.json"), "--precision", precision, "--layout", layout, "--json", str(out)]
-    assert run(cli.command, "convpool-bench", [*args, "--replays", "2", "--plans", "4", "-q"]) == 0
+    assert run(cli.command, "python -m benchmarks layers", [*args, "--replays", "2", "--plans", "4", "-q"]) == 0
     record = records.load(str(out))
     assert record["ceilings"]["copy_tb_per_s"] > 0.05 and record["ceilings"]["tflops"][precision] > 0.5
     for entry in record["rows"]:
@@ -63,7 +63,7 @@ def test_the_library_and_pytorch_know_the_same_gpu(gpu):
 
 def test_tensorrts_process_can_time(gpu):
     pytest.importorskip("pycuda")
-    from convpool.bench.tensorrt_worker import Gpu
+    from benchmarks.layers.tensorrt_worker import Gpu
 
     worker = Gpu()
     source, target = (worker.memory.allocate(2**20) for _ in range(2))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models that onnxruntime's methods of convpool-bench run, on the CPU provider; and the methods themselves on a GPU."""
+"""The models that onnxruntime's methods of the benchmark `layers` run, on the CPU provider; on a GPU the methods too."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import numpy as np
 import onnx
 import pytest
 
-from convpool.bench import ort
-from convpool.bench.case import Skip
-from convpool.bench.cpu import reference
-from convpool.bench.record import new_record
-from convpool.bench.rows import Row
-from convpool.bench.run import Options, Run, protocol
+from benchmarks.layers import ort
+from benchmarks.layers.case import Skip
+from benchmarks.layers.cpu import reference
+from benchmarks.layers.record import new_record
+from benchmarks.layers.rows import Row
+from benchmarks.layers.run import Options, Run, protocol
 from convpool.check.session import make_session
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel
@@ -62,7 +62,7 @@ def test_the_methods_run_on_a_gpu():
         skip_or_fail(f"no GPU for onnxruntime: {error}")
     options = Options(methods=("ort_cuda_*", "convpool_ort_cuda"), replays=3)
     for layout in ("nhwc", "nchw"):
-        record = new_record("convpool-bench x", "", protocol(options))
+        record = new_record("python -m benchmarks layers x", "", protocol(options))
         run = Run(record, [(Row(8, 64, 64, 32, 32, suite="own"), "fp16")], Options(**{**vars(options), "layout": layout}))
         run.measure(lambda done, rows, what: None)
         methods = record["rows"][0]["methods"]

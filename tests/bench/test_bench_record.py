@@ -10,14 +10,15 @@ import math
 import pytest
 from rich.console import Console
 
-from convpool.bench import record as records
-from convpool.bench import tuned
-from convpool.bench.figures import figures, geometric_mean, overview, roofline_us, summary
-from convpool.bench.paper import FIVE, paper_times, speed_up_fused, speed_up_naive
-from convpool.bench.plot import to_png
-from convpool.bench.suites import SUITES
-from convpool.bench.table import markdown, show
-from convpool.bench.timing import input_sets, schedule, summarize
+from benchmarks.layers import record as records
+from benchmarks.layers import tactics
+from benchmarks.layers.figures import figures, geometric_mean, overview, roofline_us, summary
+from benchmarks.layers.paper import FIVE, paper_times, speed_up_fused, speed_up_naive
+from benchmarks.layers.plot import to_png
+from benchmarks.layers.suites import SUITES
+from benchmarks.layers.table import markdown, show
+from convpool.cuda import tuned
+from convpool.cuda.timing import input_sets, schedule, summarize
 from convpool.errors import OptionError
 from tests.support.bench_record import record, result
 
@@ -163,8 +164,8 @@ def test_json_and_back(tmp_path):
 
 
 def test_a_recorded_command_names_no_folders():
-    words = ["convpool-bench", "own.json", "--rows", "*x8x8 *", "--json", "/a/b/c.json", "--csv=../d.csv"]
-    assert records.without_folders(words) == "convpool-bench own.json --rows '*x8x8 *' --json c.json --csv=d.csv"
+    words = ["python", "-m", "benchmarks", "layers", "own.json", "--rows", "*x8x8 *", "--json", "/a/b/c.json", "--csv=../d.csv"]
+    assert records.without_folders(words) == "python -m benchmarks layers own.json --rows '*x8x8 *' --json c.json --csv=d.csv"
 
 
 def test_errors_keep_three_digits():
@@ -192,7 +193,7 @@ def test_csv_has_every_result():
 def test_the_tuning_table_names_the_fastest_tactic_of_each_problem(tmp_path):
     path = tmp_path / "tuned.def"
     data = record()
-    path.write_bytes(tuned.merged(data, str(path)))
+    path.write_bytes(tuned.merged(tactics.fastest(data), str(path)))
     lines = path.read_text().splitlines()
     assert lines[0].startswith("//") and [line.split("  // ")[1] for line in lines[1:]] == [
         "4.0 us, conv_avgpool_direct_gemm_a",
@@ -205,7 +206,7 @@ def test_the_tuning_table_names_the_fastest_tactic_of_each_problem(tmp_path):
     del data["rows"][1]
     data["rows"][0]["methods"]["convpool:filter_fused_b"]["us"] = 3
     path.write_text(f"// kept\n\n{lines[1]}\n{lines[2]}\n")
-    later = tuned.merged(data, str(path)).decode().splitlines()
+    later = tuned.merged(tactics.fastest(data), str(path)).decode().splitlines()
     assert (later[:2], later[3:]) == (["// kept", ""], [lines[2]])
     assert later[2].startswith("CONVPOOL_TUNED(90, 132, 3001, ")
 
@@ -214,11 +215,11 @@ def test_a_tuning_table_that_cannot_be_made_is_refused(tmp_path):
     path = tmp_path / "tuned.def"
     path.write_text("// fine\nCONVPOOL_TUNED(90, x)\n")
     with pytest.raises(OptionError, match=r"tuned.def: line 2: no row; got 'CONVPOOL_TUNED\(90, x\)'"):
-        tuned.merged(record(), str(path))
+        tuned.merged(tactics.fastest(record()), str(path))
     old = record()
     del old["protocol"]["multiprocessors"]
     with pytest.raises(OptionError, match="does not say its GPU's multiprocessors"):
-        tuned.merged(old, str(tmp_path / "other.def"))
+        tuned.merged(tactics.fastest(old), str(tmp_path / "other.def"))
 
 
 def test_the_overview_counts_close_choices_and_gives_the_share_of_copy_bandwidth():
@@ -260,7 +261,7 @@ def test_the_cost_rules_choice_is_counted_and_shown_beside_the_librarys():
 
 def test_the_cost_rules_choice_is_no_row_of_the_tuning_table(tmp_path):
     path = str(tmp_path / "tuned.def")
-    assert tuned.merged(with_rule(), path) == tuned.merged(record(), path)
+    assert tuned.merged(tactics.fastest(with_rule()), path) == tuned.merged(tactics.fastest(record()), path)
 
 
 def _shown(data) -> str:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from onnx import shape_inference
 
+from benchmarks.layers.cpu import reference
+from benchmarks.layers.rows import LAYOUTS, PRECISIONS, Row
+from benchmarks.layers.suites import SUITES, load_rows
+from benchmarks.layers.tensorrt_worker import fuse
 from convpool import optimize
-from convpool.bench.cpu import reference
-from convpool.bench.rows import LAYOUTS, PRECISIONS, Row
-from convpool.bench.suites import SUITES, load_rows
-from convpool.bench.tensorrt_worker import fuse
 from convpool.cuda import LibraryError, Problem
 from convpool.errors import OptionError
 from convpool.ir import schema

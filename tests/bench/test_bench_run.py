@@ -12,15 +12,17 @@ from unittest.mock import MagicMock, Mock
 import numpy as np
 import pytest
 
+from benchmarks.layers import cpu, cudnn, run, tactics
+from benchmarks.layers.case import NORMALS, Candidate, Skip
+from benchmarks.layers.device import DeviceError
+from benchmarks.layers.record import new_record
+from benchmarks.layers.rows import Row
+from benchmarks.layers.run import Options, Run, measure, protocol
+from benchmarks.layers.suites import SUITES
+from benchmarks.layers.tensorrt import Worker, WorkerError
 from convpool import cuda
-from convpool.bench import cpu, cudnn, run, tactics, tuned
-from convpool.bench.case import NORMALS, Candidate, Skip
-from convpool.bench.device import Device, DeviceError
-from convpool.bench.record import new_record
-from convpool.bench.rows import Row
-from convpool.bench.run import Options, Run, measure, protocol
-from convpool.bench.suites import SUITES
-from convpool.bench.tensorrt import Worker, WorkerError
+from convpool.cuda import tuned
+from convpool.cuda.timing import GraphTimer
 
 ROW = Row(1, 4, 6, 9, 8, suite="own")
 
@@ -133,7 +135,7 @@ def pretended(monkeypatch, case):
 
     def make(rows=(ROW,), **options):
         chosen = Options(**options)
-        record = new_record("convpool-bench", "", protocol(chosen))
+        record = new_record("python -m benchmarks layers", "", protocol(chosen))
         return record, Run(record, [(row, "fp16") for row in rows], chosen)
 
     return make
@@ -192,7 +194,7 @@ def test_a_cost_rule_that_cannot_be_asked_is_told():
 
 
 class PretendedTorch:
-    """What `Device.measure` needs of PyTorch: a graph that does nothing."""
+    """What `GraphTimer.measure` needs of PyTorch: a graph that does nothing."""
 
     class cuda:
         stream = staticmethod(lambda stream: nullcontext())
@@ -211,8 +213,8 @@ class PretendedTorch:
     ],
 )
 def test_a_hopeless_algorithm_is_given_up_after_two_replays(replays_us, give_up_us, us, left):
-    device = object.__new__(Device)
-    device.torch, device.stream, device.replays, device._flush, device._sink = PretendedTorch, Mock(), 15, None, None
+    device = object.__new__(GraphTimer)
+    device._torch, device.stream, device._replays, device._flush, device._sink = PretendedTorch, Mock(), 15, None, None
     elapsed = [50, *(4 * us for us in replays_us)]  # a first look, then replays of 4 calls
     device._elapsed_us = lambda work: elapsed.pop(0)
     assert device.measure(lambda i: None, 4, quick=True, give_up_us=give_up_us)["us"] == us and len(elapsed) == left
@@ -326,7 +328,7 @@ for line in sys.stdin:
     print(json.dumps({"us": 7}), flush=True)
 """
     _worker(tmp_path, ends).close()
-    made = new_record("convpool-bench x", "", protocol(Options()))
+    made = new_record("python -m benchmarks layers x", "", protocol(Options()))
     work = [(Row(1, c, 6, 9, 8, suite="own"), "fp16") for c in (4, 5, 6)]
     options = Options(methods=("tensorrt_naive",), tensorrt_python=str(tmp_path / "python"))
     Run(made, work, options).measure(lambda done, rows, what: None)
@@ -347,7 +349,7 @@ for line in sys.stdin:
     options = Options(methods=("tensorrt_naive",), tensorrt_python=str(tmp_path / "python"))
 
     def found(ceilings: dict, row: Row) -> dict:
-        made = {**new_record("convpool-bench x", "", protocol(options)), "ceilings": ceilings}
+        made = {**new_record("python -m benchmarks layers x", "", protocol(options)), "ceilings": ceilings}
         Run(made, [(row, "fp16")], options).measure(lambda done, rows, what: None)
         return made["rows"][0]["methods"]["tensorrt_naive"]
 
@@ -368,6 +370,6 @@ def test_the_real_worker_says_what_is_missing(monkeypatch):
 
 
 def test_the_record_says_how_figures_come_about():
-    record = new_record("convpool-bench x", "abc", protocol(Options(replays=9)))
+    record = new_record("python -m benchmarks layers x", "abc", protocol(Options(replays=9)))
     assert record["protocol"]["replays"] == 9 and record["protocol"]["bias"] == "none on either side"
     assert json.loads(json.dumps(record)) == record

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from convpool.bench import cpu
-from convpool.bench.rows import Row
-from convpool.bench.tensorrt_worker import _data, _ends, build
+from benchmarks.layers import cpu
+from benchmarks.layers.rows import Row
+from benchmarks.layers.tensorrt_worker import _data, _ends, build
 from convpool.errors import ConvpoolError
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks import network_times, tensorrt_engines
 from benchmarks.network_times import NETWORKS, Options, time_network
-from convpool.bench.timing import summarize
 from convpool.check.session import make_session
+from convpool.cuda.timing import summarize
 from convpool.ir.model import LoadedModel
 from convpool.tensorrt import PRECISIONS, TensorRTError
 from models.generators import generate

@@ -76,9 +76,15 @@ CASES = {
     "verify another model": ("verify -q no_pair.onnx good.onnx", 1, "got shape (1, 32, 6, 6), expected (1, 16, 12, 12)"),
     "build a missing file": ("build none.onnx -o out.engine", 2, "none.onnx: no such file"),
     "build without TensorRT": ("build good.onnx -o out.engine", 2, "pip install tensorrt"),
-    "bench without a suite": ("bench", 2, "suite: got none, expected one of"),
-    "bench an unknown suite": ("bench nosuite", 2, "nosuite: cannot be read"),
-    "bench without PyTorch": ("bench densenet", 2, "expected PyTorch and an NVIDIA GPU; pip install"),
+    "bench, which has moved": (
+        "bench densenet --json x.json",
+        2,
+        "`python -m benchmarks layers` in convpool's repository all methods",
+    ),
+    "tune without a file for the result": ("tune good.onnx", 2, "Missing option '-o'"),
+    "tune a model without a pair": ("tune no_pair.onnx -o tuned.def", 2, "no ConvAvgPool node"),
+    "tune without PyTorch": ("tune good.onnx -o tuned.def", 2, "PyTorch cannot be imported"),
+    "tune into the model itself": ("tune good.onnx -o good.onnx", 2, "the model itself"),
     "doctor with a file": ("doctor good.onnx", 2, "unexpected extra argument"),
 }
 

@@ -33,7 +33,7 @@ def test_links_lead_to_files(path):
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_of_the_repository_that_are_named_exist(path):
     """A path in backquotes, such as `benchmarks/results/cpu.json`, is one of the repository's."""
-    tops = "benchmarks|docs|examples|models|optimizer|plugin|tests"
+    tops = "benchmarks|docs|examples|models|optimizer|plugin|tests|tools"
     named = re.findall(rf"`((?:{tops})/[\w./-]+)`", prose(path))
     made = {step.path for step in steps(path.read_text()) if step.is_new}  # by a recipe
     missing = [name for name in named if not (ROOT / name).exists() and name not in made]

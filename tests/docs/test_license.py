@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LINE = "SPDX-License-Identifier: Apache-2.0"
 TEXT_SHA256 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"  # apache.org/licenses/LICENSE-2.0.txt
-FOLDERS = ("benchmarks", "docs", "models", "optimizer", "plugin", "tests")
+FOLDERS = ("benchmarks", "docs", "models", "optimizer", "plugin", "tests", "tools")
 ENDINGS = (".py", ".c", ".h", ".cpp", ".cu", ".cuh", ".cu.in", ".def", ".map", ".cmake", ".sh", "CMakeLists.txt")
 SOURCES = [
     ROOT / "Makefile",

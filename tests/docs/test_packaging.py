@@ -81,7 +81,7 @@ def test_without_a_compiler_the_cuda_library_says_what_to_install(tmp_path):
 def test_the_sdist_has_all_that_its_documents_name(tmp_path):
     sdist = tarfile.open(tmp_path / backend(ROOT, f"build_sdist({str(tmp_path)!r})"))
     names = {name.partition("/")[2] for name in sdist.getnames()}
-    folders = ("benchmarks", "docs", "models", "optimizer", "plugin", "tests")
+    folders = ("benchmarks", "docs", "models", "optimizer", "plugin", "tests", "tools")
     files = [path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     wanted = {path.as_posix() for path in files if not IGNORED & set(path.parts) and path.suffix != ".so"}
     wanted |= {

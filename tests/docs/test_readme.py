@@ -14,9 +14,9 @@ import click
 import pytest
 
 from benchmarks import plots, tables
-from convpool.bench import record as records
-from convpool.bench.cli import command as bench
-from convpool.bench.table import markdown
+from benchmarks.layers import record as records
+from benchmarks.layers.cli import command as bench
+from benchmarks.layers.table import markdown
 from convpool.cli.common import run
 from convpool.cli.group import COMMANDS as COMMAND_NAMES
 from convpool.cli.group import command as group
@@ -24,8 +24,9 @@ from convpool.cli.group import command as group
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs" / "commands.md").read_text()
+BENCHMARKS = (ROOT / "benchmarks" / "README.md").read_text()
 COMMANDS = re.findall(r"^\$ (convpool (?:optimize|inspect) .*?)(?:\s+#.*)?$", README + PAGE, re.MULTILINE)
-BENCH = re.findall(r"^\$ convpool bench (.*?)(?:\s+#.*)?$", PAGE, re.MULTILINE)
+BENCH = re.findall(r"^\$ python -m benchmarks layers (.*?)(?:\s+#.*)?$", BENCHMARKS, re.MULTILINE)
 MOST_LINES = 120
 RESULTS = (ROOT / "docs" / "results.md").read_text()
 DRAWN = re.findall(r"\((\w+\.png)\)\n\nDrawn by `(.*?)`", RESULTS)
@@ -80,7 +81,7 @@ def test_code(code, folder):
 
 @pytest.mark.parametrize("name", tables.DOCUMENTS)
 def test_tables_are_those_of_the_records_and_commands(name):
-    """`python -m benchmarks.tables` writes the tables that are there."""
+    """`python -m benchmarks tables` writes the tables that are there."""
     text = (ROOT / name).read_text()
     assert text == tables.filled(text)
 
@@ -107,7 +108,7 @@ def test_bench_command(arguments, tmp_path, monkeypatch, capsys):
     (tmp_path / "rows.json").write_text('[{"c": 64, "m": 128, "size": 56}]')
     shutil.copy(ROOT / "benchmarks" / "results" / "h200_suita_table2_fp16.json", tmp_path / "table2.json")
     words = shlex.split(arguments)
-    assert run(bench, "convpool bench", words if "--merge" in words else [*words, "--list"]) == 0
+    assert run(bench, "python -m benchmarks layers", words if "--merge" in words else [*words, "--list"]) == 0
     assert "suita-table2" in capsys.readouterr().out
     assert (tmp_path / "table2.csv").exists() == ("table2.csv" in words)
 

@@ -27,8 +27,8 @@ DTYPES = ({"dtype": "float16"}, {"dtype": "bfloat16"}, {"dtype": "float32", "all
 
 def suite_problems() -> list[tuple[str, dict]]:
     """(name, arguments of `convpool.cuda.Problem`) of all suites, in every precision and layout."""
-    from convpool.bench.rows import LAYOUTS, PRECISIONS
-    from convpool.bench.suites import SUITES
+    from benchmarks.layers.rows import LAYOUTS, PRECISIONS
+    from benchmarks.layers.suites import SUITES
 
     return [
         (f"{suite} {row.name} {precision} {layout}", row.problem(precision, layout))

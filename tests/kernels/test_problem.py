@@ -19,8 +19,7 @@ import pytest
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.parts import Parts
 from convpool.algebra.reference import fused_conv_avg_pool
-from convpool.bench import tuned
-from convpool.cuda import Problem, ProblemError, UnsupportedError, find_tactic, library, tactics
+from convpool.cuda import Problem, ProblemError, UnsupportedError, find_tactic, library, tactics, tuned
 from tests.support.kernels import conv_cases, conv_reference
 
 H200 = dict(cc=90, shared_bytes=227 * 1024)
@@ -667,7 +666,7 @@ def test_an_unusable_file_of_measurements_is_told_and_not_used(text, reason, tmp
     found, told = chosen(str(path), (LAYER, WHOLE_H200))
     assert found == chosen(None, (LAYER, WHOLE_H200))[0]
     assert len(told) == 1 and told[0].startswith(f"CONVPOOL_TUNED: {path}") and re.search(reason, told[0]), told
-    assert told[0].endswith("the file is not used, write it with convpool-bench --tune")
+    assert told[0].endswith("the file is not used, write it with convpool tune")
 
 
 def test_the_rows_compiled_in_are_rows(tmp_path):

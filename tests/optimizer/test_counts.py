@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from importlib import resources
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.layers.suites import SUITES
 from convpool.algebra import counts
 from convpool.algebra.geometry import ConvSpec, PoolSpec
-from convpool.bench.suites import SUITES
 
-DATA = resources.files("convpool.bench") / "data"
+DATA = Path(__file__).parents[2] / "benchmarks" / "layers" / "data"
 CASES = {  # batch, C, M, size, kernel, stride, pad, pool, pool stride
     "3x3": (2, 3, 4, (8, 6), 3, 1, 1, 2, 2),
     "no padding": (1, 2, 3, (9, 8), 3, 1, 0, 2, 2),

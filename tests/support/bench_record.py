@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small record as convpool-bench writes it, made by hand: two rows of suita-table2, figures easy to check."""
+"""A small record as python -m benchmarks layers writes it, made by hand: two rows of suita-table2, figures easy to check."""
 
 from __future__ import annotations
 
-from convpool.bench.record import new_entry
-from convpool.bench.suites import SUITES
+from benchmarks.layers.record import new_entry
+from benchmarks.layers.suites import SUITES
 
 
 def result(us: float, how: str = "", **more) -> dict:
@@ -42,7 +42,7 @@ def record() -> dict:
     }
     return {
         "format": 1,
-        "command": "convpool-bench suita-table2",
+        "command": "python -m benchmarks layers suita-table2",
         "commit": "",
         "time": "2026-01-01T00:00:00+00:00",
         "machine": {"name": "NVIDIA H200"},

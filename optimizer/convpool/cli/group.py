@@ -9,20 +9,21 @@ from importlib import import_module
 import click
 
 from convpool.cli.common import run
+from convpool.errors import OptionError
 
 COMMANDS = {
     "optimize": "convpool.cli.optimize:command",
     "inspect": "convpool.cli.inspect:command",
     "verify": "convpool.cli.verify:verify_command",
     "build": "convpool.cli.build:build_command",
-    "bench": "convpool.bench.cli:command",
+    "tune": "convpool.cli.tune:command",
     "doctor": "convpool.cli.doctor:command",
 }
 """Where each command is, in the order of the help."""
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command when it is asked for: the benchmark and the engines need more than the optimizer."""
+    """A group that imports a command when it is asked for: engines need more than the optimizer."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in the order of the help."""
@@ -31,11 +32,21 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a name, None where there is none."""
         if cmd_name not in COMMANDS:
-            return None
+            return bench if cmd_name == "bench" else None
         module, _, name = COMMANDS[cmd_name].partition(":")
         found = getattr(import_module(module), name)
         assert isinstance(found, click.Command)
         return found
+
+
+@click.command("bench", hidden=True, context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def bench(arguments: tuple[str, ...]) -> None:
+    """Say where the command of earlier releases is."""
+    raise OptionError(
+        "bench: not part of the package any more; `convpool tune` measures tactics for your GPU, and "
+        "`python -m benchmarks layers` in convpool's repository all methods"
+    )
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -51,6 +62,11 @@ def command(context: click.Context) -> None:
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
+
+
+def bench_main() -> None:
+    """Entry point of convpool-bench, which ends with the next release."""
+    sys.exit(run(bench, "convpool-bench"))
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Expected times: what the families' models have in common. Times are in microseconds.
 //
-// Every family has a model with few constants, fitted to the times of nearly all tactics on an H200 in convpool-bench's
+// Every family has a model with few constants, fitted to the times of nearly all tactics on an H200 in the benchmark of layers's
 // suita-table2, tokura, densenet, batch1 and networks (float16, TF32 and full fp32, with and without a prologue). It is there to
 // rank tactics. Constants of a tile stand in the family's rows.h, the others in its family.cpp.
 //
@@ -9,7 +9,7 @@
 // for the tile's start and end. Box means and other passes over memory are added at the speed of memory.
 //
 // What channels first costs besides is estimated from the kernels' instruction counts, except the pass that transposes: it is
-// fitted to TF32 and full fp32 (`convpool-bench --layout nchw` measures it).
+// fitted to TF32 and full fp32 (`python -m benchmarks layers --layout nchw` measures it).
 #pragma once
 
 #include <cstdint>

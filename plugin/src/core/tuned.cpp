@@ -62,7 +62,7 @@ File read_file(const char *path) {
     }
     auto fail = [&](const std::string &what) {
         file.rows.clear();
-        file.error = std::string(kName) + ": " + path + what + "; the file is not used, write it with convpool-bench --tune";
+        file.error = std::string(kName) + ": " + path + what + "; the file is not used, write it with convpool tune";
         return file;
     };
     std::error_code error;

@@ -12,8 +12,8 @@ import sys
 import numpy as np
 import tensorrt_rtx_bindings as trt
 
-from convpool.bench.rows import LAYOUTS, Row
-from convpool.bench.tensorrt_worker import build, fuse
+from benchmarks.layers.rows import LAYOUTS, Row
+from benchmarks.layers.tensorrt_worker import build, fuse
 from tests.support.rtx import for_ampere_and_later
 
 TYPES = {"fp16": np.float16, "tf32": np.float32, "fp32": np.float32}

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools.compare_sass, on CUDA ELF files made here: what it finds the same, worse and missing."""
+
+from __future__ import annotations
+
+import struct
+import sys
+
+import pytest
+
+from tools import compare_sass
+
+EM_CUDA = 190
+ADD, MULTIPLY, NOP = (struct.pack("<QQ", opcode, 7) for opcode in (0x210, 0x224, 0x918))
+
+
+def cubin(name: str, code: bytes, registers: int = 32, stack: int = 0) -> bytes:
+    """A CUDA ELF file with one kernel, of the sections that the script reads."""
+    info = b"".join(struct.pack("<BBHII", 4, attribute, 8, 1, number) for attribute, number in ((0x2F, registers), (0x11, stack)))
+    sections = {
+        "": b"",
+        ".strtab": b"\0" + name.encode() + b"\0",
+        ".symtab": bytes(24) + struct.pack("<I", 1) + bytes(20),
+        ".nv.info": info + struct.pack("<BBH", 3, 1, 12),  # an attribute without a value after it
+        f".text.{name}": code,
+        ".shstrtab": b"",
+    }
+    names, at = b"", {}
+    for section in sections:
+        at[section] = len(names)
+        names += section.encode() + b"\0"
+    sections[".shstrtab"] = names
+    body, headers = b"", b""
+    for section, content in sections.items():
+        headers += struct.pack("<IIQQQQIIQQ", at[section], 1, 0, 0, 64 + len(body), len(content), 0, 0, 0, 0)
+        body += content
+    header = bytearray(64)
+    header[:4] = b"\x7fELF"
+    struct.pack_into("<H", header, 18, EM_CUDA)
+    struct.pack_into("<Q", header, 40, 64 + len(body))
+    struct.pack_into("<HHH", header, 58, 64, len(sections), len(sections) - 1)
+    return bytes(header) + body + headers
+
+
+@pytest.fixture
+def compare(tmp_path, monkeypatch, capsys):
+    """Runs the script on two files' contents; gives its exit status and what it prints."""
+
+    def run(old: bytes, new: bytes, *options: str) -> tuple[int, str]:
+        for name, content in (("old", old), ("new", new)):
+            (tmp_path / name).write_bytes(content)
+        monkeypatch.setattr(sys, "argv", ["compare_sass", str(tmp_path / "old"), str(tmp_path / "new"), *options])
+        return compare_sass.main(), capsys.readouterr().out
+
+    return run
+
+
+def test_padding_and_what_surrounds_the_cubin_do_not_count(compare):
+    status, text = compare(cubin("f", ADD + NOP), b"library" + cubin("f", ADD + NOP * 3) + b"end")
+    assert (status, text) == (0, "1 of 1 kernels the same\n")
+
+
+@pytest.mark.parametrize(
+    ("new", "status", "found"),
+    [
+        (cubin("f", MULTIPLY + ADD), 0, "reordered: f 0x0\n    instructions 2 -> 2, registers 32 -> 32, stack 0 -> 0"),
+        (cubin("f", ADD), 0, "differs: f 0x0\n    instructions 2 -> 1"),
+        (cubin("f", ADD * 3), 1, "WORSE: f 0x0\n    instructions 2 -> 3"),
+        (cubin("f", ADD + MULTIPLY, registers=40), 1, "WORSE: f 0x0\n    instructions 2 -> 2, registers 32 -> 40"),
+        (cubin("f", ADD + MULTIPLY, stack=16), 1, "WORSE: f 0x0\n    instructions 2 -> 2, registers 32 -> 32, stack 0 -> 16"),
+        (cubin("g", ADD + MULTIPLY), 1, "only in OLD: f 0x0\nonly in NEW: g 0x0"),
+    ],
+)
+def test_differences(compare, new, status, found):
+    answer, text = compare(cubin("f", ADD + MULTIPLY), new)
+    assert (answer, found in text, "0 of" in text) == (status, True, True)
+
+
+def test_a_kernel_that_was_renamed_is_found(compare):
+    assert compare(cubin("old_kernel", ADD), cubin("new_kernel", ADD), "--rename", "old_kernel=new_kernel")[0] == 0
+
+
+def test_a_library_with_compressed_code_is_refused(compare):
+    with pytest.raises(SystemExit, match="old: no uncompressed CUDA code; build it with -DCMAKE_CUDA_FLAGS=--no-compress"):
+        compare(b"compressed", cubin("f", ADD))
