@@ -12,13 +12,13 @@ NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 CUDA_BUILD := $(abspath build/cuda)
 CUDA_SOURCES := $(shell find plugin -type f ! -name '*.pyc')
 
-.PHONY: demo test test-oldest test-torch mutation lint format sanitize install wheels bench-cpu bench-gpu bench-onnxruntime bench-tensorrt bench-torch clean
+.PHONY: demo test site test-oldest test-torch mutation lint format sanitize install wheels bench-cpu bench-gpu bench-onnxruntime bench-tensorrt bench-torch clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m benchmarks demo
 
 # The tests build with the CMake and Ninja of the environment.  Two files of them run at a time.
-test: install lint
+test: install lint site
 	PATH="$(abspath $(BIN)):$$PATH" $(if $(NVCC),CONVPOOL_PLUGIN_BUILD=$(CUDA_BUILD)) $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Which share of small wrong changes to the package the fast tests see: an hour or two of a core.
@@ -53,6 +53,11 @@ $(TORCH)/.installed: pyproject.toml
 	$(TORCH)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --retries 1 --extra-index-url $(TORCH_INDEX) \
 	  torch==2.13.0+cpu onnxscript==0.7.* "scikit-learn>=1.3" pytest -r $(TORCH)/requirements.txt
 	touch $@
+
+# The documentation site in build/site; a broken link is an error.
+site: export NO_MKDOCS_2_WARNING = 1
+site: $(VENV)/.test
+	$(BIN)/mkdocs build --quiet --strict
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
