@@ -97,6 +97,7 @@ def optimize(
     prologue: bool | None = None,
     epilogue: bool | None = None,
     concat: bool | None = None,
+    fold: bool | None = None,
     accumulation: Accumulation | None = None,
     autotune: bool = False,
     time: bool | None = None,
@@ -118,8 +119,8 @@ def optimize(
     exclude: a glob pattern or several.  A pair is left unchanged if the name of its convolution or pooling matches one; so is a
         Concat.
     enable, disable: names of passes (`convpool.options.PASSES`) to add to the target's, or to leave out.
-    fuse_pool_conv, stem, plain_conv, prologue, epilogue, concat: whether the passes fuse_pool_conv, image_conv, plain_conv,
-        fuse_prologue, fuse_epilogue and chain_concats run; other names for enable and disable.  Default: the target's.
+    fuse_pool_conv, stem, plain_conv, prologue, epilogue, concat, fold: whether the passes fuse_pool_conv, image_conv, plain_conv,
+        fuse_prologue, fuse_epilogue, chain_concats and fold run; other names for enable and disable.  Default: the target's.
     accumulation: how kernels sum pooling windows of float16 and bfloat16, for all nodes of the operator in the result: "default",
         in float32, or "packed", in that type where a kernel can.  Packed is faster; its largest error in float16 is 3.9e-4 to
         5.4e-4 of the largest result, that of "default" 3.3e-4 to 4.8e-4.  Neither float32 nor standard operators change.
@@ -139,7 +140,7 @@ def optimize(
     """
     started = perf_counter()
     switches = {"fuse_pool_conv": fuse_pool_conv, "stem": stem, "plain_conv": plain_conv}
-    switches |= {"prologue": prologue, "epilogue": epilogue, "concat": concat}
+    switches |= {"prologue": prologue, "epilogue": epilogue, "concat": concat, "fold": fold}
     check_arguments(check=check, seed=seed, rtol=rtol, atol=atol, exclude=exclude, enable=enable, disable=disable)
     check_arguments(input_shapes=input_shapes, base_dir=base_dir, progress=progress, autotune=autotune, time=time, **switches)
     switches = {PASS_OF_SWITCH.get(name, name): value for name, value in switches.items()}

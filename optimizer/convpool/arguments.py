@@ -43,7 +43,7 @@ _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("rtol", "atol"), (_is_tolerance, "a number of at least 0")),
     **dict.fromkeys(("exclude", "enable", "disable"), (_are_names, "a string, or several")),
     **dict.fromkeys(
-        ("fuse_pool_conv", "stem", "plain_conv", "prologue", "epilogue", "concat", "autotune", "time"),
+        ("fuse_pool_conv", "stem", "plain_conv", "prologue", "epilogue", "concat", "fold", "autotune", "time"),
         (lambda value: isinstance(value, bool), "True or False"),
     ),
     "input_shapes": (_are_shapes, "sizes by name, as {'x': [1, 3, 224, 224]}"),

@@ -78,6 +78,7 @@ PASSES: dict[str, str] = {
     "channels_last": "the layout of tensors between ConvAvgPool nodes, for onnxruntime's CUDA provider",
     "chain_concats": "Concats that begin with all inputs of an earlier Concat",
     "lower_operator": "ConvAvgPool nodes of the file, if --lowering asks for standard operators",
+    "fold": "what is computed from constants, and Identity nodes (--fold)",
 }
 """What `enable` and `disable` name, and what each rewrites."""
 

@@ -112,16 +112,13 @@ class Pipeline:
         self._exclude = options.exclude
         self.matched: set[str] = set()
         """Patterns of `options.exclude` that match a name."""
+        self.changed = False
+        """Whether anything was rewritten."""
         self.max_pools = 0
         """Poolings by the maximum that follow a convolution."""
         self.macs_before = self.macs_after = ModelMacs(())
         """What the model multiplies, as it was and as it is, where its own sizes tell."""
         self._context = Context(options, opset_of(model.proto.opset_import), self._excluded, sizes or {})
-
-    @property
-    def changed(self) -> bool:
-        """Whether anything was rewritten."""
-        return self._context.changed
 
     @property
     def new_constants(self) -> set[str]:
@@ -149,7 +146,7 @@ class Pipeline:
         """Let the operator's nodes sum as the options say."""
         wanted = self._context.options.accumulation
         if wanted is not None and self._editor.accumulate(wanted, self._excluded):
-            self._context = replace(self._context, changed=True)
+            self.changed = True
 
     def _runs(self, work: Pass) -> bool:
         options = self._context.options
@@ -169,7 +166,9 @@ class Pipeline:
         if found:
             self._apply(found)
             self._graphs.changed(adds_tensors=stage.adds_tensors)
-            self._context = replace(self._context, changed=True, made_operator=self.log.made_operator)
+            self.changed = True
+            if stage.rewrites:
+                self._context = replace(self._context, changed=True, made_operator=self.log.made_operator)
         return bool(found)
 
     def _plans(self, scope: Scope, passes: list[Pass], kept: list) -> list[Found]:

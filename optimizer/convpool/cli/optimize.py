@@ -28,7 +28,7 @@ from convpool.types import Layout
 
 SECTIONS = {
     "Output": ("output", "external_data", "dry_run", "report_path", "verbose", "quiet"),
-    "What to rewrite": ("target", "lowering", "exclude", "enable", "disable", "autotune", "concat"),
+    "What to rewrite": ("target", "lowering", "exclude", "enable", "disable", "autotune", "concat", "fold"),
     "Check": ("check", "no_check", "data", "shapes", "rtol", "atol", "seed", "time"),
     "GPU plugin": ("stem", "plain_conv", "prologue", "epilogue", "fuse_pool_conv", "accumulation", "domain"),
 }
@@ -154,6 +154,12 @@ EXAMPLES = (
     default=None,
     help="In a model with a pair: if a Concat of channels begins with all inputs of an earlier Concat, let it "
     "reuse that one's result. Default: --concat.",
+)
+@click.option(
+    "--fold",
+    is_flag=True,
+    default=None,
+    help="Store what is computed from constants, and remove Identity nodes. Sizes that are fixed count as constants.",
 )
 @click.option("--accumulation", **ACCUMULATION)
 @click.option(

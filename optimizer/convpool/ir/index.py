@@ -227,7 +227,7 @@ class Scope:
             return constant
         if name not in self._weights:
             nodes = self.arithmetic(name)
-            self._weights[name] = None if nodes is None else self._compute(name, nodes)
+            self._weights[name] = None if nodes is None else self.compute(name, nodes)
         return self._weights[name]
 
     def arithmetic(self, name: str) -> list[int] | None:
@@ -245,7 +245,8 @@ class Scope:
                 names.extend(self.nodes[index].input)
         return sorted(found) or None
 
-    def _compute(self, name: str, indices: list[int]) -> Constant | None:
+    def compute(self, name: str, indices: list[int]) -> Constant | None:
+        """What nodes give as `name` for constants; None if those are too large, or the runtime refuses them."""
         nodes = [self.nodes[index] for index in indices]
         made = {output for node in nodes for output in node.output}
         leaves = {source: self.constant(source) for node in nodes for source in node.input if source and source not in made}

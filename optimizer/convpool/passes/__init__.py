@@ -10,6 +10,7 @@ from convpool.passes.chain_concats import ChainConcats
 from convpool.passes.chain_conv import ChainConv, ChainPool
 from convpool.passes.chain_head import ChainHead
 from convpool.passes.channels_last import ChannelsLast
+from convpool.passes.fold import Fold
 from convpool.passes.fuse_epilogue import FuseEpilogue
 from convpool.passes.fuse_pool_conv import ChainPoolConv, FusePoolConv
 from convpool.passes.fuse_prologue import FusePrologue
@@ -23,15 +24,18 @@ class Stage:
     """Passes that run over the same index, in this order for each scope.
 
     repeats: until nothing is found, since a rewrite may make a site of its neighbours; each rewrite lowers the cost, so this
-    ends.  adds_tensors: whether the passes make tensors that only shape inference knows.
+    ends.  adds_tensors: whether the passes make tensors that only shape inference knows.  rewrites: whether passes that run in a
+    model with a pair alone may take a change for one.
     """
 
     passes: tuple[Pass, ...]
     repeats: bool = True
     adds_tensors: bool = True
+    rewrites: bool = True
 
 
 PASSES = (
+    Stage((Fold(),), rewrites=False),
     # What an earlier run wrote, where another form is asked for now.
     Stage((LowerOperator(),), repeats=False),
     Stage((PoolFirst(), FusePoolConv())),

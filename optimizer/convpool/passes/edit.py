@@ -43,6 +43,10 @@ class Edit:
         """Take those of these nodes out whose results nothing reads once all changes are made."""
         self._candidates |= set(candidates)
 
+    def stored(self, array: np.ndarray, name: str) -> list[NodeProto]:
+        """Make a tensor that a node gives a constant; the node that gives it then, where there has to be one."""
+        return self._editor.store(self.scope, array, name)
+
     def set_inputs(self, node: int, names: list[str]) -> None:
         """Let a node read other tensors."""
         self.inputs[node] = names
@@ -75,13 +79,17 @@ class Edit:
         """The candidates of `drop_unread` that nothing reads any more."""
         scope = self.scope
         read = {name for nodes in self.inserted.values() for node in nodes for name in node.input}
-        read |= scope.outputs | scope.captured
+        read |= scope.outputs | scope.captured | {name for names in self.inputs.values() for name in names}
         found: set[int] = set()
         for index in sorted(self._candidates, reverse=True):  # readers stand behind what they read
-            readers = {reader for name in scope.nodes[index].output for reader in scope.readers.get(name, ())}
+            readers = {reader for name in scope.nodes[index].output for reader in self._readers(name)}
             if readers <= self.removed | found and not read & set(scope.nodes[index].output):
                 found.add(index)
         return found
+
+    def _readers(self, name: str) -> list[int]:
+        """The nodes that have read a tensor and still do."""
+        return [index for index in self.scope.readers.get(name, ()) if name in self.inputs.get(index, (name,))]
 
 
 class Editor:
@@ -194,12 +202,16 @@ class Editor:
         Functions have no initializers, and before IR 4 each would have to become a graph input.
         """
         name = self.fresh(wanted)
+        return name, self.store(scope, np.ascontiguousarray(array), name)
+
+    def store(self, scope: Scope, array: np.ndarray, name: str) -> list[NodeProto]:
+        """As `constant`, under a name that no other tensor has by the time that the changes are made."""
         self.new_constants.add(name)
-        tensor = numpy_helper.from_array(np.ascontiguousarray(array), name)
-        if isinstance(scope.proto, FunctionProto) or self._model.ir_version < 4:
-            return name, [helper.make_node("Constant", [], [name], value=tensor)]
+        tensor = numpy_helper.from_array(np.asarray(array, order="C"), name)
+        if isinstance(scope.proto, FunctionProto) or self._model.ir_version < 4 or name in scope.outputs:
+            return [helper.make_node("Constant", [], [name], value=tensor)]
         scope.proto.initializer.append(tensor)
-        return name, []
+        return []
 
     def _complete_functions(self) -> None:
         """Add the functions of the operators in use, and remove those that a fused variant has replaced everywhere."""

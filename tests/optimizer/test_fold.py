@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `--fold` stores and removes, what it leaves, and that the result is the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import convpool
+from tests.support import sessions
+from tests.support.models import graph, operators, random_feeds
+
+FOLDED = {
+    "arithmetic": ("a = Mul(p, q)\nb = Add(a, p)\ny = Add(x, b)", {"p": (1, 16, 1, 1), "q": (1, 16, 1, 1)}, {"Add": 1}),
+    "any operator": ("a = Sin(p)\nb = Erf(a)\nc = Softmax<axis=1>(b)\ny = Add(x, c)", {"p": (1, 16, 1, 1)}, {"Add": 1}),
+    "a random one": ("a = RandomNormalLike(p)\nb = Mul(a, zero)\ny = Add(x, b)", {"p": (1, 16, 1, 1)}, None),
+    "a quantized weight": (
+        "a = DequantizeLinear(p, s, z)\ny = Conv(x, a)",
+        {"p": np.ones((4, 16, 3, 3), np.int8), "s": np.float32(0.1), "z": np.int8(0)},
+        None,
+    ),
+    "a weight in half precision": ("a = Cast<to=1>(p)\ny = Conv(x, a)", {"p": np.ones((512, 16, 9, 9), np.float16)}, None),
+    "a small one in half precision": (
+        "a = Cast<to=1>(p)\ny = Conv(x, a)",
+        {"p": np.ones((4, 16, 3, 3), np.float16)},
+        {"Conv": 1},
+    ),
+    "a huge constant": ("a = Expand(zero, huge)\nb = ReduceSum(a)\ny = Add(x, b)", {"huge": [2**20, 2**10]}, None),
+    "a large constant": ("a = Expand(zero, large)\nb = ReduceSum(a)\ny = Add(x, b)", {"large": [2**9, 2**10]}, None),
+    "one of a tensor as large": ("a = Transpose(p)\ny = MatMul(x, a)", {"p": (3000, 12)}, {"MatMul": 1}),
+    "the shape of an input": ("s = Shape(x)\nc = Cast<to=1>(s)\nr = ReduceProd(c)\ny = Div(x, r)", {}, {"Div": 1}),
+    "several results": ("a, b = Split<axis=1>(p)\nc = Mul(x, a)\ny = Add(c, b)", {"p": (1, 32, 1, 1)}, {"Add": 1, "Mul": 1}),
+    "one unread": ("a, b = Split<axis=1>(p)\ny = Mul(x, a)", {"p": (1, 32, 1, 1)}, {"Mul": 1}),
+    "an Identity": ("a = Identity(x)\nb = Identity(a)\ny = Relu(b)", {}, {"Relu": 1}),
+    "an Identity read twice": ("a = Identity(x)\nb = Relu(a)\nc = Neg(a)\ny = Add(b, c)", {}, {"Add": 1, "Neg": 1, "Relu": 1}),
+    "many of them": ("a = Identity(x)\nb = Identity(x)\nc = Identity(b)\ny = Sum(a, b, c)", {}, {"Sum": 1}),
+    "an Identity of the output": ("a = Relu(x)\ny = Identity(a)", {}, None),
+    "an Identity of a constant": ("a = Identity(p)\ny = Add(x, a)", {"p": (1, 16, 1, 1)}, {"Add": 1}),
+    "a Dropout": ("a = Dropout(x)\ny = Relu(a)", {}, {"Relu": 1}),
+    "a Dropout with its mask": ("a, m = Dropout(x)\nb = Cast<to=1>(m)\ny = Add(a, b)", {}, None),
+    "a Dropout in training": (
+        "a = Dropout(x, half, yes)\ny = Mul(a, zero)",
+        {"half": np.float32(0.5), "yes": np.bool_(True)},
+        None,
+    ),
+    "a Constant node": ("k = Constant<value_floats=[2.0]>()\na = Neg(k)\ny = Mul(x, a)", {}, {"Mul": 1}),
+    "a constant output": ("a = Neg(p)\ny = Abs(a)", {"p": (1, 16, 2, 2)}, {"Constant": 1}),
+    "one that a branch reads": (
+        "a = Neg(p)\nc = Greater(a, a)\nd = Cast<to=6>(c)\ne = ReduceSum<keepdims=0>(d)\nflag = Cast<to=9>(e)\n"
+        "y = If(flag) <then_branch = t () => (float[1,16,12,12] f) { f = Add(x, a) }, "
+        "else_branch = u () => (float[1,16,12,12] g) { h = Abs(a) g = Sub(x, h) }>",
+        {"p": (1, 16, 1, 1)},
+        {"If": 1},
+    ),
+    "in a function": ("y = local.twice(x)", {}, None),
+}
+TWICE = """<opset_import: ["": 17], domain: "local">
+twice (a) => (b) { k = Constant<value_floats=[2.0]>() m = Neg(k) i = Identity(a) b = Mul(i, m) }"""
+
+
+@pytest.mark.parametrize("ir", [3, 8])
+@pytest.mark.parametrize("name", FOLDED)
+def test_fold_stores_what_is_constant(name, ir):
+    body, constants, wanted = FOLDED[name]
+    if "local" in body and ir < 8:
+        pytest.skip("no functions before IR 8")
+    constants = {"zero": np.float32(0), **constants}
+    imports = ', "local": 1' if "local" in body else ""
+    model = graph(body, constants, ir=ir, imports=imports, functions=TWICE if imports else "")
+    before = model.SerializeToString(deterministic=True)
+    result = convpool.optimize(model, check=0, fold=True)
+    kinds = operators(result.model.graph)
+    kinds = kinds if ir > 3 or wanted == {"Constant": 1} else {kind: n for kind, n in kinds.items() if kind != "Constant"}
+    assert kinds == (operators(model.graph) if wanted is None else wanted)
+    assert result.changed == (wanted is not None) and convpool.optimize(model, check=0).changed is False
+    assert model.SerializeToString(deterministic=True) == before
+    onnx.checker.check_model(result.model, full_check="one that" not in name)
+    assert not convpool.optimize(result.model, check=0, fold=True).changed
+    if wanted is not None:
+        feeds = random_feeds(model)
+        for one, other in zip(sessions.run(model, feeds), sessions.run(result.model, feeds), strict=True):
+            np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-6)
+
+
+def test_folding_is_no_rewrite_of_a_pair():
+    """Concats are joined in a model with a pair alone."""
+    body = "a = Identity(x)\np = Concat<axis=1>(a, a)\nq = Concat<axis=1>(a, a, x)\nr = Relu(p)\ny = Concat<axis=1>(r, q)"
+    result = convpool.optimize(graph(body), check=0, fold=True)
+    assert result.changed and result.report.summary.concats == 0
+    assert result.report.summary.operators_after == {"Concat": 3, "Relu": 1}
+
+
+def test_names_that_a_caller_may_replace_are_no_constants():
+    model = graph("a = Neg(p)\ny = Add(x, a)", {"p": (1, 16, 1, 1)}, inputs="float[1,16,12,12] x, float[1,16,1,1] p")
+    assert not convpool.optimize(model, check=0, fold=True).changed
+
+
+def test_strings_stay():
+    words = {"t": np.array(["a"], object), "yes": np.bool_(True)}
+    model = graph("a = Where(yes, t, t)\ny = Concat<axis=0>(a, t)", words, inputs="float[1] x", outputs="string[n] y")
+    assert not convpool.optimize(model, check=0, fold=True).changed
