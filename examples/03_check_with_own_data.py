@@ -40,7 +40,7 @@ def main(model: Path = BUNDLED, data: Path = Path("data.npz")) -> None:
         sys.exit(f"the rewritten model differs, nothing is written: {error}")
     assert result.report.verification is not None
     for output in result.report.verification.outputs:
-        print(f"{output.name}: largest error {output.max_abs_error:.2g} absolute, {output.max_rel_error:.2g} relative")
+        print(f"{output.name}: largest error {output.max_rel_error:.2g} relative, {output.max_abs_error:.2g} absolute")
     result.save("checked.onnx")
 
     # 2. `verify` compares any two models.  It returns the outcome and raises nothing for a difference.

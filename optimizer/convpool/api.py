@@ -14,21 +14,25 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto
 
+from convpool.advice import next_steps
 from convpool.arguments import check_arguments
 from convpool.autotune import Tuner, given_shapes
-from convpool.check.inputs import feeds, fit_shapes, load_arrays
+from convpool.check.inputs import Arrays, InputMaker, feeds, fit_shapes, load_arrays
 from convpool.check.session import evaluate
+from convpool.check.verdict import Verification
 from convpool.check.verify import NO_MEMORY, compare, unchanged
 from convpool.errors import ModelError, OptionError, VerificationError
-from convpool.gains import has_open_inputs, recount, time_models, with_macs
+from convpool.gains import recount, time_models, with_macs
 from convpool.ir import domains, schema
 from convpool.ir.external import external_size
+from convpool.ir.input_sizes import static_shapes, with_sizes
 from convpool.ir.model import LoadedModel, load, passes_full_check
 from convpool.ir.model import check as check_model
 from convpool.ir.protos import model_nodes, subgraphs
 from convpool.ir.save import save, self_contained, serialize
 from convpool.options import PASS_OF_SWITCH, OptimizeOptions, options_for
-from convpool.passes.reasons import hints, unmatched
+from convpool.passes.reasons import notes, unmatched
+from convpool.passes.seen import Seen
 from convpool.pipeline import Pipeline
 from convpool.report import Report, SiteReport, Summary
 from convpool.types import Accumulation, Layout, Lowering, Model, Target
@@ -43,6 +47,7 @@ class OptimizeResult:
     changed: bool
     _loaded: LoadedModel
     _new_constants: set[str]
+    _seen: Seen
 
     @property
     def graph(self) -> Any:
@@ -61,15 +66,18 @@ class OptimizeResult:
         """The rewritten model with the folder of its external data."""
         return self._loaded
 
-    def save(self, path: str | os.PathLike[str], *, external_data: Layout = "auto") -> list[Path]:
+    def save(self, path: str | os.PathLike[str], *, external_data: Layout = "auto", skip_unchanged: bool = False) -> list[Path]:
         """Write the model to `path` atomically, and give all the files that it needs, itself first.
 
         external_data: where the weights go that the original has in data files, and all those of a model too large for one file:
         "auto", into the model where it fits protobuf's 2 GB, otherwise as "one"; "one", into one file beside the model, of its
         name with .data; "keep", into copies of the original's files.  The original's own files are never linked to or changed;
         a model saved under the name that it was loaded from goes on to use them with "keep".
+        skip_unchanged: write nothing, and give no files, where the model has not changed.
         Raises OutputError, OptionError.
         """
+        if skip_unchanged and not self.changed:
+            return []
         return save(self._loaded, Path(path), self._new_constants, external_data)
 
     def to_bytes(self) -> bytes:
@@ -80,6 +88,7 @@ class OptimizeResult:
         """Give the model's nodes of convpool's operators, and their functions, another domain (`--domain`)."""
         if domains.move_to_domain(self.model, domain):
             self._loaded.source = None  # no longer what was read
+            self.changed = self.report.changed = True
 
 
 def optimize(
@@ -103,6 +112,7 @@ def optimize(
     time: bool | None = None,
     data: Mapping[str, np.ndarray] | str | os.PathLike[str] | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    fix_shapes: Mapping[str, Sequence[int]] | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     seed: int = 0,
@@ -129,6 +139,8 @@ def optimize(
     time: time the original and the result in onnxruntime on this machine.  Default: only with autotune.
     data: input arrays by name or a .npz file, to verify with instead of random inputs.
     input_shapes: shapes of inputs that the model leaves open, for verification, timing and the size of plain convolutions.
+    fix_shapes: shapes that inputs have in the result, where the model leaves sizes open.  Other inputs with sizes of the
+        same name have them too.  The original is run with these for verification.
     rtol, atol: tolerances in place of the defaults (see `help(convpool.verify)`); seed: of the random inputs.
     base_dir: folder of the external data, where `model` is no path.
     progress: called with (done, total, "timing NAME") before a pair is timed, with (number, count, "checking") before each
@@ -142,35 +154,82 @@ def optimize(
     switches = {"fuse_pool_conv": fuse_pool_conv, "stem": stem, "plain_conv": plain_conv}
     switches |= {"prologue": prologue, "epilogue": epilogue, "concat": concat, "fold": fold}
     check_arguments(check=check, seed=seed, rtol=rtol, atol=atol, exclude=exclude, enable=enable, disable=disable)
-    check_arguments(input_shapes=input_shapes, base_dir=base_dir, progress=progress, autotune=autotune, time=time, **switches)
+    check_arguments(input_shapes=input_shapes, fix_shapes=fix_shapes, base_dir=base_dir, progress=progress)
+    check_arguments(autotune=autotune, time=time, **switches)
     switches = {PASS_OF_SWITCH.get(name, name): value for name, value in switches.items()}
     options = options_for(target, lowering=lowering, exclude=exclude, enable=enable, disable=disable, switches=switches)
     options = replace(options, accumulation=accumulation)
     arrays = load_arrays(data)  # before any work: a wrong file should fail at once
     original = load(model, Path(base_dir) if base_dir is not None else None)
-    shapes: dict[str, Sequence[int]] = {**fit_shapes(feeds(original.proto), input_shapes or {})}
-    result = rewrite(original, options, shapes, Tuner(original, shapes, seed, progress) if autotune else None)
+    loaded, shapes = _with_sizes(original, fix_shapes or {}, input_shapes or {}, arrays)
+    result = rewrite(loaded, options, shapes, Tuner(loaded, shapes, seed, progress) if autotune else None)
     report = result.report
-    report.options["seed"] = seed
+    fixed = {name: list(shape) for name, shape in (fix_shapes or {}).items()}
+    report.options |= {"target": target, "seed": seed, "fix_shapes": fixed}
+    report.changed = result.changed = result.changed or loaded is not original
+    report.summary = replace(report.summary, bytes_before=original.size_bytes)
     if check or arrays is not None:
-        try:
-            if result.changed:
-                report.verification = compare(original, result.loaded, max(check, 1), arrays, shapes, rtol, atol, seed, progress)
-            else:
-                report.verification = unchanged(original, arrays, shapes, seed)
-        except ModelError as error:
-            if str(error).startswith("onnxruntime cannot load the original"):
-                raise ModelError(f"{error}; check=0 (--no-check) skips the check") from error
-            raise
-        except MemoryError as error:
-            raise ModelError(f"{NO_MEMORY}, or check=0 (--no-check)") from error
+        report.verification = _verified(original, result, max(check, 1), arrays, shapes, rtol, atol, seed, progress)
+    passed = report.verification is None or report.verification.passed
     recount(report, original, result.loaded, shapes)
-    if (autotune if time is None else time) and result.changed and (not report.verification or report.verification.passed):
+    if (autotune if time is None else time) and result.changed and passed:
         time_models(report, original, result.loaded, arrays, shapes, seed, progress)
+    if passed:
+        known = report.verification.input_shapes if report.verification else {}
+        report.hints += next_steps(report, result._seen, loaded, options, known or shapes, _pairs)
     report.summary = replace(report.summary, seconds=perf_counter() - started)
-    if report.verification is not None and not report.verification.passed:
+    if report.verification is not None and not passed:
         raise VerificationError(f"verification: {report.verification.difference}", report)
     return result
+
+
+def _pairs(model: LoadedModel, options: OptimizeOptions) -> int:
+    """How many sites of a model are rewritten."""
+    return rewrite(model, options, {}).report.summary.rewritten
+
+
+def _verified(
+    original: LoadedModel,
+    result: OptimizeResult,
+    check: int,
+    arrays: Arrays | None,
+    shapes: dict[str, Sequence[int]],
+    rtol: float | None,
+    atol: float | None,
+    seed: int,
+    progress: Callable[[int, int, str], None] | None,
+) -> Verification:
+    """`compare`, or `unchanged` where that is so; errors say how to go on."""
+    try:
+        if result.changed:
+            return compare(original, result.loaded, check, arrays, shapes, rtol, atol, seed, progress)
+        return unchanged(original, arrays, shapes, seed)
+    except ModelError as error:
+        if str(error).startswith("onnxruntime cannot load the original"):
+            raise ModelError(f"{error}; check=0 (--no-check) skips the check") from error
+        raise
+    except MemoryError as error:
+        raise ModelError(f"{NO_MEMORY}, or check=0 (--no-check)") from error
+
+
+def _with_sizes(
+    original: LoadedModel, fixed: Mapping[str, Sequence[int]], given: Mapping[str, Sequence[int]], arrays: Arrays | None
+) -> tuple[LoadedModel, dict[str, Sequence[int]]]:
+    """The model with its inputs' sizes fixed, itself where none are new, and the shapes of inputs that are known.
+
+    Raises OptionError for shapes or arrays that do not fit.
+    """
+    sizes = fit_shapes(feeds(original.proto), fixed, "fix shape")
+    shapes: dict[str, Sequence[int]] = {**fit_shapes(feeds(original.proto), given)}
+    known = static_shapes(original.proto)
+    if all(known.get(name) == shape for name, shape in sizes.items()):
+        return original, shapes
+    proto = with_sizes(original.proto, sizes)
+    InputMaker(proto, arrays, shapes, 0)
+    model = load(proto, original.base_dir)
+    model.path = original.path
+    inputs = {value.name for value in feeds(proto)}
+    return model, shapes | {name: shape for name, shape in static_shapes(proto).items() if name in inputs}
 
 
 def rewrite(
@@ -194,16 +253,18 @@ def rewrite(
     packed = sum(schema.is_operator(node) and schema.accumulation_of(node) > 0 for node in model_nodes(result.proto))
     summary = replace(_summary(original, result, sites, run.log.concats), channels_last=run.log.channels_last, packed=packed)
     summary = with_macs(summary, sites, run.macs_before, run.macs_after, {})
+    summary = replace(summary, averages=run.seen.averages, resizes=run.seen.resizes, between=dict(run.seen.between.most_common()))
     report = Report(
         sites,
         summary,
         options={"lowering": options.lowering, "accumulation": options.accumulation},
-        hints=hints(sites, summary.operators_before, run.max_pools, has_open_inputs(original.proto)),
+        notes=notes(run.seen, sites, run.int8),
+        changed=run.changed,
         warnings=unmatched(options.exclude, run.matched),
     )
     if options.accumulation == "packed" and not packed:
         report.warnings.append("accumulation packed changes nothing: the result has no node of convpool's operators")
-    return OptimizeResult(result.proto, report, run.changed, result, run.new_constants)
+    return OptimizeResult(result.proto, report, run.changed, result, run.new_constants, run.seen)
 
 
 def _summary(original: LoadedModel, result: LoadedModel, reports: list[SiteReport], concats: int) -> Summary:

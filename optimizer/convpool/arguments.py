@@ -46,7 +46,7 @@ _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
         ("fuse_pool_conv", "stem", "plain_conv", "prologue", "epilogue", "concat", "fold", "autotune", "time"),
         (lambda value: isinstance(value, bool), "True or False"),
     ),
-    "input_shapes": (_are_shapes, "sizes by name, as {'x': [1, 3, 224, 224]}"),
+    **dict.fromkeys(("input_shapes", "fix_shapes"), (_are_shapes, "sizes by name, as {'x': [1, 3, 224, 224]}")),
     "base_dir": (lambda value: isinstance(value, (str, os.PathLike)), "a folder"),
     "progress": (callable, "a function"),
 }

@@ -17,7 +17,6 @@ from convpool.check.timing import time_sessions
 from convpool.errors import ModelError
 from convpool.ir.model import LoadedModel
 from convpool.macs import ModelMacs, count_at
-from convpool.passes.reasons import NOT_INFERRED
 from convpool.report import Report, SiteReport, Speed, Summary
 
 ROUNDS = 15
@@ -59,15 +58,6 @@ def recount(report: Report, original: LoadedModel, result: LoadedModel, given: M
         before = count_at(original, shapes, evaluate)
         after = before if result.proto == original.proto else count_at(result, shapes, evaluate)
         report.summary = with_macs(report.summary, report.sites, before, after, shapes)
-    if report.summary.model_macs_before is None:
-        wanted = [value.name for value in feeds(original.proto) if value.name not in shapes]
-        open_sizes = has_open_inputs(original.proto) and wanted
-        hint = (
-            f"to count multiply-adds, give the dynamic sizes of {', '.join(wanted)}: --input-shape"
-            if open_sizes
-            else NOT_INFERRED
-        )
-        report.hints += [] if hint in report.hints else [hint]
 
 
 def _batches_of_one(model: ModelProto) -> dict[str, Sequence[int]]:
@@ -78,14 +68,6 @@ def _batches_of_one(model: ModelProto) -> dict[str, Sequence[int]]:
         if dims and not dims[0].dim_value > 0 and all(dim.dim_value > 0 for dim in dims[1:]):
             shapes[value.name] = [1, *(dim.dim_value for dim in dims[1:])]
     return shapes
-
-
-def has_open_inputs(model: ModelProto) -> bool:
-    """Whether the model leaves a size of an input open, the first axis aside."""
-    return any(
-        not value.type.tensor_type.HasField("shape") or any(dim.dim_value <= 0 for dim in value.type.tensor_type.shape.dim[1:])
-        for value in feeds(model)
-    )
 
 
 def time_models(

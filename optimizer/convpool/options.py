@@ -94,13 +94,15 @@ class Target:
     """The passes that run, the lowering asked for, and what stands for the operator where the plugin has no fast kernel.
 
     direct_without_kernel: whether AveragePool and Conv may.  TensorRT 8.6 is slower with them than with one fused convolution
-    where a convolution has groups, and in 3-D slower than with the original.  plain_prologues: see `Limits`.  metadata: what
-    a changed model gets in its metadata_props, so that it says what it is for.
+    where a convolution has groups, and in 3-D slower than with the original.  keep_int8: leave convolutions behind
+    DequantizeLinear, which TensorRT runs in INT8; any rewrite would make float kernels of them.  plain_prologues: see `Limits`.
+    metadata: what a changed model gets in its metadata_props, so that it says what it is for.
     """
 
     passes: frozenset[str]
     lowering: str
     direct_without_kernel: bool = True
+    keep_int8: bool = False
     plain_prologues: bool = False
     metadata: tuple[tuple[str, str], ...] = ()
 
@@ -109,7 +111,9 @@ _FUSED = ("pool_first", "fuse_epilogue", "fuse_prologue", "chain_concats", "lowe
 TARGETS: dict[str, Target] = {
     "any": Target(frozenset(_FUSED), "convavgpool"),
     "cpu": Target(frozenset({"pool_first", "chain_concats", "lower_operator"}), "auto"),
-    "tensorrt": Target(frozenset({*_FUSED, "image_conv", "plain_conv"}), "convavgpool", direct_without_kernel=False),
+    "tensorrt": Target(
+        frozenset({*_FUSED, "image_conv", "plain_conv"}), "convavgpool", direct_without_kernel=False, keep_int8=True
+    ),
     "cuda": Target(
         frozenset({*_FUSED, "image_conv", *OF_CHAINS}),
         "convavgpool",
@@ -125,13 +129,15 @@ class OptimizeOptions:
     """How a model is rewritten.
 
     passes: names of `PASSES`.  lowering: one of `algebra.lowering.REQUESTS`.  exclude: glob patterns of names that stay.
-    direct_without_kernel, metadata: see `Target`.  pinned: nodes of the main graph that stay, by name, each with the reason.
+    direct_without_kernel, keep_int8, metadata: see `Target`.  pinned: nodes of the main graph that stay, by name, each with
+    the reason.
     accumulation: one of `algebra.parts.ACCUMULATIONS` for the operator's nodes; None leaves those of the file as they are.
     """
 
     passes: frozenset[str] = TARGETS["any"].passes
     lowering: str = TARGETS["any"].lowering
     direct_without_kernel: bool = TARGETS["any"].direct_without_kernel
+    keep_int8: bool = TARGETS["any"].keep_int8
     exclude: tuple[str, ...] = ()
     limits: Limits = field(default_factory=lambda: DEFAULT_LIMITS)
     pinned: Mapping[str, Refusal] = field(default_factory=dict)
@@ -174,6 +180,7 @@ def options_for(
     chosen = OptimizeOptions(
         passes=(given.passes | on) - off,
         direct_without_kernel=given.direct_without_kernel,
+        keep_int8=given.keep_int8,
         exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
         limits=replace(DEFAULT_LIMITS, plain_prologues=given.plain_prologues),
         metadata=given.metadata,

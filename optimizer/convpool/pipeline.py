@@ -25,8 +25,9 @@ from convpool.macs import ModelMacs, count
 from convpool.options import OptimizeOptions
 from convpool.passes import PASSES, Stage
 from convpool.passes.base import Context, Pass, Plan, Reject, Site, reject, rejection
+from convpool.passes.convs import is_int8
 from convpool.passes.edit import Editor
-from convpool.passes.upstream import max_pools
+from convpool.passes.seen import Seen, look
 from convpool.reporting import Log
 
 MIN_OPSET = 7
@@ -114,8 +115,9 @@ class Pipeline:
         """Patterns of `options.exclude` that match a name."""
         self.changed = False
         """Whether anything was rewritten."""
-        self.max_pools = 0
-        """Poolings by the maximum that follow a convolution."""
+        self.seen = Seen()
+        self.int8 = 0
+        """Convolutions rewritten that TensorRT would run in INT8."""
         self.macs_before = self.macs_after = ModelMacs(())
         """What the model multiplies, as it was and as it is, where its own sizes tell."""
         self._context = Context(options, opset_of(model.proto.opset_import), self._excluded, sizes or {})
@@ -128,7 +130,7 @@ class Pipeline:
     def run(self, stages: tuple[Stage, ...] = PASSES) -> None:
         """Rewrite the model."""
         self.macs_before = count(self._graphs.scopes())
-        self.max_pools = sum(map(max_pools, self._graphs.scopes()))
+        self.seen = look(self._graphs.scopes())
         if any(map(self._context.enabled, ("image_conv", "plain_conv", "chain_conv"))):
             self._context = replace(self._context, originals=_convolutions(self._graphs.scopes()))
         for stage in stages:
@@ -215,6 +217,9 @@ class Pipeline:
     def _pinned(self, plan: Plan) -> Reject | None:
         """Why a plan may not change a node."""
         pinned = self._context.options.pinned
+        for index in plan.convolutions if self._context.options.keep_int8 else ():
+            if is_int8(plan.scope, index):
+                return reject(plan.scope, index, "would become a float kernel", "INT8, behind DequantizeLinear", "float")
         for index in sorted(plan.own | plan.shared) if pinned and not plan.scope.path else ():
             if (why := pinned.get(plan.scope.nodes[index].name)) is not None:
                 return rejection(plan.scope, index, why)
@@ -224,6 +229,7 @@ class Pipeline:
         """Make the changes, inner scopes first, then report them, outer ones first."""
         outputs: dict[int, list[str]] = {}
         for scope, plans in reversed(found):
+            self.int8 += sum(is_int8(scope, index) for item in plans for index in item.plan.convolutions)
             edit = self._editor.edit(scope, max(item.plan.operator_version for item in plans))
             for item in plans:
                 edit.new_nodes = []

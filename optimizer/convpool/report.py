@@ -42,6 +42,8 @@ class SiteReport:
     """The reason in a few words: equal for all sites that have the same one."""
     fallback: str | None = None
     """Why the pair got another lowering than the one asked for; None if it did not."""
+    in_words: str | None = None
+    """The reason as a sentence; None where `reason` is one."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,12 @@ class Summary:
     """The shapes of inputs with open sizes that the multiply-adds are counted with."""
     batch: int = 1
     """Samples in the inputs."""
+    averages: int = 0
+    """All averages of the original over windows or over maps."""
+    resizes: int = 0
+    """All its Resizes."""
+    between: dict[str, int] = field(default_factory=dict)
+    """How often an operator is the first obstacle on the way from a convolution to the nearest average."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +117,13 @@ class Report:
     speed: Speed | None = None
     """None if nothing was timed."""
     hints: list[str] = field(default_factory=list)
-    """What a user can do about sites that were left unchanged."""
+    """Next steps that change the outcome."""
+    notes: list[str] = field(default_factory=list)
+    """What the model has that looks like a pair and is none."""
     warnings: list[str] = field(default_factory=list)
     """Options that had no effect."""
+    changed: bool = False
+    """Whether the result differs from the model."""
 
     def to_json(self, indent: int | None = 2) -> str:
         """The report as JSON text; infinite errors become null, verification is null if there was none."""

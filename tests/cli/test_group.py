@@ -120,8 +120,9 @@ def test_inspect_tells_the_gain_and_what_to_run_and_writes_nothing(model, capsys
     assert run(command, "convpool", ["inspect", model]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "Nothing to rewrite: no convolution feeds an average pooling.",
+        "seen      1 convolution, 0 averages, 0 Resizes",
         "model     461 k multiply-adds",
-        "next      MaxPool follows a convolution 1 x: a maximum is not linear, so no pair",
+        "note      MaxPool follows a convolution 1 x: a maximum is not linear, so no pair",
     ]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from convpool.passes import reasons
 from convpool.passes.base import Reject
+from convpool.passes.seen import Seen
 from convpool.report import SiteReport, Speed
 from convpool.reporting import Log
 
@@ -48,37 +49,22 @@ def test_how_many_times_as_fast():
     assert Speed(30.0, 12.0, 2, {}).ratio == 2.5
 
 
-def rejected(reason: str | None) -> SiteReport:
-    return site("a", status="rejected", reason=reason)
-
-
 POOLED = "MaxPool follows a convolution 2 x: a maximum is not linear, so no pair"
+INT8 = "TensorRT would run 3 x a float kernel for an INT8 convolution; --target tensorrt leaves these"
 
 
 @pytest.mark.parametrize(
-    ("sites", "operators", "max_pools", "open_inputs", "wanted"),
+    ("sites", "max_pools", "int8", "wanted"),
     [
-        ([], {"Conv": 1}, 0, False, []),
-        ([], {"QLinearConv": 1}, 0, False, [reasons.QUANTIZE_LATER]),
-        ([rejected("Pad 'p': pads; got a computed tensor, expected constants")], {}, 0, False, [reasons.FOLD]),
-        ([site("a", reason="got a computed tensor")], {}, 0, False, []),
-        ([rejected("size of the Slices' input; got unknown, expected static")], {}, 0, True, [reasons.FIX_SIZES]),
-        ([rejected("ceil_mode; got 1 on an unknown size, expected more")], {}, 0, False, [reasons.NOT_INFERRED]),
-        ([rejected("operator; got unknowntype, expected one")], {}, 0, True, [reasons.FIX_SIZES]),
-        ([rejected("operator; gotunknown"), rejected(None)], {}, 0, True, []),
-        ([], {}, 2, False, [POOLED]),
-        ([rejected("x")], {}, 2, False, [POOLED]),
-        ([site("a")], {}, 2, False, []),
+        ([], 0, 0, []),
+        ([], 2, 0, [POOLED]),
+        ([site("a", status="rejected")], 2, 0, [POOLED]),
+        ([site("a")], 2, 0, []),
+        ([site("a")], 0, 3, [INT8]),
     ],
 )
-def test_hints(sites, operators, max_pools, open_inputs, wanted):
-    assert reasons.hints(sites, operators, max_pools, open_inputs) == wanted
-
-
-def test_advice_is_for_what_is_quantized():
-    verdict = Reject("QLinearConv 'q'", reasons.BETWEEN, "QLinearConv", "linear operators only")
-    assert reasons.advice(verdict) == "run convpool before quantizing"
-    assert reasons.advice(replace(verdict, got="Relu")) == reasons.advice(replace(verdict, condition="mode")) == ""
+def test_notes(sites, max_pools, int8, wanted):
+    assert reasons.notes(Seen(max_pools=max_pools), sites, int8) == wanted
 
 
 def test_patterns_that_match_nothing():
@@ -100,3 +86,16 @@ def test_patterns_that_match_nothing():
 )
 def test_obstacles_in_short(verdict, words):
     assert reasons.in_short(verdict) == words
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        (Reject("Relu 'r'", reasons.BETWEEN, "Relu", "linear"), "a Relu stands between: Relu 'r'"),
+        (Reject("Elu 'e'", reasons.BETWEEN, "Elu", "linear"), "an Elu stands between: Elu 'e'"),
+        (Reject("Conv 'c'", "output 'x' has 2 readers", "others", "one"), "read by something else too: output 'x' has 2 readers"),
+        (Reject("Conv 'c'", "mode", "edge", "constant"), "Conv 'c': mode; got edge, expected constant"),
+    ],
+)
+def test_obstacles_in_words(verdict, words):
+    assert reasons.in_words(verdict) == words

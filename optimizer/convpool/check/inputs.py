@@ -212,15 +212,19 @@ def _fit_data(values: list[ValueInfoProto], data: Arrays) -> Arrays:
     return arrays
 
 
-def fit_shapes(values: list[ValueInfoProto], shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """Shapes given for some of the inputs `values`, as numbers.  Raises OptionError for some that do not fit."""
+def fit_shapes(
+    values: list[ValueInfoProto], shapes: Mapping[str, Sequence[int]], what: str = "input shape"
+) -> dict[str, list[int]]:
+    """Shapes given for some of the inputs `values`, as numbers.  Raises OptionError for some that do not fit.  what: they are."""
     wanted = {value.name: value for value in values}
     for name, shape in shapes.items():
         if name not in wanted:
-            raise OptionError(f"input shape: no input '{name}'; expected one of {', '.join(wanted) or 'none'}")
+            raise OptionError(f"{what}: no input '{name}'; expected one of {', '.join(wanted) or 'none'}")
         if not all(isinstance(size, Integral) and 1 <= size < 2**63 for size in shape):
-            raise OptionError(f"input shape of '{name}'; got {list(shape)}, expected positive sizes")
-        _check_shape(wanted[name], shape, "input shape")
+            raise OptionError(f"{what} of '{name}'; got {list(shape)}, expected positive sizes")
+        if not wanted[name].type.HasField("tensor_type"):
+            raise OptionError(f"{what}: input '{name}'; got a shape, expected none: it is no tensor")
+        _check_shape(wanted[name], shape, what)
     return {name: [int(size) for size in shape] for name, shape in shapes.items()}
 
 

@@ -15,7 +15,7 @@ import click
 
 from convpool.algebra.lowering import REQUESTS
 from convpool.api import OptimizeResult, optimize
-from convpool.cli.common import ACCUMULATION, InputShape, Tolerance, load_model, run, write_report
+from convpool.cli.common import ACCUMULATION, SHAPE, NamedShape, Tolerance, load_model, run, write_report
 from convpool.cli.progress import StepBar
 from convpool.cli.sections import SectionedCommand, complete_file
 from convpool.cli.table import make_console, show
@@ -27,8 +27,8 @@ from convpool.options import DEFAULT_LIMITS, OF_CHAINS, PASSES, TARGETS
 from convpool.types import Layout
 
 SECTIONS = {
-    "Output": ("output", "external_data", "dry_run", "report_path", "verbose", "quiet"),
-    "What to rewrite": ("target", "lowering", "exclude", "enable", "disable", "autotune", "concat", "fold"),
+    "Output": ("output", "external_data", "dry_run", "skip_unchanged", "report_path", "verbose", "quiet"),
+    "What to rewrite": ("target", "lowering", "exclude", "enable", "disable", "autotune", "concat", "fix_shapes", "fold"),
     "Check": ("check", "no_check", "data", "shapes", "rtol", "atol", "seed", "time"),
     "GPU plugin": ("stem", "plain_conv", "prologue", "epilogue", "fuse_pool_conv", "accumulation", "domain"),
 }
@@ -37,6 +37,7 @@ EXAMPLES = (
     "convpool optimize model.onnx --target cpu --autotune   # time the forms here",
     "convpool optimize model.onnx --input-shape image:1x3x224x224 --check 5 -o out.onnx",
     "convpool optimize model.onnx --dry-run --report report.json",
+    "convpool optimize model.onnx --fix-shape image:1x3x224x224 --fold",
 )
 
 
@@ -106,9 +107,7 @@ EXAMPLES = (
 @click.option(
     "--input-shape",
     "shapes",
-    type=InputShape(),
-    multiple=True,
-    metavar="NAME:1x3x224x224",
+    **SHAPE,
     help="Shape of an input with dynamic sizes, for the check, for times and for --plain-conv. Repeat it for more "
     "inputs. The sizes stay dynamic in the result.",
 )
@@ -156,6 +155,13 @@ EXAMPLES = (
     "reuse that one's result. Default: --concat.",
 )
 @click.option(
+    "--fix-shape",
+    "fix_shapes",
+    **SHAPE,
+    help="Give an input with dynamic sizes this shape in the result. Repeat it for more inputs. Sizes of the same name in other "
+    "inputs are fixed too.",
+)
+@click.option(
     "--fold",
     is_flag=True,
     default=None,
@@ -177,6 +183,7 @@ EXAMPLES = (
     default=None,
     help="Time MODEL and the result in onnxruntime on this machine. Default: --time with --autotune, else --no-time.",
 )
+@click.option("--skip-unchanged", is_flag=True, help="Write no copy of a model in which nothing changes.")
 @click.option("--dry-run", is_flag=True, help="Do everything except writing the model.")
 @click.option("--report", "report_path", metavar="FILE.json", help="Write the report as JSON; '-' is stdout.")
 @click.option("--rtol", type=Tolerance(), help="Relative tolerance of the check. Default: by type.")
@@ -196,9 +203,10 @@ def command(
     quiet: bool,
     verbose: bool,
     dry_run: bool,
+    skip_unchanged: bool,
     no_check: bool,
     check: int,
-    shapes: tuple,
+    shapes: tuple[NamedShape, ...],
     domain: str,
     **options: Any,
 ) -> None:
@@ -221,12 +229,11 @@ def command(
     if no_check and options["data"]:
         raise OptionError("--no-check and --data exclude each other")
     out = _output_path(model, output)
-    if out is None and external_data == "one":
-        raise OptionError("--external-data one: got stdout, which takes no data file; expected a file's name with -o")
+    if out is None:
+        _check_stdout(external_data, skip_unchanged, report_path)
     if domain == "" or f"{domain}.".startswith("ai.onnx."):
         raise OptionError(f"--domain: got {domain!r}, where ONNX has its own operators; expected another, as trt.plugins")
-    if out is None and report_path == "-":
-        raise OptionError("--report -: got the model on stdout too; expected one of them in a file")
+    options["fix_shapes"] = dict(options["fix_shapes"])
     loaded = load_model(model)
     read = {"--data": [Path(options["data"])] if options["data"] else [], "weights of the model": loaded.weight_files}
     if out is not None and not dry_run:
@@ -247,18 +254,29 @@ def command(
             write_report(report_path, error.report.to_json())
         raise
     result.move_to_domain(domain)
+    result.report.options["skip_unchanged"] = skip_unchanged
     write_report(report_path, result.report.to_json())
-    written = [] if dry_run else _write(result, out, external_data)
+    skipped = skip_unchanged and not result.changed
+    written = [] if dry_run or skipped else _write(result, out, external_data)
     if not quiet:
         show(result.report, console, verbose=verbose)
         if out is not None:
-            files = ", ".join(map(str, written or [out]))
-            console.print(f"{'would write' if dry_run else 'written'}   {files}", soft_wrap=True, markup=False)
+            console.print(_outcome(written or [out], dry_run, skipped, result.changed), soft_wrap=True, markup=False)
 
 
 def main() -> None:
     """Entry point; turns exceptions into exit statuses and one line on stderr."""
     sys.exit(run(command, "convpool-optimize"))
+
+
+def _check_stdout(external_data: Layout, skip_unchanged: bool, report_path: str | None) -> None:
+    """Refuse what a model on stdout cannot have beside it."""
+    if external_data == "one":
+        raise OptionError("--external-data one: got stdout, which takes no data file; expected a file's name with -o")
+    if skip_unchanged:
+        raise OptionError("--skip-unchanged: got stdout; expected a file's name with -o")
+    if report_path == "-":
+        raise OptionError("--report -: got the model on stdout too; expected one of them in a file")
 
 
 def _check_offloading(options: dict[str, Any]) -> None:
@@ -277,6 +295,14 @@ def _output_path(model: str, output: str | None) -> Path | None:
     if output == "-" or (output is None and model == "-"):
         return None
     return Path(output) if output else Path(model).parent / f"{Path(model).stem}.convpool.onnx"
+
+
+def _outcome(files: list[Path], dry_run: bool, skipped: bool, changed: bool) -> str:
+    """What was written, or would be, in a line."""
+    if skipped:
+        return "written   nothing: the model is unchanged"
+    same = "" if changed else ", an unchanged copy (--skip-unchanged writes none)"
+    return f"{'would write' if dry_run else 'written'}   {', '.join(map(str, files))}{same}"
 
 
 def _write(result: OptimizeResult, out: Path | None, external_data: Layout) -> list[Path]:

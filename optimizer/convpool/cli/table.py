@@ -138,7 +138,7 @@ def _gains(report: Report, preview: bool) -> list[str]:
     if not report.sites:
         done = sum(count for name, count in summary.operators_before.items() if name in schema.OP_TYPES)
         there = f" (nodes of convpool's operators: {done})" if done else ""
-        lines = [f"Nothing to rewrite: no convolution feeds an average pooling{there}."]
+        lines = [f"Nothing to rewrite: no convolution feeds an average pooling{there}.", *_seen(summary)]
     elif not summary.rewritten:
         count = len(report.sites)
         which = "the one candidate is" if count == 1 else f"all {count} candidates are"
@@ -151,6 +151,17 @@ def _gains(report: Report, preview: bool) -> list[str]:
         lines = [f"{label} {number} of {_plural(summary.convolutions, 'convolution')}: {macs}"]
     if summary.convolutions:
         lines.append(f"model     {_model(summary)}")
+    return lines
+
+
+def _seen(summary: Summary) -> list[str]:
+    """What the model has in place of pairs, as markup."""
+    counts = ((summary.convolutions, "convolution"), (summary.averages, "average"), (summary.resizes, "Resize"))
+    lines = ["seen      " + ", ".join(_plural(count, noun) for count, noun in counts)]
+    if summary.between:
+        lines.append("between   " + ", ".join(f"{escape(name)} {count} x" for name, count in summary.between.items()))
+    elif summary.convolutions and summary.averages:
+        lines.append("between   no average is computed from a convolution")
     return lines
 
 
@@ -176,7 +187,8 @@ def _kept(report: Report, verbose: bool) -> list[str]:
         lines.append(f"[yellow]rejected[/]  {len(rejected)}: " + ", ".join(f"{count} x {escape(why)}" for why, count in groups))
     for site in rejected if verbose or len(rejected) <= FEW else ():
         where = f"{site.conv} -> {site.pool}" if site.pool else site.conv
-        lines.append(f"[yellow]rejected[/]  {escape(where)}: {escape(site.reason or '')}")
+        why = site.reason if verbose else site.in_words or site.reason
+        lines.append(f"[yellow]rejected[/]  {escape(where)}: {escape(why or '')}")
     if report.summary.excluded:
         lines.append(f"excluded  {report.summary.excluded} by name")
     fallbacks = Counter((site.lowering, site.fallback) for site in report.sites if site.fallback)
@@ -208,8 +220,9 @@ def _totals(report: Report, verbose: bool) -> list[str]:
 
 
 def _remarks(report: Report) -> list[str]:
-    """Warnings and what to do next, as markup."""
+    """Warnings, notes and what to do next, as markup."""
     lines = [f"[yellow]warning[/]   {escape(text)}" for text in report.warnings]
+    lines += [f"note      {escape(text)}" for text in report.notes]
     return lines + [f"next      {escape(text)}" for text in report.hints]
 
 
@@ -223,7 +236,7 @@ def _verification(report: Report, verbose: bool) -> list[str]:
     errors = (
         "no outputs"
         if worst is None
-        else (f"largest error {worst.max_abs_error:.2g} absolute, {worst.max_rel_error:.2g} relative ({escape(worst.name)})")
+        else (f"largest error {worst.max_rel_error:.2g} relative, {worst.max_abs_error:.2g} absolute ({escape(worst.name)})")
     )
     if found.not_finite:
         errors += f"; {escape(found.not_finite)}"
@@ -235,7 +248,7 @@ def _verification(report: Report, verbose: bool) -> list[str]:
     lines = [f"check     {outcome} {found.reference} on {sets}: {errors}"]
     for o in found.outputs if verbose else ():
         note = f" ({escape(o.note)})" if o.note else ""
-        lines.append(f"          {escape(o.name)}: {o.max_abs_error:.3g} absolute, {o.max_rel_error:.3g} relative{note}")
+        lines.append(f"          {escape(o.name)}: {o.max_rel_error:.3g} relative, {o.max_abs_error:.3g} absolute{note}")
     return lines
 
 

@@ -8,7 +8,7 @@ from onnx import TensorProto
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.pads import same_pads
 from convpool.ir.index import Scope
-from convpool.ir.protos import FLOATS, attributes, known_attributes
+from convpool.ir.protos import FLOATS, attributes, is_op, known_attributes
 from convpool.passes.base import Context, Reject, malformed, reject, rejection
 from convpool.passes.runtime import against_node
 from convpool.passes.sizes import spatial_size
@@ -32,6 +32,12 @@ def conv_rank(scope: Scope, index: int) -> int | None:
         return len(shape) - 2 if len(shape) > 2 else None
     kernel = (known_attributes(node) or {}).get("kernel_shape")
     return len(kernel) if kernel else None
+
+
+def is_int8(scope: Scope, index: int) -> bool:
+    """Whether a convolution reads what DequantizeLinear gives: TensorRT runs it on the integers."""
+    producer = scope.producer.get(scope.nodes[index].input[0])
+    return producer is not None and is_op(scope.nodes[producer], "DequantizeLinear")
 
 
 def channel_count(scope: Scope, name: str) -> int | None:

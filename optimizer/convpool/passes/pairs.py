@@ -14,7 +14,7 @@ from convpool.passes.convs import conv_leaf, conv_rank
 from convpool.passes.edit import Edit
 from convpool.passes.emit import Emitter
 from convpool.passes.pooling import Candidate
-from convpool.passes.reasons import advice, in_short
+from convpool.passes.reasons import in_short, in_words
 from convpool.passes.shape_readers import Shapes, rewire
 from convpool.passes.tree import ConvLeaf, Pooling, Tree, conv_leaves, tree_nodes
 from convpool.report import SiteReport
@@ -113,9 +113,7 @@ class PairPass(Pass):
         count = macs(site)
         found = SiteReport(conv, pool, site.pattern, "excluded", None, "excluded by name", count, count, site.scope.path, times)
         if verdict is not None:
-            next_step = advice(verdict)
-            reason = f"{verdict}; {next_step}" if next_step else str(verdict)
-            found = replace(found, status="rejected", reason=reason, obstacle=in_short(verdict))
+            found = replace(found, status="rejected", reason=str(verdict), obstacle=in_short(verdict), in_words=in_words(verdict))
         log.kept(found)
 
 

@@ -1,29 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reasons in a few words, to group sites that stay for the same one, and what a user can do about them."""
+"""Reasons in a few words, to group sites that stay for the same one, and notes on what is none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from convpool.passes.base import Reject
+from convpool.passes.seen import Seen
 from convpool.report import SiteReport
 
-QUANTIZED = frozenset(
-    {
-        "QuantizeLinear",
-        "DequantizeLinear",
-        "DynamicQuantizeLinear",
-        "QLinearConv",
-        "QLinearMatMul",
-        "ConvInteger",
-        "MatMulInteger",
-    }
-)
-"""Operators that only quantized models have."""
-QUANTIZE_LATER = "the model is quantized: run convpool before quantizing, with --lowering auto"
-FOLD = "onnxslim and onnxsim fold what is computed from constants and sizes: run one of them first"
-FIX_SIZES = "give the model's inputs fixed sizes first, as onnxslim --input-shapes and onnxsim --overwrite-input-shape do"
-NOT_INFERRED = f"sizes are not inferred: {FOLD}"
 BETWEEN = "between convolution and pooling"
 """The condition that a nonlinear operator between a convolution and a pooling fails."""
 
@@ -43,28 +28,23 @@ def in_short(verdict: Reject) -> str:
     return f"{condition}: unknown" if "unknown" in verdict.got else condition
 
 
-def advice(verdict: Reject) -> str:
-    """What to do, where something can be done about a site; "" elsewhere."""
-    if verdict.condition == BETWEEN and verdict.got in QUANTIZED:
-        return "run convpool before quantizing"
-    return ""
+def in_words(verdict: Reject) -> str:
+    """The reason as a sentence, where `in_short` has words of its own for it; else in full."""
+    if verdict.condition == BETWEEN:
+        article = "an" if verdict.got[:1] in "AEIOU" else "a"
+        return f"{article} {verdict.got} stands between: {verdict.node}"
+    if verdict.condition.startswith("output '"):
+        return f"read by something else too: {verdict.condition}"
+    return str(verdict)
 
 
-def hints(sites: Sequence[SiteReport], operators: Mapping[str, int], max_pools: int, open_inputs: bool) -> list[str]:
-    """What to do next about a model, and what it has that looks like a pair and is none.
-
-    operators: how often each occurs.  max_pools: poolings by the maximum that follow a convolution.
-    """
+def notes(seen: Seen, sites: Sequence[SiteReport], int8: int) -> list[str]:
+    """What a model has that looks like a pair and is none; and what its result costs.  int8: see `Pipeline`."""
     found = []
-    stay = [site.reason or "" for site in sites if site.status == "rejected"]
-    if QUANTIZED & operators.keys():
-        found.append(QUANTIZE_LATER)
-    if any("got a computed tensor" in reason for reason in stay):
-        found.append(FOLD)
-    if any(f" {words}" in reason for reason in stay for words in ("unknown size", "got unknown")):
-        found.append(FIX_SIZES if open_inputs else NOT_INFERRED)
-    if max_pools and not any(site.status == "rewritten" for site in sites):
-        found.append(f"MaxPool follows a convolution {max_pools} x: a maximum is not linear, so no pair")
+    if seen.max_pools and not any(site.status == "rewritten" for site in sites):
+        found.append(f"MaxPool follows a convolution {seen.max_pools} x: a maximum is not linear, so no pair")
+    if int8:
+        found.append(f"TensorRT would run {int8} x a float kernel for an INT8 convolution; --target tensorrt leaves these")
     return found
 
 
