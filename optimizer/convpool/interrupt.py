@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C while a command is being imported, which takes half a second: one line and status 130, as later on."""
+"""Ctrl-C, SIGTERM and SIGHUP end a command with one line and the status that shells expect, also while it is being imported."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-INTERRUPTED = 130
-"""Exit status of a command that Ctrl-C ended."""
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+"""What a command that a signal ended says."""
 
 
 def command_name() -> str:
@@ -23,17 +24,31 @@ def command_name() -> str:
 
 
 def end_quietly() -> None:
-    """From now on Ctrl-C ends a command at once.  Nothing for other programs, or where somebody handles it already."""
-    if command_name() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end)
+    """From now on these signals end a command at once.  Nothing for other programs, or where somebody handles them already."""
+    for number in WORDS if command_name() else ():
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _end)
 
 
 def raise_again() -> None:
-    """From now on Ctrl-C is a KeyboardInterrupt again, so that what is under way is cleared up."""
-    if signal.getsignal(signal.SIGINT) is _end:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """From now on these signals are KeyboardInterrupts, so that what is under way is cleared up."""
+    for number in WORDS:
+        if signal.getsignal(number) is _end:
+            signal.signal(number, stop)
 
 
-def _end(_number: int, _frame: FrameType | None) -> Any:
-    os.write(2, f"{command_name()}: interrupted\n".encode())
-    os._exit(INTERRUPTED)
+def stop(number: int, _frame: FrameType | None = None) -> Any:
+    """Raise KeyboardInterrupt with the signal's number: a handler."""
+    raise KeyboardInterrupt(number)
+
+
+def told(error: BaseException | None) -> tuple[str, int]:
+    """What a command says of a KeyboardInterrupt, and its exit status."""
+    number = signal.Signals(error.args[0]) if isinstance(error, KeyboardInterrupt) and error.args else signal.SIGINT
+    return WORDS[number], 128 + number
+
+
+def _end(number: int, _frame: FrameType | None) -> Any:
+    with suppress(OSError):
+        os.write(2, f"{command_name()}: {WORDS[signal.Signals(number)]}\n".encode())
+    os._exit(128 + number)

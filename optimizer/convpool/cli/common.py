@@ -36,8 +36,8 @@ class InputShape(click.ParamType):
         """(name, sizes) of one option value."""
         name, colon, dims = value.rpartition(":")
         sizes = re.split("[x,]", dims)
-        if not colon or not name or not all(size.isascii() and size.isdigit() for size in sizes):
-            self.fail(f"got {value!r}, expected NAME:1x3x224x224 or NAME:1,3,224,224", param, ctx)
+        if not colon or not name or not all(re.fullmatch("[0-9]{1,99}", size) for size in sizes):
+            self.fail(f"got {value[:200]!r}, expected NAME:1x3x224x224 or NAME:1,3,224,224", param, ctx)
         return name, [int(size) for size in sizes]
 
 
@@ -97,8 +97,8 @@ def run(cli: click.Command, name: str, args: list[str] | None = None) -> int:
         cli.main(args=args, prog_name=name, standalone_mode=False)
     except click.ClickException as error:
         return _fail(name, error.format_message(), 2)
-    except (click.Abort, KeyboardInterrupt):
-        return _fail(name, "interrupted", interrupt.INTERRUPTED)
+    except (click.Abort, KeyboardInterrupt) as error:
+        return _fail(name, *interrupt.told(error.__cause__ or error))
     except VerificationError as error:
         return _fail(name, str(error), 1)
     except ConvpoolError as error:
@@ -106,6 +106,8 @@ def run(cli: click.Command, name: str, args: list[str] | None = None) -> int:
     except SystemExit as error:  # a closed pipe, for which click and rich have a status that means a mismatch here; a completion
         return 2 if error.code else 0
     except OSError as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # click writes an empty line, which a lost terminal does not take
+            return _fail(name, *interrupt.told(error.__context__))
         with suppress(OSError):
             sys.stdout.close()  # else the interpreter tries once more to write what is left
         return _fail(name, f"{error.filename or 'stdout'}: {error.strerror or error}", 2)

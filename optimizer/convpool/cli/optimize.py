@@ -219,7 +219,7 @@ def command(
       0    done, also if nothing was rewritten
       1    outputs differ or cannot be compared; nothing is written
       2    unusable model, option or output file; nothing is written
-      130  stopped by Ctrl-C; nothing is written
+      130  stopped by Ctrl-C (143 by SIGTERM, 129 by SIGHUP); nothing is written
     """
     if others:
         raise OptionError(f"{others[0]}: a second file; expected one MODEL; name the output with -o")

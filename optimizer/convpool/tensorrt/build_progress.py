@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from convpool import interrupt
 from convpool.tensorrt.build_options import Progress
 
 
@@ -54,18 +55,24 @@ def monitor_of(trt: ModuleType, config: Any, progress: Progress | None) -> Any:
 
 @contextmanager
 def interruptible(monitor: Any) -> Iterator[None]:
-    """Ctrl-C stops the build at its next step: Python would raise KeyboardInterrupt in a callback, where it is printed."""
+    """Ctrl-C stops the build at its next step: Python would raise KeyboardInterrupt in a callback, where it is printed.
+
+    So do SIGTERM and SIGHUP in a command.  Without a monitor these end the process at once, as nothing is being written.
+    """
     own = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGINT)
-    if monitor is None or not own or before is not signal.default_int_handler:
-        yield
-        return
+    before = {number: signal.getsignal(number) for number in interrupt.WORDS if own}
+    raising = [number for number, handler in before.items() if handler in (signal.default_int_handler, interrupt.stop)]
 
-    def stop(*_: object) -> None:
-        monitor.error = KeyboardInterrupt()
+    def stop(number: int, _frame: object) -> None:
+        monitor.error = KeyboardInterrupt(number)
 
-    signal.signal(signal.SIGINT, stop)
+    for number in raising:
+        if monitor is not None:
+            signal.signal(number, stop)
+        elif number != signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number in raising:
+            signal.signal(number, before[number])
