@@ -18,8 +18,9 @@ WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGH
 def command_name() -> str:
     """The command that this process runs, as it calls itself; "" where convpool is imported by something else."""
     program = Path(sys.argv[0]).name if sys.argv else ""
-    if program == "-m" and "convpool.cli" in sys.orig_argv:
-        return "convpool-optimize"
+    if program == "-m":
+        modules = {"convpool.cli": "convpool-optimize", "convpool": "convpool"}
+        return next((name for module, name in modules.items() if module in sys.orig_argv), "")
     return program if program == "convpool" or program.startswith("convpool-") else ""
 
 

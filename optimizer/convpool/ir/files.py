@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,9 +15,23 @@ from typing import IO
 
 from convpool.errors import OutputError
 
+ROOM_BYTES = 15
+"""By so much the names of files that are made beside an output are longer than its own."""
+
 
 def check_output(path: Path, others: Mapping[str, Iterable[Path]] | None = None) -> None:
-    """Raise OutputError for a path in no folder, of a folder or read-only file, or of one of `others`, files by what they are."""
+    """Raise OutputError for a path in no folder, of a folder or read-only file, or of one of `others`, files by what they are.
+
+    And for one that is too long for the names of the files beside it, which are longer.
+    """
+    try:
+        os.lstat(_part(path.parent, path.name))
+    except ValueError as error:
+        raise OutputError(f"{str(path)!r}: no file name; got {error}, expected none") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            room = f"expected room for a name of {ROOM_BYTES} bytes more"
+            raise OutputError(f"{path}: cannot be written; {error.strerror}, {room}; give a shorter one") from error
     if not os.path.isdir(path.parent):
         raise OutputError(f"{path}: no folder {str(path.parent)!r}; make it first")
     if os.path.isdir(path):
@@ -38,30 +53,50 @@ class NewFile:
     def settle(self, target: Path) -> None:
         """Give it its name, in place of the file of that name, whose permissions it keeps.  Raises OSError."""
         self.file.flush()
+        if self.path == target:  # a device or pipe
+            return
         os.fsync(self.file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(self.path, stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~umask)
+        if target.exists():
+            os.chmod(self.path, stat.S_IMODE(target.stat().st_mode))
         os.replace(self.path, target)
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has its name; certain also where an interruption came right after the renaming."""
+        return not os.path.lexists(self.path)
 
 
 @contextmanager
-def unfinished(folder: Path, name: str) -> Iterator[NewFile]:
+def unfinished(folder: Path, name: str, mode: int = 0o666) -> Iterator[NewFile]:
     """A new file in `folder` to write to, gone at the end unless it was settled.  Raises OSError."""
-    handle, path = tempfile.mkstemp(dir=folder, prefix=f".{name}.", suffix=".part")
+    path = _part(folder, name)
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield NewFile(file, Path(path))
+        with open(path, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as file:
+            yield NewFile(file, path)
     finally:
         with suppress(OSError):
             os.unlink(path)
 
 
+@contextmanager
+def replacing(out: Path) -> Iterator[NewFile]:
+    """A new file for `out`; a device or pipe itself.  Raises OSError."""
+    if os.path.exists(out) and not os.path.isfile(out):
+        with open(out, "wb") as file:
+            yield NewFile(file, out)
+        return
+    mode = stat.S_IMODE(out.stat().st_mode) if out.exists() else 0o666
+    with unfinished(out.parent, out.name, mode) as new:
+        yield new
+
+
 def write_atomically(out: Path, data: bytes) -> None:
     """Write a file so that it is there whole or not at all; a device or pipe is just written to.  Raises OSError."""
-    if os.path.exists(out) and not os.path.isfile(out):
-        out.write_bytes(data)
-        return
-    with unfinished(out.parent, out.name) as new:
+    with replacing(out) as new:
         new.file.write(data)
         new.settle(out)
+
+
+def _part(folder: Path, name: str) -> Path:
+    """A name that no file has; no name that is made of an output's is longer."""
+    return folder / f".{name}.{secrets.token_urlsafe(6)}.part"

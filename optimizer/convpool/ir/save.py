@@ -11,16 +11,17 @@ import filecmp
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import IO
 
-from google.protobuf.message import EncodeError
+from google.protobuf.message import DecodeError, EncodeError
 from onnx import ModelProto, TensorProto
 
 from convpool.errors import ModelError, OptionError, OutputError
 from convpool.ir.external import Place, external_size, is_external, place_of, read_in, refer_to
-from convpool.ir.files import NewFile, check_output, unfinished, write_atomically
+from convpool.ir.files import NewFile, check_output, replacing, unfinished, write_atomically
 from convpool.ir.model import LoadedModel
 from convpool.ir.protos import tensors
 
@@ -73,36 +74,37 @@ def save(model: LoadedModel, out: Path, new_constants: Iterable[str] = (), layou
     if out.resolve() in originals:
         raise OutputError(f"{out}: holds weights of the model; expected another name")
     sources, in_place = _sources(proto, base_dir), model.path is not None and _same_name(out, model.path)
-    if unchanged is not None and layout != "one" and (in_place or not sources):
-        _write(out, unchanged.read_bytes() if isinstance(unchanged, Path) else unchanged)
-        return _needed(proto, out)
-    placer = _Placer(out, base_dir, set() if in_place else originals)
-    if layout == "auto":
-        layout = "inside" if _whole_bytes(proto) <= INLINE_LIMIT_BYTES else "one"
     try:
-        if layout == "inside":
-            proto = self_contained(proto, base_dir) if sources else proto
-        else:
-            copy = ModelProto()
-            copy.CopyFrom(proto)
-            proto = copy
-            if layout == "keep" and not in_place:
-                placer.copy_files(proto, sources)
-            placer.write_one(proto, None if layout == "one" else set(new_constants) if sources else set())
-        _write(out, serialize(proto))
-    except BaseException as error:
-        placer.discard()
-        if isinstance(error, OSError):
-            raise OutputError(f"{out}: cannot be written; {error.strerror or error}") from error
-        raise
+        if unchanged is not None and layout != "one" and (in_place or not sources):
+            write_atomically(out, unchanged.read_bytes() if isinstance(unchanged, Path) else unchanged)
+            return _needed(proto, out)
+        with replacing(out) as new, _Placer(out, base_dir, set() if in_place else originals, new) as placer:
+            if layout == "auto" and _whole_bytes(proto) <= INLINE_LIMIT_BYTES:
+                proto = self_contained(proto, base_dir) if sources else proto
+            else:
+                copy = ModelProto()
+                copy.CopyFrom(proto)
+                proto = copy
+                if layout == "keep" and not in_place:
+                    placer.copy_files(proto, sources)
+                placer.write_one(proto, None if layout != "keep" else set(new_constants) if sources else set())
+            new.file.write(serialize(proto))
+            new.settle(out)
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be written; {error.strerror or error}") from error
     return _needed(proto, out)
 
 
-def _write(out: Path, data: bytes) -> None:
+def _referred(path: Path) -> set[str]:
+    """The locations that the model in a file refers to; none where it holds no model."""
+    model = ModelProto()
     try:
-        write_atomically(out, data)
-    except OSError as error:
-        raise OutputError(f"{out}: cannot be written; {error.strerror or error}") from error
+        if path.is_file():
+            model.ParseFromString(path.read_bytes())
+        external = filter(is_external, tensors(model))
+        return {os.path.normpath(entry.value) for tensor in external for entry in tensor.external_data if entry.key == "location"}
+    except (OSError, DecodeError, RuntimeError, ValueError, TypeError):  # names that are no UTF-8 raise, or are bytes
+        return set()
 
 
 def _same_name(first: Path, second: Path) -> bool:
@@ -124,12 +126,31 @@ def _sources(proto: ModelProto, base_dir: Path | None) -> dict[str, Path]:
 
 
 class _Placer:
-    """Writes data files beside a model, each under the first name that is free or that holds the very same bytes."""
+    """Writes data files beside a model, each under the first name that is free.
 
-    def __init__(self, out: Path, base_dir: Path | None, avoided: set[Path]) -> None:
+    The model that is to be replaced may refer to a name: then a file that holds the very same bytes is used again, and none is
+    made.  So neither that model nor one that somebody else writes meanwhile gets other data than its own, however this ends.
+    Deletes what it made unless the model was settled.
+    """
+
+    def __init__(self, out: Path, base_dir: Path | None, avoided: set[Path], model: NewFile) -> None:
         """avoided: files that are not used even if they hold the same: the original's, which may go away."""
-        self._out, self._base_dir, self._avoided = out, base_dir, avoided
+        self._out, self._base_dir, self._avoided, self._model = out, base_dir, avoided, model
         self._created: list[Path] = []
+
+    def __enter__(self) -> _Placer:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None or self._model.settled:
+            return
+        for path in reversed(self._created):
+            with suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+
+    @cached_property
+    def _known(self) -> set[str]:
+        return _referred(self._out)
 
     def copy_files(self, proto: ModelProto, sources: dict[str, Path]) -> None:
         """Copy the data files `sources` beside the model, and refer to the copies."""
@@ -165,12 +186,6 @@ class _Placer:
         for tensor, place in zip(moving, places, strict=True):
             refer_to(tensor, Place(location, place.offset, place.length))
 
-    def discard(self) -> None:
-        """Delete what was made."""
-        for path in reversed(self._created):
-            with suppress(OSError):
-                path.rmdir() if path.is_dir() else path.unlink()
-
     def _append(self, file: IO[bytes], tensor: TensorProto) -> Place:
         length = place_of(tensor).length if is_external(tensor) else len(tensor.raw_data)
         if length >= PAGE_BYTES:
@@ -187,8 +202,9 @@ class _Placer:
         folder = self._out.parent / Path(location).parent
         for parent in reversed([folder, *folder.parents]):
             if not parent.exists():
-                parent.mkdir()
-                self._created.append(parent)
+                with suppress(FileExistsError):  # somebody else was faster
+                    parent.mkdir()
+                    self._created.append(parent)
         with unfinished(folder, self._out.name) as new:
             _copy_bytes(source, 0, source.stat().st_size, new.file)
             new.file.truncate()
@@ -199,12 +215,15 @@ class _Placer:
         new.file.flush()
         for location in locations:
             target = self._out.parent / location
-            if not os.path.lexists(target) and target.resolve() != self._out.resolve():
-                new.settle(target)
-                self._created.append(target)
-                return location
-            if self._usable(target) and filecmp.cmp(new.path, target, shallow=False):
-                return location
+            if os.path.normpath(location) in self._known:
+                if self._usable(target) and filecmp.cmp(new.path, target, shallow=False):
+                    return location
+            elif target.resolve() != self._out.resolve():
+                with suppress(FileExistsError):
+                    target.touch(exist_ok=False)
+                    self._created.append(target)
+                    new.settle(target)
+                    return location
         raise AssertionError("names without end")
 
     def _usable(self, path: Path) -> bool:
