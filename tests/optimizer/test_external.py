@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 import onnx
 import pytest
@@ -13,7 +14,9 @@ from onnx.external_data_helper import set_external_data
 import convpool
 from convpool.cli.common import run
 from convpool.cli.optimize import command
+from convpool.ir.external import place_of
 from convpool.ir.model import LoadedModel
+from convpool.ir.sanity import check_tensors
 from tests.support.data_files import make
 from tests.support.models import graph
 
@@ -87,7 +90,7 @@ def test_linked_data_that_onnx_refuses_is_one_line(tmp_path, kind, capsys):
     assert run(command, "convpool-optimize", [str(path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     if kind != "linked folder":
-        assert kind in line and "cp -L sub/w.bin sub/w.bin.copy && mv sub/w.bin.copy sub/w.bin" in line
+        assert kind in line and "cp -L -- sub/w.bin sub/w.bin.copy && mv -- sub/w.bin.copy sub/w.bin" in line
     assert sorted(tmp_path.rglob("*")) == before
     with pytest.raises(convpool.ModelError):
         convpool.optimize(path)
@@ -171,3 +174,108 @@ def test_data_of_a_function_outside_the_folder(tmp_path):
     (tmp_path / "c.bin").write_bytes(bytes(4))
     with pytest.raises(convpool.ModelError, match="outside the model's folder"):
         convpool.optimize(with_function(tmp_path / "a", "../c.bin"), check=0)
+
+
+NAMES = (
+    "w;touch PWNED",
+    "$(touch PWNED)",
+    "`touch PWNED`",
+    "-rf",
+    "--help",
+    "a b",
+    "a  b",
+    "'",
+    "''",
+    '"',
+    "'; touch PWNED; '",
+    "a&b",
+    "a|b",
+    "a>b",
+    "*",
+    "?",
+    "[a]",
+    "~",
+    "$HOME",
+    "a\\b",
+    "#a",
+    "!!",
+    "\u202ea",
+    "é 中",
+    "{a,b}",
+    "a=b",
+    "-",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_command_that_is_proposed_copies_the_link_and_nothing_else(tmp_path, name):
+    (tmp_path / "model").mkdir()
+    path = make(tmp_path / "model", f"./{name}")
+    data = path.parent / name
+    data.rename(tmp_path / "blob")
+    data.symlink_to("../blob")
+    with pytest.raises(convpool.ModelError, match="through a symbolic link; copy it: ") as caught:
+        convpool.optimize(path)
+    words = str(caught.value).partition("; copy it: ")[2].replace("./", "", 1)
+    done = subprocess.run(["sh", "-c", words], cwd=path.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert convpool.optimize(path, check=0).changed and sorted(file.name for file in path.parent.iterdir()) == sorted(
+        ["big.bin", "model.onnx", name]
+    )
+
+
+DIGITS = {
+    text: None
+    for text in (
+        "9" * 5000,
+        "1" * 20,
+        "-1",
+        "+1",
+        " 1",
+        "1 ",
+        "1_0",
+        "0x1",
+        "1e3",
+        "1.0",
+        "１",
+        "٣",
+        "²",
+        "0" * 5000 + "1",
+        "1\0",
+        "NaN",
+    )
+}
+DIGITS |= {"": 0, "0": 0, "00": 0, "4": 4, "0000000000000000004": 4, "9" * 19: int("9" * 19)}
+"""The number, None where there is none."""
+
+
+@pytest.mark.parametrize("text", DIGITS, ids=lambda text: text[:20])
+@pytest.mark.parametrize("key", ["offset", "length"])
+def test_numbers_of_external_data(key, text):
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    for entry in (("location", "w.bin"), (key, text)):
+        tensor.external_data.add(key=entry[0], value=entry[1])
+    if DIGITS[text] is None:
+        with pytest.raises(
+            convpool.ModelError, match=f"{key} of its external data; got '.{{0,45}}', expected a number of bytes$"
+        ):
+            place_of(tensor)
+    else:
+        assert getattr(place_of(tensor), key) == DIGITS[text] or (key == "length" and not text and place_of(tensor).length == 8)
+
+
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize(
+    "dims", [[2**62] * 2, [2**62] * 100, [2**62] * 300, [3] * 1000, [2] * 60, [2] * 300_000, [2**59, 2], [2**63 - 1], [10**9] * 8]
+)
+def test_sizes_whose_product_no_computer_holds(dims, raw):
+    """Python refuses to print numbers of some thousand digits."""
+    model = graph("y = Relu(x)")
+    tensor = model.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=dims)
+    if raw:
+        tensor.raw_data = bytes(8)
+    with pytest.raises(convpool.ModelError, match="tensor 'w': shape; got .{,200}, expected at most 576460752303423488 elements"):
+        convpool.optimize(model)
+    tensor.dims.append(0)
+    tensor.raw_data = b""
+    check_tensors(model)

@@ -6,8 +6,8 @@ Files are read here and not by onnx, whose readers differ from version to versio
 
 from __future__ import annotations
 
-import math
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,12 @@ from convpool.ir.protos import tensors
 
 _BITS = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 """Bits of an element by type, where elements share bytes."""
+
+
+MAX_DIGITS = 19
+"""Python refuses to read numbers of some thousand digits; those that fit 64 bits have no more than these."""
+MAX_ELEMENTS = 2**59
+"""More of the widest type have sizes in bytes that do not fit 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +47,8 @@ def place_of(tensor: TensorProto) -> Place:
     where, entries = f"tensor '{tensor.name}'", {entry.key: entry.value for entry in tensor.external_data}
     for key in ("offset", "length"):
         value = entries.get(key) or "0"
-        if not (value.isascii() and value.isdigit()):
-            raise ModelError(f"{where}: {key} of its external data; got {value!r}, expected a number of bytes")
+        if not (value.isascii() and value.isdigit() and len(value) <= MAX_DIGITS):
+            raise ModelError(f"{where}: {key} of its external data; got {value[:40]!r}, expected a number of bytes")
     if not entries.get("location"):
         raise ModelError(f"{where}: external data without a location")
     needed = tensor_bytes(tensor)
@@ -59,9 +65,14 @@ def tensor_bytes(tensor: TensorProto) -> int | None:
         raise ModelError(f"{where}: element type; got {tensor.data_type}, expected one of ONNX's")
     if any(size < 0 for size in tensor.dims):
         raise ModelError(f"{where}: shape; got {list(tensor.dims)}, expected no negative size")
+    count = 1
+    for size in tensor.dims if 0 not in tensor.dims else (0,):
+        count *= size
+        if count > MAX_ELEMENTS:  # the product of a million sizes takes minutes, and Python does not print it
+            raise ModelError(f"{where}: shape; got {list(tensor.dims[:8])}, expected at most {MAX_ELEMENTS} elements")
     if tensor.data_type == TensorProto.STRING:
         return None
-    count, bits = math.prod(tensor.dims), _BITS.get(TensorProto.DataType.Name(tensor.data_type))
+    bits = _BITS.get(TensorProto.DataType.Name(tensor.data_type))
     if bits:
         return -(-count * bits // 8)
     return count * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
@@ -92,7 +103,8 @@ def _checked_size(where: str, base_dir: Path, location: str) -> int:
     if "\0" in location:
         raise ModelError(f"{what}; expected a file name")
     path = base_dir / location
-    copy = f"copy it: cp -L {location} {location}.copy && mv {location}.copy {location}"
+    here, there = shlex.quote(location), shlex.quote(f"{location}.copy")
+    copy = f"copy it: cp -L -- {here} {there} && mv -- {there} {here}"
     try:
         inside = not os.path.isabs(location) and path.resolve().is_relative_to(base_dir.resolve())
         path.is_file()

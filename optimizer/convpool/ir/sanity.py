@@ -62,21 +62,26 @@ def check_types(model: ModelProto) -> None:
 
 def check_functions(model: ModelProto) -> None:
     """Raise ModelError for functions of one name, and for one that calls itself, directly or not: older onnx crashes on it."""
-    calls: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    calls: dict[tuple[str, str], dict[tuple[str, str], None]] = {}
     for function in model.functions:
         key = (function.domain, function.name)
         if key in calls and getattr(function, "overload", "") == "":
             raise ModelError(f"function '{function.domain}::{function.name}': defined twice; expected once")
-        calls.setdefault(key, set()).update((node.domain, node.op_type) for node in all_nodes(function))
+        calls.setdefault(key, {}).update(((node.domain, node.op_type), None) for node in all_nodes(function))
+    done: dict[tuple[str, str], bool] = {}  # False: on the way from the one begun with
     for start in calls:
-        reached: set[tuple[str, str]] = set()
-        waiting = [start]
-        while waiting:
-            for key in calls[waiting.pop()] & calls.keys() - reached:
-                reached.add(key)
-                waiting.append(key)
-        if start in reached:
-            raise ModelError(f"function '{start[0]}::{start[1]}': it calls itself; got a circle, expected none")
+        way = [(start, iter(calls[start]))] if start not in done else []
+        while way:
+            key, called = way[-1]
+            done[key] = False
+            following = next((name for name in called if name in calls and not done.get(name)), None)
+            if following is None:
+                done[key] = True
+                way.pop()
+            elif following in done:
+                raise ModelError(f"function '{following[0]}::{following[1]}': it calls itself; got a circle, expected none")
+            else:
+                way.append((following, iter(calls[following])))
 
 
 def _holders(model: ModelProto) -> Iterator[GraphProto | FunctionProto]:
