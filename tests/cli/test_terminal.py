@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import subprocess
@@ -110,14 +109,6 @@ sys.exit(run(command, "convpool"))
         lines = done.stderr.splitlines()
         assert lines[0] == f"convpool: warning: of \\x1b[2J\\u202e{what}"
         assert (lines[-1] == "AssertionError: \\x1b]0;OWNED\\x07") == (what == "bug") and (len(lines) > 1) == (what == "bug")
-
-
-def test_labels_of_a_benchmarks_rows(tmp_path, capsys):
-    rows = tmp_path / "rows.json"
-    rows.write_text(json.dumps([{"c": 8, "m": 8, "size": 16, "label": f"a{text}b"} for text in CONTROLS.values()]))
-    assert run(command, "convpool", ["bench", "--list", str(rows)]) == 0
-    printed = capsys.readouterr().out
-    assert all(c.isprintable() for c in printed.replace("\n", "")) and printable(f"a{CONTROLS['title']}b") in printed
 
 
 def test_names_are_no_pictures():

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,3 +79,89 @@ def test_a_named_file_comes_first(folder, monkeypatch):
         TensorRTError, match="not found; got .*third.so, expected the built library; CONVPOOL_PLUGIN_LIBRARY names"
     ):
         plugin_path()
+
+
+def places(folder: Path) -> dict[str, bool]:
+    """Values of the variable with whether there is such a file, from inside `folder`."""
+    for name in (
+        "own.so",
+        "deep/own.so",
+        "a b.so",
+        "é 中.so",
+        "\x1b[2J.so",
+        "-rf",
+        "$HOME",
+        os.fsdecode(b"caf\xe9.so"),
+        "n" * 240,
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"no library")
+    (folder / "link.so").symlink_to("own.so")
+    (folder / "broken.so").symlink_to("none.so")
+    (folder / "circle.so").symlink_to("circle.so")
+    os.mkfifo(folder / "fifo")
+    there = [
+        "own.so",
+        "./own.so",
+        ".//deep/../own.so",
+        "deep/own.so",
+        str(folder / "own.so"),
+        "link.so",
+        "a b.so",
+        "é 中.so",
+        "\x1b[2J.so",
+    ]
+    there += ["-rf", "$HOME", os.fsdecode(b"caf\xe9.so"), "n" * 240]
+    absent = [
+        ".",
+        "..",
+        "/",
+        "deep",
+        "deep/",
+        "own.so/",
+        "/dev/null",
+        "/dev/zero",
+        "fifo",
+        "broken.so",
+        "circle.so",
+        "none.so",
+        "libm.so.6",
+    ]
+    absent += ["~/own.so", " own.so", "n" * 300, "n/" * 3000, "\n", os.fsdecode(b"\xff\xfe")]
+    return dict.fromkeys(there, True) | dict.fromkeys(absent, False)
+
+
+@pytest.mark.parametrize("variable", ["CONVPOOL_LIBRARY", "CONVPOOL_PLUGIN_LIBRARY"])
+def test_odd_values_of_the_variable(folder, monkeypatch, variable):
+    """A file is loaded from where it was found, whatever the loader's own folders have; else one error."""
+    monkeypatch.chdir(folder)
+    for named, there in places(folder).items():
+        monkeypatch.setenv(variable, named)
+        find = location.library_path if variable == "CONVPOOL_LIBRARY" else plugin_path
+        if there:
+            assert find().is_absolute() and find().samefile(named), named
+            if variable == "CONVPOOL_LIBRARY":
+                with pytest.raises(LibraryError, match=f"cannot be loaded; got {re.escape(str(folder.resolve()))}"):
+                    library.load()
+        else:
+            with pytest.raises(
+                (LibraryError, TensorRTError), match=f"not found; got {re.escape(named)}, expected the built library"
+            ):
+                find()
+
+
+def test_an_empty_value_is_none(folder, monkeypatch):
+    file = install(folder, "convpool-cuda", "0.7.0")
+    install(folder, "convpool", "0.7.0")
+    for variable in ("CONVPOOL_LIBRARY", "CONVPOOL_PLUGIN_LIBRARY"):
+        monkeypatch.setenv(variable, "")
+    assert location.library_path() == file and plugin_path() == file.resolve()
+
+
+@pytest.mark.parametrize(
+    "message", [b"", b"caf\xe9", b"\x1b]0;OWNED\x07", "é 中".encode(), b"\xff" * 60, b"\x9b2J", b"a\nb", "\u202e".encode()]
+)
+def test_messages_of_any_bytes(monkeypatch, message):
+    """The library quotes a file and names its path."""
+    monkeypatch.setattr(library, "load", lambda: SimpleNamespace(convpool_last_error=lambda: message))
+    assert library.last_error().isprintable() and len(library.last_error()) >= len(message.decode(errors="ignore"))

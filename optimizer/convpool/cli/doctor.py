@@ -158,7 +158,7 @@ def _plugin(library: Finding) -> Finding:
         path = plugin_path()
         if not hasattr(ctypes.CDLL(str(path)), "getPluginCreators"):
             raise TensorRTError(f"no plugins in it; got {path}, expected convpool's library")
-    except (TensorRTError, OSError) as error:
+    except (TensorRTError, OSError, UnicodeDecodeError) as error:
         return Finding("plugin", MISSING, _shown(error), _advice("CONVPOOL_PLUGIN_LIBRARY" if named else VARIABLE, []))
     return Finding("plugin", OK, path.name)
 

@@ -14,6 +14,7 @@ import warnings
 
 from convpool.cuda.errors import CudaError, LibraryError, ProblemError, UnsupportedError
 from convpool.cuda.location import INSTALL, VARIABLE, library_path
+from convpool.errors import printable
 
 MAX_RANK = 3
 ABI_VERSION = 1
@@ -143,8 +144,9 @@ def _load(named: str | None) -> ctypes.CDLL:
     path = library_path()
     try:
         lib = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise LibraryError(f"libconvpool: cannot be loaded; got {error}, expected a library for this machine") from error
+    except (OSError, UnicodeDecodeError) as error:  # ctypes does not read a message that names a file in other bytes
+        got = error if isinstance(error, OSError) else path
+        raise LibraryError(f"libconvpool: cannot be loaded; got {got}, expected a library for this machine") from error
     problem, i32, size = ctypes.POINTER(ProblemStruct), ctypes.c_int32, ctypes.POINTER(ctypes.c_size_t)
     signatures = {
         "convpool_abi_version": (i32, []),
@@ -203,8 +205,8 @@ def current_ordinal() -> int | None:
 
 
 def last_error() -> str:
-    """The library's message for this thread's last call, "" where it had none."""
-    return load().convpool_last_error().decode()
+    """The library's message for this thread's last call, "" where it had none.  It may quote a file of any bytes."""
+    return printable(load().convpool_last_error().decode(errors="backslashreplace"))
 
 
 def check(status: int) -> None:

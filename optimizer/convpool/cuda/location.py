@@ -22,11 +22,8 @@ INSTALL = "run `pip install ./plugin` in convpool's repository"
 
 def library_path() -> Path:
     """The library's file.  Raises LibraryError if it is not there, or of another version than this package."""
-    if named := os.environ.get(VARIABLE):
-        path = Path(named)
-        if not path.exists():
-            raise LibraryError(f"libconvpool: not found; got {path}, expected the built library; {VARIABLE} names it")
-        return path
+    if named := named_file("libconvpool", VARIABLE):
+        return named
     try:
         found = distribution(DISTRIBUTION)
     except PackageNotFoundError:
@@ -36,6 +33,19 @@ def library_path() -> Path:
     if not path.exists():
         raise LibraryError(f"libconvpool: not found; got {path}, expected the file of {DISTRIBUTION}; {INSTALL}")
     return path
+
+
+def named_file(what: str, variable: str) -> Path | None:
+    """The file that an environment variable names, as an absolute path, without which the loader would look elsewhere.
+
+    Raises LibraryError where there is no such file.
+    """
+    named = os.environ.get(variable)
+    if not named:
+        return None
+    if not os.path.isfile(named):  # unlike Path's, it never raises
+        raise LibraryError(f"{what}: not found; got {named}, expected the built library; {variable} names it")
+    return Path(os.path.realpath(named))
 
 
 def _check_version(library: str) -> None:

@@ -7,14 +7,13 @@ It is libconvpool.so, which serves TensorRT 8.6 to 11.  The environment variable
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from convpool.cuda.errors import LibraryError
-from convpool.cuda.location import library_path
+from convpool.cuda.location import library_path, named_file
 from convpool.errors import TensorRTError
 from convpool.ir import schema
 from convpool.tensorrt.package import logger, tensorrt_module
@@ -25,15 +24,8 @@ _loading = threading.Lock()
 
 def plugin_path() -> Path:
     """The one file to hand to TensorRT's tools.  Raises TensorRTError if it is not there or of another version."""
-    if named := os.environ.get("CONVPOOL_PLUGIN_LIBRARY"):
-        path = Path(named)
-        if not path.is_file():
-            raise TensorRTError(
-                f"plugin library: not found; got {path}, expected the built library; CONVPOOL_PLUGIN_LIBRARY names it"
-            )
-        return path.resolve()
     try:
-        return library_path().resolve()
+        return named_file("plugin library", "CONVPOOL_PLUGIN_LIBRARY") or library_path().resolve()
     except LibraryError as error:
         raise TensorRTError(str(error)) from error
 
