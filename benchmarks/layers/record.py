@@ -96,7 +96,7 @@ def load(path: str) -> dict[str, Any]:
         data = json.loads(Path(path).read_text())
     except OSError as error:
         raise OptionError(f"{path}: cannot be read; {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError(f"{path}: cannot be read as JSON; got {error}, expected a record of layers") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("rows"), list):
         raise OptionError(f"{path}: no record of layers; expected an object with format {FORMAT} and rows")

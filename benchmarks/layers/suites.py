@@ -191,7 +191,7 @@ def load_rows(path: str) -> list[Row]:
     except OSError as error:
         expected = f"expected one of {', '.join(SUITES)} or a JSON file"
         raise OptionError(f"{path}: cannot be read; got {error.strerror or error}, {expected}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError(f"{path}: cannot be read as JSON; got {error}, expected a list of rows") from error
     entries = data.get("rows") if isinstance(data, dict) else data
     if not isinstance(entries, list) or not entries:

@@ -18,6 +18,7 @@ from benchmarks.layers.case import Candidate, Case, Skip
 from benchmarks.layers.figures import TACTIC
 from benchmarks.layers.record import entry_row
 from benchmarks.layers.rows import Row
+from benchmarks.layers.tensorrt import program
 from convpool import cuda
 from convpool.cuda import tuned
 from convpool.errors import OptionError
@@ -45,7 +46,7 @@ def by_rule(work: Sequence[tuple[Row, str]], layout: str, device: dict[str, int]
     """
     asked = {"device": device, "problems": [row.problem(precision, layout) for row, precision in work]}
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.layers.tactics"],
+        program("benchmarks.layers.tactics"),
         input=json.dumps(asked),
         capture_output=True,
         text=True,
@@ -122,7 +123,3 @@ def main() -> None:
         for problem in asked["problems"]
     ]
     print(json.dumps([tactic.id for tactic in chosen]))
-
-
-if __name__ == "__main__":
-    main()

@@ -22,6 +22,15 @@ from convpool.errors import ConvpoolError
 ROOT = Path(__file__).parents[2]
 
 
+def program(module: str, python: str | None = None) -> list[str]:
+    """The words that run `main` of a module, which -m would let import from the folder where one stands.
+
+    It imports from where this process does.  Another Python (older than 3.11, it has no -P) imports from its own folders.
+    """
+    path = "[folder for folder in sys.path if folder]" if python else repr(sys.path)
+    return [python or sys.executable, "-c", f"import sys; sys.path = {path}; from {module} import main; sys.exit(main())"]
+
+
 class WorkerError(ConvpoolError):
     """TensorRT's process cannot be started, or ended."""
 
@@ -30,7 +39,7 @@ class Worker:
     """A running worker.  python: the interpreter that has TensorRT and pycuda.  Raises WorkerError."""
 
     def __init__(self, python: str | None = None) -> None:
-        command = [python or sys.executable, "-m", "benchmarks.layers.tensorrt_worker"]
+        command = program("benchmarks.layers.tensorrt_worker", python)
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         try:
             self._process = subprocess.Popen(

@@ -268,7 +268,3 @@ def main() -> int:
         print(json.dumps(result), flush=True)
     _builder.cache_clear()  # while the GPU's context is there
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from benchmarks.layers import cli
 from benchmarks.layers import record as records
 from benchmarks.layers.device import DeviceError, modules
 from benchmarks.layers.suites import SUITES
+from benchmarks.layers.tensorrt import ROOT, program
 from convpool import cuda
 from convpool.cli.common import run
 from tests.support.bench_record import record
@@ -139,6 +141,59 @@ def test_an_unusable_option_is_one_line(args, part, capsys, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert bench(*args) == 2
     assert part in one_line(capsys)
+
+
+HOSTILE = {
+    **{f"nested {text}": text * 200_000 for text in ("[", '{"a":', '[{"c":', "[[],")},
+    **{f"number {key}": f'[{{"c": 8, "m": 8, "size": 16, "{key}": {"9" * 5000}}}]' for key in ("c", "size", "n", "pad", "label")},
+    "a real number": f'[{{"c": 8, "m": 8, "size": 1e{"9" * 5000}}}]',
+    "no end": "[" + "1," * 1000,
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("words", [["--list"], ["--merge"]], ids=["rows", "record"])
+def test_hostile_json_is_one_line(words, text, capsys, tmp_path):
+    (tmp_path / "rows.json").write_text(text)
+    assert bench(*words, str(tmp_path / "rows.json")) == 2
+    assert len(one_line(capsys)) < 500
+
+
+def test_labels_are_shown_as_text(tmp_path, capsys):
+    (tmp_path / "rows.json").write_text(json.dumps([{"c": 8, "m": 8, "size": 16, "label": "\x1b]0;OWNED\x07\u202e\nfine"}]))
+    assert bench("--list", tmp_path / "rows.json") == 0
+    assert r"(\x1b]0;OWNED\x07\u202e\nfine)" in capsys.readouterr().out
+
+
+def test_other_processes_import_nothing_from_where_one_stands(tmp_path):
+    """Neither this Python's nor another's; both answer."""
+    names = (
+        "json",
+        "runpy",
+        "os",
+        "re",
+        "typing",
+        "dataclasses",
+        "subprocess",
+        "ctypes",
+        "pathlib",
+        "math",
+        "functools",
+        "random",
+        "csv",
+    )
+    for name in (*names, "numpy", "onnx", "convpool", "benchmarks", "tensorrt", "sitecustomize_", "warnings", "rich", "click"):
+        (tmp_path / f"{name}.py").write_text(f"open('FOREIGN {name}', 'w')\nraise SystemExit(3)\n")
+    folders = os.pathsep.join([str(ROOT), str(ROOT / "optimizer"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    for module, python, asked, answer in (
+        ("benchmarks.layers.tactics", None, '{"device": {}, "problems": []}', "[]"),
+        ("benchmarks.layers.tensorrt_worker", sys.executable, "", "{"),
+    ):
+        words = program(module, python)
+        environment = {**os.environ, "PYTHONPATH": folders}
+        done = subprocess.run(words, input=asked, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.stdout.startswith(answer), done.stderr
+    assert not list(tmp_path.glob("FOREIGN*"))
 
 
 def test_an_interrupt_keeps_what_was_measured(tmp_path, own, monkeypatch, capsys):

@@ -13,7 +13,7 @@ from convpool.errors import OptionError
 OFF = "off"
 """Value of CONVPOOL_TUNED that leaves the choice to the cost rule."""
 TACTIC_FIELD = 2
-_ROW = re.compile(r"\s*CONVPOOL_TUNED\(([\d, ]+)\)\s*(?://.*)?")
+_ROW = re.compile(r"\s*CONVPOOL_TUNED\(( *[0-9]{1,10} *(?:, *[0-9]{1,10} *)*)\)\s*(?://.*)?")
 _HEADER = "// Tactics by measurement, for the environment variable CONVPOOL_TUNED; the columns stand in plugin/src/tuned.def.\n"
 
 
