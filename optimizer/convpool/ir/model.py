@@ -18,6 +18,7 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, numpy_help
 
 from convpool.errors import ModelError, first_line
 from convpool.ir import schema
+from convpool.ir.domains import in_default_domain
 from convpool.ir.elsewhere import infer_elsewhere
 from convpool.ir.external import check_external_data, external_size, is_external, read_in
 from convpool.ir.protos import graphs_within, is_op, label, opset_of, tensors
@@ -79,6 +80,7 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     else:
         model = LoadedModel(_from_graphsurgeon(source), base_dir, 0)
     check_strings(model.proto)
+    model.proto = in_default_domain(model.proto)
     _check_versions(model.proto)
     check_functions(model.proto)
     check_types(model.proto)

@@ -10,12 +10,14 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 """Types that convolutions and averages have."""
+STANDARD_DOMAINS = ("", "ai.onnx")
+"""Both names of the domain of the standard operators."""
 Holder = TypeVar("Holder", GraphProto, FunctionProto)
 
 
 def is_op(node: NodeProto, *op_types: str) -> bool:
     """Whether `node` is one of the standard operators named."""
-    return node.op_type in op_types and node.domain in ("", "ai.onnx")
+    return node.op_type in op_types and node.domain in STANDARD_DOMAINS
 
 
 def label(node: NodeProto) -> str:
@@ -98,7 +100,7 @@ def model_nodes(model: ModelProto) -> Iterator[NodeProto]:
 
 def opset_of(imports: Iterable[OperatorSetIdProto]) -> int:
     """Version of the standard operators that `imports` names; 0 if none."""
-    return max((entry.version for entry in imports if entry.domain in ("", "ai.onnx")), default=0)
+    return max((entry.version for entry in imports if entry.domain in STANDARD_DOMAINS), default=0)
 
 
 def value_names(model: ModelProto) -> set[str]:
