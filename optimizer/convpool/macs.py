@@ -95,7 +95,7 @@ def scopes_at(model: LoadedModel, shapes: Mapping[str, Sequence[int]], evaluate:
 
 def _initializers(scope: Scope) -> set[str]:
     """The initializers that no caller can replace."""
-    names = set(scope.initializers)
+    names = {*scope.initializers, *scope.sparse}
     return names if scope.constants_as_inputs else names - scope.inputs
 
 

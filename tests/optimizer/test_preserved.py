@@ -180,18 +180,6 @@ def test_unused_initializers_of_the_original_stay():
     assert "unused" in {tensor.name for tensor in rewrite(model, 1, "direct").graph.initializer}
 
 
-def test_sparse_weights_are_no_constants():
-    model = graph(PAIR)
-    dense = numpy_helper.to_array(model.graph.initializer[0])
-    del model.graph.initializer[:]
-    values = numpy_helper.from_array(dense.reshape(-1)[:5].copy(), "w")
-    indices = numpy_helper.from_array(np.arange(5, dtype=np.int64), "")
-    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, dense.shape))
-    result = convpool.optimize(model, check=1, lowering="convavgpool")
-    onnx.checker.check_model(result.model)
-    assert list(result.model.graph.sparse_initializer) == list(model.graph.sparse_initializer)
-
-
 def test_standard_domain_by_its_long_name():
     model = graph(PAIR)
     model.opset_import[0].domain = "ai.onnx"

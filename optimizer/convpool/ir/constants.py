@@ -11,9 +11,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from convpool.ir.elsewhere import infer_elsewhere
+from convpool.ir.external import is_external
 
 Read = Callable[[TensorProto], np.ndarray]
 """Gives the value of a stored tensor, external or not."""
@@ -170,3 +171,20 @@ def constant_tensor(node: NodeProto) -> TensorProto | None:
         values = attribute.ints if attribute.name.endswith("s") else attribute.i
         return numpy_helper.from_array(np.array(values, np.int64))
     return None
+
+
+def sparse_constant(sparse: SparseTensorProto) -> Constant | None:
+    """A sparse tensor as a constant that is made dense when it is read; None for one in a file, or too large for that."""
+    if is_external(sparse.values) or is_external(sparse.indices) or math.prod(sparse.dims) > MAX_WEIGHT_ELEMENTS:
+        return None
+
+    def dense(tensor: TensorProto) -> np.ndarray:
+        values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+        array = np.zeros(tuple(tensor.dims), values.dtype)
+        if indices.ndim == 2:
+            array[tuple(indices.T)] = values
+        else:
+            array.reshape(-1)[indices] = values
+        return array
+
+    return Constant(TensorProto(data_type=sparse.values.data_type, dims=sparse.dims), dense)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
 from convpool.ir.constants import (
     ARITHMETIC,
@@ -27,6 +27,7 @@ from convpool.ir.constants import (
     computed,
     constant_tensor,
     folded,
+    sparse_constant,
 )
 from convpool.ir.elsewhere import infer_elsewhere
 from convpool.ir.protos import all_nodes, is_op, label, opset_of, subgraphs
@@ -74,6 +75,9 @@ class Scope:
         self.initializers: dict[str, TensorProto] = (
             {} if self.is_function else {tensor.name: tensor for tensor in proto.initializer}
         )
+        self.sparse: dict[str, SparseTensorProto] = (
+            {} if self.is_function else {tensor.values.name: tensor for tensor in proto.sparse_initializer}
+        )
         # Before IR 4 an initializer had to be a graph input too, and was none that a caller could override.
         self.constants_as_inputs = parent is None and ir_version < 4
         self.trained: set[str] = set()
@@ -99,7 +103,7 @@ class Scope:
 
     def defines(self, name: str) -> bool:
         """Whether `name` comes from this scope, not from one around it."""
-        return name in self.producer or name in self.initializers or name in self.inputs
+        return name in self.producer or name in self.initializers or name in self.sparse or name in self.inputs
 
     def free_names(self) -> set[str]:
         """Tensors that this scope or one inside it takes from the scopes around it."""
@@ -125,16 +129,18 @@ class Scope:
         """
         if depth > MAX_FOLDED_NODES:
             return None
-        if name in self.initializers:
+        if name in self.initializers or name in self.sparse:
             if name in self.trained or name in self.inputs and not self.constants_as_inputs:
                 return None
-            return Constant(self.initializers[name], self._read)
+            tensor = self.initializers.get(name)
+            return Constant(tensor, self._read) if tensor is not None else sparse_constant(self.sparse[name])
         if name in self.producer:
             node = self.nodes[self.producer[name]]
             if is_op(node, "Identity"):
                 return self.constant(node.input[0], depth + 1)
             if is_op(node, "Constant"):
-                return self._known(constant_tensor(node))
+                sparse = next((item.sparse_tensor for item in node.attribute if item.HasField("sparse_tensor")), None)
+                return self._known(constant_tensor(node)) if sparse is None else sparse_constant(sparse)
             if is_op(node, "Shape"):
                 return self._known(self._shape(node, depth + 1))
             if is_op(node, *FOLDABLE):

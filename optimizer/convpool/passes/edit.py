@@ -144,6 +144,7 @@ class Editor:
                 del scope.proto.node[index]
             if isinstance(scope.proto, GraphProto):
                 _drop_by_name(scope.proto.initializer, names, lambda tensor: tensor.name)
+                _drop_by_name(scope.proto.sparse_initializer, names, lambda tensor: tensor.values.name)
                 _drop_by_name(scope.proto.quantization_annotation, names, lambda item: item.tensor_name)
             _drop_by_name(scope.proto.value_info, names, lambda value: value.name)
         if self._operator_used:
@@ -279,7 +280,7 @@ def _is_constant(scope: Scope, name: str) -> bool:
     """Whether an initializer, or a node without effect but this constant, gives `name`: it may go when nothing reads it."""
     if name in scope.inputs:
         return False
-    if name in scope.initializers:
+    if name in scope.initializers or name in scope.sparse:
         return True
     index = scope.producer.get(name)
     if index is None or len(scope.nodes[index].output) > 1:
