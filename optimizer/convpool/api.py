@@ -28,13 +28,16 @@ from convpool.ir.external import external_size
 from convpool.ir.input_sizes import static_shapes, with_sizes
 from convpool.ir.model import LoadedModel, load, passes_full_check
 from convpool.ir.model import check as check_model
-from convpool.ir.protos import model_nodes, subgraphs
+from convpool.ir.protos import graphs_within, model_nodes, subgraphs
 from convpool.ir.save import save, self_contained, serialize
 from convpool.options import PASS_OF_SWITCH, OptimizeOptions, options_for
+from convpool.passes.pool_first import PoolFirst
 from convpool.passes.reasons import notes, unmatched
 from convpool.passes.seen import Seen
 from convpool.pipeline import Pipeline
+from convpool.reach import Reached, Stays, in_reach
 from convpool.report import Report, SiteReport, Summary
+from convpool.reporting import Log
 from convpool.types import Accumulation, Layout, Lowering, Model, Target
 
 
@@ -162,7 +165,8 @@ def optimize(
     arrays = load_arrays(data)  # before any work: a wrong file should fail at once
     original = load(model, Path(base_dir) if base_dir is not None else None)
     loaded, shapes = _with_sizes(original, fix_shapes or {}, input_shapes or {}, arrays)
-    result = rewrite(loaded, options, shapes, Tuner(loaded, shapes, seed, progress) if autotune else None)
+    tuner = Tuner(loaded, shapes, seed, progress) if autotune else None
+    result = rewrite(loaded, options, shapes, tuner, in_reach(loaded, options))
     report = result.report
     fixed = {name: list(shape) for name, shape in (fix_shapes or {}).items()}
     report.options |= {"target": target, "seed": seed, "fix_shapes": fixed}
@@ -185,7 +189,7 @@ def optimize(
 
 def _pairs(model: LoadedModel, options: OptimizeOptions) -> int:
     """How many sites of a model are rewritten."""
-    return rewrite(model, options, {}).report.summary.rewritten
+    return rewrite(model, options, {}, reached=in_reach(model, options)).report.summary.rewritten
 
 
 def _verified(
@@ -233,23 +237,31 @@ def _with_sizes(
 
 
 def rewrite(
-    original: LoadedModel, options: OptimizeOptions, input_shapes: Mapping[str, Sequence[int]], tuner: Tuner | None = None
+    original: LoadedModel,
+    options: OptimizeOptions,
+    input_shapes: Mapping[str, Sequence[int]],
+    tuner: Tuner | None = None,
+    reached: Reached | None = None,
 ) -> OptimizeResult:
-    """`optimize` without its check, by options as data.  input_shapes: by which the size of plain convolutions is judged."""
+    """`optimize` without its check, by options as data.
+
+    input_shapes: by which the size of plain convolutions is judged.  reached: the original in another form.
+    """
+    start = reached.model if reached is not None else original
     result = LoadedModel(ModelProto(), original.base_dir, 0, path=original.path, data_files=original.data_files)
-    result.proto.CopyFrom(original.proto)
+    result.proto.CopyFrom(start.proto)
     moved = options.lowering != "convavgpool" and domains.move_back(result.proto)
     sizes = given_shapes(original, input_shapes) if "plain_conv" in options.passes else {}
-    run = Pipeline(result, original.inferred, options, evaluate, sizes=sizes, tuner=tuner)
+    run = Pipeline(result, start.inferred, options, evaluate, sizes=sizes, tuner=tuner)
     run.run()
     if run.changed:
         # Every check that the original passes.
         check_model(result, "the result", full=passes_full_check(original), inferred=original.inferred)
     else:
         result.source = original.source
-        if moved:
+        if moved or start is not original:
             result.proto.CopyFrom(original.proto)
-    sites = run.log.reports()
+    sites = _with_clearer_reasons(run.log, reached.stays if reached is not None else ())
     packed = sum(schema.is_operator(node) and schema.accumulation_of(node) > 0 for node in model_nodes(result.proto))
     summary = replace(_summary(original, result, sites, run.log.concats), channels_last=run.log.channels_last, packed=packed)
     summary = with_macs(summary, sites, run.macs_before, run.macs_after, {})
@@ -262,9 +274,21 @@ def rewrite(
         changed=run.changed,
         warnings=unmatched(options.exclude, run.matched),
     )
+    if (dense := _sparse_constants(original.proto) - _sparse_constants(result.proto)) > 0:
+        report.warnings.append(f"sparse constants: {dense} dense in the result, since the rewrite changes their numbers")
     if options.accumulation == "packed" and not packed:
         report.warnings.append("accumulation packed changes nothing: the result has no node of convpool's operators")
     return OptimizeResult(result.proto, report, run.changed, result, run.new_constants, run.seen)
+
+
+def _with_clearer_reasons(log: Log, stays: Stays) -> list[SiteReport]:
+    """The reports, with those of sites that another form of the model shows, or tells more of."""
+    clearer, sites = Log(log.made), log.reports()
+    for site, why in stays:
+        PoolFirst().kept(site, why, None, clearer)
+    done = {(site.scope, site.conv) for site in sites if site.status != "rejected"}
+    found = {(site.scope, site.conv, site.pool): site for site in clearer.reports() if (site.scope, site.conv) not in done}
+    return [*(found.pop((site.scope, site.conv, site.pool), site) for site in sites), *found.values()]
 
 
 def _summary(original: LoadedModel, result: LoadedModel, reports: list[SiteReport], concats: int) -> Summary:
@@ -282,6 +306,11 @@ def _summary(original: LoadedModel, result: LoadedModel, reports: list[SiteRepor
         0.0,
         concats,
     )
+
+
+def _sparse_constants(model: ModelProto) -> int:
+    stored = sum(len(graph.sparse_initializer) for graph in graphs_within(model.graph))
+    return stored + sum(attribute.HasField("sparse_tensor") for node in model_nodes(model) for attribute in node.attribute)
 
 
 def _operators(model: ModelProto) -> dict[str, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Protocol
+from typing import Any, Protocol
 
 from onnx import ModelProto
 
@@ -143,6 +143,12 @@ class Pipeline:
             self._editor.finish(self._graphs.scopes())
             self._editor.annotate(self._graphs.inferred())
             self._editor.mark(self._context.options.metadata)
+
+    def first_look(self, work: Pass) -> tuple[list[Any], tuple[tuple[Any, Reject], ...]]:
+        """A pass's plans for the model as it is, and its sites that would stay, each with the reason."""
+        kept: list[tuple[Pass, Site, Reject | None, Times]] = []
+        plans = [found.plan for scope in self._graphs.scopes() for found in self._plans(scope, [work], kept)]
+        return plans, tuple((site, verdict) for _, site, verdict, _ in kept if verdict is not None)
 
     def _accumulate(self) -> None:
         """Let the operator's nodes sum as the options say."""

@@ -110,7 +110,7 @@ def test_a_tensor_that_is_the_same_in_both_layouts(shape, same):
     assert layouts.same_in_memory(scope, "x") == same
     moved = 2 * 4 * np.prod([int(n) for n in shape.split(",")]) / 3.0e6
     assert layouts._move_us(scope, "x") == pytest.approx(moved)
-    assert layouts._turn_us(scope, "x") == (0 if same else pytest.approx(2.5 + moved))
+    assert layouts.turn_us(scope, "x") == (0 if same else pytest.approx(2.5 + moved))
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ MAPS = {
     "Squeeze(a)": ("n,c,h,w", {"Squeeze": 1, **TURNED}),
     "Reshape(a, same_batch)": ("n,c", {"Reshape": 1, **TURNED}),
     "Transpose<perm=[1,0,2,3]>(a)": ("n,c,h,w", {"Transpose": 1}),
-    "Transpose<perm=[0,2,3,1]>(a)": ("n,c,h,w", {"Identity": 1}),
+    "Transpose<perm=[0,2,3,1]>(a)": ("n,c,h,w", {}),
     "Transpose(a)": ("n,c,h,w", {"Transpose": 1}),
     "ReduceMax<axes=[1], keepdims=0>(a)": ("n,c,h", {"ReduceMax": 1}),
     "ReduceMin<axes=[2], keepdims=0>(a)": ("n,c,h", {"ReduceMin": 1, **TURNED}),

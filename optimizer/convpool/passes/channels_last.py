@@ -12,30 +12,32 @@ reads or gives.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from onnx import NodeProto, helper
 
-from convpool.algebra import layouts
+from convpool.algebra.layouts import number_of, to_channels_first, to_channels_last
 from convpool.ir import schema
 from convpool.ir.index import Scope
+from convpool.ir.protos import label
 from convpool.passes.base import Context, Pass, Plan, Reject, Site, reject
 from convpool.passes.edit import Edit
-from convpool.passes.either_layout import joined, reads_any, turned
+from convpool.passes.either_layout import To, joined, reads_any, turned, turning
 from convpool.passes.layouts import channels_last, fixed_ends, ports_of, same_in_memory
 from convpool.reporting import Log
 
 
 @dataclass(frozen=True)
 class LayoutPlan(Plan):
-    """The tensors of a scope that get their channels last, and the nodes that change."""
+    """The tensors of a scope that get another layout, and the nodes that change."""
 
     tensors: frozenset[str]
     nodes: tuple[int, ...]
-    read_first: frozenset[str]
-    """Those of the tensors that something needs with channels first too."""
+    read_too: frozenset[str]
+    """Those of the tensors that something needs as they were too."""
+    to: To = to_channels_last
 
     @property
     def own(self) -> frozenset[int]:
@@ -70,17 +72,11 @@ class ChannelsLast(Pass):
             return reject(
                 scope, site.root, "layout", "channels first at less cost", "channels last between nodes of the operator"
             )
-        _, read = fixed_ends(scope, ports)
-        nodes = [
-            index
-            for index, node in enumerate(scope.nodes)
-            if (index in ports or joined(scope, index) or reads_any(scope, index)) and last & {*node.input, *node.output}
-        ]
-        return LayoutPlan(scope, last, tuple(nodes), frozenset(last & read))
+        return plan_of(scope, ports, last)
 
     def apply(self, plan: LayoutPlan, edit: Edit) -> None:
         """Change the nodes, and put Transposes where the layout changes."""
-        _Turner(plan, edit).run()
+        Turner(plan, edit).run()
 
     def rewritten(self, plan: LayoutPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         """Count the nodes."""
@@ -92,38 +88,77 @@ class ChannelsLast(Pass):
             log.beside(site.scope.path, site.scope.nodes[site.root].output[0], (verdict,))
 
 
-class _Turner:
+def plan_of(scope: Scope, ports: Collection[int], tensors: frozenset[str], to: To = to_channels_last) -> LayoutPlan:
+    """How `tensors`, whole groups, get their other layout.  ports: nodes of the operator with channels first."""
+    _, read = fixed_ends(scope, ports, to)
+    nodes = [
+        index
+        for index, node in enumerate(scope.nodes)
+        if (index in ports or joined(scope, index, to) or reads_any(scope, index, to)) and tensors & {*node.input, *node.output}
+    ]
+    return LayoutPlan(scope, tensors, tuple(nodes), frozenset(tensors & read), to)
+
+
+class Turner:
     """Changes the nodes of one plan."""
 
     def __init__(self, plan: LayoutPlan, edit: Edit) -> None:
-        self._plan, self._edit, self._scope = plan, edit, plan.scope
+        self._plan, self._edit, self._scope, self._to = plan, edit, plan.scope, plan.to
+        self._back: To = to_channels_first if plan.to is to_channels_last else to_channels_last
         self._made: dict[str, str] = {}
-        """What the tensors with channels last are called."""
+        """What the tensors in the other layout are called."""
+        self._known: dict[str, str] = {}
+        """What a Transpose that vanishes calls them."""
 
     def run(self) -> None:
         given = {name for index in self._plan.nodes for name in self._scope.nodes[index].output}
         for index in self._plan.nodes:
             node = self._scope.nodes[index]
-            nodes = []
+            if self._leaves(node):
+                self._known.setdefault(node.input[0], node.output[0])
+        for index in self._plan.nodes:
+            node = self._scope.nodes[index]
+            if self._enters(node):
+                self._made[node.output[0]] = node.input[0]
+                self._edit.replace(index, {index}, [node] if node.output[0] in self._plan.read_too else [])
+                continue
+            nodes: list[NodeProto] = []
             for name in node.input:
                 if name in self._plan.tensors and name not in given and name not in self._made:
-                    nodes.append(self._turn(name, self._rename(name), to_last=True))
-            made = self._node(index, node)
+                    nodes.append(self._turn(name, self._rename(name), back=False))
+            gone = self._leaves(node) and self._made[node.input[0]] == node.output[0]
+            made = [] if gone else self._node(index, node)
             for item in made:
                 if item.output[0] == node.output[0] and node.output[0] in self._plan.tensors:
                     item.output[0] = self._rename(node.output[0])
             nodes += made
             for name in node.output:
-                if name in self._plan.read_first:
-                    nodes.append(self._turn(self._made[name], name, to_last=False))
+                if name in self._plan.read_too:
+                    nodes.append(self._turn(self._made[name], name, back=True))
             self._edit.replace(index, {index}, nodes)
 
+    def _enters(self, node: NodeProto) -> bool:
+        """Whether a node is a Transpose of a tensor in the other layout to one of the plan's."""
+        return self._turns(node, self._back) and self._of_plan(node) == (False, True)
+
+    def _leaves(self, node: NodeProto) -> bool:
+        """Whether a node is a Transpose of one of the plan's tensors to the other layout."""
+        return self._turns(node, self._to) and self._of_plan(node) == (True, False)
+
+    def _turns(self, node: NodeProto, to: To) -> bool:
+        perm = turning(node)
+        return perm is not None and perm == to(len(perm) - 2)
+
+    def _of_plan(self, node: NodeProto) -> tuple[bool, bool]:
+        x, y = (name in self._plan.tensors for name in (node.input[0], node.output[0]))
+        return x, y
+
     def _node(self, index: int, node: NodeProto) -> list[NodeProto]:
-        x_last, y_last = (name in self._plan.tensors for name in (node.input[0], node.output[0]))
+        x, y = self._of_plan(node)
         if schema.is_operator(node):
             made = NodeProto()
             made.CopyFrom(node)
-            schema.give_layout(made, layouts.number_of(x_last, y_last))
+            schema.give_layout(made, number_of(x, y))
             nodes = [made]
             residual = len(node.input) - 1 if schema.parts_of(node).residual else 0
             positions = {0, residual} if residual else {0}
@@ -132,26 +167,27 @@ class _Turner:
             rank = next(
                 (len(s) for name in node.input if (s := self._scope.info(name).shape) and len(s) > len(shape)), len(shape)
             )
-            nodes = turned(self._edit, index, rank, x_last, y_last)
+            nodes = turned(self._edit, index, rank, x, y, self._to)
             positions = set(range(len(node.input)))
         for item in nodes:
+            if not item.name and self._to is to_channels_first:
+                item.name = label(node)  # a report goes on to name it so
             for position, name in enumerate(item.input):
                 if name in self._made and (position in positions or len(nodes) > 1):
                     item.input[position] = self._made[name]
         return nodes
 
     def _rename(self, name: str) -> str:
-        self._made[name] = self._edit.fresh(f"{name}_channels_last")
+        self._made[name] = self._known.get(name) or self._edit.fresh(f"{name}_{self._to.__name__[3:]}")
         return self._made[name]
 
-    def _turn(self, source: str, target: str, *, to_last: bool) -> NodeProto:
-        """The node that gives a tensor in the other layout."""
-        name = target if not to_last else source
+    def _turn(self, source: str, target: str, *, back: bool) -> NodeProto:
+        """The node that gives a tensor in the other layout, or `back` in its own."""
+        name = target if back else source
         shape = self._scope.info(name).shape or ()
-        rank = len(shape) - 2
-        perm = layouts.to_channels_last(rank) if to_last else layouts.to_channels_first(rank)
-        sizes = [shape[axis] for axis in (perm if to_last else range(rank + 2))]
-        if same_in_memory(self._scope, name) and all(isinstance(size, int) for size in sizes[1:]):
+        perm = (self._back if back else self._to)(len(shape) - 2)
+        sizes = [shape[axis] for axis in (range(len(shape)) if back else perm)]
+        if same_in_memory(self._scope, name, self._to) and all(isinstance(size, int) for size in sizes[1:]):
             nodes: list[NodeProto] = []
             wanted = np.array([0, *sizes[1:]], np.int64)
             constant = self._edit.shared(("shape", *wanted.tolist()), lambda: wanted, f"{target}_shape", nodes)

@@ -1,28 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes that work in either layout, and what they become with the channels last.
+"""Nodes that work in either layout, and what they become in the other one: with the channels last, or first.
 
 | node | becomes |
 |---|---|
 | elementwise, on tensors of one rank and constants | itself; constants are turned |
-| BatchNormalization with constants | Mul and Add |
-| Concat; a sum or mean that keeps its axes | itself, along other axes |
-| GlobalAveragePool | ReduceMean |
+| BatchNormalization with constants | Mul and Add; only with the channels first |
+| Concat; Pad by constants; a sum or mean that keeps its axes | itself, along other axes |
+| GlobalAveragePool | ReduceMean; only with the channels first |
 | a sum or mean over space that drops it; Flatten, Reshape, Squeeze of what is the same in both layouts | itself |
-| Transpose | itself, by another permutation; Identity where that changes nothing |
+| Transpose | itself, by another permutation; nothing, or Identity, where that changes nothing |
+
+`to` says into which layout: it gives the permutation for a number of spatial axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
 from onnx import NodeProto, helper
 
-from convpool.algebra import layouts
-from convpool.ir.index import Scope
+from convpool.algebra.layouts import to_channels_last
+from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import is_op, known_attributes
+from convpool.passes.base import Reject
 from convpool.passes.edit import Edit
+from convpool.passes.linear import pad_numbers
+
+To = Callable[[int], list[int]]
+"""A layout: gives the permutation into it for a number of spatial axes, as those of `algebra.layouts` do."""
 
 UNARY = (
     *("Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Softplus", "Softsign", "Gelu"),
@@ -43,14 +50,14 @@ def rank_of(scope: Scope, name: str) -> int | None:
     return None if shape is None else len(shape)
 
 
-def joined(scope: Scope, index: int) -> tuple[str, ...] | None:
+def joined(scope: Scope, index: int, to: To = to_channels_last) -> tuple[str, ...] | None:
     """The tensors of a node that are laid out alike, where it works in either layout; None where it does not."""
     node = scope.nodes[index]
     values = known_attributes(node)
     if values is None or len(list(filter(None, node.output))) != 1:
         return None
     names: Sequence[str] = ()
-    if is_op(node, *UNARY, "GlobalAveragePool", "BatchNormalization"):
+    if is_op(node, *UNARY) or to is to_channels_last and is_op(node, "GlobalAveragePool", "BatchNormalization"):
         names = (node.input[0], node.output[0])
         if is_op(node, "BatchNormalization") and not _is_plain_norm(scope, node, values):
             return None
@@ -61,7 +68,7 @@ def joined(scope: Scope, index: int) -> tuple[str, ...] | None:
             return None
     elif is_op(node, "Concat"):
         names = (*node.input, node.output[0])
-    elif is_op(node, *SUMS) and _keeps_axes(scope, index):
+    elif is_op(node, *SUMS) and _keeps_axes(scope, index) or is_op(node, "Pad") and _pads(scope, index) is not None:
         names = (node.input[0], node.output[0])
     axes = {rank_of(scope, name) for name in names}
     return tuple(names) if len(axes) == 1 and (axes.pop() or 0) > 2 else None
@@ -87,7 +94,20 @@ def _keeps_axes(scope: Scope, index: int) -> bool:
     return bool((known_attributes(scope.nodes[index]) or {}).get("keepdims", 1)) and axes_of(scope, index) is not None
 
 
-def reads_any(scope: Scope, index: int) -> bool:
+def _pads(scope: Scope, index: int) -> tuple[int, ...] | None:
+    """The pads on all axes, begins then ends; None where they are no constants."""
+    rank = rank_of(scope, scope.nodes[index].input[0])
+    found = pad_numbers(scope, index, rank - 2) if rank is not None else None
+    return None if found is None or isinstance(found, Reject) else found[0]
+
+
+def keeps_order(shape: Sequence[Dim], to: To, gone: Container[int] = ()) -> bool:
+    """Whether the elements stand in memory as they would in the other layout, once the axes `gone` are summed over."""
+    left = [axis for axis in to(len(shape) - 2) if shape[axis] != 1 and axis not in gone]
+    return left == sorted(left)
+
+
+def reads_any(scope: Scope, index: int, to: To = to_channels_last) -> bool:
     """Whether a node gives the same from either layout of its first input, once it is told of it."""
     node = scope.nodes[index]
     shape = scope.info(node.input[0]).shape if node.input else None
@@ -98,43 +118,54 @@ def reads_any(scope: Scope, index: int) -> bool:
     if is_op(node, *SUMS):
         axes = axes_of(scope, index)
         # What remains are batch or channels, or nothing beside space.
-        return axes is not None and not _keeps_axes(scope, index) and (1 in axes or set(range(2, len(shape))) <= set(axes))
-    if not is_op(node, *VIEWS) or not (shape[1] == 1 or all(dim == 1 for dim in shape[2:])):
+        return axes is not None and not _keeps_axes(scope, index) and keeps_order([None] * len(shape), to, axes)
+    if not is_op(node, *VIEWS) or not keeps_order(shape, to):
         return False
     if is_op(node, "Flatten"):
         return (known_attributes(node) or {}).get("axis", 1) == 1
     if is_op(node, "Squeeze"):
         axes = axes_of(scope, index)
-        return axes == tuple(range(2, len(shape)))
+        return axes is not None and keeps_order([None] * len(shape), to, axes)
     target = scope.constant_ints(node.input[1])
     return target is not None and all(size != 0 for size in target[1:]) and not (known_attributes(node) or {}).get("allowzero", 0)
 
 
-def turned(edit: Edit, index: int, rank: int, x_last: bool, y_last: bool) -> list[NodeProto]:
-    """Node `index` for the layouts of its input and output, before its tensors are renamed.  rank: axes of what is turned."""
+def turning(node: NodeProto) -> list[int] | None:
+    """The permutation that a Transpose names, of three or more axes; None for other nodes."""
+    perm = (known_attributes(node) or {}).get("perm", ()) if is_op(node, "Transpose") else ()
+    return list(perm) if len(perm) > 2 else None
+
+
+def turned(edit: Edit, index: int, rank: int, x: bool, y: bool, to: To) -> list[NodeProto]:
+    """Node `index` for the layouts of its input and output, before its tensors are renamed.
+
+    rank: axes of what is turned; x, y: whether the first input, and the output, are.
+    """
     scope, node = edit.scope, NodeProto()
     node.CopyFrom(edit.scope.nodes[index])
     nodes: list[NodeProto] = []
     if is_op(node, "Transpose"):
-        return [_permuted(node, rank, x_last, y_last)]
+        return [_permuted(node, rank, x, y, to)]
     if is_op(node, "BatchNormalization"):
         return _scaled(edit, node, rank)
     if is_op(node, "GlobalAveragePool"):
         return _mean(edit, node, rank)
     if is_op(node, "Concat"):
         axis = (known_attributes(node) or {})["axis"] % rank
-        _set(node, "axis", _moved(axis, rank))
+        _set(node, "axis", _moved(axis, rank, to))
     elif is_op(node, *SUMS, "Squeeze"):
-        _sum(edit, node, tuple(_moved(axis, rank) for axis in axes_of(scope, index) or ()), nodes)
+        _sum(edit, node, tuple(_moved(axis, rank, to) for axis in axes_of(scope, index) or ()), nodes)
+    elif is_op(node, "Pad"):
+        _pad(edit, node, _pads(scope, index) or (), to, nodes)
     elif is_op(node, *ELEMENTWISE):
         for position, name in enumerate(node.input):
-            node.input[position] = _constant(edit, name, rank, nodes)
+            node.input[position] = _constant(edit, name, rank, to, nodes)
     return [*nodes, node]
 
 
-def _moved(axis: int, rank: int) -> int:
-    """Where an axis of channels first stands with channels last."""
-    return axis if axis == 0 else rank - 1 if axis == 1 else axis - 1
+def _moved(axis: int, rank: int, to: To = to_channels_last) -> int:
+    """Where an axis stands in the other layout."""
+    return to(rank - 2).index(axis)
 
 
 def _set(node: NodeProto, name: str, value: Any) -> None:
@@ -143,13 +174,12 @@ def _set(node: NodeProto, name: str, value: Any) -> None:
     node.attribute.extend([*kept, helper.make_attribute(name, value)])
 
 
-def _permuted(node: NodeProto, rank: int, x_last: bool, y_last: bool) -> NodeProto:
+def _permuted(node: NodeProto, rank: int, x: bool, y: bool, to: To = to_channels_last) -> NodeProto:
     perm = list((known_attributes(node) or {}).get("perm", range(rank - 1, -1, -1)))
-    if x_last:
-        place = layouts.to_channels_first(rank - 2)
-        perm = [place[axis] for axis in perm]
-    if y_last:
-        perm = [perm[axis] for axis in layouts.to_channels_last(rank - 2)]
+    if x:
+        perm = [_moved(axis, rank, to) for axis in perm]
+    if y:
+        perm = [perm[axis] for axis in to(rank - 2)]
     if perm == sorted(perm):
         return helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name or None)
     _set(node, "perm", perm)
@@ -164,6 +194,18 @@ def _sum(edit: Edit, node: NodeProto, axes: tuple[int, ...], nodes: list[NodePro
     else:
         name = node.input[1]
         node.input[1] = edit.shared((name, axes), lambda: np.array(axes, np.int64), f"{name}_channels_last", nodes)
+
+
+def _pad(edit: Edit, node: NodeProto, pads: Sequence[int], to: To, nodes: list[NodeProto]) -> None:
+    """Give a Pad its pads on all axes of the other layout."""
+    half = len(pads) // 2
+    moved = tuple(pads[axis + end] for end in (0, half) for axis in to(half - 2))
+    if edit.scope.opset < 11:
+        _set(node, "pads", moved)
+        return
+    name = node.input[1]
+    node.input[1] = edit.shared((name, moved), lambda: np.array(moved, np.int64), f"{name}_moved", nodes)
+    del node.input[3:]
 
 
 def _mean(edit: Edit, node: NodeProto, rank: int) -> list[NodeProto]:
@@ -198,15 +240,14 @@ def _scaled(edit: Edit, node: NodeProto, rank: int) -> list[NodeProto]:
     return nodes
 
 
-def _constant(edit: Edit, name: str, rank: int, nodes: list[NodeProto]) -> str:
-    """A constant operand as it is broadcast to channels last; `name` where that changes nothing."""
+def _constant(edit: Edit, name: str, rank: int, to: To, nodes: list[NodeProto]) -> str:
+    """A constant operand as it is broadcast in the other layout; `name` where that changes nothing."""
     constant = edit.scope.constant(name)
     if constant is None or all(dim == 1 for dim in constant.shape):
         return name
-    perm = layouts.to_channels_last(rank - 2)
 
     def make() -> np.ndarray:
         array = constant.array()
-        return np.transpose(array.reshape((1,) * (rank - array.ndim) + array.shape), perm)
+        return np.transpose(array.reshape((1,) * (rank - array.ndim) + array.shape), to(rank - 2))
 
-    return edit.shared((name, rank, "last"), make, f"{name}_channels_last", nodes)
+    return edit.shared((name, rank), make, f"{name}_{to.__name__[3:]}", nodes)

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 
 from onnx import TensorProto, helper
 
-from convpool.algebra import layouts
+from convpool.algebra.layouts import LAYOUTS, to_channels_last
 from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op
 from convpool.options import Limits
-from convpool.passes.either_layout import KEEPS, SUMS, joined, rank_of, reads_any
+from convpool.passes.either_layout import KEEPS, SUMS, To, joined, keeps_order, rank_of, reads_any
 
 KERNEL_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT)
 """The types that the kernels have."""
@@ -84,7 +84,7 @@ def channels_last(scope: Scope, ports: Mapping[int, Ports], limits: Limits, *, s
 
     ports: of nodes of the operator, by index.  sums: whether sums over space count; they do not where they may become nodes.
     """
-    groups = _groups(scope, ports)
+    groups = groups_of(scope, ports)
     _count_transposes(scope, groups, ports)
     for index, node in enumerate(scope.nodes) if sums else ():
         if index not in ports and is_op(node, *SUMS, *KEEPS) and node.input[0] in groups:
@@ -92,7 +92,7 @@ def channels_last(scope: Scope, ports: Mapping[int, Ports], limits: Limits, *, s
     for item in ports.values():
         groups[item.x].touched = groups[item.y].touched = True
         if not _is_image(scope, item.x, limits):
-            groups[item.x].first_us += _turn_us(scope, item.x)
+            groups[item.x].first_us += turn_us(scope, item.x)
         for name in filter(None, (item.y, item.residual)):
             groups[name].first_us += SHORT_RUNS * _move_us(scope, name)
         for name in filter(None, (item.x, item.y, item.residual)):
@@ -100,7 +100,7 @@ def channels_last(scope: Scope, ports: Mapping[int, Ports], limits: Limits, *, s
     return frozenset(name for name, group in groups.items() if group.last)
 
 
-def _groups(scope: Scope, ports: Mapping[int, Ports]) -> dict[str, Group]:
+def groups_of(scope: Scope, ports: Mapping[int, Ports], to: To = to_channels_last) -> dict[str, Group]:
     """The group of every tensor of three or more axes."""
     parent: dict[str, str] = {}
 
@@ -118,7 +118,7 @@ def _groups(scope: Scope, ports: Mapping[int, Ports]) -> dict[str, Group]:
         if index in ports:
             names = [ports[index].y, *filter(None, [ports[index].residual])]
         else:
-            names = joined(scope, index) or ()
+            names = joined(scope, index, to) or ()
         for name in names:
             parent[find(name)] = find(next(iter(names)))
     groups: dict[str, Group] = {}
@@ -128,7 +128,7 @@ def _groups(scope: Scope, ports: Mapping[int, Ports]) -> dict[str, Group]:
         group.tensors.append(name)
     for node in scope.nodes:
         if schema.is_operator(node) and schema.layout_of(node):
-            x_last, y_last = layouts.LAYOUTS[schema.layout_of(node)]
+            x_last, y_last = LAYOUTS[schema.layout_of(node)]
             for name, last in ((node.input[0], x_last), (node.output[0], y_last)):
                 groups[name].fixed |= last
     return groups
@@ -139,20 +139,20 @@ def _count_transposes(scope: Scope, groups: dict[str, Group], ports: Mapping[int
     given, read = fixed_ends(scope, ports)
     for name in given | read:
         if name in groups:
-            groups[name].last_us += _turn_us(scope, name)
+            groups[name].last_us += turn_us(scope, name)
 
 
-def fixed_ends(scope: Scope, ports: Collection[int]) -> tuple[set[str], set[str]]:
-    """The tensors that come with channels first, whatever their readers want; and those that are read so."""
-    given = set(scope.inputs) | set(scope.initializers)
+def fixed_ends(scope: Scope, ports: Collection[int], to: To = to_channels_last) -> tuple[set[str], set[str]]:
+    """The tensors that come in the layout that they have, whatever their readers want; and those that are read so."""
+    given = {*scope.inputs, *scope.initializers, *scope.sparse, *scope.free_names()}
     read = set(scope.outputs) | set(scope.captured)
     for index, node in enumerate(scope.nodes):
         if index in ports:
             read |= set(node.input[1:]) - {_residual(scope, index)}
             continue
-        through = joined(scope, index) or ()
+        through = joined(scope, index, to) or ()
         given |= set(node.output) - set(through) - ({node.output[0]} if is_op(node, "Transpose") else set())
-        free = {node.input[0]} if reads_any(scope, index) else set()
+        free = {node.input[0]} if reads_any(scope, index, to) else set()
         read |= set(node.input) - set(through) - free
     return given - {""}, read - {""}
 
@@ -168,10 +168,10 @@ def _is_image(scope: Scope, name: str, limits: Limits) -> bool:
     return shape is not None and len(shape) > 1 and isinstance(shape[1], int) and shape[1] <= limits.image_channels
 
 
-def same_in_memory(scope: Scope, name: str) -> bool:
+def same_in_memory(scope: Scope, name: str, to: To = to_channels_last) -> bool:
     """Whether both layouts of a tensor are the same bytes: it has one channel, or one element of space."""
     shape = scope.info(name).shape
-    return shape is not None and len(shape) > 2 and (shape[1] == 1 or all(dim == 1 for dim in shape[2:]))
+    return shape is not None and len(shape) > 2 and keeps_order((None, *shape[1:]), to)
 
 
 def _move_us(scope: Scope, name: str) -> float:
@@ -183,6 +183,6 @@ def _move_us(scope: Scope, name: str) -> float:
     return 2 * item * math.prod(sizes) / BYTES_PER_US
 
 
-def _turn_us(scope: Scope, name: str) -> float:
+def turn_us(scope: Scope, name: str, to: To = to_channels_last) -> float:
     """The time of a Transpose, 0 where it moves nothing."""
-    return 0.0 if same_in_memory(scope, name) else LAUNCH_US + _move_us(scope, name)
+    return 0.0 if same_in_memory(scope, name, to) else LAUNCH_US + _move_us(scope, name)

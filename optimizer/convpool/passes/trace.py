@@ -58,7 +58,8 @@ def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozens
         return tree if isinstance(tree, Reject) else _with_step(scope, tree, step)
     if is_op(node, *JOINS):
         return _join(scope, index, rank, depth)
-    return reject(scope, index, BETWEEN, node.op_type, "linear operators only")
+    expected = "Transposes that cancel" if is_op(node, "Transpose") else "linear operators only"
+    return reject(scope, index, BETWEEN, node.op_type, expected)
 
 
 def _with_step(scope: Scope, tree: Tree, step: Step) -> Tree | Reject:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op
 from convpool.passes.linear import JOINS, op_of
@@ -48,7 +50,12 @@ def max_pools(scope: Scope) -> int:
 
 
 def conv_upstream(scope: Scope, tensor: str) -> int | None:
-    """The nearest convolution that `tensor` is computed from by elementwise nodes and joins, exact or not."""
+    """The nearest convolution that `tensor` is computed from by elementwise nodes, joins and Transposes, exact or not."""
+    return next((index for index in upstream(scope, tensor) if is_op(scope.nodes[index], "Conv")), None)
+
+
+def upstream(scope: Scope, tensor: str) -> Iterator[int]:
+    """The nodes that give `tensor` from convolutions or anything else, the nearest first."""
     pending: list[str] = [tensor]
     seen: set[int] = set()
     while pending and len(seen) < SEARCH_LIMIT:
@@ -56,12 +63,10 @@ def conv_upstream(scope: Scope, tensor: str) -> int | None:
         if index is None or index in seen:
             continue
         seen.add(index)
+        yield index
         node = scope.nodes[index]
-        if is_op(node, "Conv"):
-            return index
         linear = op_of(node)
         if is_op(node, *JOINS) or linear is not None and linear.binary:
             pending.extend(node.input)
-        elif linear is not None or is_op(node, *NONLINEAR):
+        elif linear is not None or is_op(node, "Transpose", *NONLINEAR):
             pending.append(node.input[0])
-    return None

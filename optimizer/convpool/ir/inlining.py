@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of model-local functions replaced by the functions' nodes: those that are asked for, and no others.
+
+A call is named by what it gives first, with the calls around it before that: ("h",) is one of the main graph or of a body in it,
+("h", "a") the one that gives a in the function that the first one calls.  `onnx.inliner` takes all calls of a function or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
+
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, defs, helper
+
+from convpool.ir.protos import STANDARD_DOMAINS, all_nodes, label, model_nodes, opset_of, subgraphs, value_names
+from convpool.ir.schema import OP_TYPES
+
+Call = tuple[str, ...]
+MAX_NODES = 100_000
+"""Most nodes of a model whose calls are all replaced: functions that call others twice, and these again, grow without end."""
+
+
+@dataclass
+class Inlined:
+    """A copy of a model without some calls.
+
+    calls: the call that a node comes from, by the node's name.  places: the path of the function, and what it gives there first.
+    """
+
+    model: ModelProto
+    calls: dict[str, Call] = field(default_factory=dict)
+    places: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def inlined(model: ModelProto, calls: Container[Call] | None = None) -> Inlined | None:
+    """A copy in which these calls, None for all, are replaced; None where there is none that can be.
+
+    convpool's own functions stay, and those whose operators have other versions than the model's.  Functions that nothing calls
+    any more go.
+    """
+    functions = {_key(function): function for function in model.functions}
+    usable = {key for key, function in functions.items() if key[1] not in OP_TYPES and _fits(function, model)}
+    if not any(_called(node) in usable for node in model_nodes(model)) or _size(model, functions) > MAX_NODES:
+        return None
+    result = Inlined(ModelProto())
+    result.model.CopyFrom(model)
+    _Inliner(result, {key: functions[key] for key in usable}, calls).run(result.model.graph)
+    before, after = ({_called(node) for node in model_nodes(one)} for one in (model, result.model))
+    while gone := [i for i, function in enumerate(result.model.functions) if _key(function) in before - after]:
+        for index in reversed(gone):
+            del result.model.functions[index]
+        after = {_called(node) for node in model_nodes(result.model)}
+    return result
+
+
+def _key(function: FunctionProto) -> tuple[str, str, str]:
+    return function.domain, function.name, function.overload
+
+
+def _called(node: NodeProto) -> tuple[str, str, str]:
+    return node.domain, node.op_type, node.overload
+
+
+def _fits(function: FunctionProto, model: ModelProto) -> bool:
+    """Whether a function's operators mean the same by the model's imports, as far as these differ."""
+    theirs = {entry.domain: entry.version for entry in function.opset_import}
+    ours = {entry.domain: entry.version for entry in model.opset_import}
+    other = {domain for domain, version in theirs.items() if ours.get(domain, version) != version}
+    other -= {*STANDARD_DOMAINS, *(entry.domain for entry in model.functions)}
+    old, new = opset_of(function.opset_import), opset_of(model.opset_import)
+    nodes = [node for node in all_nodes(function) if node.domain in STANDARD_DOMAINS]
+    return not other and (old == new or all(_since(node, old) == _since(node, new) for node in nodes))
+
+
+def _since(node: NodeProto, opset: int) -> int | None:
+    try:
+        return defs.get_schema(node.op_type, opset).since_version
+    except defs.SchemaError:
+        return None
+
+
+def _size(model: ModelProto, functions: dict[tuple[str, str, str], FunctionProto]) -> int:
+    """Nodes of the main graph with all calls replaced."""
+    known: dict[tuple[str, str, str], int] = {}
+
+    def size(holder: GraphProto | FunctionProto) -> int:
+        return sum(of(_called(node)) for node in all_nodes(holder))
+
+    def of(key: tuple[str, str, str]) -> int:
+        if key not in known:
+            known[key] = size(functions[key]) if key in functions else 1
+        return known[key]
+
+    return size(model.graph)
+
+
+class _Inliner:
+    """Replaces calls in one model, from the outside inwards."""
+
+    def __init__(
+        self, result: Inlined, functions: dict[tuple[str, str, str], FunctionProto], calls: Container[Call] | None
+    ) -> None:
+        self._result, self._functions, self._calls = result, functions, calls
+        self._names = value_names(result.model)
+
+    def run(self, graph: GraphProto, around: Call = ()) -> None:
+        """Replace the calls of a graph and of the bodies in it.  around: the call that the graph comes from."""
+        nodes = [new for node in graph.node for new in self._replaced(node, _first(node), around)]
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+    def _replaced(self, node: NodeProto, name: str, around: Call, path: str = "") -> Iterator[NodeProto]:
+        """What stands for a node in the end.  name: what it gives first in the function of this path that it comes from."""
+        call, function = (*around, name), self._functions.get(_called(node))
+        if function is None or self._calls is not None and call not in self._calls:
+            copy = _copy(node)
+            for _, _, graph in subgraphs(copy):
+                self.run(graph, around)
+            if around:
+                self._result.calls[copy.name] = around
+            if path:
+                self._result.places[copy.name] = path, name
+            yield copy
+            return
+        known = {entry.domain for entry in self._result.model.opset_import}
+        self._result.model.opset_import.extend(entry for entry in function.opset_import if entry.domain not in known)
+        for inner, given in self._body(node, function):
+            yield from self._replaced(inner, given, call, f"function {function.name}")
+
+    def _body(self, node: NodeProto, function: FunctionProto) -> Iterator[tuple[NodeProto, str]]:
+        """The function's nodes with the call's tensors and attributes, each with what it gives first in the function."""
+        names = dict.fromkeys(function.input, "") | dict(zip(function.input, node.input, strict=False))
+        values = {item.name: item for item in (*function.attribute_proto, *node.attribute)}
+        made = {name for inner in function.node for name in inner.output}
+        handed_on = []
+        for name, wanted in zip(function.output, node.output, strict=False):
+            if wanted and name in made and name not in names:
+                names[name] = wanted
+            elif wanted:
+                handed_on.append((name, wanted))
+        for inner in function.node:
+            copy = _copy(inner)
+            self._rename(copy, label(node), names, values)
+            yield copy, _first(inner)
+        for name, wanted in handed_on:
+            yield helper.make_node("Identity", [names[name]], [wanted], name=self._fresh(f"{label(node)}/{name}")), wanted
+
+    def _rename(self, node: NodeProto, around: str, names: dict[str, str], values: dict[str, AttributeProto]) -> None:
+        """Give a node of a function its names in the call, and the attributes that it refers to.
+
+        around: the call's name.  names: of the tensors; what the node gives comes to them.  values: the attributes.
+        """
+        node.name = self._fresh(f"{around}/{label(node)}")
+        node.input[:] = [names.get(name, name) for name in node.input]
+        for _, _, graph in subgraphs(node):
+            own = [value.name for value in (*graph.input, *graph.initializer)]
+            own += [tensor.values.name for tensor in graph.sparse_initializer]
+            inside = names | {name: self._fresh(f"{around}/{name}") for name in own}
+            for inner in graph.node:
+                self._rename(inner, around, inside, values)
+            for value in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):
+                value.name = inside.get(value.name, value.name)
+            for tensor in graph.sparse_initializer:
+                tensor.values.name = inside[tensor.values.name]
+        for name in filter(None, node.output):
+            if name not in names:
+                names[name] = self._fresh(f"{around}/{name}")
+        node.output[:] = [names.get(name, name) for name in node.output]
+        attributes = []
+        for attribute in node.attribute:
+            given = values.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
+            if given is not None:
+                attributes.append(AttributeProto())
+                attributes[-1].CopyFrom(given)
+                attributes[-1].name = attribute.name
+        del node.attribute[:]
+        node.attribute.extend(attributes)
+
+    def _fresh(self, wanted: str) -> str:
+        name, number = wanted, 0
+        while name in self._names:
+            number += 1
+            name = f"{wanted}_{number}"
+        self._names.add(name)
+        return name
+
+
+def _first(node: NodeProto) -> str:
+    return next(filter(None, node.output), "")
+
+
+def _copy(node: NodeProto) -> NodeProto:
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    return copy
