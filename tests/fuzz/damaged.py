@@ -76,7 +76,7 @@ def _misbehave(seed: int) -> None:
     """Crash or hang in the case that the environment asks for, so that a test sees how that is reported."""
     what, _, number = os.environ.get("CONVPOOL_DAMAGED_FAULT", "").partition(":")
     if number == str(seed):
-        os.kill(os.getpid(), signal.SIGSEGV) if what == "crash" else time.sleep(600)
+        os.kill(os.getpid(), signal.SIGSEGV if what == "crash" else signal.SIGSTOP)
 
 
 def run(first: int, cases: int, *, limit_s: float = 60) -> Outcome:
@@ -86,7 +86,7 @@ def run(first: int, cases: int, *, limit_s: float = 60) -> Outcome:
         words = [sys.executable, "-m", "tests.fuzz.damaged", "--work", "--first", str(at), "--cases", str(end - at)]
         with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
             current = None
-            for line in _lines(process, limit_s):
+            for line in _lines(process, lambda: None if current is None else limit_s):  # noqa: B023  starting may take long
                 word, number, *rest = line.split(" ", 2)
                 current = int(number) if word == "start" else None
                 at = int(number) + (word != "start")
@@ -107,20 +107,24 @@ def run(first: int, cases: int, *, limit_s: float = 60) -> Outcome:
     return outcome
 
 
-def _lines(process: subprocess.Popen, limit_s: float) -> Iterator[str]:
-    """The lines that a process prints, until it ends or prints nothing for so long."""
+def _lines(process: subprocess.Popen, limit_s: Callable[[], float | None]) -> Iterator[str]:
+    """The lines that a process prints, until it ends or prints nothing for longer than the limit of what it does."""
     pipe, rest = process.stdout, b""
     assert pipe is not None
-    os.set_blocking(pipe.fileno(), False)
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
-        while selector.select(limit_s):
-            data = pipe.read()
+        while prints(process, selector, limit_s()):
+            data = os.read(pipe.fileno(), 2**16)
             if not data:
                 process.wait()
                 return
             *whole, rest = (rest + data).split(b"\n")
             yield from (line.decode() for line in whole)
+
+
+def prints(_process: subprocess.Popen, selector: selectors.BaseSelector, limit_s: float | None) -> bool:
+    """Whether the process prints something, or ends, within the limit."""
+    return bool(selector.select(limit_s))
 
 
 def share(first: int, cases: int, processes: int, told: Callable[[Outcome], None] = lambda _: None) -> Outcome:
