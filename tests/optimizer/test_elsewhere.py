@@ -114,7 +114,7 @@ def test_a_process_that_does_not_start(tmp_path, monkeypatch, source):
     monkeypatch.setattr(elsewhere, "START_S", 0.3)
     started = []
     start = subprocess.Popen
-    monkeypatch.setattr(elsewhere.subprocess, "Popen", lambda *given, **more: started.append(start(*given, **more)) or started[0])
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **more: started.append(start(*given, **more)) or started[0])
     with pytest.raises(OSError, match="^the process for shape inference does not start$"):
         elsewhere.InferenceProcess()
     assert started[0].returncode is not None
@@ -166,8 +166,8 @@ def test_an_answer_may_come_in_parts(size):
     process._process = SimpleNamespace(stdout=open(there, "rb", buffering=0))
     writing = threading.Thread(target=lambda: [os.write(here, b"a"), time.sleep(0.05), os.write(here, b"bc"), os.close(here)])
     writing.start()
-    assert process._read(size, time.monotonic() + 20) == b"abc"[:size]
-    assert process._read(5, time.monotonic() + 20) == b"abc"[size:]  # the pipe has ended
+    assert process.read(size, time.monotonic() + 20) == b"abc"[:size]
+    assert process.read(5, time.monotonic() + 20) == b"abc"[size:]  # the pipe has ended
     writing.join()
     process._process.stdout.close()
 
@@ -176,11 +176,11 @@ def test_ctrl_c_ends_the_process(pretended, monkeypatch):
     assert infer(b"good") == b"<good>"
     process = elsewhere._running._process
 
-    def interrupted(self, count, until):
+    def interrupted(self, count, until=None):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(elsewhere.InferenceProcess, "_read", interrupted)
+        patched.setattr(elsewhere.InferenceProcess, "read", interrupted)
         infer(b"stops")
     assert process.returncode == -signal.SIGKILL and infer(b"good") == b"<good>"
 
@@ -252,7 +252,91 @@ def test_results_are_those_of_this_process():
     original = graph(f"r = local.f(x)\n{PAIR.replace('(x,', '(r,')}\nz = Shape(y)", functions=functions, imports=', "local": 1',
                      outputs="float[a,b,c,d] y, int64[e] z")  # fmt: skip
     for model in (original, convpool.optimize(original, check=0).model):
-        assert elsewhere.infer_elsewhere(model) == onnx.shape_inference.infer_shapes(model, data_prop=True)
+        assert elsewhere.infer_elsewhere(model).graph == onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+
+
+OWN = (
+    "pool_kernel_shape=[{p},{p}], pool_strides=[1,1], pool_pads=[0,0,0,0], pool_dilations=[{d},{d}], "
+    "kernel_shape=[3,3], strides=[1,1], pads=[0,0,0,0], dilations=[1,1], group=1, weight_perm=[0,3,1,2]"
+)
+LIES = """
+<domain: "ai.convpool", opset_import: ["" : 17]>
+ConvAvgPool <pool_kernel_shape, pool_strides, pool_pads, pool_dilations, kernel_shape, strides, pads, dilations, group,
+  weight_perm>
+(X, W, B) => (Y) { s = Shape(X) n = NonZero(s) Y = Expand(B, n) }
+"""
+PARTS = "prologue_affine={a}, prologue_activation={q}, prologue_alpha=0.0, residual={r}, activation={e}, alpha=0.0"
+
+
+def own(attributes: str = "", *, op_type: str = "ConvAvgPool", more: str = "", pool: int = 1, dilation: int = 1) -> str:
+    """A node of convpool's own operators on x, of 10 by 10, as text."""
+    return f"q = ai.convpool.{op_type}<{OWN.format(p=pool, d=dilation)}{attributes}>(x, v, b{more})"
+
+
+PERMS = ", x_perm=[{x}], y_perm=[{y}]"
+FIRST, LAST, KEEP = "0,3,1,2", "0,2,3,1", "0,1,2,3"
+NODES = {
+    "plain": own(),
+    "pooled": own(pool=2),
+    "dilated, before opset 19": own(pool=2, dilation=2),
+    "wrong permutation in the node": own(PERMS.format(x="3,2,1,0", y="1,0,3,2")),
+    "no kernel": own().replace(", kernel_shape=[3,3]", ""),
+    "no window": own().replace("pool_kernel_shape=[1,1], ", ""),
+    "no pads": own().replace(", pads=[0,0,0,0]", ""),
+    "strides of one axis": own().replace(", strides=[1,1]", ", strides=[1]"),
+    "strides of 0": own().replace("pool_strides=[1,1]", "pool_strides=[0,0]"),
+    "a window of three axes": own().replace("pool_kernel_shape=[1,1]", "pool_kernel_shape=[1,1,1]"),
+    "a layout that there is not": own(", channels_last=7"),
+    "a layout below 0": own(", channels_last=-1"),
+    "channels last": own(", channels_last=1"),
+    "result with channels last": own(", channels_last=2"),
+    "operand with channels last": own(", channels_last=3"),
+    "channels last, with permutations": own(", channels_last=1" + PERMS.format(x=FIRST, y=LAST)),
+    "channels last, with wrong ones": own(", channels_last=1" + PERMS.format(x=KEEP, y=KEEP)),
+    "a graph as attribute": own(", body=b () => (float[1] o) { o = Constant<value_float=1.0>() }"),
+    "an operator that there is not": own(op_type="ConvAvgPool3"),
+    "an activation": own(", " + PARTS.format(a=0, q=0, r=0, e=1), op_type="ConvAvgPoolRelu"),
+    "a residual": own(", " + PARTS.format(a=0, q=0, r=1, e=0), op_type="ConvAvgPoolAdd", more=", x"),
+}  # fmt: skip
+
+
+def with_own(node: str, tail: str, output: str, functions: str = "") -> onnx.ModelProto:
+    constants = {"v": (4, 3, 3, 3), "b": (4,), "u": (4, 4, 20, 3), "st": [0, 0], "en": [9999, 9999], "ax": [2, 3], "sp": [2, 2]}
+    return graph(f"{node}\n{tail}", constants, inputs="float[1,3,10,10] x", outputs=output, imports=', "ai.convpool": 3',
+                 functions=functions)  # fmt: skip
+
+
+ABORT = "r = Conv(q, u)\nz = Slice(r, st, en, ax, sp)"
+MEMORY = "s0 = Shape(q)\n" + "\n".join(f"s{i + 1} = Concat<axis=0>(s{i}, s{i})" for i in range(40)) + "\nz = Identity(s40)"
+
+
+@pytest.mark.parametrize("functions", ["", LIES], ids=["no function", "a wrong function"])
+@pytest.mark.parametrize("name", NODES)
+def test_a_node_of_convpools_own_hides_nothing_from_the_other_process(name, functions, monkeypatch):
+    """What lies behind it would end the process."""
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", lambda *_, **given: pytest.fail("inferred here"))
+    try:
+        convpool.optimize(with_own(NODES[name], ABORT, "float[a,b,c,d] z", functions), check=0)
+    except ModelError as error:
+        assert "\n" not in str(error)
+    if name in ("plain", "dilated, before opset 19", "an activation"):
+        with pytest.raises(ModelError, match="shape inference of onnx .* (ends the process|takes more than)"):
+            convpool.optimize(with_own(NODES[name], MEMORY, "int64[a] z", functions), check=0)
+
+
+SIZES = {"plain": [1, 4, 8, 8], "pooled": [1, 4, 7, 7], "dilated, before opset 19": [1, 4, 6, 6], "an activation": [1, 4, 8, 8]}
+SIZES |= {"wrong permutation in the node": [1, 4, 8, 8], "result with channels last": [1, 8, 8, 4]}
+SIZES |= {"no kernel": None, "no window": None, "a layout that there is not": None}
+
+
+@pytest.mark.parametrize("functions", ["", LIES], ids=["no function", "a wrong function"])
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_behind_convpools_own_operators(name, functions):
+    model = with_own(NODES[name], "z = Relu(q)", "float[a,b,c,d] z", functions)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    shape = elsewhere.infer_elsewhere(model).graph.output[0].type.tensor_type
+    found = [dim.dim_value for dim in shape.shape.dim] if shape.HasField("shape") else None
+    assert found == SIZES[name]
 
 
 def test_a_model_is_refused_in_words(monkeypatch):

@@ -9,53 +9,45 @@ used, and not only its survival: what reads beside an array fails at one time an
 from __future__ import annotations
 
 import atexit
-import os
-import select
 import signal
-import subprocess
-import sys
 import threading
 import time
-from contextlib import suppress
-from pathlib import Path
 
 import onnx
 from onnx import ModelProto, onnx_cpp2py_export
 
+from convpool.algebra.layouts import LAYOUTS
 from convpool.errors import ModelError
 from convpool.ir import inference_process
 from convpool.ir.inference_process import DONE, FAILED, GROWTH_BYTES, MEMORY, READY, SIZE_BYTES
+from convpool.ir.process import EndedError, OtherProcess, ended
 from convpool.ir.protos import model_nodes
-from convpool.ir.schema import DOMAIN
+from convpool.ir.schema import (
+    DOMAIN,
+    OP_TYPES,
+    POOL_DILATIONS_OPSET,
+    complete_layouts,
+    functions_for,
+    is_operator,
+    layout_of,
+    used_in,
+)
 
 START_S = 20
 ANSWER_S = 50
 """Limits on a loaded machine; processor time is limited by the other process itself."""
 
 
-class EndedError(Exception):
-    """What a model has done to the process, in words."""
-
-
-class InferenceProcess:
+class InferenceProcess(OtherProcess):
     """The other process; it ends when this one does."""
 
     def __init__(self) -> None:
         """Start it.  Raises OSError."""
-        self.owner = os.getpid()
-        words = [sys.executable, "-I", "-S", inference_process.__file__, str(onnx_cpp2py_export.__file__)]
-        self._process = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # where C++ names the assertion that failed
-            bufsize=0,
-            start_new_session=True,  # Ctrl-C is not for it
-        )
+        super().__init__(inference_process.__file__, str(onnx_cpp2py_export.__file__))
         try:
-            ready = self._read(1, time.monotonic() + START_S)
+            ready = self.read(1, time.monotonic() + START_S)
         except TimeoutError:
-            ready = b""
+            ready = bytearray()
         if ready != READY:
             self.end()
             raise OSError("the process for shape inference does not start")
@@ -63,56 +55,24 @@ class InferenceProcess:
     def ask(self, model: bytes) -> bytes:
         """The model with shapes.  Raises onnx's InferenceError, and EndedError where it ends the process."""
         until = time.monotonic() + ANSWER_S
-        pipe = self._process.stdin
-        assert pipe is not None
-        with suppress(BrokenPipeError):
-            for part in (len(model).to_bytes(SIZE_BYTES, "little"), model):
-                left = memoryview(part)
-                while left:
-                    left = left[pipe.write(left) :]
+        self.write([len(model).to_bytes(SIZE_BYTES, "little"), model])
         try:
-            kind = self._read(1, until)
-            content = self._read(int.from_bytes(self._read(SIZE_BYTES, until), "little"), until)
+            kind = self.read(1, until)
+            size = int.from_bytes(self.read(SIZE_BYTES, until), "little")
+            content = bytes(self.read(size, until))
         except TimeoutError:
             self.end()
             raise EndedError("does not end") from None
-        if kind == DONE:
+        if kind == DONE and len(content) == size:
             return content
         if kind == FAILED:
-            raise onnx.shape_inference.InferenceError(content.decode())
+            raise onnx.shape_inference.InferenceError(content.decode(errors="replace"))
         code = self.end()
         if kind == MEMORY:
             raise EndedError(f"takes more than {GROWTH_BYTES // 2**30} GiB of memory")
         if code == -signal.SIGXCPU:
             raise EndedError("does not end")
-        raise EndedError(f"ends the process with {signal.Signals(-code).name if code < 0 else f'status {code}'}")
-
-    def end(self) -> int:
-        """End the process, unless it has ended by itself; its exit code."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
-        with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(1)
-        self._process.kill()
-        return self._process.wait()
-
-    def _read(self, count: int, until: float) -> bytes:
-        """So many bytes, fewer at the end of the pipe.  Raises TimeoutError."""
-        pipe, parts = self._process.stdout, []
-        assert pipe is not None
-        poll = select.poll()
-        poll.register(pipe, select.POLLIN)
-        while count:
-            if not poll.poll(max(until - time.monotonic(), 0) * 1000):
-                raise TimeoutError
-            part = pipe.read(count)
-            if not part:
-                break
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
+        raise ended(code)
 
 
 _lock = threading.Lock()
@@ -123,11 +83,9 @@ def infer(model: bytes) -> bytes | None:
     """A serialised model with shapes; None where no other process can be started.  Raises as `InferenceProcess.ask`."""
     global _running
     with _lock:
-        if _running is not None and _running.owner != os.getpid():  # of the process that this one was forked from
+        if _running is not None and not _running.is_own:
             _running = None
         if _running is None:
-            if getattr(sys, "frozen", False) or not sys.executable or not Path(inference_process.__file__).exists():
-                return None
             try:
                 _running = InferenceProcess()
             except OSError:
@@ -151,17 +109,36 @@ def infer_elsewhere(model: ModelProto) -> ModelProto:
     Raises onnx's InferenceError, EncodeError for a model beyond 2 GB, and ModelError where it would end the process.
     """
     try:
-        found = infer(model.SerializeToString())
+        found = infer(with_own_functions(model).SerializeToString())
     except EndedError as error:
         raise ModelError(f"the model is not valid ONNX: shape inference of onnx {onnx.__version__} {error}") from None
-    if found is None or any(node.domain == DOMAIN for node in model_nodes(model)):
-        # The other process has not the schemas of these operators; it has shown that the rest is safe.
+    if found is None:
         return onnx.shape_inference.infer_shapes(model, data_prop=True)
     return ModelProto.FromString(found)
 
 
+def with_own_functions(model: ModelProto) -> ModelProto:
+    """The model with functions for all its nodes of convpool's operators, in place of those that it may have for them.
+
+    The other process has not the schemas of these operators, and a model may lack their functions or have wrong ones.
+    """
+    if not used_in(model):
+        return model
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    nodes = [node for node in model_nodes(copy) if is_operator(node)]
+    for node in nodes:
+        if layout_of(node) not in LAYOUTS or not any(item.name == "kernel_shape" and item.ints for item in node.attribute):
+            node.op_type += "Unusable"  # has no function: its result stays unknown
+    permuting = complete_layouts([node for node in nodes if is_operator(node)])
+    others = [function for function in copy.functions if function.domain != DOMAIN or function.name not in OP_TYPES]
+    del copy.functions[:]
+    copy.functions.extend((*others, *functions_for(used_in(copy), POOL_DILATIONS_OPSET, permuting)))
+    return copy
+
+
 def _end() -> None:
-    if _running is not None and _running.owner == os.getpid():
+    if _running is not None and _running.is_own:
         _running.end()
 
 
