@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 import convpool
-from convpool.check.session import make_session
+from convpool.check.session import Session
 from convpool.check.timing import time_sessions
 from convpool.cli.table import make_console, show
 from convpool.ir.model import LoadedModel
@@ -28,8 +28,8 @@ def main() -> None:
     images, labels = digits.load_test_set()
     name = original.graph.input[0].name
     sessions = {
-        "original": make_session(LoadedModel(original, None, 0), optimize=True, spin=True),
-        "optimized": make_session(LoadedModel(result.model, None, 0), optimize=True, spin=True),
+        "original": Session(LoadedModel(original, None, 0), optimize=True, spin=True),
+        "optimized": Session(LoadedModel(result.model, None, 0), optimize=True, spin=True),
     }
     hits = {key: int((s.run(None, {name: images})[0].argmax(1) == labels).sum()) for key, s in sessions.items()}
     table = Table("", *sessions, "ratio", box=None, pad_edge=False, title_justify="left")

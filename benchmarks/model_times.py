@@ -25,7 +25,7 @@ from rich.progress import track
 from rich.table import Table
 
 import convpool
-from convpool.check.session import make_session
+from convpool.check.session import Session
 from convpool.check.timing import time_sessions
 from convpool.ir.model import LoadedModel
 from models import digits, generators
@@ -60,9 +60,7 @@ def measure(model, arrays: dict[str, np.ndarray], rounds: int) -> dict[str, floa
     """Medians in milliseconds of original and optimized model, their ratio, and the ratio of two equal originals."""
     result = convpool.optimize(model, **OPTIONS, check=1)
     models = {"original": model, "again": model, "optimized": result.model}
-    sessions = {
-        name: make_session(LoadedModel(m, None, 0), optimize=True, threads=THREADS, spin=True) for name, m in models.items()
-    }
+    sessions = {name: Session(LoadedModel(m, None, 0), optimize=True, threads=THREADS, spin=True) for name, m in models.items()}
     times = time_sessions(sessions, arrays, rounds, budget_s=30)
     return {
         "original_ms": times["original"] / 1e3,

@@ -18,7 +18,7 @@ from convpool.advice import next_steps
 from convpool.arguments import check_arguments
 from convpool.autotune import Tuner, given_shapes
 from convpool.check.inputs import Arrays, InputMaker, feeds, fit_shapes, load_arrays
-from convpool.check.session import evaluate
+from convpool.check.session import evaluate, prepare
 from convpool.check.verdict import Verification
 from convpool.check.verify import NO_MEMORY, compare, unchanged
 from convpool.errors import ModelError, OptionError, VerificationError
@@ -163,6 +163,8 @@ def optimize(
     options = options_for(target, lowering=lowering, exclude=exclude, enable=enable, disable=disable, switches=switches)
     options = replace(options, accumulation=accumulation)
     arrays = load_arrays(data)  # before any work: a wrong file should fail at once
+    if check or arrays is not None or autotune:
+        prepare()
     original = load(model, Path(base_dir) if base_dir is not None else None)
     loaded, shapes = _with_sizes(original, fix_shapes or {}, input_shapes or {}, arrays)
     tuner = Tuner(loaded, shapes, seed, progress) if autotune else None
@@ -209,7 +211,7 @@ def _verified(
             return compare(original, result.loaded, check, arrays, shapes, rtol, atol, seed, progress)
         return unchanged(original, arrays, shapes, seed)
     except ModelError as error:
-        if str(error).startswith("onnxruntime cannot load the original"):
+        if str(error).startswith(("onnxruntime cannot load the original", "onnxruntime cannot run the original")):
             raise ModelError(f"{error}; check=0 (--no-check) skips the check") from error
         raise
     except MemoryError as error:

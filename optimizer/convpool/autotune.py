@@ -20,6 +20,7 @@ from convpool.check.session import evaluate
 from convpool.check.timing import time_sessions
 from convpool.errors import ModelError
 from convpool.ir.model import LoadedModel, infer_shapes
+from convpool.ir.process import EndedError
 from convpool.macs import scopes_at
 from convpool.options import OptimizeOptions
 from convpool.passes import Stage
@@ -71,7 +72,7 @@ class Tuner:
                 runners[name].values(arrays)
             sessions = {name: runner.session for name, runner in runners.items()}
             times = time_sessions(sessions, arrays, ROUNDS, BUDGET_S)
-        except ModelError:  # the site cannot be cut out, or onnxruntime cannot run it: there is nothing to measure
+        except (ModelError, EndedError):  # the site cannot be cut out, or onnxruntime cannot run it: there is nothing to measure
             return plan, None
         best = min(times, key=lambda name: times[name])
         if best == "original":

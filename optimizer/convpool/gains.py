@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from convpool.check.inputs import Arrays, InputMaker, feeds
 from convpool.check.runners import OnnxruntimeRunner
-from convpool.check.session import evaluate, make_session
+from convpool.check.session import Session, evaluate
 from convpool.check.timing import time_sessions
 from convpool.errors import ModelError
 from convpool.ir.model import LoadedModel
@@ -100,7 +100,7 @@ def measure(
     threads = physical_cores()
     try:
         sessions = {
-            name: make_session(model, optimize=True, threads=threads, spin=True)
+            name: Session(model, optimize=True, threads=threads, spin=True)
             for name, model in (("original", original), ("result", result))
         }
         times = time_sessions(sessions, inputs, ROUNDS, BUDGET_S)

@@ -10,7 +10,7 @@ import pytest
 
 import convpool
 from convpool import autotune
-from convpool.check import runners, timing
+from convpool.check import runners, session_process, timing
 from convpool.errors import ModelError
 from models import generators
 from tests.support.models import graph
@@ -101,11 +101,15 @@ def test_a_session_is_timed_as_if_by_itself(monkeypatch, long):
             now += self.seconds * (1 + disturbed + 4 * asleep)
             ended[self] = now
 
+        def turn(self, arrays):
+            return session_process.turn(self, arrays)
+
     def sleep(seconds):
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr(timing, "time", SimpleNamespace(sleep=sleep, perf_counter=lambda: now))
+    for module in (timing, session_process):
+        monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep, perf_counter=lambda: now))
     times = timing.time_sessions({"a": Session(0.002), "b": Session(long)}, {}, rounds=5, budget_s=1)
     assert times == {"a": pytest.approx(2e3), "b": pytest.approx(long * 1e6)}
 

@@ -205,7 +205,7 @@ def test_a_report_is_indented_by_two():
             Parts,
             {"affine": False, "prologue": "", "prologue_alpha": 0.0, "residual": False, "epilogue": "", "epilogue_alpha": 0.0},
         ),
-        (OutputErrors, {"note": "", "not_finite": 0.0}),
+        (OutputErrors, {"note": "", "not_finite": 0.0, "compared": 0, "constant": False}),
         (Verification, {"allowed": "", "input_scale": 1.0}),
         (Summary, {**dict.fromkeys(("channels_last", "packed", "convolutions", "rewritten_convolutions"), 0), "batch": 1}),
         (ModelMacs, {"batch": 1}),

@@ -252,16 +252,16 @@ class Harmed:
 @pytest.fixture(params=["not loaded", "other numbers"])
 def optimisations(request, monkeypatch):
     """onnxruntime with optimisations that break or change what has a Pad, as those of 1.31 and older do with some."""
-    make_session = runners.make_session
+    Session = runners.Session
 
     def harming(model, *, optimize, **options):
         harmed = optimize and any(node.op_type == "Pad" for node in model.proto.graph.node)
         if harmed and request.param == "not loaded":
             raise RuntimeError("pads: too large")
-        session = make_session(model, optimize=optimize, **options)
+        session = Session(model, optimize=optimize, **options)
         return Harmed(session) if harmed else session
 
-    monkeypatch.setattr(runners, "make_session", harming)
+    monkeypatch.setattr(runners, "Session", harming)
     return request.param
 
 

@@ -14,9 +14,10 @@ import convpool
 from convpool.check.compare import compare
 from convpool.check.runners import OnnxruntimeRunner
 from convpool.check.widen import to_float32
-from convpool.errors import ModelError, OptionError
+from convpool.errors import ModelError, OptionError, VerificationError
 from convpool.ir.model import LoadedModel
-from tests.support.models import graph, random_feeds
+from tests.support.models import graph, random_feeds, weights
+from tests.support.rewriting import PAIR, POOL
 from tests.support.sessions import run
 
 
@@ -168,3 +169,141 @@ def test_types_within_functions_and_of_attributes_become_float32():
     assert wide.functions[0].value_info[0].type.tensor_type.elem_type == TensorProto.FLOAT
     x = random_feeds(wide)["x"]
     np.testing.assert_array_equal(run(wide, {"x": x})[0], np.eye(3, dtype=np.float32) - x)
+
+
+# ---- outputs without a value, and outputs that are the same for all inputs -----------------------------------------------
+
+PICKED = "g = Greater(p, t)\nnz = NonZero(g)\ny = Transpose<perm=[1,0]>(nz)"
+SCORES = f"{PICKED}\nz = GatherND(p, y)"
+EMPTY = {
+    "indices of what is above a threshold": (PICKED, "int64[k,4] y", ["y"]),
+    "these and their scores": (SCORES, "int64[k,4] y, float[k] z", ["y", "z"]),
+    "scores alone": (f"{SCORES.replace('y', 'i')}\ny = Identity(z)", "float[k] y", ["y"]),
+    "halves": (f"{SCORES}\nh = Cast<to=10>(z)", "float16[k] h", ["h"]),
+    "flags": (f"{SCORES}\nb = Cast<to=9>(z)", "bool[k] b", ["b"]),
+    "bytes": (f"{SCORES}\nu = Cast<to=2>(z)", "uint8[k] u", ["u"]),
+    "words": (f"{SCORES}\ns = Cast<to=8>(z)", "string[k] s", ["s"]),
+    "boxes": ("q = Reshape(p, three)\nb = Reshape(p, four)\ny = NonMaxSuppression(b, q, most, half, t)", "int64[k,3] y", ["y"]),
+    "a slice of no rows": ("r = Slice(p, zero, zero, zero)\ny = Identity(r)", "float[a,b,c,d] y", ["y"]),
+    "compressed": ("m = Mul(p, o)\ng = Greater(m, t)\nf = Reshape(g, one)\ny = Compress(p, f)", "float[k] y", ["y"]),
+    "rows of a table": (f"{PICKED.replace('y', 'i')}\ny = Gather<axis=0>(table, i)", "float[k,l,m] y", ["y"]),
+    "sums over nothing": (
+        f"{SCORES.replace('y', 'i')}\ne = Unsqueeze(z, one0)\ny = ReduceMean<axes=[1]>(e)",
+        "float[k,l] y",
+        ["y"],
+    ),
+}
+TABLE = {"three": [1, 4, -1], "four": [1, -1, 4], "most": [5], "zero": [0], "one": [-1], "one0": [1], "table": (36, 2)}
+TABLE |= {"half": np.float32(0.5), "o": np.float32(1)}
+
+
+def detector(name: str, factor: float = 1.0, threshold: float = 1e9, extra: str = "") -> onnx.ModelProto:
+    """A model whose outputs are empty unless a value of its pooling is above the threshold."""
+    body, outputs, _ = EMPTY[name]
+    constants = {**TABLE, "t": np.float32(threshold), "w": factor * weights((32, 16, 3, 3))}
+    pair = f"c = Conv<pads=[1,1,1,1]>(x, w)\np = {POOL}(c)"
+    return graph(f"{pair}\n{body}", constants, outputs=outputs + extra)
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_outputs_without_any_value_prove_nothing(name):
+    model, names = detector(name), EMPTY[name][2]
+    with pytest.raises(VerificationError, match=f"^verification: no output can be compared: {names[0]} is empty") as caught:
+        convpool.optimize(model)
+    assert "--data" in str(caught.value) and '"passed": false' in caught.value.report.to_json()
+    found = convpool.verify(model, detector(name, 0))
+    assert not found.passed and not found.differs and [o.note for o in found.outputs] == ["empty"] * len(names)
+    assert [(o.compared, o.passed) for o in found.outputs] == [(0, True)] * len(names)
+    with pytest.raises(VerificationError):
+        convpool.optimize(model, data=random_feeds(model))
+
+
+@pytest.mark.parametrize("name", [name for name in EMPTY if name not in ("a slice of no rows", "boxes", "words")])
+def test_larger_inputs_reach_a_threshold(name):
+    """The first ones give nothing; what larger ones give is compared."""
+    model = detector(name, threshold=150)
+    found = convpool.optimize(model).report.verification
+    assert found.passed and found.outputs[0].compared and found.inputs > 1
+    assert any("times as large, since outputs were empty before" in text for text in found.doubts)
+    assert not convpool.verify(model, detector(name, 0, threshold=150)).passed
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_output_beside_others_is_named(name):
+    model = detector(name, extra=", float[a,b,c,d] p")
+    report = convpool.optimize(model).report
+    found = {output.name: output for output in report.verification.outputs}
+    assert report.verification.passed and found["p"].compared == 32 * 36 * 2 and found["p"].note == ""
+    for output in EMPTY[name][2]:
+        assert (found[output].compared, found[output].note) == (0, "empty")
+    assert report.verification.doubts[0] == f"nothing to compare in {', '.join(EMPTY[name][2])}: empty"
+
+
+def test_a_sequence_without_elements_and_an_optional_without_a_value():
+    kind = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    for body, made in (
+        ("y = SequenceEmpty()", helper.make_sequence_type_proto(kind)),
+        ("n = SequenceConstruct(x)\ny = SequenceErase(n)", helper.make_sequence_type_proto(kind)),
+        ("y = Optional<type=float[4]>()", helper.make_optional_type_proto(kind)),
+    ):
+        model = graph(f"{body}\nz = Neg(x)", inputs="float[4] x", outputs="float[4] y, float[4] z")
+        model.graph.output[0].CopyFrom(helper.make_value_info("y", made))
+        found = convpool.verify(model, model)
+        assert found.passed and [(o.compared, o.note) for o in found.outputs] == [(0, "empty"), (8, "")]
+        del model.graph.output[1], model.graph.node[-1]
+        assert not convpool.verify(model, model).passed
+
+
+def test_a_model_without_inputs_may_be_as_it_is():
+    for body, outputs, compared in (("y = Neg(k)", "float[3] y", 6), ("y = Slice(k, zero, zero)", "float[a] y", 0)):
+        model = graph(body, {"k": (3,), "zero": [0]}, inputs="", outputs=outputs)
+        found = convpool.verify(model, model)
+        assert found.passed and found.notes == ["the model has no inputs"]
+        assert (found.outputs[0].compared, found.outputs[0].constant) == (compared, False)
+
+
+CONV = "Conv<pads=[1,1,1,1]>"
+CONSTANT = {
+    "weights of 0": f"h = {CONV}(x, n, b)\ny = {POOL}(h)",
+    "a factor of 0 in front": f"m = Mul(x, o)\nh = {CONV}(m, w, b)\ny = {POOL}(h)",
+    "a factor of 0 behind": f"{PAIR.replace('y =', 'p =')}\nm = Mul(p, o)\ny = Add(m, big)",
+    "cut off below": f"{PAIR.replace('y =', 'p =')}\ny = Clip(p, big)",
+    "cut off above": f"{PAIR.replace('y =', 'p =')}\ny = Clip(p, , low)",
+    "small beside its bias": f"{PAIR.replace('y =', 'p =')}\ny = Add(p, huge)",
+    "saturated": f"{PAIR.replace('y =', 'p =')}\nd = Add(p, big)\ny = Sigmoid(d)",
+    "of another tensor": f"m = Mul(x, o)\nh = {CONV}(k, w)\ny = {POOL}(h)\nu = Neg(m)",
+}
+VALUES = {"n": np.zeros((32, 16, 3, 3), np.float32), "b": (32,), "o": np.float32(0), "k": (1, 16, 12, 12)}
+VALUES |= {"big": np.float32(1e3), "low": np.float32(-1e3), "huge": np.float32(1e8)}
+
+
+@pytest.mark.parametrize("name", CONSTANT)
+@pytest.mark.parametrize("options", [{}, {"check": 3}, {"data": True}])
+def test_outputs_that_do_not_depend_on_the_inputs_are_named(name, options):
+    model = graph(CONSTANT[name], VALUES)
+    if options.get("data"):
+        options = {"data": random_feeds(model)}
+    report = convpool.optimize(model, **options).report
+    assert report.verification.passed and [output.constant for output in report.verification.outputs] == [True]
+    assert report.verification.doubts == ["y: the same for other inputs, so that agreement proves little"]
+    assert '"constant": true' in report.to_json()
+    both = graph(f"{CONSTANT[name]}\nz = Neg(x)", VALUES, outputs="float[a,b,c,d] y, float[a,b,c,e] z")
+    assert [output.constant for output in convpool.verify(both, both, **options).outputs] == [True, False]
+
+
+@pytest.mark.parametrize("extra", ["s = Shape(h)", "s = ArgMax<axis=1>(h)\nr = Neg(s)", "s = Cast<to=7>(m)"])
+def test_whole_numbers_that_stay_are_told_only_where_nothing_else_varies(extra):
+    body = f"m = Mul(x, o)\nh = Add(m, k)\n{extra}"
+    alone = graph(body, VALUES, outputs="int64[a] s")
+    alone.graph.output[0].type.tensor_type.ClearField("shape")
+    assert [output.constant for output in convpool.verify(alone, alone).outputs] == [True]
+    beside = graph(f"{body}\ny = Neg(x)", VALUES, outputs="int64[a] s, float[a,b,c,d] y")
+    beside.graph.output[0].type.tensor_type.ClearField("shape")
+    assert [output.constant for output in convpool.verify(beside, beside).outputs] == [False, False]
+
+
+def test_a_usual_output_is_not_constant():
+    for model in (graph(PAIR), graph("y = Relu(x)"), graph("y = Gather(k, x)", {"k": (4, 2)}, inputs="int64[9] x")):
+        assert not convpool.verify(model, model).outputs[0].constant
+    found = convpool.optimize(graph(PAIR), data=random_feeds(graph(PAIR))).report.verification
+    assert found.doubts == [] and found.outputs[0].compared == 2 * 32 * 36

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from convpool.check.inputs import Arrays, FixedInputMaker, InputMaker
+from convpool.check.inputs import Arrays, FixedInputMaker, InputMaker, input_sets, outputs_of_others
 from convpool.check.judge import PRECISION_TOLERANCES, Judge, Tolerance, least_exact
 from convpool.check.runners import Outputs, Runner
 from convpool.check.verdict import Verification
@@ -58,14 +58,21 @@ def compare(
     default_rtol, relative_atol = PRECISION_TOLERANCES[precision or least_exact((first.precision, second.precision))]
     judge = Judge(names, Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol))
     maker = _input_maker(first, second, data, dict(input_shapes or {}), seed)
-    shapes: dict[str, list[int]] = {}
-    count = 1 if data is not None else check
-    for number in range(count):
-        arrays, values = maker.runnable(number, lambda arrays: list(first.run(arrays).values()))
-        wanted, got = dict(zip(first.output_names, values, strict=True)), second.run(arrays)
-        judge.add(_numbers(names, wanted), _numbers(names, got))
-        shapes = {name: list(array.shape) for name, array in arrays.items()}
-    return replace(judge.verdict(f"the first in {first.runtime}", count, shapes), input_scale=maker.scale)
+    done, notes = 0, [""]
+
+    def run(arrays: Arrays) -> list[object]:
+        return list(_numbers(names, first.run(arrays)))
+
+    for arrays, wanted, note in input_sets(maker, 1 if data is not None else check, data, run, lambda: judge.compared):
+        judge.add(wanted, _numbers(names, second.run(arrays)))
+        done, notes = done + 1, [note]
+    others = outputs_of_others(maker, done, data, run) if arrays else None
+    if others is not None:
+        judge.vary(wanted, others)
+    notes += [getattr(runner, "note", "") for runner in (first, second)] + ["" if arrays else "the model has no inputs"]
+    shapes = {name: list(array.shape) for name, array in arrays.items()}
+    verdict = judge.verdict(f"the first in {first.runtime}", done, shapes, may_be_empty=not arrays)
+    return replace(verdict, input_scale=maker.scale, notes=list(filter(None, notes)))
 
 
 def _input_maker(

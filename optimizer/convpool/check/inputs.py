@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
 
 import numpy as np
@@ -169,6 +169,68 @@ def random_array(rng: np.random.Generator, dtype: np.dtype, shape: Sequence[int]
     if dtype.kind == "c":
         return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
     return rng.standard_normal(shape).astype(dtype)
+
+
+HARDER = (1, 4, 16, 64, 256, 2.0**-4)
+"""Random floats are multiplied by these where no output had a value: something behind a threshold may then."""
+NOISE = 0.5
+"""Relative change of given floats that an output which depends on them does not overlook."""
+
+
+def input_sets(
+    maker: InputMaker | FixedInputMaker,
+    count: int,
+    data: Arrays | None,
+    run: Callable[[Arrays], list[object]],
+    compared: Callable[[], bool],
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Iterator[tuple[Arrays, list[object], str]]:
+    """The sets of inputs to compare on, each with what `run` gives, and what is to be said of it.
+
+    After `count` sets, or the data, more follow as long as nothing is `compared`, with larger and smaller floats.
+    """
+    for number in range(count):
+        if progress is not None:
+            progress(number + 1, count, "checking")
+        arrays, outputs = maker.runnable(number, run)
+        yield arrays, outputs, ""
+    for step, factor in enumerate(HARDER if data is None and arrays else ()):
+        if compared():
+            return
+        try:
+            arrays, outputs = maker.runnable(count + step, run)
+            if factor != 1:
+                kinds = {name: array.dtype.kind for name, array in arrays.items()}
+                arrays = {name: a * a.dtype.type(factor) if kinds[name] in "fc" else a for name, a in arrays.items()}
+                outputs = run(arrays)
+        except ModelError:
+            continue
+        yield arrays, outputs, f"random inputs {factor:g} times as large, since outputs were empty before"
+
+
+def noisy(arrays: Arrays, share: float, rng: np.random.Generator) -> Arrays:
+    """The arrays with floats that differ by up to a share of theirs."""
+    changed = {}
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
+            wide = array if array.dtype == np.float64 else array.astype(np.float32)
+            array = wide * (1 + share * rng.uniform(-1, 1, array.shape)).astype(wide.dtype)
+        changed[name] = array
+    return changed
+
+
+def outputs_of_others(
+    maker: InputMaker | FixedInputMaker, number: int, data: Arrays | None, run: Callable[[Arrays], list[object]]
+) -> list[object] | None:
+    """What `run` gives for inputs other than the sets before `number` or the data; None where there are none that it takes."""
+    try:
+        if data is None:
+            return maker.runnable(number, run)[1]
+        others = noisy(maker.runnable(0, lambda arrays: [])[0], NOISE, np.random.default_rng(number))
+        same = all(np.array_equal(array, others[name]) for name, array in data.items())
+        return None if same else run(others)
+    except ModelError:
+        return None
 
 
 def _finite_share(output: object) -> float:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from convpool.check.verdict import OutputErrors, Verification
+from convpool.check.verdict import EMPTY, OutputErrors, Verification
 
 TOLERANCES: dict[int, tuple[float, float]] = {TensorProto.FLOAT16: (2e-2, 1e-2), TensorProto.BFLOAT16: (1e-1, 5e-2)}
 """(rtol, atol in units of the largest magnitude) by type."""
@@ -61,7 +62,7 @@ def array_errors(
     if not passed and original is not None:
         passed = bool(difference.max() <= 2 * np.abs(original.astype(np.float64)[~odd] - r).max())
     error = float(difference.max())
-    return OutputErrors(name, error, error / largest if largest else float(error > 0), passed, not_finite=not_finite)
+    return OutputErrors(name, error, error / largest if largest else float(error > 0), passed, "", not_finite, r.size)
 
 
 def worst_of(before: OutputErrors | None, found: OutputErrors) -> OutputErrors:
@@ -81,6 +82,9 @@ def precision_of(types: Iterable[np.dtype]) -> str:
     return least_exact({"float16": "fp16", "bfloat16": "bf16"}.get(dtype.name, "fp32") for dtype in types)
 
 
+RANDOM = "random: not comparable"
+
+
 class Judge:
     """Collects the differences of every output.
 
@@ -92,6 +96,8 @@ class Judge:
         self._names, self._tolerance, self._own_error_counts = names, tolerance, own_error_counts
         self._results: dict[str, OutputErrors] = {}
         self._not_finite: dict[str, list[float]] = {}
+        self._compared: Counter[str] = Counter()
+        self._constant: set[str] = set()
 
     def add(
         self,
@@ -113,7 +119,7 @@ class Judge:
         for index, name in enumerate(self._names):
             found = self._one(name, reference[index], original[index], result[index])
             if not found.passed and again is not None and not _equal(again()[index], original[index]):
-                found = OutputErrors(name, found.max_abs_error, found.max_rel_error, True, "random: not comparable")
+                found = OutputErrors(name, found.max_abs_error, found.max_rel_error, True, RANDOM)
             elif not found.passed and nudge is not None:
                 nudged = nudge() if nudged is None else nudged
                 if self._jumps_alike(reference[index], result[index], [run[index] for run in nudged]):
@@ -122,6 +128,24 @@ class Judge:
                 found = replace(found, note=f"{found.note or f'{found.max_abs_error:.3g} absolute'} {how}")
             self._results[name] = worst_of(self._results.get(name), found)
             self._not_finite.setdefault(name, []).append(found.not_finite)
+            self._compared[name] += found.compared
+
+    def vary(self, reference: Sequence[Any], other: Sequence[Any]) -> None:
+        """Find outputs that hardly depend on the inputs.  reference, other: what different inputs of one shape give.
+
+        Whole numbers, often sizes or classes, count where no output depends on them.
+        """
+        for index, name in enumerate(self._names):
+            if self._compared[name] and self._one(name, reference[index], reference[index], other[index]).passed:
+                self._constant.add(name)
+        if any(count and name not in self._constant for name, count in self._compared.items()):
+            kinds = {name: getattr(reference[index], "dtype", np.dtype(object)).kind for index, name in enumerate(self._names)}
+            self._constant -= {name for name, kind in kinds.items() if kind in "iub"}
+
+    @property
+    def compared(self) -> bool:
+        """Whether anything has been compared."""
+        return not self._names or self._compared.total() > 0
 
     def _jumps_alike(self, reference: Any, result: Any, nudged: list) -> bool:
         """Whether the original, on slightly changed inputs, moves as many elements beyond the tolerance, as far."""
@@ -139,37 +163,43 @@ class Judge:
         near = reference.dtype.kind in "iub" or bool(own.max() <= 2 * far)
         return near and int((own > allowed).sum()) <= 4 * beyond
 
-    def verdict(self, reference: str, inputs: int, shapes: dict[str, list[int]]) -> Verification:
-        """The outcome over everything added; one output must be comparable, and none may be NaN or infinite throughout."""
+    def verdict(self, reference: str, inputs: int, shapes: dict[str, list[int]], *, may_be_empty: bool = False) -> Verification:
+        """The outcome over everything added; no output may be NaN or infinite throughout.
+
+        may_be_empty: outputs without any value pass, as nothing else can be expected.
+        """
         outputs = [self._with_share(output) for output in self._results.values()]
-        passed = all(output.passed for output in outputs) and (
-            not outputs or any("random" not in output.note for output in outputs)
-        )
+        passed = all(output.passed for output in outputs) and (self.compared or may_be_empty)
         return Verification(passed, reference, inputs, shapes, outputs, str(self._tolerance))
 
     def _with_share(self, output: OutputErrors) -> OutputErrors:
         shares = self._not_finite[output.name]
-        output = replace(output, not_finite=sum(shares) / len(shares))
+        compared, constant = self._compared[output.name], output.name in self._constant
+        output = replace(output, not_finite=sum(shares) / len(shares), compared=compared, constant=constant)
         if output.passed and min(shares) == 1:
             return replace(output, passed=False, note="every value is NaN or infinite in the original")
-        return output
+        return output if compared or output.note else replace(output, note=EMPTY)
 
     def _one(self, name: str, reference: Any, original: Any, result: Any) -> OutputErrors:
         if not all(isinstance(value, np.ndarray) for value in (reference, original, result)):
             return self._sequence(name, reference, original, result)
         if reference.dtype.kind not in "fiub" and reference.dtype.name != "bfloat16" and reference.shape == result.shape:
             same = bool(np.array_equal(reference, result))
-            return OutputErrors(name, 0.0 if same else np.inf, 0.0 if same else np.inf, same)
+            return _exact(name, same, reference.size)
         return array_errors(name, reference, result, self._tolerance, original if self._own_error_counts else None)
 
     def _sequence(self, name: str, reference: Any, original: Any, result: Any) -> OutputErrors:
         """Sequences element by element; maps and missing optionals by equality."""
         if isinstance(reference, list) and isinstance(result, list) and len(reference) == len(result):
             parts = [self._one(name, *items) for items in zip(reference, original, result, strict=True)]
-            worst = min(parts, key=lambda p: (p.passed, -p.max_abs_error), default=OutputErrors(name, 0.0, 0.0, True))
-            return worst
-        same = _equal(reference, result)
-        return OutputErrors(name, 0.0 if same else np.inf, 0.0 if same else np.inf, same)
+            worst = min(parts, key=lambda p: (p.passed, -p.max_abs_error), default=_exact(name, True, 0))
+            return replace(worst, compared=sum(part.compared for part in parts))
+        return _exact(name, _equal(reference, result), 0 if reference is None else 1)
+
+
+def _exact(name: str, same: bool, compared: int) -> OutputErrors:
+    error = 0.0 if same else np.inf
+    return OutputErrors(name, error, error, same, compared=compared)
 
 
 def _equal(a: object, b: object) -> bool:

@@ -14,11 +14,12 @@ from onnx import ModelProto, TensorProto, helper
 
 from convpool.check.inputs import Arrays
 from convpool.check.judge import precision_of
-from convpool.check.session import fitted, make_session
+from convpool.check.session import Session, fitted
 from convpool.check.widen import float_types, to_float32
 from convpool.errors import ModelError, first_line
 from convpool.ir.layers import mark_layers
 from convpool.ir.model import LoadedModel
+from convpool.ir.process import EndedError
 
 Outputs = dict[str, Any]
 """What a run gives by output's name: arrays, and for a model also sequences, maps and missing optionals."""
@@ -50,26 +51,50 @@ class Runner(Protocol):
 class OnnxruntimeRunner:
     """A model in onnxruntime on the CPU.  `error` says why it could not be loaded.
 
-    what: the model, in messages.  optimize: with onnxruntime's own passes.  spin: as for `make_session`.
+    what: the model, in messages.  optimize: with onnxruntime's own passes.  lenient: with them too where onnxruntime ends its
+    process without them, as on some optional outputs that a model leaves out; then `note` says so.  spin: as for `Session`.
     """
 
     runtime = "onnxruntime"
 
     def __init__(
-        self, model: LoadedModel, what: str, *, optimize: bool = False, spin: bool = False, precision: str = "fp32"
+        self,
+        model: LoadedModel,
+        what: str,
+        *,
+        optimize: bool = False,
+        lenient: bool = True,
+        spin: bool = False,
+        precision: str = "fp32",
     ) -> None:
-        self.what, self.error, self.precision = what, "", precision
+        self.what, self.error, self.note, self.precision = what, "", "", precision
         self.model: ModelProto | None = model.proto
         self.input_types: dict[str, np.dtype] = {}
         self.input_names: list[str] = []
         self.output_names: list[str] = []
+        self.optimize, self._lenient = optimize, lenient and not optimize
+        self._loaded, self._spin = model, spin
         try:
-            self.session = make_session(model, optimize=optimize, spin=spin)
+            self._load()
         except Exception as error:  # onnxruntime's exceptions share no base class
-            self.error = first_line(error)
-            return
+            self.error = _why(error)
+
+    def _load(self) -> None:
+        try:
+            self.session = Session(self._loaded, optimize=self.optimize, spin=self._spin)
+        except EndedError as error:
+            if not self._lenient:
+                raise
+            self._optimize(error)
         self.input_names = [value.name for value in self.session.get_inputs()]
         self.output_names = [value.name for value in self.session.get_outputs()]
+
+    def _optimize(self, error: EndedError) -> None:
+        """Load the model with onnxruntime's passes from now on.  error: what it does without."""
+        self._lenient = False
+        self.session = Session(self._loaded, optimize=True, spin=self._spin)
+        self.optimize = True
+        self.note = f"onnxruntime {error} on {self.what} unless its graph optimisations are on, as they are by default"
 
     def check(self) -> None:
         """Raise ModelError if it could not be loaded."""
@@ -85,13 +110,23 @@ class OnnxruntimeRunner:
         self.check()
         given = fitted(self.session, arrays)
         try:
-            return self.session.run(None, given)
+            try:
+                return self.session.run(None, given)
+            except EndedError as error:
+                if not self._lenient:
+                    raise
+                self._optimize(error)
+                return self.session.run(None, given)
         except Exception as error:
-            raise ModelError(f"onnxruntime cannot run {self.what}: {first_line(error)}") from error
+            raise ModelError(f"onnxruntime cannot run {self.what}: {_why(error)}") from error
 
     def typical_shapes(self) -> dict[str, list[int]]:
         """None: a model runs on whatever its inputs allow."""
         return {}
+
+
+def _why(error: Exception) -> str:
+    return f"it {error}" if isinstance(error, EndedError) else first_line(error)
 
 
 def open_model(model: LoadedModel, what: str = "the model", *, layers: bool = False) -> OnnxruntimeRunner:

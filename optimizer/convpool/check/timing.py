@@ -6,14 +6,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
 
 from convpool.check.inputs import Arrays
+from convpool.check.session import Session
 
-PAUSE_S = 0.06
-"""Before each turn: onnxruntime's threads spin for 36 ms after a run, and would slow the next session down."""
-TURN_S = 0.02
-"""The timed runs of a turn last at least so long together."""
 LEAST_ROUNDS = 3
 """Rounds that a budget does not cut."""
 
@@ -39,23 +36,7 @@ def in_turn(
     return figures
 
 
-def time_sessions(sessions: Mapping[str, Any], arrays: Arrays, rounds: int, budget_s: float) -> dict[str, float]:
-    """Median microseconds per run of onnxruntime sessions with the same inputs, each as fast as it is by itself.
-
-    A turn is a pause, a run that is not timed, and runs for TURN_S.
-    """
-
-    def turn_of(session: Any) -> Callable[[], float]:
-        def turn() -> float:
-            time.sleep(PAUSE_S)
-            session.run(None, arrays)
-            begin, runs = time.perf_counter(), 0
-            while runs == 0 or time.perf_counter() - begin < TURN_S:
-                session.run(None, arrays)
-                runs += 1
-            return (time.perf_counter() - begin) / runs * 1e6
-
-        return turn
-
-    samples = in_turn({name: turn_of(session) for name, session in sessions.items()}, rounds, budget_s=budget_s)
-    return {name: statistics.median(values) for name, values in samples.items()}
+def time_sessions(sessions: Mapping[str, Session], arrays: Arrays, rounds: int, budget_s: float) -> dict[str, float]:
+    """Median microseconds per run of `Session`s with the same inputs, each as fast as it is by itself."""
+    turns = {name: partial(session.turn, arrays) for name, session in sessions.items()}
+    return {name: statistics.median(values) for name, values in in_turn(turns, rounds, budget_s=budget_s).items()}

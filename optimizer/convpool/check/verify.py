@@ -12,9 +12,10 @@ import numpy as np
 from onnx import TensorProto
 
 from convpool.arguments import check_arguments
-from convpool.check.inputs import Arrays, InputMaker, load_arrays
+from convpool.check.inputs import Arrays, InputMaker, input_sets, load_arrays, noisy, outputs_of_others
 from convpool.check.judge import FLOAT32_TOLERANCE, TOLERANCES, Judge, Tolerance
 from convpool.check.runners import OnnxruntimeRunner
+from convpool.check.session import prepare
 from convpool.check.verdict import Verification
 from convpool.check.widen import HALF_TYPES, float_types, to_float32
 from convpool.errors import ModelError, OptionError, VerificationError
@@ -73,6 +74,7 @@ def verify(
     check_arguments(check=check, seed=seed, rtol=rtol, atol=atol, input_shapes=input_shapes)
     if check == 0 and data is None:
         raise OptionError(f"check: got {check}, expected 1 or more, or data")
+    prepare()
     first, second = load(original), load(optimized)
     try:
         return compare(first, second, max(check, 1), load_arrays(data), dict(input_shapes or {}), rtol, atol, seed)
@@ -95,6 +97,45 @@ def compare(
     maker = InputMaker(original.proto, data, input_shapes, seed)
     types = float_types(original.proto)
     narrow = sorted(types & set(HALF_TYPES))
+    original, optimized, native, exact = _references(original, optimized, types)
+    reference = exact or native
+    default_rtol, relative_atol = TOLERANCES[narrow[-1]] if narrow else FLOAT32_TOLERANCE
+    tolerance = Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol)
+    by_default = rtol is None and atol is None
+    judge, own_judge = (Judge(reference.output_names, tolerance, own_error_counts=by_default and bool(narrow)) for _ in range(2))
+    candidate: OnnxruntimeRunner | None = None
+    done, notes, run = 0, [""], partial(_values, (reference, native))
+    for arrays, given, note in input_sets(maker, 1 if data is not None else check, data, run, lambda: judge.compared, progress):
+        done, notes = done + 1, [note]
+        wanted, own = given[: len(reference.output_names)], given[-len(native.output_names) :]
+        again = partial(native.values, arrays)
+        nudge = partial(_nudged_runs, reference, arrays, seed) if by_default else None
+        candidate = candidate or _candidate(optimized, native.optimize)
+        try:
+            result = candidate.values(arrays)
+        except ModelError as error:
+            raise VerificationError(f"verification: the original runs, but not the result: {error}") from error
+        judge.add(wanted, result, own, again, nudge)
+    both = None if native.optimize else _with_optimisations(original, optimized, arrays)
+    if both is not None:
+        usual, result = both
+        own_judge.add(wanted, usual, own, again, nudge)
+        if own_judge.verdict("", 1, {}).passed:
+            judge.add(wanted, result, own, again, nudge, "with onnxruntime's graph optimisations")
+    others = outputs_of_others(maker, done, data, reference.values) if arrays else None
+    if others is not None:
+        judge.vary(wanted, others)
+    what = "the original in onnxruntime" + (", in float32" if exact else "")
+    notes += [runner.note for runner in dict.fromkeys((reference, native))] + ["" if arrays else "the model has no inputs"]
+    shapes = {name: list(array.shape) for name, array in arrays.items()}
+    verdict = judge.verdict(what, done, shapes, may_be_empty=not arrays)
+    return replace(verdict, input_scale=maker.scale, notes=list(filter(None, notes)))
+
+
+def _references(
+    original: LoadedModel, optimized: LoadedModel, types: set[int]
+) -> tuple[LoadedModel, LoadedModel, OnnxruntimeRunner, OnnxruntimeRunner | None]:
+    """Both models as they are run; the original as it is and, unless it is of float32 alone, in float32.  Raises ModelError."""
     native = OnnxruntimeRunner(original, "the original")
     exact = None
     if types - {TensorProto.FLOAT}:
@@ -104,40 +145,18 @@ def compare(
         if native.error or TensorProto.BFLOAT16 in types:
             native, original = exact, wide
             optimized = LoadedModel(to_float32(optimized), optimized.base_dir, 0)
-    candidate = OnnxruntimeRunner(optimized, "the result")
     for runner in (native, exact):
         if runner is not None:
             runner.check()
+    return original, optimized, native, exact
+
+
+def _candidate(optimized: LoadedModel, optimize: bool) -> OnnxruntimeRunner:
+    """The result in onnxruntime.  optimize: with onnxruntime's own passes, as the original.  Raises VerificationError."""
+    candidate = OnnxruntimeRunner(optimized, "the result", optimize=optimize, lenient=False)
     if candidate.error:
         raise VerificationError(f"verification: onnxruntime loads the original, but not the result: {candidate.error}")
-    reference = exact or native
-    default_rtol, relative_atol = TOLERANCES[narrow[-1]] if narrow else FLOAT32_TOLERANCE
-    tolerance = Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol)
-    by_default = rtol is None and atol is None
-    judge, own_judge = (Judge(reference.output_names, tolerance, own_error_counts=by_default and bool(narrow)) for _ in range(2))
-    shapes: dict[str, list[int]] = {}
-    count = 1 if data is not None else check
-    for number in range(count):
-        if progress is not None:
-            progress(number + 1, count, "checking")
-        arrays, given = maker.runnable(number, lambda arrays: _values((reference, native), arrays))
-        wanted, own = given[: len(reference.output_names)], given[-len(native.output_names) :]
-        again = partial(native.values, arrays)
-        nudge = partial(_nudged_runs, reference, arrays, seed) if by_default else None
-        try:
-            result = candidate.values(arrays)
-        except ModelError as error:
-            raise VerificationError(f"verification: the original runs, but not the result: {error}") from error
-        judge.add(wanted, result, own, again, nudge)
-        shapes = {name: list(array.shape) for name, array in arrays.items()}
-    both = _with_optimisations(original, optimized, arrays)
-    if both is not None:
-        usual, result = both
-        own_judge.add(wanted, usual, own, again, nudge)
-        if own_judge.verdict("", 1, {}).passed:
-            judge.add(wanted, result, own, again, nudge, "with onnxruntime's graph optimisations")
-    what = "the original in onnxruntime" + (", in float32" if exact else "")
-    return replace(judge.verdict(what, count, shapes), input_scale=maker.scale)
+    return candidate
 
 
 def _values(runners: Sequence[OnnxruntimeRunner], arrays: Arrays) -> list[object]:
@@ -176,12 +195,5 @@ def _nudged_runs(reference: OnnxruntimeRunner, arrays: Arrays, seed: int) -> lis
     """The reference's outputs for inputs whose floats differ by a random share of NUDGE, NUDGED_RUNS times."""
     runs = []
     for number in range(NUDGED_RUNS):
-        rng = np.random.default_rng([seed, number])
-        changed = {}
-        for name, array in arrays.items():
-            if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
-                wide = array if array.dtype == np.float64 else array.astype(np.float32)
-                array = wide * (1 + NUDGE * rng.uniform(-1, 1, array.shape)).astype(wide.dtype)
-            changed[name] = array
-        runs.append(reference.values(changed))
+        runs.append(reference.values(noisy(arrays, NUDGE, np.random.default_rng([seed, number]))))
     return runs

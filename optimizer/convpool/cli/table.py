@@ -108,6 +108,7 @@ def show_verification(verification: Verification, console: Console) -> None:
     rows = []
     for output in verification.outputs:
         verdict = "[green]agrees[/]" if output.passed else f"[red]differs[/] {escape(output.note)}"
+        verdict = verdict if output.compared or not output.passed else "[yellow]not compared[/]"
         rows.append([escape(output.name), f"{output.max_abs_error:.3g}", f"{output.max_rel_error:.3g}", verdict])
     print_table(console, ("tensor", "max absolute error", "relative", "result"), rows, right=(1, 2), names=(0,))
 
@@ -238,8 +239,7 @@ def _verification(report: Report, verbose: bool) -> list[str]:
         if worst is None
         else (f"largest error {worst.max_rel_error:.2g} relative, {worst.max_abs_error:.2g} absolute ({escape(worst.name)})")
     )
-    if found.not_finite:
-        errors += f"; {escape(found.not_finite)}"
+    errors = "; ".join([errors, *map(escape, found.doubts)])
     failed = "[bold red]DIFFERS[/] from" if found.differs else "[bold red]NOT COMPARABLE[/] with"
     outcome = "[green]agrees[/] with" if found.passed else failed
     sets = f"{_plural(found.inputs, 'set')} of inputs"

@@ -17,6 +17,7 @@ import click
 from convpool.check.compare import compare
 from convpool.check.inputs import load_arrays
 from convpool.check.runners import Runner
+from convpool.check.session import prepare
 from convpool.cli.common import SHAPE, comparison_options, json_text, run, write_report
 from convpool.cli.sections import SectionedCommand, complete_file
 from convpool.cli.table import make_console, show_verification
@@ -93,6 +94,7 @@ def verify_command(
     """
     if report_path and report_path != "-":
         check_output(Path(report_path), {"compared here": [Path(first), Path(second)]})
+    prepare()
     verification = compare(
         open_runner(first, layers=layers),
         _second(second, provider, layers),
