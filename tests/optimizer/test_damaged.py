@@ -17,6 +17,7 @@ from onnx import TensorProto
 
 import convpool
 from convpool.errors import ModelError
+from convpool.ir import sanity
 from convpool.ir.sanity import check_functions
 from tests.fuzz import damaged as fuzz
 from tests.fuzz.damaged import Outcome, run, share
@@ -189,6 +190,23 @@ def test_functions_that_call_one_another(name, edges):
             check_functions(calling([*edges, (end, start)]))
     with pytest.raises(ModelError, match=f"'d::f{top}': it calls itself"):
         check_functions(calling([*edges, (top, top)]))
+
+
+@pytest.mark.parametrize("width", [2, 3, 7, 10, 700])
+@pytest.mark.parametrize("beyond", [False, True], ids=["few", "many"])
+def test_functions_whose_calls_stand_for_too_many_nodes(width, beyond):
+    """A row of functions, each of which calls the one before `width` times, up to the limit and beyond."""
+    levels, nodes = 0, 1
+    while 1 + width * nodes < sanity.MAX_NODES:
+        levels, nodes = levels + 1, 1 + width * nodes
+    levels += beyond
+    model = calling([(level + 1, level) for level in range(levels) for _ in range(width)])
+    model.graph.node.append(onnx.helper.make_node(f"f{levels}", ["x"], ["many"], domain="d"))
+    if beyond:
+        with pytest.raises(ModelError, match=f"stand for too many nodes; got more than {sanity.MAX_NODES}"):
+            check_functions(model)
+    else:
+        check_functions(model)
 
 
 def test_a_function_that_calls_itself():

@@ -8,7 +8,8 @@ crash.  Whatever can be told without them is refused here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
@@ -16,6 +17,9 @@ from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoPr
 from convpool.errors import ModelError
 from convpool.ir.external import is_external, tensor_bytes
 from convpool.ir.protos import all_nodes, graphs_within, model_nodes, tensors
+
+MAX_NODES = 500_000
+"""Most nodes once functions are expanded.  onnx's checker takes half a minute for these; large models have 20,000."""
 
 
 def check_strings(model: ModelProto) -> None:
@@ -61,27 +65,41 @@ def check_types(model: ModelProto) -> None:
 
 
 def check_functions(model: ModelProto) -> None:
-    """Raise ModelError for functions of one name, and for one that calls itself, directly or not: older onnx crashes on it."""
-    calls: dict[tuple[str, str], dict[tuple[str, str], None]] = {}
+    """Raise ModelError for functions that older onnx crashes on, or that keep every onnx busy for minutes.
+
+    These are two of one name, one that calls itself, directly or not, and calls that stand for more than MAX_NODES nodes.
+    """
+    calls: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
     for function in model.functions:
         key = (function.domain, function.name)
         if key in calls and getattr(function, "overload", "") == "":
             raise ModelError(f"function '{function.domain}::{function.name}': defined twice; expected once")
-        calls.setdefault(key, {}).update(((node.domain, node.op_type), None) for node in all_nodes(function))
-    done: dict[tuple[str, str], bool] = {}  # False: on the way from the one begun with
+        calls.setdefault(key, Counter()).update(_called(function))
+    nodes: dict[tuple[str, str], int] = {}  # that a call stands for, at most MAX_NODES + 1; 0: on the way from the one begun with
     for start in calls:
-        way = [(start, iter(calls[start]))] if start not in done else []
+        way = [(start, iter(calls[start]))] if start not in nodes else []
         while way:
             key, called = way[-1]
-            done[key] = False
-            following = next((name for name in called if name in calls and not done.get(name)), None)
+            nodes[key] = 0
+            following = next((name for name in called if name in calls and not nodes.get(name)), None)
             if following is None:
-                done[key] = True
+                nodes[key] = _expanded(calls[key], nodes)
                 way.pop()
-            elif following in done:
+            elif following in nodes:
                 raise ModelError(f"function '{following[0]}::{following[1]}': it calls itself; got a circle, expected none")
             else:
                 way.append((following, iter(calls[following])))
+    if nodes and _expanded(_called(model.graph), nodes) > MAX_NODES:
+        raise ModelError(f"functions: their calls stand for too many nodes; got more than {MAX_NODES}, expected no more")
+
+
+def _called(holder: GraphProto | FunctionProto) -> Counter[tuple[str, str]]:
+    return Counter((node.domain, node.op_type) for node in all_nodes(holder))
+
+
+def _expanded(called: Counter[tuple[str, str]], nodes: Mapping[tuple[str, str], int]) -> int:
+    """Nodes that these stand for once functions are expanded, at most MAX_NODES + 1."""
+    return min(MAX_NODES + 1, 1 + sum(count * nodes.get(name, 1) for name, count in called.items()))
 
 
 def _holders(model: ModelProto) -> Iterator[GraphProto | FunctionProto]:

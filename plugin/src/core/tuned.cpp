@@ -81,10 +81,12 @@ File read_file(const char *path) {
         const size_t start = line.find_first_not_of(" \t\r");
         if (start == std::string::npos || line.compare(start, 2, "//") == 0) continue;
         Row row;
-        if (!parse_row(line.c_str() + start, row))
-            return fail(": line " + std::to_string(number) + " is no row; got " + line.substr(start, 60) + ", expected " + kName +
-                        "(" + std::to_string(kHeadFields) + " numbers and " + std::to_string(kAxisFields) +
-                        " for every dimension)");
+        if (!parse_row(line.c_str() + start, row)) {
+            std::string got = line.substr(start, 60);  // printed to terminals, which obey control characters
+            std::replace_if(got.begin(), got.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+            return fail(": line " + std::to_string(number) + " is no row; got " + got + ", expected " + kName + "(" +
+                        std::to_string(kHeadFields) + " numbers and " + std::to_string(kAxisFields) + " for every dimension)");
+        }
         if (find_tactic(row[kTacticField]) == nullptr) {
             if (file.error.empty())
                 file.error = std::string(kName) + ": " + path + ": line " + std::to_string(number) + " names no tactic; got id " +
