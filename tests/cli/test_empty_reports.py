@@ -142,6 +142,24 @@ def test_an_empty_report_says_what_was_seen(name, tmp_path, capsys):
     assert lines[1].startswith("seen      ") and len(lines) <= 5 and steps(lines) == []
 
 
+@pytest.mark.parametrize(
+    ("domain", "op_type"),
+    [
+        (domain, op_type)
+        for domain in ("com.microsoft", "com.microsoft.nchwc")
+        for op_type in ("AveragePool", "Conv", "QLinearConv")
+    ],
+)
+@pytest.mark.parametrize("names", [([], ["y"]), ([""], ["y"]), (["x"], []), ([""], [""]), (["x", "", ""], ["y", ""])])
+def test_nodes_that_nobody_checks_end_no_report(domain, op_type, names, tmp_path, capsys):
+    model = situation("h = Conv(x, w)\ny = Relu(h)", {})
+    node = onnx.helper.make_node(op_type, [name.replace("x", "h") for name in names[0]], [name and "z" for name in names[1]])
+    node.domain = domain
+    model.graph.node.append(node)
+    onnx.save(model, tmp_path / "m.onnx")
+    assert inspect(tmp_path / "m.onnx", capsys)[0].startswith("Nothing to rewrite")
+
+
 @pytest.mark.parametrize("name", HELPED)
 def test_an_empty_report_names_the_step_that_helps(name, tmp_path, capsys):
     body, constants, words, step = HELPED[name]

@@ -72,7 +72,7 @@ def _ends(scope: Scope, seen: Seen) -> set[str]:
     """The tensors that averages are of.  Counts those over two axes or more: over one they may be of another kind."""
     ends = set()
     for node in scope.nodes:
-        if _stands_for(node) in AVERAGES:
+        if _stands_for(node) in AVERAGES and any(node.input):  # nothing checks nodes of another domain
             seen.averages += 1
             ends.add(node.input[0])
     for chain in candidates(scope):
