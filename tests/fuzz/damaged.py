@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import convpool
+from convpool.advice import suggested
+from convpool.ir.model import load
 from tests.support.damage import damaged
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +54,8 @@ def one(seed: int, folder: Path) -> str:
     lowering = LOWERINGS[seed % len(LOWERINGS)]
     switches = {"stem": True, "plain_conv": True} if lowering == "convavgpool" and seed % 3 == 0 else {}
     try:
-        result = convpool.optimize(path, lowering=lowering, **switches)
+        sizes = suggested(load(path).proto, {}) if seed % 5 == 1 else None
+        result = convpool.optimize(path, lowering=lowering, fold=seed % 5 < 2, fix_shapes=sizes, **switches)
         result.save(out, external_data=("auto", "one", "keep")[seed % 3])
     except convpool.ConvpoolError as error:
         return type(error).__name__

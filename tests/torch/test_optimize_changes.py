@@ -453,3 +453,35 @@ def test_a_class_that_registers_its_subclasses():
     changed = optimized(Pair(*pair()), X)
     assert known == {"pair": Pair} and isinstance(changed, Pair)
     assert_same(changed, known["pair"](*pair()), X)
+
+
+class Quarters(nn.Module):
+    """A mean of strided slices, which needs the sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(4, 8, 3, padding=1)
+
+    def forward(self, x):
+        h = self.conv(x)
+        return (h[:, :, ::2, ::2] + h[:, :, 1::2, ::2] + h[:, :, ::2, 1::2] + h[:, :, 1::2, 1::2]) / 4
+
+
+HINT = "with example inputs more averages may be found: optimize(module, x)"
+
+
+@pytest.mark.parametrize(
+    ("layers", "hints"),
+    [
+        ([nn.Conv2d(4, 8, 3), nn.AdaptiveAvgPool2d(1)], [HINT]),
+        ([Quarters()], [HINT]),
+        ([nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2)], []),
+        ([nn.Linear(8, 8)], []),
+    ],
+    ids=["a mean over the map", "slices", "a ReLU between", "no convolution"],
+)
+def test_a_report_without_sizes_asks_for_example_inputs_where_they_help(layers, hints):
+    module = nn.Sequential(*layers).double()
+    without, given = optimize(module)[1], optimize(module, X)[1]
+    assert without.hints == hints and given.hints == []
+    assert (given.summary.rewritten > without.summary.rewritten) == bool(hints)

@@ -29,9 +29,9 @@ def merged(
     sites += [site for site in others if site.conv not in seen]
     sites.sort(key=lambda site: site.status != "rewritten")
     summaries = [report.summary for _, report in reports]
-    hints = list(dict.fromkeys(hint for _, report in reports for hint in report.hints))
+    notes = list(dict.fromkeys(note for _, report in reports for note in report.notes))
     asked: dict[str, object] = {"lowering": options.lowering, "accumulation": options.accumulation}
-    return Report(sites, summed(sites, summaries), options=asked, hints=hints, warnings=[*warnings])
+    return Report(sites, summed(sites, summaries), options=asked, notes=notes, warnings=[*warnings])
 
 
 def summed(sites: Sequence[SiteReport], summaries: Sequence[Summary]) -> Summary:

@@ -182,4 +182,7 @@ class _Work:
         report = merged(self.reports, self.others, self.options, self.warnings)
         names = [*names, *(name for site in report.sites for name in (site.conv, site.pool))]
         matched = [pattern for pattern in self.options.exclude if any(fnmatchcase(name, pattern) for name in names)]
-        return replace(report, warnings=[*report.warnings, *unmatched(self.options.exclude, matched)])
+        unknown = any("unknown" in (site.reason or "") for site in report.sites)
+        lost = not self.sized and (unknown or report.summary.convolutions and not report.sites)
+        hints = ["with example inputs more averages may be found: optimize(module, x)"] if lost else []
+        return replace(report, hints=hints, warnings=[*report.warnings, *unmatched(self.options.exclude, matched)])
