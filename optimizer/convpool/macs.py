@@ -11,12 +11,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from onnx import FunctionProto, ModelProto, NodeProto, helper
+from onnx import FunctionProto, NodeProto
 
 from convpool.ir.constants import Evaluate
 from convpool.ir.folding import index_with_shapes
 from convpool.ir.index import Scope
-from convpool.ir.model import LoadedModel, infer_shapes
+from convpool.ir.model import LoadedModel, at_shapes, infer_shapes
 from convpool.ir.protos import is_op, known_attributes, label, subgraphs
 from convpool.ir.schema import OP_TYPES
 
@@ -84,12 +84,7 @@ def count_at(model: LoadedModel, shapes: Mapping[str, Sequence[int]], evaluate: 
 
 def scopes_at(model: LoadedModel, shapes: Mapping[str, Sequence[int]], evaluate: Evaluate) -> list[Scope]:
     """The index of a model whose inputs have the shapes given."""
-    fixed = ModelProto()
-    fixed.CopyFrom(model.proto)
-    for value in fixed.graph.input:
-        if value.name in shapes:
-            elem_type = value.type.tensor_type.elem_type
-            value.CopyFrom(helper.make_tensor_value_info(value.name, elem_type, list(shapes[value.name])))
+    fixed = at_shapes(model.proto, shapes)
     return index_with_shapes(fixed, model.read, evaluate, infer_shapes(fixed))
 
 

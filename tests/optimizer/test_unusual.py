@@ -18,9 +18,10 @@ from convpool.check.inputs import load_arrays
 from convpool.errors import ModelError, OptionError, OutputError
 from convpool.ir import constants, domains, external, sanity, save, schema
 from convpool.ir import index as index_module
+from convpool.ir import model as model_module
 from convpool.ir.constants import Constant, computed, folded
 from convpool.ir.index import TensorInfo
-from convpool.ir.model import _adds, load
+from convpool.ir.model import load
 from convpool.ir.toposort import _read_names
 from convpool.options import options_for
 from convpool.passes.base import Reject
@@ -116,26 +117,6 @@ def test_a_name_that_is_no_utf_8(monkeypatch, found):
     monkeypatch.setattr(sanity, "_strings", strings)
     with pytest.raises(ModelError, match=r"^model: a name; got the bytes b'caf\\xe9', expected UTF-8$"):
         sanity.check_strings(graph(PAIR))
-
-
-@pytest.mark.parametrize(
-    ("claimed", "known", "adds"),
-    [
-        ([1, 2], None, True),
-        ([1, 2], [1, None], True),
-        ([1, 2], [1, 2], False),
-        ([1, "N"], [1, None], True),
-        ([1, "N"], [1, 2], False),
-        ([3, 2], [1, None], False),
-        ([1, 2, 3], [1, None], False),
-        (None, [1, None], False),
-        ([None, None], [None, None], False),
-    ],
-)
-def test_what_value_info_adds(claimed, known, adds):
-    values = [helper.make_tensor_value_info("t", TensorProto.FLOAT, shape) for shape in (claimed, known)]
-    assert _adds(*values) == adds
-    assert _adds(values[0], None)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +269,7 @@ def test_a_function_whose_shapes_cannot_be_inferred(monkeypatch):
     def refused(*_):
         raise ValueError
 
-    monkeypatch.setattr(index_module, "infer_elsewhere", refused)
+    monkeypatch.setattr(model_module, "infer_elsewhere", refused)
     assert index_module._infer_function(model, model.functions[0], info) is None
 
 

@@ -101,6 +101,13 @@ class Maker:
         self.feeds[name] = self.data(*shape)
         return name
 
+    def close_batch(self) -> None:
+        """Give the inputs made so far the size of the batch."""
+        for value in self.inputs if self.open_batch else ():
+            for dim in value.type.tensor_type.shape.dim[:1]:
+                dim.dim_value = self.batch if dim.dim_param else dim.dim_value
+        self.open_batch = False
+
 
 @dataclass
 class Layer:

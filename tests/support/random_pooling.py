@@ -104,7 +104,7 @@ def make_residual(m: Maker, shape: tuple[int, ...]) -> str:
     batch, filters, *size = shape
     channels, halved = int(m.pick([1, 3, 4, 5, 8])), m.chance(0.5)
     size = [2 * n for n in size] if halved else size
-    image = m.feed((batch, channels, *size), ["N", channels, *size] if m.open_batch else None)
+    image = m.feed((batch, channels, *size))
     image = m.node("AveragePool", [image], kernel_shape=[2, 2], strides=[2, 2]) if halved else image
     return m.node("Conv", [image, m.constant(m.data(filters, channels, 3, 3))], pads=[1] * 4)
 
@@ -120,16 +120,13 @@ def make_behind(m: Maker, name: str, layer: Layer, after: list[int], known: bool
         name = make_linear(m, name, layer.filters)
         m.epilogue = "" if constant else None
     if known and m.chance(0.4):
+        m.close_batch()  # no runtime holds two inputs to one name
         shape = (m.batch, layer.filters, *after)
         broadcast = m.chance(0.2) and any(n > 1 for n in after)
         if broadcast:
             axis = int(m.rng.integers(2, len(shape)))
             shape = (*shape[:axis], 1, *shape[axis + 1 :])
-        other = (
-            make_residual(m, shape)
-            if m.rank == 2 and not broadcast and m.chance(0.7)
-            else (m.feed(shape, ["N", *shape[1:]] if m.open_batch else None))
-        )
+        other = make_residual(m, shape) if m.rank == 2 and not broadcast and m.chance(0.7) else m.feed(shape)
         op_type = str(m.pick(["Add", "Sum"])) if m.opset >= 8 or not broadcast else "Add"  # Sum broadcasts from 8 on
         name = m.node(op_type, [name, other] if m.chance(0.5) else [other, name])
         m.tags["residual"] = "broadcast" if broadcast and shape[2:] != tuple(after) else "equal"

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
 from convpool.ir.constants import (
@@ -29,7 +28,7 @@ from convpool.ir.constants import (
     folded,
     sparse_constant,
 )
-from convpool.ir.elsewhere import infer_elsewhere
+from convpool.ir.model import infer_shapes
 from convpool.ir.protos import all_nodes, is_op, label, opset_of, subgraphs
 
 Dim = int | str | None
@@ -388,10 +387,8 @@ def _infer_function(model: ModelProto, function: FunctionProto, inputs: dict[str
     graph = helper.make_graph(function.node, "body", values, [])
     probe = helper.make_model(graph, opset_imports=function.opset_import, functions=model.functions)
     probe.ir_version = model.ir_version
-    try:
-        return infer_elsewhere(probe).graph
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
-        return None
+    inferred = infer_shapes(probe)
+    return None if inferred is None else inferred.graph
 
 
 def _tensor_infos(graph: GraphProto | None) -> dict[str, TensorInfo]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -14,14 +14,14 @@ from types import MappingProxyType
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from convpool.errors import ModelError, first_line
-from convpool.ir import schema
+from convpool.ir import notes, schema
 from convpool.ir.domains import in_default_domain
 from convpool.ir.elsewhere import infer_elsewhere
 from convpool.ir.external import check_external_data, external_size, is_external, read_in
-from convpool.ir.protos import graphs_within, is_op, label, opset_of, tensors
+from convpool.ir.protos import is_op, label, opset_of, tensors
 from convpool.ir.sanity import check_functions, check_strings, check_tensors, check_types
 from convpool.ir.toposort import in_order
 
@@ -128,8 +128,7 @@ def passes_full_check(model: LoadedModel) -> bool:
 def infer_shapes(model: ModelProto) -> ModelProto | None:
     """The model with inferred shapes, node for node; None where inference fails or the model is too large for it.
 
-    The model's own value_info counts where it adds to what follows from the inputs, not where it contradicts that:
-    whoever changes the inputs' sizes often leaves it as it was, and runtimes overlook it.
+    Shapes follow from the model's inputs; others that the file notes count where `convpool.ir.notes` says.
     Raises ModelError where it would end the process.
     """
     schema.register_schema()
@@ -139,34 +138,26 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
         if tensor.data_location != TensorProto.EXTERNAL and len(tensor.raw_data) > 2**14:
             tensor.ClearField("raw_data")  # no shape depends on the values of a large tensor
             tensor.data_location = TensorProto.EXTERNAL
-    claims = []
-    for graph in graphs_within(probe.graph):
-        claims.append(list(graph.value_info))
-        graph.ClearField("value_info")
+    taken = notes.take(probe)
+    result = None
     try:
         result = infer_elsewhere(probe)
-        for graph, typed, claimed in zip(graphs_within(probe.graph), graphs_within(result.graph), claims, strict=True):
-            known = {value.name: value for value in (*typed.value_info, *typed.input, *typed.output)}
-            graph.value_info.extend(value for value in claimed if _adds(value, known.get(value.name)))
-        if any(len(graph.value_info) for graph in graphs_within(probe.graph)):
+        if notes.fill_in(probe, result, taken):
             result = infer_elsewhere(probe)
-        return result
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError):
-        return None
+        pass  # without the notes that do not fit, or without shapes
+    return result
 
 
-def _adds(claim: ValueInfoProto, known: ValueInfoProto | None) -> bool:
-    """Whether `claim` tells something about a tensor beside what is known, and agrees with that."""
-    if known is None or not known.type.tensor_type.HasField("shape"):
-        return True
-    if not claim.type.tensor_type.HasField("shape"):
-        return False
-    claimed, found = (value.type.tensor_type.shape.dim for value in (claim, known))
-    if len(claimed) != len(found):
-        return False
-    dims = list(zip(claimed, found, strict=True))
-    agree = all(c.dim_value == k.dim_value for c, k in dims if c.HasField("dim_value") and k.HasField("dim_value"))
-    return agree and any(c.WhichOneof("value") and not k.HasField("dim_value") for c, k in dims)
+def at_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto:
+    """A copy of the model whose inputs have the shapes given."""
+    fixed = ModelProto()
+    fixed.CopyFrom(model)
+    for value in fixed.graph.input:
+        if value.name in shapes:
+            elem_type = value.type.tensor_type.elem_type
+            value.CopyFrom(helper.make_tensor_value_info(value.name, elem_type, list(shapes[value.name])))
+    return fixed
 
 
 def _read_file(path: Path) -> bytes:
@@ -215,7 +206,7 @@ def _check_convolutions(
     inferred: shapes are those of value_info too.  outer: shapes that are known around a branch or body.
     """
     shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    for value in (*graph.value_info, *graph.input) if inferred else graph.input:
+    for value in (*graph.value_info, *graph.input) if inferred else () if outer else graph.input:
         if value.type.tensor_type.HasField("shape"):
             dims = value.type.tensor_type.shape.dim
             known = (dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in dims)

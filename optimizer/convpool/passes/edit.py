@@ -18,6 +18,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper, numpy
 from convpool.algebra.parts import ACCUMULATIONS
 from convpool.ir import schema
 from convpool.ir.index import Scope
+from convpool.ir.notes import MADE_UP, forget_open_sizes, has_open_sizes
 from convpool.ir.protos import graphs_within, label, model_nodes, opset_of, value_names
 
 
@@ -151,7 +152,12 @@ class Editor:
             self._complete_functions()
 
     def annotate(self, inferred: ModelProto | None) -> None:
-        """Give the new tensors value_info, if the model had any.  inferred: a model that has all of them, shapes inferred."""
+        """Give the new tensors value_info, if the model had any, and leave no size there that the inputs leave open.
+
+        inferred: a model that has all tensors, shapes inferred.
+        """
+        if inferred is not None and has_open_sizes(inferred):
+            forget_open_sizes(self._model, inferred)
         if inferred is None or not self._annotated:
             return
         for graph, typed in zip(graphs_within(self._model.graph), graphs_within(inferred.graph), strict=True):
@@ -160,7 +166,7 @@ class Editor:
             new = [value for value in typed.value_info if value.name in there]
             for value in new:
                 for dim in value.type.tensor_type.shape.dim:
-                    if dim.dim_param.startswith("unk__"):  # a name that shape inference made up
+                    if dim.dim_param.startswith(MADE_UP):
                         dim.ClearField("dim_param")
             graph.value_info.extend(new)
 

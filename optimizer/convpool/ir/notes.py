@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which shapes in a file count: those of the model's inputs and constants, and of all others next to nothing.
+
+The others (value_info, the shapes of outputs and of bodies' inputs and outputs) are notes.  No runtime holds to them, and who
+changes the inputs' sizes often leaves them as they were.  Nor does a runtime hold to one name of two sizes of inputs.  So shape
+inference starts from a model without notes, in which each open size of an input has a name of its own.  Notes fill in only where
+inference knows nothing: behind operators that it does not know and functions, and at the bounds of bodies.  There
+
+- none counts if any note in the model contradicts what follows from the inputs, or an input has no rank;
+- only ranks count if an input has an open size;
+- names never count.
+
+A model that is written has no size in its notes that its inputs leave open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
+
+from convpool.ir.protos import graphs_within, subgraphs
+
+Notes = dict[str, ValueInfoProto]
+"""What a graph notes of its tensors."""
+MADE_UP = "unk__"
+"""How names of sizes begin that shape inference makes up."""
+
+
+def take(model: ModelProto) -> list[Notes]:
+    """Take the notes out of a model, and give those of the main graph and of each body in it.
+
+    Inputs are then as they count: open sizes have names of their own, and those of constants (before IR 4) the constants' sizes.
+    """
+    for value in model.graph.input if model.ir_version < 4 else ():
+        constant = next((tensor for tensor in model.graph.initializer if tensor.name == value.name), None)
+        if constant is not None and value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.CopyFrom(helper.make_tensor_type_proto(0, constant.dims).tensor_type.shape)
+    names: set[str] = set()
+    for value in model.graph.input:
+        if not value.type.HasField("tensor_type"):
+            _forget_shape(value.type)
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if not dim.HasField("dim_value") or dim.dim_value < 0:  # some write -1 for an open one
+                if not dim.dim_param or dim.dim_param in names:
+                    dim.dim_param = f"{MADE_UP}{value.name}_{axis}"
+                names.add(dim.dim_param)
+    notes = [_take_from(graph, graph is model.graph) for graph in graphs_within(model.graph)]
+    for function in model.functions:
+        function.ClearField("value_info")
+        for graph in list(graphs_within(function))[1:]:
+            _take_from(graph, False)
+    return notes
+
+
+def _take_from(graph: GraphProto, main: bool) -> Notes:
+    constants = {tensor.name for tensor in graph.initializer}
+    notes = {}
+    for value in (*graph.value_info, *graph.output, *(() if main else graph.input)):
+        if value.name not in constants:
+            notes[value.name] = ValueInfoProto()
+            notes[value.name].CopyFrom(value)
+        _forget_shape(value.type)
+    graph.ClearField("value_info")
+    return notes
+
+
+def _forget_shape(kind: TypeProto) -> None:
+    """Leave nothing but the element type."""
+    which = kind.WhichOneof("value")
+    if which in ("tensor_type", "sparse_tensor_type"):
+        getattr(kind, which).ClearField("shape")
+    elif which in ("sequence_type", "optional_type"):
+        _forget_shape(getattr(kind, which).elem_type)
+    elif which == "map_type":
+        _forget_shape(kind.map_type.value_type)
+
+
+def fill_in(model: ModelProto, inferred: ModelProto, notes: Sequence[Notes]) -> bool:
+    """Put the notes that count into a model that is without; whether there are any.  inferred: it, after shape inference."""
+    graphs = list(zip(graphs_within(model.graph), graphs_within(inferred.graph), notes, strict=True))
+    known = [{value.name: value.type for value in (*typed.value_info, *typed.input, *typed.output)} for _, typed, _ in graphs]
+    pairs = ((note.type, found.get(name)) for found, noted in zip(known, notes, strict=True) for name, note in noted.items())
+    ranks = all(value.type.tensor_type.HasField("shape") for value in model.graph.input)
+    ranks = ranks and not any(_contradict(*pair) for pair in pairs)
+    is_open = has_open_sizes(model)
+    filled = False
+    for found, (graph, _, noted) in zip(known, graphs, strict=True):
+        bounds = {name for node in graph.node if any(subgraphs(node)) or _is_unknown(node) for name in node.output}
+        inputs = {value.name: value for value in graph.input}
+        for name, note in noted.items():
+            if name not in bounds | inputs.keys() or name in found and found[name].tensor_type.HasField("shape"):
+                continue
+            filled = True
+            value = inputs.get(name) or graph.value_info.add(name=name)
+            value.type.CopyFrom(note.type)
+            if not ranks or not value.type.HasField("tensor_type"):
+                _forget_shape(value.type)
+            for dim in value.type.tensor_type.shape.dim:
+                if is_open or dim.dim_value < 0 or dim.HasField("dim_param"):
+                    dim.Clear()
+    return filled
+
+
+def has_open_sizes(model: ModelProto) -> bool:
+    """Whether an input has an open size, in a model as `take` leaves it or shape inference gives it."""
+    types = [value.type.tensor_type for value in model.graph.input]
+    return any(not kind.HasField("shape") or any(not dim.HasField("dim_value") for dim in kind.shape.dim) for kind in types)
+
+
+def forget_open_sizes(model: ModelProto, inferred: ModelProto) -> None:
+    """Take the sizes out of a model's notes that do not follow from its inputs.  inferred: the model after shape inference."""
+    for graph, typed in zip(graphs_within(model.graph), graphs_within(inferred.graph), strict=True):
+        known = {value.name: value.type for value in (*typed.value_info, *typed.input, *typed.output)}
+        for value in graph.value_info if graph is model.graph else (*graph.value_info, *graph.input, *graph.output):
+            noted, found = value.type.tensor_type, known.get(value.name, TypeProto()).tensor_type
+            if not noted.HasField("shape") or not found.HasField("shape"):
+                continue
+            if len(noted.shape.dim) != len(found.shape.dim):
+                del noted.shape.dim[:]
+                noted.shape.dim.extend(TensorShapeProto.Dimension() for _ in found.shape.dim)
+            for dim, size in zip(noted.shape.dim, found.shape.dim, strict=True):
+                if dim.HasField("dim_value") and 0 <= dim.dim_value != size.dim_value:
+                    dim.Clear()
+
+
+def _contradict(note: TypeProto, found: TypeProto | None) -> bool:
+    """Whether both have a rank, or a size of an axis, and another one."""
+    if found is None or not (note.tensor_type.HasField("shape") and found.tensor_type.HasField("shape")):
+        return False
+    noted, inferred = note.tensor_type.shape.dim, found.tensor_type.shape.dim
+    return len(noted) != len(inferred) or any(
+        a.HasField("dim_value") and b.HasField("dim_value") and 0 <= a.dim_value != b.dim_value
+        for a, b in zip(noted, inferred, strict=True)
+    )
+
+
+def _is_unknown(node: NodeProto) -> bool:
+    """Whether onnx does not know a node's operator; a function may hold such nodes."""
+    return not onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain)
