@@ -644,6 +644,7 @@ def test_a_row_of_an_unknown_tactic_is_told_and_left_out(tmp_path):
     [
         ("// fine\nCONVPOOL_TUNED(90, 132)\n", r"line 2 is no row; got CONVPOOL_TUNED\(90, 132\), expected CONVPOOL_TUNED\("),
         ('{"format": 1}\n', r'line 1 is no row; got {"format": 1}'),
+        ("\x1b[2J\x07\u202e\n", r"line 1 is no row; got \?\[2J\?{4}, expected"),
         (row(NONE).replace(")", ") 1"), r"line 1 is no row"),
         (row(NONE).replace("90", "90000000000"), r"line 1 is no row"),
         (row(NONE).replace(" 132", " -1"), r"line 1 is no row"),
