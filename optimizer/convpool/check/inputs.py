@@ -6,11 +6,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from numbers import Integral
 
 import numpy as np
 from onnx import ModelProto, ValueInfoProto, helper
 
+from convpool.check.overhang import overhang
 from convpool.errors import ModelError, OptionError
 
 Arrays = dict[str, np.ndarray]
@@ -22,8 +24,12 @@ OPEN_SIZES = (64, 224, 32, 128, 16, 8, 1, 256, 512)
 Small ones come late: where a pooling window does not fit, onnxruntime rounds its negative size up and gives numbers all
 the same, so that the original seems to run and nothing exact can agree with it.
 """
+OTHER_SIZES = ((3, 1), (0, 1), (3, 32), (3, 0))
+"""(batch, step) by which sizes change for a second run, tried in turn.
 
-
+batch 0: as it was.  step: 0 as they were, 1 to odd sizes and another one for each axis, 32 for networks that halve five times.
+Never smaller, so that the windows of poolings fit as before.
+"""
 SCALES = (1.0, 2.0**-4, 2.0**-8, 2.0**-12)
 """Tried in turn for random floats until every value given is finite.  Not smaller: biases would hide everything else."""
 
@@ -53,11 +59,12 @@ class InputMaker:
     """Makes sets of inputs for one model; the same seed and number give the same set."""
 
     def __init__(self, model: ModelProto, data: Arrays | None, shapes: Mapping[str, Sequence[int]], seed: int) -> None:
-        self._feeds, self._seed = feeds(model), seed
+        self._model, self._feeds, self._seed = model, feeds(model), seed
         self._data = None if data is None else _fit_data(self._feeds, data)
         self._shapes = fit_shapes(self._feeds, shapes)
         self._open_size: int | None = None
         self._scale: float | None = None
+        self._shared = _shared_names(self._feeds)
         self._named = self._named_sizes()
 
     def runnable(self, number: int, run: Callable[[Arrays], list[object]]) -> tuple[Arrays, list[object]]:
@@ -79,6 +86,45 @@ class InputMaker:
         _, self._scale, arrays, outputs = best
         return arrays, outputs
 
+    def elsewhere(
+        self, arrays: Arrays, other: ModelProto, run: Callable[[Arrays], list[object]]
+    ) -> tuple[Arrays, list[object]] | None:
+        """Inputs of other sizes than `arrays`, and what `run` gives for them; None where it takes none.
+
+        Sizes change that the model and `other` leave open.  Values are drawn from those of `arrays`; an input of the same
+        shape keeps its values.
+        """
+        held = {(value.name, axis) for value in feeds(other) for axis, dim in enumerate(_dims(value)) if isinstance(dim, int)}
+        for batch, step in OTHER_SIZES:
+            shapes = self._other_shapes(arrays, batch, step, held)
+            changed = [name for name, array in arrays.items() if array.shape != shapes[name] and array.size]
+            if not changed or any(math.prod(shapes[name]) * 8 > MAX_INPUT_BYTES for name in changed):
+                continue
+            rng = np.random.default_rng(self._seed)
+            with suppress(ModelError, MemoryError):
+                drawn = {name: arrays[name].reshape(-1)[rng.integers(arrays[name].size, size=shapes[name])] for name in changed}
+                return {**arrays, **drawn}, run({**arrays, **drawn})
+        return None
+
+    def _other_shapes(self, arrays: Arrays, batch: int, step: int, held: set[tuple[str, int]]) -> dict[str, tuple[int, ...]]:
+        """Shapes with other sizes where the model leaves them open, one for each name, by a row of OTHER_SIZES."""
+        sizes: dict[object, int] = {}
+        shapes, sides = {}, 0
+        for value in self._feeds:
+            shape = list(arrays[value.name].shape)
+            for axis, dim in enumerate(_dims(value)):
+                if isinstance(dim, int) or (value.name, axis) in held:
+                    continue
+                key = dim or (value.name, axis)
+                if key not in sizes and axis == 0 and dim not in self._shared:
+                    sizes[key] = batch + 2 if batch == shape[0] else batch or shape[0]
+                elif key not in sizes:
+                    sizes[key] = shape[axis] + step * (2 * sides + 1) | step % 2
+                    sides += 1
+                shape[axis] = sizes[key]
+            shapes[value.name] = tuple(shape)
+        return shapes
+
     @property
     def scale(self) -> float:
         """What random floats are multiplied by."""
@@ -90,7 +136,7 @@ class InputMaker:
         Where dimensions are open, the first sizes of OPEN_SIZES that `run` takes without a ModelError are used from
         then on.  Raises that error if there are none.
         """
-        sizes = OPEN_SIZES if self._open_size is None else (self._open_size,)
+        sizes = self._open_sizes() if self._open_size is None else [self._open_size]
         failure: ModelError | None = None
         for size in sizes:
             arrays = self._random(number, size, scale)
@@ -107,30 +153,42 @@ class InputMaker:
             return arrays, outputs
         raise ModelError(f"{failure}; give the input shapes")
 
+    def _open_sizes(self) -> list[int]:
+        """OPEN_SIZES, those last at which a window is larger than its map."""
+        overhangs = [False] * len(OPEN_SIZES)
+        for index, size in enumerate(OPEN_SIZES if self._has_open_sizes() else ()):
+            shapes = {value.name: self._shape(value, size) for value in self._feeds}
+            overhangs[index] = bool(overhang(self._model, shapes))
+            if not any(overhangs):
+                break  # the others are hardly needed
+        return sorted(OPEN_SIZES, key=lambda size: overhangs[OPEN_SIZES.index(size)])
+
     def _has_open_sizes(self) -> bool:
         return any(
             value.name not in self._shapes and any(not isinstance(dim, int) for dim in _dims(value)[1:]) for value in self._feeds
         )
 
     def _named_sizes(self) -> dict[str, int]:
-        """Sizes of symbolic dimensions: as given for another input, or 1 for a name that is some input's first axis."""
+        """Sizes of symbolic dimensions: as given for another input, or 1 for a name that is some input's first axis alone."""
         sizes: dict[str, int] = {}
         for value in self._feeds:
             for axis, dim in enumerate(_dims(value)):
                 if isinstance(dim, str) and value.name in self._shapes:
                     sizes[dim] = self._shapes[value.name][axis]
-                elif isinstance(dim, str) and axis == 0:
+                elif isinstance(dim, str) and axis == 0 and dim not in self._shared:
                     sizes.setdefault(dim, 1)
         return sizes
+
+    def _shape(self, value: ValueInfoProto, open_size: int) -> list[int]:
+        dims = self._shapes.get(value.name) or _dims(value)
+        named = {**dict.fromkeys(self._shared, max(open_size // 4, 1)), **self._named}  # batches of the largest maps take long
+        return [dim if isinstance(dim, int) else named.get(dim or "", open_size if axis else 1) for axis, dim in enumerate(dims)]
 
     def _random(self, number: int, open_size: int, scale: float) -> Arrays:
         rng = np.random.default_rng([self._seed, number])
         arrays = {}
         for value in self._feeds:
-            dims = self._shapes.get(value.name) or [
-                dim if isinstance(dim, int) else self._named.get(dim or "", 1 if axis == 0 else open_size)
-                for axis, dim in enumerate(_dims(value))
-            ]
+            dims = self._shape(value, open_size)
             dtype = _dtype(value)
             if (size := math.prod(dims) * max(dtype.itemsize, 8)) > MAX_INPUT_BYTES:
                 raise ModelError(
@@ -158,6 +216,13 @@ class FixedInputMaker:
             rng = np.random.default_rng([self._seed, number])
             arrays = {name: random_array(rng, dtype, self._shapes[name]) for name, dtype in self._types.items()}
         return arrays, run(arrays)
+
+
+def _shared_names(values: list[ValueInfoProto]) -> set[str]:
+    """Names of first sizes that are no batch's alone: of a side of a map too, or of another size of the same input."""
+    shapes = [_dims(value) for value in values]
+    sides = {dim for dims in shapes for axis, dim in enumerate(dims) if axis > 1 or dims.count(dim) > 1}
+    return {dims[0] for dims in shapes if dims and isinstance(dims[0], str)} & sides
 
 
 def random_array(rng: np.random.Generator, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:

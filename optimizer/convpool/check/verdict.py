@@ -35,6 +35,7 @@ class Verification:
 
     reference: what the errors are against; inputs: how many sets were run; allowed: in words; input_scale: what random inputs
     were multiplied by, below 1 where larger ones gave values that are not finite.  notes: what else the comparison is subject to.
+    other_shapes: of one more set, of other sizes; none where the model leaves none open or the original takes no others.
     """
 
     passed: bool
@@ -45,6 +46,7 @@ class Verification:
     allowed: str = ""
     input_scale: float = 1.0
     notes: list[str] = field(default_factory=list)
+    other_shapes: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def difference(self) -> str:
@@ -77,6 +79,11 @@ class Verification:
         found = [self.not_finite, empty and f"nothing to compare in {empty}: empty"]
         found.append(same and f"{same}: the same for other inputs, so that agreement proves little")
         return [text for text in (*found, *self.notes) if text]
+
+
+def shapes_text(shapes: dict[str, list[int]]) -> str:
+    """Shapes by input, as `--input-shape` takes them."""
+    return ", ".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in shapes.items())
 
 
 def _percent(share: float) -> str:

@@ -14,9 +14,10 @@ from onnx import TensorProto
 from convpool.arguments import check_arguments
 from convpool.check.inputs import Arrays, InputMaker, input_sets, load_arrays, noisy, outputs_of_others
 from convpool.check.judge import FLOAT32_TOLERANCE, TOLERANCES, Judge, Tolerance
+from convpool.check.overhang import overhang
 from convpool.check.runners import OnnxruntimeRunner
 from convpool.check.session import prepare
-from convpool.check.verdict import Verification
+from convpool.check.verdict import Verification, shapes_text
 from convpool.check.widen import HALF_TYPES, float_types, to_float32
 from convpool.errors import ModelError, OptionError, VerificationError
 from convpool.ir.model import LoadedModel, load, passes_full_check
@@ -105,17 +106,28 @@ def compare(
     judge, own_judge = (Judge(reference.output_names, tolerance, own_error_counts=by_default and bool(narrow)) for _ in range(2))
     candidate: OnnxruntimeRunner | None = None
     done, notes, run = 0, [""], partial(_values, (reference, native))
-    for arrays, given, note in input_sets(maker, 1 if data is not None else check, data, run, lambda: judge.compared, progress):
-        done, notes = done + 1, [note]
+
+    def add(arrays: Arrays, given: list, how: str = "") -> tuple:
+        """Judge one set of inputs.  how: said of one that differs.  The originals' outputs, and what gives more of them."""
+        nonlocal candidate
+        candidate = candidate or _candidate(optimized, native.optimize)
         wanted, own = given[: len(reference.output_names)], given[-len(native.output_names) :]
         again = partial(native.values, arrays)
         nudge = partial(_nudged_runs, reference, arrays, seed) if by_default else None
-        candidate = candidate or _candidate(optimized, native.optimize)
         try:
             result = candidate.values(arrays)
         except ModelError as error:
-            raise VerificationError(f"verification: the original runs, but not the result: {error}") from error
-        judge.add(wanted, result, own, again, nudge)
+            why = overhang(original.proto, _shapes(arrays)) or error
+            raise VerificationError(f"verification: the original runs{how}, but not the result: {why}") from error
+        judge.add(wanted, result, own, again, nudge, how.strip())
+        return wanted, own, again, nudge
+
+    for arrays, given, note in input_sets(maker, 1 if data is not None else check, data, run, lambda: judge.compared, progress):
+        done, notes = done + 1, [note]
+        wanted, own, again, nudge = add(arrays, given)
+    elsewhere = maker.elsewhere(arrays, optimized.proto, run) if arrays else None
+    if elsewhere is not None:
+        add(*elsewhere, f" at {shapes_text(_shapes(elsewhere[0]))}")
     both = None if native.optimize else _with_optimisations(original, optimized, arrays)
     if both is not None:
         usual, result = both
@@ -127,9 +139,13 @@ def compare(
         judge.vary(wanted, others)
     what = "the original in onnxruntime" + (", in float32" if exact else "")
     notes += [runner.note for runner in dict.fromkeys((reference, native))] + ["" if arrays else "the model has no inputs"]
-    shapes = {name: list(array.shape) for name, array in arrays.items()}
-    verdict = judge.verdict(what, done, shapes, may_be_empty=not arrays)
-    return replace(verdict, input_scale=maker.scale, notes=list(filter(None, notes)))
+    verdict = judge.verdict(what, done, _shapes(arrays), may_be_empty=not arrays)
+    other_shapes = _shapes(elsewhere[0]) if elsewhere is not None else {}
+    return replace(verdict, input_scale=maker.scale, notes=list(filter(None, notes)), other_shapes=other_shapes)
+
+
+def _shapes(arrays: Arrays) -> dict[str, list[int]]:
+    return {name: list(array.shape) for name, array in arrays.items()}
 
 
 def _references(

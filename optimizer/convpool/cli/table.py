@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from convpool.check.verdict import Verification
+from convpool.check.verdict import Verification, shapes_text
 from convpool.errors import printable
 from convpool.ir import schema
 from convpool.report import Report, SiteReport, Speed, Summary
@@ -245,6 +245,8 @@ def _verification(report: Report, verbose: bool) -> list[str]:
     sets = f"{_plural(found.inputs, 'set')} of inputs"
     if found.input_scale < 1:
         sets += f" of 1/{1 / found.input_scale:g} the size"
+    if found.other_shapes:
+        sets += f" and at {escape(shapes_text(found.other_shapes))}"
     lines = [f"check     {outcome} {found.reference} on {sets}: {errors}"]
     for o in found.outputs if verbose else ():
         note = f" ({escape(o.note)})" if o.note else ""
