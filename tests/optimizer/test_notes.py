@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes that are no truth: notes of another size, -1, names used twice.  NOTED_MODELS sets the number of random models."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import convpool
+from convpool.check.inputs import InputMaker
+from convpool.errors import ModelError, VerificationError
+from tests.support import noted_models, sessions
+from tests.support.models import graph
+from tests.support.rewriting import PAIR
+from tests.support.scopes import index
+
+MODELS = int(os.environ.get("NOTED_MODELS", "60"))
+TARGETS = ("any", "cpu", "cuda", "tensorrt")
+RTOL = 1e-5
+"""Of the largest output."""
+
+
+def outcome(seed: int) -> tuple[str, list[str]]:
+    """What becomes of the model of a seed: whether it is rewritten, and what is wrong with that at three sizes."""
+    noted = noted_models.make(seed)
+    rng = np.random.default_rng(seed)
+    target = TARGETS[seed % len(TARGETS)]
+    result = convpool.optimize(noted.model, check=0, target=target)
+    wrong, ran = [], 0
+    for feeds in (noted.feeds(rng) for _ in range(3 * result.changed)):
+        shapes = {name: array.shape for name, array in feeds.items()}
+        try:
+            expected = sessions.run(noted.model, feeds)
+        except Exception:  # onnxruntime holds some bodies to their notes
+            continue
+        ran += 1
+        try:
+            got = sessions.run(result.model, feeds)
+        except Exception as error:
+            wrong.append(f"{seed} {target}, {noted.words}: at {shapes} {error}")
+            continue
+        for one, other in zip(expected, got, strict=True):
+            if one.shape != other.shape or np.abs(one - other).max() > RTOL * np.abs(one).max():
+                wrong.append(f"{seed} {target}, {noted.words}: at {shapes} {other.shape} for {one.shape}")
+    if result.changed and ran and seed % 4 == 0:  # nor does the check find fault
+        try:
+            found = convpool.optimize(noted.model, target=target).report.verification
+            assert found.passed
+        except ModelError:
+            pass  # the original does not run at the check's sizes
+        except VerificationError as error:
+            wrong.append(f"{seed} {target}, {noted.words}: {error}")
+    return "rewritten" if ran else "does not run" if result.changed else "stays", wrong
+
+
+def test_notes_of_other_sizes_make_no_wrong_model():
+    counts: Counter[str] = Counter()
+    wrong = []
+    for seed in range(MODELS):
+        kind, found = outcome(seed)
+        counts[kind] += 1
+        wrong += found
+    print(f"\n{MODELS} models: {dict(counts)}")
+    assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(text[:400] for text in wrong)
+    assert counts["rewritten"] >= 0.25 * MODELS
+
+
+SPELLINGS = [
+    ["n", 16, "h", "w"],
+    [-1, 16, -1, -1],
+    [None, 16, None, None],
+    ["n", 16, "n", "n"],
+    ["n", 16, "n", 32],
+    ["s", 16, -1, "s"],
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", SPELLINGS)
+def test_open_sizes_in_any_spelling_stay_as_they_are(shape, target):
+    """Once more by -1 in a note.  The check runs at two sizes, of which no window is larger than its map."""
+    model = graph(PAIR)
+    x = model.graph.input[0]
+    x.CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, shape))
+    model.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, [-1, 32, -1, -1]))
+    result = convpool.optimize(model, target=target)
+    assert result.changed and result.model.graph.input[0] == x
+    found = result.report.verification
+    (first,), (other,) = found.input_shapes.values(), found.other_shapes.values()
+    assert min(first[2:]) > 1 and [n for n in other[2:] if n != 32] and all(n % 2 for n in other[2:] if n != 32)
+    assert all(b != a or isinstance(n, int) and n > 0 for a, b, n in zip(first, other, shape, strict=True))
+
+
+@pytest.mark.parametrize("names", [("n", "n"), ("n", "m"), (-1, -1), (None, None)])
+def test_one_name_on_two_inputs_makes_no_residual(names):
+    """onnxruntime runs them with batches of 2 and 1, and widens the second one."""
+    body = f"{PAIR.replace('y =', 'q =')}\ny = Add(q, r)"
+    model = graph(body, inputs="float[1,16,12,12] x, float[1,32,6,6] r")
+    for value, name in zip(model.graph.input, names, strict=True):
+        value.CopyFrom(
+            helper.make_tensor_value_info(
+                value.name, TensorProto.FLOAT, [name, *(d.dim_value for d in value.type.tensor_type.shape.dim[1:])]
+            )
+        )
+    result = convpool.optimize(model, target="cuda").model
+    assert [node.op_type for node in result.graph.node] == ["ConvAvgPool", "Add"]
+    feeds = {"x": np.ones((2, 16, 12, 12), np.float32), "r": np.ones((1, 32, 6, 6), np.float32)}
+    np.testing.assert_allclose(sessions.run(result, feeds)[0], sessions.run(model, feeds)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_size_of_0_is_one():
+    """onnxruntime takes no other there."""
+    (scope,) = index(graph("y = Relu(x)", inputs="float[0,16,12,12] x"))
+    assert scope.info("y").shape == (0, 16, 12, 12)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_an_original_that_takes_no_other_size_is_checked_at_one(runs):
+    """By its Reshape."""
+    target = [-1, 16, 8, 8] if runs else [1, 16, 8, 8]
+    body = f"r = Reshape(x, t)\n{PAIR.replace('(x,', '(r,')}"
+    model = graph(body, {"t": target}, inputs="float[N,16,H,W] x")
+    found = convpool.optimize(model, input_shapes={"x": [1, 16, 8, 8]}).report.verification
+    assert found.passed and found.input_shapes == {"x": [1, 16, 8, 8]}
+    assert bool(found.other_shapes) == runs
+
+
+def test_the_second_size_finds_a_result_that_holds_only_for_the_first():
+    model = graph("h = Relu(x)\ny = GlobalAveragePool(h)", inputs="float[N,16,H,W] x")
+    wrong = graph("h = Relu(x)\ny = AveragePool<kernel_shape=[64,64]>(h)", inputs="float[N,16,H,W] x")
+    given = np.random.default_rng(0).standard_normal((1, 16, 64, 64)).astype(np.float32)
+    for options in ({}, {"input_shapes": {"x": [1, 16, 64, 64]}}, {"data": {"x": given}}):
+        found = convpool.verify(model, wrong, **options)
+        assert not found.passed and found.input_shapes == {"x": [1, 16, 64, 64]} and found.other_shapes == {"x": [3, 16, 65, 67]}
+        assert found.outputs[0].note == "shape (3, 16, 2, 4), expected (3, 16, 1, 1) at x:3x16x65x67"
+
+
+def test_a_window_larger_than_its_map_is_told():
+    model = graph(PAIR, inputs="float[N,16,H,W] x")
+    with pytest.raises(
+        VerificationError, match=r"AveragePool 'y': window; got \[2, 2\] on a map of \[1, 1\]; give larger inputs$"
+    ):
+        convpool.optimize(model, lowering="direct", input_shapes={"x": [1, 16, 1, 1]})
+    larger = PAIR.replace("2,2", "100,100")
+    maker = InputMaker(graph(larger, inputs="float[N,16,H,W] x"), None, {}, 0)
+    assert maker.runnable(0, lambda arrays: [])[0]["x"].shape == (1, 16, 224, 224)
