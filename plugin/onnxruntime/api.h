@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -26,6 +27,8 @@ template <typename Body> OrtStatus *guarded(const OrtApi &api, Body &&body) noex
         return nullptr;
     } catch (const std::invalid_argument &error) {
         return api.CreateStatus()(kInvalidArgument, error.what());
+    } catch (const std::bad_alloc &) {
+        return api.CreateStatus()(kFail, "convpool: host memory; got none for a node's intermediate sums");
     } catch (const std::exception &error) {
         return api.CreateStatus()(kFail, error.what());
     } catch (...) {

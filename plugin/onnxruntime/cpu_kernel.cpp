@@ -57,23 +57,31 @@ struct Windows {
     const Extent &in, &out, &taps, &step, &begin, &dilation;
 };
 
-// Calls `body(places, from, step)` for each row of places that has elements under tap `tap`: the sums' place of the first, its
-// element, the elements from one place to the next, and the number of places.
+// Numbers from `begin` to before `end`.
+struct Range {
+    int64_t begin, end;
+};
+
+// Those below `count` whose place, `first` and `step` for each, is one of `size` elements.
+Range inside(int64_t first, int64_t step, int64_t size, int64_t count) {
+    return {first >= 0 ? 0 : ceil_div(-first, step), first >= size ? 0 : std::min(count, (size - 1 - first) / step + 1)};
+}
+
+// Calls `body(to, from, count)` for each row of places that has elements under tap `tap`: the sums' place of the first, its
+// element, and the number of places.
 template <typename Body> void for_each_row(const Windows &w, const Extent &tap, Body &&body) {
     Extent first;  // of the first place's element
-    for (int i = 0; i < kRank; ++i) first[i] = w.begin[i] + tap[i] * w.dilation[i];
-    const auto inside = [&](int axis, int64_t place) {
-        const int64_t at = first[axis] + place * w.step[axis];
-        return at >= 0 && at < w.in[axis];
-    };
-    int64_t least = 0, end = w.out[2];  // places of a row whose element is no padding
-    while (least < end && !inside(2, least)) ++least;
-    while (end > least && !inside(2, end - 1)) --end;
-    for (int64_t d = 0; d < w.out[0]; ++d)
-        for (int64_t h = 0; h < w.out[1]; ++h) {
-            if (!inside(0, d) || !inside(1, h)) continue;
+    Range places[kRank];
+    for (int i = 0; i < kRank; ++i) {
+        first[i] = w.begin[i] + tap[i] * w.dilation[i];
+        places[i] = inside(first[i], w.step[i], w.in[i], w.out[i]);
+    }
+    const auto [begin, end] = places[2];
+    if (begin >= end) return;
+    for (int64_t d = places[0].begin; d < places[0].end; ++d)
+        for (int64_t h = places[1].begin; h < places[1].end; ++h) {
             const int64_t z = first[0] + d * w.step[0], y = first[1] + h * w.step[1];
-            body((d * w.out[1] + h) * w.out[2] + least, (z * w.in[1] + y) * w.in[2] + first[2] + least * w.step[2], end - least);
+            body((d * w.out[1] + h) * w.out[2] + begin, (z * w.in[1] + y) * w.in[2] + first[2] + begin * w.step[2], end - begin);
         }
 }
 
@@ -113,12 +121,21 @@ constexpr int kOutputs = 16;  // channels of Y that read a gathered plane
 CONVPOOL_MULTIPLY_PLANES(float)
 CONVPOOL_MULTIPLY_PLANES(double)
 
-// Calls `body` with each tap of a window, and its number.
-template <typename Body> void for_each_tap(const Extent &taps, Body &&body) {
-    int64_t number = 0;
-    for (int64_t d = 0; d < taps[0]; ++d)
-        for (int64_t h = 0; h < taps[1]; ++h)
-            for (int64_t w = 0; w < taps[2]; ++w) body(Extent{d, h, w}, number++);
+// Calls `body` with each of some taps of a window along each axis.
+template <typename Body> void for_each_tap(const std::array<Range, kRank> &taps, Body &&body) {
+    for (int64_t d = taps[0].begin; d < taps[0].end; ++d)
+        for (int64_t h = taps[1].begin; h < taps[1].end; ++h)
+            for (int64_t w = taps[2].begin; w < taps[2].end; ++w) body(Extent{d, h, w});
+}
+
+// The taps that are over an element at any place.  A window may have 2^48 of them, nearly all over padding.
+std::array<Range, kRank> taps_inside(const Windows &w) {
+    std::array<Range, kRank> taps;
+    for (int i = 0; i < kRank; ++i) {
+        const int64_t span = (w.out[i] - 1) * w.step[i];  // from the first place to the last
+        taps[i] = inside(w.begin[i] + span, w.dilation[i], w.in[i] + span, w.taps[i]);
+    }
+    return taps;
 }
 
 template <typename Sum> Sum activated(Sum value, int32_t activation, float alpha) {
@@ -132,7 +149,8 @@ template <typename Sum> Sum activated(Sum value, int32_t activation, float alpha
     return std::numeric_limits<Sum>::quiet_NaN();  // an operator whose activation is not here shows that it is wrong
 }
 
-// One call.  The tasks allocate nothing, as they may not throw.
+// One call.  The tasks allocate nothing, as they may not throw.  The output's sizes have been checked: no tensor has more than
+// 2^40 elements, so that no product below leaves 64 bits.
 template <typename Element> class Call {
     using Sum = typename Element::Sum;
 
@@ -157,13 +175,13 @@ private:
         const int64_t n = task / p_.c, c = task % p_.c, pixels = elements(s_.in), places = elements(s_.pooled);
         const Sum scale = p_.prologue_affine ? read(t_.scale, c) : Sum{1},
                   shift = p_.prologue_affine ? read(t_.shift, c) : Sum{0};
-        Sum *const x = &x_[task * pixels], *const pooled = &pooled_[task * places];
+        Sum *const x = x_.data() + task * pixels, *const pooled = pooled_.data() + task * places;
         for (int64_t at = 0; at < pixels; ++at) {
             const Sum value = read(t_.x, offset(n, c, at, p_.c, pixels, p_.x_layout));
             x[at] = activated(p_.prologue_affine ? value * scale + shift : value, p_.prologue_activation, p_.prologue_alpha);
         }
         const Windows windows{s_.in, s_.pooled, s_.window, s_.window_step, s_.window_begin, s_.window_dilation};
-        for_each_tap(s_.window, [&](const Extent &tap, int64_t) { add_tap(windows, tap, x, pooled); });
+        for_each_tap(taps_inside(windows), [&](const Extent &tap) { add_tap(windows, tap, x, pooled); });
         for (int64_t at = 0; at < places; ++at) pooled[at] /= static_cast<Sum>(elements(s_.window));
     }
 
@@ -176,8 +194,10 @@ private:
         const int64_t begin = group * outputs + block * kOutputs, end = std::min((group + 1) * outputs, begin + kOutputs);
         const int64_t places = elements(s_.pooled), pixels = elements(s_.out), taps = elements(s_.kernel);
         const Windows windows{s_.pooled, s_.out, s_.kernel, s_.step, s_.begin, s_.dilation};
-        Sum *const planes = &planes_[task * kPlanes * pixels];
-        for_each_tap(s_.kernel, [&](const Extent &tap, int64_t number) {
+        Sum *const planes = planes_.data() + task * kPlanes * pixels;
+        int64_t number = 0;  // of a tap; without channels W has none
+        const int64_t any = inputs > 0 ? 1 : 0;
+        for_each_tap({Range{0, any * s_.kernel[0]}, {0, s_.kernel[1]}, {0, s_.kernel[2]}}, [&](const Extent &tap) {
             for (int64_t c = 0; c < inputs; c += kPlanes) {
                 const int64_t count = std::min<int64_t>(kPlanes, inputs - c);
                 for (int64_t i = 0; i < count; ++i)
@@ -189,6 +209,7 @@ private:
                     multiply_planes(weights, planes, pixels, &sums_[(n * p_.m + m) * pixels]);
                 }
             }
+            ++number;
         });
         for (int64_t m = begin; m < end; ++m) finish(n, m);
     }

@@ -21,6 +21,7 @@ using nodes::refuse;
 namespace {
 
 constexpr int64_t kUnknown = -1;
+constexpr double kMostElements = 1099511627776.0;  // of a tensor: 2^40, the C API's own bound
 
 bool agree(int64_t size, int64_t wanted) { return size < 0 || wanted < 0 || size == wanted; }
 
@@ -135,20 +136,36 @@ void Node::check_inputs(const std::vector<Sizes> &sizes) const {
         if (op_->affine) expect(sizes, input, {channels});
 }
 
+// In floating point, as the product may be beyond 64 bits.  A size that is not known may be 0.
+void Node::check_elements(const char *tensor, const Sizes &sizes) const {
+    double elements = 1;
+    for (int64_t size : sizes) {
+        if (size < 0) return;
+        elements *= static_cast<double>(size);
+    }
+    if (elements > kMostElements) refuse(op_->name + ": sizes of " + tensor, text_of(sizes), "at most 2^40 elements");
+}
+
 Sizes Node::output_sizes(const std::vector<Sizes> &sizes) const {
     check_inputs(sizes);
-    Sizes y(static_cast<size_t>(rank_) + 2);
+    Sizes pooled = sizes[kX], y(static_cast<size_t>(rank_) + 2);
     y[kBatch] = sizes[kX][0];
     y[channel_axis(y_last_)] = sizes[kW][0];
     for (int i = 0; i < rank_; ++i) {
-        int64_t size = sizes[kX][first_axis(x_last_) + i];
-        for (int group : {kPooling, kConvolution})
-            size = places(op_->name + ": " + op_->attributes()[group + kKernelShape].name + "[" + std::to_string(i) + "]", size,
+        const auto under = [&](int group, int64_t size) {
+            return places(op_->name + ": " + op_->attributes()[group + kKernelShape].name + "[" + std::to_string(i) + "]", size,
                           value(group + kKernelShape, i), int64_t{value(group + kPads, i)} + value(group + kPads, i + rank_),
                           value(group + kDilations, i), value(group + kStrides, i));
-        y[first_axis(y_last_) + i] = size;
+        };
+        int64_t &size = pooled[first_axis(x_last_) + i];
+        size = under(kPooling, size);
+        y[first_axis(y_last_) + i] = under(kConvolution, size);
     }
     if (op_->residual) expect(sizes, static_cast<int>(sizes.size()) - 1, y);
+    check_elements("X", sizes[kX]);
+    check_elements("AveragePool(X)", pooled);
+    check_elements("W", sizes[kW]);
+    check_elements("Y", y);
     return y;
 }
 
@@ -193,6 +210,7 @@ convpool_problem Node::problem(const std::vector<Sizes> &sizes, int32_t dtype, b
 ConstantSizes constant_sizes(const OrtApi &api, const OrtKernelInfo *info) {
     size_t count = 0;
     check(api, api.KernelInfo_GetInputCount()(info, &count));
+    if (count < kB) refuse("inputs", std::to_string(count), "X and W");
     ConstantSizes sizes(count);
     for (size_t i = 0; i < count; ++i) {
         int constant = 0;

@@ -38,6 +38,7 @@ private:
     void check_perm(const AttributeSource &source, const char *name, const std::vector<int64_t> &wanted) const;
     void check_inputs(const std::vector<Sizes> &sizes) const;
     void expect(const std::vector<Sizes> &sizes, int input, const Sizes &wanted) const;
+    void check_elements(const char *tensor, const Sizes &sizes) const;
     // Of a tensor with the channels last or behind the batch: the channels, and the first spatial axis.
     int channel_axis(bool last) const { return last ? rank_ + 1 : 1; }
     static int first_axis(bool last) { return last ? 1 : 2; }

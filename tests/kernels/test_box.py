@@ -66,6 +66,24 @@ def test_what_is_no_box_mean_is_refused(lib, changed, named):
     assert status == INVALID and named in message
 
 
+@pytest.mark.parametrize("layout", [0, 1])
+@pytest.mark.parametrize(
+    "bits", [(10, 10, 10, 10), (20, 0, 9, 11), (0, 10, 10, 10), (11, 20, 4, 5), (30, 10, 0, 0), (25, 5, 5, 5)]
+)
+def test_no_tensor_has_more_than_2_to_the_40_elements(lib, bits, layout):
+    """Of sizes that are powers of two, by 1x1 windows; the last size is that of the input, or of the padding."""
+    n, c, h, w = (2**b for b in bits)
+    given = {"kernel": (1, 1), "strides": (1, 1), "pads": (0, 0, 0, 0)}
+    for least in (w, 1):
+        changed = problem(**given | {"shape": (n, c, h, least), "pads": (0, 0, 0, w - least)})
+        changed = changed[:12] + layout.to_bytes(4, "little") + changed[16:]
+        status, message = refusal(lib, changed)
+        if sum(bits) > 40:
+            assert status == INVALID and message == f"n; got {n}, expected at most 2^40 elements in all samples"
+        else:
+            assert status == 0, message
+
+
 def test_bytes_of_another_structure_are_refused(lib):
     for place, value, named in ((0, 8, "struct_size"), (4, 9, "rank"), (12, 2, "layout"), (132, 1, "reserved")):
         given = bytearray(problem())

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C API of box means and their adjoint: checks, and the form in which the kernels take a problem.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -15,6 +16,7 @@ namespace {
 
 constexpr int kRank = CONVPOOL_MAX_RANK;
 constexpr int64_t kMostElements = int64_t{1} << 31;
+constexpr double kMostOfAll = 1099511627776.0;  // elements of a tensor: 2^40, as of a problem's
 
 // A checked problem, of three axes: leading ones are added.
 struct Checked {
@@ -68,6 +70,8 @@ std::string check_box(const convpool_box_problem &d, Checked &out) {
             return wrong("elements of a sample", in_elements, "below 2^31, as those of its means");
         if (count >= kMostElements) return wrong("elements of the window", count, "below 2^31");
     }
+    if (static_cast<double>(d.n) * static_cast<double>(std::max(in_elements, out_elements)) > kMostOfAll)
+        return wrong("n", d.n, "at most 2^40 elements in all samples");
     return {};
 }
 
