@@ -81,6 +81,7 @@ static_assert(own::kIntsAttribute == ORT_OP_ATTR_INTS);
 static_assert(own::kFloatAttribute == ORT_OP_ATTR_FLOAT);
 static_assert(own::kRequired == INPUT_OUTPUT_REQUIRED);
 static_assert(own::kOptional == INPUT_OUTPUT_OPTIONAL);
+static_assert(own::kVariadic == INPUT_OUTPUT_VARIADIC);
 static_assert(own::kDefaultMemory == OrtMemTypeDefault);
 static_assert(own::kWarning == ORT_LOGGING_LEVEL_WARNING);
 

@@ -7,6 +7,7 @@
 #include "kernel.h"
 
 #include <atomic>
+#include <cstdio>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -33,6 +34,7 @@ struct CustomOp : OrtCustomOp {
     const nodes::Operator *definition;
     int32_t element_type;
     const OrtApi *api;
+    int32_t bias;  // the Characteristic of a bias that may be absent
 };
 
 const CustomOp &own(const OrtCustomOp *op) { return *static_cast<const CustomOp *>(op); }
@@ -74,11 +76,12 @@ void infer(const CustomOp &op, const OrtShapeInferContext *context) {
 }
 
 // What operators of both providers answer alike.
-CustomOp describe(const OrtApi &api, const nodes::Operator &definition, int32_t element_type) {
+CustomOp describe(const OrtApi &api, const nodes::Operator &definition, int32_t element_type, int32_t bias) {
     CustomOp op{};
     op.definition = &definition;
     op.element_type = element_type;
     op.api = &api;
+    op.bias = bias;
     op.version = kApiVersion;
     op.GetName = [](const OrtCustomOp *self) { return own(self).definition->name.c_str(); };
     op.GetInputType = [](const OrtCustomOp *self, size_t) { return own(self).element_type; };
@@ -86,11 +89,12 @@ CustomOp describe(const OrtApi &api, const nodes::Operator &definition, int32_t 
     op.GetOutputType = [](const OrtCustomOp *self, size_t) { return own(self).element_type; };
     op.GetOutputTypeCount = [](const OrtCustomOp *) -> size_t { return 1; };
     op.GetInputCharacteristic = [](const OrtCustomOp *self, size_t index) -> int32_t {
-        return own(self).definition->plain() && index == nodes::kB ? kOptional : kRequired;
+        return own(self).definition->plain() && index == nodes::kB ? own(self).bias : kRequired;
     };
     op.GetOutputCharacteristic = [](const OrtCustomOp *, size_t) -> int32_t { return kRequired; };
     op.GetInputMemoryType = [](const OrtCustomOp *, size_t) -> int32_t { return kDefaultMemory; };
-    op.GetVariadicInputMinArity = op.GetVariadicOutputMinArity = [](const OrtCustomOp *) { return 1; };
+    op.GetVariadicInputMinArity = [](const OrtCustomOp *) { return 0; };
+    op.GetVariadicOutputMinArity = [](const OrtCustomOp *) { return 1; };
     op.GetVariadicInputHomogeneity = op.GetVariadicOutputHomogeneity = [](const OrtCustomOp *) { return 1; };
     op.GetStartVersion = [](const OrtCustomOp *) { return 1; };
     op.GetEndVersion = [](const OrtCustomOp *) { return INT32_MAX; };
@@ -130,24 +134,44 @@ CustomOp on_cpu(CustomOp op) {
     return op;
 }
 
+// Before 1.24 onnxruntime reads the type of an optional input that has an empty name, ConvAvgPool(X, W, ""), from a null pointer.
+// Of a variadic input it first looks whether it is there, and refuses the model.
+int32_t bias_of(const OrtApiBase &base) {
+    int major = 0, minor = 0;
+    std::sscanf(base.GetVersionString(), "%d.%d", &major, &minor);
+    return major > 1 || minor >= 24 ? kOptional : kVariadic;
+}
+
 // The domain with its operators, which session options point to: one for each onnxruntime in the process, to its very end.
-OrtCustomOpDomain *domain_of(const OrtApi &api) {
+OrtCustomOpDomain *domain_of(const OrtApi &api, int32_t bias) {
     static std::mutex mutex;
-    static auto &domains = *new std::map<const OrtApi *, OrtCustomOpDomain *>;
-    auto &ops = *new std::deque<CustomOp>;
+    static auto &domains = *new std::map<const OrtApi *, std::pair<OrtCustomOpDomain *, std::deque<CustomOp>>>;
     const std::lock_guard<std::mutex> lock(mutex);
-    OrtCustomOpDomain *&domain = domains[&api];
+    auto &[domain, ops] = domains[&api];
     if (domain != nullptr) return domain;
+    ops.clear();  // of an attempt that failed
     OrtCustomOpDomain *made = nullptr;
     check(api, api.CreateCustomOpDomain()(kDomain, &made));
     for (const nodes::Operator &definition : nodes::operators())
         for (const int32_t type : kTypes) {
-            const CustomOp op = describe(api, definition, type);
+            const CustomOp op = describe(api, definition, type, bias);
             if (dtype_of(type) >= 0) ops.push_back(on_cuda(op));
             ops.push_back(on_cpu(op));
         }
     for (const CustomOp &op : ops) check(api, api.CustomOpDomain_Add()(made, &op));
     return domain = made;
+}
+
+// onnxruntime refuses a session of options that have a domain twice, so the options bear a mark.  Its value names them, as a
+// session's copy of them has the mark without the domain; its key the domain, as another copy of this library is to be refused.
+void add_domain(const OrtApi &api, OrtSessionOptions *options, OrtCustomOpDomain *domain) {
+    const auto number = [](const void *pointer) { return std::to_string(reinterpret_cast<uintptr_t>(pointer)); };
+    const std::string key = "convpool.operators." + number(domain), value = number(options);
+    char found[32];
+    size_t size = sizeof found;
+    if (succeeded(api, api.GetSessionConfigEntry()(options, key.c_str(), found, &size)) && value == found) return;
+    check(api, api.AddCustomOpDomain()(options, domain));
+    check(api, api.AddSessionConfigEntry()(options, key.c_str(), value.c_str()));
 }
 
 OrtStatus *too_old(const OrtApiBase &base) {
@@ -171,6 +195,6 @@ RegisterCustomOps(convpool::onnxruntime::OrtSessionOptions *options, const convp
             throw std::runtime_error("libconvpool_ort.so: ABI of libconvpool.so beside it; got " +
                                      std::to_string(convpool_abi_version()) + ", expected " +
                                      std::to_string(CONVPOOL_ABI_VERSION));
-        check(*api, api->AddCustomOpDomain()(options, domain_of(*api)));
+        add_domain(*api, options, domain_of(*api, bias_of(*base)));
     });
 }

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from onnx import TensorProto, helper
 import convpool
 from convpool import onnxruntime as on_gpu
 from convpool.ir import schema
+from convpool.ir.model import load
 from models import generators
 from tests.support.operator_models import Node
 
@@ -65,6 +68,69 @@ def test_open_sizes_and_weights_that_change(bias):
     session = registered(node.model(functions=False))
     for seed, (batch, sizes) in enumerate([(1, (9, 10)), (3, (4, 31)), (1, (9, 10))]):
         run(node, session, seed, batch=batch, sizes=sizes)
+
+
+WIDE = 65535
+"""Padding at each side, with which a small X has tensors of any number of elements behind it."""
+
+
+@pytest.mark.parametrize("open_sizes", [False, True])
+@pytest.mark.parametrize("channels_last", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("node", "tensor"),
+    [
+        (Node(sizes=(2, 2), channels=128), "AveragePool(X)"),
+        (Node("ReluConvAvgPoolTanh", "float16", sizes=(2, 2, 2)), "AveragePool(X)"),
+        (Node("AffineConvAvgPool", "float64", sizes=(3, 2, 3), channels=8192, filters=1), "AveragePool(X)"),  # above 2^64
+        (Node("ConvAvgPool", "bfloat16", sizes=(2, 2), filters=256, batch=1), "Y"),
+        (Node("LeakyReluConvAvgPool", sizes=(2, 2, 2), group=2), "Y"),
+    ],
+)
+def test_sizes_beyond_all_memory_are_refused_before_any_is_taken(node, tensor, channels_last, open_sizes):
+    pads = {"pads": [WIDE] * 2 * node.rank, "strides": [1] * node.rank}
+    attributes = pads if tensor == "Y" else {"pool_pads": [WIDE] * 2 * node.rank, "strides": [WIDE] * node.rank}
+    node = replace(node, channels_last=channels_last, open_sizes=open_sizes, attributes=attributes)
+    with pytest.raises(Exception) as error:
+        run(node, registered(node.model(functions=False)))
+    assert f"{node.op_type}: sizes of {tensor}; got [" in str(error.value)
+    assert "expected at most 2^40 elements" in str(error.value)
+
+
+def test_2_to_the_40_elements_are_the_most():
+    attributes = {"pool_pads": [WIDE] * 4, "strides": [WIDE] * 2}  # 2^17 places of an axis of 3
+    registered(Node(sizes=(3, 3), channels=64, batch=1, attributes=attributes).model(functions=False))
+    with pytest.raises(Exception, match=r"got \[1, 65, 131072, 131072\], expected at most 2\^40 elements"):
+        registered(Node(sizes=(3, 3), channels=65, batch=1, attributes=attributes).model(functions=False))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("kernel", ["pool_kernel_shape", "pool_dilations"])
+def test_windows_over_padding_take_no_longer(rank, kernel):
+    """Up to 2^48 taps, of which one is over an element."""
+    pool = {
+        "pool_kernel_shape": [2] * rank,
+        "pool_pads": [WIDE - 1] * 2 * rank,
+        "pool_strides": [WIDE] * rank,
+        kernel: [WIDE - (kernel == "pool_dilations")] * rank,
+    }
+    kernel_shape = {"kernel_shape": [1] * rank, "strides": [1] * rank, "pads": [0] * 2 * rank}
+    model = Node(sizes=(1,) * rank, attributes=pool | kernel_shape).model(functions=False)
+    w = onnx.numpy_helper.from_array(np.ones((16, *[1] * rank, 8), np.float32), "W")
+    (at,) = (i for i, item in enumerate(model.graph.initializer) if item.name == "W")
+    model.graph.initializer[at].CopyFrom(w)
+    x = np.full((2, 8, *[1] * rank), 2.0**17, np.float32)
+    bias = next(onnx.numpy_helper.to_array(item) for item in model.graph.initializer if item.name == "B")
+    got = registered(model).run(None, {"X": x})[0]
+    taps = (2 if kernel == "pool_dilations" else WIDE) ** rank
+    expected = 8 * 2.0**17 / taps + bias.reshape(-1, *[1] * rank)
+    np.testing.assert_allclose(got, np.broadcast_to(expected, got.shape), rtol=1e-6)
+
+
+@pytest.mark.parametrize("attributes", [{}, {"pool_pads": [WIDE] * 4, "strides": [WIDE] * 2}])
+def test_sizes_of_0_have_no_elements(attributes):
+    node = Node("ConvAvgPool", open_sizes=True, sizes=(9, 10), channels=128, attributes=attributes)
+    got = registered(node.model(functions=False)).run(None, {"X": np.zeros((0, 128, 9, 10), np.float32)})[0]
+    assert got.shape == (0, 16, *((5, 5) if not attributes else (3, 3)))
 
 
 def test_an_empty_batch_gives_an_empty_result():
@@ -219,6 +285,70 @@ def test_two_sessions_share_the_operators():
     run(node, second)
 
 
+WAYS = {
+    "package": on_gpu.register,
+    "onnxruntime": lambda options: options.register_custom_ops_library(str(on_gpu.library_path())),
+}
+
+
+@pytest.mark.parametrize("ways", [ways for count in (2, 3) for ways in itertools.product(WAYS, repeat=count)], ids=" ".join)
+@pytest.mark.parametrize("between", ["nothing", "a session", "a session's copy"])
+def test_registering_again_changes_nothing(ways, between):
+    node = Node()
+    options, model = onnxruntime.SessionOptions(), node.model(functions=False).SerializeToString()
+    for way in ways:
+        WAYS[way](options)
+        if between == "nothing":
+            continue
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        run(node, session)
+        if between == "a session's copy":  # has the entries of the options, and not their operators
+            options = session.get_session_options()
+            WAYS[way](options)
+    run(node, onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]))
+
+
+FOLDER = "session.model_external_initializers_file_folder_path"
+GIVEN = {
+    "path": Path,
+    "string": str,
+    "loaded": load,
+    "bytes": lambda path: onnx.load(path).SerializeToString(),
+    "proto": onnx.load,
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "before"),
+    [
+        *((*pair, None) for pair in itertools.product(GIVEN, repeat=2)),
+        # For a model that is a path, some releases look there themselves.
+        *((*pair, "elsewhere") for pair in itertools.product(["loaded", "bytes", "proto"], repeat=2)),
+    ],
+)
+def test_options_of_the_caller_are_as_before(first, second, before, tmp_path):
+    """Both models have a data file of one name and size; neither gets the other's weights."""
+    options = onnxruntime.SessionOptions()
+    if before:
+        options.add_session_config_entry(FOLDER, str(tmp_path / before))
+    for value, given in ((1, first), (2, second)):
+        folder = tmp_path / str(value)
+        folder.mkdir()
+        w = onnx.numpy_helper.from_array(np.full((4, 4, 3, 3), value, np.float32), "W")
+        inputs, outputs = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 4, s, s]) for n, s in (("X", 8), ("Y", 6)))
+        graph = helper.make_graph([helper.make_node("Conv", ["X", "W"], ["Y"])], "g", [inputs], [outputs], [w])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(model, folder / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+        session = on_gpu.session(GIVEN[given](folder / "m.onnx"), [on_gpu.CPU], options=options)
+        got = session.run(None, {"X": np.ones((1, 4, 8, 8), np.float32)})[0]
+        np.testing.assert_array_equal(got, np.full_like(got, 36 * value))
+        try:
+            now = options.get_session_config_entry(FOLDER)
+        except RuntimeError:
+            now = ""
+        assert now == (str(tmp_path / before) if before else "")
+
+
 def test_a_session_on_a_machine_without_the_provider_says_so():
     if on_gpu.CUDA in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime has the CUDA provider")
@@ -249,25 +379,49 @@ def test_it_links_neither_onnxruntime_nor_a_driver(library):
     assert exported == ["RegisterCustomOps"]
 
 
-def test_the_oldest_onnxruntime_runs_it(library, tmp_path):
-    """CONVPOOL_OLD_ONNXRUNTIME_PYTHON names a Python with onnxruntime 1.18."""
+def in_old_onnxruntime(library, folder, model, feeds) -> subprocess.CompletedProcess:
+    """Run a model in the Python with an old onnxruntime that CONVPOOL_OLD_ONNXRUNTIME_PYTHON names; Y goes to y.npy."""
     python = os.environ.get("CONVPOOL_OLD_ONNXRUNTIME_PYTHON")
     if python is None:
         pytest.skip("CONVPOOL_OLD_ONNXRUNTIME_PYTHON names no Python with an old onnxruntime")
-    node = Node("AffineReluConvAvgPoolAddLeakyRelu", "float16")
-    onnx.save(node.model(functions=False), tmp_path / "model.onnx")
-    arrays = node.arrays()
-    np.savez(tmp_path / "inputs.npz", **node.feeds(arrays))
+    onnx.save(model, folder / "model.onnx")
+    np.savez(folder / "inputs.npz", **feeds)
     code = f"""
 import numpy as np, onnxruntime as ort
 options = ort.SessionOptions()
 options.register_custom_ops_library({str(library)!r})
-session = ort.InferenceSession({str(tmp_path / "model.onnx")!r}, options, providers=["CPUExecutionProvider"])
-np.save({str(tmp_path / "y.npy")!r}, session.run(None, dict(np.load({str(tmp_path / "inputs.npz")!r})))[0])
+options.register_custom_ops_library({str(library)!r})
+session = ort.InferenceSession({str(folder / "model.onnx")!r}, options, providers=["CPUExecutionProvider"])
+np.save({str(folder / "y.npy")!r}, session.run(None, dict(np.load({str(folder / "inputs.npz")!r})))[0])
 """
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    return subprocess.run([python, "-c", code], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("op_type", ["ConvAvgPool", "AffineReluConvAvgPoolAddLeakyRelu"])
+def test_the_oldest_onnxruntime_runs_it(op_type, bias, library, tmp_path):
+    node = Node(op_type, "float16", bias=bias)
+    arrays = node.arrays()
+    done = in_old_onnxruntime(library, tmp_path, node.model(functions=False), node.feeds(arrays))
     assert done.returncode == 0, done.stderr[-2000:]
     node.check(np.load(tmp_path / "y.npy"), arrays)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("sizes", [(11,), (7, 10), (5, 6, 7)])
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("open_sizes", [True, False])
+def test_an_empty_name_does_not_end_an_old_onnxruntime(dtype, sizes, constant, open_sizes, library, tmp_path):
+    """It runs from 1.24 on; before, it is refused."""
+    node = Node("ConvAvgPool", dtype, sizes, bias=False, constant=constant, open_sizes=open_sizes)
+    model, arrays = node.model(functions=False), node.arrays()
+    (made,) = (item for item in model.graph.node if item.op_type == "ConvAvgPool")
+    made.input.append("")
+    done = in_old_onnxruntime(library, tmp_path, model, node.feeds(arrays))
+    if done.returncode == 0:
+        node.check(np.load(tmp_path / "y.npy"), arrays)
+    else:
+        assert done.returncode == 1 and "absent, but not optional. Op : ConvAvgPool" in done.stderr, done.stderr[-2000:]
 
 
 def test_declarations_are_those_of_the_header(tmp_path):

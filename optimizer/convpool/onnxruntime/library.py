@@ -28,7 +28,7 @@ def library_path() -> Path:
 
 
 def register(options: Any) -> Path:
-    """Register the operators with an onnxruntime.SessionOptions; returns the library's path.
+    """Register the operators with an onnxruntime.SessionOptions; returns the library's path.  Once more changes nothing.
 
     A session of these options runs ConvAvgPool and its fused variants by the library alone: by CUDA kernels on the CUDA
     provider, by plain loops on the CPU provider.  The functions that a model carries are faster than these loops; so do not

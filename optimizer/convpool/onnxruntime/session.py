@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from convpool.errors import OnnxruntimeError, first_line
 from convpool.ir.model import load
@@ -16,6 +20,9 @@ from convpool.types import Model
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 Providers = Sequence[str | tuple[str, Mapping[str, Any]]]
 """As onnxruntime takes them: names, or names with options."""
+_FOLDER = "session.model_external_initializers_file_folder_path"
+_LOCKS: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()
+"""Of the session options that are given: no session of another model is made while they name a folder."""
 
 
 def session(
@@ -31,11 +38,11 @@ def session(
     """An onnxruntime.InferenceSession that runs the operators by the library's kernels.
 
     providers: default the CUDA provider, with the CPU provider for what it does not have.  If the CUDA provider is not among
-    them, the library is not registered and the model runs by its functions.  options: an onnxruntime.SessionOptions; the
-    library is registered with it.  device: the GPU's number.  use_tf32: float32 products are formed in TF32, onnxruntime's
-    default.  prefer_nhwc: onnxruntime runs its own convolutions channels last.  cuda_graph: runs are captured and replayed;
-    they need io binding, and inputs and outputs that stay where they are.  The last four are options of the CUDA provider;
-    they do not count where `providers` gives its options.
+    them, the library is not registered and the model runs by its functions.  options: an onnxruntime.SessionOptions, for one
+    model or several; the library is registered with it once.  device: the GPU's number.  use_tf32: float32 products are formed
+    in TF32, onnxruntime's default.  prefer_nhwc: onnxruntime runs its own convolutions channels last.  cuda_graph: runs are
+    captured and replayed; they need io binding, and inputs and outputs that stay where they are.  The last four are options of
+    the CUDA provider; they do not count where `providers` gives its options.
 
     Raises OnnxruntimeError if the library or the CUDA provider is missing, or if onnxruntime refuses the model.
     """
@@ -53,16 +60,10 @@ def session(
     if CUDA in names:
         require_cuda(runtime)
         register(settings)
-    source: Any = model
-    if isinstance(model, os.PathLike):
-        source = os.fspath(model)
-    elif not isinstance(model, (str, bytes)):
-        loaded = load(model)
-        source = serialize(loaded.proto)
-        if loaded.base_dir is not None:
-            settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(loaded.base_dir))
+    source, folder = _source(model)
     try:
-        made = runtime.InferenceSession(source, settings, providers=wanted)
+        with _data_from(folder, settings, shared=options is not None):
+            made = runtime.InferenceSession(source, settings, providers=wanted)
     except Exception as error:  # onnxruntime's exceptions share no base class
         raise OnnxruntimeError(f"model: onnxruntime refuses it; got {first_line(error)}") from error
     if CUDA in names and CUDA not in made.get_providers():
@@ -71,6 +72,42 @@ def session(
             "its log says which library of CUDA or cuDNN is missing"
         )
     return made
+
+
+def _source(model: Model) -> tuple[Any, Path | None]:
+    """A model as onnxruntime takes it, and the folder of the data of one that is no file."""
+    if isinstance(model, (str, bytes)):
+        return model, None
+    if isinstance(model, os.PathLike):
+        return os.fspath(model), None
+    loaded = load(model)
+    return serialize(loaded.proto), loaded.base_dir if loaded.has_external_data else None
+
+
+@contextmanager
+def _data_from(folder: Path | None, settings: Any, shared: bool) -> Iterator[None]:
+    """Name the folder of a model's data in session options.  Of shared ones, which go on to other models, only meanwhile.
+
+    A model that is a path has its data beside it, but some releases of onnxruntime look where the entry says.
+    """
+    if not shared:
+        if folder is not None:
+            settings.add_session_config_entry(_FOLDER, str(folder))
+        yield
+        return
+    with _LOCKS.setdefault(settings, Lock()):
+        if folder is None:
+            yield
+            return
+        try:
+            before = settings.get_session_config_entry(_FOLDER)
+        except RuntimeError:  # there is no such entry, which is the same as an empty one
+            before = ""
+        settings.add_session_config_entry(_FOLDER, str(folder))
+        try:
+            yield
+        finally:
+            settings.add_session_config_entry(_FOLDER, before)
 
 
 def runtime_module() -> Any:

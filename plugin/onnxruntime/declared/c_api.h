@@ -21,7 +21,7 @@ enum ElementType : int32_t {
 };
 enum ErrorCode : int32_t { kFail = 1, kInvalidArgument = 2 };
 enum AttributeType : int32_t { kIntAttribute = 1, kIntsAttribute = 2, kFloatAttribute = 3 };
-enum Characteristic : int32_t { kRequired = 0, kOptional = 1 };
+enum Characteristic : int32_t { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum MemoryType : int32_t { kDefaultMemory = 0 };
 enum LoggingLevel : int32_t { kWarning = 2 };
 
@@ -70,6 +70,7 @@ struct OrtCustomOp;
     F(93, ReleaseStatus, void, (OrtStatus * status))                                                                           \
     F(98, ReleaseTypeInfo, void, (OrtTypeInfo * type))                                                                         \
     F(99, ReleaseTensorTypeAndShapeInfo, void, (OrtTensorTypeAndShapeInfo * info))                                             \
+    F(130, AddSessionConfigEntry, OrtStatus *, (OrtSessionOptions * options, const char *key, const char *value))              \
     F(132, ReleaseAllocator, void, (OrtAllocator * allocator))                                                                 \
     F(162, KernelInfoGetAttributeArray_float, OrtStatus *,                                                                     \
       (const OrtKernelInfo *info, const char *name, float *values, size_t *count))                                             \
@@ -79,6 +80,7 @@ struct OrtCustomOp;
     F(194, GetTensorMemoryInfo, OrtStatus *, (const OrtValue *value, const OrtMemoryInfo **info))                              \
     F(230, KernelInfo_GetInputCount, OrtStatus *, (const OrtKernelInfo *info, size_t *count))                                  \
     F(234, KernelInfo_GetInputTypeInfo, OrtStatus *, (const OrtKernelInfo *info, size_t index, OrtTypeInfo **type))            \
+    F(238, GetSessionConfigEntry, OrtStatus *, (const OrtSessionOptions *options, const char *key, char *value, size_t *size)) \
     F(244, KernelInfo_GetNodeName, OrtStatus *, (const OrtKernelInfo *info, char *text, size_t *size))                         \
     F(245, KernelInfo_GetLogger, OrtStatus *, (const OrtKernelInfo *info, const OrtLogger **logger))                           \
     F(247, Logger_LogMessage, OrtStatus *,                                                                                     \
