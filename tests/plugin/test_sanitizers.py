@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host code of both libraries under AddressSanitizer and UndefinedBehaviorSanitizer, on a pretended CUDA runtime.
+"""The host code of all libraries under AddressSanitizer and UndefinedBehaviorSanitizer, on a pretended CUDA runtime.
 
 `make sanitize` is this with more rounds, whose number is CONVPOOL_FUZZ_ROUNDS.
 """
@@ -37,6 +37,13 @@ def run(*command: object) -> str:
 @pytest.mark.parametrize("first", [1, 1_000_000])
 def test_hostile_calls_of_the_c_api(sanitized, first):
     assert f"{ROUNDS} rounds from seed {first}, 0 failed" in run(sanitized / "convpool_fuzz_c_api", first, ROUNDS)
+
+
+def test_hostile_nodes_in_onnxruntime(sanitized):
+    """Attributes, shapes, sizes and inputs, on the CPU provider and on the pretended CUDA."""
+    printed = run(sanitized / "convpool_fuzz_onnxruntime", 1, ROUNDS)
+    ran = int(re.search(rf"{ROUNDS} rounds from seed 1, (\d+) nodes ran", printed)[1])
+    assert ran > ROUNDS // 20
 
 
 @pytest.mark.parametrize("first", [1, 1_000_000])

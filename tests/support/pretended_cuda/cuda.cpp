@@ -123,6 +123,11 @@ cudaError_t cudaGetDevice(int *device) {
     return cudaSuccess;
 }
 
+cudaError_t cudaSetDevice(int device) {
+    ordinal = device;
+    return cudaSuccess;
+}
+
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr name, int) {
     switch (name) {
     case cudaDevAttrComputeCapabilityMajor: *value = capability / 10; break;
@@ -201,6 +206,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *status)
     return cudaSuccess;
 }
 
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char *cudaGetErrorName(cudaError_t error) { return error == cudaErrorNoDevice ? "cudaErrorNoDevice" : "cudaError"; }
 const char *cudaGetErrorString(cudaError_t error) {
