@@ -80,23 +80,23 @@ def optimized(root: Path, body: str, **options: str) -> dict:
 
 # ---- (a) an operator between convolution and pooling ----------------------------------------------------------------
 
-NEG = f"h = Conv<pads=[1,1,1,1]>(x, w) n = Neg(h) y = {POOL}(n)"
+CLIP = f"h = Conv<pads=[1,1,1,1]>(x, w) n = Clip(h) y = {POOL}(n)"
 
 
 def test_a_linear_operator(copy):
-    before = optimized(copy, NEG, lowering="direct")
-    assert before["operators"] == ["Conv", "Neg", "AveragePool"]
-    assert "between convolution and pooling; got Neg, expected linear operators only" in before["reasons"][0]
+    before = optimized(copy, CLIP, lowering="direct")
+    assert before["operators"] == ["Conv", "Clip", "AveragePool"]
+    assert "between convolution and pooling; got Clip, expected linear operators only" in before["reasons"][0]
     follow(recipe(DOCUMENT, "(a)"), copy)
-    after = optimized(copy, NEG, lowering="direct")
+    after = optimized(copy, CLIP, lowering="direct")
     assert after["operators"] == ["AveragePool", "Conv"] and after["stable"]
     assert after["error"] < ROUNDING
 
 
 def test_a_linear_operator_is_one_behind_a_node_too(copy):
     follow(recipe(DOCUMENT, "(a)"), copy)
-    behind = optimized(copy, f"h = Conv<pads=[1,1,1,1]>(x, w) p = {POOL}(h) y = Neg(p)")
-    assert behind["operators"] == ["ConvAvgPool"] and behind["stable"]
+    behind = optimized(copy, f"h = Conv<pads=[1,1,1,1]>(x, w) p = {POOL}(h) n = Clip(p) y = Relu(n)")
+    assert behind["operators"] == ["ConvAvgPoolRelu"] and behind["stable"]
     assert behind["error"] < ROUNDING
 
 

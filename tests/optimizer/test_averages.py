@@ -79,6 +79,12 @@ FORMS: dict[str, tuple[str, dict, dict, dict]] = {  # body, constants, what `gra
     "one axis": (CONV + "y = ReduceMean<axes=[3]>(h)", {}, {}, DIRECT),
     "one axis, squeezed": (CONV + "y = ReduceMean<axes=[2], keepdims=0>(h)", {}, {"outputs": "float[a,b,c] y"}, SQUEEZED),
     "flatten": (CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[-1], keepdims=0>(f)", {"s": [0, 0, -1]}, FLAT, SQUEEZED),
+    "shuffled channels": (
+        CONV + "v = Reshape(h, s)\nt = Transpose<perm=[0,2,1,3]>(v)\nu = Reshape(t, d)\ny = ReduceMean<axes=[2,3]>(u)",
+        {"s": [1, 2, 16, 144], "d": [1, 32, 12, 12]},
+        {},
+        {**DIRECT, "Gather": 1},
+    ),
     "flatten, kept": (
         CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[2]>(f)",
         {"s": [0, 32, 144]},
@@ -233,6 +239,7 @@ LARGE = (
     "the first axis twice, squeezed",
     "axis by axis, one squeezed",
     "flatten",
+    "shuffled channels",
     "flatten, kept",
     "sum",
     "sum, squeezed",
@@ -275,6 +282,12 @@ def test_as_a_node_of_the_operator(name):
 @pytest.mark.parametrize("name", FUSED)
 def test_as_one_convolution(name):
     assert operators(rewrite(form(name), 1, "fused").graph)["Conv"] == 1
+
+
+def test_a_map_of_open_size_may_be_flattened():
+    body = "h = Conv(x, w)\nf = Reshape(h, s)\ny = ReduceMean<axes=[-1], keepdims=0>(f)"
+    model = graph(body, {"s": [0, 0, -1], "w": (32, 16, 1, 1)}, inputs="float[1,16,H,W] x", **FLAT)
+    assert operators(rewrite(model, 1).graph) == {"Conv": 1, "GlobalAveragePool": 1, "Squeeze": 1}
 
 
 def test_windows_that_overlap_are_moved_one_after_the_other():

@@ -252,7 +252,8 @@ def test_what_a_pad_adds(node, opset, wanted):
     ("node", "pads"),
     [
         ("Pad(x, inner)", (1, 2, 3, 4)),
-        ("Pad(x, outer)", "pads of Pad"),
+        ("Pad(x, outer)", None),
+        ("Pad(x, both)", "pads of Pad"),
         ("Pad(x, inner, two)", "value of Pad"),
         ("Pad(x, none, two)", (0, 0, 0, 0)),
         ('Pad<mode="edge">(x, inner)', "mode of Pad"),
@@ -261,7 +262,8 @@ def test_what_a_pad_adds(node, opset, wanted):
     ],
 )
 def test_pads_that_are_linear(node, pads):
-    constants = {"inner": [0, 0, 1, 2, 0, 0, 3, 4], "outer": [0, 0, 0, 0, 0, 1, 0, 0], "none": [0] * 8, "two": np.float32(2)}
+    constants = {"inner": [0, 0, 1, 2, 0, 0, 3, 4], "outer": [0, 0, 0, 0, 0, 1, 0, 0], "both": [0, 1, 1, 0, 0, 0, 0, 0]}
+    constants |= {"none": [0] * 8, "two": np.float32(2)}
     (scope,) = index(graph(f"y = {node}", constants, inputs="float[1,16,8,8] x"))
     found = known_step(scope, 0, 2)
     assert (found.condition if isinstance(found, Reject) else found.pads) == pads

@@ -148,12 +148,12 @@ CASES = {
         {},
         "Pad 'h': value of Pad; got 1.0, expected 0",
     ),
-    "channels of Pad": (
+    "channels and rows of Pad": (
         slot("h = Pad(c, p)"),
-        {"p": [0, 1, 0, 0, 0, 0, 0, 0]},
+        {"p": [0, 1, 0, 0, 0, 0, 1, 0]},
         {},
         {},
-        "Pad 'h': pads of Pad; got [0, 1, 0, 0, 0, 0, 0, 0], expected zeros on the batch and channel axes",
+        "Pad 'h': pads of Pad; got [0, 1, 0, 0, 0, 0, 1, 0], expected zeros on the batch and channel axes",
     ),
     # attributes that onnx's checker lets pass and no runtime takes
     "strides of 0": (

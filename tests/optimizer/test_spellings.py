@@ -159,7 +159,7 @@ STAYS = {
     "another order": (
         "q = Transpose<perm=[0,2,1,3]>(p)",
         "AveragePool",
-        "Transpose 'q': between convolution and pooling; got Transpose, expected Transposes that cancel",
+        "Transpose 'q': between convolution and pooling; got Transpose, expected views that cancel",
     ),
     "another reader": ("q = Add(p, bias)\nz = Softmax(q)", "AveragePool", "Add 'q': output 'a' has 2 readers; got other readers"),
     "a node of one layout": ("q = LRN<size=3>(p)", "AveragePool", None),

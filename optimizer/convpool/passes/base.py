@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from convpool.passes.edit import Edit
     from convpool.reporting import Log
 
+BETWEEN = "between convolution and pooling"
+"""The condition that a nonlinear operator between a convolution and a pooling fails."""
+
 
 @dataclass(frozen=True)
 class Reject:

@@ -16,7 +16,7 @@ from convpool.algebra.geometry import ConvSpec, PoolSpec, fuse_kernel
 from convpool.algebra.lowering import Lowering
 from convpool.ir import schema
 from convpool.passes.edit import Edit
-from convpool.passes.tree import ConvLeaf, JoinTree, Moved, OpaqueLeaf, Pooling, Tree, folded
+from convpool.passes.tree import ConvLeaf, JoinTree, Moved, OpaqueLeaf, Pooling, Tree, conv_leaves, folded
 
 
 class Emitter:
@@ -34,9 +34,15 @@ class Emitter:
         name = self._tree(tree)
         if self._pooling.factor != 1:
             name = self._scale(name)
+        if self._pooling.batch:
+            name = self._with_axes("ReduceMean", 18, name, [0])
         if self._pooling.squeeze:
-            name = self._squeeze(name)
-        self._nodes[-1].output[0] = self._pooling.output
+            name = self._with_axes("Squeeze", 13, name, list(self._pooling.squeeze))
+        if self._pooling.split is None:
+            outputs = self._nodes[-1].output
+            outputs[list(outputs).index(name)] = self._pooling.output
+        else:
+            self._split(self._pooling.split, name, conv_leaves(tree)[0].conv.rank)
         return self._nodes
 
     def _tree(self, tree: Tree) -> str:
@@ -147,10 +153,26 @@ class Emitter:
     def _move(self, moved: Moved, data: str) -> str:
         node = NodeProto()
         node.CopyFrom(self._scope.nodes[moved.node])
+        if moved.channels:
+            order = self._constant(np.array(moved.channels, np.int64), f"{node.output[0]}_channels")
+            node = helper.make_node("Gather", [data, order], node.output[:1], node.name, axis=1)
         node.input[moved.operand] = data
-        node.output[0] = self._fresh_output(node)
+        for number, name in enumerate(node.output):
+            node.output[number] = name and self._edit.fresh(f"{name}_pooled")
         self._nodes.append(node)
-        return node.output[0]
+        return node.output[moved.result]
+
+    def _split(self, index: int, data: str, rank: int) -> None:
+        """The Split behind the one average of what it split."""
+        node = NodeProto()
+        node.CopyFrom(self._scope.nodes[index])
+        node.input[0] = data
+        for attribute in node.attribute:
+            if attribute.name == "axis":
+                attribute.i %= rank + 2
+        for number, name in enumerate(self._pooling.parts):
+            node.output[number] = name or self._edit.fresh(f"{node.output[number]}_pooled")
+        self._nodes.append(node)
 
     def _scale(self, name: str) -> str:
         dtype = helper.tensor_dtype_to_np_dtype(self._scope.info(self._pooling.input).elem_type)
@@ -159,14 +181,14 @@ class Emitter:
         self._nodes.append(helper.make_node("Mul", [name, factor], [output]))
         return output
 
-    def _squeeze(self, name: str) -> str:
-        axes = list(self._pooling.squeeze)
-        output = self._edit.fresh(f"{name}_squeezed")
-        if self._scope.opset < 13:
-            node = helper.make_node("Squeeze", [name], [output], axes=axes)
+    def _with_axes(self, op_type: str, from_opset: int, name: str, axes: list[int]) -> str:
+        """A Squeeze or ReduceMean; its axes are an input from some opset on."""
+        output = self._edit.fresh(f"{name}_{'squeezed' if op_type == 'Squeeze' else 'mean'}")
+        if self._scope.opset < from_opset:
+            node = helper.make_node(op_type, [name], [output], axes=axes)
         else:
             constant = self._constant(np.array(axes, np.int64), f"{name}_axes")
-            node = helper.make_node("Squeeze", [name, constant], [output])
+            node = helper.make_node(op_type, [name, constant], [output])
         node.name, self._pool_name = self._pool_name, ""
         self._nodes.append(node)
         return output

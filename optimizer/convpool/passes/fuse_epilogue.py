@@ -60,7 +60,7 @@ def _behind(draft: Draft, plan: FusionPlan) -> FusionPlan | None:
     readers = [
         index
         for index in scope.readers.get(plan.output, [])
-        if is_op(scope.nodes[index], "Sum", *EPILOGUES) or is_map(scope.nodes[index])
+        if is_op(scope.nodes[index], "Sum", *EPILOGUES) or is_map(scope, index)
     ]
     if not readers or parts.epilogue:
         return None

@@ -60,7 +60,7 @@ def grow(draft: Draft) -> None:
         and not _only_an_activation(plan.scope, plan.x)
     ):
         producer = plan.scope.producer.get(plan.x)
-        if producer is not None and _may_fuse(plan.scope.nodes[producer]):
+        if producer is not None and _may_fuse(plan.scope, producer):
             found = "other elementwise nodes in front of a convolution without a pooling"
             draft.rejects.append(reject(plan.scope, producer, "prologue", found, "only an activation"))
         return
@@ -68,7 +68,7 @@ def grow(draft: Draft) -> None:
     upstream: list[int] = []
     while (index := scope.producer.get(x)) is not None:
         node = scope.nodes[index]
-        if not _may_fuse(node):
+        if not _may_fuse(scope, index):
             break
         if not _all_fuse(scope, x, plan.node, bool(upstream), draft.context):
             others = f"output '{x}' {scope.sole_reader(x)}"
@@ -166,7 +166,7 @@ def _only_an_activation(scope: Scope, x: str) -> bool:
     before = scope.producer.get(scope.nodes[index].input[0])
     while before is not None and _is_idle(scope.nodes[before]):
         before = scope.producer.get(scope.nodes[before].input[0])
-    return before is None or not (is_map(scope.nodes[before]) or is_op(scope.nodes[before], "Sum"))
+    return before is None or not (is_map(scope, before) or is_op(scope.nodes[before], "Sum"))
 
 
 def _is_plain(scope: Scope, index: int, context: Context) -> bool:
@@ -179,9 +179,9 @@ def _is_idle(node: NodeProto) -> bool:
     return op is not None and op.idle
 
 
-def _may_fuse(node: NodeProto) -> bool:
-    """Whether the node's operator may stand in a prologue."""
-    return is_map(node) or is_op(node, *PROLOGUES)
+def _may_fuse(scope: Scope, index: int) -> bool:
+    """Whether a node's operator may stand in a prologue."""
+    return is_map(scope, index) or is_op(scope.nodes[index], *PROLOGUES)
 
 
 def _host(scope: Scope, x: str) -> int | None:

@@ -4,46 +4,60 @@
 | node | treatment | condition |
 |---|---|---|
 | Identity | dropped | |
+| Cast, CastLike | dropped | to the type that the tensor has |
+| Concat, Max, Mean, Min, Sum | dropped | of one tensor |
+| Expand, Tile | dropped | the shape stays |
 | Dropout | dropped | (1) inference form, mask unread |
 | BatchNormalization | affine per channel | (2) inference form |
+| Neg | affine per channel | |
 | Add, Sub, Mul, Div | affine per channel | (3) the other operand does not vary over space; (4) no division by the data |
 | Pad | added to the convolution's pads | (5) constant zeros on spatial axes, (6) as the convolution would give there |
+| Pad, Slice, Gather, Split | moved behind | (7) along batch or channels; (8) of a Split one result is read |
+| ReduceMean, ReduceSum | moved behind | (7); (9) keepdims |
+| Reshape, Transpose, other views | dropped, or a Gather behind | (10) together they change no more than the channels' order |
 
 An affine map per channel commutes with an average without padding.  With constant operands it is folded into weights
-and bias, else the node moves behind the pooling.
+and bias, else the node moves behind the pooling.  So does all that acts along batch and channels, at each position alike.
 
 `convpool.algebra.pads` has the algebra of a Pad.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from convpool.algebra.affine import IDENTITY, Affine
 from convpool.algebra.geometry import Ints
 from convpool.ir.index import Scope
-from convpool.ir.protos import AttributeReference, attributes
-from convpool.passes.base import Reject, reject
+from convpool.ir.protos import AttributeReference, attributes, is_op
+from convpool.passes.base import BETWEEN, Reject, reject
+from convpool.passes.views import MAX_CHAIN, VIEWS, axes_of, channel_order
 
-JOINS = ("Add", "Sub", "Sum", "Concat")
+JOINS = ("Add", "Sub", "Sum", "Mean", "Concat")
 """Operators over which a pooling distributes."""
+WHOLE_AXIS = 2**31 - 1
+"""A Slice end at or beyond this reaches the end of any axis."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One linear node.  operand: number of the input that carries the data.
+    """One linear node.  operand: number of the input that carries the data; result: of the output that is read.
 
-    affine: what it does per channel, None if that is not constant; pads: what a Pad adds, begins then ends.
+    affine: what it does per channel, None if that is not constant; pads: what a Pad adds, begins then ends.  before: nodes that
+    belong to it, nearest first; then `operand` is of the last one.  channels: which it picks, where a Gather takes their place.
     """
 
     node: int
     operand: int
     affine: Affine | None = IDENTITY
     pads: Ints | None = None
+    result: int = 0
+    before: Ints = ()
+    channels: Ints = ()
 
 
 def linear_step(scope: Scope, index: int, rank: int) -> Step | Reject | None:
@@ -73,6 +87,42 @@ def varies_over_space(scope: Scope, name: str, rank: int) -> bool:
 
 def _identity(scope: Scope, index: int, rank: int) -> Step:
     return Step(index, 0)
+
+
+def _neg(scope: Scope, index: int, rank: int) -> Step:
+    return Step(index, 0, Affine(np.array(-1.0), np.array(0.0)))
+
+
+def _cast(scope: Scope, index: int, rank: int) -> Step | Reject:
+    if _keeps_type(scope, index):
+        return Step(index, 0)
+    known = {value: name for name, value in TensorProto.DataType.items() if value}
+    names = [known.get(kind, "an unknown type") for kind in _types(scope, index)]
+    return reject(scope, index, BETWEEN, f"{scope.nodes[index].op_type} of {names[0]} to {names[1]}", "linear operators only")
+
+
+def _types(scope: Scope, index: int) -> tuple[int, int]:
+    """The types that a Cast or CastLike reads and gives; 0 for an unknown one.  Raises AttributeReference."""
+    node = scope.nodes[index]
+    to = attributes(node)["to"] if is_op(node, "Cast") else scope.info(node.input[1]).elem_type
+    return scope.info(node.input[0]).elem_type, to
+
+
+def _keeps_type(scope: Scope, index: int) -> bool:
+    given, to = _types(scope, index)
+    return given == to != 0
+
+
+def _one_tensor(scope: Scope, index: int, rank: int) -> Step | None:
+    return Step(index, 0) if len(scope.nodes[index].input) == 1 else None
+
+
+def _same_shape(scope: Scope, index: int, rank: int) -> Step | None:
+    node = scope.nodes[index]
+    shapes = [scope.info(name).shape for name in (node.input[0], node.output[0])]
+    ones = scope.constant_ints(node.input[1])
+    same = shapes[0] == shapes[1] and shapes[0] is not None and None not in shapes[0]
+    return Step(index, 0) if same or ones is not None and len(ones) <= rank + 2 and set(ones) <= {1} else None
 
 
 def _dropout(scope: Scope, index: int, rank: int) -> Step | Reject:
@@ -185,29 +235,105 @@ def _pad(scope: Scope, index: int, rank: int) -> Step | Reject:
     if isinstance(numbers, Reject):
         return numbers
     pads, fill = numbers
+    half = len(pads) // 2
+    if any(pads) and not any((*pads[2:half], *pads[half + 2 :])):
+        return Step(index, 0, None)
     mode = attributes(scope.nodes[index]).get("mode", b"constant").decode(errors="replace")
     if any(pads) and mode != "constant":
         return reject(scope, index, "mode of Pad", mode, "constant")
     if any(pads) and fill != 0:
         return reject(scope, index, "value of Pad", fill, 0)
-    half = len(pads) // 2
     if any((*pads[:2], *pads[half : half + 2])):
         return reject(scope, index, "pads of Pad", list(pads), "zeros on the batch and channel axes")
     return Step(index, 0, IDENTITY, (*pads[2:half], *pads[half + 2 :]))
+
+
+def _slice(scope: Scope, index: int, rank: int) -> Step | Reject:
+    node, values = scope.nodes[index], attributes(scope.nodes[index])
+    names = [*node.input[1:], "", "", "", ""][:4]
+    read = [values.get(key) for key in ("starts", "ends", "axes")] if scope.opset < 10 else map(scope.constant_ints, names)
+    starts, ends, axes, steps = [*read, None][:4]
+    shape = (len(starts),) if starts is not None else scope.info(names[0]).shape
+    if axes is None and not names[2] and shape and isinstance(shape[0], int):
+        axes = range(shape[0])
+    if axes is None:
+        return reject(scope, index, "axes of Slice", "a computed tensor", "a constant")
+    steps = (1,) * len(axes) if steps is None and not names[3] else steps
+    if any(numbers is not None and len(numbers) != len(axes) for numbers in (starts, ends, steps)):
+        return reject(scope, index, "starts, ends or steps of Slice", "others", f"{len(axes)} numbers")
+    sizes = scope.info(node.input[0]).shape or (None,) * (rank + 2)
+    cut = set()
+    for number, axis in enumerate(axes):
+        size = sizes[axis] if -len(sizes) <= axis < len(sizes) else None
+        end = size if isinstance(size, int) else WHOLE_AXIS
+        if starts is None or ends is None or steps is None or (starts[number], steps[number]) != (0, 1) or ends[number] < end:
+            cut.add(axis % (rank + 2))
+    return _along(scope, index, cut)
+
+
+def _along(scope: Scope, index: int, axes: Collection[int], result: int = 0) -> Step | Reject:
+    """A node that acts along these axes only, and at each position of the others alike."""
+    if any(axis > 1 for axis in axes):
+        condition = f"axes of {scope.nodes[index].op_type}"
+        return reject(scope, index, condition, ", ".join(map(str, sorted(axes))), "0 and 1, batch and channels, alone")
+    return Step(index, 0, None if axes else IDENTITY, result=result)
+
+
+def _gather(scope: Scope, index: int, rank: int) -> Step | Reject:
+    shape = scope.info(scope.nodes[index].input[1]).shape
+    if shape is None or len(shape) != 1:
+        return reject(scope, index, "axes of the indices of Gather", "unknown" if shape is None else len(shape), 1)
+    return _along(scope, index, {attributes(scope.nodes[index]).get("axis", 0) % (rank + 2)})
+
+
+def _split(scope: Scope, index: int, rank: int) -> Step | Reject:
+    names = scope.nodes[index].output
+    used = [number for number, name in enumerate(names) if is_used(scope, name)]
+    axes = {attributes(scope.nodes[index]).get("axis", 0) % (rank + 2)} if len(names) > 1 else set()
+    if len(used) > 1 and max(axes) < 2:
+        return reject(scope, index, "results of Split that are read", len(used), "one, or all by averages that are alike")
+    return _along(scope, index, axes, used[0])
+
+
+def is_used(scope: Scope, name: str) -> bool:
+    """Whether anything reads a tensor."""
+    return bool(name) and (name in scope.readers or name in scope.outputs or name in scope.captured)
+
+
+def _reduction(scope: Scope, index: int, rank: int) -> Step | Reject | None:
+    """None for one that drops axes, or is over space: then it is an average of its own."""
+    values = attributes(scope.nodes[index])
+    axes = axes_of(scope, index, values)
+    if isinstance(axes, Reject):
+        return axes
+    over = {axis % (rank + 2) for axis in axes}
+    return Step(index, 0, None) if over and over <= {0, 1} and values.get("keepdims", 1) == 1 else None
+
+
+def _view(scope: Scope, index: int, rank: int) -> Step | Reject:
+    chain = [index]
+    while len(chain) < MAX_CHAIN and (producer := scope.producer.get(scope.nodes[chain[-1]].input[0])) is not None:
+        if not is_op(scope.nodes[producer], *VIEWS):
+            break
+        chain.append(producer)
+    order = channel_order(scope, chain[::-1], rank)
+    if isinstance(order, Reject):
+        return order
+    return Step(index, 0, None if order else IDENTITY, before=tuple(chain[1:]), channels=order)
 
 
 @dataclass(frozen=True)
 class LinearOp:
     """A linear operator: how a node of it is read, and what every search that meets one has to know.
 
-    step: what a node does as a linear map; its arguments are those of `linear_step`.  binary: either input may carry the data,
-    else the first.  pads: it changes spatial sizes, so that no node of the operator fuses it.  idle: it hands its input on as
-    it is, at inference.  neutral: the constant operand with which it does; commutes: whichever input that is.
+    step: what a node does as a linear map; its arguments are those of `linear_step`.  binary: any input may carry the data, else
+    the first.  apart: it is no map per channel, so that no node of the operator fuses it.  idle: it hands its input on as it is,
+    at inference.  neutral: the constant operand with which it does; commutes: whichever input that is.
     """
 
     step: Callable[[Scope, int, int], Step | Reject | None]
     binary: bool = False
-    pads: bool = False
+    apart: bool = False
     idle: bool = False
     neutral: float | None = None
     commutes: bool = False
@@ -221,7 +347,17 @@ OPS: dict[str, LinearOp] = {
     "Sub": LinearOp(_binary, binary=True, neutral=0),
     "Mul": LinearOp(_binary, binary=True, neutral=1, commutes=True),
     "Div": LinearOp(_binary, binary=True, neutral=1),
-    "Pad": LinearOp(_pad, pads=True),
+    "Neg": LinearOp(_neg),
+    "Cast": LinearOp(_cast),
+    "CastLike": LinearOp(_cast),
+    "Pad": LinearOp(_pad, apart=True),
+    "Slice": LinearOp(_slice, apart=True),
+    "Gather": LinearOp(_gather, apart=True),
+    "Split": LinearOp(_split, apart=True),
+    **dict.fromkeys(("ReduceMean", "ReduceSum"), LinearOp(_reduction, apart=True)),
+    **dict.fromkeys(("Expand", "Tile"), LinearOp(_same_shape, apart=True)),
+    **dict.fromkeys(("Concat", "Max", "Mean", "Min", "Sum"), LinearOp(_one_tensor, binary=True, apart=True)),
+    **dict.fromkeys(VIEWS, LinearOp(_view, apart=True)),
 }
 """Every linear operator: to add one is to add a line here, and the function that reads it."""
 
@@ -231,7 +367,9 @@ def op_of(node: NodeProto) -> LinearOp | None:
     return OPS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
 
 
-def is_map(node: NodeProto) -> bool:
-    """Whether the node's operator may be a map per channel."""
-    op = op_of(node)
-    return op is not None and not op.pads
+def is_map(scope: Scope, index: int) -> bool:
+    """Whether a node's operator may be a map per channel."""
+    op = op_of(scope.nodes[index])
+    if op is None or op.apart:
+        return False
+    return op.step is not _cast or isinstance(known_step(scope, index, 0), Step)

@@ -46,7 +46,7 @@ def spatial_origin(scope: Scope, name: str, rank: int) -> tuple:
             if not isinstance(step, Step):
                 break
             name = node.input[step.operand]
-        elif op is not None and not op.pads or is_op(node, *NONLINEAR) and not is_op(node, "PRelu"):
+        elif op is not None and not op.apart or is_op(node, *NONLINEAR) and not is_op(node, "PRelu"):
             name = node.input[0]
         else:
             break

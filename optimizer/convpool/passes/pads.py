@@ -60,7 +60,7 @@ def zero_pads(scope: Scope, name: str, rank: int) -> tuple[str, Ints, tuple[int,
     found = name, total, nodes
     while (index := scope.producer.get(name)) is not None and is_op(scope.nodes[index], "Identity", "Dropout", "Pad"):
         step = known_step(scope, index, rank)
-        if not isinstance(step, Step) or min(step.pads or (0,)) < 0:
+        if not isinstance(step, Step) or step.affine is None or min(step.pads or (0,)) < 0:
             break
         name, nodes = scope.nodes[index].input[0], (*nodes, index)
         if step.pads is not None and any(step.pads):

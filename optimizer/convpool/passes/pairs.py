@@ -84,7 +84,8 @@ class PairPass(Pass):
         """Put the plan's nodes in the place of the last of those that go."""
         nodes = Emitter(edit, plan.pooling, plan.lowerings).run(plan.tree)
         gone = {*plan.pooling.nodes, *tree_nodes(plan.tree)}
-        edit.replace(max(plan.pooling.root, *tree_nodes(plan.tree)), gone, nodes)
+        split = plan.pooling.split
+        edit.replace(max(plan.pooling.root, *tree_nodes(plan.tree)) if split is None else split, gone, nodes)
         rewire(plan.shapes, edit)
         edit.drop_unread(index for leaf in conv_leaves(plan.tree) for index in leaf.passed)
 

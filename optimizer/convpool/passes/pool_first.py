@@ -21,14 +21,14 @@ from convpool.algebra.affine import IDENTITY, holds, keeps
 from convpool.algebra.geometry import Ints, PoolSpec
 from convpool.algebra.lowering import ORDERS
 from convpool.ir.index import Scope
-from convpool.ir.protos import AttributeReference, is_op
-from convpool.passes.base import Context, Plan, Reject, reject
+from convpool.ir.protos import AttributeReference, attributes, is_op, label
+from convpool.passes.base import BETWEEN, Context, Plan, Reject, reject
 from convpool.passes.choose import choose
 from convpool.passes.convs import conv_rank
+from convpool.passes.linear import is_used
 from convpool.passes.pads import zero_pads
 from convpool.passes.pairs import PairPass, PairPlan, PairSite
-from convpool.passes.pooling import candidates, recognise
-from convpool.passes.reasons import BETWEEN
+from convpool.passes.pooling import average_of, candidates, recognise
 from convpool.passes.shape_readers import shapes_of
 from convpool.passes.sizes import spatial_size
 from convpool.passes.trace import trace
@@ -55,13 +55,16 @@ class PoolFirst(PairPass):
         if not isinstance(found, tuple):
             return found
         scope, (pooling, tree) = site.scope, found
+        if any(context.excluded(label(scope.nodes[node])) for node in pooling.nodes if pooling.split is not None):
+            assert pooling.split is not None
+            return reject(scope, pooling.split, "averages of its results", "one excluded by name", "none")
         shapes = shapes_of(scope, pooling, tree)
         if isinstance(shapes, Reject):
             return shapes
         tree = _unfold_overflow(tree)
         if pooling.spec is None:
             rank = conv_leaves(tree)[0].conv.rank
-            size = spatial_size(scope, site.tensor, rank) or _tree_size(tree)
+            size = spatial_size(scope, pooling.input, rank) or _tree_size(tree)
             if size is not None:
                 ones, zeros = (1,) * rank, (0,) * (2 * rank)
                 pooling = replace(pooling, spec=PoolSpec(size, ones, zeros, ones))
@@ -113,11 +116,36 @@ def _traced(site: PairSite) -> tuple[Pooling, Tree] | Reject | None:
         return tree if isinstance(tree, Reject) and tree.condition == BETWEEN else pooling
     if pooling is None:
         return None
+    pooling = _before_split(scope, pooling, rank)
     tree = trace(scope, pooling.input, rank, frozenset(pooling.nodes))
     if isinstance(tree, Reject):
         return tree
     merged = _merged_pad(scope, tree, pooling.spec)
     return (pooling, tree) if merged is None else merged
+
+
+def _before_split(scope: Scope, pooling: Pooling, rank: int) -> Pooling:
+    """The one average of a tensor that a Split divides into parts, all averaged alike; else `pooling` as it is.
+
+    conv - Split +- average         conv - average - Split +-
+                 +- average                                +-
+    """
+    index = scope.producer.get(pooling.input)
+    if index is None or not is_op(scope.nodes[index], "Split") or pooling.batch or {0, 1} & set(pooling.squeeze):
+        return pooling
+    node = scope.nodes[index]
+    names = [name if is_used(scope, name) else "" for name in node.output]
+    if attributes(node).get("axis", 0) % (rank + 2) > 1 or sum(map(bool, names)) < 2:
+        return pooling
+    found = [average_of(scope, name, rank) if name else None for name in names]
+    for item in filter(None, found):
+        if replace(item, root=pooling.root, nodes=pooling.nodes, input=pooling.input, output=pooling.output) != pooling:
+            return pooling
+    if any(name and item is None for name, item in zip(names, found, strict=True)):
+        return pooling
+    nodes = (index, *(node for item in found if item is not None for node in item.nodes))
+    parts = tuple("" if item is None else item.output for item in found)
+    return replace(pooling, nodes=nodes, input=node.input[0], split=index, parts=parts)
 
 
 def _merged_pad(scope: Scope, tree: Tree, pool: PoolSpec | None) -> Reject | None:

@@ -94,8 +94,10 @@ def recognise(scope: Scope, chain: Sequence[Candidate], rank: int) -> Pooling | 
     """
     size = spatial_size(scope, chain[-1].input, rank)
     found = _single(scope, chain[-1], rank, size)
+    if found is None and len(chain) > 1:
+        return recognise(scope, chain[:-1], rank)
     for item in reversed(chain[:-1]):
-        if not isinstance(found, Pooling) or found.spec is None or found.squeeze:
+        if not isinstance(found, Pooling) or found.spec is None or found.squeeze or found.input != chain[-1].input:
             break
         # By the window's own arithmetic: shape inference does not see through all that gives a Slice its bounds.
         between = None if size is None else found.spec.output_size(size)
@@ -105,6 +107,16 @@ def recognise(scope: Scope, chain: Sequence[Candidate], rank: int) -> Pooling | 
             break
         found = both
     return found
+
+
+def average_of(scope: Scope, name: str, rank: int) -> Pooling | None:
+    """The average that one node alone makes of a tensor, which nothing else reads; None where there is none."""
+    for form in FORMS if scope.sole_reader(name) is None else ():
+        root = scope.readers[name][0]
+        if form.may_be(scope, root) == name:
+            found = _single(scope, Candidate(form, root, name), rank, spatial_size(scope, name, rank))
+            return found if isinstance(found, Pooling) and found.nodes == (root,) else None
+    return None
 
 
 def _before(scope: Scope, item: Candidate) -> int | None:

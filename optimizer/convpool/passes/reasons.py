@@ -5,12 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from convpool.passes.base import Reject
+from convpool.passes.base import BETWEEN, Reject
 from convpool.passes.seen import Seen
 from convpool.report import SiteReport
-
-BETWEEN = "between convolution and pooling"
-"""The condition that a nonlinear operator between a convolution and a pooling fails."""
 
 
 def in_short(verdict: Reject) -> str:

@@ -5,55 +5,31 @@
     x [N, C, L] - Unsqueeze [N, C, 1, L] - ReduceMean over axes 2 and 3 - Squeeze       GlobalAveragePool
     x [N, C, H, W] - ReduceMean over axis 3 - ReduceMean over axis 2                    GlobalAveragePool
 
-Each axis of a tensor on the way is a list of parts of x's axes.  A part of an axis is `size` positions that are `step` apart, so
-that Reshape splits and joins parts, Transpose moves them, and a reduction takes them away.  The rest is an average over windows
-when (1) axes are constants, and sizes known where they are split, joined or summed; (2) per spatial axis all of it is reduced, or
-none, or the inner of two parts; (3) what remains are N, C and the spatial axes in order, less some of size 1; and (4) nothing
-else reads a tensor in between.  A ReduceSum is the mean times the number of elements, which a Mul behind it restores.
+A reduction takes parts of x's axes away (`views`).  The rest is an average over windows when (1) axes are constants, and sizes
+known where they are split, joined or summed; (2) channels are reduced only where there is one, and the batch only with all other
+axes; (3) per spatial axis all of it is reduced, or none, or the inner of two parts; (4) what remains are N, C and the spatial
+axes in order, less some of size 1; and (5) nothing else reads a tensor in between.  A ReduceSum is the mean times the number of
+elements, which a Mul behind it restores.
 
-A chain of them is taken as far as it is such an average: a mean over channels behind it is none.
+A chain of them is taken as far as it is such an average: a mean over channels behind it is none.  Where nodes in front of it
+act along channels (`linear`), it begins behind them.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from convpool.algebra.geometry import Ints, PoolSpec
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op
 from convpool.passes.base import Reject, reject
+from convpool.passes.linear import Step, known_step, op_of
+from convpool.passes.sizes import spatial_size
 from convpool.passes.tree import Pooling
+from convpool.passes.upstream import NONLINEAR
+from convpool.passes.views import MAX_CHAIN, VIEWS, View, axes_of, joined, viewed, whole
 
-VIEWS = ("Flatten", "Reshape", "SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze")
-"""Operators that rearrange, and compute nothing."""
 REDUCTIONS = ("ReduceMean", "ReduceSum")
-MAX_CHAIN = 16
-"""Most nodes of a chain that is looked at."""
-
-
-class Part(NamedTuple):
-    """`size` positions (None: unknown) of axis `axis` of x, `step` apart."""
-
-    axis: int
-    size: int | None
-    step: int = 1
-
-
-Parts = tuple[Part, ...]
-
-
-@dataclass(frozen=True)
-class View:
-    """A tensor computed from x: the parts of x in each of its axes, and the parts that were averaged.
-
-    factor: what the average is multiplied by; None where that is not known.
-    """
-
-    axes: tuple[Parts, ...]
-    averaged: Parts = ()
-    factor: float | None = 1.0
 
 
 def may_be_reduction(scope: Scope, index: int) -> str | None:
@@ -70,18 +46,48 @@ def recognise_reduction(scope: Scope, index: int, rank: int, size: Ints | None) 
     """The average that a chain up to node `index` begins with, a Reject where it is none over windows, None where it is no
     average of positions at all."""
     chain = _chain(scope, index)
+    found = _average(scope, chain, rank, size)
+    for start in range(1, len(chain)):
+        if isinstance(found, Reject) and isinstance(known_step(scope, chain[start - 1], rank), Step):
+            size = spatial_size(scope, scope.nodes[chain[start]].input[0], rank)
+            later = _average(scope, chain[start:], rank, size)
+            found = later if isinstance(later, Pooling) else found
+    return found
+
+
+def _average(scope: Scope, chain: list[int], rank: int, size: Ints | None) -> Pooling | Reject | None:
+    """`recognise_reduction` of the tensor that a chain reads."""
     x = scope.nodes[chain[0]].input[0]
-    view = _whole(scope, x, rank, size)
+    axes = len(scope.info(x).shape or range(rank + 2))
+    if axes != rank + 2:
+        return _other_axes(scope, x, axes, rank)
+    view = whole(scope, x, rank, size)
     found: Pooling | Reject | None = None
     for number, node in enumerate(chain):
         step = _step(scope, node, view)
         if not isinstance(step, View):
             return found if isinstance(found, Pooling) else step
         view = step
-        if view.averaged and (node == index or is_op(scope.nodes[node], *REDUCTIONS)):
-            pooling = _pooling(scope, chain[: number + 1], view, rank, size)
+        averages = any(part.axis > 1 for part in view.averaged)
+        if averages and (number == len(chain) - 1 or is_op(scope.nodes[node], *REDUCTIONS)):
+            pooling = _pooling(scope, chain[: number + 1], view, rank)
             found = pooling if isinstance(pooling, Pooling) or found is None else found
     return found
+
+
+def _other_axes(scope: Scope, x: str, axes: int, rank: int) -> Reject | None:
+    """The node that gives what is averaged other axes than a map has; None for a reduction, or behind one of several operands."""
+    for _ in range(MAX_CHAIN):
+        index = scope.producer.get(x)
+        op = None if index is None else op_of(scope.nodes[index])
+        if index is None or op is not None and op.binary or op is None and not is_op(scope.nodes[index], *NONLINEAR):
+            return None
+        if op is not None and op.apart:
+            return (
+                None if is_op(scope.nodes[index], *REDUCTIONS) else reject(scope, index, "axes of what it gives", axes, rank + 2)
+            )
+        x = scope.nodes[index].input[0]
+    return None
 
 
 def _chain(scope: Scope, index: int) -> list[int]:
@@ -118,55 +124,23 @@ def _undoes(scope: Scope, index: int) -> bool:
     return any(is_op(scope.nodes[node], "Unsqueeze") for node in _chain(scope, index))
 
 
-def _whole(scope: Scope, x: str, rank: int, size: Ints | None) -> View:
-    """x itself."""
-    shape = scope.info(x).shape
-    known = (None, None) if shape is None or len(shape) < 2 else tuple(n if isinstance(n, int) else None for n in shape[:2])
-    sizes = (*known, *(size or (None,) * rank))
-    return View(tuple((Part(axis, n),) if n != 1 or axis == 0 else () for axis, n in enumerate(sizes)))
-
-
 def _step(scope: Scope, index: int, view: View) -> View | Reject | None:
     """What node `index` makes of a view.  None: nothing that averages positions.  Raises AttributeReference."""
     node = scope.nodes[index]
+    if not is_op(node, *REDUCTIONS):
+        return viewed(scope, index, view)
     values = attributes(node)
-    count = len(view.axes)
-    if is_op(node, "Reshape"):
-        return _reshaped(scope, index, view)
-    if is_op(node, "Transpose"):
-        order = values.get("perm") or range(count - 1, -1, -1)
-        return replace(view, axes=tuple(view.axes[axis] for axis in order)) if len(order) == count else None
-    if is_op(node, "Flatten"):
-        axis = values.get("axis", 1)
-        axis += count if axis < 0 else 0
-        return replace(view, axes=tuple(sum(half, ()) for half in (view.axes[:axis], view.axes[axis:])))
-    if is_op(node, "SpaceToDepth"):
-        return _space_to_depth(scope, index, view, values["blocksize"])
-    axes = values.get("axes")
-    if axes is None and len(node.input) > 1 and node.input[1]:
-        axes = scope.constant_ints(node.input[1])
-        if axes is None:
-            return reject(scope, index, "axes", "a computed tensor", "a constant")
-    if not axes:
-        return None  # all axes, or none
-    count += len(axes) if node.op_type == "Unsqueeze" else 0
-    if any(not -count <= axis < count for axis in axes):
+    axes, count = axes_of(scope, index, values), len(view.axes)
+    if isinstance(axes, Reject):
+        return axes
+    if not axes and values.get("noop_with_empty_axes", 0) or any(not -count <= axis < count for axis in axes):
         return None
-    chosen = {axis % count for axis in axes}
-    if is_op(node, "Unsqueeze"):
-        rest = iter(view.axes)
-        return replace(view, axes=tuple(() if axis in chosen else next(rest) for axis in range(count)))
-    if is_op(node, "Squeeze"):
-        if any(view.axes[axis] for axis in chosen):
-            return None
-        return replace(view, axes=tuple(parts for axis, parts in enumerate(view.axes) if axis not in chosen))
-    return _reduced(view, chosen, keep=bool(values.get("keepdims", 1)), is_sum=node.op_type == "ReduceSum")
+    chosen = {axis % count for axis in axes or range(count)}
+    return _reduced(view, chosen, keep=values.get("keepdims", 1) == 1, is_sum=node.op_type == "ReduceSum")
 
 
-def _reduced(view: View, chosen: set[int], *, keep: bool, is_sum: bool) -> View | None:
+def _reduced(view: View, chosen: set[int], *, keep: bool, is_sum: bool) -> View:
     gone = tuple(part for axis in sorted(chosen) for part in view.axes[axis])
-    if any(part.axis < 2 for part in gone):
-        return None
     axes = tuple(() if axis in chosen else parts for axis, parts in enumerate(view.axes) if keep or axis not in chosen)
     factor = view.factor
     if is_sum and factor is not None:
@@ -175,56 +149,16 @@ def _reduced(view: View, chosen: set[int], *, keep: bool, is_sum: bool) -> View 
     return View(axes, (*view.averaged, *gone), factor)
 
 
-def _reshaped(scope: Scope, index: int, view: View) -> View | Reject:
-    """The parts in the shape that a Reshape gives, by shape inference; the batch stays as it is."""
-    shape = scope.info(scope.nodes[index].output[0]).shape
-    parts = [part for axis in view.axes[1:] for part in axis]
-    if shape is None or not all(isinstance(n, int) for n in shape[1:]) or any(part.size is None for part in parts):
-        return reject(scope, index, "sizes of a Reshape", "unknown", "static sizes")
-    sizes = [n for n in shape[1:] if isinstance(n, int)]
-    axes = _regrouped(parts, sizes)
-    if axes is None or [part.axis for part in view.axes[0]] != [0]:
-        return reject(scope, index, "shape of a Reshape", list(shape), "axes split in two, or joined")
-    return replace(view, axes=(view.axes[0], *axes))
-
-
-def _regrouped(parts: list[Part], sizes: list[int]) -> list[Parts] | None:
-    """The same positions in axes of these sizes; None where a part would be cut across."""
-    left, axes = parts[::-1], []
-    for size in sizes:
-        axis: list[Part] = []
-        while size > 1:
-            part = left.pop() if left else None
-            if part is None or part.size is None:
-                return None
-            if size % part.size == 0:
-                axis.append(part)
-                size //= part.size
-            elif part.size % size == 0:
-                inner = part.size // size
-                axis.append(Part(part.axis, size, part.step * inner))
-                left.append(Part(part.axis, inner, part.step))
-                size = 1
-            else:
-                return None
-        axes.append(tuple(axis))
-    return None if left or 0 in sizes else axes
-
-
-def _space_to_depth(scope: Scope, index: int, view: View, block: int) -> View | Reject:
-    """Blocks of positions to the front of the channels, row by row."""
-    batch, channels, *spatial = view.axes
-    split = [_regrouped(list(parts), [math.prod(p.size or 0 for p in parts) // block, block]) for parts in spatial]
-    outer = [axes[0] for axes in split if axes is not None]
-    if len(outer) < len(spatial):
-        return reject(scope, index, "sizes of a SpaceToDepth", "unknown, or not its blocks'", "multiples of the block size")
-    inner = [part for axes in split if axes is not None for part in axes[1]]
-    return replace(view, axes=(batch, (*inner, *channels), *outer))
-
-
-def _pooling(scope: Scope, chain: list[int], view: View, rank: int, size: Ints | None) -> Pooling | Reject:
-    """The view as an average over windows: conditions (2) to (4)."""
+def _pooling(scope: Scope, chain: list[int], view: View, rank: int) -> Pooling | Reject:
+    """The view as an average over windows: conditions (2) to (5)."""
     root, inside = chain[-1], set(chain)
+    channels = [part.size for part in view.averaged if part.axis == 1]
+    if channels:
+        got = "an unknown number" if None in channels else math.prod(n for n in channels if n is not None)
+        return reject(scope, root, "channels averaged with the positions", got, "one")
+    batch = any(part.axis == 0 for part in view.averaged)
+    if batch and any(view.axes):
+        return reject(scope, root, "axes of the average", "the batch and others", "all axes, or not the batch")
     windows = []
     for axis in range(2, rank + 2):
         window = _window(view, axis)
@@ -249,13 +183,13 @@ def _pooling(scope: Scope, chain: list[int], view: View, rank: int, size: Ints |
         spec = PoolSpec(tuple(n or 1 for n in kernel), strides, (0,) * (2 * rank), (1,) * rank)
     kind = "mean" if spec else "global"
     x, y = scope.nodes[chain[0]].input[0], scope.nodes[root].output[0]
-    return Pooling(root, tuple(chain), x, y, kind, spec, squeezed, view.factor)
+    return Pooling(root, tuple(chain), x, y, kind, spec, squeezed, view.factor, batch)
 
 
 def _window(view: View, axis: int) -> tuple[int | None, bool] | None:
     """The window on an axis and whether it is all of it; None where the positions averaged are no windows side by side."""
-    kept = _joined([part for parts in view.axes for part in parts if part.axis == axis])
-    averaged = _joined(sorted((part for part in view.averaged if part.axis == axis), key=lambda part: -part.step))
+    kept = joined([part for parts in view.axes for part in parts if part.axis == axis])
+    averaged = joined(sorted((part for part in view.averaged if part.axis == axis), key=lambda part: -part.step))
     if not kept:
         return (averaged[0].size if averaged else 1), True
     if not averaged and len(kept) == 1:
@@ -264,26 +198,15 @@ def _window(view: View, axis: int) -> tuple[int | None, bool] | None:
     return (averaged[0].size, False) if inner else None
 
 
-def _joined(parts: list[Part]) -> list[Part]:
-    """Parts, outer ones first, with those that continue one another made one."""
-    found: list[Part] = []
-    for part in parts:
-        if found and part.size is not None and found[-1].step == part.step * part.size and found[-1].size is not None:
-            found[-1] = Part(part.axis, found[-1].size * part.size, part.step)
-        else:
-            found.append(part)
-    return found
-
-
 def _squeezed(view: View, rank: int) -> Ints | None:
-    """The spatial axes that are missing, all of size 1; None if the others are not N, C and the rest of the space, in order."""
-    rest = [[part.axis for part in _joined(list(parts))] for parts in view.axes]
+    """The axes that are missing, all of size 1 by then; None if the others are not N, C and the rest of the space, in order."""
+    rest = [[part.axis for part in joined(list(parts))] for parts in view.axes]
     remaining = {axis for axes in rest for axis in axes}
     missing = []
     for axis in range(rank + 2):
         if rest and rest[0] == ([axis] if axis in remaining else []):
             rest.pop(0)
-        elif axis < 2 or axis in remaining:
+        elif axis in remaining:
             return None
         else:
             missing.append(axis)

@@ -18,7 +18,7 @@ from onnx import FunctionProto, NodeProto, TensorProto, helper
 from convpool.ir.index import Scope
 from convpool.ir.protos import AttributeReference, is_op, known_attributes
 from convpool.ir.schema import OP_TYPES
-from convpool.passes.linear import JOINS, OPS
+from convpool.passes.linear import JOINS, Step, is_map, known_step, op_of
 from convpool.passes.pooling import candidates, recognise
 from convpool.passes.upstream import max_pools
 
@@ -131,7 +131,7 @@ def _kind(scope: Scope, index: int) -> str | None:
     node = scope.nodes[index]
     standard = node.domain in ("", "ai.onnx")
     op_type = _stands_for(node)
-    if op_type in ("Conv", *AVERAGES, *OPS, *JOINS) and standard and node.op_type == op_type:
+    if _moves_past(scope, index):
         return None
     if is_op(node, *QUANTIZERS, "QLinearConv", "ConvInteger") or op_type != node.op_type and node.op_type.startswith("QLinear"):
         return OTHER if _clips(scope, node) else QUANTIZED
@@ -141,6 +141,15 @@ def _kind(scope: Scope, index: int) -> str | None:
         activation = (known_attributes(node) or {}).get("activation", b"")
         return OTHER if activation else SAVED
     return OTHER
+
+
+def _moves_past(scope: Scope, index: int) -> bool:
+    """Whether a node is one that an average moves past, or a convolution or an average itself."""
+    node = scope.nodes[index]
+    if is_op(node, "Conv", "Pad", *AVERAGES, *JOINS) or is_map(scope, index):
+        return True
+    shape = scope.info(node.input[0]).shape if op_of(node) is not None else None
+    return shape is not None and isinstance(known_step(scope, index, len(shape) - 2), Step)
 
 
 def _clips(scope: Scope, node: NodeProto) -> bool:

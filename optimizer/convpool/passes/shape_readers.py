@@ -72,7 +72,7 @@ def _replaceable(scope: Scope, node: int) -> bool:
 def shapes_of(scope: Scope, pooling: Pooling, tree: Tree) -> Shapes | Reject:
     """What becomes of the Shapes that read what goes with a rewrite; a Reject where the open size is nowhere else."""
     own = {*pooling.nodes, *tree_nodes(tree)}
-    gone = {name for node in own for name in scope.nodes[node].output} - {pooling.output}
+    gone = {name for node in own for name in scope.nodes[node].output} - {pooling.output, *pooling.parts}
     readers = {reader for name in gone for reader in scope.readers.get(name, ())} - own
     found = sorted(reader for reader in readers if _replaceable(scope, reader))
     if not found:

@@ -28,10 +28,9 @@ from convpool.ir.constants import Constant
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op
 from convpool.passes.base import Reject, reject
+from convpool.passes.linear import WHOLE_AXIS
 from convpool.passes.tree import Pooling
 
-WHOLE_AXIS = 2**31 - 1
-"""A Slice end at or beyond this reaches the end of any axis."""
 SUMMING = ("Add", "Sum", "Mean", "Mul", "Div")
 """Operators that a mean of Slices is written with."""
 MAX_TERM_NODES = 64

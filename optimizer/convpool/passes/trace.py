@@ -20,12 +20,11 @@ from convpool.algebra.pads import pad_behind
 from convpool.algebra.refusal import Refusal
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op
-from convpool.passes.base import Reject, reject, rejection
+from convpool.passes.base import BETWEEN, Reject, reject, rejection
 from convpool.passes.convs import conv_leaf
 from convpool.passes.linear import JOINS, Step, linear_step
 from convpool.passes.origins import same_size
 from convpool.passes.pads import with_pads_in_front
-from convpool.passes.reasons import BETWEEN
 from convpool.passes.shape_readers import other_reader
 from convpool.passes.tree import ConvLeaf, JoinTree, Moved, OpaqueLeaf, Tree, conv_leaves
 
@@ -54,19 +53,23 @@ def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozens
     if isinstance(step, Reject):
         return step
     if step is not None:
-        tree = trace(scope, node.input[step.operand], rank, depth=depth + 1)
+        for inner in step.before:
+            name = scope.nodes[inner].output[0]
+            if (others := other_reader(scope, name, frozenset())) is not None:
+                return reject(scope, inner, f"output '{name}' {others}", "other readers", "only the pooling")
+        first = scope.nodes[(index, *step.before)[-1]]
+        tree = trace(scope, first.input[step.operand], rank, depth=depth + 1)
         return tree if isinstance(tree, Reject) else _with_step(scope, tree, step)
     if is_op(node, *JOINS):
         return _join(scope, index, rank, depth)
-    expected = "Transposes that cancel" if is_op(node, "Transpose") else "linear operators only"
-    return reject(scope, index, BETWEEN, node.op_type, expected)
+    return reject(scope, index, BETWEEN, node.op_type, "linear operators only")
 
 
 def _with_step(scope: Scope, tree: Tree, step: Step) -> Tree | Reject:
     """`tree` with one more linear node behind it."""
     if isinstance(tree, OpaqueLeaf):
         raise AssertionError("trace returns opaque leaves only below joins")
-    nodes = (*tree.nodes, step.node)
+    nodes = (*tree.nodes, *step.before, step.node)
     if step.pads is not None and any(step.pads):
         if isinstance(tree, JoinTree) or tree.behind:
             return reject(scope, step.node, "Pad behind nodes that move", list(step.pads), "Pad next to a convolution")
@@ -76,11 +79,11 @@ def _with_step(scope: Scope, tree: Tree, step: Step) -> Tree | Reject:
         return rejection(scope, step.node, conv) if isinstance(conv, Refusal) else replace(tree, conv=conv, nodes=nodes)
     if step.affine is IDENTITY:
         return replace(tree, nodes=nodes)
+    moved = Moved(step.node, step.operand, step.result, step.channels)
     if isinstance(tree, ConvLeaf) and not tree.behind and _foldable(scope, tree, step):
-        moved = Moved(step.node, step.operand)
         assert step.affine is not None
         return replace(tree, affine=step.affine.after(tree.affine), folded=(*tree.folded, moved), nodes=nodes)
-    return replace(tree, behind=(*tree.behind, Moved(step.node, step.operand)), nodes=nodes)
+    return replace(tree, behind=(*tree.behind, moved), nodes=nodes)
 
 
 def _foldable(scope: Scope, leaf: ConvLeaf, step: Step) -> bool:

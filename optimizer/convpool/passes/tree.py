@@ -18,8 +18,9 @@ from convpool.ir.constants import Constant
 class Pooling:
     """An average over windows of the tensor `input`, written to `output` by the nodes `nodes`, `root` the last.
 
-    spec, without pads, is None for a mean over all of the feature map.  squeeze: spatial axes that vanish, numbered from 2 on
-    (ReduceMean, keepdims = 0); factor: what the average is multiplied by (ReduceSum).
+    spec, without pads, is None for a mean over all of the feature map.  squeeze: axes that vanish (ReduceMean, keepdims = 0);
+    factor: what the average is multiplied by (ReduceSum); batch: whether it is also over the batch.  split: the Split whose
+    results are averaged alike, as the tensors `parts` in its order, "" for one that nothing reads; None without one.
     Without an average (`offload_conv`), `nodes` is empty, `root` the convolution and the window of `spec` one element.
     """
 
@@ -31,14 +32,22 @@ class Pooling:
     spec: PoolSpec | None
     squeeze: Ints = ()
     factor: float = 1.0
+    batch: bool = False
+    split: int | None = None
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Moved:
-    """A node that goes behind the pooling; `operand` is the number of the input that carries the data."""
+    """A node that goes behind the pooling: numbers of the input that carries the data, and of the output that is read.
+
+    channels: those which a Gather picks in its place.
+    """
 
     node: int
     operand: int
+    result: int = 0
+    channels: Ints = ()
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from convpool.passes.linear import JOINS, op_of
 
 NONLINEAR = (
     "Abs",
-    "Cast",
     "Celu",
     "Clip",
+    "DepthToSpace",
     "DequantizeLinear",
     "Elu",
     "Erf",
@@ -25,7 +25,6 @@ NONLINEAR = (
     "InstanceNormalization",
     "LeakyRelu",
     "Mish",
-    "Neg",
     "PRelu",
     "QuantizeLinear",
     "Relu",
@@ -50,12 +49,17 @@ def max_pools(scope: Scope) -> int:
 
 
 def conv_upstream(scope: Scope, tensor: str) -> int | None:
-    """The nearest convolution that `tensor` is computed from by elementwise nodes, joins and Transposes, exact or not."""
-    return next((index for index in upstream(scope, tensor) if is_op(scope.nodes[index], "Conv")), None)
+    """The nearest convolution that `tensor` is computed from by elementwise nodes, joins and Transposes, exact or not; if there
+    is none, also by nodes that rearrange, select or reduce."""
+    ways = (upstream(scope, tensor, apart=apart) for apart in (False, True))
+    return next((index for way in ways for index in way if is_op(scope.nodes[index], "Conv")), None)
 
 
-def upstream(scope: Scope, tensor: str) -> Iterator[int]:
-    """The nodes that give `tensor` from convolutions or anything else, the nearest first."""
+def upstream(scope: Scope, tensor: str, *, apart: bool = False) -> Iterator[int]:
+    """The nodes that give `tensor` from convolutions or anything else, the nearest first.
+
+    apart: whether it is looked past nodes that rearrange, select or reduce.
+    """
     pending: list[str] = [tensor]
     seen: set[int] = set()
     while pending and len(seen) < SEARCH_LIMIT:
@@ -66,7 +70,9 @@ def upstream(scope: Scope, tensor: str) -> Iterator[int]:
         yield index
         node = scope.nodes[index]
         linear = op_of(node)
+        if linear is not None and linear.apart and not apart and not is_op(node, "Pad", "Transpose", *JOINS):
+            continue
         if is_op(node, *JOINS) or linear is not None and linear.binary:
             pending.extend(node.input)
-        elif linear is not None or is_op(node, "Transpose", *NONLINEAR):
+        elif linear is not None or is_op(node, *NONLINEAR):
             pending.append(node.input[0])
