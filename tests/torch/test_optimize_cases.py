@@ -37,3 +37,49 @@ def test_pairs_and_outputs(name):
             for original, optimized in zip(*results, strict=True):
                 largest = float(original.double().abs().max())
                 assert float((original.double() - optimized.double()).abs().max()) <= SUMMED * UNITS[case.dtype] * largest
+
+
+class Between(torch.nn.Module):
+    """A pair, and one with something between its parts."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.first = torch.nn.Conv2d(16, 32, 3, padding=1)
+        self.second = torch.nn.Conv2d(32, 32, 3, padding=1)
+        self.between = between
+
+    def forward(self, x):
+        x = torch.relu(torch.nn.functional.avg_pool2d(self.first(x), 2))
+        return torch.nn.functional.avg_pool2d(self.between(self.second(x)), 2)
+
+
+def shuffled(x, groups: int):
+    n, c, h, w = x.shape
+    return x.view(n, groups, c // groups, h, w).transpose(1, 2).reshape(n, c, h, w)
+
+
+BETWEEN = {
+    "shuffle": lambda x: shuffled(x, 4),
+    "shuffle of a slice": lambda x: shuffled(x[:, :12], 2),
+    "slice": lambda x: x[:, 8:24],
+    "negative": lambda x: -x,
+    "permuted, and back": lambda x: x.permute(0, 2, 3, 1).permute(0, 3, 1, 2),
+    "mean of the channels": lambda x: x.mean(1, keepdim=True),
+    "padded channels": lambda x: torch.nn.functional.pad(x, (0, 0, 0, 0, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_what_acts_along_channels_moves_behind_the_average(name):
+    torch.manual_seed(3)
+    module, x = Between(BETWEEN[name]).double(), torch.randn(2, 16, 32, 32, dtype=torch.float64)
+    changed, report = optimize(module, (x,))
+    assert report.summary.rewritten == 2, [site.reason for site in report.sites]
+    results = []
+    for item in (module, changed):
+        item.zero_grad()
+        y = item(x)
+        (y * y).sum().backward()
+        results.append([y, *(parameter.grad.clone() for parameter in item.parameters())])
+    for one, other in zip(*results, strict=True):
+        assert float((one - other).detach().abs().max()) <= 1e-12 * float(one.detach().abs().max())

@@ -155,7 +155,7 @@ class Emitter:
         node.CopyFrom(self._scope.nodes[moved.node])
         if moved.channels:
             order = self._constant(np.array(moved.channels, np.int64), f"{node.output[0]}_channels")
-            node = helper.make_node("Gather", [data, order], node.output[:1], node.name, axis=1)
+            node = helper.make_node("Gather", [data, order], node.output[:1], axis=1)
         node.input[moved.operand] = data
         for number, name in enumerate(node.output):
             node.output[number] = name and self._edit.fresh(f"{name}_pooled")
@@ -189,7 +189,8 @@ class Emitter:
         else:
             constant = self._constant(np.array(axes, np.int64), f"{name}_axes")
             node = helper.make_node(op_type, [name, constant], [output])
-        node.name, self._pool_name = self._pool_name, ""
+        if op_type == "Squeeze":
+            node.name, self._pool_name = self._pool_name, ""
         self._nodes.append(node)
         return output
 

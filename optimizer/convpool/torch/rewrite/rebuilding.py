@@ -7,6 +7,7 @@ of the model, and read parameters from the modules themselves.  A node that move
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,6 +96,9 @@ class _Rebuilding:
         elif is_op(node, "Squeeze"):
             axes = numpy_helper.to_array(self._constants[node.input[1]])
             self._give(node, torch.squeeze, (self._read(node.input[0]), tuple(int(axis) for axis in axes)))
+        elif is_op(node, "Gather") and not node.name:  # channels in another order
+            order = numpy_helper.to_array(self._constants[node.input[1]]).tolist()
+            self._give(node, operator.getitem, (self._read(node.input[0]), (slice(None), order)))
         elif node.name in self._skeleton.labels:
             self._copy(node)
         elif is_op(node, "Mul") and node.input[1] in self._constants:
