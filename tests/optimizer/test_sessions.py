@@ -298,6 +298,7 @@ def test_where_no_process_can_be_started_models_run_here(monkeypatch, python):
 @pytest.mark.parametrize("stage", ["make", "run"])
 def test_ctrl_c_ends_the_process(crash, stage):
     log, main = crash(stage, [1], "SIGSTOP"), threading.get_ident()  # nothing comes back
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell starts the tests with &
 
     def press() -> None:
         while stage not in log():
@@ -306,9 +307,12 @@ def test_ctrl_c_ends_the_process(crash, stage):
 
     presser = threading.Thread(target=press)
     presser.start()
-    with pytest.raises(KeyboardInterrupt):
-        made().run(None, X)
-    presser.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            made().run(None, X)
+        presser.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert session._place.gone and session._place._process.returncode == -signal.SIGKILL
     assert made().run(None, X)[0].tolist() == [0, 2, 4]
 
