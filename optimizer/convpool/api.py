@@ -157,21 +157,20 @@ def optimize(
     switches = {"fuse_pool_conv": fuse_pool_conv, "stem": stem, "plain_conv": plain_conv}
     switches |= {"prologue": prologue, "epilogue": epilogue, "concat": concat, "fold": fold}
     check_arguments(check=check, seed=seed, rtol=rtol, atol=atol, exclude=exclude, enable=enable, disable=disable)
-    check_arguments(input_shapes=input_shapes, fix_shapes=fix_shapes, base_dir=base_dir, progress=progress)
-    check_arguments(autotune=autotune, time=time, **switches)
+    check_arguments(input_shapes=input_shapes, fix_shapes=fix_shapes, base_dir=base_dir, progress=progress, autotune=autotune)
+    check_arguments(time=time, **switches)
     switches = {PASS_OF_SWITCH.get(name, name): value for name, value in switches.items()}
     options = options_for(target, lowering=lowering, exclude=exclude, enable=enable, disable=disable, switches=switches)
-    options = replace(options, accumulation=accumulation)
     arrays = load_arrays(data)  # before any work: a wrong file should fail at once
     if check or arrays is not None or autotune:
         prepare()
     original = load(model, Path(base_dir) if base_dir is not None else None)
+    options = replace(options, accumulation=accumulation)
     loaded, shapes = _with_sizes(original, fix_shapes or {}, input_shapes or {}, arrays)
     tuner = Tuner(loaded, shapes, seed, progress) if autotune else None
     result = rewrite(loaded, options, shapes, tuner, in_reach(loaded, options))
     report = result.report
-    fixed = {name: list(shape) for name, shape in (fix_shapes or {}).items()}
-    report.options |= {"target": target, "seed": seed, "fix_shapes": fixed}
+    report.options |= {"target": target, "seed": seed, "fix_shapes": {n: list(s) for n, s in (fix_shapes or {}).items()}}
     report.changed = result.changed = result.changed or loaded is not original
     report.summary = replace(report.summary, bytes_before=original.size_bytes)
     if check or arrays is not None:
@@ -180,12 +179,12 @@ def optimize(
     recount(report, original, result.loaded, shapes)
     if (autotune if time is None else time) and result.changed and passed:
         time_models(report, original, result.loaded, arrays, shapes, seed, progress)
-    if passed:
-        known = report.verification.input_shapes if report.verification else {}
-        report.hints += next_steps(report, result._seen, loaded, options, known or shapes, _pairs)
+    known = report.verification.input_shapes if report.verification else {}
+    report.hints += next_steps(report, result._seen, loaded, options, known or shapes, _pairs) if passed else []
     report.summary = replace(report.summary, seconds=perf_counter() - started)
     if report.verification is not None and not passed:
-        raise VerificationError(f"verification: {report.verification.difference}", report)
+        left = "" if report.verification.differs else ", or leave the check out with --no-check"
+        raise VerificationError(f"verification: {report.verification.difference}{left}", report)
     return result
 
 

@@ -168,7 +168,9 @@ OPTIMIZE = {
     "exclude": (),
     "enable": (),
     "disable": (),
-    **dict.fromkeys(("fuse_pool_conv", "stem", "plain_conv", "prologue", "epilogue", "concat", "fold", "fix_shapes", "accumulation")),
+    **dict.fromkeys(
+        ("fuse_pool_conv", "stem", "plain_conv", "prologue", "epilogue", "concat", "fold", "fix_shapes", "accumulation")
+    ),
     "autotune": False,
     "time": None,
     **dict.fromkeys(("data", "input_shapes", "rtol", "atol")),

@@ -216,3 +216,28 @@ def test_sizes_that_do_not_fit_are_refused():
             conv_avg_pool2d(x, weight, pool_size=2)
     with pytest.raises(RuntimeError):
         conv_avg_pool2d(drawn(1, 2, 8, 8), drawn(2, 2, 3, 3).float(), pool_size=2)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool, torch.complex64])
+def test_types_that_pytorch_does_not_pool_are_refused(dtype, rank):
+    function = {1: conv_avg_pool1d, 2: conv_avg_pool2d, 3: conv_avg_pool3d}[rank]
+    with pytest.raises(RuntimeError):
+        function(torch.ones(1, 2, *[6] * rank, dtype=dtype), torch.ones(2, 2, *[3] * rank, dtype=dtype), pool_size=2)
+
+
+@pytest.mark.parametrize("pool_size", [1, 2, 3])
+@pytest.mark.parametrize("pool_padding", [1, 2, 3])
+@pytest.mark.parametrize("kernel", [1, 2, 3])
+def test_pads_of_more_than_half_a_window(kernel, pool_size, pool_padding):
+    """They are refused as by PyTorch."""
+    x, weight = drawn(2, 2, 7, 8), drawn(3, 2, kernel, kernel)
+
+    def pooled():
+        return conv_avg_pool2d(x, weight, padding=2, pool_size=pool_size, pool_stride=2, pool_padding=pool_padding)
+
+    if 2 * pool_padding > pool_size:
+        with pytest.raises(RuntimeError, match="pad"):
+            pooled()
+    else:
+        torch.testing.assert_close(pooled(), F.avg_pool2d(F.conv2d(x, weight, padding=2), pool_size, 2, pool_padding))

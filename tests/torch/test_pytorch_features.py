@@ -176,3 +176,26 @@ def test_threads_that_share_a_module(x):
         thread.join()
     for number, batch in enumerate(batches):
         torch.testing.assert_close(found[number], original(batch), **EXACT)
+
+
+def test_fully_sharded(x, tmp_path):
+    """FSDP2 puts a class of its own in front of the module's."""
+    distributed = torch.distributed
+    if not distributed.is_available():
+        pytest.skip("no torch.distributed")
+    from torch.distributed.fsdp import fully_shard
+
+    original = critic()
+    changed, _ = optimize(copy.deepcopy(original), x)
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+        fully_shard(changed, mesh=mesh)
+        y, expected = changed(x), original(x)
+        y.square().sum().backward()
+        expected.square().sum().backward()
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+        for mine, theirs in zip(changed.parameters(), original.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad.full_tensor(), theirs.grad, rtol=1e-4, atol=1e-4)
+    finally:
+        distributed.destroy_process_group()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 EMPTY = "empty"
 """The note of an output without a value in any run."""
-_NEXT_STEP = "give other inputs with --data, or leave the check out with --no-check"
+_NEXT_STEP = "give other inputs with --data"
 
 
 @dataclass(frozen=True)

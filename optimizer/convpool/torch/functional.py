@@ -142,7 +142,8 @@ def _describe(
     checked(accumulation)
     padding = padding if isinstance(padding, str) else sizes("padding", padding, rank, 0)
     first = None
-    if count_include_pad or not any(pool_pads):
+    exact = count_include_pad or not any(pool_pads)
+    if exact and all(2 * pad <= window for pad, window in zip(pool_pads, pool, strict=True)):  # more is PyTorch's to refuse
         first = pooled_first(kernel, padding, strides, dilations, groups, pool, pool_strides, pool_pads, shifted, accumulation)
     pooling = (pool, pool_strides, pool_pads, ceil_mode, count_include_pad)
     return _Described(kernel, (strides, padding, dilations, groups), pooling, first)
@@ -165,7 +166,7 @@ def conv_avg_pool(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.
     first = described.first
     if first is not None and described.pooling[3] and _ceil_adds(x.shape[-rank:], described):
         first = None
-    wrong = x.dim() not in (rank + 1, rank + 2)  # which PyTorch's own operator says best
+    wrong = x.dim() not in (rank + 1, rank + 2) or not x.is_floating_point()  # which PyTorch's own operators say best
     if first is None or wrong or x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         return _POOLS[rank](_CONVS[rank](x, weight, bias, *described.convolution), *described.pooling)
     if x.dim() == rank + 1:

@@ -42,7 +42,7 @@ from torch.utils import _pytree as pytree
 
 from convpool.algebra.refusal import Refusal, refuse
 from convpool.torch.rewrite.foreign import Untraceable, Watch
-from convpool.torch.rewrite.memory import Memory, has_hooks
+from convpool.torch.rewrite.memory import Memory, has_hooks, without_caches
 from convpool.torch.rewrite.reads import Held, noted
 from convpool.torch.rewrite.standins import Input, Value
 
@@ -110,7 +110,7 @@ def _capture(root: nn.Module, args: tuple, kwargs: dict[str, Any], forward: Call
     randomness = _randomness()
     try:
         setattr(own, FORWARD, space["forward"])  # not in forward's place: other threads may call the module
-        with _watched(tracer), _silent(tracer), noted(held, root), Watch(tracer):
+        with without_caches(), _watched(tracer), _silent(tracer), noted(held, root), Watch(tracer):
             graph = tracer.trace(root)
     except Untraceable as error:
         return error.args[0]
@@ -268,7 +268,6 @@ def _watched(tracer: Tracer) -> Iterator[None]:
     """Notes contexts that are entered and types that are asked for, and makes a node of each call of an autograd.Function."""
     own_isinstance = isinstance
     saved = [(cls, cls.__enter__) for cls in CONTEXTS]
-    cached, parametrize._cache_enabled = parametrize._cache_enabled, 0  # or it would keep stand-ins
     apply = torch.autograd.Function.__dict__["apply"]
 
     def noting(cls: type, enter: Callable) -> Callable:
@@ -317,7 +316,7 @@ def _watched(tracer: Tracer) -> Iterator[None]:
         torch.autograd.Function.apply = classmethod(whole)
         yield
     finally:
-        builtins.isinstance, parametrize._cache_enabled = own_isinstance, cached
+        builtins.isinstance = own_isinstance
         for name, ask in states:
             setattr(torch, name, ask)
         torch.autograd.Function.apply = apply

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from convpool.algebra.refusal import Refusal, refuse
 from convpool.torch.rewrite.memory import has_own_hooks
@@ -170,7 +171,7 @@ def _groups(root: nn.Module | None, nodes: list[fx.Node], changed: dict[fx.Node,
 
     memories: dict[Any, fx.Node] = {}
     for node in nodes:
-        if node.op in ("get_attr", "placeholder"):  # the first may share its memory with any other, for all that is known
+        if node.op in ("get_attr", "placeholder"):
             first = memories.setdefault(_memory(root, node), node)
             group[root_of(node)] = root_of(first)
         shares = node.op != "output" and node not in changed and not _is_fresh(root, node)
@@ -191,9 +192,10 @@ def _owners(root: nn.Module | None, nodes: list[fx.Node], members: list[fx.Node]
 
 
 def _memory(root: nn.Module | None, node: fx.Node) -> Any:
-    """What tells the memory of a module's tensor from others; inputs may all have the same."""
+    """What tells the memory of a module's tensor from others; the arguments of a call may all have the same."""
     if node.op == "placeholder":
-        return "inputs"
+        value = node.meta.get("example_value")
+        return _place(value) if isinstance(value, torch.Tensor) and _is_of_module(node) else "arguments"
     path, _, name = str(node.target).rpartition(".")
     module = root.get_submodule(path) if root is not None else None
     kinds = (module._parameters, module._buffers, vars(module)) if module is not None else ()
@@ -201,8 +203,15 @@ def _memory(root: nn.Module | None, node: fx.Node) -> Any:
     return _place(value) if isinstance(value, torch.Tensor) else node
 
 
+def _is_of_module(node: fx.Node) -> bool:
+    """Whether an input of a graph of TorchDynamo's is a parameter or buffer."""
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    name = getattr(source, "name", "")
+    return any(f".{kind}[" in (name() if callable(name) else name) for kind in ("_parameters", "_buffers"))
+
+
 def _place(x: torch.Tensor) -> int:
-    plain = type(x) in (torch.Tensor, nn.Parameter) and x.layout == torch.strided
+    plain = type(x) in (torch.Tensor, nn.Parameter, FakeTensor) and x.layout == torch.strided
     return x.untyped_storage()._cdata if plain and not torch._C._functorch.is_functorch_wrapped_tensor(x) else id(x)
 
 

@@ -20,6 +20,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from convpool.errors import ModelError
 from convpool.options import OptimizeOptions
 from convpool.torch.functional import checked
+from convpool.torch.rewrite.contexts import contexts_of
 from convpool.torch.rewrite.convolutions import run_by_library
 from convpool.torch.rewrite.planning import PAIRS, Unmapped, plan
 from convpool.torch.rewrite.sizes import Known, Sizes
@@ -64,12 +65,17 @@ def compile_options(*, accumulation: Accumulation = "default") -> dict[str, Any]
 
 
 def _sizes(graph: fx.Graph) -> Sizes:
-    """What TorchDynamo knows of the graph's tensors; sizes that it leaves open have the names that it gives them."""
+    """What TorchDynamo knows of the graph's tensors; sizes that it leaves open have the names that it gives them.
+
+    Of tensors that autocast makes the passes see the type that they were made of: in ONNX no operator changes it."""
     tensors = {}
+    enters = any("autocast" in text for context in set(contexts_of(graph).values()) for text in context)
     for node in graph.nodes:
         value = node.meta.get("example_value", node.meta.get("val"))
         if isinstance(value, torch.Tensor):
-            tensors[node] = Known(value.dtype, tuple(n if type(n) is int else str(n) for n in value.shape))
+            casts = enters or value.device.type != "meta" and torch.is_autocast_enabled(value.device.type)
+            dtype = torch.float32 if casts and value.dtype in (torch.float16, torch.bfloat16) else value.dtype
+            tensors[node] = Known(dtype, tuple(n if type(n) is int else str(n) for n in value.shape))
     return Sizes(tensors, {}, None)
 
 

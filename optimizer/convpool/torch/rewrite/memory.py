@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -93,6 +95,19 @@ def without_hooks(root: nn.Module, *, parameters: bool = False) -> Memory:
                 kept = ((key, hook) for key, hook in hooks.items() if isinstance(hook, WEIGHT_HOOKS))
                 module.__dict__[kind] = OrderedDict(kept)
     return memory
+
+
+@contextmanager
+def without_caches() -> Iterator[None]:
+    """Let nothing that is made here stay for calls that follow: no cast weight of autocast's, none of parametrize.cached()."""
+    casts, cached = torch.is_autocast_cache_enabled(), parametrize._cache_enabled
+    torch.set_autocast_cache_enabled(False)
+    parametrize._cache_enabled -= cached
+    try:
+        yield
+    finally:
+        parametrize._cache_enabled += cached
+        torch.set_autocast_cache_enabled(casts)
 
 
 def _contents(value: Any) -> Any:

@@ -69,6 +69,7 @@ class _Rebuilding:
                 continue
             self._next = next((item for item in stays[number:] if item is not None), end)
             self._make(node)
+        self._check_contexts()
         for old, new in self._replaced.items():
             old.replace_all_uses_with(new)
         gone = {fx_node for label, fx_node in self._skeleton.labels.items() if label not in kept}
@@ -76,6 +77,18 @@ class _Rebuilding:
             if fx_node in gone:
                 self._graph.erase_node(fx_node)
         self._graph.lint()
+
+    def _check_contexts(self) -> None:
+        """Raise Unmapped for a new node in another context than the one that it stands for, or those that read it."""
+        contexts, before = self._skeleton.contexts, {new: old for old, new in self._replaced.items()}
+        now: Any = None
+        where = {}
+        for node in self._graph.nodes if contexts else ():
+            now = where[node] = contexts.get(node, now)
+        for node, context in where.items():
+            same = [before[node]] if node in before else node.users
+            if node not in contexts and any(where[item] != context for item in same):
+                raise Unmapped("a node in another context")
 
     def _is_kept(self, node: NodeProto) -> bool:
         before = self._skeleton.protos.get(node.name)
@@ -126,7 +139,7 @@ class _Rebuilding:
         if len(before.input) != len(node.input) or before.op_type != node.op_type:
             raise Unmapped(f"another {node.op_type}")
         changed: dict[fx.Node, fx.Node] = {}
-        for was, now in zip(before.input, node.input, strict=True):
+        for was, now in zip(map(self._crossed, before.input), map(self._crossed, node.input), strict=True):
             if was != now or was in self._env and self._env[was] in self._replaced:
                 first = next((item for item in old.all_input_nodes if item.name == was), None)
                 if first is None or first in changed and changed[first] is not self._read(now):
@@ -137,8 +150,12 @@ class _Rebuilding:
             made = self._graph.node_copy(old, lambda item: changed.get(item, item))
         self._became(node.output[0], made)
 
+    def _crossed(self, name: str) -> str:
+        return self._skeleton.crossings.get(name, name)
+
     def _read(self, name: str) -> fx.Node:
         """The node that gives a tensor now."""
+        name = self._crossed(name)
         if name in self._env:
             return self._env[name]
         if name in self._skeleton.derived:
@@ -230,7 +247,7 @@ class _Rebuilding:
         """The spatial axes of a tensor that is pooled as a whole and read by a convolution."""
         readers = {output for node in self._model.graph.node if name in node.input for output in node.output}
         convs = [node for node in self._model.graph.node if is_op(node, "Conv") and node.input[0] in readers]
-        shape = self._skeleton.shape(self._env.get(name))
+        shape = self._skeleton.shape(self._env.get(self._crossed(name)))
         if not convs and shape is None:
             raise Unmapped("a mean of unknown rank")
         rank = len(attributes(convs[0])["kernel_shape"]) if convs else len(shape or ()) - 2

@@ -290,7 +290,7 @@ def exporting() -> bool:
 
 def own_class(cls: type) -> type:
     """The class of a module before it was rewritten."""
-    return next(base for base in cls.__mro__[1:] if base is not Rewritten) if issubclass(cls, Rewritten) else cls
+    return cls.__mro__[cls.__mro__.index(Rewritten) + 1] if issubclass(cls, Rewritten) else cls
 
 
 def _restored(cls: type) -> nn.Module:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +20,11 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from convpool.torch.rewrite.memory import without_hooks
+from convpool.torch.rewrite.memory import without_caches, without_hooks
 
 Dim = int | str | None
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
+_LOGGING = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -160,10 +163,9 @@ def values_of(
     root: nn.Module, graph: fx.Graph, inputs: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]
 ) -> dict[fx.Node, Any] | None:
     """What each node gives in a run without numbers, for inputs of these shapes; None where the graph does not run so."""
-    mode, before = FakeTensorMode(allow_non_fake_inputs=True), without_hooks(root)
-    silent, _LOG.disabled = _LOG.disabled, True  # it tells of errors that are expected here
+    before = without_hooks(root)
     try:
-        with mode, torch.no_grad():
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), without_caches(), _silent():
             given = [torch.empty(shape, dtype=x.dtype, device=x.device) for x, shape in zip(inputs, shapes, strict=True)]
             run = _Run(root, graph)
             run.run(*given)
@@ -171,8 +173,18 @@ def values_of(
         return None
     finally:
         before.restore()
-        _LOG.disabled = silent
     return run.values
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without the log of errors that are expected here; one thread at a time, so that it is what it was afterwards."""
+    with _LOGGING:
+        before, _LOG.disabled = _LOG.disabled, True
+        try:
+            yield
+        finally:
+            _LOG.disabled = before
 
 
 def fold_sizes(graph: fx.Graph, sizes: Sizes) -> None:

@@ -20,8 +20,9 @@ import torch
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from torch import fx, nn
 
-from convpool.algebra.refusal import Refusal
+from convpool.algebra.refusal import Refusal, refuse
 from convpool.torch.rewrite.capture import PATH
+from convpool.torch.rewrite.contexts import TRANSFORM, Context, contexts_of
 from convpool.torch.rewrite.sizes import Dim, Known, Sizes
 
 DOMAIN = "ai.convpool.torch"
@@ -69,6 +70,10 @@ class Skeleton:
         self.slopes: dict[float, float] = {}
         """Slopes of activations by what ONNX, which has float32, makes of them."""
         self.protos: dict[str, NodeProto] = {}
+        self.contexts: dict[fx.Node, Context] = contexts_of(graph) if root is None else {}
+        """The context of each node of TorchDynamo's graph."""
+        self.crossings: dict[str, str] = {}
+        """Tensors as they are read in another context than the one they are made in: their names, and those of the tensors."""
         self._constants: list[TensorProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
         self._infos: dict[str, onnx.ValueInfoProto] = {}
@@ -138,12 +143,29 @@ class Skeleton:
 
     def add(self, node: fx.Node, label: str, protos: Sequence[NodeProto]) -> None:
         """What stands for a node, the last one giving its tensor."""
+        for other in node.all_input_nodes if self.contexts else ():
+            if self.contexts[other] != self.contexts[node] and other.op not in ("placeholder", "get_attr"):
+                self._cross(other, node, protos)
+        if TRANSFORM in self.contexts.get(node, ()):
+            self.pin(label, refuse("transform of torch.func in forward", "one", "none"))
         for number, proto in enumerate(protos, 1):
             proto.name = label if number == len(protos) else f"{label}/{number}"
             self.protos[proto.name] = proto
         found = self.known(node)
         if found is not None and ELEM_TYPES.get(found.dtype):
             self._infos[node.name] = _info(node.name, *_described(found))
+
+    def _cross(self, made: fx.Node, read: fx.Node, protos: Sequence[NodeProto]) -> None:
+        """Let a node read another one's tensor through an Identity, which stays: no pass moves anything from context to context."""
+        name = f"{made.name} of {read.name}"
+        self.crossings[name] = made.name
+        self.protos[name] = helper.make_node("Identity", [made.name], [name], name)
+        if made.name in self._infos:
+            self._infos[name] = _info(name, *_described(self.sizes.tensors[made]))
+        why = [", ".join(sorted(set(self.contexts[a]) - set(self.contexts[b]))) for a, b in ((made, read), (read, made))]
+        self.pin(name, refuse("context in forward", why[0] or "none", why[1] or "none"))
+        for proto in protos:
+            proto.input[:] = [name if item == made.name else item for item in proto.input]
 
     def add_opaque(self, node: fx.Node, label: str) -> None:
         """A node of which the passes know nothing."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from convpool.torch.rewrite.memory import has_hooks, without_hooks
+from convpool.torch.rewrite.memory import has_hooks, without_caches, without_hooks
 from convpool.torch.rewrite.reads import Held, noted
 from convpool.torch.rewrite.regions import Planned, Region, own_class
 
@@ -87,7 +87,7 @@ def calls(
     try:
         for place, child in places.items():
             handles.append(child.register_forward_pre_hook(note(place), with_kwargs=True))
-        with noted(held, module), _mode(module, False), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with noted(held, module), _mode(module, False), torch.no_grad(), without_caches(), torch.random.fork_rng(devices=[]):
             own_class(type(module)).forward(module, *args, **kwargs)  # type: ignore[attr-defined]
     except Exception:  # noqa: S110 - an example that forward does not take: then there are no calls
         pass

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs of torch.compile: pairs inside and across of contexts, and beside tensors that forward changes."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+
+import pytest
+
+from tests.support.torch import require_torch
+
+torch = require_torch()
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.utils.parametrizations import spectral_norm  # noqa: E402
+
+from convpool.torch import compile_options  # noqa: E402
+from tests.torch.test_optimize_networks import NETWORKS, made  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+def compiled(function):
+    """The function by the pass alone, with PyTorch's autograd behind it, and the pass, which has the reports."""
+    rewrite = compile_options()["pre_grad_custom_pass"]
+
+    def backend(graph, example):
+        rewrite(graph.graph)
+        graph.recompile()
+        return graph.forward
+
+    torch._dynamo.reset()
+    return torch.compile(function, backend=backend), rewrite
+
+
+def inductor(function):
+    """The same with inductor behind it."""
+    options = compile_options()
+    torch._dynamo.reset()
+    return torch.compile(function, options=options), options["pre_grad_custom_pass"]
+
+
+def statuses(rewrite):
+    sites = [site for report in rewrite.reports for site in report.sites]
+    return [site.status for site in sorted(sites, key=lambda site: site.conv)]
+
+
+def step(net, x, *outer):
+    """Result, gradients at the input and the parameters, and parameters and buffers after a step of training."""
+    x = x.clone().requires_grad_()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with contextlib.ExitStack() as stack:
+        for context in outer:
+            stack.enter_context(context())
+        y = net(x)
+    if y.requires_grad:
+        (y.float().square().mean() + y.float().mean()).backward()
+        optimizer.step()
+    return [y.detach(), x.grad, *(p.grad for p in net.parameters()), *(t.detach() for t in net.state_dict().values())]
+
+
+def check_same(found, expected, rtol=1e-4):
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert one.dtype == other.dtype
+            assert float((one - other).abs().max()) <= rtol * max(float(other.abs().max()), 0.1)
+
+
+# ---- contexts ----
+
+
+class Crossing(nn.Module):
+    """A convolution in one context, linear operators behind it in a second, their pooling in a third; a pair after all of them."""
+
+    def __init__(self, *contexts):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(3, 8, 3)
+        self.contexts = contexts
+
+    def forward(self, x):
+        x = x * 1.0
+        first, second, third = self.contexts
+        with first():
+            y = self.first(x)
+        with second():
+            y = y * 0.5 - 1
+        with third():
+            y = F.avg_pool2d(y, 2)
+        return y.sum((2, 3)) + F.avg_pool2d(self.second(x), 2).sum((2, 3))
+
+
+@contextlib.contextmanager
+def nested():
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        yield
+
+
+CONTEXTS = {
+    "none": contextlib.nullcontext,
+    "no_grad": torch.no_grad,
+    "enable_grad": torch.enable_grad,
+    "set_grad_enabled": lambda: torch.set_grad_enabled(False),
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "autocast off": lambda: torch.autocast("cpu", enabled=False),
+    "autocast of another device": lambda: torch.autocast("cuda", torch.float16),
+    "nested": nested,
+}
+PLACES = list(itertools.product((0, 1), repeat=3))
+
+
+@pytest.mark.parametrize("outer", ["none", "no_grad", "autocast"])
+@pytest.mark.parametrize("places", PLACES, ids=lambda places: "".join(map(str, places)))
+@pytest.mark.parametrize("name", [name for name in CONTEXTS if name != "none"])
+def test_contexts(name, places, outer):
+    """places: where forward is in the context; outer: the context around the call."""
+    net = Crossing(*(CONTEXTS[name if inside else "none"] for inside in places))
+    x, (compiles, rewrite) = torch.randn(2, 3, 10, 10), compiled(copy.deepcopy(net))
+    check_same(step(compiles, x, CONTEXTS[outer]), step(net, x, CONTEXTS[outer]), 5e-2 if "autocast" in name + outer else 1e-4)
+    changes_nothing = (name == "enable_grad") != (outer == "no_grad") and "grad" in name
+    apart = len(set(places)) > 1 and not changes_nothing
+    assert statuses(rewrite) == ["rejected" if apart else "rewritten", "rewritten"]
+    if apart:
+        assert any("context in forward; got" in str(site.reason) for site in rewrite.reports[0].sites)
+
+
+@pytest.mark.parametrize("first, second", itertools.permutations(CONTEXTS, 2))
+def test_from_one_context_to_another(first, second):
+    net = Crossing(CONTEXTS[first], CONTEXTS["none"], CONTEXTS[second])
+    x, (compiles, rewrite) = torch.randn(2, 3, 10, 10), compiled(copy.deepcopy(net))
+    check_same(step(compiles, x), step(net, x), 5e-2)
+    assert statuses(rewrite)[1] == "rewritten"
+
+
+class Function(nn.Module):
+    """A function of the weights and an input."""
+
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.function = nn.Parameter(torch.randn(8, 3, 3, 3)), function
+
+    def forward(self, x):
+        return self.function(x, self.weight)
+
+
+def pair(x, w):
+    return F.avg_pool2d(F.conv2d(x, w), 2)
+
+
+def inference(x, w):
+    with torch.inference_mode():
+        y = F.conv2d(x, w)
+        z = F.avg_pool2d(y, 2)
+    return F.avg_pool2d(y, 2).detach() + z.detach()
+
+
+def ungraded(x, w):
+    previous = torch.is_grad_enabled()
+    torch.set_grad_enabled(False)
+    y = F.conv2d(x, w)
+    torch.set_grad_enabled(previous)
+    return F.avg_pool2d(y, 2) + w.sum()
+
+
+@torch.no_grad()
+def decorated(x, w):
+    return F.conv2d(x, w)
+
+
+def residual(x, w):
+    """A sum of which one part is made in a context: the other one is a pair."""
+    with torch.no_grad():
+        shift = F.conv2d(x, w)
+    return F.avg_pool2d(F.conv2d(x, w) + shift, 2)
+
+
+def frozen_weights(x, w):
+    with torch.no_grad():
+        scaled = w * 2
+    return pair(x, scaled) + pair(x, w)
+
+
+def statistics(x, w):
+    """A context between the two that reads what the pair does not."""
+    y = F.conv2d(x, w)
+    with torch.no_grad():
+        mean = x.mean()
+    return F.avg_pool2d(y, 2) + mean
+
+
+FUNCTIONS = [
+    ("inference_mode", inference, ["rejected", "rejected"]),
+    ("set_grad_enabled as a function", ungraded, ["rejected"]),
+    ("decorator", lambda x, w: F.avg_pool2d(decorated(x, w), 2) + w.sum(), ["rejected"]),
+    ("residual", residual, ["rejected"]),
+    ("weights of another context", frozen_weights, ["rewritten", "rewritten"]),
+    ("statistics", statistics, ["rewritten"]),
+    ("vmap", lambda x, w: torch.vmap(lambda x: pair(x, w))(x[:, None]), ["rejected"]),
+    ("vmap of weights", lambda x, w: torch.vmap(lambda w: pair(x, w))(torch.stack([w, w * 2])), ["rejected"]),
+    ("grad", lambda x, w: torch.func.grad(lambda x: pair(x, w).square().sum())(x), ["rejected"]),
+    ("jacrev", lambda x, w: torch.func.jacrev(lambda w: pair(x, w).sum((0, 2, 3)))(w), ["rejected"]),
+    ("vjp", lambda x, w: torch.func.vjp(lambda x: pair(x, w), x)[1](pair(x, w))[0], ["rejected", "rewritten"]),
+    (
+        "grad of vmap",
+        lambda x, w: torch.vmap(torch.func.grad(lambda w, x: pair(x, w).sum()), (None, 0))(w, x[:, None]),
+        ["rejected"],
+    ),
+    ("after a transform", lambda x, w: pair(x, w) + torch.vmap(torch.sum)(x).sum() + pair(x, w * 2), ["rewritten"] * 2),
+]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("function, wanted", [item[1:] for item in FUNCTIONS], ids=[item[0] for item in FUNCTIONS])
+def test_functions(function, wanted, whole):
+    """whole: by inductor."""
+    net, x = Function(function), torch.randn(2, 3, 10, 10)
+    compiles, rewrite = (inductor if whole else compiled)(copy.deepcopy(net))
+    with torch.compiler.config.patch(force_disable_caches=True):  # the pass is not asked about what a file has
+        check_same(step(compiles, x), step(net, x))
+    assert statuses(rewrite) == wanted
+
+
+# ---- tensors that forward changes ----
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_pairs_of_networks(name, training):
+    """The same in training as in evaluation, though BatchNorm and spectral normalisation change buffers."""
+    net, x = made(name)
+    net.train(training)
+    compiles, rewrite = compiled(copy.deepcopy(net))
+    exact = copy.deepcopy(net).double()
+    found, own, reference = step(compiles, x), step(net, x), step(exact, x.double())
+    assert sum(report.summary.rewritten for report in rewrite.reports) == NETWORKS[name].pairs
+    for mine, theirs, right in zip(found, own, reference, strict=True):
+        if right is None:
+            assert mine is None
+            continue
+        size = float(right.abs().max()) or 1
+        assert float((mine - right).abs().max()) <= max(8 * float((theirs - right).abs().max()), 1e-4 * size)
+
+
+class Changing(nn.Module):
+    """A pair of a weight that is a buffer, and a change of a tensor before, in between or after it."""
+
+    def __init__(self, change, when):
+        super().__init__()
+        torch.manual_seed(0)
+        self.register_buffer("weight", torch.randn(8, 3, 3, 3))
+        self.register_buffer("other", torch.randn(8, 3, 3, 3))
+        self.register_buffer("view", self.weight[:4])
+        self.change, self.when, self.bias = change, when, nn.Parameter(torch.randn(8))
+
+    def forward(self, x):
+        if self.when == 0:
+            self.change(self, x)
+        y = F.conv2d(x, self.weight, self.bias)
+        if self.when == 1:
+            self.change(self, x)
+        y = F.avg_pool2d(y, 2)
+        if self.when == 2:
+            self.change(self, x)
+        return y
+
+
+CHANGES = {
+    "the weight": (lambda m, x: m.weight.mul_(2), "rejected"),
+    "its view": (lambda m, x: m.view.mul_(2), "rejected"),
+    "its part": (lambda m, x: m.weight[0].zero_(), "rejected"),
+    "by out": (lambda m, x: torch.neg(m.other, out=m.weight), "rejected"),
+    "by copy_": (lambda m, x: m.weight.copy_(m.other), "rejected"),
+    "by an item": (lambda m, x: m.weight.__setitem__(0, 0.0), "rejected"),
+    "another": (lambda m, x: m.other.add_(1), "rewritten"),
+    "another, from it": (lambda m, x: m.other.copy_(m.weight), "rewritten"),
+    "the input": (lambda m, x: x.detach().mul_(2), "rejected"),
+}
+
+
+@pytest.mark.parametrize("when", [0, 1, 2])
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_of_buffers(name, when):
+    change, wanted = CHANGES[name]
+    net, x = Changing(change, when), torch.randn(2, 3, 10, 10)
+    compiles, rewrite = compiled(copy.deepcopy(net))
+    results = []
+    for module in (compiles, net):
+        given = x.clone()
+        results.append([module(given).detach(), module(given).detach(), given, *module.state_dict().values()])
+    check_same(*results)
+    assert when != 1 or statuses(rewrite)[0] == wanted
+
+
+@pytest.mark.parametrize("when", [0, 1, 2])
+def test_arguments_that_may_share_memory(when):
+    """No two of a later call's arguments need have memory of their own because the first call's had."""
+
+    def forward(x, y, w):
+        if when == 0:
+            y.mul_(2)
+        h = F.conv2d(x, w)
+        if when == 1:
+            y.mul_(2)
+        h = F.avg_pool2d(h, 2)
+        if when == 2:
+            y.mul_(2)
+        return h
+
+    compiles, rewrite = compiled(forward)
+    for shares in (False, True):
+        results = []
+        for function in (compiles, forward):
+            torch.manual_seed(0)
+            x, w = torch.randn(2, 3, 10, 10), torch.randn(8, 3, 3, 3)
+            y = x.view(-1) if shares else torch.randn(600)
+            results.append([function(x, y, w), function(x, y, w)])
+        check_same(*results)
+    assert set(statuses(rewrite)) == {"rejected"}
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("layer", [lambda c: nn.BatchNorm2d(c), lambda c: nn.InstanceNorm2d(c, track_running_stats=True)])
+@pytest.mark.parametrize("wrap", [lambda conv: conv, spectral_norm])
+def test_by_inductor(wrap, layer, before):
+    torch.manual_seed(0)
+    pairs = [wrap(nn.Conv2d(8, 8, 3, padding=1)), nn.AvgPool2d(2)]
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), *([layer(8), *pairs] if before else [*pairs, layer(8)]))
+    x, (compiles, rewrite) = torch.randn(2, 3, 16, 16), inductor(copy.deepcopy(net))
+    with torch.compiler.config.patch(force_disable_caches=True):
+        check_same(step(compiles, x), step(net, x))
+    assert statuses(rewrite) == ["rewritten"]

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""First calls with a size, for which a plan is made, under contexts that keep what calls compute: autocast, parametrize.cached()."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import logging
+import threading
+
+import pytest
+
+from tests.support.torch import require_cuda, require_torch
+
+torch = require_torch()
+
+from torch import nn  # noqa: E402
+from torch.nn.utils import parametrize  # noqa: E402
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm  # noqa: E402
+
+from convpool.torch import optimize  # noqa: E402
+from convpool.torch.rewrite import waiting  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+class Apart(nn.Module):
+    """One whose forward cannot be followed, so that its parts are looked at in a call of it."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.inside, self.last = inside, nn.Conv2d(8, 4, 1)
+
+    def forward(self, x):
+        y = self.inside(x)
+        return self.last(y if y.sum() < 1e9 else -y)
+
+
+def chain(wrap=lambda conv: conv):
+    torch.manual_seed(0)
+    first, second = wrap(nn.Conv2d(3, 8, 3, padding=1)), nn.Conv2d(8, 8, 3, padding=1)
+    return nn.Sequential(first, nn.ReLU(), second, nn.AvgPool2d(2))
+
+
+MODULES = {
+    "plain": chain,
+    "spectral norm": lambda: chain(spectral_norm),
+    "weight norm": lambda: chain(weight_norm),
+    "in parts": lambda: Apart(chain()),
+}
+
+
+def autocast(device, dtype=torch.bfloat16, **options):
+    return lambda: torch.autocast(device, dtype, **options)
+
+
+CONTEXTS = {
+    "autocast": [autocast("cpu")],
+    "float16": [autocast("cpu", torch.float16)],
+    "no cache": [autocast("cpu", cache_enabled=False)],
+    "nested": [autocast("cpu"), autocast("cpu")],
+    "nested, off": [autocast("cpu"), autocast("cpu", enabled=False)],
+    "nested, on": [autocast("cpu", enabled=False), autocast("cpu")],
+    "another device": [autocast("cuda"), autocast("cpu")],
+    "cached": [parametrize.cached],
+    "cached, autocast": [parametrize.cached, autocast("cpu")],
+}
+MODES = {"training": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+
+
+def entered(contexts):
+    stack = contextlib.ExitStack()
+    for context in contexts:
+        stack.enter_context(context())
+    return stack
+
+
+def step(net, x, contexts, mode):
+    """The results of two calls, the gradients, and the parameters after a step, of a training step; or the results alone."""
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with entered(contexts):
+        with mode():
+            y = net(x)
+        if mode is torch.inference_mode:
+            return [y]
+        if mode is torch.no_grad:
+            return [y, net(x).detach()]
+        z = net(x)
+    (y.float().square().mean() + z.float().mean()).backward()
+    gradients = [p.grad for p in net.parameters()]
+    optimizer.step()
+    return [y, z, *gradients, *(p.detach() for p in net.parameters())]
+
+
+def check_same(found, expected, rtol=3e-2):
+    for one, other in zip(found, expected, strict=True):
+        assert type(one) is torch.Tensor and one.dtype == other.dtype
+        torch.testing.assert_close(one, other, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("contexts", CONTEXTS)
+@pytest.mark.parametrize("name", MODULES)
+def test_a_call_of_a_new_size(name, contexts, mode):
+    original, x = MODULES[name](), torch.randn(2, 3, 32, 32)
+    changed, report = optimize(copy.deepcopy(original), torch.randn(2, 3, 16, 16))
+    assert report.summary.rewritten == 1
+    before = torch.get_rng_state()
+    found = step(changed, x, CONTEXTS[contexts], MODES[mode])
+    assert torch.equal(before, torch.get_rng_state())
+    check_same(found, step(original, x, CONTEXTS[contexts], MODES[mode]))
+    if mode == "training":
+        weights = [changed.get_parameter(key) for key, _ in original.named_parameters() if key.endswith("weight")]
+        assert all(p.grad.abs().max() > 0 for p in weights)
+
+
+@pytest.mark.parametrize("contexts", CONTEXTS)
+@pytest.mark.parametrize("name", MODULES)
+def test_optimize_inside(name, contexts):
+    """Neither the module nor the original, which has the same parameters, has anything of it in the same context."""
+    original, x = MODULES[name](), torch.randn(2, 3, 16, 16)
+    expected = step(copy.deepcopy(original), x, CONTEXTS[contexts], contextlib.nullcontext)
+    for inplace, which in itertools.product((False, True), (0, 1)):
+        module = copy.deepcopy(original)
+        with entered(CONTEXTS[contexts]):
+            nets = (module, optimize(module, x, inplace=inplace)[0])
+            y = nets[which](x)
+        assert torch.is_autocast_cache_enabled() and not parametrize._cache_enabled
+        check_same([y], expected[:1])
+        y.float().square().mean().backward()
+        assert all(type(p.grad) is torch.Tensor for p in module.parameters())
+
+
+@pytest.mark.parametrize("contexts", CONTEXTS)
+def test_what_a_step_saves_is_estimated_inside(contexts):
+    original, x = chain(), torch.randn(2, 3, 16, 16)
+    net, _ = optimize(copy.deepcopy(original), x)
+    graph = net._convpool_region.planned(net, (x,), {}).graph
+    with entered(CONTEXTS[contexts]):
+        waiting.saved_time(net, graph, (x,), waiting.Speed(), 0.0)
+        y = net(x)
+    with entered(CONTEXTS[contexts]):
+        check_same([y], [original(x)])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_on_a_gpu(dtype):
+    """The first training step asks what it saves."""
+    require_cuda()
+    original, x = chain().cuda(), torch.randn(2, 3, 32, 32, device="cuda")
+    changed, _ = optimize(copy.deepcopy(original), x[:, :, :16, :16])
+    contexts = [autocast("cuda", dtype)]
+    check_same(step(changed, x, contexts, contextlib.nullcontext), step(original, x, contexts, contextlib.nullcontext))
+
+
+def test_threads_leave_pytorch_s_log_as_it_is():
+    log, x = logging.getLogger("torch._subclasses.fake_tensor"), torch.randn(2, 3, 16, 16)
+    threads = [threading.Thread(target=optimize, args=(chain(), x)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not log.disabled
