@@ -172,7 +172,6 @@ def optimize(
     report = result.report
     report.options |= {"target": target, "seed": seed, "fix_shapes": {n: list(s) for n, s in (fix_shapes or {}).items()}}
     report.changed = result.changed = result.changed or loaded is not original
-    report.summary = replace(report.summary, bytes_before=original.size_bytes)
     if check or arrays is not None:
         report.verification = _verified(original, result, max(check, 1), arrays, shapes, rtol, atol, seed, progress)
     passed = report.verification is None or report.verification.passed
@@ -181,7 +180,7 @@ def optimize(
         time_models(report, original, result.loaded, arrays, shapes, seed, progress)
     known = report.verification.input_shapes if report.verification else {}
     report.hints += next_steps(report, result._seen, loaded, options, known or shapes, _pairs) if passed else []
-    report.summary = replace(report.summary, seconds=perf_counter() - started)
+    report.summary = replace(report.summary, bytes_before=original.size_bytes, seconds=perf_counter() - started)
     if report.verification is not None and not passed:
         left = "" if report.verification.differs else ", or leave the check out with --no-check"
         raise VerificationError(f"verification: {report.verification.difference}{left}", report)

@@ -73,7 +73,7 @@ def check_same(found, expected, rtol=1e-4):
 
 
 class Crossing(nn.Module):
-    """A convolution in one context, linear operators behind it in a second, their pooling in a third; a pair after all of them."""
+    """A convolution in one context, linear operators behind it in a second, their pooling in a third; a pair after them."""
 
     def __init__(self, *contexts):
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First calls with a size, for which a plan is made, under contexts that keep what calls compute: autocast, parametrize.cached()."""
+"""First calls with a size, for which a plan is made, in contexts that keep what calls compute: autocast, parametrize.cached."""
 
 from __future__ import annotations
 

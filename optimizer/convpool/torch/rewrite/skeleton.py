@@ -156,7 +156,7 @@ class Skeleton:
             self._infos[node.name] = _info(node.name, *_described(found))
 
     def _cross(self, made: fx.Node, read: fx.Node, protos: Sequence[NodeProto]) -> None:
-        """Let a node read another one's tensor through an Identity, which stays: no pass moves anything from context to context."""
+        """Let a node read another one's tensor through an Identity, which stays: no pass moves anything across contexts."""
         name = f"{made.name} of {read.name}"
         self.crossings[name] = made.name
         self.protos[name] = helper.make_node("Identity", [made.name], [name], name)
