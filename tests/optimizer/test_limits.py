@@ -8,7 +8,6 @@ import onnx
 import pytest
 
 import convpool
-from convpool.check.inputs import OPEN_SIZES
 from convpool.ir import schema
 from tests.support.cuda_target import NARROW, TAIL, for_cuda, wide
 from tests.support.models import graph, operators, random_feeds, weights
@@ -150,9 +149,9 @@ def test_a_pad_in_a_body_between_transposes(name):
     assert ("ConvAvgPool" in operators(then)) == moves
 
 
-@pytest.mark.parametrize(("before", "moves"), [("", False), ("t = Relu(a)\n", False), ("r = Constant<value_int=1>()\n", False)])
-def test_a_pad_in_a_function_between_transposes(before, moves):
-    """What a call gives may come from a Transpose."""
+@pytest.mark.parametrize("before", ["", "t = Relu(a)\n", "r = Constant<value_int=1>()\n"])
+def test_a_pad_in_a_function_between_transposes(before):
+    """What a call gives may come from a Transpose: the call is inlined, where the pair is rewritten."""
     source = "t" if "Relu" in before else "a"
     functions = f"""<opset_import: ["": 17], domain: "local">
     net (a, w, p) => (z) {{ {before} q = Pad({source}, p) u = Transpose<perm=[0,3,1,2]>(q) h = Conv(u, w) z = {POOL}(h) }}"""
@@ -160,8 +159,8 @@ def test_a_pad_in_a_function_between_transposes(before, moves):
     body = "o = Transpose<perm=[0,2,3,1]>(x)\ny = local.net(o, w, p)"
     model = graph(body, constants, functions=functions, imports=', "local": 1')
     result = convpool.optimize(model, check=1)
-    function = next(item for item in result.model.functions if item.name == "net")
-    assert ("ConvAvgPool" in operators(function)) == moves
+    assert [site.status for site in result.report.sites] == ["rewritten"] and result.report.verification.passed
+    assert not any(item.name == "net" for item in result.model.functions)
 
 
 def test_a_function_of_another_opset_gets_no_more_nodes():
@@ -267,4 +266,4 @@ def test_open_sizes_of_a_node_that_becomes_standard_operators():
 def test_open_sizes_whose_outputs_are_empty_at_every_size():
     model = graph("d = Sub(x, x)\ny = NonZero(d)", inputs="float[N,A] x", outputs="int64[B,C] y")
     found = convpool.verify(model, model)
-    assert found.passed and found.input_shapes == {"x": [1, OPEN_SIZES[-1]]}
+    assert not found.passed and not found.differs and found.difference.startswith("no output can be compared")

@@ -161,6 +161,7 @@ class Skeleton:
         self.crossings[name] = made.name
         self.protos[name] = helper.make_node("Identity", [made.name], [name], name)
         if made.name in self._infos:
+            assert self.sizes is not None
             self._infos[name] = _info(name, *_described(self.sizes.tensors[made]))
         why = [", ".join(sorted(set(self.contexts[a]) - set(self.contexts[b]))) for a, b in ((made, read), (read, made))]
         self.pin(name, refuse("context in forward", why[0] or "none", why[1] or "none"))
