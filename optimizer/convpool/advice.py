@@ -47,7 +47,7 @@ def next_steps(
         found.append(SAVED)
     elif seen.quantized:
         found.append(QUANTIZE_LATER)
-    elif any(re.search(r"\bunknown\b|computed tensor", reason) for reason in stay):
+    elif any(re.search(r"\bunknown\b|computed tensor|not provably", reason) for reason in stay):
         found += _preparing(report, model, options, suggested(model.proto, shapes), rewrite)
     if report.summary.rewritten and report.summary.model_macs_before is None:
         given = suggested(model.proto, shapes)
