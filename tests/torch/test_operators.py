@@ -220,10 +220,18 @@ def test_sizes_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool, torch.complex64])
-def test_types_that_pytorch_does_not_pool_are_refused(dtype, rank):
+def test_types_other_than_floats_are_as_in_pytorch(dtype, rank):
+    """Most are refused; of int64 PyTorch gives averages rounded down."""
     function = {1: conv_avg_pool1d, 2: conv_avg_pool2d, 3: conv_avg_pool3d}[rank]
-    with pytest.raises(RuntimeError):
-        function(torch.ones(1, 2, *[6] * rank, dtype=dtype), torch.ones(2, 2, *[3] * rank, dtype=dtype), pool_size=2)
+    x, weight = torch.arange(2 * 6**rank).reshape(1, 2, *[6] * rank).to(dtype), torch.ones(2, 2, *[3] * rank, dtype=dtype)
+    try:
+        expected = getattr(F, f"avg_pool{rank}d")(getattr(F, f"conv{rank}d")(x, weight), 2)
+    except RuntimeError:
+        with pytest.raises(RuntimeError):
+            function(x, weight, pool_size=2)
+        assert dtype != torch.int64
+    else:
+        assert torch.equal(function(x, weight, pool_size=2), expected)
 
 
 @pytest.mark.parametrize("pool_size", [1, 2, 3])
