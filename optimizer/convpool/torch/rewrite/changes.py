@@ -195,7 +195,7 @@ def _memory(root: nn.Module | None, node: fx.Node) -> Any:
     """What tells the memory of a module's tensor from others; the arguments of a call may all have the same."""
     if node.op == "placeholder":
         value = node.meta.get("example_value")
-        return _place(value) if isinstance(value, torch.Tensor) and _is_of_module(node) else "arguments"
+        return _place(value) if isinstance(value, torch.Tensor) and is_of_module(node) else "arguments"
     path, _, name = str(node.target).rpartition(".")
     module = root.get_submodule(path) if root is not None else None
     kinds = (module._parameters, module._buffers, vars(module)) if module is not None else ()
@@ -203,7 +203,7 @@ def _memory(root: nn.Module | None, node: fx.Node) -> Any:
     return _place(value) if isinstance(value, torch.Tensor) else node
 
 
-def _is_of_module(node: fx.Node) -> bool:
+def is_of_module(node: fx.Node) -> bool:
     """Whether an input of a graph of TorchDynamo's is a parameter or buffer."""
     source = getattr(node.meta.get("grapharg"), "source", None)
     name = getattr(source, "name", "")

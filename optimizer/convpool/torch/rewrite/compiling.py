@@ -40,7 +40,7 @@ class PoolFirst(CustomGraphPass):
         values: dict[fx.Node, fx.Node] = {}
         try:
             copied.output(copied.graph_copy(graph, values))
-            changed, report = plan(None, copied, _sizes(copied), self.options)
+            changed, report = plan(None, copied, sizes_of_graph(copied), self.options)
         except (Unmapped, ModelError):
             return
         self.reports.append(report)
@@ -64,7 +64,7 @@ def compile_options(*, accumulation: Accumulation = "default") -> dict[str, Any]
     return {"pre_grad_custom_pass": PoolFirst(OptimizeOptions(passes=PAIRS, accumulation=checked(accumulation)))}
 
 
-def _sizes(graph: fx.Graph) -> Sizes:
+def sizes_of_graph(graph: fx.Graph) -> Sizes:
     """What TorchDynamo knows of the graph's tensors; sizes that it leaves open have the names that it gives them.
 
     Of tensors that autocast makes the passes see the type that they were made of: in ONNX no operator changes it."""
