@@ -153,11 +153,12 @@ def test_two_engines_are_compared_on_the_first_one_s_typical_shapes():
     first, second = PretendedRunner(4), PretendedRunner(7)
     found = compare(first, second, check=2)
     assert found.passed and found.inputs == 2 and found.reference == "the first in TensorRT"
-    assert [x.shape for x in first.given] == [(4, 3)] * 2 and not np.array_equal(*first.given)
-    assert all(map(np.array_equal, first.given, second.given)) and found.input_shapes == {"x": [4, 3]}
+    # The first runs once more, on other inputs: an output that does not change proves little.
+    assert [x.shape for x in first.given] == [(4, 3)] * 3 and len({x.tobytes() for x in first.given}) == 3
+    assert all(map(np.array_equal, first.given, second.given)) and len(second.given) == 2 and found.input_shapes == {"x": [4, 3]}
     assert compare(first, second, input_shapes={"x": [5, 3]}).input_shapes == {"x": [5, 3]}
     data = {"x": np.ones((1, 3), np.float32)}
-    assert compare(first, second, data=data).input_shapes == {"x": [1, 3]} and first.given[-1] is data["x"]
+    assert compare(first, second, data=data).input_shapes == {"x": [1, 3]} and second.given[-1] is data["x"]
     assert not compare(first, PretendedRunner(4, factor=2.01)).passed
     assert compare(first, PretendedRunner(4, factor=2.01), precision="tf32").passed
 

@@ -52,7 +52,7 @@ class PoolFirst:
         return _guarded(module.graph, fx.GraphModule(module, graph).forward, module.forward)
 
     def rewritten(self, graph: fx.Graph) -> fx.Graph | None:
-        """A copy of the graph, rewritten; None where nothing changes.  Without gradients the pairs take in their neighbours."""
+        """A copy of the graph, rewritten; None where nothing changes.  Without gradients the pairs fuse their neighbours."""
         if any(isinstance(value := _value(node), torch.Tensor) and value.is_complex() for node in graph.nodes):
             return None
         for passes in (PAIRS,) if torch.is_grad_enabled() else (FUSED, FUSED - {"fuse_prologue"}):
@@ -96,8 +96,8 @@ def _two_operators(tensors: tuple, geometry: tuple) -> tuple[tuple, tuple] | Non
     (x, weight, bias, scale, _, residual), (kernel, strides, pads, dilations, *convolution) = tensors, geometry[:8]
     rank, (steps, zeros, spread, groups) = len(kernel), convolution
     parts = scale is not None or residual is not None or geometry[8] or geometry[10] or geometry[12:] not in ((), (0,))
-    halves = all(pads[i] == pads[rank + i] and 2 * pads[i] <= kernel[i] for i in range(rank))
-    if parts or not halves or zeros[:rank] != zeros[rank:] or any(d != 1 for d in dilations):
+    poolable = all(pads[i] == pads[rank + i] and 2 * pads[i] <= kernel[i] for i in range(rank))
+    if parts or not poolable or zeros[:rank] != zeros[rank:] or any(d != 1 for d in dilations):
         return None
     pooling = (_POOLS[rank], (x, kernel, strides, pads[:rank], False, True))
     return pooling, (_CONVS[rank], (weight, bias, steps, zeros[:rank], spread, groups))
