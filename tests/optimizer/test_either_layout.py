@@ -92,6 +92,7 @@ MAPS = {
     "ReduceL1<axes=[0], keepdims=0>(a)": ("n,c,h", {"ReduceL1": 1, **TURNED}),
     "ReduceL2<axes=[0,-1,2], keepdims=0>(a)": ("n", {"ReduceL2": 1}),
     "ReduceSum<keepdims=0>(a, channel)": ("n,c,h", {"ReduceSum": 1}),
+    "ReduceSum<keepdims=2>(a, channel)": ("n,c,h", {"ReduceSum": 1}),
     "ReduceSum<keepdims=0>(a, width)": ("n,c,h", {"ReduceSum": 1, **TURNED}),
     "ReduceSum(a)": ("n,c,h,w", {"ReduceSum": 1, **TURNED}),
     "ReduceSumSquare<axes=[1]>(a)": ("n,c,h,w", {"ReduceSumSquare": 1, **RESHAPED}),

@@ -80,6 +80,25 @@ def test_sizes_that_follow_are_those_of_inference_not_of_names():
     assert dims(fixed.graph.output) == {"y": [1344, 4]} and dims(fixed.graph.value_info) == {"f": [1344, 4]}
 
 
+def test_sizes_noted_at_an_export_do_not_stay():
+    """Those that do not follow from the inputs are open then: behind an operator that onnx does not know, and in bodies."""
+    body = f"{PAIR.replace('y =', 'p =')}\nu = com.microsoft.Gelu(p)\ny = If(flag) <\n"
+    body += "then_branch = yes () => (float[1,32,g,32] a) { r = Relu(p) a = Identity(r) },\n"
+    body += "else_branch = no () => (float[1,32,g,32] b) { b = Neg(u) }>"
+    model = graph(
+        body,
+        inputs="float[N,16,H,W] x, bool flag",
+        outputs="float[1,32,32,g] y, float[1,32,g,32] u",
+        imports=', "com.microsoft": 1',
+    )
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("p", onnx.TensorProto.FLOAT, [1, 32, 32, 32]))
+    fixed = with_sizes(model, SIZES)
+    assert dims(fixed.graph.value_info) == {"p": [2, 32, 6, 7]}
+    assert dims(fixed.graph.output) == {"y": ["", "", "", "g"], "u": ["", "", "g", ""]}
+    yes, no = (attribute.g for attribute in fixed.graph.node[-1].attribute)
+    assert dims(yes.output) == {"a": [2, 32, 6, 7]} and dims(no.output) == {"b": ["", "", "g", ""]}
+
+
 def test_an_output_of_unknown_size_stays_open():
     fixed = with_sizes(graph("y = NonZero(x)", inputs="float[N,16,H,W] x", outputs="int64[N,n] y"), SIZES)
     assert dims(fixed.graph.output)["y"][1] == "n" and dims(fixed.graph.output)["y"][0] in (4, "")

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,10 +14,12 @@ from onnx import TensorProto, helper
 
 import convpool
 from convpool.check.compare import compare
-from convpool.check.runners import OnnxruntimeRunner
+from convpool.check.runners import OnnxruntimeRunner, open_model
 from convpool.check.widen import to_float32
+from convpool.cli.common import run as run_command
+from convpool.cli.group import command
 from convpool.errors import ModelError, OptionError, VerificationError
-from convpool.ir.model import LoadedModel
+from convpool.ir.model import LoadedModel, load
 from tests.support.models import graph, random_feeds, weights
 from tests.support.rewriting import PAIR, POOL
 from tests.support.sessions import run
@@ -83,6 +87,28 @@ def test_models_without_an_output_in_common():
         compare(*(OnnxruntimeRunner(LoadedModel(model, None, 0), "a model") for model in (one, other)))
 
 
+def test_models_and_engines_with_open_sizes_are_compared_at_two(tmp_path, monkeypatch, capsys):
+    """By the command too, whose other sizes are in its report."""
+    monkeypatch.chdir(tmp_path)
+    texts = (
+        "y = GlobalAveragePool(x)",
+        "y = AveragePool<kernel_shape=[64,64]>(x)",
+        "t = Reshape(x, s)\ny = GlobalAveragePool(t)",
+    )
+    for name, text in zip(("mean", "window", "reshaped"), texts, strict=True):
+        onnx.save(graph(text, {"s": [1, 16, 64, 64]}, inputs="float[N,16,H,W] x"), f"{name}.onnx")
+    found = compare(*(open_model(load(f"{name}.onnx")) for name in ("mean", "window")))
+    assert not found.passed and found.other_shapes == {"x": [3, 16, 65, 67]}
+    assert found.outputs[0].note == "shape (3, 16, 2, 4), expected (3, 16, 1, 1) at x:3x16x65x67"
+    for names, status in ((("mean", "mean"), 0), (("mean", "window"), 1), (("mean", "reshaped"), 1), (("reshaped", "mean"), 0)):
+        assert run_command(command, "convpool", ["verify", *(f"{name}.onnx" for name in names), "--report", "r.json"]) == status
+        if names[1] != "reshaped":
+            other = json.loads(Path("r.json").read_text())["verification"]["other_shapes"]
+            assert other == ({} if names[0] == "reshaped" else {"x": [3, 16, 65, 67]})
+        else:
+            assert "the first runs at x:3x16x65x67, but not the second" in capsys.readouterr().err
+
+
 def test_what_random_inputs_cannot_be_made_for():
     sequence = helper.make_value_info("x", helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [2])))
     model = graph("y = SequenceAt(x, zero)", {"zero": np.int64(0)}, inputs="float[2] x", outputs="float[a] y")
@@ -119,7 +145,7 @@ def test_a_shape_for_no_input_of_engines_is_refused():
         precision="fp32",
         runtime="an engine",
         model=None,
-        typical_shapes=lambda: {"x": [2]},
+        ranges=lambda: {"x": ([2], [2], [3])},
         run=lambda arrays: {"y": arrays["x"]},
     )
     assert compare(engine, engine, input_shapes={"x": [3]}).passed

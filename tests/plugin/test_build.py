@@ -17,7 +17,7 @@ from convpool.check.compare import compare
 from convpool.check.verdict import OutputErrors, Verification
 from convpool.cli import build as build_cli
 from convpool.cli.common import run
-from convpool.errors import OptionError
+from convpool.errors import OptionError, TensorRTError
 from convpool.ir import model as models
 from convpool.ir.index import index_model
 from convpool.ir.model import LoadedModel, infer_shapes, load
@@ -138,15 +138,57 @@ class PretendedRunner:
     runtime, model, precision = "TensorRT", None, "fp32"
     input_names, output_names, input_types = ["x"], ["y"], {"x": np.dtype(np.float32)}
 
-    def __init__(self, typical: int, factor: float = 2.0) -> None:
-        self.typical, self.factor, self.given = typical, factor, []
+    def __init__(self, typical: int, factor: float = 2.0, least: int | None = None, most: int | None = None) -> None:
+        self.profile = [[n or typical, 3] for n in (least, typical, most)]
+        self.factor, self.given = factor, []
 
     def run(self, arrays):
         self.given.append(arrays["x"])
         return {"y": self.factor * arrays["x"]}
 
-    def typical_shapes(self):
-        return {"x": [self.typical, 3]}
+    def ranges(self):
+        return {"x": self.profile}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "batch"),
+    [
+        ((1, 4, 8), (1, 4, 8), 3),
+        ((1, 4, 8), (2, 4, 6), 3),
+        ((1, 4, 4), (1, 1, 8), 1),
+        ((1, 4, 8), (4, 4, 4), None),
+        ((4, 4, 4), (4, 4, 4), None),
+    ],
+)
+@pytest.mark.parametrize("sides", [(2.0, 2.0), (2.0, 2.1), (2.1, 2.0)])
+def test_engines_run_once_more_at_a_size_that_both_profiles_allow(first, second, batch, sides):
+    one, other = (
+        PretendedRunner(typical, factor, least, most)
+        for (least, typical, most), factor in zip((first, second), sides, strict=True)
+    )
+    found = compare(one, other)
+    assert found.passed == (sides[0] == sides[1]) and found.input_shapes == {"x": [4, 3]}
+    assert found.other_shapes == ({} if batch is None else {"x": [batch, 3]})
+    assert [len(x) for x in other.given] == [4, *([batch] if batch else [])]
+
+
+class OnlyAtFour(PretendedRunner):
+    """Gives the same as a `PretendedRunner` for one batch alone: an error, or other numbers, for others."""
+
+    def run(self, arrays):
+        if self.factor and len(arrays["x"]) != 4:
+            raise TensorRTError("no kernel")
+        return {"y": 2 * arrays["x"] + (len(arrays["x"]) != 4)}
+
+
+def test_a_second_engine_that_holds_only_for_one_size():
+    first = PretendedRunner(4, least=1, most=8)
+    with pytest.raises(VerificationError, match="the first runs at x:3x3, but not the second: no kernel"):
+        compare(first, OnlyAtFour(4, least=1, most=8))
+    found = compare(first, OnlyAtFour(4, factor=0, least=1, most=8))
+    assert not found.passed and found.outputs[0].note == "1 absolute at x:3x3"
+    found = compare(OnlyAtFour(4, least=1, most=8), first)
+    assert found.passed and found.other_shapes == {}
 
 
 def test_two_engines_are_compared_on_the_first_one_s_typical_shapes():
@@ -158,7 +200,7 @@ def test_two_engines_are_compared_on_the_first_one_s_typical_shapes():
     assert all(map(np.array_equal, first.given, second.given)) and len(second.given) == 2 and found.input_shapes == {"x": [4, 3]}
     assert compare(first, second, input_shapes={"x": [5, 3]}).input_shapes == {"x": [5, 3]}
     data = {"x": np.ones((1, 3), np.float32)}
-    assert compare(first, second, data=data).input_shapes == {"x": [1, 3]} and second.given[-1] is data["x"]
+    assert compare(first, second, data=data).input_shapes == {"x": [1, 3]} and any(x is data["x"] for x in second.given)
     assert not compare(first, PretendedRunner(4, factor=2.01)).passed
     assert compare(first, PretendedRunner(4, factor=2.01), precision="tf32").passed
 

@@ -176,7 +176,7 @@ def test_a_runner_gives_what_the_engine_gives():
     engine = SimpleNamespace(inputs={"x": info("x", 2, 5)}, outputs={"y": info("y")}, run=lambda arrays: {"y": arrays["x"] + 1})
     runner = EngineRunner(engine)
     assert np.array_equal(runner.run({"x": np.ones(3)})["y"], np.full(3, 2))
-    assert runner.typical_shapes() == {"x": [2, 3]} and (runner.input_names, runner.output_names) == (["x"], ["y"])
+    assert runner.ranges() == {"x": ((1, 3), (2, 3), (16, 3))} and (runner.input_names, runner.output_names) == (["x"], ["y"])
 
 
 def test_work_is_timed_between_two_events():

@@ -22,11 +22,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from convpool.check.inputs import Arrays, FixedInputMaker, InputMaker, input_sets, outputs_of_others
+from convpool.check.inputs import Arrays, FixedInputMaker, InputMaker, input_sets, outputs_of_others, shapes_of
 from convpool.check.judge import PRECISION_TOLERANCES, Judge, Tolerance, least_exact
 from convpool.check.runners import Outputs, Runner
-from convpool.check.verdict import Verification
-from convpool.errors import OptionError
+from convpool.check.verdict import Verification, shapes_text
+from convpool.errors import ConvpoolError, OptionError, VerificationError
 
 
 def compare(
@@ -43,9 +43,12 @@ def compare(
 ) -> Verification:
     """Run both on the same inputs and compare the outputs that both have; `first` is what the errors are against.
 
+    Where the inputs of both leave sizes open, they run once more at other sizes.
+
     check: number of random input sets.  data: these inputs instead.  input_shapes: where the inputs are open; default an
     engine's typical ones.  precision: which tolerances apply; default that of the less exact side.  rtol, atol (absolute, in
-    the outputs' units): in place of the precision's.  Raises OptionError if there is nothing to compare.
+    the outputs' units): in place of the precision's.  Raises OptionError if there is nothing to compare, and
+    VerificationError if only the second cannot run at the other sizes.
     """
     if set(first.input_names) != set(second.input_names):
         raise OptionError(f"inputs differ; got {', '.join(first.input_names)} and {', '.join(second.input_names)}")
@@ -66,13 +69,22 @@ def compare(
     for arrays, wanted, note in input_sets(maker, 1 if data is not None else check, data, run, lambda: judge.compared):
         judge.add(wanted, _numbers(names, second.run(arrays)))
         done, notes = done + 1, [note]
+    ranges = [runner.ranges() for runner in (first, second)]
+    elsewhere = maker.elsewhere(arrays, second.model, run, ranges) if arrays else None
+    if elsewhere is not None:
+        where = f"at {shapes_text(shapes_of(elsewhere[0]))}"
+        try:
+            result = second.run(elsewhere[0])
+        except ConvpoolError as error:
+            raise VerificationError(f"verification: the first runs {where}, but not the second: {error}") from error
+        judge.add(elsewhere[1], _numbers(names, result), how=where)
     others = outputs_of_others(maker, done, data, run) if arrays else None
     if others is not None:
         judge.vary(wanted, others)
     notes += [getattr(runner, "note", "") for runner in (first, second)] + ["" if arrays else "the model has no inputs"]
-    shapes = {name: list(array.shape) for name, array in arrays.items()}
-    verdict = judge.verdict(f"the first in {first.runtime}", done, shapes, may_be_empty=not arrays)
-    return replace(verdict, input_scale=maker.scale, notes=list(filter(None, notes)))
+    verdict = judge.verdict(f"the first in {first.runtime}", done, shapes_of(arrays), may_be_empty=not arrays)
+    other_shapes = shapes_of(elsewhere[0]) if elsewhere is not None else {}
+    return replace(verdict, input_scale=maker.scale, notes=list(filter(None, notes)), other_shapes=other_shapes)
 
 
 def _input_maker(
@@ -80,7 +92,8 @@ def _input_maker(
 ) -> InputMaker | FixedInputMaker:
     """Inputs by the model among the two, which says what is open, else by the types of the first."""
     if data is None:
-        shapes = {**second.typical_shapes(), **first.typical_shapes(), **shapes}
+        ranges = {**second.ranges(), **first.ranges()}
+        shapes = {**{name: shapes[1] for name, shapes in ranges.items()}, **shapes}
     for runner in (first, second):
         if runner.model is not None:
             return InputMaker(runner.model, data, shapes, seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral
 
@@ -13,9 +13,12 @@ import numpy as np
 from onnx import ModelProto, ValueInfoProto, helper
 
 from convpool.check.overhang import overhang
-from convpool.errors import ModelError, OptionError
+from convpool.errors import ConvpoolError, ModelError, OptionError
+from convpool.ir.index import Dim
 
 Arrays = dict[str, np.ndarray]
+Ranges = Mapping[str, Sequence[Sequence[int]]]
+"""The least, the typical and the largest shape of inputs, by name."""
 MAX_INPUT_BYTES = 2**30
 """Largest random input, at 8 bytes an element: a damaged shape must not take the memory of the machine."""
 OPEN_SIZES = (64, 224, 32, 128, 16, 8, 1, 256, 512)
@@ -28,7 +31,7 @@ OTHER_SIZES = ((3, 1), (0, 1), (3, 32), (3, 0))
 """(batch, step) by which sizes change for a second run, tried in turn.
 
 batch 0: as it was.  step: 0 as they were, 1 to odd sizes and another one for each axis, 32 for networks that halve five times.
-Never smaller, so that the windows of poolings fit as before.
+Never smaller, so that the windows of poolings fit as before, unless an engine takes no larger ones.
 """
 SCALES = (1.0, 2.0**-4, 2.0**-8, 2.0**-12)
 """Tried in turn for random floats until every value given is finite.  Not smaller: biases would hide everything else."""
@@ -46,6 +49,11 @@ def load_arrays(data: Mapping[str, np.ndarray] | str | os.PathLike[str] | None) 
     except (OSError, ValueError, AttributeError, TypeError) as error:
         reason = getattr(error, "strerror", None) or "not a .npz file of named arrays"
         raise OptionError(f"data {str(data)!r}: {reason}") from error
+
+
+def shapes_of(arrays: Arrays) -> dict[str, list[int]]:
+    """The arrays' shapes by name."""
+    return {name: list(array.shape) for name, array in arrays.items()}
 
 
 def feeds(model: ModelProto) -> list[ValueInfoProto]:
@@ -87,43 +95,18 @@ class InputMaker:
         return arrays, outputs
 
     def elsewhere(
-        self, arrays: Arrays, other: ModelProto, run: Callable[[Arrays], list[object]]
+        self, arrays: Arrays, other: ModelProto | None, run: Callable[[Arrays], list[object]], ranges: Sequence[Ranges] = ()
     ) -> tuple[Arrays, list[object]] | None:
         """Inputs of other sizes than `arrays`, and what `run` gives for them; None where it takes none.
 
-        Sizes change that the model and `other` leave open.  Values are drawn from those of `arrays`; an input of the same
-        shape keeps its values.
+        Sizes change that the model and `other` leave open, within all `ranges`.
         """
-        held = {(value.name, axis) for value in feeds(other) for axis, dim in enumerate(_dims(value)) if isinstance(dim, int)}
-        for batch, step in OTHER_SIZES:
-            shapes = self._other_shapes(arrays, batch, step, held)
-            changed = [name for name, array in arrays.items() if array.shape != shapes[name] and array.size]
-            if not changed or any(math.prod(shapes[name]) * 8 > MAX_INPUT_BYTES for name in changed):
-                continue
-            rng = np.random.default_rng(self._seed)
-            with suppress(ModelError, MemoryError):
-                drawn = {name: arrays[name].reshape(-1)[rng.integers(arrays[name].size, size=shapes[name])] for name in changed}
-                return {**arrays, **drawn}, run({**arrays, **drawn})
-        return None
-
-    def _other_shapes(self, arrays: Arrays, batch: int, step: int, held: set[tuple[str, int]]) -> dict[str, tuple[int, ...]]:
-        """Shapes with other sizes where the model leaves them open, one for each name, by a row of OTHER_SIZES."""
-        sizes: dict[object, int] = {}
-        shapes, sides = {}, 0
-        for value in self._feeds:
-            shape = list(arrays[value.name].shape)
+        dims = {value.name: _dims(value) for value in self._feeds}
+        for value in feeds(other) if other is not None else ():
             for axis, dim in enumerate(_dims(value)):
-                if isinstance(dim, int) or (value.name, axis) in held:
-                    continue
-                key = dim or (value.name, axis)
-                if key not in sizes and axis == 0 and dim not in self._shared:
-                    sizes[key] = batch + 2 if batch == shape[0] else batch or shape[0]
-                elif key not in sizes:
-                    sizes[key] = shape[axis] + step * (2 * sides + 1) | step % 2
-                    sides += 1
-                shape[axis] = sizes[key]
-            shapes[value.name] = tuple(shape)
-        return shapes
+                if isinstance(dim, int) and axis < len(dims.get(value.name, ())):
+                    dims[value.name][axis] = dim
+        return _elsewhere(arrays, dims, self._shared, ranges, run, self._seed)
 
     @property
     def scale(self) -> float:
@@ -216,6 +199,67 @@ class FixedInputMaker:
             rng = np.random.default_rng([self._seed, number])
             arrays = {name: random_array(rng, dtype, self._shapes[name]) for name, dtype in self._types.items()}
         return arrays, run(arrays)
+
+    def elsewhere(
+        self, arrays: Arrays, other: ModelProto | None, run: Callable[[Arrays], list[object]], ranges: Sequence[Ranges] = ()
+    ) -> tuple[Arrays, list[object]] | None:
+        """As that of `InputMaker`: sizes change within all `ranges`."""
+        dims: dict[str, list[Dim]] = {name: [None] * array.ndim for name, array in arrays.items()}
+        return _elsewhere(arrays, dims, set(), ranges, run, self._seed)
+
+
+def _elsewhere(
+    arrays: Arrays,
+    dims: Mapping[str, Sequence[Dim]],
+    shared: Container[str],
+    ranges: Sequence[Ranges],
+    run: Callable[[Arrays], list[object]],
+    seed: int,
+) -> tuple[Arrays, list[object]] | None:
+    """Inputs of other sizes than `arrays` where `dims` has no number, and what `run` gives for them; None where it takes none.
+
+    Values are drawn from those of `arrays`; an input of the same shape keeps its values.
+    """
+    for batch, step in OTHER_SIZES:
+        shapes = _other_shapes(arrays, dims, shared, batch, step)
+        for bounds in ranges:
+            shapes |= {name: _within(bounds[name], shapes[name], arrays[name].shape) for name in bounds}
+        changed = [name for name, array in arrays.items() if array.shape != shapes[name] and array.size]
+        if not changed or any(math.prod(shapes[name]) * 8 > MAX_INPUT_BYTES for name in changed):
+            continue
+        rng = np.random.default_rng(seed)
+        with suppress(ConvpoolError, MemoryError):
+            drawn = {name: arrays[name].reshape(-1)[rng.integers(arrays[name].size, size=shapes[name])] for name in changed}
+            return {**arrays, **drawn}, run({**arrays, **drawn})
+    return None
+
+
+def _other_shapes(
+    arrays: Arrays, dims: Mapping[str, Sequence[Dim]], shared: Container[str], batch: int, step: int
+) -> dict[str, tuple[int, ...]]:
+    """Shapes with other sizes where `dims` has none, one for each name, by a row of OTHER_SIZES."""
+    sizes: dict[object, int] = {}
+    shapes, sides = {}, 0
+    for name, array in arrays.items():
+        shape = list(array.shape)
+        for axis, dim in enumerate(dims[name]):
+            if isinstance(dim, int):
+                continue
+            key = dim or (name, axis)
+            if key not in sizes and axis == 0 and dim not in shared:
+                sizes[key] = batch + 2 if batch == shape[0] else batch or shape[0]
+            elif key not in sizes:
+                sizes[key] = shape[axis] + step * (2 * sides + 1) | step % 2
+                sides += 1
+            shape[axis] = sizes[key]
+        shapes[name] = tuple(shape)
+    return shapes
+
+
+def _within(bounds: Sequence[Sequence[int]], shape: Sequence[int], before: Sequence[int]) -> tuple[int, ...]:
+    """A shape within bounds; where these have no larger size than before, the least one."""
+    sizes = zip(bounds[0], bounds[2], shape, before, strict=True)
+    return tuple(old if size == old else min(max(size, least), most) if old < most else least for least, most, size, old in sizes)
 
 
 def _shared_names(values: list[ValueInfoProto]) -> set[str]:
@@ -315,7 +359,7 @@ def _dtype(value: ValueInfoProto) -> np.dtype:
     return helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
 
 
-def _dims(value: ValueInfoProto) -> list[int | str | None]:
+def _dims(value: ValueInfoProto) -> list[Dim]:
     dims = value.type.tensor_type.shape.dim
     fixed = [dim.HasField("dim_value") and dim.dim_value >= 0 for dim in dims]  # some write -1 for an open one
     return [dim.dim_value if known else dim.dim_param or None for dim, known in zip(dims, fixed, strict=True)]

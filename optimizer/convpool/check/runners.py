@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from convpool.check.inputs import Arrays
+from convpool.check.inputs import Arrays, Ranges
 from convpool.check.judge import precision_of
 from convpool.check.session import Session, fitted
 from convpool.check.widen import float_types, to_float32
@@ -43,8 +43,8 @@ class Runner(Protocol):
         """All outputs by name.  Raises a ConvpoolError where it cannot run."""
         ...
 
-    def typical_shapes(self) -> dict[str, list[int]]:
-        """Shapes of inputs that it is made for; none where any will do."""
+    def ranges(self) -> Ranges:
+        """The shapes of inputs that it is made for; none where any will do."""
         ...
 
 
@@ -120,7 +120,7 @@ class OnnxruntimeRunner:
         except Exception as error:
             raise ModelError(f"onnxruntime cannot run {self.what}: {_why(error)}") from error
 
-    def typical_shapes(self) -> dict[str, list[int]]:
+    def ranges(self) -> Ranges:
         """None: a model runs on whatever its inputs allow."""
         return {}
 

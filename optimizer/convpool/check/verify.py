@@ -12,7 +12,7 @@ import numpy as np
 from onnx import TensorProto
 
 from convpool.arguments import check_arguments
-from convpool.check.inputs import Arrays, InputMaker, input_sets, load_arrays, noisy, outputs_of_others
+from convpool.check.inputs import Arrays, InputMaker, input_sets, load_arrays, noisy, outputs_of_others, shapes_of
 from convpool.check.judge import FLOAT32_TOLERANCE, TOLERANCES, Judge, Tolerance
 from convpool.check.overhang import overhang
 from convpool.check.runners import OnnxruntimeRunner
@@ -117,7 +117,7 @@ def compare(
         try:
             result = candidate.values(arrays)
         except ModelError as error:
-            why = overhang(original.proto, _shapes(arrays)) or error
+            why = overhang(original.proto, shapes_of(arrays)) or error
             raise VerificationError(f"verification: the original runs{how}, but not the result: {why}") from error
         judge.add(wanted, result, own, again, nudge, how.strip())
         return wanted, own, again, nudge
@@ -127,7 +127,7 @@ def compare(
         wanted, own, again, nudge = add(arrays, given)
     elsewhere = maker.elsewhere(arrays, optimized.proto, run) if arrays else None
     if elsewhere is not None:
-        add(*elsewhere, f" at {shapes_text(_shapes(elsewhere[0]))}")
+        add(*elsewhere, f" at {shapes_text(shapes_of(elsewhere[0]))}")
     both = None if native.optimize else _with_optimisations(original, optimized, arrays)
     if both is not None:
         usual, result = both
@@ -139,13 +139,9 @@ def compare(
         judge.vary(wanted, others)
     what = "the original in onnxruntime" + (", in float32" if exact else "")
     notes += [runner.note for runner in dict.fromkeys((reference, native))] + ["" if arrays else "the model has no inputs"]
-    verdict = judge.verdict(what, done, _shapes(arrays), may_be_empty=not arrays)
-    other_shapes = _shapes(elsewhere[0]) if elsewhere is not None else {}
+    verdict = judge.verdict(what, done, shapes_of(arrays), may_be_empty=not arrays)
+    other_shapes = shapes_of(elsewhere[0]) if elsewhere is not None else {}
     return replace(verdict, input_scale=maker.scale, notes=list(filter(None, notes)), other_shapes=other_shapes)
-
-
-def _shapes(arrays: Arrays) -> dict[str, list[int]]:
-    return {name: list(array.shape) for name, array in arrays.items()}
 
 
 def _references(

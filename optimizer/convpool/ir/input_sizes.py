@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from onnx import ModelProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, TensorShapeProto, ValueInfoProto
 
 from convpool.ir.model import infer_shapes
+from convpool.ir.protos import graphs_within
 
 
 def with_sizes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto:
     """A copy in which inputs have the shapes given, by name, and other tensors the sizes that follow.
 
-    A name that stands for one size in these shapes stands for it in the other inputs too.  Open sizes of outputs and in
-    value_info are inferred; names of sizes given go there, since exporters name sizes by guess.
+    A name that stands for one size in these shapes stands for it in the other inputs too.  Sizes of outputs and in value_info,
+    also in bodies, are then those that follow from the inputs: those noted for other sizes go, and names of sizes given too,
+    since exporters name sizes by guess.
     """
     fixed = ModelProto()
     fixed.CopyFrom(model)
@@ -32,26 +34,34 @@ def with_sizes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelP
         for dim in value.type.tensor_type.shape.dim:
             if len(sizes.get(dim.dim_param, ())) == 1:
                 (dim.dim_value,) = sizes[dim.dim_param]
-    for value in (*fixed.graph.output, *fixed.graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param in sizes:
-                dim.ClearField("dim_param")
+    for graph in graphs_within(fixed.graph):
+        for value in _noted(graph, fixed):
+            for dim in value.type.tensor_type.shape.dim:
+                if not dim.dim_param or dim.dim_param in sizes:
+                    dim.Clear()
     inferred = infer_shapes(fixed)
     if inferred is not None:
-        known = {value.name: value for value in (*inferred.graph.value_info, *inferred.graph.output)}
-        for value in (*fixed.graph.output, *fixed.graph.value_info):
-            if value.name in known:
-                _fill_in(value, known[value.name])
+        for graph, typed in zip(graphs_within(fixed.graph), graphs_within(inferred.graph), strict=True):
+            known = {value.name: value.type.tensor_type for value in (*typed.value_info, *typed.input, *typed.output)}
+            for value in _noted(graph, fixed):
+                if value.type.tensor_type.HasField("shape") and value.name in known and known[value.name].HasField("shape"):
+                    _fill_in(value.type.tensor_type.shape, known[value.name].shape)
     return fixed
 
 
-def _fill_in(value: ValueInfoProto, known: ValueInfoProto) -> None:
-    """Give open sizes of one tensor's type those that are known."""
-    dims, found = value.type.tensor_type.shape.dim, known.type.tensor_type.shape.dim
-    if len(dims) == len(found):
-        for dim, other in zip(dims, found, strict=True):
-            if dim.dim_value <= 0 < other.dim_value:
-                dim.dim_value = other.dim_value
+def _noted(graph: GraphProto, model: ModelProto) -> Iterator[ValueInfoProto]:
+    """What a graph notes of tensors other than the model's inputs."""
+    yield from (*graph.value_info, *graph.output, *(() if graph is model.graph else graph.input))
+
+
+def _fill_in(noted: TensorShapeProto, known: TensorShapeProto) -> None:
+    """Give one tensor's open sizes those that are known."""
+    if len(noted.dim) != len(known.dim):
+        noted.ClearField("dim")
+        noted.dim.extend(TensorShapeProto.Dimension() for _ in known.dim)
+    for dim, other in zip(noted.dim, known.dim, strict=True):
+        if other.HasField("dim_value"):
+            dim.dim_value = other.dim_value
 
 
 def static_shapes(model: ModelProto) -> dict[str, list[int]]:

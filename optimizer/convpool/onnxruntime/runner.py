@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from convpool.check.inputs import Arrays
+from convpool.check.inputs import Arrays, Ranges
 from convpool.check.judge import precision_of
 from convpool.check.widen import float_types
 from convpool.errors import OnnxruntimeError, first_line
@@ -46,7 +46,7 @@ class CudaRunner:
             raise OnnxruntimeError(f"onnxruntime cannot run {self.what}: {first_line(error)}") from error
         return dict(zip(self.output_names, values, strict=True))
 
-    def typical_shapes(self) -> dict[str, list[int]]:
+    def ranges(self) -> Ranges:
         """None: a model runs on whatever its inputs allow."""
         return {}
 

@@ -91,7 +91,8 @@ def axes_of(scope: Scope, index: int) -> tuple[int, ...] | None:
 
 
 def _keeps_axes(scope: Scope, index: int) -> bool:
-    return bool((known_attributes(scope.nodes[index]) or {}).get("keepdims", 1)) and axes_of(scope, index) is not None
+    """Whether a sum keeps its axes; onnxruntime and onnx take no other number than 1 for that."""
+    return (known_attributes(scope.nodes[index]) or {}).get("keepdims", 1) == 1 and axes_of(scope, index) is not None
 
 
 def _pads(scope: Scope, index: int) -> tuple[int, ...] | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
-from convpool.check.inputs import Arrays
+from convpool.check.inputs import Arrays, Ranges
 from convpool.check.judge import precision_of
 from convpool.check.runners import Runner, open_model
 from convpool.errors import OptionError
@@ -42,9 +42,9 @@ class EngineRunner:
         """All outputs by name.  Raises OptionError or TensorRTError."""
         return self._engine.run(arrays)
 
-    def typical_shapes(self) -> dict[str, list[int]]:
-        """For every input the typical shape of the first profile."""
-        return {name: list(info.profiles[0][1]) for name, info in self._engine.inputs.items()}
+    def ranges(self) -> Ranges:
+        """For every input the shapes of the first profile."""
+        return {name: info.profiles[0] for name, info in self._engine.inputs.items()}
 
 
 def is_engine(path: str) -> bool:
