@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.counts import tokura_operations
 from benchmarks.layers import record as records
 from benchmarks.layers.figures import Figures, figures, geometric_mean
 from benchmarks.layers.paper import FIVE, speed_up_fused, speed_up_naive
 from benchmarks.layers.record import Entry, entry_row
 from benchmarks.layers.suites import SUITES
-from convpool.algebra.counts import tokura_operations
 
 RESULTS = Path(__file__).resolve().parent / "results"
 TABLES = {  # record, suite and precision of each table of the papers

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from convpool.algebra.counts import Counts, count
+from benchmarks.counts import Counts, count
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 
 PRECISIONS = ("fp16", "bf16", "tf32", "fp32")
@@ -109,7 +109,7 @@ class Row:
         return 2 * self.n * self.m * self.c * self.kernel**2 * rows * columns
 
     def counts(self, form: str) -> Counts:
-        """Operations and accesses of a form of the pair, one of `convpool.algebra.counts.FORMS`."""
+        """Operations and accesses of a form of the pair, one of `benchmarks.counts.FORMS`."""
         conv = ConvSpec((self.kernel,) * 2, (self.stride,) * 2, (self.pad,) * 4, (1, 1))
         pool = PoolSpec((self.pool,) * 2, (self.pool_stride,) * 2, (0,) * 4, (1, 1))
         return count(form, self.n, (self.m, self.c, self.kernel, self.kernel), (self.h, self.w), conv, pool)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A record as a person reads it: rows as in the papers' tables, methods as columns, geometric means below.
 
-Beside the times stand the operations and memory accesses of the naive, fused and direct form (`convpool.algebra.counts`), and the
+Beside the times stand the operations and memory accesses of the naive, fused and direct form (`benchmarks.counts`), and the
 papers' two speed-ups by libraries alone; below the times of a paper's rows, what the paper measured on a V100.
 """
 

@@ -15,7 +15,7 @@ interrupt.end_quietly()  # before what takes long to import
 
 # ruff: noqa: E402
 from convpool.api import OptimizeResult, optimize
-from convpool.check.verdict import Verification
+from convpool.check.judge import Verification
 from convpool.check.verify import verify
 from convpool.errors import ConvpoolError, ModelError, OptionError, OutputError, VerificationError
 from convpool.ir import schema

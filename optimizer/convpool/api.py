@@ -14,30 +14,25 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto
 
-from convpool.advice import next_steps
-from convpool.arguments import check_arguments
 from convpool.autotune import Tuner, given_shapes
 from convpool.check.inputs import Arrays, InputMaker, feeds, fit_shapes, load_arrays
+from convpool.check.judge import Verification
 from convpool.check.session import evaluate, prepare
-from convpool.check.verdict import Verification
-from convpool.check.verify import NO_MEMORY, compare, unchanged
+from convpool.check.verify import NO_MEMORY, compare_models, unchanged
 from convpool.errors import ModelError, OptionError, VerificationError
-from convpool.gains import recount, time_models, with_macs
-from convpool.ir import domains, schema
-from convpool.ir.external import external_size
-from convpool.ir.input_sizes import static_shapes, with_sizes
-from convpool.ir.model import LoadedModel, load, passes_full_check
+from convpool.ir import schema
+from convpool.ir.files import external_size
+from convpool.ir.model import LoadedModel, load, passes_full_check, static_shapes, with_sizes
 from convpool.ir.model import check as check_model
 from convpool.ir.protos import graphs_within, model_nodes, subgraphs
 from convpool.ir.save import save, self_contained, serialize
-from convpool.options import PASS_OF_SWITCH, OptimizeOptions, options_for
-from convpool.passes.pool_first import PoolFirst
-from convpool.passes.reasons import notes, unmatched
-from convpool.passes.seen import Seen
+from convpool.options import PASS_OF_SWITCH, OptimizeOptions, check_arguments, options_for
 from convpool.pipeline import Pipeline
 from convpool.reach import Reached, Stays, in_reach
-from convpool.report import Report, SiteReport, Summary
-from convpool.reporting import Log
+from convpool.report import Log, Report, SiteReport, Summary
+from convpool.rules.pool_first.rule import PoolFirst
+from convpool.rules.seen import Seen, notes, unmatched
+from convpool.summary import next_steps, recount, time_models, with_macs
 from convpool.types import Accumulation, Layout, Lowering, Model, Target
 
 
@@ -89,7 +84,7 @@ class OptimizeResult:
 
     def move_to_domain(self, domain: str) -> None:
         """Give the model's nodes of convpool's operators, and their functions, another domain (`--domain`)."""
-        if domains.move_to_domain(self.model, domain):
+        if schema.move_to_domain(self.model, domain):
             self._loaded.source = None  # no longer what was read
             self.changed = self.report.changed = True
 
@@ -203,10 +198,10 @@ def _verified(
     seed: int,
     progress: Callable[[int, int, str], None] | None,
 ) -> Verification:
-    """`compare`, or `unchanged` where that is so; errors say how to go on."""
+    """`compare_models`, or `unchanged` where that is so; errors say how to go on."""
     try:
         if result.changed:
-            return compare(original, result.loaded, check, arrays, shapes, rtol, atol, seed, progress)
+            return compare_models(original, result.loaded, check, arrays, shapes, rtol, atol, seed, progress)
         return unchanged(original, arrays, shapes, seed)
     except ModelError as error:
         if str(error).startswith(("onnxruntime cannot load the original", "onnxruntime cannot run the original")):
@@ -250,7 +245,7 @@ def rewrite(
     start = reached.model if reached is not None else original
     result = LoadedModel(ModelProto(), original.base_dir, 0, path=original.path, data_files=original.data_files)
     result.proto.CopyFrom(start.proto)
-    moved = options.lowering != "convavgpool" and domains.move_back(result.proto)
+    moved = options.lowering != "convavgpool" and schema.move_back(result.proto)
     sizes = given_shapes(original, input_shapes) if "plain_conv" in options.passes else {}
     run = Pipeline(result, start.inferred, options, evaluate, sizes=sizes, tuner=tuner)
     run.run()

@@ -23,10 +23,10 @@ from convpool.ir.model import LoadedModel, infer_shapes
 from convpool.ir.process import EndedError
 from convpool.macs import scopes_at
 from convpool.options import OptimizeOptions
-from convpool.passes import Stage
-from convpool.passes.base import Context, Pass, Plan, Reject, Site, reject
-from convpool.passes.pairs import PairPlan
 from convpool.pipeline import Pipeline
+from convpool.rules import Stage
+from convpool.rules.base import Context, Pass, Plan, Reject, Site, reject
+from convpool.rules.pool_first.pairs import PairPlan
 
 ROUNDS = 9
 BUDGET_S = 1.5

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from onnx import FunctionProto, NodeProto
 
 from convpool.ir.constants import Evaluate
-from convpool.ir.folding import index_with_shapes
-from convpool.ir.index import Scope
+from convpool.ir.index import Scope, index_with_shapes
 from convpool.ir.model import LoadedModel, at_shapes, infer_shapes
 from convpool.ir.protos import is_op, known_attributes, label, subgraphs
 from convpool.ir.schema import OP_TYPES

@@ -16,19 +16,18 @@ from typing import Any, Protocol
 from onnx import ModelProto
 
 from convpool.ir.constants import Evaluate
-from convpool.ir.folding import index_with_shapes
-from convpool.ir.index import Scope, index_model
+from convpool.ir.edit import Editor
+from convpool.ir.index import Scope, index_model, index_with_shapes
 from convpool.ir.model import LoadedModel, infer_shapes
 from convpool.ir.protos import AttributeReference, is_op, label, opset_of
 from convpool.ir.schema import is_operator
 from convpool.macs import ModelMacs, count
 from convpool.options import OptimizeOptions
-from convpool.passes import PASSES, Stage
-from convpool.passes.base import Context, Pass, Plan, Reject, Site, reject, rejection
-from convpool.passes.convs import is_int8
-from convpool.passes.edit import Editor
-from convpool.passes.seen import Seen, look
-from convpool.reporting import Log
+from convpool.report import Log
+from convpool.rules import PASSES, Stage
+from convpool.rules.base import Context, Pass, Plan, Reject, Site, reject, rejection
+from convpool.rules.convs import is_int8
+from convpool.rules.seen import Seen, look
 
 MIN_OPSET = 7
 """The first opset whose AveragePool can count its padding."""

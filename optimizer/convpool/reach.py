@@ -22,12 +22,12 @@ from convpool.ir.inlining import Call, Inlined, inlined
 from convpool.ir.model import LoadedModel, infer_shapes
 from convpool.ir.protos import all_nodes, is_op, model_nodes
 from convpool.options import OptimizeOptions
-from convpool.passes import Stage
-from convpool.passes.base import Reject
-from convpool.passes.channels_first import ChannelsFirst
-from convpool.passes.pairs import PairPlan, PairSite
-from convpool.passes.pool_first import PoolFirst
 from convpool.pipeline import Pipeline
+from convpool.rules import Stage
+from convpool.rules.base import Reject
+from convpool.rules.cuda_chain.channels_last import ChannelsFirst
+from convpool.rules.pool_first.pairs import PairPlan, PairSite
+from convpool.rules.pool_first.rule import PoolFirst
 
 Stays = tuple[tuple[PairSite, Reject], ...]
 

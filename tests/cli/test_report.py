@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import convpool
-from convpool import gains
+from convpool import summary as gains
 from convpool.check.session import evaluate
 from convpool.cli.common import run
 from convpool.cli.optimize import command

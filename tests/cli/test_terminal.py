@@ -13,9 +13,8 @@ import onnx
 import pytest
 from rich.markup import escape
 
-from convpool.cli.common import run
+from convpool.cli.common import StepBar, run
 from convpool.cli.group import command
-from convpool.cli.progress import StepBar
 from convpool.cli.table import PrintableConsole, print_table
 from convpool.errors import printable
 from tests.support.models import graph

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from convpool.passes.linear import OPS
-from convpool.passes.upstream import NONLINEAR
+from convpool.rules.linear import OPS
+from convpool.rules.pool_first.trace import NONLINEAR
 from tests.support import host_library
 from tests.support.recipes import follow, recipe
 

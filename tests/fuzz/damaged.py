@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import convpool
-from convpool.advice import suggested
 from convpool.ir.model import load
+from convpool.summary import suggested
 from tests.support.damage import damaged
 
 ROOT = Path(__file__).resolve().parents[2]

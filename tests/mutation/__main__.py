@@ -33,7 +33,7 @@ from tests.mutation.reach import likeliest
 FOLDERS = ("algebra", "ir", "check", "passes", "tensorrt")
 ELSEWHERE = ("reference.py",)
 """What only tests/kernels uses, as its reference."""
-FILES = ("api.py", "autotune.py", "options.py", "pipeline.py", "report.py", "reporting.py")
+FILES = ("api.py", "autotune.py", "options.py", "pipeline.py", "report.py", "report.py")
 FIRST = (
     "property averages averages_refused forms slice_means pads_in_front rejects rejects_linear structure fusion "
     "fusion_places preserved verify verify_overflow cost folding layers offload_conv plain_conv"

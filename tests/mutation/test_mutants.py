@@ -98,7 +98,7 @@ def test_a_change_is_tried_on_tests_that_reach_its_line_first():
     path, file = PACKAGE / "algebra" / "cost.py", "tests/optimizer/test_cost.py"
     runs = Runs()
     runs.unchanged([file], 60)
-    lines = {line: tests for (name, line), tests in runs.reach.items() if name == "algebra/cost.py"}
+    lines = {line: tests for (name, line), tests in runs.reach.items() if name == "algebra/lowering.py"}
     inside = [line for line, tests in lines.items() if tests]
     assert inside and all(test.startswith(file) for line in inside for test in lines[line])
     changes = [mutant for mutant in mutants(path.read_text()) if mutant.line in inside and "return" in mutant.kind]

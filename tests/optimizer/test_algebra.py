@@ -8,10 +8,20 @@ import numpy as np
 import pytest
 
 from convpool.algebra.affine import IDENTITY, Affine, fold, holds, keeps, limits
-from convpool.algebra.geometry import ConvSpec, PoolSpec, fused_spec, pool_first, pool_last
+from convpool.algebra.geometry import (
+    ConvSpec,
+    PoolSpec,
+    Refusal,
+    fills_window,
+    fused_spec,
+    pad_behind,
+    pool_first,
+    pool_last,
+    refuse,
+    same_pads,
+    transposed,
+)
 from convpool.algebra.lowering import Layer, Lowering, Runtime, lower, nominal_size, without_kernel
-from convpool.algebra.pads import fills_window, pad_behind, same_pads, transposed
-from convpool.algebra.refusal import Refusal, refuse
 
 HALF, BFLOAT = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 

@@ -13,25 +13,27 @@ import pytest
 from onnx import numpy_helper
 
 import convpool
-from convpool.algebra.cost import Cost
-from convpool.algebra.counts import Counts
+from benchmarks.counts import Counts
 from convpool.algebra.geometry import ConvSpec
+from convpool.algebra.lowering import Cost
 from convpool.algebra.parts import Parts
-from convpool.check import compare as compare_module
+from convpool.check import verify as compare_module
 from convpool.check.inputs import MAX_INPUT_BYTES, OPEN_SIZES, SCALES
-from convpool.check.verdict import OutputErrors, Verification
+from convpool.check.judge import OutputErrors, Verification
 from convpool.ir import schema
 from convpool.ir.constants import MAX_FOLDED_ELEMENTS, MAX_FOLDED_NODES, MAX_WEIGHT_ELEMENTS
 from convpool.ir.index import Scope, index_model
 from convpool.ir.model import infer_shapes
 from convpool.macs import ModelMacs
 from convpool.options import DEFAULT_LIMITS, OptimizeOptions, Target, options_for
-from convpool.passes import PASSES, chain_conv, layouts, pads
-from convpool.passes.base import Context, Reject
-from convpool.passes.reductions import may_be_reduction
-from convpool.passes.slice_mean import recognise_mean
-from convpool.passes.upstream import conv_upstream, max_pools
 from convpool.report import Summary
+from convpool.rules import PASSES
+from convpool.rules import convs as pads
+from convpool.rules.base import Context, Reject
+from convpool.rules.cuda_chain import conv as chain_conv
+from convpool.rules.cuda_chain import layouts
+from convpool.rules.pool_first.means import may_be_reduction, recognise_mean
+from convpool.rules.pool_first.trace import conv_upstream, max_pools
 from tests.support.models import graph
 from tests.support.rewriting import PAIR
 

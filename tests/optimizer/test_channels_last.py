@@ -15,7 +15,7 @@ from convpool.cli.common import run
 from convpool.cli.optimize import command
 from convpool.errors import OptionError
 from convpool.ir import schema
-from convpool.passes.either_layout import SUMS
+from convpool.rules.cuda_chain.layouts import SUMS
 from tests.support import sessions
 from tests.support.cuda_target import NARROW, TAIL, for_cuda, layouts, wide
 from tests.support.models import graph, operators, random_feeds, weights

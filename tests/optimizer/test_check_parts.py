@@ -12,9 +12,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from convpool.check.inputs import float_types, to_float32
+from convpool.check.judge import OutputErrors, Verification, _percent
 from convpool.check.session import fitted, make_session
-from convpool.check.verdict import OutputErrors, Verification, _percent
-from convpool.check.widen import float_types, to_float32
 from convpool.ir.model import LoadedModel
 from tests.support.models import graph
 from tests.support.rewriting import PAIR

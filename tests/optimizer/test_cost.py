@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import convpool
-from convpool.algebra import cost
+from convpool.algebra import lowering as cost
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from tests.support.models import graph
 from tests.support.rewriting import POOL

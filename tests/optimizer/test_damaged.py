@@ -17,8 +17,8 @@ from onnx import TensorProto
 
 import convpool
 from convpool.errors import ModelError
-from convpool.ir import sanity
-from convpool.ir.sanity import check_functions
+from convpool.ir import model as sanity
+from convpool.ir.model import check_functions
 from tests.fuzz import damaged as fuzz
 from tests.fuzz.damaged import Outcome, run, share
 from tests.support.damage import damaged

@@ -13,19 +13,20 @@ from onnx import TensorProto, helper, numpy_helper
 
 import convpool
 from convpool.algebra import lowering as lowerings
-from convpool.algebra.geometry import ConvSpec, PoolSpec
+from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal
 from convpool.algebra.lowering import Layer
-from convpool.algebra.refusal import Refusal
 from convpool.check.judge import Judge, Tolerance, array_errors
 from convpool.errors import ModelError
-from convpool.ir import external, files, save, schema
+from convpool.ir import files, save, schema
+from convpool.ir import files as external
+from convpool.ir.edit import Editor
+from convpool.ir.elsewhere import mark_layers
 from convpool.ir.index import index_model
-from convpool.ir.layers import mark_layers
 from convpool.ir.model import infer_shapes, load, passes_full_check
-from convpool.passes import lower_operator, reasons
-from convpool.passes.base import Reject
-from convpool.passes.edit import Editor
 from convpool.report import _finite
+from convpool.rules import lower_operator
+from convpool.rules import seen as reasons
+from convpool.rules.base import Reject
 from tests.support import sessions
 from tests.support.models import graph, operators, random_feeds
 from tests.support.rewriting import PAIR, POOL

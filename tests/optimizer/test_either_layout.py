@@ -11,7 +11,7 @@ from onnx import numpy_helper
 import convpool
 from convpool.ir.index import Scope, index_model
 from convpool.ir.model import infer_shapes
-from convpool.passes.either_layout import joined
+from convpool.rules.cuda_chain.layouts import joined
 from tests.support.cuda_target import NARROW, TAIL, for_cuda, layouts
 from tests.support.models import graph, operators
 from tests.support.rewriting import POOL

@@ -14,9 +14,8 @@ from onnx.external_data_helper import set_external_data
 import convpool
 from convpool.cli.common import run
 from convpool.cli.optimize import command
-from convpool.ir.external import place_of
-from convpool.ir.model import LoadedModel
-from convpool.ir.sanity import check_tensors
+from convpool.ir.files import place_of
+from convpool.ir.model import LoadedModel, check_tensors
 from tests.support.data_files import make
 from tests.support.models import graph
 

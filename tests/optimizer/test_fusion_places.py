@@ -10,7 +10,8 @@ from onnx import helper, numpy_helper
 import convpool
 from convpool.cli.common import run
 from convpool.cli.optimize import command
-from convpool.ir import domains, schema
+from convpool.ir import schema
+from convpool.ir import schema as domains
 from tests.support.fusing import (
     BOTH,
     NORM,

@@ -10,7 +10,7 @@ import pytest
 import convpool
 from convpool.cli.common import run
 from convpool.cli.group import command
-from convpool.ir.input_sizes import with_sizes
+from convpool.ir.model import with_sizes
 from tests.support import sessions
 from tests.support.models import graph, random_feeds
 from tests.support.rewriting import PAIR, RTOL

@@ -7,8 +7,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from convpool.check.judge import FLOAT32_TOLERANCE, TOLERANCES, Judge, Tolerance, _equal, array_errors, precision_of, worst_of
-from convpool.check.verdict import OutputErrors
+from convpool.check.judge import (
+    FLOAT32_TOLERANCE,
+    TOLERANCES,
+    Judge,
+    OutputErrors,
+    Tolerance,
+    _equal,
+    array_errors,
+    precision_of,
+    worst_of,
+)
 
 EXACT, TENTH = Tolerance(0.0, 0.0), Tolerance(0.0, 0.1)
 NAN, INF = np.nan, np.inf

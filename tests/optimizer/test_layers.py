@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import convpool
-from convpool.passes import PASSES
-from convpool.passes.offload_conv import KINDS
-from convpool.passes.pool_first import SUFFIXES
+from convpool.rules import PASSES
+from convpool.rules.image_conv import KINDS
+from convpool.rules.pool_first.rule import SUFFIXES
 
 PACKAGE = Path(convpool.__file__).parent
 ALGEBRA = sorted(f"convpool.algebra.{path.stem}" for path in (PACKAGE / "algebra").glob("*.py") if path.stem != "__init__")
@@ -93,9 +93,8 @@ package.__path__ = [{str(PACKAGE)!r}]
 sys.modules["convpool"] = package
 for name in {ALGEBRA}:
     importlib.import_module(name)
-from convpool.algebra.geometry import ConvSpec, PoolSpec
+from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal
 from convpool.algebra.lowering import Layer, Lowering, Runtime, lower
-from convpool.algebra.refusal import Refusal
 layer = Layer(ConvSpec((3, 3), (1, 1), (1, 1, 1, 1), (1, 1)), (8, 4, 3, 3), (16, 16), constant=False)
 pool = PoolSpec((2, 2), (2, 2), (0, 0, 0, 0), (1, 1))
 direct, fused = (lower(layer, pool, name, Runtime()) for name in ("direct", "fused"))
@@ -136,14 +135,13 @@ def strings(tree: ast.AST) -> set[str]:
 
 
 def applying() -> dict[str, ast.AST]:
-    """What changes a model: the editor, the nodes of pairs, and every pass's `apply` with the functions of its module."""
-    found: dict[str, ast.AST] = {}
-    for path in sorted((PACKAGE / "passes").glob("*.py")):
+    """What changes a model: the editor, the emitter of pairs, and every rule's `apply` with the functions of its module."""
+    found: dict[str, ast.AST] = {"edit": ast.parse((PACKAGE / "ir" / "edit.py").read_text())}
+    for path in sorted((PACKAGE / "rules").rglob("*.py")):
         tree = ast.parse(path.read_text())
         functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        if path.stem in ("edit", "emit"):
-            found[path.stem] = tree
-        elif "apply" in functions:
+        found |= {node.name: node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Emitter"}
+        if "apply" in functions:
             called = [
                 node.func.id
                 for node in ast.walk(functions["apply"])
@@ -164,4 +162,4 @@ def test_what_applies_a_plan_names_no_pattern_and_no_kernel(name, tree):
 
 
 def test_every_pass_applies_something():
-    assert {"edit", "emit", "pairs.apply", "fusion.apply", "fusion._fused_node", "chain_concats.apply"} <= set(applying())
+    assert {"edit", "Emitter", "pairs.apply", "fusion.apply", "fusion._fused_node", "chain_concats.apply"} <= set(applying())

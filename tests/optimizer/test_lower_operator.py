@@ -9,7 +9,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import convpool
-from convpool.algebra import layouts
+from convpool.algebra import parts as layouts
 from convpool.algebra.geometry import ConvSpec, PoolSpec, pool_first, pool_last
 from convpool.cli.common import run
 from convpool.cli.optimize import command

@@ -7,17 +7,27 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from convpool.passes import slice_mean
-from convpool.passes.base import Reject
-from convpool.passes.choose import _moving
-from convpool.passes.convs import POINT, conv_rank
-from convpool.passes.either_layout import _moved, _permuted, axes_of, joined, reads_any
-from convpool.passes.fuse_prologue import _host, _only_an_activation
-from convpool.passes.fusion import slope
-from convpool.passes.linear import Step, known_step, pad_numbers, varies_over_space
-from convpool.passes.reductions import may_be_reduction, recognise_reduction
-from convpool.passes.resize import may_be_half, recognise_half
-from convpool.passes.tree import ConvLeaf, JoinTree, Moved, OpaqueLeaf, Pooling, conv_leaves, opaque_leaves, tree_nodes
+from convpool.rules.base import Reject
+from convpool.rules.convs import (
+    POINT,
+    ConvLeaf,
+    JoinTree,
+    Moved,
+    OpaqueLeaf,
+    Pooling,
+    conv_leaves,
+    conv_rank,
+    opaque_leaves,
+    tree_nodes,
+)
+from convpool.rules.cuda_chain.layouts import _moved, _permuted, axes_of, joined, reads_any
+from convpool.rules.linear import Step, known_step, pad_numbers, varies_over_space
+from convpool.rules.neighbours.fusion import slope
+from convpool.rules.neighbours.prologue import _host, _only_an_activation
+from convpool.rules.pool_first import means as slice_mean
+from convpool.rules.pool_first.averages import may_be_half, recognise_half
+from convpool.rules.pool_first.means import may_be_reduction, recognise_reduction
+from convpool.rules.pool_first.rule import _moving
 from tests.support.models import graph
 from tests.support.scopes import function_scope, index
 

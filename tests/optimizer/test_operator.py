@@ -9,10 +9,12 @@ import pytest
 from onnx import TensorProto, helper
 
 import convpool
-from convpool.algebra import layouts, reference
+from convpool.algebra import parts as layouts
+from convpool.algebra import reference
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.check.session import make_session
-from convpool.ir import domains, schema
+from convpool.ir import schema
+from convpool.ir import schema as domains
 from convpool.ir.model import LoadedModel
 from tests.support.models import graph
 from tests.support.rewriting import PAIR

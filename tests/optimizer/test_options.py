@@ -12,7 +12,7 @@ from convpool.cli.common import run
 from convpool.cli.optimize import command
 from convpool.errors import OptionError
 from convpool.options import DEFAULT_LIMITS, PASSES, TARGETS, OptimizeOptions, options_for
-from convpool.passes import PASSES as STAGES
+from convpool.rules import PASSES as STAGES
 from models import generators
 from tests.support.models import graph
 

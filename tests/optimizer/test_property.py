@@ -34,7 +34,7 @@ from onnx.reference import ReferenceEvaluator
 import convpool
 from convpool import options
 from convpool.ir import schema
-from convpool.passes import offload_conv
+from convpool.rules import image_conv as offload_conv
 from tests.support import sessions
 from tests.support.error_bounds import UNIT_ROUNDOFF, Traced, evaluate, gamma
 from tests.support.random_models import Case

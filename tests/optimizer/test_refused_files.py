@@ -17,7 +17,7 @@ import convpool
 from convpool.errors import ModelError
 from convpool.ir import constants, files, save
 from convpool.ir.constants import constant_tensor
-from convpool.ir.external import external_bytes
+from convpool.ir.files import external_bytes
 from tests.support.models import graph, operators
 from tests.support.rewriting import PAIR, POOL
 

@@ -11,7 +11,7 @@ from tests.support.models import graph
 from tests.support.reject_cases import ALONE, BOOL, BRANCH, CONV, FOUR, FOUR_SUM, OPEN, PADDED, POOL, QUARTER, pool, slot
 
 CASES = {
-    # passes/pooling.py
+    # rules/pool_first/averages.py
     "pool pads": (
         CONV + pool("kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1]"),
         {},
@@ -159,7 +159,7 @@ CASES = {
         {},
         "AveragePool 'y': kernel_shape; got (2,), expected 2 dimensions, as the convolution has",
     ),
-    # passes/trace.py
+    # rules/pool_first/trace.py
     "other operand traced": (
         "c = Conv(x, w)\nh = Mul(k, c)\ny = GlobalAveragePool(h)",
         {},
@@ -309,7 +309,7 @@ CASES = {
         {"lowering": "fused"},
         "Conv 'h': mean over a feature map; got unknown sizes, expected static sizes, or a 1x1 Conv",
     ),
-    # passes/pool_first.py
+    # rules/pool_first/rule.py
     "saves nothing": (
         CONV + pool("kernel_shape=[2,2]"),
         {},

@@ -11,7 +11,7 @@ from tests.support.models import graph
 from tests.support.reject_cases import BOOL, CONV, FOUR, FOUR_SUM, FUSE, LAST, POOL, QUARTER, pool, pool_conv, slot
 
 CASES = {
-    # passes/linear.py
+    # rules/linear.py
     "Pad behind a bias": (
         slot("h = Pad(c, p)", "c = Conv<pads=[2,2,2,2]>(x, w, b)\n"),
         {"b": (32,), "p": [0, 0, 1, 1, 0, 0, 1, 1]},
@@ -254,7 +254,7 @@ CASES = {
         {},
         "Slice 's4': Slice; got other axes, or bounds that are computed, expected constant strides over spatial axes",
     ),
-    # passes/fuse_pool_conv.py
+    # rules/fuse_pool_conv.py
     "pool_conv strides": (
         pool_conv("kernel_shape=[2,2]"),
         {},

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from convpool.passes import reasons
-from convpool.passes.base import Reject
-from convpool.passes.seen import Seen
-from convpool.report import SiteReport, Speed
-from convpool.reporting import Log
+from convpool.report import Log, SiteReport, Speed
+from convpool.rules import seen as reasons
+from convpool.rules.base import Reject
+from convpool.rules.seen import Seen
 
 
 def site(conv: str, **more) -> SiteReport:

@@ -8,8 +8,7 @@ import pytest
 from onnx import numpy_helper
 
 import convpool
-from convpool.ir.folding import with_shapes_folded
-from convpool.ir.index import index_model
+from convpool.ir.index import index_model, with_shapes_folded
 from convpool.ir.model import infer_shapes
 from tests.support.models import graph, operators
 from tests.support.rewriting import rewrite

@@ -12,24 +12,25 @@ from google.protobuf.message import EncodeError
 from onnx import TensorProto, helper, numpy_helper
 
 import convpool
-from convpool.algebra.refusal import refuse
+from convpool.algebra.geometry import refuse
 from convpool.api import rewrite
 from convpool.check.inputs import load_arrays
 from convpool.errors import ModelError, OptionError, OutputError
-from convpool.ir import constants, domains, external, sanity, save, schema
+from convpool.ir import constants, save, schema
+from convpool.ir import files as external
 from convpool.ir import index as index_module
 from convpool.ir import model as model_module
+from convpool.ir import model as sanity
+from convpool.ir import schema as domains
 from convpool.ir.constants import Constant, computed, folded
 from convpool.ir.index import TensorInfo
 from convpool.ir.model import load
-from convpool.ir.toposort import _read_names
+from convpool.ir.protos import _read_names
 from convpool.options import options_for
-from convpool.passes.base import Reject
-from convpool.passes.origins import spatial_origin
-from convpool.passes.pads import moved_pads
-from convpool.passes.pooling import candidates, recognise
-from convpool.passes.tree import Pooling
-from convpool.passes.windows import box_filter, may_be_box_filter
+from convpool.rules.base import Reject
+from convpool.rules.convs import Pooling, moved_pads
+from convpool.rules.pool_first.averages import box_filter, candidates, may_be_box_filter, recognise
+from convpool.rules.pool_first.trace import spatial_origin
 from tests.support.models import graph, operators
 from tests.support.rewriting import IF_INPUTS, PAIR, POOL
 from tests.support.scopes import FUNCTION, function_scope, index

@@ -17,7 +17,7 @@ from convpool.check import runners
 from convpool.errors import ModelError, OptionError, VerificationError
 from convpool.ir.index import index_model
 from convpool.ir.model import load
-from convpool.passes.convs import conv_leaf
+from convpool.rules.convs import conv_leaf
 from tests.support.damaged_pairs import PAIR, POOL, TYPES, change, pair, swap
 from tests.support.models import graph, random_feeds
 
@@ -323,7 +323,7 @@ def test_weights_of_an_unknown_type_are_rewritten():
 
 
 def test_half_precision_counts_two_bytes():
-    from convpool.passes.choose import _item_bytes
+    from convpool.rules.pool_first.rule import _item_bytes
 
     sizes = {}
     for dtype in ("float16", "float32", "float64"):

@@ -13,9 +13,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import convpool
-from convpool.check.compare import compare
+from convpool.check.inputs import to_float32
 from convpool.check.runners import OnnxruntimeRunner, open_model
-from convpool.check.widen import to_float32
+from convpool.check.verify import compare_runners
 from convpool.cli.common import run as run_command
 from convpool.cli.group import command
 from convpool.errors import ModelError, OptionError, VerificationError
@@ -84,7 +84,7 @@ def test_not_a_number_in_other_places():
 def test_models_without_an_output_in_common():
     one, other = (graph(f"{name} = Relu(x)", outputs=f"float[a,b,c,d] {name}") for name in "yz")
     with pytest.raises(OptionError, match="^no output in common; got y and z$"):
-        compare(*(OnnxruntimeRunner(LoadedModel(model, None, 0), "a model") for model in (one, other)))
+        compare_runners(*(OnnxruntimeRunner(LoadedModel(model, None, 0), "a model") for model in (one, other)))
 
 
 def test_models_and_engines_with_open_sizes_are_compared_at_two(tmp_path, monkeypatch, capsys):
@@ -97,7 +97,7 @@ def test_models_and_engines_with_open_sizes_are_compared_at_two(tmp_path, monkey
     )
     for name, text in zip(("mean", "window", "reshaped"), texts, strict=True):
         onnx.save(graph(text, {"s": [1, 16, 64, 64]}, inputs="float[N,16,H,W] x"), f"{name}.onnx")
-    found = compare(*(open_model(load(f"{name}.onnx")) for name in ("mean", "window")))
+    found = compare_runners(*(open_model(load(f"{name}.onnx")) for name in ("mean", "window")))
     assert not found.passed and found.other_shapes == {"x": [3, 16, 65, 67]}
     assert found.outputs[0].note == "shape (3, 16, 2, 4), expected (3, 16, 1, 1) at x:3x16x65x67"
     for names, status in ((("mean", "mean"), 0), (("mean", "window"), 1), (("mean", "reshaped"), 1), (("reshaped", "mean"), 0)):
@@ -148,9 +148,9 @@ def test_a_shape_for_no_input_of_engines_is_refused():
         ranges=lambda: {"x": ([2], [2], [3])},
         run=lambda arrays: {"y": arrays["x"]},
     )
-    assert compare(engine, engine, input_shapes={"x": [3]}).passed
+    assert compare_runners(engine, engine, input_shapes={"x": [3]}).passed
     with pytest.raises(OptionError, match="input shape: no input 'q'; expected one of x"):
-        compare(engine, engine, input_shapes={"q": [1]})
+        compare_runners(engine, engine, input_shapes={"q": [1]})
 
 
 def test_data_that_lack_an_input(tmp_path):

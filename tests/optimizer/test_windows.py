@@ -10,10 +10,10 @@ from onnx import numpy_helper
 
 from convpool.ir.index import Scope, index_model
 from convpool.ir.model import infer_shapes
-from convpool.passes.base import Reject
-from convpool.passes.fuse_pool_conv import behind_pooling, whole_windows
-from convpool.passes.tree import Pooling
-from convpool.passes.windows import _box_weight, average_pool, box_filter
+from convpool.rules.base import Reject
+from convpool.rules.convs import Pooling
+from convpool.rules.fuse_pool_conv import behind_pooling, whole_windows
+from convpool.rules.pool_first.averages import _box_weight, average_pool, box_filter
 from tests.support.models import graph
 
 

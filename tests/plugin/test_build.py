@@ -13,8 +13,8 @@ import onnx
 import pytest
 
 from convpool import VerificationError, optimize
-from convpool.check.compare import compare
-from convpool.check.verdict import OutputErrors, Verification
+from convpool.check.judge import OutputErrors, Verification
+from convpool.check.verify import compare_runners
 from convpool.cli import build as build_cli
 from convpool.cli.common import run
 from convpool.errors import OptionError, TensorRTError
@@ -50,7 +50,7 @@ def judged(monkeypatch):
         ("build_plan", lambda trt, model, options: PretendedEngine(model)),
         ("check_can_run", lambda *_: None),
         ("EngineRunner", lambda engine: engine),
-        ("compare", compared),
+        ("compare_runners", compared),
     ):
         monkeypatch.setattr(pipeline, name, value)
     monkeypatch.setattr(build_cli, "check_can_run", lambda *_: None)
@@ -166,7 +166,7 @@ def test_engines_run_once_more_at_a_size_that_both_profiles_allow(first, second,
         PretendedRunner(typical, factor, least, most)
         for (least, typical, most), factor in zip((first, second), sides, strict=True)
     )
-    found = compare(one, other)
+    found = compare_runners(one, other)
     assert found.passed == (sides[0] == sides[1]) and found.input_shapes == {"x": [4, 3]}
     assert found.other_shapes == ({} if batch is None else {"x": [batch, 3]})
     assert [len(x) for x in other.given] == [4, *([batch] if batch else [])]
@@ -184,25 +184,25 @@ class OnlyAtFour(PretendedRunner):
 def test_a_second_engine_that_holds_only_for_one_size():
     first = PretendedRunner(4, least=1, most=8)
     with pytest.raises(VerificationError, match="the first runs at x:3x3, but not the second: no kernel"):
-        compare(first, OnlyAtFour(4, least=1, most=8))
-    found = compare(first, OnlyAtFour(4, factor=0, least=1, most=8))
+        compare_runners(first, OnlyAtFour(4, least=1, most=8))
+    found = compare_runners(first, OnlyAtFour(4, factor=0, least=1, most=8))
     assert not found.passed and found.outputs[0].note == "1 absolute at x:3x3"
-    found = compare(OnlyAtFour(4, least=1, most=8), first)
+    found = compare_runners(OnlyAtFour(4, least=1, most=8), first)
     assert found.passed and found.other_shapes == {}
 
 
 def test_two_engines_are_compared_on_the_first_one_s_typical_shapes():
     first, second = PretendedRunner(4), PretendedRunner(7)
-    found = compare(first, second, check=2)
+    found = compare_runners(first, second, check=2)
     assert found.passed and found.inputs == 2 and found.reference == "the first in TensorRT"
     # The first runs once more, on other inputs: an output that does not change proves little.
     assert [x.shape for x in first.given] == [(4, 3)] * 3 and len({x.tobytes() for x in first.given}) == 3
     assert all(map(np.array_equal, first.given, second.given)) and len(second.given) == 2 and found.input_shapes == {"x": [4, 3]}
-    assert compare(first, second, input_shapes={"x": [5, 3]}).input_shapes == {"x": [5, 3]}
+    assert compare_runners(first, second, input_shapes={"x": [5, 3]}).input_shapes == {"x": [5, 3]}
     data = {"x": np.ones((1, 3), np.float32)}
-    assert compare(first, second, data=data).input_shapes == {"x": [1, 3]} and any(x is data["x"] for x in second.given)
-    assert not compare(first, PretendedRunner(4, factor=2.01)).passed
-    assert compare(first, PretendedRunner(4, factor=2.01), precision="tf32").passed
+    assert compare_runners(first, second, data=data).input_shapes == {"x": [1, 3]} and any(x is data["x"] for x in second.given)
+    assert not compare_runners(first, PretendedRunner(4, factor=2.01)).passed
+    assert compare_runners(first, PretendedRunner(4, factor=2.01), precision="tf32").passed
 
 
 @pytest.mark.parametrize(

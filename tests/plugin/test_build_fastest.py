@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 from convpool import optimize
-from convpool.check.verdict import OutputErrors, Verification
+from convpool.check.judge import OutputErrors, Verification
 from convpool.cli import build as build_cli
 from convpool.cli.build import build_command
 from convpool.cli.common import run

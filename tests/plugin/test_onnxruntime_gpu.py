@@ -17,8 +17,8 @@ import pytest
 
 import convpool
 from convpool import onnxruntime as on_gpu
-from convpool.check.compare import compare
 from convpool.check.runners import open_model
+from convpool.check.verify import compare_runners
 from convpool.cli.verify import main
 from convpool.ir import schema
 from convpool.ir.model import load
@@ -180,7 +180,7 @@ def test_a_network_agrees_with_float32(dtype, target):
     model = generators.generate("wgan_gp", batch=4, dtype=dtype)
     optimized = convpool.optimize(model, target=target, check=0).model
     original = open_model(load(model))
-    assert compare(original, CudaRunner(load(optimized), "the result")).passed
+    assert compare_runners(original, CudaRunner(load(optimized), "the result")).passed
 
 
 @pytest.mark.parametrize("layers", [(), ("--layers",)])

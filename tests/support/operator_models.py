@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from convpool.algebra import reference
 from convpool.algebra.geometry import ConvSpec, PoolSpec
-from convpool.algebra.layouts import LAYOUTS
+from convpool.algebra.parts import LAYOUTS
 from convpool.ir import schema
 
 TYPES = {

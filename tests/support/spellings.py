@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, helper, numpy_helper
 
-from convpool.algebra.layouts import to_channels_first, to_channels_last
+from convpool.algebra.parts import to_channels_first, to_channels_last
 from convpool.ir.model import infer_shapes
 from convpool.ir.protos import model_nodes
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from convpool.algebra.refusal import Refusal
+from convpool.algebra.geometry import Refusal
 
 BFLOAT16_MAX, BFLOAT16_EPSILON = (2 - 2.0**-7) * 2.0**127, 2.0**-7
 """What numpy's finfo would say of bfloat16: 8 significant bits, float32's exponents."""

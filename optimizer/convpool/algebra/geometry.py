@@ -15,16 +15,38 @@ The fused form is one convolution whose kernel is W convolved with the box, on t
 
 Source: Suita et al., "Efficient cuDNN-compatible convolution-pooling on the GPU", JPDC 2020 (direct and fused forms
 for dilation 1 and s = 1); Kasagi et al., MLSP 2017.
+
+A zero Pad of t positions behind a convolution equals s*t more zeros in front of it exactly where the convolution gives
+zero: it has no bias so far, and the added windows lie outside the input, Pl >= K - s at the begin and Pr >= K - 1 at
+the end (K the extent of the kernel).  A negative Pad crops, and so does a smaller padding, while it stays >= 0.
+
+A Refusal says why something cannot be done exactly; whoever knows the node adds its name.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
 import numpy as np
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The condition that does not hold, what was found, and what would have been right."""
+
+    condition: str
+    got: str
+    expected: str
+
+
+def refuse(condition: str, got: object, expected: object) -> Refusal:
+    """A Refusal of values of any type."""
+    return Refusal(condition, str(got), str(expected))
+
 
 Ints = tuple[int, ...]
 
@@ -173,3 +195,53 @@ def _grid(conv: ConvSpec, pool: PoolSpec, axis: int) -> int:
     tap_step = conv.dilations[axis] if conv.kernel_shape[axis] > 1 else 0
     box_step = conv.strides[axis] * pool.dilations[axis] if pool.kernel_shape[axis] > 1 else 0
     return math.gcd(tap_step, box_step) or 1
+
+
+def same_pads(auto_pad: str, kernel: Ints, strides: Ints, dilations: Ints, size: Ints | None) -> Ints:
+    """The pads, begins then ends, of "SAME_UPPER" or "SAME_LOWER"; size: needed where a stride is above 1."""
+    begins, ends = [], []
+    for i, (k, s, d) in enumerate(zip(kernel, strides, dilations, strict=True)):
+        total = d * (k - 1)
+        if s > 1 and size is not None:
+            total = max((-(-size[i] // s) - 1) * s + d * (k - 1) + 1 - size[i], 0)
+        small = total // 2
+        begins.append(small if auto_pad == "SAME_UPPER" else total - small)
+        ends.append(total - begins[-1])
+    return (*begins, *ends)
+
+
+def pad_behind(conv: ConvSpec, pads: Ints, has_shift: bool) -> ConvSpec | Refusal:
+    """The convolution that also does a zero Pad of `pads` behind it.  has_shift: whether anything is added to its sums."""
+    r = conv.rank
+    for i in range(r):
+        begin, end = pads[i], pads[r + i]
+        if (begin > 0 or end > 0) and has_shift:
+            return refuse("Pad behind a bias", list(pads), "no positive pads")
+        for added, own, least in (
+            (begin, conv.pads[i], conv.extents[i] - conv.strides[i]),
+            (end, conv.pads[r + i], conv.extents[i] - 1),
+        ):
+            if added > 0 and own < least:
+                condition = f"zeros where the convolution gives others, axis {i}"
+                return refuse(condition, own, f"convolution pads >= {least}")
+    total = tuple(p + s * t for p, s, t in zip(conv.pads, conv.strides * 2, pads, strict=True))
+    if min(total) < 0:
+        return refuse("crop beyond the convolution's padding", list(pads), "pads that stay >= 0")
+    return replace(conv, pads=total)
+
+
+def transposed(pads: Ints, orders: Sequence[Ints], rank: int) -> Ints | None:
+    """Pads of all axes behind Transposes of these orders, nearest first, on spatial axes; None if others are padded.
+
+    pads: begins then ends, of `rank` + 2 axes each.  An empty order is the reverse one.
+    """
+    axes: Sequence[int] = range(rank + 2)
+    for order in orders:
+        axes = [(order or range(rank + 1, -1, -1))[axis] for axis in axes]
+    begins, ends = ([pads[axis + half] for axis in axes] for half in (0, rank + 2))
+    return None if any((*begins[:2], *ends[:2])) else (*begins[2:], *ends[2:])
+
+
+def fills_window(pads: Ints, pool: PoolSpec) -> bool:
+    """Whether zeros in front, merged into the pooling's own, would reach its kernel's size, which onnxruntime refuses."""
+    return any(more + own >= k for more, own, k in zip(pads, pool.pads, pool.kernel_shape * 2, strict=True))

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from convpool.algebra.geometry import ConvSpec, PoolSpec
-from convpool.algebra.layouts import LAYOUTS
-from convpool.algebra.parts import Parts
+from convpool.algebra.parts import LAYOUTS, Parts
 
 
 def average_pool(x: np.ndarray, spec: PoolSpec) -> np.ndarray:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs to run a model on: given ones, or seeded random ones in the shapes that the model leaves open."""
+"""Inputs to run a model on: given ones, or seeded random ones in the shapes that the model leaves open.
+
+`overhang` finds poolings whose window is larger than their map.  By ONNX they give nothing; onnxruntime clips the window and
+gives numbers, which no exact rewrite does.  `widened` makes every half-precision and double tensor, type and attribute float32,
+as a reference to judge by."""
 
 from __future__ import annotations
 
@@ -10,11 +14,41 @@ from contextlib import suppress
 from numbers import Integral
 
 import numpy as np
-from onnx import ModelProto, ValueInfoProto, helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from convpool.check.overhang import overhang
 from convpool.errors import ConvpoolError, ModelError, OptionError
 from convpool.ir.index import Dim
+from convpool.ir.model import LoadedModel, at_shapes, infer_shapes
+from convpool.ir.protos import graphs_within, is_op, known_attributes, label, model_nodes, tensors
+
+
+def overhang(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> str:
+    """The first such average of a model for inputs of these shapes, in words; "" where none is known."""
+    if not any(is_op(node, "AveragePool") for node in model_nodes(model)):
+        return ""
+    inferred = infer_shapes(at_shapes(model, shapes))
+    for graph in graphs_within(inferred.graph) if inferred is not None else ():
+        types = {value.name: value.type for value in (*graph.input, *graph.value_info)}
+        for node in graph.node:
+            if is_op(node, "AveragePool") and node.input[0] in types and (found := _overhang(node, types[node.input[0]])):
+                return found
+    return ""
+
+
+def _overhang(node: NodeProto, kind: TypeProto) -> str:
+    values = known_attributes(node) or {}
+    kernel = values.get("kernel_shape", [])
+    dims = kind.tensor_type.shape.dim[2:]
+    if len(dims) != len(kernel) or values.get("auto_pad", b"").startswith(b"SAME"):
+        return ""
+    pads = values.get("pads") or [0] * 2 * len(kernel)
+    dilations = values.get("dilations") or [1] * len(kernel)
+    sizes = [dim.dim_value for dim in dims]
+    for k, d, size, before, after in zip(kernel, dilations, sizes, pads, pads[len(kernel) :], strict=False):
+        if size and (k - 1) * d + 1 > size + before + after:
+            return f"{node.op_type} '{label(node)}': window; got {list(kernel)} on a map of {sizes}; give larger inputs"
+    return ""
+
 
 Arrays = dict[str, np.ndarray]
 Ranges = Mapping[str, Sequence[Sequence[int]]]
@@ -415,3 +449,48 @@ def _fits(value: ValueInfoProto, shape: Sequence[int]) -> bool:
         return True
     dims = _dims(value)
     return len(dims) == len(shape) and all(not isinstance(dim, int) or dim == size for dim, size in zip(dims, shape, strict=True))
+
+
+HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_OTHER_TYPES = (*HALF_TYPES, TensorProto.DOUBLE)
+TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
+
+
+def float_types(model: ModelProto) -> set[int]:
+    """The floating-point types among the model's stored tensors and its inputs and outputs."""
+    found = {tensor.data_type for tensor in tensors(model)}
+    found |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    return found & {TensorProto.FLOAT, *_OTHER_TYPES}
+
+
+def to_float32(model: LoadedModel) -> ModelProto:
+    """A float32 copy of the model, its external data read in where it has to be converted."""
+    result = ModelProto()
+    result.CopyFrom(model.proto)
+    for tensor in tensors(result):
+        if tensor.data_type in _OTHER_TYPES:
+            name = tensor.name
+            tensor.CopyFrom(numpy_helper.from_array(model.read(tensor).astype(np.float32), name))
+    for graph in graphs_within(result.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            _convert_type(value.type)
+    for node in model_nodes(result):
+        for attribute in node.attribute:
+            if attribute.name in TYPE_ATTRIBUTES and attribute.i in _OTHER_TYPES:
+                if attribute.type == AttributeProto.INT:
+                    attribute.i = TensorProto.FLOAT
+    for function in result.functions:
+        for value in function.value_info:
+            _convert_type(value.type)
+    return result
+
+
+def _convert_type(kind: TypeProto) -> None:
+    which = kind.WhichOneof("value")
+    if which == "tensor_type":
+        if kind.tensor_type.elem_type in _OTHER_TYPES:
+            kind.tensor_type.elem_type = TensorProto.FLOAT
+    elif which == "sequence_type":
+        _convert_type(kind.sequence_type.elem_type)
+    elif which == "optional_type":
+        _convert_type(kind.optional_type.elem_type)

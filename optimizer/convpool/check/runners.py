@@ -12,12 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from convpool.check.inputs import Arrays, Ranges
+from convpool.check.inputs import Arrays, Ranges, float_types, to_float32
 from convpool.check.judge import precision_of
 from convpool.check.session import Session, fitted
-from convpool.check.widen import float_types, to_float32
 from convpool.errors import ModelError, first_line
-from convpool.ir.layers import mark_layers
+from convpool.ir.elsewhere import mark_layers
 from convpool.ir.model import LoadedModel
 from convpool.ir.process import EndedError
 

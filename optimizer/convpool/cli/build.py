@@ -18,8 +18,17 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from convpool.check.inputs import load_arrays
-from convpool.cli.common import ACCUMULATION, SHAPE, NamedShape, comparison_options, json_text, run, write_report
-from convpool.cli.sections import SectionedCommand, complete_file
+from convpool.cli.common import (
+    ACCUMULATION,
+    SHAPE,
+    NamedShape,
+    SectionedCommand,
+    comparison_options,
+    complete_file,
+    json_text,
+    run,
+    write_report,
+)
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError, printable
 from convpool.ir.files import check_output

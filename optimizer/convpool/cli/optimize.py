@@ -15,9 +15,18 @@ import click
 
 from convpool.algebra.lowering import REQUESTS
 from convpool.api import OptimizeResult, optimize
-from convpool.cli.common import ACCUMULATION, SHAPE, NamedShape, Tolerance, load_model, run, write_report
-from convpool.cli.progress import StepBar
-from convpool.cli.sections import SectionedCommand, complete_file
+from convpool.cli.common import (
+    ACCUMULATION,
+    SHAPE,
+    NamedShape,
+    SectionedCommand,
+    StepBar,
+    Tolerance,
+    complete_file,
+    load_model,
+    run,
+    write_report,
+)
 from convpool.cli.table import make_console, show
 from convpool.errors import OptionError, VerificationError
 from convpool.ir import schema

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from convpool.check.verdict import Verification, shapes_text
+from convpool.check.judge import Verification, shapes_text
 from convpool.errors import printable
 from convpool.ir import schema
 from convpool.report import Report, SiteReport, Speed, Summary

@@ -15,13 +15,10 @@ import click
 from onnx import NodeProto
 from rich.progress import TimeElapsedColumn
 
-from convpool.algebra.layouts import LAYOUTS
-from convpool.algebra.parts import ACCUMULATIONS
+from convpool.algebra.parts import ACCUMULATIONS, LAYOUTS
 from convpool.api import optimize
 from convpool.check.session import evaluate
-from convpool.cli.common import SHAPE, NamedShape, load_model
-from convpool.cli.progress import StepBar
-from convpool.cli.sections import SectionedCommand, complete_file
+from convpool.cli.common import SHAPE, NamedShape, SectionedCommand, StepBar, complete_file, load_model
 from convpool.errors import ConvpoolError, OptionError, OutputError, printable
 from convpool.ir import schema
 from convpool.ir.files import check_output, write_atomically

@@ -14,12 +14,11 @@ from typing import Any
 
 import click
 
-from convpool.check.compare import compare
 from convpool.check.inputs import load_arrays
 from convpool.check.runners import Runner
 from convpool.check.session import prepare
-from convpool.cli.common import SHAPE, comparison_options, json_text, run, write_report
-from convpool.cli.sections import SectionedCommand, complete_file
+from convpool.check.verify import compare_runners
+from convpool.cli.common import SHAPE, SectionedCommand, comparison_options, complete_file, json_text, run, write_report
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError, VerificationError
 from convpool.ir.files import check_output
@@ -95,7 +94,7 @@ def verify_command(
     if report_path and report_path != "-":
         check_output(Path(report_path), {"compared here": [Path(first), Path(second)]})
     prepare()
-    verification = compare(
+    verification = compare_runners(
         open_runner(first, layers=layers),
         _second(second, provider, layers),
         data=load_arrays(data),

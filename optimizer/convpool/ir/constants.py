@@ -14,7 +14,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from convpool.ir.elsewhere import infer_elsewhere
-from convpool.ir.external import is_external
+from convpool.ir.files import is_external
 
 Read = Callable[[TensorProto], np.ndarray]
 """Gives the value of a stored tensor, external or not."""

@@ -14,9 +14,9 @@ import threading
 import time
 
 import onnx
-from onnx import ModelProto, onnx_cpp2py_export
+from onnx import ModelProto, TensorProto, onnx_cpp2py_export
 
-from convpool.algebra.layouts import LAYOUTS
+from convpool.algebra.parts import LAYOUTS
 from convpool.errors import ModelError
 from convpool.ir import inference_process
 from convpool.ir.inference_process import DONE, FAILED, GROWTH_BYTES, MEMORY, READY, SIZE_BYTES
@@ -143,3 +143,18 @@ def _end() -> None:
 
 
 atexit.register(_end)
+
+
+def mark_layers(model: ModelProto, inferred: ModelProto | None = None) -> None:
+    """Make every intermediate float tensor of known type an output of the model.
+
+    inferred: the model after shape inference, where there is one.
+    """
+    inferred = inferred or infer_elsewhere(model)
+    known = {value.name: value for value in inferred.graph.value_info}
+    outputs = {value.name for value in model.graph.output}
+    for node in model.graph.node:
+        for name in node.output:
+            value = known.get(name)
+            if value is not None and name not in outputs and value.type.tensor_type.elem_type == TensorProto.FLOAT:
+                model.graph.output.append(value)

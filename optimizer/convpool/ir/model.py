@@ -1,29 +1,151 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading and checking models.  Weights in external files are read one at a time, and only when asked for."""
+"""Reading and checking models.  Weights in external files are read one at a time, and only when asked for.
+
+onnx's checker and the runtimes are written in C++; what they make of a damaged file differs from version to version, up to a
+crash.  Whatever can be told without them is refused here.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, TensorShapeProto, ValueInfoProto, helper, numpy_helper
 
 from convpool.errors import ModelError, first_line
 from convpool.ir import notes, schema
-from convpool.ir.domains import in_default_domain
 from convpool.ir.elsewhere import infer_elsewhere
-from convpool.ir.external import check_external_data, external_size, is_external, read_in
-from convpool.ir.protos import is_op, label, opset_of, tensors
-from convpool.ir.sanity import check_functions, check_strings, check_tensors, check_types
-from convpool.ir.toposort import in_order
+from convpool.ir.files import check_external_data, external_size, is_external, read_in, tensor_bytes
+from convpool.ir.protos import all_nodes, graphs_within, in_order, is_op, label, model_nodes, opset_of, tensors
+from convpool.ir.schema import in_default_domain
+
+MAX_NODES = 500_000
+"""Most nodes once functions are expanded.  onnx's checker takes half a minute for these; large models have 20,000."""
+
+
+def check_strings(model: ModelProto) -> None:
+    """Raise ModelError for a name that is no UTF-8: protobuf lets it through, and gives bytes or raises when it is read."""
+    try:
+        wrong = next((text for text in _strings(model) if isinstance(text, bytes)), None)
+    except UnicodeDecodeError as error:
+        wrong = error.object
+    if wrong is not None:
+        raise ModelError(f"model: a name; got the bytes {bytes(wrong)[:40]!r}, expected UTF-8")
+
+
+def _strings(model: ModelProto) -> Iterator[str | bytes]:
+    for holder in _holders(model):
+        yield holder.name
+        if isinstance(holder, FunctionProto):
+            yield from (holder.domain, *holder.input, *holder.output, *holder.attribute)
+        for value in _values(holder):
+            yield value.name
+            yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+    for node in model_nodes(model):
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield from (attribute.name, attribute.ref_attr_name)
+    for tensor in tensors(model):
+        yield tensor.name
+        for entry in tensor.external_data:
+            yield from (entry.key, entry.value)
+    for part in (model, *model.functions):
+        yield from (entry.domain for entry in part.opset_import)
+
+
+def check_types(model: ModelProto) -> None:
+    """Raise ModelError for a tensor of an element type that onnx does not have, or of a negative size."""
+    known = set(TensorProto.DataType.values())
+    for holder in _holders(model):
+        for value in _values(holder):
+            if (found := value.type.tensor_type.elem_type) not in known:
+                raise ModelError(f"tensor '{value.name}': element type; got {found}, expected one of ONNX's")
+            sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            if any(size < -1 for size in sizes):  # some write -1 for an open one
+                raise ModelError(f"tensor '{value.name}': shape; got {sizes}, expected no negative size")
+
+
+def check_functions(model: ModelProto) -> None:
+    """Raise ModelError for functions that older onnx crashes on, or that keep every onnx busy for minutes.
+
+    These are two of one name, one that calls itself, directly or not, and calls that stand for more than MAX_NODES nodes.
+    """
+    calls: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
+    for function in model.functions:
+        key = (function.domain, function.name)
+        if key in calls and getattr(function, "overload", "") == "":
+            raise ModelError(f"function '{function.domain}::{function.name}': defined twice; expected once")
+        calls.setdefault(key, Counter()).update(_called(function))
+    nodes: dict[tuple[str, str], int] = {}  # that a call stands for, at most MAX_NODES + 1; 0: on the way from the one begun with
+    for start in calls:
+        way = [(start, iter(calls[start]))] if start not in nodes else []
+        while way:
+            key, called = way[-1]
+            nodes[key] = 0
+            following = next((name for name in called if name in calls and not nodes.get(name)), None)
+            if following is None:
+                nodes[key] = _expanded(calls[key], nodes)
+                way.pop()
+            elif following in nodes:
+                raise ModelError(f"function '{following[0]}::{following[1]}': it calls itself; got a circle, expected none")
+            else:
+                way.append((following, iter(calls[following])))
+    if nodes and _expanded(_called(model.graph), nodes) > MAX_NODES:
+        raise ModelError(f"functions: their calls stand for too many nodes; got more than {MAX_NODES}, expected no more")
+
+
+def _called(holder: GraphProto | FunctionProto) -> Counter[tuple[str, str]]:
+    return Counter((node.domain, node.op_type) for node in all_nodes(holder))
+
+
+def _expanded(called: Counter[tuple[str, str]], nodes: Mapping[tuple[str, str], int]) -> int:
+    """Nodes that these stand for once functions are expanded, at most MAX_NODES + 1."""
+    return min(MAX_NODES + 1, 1 + sum(count * nodes.get(name, 1) for name, count in called.items()))
+
+
+def _holders(model: ModelProto) -> Iterator[GraphProto | FunctionProto]:
+    return chain.from_iterable(graphs_within(holder) for holder in (model.graph, *model.functions))
+
+
+def _values(holder: GraphProto | FunctionProto) -> list[ValueInfoProto]:
+    if isinstance(holder, FunctionProto):
+        return list(holder.value_info)
+    return [*holder.input, *holder.output, *holder.value_info]
+
+
+def check_tensors(model: ModelProto) -> None:
+    """Raise ModelError for a stored tensor of an unknown type, or whose data does not fill its shape."""
+    for tensor in tensors(model):
+        needed = tensor_bytes(tensor)
+        if is_external(tensor):
+            continue
+        where = f"tensor '{tensor.name}'"
+        if tensor.HasField("raw_data"):
+            if needed is None or len(tensor.raw_data) != needed:
+                expected = "strings" if needed is None else f"{needed} for {list(tensor.dims)}"
+                raise ModelError(f"{where}: data; got {len(tensor.raw_data)} bytes, expected {expected}")
+            continue
+        elements, count = math.prod(tensor.dims), len(getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type)))
+        if count != _stored(tensor.data_type, elements, needed):
+            raise ModelError(f"{where}: data; got {count} stored values, expected {elements} for {list(tensor.dims)}")
+
+
+def _stored(data_type: int, elements: int, needed: int | None) -> int:
+    """How many values of its field hold so many elements: two of a complex number, one of several narrow ones."""
+    if data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
+        return 2 * elements
+    return min(elements, needed) if needed is not None else elements
 
 
 @dataclass
@@ -272,3 +394,67 @@ def _check_with_stand_ins(model: ModelProto, full: bool) -> None:
         path = Path(folder, "model.onnx")
         path.write_bytes(probe.SerializeToString())
         onnx.checker.check_model(str(path), full_check=full)
+
+
+def with_sizes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto:
+    """A copy in which inputs have the shapes given, by name, and other tensors the sizes that follow.
+
+    A name that stands for one size in these shapes stands for it in the other inputs too.  Sizes of outputs and in value_info,
+    also in bodies, are then those that follow from the inputs: those noted for other sizes go, and names of sizes given too,
+    since exporters name sizes by guess.
+    """
+    fixed = ModelProto()
+    fixed.CopyFrom(model)
+    sizes: dict[str, set[int]] = {}
+    for value in fixed.graph.input:
+        if value.name in shapes:
+            shape = value.type.tensor_type.shape
+            names = [dim.dim_param for dim in shape.dim]
+            del shape.dim[:]
+            for number, size in enumerate(shapes[value.name]):
+                shape.dim.add(dim_value=size)
+                if number < len(names) and names[number]:
+                    sizes.setdefault(names[number], set()).add(size)
+    for value in fixed.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if len(sizes.get(dim.dim_param, ())) == 1:
+                (dim.dim_value,) = sizes[dim.dim_param]
+    for graph in graphs_within(fixed.graph):
+        for value in _noted(graph, fixed):
+            for dim in value.type.tensor_type.shape.dim:
+                if not dim.dim_param or dim.dim_param in sizes:
+                    dim.Clear()
+    inferred = infer_shapes(fixed)
+    if inferred is not None:
+        for graph, typed in zip(graphs_within(fixed.graph), graphs_within(inferred.graph), strict=True):
+            known = {value.name: value.type.tensor_type for value in (*typed.value_info, *typed.input, *typed.output)}
+            for value in _noted(graph, fixed):
+                if value.type.tensor_type.HasField("shape") and value.name in known and known[value.name].HasField("shape"):
+                    _fill_in(value.type.tensor_type.shape, known[value.name].shape)
+    return fixed
+
+
+def _noted(graph: GraphProto, model: ModelProto) -> Iterator[ValueInfoProto]:
+    """What a graph notes of tensors other than the model's inputs."""
+    yield from (*graph.value_info, *graph.output, *(() if graph is model.graph else graph.input))
+
+
+def _fill_in(noted: TensorShapeProto, known: TensorShapeProto) -> None:
+    """Give one tensor's open sizes those that are known."""
+    if len(noted.dim) != len(known.dim):
+        noted.ClearField("dim")
+        noted.dim.extend(TensorShapeProto.Dimension() for _ in known.dim)
+    for dim, other in zip(noted.dim, known.dim, strict=True):
+        if other.HasField("dim_value"):
+            dim.dim_value = other.dim_value
+
+
+def static_shapes(model: ModelProto) -> dict[str, list[int]]:
+    """The shapes of the inputs whose sizes are all known, by name."""
+    found = {}
+    for value in model.graph.input:
+        kind = value.type.tensor_type
+        sizes = [dim.dim_value for dim in kind.shape.dim]
+        if kind.HasField("shape") and all(size > 0 for size in sizes):
+            found[value.name] = sizes
+    return found

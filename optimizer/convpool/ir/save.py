@@ -20,8 +20,19 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx import ModelProto, TensorProto
 
 from convpool.errors import ModelError, OptionError, OutputError
-from convpool.ir.external import Place, external_size, is_external, place_of, read_in, refer_to
-from convpool.ir.files import NewFile, check_output, replacing, unfinished, write_atomically
+from convpool.ir.files import (
+    NewFile,
+    Place,
+    check_output,
+    external_size,
+    is_external,
+    place_of,
+    read_in,
+    refer_to,
+    replacing,
+    unfinished,
+    write_atomically,
+)
 from convpool.ir.model import LoadedModel
 from convpool.ir.protos import tensors
 

@@ -9,6 +9,8 @@ types.  The numpy references are `convpool.algebra.reference.conv_avg_pool` and 
 
 Every model that convpool writes carries the operators it uses as model-local functions of standard operators too, so that
 runtimes without the plugin run it as it stands.
+
+Domains have other names too: `ai.onnx` is the one of the standard operators, and users may move convpool's to their own.
 """
 
 from __future__ import annotations
@@ -18,14 +20,82 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, FunctionProto, NodeProto, helper
+from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, helper
 from onnx.defs import OpSchema
 
 from convpool.algebra.geometry import ConvSpec, PoolSpec
-from convpool.algebra.layouts import function_perms
-from convpool.algebra.parts import ACCUMULATIONS, ACTIVATION_NUMBERS, EPILOGUES, FUSED_VARIANTS, OP_TYPE, PLAIN, PROLOGUES, Parts
-from convpool.ir.inference import CHANNELS_LAST, infer
-from convpool.ir.protos import model_nodes
+from convpool.algebra.parts import (
+    ACCUMULATIONS,
+    ACTIVATION_NUMBERS,
+    EPILOGUES,
+    FUSED_VARIANTS,
+    LAYOUTS,
+    OP_TYPE,
+    PLAIN,
+    PROLOGUES,
+    Parts,
+    function_perms,
+)
+from convpool.errors import ModelError
+from convpool.ir.protos import STANDARD_DOMAINS, model_nodes, opset_of
+
+CHANNELS_LAST = "channels_last"
+"""The attribute that says where channels stand: a number of `algebra.layouts.LAYOUTS`."""
+
+
+def infer(context: onnx.shape_inference.InferenceContext) -> None:
+    """Output type and shape; unknown input dimensions give unknown output dimensions."""
+    x, w = context.get_input_type(0), context.get_input_type(1)
+    if x is None or not x.HasField("tensor_type"):
+        return
+    result = onnx.TypeProto()
+    result.tensor_type.elem_type = x.tensor_type.elem_type
+    if x.tensor_type.HasField("shape"):
+        names = ("kernel_shape", "strides", "pads", "dilations")
+        pool = PoolSpec(*(_ints(context, f"pool_{name}") for name in names))
+        kernel_shape, strides, pads, dilations = (_ints(context, name) for name in names)
+        conv = ConvSpec(kernel_shape, strides, pads, dilations)
+        for steps in (pool.strides, conv.strides):
+            if min(steps, default=1) < 1:
+                raise onnx.shape_inference.InferenceError(f"{OP_TYPE}: strides; got {steps}, expected at least 1")
+        dims = x.tensor_type.shape.dim
+        if len(dims) != conv.rank + 2:
+            raise onnx.shape_inference.InferenceError(
+                f"{OP_TYPE}: rank of X; got {len(dims)}, expected {conv.rank + 2} for kernel_shape {conv.kernel_shape}"
+            )
+        x_last, y_last = _layout(context)
+        shape = result.tensor_type.shape
+        shape.dim.add().CopyFrom(dims[0])
+        out = [shape.dim.add() for _ in range(conv.rank + 1)]
+        channels = out.pop(-1 if y_last else 0)
+        if w is not None and w.HasField("tensor_type") and w.tensor_type.shape.dim:
+            channels.CopyFrom(w.tensor_type.shape.dim[0])
+        for i, given in enumerate(dims[1:-1] if x_last else dims[2:]):
+            if given.HasField("dim_value"):
+                # Axes are independent, so any stand-in serves for the unknown ones.
+                size = tuple(given.dim_value for _ in range(conv.rank))
+                out[i].dim_value = conv.output_size(pool.output_size(size))[i]
+    context.set_output_type(0, result)
+
+
+def _ints(context: onnx.shape_inference.InferenceContext, name: str) -> tuple[int, ...]:
+    """An attribute of a node that onnx has not checked yet.  Raises InferenceError."""
+    attribute, kernel = context.get_attribute(name), context.get_attribute("kernel_shape")
+    rank = len(kernel.ints) if kernel is not None else 0
+    wanted = 2 * rank if name.endswith("pads") else rank
+    if attribute is None or len(attribute.ints) != wanted:
+        raise onnx.shape_inference.InferenceError(f"{OP_TYPE}: {name}; expected {wanted} sizes")
+    return tuple(attribute.ints)
+
+
+def _layout(context: onnx.shape_inference.InferenceContext) -> tuple[bool, bool]:
+    """Whether X and Y have the channels last.  Raises InferenceError."""
+    attribute = context.get_attribute(CHANNELS_LAST)
+    number = 0 if attribute is None else attribute.i
+    if number not in LAYOUTS:
+        raise onnx.shape_inference.InferenceError(f"{OP_TYPE}: {CHANNELS_LAST}; got {number}, expected 0 to {max(LAYOUTS)}")
+    return LAYOUTS[number]
+
 
 DOMAIN = "ai.convpool"
 VERSION = 1
@@ -388,3 +458,86 @@ def _refer(node: NodeProto, **references: str) -> None:
     for name, source in references.items():
         kind = AttributeProto.INT if name == "group" else AttributeProto.INTS
         node.attribute.append(AttributeProto(name=name, ref_attr_name=source, type=kind))
+
+
+def in_default_domain(model: ModelProto) -> ModelProto:
+    """The model, as a copy with "" in place of `ai.onnx` where a node, a function or its imports have that.
+
+    onnxruntime takes both for one, but in branches and as a function's import; onnx's checker refuses nodes of `ai.onnx`.
+    Raises ModelError where both are imported, and differ.
+    """
+    name, alias = STANDARD_DOMAINS
+    holders = (model, *model.functions)
+    for holder in holders:
+        versions = {entry.version for entry in holder.opset_import if entry.domain in STANDARD_DOMAINS}
+        if len(versions) > 1:
+            raise ModelError(f"model: opset of '{name}', which is '{alias}' too; got {sorted(versions)}, expected one version")
+    used = {node.domain for node in model_nodes(model)}
+    used |= {entry.domain for function in model.functions for entry in function.opset_import}
+    if alias not in used or any(function.domain == alias for function in model.functions):
+        return model
+    result = ModelProto()
+    result.CopyFrom(model)
+    for node in model_nodes(result):
+        node.domain = name if node.domain == alias else node.domain
+    for holder in (result, *result.functions):
+        version = opset_of(holder.opset_import)
+        kept = [entry for entry in holder.opset_import if entry.domain not in STANDARD_DOMAINS]
+        del holder.opset_import[:]
+        holder.opset_import.extend([helper.make_opsetid(name, version), *kept] if version else kept)
+    return result
+
+
+def move_to_domain(model: ModelProto, domain: str, source: str = DOMAIN) -> bool:
+    """Give the model's nodes of these operators and their functions another domain, for runtimes that look for it there.
+
+    source: the domain that they have.  Functions that the domain has already, of an earlier move, stay.  Returns whether there
+    was anything to move.
+    """
+    nodes = [node for node in model_nodes(model) if node.domain == source and node.op_type in OP_TYPES]
+    if domain == source or not nodes:
+        return False
+    for node in nodes:
+        node.domain = domain
+    known = {function.name for function in model.functions if function.domain == domain}
+    for index in reversed(range(len(model.functions))):
+        function = model.functions[index]
+        if function.domain == source:
+            function.domain = domain
+            if function.name in known:
+                del model.functions[index]
+    for holder in (model, *model.functions):
+        own = [entry for entry in holder.opset_import if entry.domain == source]
+        there = [entry for entry in holder.opset_import if entry.domain == domain]
+        for entry in own:
+            if there:
+                there[0].version = max(there[0].version, entry.version)
+                holder.opset_import.remove(entry)
+            else:
+                entry.domain = domain
+    return True
+
+
+def move_back(model: ModelProto) -> bool:
+    """Undo `move_to_domain`, for domains with nothing but these operators as defined here; whether there were any."""
+    opset = opset_of(model.opset_import)
+    others: dict[str, set[str]] = {}
+    for node in model_nodes(model):
+        others.setdefault(node.domain, set()).add(node.op_type)
+    functions: dict[str, list[FunctionProto]] = {}
+    for function in model.functions:
+        functions.setdefault(function.domain, []).append(function)
+    ours = [
+        domain
+        for domain, found in functions.items()
+        if domain != DOMAIN
+        and others.get(domain, set()) <= {function.name for function in found} <= set(OP_TYPES)
+        and all(_is_ours(function, opset) for function in found)
+    ]
+    return any([move_to_domain(model, DOMAIN, domain) for domain in ours])
+
+
+def _is_ours(function: FunctionProto, opset: int) -> bool:
+    """Whether a function computes what the operator of its name does."""
+    (own,) = functions_for({function.name}, opset, {function.name} if permutes(function) else ())
+    return all(list(getattr(own, part)) == list(getattr(function, part)) for part in ("input", "output", "attribute", "node"))

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from convpool.check.inputs import Arrays, Ranges
+from convpool.check.inputs import Arrays, Ranges, float_types
 from convpool.check.judge import precision_of
-from convpool.check.widen import float_types
 from convpool.errors import OnnxruntimeError, first_line
-from convpool.ir.layers import mark_layers
+from convpool.ir.elsewhere import mark_layers
 from convpool.ir.model import LoadedModel
 from convpool.onnxruntime.session import session
 

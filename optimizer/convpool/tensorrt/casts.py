@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from convpool.check.widen import TYPE_ATTRIBUTES
+from convpool.check.inputs import TYPE_ATTRIBUTES
 from convpool.ir.protos import all_nodes, graphs_within
 from convpool.tensorrt.prepare import is_plugin_node
 

@@ -17,10 +17,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from convpool.check.compare import compare
 from convpool.check.inputs import Arrays, load_arrays
+from convpool.check.judge import Verification
 from convpool.check.runners import open_model
-from convpool.check.verdict import Verification
+from convpool.check.verify import compare_runners
 from convpool.errors import OptionError, TensorRTError, VerificationError
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel, load
@@ -188,7 +188,7 @@ def _first_that_agrees(
     """
     reference = open_model(model, layers=options.layers)
     for lowering, engine in engines.items():
-        verification = compare(
+        verification = compare_runners(
             reference,
             EngineRunner(engine),
             check=max(options.check, 1),

@@ -21,10 +21,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, pool_first
-from convpool.algebra.pads import pad_behind
+from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, pad_behind, pool_first
 from convpool.algebra.parts import ACCUMULATIONS
-from convpool.algebra.refusal import Refusal
 from convpool.errors import OptionError
 from convpool.torch.eager import pooled_conv_of
 from convpool.types import Accumulation

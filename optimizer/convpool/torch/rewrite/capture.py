@@ -40,7 +40,7 @@ from torch import fx, nn
 from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
-from convpool.algebra.refusal import Refusal, refuse
+from convpool.algebra.geometry import Refusal, refuse
 from convpool.torch.rewrite.foreign import Untraceable, Watch
 from convpool.torch.rewrite.memory import Memory, has_hooks, without_caches
 from convpool.torch.rewrite.reads import Held, noted

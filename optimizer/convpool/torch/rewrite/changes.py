@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from convpool.algebra.refusal import Refusal, refuse
+from convpool.algebra.geometry import Refusal, refuse
 from convpool.torch.rewrite.memory import has_own_hooks
 
 IN_PLACE = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and hasattr(operator, "__" + name + "__")}

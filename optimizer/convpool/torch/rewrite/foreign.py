@@ -14,7 +14,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from convpool.algebra.refusal import refuse
+from convpool.algebra.geometry import refuse
 
 IN_PLACE = frozenset({"__setitem__", "__set__", "__delitem__"})
 TYPES = (torch.Tensor.dtype.__get__, torch.Tensor.device.__get__)

@@ -14,8 +14,7 @@ import numpy as np
 from onnx import NodeProto, helper
 from torch import fx
 
-from convpool.algebra.pads import same_pads
-from convpool.algebra.refusal import refuse
+from convpool.algebra.geometry import refuse, same_pads
 from convpool.torch.rewrite.skeleton import Skeleton, ints
 
 Translated = list[NodeProto] | None

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from onnx import helper
 from torch import fx, nn
 
-from convpool.algebra.refusal import Refusal, refuse
+from convpool.algebra.geometry import Refusal, refuse
 from convpool.torch.rewrite.kinds import Arguments, Translated, adaptive_average, average, convolution, dropout, plain
 from convpool.torch.rewrite.memory import HOOKS, WEIGHT_HOOKS, has_hooks
 from convpool.torch.rewrite.skeleton import DOMAIN, Skeleton, Source

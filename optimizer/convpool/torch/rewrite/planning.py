@@ -9,7 +9,7 @@ from dataclasses import replace
 from onnx import TensorProto
 from torch import fx, nn
 
-from convpool.algebra.refusal import Refusal
+from convpool.algebra.geometry import Refusal
 from convpool.api import rewrite
 from convpool.errors import ModelError
 from convpool.ir.model import load

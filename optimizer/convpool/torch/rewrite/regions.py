@@ -24,7 +24,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from convpool.algebra.refusal import Refusal, refuse
+from convpool.algebra.geometry import Refusal, refuse
 from convpool.errors import ModelError
 from convpool.options import OptimizeOptions
 from convpool.report import Report

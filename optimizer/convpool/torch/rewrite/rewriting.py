@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from convpool.algebra.refusal import Refusal, refuse
+from convpool.algebra.geometry import Refusal, refuse
 from convpool.errors import ModelError, OptionError
 from convpool.options import OptimizeOptions
-from convpool.passes.reasons import unmatched
 from convpool.report import Report, SiteReport
+from convpool.rules.seen import unmatched
 from convpool.torch.functional import checked
 from convpool.torch.rewrite.regions import Region, own_class, rewritten_class
 from convpool.torch.rewrite.reports import merged

@@ -20,7 +20,7 @@ import torch
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from torch import fx, nn
 
-from convpool.algebra.refusal import Refusal, refuse
+from convpool.algebra.geometry import Refusal, refuse
 from convpool.torch.rewrite.capture import PATH
 from convpool.torch.rewrite.contexts import TRANSFORM, Context, contexts_of
 from convpool.torch.rewrite.sizes import Dim, Known, Sizes

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.fx.proxy import Attribute
 
-from convpool.algebra.refusal import refuse
+from convpool.algebra.geometry import refuse
 from convpool.torch.rewrite.foreign import Untraceable
 from convpool.torch.rewrite.sizes import asks_for_sizes
 

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a rule: it finds sites, checks each, and applies the plans.
+
+`sites` yields candidates, in a fixed order.  `check` reads, and returns a Plan that holds every decision, or a Reject with the
+reason, or None where there is nothing to do or to say.  `apply` decides nothing: it hands the nodes of a plan to an Edit.  No
+pass keeps state between calls.  `convpool.pipeline` drives the passes, `convpool.rules` lists them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from convpool.algebra.geometry import Refusal
+from convpool.ir.index import Scope
+from convpool.ir.protos import label
+from convpool.options import OptimizeOptions
+
+if TYPE_CHECKING:
+    from convpool.ir.edit import Edit
+    from convpool.report import Log
+
+BETWEEN = "between convolution and pooling"
+"""The condition that a nonlinear operator between a convolution and a pooling fails."""
+
+
+@dataclass(frozen=True)
+class Reject:
+    """Why a site stays as it is: the node at fault, the condition, what was found and what would have been right.
+
+    others: more reasons, where more than one thing stays.
+    """
+
+    node: str
+    condition: str
+    got: str
+    expected: str
+    others: tuple[Reject, ...] = ()
+
+    @property
+    def why(self) -> str:
+        """The reason without the node."""
+        return f"{self.condition}; got {self.got}, expected {self.expected}"
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.why}"
+
+
+def reject(scope: Scope, node: int, condition: str, got: object, expected: object) -> Reject:
+    """A Reject that names node number `node` of `scope`."""
+    return Reject(f"{scope.nodes[node].op_type} '{label(scope.nodes[node])}'", condition, str(got), str(expected))
+
+
+def rejection(scope: Scope, node: int, refusal: Refusal) -> Reject:
+    """A Refusal of the algebra as a Reject that names node number `node` of `scope`."""
+    return reject(scope, node, refusal.condition, refusal.got, refusal.expected)
+
+
+def malformed(scope: Scope, node: int, values: dict[str, Any], rank: int) -> Reject | None:
+    """Why the windows that a node's attributes `values` give are none on `rank` axes; onnx's checker does not look."""
+    for name, count, least in (("kernel_shape", rank, 1), ("strides", rank, 1), ("dilations", rank, 1), ("pads", 2 * rank, 0)):
+        if (got := values.get(name)) and (len(got) != count or min(got) < least):
+            return reject(scope, node, name, list(got), f"{count} numbers of at least {least}")
+    return None
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a pass may ask beside the graph.
+
+    main_opset: version of the standard operators in the main graph.  excluded: whether a name matches a pattern of
+    `options.exclude`.  sizes: shapes of the main graph's tensors, as a caller gives the inputs.  originals: what the model's own
+    convolutions give, each with its scope's path.  changed: whether anything was rewritten so far; made_operator: whether a pair
+    became a node of the operator.
+    """
+
+    options: OptimizeOptions
+    main_opset: int
+    excluded: Callable[[str], bool]
+    sizes: Mapping[str, tuple]
+    originals: frozenset[tuple[str, str]] = frozenset()
+    changed: bool = False
+    made_operator: bool = False
+
+    def enabled(self, name: str) -> bool:
+        """Whether the options switch a pass, or a kind of its sites, on."""
+        return name in self.options.passes
+
+
+@dataclass(frozen=True)
+class Site:
+    """A candidate of one pass.  root: the node that it ends in, and that is named where nothing closer is at fault."""
+
+    scope: Scope
+    root: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By these a user excludes it."""
+        return (label(self.scope.nodes[self.root]),)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A change to one scope, decided in full."""
+
+    scope: Scope
+
+    @property
+    def own(self) -> frozenset[int]:
+        """Nodes that this plan changes or removes: no other plan of the same round may."""
+        raise NotImplementedError
+
+    @property
+    def shared(self) -> frozenset[int]:
+        """Nodes that go where no reader is left; other plans may share them, but not own them."""
+        return frozenset()
+
+    @property
+    def operator_version(self) -> int:
+        """The version of the operator's domain that the new nodes need; 0 for none."""
+        return 0
+
+    @property
+    def convolutions(self) -> tuple[int, ...]:
+        """The convolutions that go."""
+        return ()
+
+
+class Pass(ABC):
+    """One rewrite.
+
+    names: by which options switch it on.  on_operators: whether it is for nodes of the operator only.  has_alternatives: whether
+    there may be more than one plan for a site, so that they can be timed.
+    """
+
+    names: ClassVar[tuple[str, ...]]
+    on_operators: ClassVar[bool] = False
+    has_alternatives: ClassVar[bool] = False
+
+    @abstractmethod
+    def sites(self, scope: Scope, context: Context) -> Iterator[Any]:
+        """Every candidate of a scope."""
+
+    @abstractmethod
+    def check(self, site: Any, context: Context) -> Plan | Reject | None:
+        """The plan for a site, why there is none, or None where nothing is to be done or said."""
+
+    @abstractmethod
+    def apply(self, plan: Any, edit: Edit) -> None:
+        """Make the change that the plan describes."""
+
+    def alternatives(self, site: Any, context: Context) -> dict[str, Plan]:
+        """Plans for a site that may be timed against one another, by name; none where there is nothing to choose."""
+        return {}
+
+    def rewritten(self, plan: Any, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
+        """Report a plan that was applied.  outputs: of the operator's nodes that it made; times: by alternative."""
+        return
+
+    def kept(self, site: Any, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
+        """Report a site that stays: rejected, or excluded by name (no verdict)."""
+        return

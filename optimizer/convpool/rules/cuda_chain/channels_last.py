@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors between nodes of the operator get their channels last, for onnxruntime's CUDA provider.
+
+    x - ConvAvgPool - Relu - ConvAvgPool - y        x - ConvAvgPool - Relu - ConvAvgPool - Transpose - y
+                                                        channels_last = 2      channels_last = 1
+
+`layouts` decides which tensors, by cost.  A Transpose stands only where another node gives such a tensor or reads it, and a
+Reshape where both layouts are the same in memory.  Conditions: (1) the scope is the main graph or a function, and has nodes of
+the operator with channels first, of a type that the kernels have; (2) channels last cost less for a tensor that one of them
+reads or gives.
+
+Before that, tensors between a convolution and an average get their channels first, where a model transposes them away and back:
+
+    x - Conv - Transpose - Add - Transpose - AveragePool        x - Conv - Add - AveragePool
+
+Converters from TensorFlow write so.  All tensors that are laid out alike (`layouts`) change together.  Conditions: (1) fewer
+Transposes stand there afterwards, or as many, and they move less; (2) `reach` asks for the convolution, since a pair appears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from convpool.algebra.parts import number_of, to_channels_first, to_channels_last
+from convpool.ir import schema
+from convpool.ir.edit import Edit
+from convpool.ir.index import Scope
+from convpool.ir.protos import is_op, label
+from convpool.report import Log
+from convpool.rules.base import Context, Pass, Plan, Reject, Site, reject
+from convpool.rules.cuda_chain.layouts import (
+    To,
+    channels_last,
+    fixed_ends,
+    groups_of,
+    joined,
+    ports_of,
+    rank_of,
+    reads_any,
+    same_in_memory,
+    turn_us,
+    turned,
+    turning,
+)
+from convpool.rules.pool_first.rule import averages
+from convpool.rules.pool_first.trace import upstream
+
+
+@dataclass(frozen=True)
+class LayoutPlan(Plan):
+    """The tensors of a scope that get another layout, and the nodes that change."""
+
+    tensors: frozenset[str]
+    nodes: tuple[int, ...]
+    read_too: frozenset[str]
+    """Those of the tensors that something needs as they were too."""
+    to: To = to_channels_last
+
+    @property
+    def own(self) -> frozenset[int]:
+        """The nodes that change."""
+        return frozenset(self.nodes)
+
+    @property
+    def operator_version(self) -> int:
+        """That of ConvAvgPool; a scope with fused variants imports theirs already."""
+        return schema.VERSION
+
+
+class ChannelsLast(Pass):
+    """Every scope with nodes of the operator."""
+
+    names = ("channels_last",)
+    on_operators = True
+
+    def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
+        """A scope, named by its first such node."""
+        found = ports_of(scope)
+        if found:
+            yield Site(scope, min(found))
+
+    def check(self, site: Site, context: Context) -> LayoutPlan | Reject:
+        """The tensors whose channels stand last, or why there are none."""
+        scope, ports = site.scope, ports_of(site.scope)
+        if site.scope.depth:
+            return reject(scope, site.root, "layout in a body", "a node of the operator there", "one in the main graph")
+        last = channels_last(scope, ports, context.options.limits)
+        if not last:
+            return reject(
+                scope, site.root, "layout", "channels first at less cost", "channels last between nodes of the operator"
+            )
+        return plan_of(scope, ports, last)
+
+    def apply(self, plan: LayoutPlan, edit: Edit) -> None:
+        """Change the nodes, and put Transposes where the layout changes."""
+        Turner(plan, edit).run()
+
+    def rewritten(self, plan: LayoutPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
+        """Count the nodes."""
+        log.channels_last += len(plan.nodes)
+
+    def kept(self, site: Site, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
+        """Add the reason to the report of the scope's first node."""
+        if verdict is not None:
+            log.beside(site.scope.path, site.scope.nodes[site.root].output[0], (verdict,))
+
+
+def plan_of(scope: Scope, ports: Collection[int], tensors: frozenset[str], to: To = to_channels_last) -> LayoutPlan:
+    """How `tensors`, whole groups, get their other layout.  ports: nodes of the operator with channels first."""
+    _, read = fixed_ends(scope, ports, to)
+    nodes = [
+        index
+        for index, node in enumerate(scope.nodes)
+        if (index in ports or joined(scope, index, to) or reads_any(scope, index, to)) and tensors & {*node.input, *node.output}
+    ]
+    return LayoutPlan(scope, tensors, tuple(nodes), frozenset(tensors & read), to)
+
+
+class Turner:
+    """Changes the nodes of one plan."""
+
+    def __init__(self, plan: LayoutPlan, edit: Edit) -> None:
+        self._plan, self._edit, self._scope, self._to = plan, edit, plan.scope, plan.to
+        self._back: To = to_channels_first if plan.to is to_channels_last else to_channels_last
+        self._made: dict[str, str] = {}
+        """What the tensors in the other layout are called."""
+        self._known: dict[str, str] = {}
+        """What a Transpose that vanishes calls them."""
+
+    def run(self) -> None:
+        given = {name for index in self._plan.nodes for name in self._scope.nodes[index].output}
+        for index in self._plan.nodes:
+            node = self._scope.nodes[index]
+            if self._leaves(node):
+                self._known.setdefault(node.input[0], node.output[0])
+        for index in self._plan.nodes:
+            node = self._scope.nodes[index]
+            if self._enters(node):
+                self._made[node.output[0]] = node.input[0]
+                self._edit.replace(index, {index}, [node] if node.output[0] in self._plan.read_too else [])
+                continue
+            nodes: list[NodeProto] = []
+            for name in node.input:
+                if name in self._plan.tensors and name not in given and name not in self._made:
+                    nodes.append(self._turn(name, self._rename(name), back=False))
+            gone = self._leaves(node) and self._made[node.input[0]] == node.output[0]
+            made = [] if gone else self._node(index, node)
+            for item in made:
+                if item.output[0] == node.output[0] and node.output[0] in self._plan.tensors:
+                    item.output[0] = self._rename(node.output[0])
+            nodes += made
+            for name in node.output:
+                if name in self._plan.read_too:
+                    nodes.append(self._turn(self._made[name], name, back=True))
+            self._edit.replace(index, {index}, nodes)
+
+    def _enters(self, node: NodeProto) -> bool:
+        """Whether a node is a Transpose of a tensor in the other layout to one of the plan's."""
+        return self._turns(node, self._back) and self._of_plan(node) == (False, True)
+
+    def _leaves(self, node: NodeProto) -> bool:
+        """Whether a node is a Transpose of one of the plan's tensors to the other layout."""
+        return self._turns(node, self._to) and self._of_plan(node) == (True, False)
+
+    def _turns(self, node: NodeProto, to: To) -> bool:
+        perm = turning(node)
+        return perm is not None and perm == to(len(perm) - 2)
+
+    def _of_plan(self, node: NodeProto) -> tuple[bool, bool]:
+        x, y = (name in self._plan.tensors for name in (node.input[0], node.output[0]))
+        return x, y
+
+    def _node(self, index: int, node: NodeProto) -> list[NodeProto]:
+        x, y = self._of_plan(node)
+        if schema.is_operator(node):
+            made = NodeProto()
+            made.CopyFrom(node)
+            schema.give_layout(made, number_of(x, y))
+            nodes = [made]
+            residual = len(node.input) - 1 if schema.parts_of(node).residual else 0
+            positions = {0, residual} if residual else {0}
+        else:
+            shape = self._scope.info(node.input[0]).shape or ()
+            rank = next(
+                (len(s) for name in node.input if (s := self._scope.info(name).shape) and len(s) > len(shape)), len(shape)
+            )
+            nodes = turned(self._edit, index, rank, x, y, self._to)
+            positions = set(range(len(node.input)))
+        for item in nodes:
+            if not item.name and self._to is to_channels_first:
+                item.name = label(node)  # a report goes on to name it so
+            for position, name in enumerate(item.input):
+                if name in self._made and (position in positions or len(nodes) > 1):
+                    item.input[position] = self._made[name]
+        return nodes
+
+    def _rename(self, name: str) -> str:
+        self._made[name] = self._known.get(name) or self._edit.fresh(f"{name}_{self._to.__name__[3:]}")
+        return self._made[name]
+
+    def _turn(self, source: str, target: str, *, back: bool) -> NodeProto:
+        """The node that gives a tensor in the other layout, or `back` in its own."""
+        name = target if back else source
+        shape = self._scope.info(name).shape or ()
+        perm = (self._back if back else self._to)(len(shape) - 2)
+        sizes = [shape[axis] for axis in (range(len(shape)) if back else perm)]
+        if same_in_memory(self._scope, name, self._to) and all(isinstance(size, int) for size in sizes[1:]):
+            nodes: list[NodeProto] = []
+            wanted = np.array([0, *sizes[1:]], np.int64)
+            constant = self._edit.shared(("shape", *wanted.tolist()), lambda: wanted, f"{target}_shape", nodes)
+            if not nodes:
+                return helper.make_node("Reshape", [source, constant], [target])
+        return helper.make_node("Transpose", [source], [target], perm=perm)
+
+
+@dataclass(frozen=True)
+class GroupSite(Site):
+    """Tensors that are laid out alike, on the way to the average `root`."""
+
+    tensors: frozenset[str]
+
+
+class ChannelsFirst(Pass):
+    """Every group of tensors between one of the convolutions asked for and an average."""
+
+    names = ("pool_first",)
+
+    def __init__(self, convolutions: Collection[tuple[str, str]] | None) -> None:
+        """convolutions: what they give, each with its scope's path; None for all."""
+        self._convolutions = convolutions
+
+    def sites(self, scope: Scope, context: Context) -> Iterator[GroupSite]:
+        """The groups that save Transposes."""
+        sites = [site for site in averages(scope) if self._convolutions is None or site.convolution in self._convolutions]
+        groups = groups_of(scope, {}, to_channels_first) if sites else {}
+        given, read = fixed_ends(scope, (), to_channels_first) if sites else (set(), set())
+        seen: set[int] = set()
+        for site in sites:
+            way = [scope.nodes[index].output[0] for index in upstream(scope, site.tensor)]
+            for name in (site.tensor, *way):
+                group = groups.get(name)
+                if group is None or id(group) in seen:
+                    continue
+                seen.add(id(group))
+                if not group.fixed and _saves(scope, set(group.tensors), given | read):
+                    yield GroupSite(scope, site.root, frozenset(group.tensors))
+
+    def check(self, site: GroupSite, context: Context) -> LayoutPlan:
+        """The nodes that change."""
+        return plan_of(site.scope, (), site.tensors, to_channels_first)
+
+    def apply(self, plan: LayoutPlan, edit: Edit) -> None:
+        """Change the nodes, and put Transposes where the layout changes."""
+        Turner(plan, edit).run()
+
+
+def _saves(scope: Scope, tensors: set[str], ends: set[str]) -> bool:
+    """Whether channels first save Transposes: condition (1).  ends: tensors whose givers, or readers, do not change."""
+    if any((rank_of(scope, name) or 0) < 3 for name in tensors):
+        return False
+    gone, new = [], [turn_us(scope, name, to_channels_first) for name in tensors & ends]
+    for node in scope.nodes:
+        if not is_op(node, "Transpose") or (perm := turning(node)) is None:
+            continue
+        x, y = (name in tensors for name in (node.input[0], node.output[0]))
+        if (x, y) == (False, True) and perm == to_channels_last(len(perm) - 2):
+            gone.append(turn_us(scope, node.output[0], to_channels_first))
+        elif (x, y) == (True, False) and perm == to_channels_first(len(perm) - 2):
+            gone.append(turn_us(scope, node.input[0], to_channels_first))
+    return len(new) <= len(gone) and sum(new) < sum(gone)

@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layout of each tensor, and the form of nodes that work in either one: channels last, or first.
+
+| node | becomes |
+|---|---|
+| elementwise, on tensors of one rank and constants | itself; constants are turned |
+| BatchNormalization with constants | Mul and Add; only with the channels first |
+| Concat; Pad by constants; a sum or mean that keeps its axes | itself, along other axes |
+| GlobalAveragePool | ReduceMean; only with the channels first |
+| a sum or mean over space that drops it; Flatten, Reshape, Squeeze of what is the same in both layouts | itself |
+| Transpose | itself, by another permutation; nothing, or Identity, where that changes nothing |
+
+`to` says into which layout: it gives the permutation for a number of spatial axes.
+
+Tensors of a graph have their channels last where convpool's kernels then need not turn them.
+
+A group is all tensors that must be laid out alike, because nodes that work in either layout join them.  A node of the operator
+joins only R and Y: X is turned as it is read, and Y as it is written.  Each group has the layout that costs less:
+
+- Channels last: a Transpose of each tensor that another node gives, or that another node reads; and a sum or mean over space,
+  which onnxruntime's CUDA provider runs faster along the last axes.
+- Channels first: nodes of the operator turn X in a pass of its own, unless it is an image, and write Y in shorter runs.
+
+Groups that no node of the operator touches stay as they are.  So do tensors with channels last of an earlier run, and those of
+unknown rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from convpool.algebra.parts import LAYOUTS, to_channels_last
+from convpool.ir import schema
+from convpool.ir.edit import Edit
+from convpool.ir.index import Dim, Scope
+from convpool.ir.protos import is_op, known_attributes
+from convpool.options import Limits
+from convpool.rules.base import Reject
+from convpool.rules.linear import pad_numbers
+
+To = Callable[[int], list[int]]
+"""A layout: gives the permutation into it for a number of spatial axes, as those of `algebra.layouts` do."""
+
+UNARY = (
+    *("Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Softplus", "Softsign", "Gelu"),
+    *("Mish", "ThresholdedRelu", "Abs", "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "Erf", "Floor", "Ceil", "Round", "Sign"),
+    *("Identity", "Dropout", "Cast", "Clip"),
+)
+"""Elementwise operators of one tensor; the other inputs of Clip and Dropout are scalars."""
+ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum", "Mean", "PRelu")
+"""Elementwise operators of several tensors, with broadcasting."""
+SUMS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare")
+KEEPS = ("GlobalAveragePool",)
+VIEWS = ("Flatten", "Reshape", "Squeeze")
+
+
+def rank_of(scope: Scope, name: str) -> int | None:
+    """A tensor's number of axes, None where it is unknown."""
+    shape = scope.info(name).shape
+    return None if shape is None else len(shape)
+
+
+def joined(scope: Scope, index: int, to: To = to_channels_last) -> tuple[str, ...] | None:
+    """The tensors of a node that are laid out alike, where it works in either layout; None where it does not."""
+    node = scope.nodes[index]
+    values = known_attributes(node)
+    if values is None or len(list(filter(None, node.output))) != 1:
+        return None
+    names: Sequence[str] = ()
+    if is_op(node, *UNARY) or to is to_channels_last and is_op(node, "GlobalAveragePool", "BatchNormalization"):
+        names = (node.input[0], node.output[0])
+        if is_op(node, "BatchNormalization") and not _is_plain_norm(scope, node, values):
+            return None
+    elif is_op(node, *ELEMENTWISE):
+        names = (*(name for name in node.input if scope.constant(name) is None), node.output[0])
+        ranks = [rank_of(scope, name) for name in (names[0], *node.input)]
+        if len(names) < 2 or None in ranks or ranks[0] != max(rank or 0 for rank in ranks):
+            return None
+    elif is_op(node, "Concat"):
+        names = (*node.input, node.output[0])
+    elif is_op(node, *SUMS) and _keeps_axes(scope, index) or is_op(node, "Pad") and _pads(scope, index) is not None:
+        names = (node.input[0], node.output[0])
+    axes = {rank_of(scope, name) for name in names}
+    return tuple(names) if len(axes) == 1 and (axes.pop() or 0) > 2 else None
+
+
+def _is_plain_norm(scope: Scope, node: NodeProto, values: dict[str, Any]) -> bool:
+    """Whether a BatchNormalization is a map per channel by constants."""
+    per_channel = values.get("spatial", 1) and not values.get("training_mode", 0)
+    return bool(per_channel) and all(scope.constant(name) is not None for name in node.input[1:])
+
+
+def axes_of(scope: Scope, index: int) -> tuple[int, ...] | None:
+    """The axes that a sum is over, from 0 on; None where they are not known, or all are meant."""
+    node = scope.nodes[index]
+    rank, values = rank_of(scope, node.input[0]), known_attributes(node)
+    if rank is None or values is None:
+        return None
+    axes = values.get("axes") or (scope.constant_ints(node.input[1]) if len(node.input) > 1 and node.input[1] else None)
+    return tuple(sorted(axis % rank for axis in axes)) if axes else None
+
+
+def _keeps_axes(scope: Scope, index: int) -> bool:
+    """Whether a sum keeps its axes; onnxruntime and onnx take no other number than 1 for that."""
+    return (known_attributes(scope.nodes[index]) or {}).get("keepdims", 1) == 1 and axes_of(scope, index) is not None
+
+
+def _pads(scope: Scope, index: int) -> tuple[int, ...] | None:
+    """The pads on all axes, begins then ends; None where they are no constants."""
+    rank = rank_of(scope, scope.nodes[index].input[0])
+    found = pad_numbers(scope, index, rank - 2) if rank is not None else None
+    return None if found is None or isinstance(found, Reject) else found[0]
+
+
+def keeps_order(shape: Sequence[Dim], to: To, gone: Container[int] = ()) -> bool:
+    """Whether the elements stand in memory as they would in the other layout, once the axes `gone` are summed over."""
+    left = [axis for axis in to(len(shape) - 2) if shape[axis] != 1 and axis not in gone]
+    return left == sorted(left)
+
+
+def reads_any(scope: Scope, index: int, to: To = to_channels_last) -> bool:
+    """Whether a node gives the same from either layout of its first input, once it is told of it."""
+    node = scope.nodes[index]
+    shape = scope.info(node.input[0]).shape if node.input else None
+    if shape is None or len(shape) < 3 or known_attributes(node) is None:
+        return False
+    if is_op(node, "Transpose"):
+        return True
+    if is_op(node, *SUMS):
+        axes = axes_of(scope, index)
+        # What remains are batch or channels, or nothing beside space.
+        return axes is not None and not _keeps_axes(scope, index) and keeps_order([None] * len(shape), to, axes)
+    if not is_op(node, *VIEWS) or not keeps_order(shape, to):
+        return False
+    if is_op(node, "Flatten"):
+        return (known_attributes(node) or {}).get("axis", 1) == 1
+    if is_op(node, "Squeeze"):
+        axes = axes_of(scope, index)
+        return axes is not None and keeps_order([None] * len(shape), to, axes)
+    target = scope.constant_ints(node.input[1])
+    return target is not None and all(size != 0 for size in target[1:]) and not (known_attributes(node) or {}).get("allowzero", 0)
+
+
+def turning(node: NodeProto) -> list[int] | None:
+    """The permutation that a Transpose names, of three or more axes; None for other nodes."""
+    perm = (known_attributes(node) or {}).get("perm", ()) if is_op(node, "Transpose") else ()
+    return list(perm) if len(perm) > 2 else None
+
+
+def turned(edit: Edit, index: int, rank: int, x: bool, y: bool, to: To) -> list[NodeProto]:
+    """Node `index` for the layouts of its input and output, before its tensors are renamed.
+
+    rank: axes of what is turned; x, y: whether the first input, and the output, are.
+    """
+    scope, node = edit.scope, NodeProto()
+    node.CopyFrom(edit.scope.nodes[index])
+    nodes: list[NodeProto] = []
+    if is_op(node, "Transpose"):
+        return [_permuted(node, rank, x, y, to)]
+    if is_op(node, "BatchNormalization"):
+        return _scaled(edit, node, rank)
+    if is_op(node, "GlobalAveragePool"):
+        return _mean(edit, node, rank)
+    if is_op(node, "Concat"):
+        axis = (known_attributes(node) or {})["axis"] % rank
+        _set(node, "axis", _moved(axis, rank, to))
+    elif is_op(node, *SUMS, "Squeeze"):
+        _sum(edit, node, tuple(_moved(axis, rank, to) for axis in axes_of(scope, index) or ()), nodes)
+    elif is_op(node, "Pad"):
+        _pad(edit, node, _pads(scope, index) or (), to, nodes)
+    elif is_op(node, *ELEMENTWISE):
+        for position, name in enumerate(node.input):
+            node.input[position] = _constant(edit, name, rank, to, nodes)
+    return [*nodes, node]
+
+
+def _moved(axis: int, rank: int, to: To = to_channels_last) -> int:
+    """Where an axis stands in the other layout."""
+    return to(rank - 2).index(axis)
+
+
+def _set(node: NodeProto, name: str, value: Any) -> None:
+    kept = [item for item in node.attribute if item.name != name]
+    del node.attribute[:]
+    node.attribute.extend([*kept, helper.make_attribute(name, value)])
+
+
+def _permuted(node: NodeProto, rank: int, x: bool, y: bool, to: To = to_channels_last) -> NodeProto:
+    perm = list((known_attributes(node) or {}).get("perm", range(rank - 1, -1, -1)))
+    if x:
+        perm = [_moved(axis, rank, to) for axis in perm]
+    if y:
+        perm = [perm[axis] for axis in to(rank - 2)]
+    if perm == sorted(perm):
+        return helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name or None)
+    _set(node, "perm", perm)
+    return node
+
+
+def _sum(edit: Edit, node: NodeProto, axes: tuple[int, ...], nodes: list[NodeProto]) -> None:
+    """Give a sum, a mean or a Squeeze its axes, where the operator's version has them."""
+    axes = tuple(sorted(axes))
+    if any(item.name == "axes" for item in node.attribute):
+        _set(node, "axes", axes)
+    else:
+        name = node.input[1]
+        node.input[1] = edit.shared((name, axes), lambda: np.array(axes, np.int64), f"{name}_channels_last", nodes)
+
+
+def _pad(edit: Edit, node: NodeProto, pads: Sequence[int], to: To, nodes: list[NodeProto]) -> None:
+    """Give a Pad its pads on all axes of the other layout."""
+    half = len(pads) // 2
+    moved = tuple(pads[axis + end] for end in (0, half) for axis in to(half - 2))
+    if edit.scope.opset < 11:
+        _set(node, "pads", moved)
+        return
+    name = node.input[1]
+    node.input[1] = edit.shared((name, moved), lambda: np.array(moved, np.int64), f"{name}_moved", nodes)
+    del node.input[3:]
+
+
+def _mean(edit: Edit, node: NodeProto, rank: int) -> list[NodeProto]:
+    axes = tuple(range(1, rank - 1))
+    nodes: list[NodeProto] = []
+    mean = helper.make_node("ReduceMean", [node.input[0]], [node.output[0]], name=node.name or None, keepdims=1)
+    if edit.scope.opset < 18:
+        _set(mean, "axes", axes)
+    else:
+        mean.input.append(edit.shared(("axes", axes), lambda: np.array(axes, np.int64), f"{node.output[0]}_axes", nodes))
+    return [*nodes, mean]
+
+
+def _scaled(edit: Edit, node: NodeProto, rank: int) -> list[NodeProto]:
+    """BatchNormalization as Mul and Add along the last axis."""
+    scope = edit.scope
+    nodes: list[NodeProto] = []
+    parameters = [scope.constant(name) for name in node.input[1:]]
+    kinds = [constant.data_type for constant in parameters if constant is not None]
+    scale, bias, mean, variance = (constant.array().astype(np.float64) for constant in parameters if constant is not None)
+    epsilon = (known_attributes(node) or {}).get("epsilon", 1e-5)
+    dtype = helper.tensor_dtype_to_np_dtype(scope.info(node.input[0]).elem_type or kinds[0])
+    factor = scale / np.sqrt(variance + epsilon)
+    y = node.output[0]
+    names = [
+        edit.constant(array.astype(dtype), f"{y}_{what}", nodes)
+        for what, array in (("scale", factor), ("shift", bias - mean * factor))
+    ]
+    product = edit.fresh(f"{y}_scaled")
+    nodes.append(helper.make_node("Mul", [node.input[0], names[0]], [product], name=node.name or None))
+    nodes.append(helper.make_node("Add", [product, names[1]], [y]))
+    return nodes
+
+
+def _constant(edit: Edit, name: str, rank: int, to: To, nodes: list[NodeProto]) -> str:
+    """A constant operand as it is broadcast in the other layout; `name` where that changes nothing."""
+    constant = edit.scope.constant(name)
+    if constant is None or all(dim == 1 for dim in constant.shape):
+        return name
+
+    def make() -> np.ndarray:
+        array = constant.array()
+        return np.transpose(array.reshape((1,) * (rank - array.ndim) + array.shape), to(rank - 2))
+
+    return edit.shared((name, rank), make, f"{name}_{to.__name__[3:]}", nodes)
+
+
+KERNEL_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT)
+"""The types that the kernels have."""
+NOMINAL_BATCH, NOMINAL_SIZE = 8, 32
+"""Stand for an open batch, and for other unknown sizes, in comparisons only."""
+LAUNCH_US, BYTES_PER_US = 2.5, 3.0e6
+"""A kernel's own time, and the memory's rate, in round numbers of an H200."""
+SHORT_RUNS = 0.25
+"""Of a Transpose's bytes: what writing channels first costs more in a kernel's epilogue."""
+SUM_US = 5.0
+"""What a sum over axes in the middle takes longer than along the last ones."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The tensors of a node of the operator, or of one that may become one, that have channels."""
+
+    x: str
+    y: str
+    residual: str = ""
+
+
+@dataclass
+class Group:
+    """Tensors that are laid out alike.  The two sums are in microseconds."""
+
+    tensors: list[str] = field(default_factory=list)
+    last_us: float = 0.0
+    first_us: float = 0.0
+    touched: bool = False
+    fixed: bool = False
+
+    @property
+    def last(self) -> bool:
+        """Whether channels last cost less."""
+        return self.touched and not self.fixed and self.last_us < self.first_us
+
+
+def ports_of(scope: Scope) -> dict[int, Ports]:
+    """The nodes of the operator in a scope that have channels first, by index."""
+    found = {}
+    for index, node in enumerate(scope.nodes):
+        if schema.is_operator(node) and not schema.layout_of(node) and elem_type_of(scope, node.input[1]) in KERNEL_TYPES:
+            residual = node.input[-1] if schema.parts_of(node).residual else ""
+            found[index] = Ports(node.input[0], node.output[0], residual)
+    return found
+
+
+def elem_type_of(scope: Scope, name: str) -> int:
+    """The TensorProto.DataType of a tensor; 0 where it is unknown."""
+    return scope.info(name).elem_type
+
+
+def channels_last(scope: Scope, ports: Mapping[int, Ports], limits: Limits, *, sums: bool = True) -> frozenset[str]:
+    """The tensors that have their channels last.
+
+    ports: of nodes of the operator, by index.  sums: whether sums over space count; they do not where they may become nodes.
+    """
+    groups = groups_of(scope, ports)
+    _count_transposes(scope, groups, ports)
+    for index, node in enumerate(scope.nodes) if sums else ():
+        if index not in ports and is_op(node, *SUMS, *KEEPS) and node.input[0] in groups:
+            groups[node.input[0]].last_us += SUM_US
+    for item in ports.values():
+        groups[item.x].touched = groups[item.y].touched = True
+        if not _is_image(scope, item.x, limits):
+            groups[item.x].first_us += turn_us(scope, item.x)
+        for name in filter(None, (item.y, item.residual)):
+            groups[name].first_us += SHORT_RUNS * _move_us(scope, name)
+        for name in filter(None, (item.x, item.y, item.residual)):
+            groups[name].fixed |= rank_of(scope, name) is None  # a Transpose would need it
+    return frozenset(name for name, group in groups.items() if group.last)
+
+
+def groups_of(scope: Scope, ports: Mapping[int, Ports], to: To = to_channels_last) -> dict[str, Group]:
+    """The group of every tensor of three or more axes."""
+    parent: dict[str, str] = {}
+
+    def find(name: str) -> str:
+        root = name
+        while parent.setdefault(root, root) != root:
+            root = parent[root]
+        parent[name] = root
+        return root
+
+    for index, node in enumerate(scope.nodes):
+        names: Collection[str] = [name for name in (*node.input, *node.output) if name]
+        for name in names:
+            find(name)
+        if index in ports:
+            names = [ports[index].y, *filter(None, [ports[index].residual])]
+        else:
+            names = joined(scope, index, to) or ()
+        for name in names:
+            parent[find(name)] = find(next(iter(names)))
+    groups: dict[str, Group] = {}
+    for name in list(parent):
+        group = groups.setdefault(find(name), Group())
+        groups[name] = group
+        group.tensors.append(name)
+    for node in scope.nodes:
+        if schema.is_operator(node) and schema.layout_of(node):
+            x_last, y_last = LAYOUTS[schema.layout_of(node)]
+            for name, last in ((node.input[0], x_last), (node.output[0], y_last)):
+                groups[name].fixed |= last
+    return groups
+
+
+def _count_transposes(scope: Scope, groups: dict[str, Group], ports: Mapping[int, Ports]) -> None:
+    """Add what channels last cost each group."""
+    given, read = fixed_ends(scope, ports)
+    for name in given | read:
+        if name in groups:
+            groups[name].last_us += turn_us(scope, name)
+
+
+def fixed_ends(scope: Scope, ports: Collection[int], to: To = to_channels_last) -> tuple[set[str], set[str]]:
+    """The tensors that come in the layout that they have, whatever their readers want; and those that are read so."""
+    given = {*scope.inputs, *scope.initializers, *scope.sparse, *scope.free_names()}
+    read = set(scope.outputs) | set(scope.captured)
+    for index, node in enumerate(scope.nodes):
+        if index in ports:
+            read |= set(node.input[1:]) - {_residual(scope, index)}
+            continue
+        through = joined(scope, index, to) or ()
+        given |= set(node.output) - set(through) - ({node.output[0]} if is_op(node, "Transpose") else set())
+        free = {node.input[0]} if reads_any(scope, index, to) else set()
+        read |= set(node.input) - set(through) - free
+    return given - {""}, read - {""}
+
+
+def _residual(scope: Scope, index: int) -> str:
+    node = scope.nodes[index]
+    return node.input[-1] if schema.is_operator(node) and schema.parts_of(node).residual else ""
+
+
+def _is_image(scope: Scope, name: str, limits: Limits) -> bool:
+    """Whether the kernel for images reads a tensor as it is."""
+    shape = scope.info(name).shape
+    return shape is not None and len(shape) > 1 and isinstance(shape[1], int) and shape[1] <= limits.image_channels
+
+
+def same_in_memory(scope: Scope, name: str, to: To = to_channels_last) -> bool:
+    """Whether both layouts of a tensor are the same bytes: it has one channel, or one element of space."""
+    shape = scope.info(name).shape
+    return shape is not None and len(shape) > 2 and keeps_order((None, *shape[1:]), to)
+
+
+def _move_us(scope: Scope, name: str) -> float:
+    """The time in which a tensor is read and written."""
+    info = scope.info(name)
+    shape = info.shape or (None,) * 4
+    sizes = [dim if isinstance(dim, int) else NOMINAL_SIZE if axis else NOMINAL_BATCH for axis, dim in enumerate(shape)]
+    item = helper.tensor_dtype_to_np_dtype(info.elem_type).itemsize if info.elem_type else 4
+    return 2 * item * math.prod(sizes) / BYTES_PER_US
+
+
+def turn_us(scope: Scope, name: str, to: To = to_channels_last) -> float:
+    """The time of a Transpose, 0 where it moves nothing."""
+    return 0.0 if same_in_memory(scope, name, to) else LAUNCH_US + _move_us(scope, name)

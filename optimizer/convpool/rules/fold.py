@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Constants that a model computes, and nodes that hand their input on: both go.
+
+    w = Mul(a, b), a and b constant        w, an initializer
+    y = Identity(x); z = Relu(y)           z = Relu(x)
+
+What is folded is all that other nodes read of what is computed from constants and from sizes that are known.  Conditions:
+(1) the operator is a standard one, without bodies, and gives the same for the same inputs; no Q or DQ, which runtimes look for;
+(2) the result is a tensor of known shape, of at most MAX_BYTES, or no larger than the inputs; (3) the node stands in a graph:
+functions stay as they are.  An Identity that gives a result of its graph stays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, helper
+
+from convpool.ir.edit import Edit
+from convpool.ir.index import Scope
+from convpool.ir.protos import is_op, subgraphs
+from convpool.rules.base import Context, Pass, Plan, Site
+from convpool.rules.linear import Step, known_step, op_of
+
+MAX_BYTES = 2**20
+"""Largest constant that may be larger than what it is computed from."""
+KEPT = (
+    "Constant",
+    "DequantizeLinear",
+    "DynamicQuantizeLinear",
+    "Bernoulli",
+    "Dropout",
+    "Identity",
+    "Multinomial",
+    "QuantizeLinear",
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+)
+"""Standard operators that are not computed: random ones, those that mark what is quantized, and those that go otherwise."""
+
+
+@dataclass(frozen=True)
+class FoldPlan(Plan):
+    """A node whose results become constants, with what it is computed from; or one that reads other tensors.
+
+    values: results by name, for a node that goes; inputs: else what it reads from now on; before: nodes that may be unread then.
+    """
+
+    node: int
+    values: tuple[tuple[str, np.ndarray], ...]
+    inputs: tuple[str, ...]
+    before: frozenset[int]
+
+    @property
+    def own(self) -> frozenset[int]:
+        """The node."""
+        return frozenset((self.node,))
+
+
+class Fold(Pass):
+    """Every node whose results are constants that another node reads, and every one that reads through an Identity."""
+
+    names = ("fold",)
+
+    def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
+        """The nodes of a graph."""
+        if scope.is_function:
+            return
+        computed = _computed(scope)
+        for index, node in enumerate(scope.nodes):
+            if index in computed:
+                readers = {reader for name in node.output for reader in scope.readers.get(name, ())}
+                if readers - computed or set(node.output) & (scope.outputs | scope.captured):
+                    yield Site(scope, index)
+            elif any(_passed(scope, name) != name for name in node.input):
+                yield Site(scope, index)
+
+    def check(self, site: Site, context: Context) -> FoldPlan | None:
+        """The plan; None where a value cannot be computed."""
+        scope, node = site.scope, site.scope.nodes[site.root]
+        inputs = tuple(_passed(scope, name) for name in node.input)
+        if inputs != tuple(node.input):
+            return FoldPlan(scope, site.root, (), inputs, frozenset(_idle_before(scope, node)))
+        values, before = [], set()
+        for name in filter(None, node.output):
+            cone = _cone(scope, name)
+            before |= cone
+            found = scope.constant(name)
+            if found is None:
+                found = scope.compute(name, [i for i in sorted(cone) if scope.constant(scope.nodes[i].output[0]) is None])
+            if found is None:
+                return None
+            values.append((name, found.array()))
+        return FoldPlan(scope, site.root, tuple(values), (), frozenset(before))
+
+    def apply(self, plan: FoldPlan, edit: Edit) -> None:
+        """Store the values, or rewire the node."""
+        if plan.inputs:
+            edit.set_inputs(plan.node, list(plan.inputs))
+        else:
+            nodes = [node for name, array in plan.values for node in edit.stored(array, name)]
+            edit.replace(plan.node, {plan.node}, nodes)
+        edit.drop_unread(plan.before)
+
+
+def _computed(scope: Scope) -> set[int]:
+    """The nodes whose results are known: conditions (1) and (2)."""
+    found: set[int] = set()
+    known: set[str] = set()
+    for index, node in enumerate(scope.nodes):
+        if not _is_foldable(node):
+            continue
+        if all(name in known or _is_constant(scope, name) for name in filter(None, node.input)):
+            folds = _is_small(scope, node)
+        else:  # of a shape that is known, or in part
+            folds = is_op(node, "Shape", "Gather", "Slice") and scope.constant(node.output[0]) is not None
+        if folds:
+            found.add(index)
+            known.update(node.output)
+    return found
+
+
+def _is_foldable(node: NodeProto) -> bool:
+    """Condition (1)."""
+    standard = node.domain in ("", "ai.onnx") and onnx.defs.has(node.op_type)
+    return standard and bool(node.input) and not is_op(node, *KEPT) and not any(subgraphs(node))
+
+
+def _is_constant(scope: Scope, name: str) -> bool:
+    """Whether a tensor is stored, or another name of a stored one; what is computed is `known`, or else too large."""
+    index = scope.producer.get(name)
+    return (index is None or is_op(scope.nodes[index], "Constant", "Identity")) and scope.constant(name) is not None
+
+
+def _is_small(scope: Scope, node: NodeProto) -> bool:
+    """Condition (2)."""
+    allowed = max(MAX_BYTES, sum(_bytes(scope, name) or 0 for name in filter(None, node.input)))
+    sizes = [_bytes(scope, name) for name in filter(None, node.output)]
+    return all(size is not None and size <= allowed for size in sizes)
+
+
+def _bytes(scope: Scope, name: str) -> int | None:
+    """The size of a tensor; None where it is unknown, and for strings."""
+    info = scope.info(name)
+    shape = info.shape
+    if shape is None or not all(isinstance(n, int) for n in shape):
+        constant = scope.constant(name)
+        shape = None if constant is None else constant.shape
+    if shape is None or info.elem_type in (TensorProto.UNDEFINED, TensorProto.STRING):
+        return None
+    return math.prod(int(n or 0) for n in shape) * helper.tensor_dtype_to_np_dtype(info.elem_type).itemsize
+
+
+def _cone(scope: Scope, name: str) -> set[int]:
+    """The nodes that a constant is computed by, up to the shapes of what is none."""
+    found: set[int] = set()
+    names = [name]
+    while names:
+        index = scope.producer.get(names.pop())
+        if index is not None and index not in found and _is_foldable(node := scope.nodes[index]):
+            found.add(index)
+            if not is_op(node, "Shape"):
+                names.extend(node.input)
+    return found
+
+
+def _passed(scope: Scope, name: str) -> str:
+    """The tensor that `name` is another name of, by nodes that hand on what they read."""
+    while (index := scope.producer.get(name)) is not None:
+        node = scope.nodes[index]
+        op = op_of(node)
+        if op is None or not op.idle or not isinstance(known_step(scope, index, 0), Step):
+            break
+        name = node.input[0]
+    return name
+
+
+def _idle_before(scope: Scope, node: NodeProto) -> Iterator[int]:
+    """The nodes that `_passed` passes."""
+    for name in node.input:
+        while name != _passed(scope, name):
+            index = scope.producer[name]
+            yield index
+            name = scope.nodes[index].input[0]

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Average pooling, then convolution: already the operator's order, made one node when asked for.
+
+    x - AveragePool(stride = kernel) - Conv        x - ConvAvgPool
+
+It saves no arithmetic, only traffic on a GPU.  Conditions: (1) no attribute refers to a function's; (2) the pooling's
+strides equal its kernel; (3) its padding counts as zeros in the mean; (4) its window fits the map, and ceil_mode adds none;
+(5) nobody else reads what it gives; (6) the convolution can be a node (`runtime.against_node`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from convpool.algebra.geometry import PoolSpec
+from convpool.ir.index import Scope, spatial_size
+from convpool.ir.protos import attributes, is_op
+from convpool.rules.base import Context, Reject, malformed, reject, rejection
+from convpool.rules.convs import Pooling, against_node, conv_leaf, conv_rank
+from convpool.rules.pool_first.pairs import PairPass, PairPlan, PairSite, macs, operator_lowering
+
+
+class FusePoolConv(PairPass):
+    """Every Conv whose input an AveragePool gives."""
+
+    names = ("fuse_pool_conv",)
+    on_operators = True
+
+    def sites(self, scope: Scope, context: Context) -> Iterator[PairSite]:
+        """The convolutions of a scope that read an AveragePool."""
+        for index, node in enumerate(scope.nodes):
+            if is_op(node, "Conv") and (site := behind_pooling(scope, index)) is not None:
+                yield site
+
+    def check(self, site: PairSite, context: Context) -> PairPlan | Reject:
+        """A plan for one ConvAvgPool, or why the pair stays two nodes."""
+        return check_pair(site, context)
+
+
+class ChainPoolConv(FusePoolConv):
+    """The same in a model with a pair only."""
+
+    names = ("chain_pool_conv",)
+
+    def sites(self, scope: Scope, context: Context) -> Iterator[PairSite]:
+        """The convolutions of a scope that read an AveragePool, where a pair has become a node of the operator."""
+        if context.made_operator:
+            yield from super().sites(scope, context)
+
+
+def behind_pooling(scope: Scope, conv: int) -> PairSite | None:
+    """Convolution `conv` with the AveragePool that gives its input; None where another node does."""
+    tensor = scope.nodes[conv].input[0]
+    producer = scope.producer.get(tensor)
+    if producer is None or not is_op(scope.nodes[producer], "AveragePool"):
+        return None
+    return PairSite(scope, producer, tensor, conv, "pool_conv")
+
+
+def check_pair(site: PairSite, context: Context) -> PairPlan | Reject:
+    """A plan for one ConvAvgPool, or why the pair stays two nodes.  Raises AttributeReference."""
+    scope = site.scope
+    rank = conv_rank(scope, site.conv)
+    if rank is None:
+        return reject(scope, site.conv, "shape of the weights", "unknown", "a known rank")
+    spec = whole_windows(scope, site.root, rank)
+    if isinstance(spec, Reject):
+        return spec
+    others = scope.sole_reader(site.tensor)
+    if others is not None:
+        return reject(scope, site.root, f"output '{site.tensor}' {others}", "other readers", "only the convolution")
+    leaf = conv_leaf(scope, site.conv, rank)
+    if isinstance(leaf, Reject):
+        return leaf
+    if (found := against_node(scope, leaf.conv, context.main_opset, spec)) is not None:
+        return rejection(scope, site.conv, found)
+    x = scope.nodes[site.root].input[0]
+    pooling = Pooling(site.root, (site.root,), x, scope.nodes[site.conv].output[0], "pool_conv", spec)
+    return PairPlan(scope, "pool_conv", pooling, replace(leaf, input=x), (operator_lowering(pooling, leaf, macs(site)),))
+
+
+def whole_windows(scope: Scope, index: int, rank: int) -> PoolSpec | Reject:
+    """The window of AveragePool `index`: conditions (2) to (4)."""
+    node = scope.nodes[index]
+    values = attributes(node)
+    kernel = tuple(values["kernel_shape"])
+    ones, zeros = (1,) * rank, (0,) * (2 * rank)
+    if (wrong := malformed(scope, index, values, rank)) is not None:
+        return wrong
+    strides, dilations = tuple(values.get("strides") or ones), tuple(values.get("dilations") or ones)
+    pads = tuple(values.get("pads") or zeros)
+    if strides != kernel:
+        return reject(scope, index, "strides", list(strides), f"kernel_shape, {list(kernel)}")
+    if values.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+        return reject(scope, index, "auto_pad", values["auto_pad"].decode(errors="replace"), "explicit pads")
+    pads = zeros if values.get("auto_pad") == b"VALID" else pads
+    if any(pads) and not values.get("count_include_pad", 0):
+        return reject(scope, index, "padding left out of the mean", list(pads), "count_include_pad = 1")
+    if any(d > 1 for d in dilations):
+        return reject(scope, index, "dilations", list(dilations), "ones")
+    size = spatial_size(scope, node.input[0], rank)
+    if size is not None and any(n + pads[i] + pads[rank + i] < kernel[i] for i, n in enumerate(size)):
+        return reject(scope, index, "window", list(kernel), f"no larger than the padded feature map, {list(size)}")
+    if values.get("ceil_mode", 0):
+        whole = size is not None and all(
+            (n + pads[i] + pads[rank + i]) % k == 0 for i, (n, k) in enumerate(zip(size, kernel, strict=True))
+        )
+        if not whole:
+            return reject(scope, index, "ceil_mode", "a partial window or an unknown size", "whole windows")
+    return PoolSpec(kernel, strides, pads, dilations)

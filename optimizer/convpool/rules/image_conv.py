@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A convolution without a pooling: one node of the operator, whose pooling window is one element, when asked for.
+
+    x - Conv        x - ConvAvgPool
+
+It saves no arithmetic.  "image_conv": of an image.  TensorRT pads an image of few channels to 8 in front of its convolution;
+the plugin has a kernel that reads it without.  An AveragePool in front goes with it where `fuse_pool_conv` can fuse it.
+"plain_conv": of many channels, for which the plugin's kernels may be faster than TensorRT's.
+
+Conditions: (1) no attribute refers to a function's; (2) two spatial axes; (3) it can be a node of the operator
+(`runtime.against_node`); (4) the weights are constants; (5) of an image at most `image_channels` channels and (6)
+`filter_elements` weights a filter; (7) of others a kernel larger than one element, (8) at least `wide_channels` channels at both
+ends, multiples of `channel_multiple`, and (9) at most `plain_macs` multiply-adds, or `plain_results` numbers in the result, for
+the batch (the limits are those of `convpool.options.Limits`); (10) no Pad can come to stand in front: onnxruntime would merge it
+into the AveragePool, and refuse it there.  So Pads of zeros in front go into the convolution's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from onnx import NodeProto
+
+from convpool.ir.index import Scope
+from convpool.ir.protos import AttributeReference, attributes, is_op, label
+from convpool.options import Limits
+from convpool.rules.base import Context, Reject, reject
+from convpool.rules.convs import WINDOW, ConvLeaf, Pooling, channel_count, constant_leaf, pads_upstream, with_pads_in_front
+from convpool.rules.fuse_pool_conv import behind_pooling, check_pair
+from convpool.rules.pool_first.pairs import PairPass, PairPlan, PairSite, macs, operator_lowering
+from convpool.rules.pool_first.rule import averages, moving
+
+KINDS = {"image_conv": "stem", "plain_conv": "plain_conv"}
+"""The pattern that a report names, by the kind of convolution."""
+
+
+class OffloadConv(PairPass):
+    """The model's own convolutions that are none of a pair, where a pair has become a node of the operator.
+
+    One of few channels or of an input is of an image, unless an average starts from it, rewritten or not.  Others are plain, as
+    is that of an input of many channels where plain ones are asked for, unless an average that is exact to move starts from it.
+    """
+
+    names = tuple(KINDS)
+    on_operators = True
+
+    def sites(self, scope: Scope, context: Context) -> Iterator[PairSite]:
+        """The convolutions of the kinds that are switched on."""
+        if not context.made_operator:
+            return
+        pairs = list(averages(scope))
+        of_pairs = {"image_conv": {site.conv for site in pairs}}
+        if context.enabled("plain_conv"):
+            of_pairs["plain_conv"] = {conv for site in pairs for conv in moving(site)}
+        for index, node in enumerate(scope.nodes):
+            if is_op(node, "Conv") and (scope.path, node.output[0]) in context.originals:
+                kind = _kind(scope, node, context)
+                if context.enabled(kind) and index not in of_pairs[kind]:
+                    yield PairSite(scope, index, node.input[0], index, KINDS[kind])
+
+    def check(self, site: PairSite, context: Context) -> PairPlan | Reject:
+        """A plan for one ConvAvgPool, or why the convolution stays."""
+        scope, index = site.scope, site.conv
+        of_image = site.pattern == KINDS["image_conv"]
+        leaf = _offloadable(site, of_image, context)
+        if isinstance(leaf, Reject):
+            return leaf
+        count = macs(site)
+        pooled = behind_pooling(scope, index) if of_image else None
+        if pooled is not None and not context.excluded(pooled.names[1]):
+            plan = _with_pooling(pooled, context)
+            if plan is not None:
+                return replace(plan, pattern=site.pattern, lowerings=(operator_lowering(plan.pooling, leaf, count),))
+        leaf = with_pads_in_front(scope, leaf)
+        for where, pad, _ in pads_upstream(scope, leaf.input):
+            if pad is None:
+                return reject(scope, index, "input of the function", "what a call gives", "a tensor that is known")
+            name = label(where.nodes[pad])
+            return reject(scope, index, f"Pad '{name}' in front", "pads that the convolution cannot take", "none")
+        pooling = Pooling(index, (), leaf.input, scope.nodes[index].output[0], site.pattern, WINDOW)
+        return PairPlan(scope, site.pattern, pooling, leaf, (operator_lowering(pooling, leaf, count),))
+
+
+def is_plain(node: NodeProto, channels: int, limits: Limits) -> bool:
+    """Whether a node of the operator with so many input channels is a plain convolution, this run's or an earlier one's.
+
+    Raises AttributeReference.
+    """
+    return channels > limits.image_channels and all(k == 1 for k in attributes(node)["pool_kernel_shape"])
+
+
+def _kind(scope: Scope, node: NodeProto, context: Context) -> str:
+    limits = context.options.limits
+    given, taken = (channel_count(scope, name) for name in node.input[:2])
+    if given is not None and given <= limits.image_channels:
+        return "image_conv"
+    many = context.enabled("plain_conv") and taken is not None and taken >= limits.wide_channels
+    return "image_conv" if node.input[0] in scope.inputs and not many else "plain_conv"
+
+
+def _offloadable(site: PairSite, of_image: bool, context: Context) -> ConvLeaf | Reject:
+    """The convolution, or why it stays: conditions (2) to (9)."""
+    leaf = constant_leaf(site.scope, site.conv, context)
+    if isinstance(leaf, Reject):
+        return leaf
+    wrong = _of_an_image(site.scope, leaf, context.options.limits) if of_image else _plain(site.scope, leaf, context)
+    return leaf if wrong is None else wrong
+
+
+def _with_pooling(pooled: PairSite, context: Context) -> PairPlan | None:
+    """The plan of a convolution with the AveragePool in front of it, None where the pooling stays."""
+    try:
+        plan = check_pair(pooled, context)
+    except AttributeReference:
+        return None
+    return plan if isinstance(plan, PairPlan) else None
+
+
+def _of_an_image(scope: Scope, leaf: ConvLeaf, limits: Limits) -> Reject | None:
+    """Conditions (5) and (6)."""
+    channels = leaf.weight_shape[1]
+    if channels > limits.image_channels:
+        return reject(scope, leaf.node, "channels", channels, f"at most {limits.image_channels}")
+    if channels * leaf.conv.taps > limits.filter_elements:
+        return reject(scope, leaf.node, "weights a filter", channels * leaf.conv.taps, f"at most {limits.filter_elements}")
+    return None
+
+
+def _plain(scope: Scope, leaf: ConvLeaf, context: Context) -> Reject | None:
+    """Conditions (7) to (9)."""
+    limits = context.options.limits
+    if leaf.conv.taps == 1:
+        return reject(scope, leaf.node, "kernel_shape", list(leaf.conv.kernel_shape), "more than one element")
+    for what, channels in (("input channels", leaf.weight_shape[1]), ("output channels", leaf.weight_shape[0])):
+        if channels < limits.wide_channels or channels % limits.channel_multiple:
+            return reject(
+                scope, leaf.node, what, channels, f"at least {limits.wide_channels}, a multiple of {limits.channel_multiple}"
+            )
+    result = scope.nodes[leaf.node].output[0]
+    shape = next(
+        (s for s in (scope.info(result).shape, context.sizes.get(result)) if s and all(isinstance(d, int) for d in s)), None
+    )
+    results = math.prod(shape) if shape else 0
+    macs = results * leaf.weight_shape[1] * leaf.conv.taps if shape else None
+    if macs is None or macs > limits.plain_macs and results > limits.plain_results:
+        got = "an unknown number" if macs is None else f"{macs:.3g}"
+        return reject(scope, leaf.node, "multiply-adds of the batch", got, f"at most {limits.plain_macs:.3g}")
+    return None

@@ -1,0 +1,551 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes that may stand between a convolution and the pooling, and reasons why others may not.
+
+| node | treatment | condition |
+|---|---|---|
+| Identity | dropped | |
+| Cast, CastLike | dropped | to the type that the tensor has |
+| Concat, Max, Mean, Min, Sum | dropped | of one tensor |
+| Expand, Tile | dropped | the shape stays |
+| Dropout | dropped | (1) inference form, mask unread |
+| BatchNormalization | affine per channel | (2) inference form |
+| Neg | affine per channel | |
+| Add, Sub, Mul, Div | affine per channel | (3) the other operand does not vary over space; (4) no division by the data |
+| Pad | added to the convolution's pads | (5) constant zeros on spatial axes, (6) as the convolution would give there |
+| Pad, Slice, Gather, Split | moved behind | (7) along batch or channels; (8) of a Split one result is read |
+| ReduceMean, ReduceSum | moved behind | (7); (9) keepdims |
+| Reshape, Transpose, other views | dropped, or a Gather behind | (10) together they change no more than the channels' order |
+
+An affine map per channel commutes with an average without padding.  With constant operands it is folded into weights
+and bias, else the node moves behind the pooling.  So does all that acts along batch and channels, at each position alike.
+
+`convpool.algebra.geometry` has the algebra of a Pad.
+
+Views rearrange without computing anything.  Each axis of a tensor on the way is a list of parts of x's axes.  A part of an axis
+is `size` positions that are `step` apart, so that Reshape splits and joins parts, and Transpose moves them.
+
+    x [N, C, H, W] - Reshape [N, 2, C/2, H, W] - Transpose 0, 2, 1, 3, 4 - Reshape [N, C, H, W]      a shuffle of channels
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from convpool.algebra.affine import IDENTITY, Affine
+from convpool.algebra.geometry import Ints
+from convpool.ir.index import Scope, spatial_size
+from convpool.ir.protos import AttributeReference, attributes, is_op
+from convpool.rules.base import BETWEEN, Reject, reject
+
+VIEWS = ("Flatten", "Reshape", "SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze")
+"""Operators that rearrange, and compute nothing."""
+MAX_CHAIN = 16
+"""Most nodes of a chain that is looked at."""
+
+
+class Part(NamedTuple):
+    """`size` positions (None: unknown) of axis `axis` of x, `step` apart."""
+
+    axis: int
+    size: int | None
+    step: int = 1
+
+
+Parts = tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor computed from x: the parts of x in each of its axes, and the parts that were averaged.
+
+    factor: what the average is multiplied by; None where that is not known.
+    """
+
+    axes: tuple[Parts, ...]
+    averaged: Parts = ()
+    factor: float | None = 1.0
+
+
+def whole(scope: Scope, x: str, rank: int, size: Ints | None) -> View:
+    """x itself."""
+    shape = scope.info(x).shape
+    known = (None, None) if shape is None or len(shape) < 2 else tuple(n if isinstance(n, int) else None for n in shape[:2])
+    sizes = (*known, *(size or (None,) * rank))
+    return View(tuple((Part(axis, n),) if n != 1 or axis == 0 else () for axis, n in enumerate(sizes)))
+
+
+def viewed(scope: Scope, index: int, view: View) -> View | Reject:
+    """What node `index`, one of VIEWS, makes of a view.  Raises AttributeReference."""
+    node, count = scope.nodes[index], len(view.axes)
+    values = attributes(node)
+    if is_op(node, "Reshape"):
+        return _reshaped(scope, index, view)
+    if is_op(node, "Transpose"):
+        order = values.get("perm") or range(count - 1, -1, -1)
+        if sorted(order) != list(range(count)):
+            return reject(scope, index, "perm", list(order), f"the axes from 0 to {count - 1}")
+        return replace(view, axes=tuple(view.axes[axis] for axis in order))
+    if is_op(node, "Flatten"):
+        axis = values.get("axis", 1)
+        axis += count if axis < 0 else 0
+        return replace(view, axes=tuple(sum(half, ()) for half in (view.axes[:axis], view.axes[axis:])))
+    if is_op(node, "SpaceToDepth"):
+        return _space_to_depth(scope, index, view, values["blocksize"])
+    axes = axes_of(scope, index, values)
+    if isinstance(axes, Reject):
+        return axes
+    count += len(axes) if is_op(node, "Unsqueeze") else 0
+    if not axes or any(not -count <= axis < count for axis in axes):
+        return reject(scope, index, f"axes of {node.op_type}", list(axes) or "none", f"some of {count}")
+    chosen = {axis % count for axis in axes}
+    if is_op(node, "Unsqueeze"):
+        rest = iter(view.axes)
+        return replace(view, axes=tuple(() if axis in chosen else next(rest) for axis in range(count)))
+    if any(view.axes[axis] for axis in chosen):
+        return reject(scope, index, "axes of Squeeze", list(axes), "channels or space, of size 1")
+    return replace(view, axes=tuple(parts for axis, parts in enumerate(view.axes) if axis not in chosen))
+
+
+def axes_of(scope: Scope, index: int, values: dict[str, Any]) -> Ints | Reject:
+    """The axes that a node is told, by an attribute or an input; empty where it is told none.  values: its attributes."""
+    node = scope.nodes[index]
+    axes = values.get("axes")
+    if axes is None and len(node.input) > 1 and node.input[1]:
+        axes = scope.constant_ints(node.input[1])
+        if axes is None:
+            return reject(scope, index, "axes", "a computed tensor", "a constant")
+    return tuple(axes or ())
+
+
+def channel_order(scope: Scope, chain: list[int], rank: int) -> Ints | Reject:
+    """The channels of the tensor in front of a chain of views that stand in what it gives; empty for all, as they were.
+
+    A Reject where it changes more than the order of channels.  Raises AttributeReference.
+    """
+    x, last = scope.nodes[chain[0]].input[0], chain[-1]
+    if len(scope.info(x).shape or range(rank + 2)) != rank + 2:
+        return reject(scope, chain[0], "axes of its input", len(scope.info(x).shape or ()), rank + 2)
+    view = before = whole(scope, x, rank, spatial_size(scope, x, rank))
+    for index in chain:
+        step = viewed(scope, index, view)
+        if not isinstance(step, View):
+            return step
+        view = step
+    axes = tuple(tuple(joined(list(parts))) for parts in view.axes)
+    if axes == before.axes:
+        return ()
+    if (*axes[:1], *axes[2:]) == (*before.axes[:1], *before.axes[2:]):
+        order = np.zeros(1, np.int64)
+        for part in axes[1]:
+            order = np.add.outer(order, part.step * np.arange(part.size or 1)).reshape(-1)
+        return tuple(order.tolist())
+    return reject(scope, last, BETWEEN, scope.nodes[last].op_type, "views that cancel, or shuffle channels")
+
+
+def _reshaped(scope: Scope, index: int, view: View) -> View | Reject:
+    """The parts in the shape that a Reshape gives, by shape inference; the batch stays as it is.
+
+    Leading axes that are kept, and all others made one, need no sizes.
+    """
+    target = scope.constant_ints(scope.nodes[index].input[1]) if len(scope.nodes[index].input) > 1 else None
+    kept = len(target or ()) - 1
+    if target == (0,) * kept + (-1,) and kept < len(view.axes):
+        return replace(view, axes=(*view.axes[:kept], sum(view.axes[kept:], ())))
+    shape = scope.info(scope.nodes[index].output[0]).shape
+    parts = [part for axis in view.axes[1:] for part in axis]
+    if shape is None or not all(isinstance(n, int) for n in shape[1:]) or any(part.size is None for part in parts):
+        return reject(scope, index, "sizes of a Reshape", "unknown", "static sizes")
+    sizes = [n for n in shape[1:] if isinstance(n, int)]
+    axes = _regrouped(parts, sizes)
+    if axes is None or [part.axis for part in view.axes[0]] != [0]:
+        return reject(scope, index, "shape of a Reshape", list(shape), "axes split in two, or joined")
+    return replace(view, axes=(view.axes[0], *axes))
+
+
+def _regrouped(parts: list[Part], sizes: list[int]) -> list[Parts] | None:
+    """The same positions in axes of these sizes; None where a part would be cut across."""
+    left, axes = parts[::-1], []
+    for size in sizes:
+        axis: list[Part] = []
+        while size > 1:
+            part = left.pop() if left else None
+            if part is None or part.size is None:
+                return None
+            if size % part.size == 0:
+                axis.append(part)
+                size //= part.size
+            elif part.size % size == 0:
+                inner = part.size // size
+                axis.append(Part(part.axis, size, part.step * inner))
+                left.append(Part(part.axis, inner, part.step))
+                size = 1
+            else:
+                return None
+        axes.append(tuple(axis))
+    return None if left or 0 in sizes else axes
+
+
+def _space_to_depth(scope: Scope, index: int, view: View, block: int) -> View | Reject:
+    """Blocks of positions to the front of the channels, row by row."""
+    batch, channels, *spatial = view.axes
+    split = [_regrouped(list(parts), [math.prod(p.size or 0 for p in parts) // block, block]) for parts in spatial]
+    outer = [axes[0] for axes in split if axes is not None]
+    if len(outer) < len(spatial):
+        return reject(scope, index, "sizes of a SpaceToDepth", "unknown, or not its blocks'", "multiples of the block size")
+    inner = [part for axes in split if axes is not None for part in axes[1]]
+    return replace(view, axes=(batch, (*inner, *channels), *outer))
+
+
+def joined(parts: list[Part]) -> list[Part]:
+    """Parts, outer ones first, with those that continue one another made one."""
+    found: list[Part] = []
+    for part in parts:
+        if found and part.size is not None and found[-1].step == part.step * part.size and found[-1].size is not None:
+            found[-1] = Part(part.axis, found[-1].size * part.size, part.step)
+        else:
+            found.append(part)
+    return found
+
+
+JOINS = ("Add", "Sub", "Sum", "Mean", "Concat")
+"""Operators over which a pooling distributes."""
+WHOLE_AXIS = 2**31 - 1
+"""A Slice end at or beyond this reaches the end of any axis."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One linear node.  operand: number of the input that carries the data; result: of the output that is read.
+
+    affine: what it does per channel, None if that is not constant; pads: what a Pad adds, begins then ends.  before: nodes that
+    belong to it, nearest first; then `operand` is of the last one.  channels: which it picks, where a Gather takes their place.
+    """
+
+    node: int
+    operand: int
+    affine: Affine | None = IDENTITY
+    pads: Ints | None = None
+    result: int = 0
+    before: Ints = ()
+    channels: Ints = ()
+
+
+def linear_step(scope: Scope, index: int, rank: int) -> Step | Reject | None:
+    """What node `index` does as a linear map; a Reject where it does not qualify, None for any other operator.
+
+    Raises AttributeReference.
+    """
+    op = op_of(scope.nodes[index])
+    return None if op is None else op.step(scope, index, rank)
+
+
+def known_step(scope: Scope, index: int, rank: int) -> Step | Reject | None:
+    """`linear_step`, with a Reject where an attribute refers to one of the function around the node."""
+    try:
+        return linear_step(scope, index, rank)
+    except AttributeReference as error:
+        return reject(scope, index, "attributes", f"a reference to the function's '{error}'", "values")
+
+
+def varies_over_space(scope: Scope, name: str, rank: int) -> bool:
+    """Whether tensor `name`, broadcast to [N, C, spatial...], may differ between positions."""
+    shape = scope.info(name).shape
+    if shape is None or len(shape) > rank + 2:
+        return True
+    return any(dim != 1 for dim in shape[-rank:])
+
+
+def _identity(scope: Scope, index: int, rank: int) -> Step:
+    return Step(index, 0)
+
+
+def _neg(scope: Scope, index: int, rank: int) -> Step:
+    return Step(index, 0, Affine(np.array(-1.0), np.array(0.0)))
+
+
+def _cast(scope: Scope, index: int, rank: int) -> Step | Reject:
+    if _keeps_type(scope, index):
+        return Step(index, 0)
+    known = {value: name for name, value in TensorProto.DataType.items() if value}
+    names = [known.get(kind, "an unknown type") for kind in _types(scope, index)]
+    return reject(scope, index, BETWEEN, f"{scope.nodes[index].op_type} of {names[0]} to {names[1]}", "linear operators only")
+
+
+def _types(scope: Scope, index: int) -> tuple[int, int]:
+    """The types that a Cast or CastLike reads and gives; 0 for an unknown one.  Raises AttributeReference."""
+    node = scope.nodes[index]
+    to = attributes(node)["to"] if is_op(node, "Cast") else scope.info(node.input[1]).elem_type
+    return scope.info(node.input[0]).elem_type, to
+
+
+def _keeps_type(scope: Scope, index: int) -> bool:
+    given, to = _types(scope, index)
+    return given == to != 0
+
+
+def _one_tensor(scope: Scope, index: int, rank: int) -> Step | None:
+    return Step(index, 0) if len(scope.nodes[index].input) == 1 else None
+
+
+def _same_shape(scope: Scope, index: int, rank: int) -> Step | None:
+    node = scope.nodes[index]
+    shapes = [scope.info(name).shape for name in (node.input[0], node.output[0])]
+    ones = scope.constant_ints(node.input[1])
+    same = shapes[0] == shapes[1] and shapes[0] is not None and None not in shapes[0]
+    return Step(index, 0) if same or ones is not None and len(ones) <= rank + 2 and set(ones) <= {1} else None
+
+
+def _dropout(scope: Scope, index: int, rank: int) -> Step | Reject:
+    node = scope.nodes[index]
+    mask = node.output[1] if len(node.output) > 1 else ""
+    if mask and (mask in scope.readers or mask in scope.outputs or mask in scope.captured):
+        return reject(scope, index, "mask", "a reader", "none")
+    if scope.opset >= 12 and len(node.input) > 2 and node.input[2]:
+        training = scope.constant_ints(node.input[2])
+        if training != (0,):
+            return reject(scope, index, "training_mode", training or "a computed tensor", "false")
+    return Step(index, 0)
+
+
+def _batch_normalization(scope: Scope, index: int, rank: int) -> Step | Reject:
+    node = scope.nodes[index]
+    values = attributes(node)
+    if values.get("training_mode", 0) or any(node.output[1:]):
+        return reject(scope, index, "form", "training", "inference")
+    if not values.get("spatial", 1):
+        return reject(scope, index, "spatial", 0, 1)
+    constants = [scope.constant(name) for name in node.input[1:5]]
+    if any(c is None for c in constants):
+        return Step(index, 0, None)
+    if len({c.shape for c in constants if c is not None}) > 1:
+        return reject(scope, index, "parameters", [list(c.shape) for c in constants if c is not None], "one shape")
+    scale, shift, mean, variance = (c.array().astype(np.float64) for c in constants if c is not None)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = scale / np.sqrt(variance + np.float64(values.get("epsilon", np.float32(1e-5))))
+        affine = Affine(factor, shift - factor * mean)
+    return _finite(scope, index, affine) or Step(index, 0, affine)
+
+
+def _finite(scope: Scope, index: int, affine: Affine | None) -> Reject | None:
+    """Why a map with infinities or NaN cannot move: the mean of infinities of both signs is NaN, an infinite mean not."""
+    if affine is None or affine.is_finite:
+        return None
+    return reject(scope, index, "constant operands", "a division by 0, infinity or NaN", "finite numbers")
+
+
+def _binary(scope: Scope, index: int, rank: int) -> Step | Reject | None:
+    """None when neither operand is the same at every position: then it joins two feature maps."""
+    node = scope.nodes[index]
+    uniform = [not varies_over_space(scope, name, rank) for name in node.input]
+    if not any(uniform):
+        if node.op_type in ("Mul", "Div"):
+            return reject(scope, index, "operands", "two that vary over space", "one that does not")
+        return None
+    constant = [u and scope.constant(name) is not None for u, name in zip(uniform, node.input, strict=True)]
+    candidates = constant if any(constant) else uniform
+    other = 1 if candidates[1] else 0
+    if node.op_type == "Div" and other == 0:
+        return reject(scope, index, "division by the data", "a nonlinear map", "division by a constant")
+    affine = _constant_affine(scope, node.op_type, node.input[other], other, rank)
+    return _finite(scope, index, affine) or Step(index, 1 - other, affine)
+
+
+def _constant_affine(scope: Scope, op_type: str, name: str, position: int, rank: int) -> Affine | None:
+    constant = scope.constant(name)
+    if constant is None:
+        return None
+    shape = (1,) * (rank + 2 - len(constant.shape)) + constant.shape
+    if shape[0] != 1:
+        return None  # differs between samples
+    value = constant.array().astype(np.float64).reshape(-1)
+    value = value[0] if shape[1] == 1 else value
+    one, zero = np.array(1.0), np.array(0.0)
+    if op_type == "Add":
+        return Affine(one, np.asarray(value))
+    if op_type == "Sub":
+        return Affine(one, np.asarray(-value)) if position == 1 else Affine(-one, np.asarray(value))
+    if op_type == "Mul":
+        return Affine(np.asarray(value), zero)
+    with np.errstate(divide="ignore"):
+        return Affine(np.asarray(1 / value), zero)
+
+
+def pad_numbers(scope: Scope, index: int, rank: int) -> tuple[Ints, float] | Reject:
+    """A Pad's pads on all axes, begins then ends, and the number it fills in.  Raises AttributeReference."""
+    node = scope.nodes[index]
+    values = attributes(node)
+    if scope.opset < 11:
+        pads, fill = tuple(values.get("pads", ())), float(values.get("value", 0.0))
+    else:
+        read = scope.constant_ints(node.input[1])
+        constant = scope.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        if read is None or (constant is None and len(node.input) > 2 and node.input[2]):
+            return reject(scope, index, "pads or value of Pad", "a computed tensor", "constants")
+        if constant is not None and constant.array().size != 1:
+            return reject(scope, index, "value of Pad", f"shape {list(constant.shape)}", "one number")
+        pads, fill = read, float(constant.array().reshape(-1)[0]) if constant is not None else 0.0
+        if len(node.input) > 3 and node.input[3]:
+            axes = scope.constant_ints(node.input[3])
+            if axes is None:
+                return reject(scope, index, "axes of Pad", "a computed tensor", "a constant")
+            if len(pads) != 2 * len(axes):
+                return reject(scope, index, "pads of Pad", list(pads), f"{2 * len(axes)} numbers")
+            full = [0] * (2 * (rank + 2))
+            for i, axis in enumerate(axes):
+                full[axis % (rank + 2)] = pads[i]
+                full[axis % (rank + 2) + rank + 2] = pads[len(axes) + i]
+            pads = tuple(full)
+    if len(pads) != 2 * (rank + 2):
+        return reject(scope, index, "pads of Pad", list(pads), f"{2 * (rank + 2)} numbers")
+    return pads, fill
+
+
+def _pad(scope: Scope, index: int, rank: int) -> Step | Reject:
+    numbers = pad_numbers(scope, index, rank)
+    if isinstance(numbers, Reject):
+        return numbers
+    pads, fill = numbers
+    half = len(pads) // 2
+    if any(pads) and not any((*pads[2:half], *pads[half + 2 :])):
+        return Step(index, 0, None)
+    mode = attributes(scope.nodes[index]).get("mode", b"constant").decode(errors="replace")
+    if any(pads) and mode != "constant":
+        return reject(scope, index, "mode of Pad", mode, "constant")
+    if any(pads) and fill != 0:
+        return reject(scope, index, "value of Pad", fill, 0)
+    if any((*pads[:2], *pads[half : half + 2])):
+        return reject(scope, index, "pads of Pad", list(pads), "zeros on the batch and channel axes")
+    return Step(index, 0, IDENTITY, (*pads[2:half], *pads[half + 2 :]))
+
+
+def _slice(scope: Scope, index: int, rank: int) -> Step | Reject:
+    node, values = scope.nodes[index], attributes(scope.nodes[index])
+    names = [*node.input[1:], "", "", "", ""][:4]
+    read = [values.get(key) for key in ("starts", "ends", "axes")] if scope.opset < 10 else map(scope.constant_ints, names)
+    starts, ends, axes, steps = [*read, None][:4]
+    shape = (len(starts),) if starts is not None else scope.info(names[0]).shape
+    if axes is None and not names[2] and shape and isinstance(shape[0], int):
+        axes = range(shape[0])
+    if axes is None:
+        return reject(scope, index, "axes of Slice", "a computed tensor", "a constant")
+    steps = (1,) * len(axes) if steps is None and not names[3] else steps
+    if any(numbers is not None and len(numbers) != len(axes) for numbers in (starts, ends, steps)):
+        return reject(scope, index, "starts, ends or steps of Slice", "others", f"{len(axes)} numbers")
+    sizes = scope.info(node.input[0]).shape or (None,) * (rank + 2)
+    cut = set()
+    for number, axis in enumerate(axes):
+        size = sizes[axis] if -len(sizes) <= axis < len(sizes) else None
+        end = size if isinstance(size, int) else WHOLE_AXIS
+        if starts is None or ends is None or steps is None or (starts[number], steps[number]) != (0, 1) or ends[number] < end:
+            cut.add(axis % (rank + 2))
+    return _along(scope, index, cut)
+
+
+def _along(scope: Scope, index: int, axes: Collection[int], result: int = 0) -> Step | Reject:
+    """A node that acts along these axes only, and at each position of the others alike."""
+    if any(axis > 1 for axis in axes):
+        condition = f"axes of {scope.nodes[index].op_type}"
+        return reject(scope, index, condition, ", ".join(map(str, sorted(axes))), "0 and 1, batch and channels, alone")
+    return Step(index, 0, None if axes else IDENTITY, result=result)
+
+
+def _gather(scope: Scope, index: int, rank: int) -> Step | Reject:
+    shape = scope.info(scope.nodes[index].input[1]).shape
+    if shape is None or len(shape) != 1:
+        return reject(scope, index, "axes of the indices of Gather", "unknown" if shape is None else len(shape), 1)
+    return _along(scope, index, {attributes(scope.nodes[index]).get("axis", 0) % (rank + 2)})
+
+
+def _split(scope: Scope, index: int, rank: int) -> Step | Reject:
+    names = scope.nodes[index].output
+    used = [number for number, name in enumerate(names) if is_used(scope, name)]
+    axes = {attributes(scope.nodes[index]).get("axis", 0) % (rank + 2)} if len(names) > 1 else set()
+    if len(used) > 1 and max(axes) < 2:
+        return reject(scope, index, "results of Split that are read", len(used), "one, or all by averages that are alike")
+    return _along(scope, index, axes, used[0])
+
+
+def is_used(scope: Scope, name: str) -> bool:
+    """Whether anything reads a tensor."""
+    return bool(name) and (name in scope.readers or name in scope.outputs or name in scope.captured)
+
+
+def _reduction(scope: Scope, index: int, rank: int) -> Step | Reject | None:
+    """None for one that drops axes, or is over space: then it is an average of its own."""
+    values = attributes(scope.nodes[index])
+    axes = axes_of(scope, index, values)
+    if isinstance(axes, Reject):
+        return axes
+    over = {axis % (rank + 2) for axis in axes}
+    return Step(index, 0, None) if over and over <= {0, 1} and values.get("keepdims", 1) == 1 else None
+
+
+def _view(scope: Scope, index: int, rank: int) -> Step | Reject:
+    chain = [index]
+    while len(chain) < MAX_CHAIN and (producer := scope.producer.get(scope.nodes[chain[-1]].input[0])) is not None:
+        if not is_op(scope.nodes[producer], *VIEWS):
+            break
+        chain.append(producer)
+    order = channel_order(scope, chain[::-1], rank)
+    if isinstance(order, Reject):
+        return order
+    return Step(index, 0, None if order else IDENTITY, before=tuple(chain[1:]), channels=order)
+
+
+@dataclass(frozen=True)
+class LinearOp:
+    """A linear operator: how a node of it is read, and what every search that meets one has to know.
+
+    step: what a node does as a linear map; its arguments are those of `linear_step`.  binary: any input may carry the data, else
+    the first.  apart: it is no map per channel, so that no node of the operator fuses it.  idle: it hands its input on as it is,
+    at inference.  neutral: the constant operand with which it does; commutes: whichever input that is.
+    """
+
+    step: Callable[[Scope, int, int], Step | Reject | None]
+    binary: bool = False
+    apart: bool = False
+    idle: bool = False
+    neutral: float | None = None
+    commutes: bool = False
+
+
+OPS: dict[str, LinearOp] = {
+    "Identity": LinearOp(_identity, idle=True),
+    "Dropout": LinearOp(_dropout, idle=True),
+    "BatchNormalization": LinearOp(_batch_normalization),
+    "Add": LinearOp(_binary, binary=True, neutral=0, commutes=True),
+    "Sub": LinearOp(_binary, binary=True, neutral=0),
+    "Mul": LinearOp(_binary, binary=True, neutral=1, commutes=True),
+    "Div": LinearOp(_binary, binary=True, neutral=1),
+    "Neg": LinearOp(_neg),
+    "Cast": LinearOp(_cast),
+    "CastLike": LinearOp(_cast),
+    "Pad": LinearOp(_pad, apart=True),
+    "Slice": LinearOp(_slice, apart=True),
+    "Gather": LinearOp(_gather, apart=True),
+    "Split": LinearOp(_split, apart=True),
+    **dict.fromkeys(("ReduceMean", "ReduceSum"), LinearOp(_reduction, apart=True)),
+    **dict.fromkeys(("Expand", "Tile"), LinearOp(_same_shape, apart=True)),
+    **dict.fromkeys(("Concat", "Max", "Mean", "Min", "Sum"), LinearOp(_one_tensor, binary=True, apart=True)),
+    **dict.fromkeys(VIEWS, LinearOp(_view, apart=True)),
+}
+"""Every linear operator: to add one is to add a line here, and the function that reads it."""
+
+
+def op_of(node: NodeProto) -> LinearOp | None:
+    """The node's operator, None if it is none of `OPS`."""
+    return OPS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+
+
+def is_map(scope: Scope, index: int) -> bool:
+    """Whether a node's operator may be a map per channel."""
+    op = op_of(scope.nodes[index])
+    if op is None or op.apart:
+        return False
+    return op.step is not _cast or isinstance(known_step(scope, index, 0), Step)

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator's nodes, as an earlier run wrote them, back to standard operators: with --lowering direct, fused or auto.
+
+    x - ReluConvAvgPoolAdd        x - Relu - AveragePool - Conv - Add
+
+A prologue and an epilogue become nodes of their own; pooling and convolution become AveragePool and Conv, or, where that is asked
+for or cheaper, the one Conv that equals both (`geometry.pool_last`).  Conditions: (1) no attribute refers to a function's; (2) of
+a scale and shift, the number of channels and the type are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from convpool.algebra.affine import keeps, outside
+from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal, fuse_kernel, pool_last, refuse
+from convpool.algebra.lowering import Layer, Lowering, Runtime, conv_cost, lower, lowering_cost, nominal_size
+from convpool.algebra.parts import LAYOUTS, Parts, to_channels_first, to_channels_last
+from convpool.ir import schema
+from convpool.ir.constants import Constant
+from convpool.ir.edit import Edit
+from convpool.ir.index import Scope, spatial_size
+from convpool.ir.protos import attributes, label
+from convpool.report import Log, SiteReport
+from convpool.rules.base import Context, Pass, Plan, Reject, Site, reject, rejection
+from convpool.rules.pool_first.rule import ENOUGH
+from convpool.rules.seen import in_short
+
+PATTERN = "conv_avg_pool"
+
+
+@dataclass(frozen=True)
+class LowerPlan(Plan):
+    """A node of the operator, what it does, and its new form.  box: the convolution and the pooling behind it, if any."""
+
+    node: int
+    parts: Parts
+    pool: PoolSpec
+    conv: ConvSpec
+    lowering: Lowering
+    weight: Constant | None
+    box: tuple[ConvSpec, PoolSpec] | None
+    fallback: Reject | None = None
+
+    @property
+    def own(self) -> frozenset[int]:
+        """The node."""
+        return frozenset((self.node,))
+
+    @property
+    def convolutions(self) -> tuple[int, ...]:
+        """The node."""
+        return (self.node,)
+
+
+class LowerOperator(Pass):
+    """Every node of the operator, unless the lowering is the operator."""
+
+    names = ("lower_operator",)
+
+    def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
+        """The operator's nodes."""
+        if context.options.lowering != "convavgpool":
+            yield from (Site(scope, index) for index, node in enumerate(scope.nodes) if schema.is_operator(node))
+
+    def check(self, site: Site, context: Context) -> LowerPlan | Reject:
+        """The plan for a node, or why it stays.  Raises AttributeReference."""
+        scope, node = site.scope, site.scope.nodes[site.root]
+        values, parts = attributes(node), schema.parts_of(node)
+        pool, conv = schema.specs_of(values)
+        for spec in (pool, conv):
+            if {len(spec.strides), len(spec.dilations), len(spec.pads) // 2} != {conv.rank} or len(spec.pads) % 2:
+                return reject(scope, site.root, "attributes", str(spec), f"numbers for {conv.rank} axes")
+        if parts.affine:
+            shift = scope.info(node.input[4])
+            if not shift.elem_type or not shift.shape or not isinstance(shift.shape[0], int):
+                return reject(scope, site.root, "type and shape of the shift", "unknown", "known ones")
+        shape = scope.info(node.input[1]).shape
+        if shape is not None and len(shape) != conv.rank + 2:
+            return reject(scope, site.root, "shape of the weights", list(shape), f"one of rank {conv.rank + 2}")
+        if shape is not None and any(
+            isinstance(dim, int) and dim != k for dim, k in zip(shape[1:-1], conv.kernel_shape, strict=True)
+        ):
+            return reject(scope, site.root, "shape of the weights", list(shape), f"kernel_shape {list(conv.kernel_shape)}")
+        direct = Lowering("direct", None if _is_idle(pool) else pool, conv)
+        plan = LowerPlan(scope, site.root, parts, pool, conv, direct, scope.weights(node.input[1]), pool_last(pool, conv))
+        return _with_macs(plan) if context.options.lowering == "direct" else _with_fused(plan, context.options.lowering)
+
+    def apply(self, plan: LowerPlan, edit: Edit) -> None:
+        """Put the standard nodes in the place of the operator's."""
+        edit.replace(plan.node, plan.own, _Writer(plan, edit).run())
+        edit.lowered_operator()
+
+    def rewritten(self, plan: LowerPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
+        """Report the node."""
+        found, name = plan.lowering, label(plan.scope.nodes[plan.node])
+        site = SiteReport(
+            name, "", PATTERN, "rewritten", found.name, None, found.macs_before, found.macs_after, plan.scope.path, times
+        )
+        log.rewritten(replace(site, fallback=plan.fallback.why if plan.fallback else None), None)
+
+    def kept(self, site: Site, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
+        """Report a node that stays."""
+        name = label(site.scope.nodes[site.root])
+        found = SiteReport(name, "", PATTERN, "excluded", None, "excluded by name", None, None, site.scope.path)
+        if verdict is not None:
+            found = replace(found, status="rejected", reason=str(verdict), obstacle=in_short(verdict))
+        log.kept(found)
+
+
+def _is_idle(pool: PoolSpec) -> bool:
+    """Whether a pooling gives what it takes."""
+    return pool.taps == 1 and not any(pool.pads) and all(stride == 1 for stride in pool.strides)
+
+
+def _layer(plan: LowerPlan, conv: ConvSpec) -> Layer:
+    """The node's convolution, or the one that the pooling follows, as the algebra sees it."""
+    shape = plan.scope.info(plan.scope.nodes[plan.node].input[1]).shape or ()
+    known = tuple(dim for dim in shape if isinstance(dim, int))
+    channels = (known[0], known[-1]) if len(known) == conv.rank + 2 else (64, 64)
+    x_last, _ = LAYOUTS[schema.layout_of(plan.scope.nodes[plan.node])]
+    size = spatial_size(plan.scope, plan.scope.nodes[plan.node].input[0], conv.rank, first_axis=1 if x_last else 2)
+    return Layer(conv, (*channels, *conv.kernel_shape), size, plan.weight is not None)
+
+
+def _with_fused(plan: LowerPlan, request: str) -> LowerPlan:
+    """The plan with one Conv where that is exact and pays, for auto by cost; else with AveragePool and Conv, and why."""
+    if plan.lowering.pool is None:
+        return _with_macs(plan)  # nothing to average
+    found = _fused(plan, by_cost=request == "auto")
+    if isinstance(found, Lowering):
+        return _with_macs(replace(plan, lowering=found))
+    return replace(_with_macs(plan), fallback=rejection(plan.scope, plan.node, found) if request == "fused" else None)
+
+
+def _fused(plan: LowerPlan, by_cost: bool) -> Lowering | Refusal:
+    """The one Conv of a node, or why there is none.  by_cost: it has to take less time than AveragePool and Conv."""
+    if plan.box is None:
+        return refuse("pads of the convolution", list(plan.conv.pads), "none that the pooling reaches over")
+    conv, pool = plan.box
+    layer = _layer(plan, conv)
+    found = lower(layer, pool, "fused", Runtime())
+    if isinstance(found, Refusal):
+        return found
+    assert plan.weight is not None
+    half = np.dtype(np.float16)
+    if plan.weight.data_type == TensorProto.FLOAT16 and not keeps(plan.weight.array().astype(np.float64) / pool.taps, half):
+        return outside("fused weights")
+    size = layer.size or nominal_size(conv, pool)
+    fused, direct = (lowering_cost(item, layer, size, 4) for item in (found, plan.lowering))
+    before = conv_cost(conv, layer.weight_shape, size, 4)
+    if fused.macs > ENOUGH * before.macs or by_cost and fused.time >= direct.time:
+        return refuse("saves too little as fused", f"{fused.macs:,} multiply-adds", f"at most {ENOUGH:g} of {before.macs:,}")
+    return found
+
+
+def _with_macs(plan: LowerPlan) -> LowerPlan:
+    """The plan with its multiply-adds, where sizes are known."""
+    layer = _layer(plan, plan.conv)
+    if layer.size is None:
+        return plan
+    before = lowering_cost(Lowering("direct", plan.pool, plan.conv), layer, layer.size, 4).macs
+    after = lowering_cost(plan.lowering, layer, layer.size, 4).macs
+    return replace(plan, lowering=replace(plan.lowering, macs_before=before, macs_after=after))
+
+
+class _Writer:
+    """The standard nodes of one plan."""
+
+    def __init__(self, plan: LowerPlan, edit: Edit) -> None:
+        self._plan, self._edit = plan, edit
+        self._old = plan.scope.nodes[plan.node]
+        self._nodes: list[NodeProto] = []
+
+    def run(self) -> list[NodeProto]:
+        """The nodes in order; the last gives what the operator's node gave."""
+        parts, names = self._plan.parts, dict(zip(self._plan.parts.inputs, self._old.input, strict=False))
+        x_last, y_last = LAYOUTS[schema.layout_of(self._old)]
+        rank = self._plan.conv.rank
+        x = self._permute(names["X"], x_last, to_channels_first(rank))
+        if parts.affine:
+            x = self._affine(x, names["scale"], names["shift"])
+        if parts.prologue:
+            x = self._add(parts.prologue, [x], "activated", **_alpha(parts.prologue, parts.prologue_alpha))
+        if (pool := self._plan.lowering.pool) is not None:
+            more = {"dilations": pool.dilations} if any(d > 1 for d in pool.dilations) else {}
+            windows = {"kernel_shape": pool.kernel_shape, "strides": pool.strides, "pads": pool.pads, **more}
+            x = self._add("AveragePool", [x], "pooled", count_include_pad=1, **windows)
+        inputs = [x, self._weight(), *((names["B"],) if names.get("B") else ())]
+        conv = self._plan.lowering.conv
+        windows = {"kernel_shape": conv.kernel_shape, "strides": conv.strides, "pads": conv.pads, "dilations": conv.dilations}
+        y = self._add("Conv", inputs, "convolved", group=conv.group, **windows)
+        node = self._nodes[-1]
+        node.name = self._old.name
+        if self._old.doc_string:
+            node.doc_string = self._old.doc_string
+        node.metadata_props.extend(self._old.metadata_props)
+        if parts.residual:
+            y = self._add("Add", [y, self._permute(names["R"], y_last, to_channels_first(rank))], "sum")
+        if parts.epilogue:
+            y = self._add(parts.epilogue, [y], "result", **_alpha(parts.epilogue, parts.epilogue_alpha))
+        self._permute(y, y_last, to_channels_last(rank))
+        self._nodes[-1].output[0] = self._old.output[0]
+        return self._nodes
+
+    def _permute(self, name: str, permuted: bool, perm: list[int]) -> str:
+        return self._add("Transpose", [name], "permuted", perm=perm) if permuted else name
+
+    def _add(self, op_type: str, inputs: list[str], what: str, **values: Any) -> str:
+        output = self._edit.fresh(f"{self._old.output[0]}_{what}")
+        self._nodes.append(helper.make_node(op_type, inputs, [output], **values))
+        return output
+
+    def _affine(self, x: str, scale: str, shift: str) -> str:
+        """As the operator's function has it: BatchNormalization of mean 0 and variance 1."""
+        info = self._plan.scope.info(shift)
+        assert info.shape is not None and isinstance(info.shape[0], int)
+        zeros = np.zeros(info.shape[0], helper.tensor_dtype_to_np_dtype(info.elem_type))
+        values = []
+        for what, array in (("mean", zeros), ("variance", np.ones_like(zeros))):
+            key = (what, info.elem_type, info.shape)
+            values.append(self._edit.shared(key, partial(np.copy, array), f"{shift}_{what}", self._nodes))
+        return self._add("BatchNormalization", [x, scale, shift, *values], "scaled", epsilon=0.0)
+
+    def _weight(self) -> str:
+        """Weights [M, C/group, kernel...]: a constant, or a Transpose of computed ones."""
+        plan, name = self._plan, self._old.input[1]
+        if plan.weight is None:
+            return self._add("Transpose", [name], "weight", perm=schema.weight_perm(plan.conv.rank))
+        weight = plan.weight
+        if plan.lowering.name != "fused":
+            return self._edit.shared((name,), lambda: np.moveaxis(weight.array(), -1, 1), f"{name}_channels_first", self._nodes)
+        assert plan.box is not None
+        box = plan.box
+
+        def fused() -> np.ndarray:
+            array = np.moveaxis(weight.array(), -1, 1)
+            return fuse_kernel(array, *box).astype(array.dtype)
+
+        return self._edit.shared((name, plan.conv, plan.pool), fused, f"{name}_fused", self._nodes)
+
+
+def _alpha(activation: str, alpha: float) -> dict[str, float]:
+    return {"alpha": alpha} if activation == "LeakyRelu" else {}

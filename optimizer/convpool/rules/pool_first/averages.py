@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Averages over windows, however a model writes them: `FORMS` has a line for each way, and each a recogniser of its own.
+
+| written as | window |
+|---|---|
+| AveragePool | kernel_shape |
+| GlobalAveragePool | the feature map |
+| a box filter: a depthwise Conv with equal weights | its kernel |
+| the mean of strided Slices (`means`) | one element per Slice |
+| ReduceMean, ReduceSum, around them what rearranges (`means`) | what is reduced, per axis |
+| Resize to one half | 2 |
+
+A box filter is a depthwise Conv whose weights are all one number w: it gives w times the number of its taps, times the
+average.  Its zeros in front count, as those of an AveragePool with count_include_pad = 1.
+
+The first three are exact to move when (1) no window reaches into padding, given or automatic, since outside the feature map
+stand zeros and not what the convolution would give there, and (2) all windows lie inside: ceil_mode adds no partial one, and
+the window fits the map.  A box filter besides has (3) no bias.
+
+A Resize to one half is an average too.  Linear interpolation at the positions of `half_pixel`, 2 i + 1/2, is the mean of
+elements 2 i and 2 i + 1: an AveragePool of window and stride 2.  It is when (1) each spatial size is halved or kept, and batch
+and channels are kept; (2) the mode is linear, without antialias; (3) the coordinates are half_pixel, or pytorch_half_pixel
+where more than one element remains (that takes the first element else); (4) the sizes halved are static and even, since
+runtimes differ in the scale that they take for odd ones.
+
+An average of an average is one where their windows make one, and nothing else reads what is between (`_composed`): per axis,
+of window k, stride s and dilation d, behind it k', s', d',
+
+    mean_j mean_l x[(i s' + d' j) s + d l],    one window of k k' elements where d' s = k d, or k = 1, or k' = 1
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from convpool.algebra.affine import holds
+from convpool.algebra.geometry import Ints, PoolSpec
+from convpool.ir.index import Scope, spatial_size
+from convpool.ir.protos import FLOATS, attributes, is_op, known_attributes
+from convpool.rules.base import Reject, malformed, reject
+from convpool.rules.convs import Pooling, conv_leaf
+from convpool.rules.pool_first import means
+
+
+def may_be_average_pool(scope: Scope, index: int) -> str | None:
+    """What node `index` averages, None where it is no AveragePool."""
+    node = scope.nodes[index]
+    return node.input[0] if is_op(node, "AveragePool") else None
+
+
+def may_be_global(scope: Scope, index: int) -> str | None:
+    """What node `index` averages, None where it is no GlobalAveragePool."""
+    node = scope.nodes[index]
+    return node.input[0] if is_op(node, "GlobalAveragePool") else None
+
+
+def may_be_box_filter(scope: Scope, index: int) -> str | None:
+    """What node `index` averages, None where it is no depthwise Conv with equal weights."""
+    node = scope.nodes[index]
+    return node.input[0] if is_op(node, "Conv") and _box_weight(scope, index) is not None else None
+
+
+def global_average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling:
+    """A GlobalAveragePool."""
+    node = scope.nodes[index]
+    return Pooling(index, (index,), node.input[0], node.output[0], "global", None)
+
+
+def average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling | Reject:
+    """An AveragePool whose windows lie inside of the map, or why they do not."""
+    node = scope.nodes[index]
+    values = attributes(node)
+    kernel = tuple(values["kernel_shape"])
+    if len(kernel) != rank:
+        return reject(scope, index, "kernel_shape", kernel, f"{rank} dimensions, as the convolution has")
+    if (wrong := malformed(scope, index, values, rank)) is not None:
+        return wrong
+    ones, zeros = (1,) * rank, (0,) * (2 * rank)
+    strides, dilations = tuple(values.get("strides") or ones), tuple(values.get("dilations") or ones)
+    auto_pad = values.get("auto_pad", b"NOTSET").decode(errors="replace")
+    pads = tuple(values.get("pads") or zeros) if auto_pad == "NOTSET" else zeros
+    spec = PoolSpec(kernel, strides, pads, dilations)
+    ceil = bool(values.get("ceil_mode", 0)) and not auto_pad.startswith("SAME")
+    if (wrong := _padded(scope, index, spec, size, ceil)) is not None:
+        return wrong
+    windows = _extents(spec)
+    if auto_pad.startswith("SAME"):
+        # SAME gives ceil(size / stride) windows; none of them is padded where they all fit.
+        if size is None and any(w > 1 or s > 1 for w, s in zip(windows, strides, strict=True)):
+            return reject(scope, index, "auto_pad", f"{auto_pad} on an unknown size", "no padding")
+        for n, window, stride in zip(size or (), windows, strides, strict=size is not None):
+            if (math.ceil(n / stride) - 1) * stride + window > n:
+                return reject(scope, index, "auto_pad", f"{auto_pad}, which pads size {n}", "no padding")
+    elif ceil:
+        if size is None and any(s > 1 for s in strides):
+            return reject(scope, index, "ceil_mode", "1 on an unknown size", "windows that all lie inside")
+        for n, window, stride in zip(size or (), windows, strides, strict=size is not None):
+            if (n - window) % stride:
+                return reject(scope, index, "ceil_mode", f"a partial window on size {n}", "windows that all lie inside")
+    return Pooling(index, (index,), node.input[0], node.output[0], "pool", PoolSpec(kernel, strides, zeros, dilations))
+
+
+def box_filter(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling | Reject | None:
+    """A box filter whose windows lie inside of the map, or why they do not."""
+    node, weight = scope.nodes[index], _box_weight(scope, index)
+    if weight is None:
+        return None
+    leaf = conv_leaf(scope, index, rank)
+    if isinstance(leaf, Reject):
+        return leaf
+    conv = leaf.conv
+    spec = PoolSpec(conv.kernel_shape, conv.strides, conv.pads, conv.dilations)
+    if (wrong := _padded(scope, index, spec, size, ceil=False)) is not None:
+        return wrong
+    if len(node.input) > 2 and node.input[2] and (leaf.bias is None or leaf.bias.array().any()):
+        return reject(scope, index, "bias of a box filter", "numbers", "none, or zeros")
+    factor = weight * conv.taps
+    assert leaf.weight is not None
+    if math.isclose(factor, 1, rel_tol=leaf.weight.unit_roundoff):
+        factor = 1.0
+    spec = PoolSpec(conv.kernel_shape, conv.strides, (0,) * (2 * rank), conv.dilations)
+    return Pooling(index, (index,), node.input[0], node.output[0], "box_filter", spec, factor=factor)
+
+
+def _box_weight(scope: Scope, index: int) -> float | None:
+    """The one number in the weights of a depthwise convolution of more than one tap; None where it is none, or they differ."""
+    node, values = scope.nodes[index], known_attributes(scope.nodes[index])
+    weight = scope.constant(node.input[1])
+    if values is None or weight is None or len(weight.shape) < 3 or math.prod(weight.shape[2:]) < 2:
+        return None
+    if weight.shape[1] != 1 or values.get("group", 1) != weight.shape[0]:
+        return None
+    array = weight.array()
+    number = float(array.reshape(-1)[0])
+    return number if number and math.isfinite(number) and (array == array.reshape(-1)[0]).all() else None
+
+
+def _padded(scope: Scope, index: int, spec: PoolSpec, size: Ints | None, ceil: bool) -> Reject | None:
+    """Why windows do not fit the map, or reach into the padding that `spec` gives."""
+    windows = _extents(spec)
+    if size is not None and any(n < w for n, w in zip(size, windows, strict=True)):
+        return reject(scope, index, "window", windows, f"no larger than the feature map, {list(size)}")
+    if any(spec.pads) and (ceil or not _unreached(spec.pads, size, windows, spec.strides)):
+        return reject(scope, index, "pooling pads", list(spec.pads), "no padding")
+    return None
+
+
+def _extents(spec: PoolSpec) -> list[int]:
+    return [d * (k - 1) + 1 for k, d in zip(spec.kernel_shape, spec.dilations, strict=True)]
+
+
+def _unreached(pads: Ints, size: Ints | None, windows: list[int], strides: Ints) -> bool:
+    """Whether the pads change nothing: none at the begin, and at the end too few for one more window.
+
+    Exporters to opset 9, which has no ceil_mode, write it so.
+    """
+    rank = len(windows)
+    if size is None or any(pads[:rank]):
+        return False
+    return all(
+        n >= w and (n + pad - w) // s == (n - w) // s for n, pad, w, s in zip(size, pads[rank:], windows, strides, strict=True)
+    )
+
+
+HALF_PIXEL_OPSET = 11
+"""The first opset whose Resize has other coordinates than 2 i."""
+
+
+def may_be_half(scope: Scope, index: int) -> str | None:
+    """The tensor that a Resize makes smaller; None for any other node, or where its scales are computed."""
+    node = scope.nodes[index]
+    scales = _scales(scope, index) if is_op(node, "Resize") else None
+    smaller = scales is not None and all(scale <= 1 for scale in scales) and any(scale < 1 for scale in scales)
+    return node.input[0] if smaller else None
+
+
+def recognise_half(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling | Reject | None:
+    """The mean over 2 elements of each axis that a Resize makes half as long, or why it is another."""
+    node, scales = scope.nodes[index], _scales(scope, index)
+    values = attributes(node)
+    if scales is None:
+        return None
+    if len(scales) != rank + 2 or any(s != 1 for s in scales[:2]) or any(s not in (1, 0.5) for s in scales[2:]):
+        return reject(scope, index, "scales", [round(s, 6) for s in scales], "1/2 or 1 on spatial axes")
+    mode = values.get("mode", b"nearest").decode(errors="replace")
+    if mode != "linear":
+        return reject(scope, index, "mode", mode, "linear")
+    if values.get("antialias", 0):
+        return reject(scope, index, "antialias", 1, 0)
+    default = b"half_pixel" if scope.opset >= HALF_PIXEL_OPSET else b"asymmetric"
+    coordinates = values.get("coordinate_transformation_mode", default).decode(errors="replace")
+    if coordinates not in ("half_pixel", "pytorch_half_pixel"):
+        return reject(scope, index, "coordinate_transformation_mode", coordinates, "half_pixel or pytorch_half_pixel")
+    if size is None:
+        return reject(scope, index, "size of the Resize's input", "unknown", "static spatial sizes")
+    kernel = tuple(2 if scale == 0.5 else 1 for scale in scales[2:])
+    if any(n % k for n, k in zip(size, kernel, strict=True)):
+        return reject(scope, index, "size halved", list(size), "even numbers; runtimes scale odd ones differently")
+    if coordinates == "pytorch_half_pixel" and any(n == k == 2 for n, k in zip(size, kernel, strict=True)):
+        return reject(scope, index, "elements that pytorch_half_pixel leaves", 1, "more")
+    spec = PoolSpec(kernel, kernel, (0,) * (2 * rank), (1,) * rank)
+    return Pooling(index, (index,), node.input[0], node.output[0], "resize", spec)
+
+
+def _scales(scope: Scope, index: int) -> tuple[float, ...] | None:
+    """What a Resize multiplies each size by, as far as constants tell; of `sizes`, beside a shape that is known on those axes."""
+    node = scope.nodes[index]
+    inputs = list(node.input)
+    shape = scope.info(inputs[0]).shape
+    given = {item.name: item for item in node.attribute}
+    position = 1 if scope.opset < HALF_PIXEL_OPSET else 2
+    numbers = scope.constant(inputs[position]) if len(inputs) > position and inputs[position] else None
+    axes = tuple(given["axes"].ints) if "axes" in given else None
+    if numbers is not None and numbers.shape != (0,):
+        found = tuple(float(value) for value in numbers.array().reshape(-1))
+    else:
+        sizes = scope.constant_ints(inputs[3]) if len(inputs) > 3 and inputs[3] else None
+        policy = given.get("keep_aspect_ratio_policy")
+        if sizes is None or shape is None or policy is not None and policy.s != b"stretch":
+            return None
+        old = [shape[axis] for axis in axes] if axes is not None else list(shape)
+        if len(old) != len(sizes):
+            return None
+        found = tuple(n / dim for n, dim in zip(sizes, old, strict=True) if isinstance(dim, int) and dim > 0)
+        if len(found) != len(old):
+            return None
+    if axes is None:
+        return found
+    if shape is None or len(found) != len(axes):
+        return None
+    full = dict(zip((axis % len(shape) for axis in axes), found, strict=True))
+    return tuple(full.get(axis, 1.0) for axis in range(len(shape)))
+
+
+MayBe = Callable[[Scope, int], "str | None"]
+"""The tensor that would be averaged if a node ends an average; cheap, and no conditions checked."""
+Recognise = Callable[[Scope, int, int, "Ints | None"], "Pooling | Reject | None"]
+"""The average that a node ends; a Reject where it is one but not exact to move, None where it is none.
+
+Arguments: the scope; the node; the number of spatial axes; the spatial sizes of the tensor averaged, None where any is unknown.
+Raises AttributeReference.
+"""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to write an average.  kind: what a report calls it until it is recognised, which may tell more."""
+
+    kind: str
+    may_be: MayBe
+    recognise: Recognise
+
+
+FORMS = (
+    Form("pool", may_be_average_pool, average_pool),
+    Form("global", may_be_global, global_average_pool),
+    Form("box_filter", may_be_box_filter, box_filter),
+    Form("slice_mean", means.may_be_mean, means.recognise_mean),
+    Form("global", means.may_be_reduction, means.recognise_reduction),
+    Form("resize", may_be_half, recognise_half),
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What may be an average of the tensor `input`, written as `form` and ended by node `root`."""
+
+    form: Form
+    root: int
+    input: str
+
+
+def candidates(scope: Scope) -> Iterator[tuple[Candidate, ...]]:
+    """What may be averages in a scope, in the order of their ends: each with those directly before it, the last one first."""
+    found: dict[int, Candidate] = {}
+    for index in range(len(scope.nodes)):
+        for form in FORMS:
+            if (tensor := form.may_be(scope, index)) is not None:
+                found[index] = Candidate(form, index, tensor)
+                break
+    before = {index: producer for index, item in found.items() if (producer := _before(scope, item)) in found}
+    for index in sorted(found.keys() - set(before.values())):
+        chain = [found[index]]
+        while chain[-1].root in before:
+            chain.append(found[before[chain[-1].root]])
+        yield tuple(chain)
+
+
+def recognise(scope: Scope, chain: Sequence[Candidate], rank: int) -> Pooling | Reject | None:
+    """The average that the first of a chain is, taken together with those behind it as far as they make one window.
+
+    chain: of `candidates`, the last one first.  rank: number of spatial axes.  Raises AttributeReference.
+    """
+    size = spatial_size(scope, chain[-1].input, rank)
+    found = _single(scope, chain[-1], rank, size)
+    if found is None and len(chain) > 1:
+        return recognise(scope, chain[:-1], rank)
+    for item in reversed(chain[:-1]):
+        if not isinstance(found, Pooling) or found.spec is None or found.squeeze or found.input != chain[-1].input:
+            break
+        # By the window's own arithmetic: shape inference does not see through all that gives a Slice its bounds.
+        between = None if size is None else found.spec.output_size(size)
+        outer = _single(scope, item, rank, between)
+        both = _composed(scope, found, outer, size, between) if isinstance(outer, Pooling) else None
+        if both is None:
+            break
+        found = both
+    return found
+
+
+def average_of(scope: Scope, name: str, rank: int) -> Pooling | None:
+    """The average that one node alone makes of a tensor, which nothing else reads; None where there is none."""
+    for form in FORMS if scope.sole_reader(name) is None else ():
+        root = scope.readers[name][0]
+        if form.may_be(scope, root) == name:
+            found = _single(scope, Candidate(form, root, name), rank, spatial_size(scope, name, rank))
+            return found if isinstance(found, Pooling) and found.nodes == (root,) else None
+    return None
+
+
+def _before(scope: Scope, item: Candidate) -> int | None:
+    """The node that gives what is averaged, if the average alone reads that.
+
+    Not a Conv, which is more than an average: it takes another one in front of itself.
+    """
+    producer = scope.producer.get(item.input)
+    if producer is None or is_op(scope.nodes[producer], "Conv"):
+        return None
+    readers = scope.readers.get(item.input, ())
+    alone = scope.sole_reader(item.input) is None
+    slices = item.form.kind == "slice_mean" and all(is_op(scope.nodes[reader], "Slice") for reader in readers)
+    return producer if alone or slices else None
+
+
+def _single(scope: Scope, item: Candidate, rank: int, size: Ints | None) -> Pooling | Reject | None:
+    found = item.form.recognise(scope, item.root, rank, size)
+    if isinstance(found, Pooling) and found.factor != 1:
+        elem_type = scope.info(found.input).elem_type
+        if elem_type not in FLOATS:
+            kind = (TensorProto.DataType.Name(elem_type), "floating point") if elem_type else ("unknown", "a known one")
+            return reject(scope, item.root, "type of the average", *kind)
+        if not holds(np.array(found.factor), helper.tensor_dtype_to_np_dtype(elem_type)):
+            return reject(scope, item.root, "factor of the average", found.factor, "a number that the type has")
+    return found
+
+
+def _composed(scope: Scope, inner: Pooling, outer: Pooling, size: Ints | None, between: Ints | None) -> Pooling | None:
+    """`outer` of `inner` as one average; None where it is none, or another node reads what is between.
+
+    size, between: spatial sizes of what `inner` averages, and of what it gives, None where unknown.
+    """
+    name = outer.input
+    inside = set(scope.readers.get(name, ())) <= set(outer.nodes) and name not in scope.outputs | scope.captured
+    if inner.spec is None or inner.output != name or not inside:
+        return None
+    window = outer.spec
+    if window is None:
+        if between is None:
+            return None
+        window = PoolSpec(between, between, (0,) * len(between) * 2, (1,) * len(between))
+    spec = _one_window(inner.spec, window)
+    if spec is None:
+        return None
+    whole = outer.spec is None and spec.kernel_shape == size
+    return replace(
+        outer,
+        nodes=tuple(sorted((*inner.nodes, *outer.nodes))),
+        input=inner.input,
+        kind=outer.kind if whole or outer.kind != "global" else "mean",
+        spec=None if whole else spec,
+        factor=inner.factor * outer.factor,
+    )
+
+
+def _one_window(inner: PoolSpec, outer: PoolSpec) -> PoolSpec | None:
+    """The window of `outer` behind `inner`; None where their elements do not follow one another at one distance."""
+    kernel, dilations = [], []
+    for i in range(inner.rank):
+        k, s, d = inner.kernel_shape[i], inner.strides[i], inner.dilations[i]
+        if k > 1 and outer.kernel_shape[i] > 1 and outer.dilations[i] * s != k * d:
+            return None
+        kernel.append(k * outer.kernel_shape[i])
+        dilations.append(d if k > 1 else outer.dilations[i] * s)
+    strides = tuple(a * b for a, b in zip(inner.strides, outer.strides, strict=True))
+    ones = tuple(d if k > 1 else 1 for k, d in zip(kernel, dilations, strict=True))
+    return PoolSpec(tuple(kernel), strides, outer.pads, ones)

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sites and plans of a pair, the nodes that a plan becomes, and its report.
+
+A plan becomes poolings and convolutions in the lowerings that it has chosen.  The pooling's output keeps its name, the new
+convolution the old one's name, doc string and metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from convpool.algebra.affine import IDENTITY
+from convpool.algebra.geometry import ConvSpec, PoolSpec, fuse_kernel
+from convpool.algebra.lowering import Lowering, conv_cost
+from convpool.ir import schema
+from convpool.ir.edit import Edit
+from convpool.ir.protos import AttributeReference, label
+from convpool.ir.schema import OP_TYPE, VERSION
+from convpool.report import Log, SiteReport
+from convpool.rules.base import Pass, Plan, Reject, Site
+from convpool.rules.convs import (
+    ConvLeaf,
+    JoinTree,
+    Moved,
+    OpaqueLeaf,
+    Pooling,
+    Tree,
+    conv_leaf,
+    conv_leaves,
+    conv_rank,
+    folded,
+    tree_nodes,
+)
+from convpool.rules.pool_first.averages import Candidate
+from convpool.rules.pool_first.trace import Shapes, rewire
+from convpool.rules.seen import in_short, in_words
+
+
+class Emitter:
+    """The nodes of one plan, inputs first."""
+
+    def __init__(self, edit: Edit, pooling: Pooling, lowerings: Sequence[Lowering]) -> None:
+        """lowerings: of the tree's convolutions, left to right."""
+        self._edit, self._scope, self._pooling = edit, edit.scope, pooling
+        self._lowerings = iter(lowerings)
+        self._nodes: list[NodeProto] = []
+        self._pool_name = edit.scope.nodes[pooling.root].name
+
+    def run(self, tree: Tree) -> list[NodeProto]:
+        """All nodes; the last one writes the pooling's output."""
+        name = self._tree(tree)
+        if self._pooling.factor != 1:
+            name = self._scale(name)
+        if self._pooling.batch:
+            name = self._with_axes("ReduceMean", 18, name, [0])
+        if self._pooling.squeeze:
+            name = self._with_axes("Squeeze", 13, name, list(self._pooling.squeeze))
+        if self._pooling.split is None:
+            outputs = self._nodes[-1].output
+            outputs[list(outputs).index(name)] = self._pooling.output
+        else:
+            self._split(self._pooling.split, name, conv_leaves(tree)[0].conv.rank)
+        return self._nodes
+
+    def _tree(self, tree: Tree) -> str:
+        if isinstance(tree, OpaqueLeaf):
+            return self._pool(tree.tensor, self._pooling.spec)
+        if isinstance(tree, ConvLeaf):
+            name = self._leaf(tree, next(self._lowerings))
+        else:
+            name = self._join(tree)
+        for moved in tree.behind:
+            name = self._move(moved, name)
+        return name
+
+    def _leaf(self, leaf: ConvLeaf, lowering: Lowering) -> str:
+        old = self._scope.nodes[leaf.node]
+        x, (weight, bias) = leaf.input, self._weights(leaf, lowering)
+        output = self._fresh_output(old)
+        if lowering.name == "convavgpool":
+            assert lowering.pool is not None
+            bias = bias or self._zero_bias(old)
+            node = schema.make_node([x, weight, bias] if bias else [x, weight], output, lowering.pool, lowering.conv)
+        else:
+            if lowering.pool is not None or lowering.is_global:
+                x = self._pool(x, lowering.pool)
+            node = _conv_node([x, weight, bias] if bias else [x, weight], output, lowering.conv)
+        node.name, node.doc_string = old.name, old.doc_string
+        node.metadata_props.extend(old.metadata_props)
+        if not node.doc_string:
+            node.ClearField("doc_string")
+        self._nodes.append(node)
+        return output
+
+    def _weights(self, leaf: ConvLeaf, lowering: Lowering) -> tuple[str, str]:
+        """Names of the weights and the bias, in the form that the lowering takes; "" for no bias."""
+        old = self._scope.nodes[leaf.node]
+        weight, bias = old.input[1], old.input[2] if len(old.input) > 2 else ""
+        if leaf.affine is IDENTITY:
+            if lowering.name == "fused":
+                weight = self._fused(leaf, weight)
+            elif lowering.name == "convavgpool":
+                weight = self._channels_last(leaf, weight)
+            return weight, bias
+        array, bias_array = folded(leaf)
+        if lowering.name == "convavgpool":
+            weight = self._constant(np.moveaxis(array, 1, -1), f"{weight}_channels_last")
+        elif lowering.name == "fused":
+            weight = self._constant(self._fuse(leaf, array), f"{weight}_fused")
+        else:
+            weight = self._constant(array, f"{weight}_scaled")
+        wanted = f"{bias or old.output[0] + '_bias'}_scaled"
+        return weight, "" if bias_array is None else self._constant(bias_array, wanted)
+
+    def _zero_bias(self, old: NodeProto) -> str:
+        """A bias of zeros, "" where the number of channels is not known.
+
+        Inlining the operator's function without one gives a Conv with an empty third input, which onnxruntime does not
+        bring into its blocked layout.
+        """
+        info = self._scope.info(old.input[1])
+        if info.shape is None or not isinstance(info.shape[0], int) or not info.elem_type:
+            return ""
+        zeros = np.zeros(info.shape[0], helper.tensor_dtype_to_np_dtype(info.elem_type))
+        key = ("zeros", info.elem_type, info.shape[0])
+        return self._edit.shared(key, lambda: zeros, f"{old.output[0]}_bias", self._nodes)
+
+    def _channels_last(self, leaf: ConvLeaf, weight: str) -> str:
+        if leaf.weight is not None:
+            value = leaf.weight
+            return self._edit.shared((weight,), lambda: np.moveaxis(value.array(), 1, -1), f"{weight}_channels_last", self._nodes)
+        output = self._edit.fresh(f"{weight}_channels_last")
+        perm = schema.channels_last_perm(leaf.conv.rank)
+        self._nodes.append(helper.make_node("Transpose", [weight], [output], perm=perm))
+        return output
+
+    def _fused(self, leaf: ConvLeaf, weight: str) -> str:
+        key = (weight, leaf.conv, self._pooling.spec)
+        return self._edit.shared(key, lambda: self._fuse(leaf, folded(leaf)[0]), f"{weight}_fused", self._nodes)
+
+    def _fuse(self, leaf: ConvLeaf, array: np.ndarray) -> np.ndarray:
+        assert self._pooling.spec is not None
+        return fuse_kernel(array, leaf.conv, self._pooling.spec).astype(array.dtype)
+
+    def _pool(self, x: str, spec: PoolSpec | None) -> str:
+        output = self._edit.fresh(f"{self._pooling.output}_pooled_input")
+        if spec is None:
+            node = helper.make_node("GlobalAveragePool", [x], [output])
+        else:
+            node = helper.make_node("AveragePool", [x], [output], kernel_shape=spec.kernel_shape, strides=spec.strides)
+            if any(spec.pads):
+                node.attribute.append(helper.make_attribute("pads", spec.pads))
+                node.attribute.append(helper.make_attribute("count_include_pad", 1))
+            if any(d > 1 for d in spec.dilations):
+                node.attribute.append(helper.make_attribute("dilations", spec.dilations))
+        node.name, self._pool_name = self._pool_name, ""
+        self._nodes.append(node)
+        return output
+
+    def _join(self, tree: JoinTree) -> str:
+        inputs = [self._tree(child) for child in tree.children]
+        node = NodeProto()
+        node.CopyFrom(self._scope.nodes[tree.node])
+        del node.input[:]
+        node.input.extend(inputs)
+        node.output[0] = self._fresh_output(node)
+        self._nodes.append(node)
+        return node.output[0]
+
+    def _move(self, moved: Moved, data: str) -> str:
+        node = NodeProto()
+        node.CopyFrom(self._scope.nodes[moved.node])
+        if moved.channels:
+            order = self._constant(np.array(moved.channels, np.int64), f"{node.output[0]}_channels")
+            node = helper.make_node("Gather", [data, order], node.output[:1], axis=1)
+        node.input[moved.operand] = data
+        for number, name in enumerate(node.output):
+            node.output[number] = name and self._edit.fresh(f"{name}_pooled")
+        self._nodes.append(node)
+        return node.output[moved.result]
+
+    def _split(self, index: int, data: str, rank: int) -> None:
+        """The Split behind the one average of what it split."""
+        node = NodeProto()
+        node.CopyFrom(self._scope.nodes[index])
+        node.input[0] = data
+        for attribute in node.attribute:
+            if attribute.name == "axis":
+                attribute.i %= rank + 2
+        for number, name in enumerate(self._pooling.parts):
+            node.output[number] = name or self._edit.fresh(f"{node.output[number]}_pooled")
+        self._nodes.append(node)
+
+    def _scale(self, name: str) -> str:
+        dtype = helper.tensor_dtype_to_np_dtype(self._scope.info(self._pooling.input).elem_type)
+        output = self._edit.fresh(f"{self._pooling.output}_scaled")
+        factor = self._constant(np.array(self._pooling.factor, dtype), f"{self._pooling.output}_factor")
+        self._nodes.append(helper.make_node("Mul", [name, factor], [output]))
+        return output
+
+    def _with_axes(self, op_type: str, from_opset: int, name: str, axes: list[int]) -> str:
+        """A Squeeze or ReduceMean; its axes are an input from some opset on."""
+        output = self._edit.fresh(f"{name}_{'squeezed' if op_type == 'Squeeze' else 'mean'}")
+        if self._scope.opset < from_opset:
+            node = helper.make_node(op_type, [name], [output], axes=axes)
+        else:
+            constant = self._constant(np.array(axes, np.int64), f"{name}_axes")
+            node = helper.make_node(op_type, [name, constant], [output])
+        if op_type == "Squeeze":
+            node.name, self._pool_name = self._pool_name, ""
+        self._nodes.append(node)
+        return output
+
+    def _constant(self, array: np.ndarray, wanted: str) -> str:
+        return self._edit.constant(array, wanted, self._nodes)
+
+    def _fresh_output(self, node: NodeProto) -> str:
+        return self._edit.fresh(f"{node.output[0]}_pooled")
+
+
+def _conv_node(inputs: list[str], output: str, conv: ConvSpec) -> NodeProto:
+    return helper.make_node(
+        "Conv",
+        inputs,
+        [output],
+        kernel_shape=conv.kernel_shape,
+        strides=conv.strides,
+        pads=conv.pads,
+        dilations=conv.dilations,
+        group=conv.group,
+    )
+
+
+@dataclass(frozen=True)
+class PairSite(Site):
+    """A convolution and a pooling: node `root` ends an average over `tensor`, which is computed from convolution `conv`.
+
+    Where there is no average, `root` is the convolution.  averages: what may be averages of averages, from `root` on to the
+    one of `tensor`; empty where `root` has been recognised as an AveragePool.
+    """
+
+    tensor: str
+    conv: int
+    pattern: str
+    averages: tuple[Candidate, ...] = ()
+
+    @property
+    def convolution(self) -> tuple[str, str]:
+        """The convolution by what it gives, with its scope's path."""
+        return self.scope.path, self.scope.nodes[self.conv].output[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the convolution and of the pooling, "" where there is none; of several poolings the first one first."""
+        conv = label(self.scope.nodes[self.conv])
+        if self.root == self.conv:
+            return conv, ""
+        roots = [item.root for item in reversed(self.averages)] or [self.root]
+        return conv, *(label(self.scope.nodes[root]) for root in roots)
+
+
+@dataclass(frozen=True)
+class PairPlan(Plan):
+    """A site that is exact to rewrite and pays.  `lowerings` belong to the convolutions of `tree`, left to right."""
+
+    pattern: str
+    pooling: Pooling
+    tree: Tree
+    lowerings: tuple[Lowering, ...] = ()
+    fallback: Reject | None = None
+    """Why a convolution does not become the operator that is asked for."""
+    shapes: Shapes = Shapes()
+
+    @property
+    def own(self) -> frozenset[int]:
+        """The average and everything between it and the convolutions, with what reads their shapes."""
+        return frozenset((*self.pooling.nodes, *tree_nodes(self.tree), *self.shapes.nodes))
+
+    @property
+    def operator_version(self) -> int:
+        """That of ConvAvgPool, where any convolution becomes one."""
+        return VERSION if any(lowering.name == "convavgpool" for lowering in self.lowerings) else 0
+
+    @property
+    def convolutions(self) -> tuple[int, ...]:
+        """The convolutions of the tree."""
+        return tuple(leaf.node for leaf in conv_leaves(self.tree))
+
+
+class PairPass(Pass):
+    """A pass whose plans are PairPlans."""
+
+    def apply(self, plan: PairPlan, edit: Edit) -> None:
+        """Put the plan's nodes in the place of the last of those that go."""
+        nodes = Emitter(edit, plan.pooling, plan.lowerings).run(plan.tree)
+        gone = {*plan.pooling.nodes, *tree_nodes(plan.tree)}
+        split = plan.pooling.split
+        edit.replace(max(plan.pooling.root, *tree_nodes(plan.tree)) if split is None else split, gone, nodes)
+        rewire(plan.shapes, edit)
+        edit.drop_unread(index for leaf in conv_leaves(plan.tree) for index in leaf.passed)
+
+    def rewritten(self, plan: PairPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
+        """One report for each convolution."""
+        scope, made = plan.scope, iter(outputs)
+        pool = label(scope.nodes[plan.pooling.root]) if plan.pooling.nodes else ""
+        for leaf, lowering in zip(conv_leaves(plan.tree), plan.lowerings, strict=True):
+            as_operator = lowering.name == "convavgpool"
+            site = SiteReport(
+                label(scope.nodes[leaf.node]),
+                pool,
+                plan.pattern,
+                "rewritten",
+                lowering.name,
+                None,
+                lowering.macs_before,
+                lowering.macs_after,
+                scope.path,
+                times,
+                OP_TYPE if as_operator else None,
+                fallback=None if as_operator or plan.fallback is None else plan.fallback.why,
+            )
+            log.rewritten(site, next(made) if as_operator else None)
+
+    def kept(self, site: PairSite, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
+        """One report with the reason, unless the site is of nodes that an earlier round made."""
+        if log.made(site.scope.nodes[site.root].output[0]):
+            return
+        conv, pool, *_ = site.names
+        count = macs(site)
+        found = SiteReport(conv, pool, site.pattern, "excluded", None, "excluded by name", count, count, site.scope.path, times)
+        if verdict is not None:
+            found = replace(found, status="rejected", reason=str(verdict), obstacle=in_short(verdict), in_words=in_words(verdict))
+        log.kept(found)
+
+
+def macs(site: PairSite) -> int | None:
+    """Multiply-adds of the site's convolution for one sample, None where its sizes are unknown."""
+    rank = conv_rank(site.scope, site.conv)
+    try:
+        leaf = conv_leaf(site.scope, site.conv, rank) if rank else None
+    except AttributeReference:
+        return None
+    if not isinstance(leaf, ConvLeaf) or leaf.size is None:
+        return None
+    return conv_cost(leaf.conv, leaf.weight_shape, leaf.size, 4).macs
+
+
+def operator_lowering(pooling: Pooling, leaf: ConvLeaf, count: int | None = None) -> Lowering:
+    """A convolution as a node of the operator, which saves no multiply-adds: `count` before and after."""
+    return Lowering("convavgpool", pooling.spec, leaf.conv, macs_before=count, macs_after=count)

@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolution, then average pooling: do the pooling first.
+
+    x - Conv - (linear nodes) - average            x - ConvAvgPool - (nodes that do not fold)
+
+Conditions, in the order in which they are checked: (1) no attribute refers to a function's; (2) the average is exact
+to move (`averages`); (3) all that stands between is linear, and nobody else reads it (`trace`, `rules.linear`); (4) a lowering
+exists (`algebra.lowering`); (5) it saves: the convolutions do at most 3/4 of their multiply-adds
+afterwards, and the weighted cost falls (`choose`).  A site gets the first lowering that is admitted and pays, by the cost of all
+of its tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from convpool.algebra.affine import IDENTITY, holds, keeps, outside
+from convpool.algebra.geometry import Ints, PoolSpec, Refusal, fills_window
+from convpool.algebra.lowering import (
+    ORDERS,
+    Cost,
+    Lowering,
+    affine_cost,
+    conv_cost,
+    lower,
+    lowering_cost,
+    nominal_size,
+    pool_cost,
+    without_kernel,
+)
+from convpool.ir.index import Scope, spatial_size
+from convpool.ir.protos import AttributeReference, attributes, is_op, label
+from convpool.rules.base import BETWEEN, Context, Plan, Reject, reject, rejection
+from convpool.rules.convs import (
+    ConvLeaf,
+    JoinTree,
+    Pooling,
+    Tree,
+    channel_count,
+    conv_leaves,
+    conv_rank,
+    folded_exactly,
+    moved_pads,
+    opaque_leaves,
+    pads_upstream,
+    runtime_of,
+    zero_pads,
+)
+from convpool.rules.linear import is_used
+from convpool.rules.pool_first.averages import average_of, candidates, recognise
+from convpool.rules.pool_first.pairs import PairPass, PairPlan, PairSite
+from convpool.rules.pool_first.trace import conv_upstream, shapes_of, trace
+
+SUFFIXES = {"global": "global_pool"}
+"""How kinds of averages end a pattern's name, where that is not the kind itself."""
+
+
+class PoolFirst(PairPass):
+    """Every average that is computed from a convolution with only elementwise nodes and joins between."""
+
+    names = ("pool_first",)
+    has_alternatives = True
+
+    def sites(self, scope: Scope, context: Context) -> Iterator[PairSite]:
+        """The averages of a scope."""
+        return averages(scope)
+
+    def check(self, site: PairSite, context: Context) -> PairPlan | Reject | None:
+        """A plan if the site is exact to rewrite and pays, otherwise why not; None if it is no average over windows."""
+        found = _traced(site)
+        if not isinstance(found, tuple):
+            return found
+        scope, (pooling, tree) = site.scope, found
+        if any(context.excluded(label(scope.nodes[node])) for node in pooling.nodes if pooling.split is not None):
+            assert pooling.split is not None
+            return reject(scope, pooling.split, "averages of its results", "one excluded by name", "none")
+        shapes = shapes_of(scope, pooling, tree)
+        if isinstance(shapes, Reject):
+            return shapes
+        tree = _unfold_overflow(tree)
+        if pooling.spec is None:
+            rank = conv_leaves(tree)[0].conv.rank
+            size = spatial_size(scope, pooling.input, rank) or _tree_size(tree)
+            if size is not None:
+                ones, zeros = (1,) * rank, (0,) * (2 * rank)
+                pooling = replace(pooling, spec=PoolSpec(size, ones, zeros, ones))
+        return choose(PairPlan(scope, _pattern(scope, pooling, tree), pooling, tree, shapes=shapes), context)
+
+    def alternatives(self, site: PairSite, context: Context) -> dict[str, Plan]:
+        """A plan for each lowering of the request, by the lowerings of its convolutions.
+
+        Not "direct" beside "convavgpool": they are the same nodes, once onnxruntime has inlined the function.
+        """
+        found: dict[str, Plan] = {}
+        for name in ORDERS[context.options.lowering]:
+            if name == "direct" and any("convavgpool" in key for key in found):
+                continue
+            plan = self.check(site, replace(context, options=replace(context.options, lowering=name)))
+            if isinstance(plan, PairPlan):
+                found.setdefault("+".join(lowering.name for lowering in plan.lowerings), plan)
+        return found
+
+
+def averages(scope: Scope) -> Iterator[PairSite]:
+    """Every average that is computed from a convolution with only elementwise nodes and joins between."""
+    for chain in candidates(scope):
+        conv = conv_upstream(scope, chain[-1].input)
+        if conv is not None:
+            kind = chain[0].form.kind
+            yield PairSite(scope, chain[0].root, chain[-1].input, conv, f"conv_{SUFFIXES.get(kind, kind)}", chain)
+
+
+def moving(site: PairSite) -> set[int]:
+    """The convolutions that a rewrite of the site would move, whether it pays or not; none where it is not exact."""
+    try:
+        found = _traced(site)
+    except AttributeReference:
+        return set()
+    return {leaf.node for leaf in conv_leaves(found[1])} if isinstance(found, tuple) else set()
+
+
+def _traced(site: PairSite) -> tuple[Pooling, Tree] | Reject | None:
+    """The average and the convolutions that it could stand before: conditions (2) and (3)."""
+    scope = site.scope
+    rank = conv_rank(scope, site.conv)
+    if rank is None:
+        return reject(scope, site.conv, "shape of the weights", "unknown", "a known rank")
+    pooling = recognise(scope, site.averages, rank)
+    if isinstance(pooling, Reject):
+        # Whoever mends the pooling would only learn then that something nonlinear stands in the way too.
+        tree = trace(scope, site.tensor, rank, frozenset(item.root for item in site.averages))
+        return tree if isinstance(tree, Reject) and tree.condition == BETWEEN else pooling
+    if pooling is None:
+        return None
+    pooling = _before_split(scope, pooling, rank)
+    tree = trace(scope, pooling.input, rank, frozenset(pooling.nodes))
+    if isinstance(tree, Reject):
+        return tree
+    merged = _pad_of_opaque(scope, tree, pooling.spec)
+    return (pooling, tree) if merged is None else merged
+
+
+def _before_split(scope: Scope, pooling: Pooling, rank: int) -> Pooling:
+    """The one average of a tensor that a Split divides into parts, all averaged alike; else `pooling` as it is.
+
+    conv - Split +- average         conv - average - Split +-
+                 +- average                                +-
+    """
+    index = scope.producer.get(pooling.input)
+    if index is None or not is_op(scope.nodes[index], "Split") or pooling.batch or {0, 1} & set(pooling.squeeze):
+        return pooling
+    node = scope.nodes[index]
+    names = [name if is_used(scope, name) else "" for name in node.output]
+    if attributes(node).get("axis", 0) % (rank + 2) > 1 or sum(map(bool, names)) < 2:
+        return pooling
+    found = [average_of(scope, name, rank) if name else None for name in names]
+    for item in filter(None, found):
+        if replace(item, root=pooling.root, nodes=pooling.nodes, input=pooling.input, output=pooling.output) != pooling:
+            return pooling
+    if any(name and item is None for name, item in zip(names, found, strict=True)):
+        return pooling
+    nodes = (index, *(node for item in found if item is not None for node in item.nodes))
+    parts = tuple("" if item is None else item.output for item in found)
+    return replace(pooling, nodes=nodes, input=node.input[0], split=index, parts=parts)
+
+
+def _pad_of_opaque(scope: Scope, tree: Tree, pool: PoolSpec | None) -> Reject | None:
+    """Why a tensor cannot be pooled as it is: onnxruntime would merge the Pad that gives it into the pooling, and fail."""
+    if pool is None:
+        return None
+    for leaf in opaque_leaves(tree):
+        _, pads, nodes = zero_pads(scope, leaf.tensor, pool.rank)
+        if any(pad >= k for pad, k in zip(pads, pool.kernel_shape * 2, strict=True)):
+            return reject(
+                scope,
+                nodes[-1],
+                "Pad that the pooling would follow",
+                list(pads),
+                f"less than {list(pool.kernel_shape)}, as onnxruntime demands",
+            )
+    return None
+
+
+def _pattern(scope: Scope, pooling: Pooling, tree: Tree) -> str:
+    middle = ""
+    if isinstance(tree, JoinTree):
+        middle = "concat_" if is_op(scope.nodes[tree.node], "Concat") else "add_"
+    return f"conv_{middle}{SUFFIXES.get(pooling.kind, pooling.kind)}"
+
+
+def _unfold_overflow(tree: Tree) -> Tree:
+    """Let affine maps move behind the pooling where their type cannot hold the folded weights."""
+    if isinstance(tree, JoinTree):
+        return replace(tree, children=tuple(_unfold_overflow(child) for child in tree.children))
+    if not isinstance(tree, ConvLeaf) or tree.affine is IDENTITY:
+        return tree
+    assert tree.weight is not None
+    dtype = helper.tensor_dtype_to_np_dtype(tree.weight.data_type)
+    with np.errstate(over="ignore", invalid="ignore"):
+        weight, bias = folded_exactly(tree)
+        if keeps(weight, dtype) and (bias is None or holds(bias, dtype)):
+            return tree
+    return replace(tree, affine=IDENTITY, behind=(*tree.folded, *tree.behind))
+
+
+def _tree_size(tree: Tree) -> Ints | None:
+    """Spatial sizes at the pooling by the convolution's own arithmetic, where shape inference gave none."""
+    if isinstance(tree, ConvLeaf) and tree.size is not None:
+        return tree.conv.output_size(tree.size)
+    return None
+
+
+ENOUGH = 0.75
+"""Largest share of the multiply-adds that may remain: no rewrite without pooling strides passes on a large map."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Lowerings to try for every convolution: the first that is admitted, or by_cost the cheapest.
+
+    spare_direct: not AveragePool and Conv, where the plugin has no fast kernel.
+    """
+
+    names: tuple[str, ...]
+    by_cost: bool = False
+    spare_direct: bool = False
+
+
+BY_COST = (Attempt(("direct", "fused"), by_cost=True), Attempt(("direct",)), Attempt(("fused",)))
+"""The cheapest lowering by time may leave too many multiply-adds (a pointwise convolution fused): then the others."""
+
+
+def attempts(request: str, direct_without_kernel: bool) -> tuple[Attempt, ...]:
+    """What is tried for a request, in order; direct_without_kernel: see `convpool.options.Target`."""
+    if request == "auto":
+        return BY_COST
+    order, operator = ORDERS[request], request == "convavgpool"
+    own = tuple(Attempt(order[i:], spare_direct=operator) for i in range(len(order)))
+    return (*own, *BY_COST) if operator and direct_without_kernel else own
+
+
+def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
+    """The plan with a lowering for each convolution, the first that pays, or why there is none."""
+    failure: Reject | None = None
+    for attempt in attempts(context.options.lowering, context.options.direct_without_kernel):
+        lowerings = []
+        for leaf in conv_leaves(plan.tree):
+            found, reason = _of_leaf(plan, leaf, attempt, context)
+            failure = failure or reason
+            if found is None:
+                break
+            lowerings.append(found)
+        else:
+            outcome = _judge(plan, lowerings)
+            if isinstance(outcome, PairPlan):
+                return replace(outcome, fallback=_fallback(outcome, failure, context))
+            failure = failure or outcome
+    assert failure is not None
+    return failure
+
+
+def _fallback(plan: PairPlan, failure: Reject | None, context: Context) -> Reject | None:
+    """Why a convolution of a plan is not the operator, where that is asked for.  failure: of the attempts before the plan's."""
+    if context.options.lowering != "convavgpool":
+        return None
+    for leaf, lowering in zip(conv_leaves(plan.tree), plan.lowerings, strict=True):
+        if lowering.name != "convavgpool":
+            found = _lowering(plan, leaf, "convavgpool", context.main_opset)
+            return found if isinstance(found, Reject) else failure
+    return None
+
+
+def _of_leaf(plan: PairPlan, leaf: ConvLeaf, attempt: Attempt, context: Context) -> tuple[Lowering | None, Reject | None]:
+    """The lowering that an attempt comes to for one convolution, and the first reason against a better one."""
+    admitted = [_lowering(plan, leaf, name, context.main_opset) for name in attempt.names]
+    usable = [item for item in admitted if isinstance(item, Lowering)]
+    reason = None
+    refusal = without_kernel(leaf.conv, plan.pooling.spec) if attempt.spare_direct else None
+    if refusal is not None and any(map(_is_direct, usable)):
+        usable, reason = [item for item in usable if not _is_direct(item)], rejection(plan.scope, leaf.node, refusal)
+    if not usable:
+        return None, reason or next(item for item in admitted if isinstance(item, Reject))
+    if attempt.by_cost:
+        return min(usable, key=lambda found: _leaf_cost(plan, leaf, found).time), reason
+    return usable[0], reason
+
+
+def _is_direct(lowering: Lowering) -> bool:
+    """Whether a box mean over windows stands before the convolution."""
+    return lowering.name == "direct" and lowering.pool is not None
+
+
+def _lowering(plan: PairPlan, leaf: ConvLeaf, name: str, main_opset: int) -> Lowering | Reject:
+    """`lowering.lower`, or why not: a Pad would be merged into the box mean, or the type cannot hold the fused weights, each a
+    share of those that there are."""
+    scope, spec = plan.scope, plan.pooling.spec
+    found = lower(leaf.layer, spec, name, runtime_of(scope, leaf.conv, main_opset, spec))
+    if isinstance(found, Refusal):
+        return rejection(scope, leaf.node, found)
+    if found.pool is not None and (merged := _pad_in_front(scope, leaf, found.pool)) is not None:
+        return merged
+    if found.name == "fused" and leaf.weight is not None and leaf.weight.data_type == TensorProto.FLOAT16:
+        assert spec is not None
+        weight, _ = folded_exactly(leaf)
+        if not keeps(weight / spec.taps, np.dtype(np.float16)):
+            return rejection(scope, leaf.node, outside("fused weights"))
+    return found
+
+
+def _pad_in_front(scope: Scope, leaf: ConvLeaf, box: PoolSpec) -> Reject | None:
+    """Why a Pad in front keeps the box mean from standing before a convolution."""
+    for where, pad, orders in pads_upstream(scope, leaf.input):
+        if pad is not None and _reaches(where, pad, orders, box):
+            condition = f"Pad '{label(where.nodes[pad])}' in front of the box mean"
+            return reject(
+                scope, leaf.node, condition, "pads that reach its window, or unknown ones", "less, as onnxruntime demands"
+            )
+    return None
+
+
+def _reaches(scope: Scope, pad: int, orders: tuple[Ints | None, ...], box: PoolSpec) -> bool:
+    """Whether a Pad's zeros, merged into the box mean, would fill a window of it; so do pads that are unknown.
+
+    orders: the Transposes between, through which onnxruntime moves it.
+    """
+    pads = moved_pads(scope, pad, orders, box.rank)
+    return pads is None or fills_window(pads, box)
+
+
+def _judge(plan: PairPlan, lowerings: list[Lowering]) -> PairPlan | Reject:
+    """Condition (5), over all of the tree; sizes that the model leaves open are taken as nominal ones."""
+    scope, spec = plan.scope, plan.pooling.spec
+    leaves = conv_leaves(plan.tree)
+    bytes_ = _item_bytes(scope, leaves[0])
+    before, after, priced = Cost(), Cost(), []
+    for leaf, found in zip(leaves, lowerings, strict=True):
+        size = leaf.size or nominal_size(leaf.conv, spec)
+        old = conv_cost(leaf.conv, leaf.weight_shape, size, bytes_)
+        new = lowering_cost(found, leaf.layer, size, bytes_)
+        before, after = before + old, after + new
+        known = leaf.size is not None
+        priced.append(replace(found, macs_before=old.macs if known else None, macs_after=new.macs if known else None))
+    full = leaves[0].conv.output_size(leaves[0].size or nominal_size(leaves[0].conv, spec))
+    window = spec or PoolSpec(full, (1,) * len(full), (0,) * (2 * len(full)), (1,) * len(full))
+    pooled = window.output_size(full)
+    channels = leaves[0].weight_shape[0]
+    before += pool_cost(window, channel_count(scope, plan.pooling.input) or channels, full, bytes_)
+    steps = len(_moving(plan.tree))
+    before += affine_cost(steps, channels, full, bytes_)
+    after += affine_cost(steps, channels, pooled, bytes_)
+    for opaque in opaque_leaves(plan.tree):
+        after += pool_cost(window, channel_count(scope, opaque.tensor) or channels, full, bytes_)
+    if after.macs > ENOUGH * before.macs or after.time >= before.time:
+        return reject(
+            scope,
+            leaves[0].node,
+            f"saves too little as {lowerings[0].name}",
+            f"{after.macs:,} of {before.macs:,} multiply-adds, "
+            f"and {after.additions:,} additions in place of {before.additions:,}",
+            f"at most {ENOUGH:.0%} of the multiply-adds, and less time by the cost model",
+        )
+    return replace(plan, lowerings=tuple(priced))
+
+
+def _leaf_cost(plan: PairPlan, leaf: ConvLeaf, found: Lowering) -> Cost:
+    size = leaf.size or nominal_size(leaf.conv, plan.pooling.spec)
+    return lowering_cost(found, leaf.layer, size, _item_bytes(plan.scope, leaf))
+
+
+def _moving(tree: Tree) -> list[int]:
+    """Joins and nodes that go behind the pooling."""
+    if isinstance(tree, ConvLeaf):
+        return [moved.node for moved in tree.behind]
+    if isinstance(tree, JoinTree):
+        return [tree.node, *(m.node for m in tree.behind), *(n for child in tree.children for n in _moving(child))]
+    return []
+
+
+def _item_bytes(scope: Scope, leaf: ConvLeaf) -> int:
+    elem_type = scope.info(scope.nodes[leaf.node].input[1]).elem_type
+    return helper.tensor_dtype_to_np_dtype(elem_type).itemsize if elem_type else 4

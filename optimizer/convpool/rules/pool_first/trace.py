@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way from a pooling's input back to the convolutions.
+
+`conv_upstream` finds the convolution that a report names, whether the pair is exact to move or not.  `same_size` proves equal
+spatial sizes where shape inference gives none: two tensors have them if they came about in the same way.  `shapes_of` plans for
+Shapes that a model reads off a tensor which a rewrite takes away, as exporters do for `x.view(n, c, -1)` and `h * w`.
+
+    x - Conv - h - Reshape - ReduceMean         x - ConvAvgPool
+               |      |                         |
+               +- Shape - Slice, Concat         +- Shape - Slice - Concat with [M, H, W]     where anything still reads it
+
+A Shape does not keep h there if (1) all sizes of h but the first are static, and (2) the first one is too, or has the name of the
+first size of a convolution's input.  Shapes that only serve the average go with it.
+
+`trace` goes back through linear nodes, and through Add, Sub, Sum and Concat.
+
+    conv - linear... -+
+                      Add - linear... - pooling      ->     Add of two pooled convolutions
+    conv - linear... -+
+
+A tensor on the way may have no other reader, since its value at full resolution is gone afterwards; Shapes of it have other ways
+to what they give (`shapes_of`).  Below a join a
+branch that does not qualify is pooled as it is, if it provably has the spatial size of the others (broadcasting over
+space does not commute with pooling; Concat broadcasts nothing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from convpool.algebra.affine import IDENTITY
+from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal, pad_behind
+from convpool.ir.constants import FOLDABLE
+from convpool.ir.edit import Edit
+from convpool.ir.index import Dim, Scope
+from convpool.ir.protos import attributes, is_op, known_attributes
+from convpool.ir.schema import is_operator, layout_of
+from convpool.rules.base import BETWEEN, Reject, malformed, reject, rejection
+from convpool.rules.convs import (
+    ConvLeaf,
+    JoinTree,
+    Moved,
+    OpaqueLeaf,
+    Pooling,
+    Tree,
+    conv_leaf,
+    conv_leaves,
+    tree_nodes,
+    with_pads_in_front,
+)
+from convpool.rules.linear import JOINS, Step, linear_step, op_of
+
+NONLINEAR = (
+    "Abs",
+    "Celu",
+    "Clip",
+    "DepthToSpace",
+    "DequantizeLinear",
+    "Elu",
+    "Erf",
+    "Exp",
+    "Gelu",
+    "GroupNormalization",
+    "HardSigmoid",
+    "HardSwish",
+    "InstanceNormalization",
+    "LeakyRelu",
+    "Mish",
+    "PRelu",
+    "QuantizeLinear",
+    "Relu",
+    "Selu",
+    "Sigmoid",
+    "Softplus",
+    "Softsign",
+    "Sqrt",
+    "Swish",
+    "Tanh",
+    "ThresholdedRelu",
+)
+"""Elementwise operators that are looked through, beside the linear ones of `linear.OPS`, though no average moves past them."""
+SEARCH_LIMIT = 24
+"""Nodes that the search visits at most: candidates are local."""
+
+
+def max_pools(scope: Scope) -> int:
+    """How many poolings by the maximum of a scope are computed from a convolution by elementwise nodes and joins."""
+    nodes = [node for node in scope.nodes if is_op(node, "MaxPool", "GlobalMaxPool")]
+    return sum(conv_upstream(scope, node.input[0]) is not None for node in nodes)
+
+
+def conv_upstream(scope: Scope, tensor: str) -> int | None:
+    """The nearest convolution that `tensor` is computed from by elementwise nodes, joins and Transposes, exact or not; if there
+    is none, also by nodes that rearrange, select or reduce."""
+    ways = (upstream(scope, tensor, apart=apart) for apart in (False, True))
+    return next((index for way in ways for index in way if is_op(scope.nodes[index], "Conv")), None)
+
+
+def upstream(scope: Scope, tensor: str, *, apart: bool = False) -> Iterator[int]:
+    """The nodes that give `tensor` from convolutions or anything else, the nearest first.
+
+    apart: whether it is looked past nodes that rearrange, select or reduce.
+    """
+    pending: list[str] = [tensor]
+    seen: set[int] = set()
+    while pending and len(seen) < SEARCH_LIMIT:
+        index = scope.producer.get(pending.pop(0))
+        if index is None or index in seen:
+            continue
+        seen.add(index)
+        yield index
+        node = scope.nodes[index]
+        linear = op_of(node)
+        if linear is not None and linear.apart and not apart and not is_op(node, "Pad", "Transpose", *JOINS):
+            continue
+        if is_op(node, *JOINS) or linear is not None and linear.binary:
+            pending.extend(node.input)
+        elif linear is not None or is_op(node, *NONLINEAR):
+            pending.append(node.input[0])
+
+
+def same_size(scope: Scope, names: list[str], rank: int) -> bool:
+    """Whether the tensors provably have equal spatial sizes: by their shapes, or by how they came about.
+
+    One of another rank is broadcast, and cannot be pooled as it is.
+    """
+    shapes = [scope.info(name).shape for name in names]
+    if any(s is not None and len(s) != rank + 2 for s in shapes):
+        return False
+    if all(s is not None and None not in s[2:] for s in shapes):
+        if len({s[2:] for s in shapes if s is not None}) == 1:
+            return True
+    return len({spatial_origin(scope, name, rank) for name in names}) == 1
+
+
+def spatial_origin(scope: Scope, name: str, rank: int) -> tuple:
+    """A tensor and how sizes followed from its: equal origins have equal spatial sizes.
+
+    Windows of extent E and stride S give floor((n - E) / S) + 1 positions; behind one another they are one such window.
+    """
+    extents, strides = [1] * rank, [1] * rank
+    while (index := scope.producer.get(name)) is not None:
+        node = scope.nodes[index]
+        windows = _windows(scope, index, rank)
+        if windows is not None:
+            for window in reversed(windows):
+                for i, (e, s) in enumerate(window):
+                    extents[i], strides[i] = e - s + s * extents[i], s * strides[i]
+            name = node.input[0]
+        elif (op := op_of(node)) is not None and op.binary:
+            step = linear_step(scope, index, rank)
+            if not isinstance(step, Step):
+                break
+            name = node.input[step.operand]
+        elif op is not None and not op.apart or is_op(node, *NONLINEAR) and not is_op(node, "PRelu"):
+            name = node.input[0]
+        else:
+            break
+    return (name, *extents, *strides)
+
+
+def _windows(scope: Scope, index: int, rank: int) -> list[list[tuple[int, int]]] | None:
+    """What a node does to sizes: per window, in order, extent less padding and stride of each axis; None if unknown."""
+    node = scope.nodes[index]
+    values = known_attributes(node)
+    if values is None:
+        return None
+    if is_op(node, "Conv"):
+        leaf = conv_leaf(scope, index, rank)
+        return None if isinstance(leaf, Reject) else [_window(leaf.conv)]
+    names = ("kernel_shape", "strides", "pads", "dilations")
+    if is_operator(node) and not layout_of(node):
+        kernel_shape, strides, pads, dilations = (tuple(values[key]) for key in names)
+        pool = PoolSpec(*(tuple(values[f"pool_{key}"]) for key in names))
+        return [_window(pool), _window(ConvSpec(kernel_shape, strides, pads, dilations))]
+    if is_op(node, "AveragePool") and not values.get("ceil_mode", 0) and values.get("auto_pad", b"NOTSET") == b"NOTSET":
+        defaults = ((), (1,) * rank, (0,) * (2 * rank), (1,) * rank)
+        if malformed(scope, index, values, rank) is not None:
+            return None
+        return [_window(PoolSpec(*(tuple(values.get(key) or default) for key, default in zip(names, defaults, strict=True))))]
+    return None
+
+
+def _window(spec: ConvSpec | PoolSpec) -> list[tuple[int, int]]:
+    r = spec.rank
+    return [
+        (spec.dilations[i] * (spec.kernel_shape[i] - 1) + 1 - spec.pads[i] - spec.pads[r + i], spec.strides[i]) for i in range(r)
+    ]
+
+
+SLICE_OPSET = 10
+"""The first opset whose Slice has inputs."""
+
+
+@dataclass(frozen=True)
+class ShapeOf:
+    """A Shape node and the sizes that it gives; `batch`: a tensor with the open one as its first, where one is open."""
+
+    node: int
+    sizes: tuple[Dim, ...]
+    batch: str | None
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What becomes of the Shapes of tensors that go.  dying: nodes that only serve the average."""
+
+    kept: tuple[ShapeOf, ...] = ()
+    dying: frozenset[int] = frozenset()
+
+    @property
+    def nodes(self) -> frozenset[int]:
+        """All nodes that go."""
+        return self.dying | {item.node for item in self.kept}
+
+
+def other_reader(scope: Scope, tensor: str, inside: frozenset[int]) -> str | None:
+    """What else reads `tensor` than one node, or the nodes `inside`, in words; Shapes that need not read it aside."""
+    others = scope.sole_reader(tensor)
+    if others is None or tensor in scope.outputs or tensor in scope.captured:
+        return others
+    readers = [reader for reader in scope.readers[tensor] if not _replaceable(scope, reader)]
+    return None if len(readers) == 1 or readers and set(readers) <= inside else others
+
+
+def _replaceable(scope: Scope, node: int) -> bool:
+    """Whether a node is a Shape of which only the first size is open."""
+    if not is_op(scope.nodes[node], "Shape") or any(item.ref_attr_name for item in scope.nodes[node].attribute):
+        return False
+    shape = scope.info(scope.nodes[node].input[0]).shape
+    if not shape or not all(isinstance(n, int) for n in shape[1:]):
+        return False
+    return isinstance(shape[0], int) or isinstance(shape[0], str) and scope.opset >= SLICE_OPSET
+
+
+def shapes_of(scope: Scope, pooling: Pooling, tree: Tree) -> Shapes | Reject:
+    """What becomes of the Shapes that read what goes with a rewrite; a Reject where the open size is nowhere else."""
+    own = {*pooling.nodes, *tree_nodes(tree)}
+    gone = {name for node in own for name in scope.nodes[node].output} - {pooling.output, *pooling.parts}
+    readers = {reader for name in gone for reader in scope.readers.get(name, ())} - own
+    found = sorted(reader for reader in readers if _replaceable(scope, reader))
+    if not found:
+        return Shapes()
+    dying = _dying(scope, pooling.nodes, own)
+    kept = []
+    for node in found:
+        if node in dying:
+            continue
+        sizes = scope.sizes(scope.nodes[node].output[0])
+        assert sizes is not None
+        named = [name for name in sizes if not isinstance(name, int)]
+        inputs = [leaf.input for leaf in conv_leaves(tree) if (scope.info(leaf.input).shape or (None,))[0] in named]
+        if named and not inputs:
+            return reject(scope, node, "open size", named[0], "that of a convolution's input")
+        kept.append(ShapeOf(node, sizes, inputs[0] if named else None))
+    return Shapes(tuple(kept), frozenset(dying))
+
+
+def _dying(scope: Scope, nodes: Iterable[int], own: set[int]) -> set[int]:
+    """Shapes and what is computed from them that only the other inputs of `nodes` need."""
+    found: set[int] = set()
+    pending = [name for node in nodes for name in scope.nodes[node].input[1:]]
+    while pending:
+        index = scope.producer.get(pending.pop())
+        if index is None or index in found or index in own or not is_op(scope.nodes[index], "Shape", *FOLDABLE):
+            continue
+        found.add(index)
+        if not is_op(scope.nodes[index], "Shape"):
+            pending.extend(scope.nodes[index].input)
+    while read := {index for index in found if _is_read(scope, index, own | found)}:
+        found -= read
+    return found
+
+
+def _is_read(scope: Scope, index: int, inside: set[int]) -> bool:
+    names = scope.nodes[index].output
+    return any(n in scope.outputs or n in scope.captured or not set(scope.readers.get(n, ())) <= inside for n in names)
+
+
+def rewire(shapes: Shapes, edit: Edit) -> None:
+    """Let the Shapes that stay give the same without the tensor that goes, and drop the others."""
+    for item in shapes.kept:
+        nodes: list[NodeProto] = []
+        output = edit.scope.nodes[item.node].output[0]
+        if item.batch is None:
+            known = edit.constant(np.array(item.sizes, np.int64), f"{output}/sizes", nodes)
+            nodes.append(helper.make_node("Identity", [known], [output]))
+        else:
+            whole, first = edit.fresh(f"{output}/input"), edit.fresh(f"{output}/batch")
+            zero, one = (edit.constant(np.array([n], np.int64), f"{output}/{n}", nodes) for n in (0, 1))
+            rest = edit.constant(np.array(item.sizes[1:], np.int64), f"{output}/sizes", nodes)
+            nodes.append(helper.make_node("Shape", [item.batch], [whole]))
+            nodes.append(helper.make_node("Slice", [whole, zero, one, zero], [first]))
+            nodes.append(helper.make_node("Concat", [first, rest], [output], axis=0))
+        edit.replace(item.node, {item.node}, nodes)
+    edit.drop_unread(shapes.dying)
+
+
+DEPTH_LIMIT = 100
+"""Nodes on a way from the pooling that are looked at: below a join, what lies further back is pooled as it is."""
+
+
+def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozenset(), depth: int = 0) -> Tree | Reject:
+    """The tree of convolutions behind `tensor` as a Tree, or a Reject.
+
+    inside: nodes of the average itself, which may read `tensor` any number of times; depth: nodes from the average.
+    """
+    index = scope.producer.get(tensor)
+    if index is None:
+        return Reject(f"tensor '{tensor}'", "producer", "an input or constant", "a convolution")
+    node = scope.nodes[index]
+    others = other_reader(scope, tensor, inside)
+    if others is not None:
+        return reject(scope, index, f"output '{tensor}' {others}", "other readers", "only the pooling")
+    if is_op(node, "Conv"):
+        leaf = conv_leaf(scope, index, rank)
+        return leaf if isinstance(leaf, Reject) else with_pads_in_front(scope, leaf)
+    if depth == DEPTH_LIMIT:
+        return reject(scope, index, "nodes between convolution and pooling", f"over {DEPTH_LIMIT}", "fewer")
+    step = linear_step(scope, index, rank)
+    if isinstance(step, Reject):
+        return step
+    if step is not None:
+        for inner in step.before:
+            name = scope.nodes[inner].output[0]
+            if (others := other_reader(scope, name, frozenset())) is not None:
+                return reject(scope, inner, f"output '{name}' {others}", "other readers", "only the pooling")
+        first = scope.nodes[(index, *step.before)[-1]]
+        tree = trace(scope, first.input[step.operand], rank, depth=depth + 1)
+        return tree if isinstance(tree, Reject) else _with_step(scope, tree, step)
+    if is_op(node, *JOINS):
+        return _join(scope, index, rank, depth)
+    return reject(scope, index, BETWEEN, node.op_type, "linear operators only")
+
+
+def _with_step(scope: Scope, tree: Tree, step: Step) -> Tree | Reject:
+    """`tree` with one more linear node behind it."""
+    if isinstance(tree, OpaqueLeaf):
+        raise AssertionError("trace returns opaque leaves only below joins")
+    nodes = (*tree.nodes, *step.before, step.node)
+    if step.pads is not None and any(step.pads):
+        if isinstance(tree, JoinTree) or tree.behind:
+            return reject(scope, step.node, "Pad behind nodes that move", list(step.pads), "Pad next to a convolution")
+        conv_node = scope.nodes[tree.node]
+        has_bias = len(conv_node.input) > 2 and bool(conv_node.input[2])
+        conv = pad_behind(tree.conv, step.pads, has_bias or bool(tree.affine.shift.any()))
+        return rejection(scope, step.node, conv) if isinstance(conv, Refusal) else replace(tree, conv=conv, nodes=nodes)
+    if step.affine is IDENTITY:
+        return replace(tree, nodes=nodes)
+    moved = Moved(step.node, step.operand, step.result, step.channels)
+    if isinstance(tree, ConvLeaf) and not tree.behind and _foldable(scope, tree, step):
+        assert step.affine is not None
+        return replace(tree, affine=step.affine.after(tree.affine), folded=(*tree.folded, moved), nodes=nodes)
+    return replace(tree, behind=(*tree.behind, moved), nodes=nodes)
+
+
+def _foldable(scope: Scope, leaf: ConvLeaf, step: Step) -> bool:
+    conv = scope.nodes[leaf.node]
+    constant_bias = leaf.bias is not None or len(conv.input) < 3 or not conv.input[2]
+    if step.affine is None or leaf.weight is None or not constant_bias:
+        return False
+    return step.affine.fits(leaf.weight_shape[0])
+
+
+def _join(scope: Scope, index: int, rank: int, depth: int) -> JoinTree | Reject:
+    node = scope.nodes[index]
+    if is_op(node, "Concat"):
+        axis = attributes(node).get("axis", 1) % (rank + 2)
+        if axis > 1:
+            return reject(scope, index, "axis of Concat", axis, "batch or channels")
+    elif not same_size(scope, list(node.input), rank):
+        return reject(scope, index, "spatial sizes of the operands", "not provably equal", "equal sizes")
+    children, failures = [], []
+    for name in node.input:
+        child = trace(scope, name, rank, depth=depth + 1)
+        if isinstance(child, Reject):
+            failures.append(child)
+            child = OpaqueLeaf(name)
+        children.append(child)
+    tree = JoinTree(index, tuple(children), nodes=(index,))
+    return tree if conv_leaves(tree) else failures[0]

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gain of a model: multiply-adds, time in onnxruntime before and after, and what to do next.
+
+A step is named only if it changes the outcome: what can be tried here is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from onnx import ModelProto
+
+from convpool.check.inputs import Arrays, InputMaker, feeds
+from convpool.check.runners import OnnxruntimeRunner
+from convpool.check.session import Session, evaluate
+from convpool.check.timing import time_sessions
+from convpool.errors import ModelError
+from convpool.ir.model import LoadedModel, load, with_sizes
+from convpool.macs import ModelMacs, count_at
+from convpool.options import TARGETS, OptimizeOptions
+from convpool.report import Report, SiteReport, Speed, Summary
+from convpool.rules.seen import Seen
+
+ROUNDS = 15
+BUDGET_S = 5.0
+"""The timing stops after so many seconds, though not before three rounds."""
+
+
+def with_macs(
+    summary: Summary, sites: Sequence[SiteReport], before: ModelMacs, after: ModelMacs, shapes: Mapping[str, Sequence[int]]
+) -> Summary:
+    """A summary with the multiply-adds of the model and of the convolutions rewritten, each counted once.
+
+    shapes: of the inputs, where the model leaves them open.
+    """
+    names = {(site.scope, site.conv) for site in sites if site.status == "rewritten"}
+    rewritten = [node for node in before.convolutions if (node.scope, node.name) in names]
+    first, total, left = before.of(rewritten), before.total, after.total
+    return replace(
+        summary,
+        convolutions=len(before.convolutions),
+        rewritten_convolutions=len(rewritten),
+        rewritten_macs_before=first,
+        # All else is as it was.
+        rewritten_macs_after=None if first is None or total is None or left is None else first - total + left,
+        model_macs_before=total,
+        model_macs_after=left,
+        counted_shapes={name: list(shape) for name, shape in shapes.items()} if total is not None else {},
+        batch=before.batch,
+    )
+
+
+def recount(report: Report, original: LoadedModel, result: LoadedModel, given: Mapping[str, Sequence[int]]) -> None:
+    """Count a model that leaves sizes open: with those of the check, else with those given, else with a batch of 1."""
+    if report.summary.model_macs_before is not None:
+        return
+    checked = report.verification.input_shapes if report.verification is not None else {}
+    shapes: Mapping[str, Sequence[int]] = checked or _batches_of_one(original.proto) | dict(given)
+    if shapes:
+        before = count_at(original, shapes, evaluate)
+        after = before if result.proto == original.proto else count_at(result, shapes, evaluate)
+        report.summary = with_macs(report.summary, report.sites, before, after, shapes)
+
+
+def _batches_of_one(model: ModelProto) -> dict[str, Sequence[int]]:
+    """Shapes of the inputs whose first axis alone is open, with 1 there."""
+    shapes: dict[str, Sequence[int]] = {}
+    for value in feeds(model):
+        dims = value.type.tensor_type.shape.dim
+        if dims and not dims[0].dim_value > 0 and all(dim.dim_value > 0 for dim in dims[1:]):
+            shapes[value.name] = [1, *(dim.dim_value for dim in dims[1:])]
+    return shapes
+
+
+def time_models(
+    report: Report,
+    original: LoadedModel,
+    result: LoadedModel,
+    arrays: Arrays | None,
+    shapes: Mapping[str, Sequence[int]],
+    seed: int,
+    progress: Callable[[int, int, str], None] | None,
+) -> None:
+    """`measure` both models for a report; a warning where onnxruntime cannot run them."""
+    if progress is not None:
+        progress(1, 1, "timing both models")
+    try:
+        report.speed = measure(original, result, arrays, shapes, seed)
+    except ModelError as error:
+        report.warnings.append(f"not timed: {error}")
+
+
+def measure(
+    original: LoadedModel, result: LoadedModel, arrays: Arrays | None, shapes: Mapping[str, Sequence[int]], seed: int
+) -> Speed:
+    """Median times of both models on the same inputs, in turn, in onnxruntime as it is by default on this machine.
+
+    arrays: in place of random inputs.  Raises ModelError where onnxruntime cannot run one of them.
+    """
+    runner = OnnxruntimeRunner(original, "the original", optimize=True, spin=True)
+    inputs, _ = InputMaker(original.proto, arrays, shapes, seed).runnable(0, runner.values)
+    threads = physical_cores()
+    try:
+        sessions = {
+            name: Session(model, optimize=True, threads=threads, spin=True)
+            for name, model in (("original", original), ("result", result))
+        }
+        times = time_sessions(sessions, inputs, ROUNDS, BUDGET_S)
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise ModelError(f"onnxruntime cannot time the models: {error}") from error
+    used = {name: list(array.shape) for name, array in inputs.items()}
+    return Speed(times["original"], times["result"], threads, used)
+
+
+def physical_cores() -> int:
+    """The cores that this process may use, as onnxruntime counts them by default: threads of one core are one."""
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            cores.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+        except OSError:
+            cores.add(str(cpu))
+    return len(cores)
+
+
+Rewrite = Callable[[LoadedModel, OptimizeOptions], int]
+"""How many sites of a model are rewritten."""
+SAVED = "the model was saved by onnxruntime, with operators of its own: optimize the original"
+QUANTIZE_LATER = "run convpool with --lowering auto on the float model, and quantize the result"
+SUGGESTED_SIZE = 224
+"""Stands for open sizes but the first in a command that is suggested."""
+
+
+def next_steps(
+    report: Report,
+    seen: Seen,
+    model: LoadedModel,
+    options: OptimizeOptions,
+    shapes: Mapping[str, Sequence[int]],
+    rewrite: Rewrite,
+) -> list[str]:
+    """What changes the outcome, in words for a user; commands stand at the end.
+
+    model: as it was rewritten.  shapes: known ones of its inputs.
+    """
+    found = []
+    stay = [site.reason or "" for site in report.sites if site.status == "rejected"]
+    if seen.saved:
+        found.append(SAVED)
+    elif seen.quantized:
+        found.append(QUANTIZE_LATER)
+    elif any(re.search(r"\bunknown\b|computed tensor|not provably", reason) for reason in stay):
+        found += _preparing(report, model, options, suggested(model.proto, shapes), rewrite)
+    if report.summary.rewritten and report.summary.model_macs_before is None:
+        given = suggested(model.proto, shapes)
+        if given and count_at(model, given, evaluate).total is not None:
+            words = _words("--input-shape", given)
+            found.append(f"to count multiply-adds, with your sizes: convpool inspect {name_of(model)} {words}")
+    return found
+
+
+def _preparing(
+    report: Report, model: LoadedModel, options: OptimizeOptions, sizes: dict[str, list[int]], rewrite: Rewrite
+) -> Iterator[str]:
+    """The least that has more pairs rewritten: constants folded, sizes fixed, or both."""
+    folding = replace(options, passes=options.passes | {"fold"})
+    for shapes, tried in (({}, folding), (sizes, options), (sizes, folding)):
+        if not shapes and tried is options:
+            continue
+        with suppress(ModelError):
+            fixed = load(with_sizes(model.proto, shapes), model.base_dir) if shapes else model
+            more = rewrite(fixed, tried) - report.summary.rewritten
+            if more > 0:
+                what = "with sizes that are fixed (put yours)" if shapes else "with constants folded"
+                given = [_asked(report), "--fold" if tried is folding else "", _words("--fix-shape", shapes)]
+                yield f"{more} more {what}: convpool optimize {name_of(model)} {' '.join(filter(None, given))}"
+                return
+
+
+def _asked(report: Report) -> str:
+    """The target and the lowering as options of a command, where they are not the usual ones."""
+    target, lowering = str(report.options["target"]), report.options["lowering"]
+    words = [] if target == "any" else ["--target", target]
+    return " ".join(words if lowering == TARGETS[target].lowering else [*words, "--lowering", str(lowering)])
+
+
+def suggested(model: ModelProto, known: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """Shapes for the inputs whose sizes are open: those known, else 1 for the first size, and for a name that is one."""
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in feeds(model)}
+    batches = {dims[0].dim_param for dims in shapes.values() if dims} - {""}
+    found = {}
+    for name, dims in shapes.items():
+        if any(dim.dim_value <= 0 for dim in dims):
+            sizes = [1 if not axis or dim.dim_param in batches else SUGGESTED_SIZE for axis, dim in enumerate(dims)]
+            found[name] = list(known.get(name) or [max(dim.dim_value, 0) or n for dim, n in zip(dims, sizes, strict=True)])
+    return found
+
+
+def name_of(model: LoadedModel) -> str:
+    """The model's file as a shell takes it."""
+    return shlex.quote(str(model.path)) if model.path is not None else "MODEL.onnx"
+
+
+def _words(option: str, shapes: Mapping[str, Sequence[int]]) -> str:
+    return " ".join(f"{option} {shlex.quote(name + ':' + 'x'.join(map(str, shape)))}" for name, shape in shapes.items())
