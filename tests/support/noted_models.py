@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from convpool.ir.protos import graphs_within
 from tests.support.models import graph
@@ -52,6 +52,7 @@ MORE = ("window", "window", "window", "all", "all, flat", "global", "head", "hea
 """Averages of which more are rewritten."""
 PLACES = ("main", "main", "main", "If", "Loop", "Scan", "function")
 PARAMETERS = ("w", "fc", "all_axes", "first_axis", "zero", "two_", "minus", "big")
+OPSETS = (9, 11, 13, 17, 21)
 VECTORS = ("_s", "_b", "_t", "_a", "_n")
 """How the names of sizes end."""
 IMPORTS = ', "com.microsoft": 1, "local": 1'
@@ -79,8 +80,8 @@ class Noted:
 
 
 def make(seed: int) -> Noted:
-    """The model of a seed."""
-    rng = np.random.default_rng(seed)
+    """The model of a seed, of one of OPSETS in turn."""
+    rng, opset = np.random.default_rng(seed), OPSETS[seed // 4 % len(OPSETS)]  # each with every target of test_notes.py
 
     def pick(items):
         return items[int(rng.integers(len(items)))]
@@ -94,9 +95,10 @@ def make(seed: int) -> Noted:
         fixed[axis] = export[axis] if "changed" not in opened else pick([17, 20])
     core = _core(front, kernel, strides, mean, rank)
     model, shapes = _placed(place, core, export, rank, kernel)
+    _spell(model, opset)
     _note(model, shapes, rng)
     _open(model, fixed, rng)
-    words = f"{place}, {front or 'no front'}, kernel {kernel}, strides {strides}, {mean}, exported at {export}, open: {opened}"
+    words = f"opset {opset}, {place}, {front or 'no front'}, kernel {kernel}, strides {strides}, {mean}, exported at {export}, open: {opened}"
     return Noted(model, words, fixed)
 
 
@@ -157,6 +159,40 @@ def _placed(place: str, core: str, export: list[int], rank: int, kernel: int) ->
     sizes = ",".join(map(str, export))
     inputs = f"float[{sizes}] x" + f", float[{sizes}] z" * ("{z}" in core) + ", bool flag" * (place == "If")
     return graph(body, constants, inputs=inputs, outputs="float[] y", functions=functions, imports=IMPORTS), shapes
+
+
+def _spell(model: onnx.ModelProto, opset: int) -> None:
+    """Write the nodes of opset 17 as another one has them: axes as an attribute or an input, no ceil_mode in opset 9."""
+    inputs_from = {"ReduceSum": 13, "Unsqueeze": 13, **dict.fromkeys(("ReduceMean", "ReduceMax", "ReduceProd"), 18)}
+    values = {tensor.name: numpy_helper.to_array(tensor).reshape(-1).tolist() for tensor in model.graph.initializer}
+    for imported in (model, *model.functions):
+        next(item for item in imported.opset_import if not item.domain).version = opset
+    holders = [part for holder in (model.graph, *model.functions) for part in graphs_within(holder)]
+    for holder in reversed(holders):  # inner ones first: the outer ones' nodes are copied
+        nodes = []
+        for node in holder.node:
+            given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+            left = [item for item in node.attribute if item.name != "axes"]
+            if opset >= inputs_from.get(node.op_type, opset + 1) and "axes" in given:
+                name = f"{node.output[0]}_axes"
+                array = numpy_helper.from_array(np.array(given["axes"], np.int64), name)
+                nodes.append(helper.make_node("Constant", [], [name], value=array))
+                node.input.append(name)
+            elif opset < inputs_from.get(node.op_type, 0) and len(node.input) > 1:
+                left.append(helper.make_attribute("axes", values[node.input.pop()]))
+            elif opset < 10 and node.op_type == "Slice":
+                ends, starts = values[node.input.pop()], values[node.input.pop()]
+                left += [helper.make_attribute("starts", starts), helper.make_attribute("ends", ends)]
+            elif opset < 10 and node.op_type in ("AveragePool", "Gemm"):
+                left = [item for item in left if item.name != "ceil_mode"]
+                node.op_type = node.op_type.replace("Gemm", "MatMul")  # which needs no third operand
+            else:
+                left = list(node.attribute)
+            del node.attribute[:]
+            node.attribute.extend(left)
+            nodes.append(node)
+        holder.ClearField("node")
+        holder.node.extend(nodes)
 
 
 def _note(model: onnx.ModelProto, shapes: dict[str, list[int]], rng: np.random.Generator) -> None:
