@@ -29,8 +29,8 @@ from convpool.ir.protos import _read_names
 from convpool.options import options_for
 from convpool.rules.base import Reject
 from convpool.rules.convs import Pooling, moved_pads
+from convpool.rules.origins import spatial_sizes
 from convpool.rules.pool_first.averages import box_filter, candidates, may_be_box_filter, recognise
-from convpool.rules.pool_first.trace import spatial_origin
 from tests.support.models import graph, operators
 from tests.support.rewriting import IF_INPUTS, PAIR, POOL
 from tests.support.scopes import FUNCTION, function_scope, index
@@ -124,13 +124,14 @@ def test_a_name_that_is_no_utf_8(monkeypatch, found):
     "body", ["b = Conv<group: int = @e>(a, w)", "b = AveragePool<kernel_shape = [2,2], ceil_mode: int = @e>(a)"]
 )
 def test_sizes_behind_a_window_by_an_attribute_of_the_function_begin_there(body):
-    assert spatial_origin(function_scope(body), "b", 2)[0] == "b"
+    assert spatial_sizes(function_scope(body), "b", 2) == ((("b", -2), 1, 1), (("b", -1), 1, 1))
 
 
 def test_sizes_behind_a_malformed_pooling_begin_there():
-    (scope,) = index(graph("y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)"))
-    assert spatial_origin(scope, "y", 2) == ("x", 2, 2, 2, 2)
-    assert spatial_origin(scope, "y", 3)[0] == "y"
+    text = "y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)"
+    (scope,) = index(graph(text, inputs="float[N,16,H,W] x"))
+    assert spatial_sizes(scope, "y", 2) == (("H", 2, 2), ("W", 2, 2))
+    assert spatial_sizes(scope, "y", 3)[0] == 16 and spatial_sizes(scope, "y", 3)[1][1:] == (1, 1)
 
 
 def test_a_box_filter_by_an_attribute_of_the_function():

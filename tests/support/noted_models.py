@@ -98,7 +98,8 @@ def make(seed: int) -> Noted:
     _spell(model, opset)
     _note(model, shapes, rng)
     _open(model, fixed, rng)
-    words = f"opset {opset}, {place}, {front or 'no front'}, kernel {kernel}, strides {strides}, {mean}, exported at {export}, open: {opened}"
+    words = f"opset {opset}, {place}, {front or 'no front'}, kernel {kernel}, strides {strides}, {mean}"
+    words += f", exported at {export}, open: {opened}"
     return Noted(model, words, fixed)
 
 

@@ -32,7 +32,7 @@ from convpool.rules.neighbours.fusion import (
     map_step,
     slope,
 )
-from convpool.rules.pool_first.trace import spatial_origin
+from convpool.rules.origins import spatial_sizes
 
 
 class FuseEpilogue(FusionPass):
@@ -199,4 +199,4 @@ def _same_origin(scope: Scope, y: str, other: str, shapes: list, rank: int) -> b
     """Whether batch and channels are equal by their shapes, and spatial sizes by how they came about."""
     if any(shape is None or len(shape) != rank + 2 or None in shape[:2] for shape in shapes):
         return False
-    return shapes[0][:2] == shapes[1][:2] and spatial_origin(scope, y, rank) == spatial_origin(scope, other, rank)
+    return shapes[0][:2] == shapes[1][:2] and spatial_sizes(scope, y, rank) == spatial_sizes(scope, other, rank)

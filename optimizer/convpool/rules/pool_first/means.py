@@ -44,7 +44,7 @@ from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Reject, reject
 from convpool.rules.convs import Pooling
 from convpool.rules.linear import MAX_CHAIN, VIEWS, WHOLE_AXIS, Step, View, axes_of, joined, known_step, op_of, viewed, whole
-from convpool.rules.pool_first.trace import NONLINEAR
+from convpool.rules.origins import NONLINEAR
 
 SUMMING = ("Add", "Sum", "Mean", "Mul", "Div")
 """Operators that a mean of Slices is written with."""

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An Add of two maps with open sizes: which are provably equal, and that the result is right at any size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import convpool
+from convpool.rules.origins import same_size
+from tests.support import sessions
+from tests.support.models import graph
+from tests.support.rewriting import POOL, RTOL
+from tests.support.scopes import index
+
+CONSTANTS = {
+    **{"v": (32, 16, 3, 3), "k": (32, 16, 1, 1), "k5": (32, 16, 5, 5), "big": (32, 32, 1, 1), "few": (32, 4, 3, 3)},
+    **{"row": (1, 16, 1, 1), "slope": (16, 1, 1), "zero": [0], "one": [1], "eight": [8], "pads": [0, 0, 1, 1, 0, 0, 1, 1]},
+    "half": np.float32(0.5),
+}
+C, CONV = "c = Conv<pads=[1,1,1,1]>(x, w)\n", "Conv<pads=[1,1,1,1]>"
+STRIDED = "c = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w)\n"
+EQUAL = {
+    "a convolution of another kernel": f"{C}d = Conv<pads=[2,2,2,2]>(x, k5)",
+    "a convolution of one element": f"{C}r = Relu(x)\nd = Conv(r, k)",
+    "automatic pads": f'{C}d = Conv<auto_pad="SAME_LOWER">(x, k5)',
+    "no automatic pads": f'p = Pad(x, pads)\nc = Conv<auto_pad="VALID">(p, w)\nd = {CONV}(x, v)',
+    "a Pad in front": f"{C}p = Pad(x, pads)\nd = Conv(p, v)",
+    "an activation of several nodes": f"{C}m = Mul(x, half)\ne = Erf(x)\ng = Mul(m, e)\nd = {CONV}(g, v)",
+    "a residual": f"{C}r = {CONV}(x, v)\ns = Conv(r, big)\na = Add(r, s)\nd = Relu(a)",
+    "a residual of three": f"{C}r = Relu(x)\ns = Sigmoid(x)\na = Sum(r, x, s)\nd = {CONV}(a, v)",
+    "a factor per channel": f"{C}g = GlobalAveragePool(x)\nf = Sigmoid(g)\nm = Mul(f, x)\nd = {CONV}(m, v)",
+    "a mean over channels": f"{C}n = ReduceMean<axes=[1]>(x)\nm = Sub(x, n)\nd = {CONV}(m, v)",
+    "a slope": f"{C}m = PRelu(x, slope)\nn = Add(m, row)\nd = {CONV}(n, v)",
+    "a Concat of halves": f"{C}a, b = Split<axis=1>(x)\nr = Relu(b)\nm = Concat<axis=1>(r, a)\nd = {CONV}(m, v)",
+    "a Slice of channels": f"{C}s = Slice(x, zero, eight, one)\nm = Concat<axis=-3>(s, s)\nd = {CONV}(m, v)",
+    "a maximum by steps": f"{STRIDED}m = MaxPool<kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2]>(x)\nd = Conv(m, k)",
+    "automatic pads by steps": f'{STRIDED}d = Conv<auto_pad="SAME_UPPER", strides=[2,2]>(x, v)',
+}
+OPEN = "float[N,16,H,W] x"
+OTHER = {
+    "a window without pads": f"{C}m = MaxPool<kernel_shape=[2,2]>(x)\nd = Conv(m, k)",
+    "a convolution without pads": f"{C}d = Conv(x, v)",
+    "steps by other pads": f"{STRIDED}m = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)\nd = Conv(m, k)",
+    "steps that are rounded up": f"{STRIDED}m = MaxPool<kernel_shape=[2,2], strides=[2,2], ceil_mode=1>(x)\nd = Conv(m, k)",
+    "space from channels": f"{C}m = DepthToSpace<blocksize=2>(x)\nd = {CONV}(m, few)",
+    "turned": f"{C}m = Transpose<perm=[0,1,3,2]>(x)\nd = {CONV}(m, v)",
+    "another input": f"{C}d = {CONV}(z, v)",
+    "another input in a product": f"{C}m = Mul(x, z)\nd = {CONV}(m, v)",
+}
+
+
+def added(body: str):
+    inputs = OPEN + ", float[N,16,H,W] z" * ("z" in body.replace("zero", ""))
+    return graph(f"{body}\nh = Add(c, d)\ny = {POOL}(h)", CONSTANTS, inputs=inputs)
+
+
+@pytest.mark.parametrize("target", ["any", "cpu", "cuda"])
+@pytest.mark.parametrize("name", EQUAL)
+def test_maps_that_came_about_alike_are_pooled_one_by_one(name, target):
+    model = added(EQUAL[name])
+    result = convpool.optimize(model, target=target)
+    assert result.report.summary.rewritten >= 1 and "h" not in {out for node in result.model.graph.node for out in node.output}
+    for size in ((8, 8), (13, 21), (10, 7), (5, 30)):
+        feeds = {"x": np.random.default_rng(0).standard_normal((2, 16, *size)).astype(np.float32)}
+        (wanted,), (got,) = sessions.run(model, feeds), sessions.run(result.model, feeds)
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=2 * RTOL * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_maps_that_an_add_may_broadcast_are_not(name):
+    """Where one has one row or column and the other has more, onnxruntime runs the Add."""
+    model = added(OTHER[name])
+    assert not same_size(index(model)[0], ["c", "d"], 2)
+    assert convpool.optimize(model, check=0).report.summary.rewritten == 0
+
+
+def test_sizes_behind_many_joins_are_found_at_once():
+    joins = "\n".join(f"r{i} = Relu(a{i})\ns{i} = Sigmoid(a{i})\na{i + 1} = Add(r{i}, s{i})" for i in range(1500))
+    (scope,) = index(graph(f"a0 = Relu(x)\n{joins}\ny = Tanh(x)", inputs=OPEN))
+    assert same_size(scope, ["a1500", "y"], 2) and not same_size(scope, ["a1500", "w"], 2)
+
+
+def test_of_two_axes_one_may_be_a_number():
+    """As in a model that reads lines of text."""
+    model = graph(f"{EQUAL['a residual']}\nh = Add(c, d)\ny = {POOL}(h)", CONSTANTS, inputs="float[N,16,3,W] x")
+    assert convpool.optimize(model).report.summary.rewritten == 1
+
+
+def test_steps_behind_one_another_are_one():
+    (scope,) = index(graph(f"{STRIDED}d = Conv<strides=[2,2]>(c, big)\ny = Conv<strides=[4,4]>(x, k)", CONSTANTS, inputs=OPEN))
+    assert same_size(scope, ["d", "y"], 2) and not same_size(scope, ["c", "y"], 2)
+
+
+def test_axes_of_what_has_another_rank_are_not_taken_for_channels():
+    """A Slice of three axes cuts the first side."""
+    text = "s = Slice(r, zero, eight, one)\ny = Add(x, s)"
+    (scope,) = index(graph(text, CONSTANTS, inputs=f"{OPEN}, float[16,H,W] r"))
+    assert not same_size(scope, ["x", "y"], 2)
