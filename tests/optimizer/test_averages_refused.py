@@ -281,6 +281,15 @@ UNREPORTED = {  # no averages over windows
         {"halves": np.array([0.5, 0.5], np.float32)},
         {"inputs": "float[] x", "opset": 18},
     ),
+    **{
+        f"Resize of axes that there are not, {axes}, by {name}": (
+            CONV + f'y = Resize<mode="linear", axes=[{axes}]>(h, , {places})',
+            {"halves": np.array([0.5, 0.5], np.float32), "six": [6, 6]},
+            {"opset": 18},
+        )
+        for axes in ("2,4", "-5,3")
+        for name, places in (("scales", "halves"), ("sizes", ", six"))
+    },
     "Resize of an open size to a known one": (
         CONV + 'y = Resize<mode="linear">(h, r, , six)',
         {"r": np.zeros(0, np.float32), "six": [1, 32, 6, 6]},

@@ -290,6 +290,31 @@ def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path):
     assert stat.S_IMODE(out.stat().st_mode) == 0o640
 
 
+def test_owner_and_attributes_stay_where_that_is_allowed(tmp_path, monkeypatch):
+    out = tmp_path / "out.onnx"
+    result = convpool.optimize(graph("h = Conv(x, w)\ny = AveragePool<kernel_shape=[2,2]>(h)"))
+    result.save(out)
+    kept = {"user.note": b"mine"}
+    try:
+        os.setxattr(out, "user.note", kept["user.note"])
+    except OSError:
+        kept = {}  # no such file system
+    owner = 12345 if os.geteuid() == 0 else os.geteuid()
+    os.chown(out, owner, -1)
+    out.chmod(0o640)
+    result.save(out)
+    assert out.stat().st_uid == owner and stat.S_IMODE(out.stat().st_mode) == 0o640
+    assert {name: os.getxattr(out, name) for name in os.listxattr(out) if name.startswith("user.")} == kept
+
+    def refused(*_):
+        raise PermissionError
+
+    for name in ("chown", "setxattr"):
+        monkeypatch.setattr(os, name, refused)
+    result.save(out)
+    assert stat.S_IMODE(out.stat().st_mode) == 0o640
+
+
 def test_sizes_count_the_data_files(tmp_path):
     path = make(tmp_path)
     summary = convpool.optimize(path, check=0, lowering="direct").report.summary

@@ -61,13 +61,20 @@ class NewFile:
     path: Path
 
     def settle(self, target: Path) -> None:
-        """Give it its name, in place of the file of that name, whose permissions it keeps.  Raises OSError."""
+        """Give it its name, in place of the file of that name: permissions stay, and owner and extended attributes where that is
+        allowed, as they do for a program that writes into the file.  Raises OSError."""
         self.file.flush()
         if self.path == target:  # a device or pipe
             return
         os.fsync(self.file.fileno())
         if target.exists():
-            os.chmod(self.path, stat.S_IMODE(target.stat().st_mode))
+            status = target.stat()
+            with suppress(OSError):
+                os.chown(self.path, status.st_uid, status.st_gid)
+            for name in os.listxattr(target) if hasattr(os, "listxattr") else ():
+                with suppress(OSError):
+                    os.setxattr(self.path, name, os.getxattr(target, name))
+            os.chmod(self.path, stat.S_IMODE(status.st_mode))
         os.replace(self.path, target)
 
     @property

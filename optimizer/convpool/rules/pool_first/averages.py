@@ -216,6 +216,8 @@ def _scales(scope: Scope, index: int) -> tuple[float, ...] | None:
     position = 1 if scope.opset < HALF_PIXEL_OPSET else 2
     numbers = scope.constant(inputs[position]) if len(inputs) > position and inputs[position] else None
     axes = tuple(given["axes"].ints) if "axes" in given else None
+    if axes is not None and (shape is None or not all(-len(shape) <= axis < len(shape) for axis in axes)):
+        return None
     if numbers is not None and numbers.shape != (0,):
         found = tuple(float(value) for value in numbers.array().reshape(-1))
     else:
@@ -223,7 +225,7 @@ def _scales(scope: Scope, index: int) -> tuple[float, ...] | None:
         policy = given.get("keep_aspect_ratio_policy")
         if sizes is None or shape is None or policy is not None and policy.s != b"stretch":
             return None
-        old = [shape[axis] for axis in axes] if axes is not None else list(shape)
+        old = list(shape) if axes is None else [shape[axis] for axis in axes]
         if len(old) != len(sizes):
             return None
         found = tuple(n / dim for n, dim in zip(sizes, old, strict=True) if isinstance(dim, int) and dim > 0)
