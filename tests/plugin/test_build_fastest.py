@@ -201,7 +201,7 @@ def test_the_command_keeps_the_fastest_whose_outputs_agree(pretend, monkeypatch,
         return Verification(good, "", 1, {}, [OutputErrors("y", 0.1, 0.1, good)])
 
     can_run(monkeypatch)
-    for name, value in (("EngineRunner", lambda engine: engine), ("compare", compare)):
+    for name, value in (("EngineRunner", lambda engine: engine), ("compare_runners", compare)):
         monkeypatch.setattr(pipeline, name, value)
     assert build(tmp_path) == 0
     assert (tmp_path / "m.engine").read_bytes() == b"fused"
