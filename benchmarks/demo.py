@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 import convpool
-from convpool.check.session import Session
-from convpool.check.timing import time_sessions
+from convpool.check.session import Session, time_sessions
 from convpool.cli.table import make_console, show
 from convpool.ir.model import LoadedModel
 from models import digits

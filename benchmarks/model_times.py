@@ -25,8 +25,7 @@ from rich.progress import track
 from rich.table import Table
 
 import convpool
-from convpool.check.session import Session
-from convpool.check.timing import time_sessions
+from convpool.check.session import Session, time_sessions
 from convpool.ir.model import LoadedModel
 from models import digits, generators
 

@@ -31,7 +31,7 @@ import onnx
 import convpool
 from convpool.check.inputs import to_float32
 from convpool.check.judge import PRECISION_TOLERANCES, Judge, Tolerance
-from convpool.check.runners import OnnxruntimeRunner
+from convpool.check.session import OnnxruntimeRunner
 from convpool.cuda.timing import summarize
 from convpool.errors import ConvpoolError, first_line
 from convpool.ir import schema

@@ -15,9 +15,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 from convpool.algebra.lowering import LOWERINGS
 from convpool.check.inputs import InputMaker, feeds, fit_shapes
-from convpool.check.runners import OnnxruntimeRunner
-from convpool.check.session import evaluate
-from convpool.check.timing import time_sessions
+from convpool.check.session import OnnxruntimeRunner, evaluate, time_sessions
 from convpool.errors import ModelError
 from convpool.ir.model import LoadedModel, infer_shapes
 from convpool.ir.process import EndedError
@@ -25,7 +23,7 @@ from convpool.macs import scopes_at
 from convpool.options import OptimizeOptions
 from convpool.pipeline import Pipeline
 from convpool.rules import Stage
-from convpool.rules.base import Context, Pass, Plan, Reject, Site, reject
+from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject
 from convpool.rules.pool_first.pairs import PairPlan
 
 ROUNDS = 9
@@ -50,7 +48,7 @@ class Tuner:
         """So many more sites will be timed, for the progress shown."""
         self._expected += sites
 
-    def tune(self, work: Pass, site: Site, plan: Plan, context: Context) -> tuple[Plan | Reject, dict[str, float] | None]:
+    def tune(self, rule: Rule, site: Site, plan: Plan, context: Context) -> tuple[Plan | Reject, dict[str, float] | None]:
         """The plan with the fastest lowering, or a Reject where the original is, and the medians in microseconds.
 
         A site that cannot be timed (open sizes, no kernels), or that has one form only, keeps the plan that it has.
@@ -59,7 +57,7 @@ class Tuner:
         if self._progress:
             self._progress(self._done, self._expected, f"timing {node.name or node.output[0]}")
         self._done += 1
-        candidates = work.alternatives(site, context)
+        candidates = rule.alternatives(site, context)
         if not candidates or not isinstance(plan, PairPlan):
             return plan, None
         try:
@@ -67,7 +65,7 @@ class Tuner:
             runners = {"original": OnnxruntimeRunner(LoadedModel(cut, None, 0), "the site", optimize=True, spin=True)}
             arrays, _ = InputMaker(cut, None, {}, self._seed).runnable(0, runners["original"].values)
             for name in candidates:
-                lowered = LoadedModel(_lowered(cut, work, name if name in LOWERINGS else "auto"), None, 0)
+                lowered = LoadedModel(_lowered(cut, rule, name if name in LOWERINGS else "auto"), None, 0)
                 runners[name] = OnnxruntimeRunner(lowered, "the site", optimize=True, spin=True)
                 runners[name].values(arrays)
             sessions = {name: runner.session for name, runner in runners.items()}
@@ -103,12 +101,12 @@ class Tuner:
         return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", main_opset)])
 
 
-def _lowered(model: ModelProto, work: Pass, lowering: str) -> ModelProto:
+def _lowered(model: ModelProto, rule: Rule, lowering: str) -> ModelProto:
     """A copy of a cut-out site with its pair in the lowering asked for."""
     result = LoadedModel(ModelProto(), None, 0)
     result.proto.CopyFrom(model)
-    options = OptimizeOptions(passes=frozenset(work.names), lowering=lowering)
-    Pipeline(result, infer_shapes(result.proto), options, evaluate).run((Stage((work,), repeats=False),))
+    options = OptimizeOptions(passes=frozenset(rule.names), lowering=lowering)
+    Pipeline(result, infer_shapes(result.proto), options, evaluate).run((Stage((rule,), repeats=False),))
     return result.proto
 
 

@@ -109,27 +109,94 @@ class Limits:
 
 DEFAULT_LIMITS = Limits()
 
-PASSES: dict[str, str] = {
-    "pool_first": "convolution followed by average pooling",
-    "fuse_pool_conv": "AveragePool followed by Conv",
-    "image_conv": f"convolutions of images: {DEFAULT_LIMITS.of_images}",
-    "plain_conv": f"other convolutions: {DEFAULT_LIMITS.of_plain_convolutions}",
-    "fuse_epilogue": "nodes after a ConvAvgPool",
-    "fuse_prologue": "nodes before a ConvAvgPool",
-    "chain_pool_conv": "AveragePool followed by Conv in a model with a pair",
-    "chain_conv": "convolutions between ConvAvgPool nodes, for onnxruntime's CUDA provider",
-    "chain_pool": "AveragePools between ConvAvgPool nodes, for onnxruntime's CUDA provider",
-    "chain_head": "a sum or mean over space and the Gemm behind it, for onnxruntime's CUDA provider",
-    "channels_last": "the layout of tensors between ConvAvgPool nodes, for onnxruntime's CUDA provider",
-    "chain_concats": "Concats that begin with all inputs of an earlier Concat",
-    "lower_operator": "ConvAvgPool nodes of the file, if --lowering asks for standard operators",
-    "fold": "what is computed from constants, and Identity nodes (--fold)",
-}
-"""What `enable` and `disable` name, and what each rewrites."""
+ALL = ("any", "cpu", "tensorrt", "cuda")
+"""Every target."""
+NODES = ("any", "tensorrt", "cuda")
+"""The targets that have nodes of the operator."""
 
 
-OF_CHAINS = ("chain_pool_conv", "chain_conv", "chain_pool", "chain_head", "channels_last")
-"""The passes of the target cuda that make or change nodes of the operator only."""
+@dataclass(frozen=True)
+class Entry:
+    """A rule: its name, what it rewrites, its stage (`convpool.rules`), module and class, and the targets that have it."""
+
+    name: str
+    text: str
+    stage: str
+    where: str
+    targets: tuple[str, ...] = ()
+
+
+RULES = (
+    Entry("pool_first", "convolution followed by average pooling", "pairs", "pool_first.rule:PoolFirst", ALL),
+    Entry("fuse_pool_conv", "AveragePool followed by Conv", "pairs", "fuse_pool_conv:FusePoolConv"),
+    Entry(
+        "image_conv",
+        f"convolutions of images: {DEFAULT_LIMITS.of_images}",
+        "convolutions",
+        "image_conv:ImageConv",
+        ("tensorrt", "cuda"),
+    ),
+    Entry(
+        "plain_conv",
+        f"other convolutions: {DEFAULT_LIMITS.of_plain_convolutions}",
+        "convolutions",
+        "image_conv:ImageConv",
+        ("tensorrt",),
+    ),
+    Entry("fuse_epilogue", "nodes after a ConvAvgPool", "epilogues", "neighbours.epilogue:FuseEpilogue", NODES),
+    Entry("fuse_prologue", "nodes before a ConvAvgPool", "prologues", "neighbours.prologue:FusePrologue", NODES),
+    Entry(
+        "chain_pool_conv",
+        "AveragePool followed by Conv in a model with a pair",
+        "pairs of chains",
+        "fuse_pool_conv:ChainPoolConv",
+        ("cuda",),
+    ),
+    Entry(
+        "chain_conv",
+        "convolutions between ConvAvgPool nodes, for onnxruntime's CUDA provider",
+        "chains",
+        "cuda_chain.conv:ChainConv",
+        ("cuda",),
+    ),
+    Entry(
+        "chain_pool",
+        "AveragePools between ConvAvgPool nodes, for onnxruntime's CUDA provider",
+        "chains",
+        "cuda_chain.conv:ChainPool",
+        ("cuda",),
+    ),
+    Entry(
+        "chain_head",
+        "a sum or mean over space and the Gemm behind it, for onnxruntime's CUDA provider",
+        "heads",
+        "cuda_chain.head:ChainHead",
+        ("cuda",),
+    ),
+    Entry(
+        "channels_last",
+        "the layout of tensors between ConvAvgPool nodes, for onnxruntime's CUDA provider",
+        "layouts",
+        "cuda_chain.channels_last:ChannelsLast",
+        ("cuda",),
+    ),
+    Entry(
+        "chain_concats", "Concats that begin with all inputs of an earlier Concat", "concats", "chain_concats:ChainConcats", ALL
+    ),
+    Entry(
+        "lower_operator",
+        "ConvAvgPool nodes of the file, if --lowering asks for standard operators",
+        "earlier",
+        "lower_operator:LowerOperator",
+        ALL,
+    ),
+    Entry("fold", "what is computed from constants, and Identity nodes (--fold)", "constants", "fold:Fold"),
+)
+"""Every rule, one entry each."""
+PASSES: dict[str, str] = {entry.name: entry.text for entry in RULES}
+"""The names that `enable` and `disable` take, and what each rewrites."""
+OF_CHAINS = tuple(entry.name for entry in RULES if entry.targets == ("cuda",))
+"""The rules of the target cuda that make or change nodes of the operator only."""
 PASS_OF_SWITCH = {"stem": "image_conv", "prologue": "fuse_prologue", "epilogue": "fuse_epilogue", "concat": "chain_concats"}
 """Passes that an argument of `optimize` calls by another name."""
 
@@ -152,15 +219,16 @@ class Target:
     metadata: tuple[tuple[str, str], ...] = ()
 
 
-_FUSED = ("pool_first", "fuse_epilogue", "fuse_prologue", "chain_concats", "lower_operator")
+def _rules_of(target: str) -> frozenset[str]:
+    return frozenset(entry.name for entry in RULES if target in entry.targets)
+
+
 TARGETS: dict[str, Target] = {
-    "any": Target(frozenset(_FUSED), "convavgpool"),
-    "cpu": Target(frozenset({"pool_first", "chain_concats", "lower_operator"}), "auto"),
-    "tensorrt": Target(
-        frozenset({*_FUSED, "image_conv", "plain_conv"}), "convavgpool", direct_without_kernel=False, keep_int8=True
-    ),
+    "any": Target(_rules_of("any"), "convavgpool"),
+    "cpu": Target(_rules_of("cpu"), "auto"),
+    "tensorrt": Target(_rules_of("tensorrt"), "convavgpool", direct_without_kernel=False, keep_int8=True),
     "cuda": Target(
-        frozenset({*_FUSED, "image_conv", *OF_CHAINS}),
+        _rules_of("cuda"),
         "convavgpool",
         direct_without_kernel=False,
         plain_prologues=True,

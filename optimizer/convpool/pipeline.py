@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running the passes over a model, stage by stage, each until nothing is found.
+"""Running the rules over a model, stage by stage, each until nothing is found.
 
     index -> sites -> check -> plans that share no node -> apply -> index ...
 
@@ -24,8 +24,8 @@ from convpool.ir.schema import is_operator
 from convpool.macs import ModelMacs, count
 from convpool.options import OptimizeOptions
 from convpool.report import Log
-from convpool.rules import PASSES, Stage
-from convpool.rules.base import Context, Pass, Plan, Reject, Site, reject, rejection
+from convpool.rules import STAGES, Stage
+from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
 from convpool.rules.convs import is_int8
 from convpool.rules.seen import Seen, look
 
@@ -42,7 +42,7 @@ class Tuner(Protocol):
     def expect(self, sites: int) -> None:
         """So many more sites will be timed."""
 
-    def tune(self, work: Pass, site: Site, plan: Plan, context: Context) -> tuple[Plan | Reject, Times]:
+    def tune(self, rule: Rule, site: Site, plan: Plan, context: Context) -> tuple[Plan | Reject, Times]:
         """The plan to take, or why none is."""
 
 
@@ -54,7 +54,7 @@ class Excluded:
 class Found:
     """A plan of a round, with what its report needs."""
 
-    work: Pass
+    rule: Rule
     plan: Plan
     times: Times
 
@@ -92,7 +92,7 @@ class Graphs:
 
 
 class Pipeline:
-    """The passes over one model, and what they found."""
+    """The rules over one model, and what they found."""
 
     def __init__(
         self,
@@ -126,15 +126,15 @@ class Pipeline:
         """Names of the constants made."""
         return self._editor.new_constants
 
-    def run(self, stages: tuple[Stage, ...] = PASSES) -> None:
+    def run(self, stages: tuple[Stage, ...] = STAGES) -> None:
         """Rewrite the model."""
         self.macs_before = count(self._graphs.scopes())
         self.seen = look(self._graphs.scopes())
         if any(map(self._context.enabled, ("image_conv", "plain_conv", "chain_conv"))):
             self._context = replace(self._context, originals=_convolutions(self._graphs.scopes()))
         for stage in stages:
-            passes = [work for work in stage.passes if self._runs(work)]
-            while passes and self._round(stage, passes) and stage.repeats:
+            rules = [rule for rule in stage.rules if self._runs(rule)]
+            while rules and self._round(stage, rules) and stage.repeats:
                 pass
         self._accumulate()
         self.macs_after = count(self._graphs.scopes()) if self.changed else self.macs_before
@@ -143,10 +143,10 @@ class Pipeline:
             self._editor.annotate(self._graphs.inferred())
             self._editor.mark(self._context.options.metadata)
 
-    def first_look(self, work: Pass) -> tuple[list[Any], tuple[tuple[Any, Reject], ...]]:
-        """A pass's plans for the model as it is, and its sites that would stay, each with the reason."""
-        kept: list[tuple[Pass, Site, Reject | None, Times]] = []
-        plans = [found.plan for scope in self._graphs.scopes() for found in self._plans(scope, [work], kept)]
+    def first_look(self, rule: Rule) -> tuple[list[Any], tuple[tuple[Any, Reject], ...]]:
+        """A rule's plans for the model as it is, and its sites that would stay, each with the reason."""
+        kept: list[tuple[Rule, Site, Reject | None, Times]] = []
+        plans = [found.plan for scope in self._graphs.scopes() for found in self._plans(scope, [rule], kept)]
         return plans, tuple((site, verdict) for _, site, verdict, _ in kept if verdict is not None)
 
     def _accumulate(self) -> None:
@@ -155,21 +155,21 @@ class Pipeline:
         if wanted is not None and self._editor.accumulate(wanted, self._excluded):
             self.changed = True
 
-    def _runs(self, work: Pass) -> bool:
+    def _runs(self, rule: Rule) -> bool:
         options = self._context.options
-        return any(map(self._context.enabled, work.names)) and (options.lowering == "convavgpool" or not work.on_operators)
+        return any(map(self._context.enabled, rule.names)) and (options.lowering == "convavgpool" or not rule.on_operators)
 
-    def _round(self, stage: Stage, passes: list[Pass]) -> bool:
+    def _round(self, stage: Stage, rules: list[Rule]) -> bool:
         """One look at every site; whether any was rewritten.  Sites that stay are reported only by the last round."""
         found: list[tuple[Scope, list[Found]]] = []
-        kept: list[tuple[Pass, Site, Reject | None, Times]] = []
+        kept: list[tuple[Rule, Site, Reject | None, Times]] = []
         for scope in self._graphs.scopes():
-            plans = self._plans(scope, passes, kept)
+            plans = self._plans(scope, rules, kept)
             if plans:
                 found.append((scope, plans))
         if not (found and stage.repeats):
-            for work, site, verdict, times in kept:
-                work.kept(site, verdict, times, self.log)
+            for rule, site, verdict, times in kept:
+                rule.kept(site, verdict, times, self.log)
         if found:
             self._apply(found)
             self._graphs.changed(adds_tensors=stage.adds_tensors)
@@ -178,15 +178,19 @@ class Pipeline:
                 self._context = replace(self._context, changed=True, made_operator=self.log.made_operator)
         return bool(found)
 
-    def _plans(self, scope: Scope, passes: list[Pass], kept: list) -> list[Found]:
+    def _plans(self, scope: Scope, rules: list[Rule], kept: list) -> list[Found]:
         """Plans for one scope that share no node.  A site in the way of another is seen again in the next round."""
-        verdicts = [(work, site, self._verdict(work, site)) for work in passes for site in work.sites(scope, self._context)]
+        verdicts = [
+            (rule, site, self._verdict(rule, site))
+            for rule in self._looking(scope, rules)
+            for site in rule.sites(scope, self._context)
+        ]
         if self._tuner:
-            self._tuner.expect(sum(isinstance(verdict, Plan) and work.has_alternatives for work, _, verdict in verdicts))
+            self._tuner.expect(sum(isinstance(verdict, Plan) and rule.has_alternatives for rule, _, verdict in verdicts))
         plans: list[Found] = []
         owned: set[int] = set()
         shared: set[int] = set()
-        for work, site, verdict in verdicts:
+        for rule, site, verdict in verdicts:
             times: Times = None
             if isinstance(verdict, Plan):
                 if verdict.own & (owned | shared) or verdict.shared & owned:
@@ -194,17 +198,21 @@ class Pipeline:
                 owned |= verdict.own
                 shared |= verdict.shared
                 plan: Plan | Reject = verdict
-                if self._tuner and work.has_alternatives:
-                    plan, times = self._tuner.tune(work, site, verdict, self._context)
+                if self._tuner and rule.has_alternatives:
+                    plan, times = self._tuner.tune(rule, site, verdict, self._context)
                 if isinstance(plan, Plan):
-                    plans.append(Found(work, plan, times))
+                    plans.append(Found(rule, plan, times))
                     continue
                 verdict = plan
             if verdict is not None:
-                kept.append((work, site, verdict if isinstance(verdict, Reject) else None, times))
+                kept.append((rule, site, verdict if isinstance(verdict, Reject) else None, times))
         return plans
 
-    def _verdict(self, work: Pass, site: Site) -> Plan | Reject | Excluded | None:
+    def _looking(self, scope: Scope, rules: list[Rule]) -> list[Rule]:
+        """The rules that a scope may have a site of."""
+        return [rule for rule in rules if not rule.needs or not scope.op_types.isdisjoint(rule.needs)]
+
+    def _verdict(self, rule: Rule, site: Site) -> Plan | Reject | Excluded | None:
         """What is to be done or said of a site; None for nothing."""
         scope = site.scope
         if any([self._excluded(name) for name in site.names]):  # every name: `matched` is of all patterns
@@ -212,7 +220,7 @@ class Pipeline:
         if scope.opset < MIN_OPSET:
             return Reject("model", "opset", str(scope.opset), f"at least {MIN_OPSET}")
         try:
-            verdict = work.check(site, self._context)
+            verdict = rule.check(site, self._context)
         except AttributeReference as error:
             return reject(scope, site.root, "attributes", f"a reference to the function's '{error}'", "values")
         if isinstance(verdict, Plan) and any(self._excluded(label(scope.nodes[index])) for index in verdict.convolutions):
@@ -238,12 +246,12 @@ class Pipeline:
             edit = self._editor.edit(scope, max(item.plan.operator_version for item in plans))
             for item in plans:
                 edit.new_nodes = []
-                item.work.apply(item.plan, edit)
+                item.rule.apply(item.plan, edit)
                 outputs[id(item)] = [node.output[0] for node in edit.new_nodes if is_operator(node)]
             self._editor.commit(edit)
         for _, plans in found:
             for item in plans:
-                item.work.rewritten(item.plan, outputs[id(item)], item.times, self.log)
+                item.rule.rewritten(item.plan, outputs[id(item)], item.times, self.log)
 
     def _excluded(self, name: str) -> bool:
         """Whether a pattern given to exclude matches a name."""

@@ -14,23 +14,24 @@ from dataclasses import asdict, dataclass, field, replace
 from convpool.check.judge import Verification
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SiteReport:
-    """One convolution with the average behind it, or in front of it.  pool is "" if there is no average.
+    """One convolution with the node beside it that resamples: an average, or a Resize.  pool is "" if there is none.
 
+    rule: the rule that found it, of `convpool.options.RULES`.  pattern: of the nodes that it found.
     status: "rewritten", "rejected" or "excluded"; reason: why it was rejected or excluded, else None.
     macs_before, macs_after: multiply-adds of the convolution for one sample, None if a spatial size is unknown.
     scope: "" for the main graph.
     """
 
-    conv: str
-    pool: str
+    conv: str = ""
+    pool: str = ""
     pattern: str
     status: str
-    lowering: str | None
-    reason: str | None
-    macs_before: int | None
-    macs_after: int | None
+    lowering: str | None = None
+    reason: str | None = None
+    macs_before: int | None = None
+    macs_after: int | None = None
     scope: str = ""
     times_us: dict[str, float] | None = None
     """Median microseconds per lowering where they were timed (autotune)."""
@@ -48,6 +49,7 @@ class SiteReport:
     """Why the pair got another lowering than the one asked for; None if it did not."""
     in_words: str | None = None
     """The reason as a sentence; None where `reason` is one."""
+    rule: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from convpool.check.inputs import Arrays, InputMaker, feeds
-from convpool.check.runners import OnnxruntimeRunner
-from convpool.check.session import Session, evaluate
-from convpool.check.timing import time_sessions
+from convpool.check.session import OnnxruntimeRunner, Session, evaluate, time_sessions
 from convpool.errors import ModelError
 from convpool.ir.model import LoadedModel, load, with_sizes
 from convpool.macs import ModelMacs, count_at

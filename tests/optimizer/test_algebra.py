@@ -7,7 +7,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from convpool.algebra.affine import IDENTITY, Affine, fold, holds, keeps, limits
 from convpool.algebra.geometry import (
     ConvSpec,
     PoolSpec,
@@ -22,6 +21,7 @@ from convpool.algebra.geometry import (
     transposed,
 )
 from convpool.algebra.lowering import Layer, Lowering, Runtime, lower, nominal_size, without_kernel
+from convpool.algebra.parts import IDENTITY, Affine, fold, holds, keeps, limits
 
 HALF, BFLOAT = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 

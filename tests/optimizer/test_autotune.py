@@ -10,7 +10,9 @@ import pytest
 
 import convpool
 from convpool import autotune
-from convpool.check import runners, session_process, timing
+from convpool.check import session as runners
+from convpool.check import session as timing
+from convpool.check import session_process
 from convpool.errors import ModelError
 from models import generators
 from tests.support.models import graph

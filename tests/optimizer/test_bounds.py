@@ -27,7 +27,7 @@ from convpool.ir.model import infer_shapes
 from convpool.macs import ModelMacs
 from convpool.options import DEFAULT_LIMITS, OptimizeOptions, Target, options_for
 from convpool.report import Summary
-from convpool.rules import PASSES
+from convpool.rules import STAGES
 from convpool.rules import convs as pads
 from convpool.rules.base import Context, Reject
 from convpool.rules.cuda_chain import conv as chain_conv
@@ -285,10 +285,10 @@ def test_channels_that_the_kernels_read_at_once():
 
 
 def test_stages_that_repeat_and_those_that_add_tensors():
-    once = {"LowerOperator", "OffloadConv", "ChainConv", "ChainPool", "ChainHead", "ChainConcats", "ChannelsLast"}
+    once = {"LowerOperator", "ImageConv", "ChainConv", "ChainPool", "ChainHead", "ChainConcats", "ChannelsLast"}
     keep_shapes = {"FuseEpilogue", "FusePrologue", "ChainConcats"}
-    for stage in PASSES:
-        names = {type(work).__name__ for work in stage.passes}
+    for stage in STAGES:
+        names = {type(work).__name__ for work in stage.rules}
         assert (stage.repeats, stage.adds_tensors) == (not names & once, not names & keep_shapes), names
 
 

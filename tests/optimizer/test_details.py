@@ -20,8 +20,8 @@ from convpool.errors import ModelError
 from convpool.ir import files, save, schema
 from convpool.ir import files as external
 from convpool.ir.edit import Editor
-from convpool.ir.elsewhere import mark_layers
 from convpool.ir.index import index_model
+from convpool.ir.inference import mark_layers
 from convpool.ir.model import infer_shapes, load, passes_full_check
 from convpool.report import _finite
 from convpool.rules import lower_operator

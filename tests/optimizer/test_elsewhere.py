@@ -17,8 +17,9 @@ import pytest
 
 import convpool
 from convpool.errors import ModelError
-from convpool.ir import elsewhere, inference_process
-from convpool.ir.elsewhere import EndedError, infer
+from convpool.ir import inference as elsewhere
+from convpool.ir import inference_process
+from convpool.ir.inference import EndedError, infer
 from tests.support.damage import damaged
 from tests.support.models import graph
 
@@ -188,7 +189,7 @@ def test_ctrl_c_ends_the_process(pretended, monkeypatch):
 def test_the_process_ends_with_a_program_that_is_killed(tmp_path):
     code = """
 import os, signal
-from convpool.ir import elsewhere
+from convpool.ir import inference as elsewhere
 try:
     elsewhere.infer(b"")
 except Exception:

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import convpool
-from convpool.rules import PASSES
+from convpool.rules import STAGES
 from convpool.rules.image_conv import KINDS
 from convpool.rules.pool_first.rule import SUFFIXES
 
 PACKAGE = Path(convpool.__file__).parent
 ALGEBRA = sorted(f"convpool.algebra.{path.stem}" for path in (PACKAGE / "algebra").glob("*.py") if path.stem != "__init__")
-RUNNING = ("onnxruntime", "convpool.check.session", "convpool.check.runners", "convpool.api")
+RUNNING = ("onnxruntime", "convpool.check.session", "convpool.check.session", "convpool.api")
 """What runs models."""
 BLOCKED = ("onnx", "onnxruntime", "ml_dtypes", "google", "click", "rich")
 
@@ -118,7 +118,7 @@ def test_ir_and_report_run_no_model():
 
 # ---- passes: what is applied was decided before -----------------------------------------------------------------------
 
-PASS_NAMES = {name for stage in PASSES for work in stage.passes for name in work.names}
+PASS_NAMES = {name for stage in STAGES for work in stage.rules for name in work.names}
 PATTERN_NAMES = {"pool_conv", *KINDS.values(), *(f"conv_{suffix}" for suffix in SUFFIXES.values())}
 FAMILIES = {path.parent.name for path in (Path(__file__).parents[2] / "plugin/src/families").glob("*/family.cpp")}
 KERNEL_NAMES = FAMILIES | {"direct_gemm", "filter_fused"}

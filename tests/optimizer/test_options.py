@@ -12,7 +12,7 @@ from convpool.cli.common import run
 from convpool.cli.optimize import command
 from convpool.errors import OptionError
 from convpool.options import DEFAULT_LIMITS, PASSES, TARGETS, OptimizeOptions, options_for
-from convpool.rules import PASSES as STAGES
+from convpool.rules import STAGES
 from models import generators
 from tests.support.models import graph
 
@@ -42,7 +42,7 @@ def pair(conv: str, shape: tuple[int, ...]):
 
 
 def test_every_pass_has_a_name_that_switches_it_and_every_name_a_pass():
-    names = [name for stage in STAGES for work in stage.passes for name in work.names]
+    names = [name for stage in STAGES for work in stage.rules for name in work.names]
     assert sorted(names) == sorted(PASSES)
     assert all(target.passes <= PASSES.keys() for target in TARGETS.values())
 

@@ -14,7 +14,18 @@ from convpool.rules.seen import Seen
 
 
 def site(conv: str, **more) -> SiteReport:
-    return replace(SiteReport(conv, "pool", "conv_avg_pool", "rewritten", "convavgpool", None, 4, 1), **more)
+    return replace(
+        SiteReport(
+            conv=conv,
+            pool="pool",
+            pattern="conv_avg_pool",
+            status="rewritten",
+            lowering="convavgpool",
+            macs_before=4,
+            macs_after=1,
+        ),
+        **more,
+    )
 
 
 def test_each_report_follows_its_node():

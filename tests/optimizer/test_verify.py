@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 import convpool
-from convpool.check import runners
+from convpool.check import session as runners
 from convpool.errors import ModelError, OptionError, VerificationError
 from convpool.ir.index import index_model
 from convpool.ir.model import load

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 import convpool
 from convpool.check.inputs import to_float32
-from convpool.check.runners import OnnxruntimeRunner, open_model
+from convpool.check.session import OnnxruntimeRunner, open_model
 from convpool.check.verify import compare_runners
 from convpool.cli.common import run as run_command
 from convpool.cli.group import command

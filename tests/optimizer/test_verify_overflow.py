@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import convpool
-from convpool.check import runners
+from convpool.check import session as runners
 from convpool.check.judge import Judge, Tolerance
 from convpool.cli.common import run
 from convpool.cli.optimize import command

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from convpool.check.runners import OnnxruntimeRunner
+from convpool.check.session import OnnxruntimeRunner
 from convpool.errors import OptionError, OutputError
 from convpool.tensorrt import Engine, TensorRTError
 from convpool.tensorrt import engine as engine_module

@@ -17,7 +17,7 @@ import pytest
 
 import convpool
 from convpool import onnxruntime as on_gpu
-from convpool.check.runners import open_model
+from convpool.check.session import open_model
 from convpool.check.verify import compare_runners
 from convpool.cli.verify import main
 from convpool.ir import schema

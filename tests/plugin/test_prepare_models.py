@@ -15,7 +15,7 @@ from convpool.check.session import make_session
 from convpool.cuda import CudaError, tactics
 from convpool.errors import ModelError, OptionError
 from convpool.ir import schema
-from convpool.ir.elsewhere import mark_layers
+from convpool.ir.inference import mark_layers
 from convpool.ir.model import LoadedModel, load
 from convpool.tensorrt import PRECISIONS, BuildOptions, Engine, build_engine, casts, pipeline, policy, prepare
 from convpool.tensorrt.network import keep_heads_in_float

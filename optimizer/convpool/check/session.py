@@ -2,27 +2,38 @@
 """onnxruntime sessions on the CPU, in another process: onnxruntime ends the one it is in on some models.
 
 One process serves all sessions.  Where a model ends it, the other sessions are made again in the next one when they are used.
+
+`Runner` is all that a comparison needs to know of either.  A model runs in onnxruntime here; an engine runs in TensorRT, in
+`convpool.tensorrt`.
+
+Sessions are timed in turn: whatever is compared runs alternately, so that a drift of the machine's speed meets all alike.
 """
 
 from __future__ import annotations
 
 import atexit
 import pickle
+import statistics
 import threading
 import time
 import weakref
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, helper
 
 from convpool.check import session_process
-from convpool.check.inputs import Arrays
+from convpool.check.inputs import Arrays, Ranges, float_types, to_float32
+from convpool.check.judge import precision_of
 from convpool.check.session_process import READY, Sessions, packed, unpacked
+from convpool.errors import ModelError, first_line
+from convpool.ir.inference import mark_layers
 from convpool.ir.model import LoadedModel
 from convpool.ir.process import EndedError, OtherProcess, ended
 from convpool.ir.save import serialize
@@ -201,3 +212,165 @@ def _end() -> None:
 
 
 atexit.register(_end)
+
+
+Outputs = dict[str, Any]
+"""What a run gives by output's name: arrays, and for a model also sequences, maps and missing optionals."""
+
+
+class Runner(Protocol):
+    """Runs one thing on inputs by name.
+
+    runtime: its name.  precision: what it computes in, "fp32" where nothing says otherwise.  model: the model, which says what
+    its inputs may be; None for an engine.  input_types: by input's name, where there is no model.
+    """
+
+    runtime: str
+    input_names: list[str]
+    output_names: list[str]
+    precision: str
+    model: ModelProto | None
+    input_types: dict[str, np.dtype]
+
+    def run(self, arrays: Arrays) -> Outputs:
+        """All outputs by name.  Raises a ConvpoolError where it cannot run."""
+        ...
+
+    def ranges(self) -> Ranges:
+        """The shapes of inputs that it is made for; none where any will do."""
+        ...
+
+
+class OnnxruntimeRunner:
+    """A model in onnxruntime on the CPU.  `error` says why it could not be loaded.
+
+    what: the model, in messages.  optimize: with onnxruntime's own passes.  lenient: with them too where onnxruntime ends its
+    process without them, as on some optional outputs that a model leaves out; then `note` says so.  spin: as for `Session`.
+    """
+
+    runtime = "onnxruntime"
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        what: str,
+        *,
+        optimize: bool = False,
+        lenient: bool = True,
+        spin: bool = False,
+        precision: str = "fp32",
+    ) -> None:
+        self.what, self.error, self.note, self.precision = what, "", "", precision
+        self.model: ModelProto | None = model.proto
+        self.input_types: dict[str, np.dtype] = {}
+        self.input_names: list[str] = []
+        self.output_names: list[str] = []
+        self.optimize, self._lenient = optimize, lenient and not optimize
+        self._loaded, self._spin = model, spin
+        try:
+            self._load()
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            self.error = _why(error)
+
+    def _load(self) -> None:
+        try:
+            self.session = Session(self._loaded, optimize=self.optimize, spin=self._spin)
+        except EndedError as error:
+            if not self._lenient:
+                raise
+            self._optimize(error)
+        self.input_names = [value.name for value in self.session.get_inputs()]
+        self.output_names = [value.name for value in self.session.get_outputs()]
+
+    def _optimize(self, error: EndedError) -> None:
+        """Load the model with onnxruntime's passes from now on.  error: what it does without."""
+        self._lenient = False
+        self.session = Session(self._loaded, optimize=True, spin=self._spin)
+        self.optimize = True
+        self.note = f"onnxruntime {error} on {self.what} unless its graph optimisations are on, as they are by default"
+
+    def check(self) -> None:
+        """Raise ModelError if it could not be loaded."""
+        if self.error:
+            raise ModelError(f"onnxruntime cannot load {self.what}: {self.error}")
+
+    def run(self, arrays: Arrays) -> Outputs:
+        """All outputs by name.  Raises ModelError if onnxruntime fails."""
+        return dict(zip(self.output_names, self.values(arrays), strict=True))
+
+    def values(self, arrays: Arrays) -> list[Any]:
+        """All outputs in order.  Raises ModelError if onnxruntime fails."""
+        self.check()
+        given = fitted(self.session, arrays)
+        try:
+            try:
+                return self.session.run(None, given)
+            except EndedError as error:
+                if not self._lenient:
+                    raise
+                self._optimize(error)
+                return self.session.run(None, given)
+        except Exception as error:
+            raise ModelError(f"onnxruntime cannot run {self.what}: {_why(error)}") from error
+
+    def ranges(self) -> Ranges:
+        """None: a model runs on whatever its inputs allow."""
+        return {}
+
+
+def _why(error: Exception) -> str:
+    return f"it {error}" if isinstance(error, EndedError) else first_line(error)
+
+
+def open_model(model: LoadedModel, what: str = "the model", *, layers: bool = False) -> OnnxruntimeRunner:
+    """A runner of a model, in float32 where onnxruntime has no kernels for the model's types.
+
+    layers: intermediate tensors become outputs too.  what: the model, in messages.  Raises ModelError if it cannot be loaded.
+    """
+    types = float_types(model.proto)
+    precision = precision_of(map(helper.tensor_dtype_to_np_dtype, types))
+    given = LoadedModel(model.proto, model.base_dir, 0)
+    if layers:
+        given.proto = ModelProto()
+        given.proto.CopyFrom(model.proto)
+        mark_layers(given.proto, model.inferred)
+    runner = OnnxruntimeRunner(given, what, precision=precision)
+    if runner.error and types - {TensorProto.FLOAT}:
+        wide = LoadedModel(to_float32(given), model.base_dir, 0)
+        runner = OnnxruntimeRunner(wide, f"{what} in float32", precision=precision)
+        runner.check()
+        runner.what = what
+    runner.check()
+    runner.model = model.proto
+    return runner
+
+
+LEAST_ROUNDS = 3
+"""Rounds that a budget does not cut."""
+
+
+def in_turn(
+    turns: Mapping[str, Callable[[], float]], rounds: int, *, warm_up: int = 0, budget_s: float | None = None
+) -> dict[str, list[float]]:
+    """One figure a round of everything in `turns`, each by its own call.
+
+    warm_up: rounds before these, whose figures do not count.  budget_s: rounds stop when so many seconds are spent, though not
+    before LEAST_ROUNDS.
+    """
+    for _ in range(warm_up):
+        for turn in turns.values():
+            turn()
+    figures: dict[str, list[float]] = {name: [] for name in turns}
+    deadline = None if budget_s is None else time.perf_counter() + budget_s
+    for number in range(rounds):
+        for name, turn in turns.items():
+            figures[name].append(turn())
+        if deadline is not None and number + 1 >= LEAST_ROUNDS and time.perf_counter() > deadline:
+            break
+    return figures
+
+
+def time_sessions(sessions: Mapping[str, Session], arrays: Arrays, rounds: int, budget_s: float) -> dict[str, float]:
+    """Median microseconds per run of `Session`s with the same inputs, each as fast as it is by itself."""
+    turns = {name: partial(session.turn, arrays) for name, session in sessions.items()}
+    return {name: statistics.median(values) for name, values in in_turn(turns, rounds, budget_s=budget_s).items()}

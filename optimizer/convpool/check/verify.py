@@ -49,8 +49,7 @@ from convpool.check.judge import (
     least_exact,
     shapes_text,
 )
-from convpool.check.runners import OnnxruntimeRunner, Outputs, Runner
-from convpool.check.session import prepare
+from convpool.check.session import OnnxruntimeRunner, Outputs, Runner, prepare
 from convpool.errors import ConvpoolError, ModelError, OptionError, VerificationError
 from convpool.ir.model import LoadedModel, load, passes_full_check
 from convpool.options import check_arguments

@@ -15,8 +15,7 @@ from typing import Any
 import click
 
 from convpool.check.inputs import load_arrays
-from convpool.check.runners import Runner
-from convpool.check.session import prepare
+from convpool.check.session import Runner, prepare
 from convpool.check.verify import compare_runners
 from convpool.cli.common import SHAPE, SectionedCommand, comparison_options, complete_file, json_text, run, write_report
 from convpool.cli.table import make_console, show_verification

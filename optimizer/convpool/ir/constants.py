@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from convpool.ir.elsewhere import infer_elsewhere
 from convpool.ir.files import is_external
+from convpool.ir.inference import infer_elsewhere
 
 Read = Callable[[TensorProto], np.ndarray]
 """Gives the value of a stored tensor, external or not."""

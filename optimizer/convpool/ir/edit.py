@@ -18,7 +18,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper, numpy
 from convpool.algebra.parts import ACCUMULATIONS
 from convpool.ir import schema
 from convpool.ir.index import Scope
-from convpool.ir.notes import MADE_UP, forget_open_sizes, has_open_sizes
+from convpool.ir.inference import MADE_UP, forget_open_sizes, has_open_sizes
 from convpool.ir.protos import graphs_within, label, model_nodes, opset_of, value_names
 
 

@@ -77,6 +77,7 @@ class Scope:
         """Types and shapes that do not follow from constants."""
         self.is_function = isinstance(proto, FunctionProto)
         self.nodes: list[NodeProto] = list(proto.node)
+        self.op_types = {node.op_type for node in self.nodes}
         self.outputs = set(proto.output) if self.is_function else {o.name for o in proto.output}
         self.inputs = set(proto.input) if self.is_function else {i.name for i in proto.input}
         self.initializers: dict[str, TensorProto] = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process in which onnx infers shapes; `convpool.ir.elsewhere` starts it with the path of onnx's C++ module.
+"""The process in which onnx infers shapes; `convpool.ir.inference` starts it with the path of onnx's C++ module.
 
 It imports neither numpy nor onnx's Python, which would take most of a second.  A request is a number of bytes, in 8 bytes, and a
 serialised model.  An answer is one byte, a number of bytes, and as many: the model with shapes, or what is wrong.

@@ -24,9 +24,10 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, TensorShapeProto, ValueInfoProto, helper, numpy_helper
 
 from convpool.errors import ModelError, first_line
-from convpool.ir import notes, schema
-from convpool.ir.elsewhere import infer_elsewhere
+from convpool.ir import inference as notes
+from convpool.ir import schema
 from convpool.ir.files import check_external_data, external_size, is_external, read_in, tensor_bytes
+from convpool.ir.inference import infer_elsewhere
 from convpool.ir.protos import all_nodes, graphs_within, in_order, is_op, label, model_nodes, opset_of, tensors
 from convpool.ir.schema import in_default_domain
 
@@ -250,7 +251,7 @@ def passes_full_check(model: LoadedModel) -> bool:
 def infer_shapes(model: ModelProto) -> ModelProto | None:
     """The model with inferred shapes, node for node; None where inference fails or the model is too large for it.
 
-    Shapes follow from the model's inputs; others that the file notes count where `convpool.ir.notes` says.
+    Shapes follow from the model's inputs; others that the file notes count where `convpool.ir.inference` says.
     Raises ModelError where it would end the process.
     """
     schema.register_schema()

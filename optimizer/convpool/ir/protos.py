@@ -49,55 +49,52 @@ def known_attributes(node: NodeProto) -> dict[str, Any] | None:
         return None
 
 
-def subgraphs(node: NodeProto) -> Iterator[tuple[int, int, GraphProto]]:
+def subgraphs(node: NodeProto) -> list[tuple[int, int, GraphProto]]:
     """The graphs in a node's attributes, with the attribute's index and the position in it."""
+    found = []
     for position, attribute in enumerate(node.attribute):
         if attribute.type == AttributeProto.GRAPH:
-            yield position, 0, attribute.g
+            found.append((position, 0, attribute.g))
         elif attribute.type == AttributeProto.GRAPHS:
-            for index, graph in enumerate(attribute.graphs):
-                yield position, index, graph
+            found += [(position, index, graph) for index, graph in enumerate(attribute.graphs)]
+    return found
 
 
-def graphs_within(graph: Holder) -> Iterator[Holder | GraphProto]:
+def graphs_within(graph: Holder) -> list[Holder | GraphProto]:
     """`graph`, or a function, and every graph in its nodes' attributes, at any depth, in a fixed order."""
-    yield graph
+    found: list[Holder | GraphProto] = [graph]
     for node in graph.node:
         for _, _, inner in subgraphs(node):
-            yield from graphs_within(inner)
+            found += graphs_within(inner)
+    return found
 
 
-def tensors(model: ModelProto) -> Iterator[TensorProto]:
+def tensors(model: ModelProto) -> list[TensorProto]:
     """Every tensor stored in the model: initializers and Constant values, subgraphs and functions included."""
-
-    def visit(proto: GraphProto | FunctionProto) -> Iterator[TensorProto]:
+    found: list[TensorProto] = []
+    for proto in (graph for holder in (model.graph, *model.functions) for graph in graphs_within(holder)):
         if isinstance(proto, GraphProto):
-            yield from proto.initializer
-        for node in proto.node:
-            for attribute in node.attribute:
-                if attribute.HasField("t"):
-                    yield attribute.t
-                yield from attribute.tensors
-            for _, _, graph in subgraphs(node):
-                yield from visit(graph)
-
-    yield from visit(model.graph)
-    for function in model.functions:
-        yield from visit(function)
+            found += proto.initializer
+        for attribute in (attribute for node in proto.node for attribute in node.attribute):
+            if attribute.HasField("t"):
+                found.append(attribute.t)
+            found += attribute.tensors
+    return found
 
 
-def all_nodes(proto: GraphProto | FunctionProto) -> Iterator[NodeProto]:
-    """The nodes of a graph or function and of the graphs in their attributes."""
+def all_nodes(proto: GraphProto | FunctionProto) -> list[NodeProto]:
+    """The nodes of a graph or function and of the graphs in their attributes, each before those in it."""
+    found = []
     for node in proto.node:
-        yield node
+        found.append(node)
         for _, _, graph in subgraphs(node):
-            yield from all_nodes(graph)
+            found += all_nodes(graph)
+    return found
 
 
-def model_nodes(model: ModelProto) -> Iterator[NodeProto]:
+def model_nodes(model: ModelProto) -> list[NodeProto]:
     """Every node anywhere in the model, functions included."""
-    for container in (model.graph, *model.functions):
-        yield from all_nodes(container)
+    return [node for container in (model.graph, *model.functions) for node in all_nodes(container)]
 
 
 def opset_of(imports: Iterable[OperatorSetIdProto]) -> int:

@@ -11,13 +11,13 @@ from onnx import ModelProto, TensorProto, helper
 from convpool.check.inputs import Arrays, Ranges, float_types
 from convpool.check.judge import precision_of
 from convpool.errors import OnnxruntimeError, first_line
-from convpool.ir.elsewhere import mark_layers
+from convpool.ir.inference import mark_layers
 from convpool.ir.model import LoadedModel
 from convpool.onnxruntime.session import session
 
 
 class CudaRunner:
-    """A model in onnxruntime on the CUDA provider, the operators by the library; a `convpool.check.runners.Runner`.
+    """A model in onnxruntime on the CUDA provider, the operators by the library; a `convpool.check.session.Runner`.
 
     what: the model, in messages.  precision: by the model's types, "tf32" where it is float32.  arguments: those of
     `convpool.onnxruntime.session`.  Raises OnnxruntimeError if the model cannot be loaded.

@@ -3,13 +3,13 @@
 
 `sites` yields candidates, in a fixed order.  `check` reads, and returns a Plan that holds every decision, or a Reject with the
 reason, or None where there is nothing to do or to say.  `apply` decides nothing: it hands the nodes of a plan to an Edit.  No
-pass keeps state between calls.  `convpool.pipeline` drives the passes, `convpool.rules` lists them.
+rule keeps state between calls.  `convpool.pipeline` drives the rules, `convpool.rules` lists them.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -85,7 +85,7 @@ class Context:
     made_operator: bool = False
 
     def enabled(self, name: str) -> bool:
-        """Whether the options switch a pass, or a kind of its sites, on."""
+        """Whether the options switch a rule, or a kind of its sites, on."""
         return name in self.options.passes
 
 
@@ -129,14 +129,16 @@ class Plan:
         return ()
 
 
-class Pass(ABC):
+class Rule(ABC):
     """One rewrite.
 
     names: by which options switch it on.  on_operators: whether it is for nodes of the operator only.  has_alternatives: whether
-    there may be more than one plan for a site, so that they can be timed.
+    there may be more than one plan for a site, so that they can be timed.  needs: operators; a scope without any of them has no
+    site.  Empty where every scope may have one.
     """
 
     names: ClassVar[tuple[str, ...]]
+    needs: ClassVar[Collection[str]] = ()
     on_operators: ClassVar[bool] = False
     has_alternatives: ClassVar[bool] = False
 

@@ -21,7 +21,7 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, known_attributes
 from convpool.report import Log
-from convpool.rules.base import Context, Pass, Plan, Site
+from convpool.rules.base import Context, Plan, Rule, Site
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,11 @@ class ConcatPlan(Plan):
         return frozenset((self.node,))
 
 
-class ChainConcats(Pass):
+class ChainConcats(Rule):
     """Every Concat of channels that begins as an earlier one does."""
 
     names = ("chain_concats",)
+    needs = ("Concat",)
 
     def sites(self, scope: Scope, context: Context) -> Iterator[ConcatSite]:
         """The later Concats, each with the longest of the earlier ones that it begins as."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from convpool.algebra.affine import IDENTITY, Affine, fold
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, refuse, same_pads, transposed
 from convpool.algebra.lowering import Layer, Runtime, without_kernel
+from convpool.algebra.parts import IDENTITY, Affine, fold
 from convpool.ir.constants import Constant
 from convpool.ir.index import Scope, spatial_size
 from convpool.ir.protos import FLOATS, AttributeReference, attributes, is_op, known_attributes

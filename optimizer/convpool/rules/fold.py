@@ -23,7 +23,7 @@ from onnx import NodeProto, TensorProto, helper
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, subgraphs
-from convpool.rules.base import Context, Pass, Plan, Site
+from convpool.rules.base import Context, Plan, Rule, Site
 from convpool.rules.linear import Step, known_step, op_of
 
 MAX_BYTES = 2**20
@@ -63,7 +63,7 @@ class FoldPlan(Plan):
         return frozenset((self.node,))
 
 
-class Fold(Pass):
+class Fold(Rule):
     """Every node whose results are constants that another node reads, and every one that reads through an Identity."""
 
     names = ("fold",)

@@ -18,13 +18,14 @@ from convpool.ir.index import Scope, spatial_size
 from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Context, Reject, malformed, reject, rejection
 from convpool.rules.convs import Pooling, against_node, conv_leaf, conv_rank
-from convpool.rules.pool_first.pairs import PairPass, PairPlan, PairSite, macs, operator_lowering
+from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, macs, operator_lowering
 
 
-class FusePoolConv(PairPass):
+class FusePoolConv(PairRule):
     """Every Conv whose input an AveragePool gives."""
 
     names = ("fuse_pool_conv",)
+    needs = ("AveragePool",)
     on_operators = True
 
     def sites(self, scope: Scope, context: Context) -> Iterator[PairSite]:

@@ -29,14 +29,14 @@ from convpool.options import Limits
 from convpool.rules.base import Context, Reject, reject
 from convpool.rules.convs import WINDOW, ConvLeaf, Pooling, channel_count, constant_leaf, pads_upstream, with_pads_in_front
 from convpool.rules.fuse_pool_conv import behind_pooling, check_pair
-from convpool.rules.pool_first.pairs import PairPass, PairPlan, PairSite, macs, operator_lowering
+from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, macs, operator_lowering
 from convpool.rules.pool_first.rule import averages, moving
 
 KINDS = {"image_conv": "stem", "plain_conv": "plain_conv"}
 """The pattern that a report names, by the kind of convolution."""
 
 
-class OffloadConv(PairPass):
+class ImageConv(PairRule):
     """The model's own convolutions that are none of a pair, where a pair has become a node of the operator.
 
     One of few channels or of an input is of an image, unless an average starts from it, rewritten or not.  Others are plain, as
@@ -45,6 +45,7 @@ class OffloadConv(PairPass):
 
     names = tuple(KINDS)
     on_operators = True
+    needs = ("Conv",)
 
     def sites(self, scope: Scope, context: Context) -> Iterator[PairSite]:
         """The convolutions of the kinds that are switched on."""

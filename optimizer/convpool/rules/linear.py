@@ -37,8 +37,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from convpool.algebra.affine import IDENTITY, Affine
 from convpool.algebra.geometry import Ints
+from convpool.algebra.parts import IDENTITY, Affine
 from convpool.ir.index import Scope, spatial_size
 from convpool.ir.protos import AttributeReference, attributes, is_op
 from convpool.rules.base import BETWEEN, Reject, reject

@@ -18,17 +18,16 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from convpool.algebra.affine import keeps, outside
 from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal, fuse_kernel, pool_last, refuse
 from convpool.algebra.lowering import Layer, Lowering, Runtime, conv_cost, lower, lowering_cost, nominal_size
-from convpool.algebra.parts import LAYOUTS, Parts, to_channels_first, to_channels_last
+from convpool.algebra.parts import LAYOUTS, Parts, keeps, outside, to_channels_first, to_channels_last
 from convpool.ir import schema
 from convpool.ir.constants import Constant
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope, spatial_size
 from convpool.ir.protos import attributes, label
 from convpool.report import Log, SiteReport
-from convpool.rules.base import Context, Pass, Plan, Reject, Site, reject, rejection
+from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
 from convpool.rules.pool_first.rule import ENOUGH
 from convpool.rules.seen import in_short
 
@@ -59,10 +58,11 @@ class LowerPlan(Plan):
         return (self.node,)
 
 
-class LowerOperator(Pass):
+class LowerOperator(Rule):
     """Every node of the operator, unless the lowering is the operator."""
 
     names = ("lower_operator",)
+    needs = schema.OP_TYPES
 
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
         """The operator's nodes."""
@@ -100,15 +100,28 @@ class LowerOperator(Pass):
     def rewritten(self, plan: LowerPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         """Report the node."""
         found, name = plan.lowering, label(plan.scope.nodes[plan.node])
-        site = SiteReport(
-            name, "", PATTERN, "rewritten", found.name, None, found.macs_before, found.macs_after, plan.scope.path, times
+        log.rewritten(
+            SiteReport(
+                conv=name,
+                pattern=PATTERN,
+                status="rewritten",
+                lowering=found.name,
+                macs_before=found.macs_before,
+                macs_after=found.macs_after,
+                scope=plan.scope.path,
+                times_us=times,
+                fallback=plan.fallback.why if plan.fallback else None,
+                rule=self.names[0],
+            ),
+            None,
         )
-        log.rewritten(replace(site, fallback=plan.fallback.why if plan.fallback else None), None)
 
     def kept(self, site: Site, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
         """Report a node that stays."""
         name = label(site.scope.nodes[site.root])
-        found = SiteReport(name, "", PATTERN, "excluded", None, "excluded by name", None, None, site.scope.path)
+        found = SiteReport(
+            conv=name, pattern=PATTERN, status="excluded", reason="excluded by name", scope=site.scope.path, rule=self.names[0]
+        )
         if verdict is not None:
             found = replace(found, status="rejected", reason=str(verdict), obstacle=in_short(verdict))
         log.kept(found)

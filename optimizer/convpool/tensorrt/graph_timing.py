@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from convpool.check.timing import in_turn
+from convpool.check.session import in_turn
 from convpool.errors import TensorRTError, first_line
 from convpool.tensorrt.engine import Engine
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from convpool.check.inputs import Arrays, load_arrays
 from convpool.check.judge import Verification
-from convpool.check.runners import open_model
+from convpool.check.session import open_model
 from convpool.check.verify import compare_runners
 from convpool.errors import OptionError, TensorRTError, VerificationError
 from convpool.ir import schema

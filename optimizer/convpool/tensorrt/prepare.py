@@ -25,8 +25,8 @@ from convpool.check.inputs import feeds, fitting
 from convpool.check.session import evaluate
 from convpool.errors import ModelError
 from convpool.ir import schema
-from convpool.ir.elsewhere import mark_layers
 from convpool.ir.index import Scope, index_model
+from convpool.ir.inference import mark_layers
 from convpool.ir.model import LoadedModel, load
 from convpool.ir.protos import all_nodes, is_op
 from convpool.ir.save import self_contained as without_data_files

@@ -10,7 +10,7 @@ from onnx import ModelProto
 
 from convpool.check.inputs import Arrays, Ranges
 from convpool.check.judge import precision_of
-from convpool.check.runners import Runner, open_model
+from convpool.check.session import Runner, open_model
 from convpool.errors import OptionError
 from convpool.ir.model import load
 from convpool.tensorrt.engine import Engine
@@ -19,7 +19,7 @@ ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
 
 
 class EngineRunner:
-    """An engine in TensorRT; a `convpool.check.runners.Runner`.
+    """An engine in TensorRT; a `convpool.check.session.Runner`.
 
     precision: by the types of what it takes and gives.  Raises OptionError for tensors in a format other than LINEAR, and
     TensorRTError if the engine cannot be loaded.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from convpool.algebra.affine import holds, keeps
+from convpool.algebra.parts import holds, keeps
 from convpool.torch import constant
 from convpool.torch.calls import NAMES
 from convpool.torch.eager import pooled_conv, unwatched

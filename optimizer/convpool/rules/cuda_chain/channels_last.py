@@ -31,7 +31,7 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, label
 from convpool.report import Log
-from convpool.rules.base import Context, Pass, Plan, Reject, Site, reject
+from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject
 from convpool.rules.cuda_chain.layouts import (
     To,
     channels_last,
@@ -71,10 +71,11 @@ class LayoutPlan(Plan):
         return schema.VERSION
 
 
-class ChannelsLast(Pass):
+class ChannelsLast(Rule):
     """Every scope with nodes of the operator."""
 
     names = ("channels_last",)
+    needs = schema.OP_TYPES
     on_operators = True
 
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
@@ -224,7 +225,7 @@ class GroupSite(Site):
     tensors: frozenset[str]
 
 
-class ChannelsFirst(Pass):
+class ChannelsFirst(Rule):
     """Every group of tensors between one of the convolutions asked for and an average."""
 
     names = ("pool_first",)

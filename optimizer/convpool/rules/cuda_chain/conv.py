@@ -27,7 +27,7 @@ from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, known_attributes, label
 from convpool.options import Limits
 from convpool.report import Log, SiteReport
-from convpool.rules.base import Context, Pass, Plan, Reject, Site, reject, rejection
+from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
 from convpool.rules.convs import (
     POINT,
     RANK,
@@ -41,7 +41,7 @@ from convpool.rules.convs import (
 )
 from convpool.rules.cuda_chain.layouts import KERNEL_TYPES, Ports, channels_last, ports_of
 from convpool.rules.fuse_pool_conv import whole_windows
-from convpool.rules.pool_first.pairs import PairPass, PairPlan, PairSite, macs, operator_lowering
+from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, macs, operator_lowering
 
 PATTERN = "chain"
 CHUNK_BYTES = 16
@@ -55,7 +55,7 @@ class ChainSite(PairSite):
     first: bool = False
 
 
-class ChainConv(PairPass):
+class ChainConv(PairRule):
     """Every convolution of a scope with nodes of the operator that can be one too."""
 
     names = ("chain_conv",)
@@ -105,7 +105,7 @@ class PoolPlan(Plan):
         return schema.VERSION
 
 
-class ChainPool(Pass):
+class ChainPool(Rule):
     """Every AveragePool between nodes of the operator."""
 
     names = ("chain_pool",)
@@ -144,7 +144,17 @@ class ChainPool(Pass):
         shape = plan.scope.info(plan.scope.nodes[plan.node].output[0]).shape or (None,)
         known = [dim for dim in shape[2:] if isinstance(dim, int)]
         macs = math.prod(known) * plan.channels**2 if len(known) == RANK else None
-        found = SiteReport("", name, PATTERN, "rewritten", "convavgpool", None, 0, macs, path, None, schema.OP_TYPE)
+        found = SiteReport(
+            pool=name,
+            pattern=PATTERN,
+            status="rewritten",
+            lowering="convavgpool",
+            macs_before=0,
+            macs_after=macs,
+            scope=path,
+            operator=schema.OP_TYPE,
+            rule=self.names[0],
+        )
         log.rewritten(found, outputs[0])
 
 

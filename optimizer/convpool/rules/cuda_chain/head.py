@@ -20,14 +20,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from convpool.algebra.affine import keeps, outside
 from convpool.algebra.geometry import PoolSpec
+from convpool.algebra.parts import keeps, outside
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, label
 from convpool.report import Log, SiteReport
-from convpool.rules.base import Context, Pass, Plan, Reject, Site, reject, rejection
+from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
 from convpool.rules.convs import POINT, RANK, WINDOW, against_node
 from convpool.rules.cuda_chain.conv import chunk
 from convpool.rules.cuda_chain.layouts import KERNEL_TYPES, VIEWS, Ports, axes_of, channels_last, ports_of
@@ -56,7 +56,7 @@ class HeadPlan(Plan):
         return schema.VERSION
 
 
-class ChainHead(Pass):
+class ChainHead(Rule):
     """Every product of matrices behind a sum or mean over space."""
 
     names = ("chain_head",)
@@ -118,7 +118,17 @@ class ChainHead(Pass):
         """Report the sum or mean."""
         pool, path = label(plan.scope.nodes[plan.nodes[0]]), plan.scope.path
         count = plan.weight.size
-        found = SiteReport("", pool, PATTERN, "rewritten", "convavgpool", None, count, count, path, None, schema.OP_TYPE)
+        found = SiteReport(
+            pool=pool,
+            pattern=PATTERN,
+            status="rewritten",
+            lowering="convavgpool",
+            macs_before=count,
+            macs_after=count,
+            scope=path,
+            operator=schema.OP_TYPE,
+            rule=self.names[0],
+        )
         log.rewritten(found, outputs[0])
 
     def kept(self, site: Site, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:

@@ -15,8 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from convpool.algebra.affine import IDENTITY, Affine, fold, holds, keeps, outside
-from convpool.algebra.parts import EPILOGUES
+from convpool.algebra.parts import EPILOGUES, IDENTITY, Affine, fold, holds, keeps, outside
 from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, label
@@ -24,8 +23,8 @@ from convpool.rules.base import Context, Reject, Site, reject, rejection
 from convpool.rules.linear import Step, is_map
 from convpool.rules.neighbours.fusion import (
     Draft,
-    FusionPass,
     FusionPlan,
+    FusionRule,
     Weights,
     channels_of,
     check_fusion,
@@ -35,7 +34,7 @@ from convpool.rules.neighbours.fusion import (
 from convpool.rules.origins import spatial_sizes
 
 
-class FuseEpilogue(FusionPass):
+class FuseEpilogue(FusionRule):
     """What stands behind a node of the operator goes into it."""
 
     names = ("fuse_epilogue",)

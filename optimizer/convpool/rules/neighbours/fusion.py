@@ -19,14 +19,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from onnx import NodeProto, helper
 
-from convpool.algebra.affine import Affine
-from convpool.algebra.parts import PLAIN, Parts
+from convpool.algebra.parts import PLAIN, Affine, Parts
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, known_attributes, label
 from convpool.report import Log, SiteReport
-from convpool.rules.base import Context, Pass, Plan, Reject, Site, reject
+from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject
 from convpool.rules.linear import Step, known_step
 
 
@@ -89,10 +88,11 @@ class Draft:
     rejects: list[Reject] = field(default_factory=list)
 
 
-class FusionPass(Pass):
+class FusionRule(Rule):
     """A pass whose plans are FusionPlans."""
 
     on_operators = True
+    needs = schema.OP_TYPES
 
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
         """The operator's nodes, this run's and earlier ones', but those with channels last: their neighbours are no longer
@@ -111,7 +111,15 @@ class FusionPass(Pass):
     def rewritten(self, plan: FusionPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         """Add the fused nodes to the report of the node."""
         name, path = label(plan.scope.nodes[plan.node]), plan.scope.path
-        found = SiteReport(name, name, "conv_avg_pool", "rewritten", "convavgpool", None, None, None, path)
+        found = SiteReport(
+            conv=name,
+            pool=name,
+            pattern="conv_avg_pool",
+            status="rewritten",
+            lowering="convavgpool",
+            scope=path,
+            rule=self.names[0],
+        )
         log.fused(
             replace(found, operator=plan.parts.op_type),
             plan.scope.nodes[plan.node].output[0],

@@ -16,8 +16,7 @@ from dataclasses import replace
 import numpy as np
 from onnx import NodeProto, helper
 
-from convpool.algebra.affine import IDENTITY, Affine, holds, keeps, outside
-from convpool.algebra.parts import PROLOGUES
+from convpool.algebra.parts import IDENTITY, PROLOGUES, Affine, holds, keeps, outside
 from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, known_attributes, label
@@ -26,8 +25,8 @@ from convpool.rules.image_conv import is_plain
 from convpool.rules.linear import Step, is_map, op_of
 from convpool.rules.neighbours.fusion import (
     Draft,
-    FusionPass,
     FusionPlan,
+    FusionRule,
     channels_of,
     check_fusion,
     elem_type,
@@ -39,7 +38,7 @@ EPILOGUE_HOSTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators into whose own epilogue runtimes fuse what is elementwise behind them."""
 
 
-class FusePrologue(FusionPass):
+class FusePrologue(FusionRule):
     """What stands in front of a node of the operator goes into it."""
 
     names = ("fuse_prologue",)

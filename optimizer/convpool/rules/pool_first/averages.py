@@ -38,31 +38,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import TensorProto, helper
 
-from convpool.algebra.affine import holds
 from convpool.algebra.geometry import Ints, PoolSpec
+from convpool.algebra.parts import holds
 from convpool.ir.index import Scope, spatial_size
-from convpool.ir.protos import FLOATS, attributes, is_op, known_attributes
+from convpool.ir.protos import FLOATS, STANDARD_DOMAINS, attributes, is_op, known_attributes
 from convpool.rules.base import Reject, malformed, reject
 from convpool.rules.convs import Pooling, conv_leaf
 from convpool.rules.pool_first import means
 
 
-def may_be_average_pool(scope: Scope, index: int) -> str | None:
-    """What node `index` averages, None where it is no AveragePool."""
-    node = scope.nodes[index]
-    return node.input[0] if is_op(node, "AveragePool") else None
-
-
-def may_be_global(scope: Scope, index: int) -> str | None:
-    """What node `index` averages, None where it is no GlobalAveragePool."""
-    node = scope.nodes[index]
-    return node.input[0] if is_op(node, "GlobalAveragePool") else None
+def _input(scope: Scope, index: int) -> str:
+    """The tensor that the pooling `index` averages."""
+    return scope.nodes[index].input[0]
 
 
 def may_be_box_filter(scope: Scope, index: int) -> str | None:
     """What node `index` averages, None where it is no depthwise Conv with equal weights."""
     node = scope.nodes[index]
-    return node.input[0] if is_op(node, "Conv") and _box_weight(scope, index) is not None else None
+    return node.input[0] if _box_weight(scope, index) is not None else None
 
 
 def global_average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling:
@@ -174,7 +167,7 @@ HALF_PIXEL_OPSET = 11
 def may_be_half(scope: Scope, index: int) -> str | None:
     """The tensor that a Resize makes smaller; None for any other node, or where its scales are computed."""
     node = scope.nodes[index]
-    scales = _scales(scope, index) if is_op(node, "Resize") else None
+    scales = _scales(scope, index)
     smaller = scales is not None and all(scale <= 1 for scale in scales) and any(scale < 1 for scale in scales)
     return node.input[0] if smaller else None
 
@@ -251,21 +244,27 @@ Raises AttributeReference.
 
 @dataclass(frozen=True)
 class Form:
-    """A way to write an average.  kind: what a report calls it until it is recognised, which may tell more."""
+    """A way to write an average.
+
+    kind: what a report calls it until it is recognised, which may tell more.  ops: operators that it ends in.
+    """
 
     kind: str
+    ops: tuple[str, ...]
     may_be: MayBe
     recognise: Recognise
 
 
 FORMS = (
-    Form("pool", may_be_average_pool, average_pool),
-    Form("global", may_be_global, global_average_pool),
-    Form("box_filter", may_be_box_filter, box_filter),
-    Form("slice_mean", means.may_be_mean, means.recognise_mean),
-    Form("global", means.may_be_reduction, means.recognise_reduction),
-    Form("resize", may_be_half, recognise_half),
+    Form("pool", ("AveragePool",), _input, average_pool),
+    Form("global", ("GlobalAveragePool",), _input, global_average_pool),
+    Form("box_filter", ("Conv",), may_be_box_filter, box_filter),
+    Form("slice_mean", means.ENDS_OF_SUMS, means.may_be_mean, means.recognise_mean),
+    Form("global", ("Squeeze", *means.REDUCTIONS), means.may_be_reduction, means.recognise_reduction),
+    Form("resize", ("Resize",), may_be_half, recognise_half),
 )
+FORMS_OF = {op: tuple(form for form in FORMS if op in form.ops) for form in FORMS for op in form.ops}
+"""The forms that end in an operator."""
 
 
 @dataclass(frozen=True)
@@ -280,8 +279,8 @@ class Candidate:
 def candidates(scope: Scope) -> Iterator[tuple[Candidate, ...]]:
     """What may be averages in a scope, in the order of their ends: each with those directly before it, the last one first."""
     found: dict[int, Candidate] = {}
-    for index in range(len(scope.nodes)):
-        for form in FORMS:
+    for index, node in enumerate(scope.nodes):
+        for form in FORMS_OF.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ():
             if (tensor := form.may_be(scope, index)) is not None:
                 found[index] = Candidate(form, index, tensor)
                 break
@@ -317,8 +316,11 @@ def recognise(scope: Scope, chain: Sequence[Candidate], rank: int) -> Pooling | 
 
 def average_of(scope: Scope, name: str, rank: int) -> Pooling | None:
     """The average that one node alone makes of a tensor, which nothing else reads; None where there is none."""
-    for form in FORMS if scope.sole_reader(name) is None else ():
-        root = scope.readers[name][0]
+    if scope.sole_reader(name) is not None:
+        return None
+    root = scope.readers[name][0]
+    node = scope.nodes[root]
+    for form in FORMS_OF.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ():
         if form.may_be(scope, root) == name:
             found = _single(scope, Candidate(form, root, name), rank, spatial_size(scope, name, rank))
             return found if isinstance(found, Pooling) and found.nodes == (root,) else None

@@ -48,6 +48,9 @@ from convpool.rules.origins import NONLINEAR
 
 SUMMING = ("Add", "Sum", "Mean", "Mul", "Div")
 """Operators that a mean of Slices is written with."""
+REDUCTIONS = ("ReduceMean", "ReduceSum")
+ENDS_OF_SUMS = (*SUMMING, *REDUCTIONS)
+"""Operators that a mean of Slices may end in."""
 MAX_TERM_NODES = 64
 """Largest sum of Slices looked at, in nodes."""
 
@@ -289,9 +292,6 @@ def _slice_ranges(scope: Scope, name: str, base: str, rank: int, size: Ints, nod
             else:
                 ranges[axis - 2] = ranges[axis - 2][start:end:step]
     return tuple(ranges) if all(len(r) for r in ranges) else None
-
-
-REDUCTIONS = ("ReduceMean", "ReduceSum")
 
 
 def may_be_reduction(scope: Scope, index: int) -> str | None:

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto, helper
 
-from convpool.algebra.affine import IDENTITY
 from convpool.algebra.geometry import ConvSpec, PoolSpec, fuse_kernel
 from convpool.algebra.lowering import Lowering, conv_cost
+from convpool.algebra.parts import IDENTITY
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.protos import AttributeReference, label
 from convpool.ir.schema import OP_TYPE, VERSION
 from convpool.report import Log, SiteReport
-from convpool.rules.base import Pass, Plan, Reject, Site
+from convpool.rules.base import Plan, Reject, Rule, Site
 from convpool.rules.convs import (
     ConvLeaf,
     JoinTree,
@@ -290,7 +290,7 @@ class PairPlan(Plan):
         return tuple(leaf.node for leaf in conv_leaves(self.tree))
 
 
-class PairPass(Pass):
+class PairRule(Rule):
     """A pass whose plans are PairPlans."""
 
     def apply(self, plan: PairPlan, edit: Edit) -> None:
@@ -309,18 +309,18 @@ class PairPass(Pass):
         for leaf, lowering in zip(conv_leaves(plan.tree), plan.lowerings, strict=True):
             as_operator = lowering.name == "convavgpool"
             site = SiteReport(
-                label(scope.nodes[leaf.node]),
-                pool,
-                plan.pattern,
-                "rewritten",
-                lowering.name,
-                None,
-                lowering.macs_before,
-                lowering.macs_after,
-                scope.path,
-                times,
-                OP_TYPE if as_operator else None,
+                conv=label(scope.nodes[leaf.node]),
+                pool=pool,
+                pattern=plan.pattern,
+                status="rewritten",
+                lowering=lowering.name,
+                macs_before=lowering.macs_before,
+                macs_after=lowering.macs_after,
+                scope=scope.path,
+                times_us=times,
+                operator=OP_TYPE if as_operator else None,
                 fallback=None if as_operator or plan.fallback is None else plan.fallback.why,
+                rule=self.names[0],
             )
             log.rewritten(site, next(made) if as_operator else None)
 
@@ -330,7 +330,18 @@ class PairPass(Pass):
             return
         conv, pool, *_ = site.names
         count = macs(site)
-        found = SiteReport(conv, pool, site.pattern, "excluded", None, "excluded by name", count, count, site.scope.path, times)
+        found = SiteReport(
+            conv=conv,
+            pool=pool,
+            pattern=site.pattern,
+            status="excluded",
+            reason="excluded by name",
+            macs_before=count,
+            macs_after=count,
+            scope=site.scope.path,
+            times_us=times,
+            rule=self.names[0],
+        )
         if verdict is not None:
             found = replace(found, status="rejected", reason=str(verdict), obstacle=in_short(verdict), in_words=in_words(verdict))
         log.kept(found)

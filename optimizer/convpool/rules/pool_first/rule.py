@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import TensorProto, helper
 
-from convpool.algebra.affine import IDENTITY, holds, keeps, outside
 from convpool.algebra.geometry import Ints, PoolSpec, Refusal, fills_window
 from convpool.algebra.lowering import (
     ORDERS,
@@ -32,6 +31,7 @@ from convpool.algebra.lowering import (
     pool_cost,
     without_kernel,
 )
+from convpool.algebra.parts import IDENTITY, holds, keeps, outside
 from convpool.ir.index import Scope, spatial_size
 from convpool.ir.protos import AttributeReference, attributes, is_op, label
 from convpool.rules.base import BETWEEN, Context, Plan, Reject, reject, rejection
@@ -52,14 +52,14 @@ from convpool.rules.convs import (
 )
 from convpool.rules.linear import is_used
 from convpool.rules.pool_first.averages import average_of, candidates, recognise
-from convpool.rules.pool_first.pairs import PairPass, PairPlan, PairSite
+from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite
 from convpool.rules.pool_first.trace import conv_upstream, shapes_of, trace
 
 SUFFIXES = {"global": "global_pool"}
 """How kinds of averages end a pattern's name, where that is not the kind itself."""
 
 
-class PoolFirst(PairPass):
+class PoolFirst(PairRule):
     """Every average that is computed from a convolution with only elementwise nodes and joins between."""
 
     names = ("pool_first",)

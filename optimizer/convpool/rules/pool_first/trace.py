@@ -31,8 +31,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto, helper
 
-from convpool.algebra.affine import IDENTITY
 from convpool.algebra.geometry import Refusal, pad_behind
+from convpool.algebra.parts import IDENTITY
 from convpool.ir.constants import FOLDABLE
 from convpool.ir.edit import Edit
 from convpool.ir.index import Dim, Scope

@@ -174,7 +174,14 @@ class _Work:
             if isinstance(child, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
                 conv = f"{path}.{name}".lstrip(".")
                 self.others.append(
-                    SiteReport(conv, "", "conv_pool", "rejected", None, reason, None, None, obstacle=why.condition)
+                    SiteReport(
+                        conv=conv,
+                        pattern="conv_pool",
+                        status="rejected",
+                        reason=reason,
+                        obstacle=why.condition,
+                        rule="pool_first",
+                    )
                 )
 
     def report(self, names: list[str]) -> Report:
