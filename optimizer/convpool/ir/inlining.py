@@ -66,7 +66,7 @@ def _fits(function: FunctionProto, model: ModelProto) -> bool:
     theirs = {entry.domain: entry.version for entry in function.opset_import}
     ours = {entry.domain: entry.version for entry in model.opset_import}
     other = {domain for domain, version in theirs.items() if ours.get(domain, version) != version}
-    other -= {*STANDARD_DOMAINS, *(entry.domain for entry in model.functions)}
+    other &= {node.domain for node in all_nodes(function)} - {*STANDARD_DOMAINS, *(entry.domain for entry in model.functions)}
     old, new = opset_of(function.opset_import), opset_of(model.opset_import)
     nodes = [node for node in all_nodes(function) if node.domain in STANDARD_DOMAINS]
     return not other and (old == new or all(_since(node, old) == _since(node, new) for node in nodes))
