@@ -23,6 +23,7 @@ CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "ConvTranspose": 
 """The operators that count as convolutions, and which of their inputs are the weights."""
 PRODUCTS = ("MatMul", "MatMulInteger", "QLinearMatMul", "Gemm")
 """The products of matrices."""
+COUNTED = {*CONVOLUTIONS, *PRODUCTS}
 
 
 @dataclass(frozen=True)
@@ -60,20 +61,37 @@ class ModelMacs:
 
 
 def count(scopes: Sequence[Scope]) -> ModelMacs:
-    """The multiply-adds of an indexed model, outer scopes first."""
+    """The multiply-adds of an indexed model, outer scopes first.  An open batch counts as 1 where no other size is open."""
     constants: dict[int, set[str]] = {}
     found = []
+    batches = open_batches(scopes[0]) if scopes else frozenset()
     for scope in scopes:
         if isinstance(scope.proto, FunctionProto) and scope.proto.name in OP_TYPES:
             continue
         around = constants[id(scope.parent)] if scope.parent is not None else set()
         constants[id(scope)] = known = around - scope.inputs | _initializers(scope)
         for node in scope.nodes:
-            if is_op(node, "Constant") or node.input and known.issuperset(filter(None, node.input)) and not any(subgraphs(node)):
+            if (
+                node.op_type == "Constant"
+                or node.input
+                and known.issuperset(filter(None, node.input))
+                and not any(subgraphs(node))
+            ):
                 known.update(node.output)
-            elif (is_conv := _is_convolution(node)) or is_op(node, *PRODUCTS):
-                found.append(NodeMacs(scope.path, label(node), is_conv, _macs(scope, node)))
+            elif node.op_type in COUNTED and ((is_conv := _is_convolution(node)) or is_op(node, *PRODUCTS)):
+                found.append(NodeMacs(scope.path, label(node), is_conv, _macs(scope, node, batches)))
     return ModelMacs(tuple(found), _batch(scopes[0]) if scopes else 1)
+
+
+def open_batches(main: Scope) -> frozenset[str]:
+    """The names of the inputs' first sizes, where these are all that a model leaves open; else none."""
+    names = set()
+    for name in main.inputs - set(main.initializers):
+        shape = main.info(name).shape or ("",)
+        if not all(isinstance(dim, int) for dim in shape[1:]) or not shape[0]:
+            return frozenset()
+        names |= {dim for dim in shape[:1] if isinstance(dim, str)}
+    return frozenset(names)
 
 
 def count_at(model: LoadedModel, shapes: Mapping[str, Sequence[int]], evaluate: Evaluate) -> ModelMacs:
@@ -98,23 +116,26 @@ def _is_convolution(node: NodeProto) -> bool:
     return is_op(node, *CONVOLUTIONS) or node.op_type in OP_TYPES
 
 
-def _macs(scope: Scope, node: NodeProto) -> int | None:
-    """Multiply-adds of one node, None where a size is unknown."""
-    if is_op(node, "ConvTranspose"):
-        return _product(_sizes(scope, node.input[0]), (_sizes(scope, node.input[1]) or (None,))[1:])
-    out = _sizes(scope, node.output[0])
-    if node.op_type in CONVOLUTIONS:
-        return _product(out, (_sizes(scope, node.input[CONVOLUTIONS[node.op_type]]) or (None,))[1:])
-    left = _sizes(scope, node.input[0])
+def _macs(scope: Scope, node: NodeProto, batches: frozenset[str]) -> int | None:
+    """Multiply-adds of one node, None where a size is unknown.  batches: names of sizes that count as 1."""
+    weights = CONVOLUTIONS.get(node.op_type)
+    x, out, w = (
+        _sizes(scope, name, batches) for name in (node.input[0], node.output[0], node.input[1 if weights is None else weights])
+    )
+    if weights is not None:
+        return _product(x if node.op_type == "ConvTranspose" else out, (w or (None,))[1:])
+    left = x
     if not left:
         return None
     transposed = is_op(node, "Gemm") and (known_attributes(node) or {}).get("transA", 0)
     return _product(out, (left[0 if transposed else -1],))
 
 
-def _sizes(scope: Scope, name: str) -> tuple[int | None, ...] | None:
+def _sizes(scope: Scope, name: str, batches: frozenset[str] = frozenset()) -> tuple[int | None, ...] | None:
     shape = scope.info(name).shape
-    return None if shape is None else tuple(dim if isinstance(dim, int) and dim >= 0 else None for dim in shape)
+    if shape is None:
+        return None
+    return tuple(1 if dim in batches else dim if isinstance(dim, int) and dim >= 0 else None for dim in shape)
 
 
 def _product(*shapes: tuple[int | None, ...] | None) -> int | None:

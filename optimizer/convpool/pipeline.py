@@ -9,6 +9,7 @@ and the graphs in them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
@@ -84,8 +85,12 @@ class Graphs:
             self._inferred, self._shapes_hold = infer_shapes(self._model.proto), True
         return self._inferred
 
-    def changed(self, *, adds_tensors: bool) -> None:
-        """The model has changed.  adds_tensors: by tensors that only shape inference knows."""
+    def changed(self, scopes: Iterable[Scope], *, adds_tensors: bool) -> None:
+        """Some scopes have changed.  adds_tensors: by tensors that only shape inference knows."""
+        if not adds_tensors and all(scope.parent is None and not scope.children for scope in scopes):
+            for scope in scopes:
+                scope.reload()
+            return
         self._earlier = [] if adds_tensors else self._scopes or []
         self._shapes_hold = self._shapes_hold and not adds_tensors
         self._scopes = None
@@ -157,7 +162,7 @@ class Pipeline:
 
     def _runs(self, rule: Rule) -> bool:
         options = self._context.options
-        return any(map(self._context.enabled, rule.names)) and (options.lowering == "convavgpool" or not rule.on_operators)
+        return not options.passes.isdisjoint(rule.names) and (options.lowering == "convavgpool" or not rule.on_operators)
 
     def _round(self, stage: Stage, rules: list[Rule]) -> bool:
         """One look at every site; whether any was rewritten.  Sites that stay are reported only by the last round."""
@@ -172,7 +177,7 @@ class Pipeline:
                 rule.kept(site, verdict, times, self.log)
         if found:
             self._apply(found)
-            self._graphs.changed(adds_tensors=stage.adds_tensors)
+            self._graphs.changed([scope for scope, _ in found], adds_tensors=stage.adds_tensors)
             self.changed = True
             if stage.rewrites:
                 self._context = replace(self._context, changed=True, made_operator=self.log.made_operator)

@@ -20,7 +20,7 @@ from convpool.check.session import evaluate
 from convpool.ir.index import Scope
 from convpool.ir.inlining import Call, Inlined, inlined
 from convpool.ir.model import LoadedModel, infer_shapes
-from convpool.ir.protos import all_nodes, is_op, model_nodes
+from convpool.ir.protos import all_nodes, is_op, model_nodes, ops_of
 from convpool.options import OptimizeOptions
 from convpool.pipeline import Pipeline
 from convpool.rules import Stage
@@ -115,7 +115,7 @@ def _with_channels_first(
     model: LoadedModel, options: OptimizeOptions, convolutions: frozenset[tuple[str, str]] | None
 ) -> LoadedModel | None:
     """A copy with Transposes moved away from behind these convolutions, None for all; None where none can be."""
-    if not any(is_op(node, "Transpose") for node in model_nodes(model.proto)):
+    if not ops_of(model_nodes(model.proto), "Transpose"):
         return None
     result = replace(model, proto=ModelProto(), source=None)
     result.proto.CopyFrom(model.proto)

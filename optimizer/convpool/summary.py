@@ -56,11 +56,13 @@ def with_macs(
 
 def recount(report: Report, original: LoadedModel, result: LoadedModel, given: Mapping[str, Sequence[int]]) -> None:
     """Count a model that leaves sizes open: with those of the check, else with those given, else with a batch of 1."""
-    if report.summary.model_macs_before is not None:
-        return
     checked = report.verification.input_shapes if report.verification is not None else {}
-    shapes: Mapping[str, Sequence[int]] = checked or _batches_of_one(original.proto) | dict(given)
-    if shapes:
+    batches = _batches_of_one(original.proto)
+    shapes: Mapping[str, Sequence[int]] = checked or batches | dict(given)
+    if report.summary.model_macs_before is not None:
+        counted = {name: list(shape) for name, shape in shapes.items()} if batches else {}
+        report.summary = replace(report.summary, counted_shapes=counted)
+    elif shapes:
         before = count_at(original, shapes, evaluate)
         after = before if result.proto == original.proto else count_at(result, shapes, evaluate)
         report.summary = with_macs(report.summary, report.sites, before, after, shapes)

@@ -37,7 +37,7 @@ from convpool.ir.constants import (
     sparse_constant,
 )
 from convpool.ir.model import infer_shapes
-from convpool.ir.protos import all_nodes, attributes, is_op, label, opset_of, subgraphs
+from convpool.ir.protos import STANDARD_DOMAINS, all_nodes, attributes, is_op, label, opset_of, subgraphs
 
 Dim = int | str | None
 """A size, a symbolic name, or unknown."""
@@ -76,6 +76,16 @@ class Scope:
         self.infos = infos
         """Types and shapes that do not follow from constants."""
         self.is_function = isinstance(proto, FunctionProto)
+        self.ir_version = ir_version
+        self.trained: set[str] = set()
+        """Initializers that the model's training information assigns to."""
+        self.captured: set[str] = set()
+        self.children: list[Scope] = []
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the nodes anew: they have changed, and shapes hold."""
+        proto = self.proto
         self.nodes: list[NodeProto] = list(proto.node)
         self.op_types = {node.op_type for node in self.nodes}
         self.outputs = set(proto.output) if self.is_function else {o.name for o in proto.output}
@@ -87,16 +97,13 @@ class Scope:
             {} if self.is_function else {tensor.values.name: tensor for tensor in proto.sparse_initializer}
         )
         # Before IR 4 an initializer had to be a graph input too, and was none that a caller could override.
-        self.constants_as_inputs = parent is None and ir_version < 4
-        self.trained: set[str] = set()
-        """Initializers that the model's training information assigns to."""
+        self.constants_as_inputs = self.parent is None and self.ir_version < 4
         self.producer: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
-        self.captured: set[str] = set()
         self._folded: dict[str, Constant | None] = {}
         self._weights: dict[str, Constant | None] = {}
+        self._constants: dict[str, Constant | None] = {}
         self._sizes: dict[str, tuple[Dim, ...] | None] = {}
-        self.children: list[Scope] = []
         for index, node in enumerate(self.nodes):
             for name in node.output:
                 if name:
@@ -135,6 +142,14 @@ class Scope:
         Seen through Identity, and through small shape arithmetic on constants and static shapes, which exporters leave
         unfolded.  depth: nodes seen through so far.
         """
+        if name not in self._constants:
+            found = self._constant(name, depth)
+            if depth:
+                return found  # a search that ended at its limit may go further from here
+            self._constants[name] = found
+        return self._constants[name]
+
+    def _constant(self, name: str, depth: int) -> Constant | None:
         if depth > MAX_FOLDED_NODES:
             return None
         if name in self.initializers or name in self.sparse:
@@ -453,7 +468,7 @@ def with_shapes_folded(model: ModelProto, main: Scope) -> ModelProto | None:
     changes: list[tuple[int, int, str, np.ndarray]] = []
     unknown = False
     for index, node in enumerate(main.nodes):
-        positions = next((SHAPING[name] for name in SHAPING if is_op(node, name)), ())
+        positions = SHAPING.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ()
         given = [(position, node.input[position]) for position in positions if position < len(node.input)]
         found = [(index, position, name) for position, name in given if _is_computed(main, name)]
         values = [_value(main, node, name) for _, _, name in found]

@@ -22,6 +22,11 @@ def is_op(node: NodeProto, *op_types: str) -> bool:
     return node.op_type in op_types and node.domain in STANDARD_DOMAINS
 
 
+def ops_of(nodes: Iterable[NodeProto], *op_types: str) -> list[NodeProto]:
+    """Those of the nodes that are one of the standard operators named."""
+    return [node for node in nodes if node.op_type in op_types and node.domain in STANDARD_DOMAINS]
+
+
 def label(node: NodeProto) -> str:
     """The node's name, or its first output's where it has none."""
     return node.name or next((name for name in node.output if name), node.op_type)

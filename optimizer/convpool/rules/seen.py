@@ -18,7 +18,7 @@ import numpy as np
 from onnx import FunctionProto, NodeProto, TensorProto, helper
 
 from convpool.ir.index import Scope
-from convpool.ir.protos import AttributeReference, is_op, known_attributes
+from convpool.ir.protos import AttributeReference, is_op, known_attributes, ops_of
 from convpool.ir.schema import OP_TYPES
 from convpool.report import SiteReport
 from convpool.rules.base import BETWEEN, Reject
@@ -65,7 +65,7 @@ def look(scopes: Sequence[Scope]) -> Seen:
             continue
         ends = _ends(scope, seen)
         seen.max_pools += max_pools(scope)
-        seen.resizes += sum(is_op(node, "Resize", "Upsample") for node in scope.nodes)
+        seen.resizes += len(ops_of(scope.nodes, "Resize", "Upsample"))
         for index, node in enumerate(scope.nodes):
             if _stands_for(node) in ("Conv", "ConvTranspose"):
                 _judge(scope, _way(scope, index, ends), seen)

@@ -144,7 +144,7 @@ def _terms(scope: Scope, index: int) -> _Terms | None:
         found.nodes.add(current)
         if len(found.nodes) > MAX_TERM_NODES:
             return None
-        if (stack := _stacked(scope, current)) is not None:
+        if node.op_type in REDUCTIONS and (stack := _stacked(scope, current)) is not None:
             terms = list(stack)
             found.nodes.update(stack.values(), {scope.producer[node.input[0]]})
             weight = weight / len(terms) if node.op_type == "ReduceMean" else weight
@@ -179,7 +179,8 @@ def _terms(scope: Scope, index: int) -> _Terms | None:
 
 
 def _sums(scope: Scope, index: int) -> bool:
-    return is_op(scope.nodes[index], *SUMMING) or _stacked(scope, index) is not None
+    node = scope.nodes[index]
+    return node.op_type in ENDS_OF_SUMS and (is_op(node, *SUMMING) or _stacked(scope, index) is not None)
 
 
 def _stacked(scope: Scope, index: int) -> dict[str, int] | None:

@@ -36,7 +36,7 @@ from convpool.algebra.parts import IDENTITY
 from convpool.ir.constants import FOLDABLE
 from convpool.ir.edit import Edit
 from convpool.ir.index import Dim, Scope
-from convpool.ir.protos import attributes, is_op
+from convpool.ir.protos import attributes, is_op, ops_of
 from convpool.rules.base import BETWEEN, Reject, reject, rejection
 from convpool.rules.convs import (
     ConvLeaf,
@@ -59,8 +59,7 @@ SEARCH_LIMIT = 24
 
 def max_pools(scope: Scope) -> int:
     """How many poolings by the maximum of a scope are computed from a convolution by elementwise nodes and joins."""
-    nodes = [node for node in scope.nodes if is_op(node, "MaxPool", "GlobalMaxPool")]
-    return sum(conv_upstream(scope, node.input[0]) is not None for node in nodes)
+    return sum(conv_upstream(scope, node.input[0]) is not None for node in ops_of(scope.nodes, "MaxPool", "GlobalMaxPool"))
 
 
 def conv_upstream(scope: Scope, tensor: str) -> int | None:
