@@ -8,8 +8,7 @@ floor((n - E) / S) + 1.  Windows behind one another are one such window.
 |---|---|
 | Conv, AveragePool, MaxPool, the operator; Pad | those of its input, by a window |
 | elementwise, or along batch and channels alone | those of its input |
-| elementwise, of several tensors | those of the operands of more than one element, if they are the same; |
-| Concat along batch or channels | those of its first input: it takes no others beside |
+| elementwise, of several tensors; Concat along batch or channels | those of the inputs of more than one element, if they are the same |
 | any other | known from here on only as its own |
 
 Only an Add of sizes 1 and n > 1 would be wrong: it broadcasts, and a pooling does not commute with that.  Two sizes that follow
@@ -147,7 +146,7 @@ def _sources(scope: Scope, tensor: str, rank: int) -> tuple[list[str], Windows]:
     if len(scope.info(tensor).shape or ()) != rank + 2:
         return [], []
     if is_op(node, "Concat", "Split") and values.get("axis", 0) % (rank + 2) < 2:
-        return [node.input[0]], []
+        return list(node.input if is_op(node, "Concat") else node.input[:1]), []  # a Concat takes empty tensors of any size
     step = known_step(scope, index, rank) if op is not None else None
     if step is None or isinstance(step, Reject):
         return [], []
