@@ -8,7 +8,7 @@ floor((n - E) / S) + 1.  Windows behind one another are one such window.
 |---|---|
 | Conv, AveragePool, MaxPool, the operator; Pad | those of its input, by a window |
 | elementwise, or along batch and channels alone | those of its input |
-| elementwise, of several tensors; Concat along batch or channels | those of the inputs of more than one element, if they are the same |
+| elementwise, of several; Concat along batch or channels | those of the inputs of more than one element, if they are the same |
 | any other | known from here on only as its own |
 
 Only an Add of sizes 1 and n > 1 would be wrong: it broadcasts, and a pooling does not commute with that.  Two sizes that follow
