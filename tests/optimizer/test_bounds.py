@@ -185,12 +185,12 @@ VERIFY = {"check": 1, **dict.fromkeys(("data", "input_shapes", "rtol", "atol")),
 
 @pytest.mark.parametrize(
     ("function", "defaults"),
-    [(convpool.optimize, OPTIMIZE), (convpool.verify, VERIFY), (compare_module.compare, {"check": 1, "seed": 0})],
+    [(convpool.optimize, OPTIMIZE), (convpool.verify, VERIFY), (compare_module.compare_runners, {"check": 1, "seed": 0})],
 )
 def test_what_an_option_left_out_means(function, defaults):
     found = {name: item.default for name, item in inspect.signature(function).parameters.items()}
     assert defaults.items() <= found.items()
-    if function is not compare_module.compare:
+    if function is not compare_module.compare_runners:
         assert {name for name, value in found.items() if value is not inspect.Parameter.empty} == defaults.keys()
 
 
