@@ -23,8 +23,7 @@ from benchmarks.layers import record as records
 from benchmarks.layers.figures import figures, geometric_mean
 from benchmarks.layers.table import markdown
 from benchmarks.network_times import OURS, ratios, times_of
-from convpool.cli.common import SectionedCommand
-from convpool.cli.group import COMMANDS
+from convpool.cli.group import COMMANDS, SectionedCommand
 from convpool.cli.group import command as group
 from convpool.ir import schema
 

@@ -25,7 +25,7 @@ from benchmarks.layers.rows import LAYOUTS, PRECISIONS, Row
 from benchmarks.layers.run import METHODS, Options, Run, protocol
 from benchmarks.layers.suites import SUITES, load_rows
 from benchmarks.layers.table import show
-from convpool.cli.common import SectionedCommand, StepBar, run
+from convpool.cli.group import SectionedCommand, StepBar, run
 from convpool.cli.table import make_console
 from convpool.cuda import tuned
 from convpool.cuda.timing import REPLAYS

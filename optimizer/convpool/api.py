@@ -27,8 +27,7 @@ from convpool.ir.model import check as check_model
 from convpool.ir.protos import graphs_within, model_nodes, subgraphs
 from convpool.ir.save import save, self_contained, serialize
 from convpool.options import PASS_OF_SWITCH, OptimizeOptions, check_arguments, options_for
-from convpool.pipeline import Pipeline
-from convpool.reach import Reached, Stays, in_reach
+from convpool.pipeline import Pipeline, Reached, Stays, in_reach
 from convpool.report import Log, Report, SiteReport, Summary
 from convpool.rules.pool_first.rule import PoolFirst
 from convpool.rules.seen import Seen, notes, unmatched

@@ -143,8 +143,8 @@ RULES = (
         "image_conv:ImageConv",
         ("tensorrt",),
     ),
-    Entry("fuse_epilogue", "nodes after a ConvAvgPool", "epilogues", "neighbours.epilogue:FuseEpilogue", NODES),
-    Entry("fuse_prologue", "nodes before a ConvAvgPool", "prologues", "neighbours.prologue:FusePrologue", NODES),
+    Entry("fuse_epilogue", "nodes after a ConvAvgPool", "epilogues", "neighbours.fuse:FuseEpilogue", NODES),
+    Entry("fuse_prologue", "nodes before a ConvAvgPool", "prologues", "neighbours.fuse:FusePrologue", NODES),
     Entry(
         "chain_pool_conv",
         "AveragePool followed by Conv in a model with a pair",

@@ -16,7 +16,7 @@ from benchmarks.layers.device import DeviceError, modules
 from benchmarks.layers.suites import SUITES
 from benchmarks.layers.tensorrt import ROOT, program
 from convpool import cuda
-from convpool.cli.common import run
+from convpool.cli.group import run
 from tests.support.bench_record import record
 
 

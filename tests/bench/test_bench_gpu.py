@@ -16,7 +16,7 @@ from benchmarks.layers.device import ELEMENTS, source
 from benchmarks.layers.rows import LAYOUTS, PRECISIONS
 from benchmarks.layers.run import LIBRARIES
 from convpool import cuda
-from convpool.cli.common import run
+from convpool.cli.group import run
 
 ROWS = [
     {"n": 3, "c": 6, "m": 10, "size": [13, 11]},

@@ -16,8 +16,7 @@ import onnxruntime
 import pytest
 
 import convpool
-from convpool.cli.common import run
-from convpool.cli.group import command
+from convpool.cli.group import command, run
 from tests.support.models import graph
 from tests.support.rewriting import PAIR, POOL
 

@@ -15,8 +15,7 @@ import onnx
 import pytest
 
 from convpool.cli import group
-from convpool.cli.common import SectionedCommand, run
-from convpool.cli.group import COMMANDS, command
+from convpool.cli.group import COMMANDS, SectionedCommand, command, run
 from convpool.options import PASSES
 from tests.support.models import graph
 from tests.support.rewriting import PAIR

@@ -17,8 +17,7 @@ import numpy as np
 import onnx
 import pytest
 
-from convpool.cli.common import run
-from convpool.cli.group import command
+from convpool.cli.group import command, run
 from tests.support.models import graph
 from tests.support.rewriting import PAIR
 

@@ -13,7 +13,7 @@ from rich.console import Console
 import convpool
 from convpool import summary as gains
 from convpool.check.session import evaluate
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.cli.table import print_table, show
 from convpool.ir.model import load

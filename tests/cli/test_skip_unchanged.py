@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import convpool
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.cli.optimize import command
 from tests.support.models import graph
 from tests.support.rewriting import PAIR

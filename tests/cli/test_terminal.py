@@ -13,8 +13,7 @@ import onnx
 import pytest
 from rich.markup import escape
 
-from convpool.cli.common import StepBar, run
-from convpool.cli.group import command
+from convpool.cli.group import StepBar, command, run
 from convpool.cli.table import PrintableConsole, print_table
 from convpool.errors import printable
 from tests.support.models import graph
@@ -90,7 +89,7 @@ def test_warnings_and_tracebacks_are_shown_as_text():
     """And a file's name of any bytes, in any encoding."""
     code = """
 import sys, warnings, click
-from convpool.cli.common import run
+from convpool.cli.group import run
 @click.command()
 @click.argument("what")
 def command(what):

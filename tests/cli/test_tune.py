@@ -8,7 +8,7 @@ from onnx import shape_inference
 
 import convpool
 from convpool.cli import tune
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.ir import schema
 from models import generators
 from models.digits import MODEL_PATH

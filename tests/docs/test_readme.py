@@ -17,9 +17,9 @@ from benchmarks import plots, tables
 from benchmarks.layers import record as records
 from benchmarks.layers.cli import command as bench
 from benchmarks.layers.table import markdown
-from convpool.cli.common import run
 from convpool.cli.group import COMMANDS as COMMAND_NAMES
 from convpool.cli.group import command as group
+from convpool.cli.group import run
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

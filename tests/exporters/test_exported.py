@@ -13,7 +13,7 @@ import subprocess
 import pytest
 
 import convpool
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.cli.optimize import command
 from tests.support.data_files import assert_loads, snapshot
 from tests.support.exported import load_models

@@ -12,7 +12,7 @@ import pytest
 
 import convpool
 from convpool.algebra.parts import ACCUMULATIONS
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.cuda import library
 from convpool.errors import OptionError

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from onnx.external_data_helper import set_external_data
 
 import convpool
-from convpool.cli.common import run as run_cli
+from convpool.cli.group import run as run_cli
 from convpool.cli.optimize import command
 from convpool.errors import ModelError, OptionError, OutputError, VerificationError
 from tests.support.models import graph

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import convpool
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.cli.optimize import command
 from models import generators
 from tests.support import sessions

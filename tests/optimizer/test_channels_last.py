@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import convpool
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.errors import OptionError
 from convpool.ir import schema

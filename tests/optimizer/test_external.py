@@ -12,7 +12,7 @@ from onnx import TensorProto
 from onnx.external_data_helper import set_external_data
 
 import convpool
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.ir.files import place_of
 from convpool.ir.model import LoadedModel, check_tensors

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import convpool
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.cli.optimize import command
 from tests.support.fusing import (
     BEHIND,

@@ -8,7 +8,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 import convpool
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.ir import schema
 from convpool.ir import schema as domains

@@ -8,8 +8,7 @@ import onnx
 import pytest
 
 import convpool
-from convpool.cli.common import run
-from convpool.cli.group import command
+from convpool.cli.group import command, run
 from convpool.ir.model import with_sizes
 from tests.support import sessions
 from tests.support.models import graph, random_feeds

@@ -22,8 +22,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 import convpool
 from convpool import interrupt
-from convpool.cli.common import run
-from convpool.cli.group import command
+from convpool.cli.group import command, run
 from convpool.errors import OutputError
 from tests.support.models import graph
 from tests.support.rewriting import PAIR

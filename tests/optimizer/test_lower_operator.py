@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 import convpool
 from convpool.algebra import parts as layouts
 from convpool.algebra.geometry import ConvSpec, PoolSpec, pool_first, pool_last
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.ir import schema
 from models import generators

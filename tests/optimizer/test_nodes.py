@@ -22,8 +22,8 @@ from convpool.rules.convs import (
 )
 from convpool.rules.cuda_chain.layouts import _moved, _permuted, axes_of, joined, reads_any
 from convpool.rules.linear import Step, known_step, pad_numbers, varies_over_space
+from convpool.rules.neighbours.fuse import _host, _only_an_activation
 from convpool.rules.neighbours.fusion import slope
-from convpool.rules.neighbours.prologue import _host, _only_an_activation
 from convpool.rules.pool_first import means as slice_mean
 from convpool.rules.pool_first.averages import may_be_half, recognise_half
 from convpool.rules.pool_first.means import may_be_reduction, recognise_reduction

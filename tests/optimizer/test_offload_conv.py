@@ -12,7 +12,7 @@ from onnx import helper
 
 import convpool
 from convpool.check.session import make_session
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel

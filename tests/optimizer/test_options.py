@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 import convpool
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.errors import OptionError
 from convpool.options import DEFAULT_LIMITS, PASSES, TARGETS, OptimizeOptions, options_for

@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 import convpool
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.errors import OptionError, OutputError
 from convpool.ir import save as saving

@@ -16,8 +16,8 @@ import convpool
 from convpool.check.inputs import to_float32
 from convpool.check.session import OnnxruntimeRunner, open_model
 from convpool.check.verify import compare_runners
-from convpool.cli.common import run as run_command
 from convpool.cli.group import command
+from convpool.cli.group import run as run_command
 from convpool.errors import ModelError, OptionError, VerificationError
 from convpool.ir.model import LoadedModel, load
 from tests.support.models import graph, random_feeds, weights

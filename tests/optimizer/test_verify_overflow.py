@@ -13,7 +13,7 @@ import pytest
 import convpool
 from convpool.check import session as runners
 from convpool.check.judge import Judge, Tolerance
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.errors import VerificationError
 from tests.support.damaged_pairs import PAIR, POOL, change, pair, swap

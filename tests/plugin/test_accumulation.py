@@ -17,7 +17,7 @@ import pytest
 from convpool import onnxruntime as on_gpu
 from convpool import optimize
 from convpool.cli import build as build_cli
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.errors import OptionError
 from convpool.ir import schema
 from convpool.tensorrt import BuildOptions, build_engine, build_fastest, builder, pipeline, tune

@@ -16,7 +16,7 @@ from convpool import VerificationError, optimize
 from convpool.check.judge import OutputErrors, Verification
 from convpool.check.verify import compare_runners
 from convpool.cli import build as build_cli
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.errors import OptionError, TensorRTError
 from convpool.ir import model as models
 from convpool.ir.index import index_model

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from convpool import optimize
 from convpool.cli import build as build_cli
 from convpool.cli.build import _profile, build_command
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.cli.verify import verify_command
 from convpool.errors import OptionError, TensorRTError
 from convpool.tensorrt import build, pipeline

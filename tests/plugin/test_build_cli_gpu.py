@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from convpool import optimize
 from convpool.cli.build import build_command
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.cli.verify import verify_command
 from convpool.ir.model import load
 from convpool.tensorrt import BuildOptions

@@ -17,7 +17,7 @@ from convpool import optimize
 from convpool.check.judge import OutputErrors, Verification
 from convpool.cli import build as build_cli
 from convpool.cli.build import build_command
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.errors import OptionError, OutputError
 from convpool.tensorrt import BuildOptions, TensorRTError, build_fastest, graph_timing, pipeline, policy, prepare, tune
 from convpool.tensorrt.engine import TensorInfo

@@ -310,7 +310,7 @@ def test_a_file_with_the_operators_nodes_has_no_other_form(lowering):
 
 def test_another_domain_is_the_same_model(tmp_path):
     """onnxruntime's TensorRT provider looks for plugins in a domain of its own; everyone else runs the function."""
-    from convpool.cli.common import run as run_cli
+    from convpool.cli.group import run as run_cli
     from convpool.cli.optimize import command
 
     model = generate("wgan_gp_small", batch=2)

@@ -43,7 +43,7 @@ def test_convpool_build_builds_what_it_loaded(tmp_path, monkeypatch, capsys):
     import tensorrt_rtx_bindings as trt
 
     from convpool.cli import build as build_cli
-    from convpool.cli.common import run
+    from convpool.cli.group import run
     from convpool.tensorrt import build
     from models.generators import generate
 
@@ -157,7 +157,7 @@ import functools, os, signal, sys, threading
 sys.path.insert(0, {str(ROOT)!r})
 import tensorrt_rtx_bindings as trt
 from convpool.cli import build as build_cli
-from convpool.cli.common import run
+from convpool.cli.group import run
 from convpool.tensorrt import build
 from tests.support.rtx import for_ampere_and_later
 

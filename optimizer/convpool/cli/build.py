@@ -18,7 +18,7 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from convpool.check.inputs import load_arrays
-from convpool.cli.common import (
+from convpool.cli.group import (
     ACCUMULATION,
     SHAPE,
     NamedShape,

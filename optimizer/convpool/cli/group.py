@@ -1,15 +1,255 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`convpool`: all commands under one name.  convpool-optimize and the like are the same commands."""
+"""The command `convpool`, and the common part of all commands: help in sections, the progress bar, option types, exit
+statuses, writing a report.
+
+It holds all commands under one name.  convpool-optimize and the like are the same commands.
+"""
 
 from __future__ import annotations
 
+import io
+import json
+import math
+import re
 import sys
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
-from convpool.cli.common import run
-from convpool.errors import OptionError
+from convpool import interrupt
+from convpool.algebra.parts import ACCUMULATIONS
+from convpool.cli.table import make_console
+from convpool.errors import ConvpoolError, ModelError, OptionError, OutputError, VerificationError, printable
+from convpool.ir.files import write_atomically
+from convpool.ir.model import LoadedModel, load
+
+REST = "Options"
+"""The section of options that no other names."""
+
+
+class SectionedCommand(click.Command):
+    """A command with its options in sections.
+
+    sections: parameters' names by heading.  lists: words and what they mean, by heading.  examples: lines of a shell.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        sections: Mapping[str, Sequence[str]] | None = None,
+        lists: Mapping[str, Mapping[str, str]] | None = None,
+        examples: Sequence[str] = (),
+        **attributes: Any,
+    ) -> None:
+        super().__init__(*args, **attributes)
+        self.sections, self.lists = dict(sections or {}), dict(lists or {})
+        self.examples = tuple(examples)
+
+    def help_records(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+        """(names and value, text) of every option by the heading of its section; a section without options is left out."""
+        heading_of = {name: heading for heading, names in self.sections.items() for name in names}
+        rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*self.sections, REST)}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None  # arguments stand in the usage
+            if record is not None:
+                rows[heading_of.get(param.name or "", REST)].append(record)
+        return {heading: records for heading, records in rows.items() if records}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, section by section."""
+        for heading, records in self.help_records(ctx).items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the lists and the examples."""
+        for heading, words in self.lists.items():
+            with formatter.section(heading):
+                formatter.write_dl(list(words.items()))
+        if self.examples:
+            with formatter.section("Examples"):
+                formatter.write("".join(f"{'':{formatter.current_indent}}{line}\n" for line in self.examples))
+        super().format_epilog(ctx, formatter)
+
+
+def complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Have the shell complete a file's name, as click.Path does, which checks more than a command wants."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+class StepBar:
+    """A bar on stderr, with the step to its left, or `first` there; nothing if `hidden` or where stderr is no terminal."""
+
+    def __init__(self, first: ProgressColumn | None = None, *, hidden: bool) -> None:
+        console = make_console(stderr=True)
+        self._shown = console.is_terminal and not hidden
+        step = TextColumn("{task.description}", markup=False)
+        columns = (first, BarColumn(), MofNCompleteColumn(), step) if first else (step, BarColumn(), MofNCompleteColumn())
+        self._bar = Progress(*columns, console=console, transient=True)
+        self._task = self._bar.add_task("", total=None)
+
+    def __enter__(self) -> StepBar:
+        if self._shown:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            self._bar.stop()
+
+    def update(self, done: int, total: int, what: str) -> None:
+        """Show that step number `done` of `total` is under way, and what it is."""
+        self._bar.update(self._task, completed=done, total=total, description=printable(what))
+
+
+NamedShape = tuple[str, list[int]]
+"""An input's name and its sizes."""
+
+
+class InputShape(click.ParamType):
+    """NAME:1x3x224x224 or NAME:1,3,224,224; the name may hold colons."""
+
+    name = "NAME:DIMS"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> NamedShape:
+        """(name, sizes) of one option value."""
+        name, colon, dims = value.rpartition(":")
+        sizes = re.split("[x,]", dims)
+        if not colon or not name or not all(re.fullmatch("[0-9]{1,99}", size) for size in sizes):
+            self.fail(f"got {value[:200]!r}, expected NAME:1x3x224x224 or NAME:1,3,224,224", param, ctx)
+        return name, [int(size) for size in sizes]
+
+
+class Tolerance(click.FloatRange):
+    """A number of at least 0; click's own range lets nan through."""
+
+    name = "number"
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number of one option value."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"got {value!r}, expected a number", param, ctx)
+        return number
+
+
+SHAPE: dict[str, Any] = {"type": InputShape(), "multiple": True, "metavar": "NAME:1x3x224x224"}
+"""Keyword arguments of an option that gives shapes of inputs."""
+ACCUMULATION: dict[str, Any] = {
+    "type": click.Choice(tuple(ACCUMULATIONS)),
+    "help": "How GPU kernels sum the pooling windows of ConvAvgPool nodes in fp16 and bf16. default: in fp32. packed: in fp16 or "
+    "bf16 itself where a kernel can; faster, and the largest error in fp16 is 3.9e-4 to 5.4e-4 of the largest result instead of "
+    "3.3e-4 to 4.8e-4. No effect in fp32 and on standard operators. Default: as the nodes of MODEL say; default for new ones.",
+}
+"""Keyword arguments of the option --accumulation."""
+
+
+def comparison_options(report: str) -> Callable[[Callable], Callable]:
+    """The options with which every command of engines ends.  report: what --report writes."""
+    options = (
+        click.option("--rtol", type=Tolerance(), help="Relative tolerance. Default: by precision."),
+        click.option("--atol", type=Tolerance(), help="Absolute tolerance. Default: by precision and output."),
+        click.option(
+            "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Seed of the random inputs."
+        ),
+        click.option("--report", "report_path", metavar="FILE.json", help=report),
+        click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
+        click.version_option(package_name="convpool"),
+    )
+
+    def add(command: Callable) -> Callable:
+        for option in reversed(options):  # the last one added comes first in the help
+            command = option(command)
+        return command
+
+    return add
+
+
+def run(cli: click.Command, name: str, args: list[str] | None = None) -> int:
+    """Run a click command and return its exit status: 1 for a failed verification, 2 for anything unusable."""
+    _tame_python(name)
+    try:
+        interrupt.raise_again()
+        cli.main(args=args, prog_name=name, standalone_mode=False)
+    except click.ClickException as error:
+        return _fail(name, error.format_message(), 2)
+    except (click.Abort, KeyboardInterrupt) as error:
+        return _fail(name, *interrupt.told(error.__cause__ or error))
+    except VerificationError as error:
+        return _fail(name, str(error), 1)
+    except ConvpoolError as error:
+        return _fail(name, str(error), 2)
+    except SystemExit as error:  # a closed pipe, for which click and rich have a status that means a mismatch here; a completion
+        return 2 if error.code else 0
+    except OSError as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # click writes an empty line, which a lost terminal does not take
+            return _fail(name, *interrupt.told(error.__context__))
+        with suppress(OSError):
+            sys.stdout.close()  # else the interpreter tries once more to write what is left
+        return _fail(name, f"{error.filename or 'stdout'}: {error.strerror or error}", 2)
+    return 0
+
+
+def _fail(name: str, message: str, status: int) -> int:
+    _tell(f"{name}: {' '.join(message.split())}")
+    return status
+
+
+def _tell(text: str) -> None:
+    """Print lines on stderr, which may be closed."""
+    with suppress(OSError):
+        print(*map(printable, text.split("\n")), sep="\n", file=sys.stderr)
+
+
+def _tame_python(name: str) -> None:
+    """Have Python show in lines of `_tell` what it prints by itself, and all names in any encoding of stdout."""
+    warnings.formatwarning = lambda message, *_, **__: f"{name}: warning: {printable(' '.join(str(message).split()))}\n"
+    sys.excepthook = lambda *error: _tell("".join(traceback.format_exception(*error)).rstrip())
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def load_model(name: str) -> LoadedModel:
+    """The model of a file, or on stdin for "-".  Raises ModelError, in words for a command."""
+    if name != "-":
+        return load(Path(name))
+    try:
+        return load(sys.stdin.buffer.read())
+    except ModelError as error:
+        text = str(error).replace("the bytes given", "stdin")
+        if "external data" in text:
+            text = text.partition("; give")[0] + "; give its path in place of -"
+        raise ModelError(text) from error
+
+
+def write_report(path: str | None, text: str) -> None:
+    """Write a report where one is asked for; "-" is stdout.  Raises OutputError."""
+    if not path:
+        return
+    if path == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        write_atomically(Path(path), text.encode())
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written; {error.strerror or error}") from error
+
+
+def json_text(content: dict) -> str:
+    """`content` as JSON, with null for numbers that are not finite."""
+    return json.dumps(json.loads(json.dumps(content), parse_constant=lambda _: None), indent=2) + "\n"
+
 
 COMMANDS = {
     "optimize": "convpool.cli.optimize:command",

@@ -10,7 +10,7 @@ import click
 
 from convpool.algebra.lowering import REQUESTS
 from convpool.api import optimize
-from convpool.cli.common import SHAPE, NamedShape, SectionedCommand, complete_file, load_model, write_report
+from convpool.cli.group import SHAPE, NamedShape, SectionedCommand, complete_file, load_model, write_report
 from convpool.cli.table import make_console, show
 from convpool.ir.files import check_output
 from convpool.options import TARGETS

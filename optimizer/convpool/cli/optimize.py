@@ -15,7 +15,7 @@ import click
 
 from convpool.algebra.lowering import REQUESTS
 from convpool.api import OptimizeResult, optimize
-from convpool.cli.common import (
+from convpool.cli.group import (
     ACCUMULATION,
     SHAPE,
     NamedShape,

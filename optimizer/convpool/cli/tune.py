@@ -18,7 +18,7 @@ from rich.progress import TimeElapsedColumn
 from convpool.algebra.parts import ACCUMULATIONS, LAYOUTS
 from convpool.api import optimize
 from convpool.check.session import evaluate
-from convpool.cli.common import SHAPE, NamedShape, SectionedCommand, StepBar, complete_file, load_model
+from convpool.cli.group import SHAPE, NamedShape, SectionedCommand, StepBar, complete_file, load_model
 from convpool.errors import ConvpoolError, OptionError, OutputError, printable
 from convpool.ir import schema
 from convpool.ir.files import check_output, write_atomically

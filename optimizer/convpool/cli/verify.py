@@ -17,7 +17,7 @@ import click
 from convpool.check.inputs import load_arrays
 from convpool.check.session import Runner, prepare
 from convpool.check.verify import compare_runners
-from convpool.cli.common import SHAPE, SectionedCommand, comparison_options, complete_file, json_text, run, write_report
+from convpool.cli.group import SHAPE, SectionedCommand, comparison_options, complete_file, json_text, run, write_report
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError, VerificationError
 from convpool.ir.files import check_output

@@ -22,6 +22,7 @@ from convpool.ir.constants import Constant
 from convpool.ir.index import Scope, spatial_size
 from convpool.ir.protos import FLOATS, AttributeReference, attributes, is_op, known_attributes
 from convpool.ir.schema import POOL_DILATIONS_OPSET
+from convpool.options import Limits
 from convpool.rules.base import Context, Reject, malformed, reject, rejection
 from convpool.rules.linear import Step, known_step, op_of, pad_numbers
 
@@ -409,3 +410,11 @@ def _idle(scope: Scope, node: NodeProto) -> str | None:
             if constant is not None and (constant.array() == op.neutral).all():
                 return node.input[data]
     return None
+
+
+def is_plain(node: NodeProto, channels: int, limits: Limits) -> bool:
+    """Whether a node of the operator with so many input channels is a plain convolution, this run's or an earlier one's.
+
+    Raises AttributeReference.
+    """
+    return channels > limits.image_channels and all(k == 1 for k in attributes(node)["pool_kernel_shape"])

@@ -24,7 +24,7 @@ from dataclasses import replace
 from onnx import NodeProto
 
 from convpool.ir.index import Scope
-from convpool.ir.protos import AttributeReference, attributes, is_op, label
+from convpool.ir.protos import AttributeReference, is_op, label
 from convpool.options import Limits
 from convpool.rules.base import Context, Reject, reject
 from convpool.rules.convs import WINDOW, ConvLeaf, Pooling, channel_count, constant_leaf, pads_upstream, with_pads_in_front
@@ -82,14 +82,6 @@ class ImageConv(PairRule):
             return reject(scope, index, f"Pad '{name}' in front", "pads that the convolution cannot take", "none")
         pooling = Pooling(index, (), leaf.input, scope.nodes[index].output[0], site.pattern, WINDOW)
         return PairPlan(scope, site.pattern, pooling, leaf, (operator_lowering(pooling, leaf, count),))
-
-
-def is_plain(node: NodeProto, channels: int, limits: Limits) -> bool:
-    """Whether a node of the operator with so many input channels is a plain convolution, this run's or an earlier one's.
-
-    Raises AttributeReference.
-    """
-    return channels > limits.image_channels and all(k == 1 for k in attributes(node)["pool_kernel_shape"])
 
 
 def _kind(scope: Scope, node: NodeProto, context: Context) -> str:

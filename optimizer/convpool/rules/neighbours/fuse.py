@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nodes beside a node of the operator, fused into it: an epilogue behind it and a prologue in front.
+
+The epilogue: maps per channel, a residual, an activation.  Towards the output: (1) only the next node reads the result; (2)
+linear nodes with constants per channel are folded into weights and bias; with a residual already fused, into those of the
+convolution that gives it too; (3) an Add or Sum of two fuses with the other operand as the residual, if it provably has the
+same shape: nothing is broadcast; of two ConvAvgPool nodes that meet in it, the one with more taps fuses it, since the other is
+bound by memory; (4) then at most one Relu, LeakyRelu, Tanh or Sigmoid.
+
+The prologue: maps per channel, then an activation.  Towards the input: (1) at most one Relu or LeakyRelu; (2) before it any
+number of linear nodes (`rules.linear`) with constants, one per channel or one for all, that neither raise the rank nor widen
+the channels; (3) only the node reads what they give, or nodes that all fuse with them: then each of them recomputes it as it
+loads, and it is never written; (4) no layer before fuses with them already: behind a convolution or matrix product that nothing
+else reads, every runtime does them for free; (5) in front of a plain convolution (`rules.image_conv`) an activation only, of
+what no linear node or Add gives: the plugin's kernels for those would do a map in a pass of its own, and runtimes fuse the
+activation with what stays.  `plain_prologues` of the limits lifts this."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from convpool.algebra.parts import EPILOGUES, IDENTITY, PROLOGUES, Affine, fold, holds, keeps, outside
+from convpool.ir import schema
+from convpool.ir.index import Scope
+from convpool.ir.protos import attributes, is_op, known_attributes, label
+from convpool.rules.base import Context, Reject, Site, reject, rejection
+from convpool.rules.convs import is_plain
+from convpool.rules.linear import Step, is_map, op_of
+from convpool.rules.neighbours.fusion import (
+    Draft,
+    FusionPlan,
+    FusionRule,
+    Weights,
+    channels_of,
+    check_fusion,
+    elem_type,
+    map_step,
+    slope,
+)
+from convpool.rules.origins import spatial_sizes
+
+
+class FuseEpilogue(FusionRule):
+    """What stands behind a node of the operator goes into it."""
+
+    names = ("fuse_epilogue",)
+
+    def check(self, site: Site, context: Context) -> FusionPlan | Reject | None:
+        """What the node fuses, or why it fuses nothing."""
+        return check_fusion(site, context, grow_behind)
+
+
+def grow_behind(draft: Draft) -> None:
+    """Fuse all that can be, into the plan of `draft`."""
+    current: FusionPlan | None = draft.plan
+    while current is not None:
+        if current.parts != draft.plan.parts or current.weights is not draft.plan.weights:
+            draft.plan = current  # only an Identity is not worth a change
+        current = _behind(draft, current)
+
+
+def _behind(draft: Draft, plan: FusionPlan) -> FusionPlan | None:
+    """The plan with one more node behind; None where there is none that can be fused."""
+    scope, parts = plan.scope, plan.parts
+    readers = [
+        index
+        for index in scope.readers.get(plan.output, [])
+        if is_op(scope.nodes[index], "Sum", *EPILOGUES) or is_map(scope, index)
+    ]
+    if not readers or parts.epilogue:
+        return None
+    reader = readers[0]
+    node = scope.nodes[reader]
+    others = scope.sole_reader(plan.output)
+    if others is not None:
+        found = reject(scope, plan.node, f"result '{plan.output}' {others}", "other readers", f"only {node.op_type}")
+        draft.rejects.append(found)
+        return None
+    taken = replace(plan, output=node.output[0], downstream=(*plan.downstream, reader))
+    if is_op(node, *EPILOGUES):
+        alpha = slope(scope, reader)
+        return None if alpha is None else replace(taken, parts=replace(parts, epilogue=node.op_type, epilogue_alpha=alpha))
+    step = map_step(scope, reader, draft.rank)
+    if isinstance(step, Step) and step.affine is not None and node.input[step.operand] == plan.output:
+        result: FusionPlan | Reject | None = _fold(draft, taken, step)
+    elif is_op(node, "Add", "Sum"):
+        result = _residual(draft, plan, taken)
+    else:
+        result = (
+            step
+            if isinstance(step, Reject)
+            else reject(scope, reader, "constant operands", "computed ones", "constants per channel")
+        )
+    if isinstance(result, Reject):
+        draft.rejects.append(result)
+        return None
+    return result
+
+
+def _fold(draft: Draft, plan: FusionPlan, step: Step) -> FusionPlan | Reject:
+    """Condition (2): `step` behind the node, in its weights."""
+    scope = plan.scope
+    if step.affine is IDENTITY:
+        return plan
+    assert step.affine is not None
+    m, _ = channels_of(scope, plan.node) or (0, 0)
+    if not step.affine.fits(m):
+        return reject(scope, step.node, "channels", "constants that widen them", f"{m} or 1")
+    weights = plan.weights or _weights(scope, plan.node)
+    if weights is None:
+        return reject(scope, plan.node, "weights", "computed, or an input that a caller may override", "constants")
+    own, other = _scaled(weights, step.affine), plan.scaled
+    if plan.parts.residual and (step.affine.scale != 1).any():
+        source = scope.producer.get(plan.residual or "")
+        giver = plan.scaled or (_giver(draft, source) if source is not None else None)
+        if giver is None:
+            return reject(
+                scope,
+                step.node,
+                "map behind a residual",
+                "one that its convolution cannot fold",
+                "a convolution with constant weights that nothing else reads",
+            )
+        other = _scaled(giver, Affine(step.affine.scale, np.array(0.0)))
+        if other is None:
+            own = None
+    if own is None:
+        return rejection(scope, step.node, outside("constants folded into weights"))
+    return replace(plan, weights=own, scaled=other)
+
+
+def _residual(draft: Draft, plan: FusionPlan, taken: FusionPlan) -> FusionPlan | Reject | None:
+    """Condition (3): the other operand of the Add."""
+    scope, reader = plan.scope, taken.downstream[-1]
+    node = scope.nodes[reader]
+    if len(node.input) != 2:
+        return reject(scope, reader, "operands", len(node.input), 2)
+    if plan.parts.residual:
+        return reject(scope, reader, "residual", "a second one", "one")
+    other = node.input[1] if node.input[0] == plan.output else node.input[0]
+    shapes = [scope.info(name).shape for name in (plan.output, other)]
+    x = scope.info(plan.x).shape
+    if shapes[0] and shapes[1] and x and x[0] == shapes[1][0]:
+        shapes[0] = (x[0], *shapes[0][1:])  # the same batch, for which a value_info may have another name
+    same = shapes[0] == shapes[1] and shapes[0] is not None and len(shapes[0]) == draft.rank + 2 and None not in shapes[0]
+    if not same and not _same_origin(scope, plan.output, other, shapes, draft.rank):
+        got, expected = (list(shape) if shape is not None else "unknown" for shape in reversed(shapes))
+        return reject(scope, reader, "shape of the residual", got, f"provably the result's, {expected}")
+    rival = scope.producer.get(other)
+    if rival is not None and schema.is_operator(scope.nodes[rival]) and scope.sole_reader(other) is None:
+        parts = schema.parts_of(scope.nodes[rival])
+        able = not parts.epilogue and not parts.residual and not schema.layout_of(scope.nodes[rival])
+        able = able and not draft.context.excluded(label(scope.nodes[rival]))
+        if able and (_work(scope, rival), rival) > (_work(scope, plan.node), plan.node):
+            return None
+    return replace(taken, residual=other, parts=replace(plan.parts, residual=True))
+
+
+def _giver(draft: Draft, index: int) -> Weights | None:
+    """Weights of the convolution that gives the residual, if they may be scaled."""
+    scope = draft.plan.scope
+    node = scope.nodes[index]
+    if scope.sole_reader(node.output[0]) is not None or draft.context.excluded(label(node)):
+        return None
+    if schema.is_operator(node):
+        parts = schema.parts_of(node)
+        if parts.epilogue or parts.residual or schema.layout_of(node):
+            return None
+    elif not is_op(node, "Conv"):
+        return None
+    return _weights(scope, index)
+
+
+def _weights(scope: Scope, index: int) -> Weights | None:
+    """The constant weights and bias (zeros if there is none) of a Conv or a node of the operator."""
+    node = scope.nodes[index]
+    weight = scope.weights(node.input[1])
+    has_bias = len(node.input) > 2 and bool(node.input[2])
+    bias = scope.constant(node.input[2]) if has_bias else None
+    if weight is None or (has_bias and bias is None):
+        return None
+    array = weight.array()
+    return Weights(index, array, bias.array() if bias else np.zeros(array.shape[0], array.dtype))
+
+
+def _scaled(weights: Weights, affine: Affine) -> Weights | None:
+    """The affine map behind the convolution, folded in; None if the type cannot hold the result to its precision."""
+    dtype = weights.weight.dtype
+    with np.errstate(over="ignore", invalid="ignore"):
+        weight, bias = fold(weights.weight, weights.bias, affine)
+        assert bias is not None
+        if not keeps(weight, dtype) or not holds(bias, dtype):
+            return None
+        return Weights(weights.node, weight.astype(dtype), bias.astype(dtype))
+
+
+def _work(scope: Scope, index: int) -> int:
+    """Multiply-adds per output position."""
+    shape = scope.info(scope.nodes[index].input[1]).shape
+    return math.prod(dim for dim in shape[1:] if isinstance(dim, int)) if shape else 0
+
+
+def _same_origin(scope: Scope, y: str, other: str, shapes: list, rank: int) -> bool:
+    """Whether batch and channels are equal by their shapes, and spatial sizes by how they came about."""
+    if any(shape is None or len(shape) != rank + 2 or None in shape[:2] for shape in shapes):
+        return False
+    return shapes[0][:2] == shapes[1][:2] and spatial_sizes(scope, y, rank) == spatial_sizes(scope, other, rank)
+
+
+EPILOGUE_HOSTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+"""Operators into whose own epilogue runtimes fuse what is elementwise behind them."""
+
+
+class FusePrologue(FusionRule):
+    """What stands in front of a node of the operator goes into it."""
+
+    names = ("fuse_prologue",)
+
+    def check(self, site: Site, context: Context) -> FusionPlan | Reject | None:
+        """What the node fuses, or why it fuses nothing."""
+        return check_fusion(site, context, grow_in_front)
+
+
+def grow_in_front(draft: Draft) -> None:
+    """Fuse all that can be, into the plan of `draft`."""
+    plan = draft.plan
+    if _has_prologue(plan.scope, plan.node):
+        return
+    if (
+        _is_plain(plan.scope, plan.node, draft.context)
+        and not draft.context.options.limits.plain_prologues
+        and not _only_an_activation(plan.scope, plan.x)
+    ):
+        producer = plan.scope.producer.get(plan.x)
+        if producer is not None and _may_fuse(plan.scope, producer):
+            found = "other elementwise nodes in front of a convolution without a pooling"
+            draft.rejects.append(reject(plan.scope, producer, "prologue", found, "only an activation"))
+        return
+    scope, x, parts, affine = plan.scope, plan.x, plan.parts, IDENTITY
+    upstream: list[int] = []
+    while (index := scope.producer.get(x)) is not None:
+        node = scope.nodes[index]
+        if not _may_fuse(scope, index):
+            break
+        if not _all_fuse(scope, x, plan.node, bool(upstream), draft.context):
+            others = f"output '{x}' {scope.sole_reader(x)}"
+            draft.rejects.append(reject(scope, index, others, "other readers", "only the convolution"))
+            break
+        if is_op(node, *PROLOGUES):
+            alpha = slope(scope, index)
+            if alpha is None or parts.prologue or affine is not IDENTITY:
+                break
+            if not holds(np.asarray(alpha), np.dtype(np.float16)):  # engines compute it in X's type, a float32 model's too
+                draft.rejects.append(reject(scope, index, "slope", f"{alpha:g}", "a number of float16"))
+                break
+            parts, x = replace(parts, prologue=node.op_type, prologue_alpha=alpha), node.input[0]
+        else:
+            step = _fitting(draft, index)
+            if isinstance(step, Reject):
+                draft.rejects.append(step)
+                break
+            assert step.affine is not None
+            if step.affine is not IDENTITY:
+                affine = step.affine if affine is IDENTITY else affine.after(step.affine)
+            x = node.input[step.operand]
+        upstream.append(index)
+        if affine is not IDENTITY or parts.prologue:  # only an Identity is not worth a change
+            parts = replace(parts, affine=affine is not IDENTITY)
+            given = affine if parts.affine else None
+            draft.plan = replace(plan, x=x, affine=given, parts=parts, upstream=tuple(upstream))
+    host = _host(scope, draft.plan.x) if draft.plan.upstream else None
+    if host is not None:
+        got = f"{scope.nodes[host].op_type} '{label(scope.nodes[host])}' before it, which fuses it"
+        draft.rejects.append(reject(scope, draft.plan.upstream[0], "prologue", got, "a tensor that stays as it is"))
+        draft.plan = plan
+    elif draft.plan.affine is not None and not _representable(plan, draft.plan.affine):
+        draft.rejects.append(rejection(scope, draft.plan.upstream[0], outside("scale and shift")))
+        draft.plan = plan
+
+
+def _fitting(draft: Draft, index: int) -> Step | Reject:
+    """Node `index` in front of the chain as a map per channel of a tensor of the same shape; condition (2)."""
+    scope, rank = draft.plan.scope, draft.rank
+    node = scope.nodes[index]
+    step = map_step(scope, index, rank)
+    if isinstance(step, Reject):
+        return step
+    if step is None or step.affine is None:
+        return reject(scope, index, "constant operands", "computed ones", "constants per channel")
+    if step.affine is IDENTITY:
+        return step
+    channels = channels_of(scope, draft.plan.node)
+    assert channels is not None
+    sizes = {step.affine.scale.size, step.affine.shift.size}
+    if is_op(node, "BatchNormalization"):
+        return step if sizes == {channels[1]} else reject(scope, index, "parameters", sizes, f"{channels[1]} of each")
+    shape = scope.info(node.input[step.operand]).shape
+    if shape is None or len(shape) != rank + 2:
+        return reject(scope, index, "rank", "unknown" if shape is None else len(shape), rank + 2)
+    if sizes != {1} and (shape[1] != channels[1] or not sizes <= {1, channels[1]}):
+        return reject(scope, index, "channels", shape[1], f"{channels[1]}, not widened")
+    return step
+
+
+def _all_fuse(scope: Scope, x: str, node: int, inside: bool, context: Context) -> bool:
+    """Whether whatever reads `x` fuses with it: the chain so far, or nodes that may have a prologue and have none yet."""
+    if x in scope.outputs or x in scope.captured:
+        return False
+    readers = scope.readers.get(x, [])
+    if inside:
+        return len(readers) == 1
+    return all(
+        schema.is_operator(scope.nodes[i])
+        and scope.nodes[i].input[0] == x
+        and x not in scope.nodes[i].input[1:]
+        and (i == node or not context.excluded(label(scope.nodes[i])) and _may_have_prologue(scope, i, x, context))
+        for i in readers
+    )
+
+
+def _may_have_prologue(scope: Scope, index: int, x: str, context: Context) -> bool:
+    if known_attributes(scope.nodes[index]) is None or _has_prologue(scope, index) or schema.layout_of(scope.nodes[index]):
+        return False
+    free = context.options.limits.plain_prologues or not _is_plain(scope, index, context)
+    return free or _only_an_activation(scope, x)
+
+
+def _has_prologue(scope: Scope, index: int) -> bool:
+    parts = schema.parts_of(scope.nodes[index])
+    return parts.affine or bool(parts.prologue)
+
+
+def _only_an_activation(scope: Scope, x: str) -> bool:
+    """Whether an activation gives `x`, of what no elementwise node gives; condition (5)."""
+    index = scope.producer.get(x)
+    if index is None or not is_op(scope.nodes[index], *PROLOGUES):
+        return False
+    before = scope.producer.get(scope.nodes[index].input[0])
+    while before is not None and _is_idle(scope.nodes[before]):
+        before = scope.producer.get(scope.nodes[before].input[0])
+    return before is None or not (is_map(scope, before) or is_op(scope.nodes[before], "Sum"))
+
+
+def _is_plain(scope: Scope, index: int, context: Context) -> bool:
+    channels = channels_of(scope, index)
+    return channels is not None and is_plain(scope.nodes[index], channels[1], context.options.limits)
+
+
+def _is_idle(node: NodeProto) -> bool:
+    op = op_of(node)
+    return op is not None and op.idle
+
+
+def _may_fuse(scope: Scope, index: int) -> bool:
+    """Whether a node's operator may stand in a prologue."""
+    return is_map(scope, index) or is_op(scope.nodes[index], *PROLOGUES)
+
+
+def _host(scope: Scope, x: str) -> int | None:
+    """The layer that gives `x` only to this chain, possibly by an Add, and into which runtimes fuse it; condition (4)."""
+    for _ in range(2):
+        index = scope.producer.get(x)
+        if index is None or scope.sole_reader(x) is not None:
+            return None
+        node = scope.nodes[index]
+        if is_op(node, *EPILOGUE_HOSTS):
+            return index
+        if not is_op(node, "Add", "Sum"):
+            return None
+        given = [
+            name for name in node.input if (i := scope.producer.get(name)) is not None and is_op(scope.nodes[i], *EPILOGUE_HOSTS)
+        ]
+        if not given:
+            return None
+        x = given[0]
+    return None
+
+
+def _representable(plan: FusionPlan, affine: Affine) -> bool:
+    """Whether the type has scale and shift; channels are added up within the convolution's groups."""
+    dtype = helper.tensor_dtype_to_np_dtype(elem_type(plan.scope, plan.node))
+    group = int(attributes(plan.scope.nodes[plan.node]).get("group", 1))
+    channels = channels_of(plan.scope, plan.node)
+    assert channels is not None
+    scale = np.broadcast_to(affine.scale, (channels[1],)).reshape(group, -1)
+    return keeps(scale, dtype) and holds(affine.shift, dtype)
