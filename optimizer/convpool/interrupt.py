@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
-"""What a command that a signal ended says."""
+"""The word of a command that a signal ended."""
 
 
 def command_name() -> str:
@@ -25,14 +25,14 @@ def command_name() -> str:
 
 
 def end_quietly() -> None:
-    """From now on these signals end a command at once.  Nothing for other programs, or where somebody handles them already."""
+    """Let these signals end a command at once, unless somebody handles them; only in commands."""
     for number in WORDS if command_name() else ():
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _end)
 
 
 def raise_again() -> None:
-    """From now on these signals are KeyboardInterrupts, so that what is under way is cleared up."""
+    """Let these signals be KeyboardInterrupts, so that what is under way is cleared up."""
     for number in WORDS:
         if signal.getsignal(number) is _end:
             signal.signal(number, stop)
@@ -44,7 +44,7 @@ def stop(number: int, _frame: FrameType | None = None) -> Any:
 
 
 def told(error: BaseException | None) -> tuple[str, int]:
-    """What a command says of a KeyboardInterrupt, and its exit status."""
+    """Return a command's word for a KeyboardInterrupt, and its exit status."""
     number = signal.Signals(error.args[0]) if isinstance(error, KeyboardInterrupt) and error.args else signal.SIGINT
     return WORDS[number], 128 + number
 

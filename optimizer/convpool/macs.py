@@ -112,7 +112,7 @@ def _initializers(scope: Scope) -> set[str]:
 
 
 def _is_convolution(node: NodeProto) -> bool:
-    """Whether the node is one; `--domain` may have moved those of convpool."""
+    """Return True if the node is a convolution; `--domain` may have moved those of convpool."""
     return is_op(node, *CONVOLUTIONS) or node.op_type in OP_TYPES
 
 

@@ -69,7 +69,7 @@ _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What the plugin's kernels for convolutions without a pooling take, and where they were found to be faster.
+    """Limits of the plugin's kernels for convolutions without a pooling, by support and speed.
 
     image_channels: most channels of what counts as an image: TensorRT pads more of them less.
     filter_elements: most weights of a filter, channels times kernel elements, that the kernel for images takes.
@@ -99,7 +99,7 @@ class Limits:
 
     @property
     def of_plain_convolutions(self) -> str:
-        """Those of plain convolutions in words."""
+        """The limits of plain convolutions in words."""
         return (
             f"at least {self.wide_channels} channels in multiples of {self.channel_multiple}; "
             f"at most {self.plain_macs / 1e9:g}e9 multiply-adds per batch, "

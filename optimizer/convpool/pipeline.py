@@ -132,12 +132,12 @@ class Pipeline:
         self.matched: set[str] = set()
         """Patterns of `options.exclude` that match a name."""
         self.changed = False
-        """Whether anything was rewritten."""
+        """True if anything was rewritten."""
         self.seen = Seen()
         self.int8 = 0
         """Convolutions rewritten that TensorRT would run in INT8."""
         self.macs_before = self.macs_after = ModelMacs(())
-        """What the model multiplies, as it was and as it is, where its own sizes tell."""
+        """Multiply-adds of the model, as it was and as it is, where its own sizes tell."""
         self._context = Context(options, opset_of(model.proto.opset_import), self._excluded, sizes or {})
 
     @property
@@ -232,7 +232,7 @@ class Pipeline:
         return [rule for rule in rules if not rule.needs or not scope.op_types.isdisjoint(rule.needs)]
 
     def _verdict(self, rule: Rule, site: Site) -> Plan | Reject | Excluded | None:
-        """What is to be done or said of a site; None for nothing."""
+        """Decide what is to be done or said of a site; None for nothing."""
         scope = site.scope
         if any([self._excluded(name) for name in site.names]):  # every name: `matched` is of all patterns
             return Excluded()
@@ -273,14 +273,14 @@ class Pipeline:
                 item.rule.rewritten(item.plan, outputs[id(item)], item.times, self.log)
 
     def _excluded(self, name: str) -> bool:
-        """Whether a pattern given to exclude matches a name."""
+        """Return True if a pattern given to exclude matches a name."""
         found = {pattern for pattern in self._exclude if name and fnmatchcase(name, pattern)}
         self.matched |= found
         return bool(found)
 
 
 def _convolutions(scopes: list[Scope]) -> frozenset[tuple[str, str]]:
-    """What the convolutions of a model give, each with its scope's path."""
+    """Return the results of a model's convolutions, each with its scope's path."""
     return frozenset((scope.path, node.output[0]) for scope in scopes for node in scope.nodes if is_op(node, "Conv"))
 
 

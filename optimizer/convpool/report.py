@@ -125,11 +125,11 @@ class Report:
     hints: list[str] = field(default_factory=list)
     """Next steps that change the outcome."""
     notes: list[str] = field(default_factory=list)
-    """What the model has that looks like a pair and is none."""
+    """Things in the model that look like a pair and are none."""
     warnings: list[str] = field(default_factory=list)
     """Options that had no effect."""
     changed: bool = False
-    """Whether the result differs from the model."""
+    """True if the result differs from the model."""
 
     def to_json(self, indent: int | None = 2) -> str:
         """The report as JSON text; infinite errors become null, verification is null if there was none."""
@@ -161,7 +161,7 @@ class Log:
 
     @property
     def made_operator(self) -> bool:
-        """Whether any report tells of a node of the operator."""
+        """True if any report tells of a node of the operator."""
         return bool(self._giver)
 
     def reports(self) -> list[SiteReport]:

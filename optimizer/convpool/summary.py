@@ -145,7 +145,7 @@ def next_steps(
     shapes: Mapping[str, Sequence[int]],
     rewrite: Rewrite,
 ) -> list[str]:
-    """What changes the outcome, in words for a user; commands stand at the end.
+    """Say what changes the outcome, in words for a user; commands stand at the end.
 
     model: as it was rewritten.  shapes: known ones of its inputs.
     """

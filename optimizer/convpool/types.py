@@ -23,7 +23,7 @@ class Graph(Protocol):
 Model = str | os.PathLike[str] | bytes | ModelProto | Graph | LoadedModel
 """A path, serialised bytes, an onnx.ModelProto, an onnx_graphsurgeon.Graph, or what an OptimizeResult has as `loaded`."""
 Target = Literal["any", "cpu", "tensorrt", "cuda"]
-"""What a result is for; `convpool.options.TARGETS` says what each stands for."""
+"""The runtime that a result is for; `convpool.options.TARGETS` says what each stands for."""
 Lowering = Literal["convavgpool", "direct", "fused", "auto"]
 """The form of a rewritten pair, `convpool.algebra.lowering.REQUESTS`."""
 Accumulation = Literal["default", "packed"]

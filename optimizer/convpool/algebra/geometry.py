@@ -78,7 +78,7 @@ class ConvSpec:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether every kernel dimension is 1."""
+        """True if every kernel dimension is 1."""
         return self.taps == 1
 
     def output_size(self, size: Ints) -> Ints:
@@ -243,5 +243,5 @@ def transposed(pads: Ints, orders: Sequence[Ints], rank: int) -> Ints | None:
 
 
 def fills_window(pads: Ints, pool: PoolSpec) -> bool:
-    """Whether zeros in front, merged into the pooling's own, would reach its kernel's size, which onnxruntime refuses."""
+    """Return True if zeros in front, merged into the pads, fill a window: onnxruntime refuses."""
     return any(more + own >= k for more, own, k in zip(pads, pool.pads, pool.kernel_shape * 2, strict=True))

@@ -117,7 +117,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What the graph at hand cannot express, each as the reason why not; None where it can."""
+    """Reasons why the graph at hand cannot express a form; None where it can."""
 
     dilated_pooling: Refusal | None = None
     operator: Refusal | None = None

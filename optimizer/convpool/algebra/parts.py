@@ -20,7 +20,7 @@ import numpy as np
 from convpool.algebra.geometry import Refusal
 
 BFLOAT16_MAX, BFLOAT16_EPSILON = (2 - 2.0**-7) * 2.0**127, 2.0**-7
-"""What numpy's finfo would say of bfloat16: 8 significant bits, float32's exponents."""
+"""The numbers of numpy's finfo for bfloat16: 8 significant bits, float32's exponents."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Affine:
 
     @property
     def is_finite(self) -> bool:
-        """Whether it has neither infinities nor NaN."""
+        """True if scale and shift are free of infinities and NaN."""
         return bool(np.isfinite(self.scale).all() and np.isfinite(self.shift).all())
 
     def fits(self, channels: int) -> bool:
-        """Whether scale and shift have one number for all channels, or one for each."""
+        """Return True if scale and shift have one number for all channels, or one for each."""
         return all(values.size in (1, channels) for values in (self.scale, self.shift))
 
 
@@ -68,12 +68,12 @@ def limits(dtype: np.dtype) -> tuple[float, float]:
 
 
 def holds(values: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether the type has finite numbers for all values."""
+    """Return True if the type has finite numbers for all values."""
     return bool((np.abs(values) <= limits(dtype)[0]).all())
 
 
 def keeps(factors: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether the type has these numbers, which others are multiplied by, finite and to its precision.
+    """Return True if the type has these factors, finite and to its precision.
 
     factors: [rows, ...].  A number too small for the type may lose digits, or all, only beside a larger one in its row:
     what both are multiplied by is then added up.  A summand may always: the sum is no more precise than the type.
@@ -103,7 +103,7 @@ EPILOGUES = ("Relu", "LeakyRelu", "Tanh", "Sigmoid")
 
 @dataclass(frozen=True)
 class Parts:
-    """What a node does beside pooling and convolution.
+    """The parts of a node beside pooling and convolution.
 
     prologue, epilogue: an activation, "" for none; their alphas count for LeakyRelu only and are 0 otherwise.
     """
@@ -136,7 +136,7 @@ FUSED_VARIANTS = {
 
 
 LAYOUTS = {0: (False, False), 1: (True, True), 2: (False, True), 3: (True, False)}
-"""Whether X, and whether R and Y, have the channels last, by the attribute channels_last."""
+"""The pair (X has the channels last, R and Y have them last) by attribute channels_last."""
 
 
 def number_of(x_last: bool, y_last: bool) -> int:

@@ -144,11 +144,11 @@ class InputMaker:
 
     @property
     def scale(self) -> float:
-        """What random floats are multiplied by."""
+        """The factor of random floats."""
         return 1.0 if self._scale is None else self._scale
 
     def _sized(self, number: int, scale: float, run: Callable[[Arrays], list[object]]) -> tuple[Arrays, list[object]]:
-        """As `runnable`, for one scale.
+        """Do what `runnable` does, for one scale.
 
         Where dimensions are open, the first sizes of OPEN_SIZES that `run` takes without a ModelError are used from
         then on.  Raises that error if there are none.
@@ -217,7 +217,7 @@ class InputMaker:
 
 
 class FixedInputMaker:
-    """As `InputMaker`, for inputs of known types and shapes without a model.  They are not scaled."""
+    """An `InputMaker` for inputs of known types and shapes without a model.  They stay unscaled."""
 
     scale = 1.0
 
@@ -237,7 +237,7 @@ class FixedInputMaker:
     def elsewhere(
         self, arrays: Arrays, other: ModelProto | None, run: Callable[[Arrays], list[object]], ranges: Sequence[Ranges] = ()
     ) -> tuple[Arrays, list[object]] | None:
-        """As that of `InputMaker`: sizes change within all `ranges`."""
+        """Do what `InputMaker.elsewhere` does: sizes change within all `ranges`."""
         dims: dict[str, list[Dim]] = {name: [None] * array.ndim for name, array in arrays.items()}
         return _elsewhere(arrays, dims, set(), ranges, run, self._seed)
 
@@ -365,7 +365,7 @@ def noisy(arrays: Arrays, share: float, rng: np.random.Generator) -> Arrays:
 def outputs_of_others(
     maker: InputMaker | FixedInputMaker, number: int, data: Arrays | None, run: Callable[[Arrays], list[object]]
 ) -> list[object] | None:
-    """What `run` gives for inputs other than the sets before `number` or the data; None where there are none that it takes."""
+    """Run on inputs unlike the sets before `number` and the data; None where `run` takes none."""
     try:
         if data is None:
             return maker.runnable(number, run)[1]
@@ -434,7 +434,7 @@ def fit_shapes(
 
 
 def fitting(values: list[ValueInfoProto], shapes: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
-    """Those of the shapes, given for inputs by name, that fit one of the inputs `values`."""
+    """Return those of `shapes`, given for inputs by name, that fit one of the inputs `values`."""
     return {value.name: shapes[value.name] for value in values if value.name in shapes and _fits(value, shapes[value.name])}
 
 

@@ -57,7 +57,7 @@ class Verification:
 
     @property
     def difference(self) -> str:
-        """What is wrong with the output that is furthest off, and what was allowed; else with one that proves nothing."""
+        """The fault of the output furthest off, with its tolerance; else one proving nothing."""
         worst = max((o for o in self.outputs if not o.passed), key=lambda o: o.max_rel_error, default=None)
         if worst is None:
             why = ", ".join(f"{output.name} is {output.note}" for output in self.outputs if output.note)
@@ -69,7 +69,7 @@ class Verification:
 
     @property
     def differs(self) -> bool:
-        """Whether some output is further off than is allowed; a comparison that proves nothing fails without it."""
+        """True if an output is further off than allowed, not if the check merely proves nothing."""
         return any(output.max_abs_error > 0 for output in self.outputs if not output.passed)
 
     @property
@@ -80,7 +80,7 @@ class Verification:
 
     @property
     def doubts(self) -> list[str]:
-        """What the comparison does not prove and why, in words, and `notes`."""
+        """The points that the comparison does not prove and why, in words, and `notes`."""
         empty = ", ".join(output.name for output in self.outputs if output.passed and output.note == EMPTY)
         same = ", ".join(output.name for output in self.outputs if output.constant)
         found = [self.not_finite, empty and f"nothing to compare in {empty}: empty"]
@@ -120,7 +120,7 @@ class Tolerance:
     atol: float | None = None
 
     def of(self, reference: np.ndarray) -> np.ndarray:
-        """What is allowed for each element of a reference that is finite and not empty."""
+        """Return the tolerance of each element of a reference that is finite and not empty."""
         size = np.abs(reference)
         return (self.relative_atol * float(size.max()) if self.atol is None else self.atol) + self.rtol * size
 
@@ -230,11 +230,11 @@ class Judge:
 
     @property
     def compared(self) -> bool:
-        """Whether anything has been compared."""
+        """True if anything has been compared."""
         return not self._names or self._compared.total() > 0
 
     def _jumps_alike(self, reference: Any, result: Any, nudged: list) -> bool:
-        """Whether the original, on slightly changed inputs, moves as many elements beyond the tolerance, as far."""
+        """Return True if the original, on nudged inputs, moves as many elements too far, as far."""
         arrays = [reference, result, *nudged]
         if not all(isinstance(a, np.ndarray) and a.shape == reference.shape and a.dtype.kind in "fiub" for a in arrays):
             return False

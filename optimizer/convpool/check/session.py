@@ -53,7 +53,7 @@ def make_session(model: LoadedModel, *, optimize: bool, threads: int = 0, spin: 
 
 
 class Session:
-    """As `make_session`, in another process, for models that may end it: then it raises EndedError.
+    """A session in another process, for models that may end it: then it raises EndedError.
 
     The model is kept as it is, and may not change.
     """
@@ -72,7 +72,7 @@ class Session:
         return [SimpleNamespace(name=name) for name in self._outputs]
 
     def run(self, names: list[str] | None, arrays: Arrays) -> list[Any]:
-        """As an onnxruntime session's."""
+        """Run the model as an onnxruntime session does."""
         return self._ask("run", names, arrays)
 
     def turn(self, arrays: Arrays) -> float:
@@ -111,7 +111,7 @@ class _There(OtherProcess):
         return self._ready
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """What a method of `Sessions` gives.  Raises EndedError, and RuntimeError in place of what onnxruntime raises."""
+        """Call a method of `Sessions`.  Raises EndedError, and RuntimeError for onnxruntime's."""
         while self._dropped:
             self._exchange("drop", self._dropped.pop())
         return self._exchange(method, *arguments)
@@ -152,7 +152,7 @@ class _Here:
         self._sessions = Sessions()
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """What a method of `Sessions` gives.  Raises what onnxruntime raises."""
+        """Call a method of `Sessions`.  Raises what onnxruntime raises."""
         return getattr(self._sessions, method)(*arguments)
 
     def drop(self, number: int) -> None:
@@ -215,7 +215,7 @@ atexit.register(_end)
 
 
 Outputs = dict[str, Any]
-"""What a run gives by output's name: arrays, and for a model also sequences, maps and missing optionals."""
+"""Results by output's name: arrays, and for a model also sequences, maps and missing optionals."""
 
 
 class Runner(Protocol):

@@ -19,7 +19,7 @@ from typing import Any
 
 READY = b"r"
 SIZE_BYTES = 8
-"""Of the number of parts, and of the size in front of each."""
+"""Bytes of the number of parts, and of the size in front of each."""
 PAUSE_S = 0.06
 """Before each turn: onnxruntime's threads spin for 36 ms after a run, and would slow the next session down."""
 TURN_S = 0.02
@@ -68,7 +68,7 @@ class Sessions:
         return self._count, inputs, [item.name for item in session.get_outputs()]
 
     def run(self, number: int, names: list[str] | None, arrays: dict[str, Any]) -> list[Any]:
-        """What a session gives."""
+        """Run a session."""
         return self._made[number].run(names, arrays)
 
     def turn(self, number: int, arrays: dict[str, Any]) -> float:

@@ -293,7 +293,7 @@ def _values(runners: Sequence[OnnxruntimeRunner], arrays: Arrays) -> list[object
 def _with_optimisations(
     original: LoadedModel, optimized: LoadedModel, arrays: Arrays
 ) -> tuple[list[object], list[object]] | None:
-    """What both give with onnxruntime's graph optimisations; None where these do not take the original.
+    """Run both with onnxruntime's graph optimisations; None where these do not take the original.
 
     Raises VerificationError where they do not take the result by itself.
     """

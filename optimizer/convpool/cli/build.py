@@ -283,7 +283,7 @@ def _times_table(tuning: Tuning) -> Table:
 
 
 class _Progress:
-    """What TensorRT is at, on stderr; nothing if `hidden` or where stderr is no terminal."""
+    """TensorRT's progress on stderr; nothing if `hidden` or where stderr is no terminal."""
 
     def __init__(self, hidden: bool) -> None:
         columns = (SpinnerColumn(), TextColumn("building"), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))

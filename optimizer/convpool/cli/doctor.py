@@ -106,7 +106,7 @@ def _covered(cc: int, architectures: list[int]) -> bool:
 
 
 def _advice(variable: str, gpus: list[tuple[str, int]]) -> str:
-    """What to do about a library that cannot be used."""
+    """Advise on a library that cannot be used."""
     if named := os.environ.get(variable):
         return f"{variable} names {named}: unset it, or name the built library"
     if not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")):
@@ -164,7 +164,7 @@ def _plugin(library: Finding) -> Finding:
 
 
 def _provider(library: Finding) -> Finding:
-    """Whether onnxruntime can run the kernels: its CUDA provider, and the library of custom operators."""
+    """Check that onnxruntime can run the kernels: CUDA provider, library of custom operators."""
     only = "only needed to run the kernels in onnxruntime: "
     try:
         runtime = runtime_module()
@@ -206,7 +206,7 @@ def _packages() -> list[Finding]:
 
 
 def _runs(gpus: list[tuple[str, int]]) -> Finding:
-    """Whether the library gets along with this GPU, as far as that can be told without running a kernel."""
+    """Check that the library can use this GPU, as far as is known without running a kernel."""
     from convpool.cuda import ConvpoolError, Problem
 
     problem = Problem(n=1, c=32, m=32, spatial=(16, 16), kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2)

@@ -57,7 +57,7 @@ def command(
 
 
 def _next_commands(report: Report, model: str) -> list[str]:
-    """What to run on a model."""
+    """Return the commands to run on a model."""
     name = shlex.quote(model)
     if not report.summary.rewritten:
         return []

@@ -307,7 +307,7 @@ def _output_path(model: str, output: str | None) -> Path | None:
 
 
 def _outcome(files: list[Path], dry_run: bool, skipped: bool, changed: bool) -> str:
-    """What was written, or would be, in a line."""
+    """Say in a line what was written, or would be."""
     if skipped:
         return "written   nothing: the model is unchanged"
     same = "" if changed else ", an unchanged copy (--skip-unchanged writes none)"

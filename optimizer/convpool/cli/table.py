@@ -123,7 +123,7 @@ def _show_sites(sites: Sequence[SiteReport], console: Console, verbose: bool) ->
 
 
 def _form(site: SiteReport, verbose: bool) -> str:
-    """What a convolution became, as markup."""
+    """Return the form that a convolution took, as markup."""
     if site.status != "rewritten":
         return f"[{STYLES[site.status]}]{site.status}[/]"
     form = site.operator if site.operator not in (None, schema.OP_TYPE) else site.lowering
@@ -134,7 +134,7 @@ def _form(site: SiteReport, verbose: bool) -> str:
 
 
 def _gains(report: Report, preview: bool) -> list[str]:
-    """What was rewritten, or would be, and what the model gains, as markup."""
+    """Say what was rewritten, or would be, and what the model gains, as markup."""
     summary = report.summary
     if not report.sites:
         done = sum(count for name, count in summary.operators_before.items() if name in schema.OP_TYPES)
@@ -156,7 +156,7 @@ def _gains(report: Report, preview: bool) -> list[str]:
 
 
 def _seen(summary: Summary) -> list[str]:
-    """What the model has in place of pairs, as markup."""
+    """Say what the model has in place of pairs, as markup."""
     counts = ((summary.convolutions, "convolution"), (summary.averages, "average"), (summary.resizes, "Resize"))
     lines = ["seen      " + ", ".join(_plural(count, noun) for count, noun in counts)]
     if summary.between:

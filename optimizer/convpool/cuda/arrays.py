@@ -163,7 +163,7 @@ _ATTRIBUTE_READERS = {
     ("cupy", "ndarray"): _read_cupy,
 }
 readers: dict[type, Callable[[str, Any], Reading]] = {}
-"""By the type of the array, of those that were read before."""
+"""Readers of the types of arrays that were read before."""
 
 
 def read(name: str, array: Any) -> Reading:
@@ -237,8 +237,8 @@ def maker(array: Any) -> str:
 
 
 def frees_in_stream_order(array: Any) -> bool:
-    """Whether the array's library takes memory back in the order of the stream, so that it may be dropped while work uses it.
-    pycuda waits for the device instead."""
+    """Return True if the array's library takes memory back in the order of the stream, so that it
+    may be dropped while work uses it. pycuda waits for the device instead."""
     return maker(array) in ("cupy", "torch")
 
 
@@ -297,7 +297,7 @@ def _numpy_type(dtype: str) -> Any:
 
 
 def allocator(library: str, shape: tuple[int, ...], dtype: str) -> Allocator | None:
-    """What makes uninitialised arrays of the library, of that shape and type; None if the library is not known.
+    """Return a maker of uninitialised arrays of that library, shape and type; None if not known.
 
     Memory of PyTorch and CuPy is that of the stream, where nothing before the work still uses it.  PyTorch's is recorded as used
     by its current stream too, so that it is not handed out again before the work there is done.

@@ -37,7 +37,7 @@ class BoxStruct(ctypes.Structure):
 
 
 Call = Callable[[bytes, int, int, int, int], int]
-"""Of a problem's bytes, the addresses of input, gate (0 for none) and output, and a cudaStream_t."""
+"""Arguments: a problem's bytes, addresses of input, gate (0 for none), output, a cudaStream_t."""
 
 
 @functools.cache

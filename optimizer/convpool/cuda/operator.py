@@ -37,7 +37,7 @@ Sizes = Sequence[int] | int | None
 
 
 class Options(NamedTuple):
-    """What `conv_avg_pool` takes besides arrays and a stream; a call planned before handles it as a tuple."""
+    """Arguments of `conv_avg_pool` but arrays and stream; planned calls use them as a tuple."""
 
     pool_kernel_shape: Sequence[int] | int
     pool_strides: Sizes
@@ -234,7 +234,7 @@ def _check_call(call: _Call) -> Problem:
 
 
 def _check_own_memory(call: _Call) -> None:
-    """That `out` and `workspace` may be written and overlap nothing."""
+    """Check that `out` and `workspace` may be written and overlap nothing."""
     named = [(name, reading) for name, reading in zip(_NAMES, call.readings, strict=True) if reading is not None]
     if call.space is not None:
         named.append(("workspace", call.space))

@@ -190,7 +190,7 @@ class Plan:
         return pointer, nbytes
 
     def _check_kind(self, name: str, kind: arrays.Kind) -> None:
-        """That an array has the shape, type and device that the plan is for."""
+        """Check that an array has the shape, type and device that the plan is for."""
         shape, dtype = self._kinds[name]
         if kind[0] != shape:
             raise ArrayError(f"{name}: wrong shape; got {tuple(kind[0])}, expected {shape}")

@@ -88,7 +88,7 @@ def current_device() -> dict[str, int]:
 
 
 def channels_last(layout: str) -> bool:
-    """Whether a layout name puts the channels last."""
+    """Return True if a layout name puts the channels last."""
     try:
         return bool(_LAYOUTS[layout])
     except KeyError:

@@ -19,7 +19,7 @@ from convpool.cuda.problem import Problem
 MAX_FILTER = 32
 """Elements of a filter, channels times kernel, that the library's kernels take; one less where dB is wanted."""
 Call = Callable[[bytes, int, int, int, int, int, int, int], int]
-"""Of a problem's bytes, the addresses of dY, X, dW, dB (0 for none) and the workspace, its bytes, and a cudaStream_t."""
+"""Arguments: problem's bytes, addresses of dY, X, dW, dB or 0, workspace and its bytes, stream."""
 
 
 @functools.cache

@@ -57,7 +57,7 @@ class Bound:
             value.update_inplace(np.ascontiguousarray(arrays[name]))
 
     def outputs(self) -> list[np.ndarray]:
-        """What the last run gave, in order."""
+        """Return the outputs of the last run, in order."""
         return [value.numpy() for value in self._outputs]
 
     def _bind_outputs(self) -> None:

@@ -19,10 +19,10 @@ from convpool.types import Model
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 Providers = Sequence[str | tuple[str, Mapping[str, Any]]]
-"""As onnxruntime takes them: names, or names with options."""
+"""Execution providers as onnxruntime takes them: names, or names with options."""
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _LOCKS: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()
-"""Of the session options that are given: no session of another model is made while they name a folder."""
+"""Locks of given options: while these name a folder, no session of another model is made."""
 
 
 def session(

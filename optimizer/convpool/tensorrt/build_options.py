@@ -18,7 +18,7 @@ from convpool.types import Accumulation
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 HALF_PRECISIONS = ("fp16", "bf16")
 LOWERINGS = ("convavgpool", "direct", "fused", "auto", "none")
-"""Those of `convpool.optimize`, and none: the model as it is."""
+"""The lowerings of `convpool.optimize`, and none: the model as it is."""
 DEFAULT_WORKSPACE_BYTES = 1 << 30
 
 Profile = Mapping[str, tuple[Sequence[int], Sequence[int], Sequence[int]]]
@@ -118,12 +118,12 @@ class BuildOptions:
 
     @property
     def checked(self) -> bool:
-        """Whether the engine is compared with onnxruntime."""
+        """True if the engine is compared with onnxruntime."""
         return bool(self.check) or self.data is not None
 
     @property
     def in_half_precision(self) -> bool:
-        """Whether most of the engine computes in 16 bits."""
+        """True if most of the engine computes in 16 bits."""
         return self.precision in HALF_PRECISIONS
 
     @property

@@ -138,7 +138,7 @@ def _usable_sources(trt: ModuleType, sources: int) -> int:
 
 
 def _refittable(trt: ModuleType, config: Any) -> bool:
-    """Whether weights of the engine may be changed after it is built."""
+    """Return True if weights of the engine may be changed after it is built."""
     names = ("REFIT", "REFIT_IDENTICAL", "REFIT_INDIVIDUAL", "STRIP_PLAN")
     flags = (getattr(trt.BuilderFlag, name, None) for name in names)
     return any(flag is not None and config.get_flag(flag) for flag in flags)

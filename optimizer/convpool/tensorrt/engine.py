@@ -326,7 +326,7 @@ def _check_memory(trt: ModuleType, engine: Any, name: str) -> None:
 
 
 def _numpy_type(engine: Any, name: str) -> np.dtype:
-    """By the type's name: TensorRT's own nptype has no bfloat16."""
+    """Return a tensor's numpy type, by its type's name: TensorRT's own nptype has no bfloat16."""
     kind = str(engine.get_tensor_dtype(name)).rpartition(".")[2]
     if kind == "BF16":
         import ml_dtypes

@@ -44,7 +44,7 @@ def parser_major(trt: ModuleType) -> int:
 
 
 def is_weakly_typed(trt: ModuleType) -> bool:
-    """Whether flags of the builder, and not the model's types, say what TensorRT may compute in."""
+    """Return True if flags of the builder, not types of the model, choose TensorRT's precision."""
     return parser_major(trt) < STRONGLY_TYPED_SINCE
 
 

@@ -49,7 +49,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What was built and compared.
+    """The outcome of a build and its comparison.
 
     accumulation: of the options, None for that of the model's own nodes.  plugin_nodes, other_nodes: how many nodes of each
     operator the plugin and TensorRT run.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a model goes to the plugin, by precision, TensorRT's version and the GPU."""
+"""The nodes that go to the plugin, by precision, TensorRT's version and the GPU."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def lowered(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     **keywords: Any,
 ) -> ModelProto:
-    """What an engine is built from: a copy of the model in the lowering asked for, its weights initializers.
+    """Return a copy to build an engine from, in the lowering asked for, its weights initializers.
 
     lowering: as in `convpool.optimize`, or "none"; a model that has nodes for the plugin already is taken as it is.
     layers: make intermediate tensors outputs.  input_shapes: typical shapes, for the size of plain convolutions; those that
@@ -66,12 +66,12 @@ def lowered(
 
 
 def has_plugin_nodes(model: ModelProto) -> bool:
-    """Whether the model has nodes that the plugin runs."""
+    """Return True if the model has nodes that the plugin runs."""
     return any(is_plugin_node(node) for node in all_nodes(model.graph))
 
 
 def is_plugin_node(node: NodeProto) -> bool:
-    """Whether TensorRT gives the node to the plugin: its parser goes by the operator's name, in any domain."""
+    """Return True if TensorRT gives the node to the plugin: the name decides, in any domain."""
     return node.op_type in schema.OP_TYPES
 
 

@@ -48,7 +48,7 @@ class EngineRunner:
 
 
 def is_engine(path: str) -> bool:
-    """Whether a file is an engine, by its suffix."""
+    """Return True if a file is an engine, by its suffix."""
     return Path(path).suffix.lower() in ENGINE_SUFFIXES
 
 
