@@ -104,6 +104,24 @@ def test_no_operator_is_linear_and_nonlinear():
     assert not OPS.keys() & set(NONLINEAR)
 
 
+# ---- (f) a rule -------------------------------------------------------------------------------------------------------
+
+RESIZE = """s = Constant<value_floats=[1.0, 1.0, 2.0, 3.0]>()
+    r = Resize<mode="nearest", coordinate_transformation_mode="{how}", nearest_mode="floor">(x, , s) y = GlobalAveragePool(r)"""
+
+
+def test_a_rule(copy):
+    body = RESIZE.format(how="asymmetric")
+    assert "Resize" in optimized(copy, body)["operators"]
+    follow(recipe(DOCUMENT, "(f)"), copy)
+    after = optimized(copy, body)
+    assert after["operators"] == ["GlobalAveragePool"] and after["stable"] and after["error"] < ROUNDING
+    other = optimized(copy, RESIZE.format(how="half_pixel"))
+    assert "Resize" in other["operators"]
+    assert other["reasons"] == ["Resize 'r': positions; got nearest half_pixel floor, expected nearest asymmetric floor"]
+    assert "Resize" in optimized(copy, body, disable="mean_of_repeated")["operators"]
+
+
 # ---- (b) a tactic ---------------------------------------------------------------------------------------------------
 
 ROWS = "plugin/src/families/implicit_gemm/rows.h"
