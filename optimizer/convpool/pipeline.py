@@ -385,5 +385,5 @@ def _look(model: LoadedModel, options: OptimizeOptions) -> tuple[list[PairPlan],
 
 
 def _planned(plans: Iterable[PairPlan]) -> frozenset[tuple[str, str]]:
-    """By what they give, each with its scope's path."""
+    """Return the results of the plans' convolutions, each with its scope's path."""
     return frozenset((plan.scope.path, plan.scope.nodes[index].output[0]) for plan in plans for index in plan.convolutions)

@@ -123,7 +123,7 @@ class Constant:
 
 
 def folded(node: NodeProto, name: str, inputs: Mapping[str, np.ndarray], opset: int) -> TensorProto | None:
-    """What a node gives as `name` for constant inputs; None if that is too large, or the reference refuses it."""
+    """Return a node's output `name` for constants; None if too large or the reference refuses."""
     stored = [numpy_helper.from_array(array, source) for source, array in inputs.items()]
     outputs = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None)]
     graph = helper.make_graph([node], "fold", [], outputs, stored)
@@ -144,7 +144,7 @@ def folded(node: NodeProto, name: str, inputs: Mapping[str, np.ndarray], opset: 
 def computed(
     nodes: Sequence[NodeProto], name: str, leaves: Mapping[str, Constant], opset: int, evaluate: Evaluate
 ) -> TensorProto | None:
-    """What nodes give as `name` for the constants `leaves`; None if they are too large, or `evaluate` refuses them."""
+    """Return `name` that nodes give for constants; None if too large or `evaluate` refuses."""
     if sum(math.prod(leaf.shape) for leaf in leaves.values()) > MAX_WEIGHT_ELEMENTS:
         return None
     stored = [numpy_helper.from_array(leaf.array(), source) for source, leaf in leaves.items()]

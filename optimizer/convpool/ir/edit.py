@@ -190,7 +190,7 @@ class Editor:
         self._operator_used = True
 
     def made(self, name: str) -> bool:
-        """Whether tensor `name` is new."""
+        """Return True if tensor `name` is new."""
         return name in self._fresh
 
     def fresh(self, wanted: str) -> str:
@@ -212,7 +212,7 @@ class Editor:
         return name, self.store(scope, np.ascontiguousarray(array), name)
 
     def store(self, scope: Scope, array: np.ndarray, name: str) -> list[NodeProto]:
-        """As `constant`, under a name that no other tensor has by the time that the changes are made."""
+        """Do what `constant` does, with a name that is still free when the changes are made."""
         self.new_constants.add(name)
         tensor = numpy_helper.from_array(np.asarray(array, order="C"), name)
         if isinstance(scope.proto, FunctionProto) or self._model.ir_version < 4 or name in scope.outputs:
@@ -276,14 +276,14 @@ class Editor:
 
 
 def _is_read(scope: Scope, name: str, gone: dict[int, set[int]]) -> bool:
-    """Whether anything reads a tensor of a scope, in it or in a body inside it, but the nodes that go."""
+    """Return True if a node that stays reads a tensor of a scope, in it or in a body inside it."""
     if name in scope.outputs or set(scope.readers.get(name, ())) - gone[id(scope)]:
         return True
     return name in scope.captured and any(not child.defines(name) and _is_read(child, name, gone) for child in scope.children)
 
 
 def _is_constant(scope: Scope, name: str) -> bool:
-    """Whether an initializer, or a node without effect but this constant, gives `name`: it may go when nothing reads it."""
+    """Return True if an initializer, or a node with no other effect, gives `name`."""
     if name in scope.inputs:
         return False
     if name in scope.initializers or name in scope.sparse:

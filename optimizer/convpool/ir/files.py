@@ -26,7 +26,7 @@ from convpool.errors import ModelError, OutputError, first_line
 from convpool.ir.protos import tensors
 
 ROOM_BYTES = 15
-"""By so much the names of files that are made beside an output are longer than its own."""
+"""Extra length of the names of files that are made beside an output."""
 
 
 def check_output(path: Path, others: Mapping[str, Iterable[Path]] | None = None) -> None:
@@ -79,7 +79,7 @@ class NewFile:
 
     @property
     def settled(self) -> bool:
-        """Whether it has its name; certain also where an interruption came right after the renaming."""
+        """True if it has its name; certain also if interrupted right after the renaming."""
         return not os.path.lexists(self.path)
 
 
@@ -139,7 +139,7 @@ class Place:
 
 
 def is_external(tensor: TensorProto) -> bool:
-    """Whether a tensor lies in a file of its own."""
+    """Return True if a tensor lies in a file of its own."""
     return tensor.data_location == TensorProto.EXTERNAL
 
 

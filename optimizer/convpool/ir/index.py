@@ -117,7 +117,7 @@ class Scope:
         self.infos = {**infos, **self.infos}
 
     def defines(self, name: str) -> bool:
-        """Whether `name` comes from this scope, not from one around it."""
+        """Return True if `name` comes from this scope, not from one around it."""
         return name in self.producer or name in self.initializers or name in self.sparse or name in self.inputs
 
     def free_names(self) -> set[str]:
@@ -177,14 +177,14 @@ class Scope:
         return None
 
     def _shape(self, node: NodeProto, depth: int) -> TensorProto | None:
-        """What a Shape gives, None unless all of that is static."""
+        """Return a Shape's output, None unless all of it is static."""
         sizes = self._sizes_of(node, depth)
         if sizes is None or not all(isinstance(n, int) for n in sizes):
             return None
         return numpy_helper.from_array(np.array(sizes, np.int64))
 
     def _sizes_of(self, node: NodeProto, depth: int) -> tuple[Dim, ...] | None:
-        """What a Shape gives, as far as it is known."""
+        """Return a Shape's output, as far as it is known."""
         known = self.infos.get(node.input[0]) or self.constant(node.input[0], depth)
         shape = known.shape if known is not None else None
         if shape is None or any(attribute.ref_attr_name for attribute in node.attribute):
@@ -239,7 +239,7 @@ class Scope:
         return self._known(folded(node, name, inputs, self.opset))
 
     def _picked_sizes(self, node: NodeProto, name: str, depth: int) -> Constant | None:
-        """What a Gather or Slice picks of a shape that is not all static."""
+        """Return the sizes that a Gather or Slice picks of a shape that is not all static."""
         sizes = self.sizes(name, depth) if is_op(node, "Gather", "Slice") else None
         if sizes is None or not all(isinstance(n, int) for n in sizes):
             return None
@@ -250,7 +250,7 @@ class Scope:
         return self._known(numpy_helper.from_array(array))
 
     def weights(self, name: str) -> Constant | None:
-        """As `constant`, and of any size: what spectral or weight normalisation computes from constants."""
+        """Find a `constant` of any size, as spectral or weight normalisation computes."""
         constant = self.constant(name)
         if constant is not None:
             return constant
@@ -275,7 +275,7 @@ class Scope:
         return sorted(found) or None
 
     def compute(self, name: str, indices: list[int]) -> Constant | None:
-        """What nodes give as `name` for constants; None if those are too large, or the runtime refuses them."""
+        """Compute `name` by nodes on constants; None if too large, or the runtime refuses them."""
         nodes = [self.nodes[index] for index in indices]
         made = {output for node in nodes for output in node.output}
         leaves = {source: self.constant(source) for node in nodes for source in node.input if source and source not in made}
@@ -302,7 +302,7 @@ class Scope:
 
 
 def _picked(node: NodeProto, sizes: tuple[Dim, ...], inputs: list[tuple[int, ...]]) -> tuple[Dim, ...] | None:
-    """What a Gather or Slice with these other inputs picks of a vector; None where that is not plain."""
+    """Return what a Gather or Slice with these inputs picks of a vector; None if not plain."""
     if is_op(node, "Gather"):
         (indices,) = inputs
         return tuple(sizes[i] for i in indices) if all(-len(sizes) <= i < len(sizes) for i in indices) else None
@@ -503,13 +503,13 @@ def _value(scope: Scope, node: NodeProto, name: str) -> np.ndarray | None:
 
 
 def _is_computed(scope: Scope, name: str) -> bool:
-    """Whether nodes other than a Constant give a tensor."""
+    """Return True if a node other than a Constant gives a tensor."""
     producer = scope.producer.get(name)
     return producer is not None and not is_op(scope.nodes[producer], "Constant")
 
 
 def _is_static(scope: Scope, name: str) -> bool:
-    """Whether all sizes but the batch's are known."""
+    """Return True if all sizes but the batch's are known."""
     shape = scope.info(name).shape
     return shape is not None and all(isinstance(n, int) for n in shape[1:])
 

@@ -56,7 +56,7 @@ from convpool.ir.schema import (
 )
 
 Notes = dict[str, ValueInfoProto]
-"""What a graph notes of its tensors."""
+"""Types and shapes that a graph notes of its tensors."""
 MADE_UP = "unk__"
 """How names of sizes begin that shape inference makes up."""
 
@@ -137,7 +137,7 @@ def fill_in(model: ModelProto, inferred: ModelProto, notes: Sequence[Notes]) -> 
 
 
 def has_open_sizes(model: ModelProto) -> bool:
-    """Whether an input has an open size, in a model as `take` leaves it or shape inference gives it."""
+    """Return True if an input has an open size, after `take` or shape inference."""
     types = [value.type.tensor_type for value in model.graph.input]
     return any(not kind.HasField("shape") or any(not dim.HasField("dim_value") for dim in kind.shape.dim) for kind in types)
 
@@ -159,7 +159,7 @@ def forget_open_sizes(model: ModelProto, inferred: ModelProto) -> None:
 
 
 def _contradict(note: TypeProto, found: TypeProto | None) -> bool:
-    """Whether both have a rank, or a size of an axis, and another one."""
+    """Return True if both know the rank, or an axis' size, and differ."""
     if found is None or not (note.tensor_type.HasField("shape") and found.tensor_type.HasField("shape")):
         return False
     noted, inferred = note.tensor_type.shape.dim, found.tensor_type.shape.dim
@@ -170,7 +170,7 @@ def _contradict(note: TypeProto, found: TypeProto | None) -> bool:
 
 
 def _is_unknown(node: NodeProto) -> bool:
-    """Whether onnx does not know a node's operator; a function may hold such nodes."""
+    """Return True if onnx does not know a node's operator; a function may hold such nodes."""
     return not onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain)
 
 

@@ -14,10 +14,10 @@ import sys
 from typing import Any
 
 SIZE_BYTES = 8
-"""Of the number in front of a model or an answer."""
+"""Bytes of the number in front of a model or an answer."""
 READY, DONE, FAILED, MEMORY = b"r", b"d", b"f", b"m"
 CPU_S = 30
-"""Of processor time for a model: hundreds of times what the largest known ones take."""
+"""Seconds of processor time for a model: hundreds of times the need of the largest known ones."""
 GROWTH_BYTES = 2 * 2**30
 COPIES = 8
 """Memory for a model, beside so many times its own size: shapes take far less."""

@@ -62,7 +62,7 @@ def _called(node: NodeProto) -> tuple[str, str, str]:
 
 
 def _fits(function: FunctionProto, model: ModelProto) -> bool:
-    """Whether a function's operators mean the same by the model's imports, as far as these differ."""
+    """Return True if a function's operators mean the same by the model's imports."""
     theirs = {entry.domain: entry.version for entry in function.opset_import}
     ours = {entry.domain: entry.version for entry in model.opset_import}
     other = {domain for domain, version in theirs.items() if ours.get(domain, version) != version}
@@ -110,7 +110,7 @@ class _Inliner:
         graph.node.extend(nodes)
 
     def _replaced(self, node: NodeProto, name: str, around: Call, path: str = "") -> Iterator[NodeProto]:
-        """What stands for a node in the end.  name: what it gives first in the function of this path that it comes from."""
+        """Yield a node's final replacement.  name: its first output in the function of `path`."""
         call, function = (*around, name), self._functions.get(_called(node))
         if function is None or self._calls is not None and call not in self._calls:
             copy = _copy(node)

@@ -159,7 +159,7 @@ class LoadedModel:
     inferred: ModelProto | None = None
     """The model as it was loaded, after shape inference."""
     source: Path | bytes | None = None
-    """What the model was parsed from, if not from memory."""
+    """The file or bytes that the model was parsed from, if not from memory."""
     path: Path | None = None
     """The file that it comes from, also once it has changed."""
     data_files: frozenset[str] = frozenset()
@@ -181,7 +181,7 @@ class LoadedModel:
 
     @property
     def has_external_data(self) -> bool:
-        """Whether any tensor lies in an external file."""
+        """True if any tensor lies in an external file."""
         return bool(self.data_files)
 
 
@@ -240,7 +240,7 @@ def check(loaded: LoadedModel, what: str, full: bool = False, inferred: ModelPro
 
 
 def passes_full_check(model: LoadedModel) -> bool:
-    """Whether onnx's checker with strict shape inference accepts the model."""
+    """Return True if onnx's checker with strict shape inference accepts the model."""
     try:
         check(model, "", full=True)
     except ModelError:
@@ -436,7 +436,7 @@ def with_sizes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelP
 
 
 def _noted(graph: GraphProto, model: ModelProto) -> Iterator[ValueInfoProto]:
-    """What a graph notes of tensors other than the model's inputs."""
+    """Yield a graph's notes of tensors other than the model's inputs."""
     yield from (*graph.value_info, *graph.output, *(() if graph is model.graph else graph.input))
 
 

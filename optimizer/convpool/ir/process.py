@@ -18,7 +18,7 @@ from pathlib import Path
 
 
 class EndedError(Exception):
-    """What a model has done to the process, in words."""
+    """The way in which a model ended the process, in words."""
 
 
 class OtherProcess:
@@ -40,7 +40,7 @@ class OtherProcess:
 
     @property
     def is_own(self) -> bool:
-        """Whether this process started it, and not the one that this one was forked from."""
+        """True if this process started it, and not the one that this one was forked from."""
         return self.owner == os.getpid()
 
     def write(self, parts: Sequence[bytes | memoryview]) -> None:

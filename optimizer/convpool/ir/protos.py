@@ -18,12 +18,12 @@ Holder = TypeVar("Holder", GraphProto, FunctionProto)
 
 
 def is_op(node: NodeProto, *op_types: str) -> bool:
-    """Whether `node` is one of the standard operators named."""
+    """Return True if `node` is one of the standard operators named."""
     return node.op_type in op_types and node.domain in STANDARD_DOMAINS
 
 
 def ops_of(nodes: Iterable[NodeProto], *op_types: str) -> list[NodeProto]:
-    """Those of the nodes that are one of the standard operators named."""
+    """Return the nodes that are one of the standard operators named."""
     return [node for node in nodes if node.op_type in op_types and node.domain in STANDARD_DOMAINS]
 
 

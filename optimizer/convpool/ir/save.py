@@ -238,7 +238,7 @@ class _Placer:
         raise AssertionError("names without end")
 
     def _usable(self, path: Path) -> bool:
-        """Whether a file can be a result's data: one of its own that no model given has."""
+        """Return True if a file can be a result's data: one of its own that no model given has."""
         plain = path.is_file() and not path.is_symlink() and path.stat().st_nlink == 1
         return plain and path.resolve() not in self._avoided
 

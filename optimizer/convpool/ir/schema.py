@@ -89,7 +89,7 @@ def _ints(context: onnx.shape_inference.InferenceContext, name: str) -> tuple[in
 
 
 def _layout(context: onnx.shape_inference.InferenceContext) -> tuple[bool, bool]:
-    """Whether X and Y have the channels last.  Raises InferenceError."""
+    """Return (X has the channels last, Y has them last).  Raises InferenceError."""
     attribute = context.get_attribute(CHANNELS_LAST)
     number = 0 if attribute is None else attribute.i
     if number not in LAYOUTS:
@@ -156,12 +156,12 @@ def version_of(parts: Parts) -> int:
 
 
 def is_operator(node: NodeProto) -> bool:
-    """Whether the node is ConvAvgPool or a fused variant."""
+    """Return True if the node is ConvAvgPool or a fused variant."""
     return node.domain == DOMAIN and node.op_type in OP_TYPES
 
 
 def parts_of(node: NodeProto) -> Parts:
-    """What a node of these operators does; its name and its attributes say the same."""
+    """Return the parts of a node of these operators; its name and attributes say the same."""
     if node.op_type == OP_TYPE:
         return PLAIN
     kind = FUSED_VARIANTS[node.op_type]
@@ -349,7 +349,7 @@ def functions_for(op_types: set[str], opset: int, permuting: Collection[str] = (
 
 
 def permutes(function: FunctionProto) -> bool:
-    """Whether an operator's function is for nodes with channels last."""
+    """Return True if an operator's function is for nodes with channels last."""
     return "x_perm" in function.attribute
 
 
@@ -538,6 +538,6 @@ def move_back(model: ModelProto) -> bool:
 
 
 def _is_ours(function: FunctionProto, opset: int) -> bool:
-    """Whether a function computes what the operator of its name does."""
+    """Return True if a function computes what the operator of its name does."""
     (own,) = functions_for({function.name}, opset, {function.name} if permutes(function) else ())
     return all(list(getattr(own, part)) == list(getattr(function, part)) for part in ("input", "output", "attribute", "node"))

@@ -68,7 +68,7 @@ def malformed(scope: Scope, node: int, values: dict[str, Any], rank: int) -> Rej
 
 @dataclass(frozen=True)
 class Context:
-    """What a pass may ask beside the graph.
+    """Facts for a pass beside the graph.
 
     main_opset: version of the standard operators in the main graph.  excluded: whether a name matches a pattern of
     `options.exclude`.  sizes: shapes of the main graph's tensors, as a caller gives the inputs.  originals: what the model's own
@@ -85,7 +85,7 @@ class Context:
     made_operator: bool = False
 
     def enabled(self, name: str) -> bool:
-        """Whether the options switch a rule, or a kind of its sites, on."""
+        """Return True if the options switch a rule, or a kind of its sites, on."""
         return name in self.options.passes
 
 
@@ -98,7 +98,7 @@ class Site:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """By these a user excludes it."""
+        """Names that `exclude=` matches."""
         return (label(self.scope.nodes[self.root]),)
 
 

@@ -172,7 +172,7 @@ def against_node(scope: Scope, conv: ConvSpec, main_opset: int, pool: PoolSpec |
 
 
 def runtime_of(scope: Scope, conv: ConvSpec, main_opset: int, pool: PoolSpec | None) -> Runtime:
-    """What cannot be written for a convolution of this scope and its window."""
+    """Find what cannot be written for a convolution of this scope and its window."""
     no_dilations = None
     if scope.opset < POOL_DILATIONS_OPSET:
         expected = f"opset {POOL_DILATIONS_OPSET}, where AveragePool has dilations"
@@ -201,7 +201,7 @@ def conv_rank(scope: Scope, index: int) -> int | None:
 
 
 def is_int8(scope: Scope, index: int) -> bool:
-    """Whether a convolution reads what DequantizeLinear gives: TensorRT runs it on the integers."""
+    """Return True if a convolution reads a DequantizeLinear: TensorRT runs it on the integers."""
     producer = scope.producer.get(scope.nodes[index].input[0])
     return producer is not None and is_op(scope.nodes[producer], "DequantizeLinear")
 
@@ -256,7 +256,7 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
 
 
 def constant_leaf(scope: Scope, index: int, context: Context) -> ConvLeaf | Reject:
-    """As `conv_leaf`, of a convolution over two axes with constant weights that can be a node of the operator."""
+    """Do what `conv_leaf` does in 2-D, for constant weights that the operator supports."""
     rank = conv_rank(scope, index)
     if rank != RANK:
         return reject(scope, index, "spatial axes", "an unknown number" if rank is None else rank, RANK)
@@ -289,7 +289,7 @@ def with_pads_in_front(scope: Scope, leaf: ConvLeaf) -> ConvLeaf:
 
 
 def _pooled(scope: Scope, tensor: str) -> bool:
-    """Whether a pooling reads the tensor, if only through what does nothing, or a body that may have one."""
+    """Return True if a pooling, or a body, reads the tensor, perhaps through idle nodes."""
     pending = [tensor]
     while pending:
         tensor = pending.pop()
@@ -354,7 +354,7 @@ def pads_upstream(scope: Scope, tensor: str) -> Iterator[tuple[Scope, int | None
 
 
 def _transposed(scope: Scope, tensor: str) -> bool:
-    """Whether the tensor is computed, over SEARCH_LIMIT nodes at most, from what a Transpose gives, or what a caller may."""
+    """Return True if a Transpose, or a caller's, may be behind the tensor, up to SEARCH_LIMIT nodes."""
     pending = [(scope, tensor)]
     seen: set[tuple[str, int]] = set()
     while pending:
@@ -413,7 +413,7 @@ def _idle(scope: Scope, node: NodeProto) -> str | None:
 
 
 def is_plain(node: NodeProto, channels: int, limits: Limits) -> bool:
-    """Whether a node of the operator with so many input channels is a plain convolution, this run's or an earlier one's.
+    """Return True if a node with so many input channels is a plain convolution of any run.
 
     Raises AttributeReference.
     """

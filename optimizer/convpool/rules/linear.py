@@ -81,7 +81,7 @@ def whole(scope: Scope, x: str, rank: int, size: Ints | None) -> View:
 
 
 def viewed(scope: Scope, index: int, view: View) -> View | Reject:
-    """What node `index`, one of VIEWS, makes of a view.  Raises AttributeReference."""
+    """Apply node `index`, one of VIEWS, to a view.  Raises AttributeReference."""
     node, count = scope.nodes[index], len(view.axes)
     values = attributes(node)
     if is_op(node, "Reshape"):
@@ -237,7 +237,7 @@ class Step:
 
 
 def linear_step(scope: Scope, index: int, rank: int) -> Step | Reject | None:
-    """What node `index` does as a linear map; a Reject where it does not qualify, None for any other operator.
+    """Return node `index` as a linear map; a Reject if unqualified, None for other operators.
 
     Raises AttributeReference.
     """
@@ -254,7 +254,7 @@ def known_step(scope: Scope, index: int, rank: int) -> Step | Reject | None:
 
 
 def varies_over_space(scope: Scope, name: str, rank: int) -> bool:
-    """Whether tensor `name`, broadcast to [N, C, spatial...], may differ between positions."""
+    """Return True if `name`, broadcast to [N, C, spatial...], may differ between positions."""
     shape = scope.info(name).shape
     if shape is None or len(shape) > rank + 2:
         return True
@@ -472,7 +472,7 @@ def _split(scope: Scope, index: int, rank: int) -> Step | Reject:
 
 
 def is_used(scope: Scope, name: str) -> bool:
-    """Whether anything reads a tensor."""
+    """Return True if anything reads a tensor."""
     return bool(name) and (name in scope.readers or name in scope.outputs or name in scope.captured)
 
 
@@ -544,7 +544,7 @@ def op_of(node: NodeProto) -> LinearOp | None:
 
 
 def is_map(scope: Scope, index: int) -> bool:
-    """Whether a node's operator may be a map per channel."""
+    """Return True if a node's operator may be a map per channel."""
     op = op_of(scope.nodes[index])
     if op is None or op.apart:
         return False

@@ -128,7 +128,7 @@ class LowerOperator(Rule):
 
 
 def _is_idle(pool: PoolSpec) -> bool:
-    """Whether a pooling gives what it takes."""
+    """Return True if a pooling returns its input."""
     return pool.taps == 1 and not any(pool.pads) and all(stride == 1 for stride in pool.strides)
 
 
@@ -231,7 +231,7 @@ class _Writer:
         return output
 
     def _affine(self, x: str, scale: str, shift: str) -> str:
-        """As the operator's function has it: BatchNormalization of mean 0 and variance 1."""
+        """Write the map like the operator's function: a BatchNormalization, mean 0, variance 1."""
         info = self._plan.scope.info(shift)
         assert info.shape is not None and isinstance(info.shape[0], int)
         zeros = np.zeros(info.shape[0], helper.tensor_dtype_to_np_dtype(info.elem_type))

@@ -71,7 +71,7 @@ _found: WeakKeyDictionary[Scope, dict[tuple[str, int], Sizes]] = WeakKeyDictiona
 
 
 def same_size(scope: Scope, names: list[str], rank: int) -> bool:
-    """Whether the tensors provably have equal spatial sizes, by their shapes or by how they came about.
+    """Return True if the tensors provably have equal spatial sizes, by shape or origin.
 
     One of another rank is broadcast, and cannot be pooled as it is.
     """
@@ -156,7 +156,7 @@ def _sources(scope: Scope, tensor: str, rank: int) -> tuple[list[str], Windows]:
 
 
 def _windows(scope: Scope, index: int, values: dict[str, Any], rank: int) -> Windows | None:
-    """What a node with these attributes does to sizes; None if it is no window, or not known."""
+    """Return the effect on sizes of a node with these attributes; None if no window, or unknown."""
     node = scope.nodes[index]
     names = ("kernel_shape", "strides", "pads", "dilations")
     if is_operator(node) and not layout_of(node):

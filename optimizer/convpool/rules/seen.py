@@ -35,7 +35,7 @@ PREFIXES = ("QLinear", "Nhwc", "NHWC", "Fused")
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 AVERAGES = ("AveragePool", "GlobalAveragePool")
 REORDERS = ("ReorderInput", "ReorderOutput")
-"""What onnxruntime writes around the convolutions of its own layout."""
+"""Operators that onnxruntime writes around the convolutions of its own layout."""
 INTEGERS = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16)
 QUANTIZED, SAVED, OTHER = "quantized", "saved", "other"
 """Kinds of obstacles."""
@@ -43,7 +43,7 @@ QUANTIZED, SAVED, OTHER = "quantized", "saved", "other"
 
 @dataclass
 class Seen:
-    """What a model has.  between: how often an operator is the obstacle, by name.
+    """The forms found in a model.  between: how often an operator is the obstacle, by name.
 
     quantized, saved: pairs of the float model, and of the one that onnxruntime has optimized and saved.
     max_pools: poolings by the maximum behind one.
@@ -114,7 +114,7 @@ def _way(scope: Scope, start: int, ends: set[str]) -> list[int]:
 
 
 def _ends_search(node: NodeProto) -> bool:
-    """Whether what a node gives is no longer the map of the convolution in front."""
+    """Return True if a node's output is no longer the map of the convolution in front."""
     return is_op(node, "Shape", "Size") or _stands_for(node) in ("Conv", "ConvTranspose")
 
 
@@ -148,7 +148,7 @@ def _kind(scope: Scope, index: int) -> str | None:
 
 
 def _moves_past(scope: Scope, index: int) -> bool:
-    """Whether a node is one that an average moves past, or a convolution or an average itself."""
+    """Return True if an average moves past a node, or the node is a convolution or an average."""
     node = scope.nodes[index]
     if is_op(node, "Conv", "Pad", *AVERAGES, *JOINS) or is_map(scope, index):
         return True
@@ -157,7 +157,7 @@ def _moves_past(scope: Scope, index: int) -> bool:
 
 
 def _clips(scope: Scope, node: NodeProto) -> bool:
-    """Whether a node quantizes to a type's lowest number what is 0: then negative numbers go, as in a Relu."""
+    """Return True if a node quantizes 0 to the lowest number: like a Relu it clips negatives."""
     position = {"QuantizeLinear": 2, "QLinearConv": 7}.get(node.op_type)
     if position is None or len(node.input) <= position:
         return False
@@ -207,7 +207,7 @@ def in_words(verdict: Reject) -> str:
 
 
 def notes(seen: Seen, sites: Sequence[SiteReport], int8: int) -> list[str]:
-    """What a model has that looks like a pair and is none; and what its result costs.  int8: see `Pipeline`."""
+    """List what looks like a pair and is none, and what the result costs.  int8: see `Pipeline`."""
     found = []
     if seen.max_pools and not any(site.status == "rewritten" for site in sites):
         found.append(f"MaxPool follows a convolution {seen.max_pools} x: a maximum is not linear, so no pair")

@@ -57,7 +57,7 @@ class LayoutPlan(Plan):
     tensors: frozenset[str]
     nodes: tuple[int, ...]
     read_too: frozenset[str]
-    """Those of the tensors that something needs as they were too."""
+    """Tensors that something needs as they were too."""
     to: To = to_channels_last
 
     @property
@@ -67,7 +67,7 @@ class LayoutPlan(Plan):
 
     @property
     def operator_version(self) -> int:
-        """That of ConvAvgPool; a scope with fused variants imports theirs already."""
+        """ConvAvgPool's domain version; a scope with fused variants imports theirs already."""
         return schema.VERSION
 
 
@@ -128,9 +128,9 @@ class Turner:
         self._plan, self._edit, self._scope, self._to = plan, edit, plan.scope, plan.to
         self._back: To = to_channels_first if plan.to is to_channels_last else to_channels_last
         self._made: dict[str, str] = {}
-        """What the tensors in the other layout are called."""
+        """Names of the tensors in the other layout."""
         self._known: dict[str, str] = {}
-        """What a Transpose that vanishes calls them."""
+        """Names that vanishing Transposes give them."""
 
     def run(self) -> None:
         given = {name for index in self._plan.nodes for name in self._scope.nodes[index].output}
@@ -160,11 +160,11 @@ class Turner:
             self._edit.replace(index, {index}, nodes)
 
     def _enters(self, node: NodeProto) -> bool:
-        """Whether a node is a Transpose of a tensor in the other layout to one of the plan's."""
+        """Return True if a node transposes a tensor in the other layout to one of the plan's."""
         return self._turns(node, self._back) and self._of_plan(node) == (False, True)
 
     def _leaves(self, node: NodeProto) -> bool:
-        """Whether a node is a Transpose of one of the plan's tensors to the other layout."""
+        """Return True if a node is a Transpose of one of the plan's tensors to the other layout."""
         return self._turns(node, self._to) and self._of_plan(node) == (True, False)
 
     def _turns(self, node: NodeProto, to: To) -> bool:
@@ -260,7 +260,7 @@ class ChannelsFirst(Rule):
 
 
 def _saves(scope: Scope, tensors: set[str], ends: set[str]) -> bool:
-    """Whether channels first save Transposes: condition (1).  ends: tensors whose givers, or readers, do not change."""
+    """Return True if condition (1) holds.  ends: tensors whose giver, or readers, do not change."""
     if any((rank_of(scope, name) or 0) < 3 for name in tensors):
         return False
     gone, new = [], [turn_us(scope, name, to_channels_first) for name in tensors & ends]

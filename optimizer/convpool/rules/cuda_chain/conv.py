@@ -45,7 +45,7 @@ from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, macs, 
 
 PATTERN = "chain"
 CHUNK_BYTES = 16
-"""What the kernels read of a pixel's channels at once."""
+"""Bytes of a pixel's channels that the kernels read at once."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class PoolPlan(Plan):
 
     @property
     def operator_version(self) -> int:
-        """That of ConvAvgPool."""
+        """Opset version of the ConvAvgPool domain."""
         return schema.VERSION
 
 
@@ -182,7 +182,7 @@ def _stays(node: NodeProto, item: Ports, last: frozenset[str]) -> bool:
 
 
 def _may_be_taken(scope: Scope, index: int, context: Context) -> bool:
-    """Whether a node is a convolution or pooling that conditions (2) to (4) admit."""
+    """Return True if a node is a convolution or pooling that conditions (2) to (4) admit."""
     node = scope.nodes[index]
     if is_op(node, "Conv"):
         return (scope.path, node.output[0]) in context.originals and isinstance(_conv(scope, index, context), ConvLeaf)

@@ -52,7 +52,7 @@ class HeadPlan(Plan):
 
     @property
     def operator_version(self) -> int:
-        """That of ConvAvgPool."""
+        """Opset version of the ConvAvgPool domain."""
         return schema.VERSION
 
 

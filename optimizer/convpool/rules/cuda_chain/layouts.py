@@ -91,7 +91,7 @@ def joined(scope: Scope, index: int, to: To = to_channels_last) -> tuple[str, ..
 
 
 def _is_plain_norm(scope: Scope, node: NodeProto, values: dict[str, Any]) -> bool:
-    """Whether a BatchNormalization is a map per channel by constants."""
+    """Return True if a BatchNormalization is a map per channel by constants."""
     per_channel = values.get("spatial", 1) and not values.get("training_mode", 0)
     return bool(per_channel) and all(scope.constant(name) is not None for name in node.input[1:])
 
@@ -107,7 +107,7 @@ def axes_of(scope: Scope, index: int) -> tuple[int, ...] | None:
 
 
 def _keeps_axes(scope: Scope, index: int) -> bool:
-    """Whether a sum keeps its axes; onnxruntime and onnx take no other number than 1 for that."""
+    """Return True if a sum keeps its axes; onnxruntime and onnx take only 1 for that."""
     return (known_attributes(scope.nodes[index]) or {}).get("keepdims", 1) == 1 and axes_of(scope, index) is not None
 
 
@@ -119,13 +119,13 @@ def _pads(scope: Scope, index: int) -> tuple[int, ...] | None:
 
 
 def keeps_order(shape: Sequence[Dim], to: To, gone: Container[int] = ()) -> bool:
-    """Whether the elements stand in memory as they would in the other layout, once the axes `gone` are summed over."""
+    """Return True if the other layout keeps the order in memory, the axes `gone` summed over."""
     left = [axis for axis in to(len(shape) - 2) if shape[axis] != 1 and axis not in gone]
     return left == sorted(left)
 
 
 def reads_any(scope: Scope, index: int, to: To = to_channels_last) -> bool:
-    """Whether a node gives the same from either layout of its first input, once it is told of it."""
+    """Return True if a node, told of the layout of its first input, gives the same from either."""
     node = scope.nodes[index]
     shape = scope.info(node.input[0]).shape if node.input else None
     if shape is None or len(shape) < 3 or known_attributes(node) is None:
@@ -277,9 +277,9 @@ NOMINAL_BATCH, NOMINAL_SIZE = 8, 32
 LAUNCH_US, BYTES_PER_US = 2.5, 3.0e6
 """A kernel's own time, and the memory's rate, in round numbers of an H200."""
 SHORT_RUNS = 0.25
-"""Of a Transpose's bytes: what writing channels first costs more in a kernel's epilogue."""
+"""Share of a Transpose's bytes that writing channels first costs more in a kernel's epilogue."""
 SUM_US = 5.0
-"""What a sum over axes in the middle takes longer than along the last ones."""
+"""Extra microseconds of a sum over axes in the middle, not the last ones."""
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ class Group:
 
     @property
     def last(self) -> bool:
-        """Whether channels last cost less."""
+        """True if channels last cost less."""
         return self.touched and not self.fixed and self.last_us < self.first_us
 
 
@@ -406,13 +406,13 @@ def _residual(scope: Scope, index: int) -> str:
 
 
 def _is_image(scope: Scope, name: str, limits: Limits) -> bool:
-    """Whether the kernel for images reads a tensor as it is."""
+    """Return True if the kernel for images reads a tensor as it is."""
     shape = scope.info(name).shape
     return shape is not None and len(shape) > 1 and isinstance(shape[1], int) and shape[1] <= limits.image_channels
 
 
 def same_in_memory(scope: Scope, name: str, to: To = to_channels_last) -> bool:
-    """Whether both layouts of a tensor are the same bytes: it has one channel, or one element of space."""
+    """Return True if both layouts are the same bytes: one channel, or one element of space."""
     shape = scope.info(name).shape
     return shape is not None and len(shape) > 2 and keeps_order((None, *shape[1:]), to)
 

@@ -45,12 +45,12 @@ from convpool.rules.origins import spatial_sizes
 
 
 class FuseEpilogue(FusionRule):
-    """What stands behind a node of the operator goes into it."""
+    """The rule that fuses the nodes behind a node of the operator."""
 
     names = ("fuse_epilogue",)
 
     def check(self, site: Site, context: Context) -> FusionPlan | Reject | None:
-        """What the node fuses, or why it fuses nothing."""
+        """Plan what the node fuses, or say why it fuses nothing."""
         return check_fusion(site, context, grow_behind)
 
 
@@ -205,7 +205,7 @@ def _work(scope: Scope, index: int) -> int:
 
 
 def _same_origin(scope: Scope, y: str, other: str, shapes: list, rank: int) -> bool:
-    """Whether batch and channels are equal by their shapes, and spatial sizes by how they came about."""
+    """Return True if batch and channels are equal by shape, and spatial sizes by origin."""
     if any(shape is None or len(shape) != rank + 2 or None in shape[:2] for shape in shapes):
         return False
     return shapes[0][:2] == shapes[1][:2] and spatial_sizes(scope, y, rank) == spatial_sizes(scope, other, rank)
@@ -216,12 +216,12 @@ EPILOGUE_HOSTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 class FusePrologue(FusionRule):
-    """What stands in front of a node of the operator goes into it."""
+    """The rule that fuses the nodes in front of a node of the operator."""
 
     names = ("fuse_prologue",)
 
     def check(self, site: Site, context: Context) -> FusionPlan | Reject | None:
-        """What the node fuses, or why it fuses nothing."""
+        """Plan what the node fuses, or say why it fuses nothing."""
         return check_fusion(site, context, grow_in_front)
 
 
@@ -307,7 +307,7 @@ def _fitting(draft: Draft, index: int) -> Step | Reject:
 
 
 def _all_fuse(scope: Scope, x: str, node: int, inside: bool, context: Context) -> bool:
-    """Whether whatever reads `x` fuses with it: the chain so far, or nodes that may have a prologue and have none yet."""
+    """Return True if all readers of `x` fuse it: this chain, or nodes without a prologue yet."""
     if x in scope.outputs or x in scope.captured:
         return False
     readers = scope.readers.get(x, [])
@@ -335,7 +335,7 @@ def _has_prologue(scope: Scope, index: int) -> bool:
 
 
 def _only_an_activation(scope: Scope, x: str) -> bool:
-    """Whether an activation gives `x`, of what no elementwise node gives; condition (5)."""
+    """Return True if an activation gives `x`, and no elementwise node its input; condition (5)."""
     index = scope.producer.get(x)
     if index is None or not is_op(scope.nodes[index], *PROLOGUES):
         return False
@@ -356,7 +356,7 @@ def _is_idle(node: NodeProto) -> bool:
 
 
 def _may_fuse(scope: Scope, index: int) -> bool:
-    """Whether a node's operator may stand in a prologue."""
+    """Return True if a node's operator may stand in a prologue."""
     return is_map(scope, index) or is_op(scope.nodes[index], *PROLOGUES)
 
 
@@ -381,7 +381,7 @@ def _host(scope: Scope, x: str) -> int | None:
 
 
 def _representable(plan: FusionPlan, affine: Affine) -> bool:
-    """Whether the type has scale and shift; channels are added up within the convolution's groups."""
+    """Return True if the type has scale and shift; channels are added up within a group."""
     dtype = helper.tensor_dtype_to_np_dtype(elem_type(plan.scope, plan.node))
     group = int(attributes(plan.scope.nodes[plan.node]).get("group", 1))
     channels = channels_of(plan.scope, plan.node)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands before and behind a ConvAvgPool node goes into it: it becomes a fused variant (`convpool.ir.schema`).
+"""Fuse nodes before and behind a ConvAvgPool node, as a fused variant (`convpool.ir.schema`).
 
     x - BatchNormalization - Relu - ConvAvgPool - Add - Relu        x - AffineReluConvAvgPoolAddRelu
                                               r --+                 r --+
@@ -65,12 +65,12 @@ class FusionPlan(Plan):
 
     @property
     def shared(self) -> frozenset[int]:
-        """What goes in front of it."""
+        """The nodes in front that it fuses."""
         return frozenset(self.upstream)
 
     @property
     def operator_version(self) -> int:
-        """That of the operator which the node becomes."""
+        """The domain version of the operator that the node becomes."""
         return schema.version_of(self.parts)
 
     def described(self, nodes: tuple[int, ...]) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ class FusionRule(Rule):
 
 
 def check_fusion(site: Site, context: Context, grow: Callable[[Draft], None]) -> FusionPlan | Reject | None:
-    """What a node fuses by `grow`, or why it fuses nothing; None where nothing stands there.  Raises AttributeReference."""
+    """Plan a fusion by `grow`, or refuse; None if no node is there.  Raises AttributeReference."""
     scope, index = site.scope, site.root
     node = scope.nodes[index]
     rank = len(attributes(node)["kernel_shape"])

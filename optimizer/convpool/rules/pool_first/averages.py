@@ -53,7 +53,7 @@ def _input(scope: Scope, index: int) -> str:
 
 
 def may_be_box_filter(scope: Scope, index: int) -> str | None:
-    """What node `index` averages, None where it is no depthwise Conv with equal weights."""
+    """Return the input of node `index` if that is a depthwise Conv with equal weights, else None."""
     node = scope.nodes[index]
     return node.input[0] if _box_weight(scope, index) is not None else None
 
@@ -148,7 +148,7 @@ def _extents(spec: PoolSpec) -> list[int]:
 
 
 def _unreached(pads: Ints, size: Ints | None, windows: list[int], strides: Ints) -> bool:
-    """Whether the pads change nothing: none at the begin, and at the end too few for one more window.
+    """Return True if the pads change nothing: none at the begin, too few for a window at the end.
 
     Exporters to opset 9, which has no ceil_mode, write it so.
     """
@@ -201,7 +201,7 @@ def recognise_half(scope: Scope, index: int, rank: int, size: Ints | None) -> Po
 
 
 def _scales(scope: Scope, index: int) -> tuple[float, ...] | None:
-    """What a Resize multiplies each size by, as far as constants tell; of `sizes`, beside a shape that is known on those axes."""
+    """Return a Resize's constant factors, from `scales`, or `sizes` beside a known shape."""
     node = scope.nodes[index]
     inputs = list(node.input)
     shape = scope.info(inputs[0]).shape
@@ -269,7 +269,7 @@ FORMS_OF = {op: tuple(form for form in FORMS if op in form.ops) for form in FORM
 
 @dataclass(frozen=True)
 class Candidate:
-    """What may be an average of the tensor `input`, written as `form` and ended by node `root`."""
+    """A possible average of the tensor `input`, written as `form` and ended by node `root`."""
 
     form: Form
     root: int
@@ -277,7 +277,7 @@ class Candidate:
 
 
 def candidates(scope: Scope) -> Iterator[tuple[Candidate, ...]]:
-    """What may be averages in a scope, in the order of their ends: each with those directly before it, the last one first."""
+    """Yield possible averages by their ends, each with those right before it, last first."""
     found: dict[int, Candidate] = {}
     for index, node in enumerate(scope.nodes):
         for form in FORMS_OF.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ():

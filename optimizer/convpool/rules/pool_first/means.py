@@ -250,7 +250,7 @@ def _scalar(value: Constant | TensorProto | None) -> float | None:
 
 
 def _continues(scope: Scope, name: str) -> bool:
-    """Whether a sum goes on: its one reader adds to it or scales it."""
+    """Return True if a sum goes on: its one reader adds to it or scales it."""
     readers = scope.readers.get(name, [])
     return len(readers) == 1 and is_op(scope.nodes[readers[0]], *SUMMING)
 
@@ -365,7 +365,7 @@ def _chain(scope: Scope, index: int) -> list[int]:
 
 
 def _goes_on(scope: Scope, name: str) -> bool:
-    """Whether the only reader reduces the tensor again, perhaps rearranged, or squeezes what was unsqueezed."""
+    """Return True if the only reader reduces on, perhaps rearranged, or undoes an Unsqueeze."""
     for _ in range(MAX_CHAIN):
         if scope.sole_reader(name) is not None:
             return False
@@ -380,7 +380,7 @@ def _goes_on(scope: Scope, name: str) -> bool:
 
 
 def _undoes(scope: Scope, index: int) -> bool:
-    """Whether a Squeeze stands next to a reduction behind an Unsqueeze, and ends the chain."""
+    """Return True if a Squeeze ends the chain, right after a reduction, behind an Unsqueeze."""
     producer = scope.producer.get(scope.nodes[index].input[0])
     if producer is None or not is_op(scope.nodes[producer], *REDUCTIONS) or _goes_on(scope, scope.nodes[index].output[0]):
         return False
@@ -388,7 +388,7 @@ def _undoes(scope: Scope, index: int) -> bool:
 
 
 def _step(scope: Scope, index: int, view: View) -> View | Reject | None:
-    """What node `index` makes of a view.  None: nothing that averages positions.  Raises AttributeReference."""
+    """Apply node `index` to a view; None if it averages nothing.  Raises AttributeReference."""
     node = scope.nodes[index]
     if not is_op(node, *REDUCTIONS):
         return viewed(scope, index, view)

@@ -281,7 +281,7 @@ class PairPlan(Plan):
 
     @property
     def operator_version(self) -> int:
-        """That of ConvAvgPool, where any convolution becomes one."""
+        """Opset version of the ConvAvgPool domain, where any convolution becomes one."""
         return VERSION if any(lowering.name == "convavgpool" for lowering in self.lowerings) else 0
 
     @property

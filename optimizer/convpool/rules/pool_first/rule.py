@@ -235,7 +235,7 @@ BY_COST = (Attempt(("direct", "fused"), by_cost=True), Attempt(("direct",)), Att
 
 
 def attempts(request: str, direct_without_kernel: bool) -> tuple[Attempt, ...]:
-    """What is tried for a request, in order; direct_without_kernel: see `convpool.options.Target`."""
+    """List a request's attempts in order; direct_without_kernel: see `convpool.options.Target`."""
     if request == "auto":
         return BY_COST
     order, operator = ORDERS[request], request == "convavgpool"
@@ -290,7 +290,7 @@ def _of_leaf(plan: PairPlan, leaf: ConvLeaf, attempt: Attempt, context: Context)
 
 
 def _is_direct(lowering: Lowering) -> bool:
-    """Whether a box mean over windows stands before the convolution."""
+    """Return True if a box mean over windows stands before the convolution."""
     return lowering.name == "direct" and lowering.pool is not None
 
 
@@ -323,7 +323,7 @@ def _pad_in_front(scope: Scope, leaf: ConvLeaf, box: PoolSpec) -> Reject | None:
 
 
 def _reaches(scope: Scope, pad: int, orders: tuple[Ints | None, ...], box: PoolSpec) -> bool:
-    """Whether a Pad's zeros, merged into the box mean, would fill a window of it; so do pads that are unknown.
+    """Return True if a Pad's zeros, merged into the box mean, may fill a window of it.
 
     orders: the Transposes between, through which onnxruntime moves it.
     """

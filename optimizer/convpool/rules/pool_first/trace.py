@@ -107,7 +107,7 @@ class ShapeOf:
 
 @dataclass(frozen=True)
 class Shapes:
-    """What becomes of the Shapes of tensors that go.  dying: nodes that only serve the average."""
+    """The fate of the Shapes of tensors that go.  dying: nodes that only serve the average."""
 
     kept: tuple[ShapeOf, ...] = ()
     dying: frozenset[int] = frozenset()
@@ -119,7 +119,7 @@ class Shapes:
 
 
 def other_reader(scope: Scope, tensor: str, inside: frozenset[int]) -> str | None:
-    """What else reads `tensor` than one node, or the nodes `inside`, in words; Shapes that need not read it aside."""
+    """Name a reader of `tensor` beside one node or `inside`; Shapes that go do not count."""
     others = scope.sole_reader(tensor)
     if others is None or tensor in scope.outputs or tensor in scope.captured:
         return others
@@ -128,7 +128,7 @@ def other_reader(scope: Scope, tensor: str, inside: frozenset[int]) -> str | Non
 
 
 def _replaceable(scope: Scope, node: int) -> bool:
-    """Whether a node is a Shape of which only the first size is open."""
+    """Return True if a node is a Shape of which only the first size is open."""
     if not is_op(scope.nodes[node], "Shape") or any(item.ref_attr_name for item in scope.nodes[node].attribute):
         return False
     shape = scope.info(scope.nodes[node].input[0]).shape
@@ -138,7 +138,7 @@ def _replaceable(scope: Scope, node: int) -> bool:
 
 
 def shapes_of(scope: Scope, pooling: Pooling, tree: Tree) -> Shapes | Reject:
-    """What becomes of the Shapes that read what goes with a rewrite; a Reject where the open size is nowhere else."""
+    """Plan Shapes that read what a rewrite removes; a Reject if the open size is only there."""
     own = {*pooling.nodes, *tree_nodes(tree)}
     gone = {name for node in own for name in scope.nodes[node].output} - {pooling.output, *pooling.parts}
     readers = {reader for name in gone for reader in scope.readers.get(name, ())} - own
