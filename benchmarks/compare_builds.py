@@ -56,7 +56,7 @@ class Build:
 
 
 def prepared(device: Any, asked: dict[str, Any]) -> tuple[Callable[[int], Any], int, int]:
-    """What runs one row on input set i, the number of sets, and the tactic's id."""
+    """Return a call of one row on input set i, the number of sets, and the tactic's id."""
     from benchmarks.layers.suites import SUITES
     from convpool import cuda
 

@@ -143,7 +143,7 @@ def tokura_operations(form: str, n: int, k: int, c_in: int, c_out: int, p: int) 
 
 
 def suita_bound(form: str, n: int, k: int, c_in: int, c_out: int, p: int) -> float:
-    """What stands in the O() of Suita et al. 2020: lemma 1 ("naive"), lemma 2 ("fused"), theorem 2.1 ("direct", "table").
+    """Return the O() of Suita et al. 2020: lemma 1 (naive), 2 (fused), theorem 2.1 (direct, table).
 
     Raises ValueError for another form.
     """

@@ -61,7 +61,7 @@ def time_calls(bodies: dict[str, Callable[[], Any]], rounds: int, synchronize: C
 
 
 def python_times(layer: tuple[int, ...], rounds: int) -> dict[str, Any]:
-    """Of what Python calls: `conv_avg_pool`, a launch of its plan, and PyTorch's convolution and pooling."""
+    """Time calls from Python: `conv_avg_pool`, a launch of its plan, PyTorch's two operators."""
     import torch
 
     from convpool.cuda import conv_avg_pool, plan_for
@@ -111,7 +111,7 @@ def compiled(folder: Path) -> Path:
 
 
 def c_times(program: Path, layer: tuple[int, ...], rounds: int) -> dict[str, Any]:
-    """Of convpool_plan_launch, beside launches of its kernels."""
+    """Time convpool_plan_launch, beside launches of its kernels."""
     from convpool.cuda import library
 
     shape = ",".join(map(str, layer))

@@ -33,7 +33,7 @@ MODEL = Path(__file__).resolve().parents[1] / "models" / "lenet5_digits.onnx"
 BATCHES = (1, 8, 32, 64, 128, 256)
 SETS = 8
 LIMITS = {"float32": 2e-6, "float16": 4e-3}
-"""Of outputs below 1: sums of 150 products behind a first pair, rounded to the type three times."""
+"""Limits of outputs below 1: sums of 150 products behind a first pair, three times rounded."""
 
 
 def pairs() -> list[tuple[onnx.NodeProto, np.ndarray, np.ndarray]]:

@@ -31,7 +31,7 @@ from models import digits, generators
 
 THREADS = 2
 OPTIONS = {"lowering": "auto"}
-"""Of `convpool.optimize`, for every row; standard operators only, so neither ConvAvgPool nor a fused variant."""
+"""Options of `convpool.optimize` for every row: standard operators only."""
 LAYERS = [  # batch, C, size, M, kernel
     (1, 64, 56, 64, 3),
     (1, 256, 28, 256, 3),

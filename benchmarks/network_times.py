@@ -82,7 +82,7 @@ USUAL = {
     precision: ("original", "direct", "fused", "fused_variants", *(("plain_conv",) if precision in OFFLOADING else ()))
     for precision in PRECISIONS
 }
-"""What is timed where nothing else is asked for, by precision."""
+"""Variants timed by default, by precision."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ QUEUED = 20
 NETWORKS = {"sngan64": 64, "wgan_gp": 64, "stargan_v2": 1, "biggan128": 16, "densenet121": 32}
 """Batches by generator."""
 BATCH = 16
-"""Of the others."""
+"""Images a batch of the others."""
 BARS = {
     "fp16": {"sngan64": 3.5, "wgan_gp": 3.0, "stargan_v2": 2.2, "biggan128": 1.6, "densenet121": 1.15},
     "tf32": {"sngan64": 2.0, "wgan_gp": 1.8, "stargan_v2": 1.6, "biggan128": 1.3},
@@ -235,7 +235,7 @@ def add_row(path: Path | None, row: Row) -> dict[str, Any]:
 
 
 def about() -> Row:
-    """What the figures were measured on."""
+    """Return the machine that the figures are from."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     return {
         "command": " ".join(["python", "-m", "benchmarks.onnxruntime_times", *(Path(word).name for word in sys.argv[1:])]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the papers claim, and what the records say of it.
+"""The papers' claims, and what the records say of them.
 
     python -m benchmarks papers                                # every claim: the paper's figure, this one's, the verdict, why
     python -m benchmarks papers --picture docs/papers.png      # the papers' speed-up, row by row
@@ -81,7 +81,7 @@ def counted(found: Counter[str]) -> str:
 
 
 def name(method: str) -> str:
-    """As the papers write it: cuBLAS(direct)."""
+    """Write a method as the papers do: cuBLAS(direct)."""
     library, _, form = method.partition("_")
     return f"{NAMES[library]}({form})"
 

@@ -33,7 +33,7 @@ def draw(on_cpu: Record, on_gpu: Record) -> bytes:
 
 
 def speed_ups(on_cpu: Record, on_gpu: Record) -> tuple[dict[str, dict[str, float | None]], dict[str, str]]:
-    """What was measured of each network by the keys of the legend, and the legend."""
+    """Return each network's figures by the keys of the legend, and the legend."""
     cpu_rows = [row for row in on_cpu["rows"] if row["kind"] == "network"]
     named: dict[str, dict[str, float | None]] = {}
     for row in on_gpu["rows"]:

@@ -56,7 +56,7 @@ NETWORKS = {
     "discriminator_block": "one block of a discriminator",
     "sparcnet": "SPARCNet",
 }
-"""What the documents call the networks of a record."""
+"""Names in the documents of the networks of a record."""
 
 
 def table(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:

@@ -156,7 +156,7 @@ def check_model(name: str, digits: str | None, level: int) -> list[dict]:
 
 
 def run_limited(command: list[str], seconds: float) -> tuple[str, str]:
-    """What a command prints, and what went wrong; also what it printed before its time was up."""
+    """Run a command: its output, also until its time is up, and what went wrong."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as error:
@@ -282,7 +282,7 @@ def timing(arguments: argparse.Namespace) -> int:
 
 
 def about() -> dict:
-    """What the figures were measured on."""
+    """Return the machine that the figures are from."""
     trt = tensorrt_module()
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     return {

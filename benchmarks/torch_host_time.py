@@ -29,7 +29,7 @@ from convpool.torch import conv_avg_pool2d, optimize
 
 
 class Kind(NamedTuple):
-    """Of a call: type, memory order, and whether derivatives of input and weight are recorded."""
+    """The kind of a call: type, memory order, derivatives of input and weight recorded or not."""
 
     dtype: torch.dtype
     order: torch.memory_format

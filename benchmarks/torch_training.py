@@ -33,7 +33,7 @@ from benchmarks.torch_layers import graph_time
 from models import torch_discriminators as networks
 
 Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of the network, real images, generated images, and numbers from 0 to 1."""
+"""A loss of the network, real images, generated images, and numbers from 0 to 1."""
 
 
 def hinge(net: nn.Module, real: torch.Tensor, fake: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
@@ -171,7 +171,7 @@ def main() -> int:
 
 
 def line_of(name: str, found: dict[str, Any]) -> str:
-    """What is printed of a case."""
+    """Return the line printed for a case."""
     one, two = found["original"], found["convpool"]
     text = f"{name}: {one['us']:.0f} -> {two['us']:.0f} us ({one['us'] / two['us']:.2f} times), "
     text += f"eager {one['eager_us']:.0f} -> {two['eager_us']:.0f} us, "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a PyTorch module to an ONNX model, an optimized model and a TensorRT engine.
+"""Turn a PyTorch module into an ONNX model, an optimized model and a TensorRT engine.
 
     python examples/02_pytorch_to_tensorrt.py [MODEL.onnx]
 

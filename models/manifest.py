@@ -30,7 +30,7 @@ def load() -> dict:
 
 
 def generator_entry(name: str) -> dict:
-    """What the manifest says of one generator, computed."""
+    """Compute the manifest's entry of one generator."""
     generator = generators.REGISTRY[name]
     model = generators.generate(name)
     data = generators.serialize(model)

@@ -60,7 +60,7 @@ class Attention(nn.Module):
         self.gamma = nn.Parameter(torch.tensor(0.1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of the shape of x [N, C, H, W]."""
+        """Return a tensor of the shape of x [N, C, H, W]."""
         n, _, h, w = x.shape
         key, value = F.max_pool2d(self.key(x), 2).flatten(2), F.max_pool2d(self.value(x), 2).flatten(2)
         weights = torch.bmm(self.query(x).flatten(2).transpose(1, 2), key).softmax(-1)

@@ -35,7 +35,7 @@ class Line(NamedTuple):
 
 
 class Product(NamedTuple):
-    """What a product under way uses."""
+    """A product under way, and the registers that it uses."""
 
     at: str
     accumulators: frozenset[int]

@@ -225,7 +225,7 @@ def main() -> None:
 def _forms(
     json_path: str | None, csv_path: str | None, plot_path: str | None, tune_path: str | None
 ) -> dict[str, Callable[[dict[str, Any]], bytes]]:
-    """What each file asked for is to hold, as a function of the record; refused if it cannot be written."""
+    """Return what makes each file's bytes of the record; refuse files that cannot be written."""
     forms: dict[str, Callable[[dict[str, Any]], bytes]] = {}
     if json_path:
         forms[json_path] = records.to_json

@@ -62,7 +62,7 @@ class Device:
         self.multiprocessors = properties.multi_processor_count
 
     def versions(self) -> dict[str, str]:
-        """What measures: name and version."""
+        """Return names and versions of what measures."""
         cudnn = self.torch.backends.cudnn.version()
         return {
             "PyTorch": self.torch.__version__,
@@ -72,7 +72,7 @@ class Device:
         }
 
     def set_precision(self, precision: str) -> None:
-        """Whether PyTorch may round float32 operands to TF32."""
+        """Set if PyTorch may round float32 operands to TF32."""
         self.torch.backends.cudnn.allow_tf32 = precision == "tf32"
         self.torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
 

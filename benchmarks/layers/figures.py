@@ -22,11 +22,11 @@ from benchmarks.layers.record import Entry, entry_row, significant
 OURS = "convpool"
 NO_WORKSPACE = "convpool_no_workspace"
 RULE = "convpool_rule"
-"""What the library would choose without measurements, only by its cost rule."""
+"""The library's choice by its cost rule, without measurements."""
 TACTIC = "convpool:"
 NAIVE = ("cudnn_naive", "tensorrt_naive")
 UNPOOLED = ("cudnn_fused", "tensorrt_fused")
-"""What computes the original of a row without a pooling, one convolution."""
+"""Methods for the original of a row without a pooling, one convolution."""
 PRODUCTS = 3
 """Products in TF32 that make one in float32."""
 ON_CPU = ("cpu_loop", "onnxruntime_cpu")
@@ -173,7 +173,7 @@ def summary(rows: list[Figures]) -> list[dict[str, Any]]:
 
 
 def overview(record: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of the figures in a record: {choice, rows}.
+    """Keep of a record's figures: {choice, rows}.
 
     choice: of how many rows the library's choice and the cost rule's were timed beside the tactics, and in how many each was
     close to the fastest; `protocol` says what chose for the library.  rows: ratios of every row to three digits, None where
@@ -193,8 +193,8 @@ def overview(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def close_choices(rows: Iterable[Figures]) -> dict[str, dict[str, int]]:
-    """Of the library's choice and the cost rule's by method: {rows, close}, how many rows have it and in how many it is within
-    5% of the fastest tactic; without one that no row has."""
+    """Count for the library's choice and the cost rule's by method: {rows, close}, how many rows
+    have it and in how many it is within 5% of the fastest tactic; without one that no row has."""
     rows = list(rows)
     choices = {OURS: [row.choice for row in rows], RULE: [row.rule_choice for row in rows]}
     found = {name: [ratio for ratio in ratios if ratio is not None] for name, ratios in choices.items()}

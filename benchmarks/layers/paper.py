@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the papers measured on a V100, to stand beside this machine's figures, and the two speed-ups that they state.
+"""The papers' figures of a V100, to stand beside this machine's, and the two speed-ups they state.
 
 Sources: S. Suita et al., "Efficient convolution pooling on the GPU", JPDC 138 (2020), tables 1 and 2 (`suita2020.csv`,
 milliseconds, batch 64); H. Tokura et al., "Fast Algorithm of Unified Layer Performing Convolution and Average Pooling on
@@ -69,6 +69,6 @@ def speed_up_fused(times: Mapping[str, float]) -> float | None:
 
 
 def _fastest(times: Mapping[str, float], form: str) -> float | None:
-    """Of cuDNN's and cuBLAS' implementation, both of which must have a time."""
+    """Return the lesser time of cuDNN's and cuBLAS' implementation; both must have one."""
     both = [times.get(f"{library}_{form}") for library in ("cudnn", "cublas")]
     return min(us for us in both if us) if all(both) else None

@@ -15,7 +15,7 @@ from convpool.errors import OptionError
 
 LIBRARIES = {"cudnn": "cuDNN", "cublas": "cuBLAS", "tensorrt": "TensorRT", "sat": "summed-area table"}
 FORMS = {"naive": "convolution, then pooling", "fused": "one convolution", "direct": "pooling first"}
-"""What the parts of a method's name, such as cudnn_naive, are called beside the bars."""
+"""Labels beside the bars for the parts of a method's name, such as cudnn_naive."""
 CLOSE = 1.15
 """Points one above the other whose rates are closer have their names moved apart."""
 MOST_NAMED = 40
@@ -52,12 +52,12 @@ def save(figure: Any, rows: Any) -> bytes:
 
 
 def digest(rows: Any) -> str:
-    """What tells whether a picture is of these rows of a record."""
+    """Return a digest that tells if a picture is of these rows of a record."""
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 
 
 def _method(name: str) -> str:
-    """What a method is called beside its bar."""
+    """Return a method's label beside its bar."""
     library, _, form = name.partition("_")
     return f"{LIBRARIES[library]}: {FORMS[form]}" if library in LIBRARIES and form in FORMS else name
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run measured, as data: rows with one result per method; JSON, CSV, merging.
+"""The results of a run as data: rows with one result per method; JSON, CSV, merging.
 
 A result is one of
 

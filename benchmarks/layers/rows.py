@@ -46,7 +46,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What identifies the layer, e.g. 64x32x8x8 to 32, 3x3."""
+        """The layer's name, e.g. 64x32x8x8 to 32, 3x3."""
         text = f"{self.n}x{self.c}x{self.h}x{self.w} to {self.m}, {self.kernel}x{self.kernel}"
         if self.pad != self.kernel // 2:
             text += f" pad {self.pad}"
@@ -93,7 +93,7 @@ class Row:
 
     @property
     def pointwise(self) -> bool:
-        """Whether only the box means carry the stride: a 1x1 convolution without padding."""
+        """True if only the box means carry the stride: a 1x1 convolution without padding."""
         return self.kernel == 1 and self.pad == 0
 
     @property
@@ -143,7 +143,7 @@ class Row:
         }
 
     def prologue_bytes(self, precision: str) -> int:
-        """What a kernel of its own for the prologue reads and writes; 0 without one."""
+        """Count bytes that a kernel of its own for the prologue reads and writes; 0 without one."""
         return 2 * ITEM_BYTES[precision] * self.n * self.c * self.h * self.w if self.prologue else 0
 
     def to_json(self) -> dict[str, Any]:

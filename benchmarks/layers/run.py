@@ -56,8 +56,8 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure.  methods: patterns as in a shell; plans: how many of cuDNN's engines to try, None: all;
-    tensorrt_python: the interpreter with TensorRT, None: this one."""
+    """Methods to measure and how.  methods: patterns as in a shell; plans: how many of cuDNN's
+    engines to try, None: all; tensorrt_python: the interpreter with TensorRT, None: this one."""
 
     precisions: tuple[str, ...] = ()
     layout: str = "nhwc"
@@ -70,7 +70,7 @@ class Options:
     tensorrt_level: int = 3
 
     def wants(self, name: str) -> bool:
-        """Whether a method is to be measured."""
+        """Return True if a method is to be measured."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.methods)
 
 

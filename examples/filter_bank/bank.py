@@ -50,11 +50,11 @@ class Pooling:
 
     @property
     def stride(self) -> int:
-        """From window to window."""
+        """The step from window to window."""
         return 1 if self.kind == "box" else self.window
 
     def out_size(self, height: int, width: int) -> tuple[int, int]:
-        """Of each filter's result.  Raises ValueError for images that are too small."""
+        """Return the size of a filter's result.  Raises ValueError for images too small."""
         rows, columns = ((size - SIDE + 1 - self.window) // self.stride + 1 for size in (height, width))
         if min(rows, columns) < 1:
             raise ValueError(f"image; got {width}x{height}, expected at least {self.window + SIDE - 1} pixels each way")

@@ -95,7 +95,7 @@ class Gpu:
         kernel(*arrays, *(np.int32(value) for value in (*sizes, *last)), block=THREADS, grid=grid, stream=slot.stream)
 
     def run(self, images: Images) -> Images:
-        """As `bank.run_numpy`, batch by batch through all slots."""
+        """Do what `bank.run_numpy` does, batch by batch through all slots."""
         rows, columns = self.pooling.out_size(*self.size)
         y = np.empty((len(images), COUNT, rows, columns), np.uint8)
         flying: list[tuple[Slot, int, int]] = []

@@ -57,7 +57,7 @@ def _compiled() -> ctypes.CDLL:
 
 
 def run_loop(images: Images, pooling: Pooling) -> Images:
-    """As `bank.run_numpy`.  Raises FileNotFoundError without a C compiler."""
+    """Do what `bank.run_numpy` does.  Raises FileNotFoundError without a C compiler."""
     n, height, width = images.shape
     rows, columns = pooling.out_size(height, width)
     filtered = np.empty((height - SIDE + 1, width - SIDE + 1), np.int32)

@@ -43,7 +43,7 @@ def seconds(work: Callable[[], Any], runs: int = RUNS) -> float:
 
 
 def machine(gpu: Gpu | None) -> dict[str, Any]:
-    """What measures: the GPU's name and the number of cores."""
+    """Return the machine: the GPU's name and the number of cores."""
     return {"gpu": gpu.driver.Device(0).name() if gpu else None, "cores": os.cpu_count()}
 
 
@@ -70,7 +70,7 @@ def sweep(counts: list[int], size: int, pooling: Pooling, gpu: Gpu | None) -> di
 
 
 def stream(gpu: Gpu, count: int, what: dict[str, bool]) -> None:
-    """As many images as asked through all slots, from page-locked memory and back."""
+    """Run as many images as asked through all slots, from page-locked memory and back."""
     for number, first in enumerate(range(0, count, gpu.batch)):
         slot = gpu.slots[number % len(gpu.slots)]
         if number >= len(gpu.slots):
@@ -106,7 +106,7 @@ def end_to_end(count: int, size: int, pooling: Pooling, gpu: Gpu | None, folder:
 
 
 def _equal(source: Path, result: Path, pooling: Pooling) -> bool:
-    """Whether a written file is what numpy makes of its source, to the bit."""
+    """Return True if a written file is what numpy makes of its source, to the bit."""
     with tempfile.TemporaryDirectory() as folder:
         wanted = Path(folder, "wanted.pgm")
         write(wanted, run_numpy(read(source)[None], pooling)[0])

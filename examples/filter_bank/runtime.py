@@ -34,7 +34,7 @@ def _session(pooling: Pooling) -> onnxruntime.InferenceSession:
 
 
 def run_onnxruntime(images: Images, pooling: Pooling) -> Images:
-    """As `bank.run_numpy`.
+    """Do what `bank.run_numpy` does.
 
     A mean of the window times its size is a whole number below 2^18, which float32 gives to 0.1; so rounding makes it exact.
     """

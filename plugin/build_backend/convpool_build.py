@@ -41,10 +41,10 @@ def _cuda() -> list[str]:
 
 
 def get_requires_for_build_wheel(config_settings=None) -> list[str]:
-    """What building needs; stops where there is no C++ compiler."""
+    """List what building needs; stop where there is no C++ compiler."""
     return [*_wheel(config_settings), *_cuda()]
 
 
 def get_requires_for_build_editable(config_settings=None) -> list[str]:
-    """As for a wheel."""
+    """List what building a wheel needs."""
     return [*_editable(config_settings), *_cuda()]

@@ -49,7 +49,7 @@ FP16_RESULTS = 1024
 """Least number of results behind a ratio in fp16: of n independent errors it scatters by 1 / sqrt(n), 0.03, and its limit is
 1.1. A critic has one result for an image. In fp32, whose limit is 2, `RATIO_SETS` will do."""
 LOWERINGS = ("original", "convavgpool", "fused_variants", "direct", "fused")
-"""As `optimize` has them, nothing fused; fused_variants: convavgpool with prologue and epilogue."""
+"""Lowerings, nothing fused; fused_variants is convavgpool with prologue and epilogue."""
 KINDS = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
 
 
@@ -149,7 +149,7 @@ def cache_folder() -> tempfile.TemporaryDirectory:
 
 
 def halves_outside(name: str, precision: str) -> bool:
-    """Whether the engine is of a lone layer with halves at both ends: with floats there TensorRT may leave it in TF32.
+    """Return True for a lone layer with halves at both ends: from floats TensorRT may make TF32.
 
     From TensorRT 10 on an engine has the model's own types.
     """

@@ -194,7 +194,7 @@ def test_a_cost_rule_that_cannot_be_asked_is_told():
 
 
 class PretendedTorch:
-    """What `GraphTimer.measure` needs of PyTorch: a graph that does nothing."""
+    """The part of PyTorch that `GraphTimer.measure` needs: a graph that does nothing."""
 
     class cuda:
         stream = staticmethod(lambda stream: nullcontext())

@@ -173,7 +173,7 @@ def with_tensor_cores() -> set[tuple]:
 
 
 def test_tokuras_counts_are_those_of_table_1():
-    """What nvprof counted over the formula; where less than 64 or 128 outputs are computed, libraries compute as many."""
+    """Compare nvprof's counts with the formula; libraries compute at least 64 or 128 outputs."""
     starred, cells = with_tensor_cores(), 0
     for (dtype, method), values in transcribed().items():
         assert len(values) == 25

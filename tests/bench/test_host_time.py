@@ -12,7 +12,7 @@ from benchmarks import host_time
 
 
 def test_calls_are_timed_in_turn(monkeypatch):
-    """By a clock that stands still but for the calls."""
+    """Time with a clock that stands still but for the calls."""
     now, order = 0.0, []
 
     def body(name: str, seconds: float):

@@ -31,7 +31,7 @@ def row(network: str, batch: int = 1, **us: float) -> dict:
 
 
 class FakeEngine:
-    """What TensorRT would compute, by onnxruntime and off by a factor; channels last at both ends where it stands inside."""
+    """TensorRT, played by onnxruntime, off by a factor; channels last at both ends if inside."""
 
     def __init__(self, model, inside: bool, factor: float) -> None:
         self.session, self.inside, self.factor = make_session(LoadedModel(model, None, 0), optimize=True), inside, factor

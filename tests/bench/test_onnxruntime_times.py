@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made of the times of networks on onnxruntime's CUDA provider; and one network on a GPU."""
+"""Use of the times of networks on onnxruntime's CUDA provider; and one network on a GPU."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def situation(body: str, constants: dict) -> onnx.ModelProto:
 
 
 def inspect(path: Path | str, capsys, *words: str) -> list[str]:
-    """What the command prints."""
+    """Return what the command prints."""
     assert run(command, "convpool", ["inspect", str(path), *words]) == 0
     return capsys.readouterr().out.splitlines()
 
@@ -186,7 +186,7 @@ def test_the_original_of_a_model_saved_by_onnxruntime_has_the_pair(level, tmp_pa
 
 
 CUMSUM = "a = CumSum(none, axis)\n"
-"""What the passes do not see through, and onnxruntime computes."""
+"""An operator that the passes do not see through, and onnxruntime computes."""
 NONE = {"none": [0] * 8, "axis": np.int64(0), "rows": [0, 1], "zero": [0], "two": [2]}
 PREPARED = {
     "a mean over open sizes": ("h = Conv(x, w)\ny = GlobalAveragePool(h)", {}, "--fix-shape"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report tells: what the model gains, why sites stay, what to do next, and how it looks on a terminal and in a pipe."""
+"""The report: gains, why sites stay, what to do next, its look on a terminal and in a pipe."""
 
 from __future__ import annotations
 

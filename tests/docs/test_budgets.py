@@ -63,13 +63,13 @@ def cpp_functions(text: str) -> Iterator[tuple[str, int]]:
 
 
 def reasons(path: Path, text: str) -> list[str]:
-    """What the file's docstring or first comment says about its length."""
+    """Return what the file's docstring or first comment says about its length."""
     head = ast.get_docstring(ast.parse(text)) or "" if path.suffix == ".py" else HEAD.match(text)[0]
     return re.findall(r"\bLength: (.+)", head)
 
 
 def too_long(path: Path) -> list[str]:
-    """What is over a budget in a file, without a reason."""
+    """Return what is over a budget in a file, without a reason."""
     text = path.read_text()
     said, where = reasons(path, text), path.relative_to(ROOT)
     lines = text.count("\n")

@@ -53,7 +53,7 @@ def answer(body, **options):
 """
 POOL = "AveragePool<kernel_shape=[2,2], strides=[2,2]>"
 ROUNDING = 1e-5
-"""Of the largest output: sums of 4 * 9 * 4 float32 products in another order."""
+"""A share of the largest output: sums of 4 * 9 * 4 float32 products in another order."""
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def copy(tmp_path):
 
 
 def python(root: Path, code: str) -> dict:
-    """What the code prints as JSON, run by the Python package of the copy."""
+    """Run code with the Python package of the copy; return what it prints as JSON."""
     environment = {**os.environ, "PYTHONPATH": str(root / "optimizer")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -74,7 +74,7 @@ def python(root: Path, code: str) -> dict:
 
 
 def optimized(root: Path, body: str, **options: str) -> dict:
-    """What the optimizer of the copy makes of a small model."""
+    """Optimize a small model with the optimizer of the copy."""
     return python(root, f"{OPTIMIZE}\nprint(json.dumps(answer({body!r}, **{options!r})))")
 
 

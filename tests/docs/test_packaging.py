@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the two distributions hold and say of themselves: built by their own backends, without compiling."""
+"""The two distributions' files and metadata: built by their own backends, without compiling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytest.importorskip("scikit_build_core")
 
 
 def backend(folder: Path, call: str) -> str:
-    """What a hook of the distribution's build backend returns."""
+    """Return what a hook of the distribution's build backend returns."""
     paths = [str(folder / "build_backend")] if folder.name == "plugin" else []
     module = "convpool_build" if paths else "scikit_build_core.build"
     code = f"import sys; sys.path[:0] = {paths}; import {module} as backend; print(); print(backend.{call})"

@@ -118,7 +118,7 @@ def test_rows_of_other_suites_were_run_by_all_methods():
 
 
 def test_every_cell_of_the_papers_tables_is_on_record():
-    """Of Suita's 200 and Tokura's 250, each checked before it was timed."""
+    """Find Suita's 200 and Tokura's 250, each checked before it was timed."""
     assert [papers.cells(table) for table in papers.TABLES] == [(100, 100), (100, 100), (125, 125), (125, 125)]
     for table in papers.TABLES:
         for entry, _ in papers.rows_of(table):

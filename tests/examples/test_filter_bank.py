@@ -91,7 +91,7 @@ def test_convpool_rewrites_the_pair_that_onnxruntime_runs(parts):
 
 
 def test_the_largest_of_a_window_cannot_be_taken_first(parts):
-    """What the module says: of max, filtering the largest pixels gives something else."""
+    """Show what the module says: of max, filtering the largest pixels gives something else."""
     x, bank = images(1, 12, 12), parts["bank"]
     right = bank.run_numpy(x, bank.Pooling("max", 2))
     largest = np.maximum.reduce(bank.windows(x, 2, 1, 11, 11))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What PyTorch's exporters write, with the weights in data files: rewritten, checked, saved, loaded again elsewhere.
+"""Files of PyTorch's exporters, weights in data files: rewritten, checked, saved, loaded elsewhere.
 
 CONVPOOL_OLD_ONNX_PYTHON names a Python with the oldest onnx that convpool takes; it loads every original and result.
 """

@@ -126,7 +126,7 @@ def _lines(process: subprocess.Popen, limit_s: Callable[[], float | None]) -> It
 
 
 def prints(_process: subprocess.Popen, selector: selectors.BaseSelector, limit_s: float | None) -> bool:
-    """Whether the process prints something, or ends, within the limit."""
+    """Return True if the process prints something, or ends, within the limit."""
     return bool(selector.select(limit_s))
 
 

@@ -44,7 +44,7 @@ def header_fields(structure: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def layout(tmp_path_factory) -> list[str]:
-    """What the compiled program prints."""
+    """Return what the compiled program prints."""
     folder = tmp_path_factory.mktemp("layout")
     lines = [f"FIELD({structure}, {field});" for structure in STRUCTURES for field in header_fields(structure)]
     lines += [f'printf("{structure} %zu\\n", sizeof({structure}));' for structure in STRUCTURES]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `conv_avg_pool` takes as arrays and streams, and what it says of the rest."""
+"""The arrays and streams that `conv_avg_pool` takes, and what it says of the rest."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_what_is_no_box_mean_is_refused(lib, changed, named):
     "bits", [(10, 10, 10, 10), (20, 0, 9, 11), (0, 10, 10, 10), (11, 20, 4, 5), (30, 10, 0, 0), (25, 5, 5, 5)]
 )
 def test_no_tensor_has_more_than_2_to_the_40_elements(lib, bits, layout):
-    """Of sizes that are powers of two, by 1x1 windows; the last size is that of the input, or of the padding."""
+    """Sizes are powers of two, windows 1x1; the last size is the input's, or the padding's."""
     n, c, h, w = (2**b for b in bits)
     given = {"kernel": (1, 1), "strides": (1, 1), "pads": (0, 0, 0, 0)}
     for least in (w, 1):
@@ -100,7 +100,7 @@ def test_pointers_are_checked(lib):
 
 
 def test_each_call_is_one_launch_that_covers_the_output(lib):
-    """Of 17 x 17 means, an item makes 4 x 1 vectors of 8 channels; element by element, 8 x 1 of one."""
+    """An item makes 4 x 1 vectors of 8 channels of 17 x 17 means; or 8 x 1 single elements."""
     vectors = 4 * 5 * 17 * 8
     assert launches(lib, problem()) == [(-(-vectors // 256), 256)]
     assert launches(lib, problem(gated=True), gate=X) == launches(lib, problem())

@@ -203,7 +203,7 @@ def test_epilogue_of_values_that_are_not_finite(gpu, name, activation, alpha, re
 @pytest.mark.parametrize("skewed", ["x", "residual", "y"])
 @pytest.mark.parametrize("name", names(lambda name: "m64n64" in name and not re.search("_rs|_tma|_1x1", name)))
 def test_channels_first_arrays_aligned_to_their_elements(gpu, name, skewed):
-    """Of images that are whole runs of pixels, which aligned arrays are read and written in."""
+    """Images are whole runs of pixels, which aligned arrays are read and written in."""
     tactic = find_tactic(name)
     if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc:
         pytest.skip(f"needs compute capability {tactic.min_cc}")

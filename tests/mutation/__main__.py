@@ -32,13 +32,13 @@ from tests.mutation.reach import likeliest
 
 FOLDERS = ("algebra", "ir", "check", "passes", "tensorrt")
 ELSEWHERE = ("reference.py",)
-"""What only tests/kernels uses, as its reference."""
+"""Files that only tests/kernels uses, as its reference."""
 FILES = ("api.py", "autotune.py", "options.py", "pipeline.py", "report.py", "report.py")
 FIRST = (
     "property averages averages_refused forms slice_means pads_in_front rejects rejects_linear structure fusion "
     "fusion_places preserved verify verify_overflow cost folding layers offload_conv plain_conv"
 ).split()
-"""Of tests/optimizer, those that see most; the others follow, but the backend suite, which takes as long as all of them."""
+"""Tests in tests/optimizer that see most; the others follow, but the long backend suite."""
 LAST = (
     "tests/optimizer/test_elsewhere.py",
     "tests/optimizer/test_bad_input.py",
@@ -52,7 +52,7 @@ SLOW = (*LAST, *NETWORKS, "tests/optimizer/test_save.py", "tests/optimizer/test_
 TENSORRT_TESTS = (
     "accumulation build build_cli build_fastest builder engine engine_refusals prepare_models tensorrt_package".split()
 )
-"""Of tests/plugin, those that need neither a GPU nor a compiler."""
+"""Tests in tests/plugin that need neither a GPU nor a compiler."""
 NEAR = 60
 """How many of the tests that reach a line are tried before the others."""
 HARMLESS = ("equivalent", "slower", "message")
@@ -90,7 +90,7 @@ def _tests_for(path: Path) -> list[str]:
 
 
 class Record:
-    """What is known so far, and its file."""
+    """The results known so far, and their file."""
 
     def __init__(self, options: argparse.Namespace, chosen: dict[int, tuple[Path, Mutant]]):
         self.options, self.chosen, self.started = options, chosen, time.monotonic()

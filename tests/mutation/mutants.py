@@ -138,7 +138,7 @@ def _with(node: ast.AST, **changes: object) -> ast.AST:
 
 
 def _is_text(node: ast.BinOp) -> bool:
-    """Whether an operand is a string: joined or formatted, for a person; or a type, in an annotation at run time."""
+    """Return True if an operand is a string for a person, or a type annotation at run time."""
     return any(
         isinstance(side, ast.JoinedStr) or isinstance(side, ast.Constant) and not isinstance(side.value, int | float)
         for side in (node.left, node.right)

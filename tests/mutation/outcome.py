@@ -37,7 +37,7 @@ class Runs:
         self._ended = False
 
     def unchanged(self, tests: list[str], limit_s: float) -> tuple[str, list[str]]:
-        """As `outcome`, of the code as it is; goes on after the first test that fails, and adds to `reach`."""
+        """Find the `outcome` of the code as it is, all tests run, and add to `reach`."""
         with tempfile.TemporaryDirectory() as folder:
             record, package = Path(folder, "coverage"), Path(folder, "convpool")
             measure = ["-m", "coverage", "run", f"--data-file={record}", f"--source={package}"]

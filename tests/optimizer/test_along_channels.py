@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What changes nothing, and what acts along channels, between a convolution and its average.
+"""Nodes that change nothing, or act along channels, between a convolution and its average.
 
 Random models of small integers, whose sums and means float32 holds exactly: the result of every target and lowering is the
 original's to the bit, in onnxruntime.  Below them: why other nodes stay.
@@ -27,7 +27,7 @@ WAYS: tuple[dict, ...] = (
 SEEDS = 24
 """Variants of each kind."""
 COSTS = ("saves too little", "unknown size")
-"""What may keep a pair that is exact to rewrite."""
+"""Reasons that may keep a pair that is exact to rewrite."""
 NEWEST = 22
 """The newest opset that is drawn."""
 

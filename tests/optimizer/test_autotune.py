@@ -23,7 +23,7 @@ ALL = {
     "fused": {"original", "fused"},
     "auto": {"original", "direct", "fused"},
 }
-"""What each request has timed; direct is what onnxruntime makes of convavgpool."""
+"""Forms that each request times; direct is what onnxruntime makes of convavgpool."""
 
 
 @pytest.fixture

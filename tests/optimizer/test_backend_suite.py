@@ -29,7 +29,7 @@ RTOL, ATOL = 1e-4, 1e-5
 
 @dataclass
 class Outcome:
-    """What happened over all cases; `failures` has a line for each that broke."""
+    """The outcome of all cases; `failures` has a line for each that broke."""
 
     optimized: int = 0
     compared: int = 0

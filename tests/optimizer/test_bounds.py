@@ -270,7 +270,7 @@ CONVOLUTIONS = {  # weights and their type: whether the kernels take such a conv
 
 @pytest.mark.parametrize(("shape", "kind"), CONVOLUTIONS)
 def test_convolutions_of_a_chain(shape, kind):
-    """Of 16 bytes of channels, or of an image: 4 channels and 64 weights per filter at most."""
+    """Take 16 bytes of channels, or an image: 4 channels and 64 weights per filter at most."""
     name = {"float32": "float", "float16": "float16", "float64": "double"}[kind]
     model = graph(
         "y = Conv(x, k)", {"k": np.ones(shape, kind)}, inputs=f"{name}[1,{shape[1]},16,16] x", outputs=f"{name}[a,b,c,d] y"

@@ -279,7 +279,7 @@ def test_a_function_s_own_chain_has_its_own_layout():
 
 @pytest.mark.parametrize("inputs", ["float[] x", "float[n,c,h,w] x", "float[n,16,h,w] x"])
 def test_unknown_ranks_and_sizes(inputs):
-    """Of an unknown rank nothing is turned; open sizes count as nominal ones."""
+    """A tensor of unknown rank is not turned; open sizes count as nominal ones."""
     text = f"{TAIL}\nq = Softsign(p)\nt = Conv<pads=[1,1,1,1]>(q, k)\nz = {POOL}(t)\na = Softsign(z)\n"
     model = graph(text + f"u = Conv<pads=[1,1,1,1]>(a, v)\ny = {POOL}(u)", NARROW, inputs=inputs)
     result = convpool.optimize(model, target="cuda", check=0)

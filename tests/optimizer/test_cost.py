@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cost model counts, by hand, and which form it picks where that changes the choice."""
+"""Counts of the cost model, by hand, and the form it picks where that changes the choice."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_a_case_is_the_same_each_time():
 @pytest.mark.parametrize(("what", "expected"), [("crash", "the process ended with -11"), ("hang", "takes longer than 60 s")])
 def test_crashes_and_hangs_are_told_by_their_number(monkeypatch, what, expected):
     def prints(process, selector, limit_s):
-        """As without a clock: only a process that has stopped prints nothing for long."""
+        """Run without a clock: only a process that has stopped prints nothing for long."""
         while not selector.select(0.02):
             if Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T":
                 assert limit_s == 60

@@ -114,7 +114,7 @@ MAPS = {
 
 @pytest.mark.parametrize("node", MAPS)
 def test_what_reads_a_map(node):
-    """What gives v works in either layout, or reads a Transpose of the map; or v, an output, is a Transpose."""
+    """The node of v works in either layout, or reads the map's Transpose; or v is a Transpose."""
     dims, more = MAPS[node]
     result = for_cuda(reading(f"v = {node}", dims))
     assert layouts(result.model) == [2] + [3] * READERS
@@ -164,7 +164,7 @@ def test_a_mean_over_space_counts_against_channels_last(readers, last):
 
 
 def test_a_norm_with_parameters_of_another_type():
-    """From opset 15 on those of a half-precision map may be float32; what they become has the map's type."""
+    """A half-precision map's may be float32 from opset 15 on; the result has the map's type."""
     half = {name: NARROW[name].astype(np.float16) for name in ("w", "k")}
     body = f"{TAIL}\na = Softsign(p)\nn = BatchNormalization(a, g, b, m, d)\nq = Softsign(n)\n{PAIRS}"
     outputs = ", ".join(f"float16[A,B,C,D] y{i}" for i in range(READERS))

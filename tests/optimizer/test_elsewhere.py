@@ -314,7 +314,7 @@ MEMORY = "s0 = Shape(q)\n" + "\n".join(f"s{i + 1} = Concat<axis=0>(s{i}, s{i})" 
 @pytest.mark.parametrize("functions", ["", LIES], ids=["no function", "a wrong function"])
 @pytest.mark.parametrize("name", NODES)
 def test_a_node_of_convpools_own_hides_nothing_from_the_other_process(name, functions, monkeypatch):
-    """What lies behind it would end the process."""
+    """A node behind it would end the process."""
     monkeypatch.setattr(onnx.shape_inference, "infer_shapes", lambda *_, **given: pytest.fail("inferred here"))
     try:
         convpool.optimize(with_own(NODES[name], ABORT, "float[a,b,c,d] z", functions), check=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `--fold` stores and removes, what it leaves, and that the result is the same."""
+"""The results of `--fold`: stored, removed, left; and the outputs are the same."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands before and behind a pair: each rule by which it is fused."""
+"""Nodes before and behind a pair: each rule by which they are fused."""
 
 from __future__ import annotations
 

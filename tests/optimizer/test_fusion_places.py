@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node of the operator fuses in bodies, functions and files, and whose names and constants stay."""
+"""Fusions in bodies, functions and files, and whose names and constants stay."""
 
 from __future__ import annotations
 

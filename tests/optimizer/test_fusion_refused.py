@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands before and behind a pair and is not fused: each reason, and where the operator's order ends."""
+"""Nodes before and behind a pair that are not fused: each reason, and where the order ends."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ REFUSALS = {
 
 
 ADDED = {"a factor behind a residual of a fused variant": {"ConvAvgPoolRelu", "ConvAvgPoolAdd"}}
-"""What is left where it is more than the residual before the one refused."""
+"""Operators left where they are more than the residual before the one refused."""
 
 
 @pytest.mark.parametrize("name", REFUSALS)

@@ -16,7 +16,7 @@ from tests.support.cuda_target import NARROW, TAIL, for_cuda, layouts, wide
 from tests.support.models import graph, operators, weights
 
 MAP = f"{TAIL}\nt = Conv<pads=[1,1,1,1]>(p, k)\nz = AveragePool<kernel_shape=[4,4], strides=[4,4]>(t)\na = Relu(z)\n"
-"""Of 16 channels, 8 by 8 elements, with the channels last."""
+"""A map of 16 channels, 8 by 8 elements, with the channels last."""
 SUM = "m = ReduceSum<keepdims=0>(a, s)\n"
 CONSTANTS = {
     **NARROW,

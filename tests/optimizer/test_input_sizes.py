@@ -80,7 +80,7 @@ def test_sizes_that_follow_are_those_of_inference_not_of_names():
 
 
 def test_sizes_noted_at_an_export_do_not_stay():
-    """Those that do not follow from the inputs are open then: behind an operator that onnx does not know, and in bodies."""
+    """Sizes that inputs do not give are open then: behind unknown operators, and in bodies."""
     body = f"{PAIR.replace('y =', 'p =')}\nu = com.microsoft.Gelu(p)\ny = If(flag) <\n"
     body += "then_branch = yes () => (float[1,32,g,32] a) { r = Relu(p) a = Identity(r) },\n"
     body += "else_branch = no () => (float[1,32,g,32] b) { b = Neg(u) }>"

@@ -320,7 +320,7 @@ def test_file_systems_without_links(tmp_path, monkeypatch, layout):
 
 @pytest.mark.parametrize(("mask", "old"), list(product((0o022, 0o027, 0o077), (None, 0o600, 0o640, 0o644, 0o666, 0o755))))
 def test_permissions(tmp_path, mask, old):
-    """Those of the file that is replaced, and for new ones what the umask leaves, never more in between."""
+    """Keep those of the file replaced, or what the umask leaves; never more in between."""
     out, seen = tmp_path / "o.onnx", []
     if old is not None:
         out.touch()

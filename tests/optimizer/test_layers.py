@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each part of the package may import: the algebra numpy alone, `ir` no runtime, and no two modules one another."""
+"""Imports by part: the algebra only numpy, `ir` no runtime, no two modules one another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from convpool.rules.pool_first.rule import SUFFIXES
 PACKAGE = Path(convpool.__file__).parent
 ALGEBRA = sorted(f"convpool.algebra.{path.stem}" for path in (PACKAGE / "algebra").glob("*.py") if path.stem != "__init__")
 RUNNING = ("onnxruntime", "convpool.check.session", "convpool.check.session", "convpool.api")
-"""What runs models."""
+"""Modules that run models."""
 BLOCKED = ("onnx", "onnxruntime", "ml_dtypes", "google", "click", "rich")
 
 
@@ -41,7 +41,7 @@ def runs(tree: ast.AST):
 
 
 def imports(path: Path, known: set[str]) -> set[str]:
-    """What a module imports, in functions too: of the package the module meant, of others the top-level name."""
+    """Return imports, in functions too: modules of the package, top-level names of others."""
     found = set()
     for node in runs(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -135,7 +135,7 @@ def strings(tree: ast.AST) -> set[str]:
 
 
 def applying() -> dict[str, ast.AST]:
-    """What changes a model: the editor, the emitter of pairs, and every rule's `apply` with the functions of its module."""
+    """Find what changes a model: editor, emitter of pairs, rules' `apply` and its functions."""
     found: dict[str, ast.AST] = {"edit": ast.parse((PACKAGE / "ir" / "edit.py").read_text())}
     for path in sorted((PACKAGE / "rules").rglob("*.py")):
         tree = ast.parse(path.read_text())

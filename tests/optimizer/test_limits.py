@@ -151,7 +151,7 @@ def test_a_pad_in_a_body_between_transposes(name):
 
 @pytest.mark.parametrize("before", ["", "t = Relu(a)\n", "r = Constant<value_int=1>()\n"])
 def test_a_pad_in_a_function_between_transposes(before):
-    """What a call gives may come from a Transpose: the call is inlined, where the pair is rewritten."""
+    """A call's result may come from a Transpose: the call is inlined, the pair rewritten."""
     source = "t" if "Relu" in before else "a"
     functions = f"""<opset_import: ["": 17], domain: "local">
     net (a, w, p) => (z) {{ {before} q = Pad({source}, p) u = Transpose<perm=[0,3,1,2]>(q) h = Conv(u, w) z = {POOL}(h) }}"""

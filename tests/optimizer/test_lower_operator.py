@@ -106,7 +106,7 @@ def test_in_bodies_and_functions():
 @pytest.mark.parametrize("lowering", ["direct", "fused"])
 @pytest.mark.parametrize("channels_last", [1, 2, 3])
 def test_nodes_with_channels_last_get_transposes(channels_last, lowering):
-    """Of a node that does everything; the model around it reads and gives channels first."""
+    """Lower a node that does everything; the model around it reads and gives channels first."""
     text = "n = Add(x, c)\ns = Relu(n)\nu = Conv<pads=[1,1,1,1]>(s, w)\np = AveragePool<kernel_shape=[2,2], strides=[2,2]>(u)\n"
     constants = {"w": (32, 16, 3, 3), "c": (16, 1, 1)}
     model = graph(text + "q = Add(p, r)\ny = LeakyRelu(q)", constants, inputs="float[1,16,12,12] x, float[1,32,6,6] r")
@@ -201,7 +201,7 @@ def test_any_operator_node_fused_or_not_computes_the_same():
 
 
 def test_weights_that_do_not_fit_the_kernel_stay():
-    """As in a damaged file: the operator's schema does not compare them."""
+    """A damaged file may have them: the operator's schema does not compare them."""
     model = convpool.optimize(graph(PAIR), check=0).model
     node = next(node for node in model.graph.node if schema.is_operator(node))
     next(item for item in node.attribute if item.name == "kernel_shape").ints[:] = [3, 2]

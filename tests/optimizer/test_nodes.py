@@ -210,7 +210,7 @@ def test_axes_with_channels_last():
     ],
 )
 def test_transposes_between_layouts(perm, x_last, y_last, wanted):
-    """As numpy has it: of a tensor in its layout, the result in its own."""
+    """Compare with numpy: of a tensor in its layout, the result in its own."""
     node = _permuted(helper.make_node("Transpose", ["x"], ["y"], perm=perm), 4, x_last, y_last)
     given = np.arange(120).reshape(2, 3, 4, 5)
     expected = np.transpose(given, perm)

@@ -21,11 +21,11 @@ from tests.support.scopes import index
 MODELS = int(os.environ.get("NOTED_MODELS", "60"))
 TARGETS = ("any", "cpu", "cuda", "tensorrt")
 RTOL = 1e-5
-"""Of the largest output."""
+"""A share of the largest output."""
 
 
 def outcome(seed: int) -> tuple[str, list[str]]:
-    """What becomes of the model of a seed: whether it is rewritten, and what is wrong with that at three sizes."""
+    """Rewrite the model of a seed: whether it is, and what is wrong with that at three sizes."""
     noted = noted_models.make(seed)
     rng = np.random.default_rng(seed)
     target = TARGETS[seed % len(TARGETS)]
@@ -120,7 +120,7 @@ def test_a_size_of_0_is_one():
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_an_original_that_takes_no_other_size_is_checked_at_one(runs):
-    """By its Reshape."""
+    """Its Reshape takes no other."""
     target = [-1, 16, 8, 8] if runs else [1, 16, 8, 8]
     body = f"r = Reshape(x, t)\n{PAIR.replace('(x,', '(r,')}"
     model = graph(body, {"t": target}, inputs="float[N,16,H,W] x")

@@ -82,7 +82,7 @@ def test_sizes_behind_many_joins_are_found_at_once():
 
 
 def test_of_two_axes_one_may_be_a_number():
-    """As in a model that reads lines of text."""
+    """Models that read lines of text have them."""
     model = graph(f"{EQUAL['a residual']}\nh = Add(c, d)\ny = {POOL}(h)", CONSTANTS, inputs="float[N,16,3,W] x")
     assert convpool.optimize(model).report.summary.rewritten == 1
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rewrite leaves as it was: names, documentation, metadata, shapes, order; and what it must keep consistent."""
+"""Preserved by a rewrite: names, documentation, metadata, shapes, order; and consistency."""
 
 from __future__ import annotations
 

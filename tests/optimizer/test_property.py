@@ -50,7 +50,7 @@ RUNTIME_OPSET, RUNTIME_IR = 26, 13
 
 @dataclass
 class Tally:
-    """What all cases together showed."""
+    """The outcome of all cases together."""
 
     failures: list[str] = field(default_factory=list)
     counts: Counter = field(default_factory=Counter)

@@ -116,7 +116,7 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
 
 
 def test_a_graph_in_a_list_of_graphs_captures_too():
-    """Of an operator that nobody knows."""
+    """The list is an unknown operator's."""
     inner = helper.make_graph([helper.make_node("Relu", ["h"], ["r"])], "inner", [], [helper.make_empty_tensor_value_info("r")])
     model = graph(f"h = Conv<pads=[1,1,1,1]>(x, w)\ny = {POOL}(h)", imports=', "other": 1')
     assert convpool.optimize(model, check=0).changed

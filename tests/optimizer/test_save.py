@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What saving writes, where the weights go, and that nobody's files are harmed by it."""
+"""Files that saving writes, where the weights go, and that nobody's files are harmed."""
 
 from __future__ import annotations
 

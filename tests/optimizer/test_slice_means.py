@@ -106,7 +106,7 @@ def test_slices_that_name_the_channels_keep_all_of_them(end, pairs):
 
 @pytest.mark.parametrize("zeros", ["ConstantOfShape(n)", "Expand(nothing, n)"])
 def test_slices_added_to_zeros_of_their_own_shape(zeros):
-    """As scripted loops start their sums."""
+    """Scripted loops start their sums so."""
     body = CONV + FOUR + f"n = Shape(s1)\nz = {zeros}\nt0 = Add(z, s1)\n" + CHAIN.replace("s1", "t0") + "y = Mul(t3, k)"
     result = rewrite(graph(body, {**QUARTER, "nothing": np.float32(0)}), 1)
     assert operators(result.graph) == DIRECT

@@ -302,7 +302,7 @@ def test_a_function_of_another_opset(opset, fits):
 
 @pytest.mark.parametrize(("node", "fits"), [("Relu(f)", True), ("other.some(f)", False)])
 def test_a_function_that_imports_a_domain_in_another_version(node, fits):
-    """That counts only if it has a node of the domain."""
+    """The import counts only if the function has a node of the domain."""
     function = f'<domain: "local", opset_import: ["": 17, "other": 2]> net (f) => (g) {{ g = {node} }}'
     model = graph("h = Conv(x, w)\ny = local.net(h)", functions=function, imports=', "local": 1, "other": 1')
     assert (inlined(model) is not None) == fits

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens where something is missing, refused or of an unusual form: single functions, each with what it gives then."""
+"""Single functions where something is missing, refused or of an unusual form."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_box_filter_by_an_attribute_of_the_function():
 
 @pytest.mark.parametrize("pinned", ["conv", "pool", "none"])
 def test_a_node_that_stays_by_name(pinned):
-    """As convpool.torch asks for a layer with a hook."""
+    """The layer has a hook: convpool.torch asks so."""
     model = graph(PAIR)
     for node, name in zip(model.graph.node, ("conv", "pool"), strict=True):
         node.name = name

@@ -38,7 +38,7 @@ def test_strings_are_equal_or_not():
 
 
 def test_sequences_of_other_lengths():
-    """Of one tensor, or of two."""
+    """Sequences of one tensor, or of two."""
     models = []
     for inputs in ("x", "x, x"):
         model = graph(f"y = SequenceConstruct({inputs})", inputs="float[2] x", outputs="float[2] y")
@@ -88,7 +88,7 @@ def test_models_without_an_output_in_common():
 
 
 def test_models_and_engines_with_open_sizes_are_compared_at_two(tmp_path, monkeypatch, capsys):
-    """By the command too, whose other sizes are in its report."""
+    """The command does so too, and reports the other sizes."""
     monkeypatch.chdir(tmp_path)
     texts = (
         "y = GlobalAveragePool(x)",

@@ -128,7 +128,7 @@ def test_onnxruntime_runs_nodes_with_it(op_type, plugin, monkeypatch):
 
 
 def test_onnxruntime_s_operators_ask_it_of_the_library(tmp_path):
-    """Of their source, as the CPU provider does not ask."""
+    """Read their source, as the CPU provider does not ask."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")

@@ -184,7 +184,7 @@ def test_build_says_which_convolutions_go_to_the_plugin(pair, tmp_path, monkeypa
 
 
 def test_verify_does_not_compare_empty_outputs_where_a_larger_input_gives_some(tmp_path):
-    """Of 64 rows, which come first for an open size, nothing is left: anything would agree."""
+    """An open size is 64 rows first, of which nothing is left: anything would agree."""
     for name, op in (("a", "Identity"), ("b", "Neg")):
         text = f"""<ir_version: 8, opset_import: ["": 17]> g (float[1,rows] x) => (float[1,left] y) <int64[1] from = {{64}},
             int64[1] to = {{9999}}, int64[1] axis = {{1}}> {{ s = Slice(x, from, to, axis) y = {op}(s) }}"""

@@ -156,7 +156,7 @@ def test_a_model_that_has_the_operator_is_refused():
 
 
 def can_run(monkeypatch) -> None:
-    """As with TensorRT and pycuda installed."""
+    """Pretend that TensorRT and pycuda are installed."""
     for module in (build_cli, pipeline):
         monkeypatch.setattr(module, "check_can_run", lambda *_: None)
 

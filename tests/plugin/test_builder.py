@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorRT 8.6 is told, by a pretended one: flags by precision, profiles, limits, and the nodes that it gets."""
+"""A pretended TensorRT 8.6 is told flags by precision, profiles, limits, and its nodes."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_the_first_profile_s_typical_shapes():
     ],
 )
 def test_types_come_by_the_model_or_by_flags(monkeypatch, version, precision, kind, typed):
-    """From 10 on a network has the types of its model: so the model gets those of the precision."""
+    """A network has its model's types from 10 on: so the model gets those of the precision."""
     trt = pretended_tensorrt(version)
     monkeypatch.setattr(builder, "load_plugin", lambda trt: None)
     trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED = 3
@@ -163,7 +163,7 @@ def test_steps_of_a_build_are_handed_on_until_that_fails():
             raise KeyboardInterrupt
 
     class Monitor:
-        """As a class of pybind11: no use before its own __init__ is called."""
+        """A class like pybind11's: no use before its own __init__ is called."""
 
         ready = False
 

@@ -380,7 +380,7 @@ def test_fused_variants_of_fixed_sizes(precision, limit, tmp_path):
 
 
 def test_a_slope_that_half_does_not_have_stays_in_float():
-    """As an infinity it would make NaN of zeros."""
+    """An infinite slope would make NaN of zeros."""
     model = residual_block({"BATCH": 4, "HEIGHT": 16, "WIDTH": 20, "P": 8, "Q": 10})
     rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
     steep = {"LeakyRelu": "alpha", VARIANTS[0]: "prologue_alpha"}

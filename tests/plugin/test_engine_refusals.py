@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `Engine` says where files, inputs or TensorRT do not do what they should; TensorRT and pycuda are played."""
+"""Errors of `Engine` on wrong files, inputs or TensorRT; TensorRT and pycuda are played."""
 
 from __future__ import annotations
 

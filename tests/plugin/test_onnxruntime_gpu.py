@@ -52,7 +52,7 @@ def run(node: Node, session, seed: int = 0, rounding: float | None = None, **siz
 
 
 def free_bytes() -> int:
-    """Of the current device's memory, by the driver."""
+    """Ask the driver for the current device's free memory."""
     driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     assert driver.cuInit(0) == 0

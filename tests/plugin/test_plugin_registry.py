@@ -44,7 +44,7 @@ creator = find_creator(trt)
 
 
 def run(plugin, code: str, status: int = 0) -> tuple[object, str]:
-    """What the code prints as JSON last, and everything on stderr."""
+    """Run code: what it prints as JSON last, and everything on stderr."""
     environment = {**os.environ, "CONVPOOL_PLUGIN_LIBRARY": str(plugin)}
     done = subprocess.run([sys.executable, "-c", PRELUDE + code], capture_output=True, text=True, env=environment)
     assert done.returncode == status, done.stderr[-3000:]

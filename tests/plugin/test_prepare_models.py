@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model becomes for one TensorRT version, checked in onnxruntime."""
+"""Models prepared for one TensorRT version, checked in onnxruntime."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_cast_floats_rounds_and_nothing_else(name):
 
 
 def test_a_loaded_model_is_prepared_like_its_file(tmp_path):
-    """What convpool-build hands on, and what a path gives."""
+    """Compare what convpool-build hands on with what a path gives."""
     path = tmp_path / "model.onnx"
     onnx.save(generate("wgan_gp_small", batch=2), path)
     from_file, from_loaded = (prepare.lowered(load(model), "convavgpool") for model in (path, load(path)))
@@ -204,7 +204,7 @@ def test_weights_computed_from_constants_become_initializers(optimized):
 
 
 def test_attributes_said_to_the_plugin_by_hand_are_valid_and_the_precision_decides():
-    """As docs/tensorrt.md has them for other tools' engines: the file loads, runs, and is built by convpool-build too."""
+    """Follow docs/tensorrt.md for other tools' engines: the file loads, runs, and can be built."""
     model = generate("wgan_gp_small", batch=2)
     inputs = random_inputs(model)
     rewritten = optimize(model, check=0).model

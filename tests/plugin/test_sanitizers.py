@@ -28,7 +28,7 @@ def sanitized(built) -> Path:
 
 
 def run(*command: object) -> str:
-    """What a program prints; a failed check, a bad access, a leak or undefined behaviour ends it with another status."""
+    """Return a program's output; failed checks, bad access, leaks or undefined behaviour fail."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=3000)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return done.stdout

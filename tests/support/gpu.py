@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a test that needs a GPU does without one: it is skipped, or fails where REQUIRE_GPU=1."""
+"""Skip a test that needs a GPU without one; fail it where REQUIRE_GPU=1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def missing() -> str:
-    """What keeps TensorRT engines from running here, or ""; they need a GPU, TensorRT and pycuda."""
+    """Say what keeps TensorRT engines from running here, or ""; they need pycuda and a GPU."""
     for name in ("tensorrt", "pycuda"):
         if importlib.util.find_spec(name) is None:
             return f"no {name}"

@@ -66,7 +66,7 @@ def compiler() -> str:
 
 
 def run(*command: object, fails: bool = False) -> str:
-    """What a program prints, on stdout and stderr.  fails: its status is to be another than 0."""
+    """Return what a program prints, on stdout and stderr.  fails: its status may not be 0."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     assert (done.returncode != 0) == fails, f"{' '.join(map(str, command))}\n{(done.stdout + done.stderr)[-4000:]}"
     return done.stdout + done.stderr
@@ -118,7 +118,7 @@ def build(root: Path, folder: Path, *kernels: Path) -> Path:
 
 
 def ask(root: Path, library: Path, code: str) -> object:
-    """What the code gives `answer`, run after `PRELUDE` by the Python package at `root` on a library of `build`."""
+    """Run code after `PRELUDE`, package at `root`, library of `build`; return its `answer`."""
     environment = {**os.environ, "PYTHONPATH": str(root / "optimizer"), "CONVPOOL_LIBRARY": str(library), "CONVPOOL_TUNED": "off"}
     program = f"{PRELUDE}\n{code}\nprint(json.dumps(answer))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)

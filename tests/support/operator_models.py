@@ -60,7 +60,7 @@ class Node:
 
     @property
     def parts(self) -> schema.Parts:
-        """What the node does beside."""
+        """The parts of the node beside."""
         kind = schema.FUSED_VARIANTS.get(self.op_type, schema.PLAIN)
         return schema.Parts(
             kind.affine,
@@ -154,7 +154,7 @@ class Node:
         return {**arrays, **({name: a for name, a in self.arrays().items() if name not in ("X", "R")} if self.constant else {})}
 
     def feeds(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What a session takes of them."""
+        """Select what a session takes of them."""
         return {name: array for name, array in arrays.items() if not self.constant or name in ("X", "R")}
 
     def check(self, got: np.ndarray, arrays: dict[str, np.ndarray], rounding: float | None = None) -> None:

@@ -48,7 +48,7 @@ class Config:
         self.pool_limits[pool] = size_bytes
 
     def create_timing_cache(self, data: bytes) -> bytes | None:
-        """As TensorRT does with a damaged one, None."""
+        """Return None for a damaged one, as TensorRT does."""
         return None if data == b"damaged" else data
 
     def set_timing_cache(self, cache: bytes, ignore_mismatch: bool) -> bool:

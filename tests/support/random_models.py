@@ -36,7 +36,7 @@ class Case:
     lowering: str
     must: bool
     operator: str | None
-    """What its one node of convpool's operators must be, if there is one; None where that is not beyond doubt."""
+    """The operator of its one node of convpool's, if there is one; None where there is a doubt."""
     tags: dict[str, str] = field(default_factory=dict)
 
 

@@ -187,7 +187,7 @@ def make_average(m: Maker, name: str, sizes, window, strides, dilations) -> str:
 
 
 def pays(m: Maker, layer: Layer, lowering: str, window, strides, dilations, sizes, others) -> bool:
-    """Whether a form exists and saves by a wide margin, by the weights that convpool.algebra.lowering documents, taken twice."""
+    """Return True if a form exists and saves much: by twice convpool.algebra.lowering's weights."""
     after = [(n - e * (p - 1) - 1) // s + 1 for n, p, s, e in zip(sizes, window, strides, dilations, strict=True)]
     if volume(after) == 0 or sizes != layer.out:
         return False

@@ -77,7 +77,7 @@ def random_layer(seed: int) -> Layer:
 
 
 def pools_first(layer: Layer) -> bool:
-    """Whether convpool does the pooling first, and not PyTorch's two operators."""
+    """Return True if convpool does the pooling first, and not PyTorch's two operators."""
     from convpool.torch.functional import pooled_first
 
     conv, pool = layer.conv, layer.pool

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of PyTorch on a GPU share.  Importing it skips a module where there is no PyTorch."""
+"""Shared by tests of PyTorch on a GPU.  Importing it skips a module where there is no PyTorch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def on_gpu(shape, dtype, last=False, grad=False):
 
 
 def replayed(step):
-    """What a CUDA graph of a step gives, step by step, and a function that runs it again."""
+    """Return a CUDA graph's results, step by step, and a function that runs it again."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # cuDNN allocates in its first call

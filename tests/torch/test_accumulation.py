@@ -39,7 +39,7 @@ class Seen(TorchDispatchMode):
 
 
 def asked(run) -> list[int]:
-    """What calls of the operator in `run` have."""
+    """Return what calls of the operator in `run` have."""
     with Seen() as seen:
         run()
     return seen.found

@@ -210,7 +210,7 @@ def test_convolutions_that_suit_the_library(shape, weight, options, expected):
 
 
 def test_plain_convolutions_of_a_captured_graph(monkeypatch):
-    """As on a GPU with the library: the passes of compile_options, then the library's operator with the activation."""
+    """Pretend a GPU with the library: passes of compile_options, then its fused operator."""
     monkeypatch.setattr(convolutions, "_has_library", lambda: True)
     monkeypatch.setattr(convolutions, "_suits", lambda x, weight, strides, compiles: x.shape[1] == weight.shape[1])
     torch.manual_seed(3)

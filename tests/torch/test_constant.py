@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `constant_weights` keeps, with a plan that only counts."""
+"""The values that `constant_weights` keeps, with a plan that only counts."""
 
 from __future__ import annotations
 

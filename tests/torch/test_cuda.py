@@ -180,7 +180,7 @@ def test_sums_of_channels(shape, dtype):
 
 
 def with_constant_weights(module, x):
-    """What three calls give, and one in a CUDA graph: all the same."""
+    """Return what three calls give, and one in a CUDA graph: all the same."""
     with convpool.torch.constant_weights():
         runs = [module(x) for _ in range(3)]
         graph = torch.cuda.CUDAGraph()

@@ -20,7 +20,7 @@ X = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture(autouse=True)
 def anywhere(monkeypatch):
-    """As on a GPU."""
+    """Pretend a GPU."""
     monkeypatch.setattr(normed, "_has_kernels", lambda x: True)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What changes between two calls of an optimized module, and what its forward asks for: outputs as the original's."""
+"""Changes between calls of an optimized module, and reads of forward: outputs as before."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def fade(self, x):
 
 
 def test_a_number_that_fades_in():
-    """As in progressive growing.  Too many values are the original's."""
+    """Progressive growing does so.  Too many values are the original's."""
     module, changed = Fn(fade), optimized(Fn(fade), X)
     for step in range(80):
         module.alpha = changed.alpha = step / 80
@@ -220,7 +220,7 @@ def test_numbers_in_buffers_stay(flows):
 
 
 class Locked(nn.Sequential):
-    """What it holds is not all for a pickle."""
+    """A module that holds what a pickle cannot."""
 
     def __getstate__(self):
         return {name: value for name, value in self.__dict__.items() if name != "lock"}
@@ -287,7 +287,7 @@ def test_a_first_call_inside_a_transform(transform):
 
 
 def test_a_shared_weight_is_computed_on_one_branch(monkeypatch):
-    """Of a CUDA graph: two would write its vectors at the same time."""
+    """Two branches of a CUDA graph would write its vectors at the same time."""
     seen = []
     monkeypatch.setattr(branches, "begin", lambda x, module, name, branch: seen.append((module, branch)))
     torch.manual_seed(3)
@@ -312,7 +312,7 @@ def test_inputs_have_their_names():
     ids=["rounded up", "odd or even", "half", "twice"],
 )
 def test_numbers_made_of_the_batch(groups):
-    """As in the deviation of minibatches: some are the same for the example's batch and for twice as many samples."""
+    """Numbers like a minibatch's deviation: some are the same for twice as many samples."""
     module = Fn(lambda self, x: F.avg_pool2d(self.c(x), 2) * groups(x.shape[0]))
     changed = optimized(module, X)
     for batch in (2, 3, 9, 16):
@@ -355,7 +355,7 @@ def replacing(self, x, kept):
 
 @pytest.mark.parametrize(("forward", "given"), [(keeping, []), (replacing, [X.mean()])], ids=["more", "other"])
 def test_a_list_and_a_dictionary_that_forward_changes(forward, given):
-    """As features that a discriminator hands out."""
+    """A discriminator hands out features so."""
     module = Fn(forward)
     changed, report = optimize(copy.deepcopy(module), (X, {"all": [*given]}))
     assert any("arguments that forward changes" in site.reason for site in report.sites if site.reason)
@@ -372,7 +372,7 @@ def feature(self, x):
 
 
 class Output(dict):
-    """As of models whose results are read by attribute too."""
+    """An output that is read by attribute too."""
 
     @property
     def y(self):

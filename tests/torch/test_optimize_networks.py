@@ -40,7 +40,7 @@ def exact_products():
 
 
 def floor(dtype):
-    """Of differences relative to a tensor's largest value."""
+    """Return the floor of differences relative to a tensor's largest value."""
     return 4 * torch.finfo(dtype).eps
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What forward reads besides stand-ins: attributes of every kind, tensors and generators of its own.  Outputs as before."""
+"""Values forward reads besides stand-ins: attributes, tensors, generators.  Outputs as before."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_generator_of_its_own(make, draw):
 
 
 def test_the_type_of_the_parameters():
-    """As `self.dtype` of models that cast their inputs."""
+    """Models that cast their inputs read it as `self.dtype`."""
 
     def forward(self, x):
         return pooled(self, x.to(next(self.parameters()).dtype)).double()

@@ -103,7 +103,7 @@ def test_checkpoints_of_parts(x):
 
 @pytest.mark.parametrize("keep", [lambda f, x: checkpoint(f, x, use_reentrant=False), saved_on_cpu], ids=["checkpoint", "cpu"])
 def test_checkpoints_inside_of_forward(x, keep):
-    """As in DenseNets that save memory: the rewritten module keeps no activations either."""
+    """DenseNets save memory so: the rewritten module keeps no activations either."""
 
     class Saving(SNGAN):
         def forward(self, x):
@@ -140,7 +140,7 @@ def test_a_weight_changed_between_forward_and_backward_is_an_error(x):
 
 
 def test_frozen_and_trained_in_turn(x):
-    """As a GAN's generator steps freeze its discriminator."""
+    """A GAN's generator steps freeze its discriminator."""
     original, optimized = both(x)
     for trains in (True, False, True, False):
         gradients = []

@@ -41,7 +41,7 @@ class Meanwhile(nn.Module):
 
 
 def in_a_thread(work):
-    """What a function returns, or raises, in a thread of its own."""
+    """Return what a function returns, or raises, in a thread of its own."""
     found = []
 
     def run():

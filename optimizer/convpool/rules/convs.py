@@ -354,7 +354,7 @@ def pads_upstream(scope: Scope, tensor: str) -> Iterator[tuple[Scope, int | None
 
 
 def _transposed(scope: Scope, tensor: str) -> bool:
-    """Return True if a Transpose, or a caller's, may be behind the tensor, up to SEARCH_LIMIT nodes."""
+    """Return True if a Transpose may be in front, a caller's too, within SEARCH_LIMIT nodes."""
     pending = [(scope, tensor)]
     seen: set[tuple[str, int]] = set()
     while pending:

@@ -133,7 +133,7 @@ def _is_foldable(node: NodeProto) -> bool:
 
 
 def _is_constant(scope: Scope, name: str) -> bool:
-    """Return True if a tensor is stored, perhaps renamed; computed ones are `known` or too large."""
+    """Return True if a tensor is stored, also renamed; computed ones are `known` or too large."""
     index = scope.producer.get(name)
     return (index is None or is_op(scope.nodes[index], "Constant", "Identity")) and scope.constant(name) is not None
 

@@ -26,5 +26,5 @@ def to_channels_last(arrays: Arrays) -> Arrays:
 
 
 def from_channels_last(arrays: Arrays) -> Arrays:
-    """What `to_channels_last` gives, as [N, C, H, W] in memory too."""
+    """Return what `to_channels_last` gives, as [N, C, H, W] in memory too."""
     return {name: x.reshape(x.shape[0], *x.shape[2:], x.shape[1]).transpose(0, 3, 1, 2) for name, x in arrays.items()}

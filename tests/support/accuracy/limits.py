@@ -26,7 +26,7 @@ UNITS = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
 
 @dataclass(frozen=True)
 class Limit:
-    """What one model's outputs are allowed, from its depth."""
+    """The limit of one model's outputs, from its depth."""
 
     layers: int
     gain: float

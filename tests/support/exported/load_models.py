@@ -12,7 +12,7 @@ import onnx
 
 
 def load(path: str) -> str:
-    """What onnx says of a stored model."""
+    """Return what onnx says of a stored model."""
     try:
         onnx.load(path)
         onnx.checker.check_model(path, full_check=True)

@@ -11,7 +11,7 @@ import random
 
 CHANNELS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 72, 96, 130)
 PROLOGUES = [(a, b) for a in (True, False) for b in ("relu", "leaky_relu", None) if a or b]
-"""Whether X is scaled and shifted, and the activation after that."""
+"""Pairs: X is scaled and shifted or not, and the activation after that."""
 MOST_PRODUCTS = 3e7  # keeps the float64 reference to some milliseconds
 
 

@@ -26,7 +26,7 @@ def library_path() -> Path:
 
 
 class DType:
-    """As PyTorch shows its types."""
+    """A type as PyTorch shows it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -76,7 +76,7 @@ DTYPES = {name: DType(name) for name in ITEM_BYTES}
 
 
 def torch_module(current_stream: int = 0) -> ModuleType:
-    """What `sys.modules["torch"]` is to be."""
+    """Return a module for `sys.modules["torch"]`."""
     module = ModuleType("torch")
     module.__dict__.update(DTYPES)
     module._C = SimpleNamespace(_cuda_getCurrentRawStream=lambda device: current_stream)

@@ -21,7 +21,7 @@ RANDOM, INTEGER = "random", "integer"
 
 
 def sizes(name: str) -> tuple[int, int]:
-    """Of the kernel and of the window that the tactic is for; 3 and 2 where it is for many."""
+    """Return kernel and window that the tactic is for; 3 and 2 where it is for many."""
     only = re.search(r"_(?:tma|rs)?(\d)x\d(?:_pool(\d))?$", name)
     return (int(only[1]), int(only[2] or 2)) if only else (3, 2)
 

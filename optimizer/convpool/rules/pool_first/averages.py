@@ -53,7 +53,7 @@ def _input(scope: Scope, index: int) -> str:
 
 
 def may_be_box_filter(scope: Scope, index: int) -> str | None:
-    """Return the input of node `index` if that is a depthwise Conv with equal weights, else None."""
+    """Return the input of node `index` if it is a depthwise Conv with equal weights, else None."""
     node = scope.nodes[index]
     return node.input[0] if _box_weight(scope, index) is not None else None
 
