@@ -61,7 +61,7 @@ extern "C" {
 #define CONVPOOL_VERSION_PATCH 0
 #define CONVPOOL_MAX_RANK 3
 
-/* Of the structures and functions below. A caller compiled for one version works with no other: it compares the macro with
+/* Version of what stands below. A caller compiled for one version works with no other: it compares the macro with
  * convpool_abi_version() before it calls anything else. */
 #define CONVPOOL_ABI_VERSION 1
 

@@ -13,7 +13,7 @@ from tests.support.models import random_feeds
 POOL = "AveragePool<kernel_shape=[2,2], strides=[2,2]>"
 PAIR = f"h = Conv<pads=[1,1,1,1]>(x, w)\ny = {POOL}(h)"
 RTOL = 2e-6
-"""A share of the largest output: sums of at most 576 float32 products with random errors of 6e-8."""
+"""A share of the largest output: sums of up to 576 float32 products with random errors of 6e-8."""
 
 
 def rewrite(model: onnx.ModelProto, pairs: int, lowering: str = "direct", size: int = 8, **options) -> onnx.ModelProto:

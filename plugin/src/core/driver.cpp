@@ -6,7 +6,7 @@
 namespace convpool {
 namespace {
 
-// As of CUDA 12.0; null if the driver has no such function.
+// The function as of CUDA 12.0; null if the driver has none.
 template <class Function> Function find(const char *name) {
     void *function = nullptr;
     cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;

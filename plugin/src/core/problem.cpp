@@ -84,7 +84,7 @@ Reason wrong_options(const convpool_problem *d) {
                ", expected alpha <= beta";
     if (d->prologue_activation < CONVPOOL_ACT_NONE || d->prologue_activation > CONVPOOL_ACT_LEAKY_RELU)
         return mismatch("prologue_activation", d->prologue_activation, "0 (none), 1 (relu) or 2 (leaky_relu)");
-    // As an infinity in the type it would make NaN of zeros.
+    // An infinity in the type would make NaN of zeros.
     const float largest = kTypes[d->w_dtype].largest;
     if (d->prologue_activation == CONVPOOL_ACT_LEAKY_RELU && !(std::fabs(d->prologue_alpha) <= largest)) {
         char numbers[64];
@@ -103,7 +103,7 @@ Reason wrong_channels(const convpool_problem *d) {
     return {};
 }
 
-// Of spatial dimension i, before anything is computed of it.
+// The fault of spatial dimension i, before anything is computed of it.
 Reason wrong_axis(const convpool_problem *d, int i) {
     if (d->spatial[i] < 1 || d->spatial[i] >= kMaxSize) return mismatch(entry("spatial", i), d->spatial[i], "1 to 2^31 - 1");
     for (auto [name, value] : {std::pair{"pool_kernel", d->pool_kernel[i]},

@@ -32,7 +32,7 @@ struct Problem {
     bool eight_bit() const { return !is_float(w_dtype); }
     // X is fp32 beside a 16-bit W, and rounded to W's type as it is read.
     bool x_float() const { return x_dtype != w_dtype; }
-    // Of W; but for 8-bit types also of Y, of all that is added to it, and of the prologue.
+    // Bytes of W's elements; but for 8-bit types also of Y's, of all that is added to it, and of the prologue's.
     int element_bytes() const { return kTypes[w_dtype].bytes; }
     int x_element_bytes() const { return kTypes[x_dtype].bytes; }
     int y_element_bytes() const { return kTypes[y_dtype].bytes; }

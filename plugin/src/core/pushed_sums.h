@@ -9,7 +9,7 @@ namespace convpool {
 constexpr int kPushedHead = 128;     // a barrier
 constexpr int kPartBytes = 32 * 16;  // of a fragment, 16 pixels x 8 channels of floats
 
-// Of a block, for a tile's fragments.
+// Bytes of a block, for a tile's fragments.
 constexpr int64_t pushed_bytes(int split, int fragments) {
     return split == 1 ? 0 : kPushedHead + int64_t{split} * ((fragments + split - 1) / split) * kPartBytes;
 }

@@ -29,7 +29,7 @@ struct Tactic {
     bool sm90a;           // needs instructions that only compute capability 9.0 has
     bool packed = false;  // box means are summed in X's type
 
-    // Of an operand of the products, to the type that is multiplied. Packed: of a sum of two pixels, and of two such sums.
+    // Roundings of an operand to the type that is multiplied. Packed: of a sum of two pixels, and of two such sums.
     int32_t roundings() const;
 };
 constexpr int32_t kAnyPrecision = -1;

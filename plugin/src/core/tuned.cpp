@@ -142,7 +142,7 @@ int32_t tuned_tactic(const Problem &problem, const Device &device) {
         return row == key;
     };
     auto find = [&]() -> int32_t {
-        // Of a key written twice in a file, the later row.
+        // If a key stands twice in a file, the later row counts.
         const auto own = std::find_if(given.rows.rbegin(), given.rows.rend(), same);
         if (own != given.rows.rend()) return (*own)[kTacticField];
         const auto found = std::find_if(std::begin(kCompiledIn), std::end(kCompiledIn), same);

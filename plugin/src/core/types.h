@@ -15,7 +15,7 @@ struct ElementType {
     int32_t bytes;
     float largest;  // finite number, of a type that prologue, sums and results may have; 0: of X and W only, summed exactly
 };
-// By convpool_dtype. To add a type is to add a line here, and what generic reads of it.
+// Types in the order of convpool_dtype. To add one is to add a line here, and what generic reads of it.
 inline constexpr ElementType kTypes[] = {
     {"F16", 2, 65504.f}, {"BF16", 2, 0x1.FEp127f}, {"F32", 4, FLT_MAX}, {"I8", 1, 0}, {"F8E4M3", 1, 0},
 };

@@ -22,7 +22,7 @@ struct Form {
     bool splits_tf32() const { return format == NumberFormat::kTF32Split; }
 };
 
-// Of a tactic of Hopper's, whose tensor cores take fp32 from passes only.
+// The format of a tactic of Hopper's, whose tensor cores take fp32 from passes only.
 NumberFormat wgmma_format(Precision precision);
 // Channels of X in 128 bytes of such operands.
 int wgmma_channels(Precision precision);
@@ -42,7 +42,7 @@ struct Operands {
 // distances between taps to 64-bit places.
 std::string operands_reason(const Problem &problem, const Tactic &tactic, const Form &form, bool adds_spans);
 
-// Of a problem that operands_reason takes.
+// The operands of a problem that operands_reason takes.
 Operands operands_of(const Problem &problem, const Form &form);
 
 }  // namespace convpool::gemm

@@ -54,7 +54,7 @@ SubtileTiles::SubtileTiles(const Problem &p, const SubtileShape &shape)
 
 namespace {
 
-// Of columns of X, in 0 to pool - 1.
+// The residue of columns of X, in 0 to pool - 1.
 int32_t residue(int32_t column, int32_t pool) { return (column % pool + pool) % pool; }
 
 SubtileParams params_of(const Problem &p, const SubtileShape &shape, const SubtileTiles &tiles) {

@@ -36,7 +36,7 @@ struct SubtileTiles {
     int64_t count() const { return groups * channels; }
 };
 
-// Of a persistent kernel: its grid is the smaller of the tiles and the multiprocessors. With a split it is all blocks of all tiles.
+// Plan of a persistent kernel: its grid is the smaller of tiles and multiprocessors; with a split, all blocks of all tiles.
 class SubtilePlan : public OneKernelPlan {
 public:
     SubtilePlan(const Problem &p, const Tactic &t, const Device &d, const Kernel &kernel, const SubtileShape &shape);

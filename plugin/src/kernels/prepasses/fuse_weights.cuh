@@ -40,7 +40,7 @@ template <class Element> __global__ void __launch_bounds__(kThreads) fuse_weight
                 if (p.format == NumberFormat::kTF32) {
                     out[static_cast<int64_t>(m) * row + item] = __uint_as_float(big);
                 } else {
-                    // Of kSplitChannels channels the big numbers, then their small ones.
+                    // The big numbers of kSplitChannels channels, then their small ones.
                     const int group = c / kSplitChannels * kSplitChannels;
                     float *const place = out + (static_cast<int64_t>(m) * row + tap * channels + group) * 2 + (c - group);
                     place[0] = __uint_as_float(big);

@@ -38,7 +38,7 @@ struct TileConfig {
     static_assert(kFragmentsM * kFragmentsN * 4 <= 128, "accumulators leave room for operands");
 };
 
-// Of a row of a family's table.
+// The tile of a row of a family's table.
 template <const auto &kTable, size_t kRow>
 using TileConfigOf =
     TileConfig<kTable[kRow].precision, kTable[kRow].tile.block_m, kTable[kRow].tile.block_n, kTable[kRow].tile.warps_m,
