@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from convpool.ir.model import LoadedModel, load, passes_full_check, static_shape
 from convpool.ir.model import check as check_model
 from convpool.ir.protos import graphs_within, model_nodes, subgraphs
 from convpool.ir.save import save, self_contained, serialize
-from convpool.options import PASS_OF_SWITCH, OptimizeOptions, check_arguments, options_for
+from convpool.options import PASS_OF_SWITCH, OptimizeOptions, check_arguments, ended, options_for
 from convpool.pipeline import Pipeline, Reached, Stays, in_reach
 from convpool.report import Log, Report, SiteReport, Summary
 from convpool.rules.pool_first.rule import PoolFirst
@@ -127,7 +128,7 @@ def optimize(
         Concat.
     enable, disable: names of passes (`convpool.options.PASSES`) to add to the target's, or to leave out.
     fuse_pool_conv, stem, plain_conv, prologue, epilogue, concat, fold: whether the passes fuse_pool_conv, image_conv, plain_conv,
-        fuse_prologue, fuse_epilogue, chain_concats and fold run; other names for enable and disable.  Default: the target's.
+        fuse_prologue, fuse_epilogue, chain_concats and fold run.  All but fold end with release 0.3: use enable and disable.
     accumulation: how kernels sum pooling windows of float16 and bfloat16, for all nodes of the operator in the result: "default",
         in float32, or "packed", in that type where a kernel can.  Packed is faster; its largest error in float16 is 3.9e-4 to
         5.4e-4 of the largest result, that of "default" 3.3e-4 to 4.8e-4.  Neither float32 nor standard operators change.
@@ -153,6 +154,8 @@ def optimize(
     check_arguments(check=check, seed=seed, rtol=rtol, atol=atol, exclude=exclude, enable=enable, disable=disable)
     check_arguments(input_shapes=input_shapes, fix_shapes=fix_shapes, base_dir=base_dir, progress=progress, autotune=autotune)
     check_arguments(time=time, **switches)
+    for line in ended(switches):
+        warnings.warn(line, DeprecationWarning, stacklevel=2)
     switches = {PASS_OF_SWITCH.get(name, name): value for name, value in switches.items()}
     options = options_for(target, lowering=lowering, exclude=exclude, enable=enable, disable=disable, switches=switches)
     arrays = load_arrays(data)  # before any work: a wrong file should fail at once

@@ -197,8 +197,27 @@ PASSES: dict[str, str] = {entry.name: entry.text for entry in RULES}
 """The names that `enable` and `disable` take, and what each rewrites."""
 OF_CHAINS = tuple(entry.name for entry in RULES if entry.targets == ("cuda",))
 """The rules of the target cuda that make or change nodes of the operator only."""
-PASS_OF_SWITCH = {"stem": "image_conv", "prologue": "fuse_prologue", "epilogue": "fuse_epilogue", "concat": "chain_concats"}
-"""Passes that an argument of `optimize` calls by another name."""
+PASS_OF_SWITCH = {
+    "fuse_pool_conv": "fuse_pool_conv",
+    "stem": "image_conv",
+    "plain_conv": "plain_conv",
+    "prologue": "fuse_prologue",
+    "epilogue": "fuse_epilogue",
+    "concat": "chain_concats",
+}
+"""Arguments of `optimize` that end with release 0.3, and the names that `enable` and `disable` have for them."""
+
+
+def ended(switches: Mapping[str, bool | None], *, options: bool = False) -> list[str]:
+    """One line for each switch that is given and ends with release 0.3: what to write instead.  options: of the command's."""
+    lines = []
+    for name, value in switches.items():
+        if value is not None and name in PASS_OF_SWITCH:
+            rule, verb = PASS_OF_SWITCH[name], "enable" if value else "disable"
+            flag = f"--{'' if value else 'no-'}{name.replace('_', '-')}" if options else f"{name}={value}"
+            instead = f"--{verb} {rule}" if options else f"{verb}={rule!r}"
+            lines.append(f"{flag} ends with release 0.3; use {instead}")
+    return lines
 
 
 @dataclass(frozen=True)

@@ -75,12 +75,12 @@ def case(name: str, engine: bool = False) -> tuple[onnx.ModelProto, dict[str, np
 def lowered(name: str, lowering: str) -> onnx.ModelProto:
     model = case(name)[0]
     if lowering == "fused_variants":
-        found = optimize(model, prologue=True, epilogue=True, check=0).model
+        found = optimize(model, enable=["fuse_prologue", "fuse_epilogue"], check=0).model
         assert name == "lenet5_digits" or any(node.op_type in schema.FUSED_VARIANTS for node in found.graph.node)
         return found
     if lowering == "original":
         return model
-    return optimize(model, lowering=lowering, prologue=False, epilogue=False, check=0).model
+    return optimize(model, lowering=lowering, disable=["fuse_prologue", "fuse_epilogue"], check=0).model
 
 
 def run_onnxruntime(model: onnx.ModelProto, precision: str, inputs) -> dict[str, np.ndarray]:

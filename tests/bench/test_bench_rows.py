@@ -50,7 +50,9 @@ def test_suites_have_the_papers_rows():
 def test_suites_have_what_the_optimizer_makes_of_networks(suite, plain):
     found = set()
     for network, batch in (("sngan64", 64), ("wgan_gp", 64), ("stargan_v2", 1)):
-        model = optimize(generate(network, batch=batch), prologue=True, epilogue=True, plain_conv=plain, check=0).model
+        model = optimize(
+            generate(network, batch=batch), enable=["fuse_prologue", "fuse_epilogue"], plain_conv=plain, check=0
+        ).model
         graph = shape_inference.infer_shapes(model).graph
         known = [*graph.input, *graph.value_info]
         shapes = {one.name: tuple(d.dim_value for d in one.type.tensor_type.shape.dim) for one in known}

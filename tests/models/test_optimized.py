@@ -38,6 +38,8 @@ AROUND = {
 """Networks, and the operators that are left of their pairs and what stands around these."""
 REJECTED = ("vgg_average", "squeeze_excite", "resnet_d")
 
+NEIGHBOURS = ["fuse_prologue", "fuse_epilogue"]
+
 
 def rewritten(result: convpool.OptimizeResult) -> Counter[str]:
     """Rewritten sites by pattern."""
@@ -60,9 +62,9 @@ def test_every_pair_is_found(name, lowering):
 @pytest.mark.parametrize("batch", ["dynamic", 2])
 @pytest.mark.parametrize("name", AROUND)
 def test_what_stands_around_the_pairs_is_taken_in(name, batch):
-    model = convpool.optimize(generators.generate(name, batch=batch), prologue=True, epilogue=True).model
+    model = convpool.optimize(generators.generate(name, batch=batch), enable=["fuse_prologue", "fuse_epilogue"]).model
     assert Counter(node.op_type for node in model.graph.node if node.domain == schema.DOMAIN) == AROUND[name]
-    plain = convpool.optimize(generators.generate(name, batch=batch), prologue=False, epilogue=False, check=0).model
+    plain = convpool.optimize(generators.generate(name, batch=batch), disable=["fuse_prologue", "fuse_epilogue"], check=0).model
     found = Counter(node.op_type for node in plain.graph.node if node.domain == schema.DOMAIN)
     assert sum(found.values()) == found["ConvAvgPool"] == sum(AROUND[name].values())
 
@@ -79,14 +81,14 @@ def ran(model: onnx.ModelProto, folder: Path) -> Counter[str]:
 @pytest.mark.parametrize("name", AROUND)
 def test_onnxruntime_runs_nothing_more_for_fused_variants(name, tmp_path):
     model = generators.generate(name)
-    plain, fused = (ran(convpool.optimize(model, prologue=on, epilogue=on, check=0).model, tmp_path) for on in (False, True))
+    plain, fused = (ran(convpool.optimize(model, **{on: NEIGHBOURS}, check=0).model, tmp_path) for on in ("disable", "enable"))
     assert fused <= plain and fused.total() > 0
 
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_resnet_d_shortcuts_under_the_option(fused):
     model = generators.generate("resnet_d")
-    result = convpool.optimize(model, fuse_pool_conv=True, prologue=fused, epilogue=fused)
+    result = convpool.optimize(model, enable=["fuse_pool_conv"], disable=[] if fused else NEIGHBOURS)
     assert rewritten(result) == {"pool_conv": 3} and result.report.verification.passed
     found = [site.operator for site in result.report.sites if site.status == "rewritten"]
     assert ("ConvAvgPoolAddRelu" in found) == fused and (fused or set(found) == {"ConvAvgPool"}), found

@@ -85,7 +85,7 @@ def test_a_file_with_nodes_gets_it_loses_it_and_keeps_it():
 
 def test_a_node_keeps_it_as_others_are_fused_into_it():
     model = graph(f"{PAIR.replace('y =', 'p =')}\ny = Relu(p)")
-    first = optimized(model, "packed", epilogue=False)
+    first = optimized(model, "packed", disable="fuse_epilogue")
     (node,) = [node for node in convpool.optimize(first, check=0).model.graph.node if schema.is_operator(node)]
     assert (node.op_type, schema.accumulation_of(node)) == ("ConvAvgPoolRelu", 1)
 

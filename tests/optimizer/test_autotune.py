@@ -155,7 +155,7 @@ def test_what_has_one_form_only_is_not_timed(clock):
     model = graph(body, {"u": (3, 16, 3, 3), "v": (16, 3, 3, 3)}, inputs="float[1,16,24,24] x")
     clock["fastest"] = "convavgpool"
     seen = []
-    sites = convpool.optimize(model, stem=True, autotune=True, progress=lambda *item: seen.append(item)).report.sites
+    sites = convpool.optimize(model, enable="image_conv", autotune=True, progress=lambda *item: seen.append(item)).report.sites
     assert seen == [
         (0, 1, "timing y"),
         (1, 1, "checking"),

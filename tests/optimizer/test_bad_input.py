@@ -195,8 +195,14 @@ OPTIONS = {
     "shape without sizes": (["good.onnx", "--input-shape", "x"], "expected NAME:1x3x224x224"),
     "shape with a letter": (["good.onnx", "--input-shape", "x:1xCx12x12"], "expected NAME:1x3x224x224"),
     "shape with another digit": (["good.onnx", "--input-shape", "x:1x\u00b2x12x12"], "expected NAME:1x3x224x224"),
-    "shape too large": (["good.onnx", "--plain-conv", "--input-shape", f"x:{10**20}x16x12x12"], "expected positive sizes"),
-    "shape of no input, unchecked": (["good.onnx", "--plain-conv", "--no-check", "--input-shape", "z:1"], "no input 'z'"),
+    "shape too large": (
+        ["good.onnx", "--enable", "plain_conv", "--input-shape", f"x:{10**20}x16x12x12"],
+        "expected positive sizes",
+    ),
+    "shape of no input, unchecked": (
+        ["good.onnx", "--enable", "plain_conv", "--no-check", "--input-shape", "z:1"],
+        "no input 'z'",
+    ),
     "shape of no input": (["good.onnx", "--input-shape", "z:1x16x12x12"], "no input 'z'"),
     "shape of another rank": (["good.onnx", "--input-shape", "x:1x16x12"], "got shape [1, 16, 12]"),
     "shape against a fixed size": (["good.onnx", "--input-shape", "x:1x16x12x13"], "expected [1, 16, 12, 12]"),

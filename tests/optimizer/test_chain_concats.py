@@ -32,7 +32,7 @@ def test_a_dense_block_is_joined_once(lowering):
     model = graph(PAIR + BLOCK, outputs=OUTPUTS)
     result = rewrite(model, 1, lowering)
     assert concats(result.graph) == {"p": ["t", "a"], "q": ["p", "b"], "r": ["q", "c"]}
-    apart = convpool.optimize(model, lowering=lowering, concat=False).model
+    apart = convpool.optimize(model, lowering=lowering, disable="chain_concats").model
     assert concats(apart.graph) == concats(model.graph)
     feeds = random_feeds(model)
     for one, other in zip(sessions.run(apart, feeds), sessions.run(result, feeds), strict=True):

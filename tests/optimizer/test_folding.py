@@ -183,7 +183,7 @@ def test_a_pooling_with_ceil_mode_in_front_is_counted():
     """Take the shortcuts of ResNet-D."""
     pool = "AveragePool<kernel_shape=[2,2], strides=[2,2], ceil_mode=1>"
     model = graph(f"p = {pool}(x)\ny = Conv(p, v)", {"v": (32, 16, 1, 1)})
-    (site,) = convpool.optimize(model, check=1, fuse_pool_conv=True).report.sites
+    (site,) = convpool.optimize(model, check=1, enable="fuse_pool_conv").report.sites
     assert (site.status, site.macs_before, site.macs_after) == ("rewritten", *[32 * 16 * 36] * 2)
 
 

@@ -84,7 +84,7 @@ def test_of_two_convolutions_that_meet_only_the_one_whose_weights_overflow_keeps
     body = "c = Conv<pads=[1,1,1,1]>(x, w)\nd = Mul(c, k)\ne = Conv<pads=[1,1,1,1]>(x, v)\nf = Mul(e, k)\nh = Add(d, f)\n"
     given = {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"}
     model = graph(f"{body}y = {POOL}(h)", {**constants, "k": np.float16(2.0**15)}, **given)
-    result = convpool.optimize(model, check=0, lowering=lowering, epilogue=False)
+    result = convpool.optimize(model, check=0, lowering=lowering, disable="fuse_epilogue")
     assert result.report.summary.rewritten == 2 and operators(result.model.graph)["Mul"] == 1
     for tensor in result.model.graph.initializer:
         assert np.isfinite(onnx.numpy_helper.to_array(tensor).astype(np.float64)).all()
@@ -237,7 +237,7 @@ def test_fuse_pool_conv(pads):
     model = graph(f"h = {pool}(x)\ny = Conv<pads=[1,1,1,1]>(h, w, b)", {"b": (32,)})
     assert operators(rewrite(model, 0).graph) == {"AveragePool": 1, "Conv": 1}
     assert operators(rewrite(model, 0, "convavgpool").graph) == {"AveragePool": 1, "Conv": 1}
-    result = rewrite(model, 1, "convavgpool", fuse_pool_conv=True)
+    result = rewrite(model, 1, "convavgpool", enable="fuse_pool_conv")
     assert operators(result.graph) == {"ConvAvgPool": 1}
     assert list(result.graph.node[0].input)[2] == "b"
 
@@ -307,7 +307,7 @@ def test_what_the_plugin_has_no_fast_kernel_for(conv, shape, sizes, fused):
     )
     assert operators(rewrite(whole, 1, "convavgpool").graph) == {"Conv": 1, "GlobalAveragePool": 1}
     first = graph(f"h = {pool}(x)\ny = {conv.replace('(x', '(h')}", given, **types)
-    kept = convpool.optimize(first, fuse_pool_conv=True)
+    kept = convpool.optimize(first, enable="fuse_pool_conv")
     assert not kept.changed and "expected 1, for which" in kept.report.sites[0].reason.replace("at most 2", "1")
 
 
@@ -338,7 +338,7 @@ def test_a_large_window_behind_a_spatial_kernel_stays(target):
 def test_fuse_pool_conv_takes_windows_of_at_most_64_elements(window, pairs):
     pool = f"AveragePool<kernel_shape={window}, strides={window}>"
     model = graph(f"h = {pool}(x)\ny = Conv(h, w)", {"w": (32, 16, 1, 1)}, inputs="float[1,16,16,26] x")
-    rewrite(model, pairs, "convavgpool", fuse_pool_conv=True)
+    rewrite(model, pairs, "convavgpool", enable="fuse_pool_conv")
 
 
 def test_maps_beside_a_convolution_count_with_their_own_channels():

@@ -52,7 +52,7 @@ def test_prologue_of_a_padded_convolution(name):
     assert values["prologue_alpha"] == pytest.approx(slopes.get(name, 0.0)) and values["alpha"] == 0.0
     assert len(node.input) == (5 if "Affine" in kind else 3)
     assert {t.name for t in model.graph.initializer} == set(node.input[1:])  # nothing else is left over
-    rewrite(graph(f"{before}\n{PAIR}", {**NORM, **PER_CHANNEL}), 1, "convavgpool", prologue=False)
+    rewrite(graph(f"{before}\n{PAIR}", {**NORM, **PER_CHANNEL}), 1, "convavgpool", disable="fuse_prologue")
 
 
 def test_scale_and_shift_in_front_of_padding_are_exact():
@@ -93,7 +93,7 @@ def test_epilogue(name, bias):
     node = only(rewrite(model, 1, "convavgpool"))
     assert node.op_type == f"ConvAvgPool{kind}" and list(node.output) == ["y"]
     assert list(node.input)[3:] == (["r"] if "Add" in kind else [])
-    plain = rewrite(model, 1, "convavgpool", epilogue=False)
+    plain = rewrite(model, 1, "convavgpool", disable="fuse_epilogue")
     assert operator_nodes(plain)[0].op_type == "ConvAvgPool"
     assert len(plain.graph.node) == 1 + behind.count("=") - behind.count("alpha=")
 
@@ -131,7 +131,7 @@ def test_what_an_excluded_pair_does_not_take_the_other_takes():
     model = graph(f"{TAIL}\n{SKIP}\ny = Add(r, q)", {"v": (32, 16, 1, 1)})
     for node, name in zip(model.graph.node, "abcde", strict=True):
         node.name = name
-    first = optimize(model, prologue=False, epilogue=False).model
+    first = optimize(model, disable=["fuse_prologue", "fuse_epilogue"]).model
     found = optimize(first, exclude="a").model
     assert [(node.name, node.op_type) for node in found.graph.node] == [("a", "ConvAvgPool"), ("c", "ConvAvgPoolAdd")]
 
@@ -162,7 +162,7 @@ def test_an_excluded_convolution_is_not_scaled():
 
 
 def test_a_group_that_is_left_out_is_1():
-    old = optimize(graph(f"p = Relu(x)\nn = Mul(p, s)\n{PAIR.replace('(p,', '(n,')}", PER_CHANNEL), prologue=False).model
+    old = optimize(graph(f"p = Relu(x)\nn = Mul(p, s)\n{PAIR.replace('(p,', '(n,')}", PER_CHANNEL), disable="fuse_prologue").model
     node = operator_nodes(old)[0]
     node.attribute.remove(next(item for item in node.attribute if item.name == "group"))
     assert [node.op_type for node in optimize(old, check=0).model.graph.node] == ["Relu", "AffineConvAvgPool"]
@@ -176,19 +176,19 @@ def test_an_activation_that_two_pairs_read_is_recomputed_in_each():
     model = graph(body, {**PER_CHANNEL, "v": (32, 16, 1, 1)})
     for number, node in enumerate(model.graph.node):
         node.name = f"n{number}"
-    part = optimize(model, prologue=False).model
+    part = optimize(model, disable="fuse_prologue").model
     kept = optimize(part, exclude="n2").model  # then somebody has to compute it anyway
     assert operators(kept.graph) == {"Concat": 1, "ConvAvgPool": 2, "Mul": 1, "Relu": 1}
 
 
 def test_pooling_in_front_takes_in_what_is_before_it():
     body = f"p = Relu(x)\nh = {POOL}(p)\nq = Conv<pads=[1,1,1,1]>(h, w)\ny = Add(q, r)"
-    node = only(rewrite(graph(body, inputs=RESIDUAL), 1, "convavgpool", fuse_pool_conv=True))
+    node = only(rewrite(graph(body, inputs=RESIDUAL), 1, "convavgpool", enable="fuse_pool_conv"))
     assert node.op_type == "ReluConvAvgPoolAdd"
 
 
 def test_a_model_of_version_1_gains_fused_variants_and_loses_the_function():
-    old = optimize(graph(f"p = Relu(x)\n{PAIR}"), prologue=False, epilogue=False).model
+    old = optimize(graph(f"p = Relu(x)\n{PAIR}"), disable=["fuse_prologue", "fuse_epilogue"]).model
     assert {entry.domain: entry.version for entry in old.opset_import}["ai.convpool"] == 1
     result = optimize(old)
     assert [function.name for function in result.model.functions] == ["ReluConvAvgPool"]
@@ -208,7 +208,7 @@ def test_without_anything_around_it_the_model_is_version_1_s():
 
 def test_without_the_options_nothing_is_taken_in():
     model = graph(f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\nn = Mul(q, c)\ny = Relu(n)", {"c": (32, 1, 1)})
-    result = convpool.optimize(model, prologue=False, epilogue=False)
+    result = convpool.optimize(model, disable=["fuse_prologue", "fuse_epilogue"])
     assert [node.op_type for node in result.model.graph.node] == ["Relu", "ConvAvgPool", "Mul", "Relu"]
     assert {entry.domain: entry.version for entry in result.model.opset_import} == {"": 17, "ai.convpool": 1}
     assert result.report.sites[0].absorbed == result.report.sites[0].beside == ()
@@ -218,7 +218,7 @@ def test_by_default_everything_is_taken_in():
     model = graph(f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\ny = Relu(q)")
     result = convpool.optimize(model).model
     assert only(result).op_type == "ReluConvAvgPoolRelu"
-    asked = convpool.optimize(model, prologue=True, epilogue=True).model
+    asked = convpool.optimize(model, enable=["fuse_prologue", "fuse_epilogue"]).model
     assert result.SerializeToString(deterministic=True) == asked.SerializeToString(deterministic=True)
 
 
@@ -332,7 +332,7 @@ def test_a_channel_too_small_for_the_type_is_taken_in_beside_others():
     model = graph(body, {"w": HALF, "s": scale}, **given)
     assert only(optimize(model).model).op_type == "AffineReluConvAvgPool"
     scale[8:] = 1e-4  # all that the second of two groups adds up
-    grouped = optimize(graph(body, {"w": HALF, "s": scale}, **given), prologue=False).model
+    grouped = optimize(graph(body, {"w": HALF, "s": scale}, **given), disable="fuse_prologue").model
     node = grouped.graph.node[-1]
     next(item for item in node.attribute if item.name == "group").i = 2
     weight = next(tensor for tensor in grouped.graph.initializer if tensor.name == node.input[1])

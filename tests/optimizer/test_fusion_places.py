@@ -74,7 +74,7 @@ block <a>(x, w) => (y) {{ p = LeakyRelu<alpha : float = @a>(x) {PAIR} }}
 
 
 def test_a_node_of_that_name_in_another_domain_is_left_alone():
-    model = optimize(graph(f"p = Relu(x)\n{PAIR}"), prologue=False).model
+    model = optimize(graph(f"p = Relu(x)\n{PAIR}"), disable="fuse_prologue").model
     domains.move_to_domain(model, "trt.plugins")
     assert optimize(model, check=0).changed is False
 
@@ -168,7 +168,7 @@ def test_two_branches_of_a_network_scale_the_convolution_between_them_once():
 
 def test_nodes_whose_attributes_a_function_gives_are_left_alone():
     """Beside one that fuses what it reads."""
-    inner = optimize(graph(f"p = Relu(x)\n{PAIR}"), prologue=False).model
+    inner = optimize(graph(f"p = Relu(x)\n{PAIR}"), disable="fuse_prologue").model
     node = next(node for node in inner.graph.node if node.op_type == "ConvAvgPool")
     first, second = type(node)(), type(node)()
     first.CopyFrom(node)

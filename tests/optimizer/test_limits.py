@@ -95,7 +95,7 @@ def test_an_image_s_convolution_in_bodies(depth, taken):
         inputs="float[1,3,12,12] x, float[1,16,12,12] z, bool flag",
         outputs="float[a,b,c,d] y, float[e,f,g,h] o",
     )
-    sites = convpool.optimize(model, stem=True, check=1).report.sites
+    sites = convpool.optimize(model, enable="image_conv", check=1).report.sites
     (found,) = [site for site in sites if site.pattern == "stem"]
     reason = None if taken else "bodies around a ConvAvgPool; got 2, expected at most 1"
     assert (found.status == "rewritten") == taken and (reason is None or found.reason.endswith(reason))

@@ -40,8 +40,8 @@ BOTH = {"stem": True, "plain_conv": True}
 
 def test_a_convolution_and_its_relu_in_front_of_a_pair():
     model = graph(RELU + PAIR, SHAPES, inputs=IMAGE)
-    assert made(rewrite(model, 2, "convavgpool", stem=True)) == ["ConvAvgPoolRelu", "ConvAvgPool"]
-    apart = rewrite(model, 2, "convavgpool", stem=True, epilogue=False, prologue=False)
+    assert made(rewrite(model, 2, "convavgpool", enable="image_conv")) == ["ConvAvgPoolRelu", "ConvAvgPool"]
+    apart = rewrite(model, 2, "convavgpool", enable="image_conv", disable=["fuse_epilogue", "fuse_prologue"])
     assert made(apart) == ["ConvAvgPool", "Relu", "ConvAvgPool"]
     assert made(rewrite(model, 1, "convavgpool")) == ["Conv", "Relu", "ConvAvgPool"]
 
@@ -50,7 +50,7 @@ def test_numbers_of_the_node_and_of_the_report():
     body = "s = Conv<pads=[1,0,2,1], strides=[2,1], dilations=[1,2]>(x, v, b)\n" + PAIR
     model = graph(body, {**SHAPES, "b": (16,)}, inputs=IMAGE)
     model.graph.node[0].name = "conv1"
-    node = rewrite(model, 2, "convavgpool", stem=True).graph.node[0]
+    node = rewrite(model, 2, "convavgpool", enable="image_conv").graph.node[0]
     assert (node.name, node.op_type, list(node.input), list(node.output)) == (
         "conv1",
         "ConvAvgPool",
@@ -68,7 +68,7 @@ def test_numbers_of_the_node_and_of_the_report():
         "dilations": [1, 2],
         "weight_perm": [0, 3, 1, 2],
     }
-    site = convpool.optimize(model, stem=True).report.sites[1]
+    site = convpool.optimize(model, enable="image_conv").report.sites[1]
     assert (site.conv, site.pool, site.pattern, site.status, site.lowering) == ("conv1", "", "stem", "rewritten", "convavgpool")
     assert site.macs_before == site.macs_after == 7 * 9 * 16 * 27
 
@@ -91,7 +91,7 @@ STEMS = {
 @pytest.mark.parametrize("name", STEMS)
 def test_stem(name):
     body, constants, inputs = STEMS[name]
-    model = rewrite(graph(body + PAIR, {**SHAPES, **constants}, inputs=inputs), 2, "convavgpool", stem=True)
+    model = rewrite(graph(body + PAIR, {**SHAPES, **constants}, inputs=inputs), 2, "convavgpool", enable="image_conv")
     assert "Conv" not in made(model) and made(model)[-2:] == ["ConvAvgPool"] * 2
 
 
@@ -103,7 +103,7 @@ def test_opsets_and_half_precision(opset, kind):
         for name, shape in {"v": (16, 3, 3, 3), "w": (32, 16, 3, 3)}.items()
     }
     model = graph(RELU + PAIR, constants, inputs=f"{kind}[1,3,12,12] x", outputs=f"{kind}[a,b,c,d] y", opset=opset)
-    result = convpool.optimize(model, stem=True)
+    result = convpool.optimize(model, enable="image_conv")
     assert made(result.model) == ["ConvAvgPoolRelu", "ConvAvgPool"] and result.report.verification.passed
 
 
@@ -111,7 +111,7 @@ def test_zero_pads_in_front_go_with_it():
     # onnxruntime merges a Pad into an AveragePool behind it, and refuses pads as large as the window.
     body = "p = Pad(x, n)\ns = Conv(p, v)\n" + PAIR
     model = graph(body, {**SHAPES, "n": [0, 0, 1, 2, 0, 0, 1, 0]}, inputs=IMAGE)
-    result = rewrite(model, 2, "convavgpool", stem=True)
+    result = rewrite(model, 2, "convavgpool", enable="image_conv")
     assert made(result) == ["ConvAvgPool"] * 2 and windows(result.graph.node[0])["pads"] == [1, 2, 1, 0]
     feeds = random_feeds(model)
     optimized = make_session(LoadedModel(result, None, 0), optimize=True).run(None, feeds)
@@ -121,7 +121,7 @@ def test_zero_pads_in_front_go_with_it():
 def test_several_readers_and_an_output():
     body = STEM + "r = Relu(s)\n" + PAIR.replace("(s,", "(r,") + "\nt = Neg(s)"
     outputs = "float[a,b,c,d] y, float[e,f,g,i] t, float[e,f,g,i] s"
-    result = rewrite(graph(body, SHAPES, inputs=IMAGE, outputs=outputs), 2, "convavgpool", stem=True)
+    result = rewrite(graph(body, SHAPES, inputs=IMAGE, outputs=outputs), 2, "convavgpool", enable="image_conv")
     assert operators(result.graph) == {"ConvAvgPool": 1, "Neg": 1, "ReluConvAvgPool": 1}
 
 
@@ -132,28 +132,32 @@ a = Conv<pads=[1,1,1,1]>(x, u)
 e = Add(a, r)
 {PAIR.replace("(s,", "(e,")}"""
     model = graph(STEM + body, {**SHAPES, "u": (16, 3, 3, 3), "g": np.full(16, 2, np.float32)}, inputs=IMAGE)
-    assert made(rewrite(model, 3, "convavgpool", stem=True)) == ["ConvAvgPoolLeakyRelu", "ConvAvgPoolAdd", "ConvAvgPool"]
+    assert made(rewrite(model, 3, "convavgpool", enable="image_conv")) == [
+        "ConvAvgPoolLeakyRelu",
+        "ConvAvgPoolAdd",
+        "ConvAvgPool",
+    ]
 
 
 def test_pairs_come_first():
     body = f"p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)\ns = Conv<pads=[1,1,1,1]>(p, v)\n{PAIR}"
-    result = rewrite(graph(body, SHAPES, inputs=IMAGE), 2, "convavgpool", stem=True, fuse_pool_conv=True)
+    result = rewrite(graph(body, SHAPES, inputs=IMAGE), 2, "convavgpool", enable=["image_conv", "fuse_pool_conv"])
     assert [windows(node)["pool_kernel_shape"] for node in result.graph.node] == [[2, 2], [2, 2]]
     of_an_image = graph(PAIR.replace("(s,", "(x,"), {"w": (32, 3, 3, 3)}, inputs=IMAGE)
-    report = convpool.optimize(of_an_image, stem=True).report
+    report = convpool.optimize(of_an_image, enable="image_conv").report
     assert [site.pattern for site in report.sites] == ["conv_pool"]
 
 
 def test_a_pooling_in_front_goes_with_it():
     model = graph(f"r = Relu(x)\n{POOLED.replace('(x)', '(r)')}{PAIR}", SHAPES, inputs=IMAGE)
     model.graph.node[1].name = "pool"
-    result = rewrite(model, 2, "convavgpool", stem=True)
+    result = rewrite(model, 2, "convavgpool", enable="image_conv")
     assert made(result) == ["ReluConvAvgPool", "ConvAvgPool"]
     assert windows(result.graph.node[0])["pool_kernel_shape"] == windows(result.graph.node[0])["pool_strides"] == [2, 2]
-    site = convpool.optimize(model, stem=True).report.sites[1]
+    site = convpool.optimize(model, enable="image_conv").report.sites[1]
     assert (site.conv, site.pool, site.pattern, site.status) == ("s", "pool", "stem", "rewritten")
     assert site.macs_before == site.macs_after == 6 * 6 * 16 * 27
-    fused = rewrite(model, 2, "convavgpool", stem=True, fuse_pool_conv=True)
+    fused = rewrite(model, 2, "convavgpool", enable=["image_conv", "fuse_pool_conv"])
     assert list(fused.graph.node) == list(result.graph.node)
 
 
@@ -170,7 +174,7 @@ def test_a_pooling_in_front_goes_with_it():
 def test_a_pooling_that_cannot_go_with_it_stays(pooling, more):
     body = f"p = {pooling}(x)\ns = Conv<pads=[1,1,1,1]>(p, v)\n{PAIR}{more}"
     outputs = "float[a,b,c,d] y" + (", float[e,f,g,i] t" if more else "")
-    result = rewrite(graph(body, SHAPES, inputs=IMAGE, outputs=outputs), 2, "convavgpool", stem=True)
+    result = rewrite(graph(body, SHAPES, inputs=IMAGE, outputs=outputs), 2, "convavgpool", enable="image_conv")
     assert made(result)[:3] == [pooling.split("<")[0], "ConvAvgPool", "ConvAvgPool"]
     assert windows(result.graph.node[1])["pool_kernel_shape"] == [1, 1]
 
@@ -178,10 +182,14 @@ def test_a_pooling_that_cannot_go_with_it_stays(pooling, more):
 def test_a_pooling_stays_where_it_is_excluded_or_its_convolution_is_none_of_an_image():
     model = graph(POOLED + PAIR, SHAPES, inputs=IMAGE)
     model.graph.node[0].name = "pool"
-    assert made(rewrite(model, 2, "convavgpool", stem=True, exclude="pool")) == ["AveragePool", "ConvAvgPool", "ConvAvgPool"]
-    assert made(rewrite(model, 1, "convavgpool", stem=True, exclude="s")) == ["AveragePool", "Conv", "ConvAvgPool"]
+    assert made(rewrite(model, 2, "convavgpool", enable="image_conv", exclude="pool")) == [
+        "AveragePool",
+        "ConvAvgPool",
+        "ConvAvgPool",
+    ]
+    assert made(rewrite(model, 1, "convavgpool", enable="image_conv", exclude="s")) == ["AveragePool", "Conv", "ConvAvgPool"]
     large = graph(POOLED.replace("1,1,1,1", "2,2,2,2") + PAIR, {"v": (16, 3, 5, 5)}, inputs=IMAGE)
-    assert made(rewrite(large, 1, "convavgpool", stem=True)) == ["AveragePool", "Conv", "ConvAvgPool"]
+    assert made(rewrite(large, 1, "convavgpool", enable="image_conv")) == ["AveragePool", "Conv", "ConvAvgPool"]
     wide = graph(POOLED + PAIR, WIDE_SHAPES, inputs=WIDE)
     assert made(rewrite(wide, 2, "convavgpool", **BOTH)) == ["AveragePool", "ConvAvgPool", "ConvAvgPool"]
 
@@ -190,7 +198,7 @@ def test_what_a_pair_has_become_is_no_site():
     # A strided pair is fused before opset 19; the convolution left could be a node, but has its row in the report.
     body = f"c = Conv<strides=[2,2]>(x, u)\no = {POOL}(c)\n{STEM}{PAIR}"
     model = graph(body, {"v": (16, 1, 3, 3), "u": (16, 1, 3, 3)}, inputs="float[1,1,13,13] x", **BESIDE)
-    result = convpool.optimize(model, stem=True)
+    result = convpool.optimize(model, enable="image_conv")
     assert [(site.conv, site.lowering) for site in result.report.sites] == [
         ("c", "fused"),
         ("h", "convavgpool"),
@@ -201,7 +209,9 @@ def test_what_a_pair_has_become_is_no_site():
 
 @pytest.mark.parametrize("average", [f"{POOL[:-1]}, pads=[1,1,1,1]>(s)", "GlobalAveragePool(s)", f"{POOL}(r)"])
 def test_an_average_behind_it_leaves_it(average):
-    result = convpool.optimize(graph(f"{STEM}r = Relu(s)\no = {average}\n{PAIR}", SHAPES, inputs=IMAGE, **BESIDE), stem=True)
+    result = convpool.optimize(
+        graph(f"{STEM}r = Relu(s)\no = {average}\n{PAIR}", SHAPES, inputs=IMAGE, **BESIDE), enable="image_conv"
+    )
     assert [(site.conv, site.pattern, site.status) for site in result.report.sites] == [
         ("h", "conv_pool", "rewritten"),
         ("s", f"conv_{'global_' * ('Global' in average)}pool", "rejected"),
@@ -214,7 +224,7 @@ def test_inside_a_branch():
       else_branch = no () => (float[1,32,6,6] b) {{ k = Conv<pads=[1,1,1,1]>(x, u) b = {POOL}(k) }}
     >"""
     model = graph(body, {**SHAPES, "u": (32, 3, 3, 3)}, inputs=f"{IMAGE}, bool flag")
-    result = rewrite(model, 3, "convavgpool", stem=True)
+    result = rewrite(model, 3, "convavgpool", enable="image_conv")
     branches = [operators(attribute.g) for attribute in result.graph.node[0].attribute]
     assert branches == [{"ConvAvgPool": 2}, {"ConvAvgPool": 1}]
 
@@ -293,7 +303,7 @@ def test_in_a_function(version, attribute, expected):
     body = model.functions[0]
     value = helper.make_tensor("c", onnx.TensorProto.FLOAT, [8, 3, 3, 3], np.ones(216))
     body.node.insert(0, helper.make_node("Constant", [], ["c"], value=value))
-    result = convpool.optimize(model, check=0, stem=True)
+    result = convpool.optimize(model, check=0, enable="image_conv")
     assert [site.reason for site in result.report.sites] == [None, f"Conv 's': {expected}"]
 
 
@@ -310,7 +320,7 @@ def test_without_a_node_of_a_pair_nothing_changes(options, kind):
 
 def test_excluded():
     model = graph(RELU + PAIR, SHAPES, inputs=IMAGE)
-    result = convpool.optimize(model, stem=True, exclude="c")
+    result = convpool.optimize(model, enable="image_conv", exclude="c")
     assert [(site.conv, site.pattern, site.status) for site in result.report.sites] == [
         ("h", "conv_pool", "rewritten"),
         ("c", "stem", "excluded"),
@@ -356,4 +366,4 @@ def test_a_size_of_minus_one_is_an_open_one():
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
     shape = [2] + [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim][1:]
     name = model.graph.input[0].name
-    assert convpool.optimize(model, plain_conv=True, input_shapes={name: shape}).changed
+    assert convpool.optimize(model, enable="plain_conv", input_shapes={name: shape}).changed

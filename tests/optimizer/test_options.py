@@ -4,27 +4,21 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 
+import onnx
 import pytest
 
 import convpool
 from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.errors import OptionError
-from convpool.options import DEFAULT_LIMITS, PASSES, TARGETS, OptimizeOptions, options_for
+from convpool.options import DEFAULT_LIMITS, PASS_OF_SWITCH, PASSES, TARGETS, OptimizeOptions, options_for
 from convpool.rules import STAGES
 from models import generators
 from tests.support.models import graph
+from tests.support.rewriting import PAIR
 
-FLAGS = {
-    "fuse_pool_conv": "fuse_pool_conv",
-    "stem": "image_conv",
-    "plain_conv": "plain_conv",
-    "prologue": "fuse_prologue",
-    "epilogue": "fuse_epilogue",
-    "concat": "chain_concats",
-}
-"""Arguments of `optimize` by the passes that they switch."""
 GROUPED = {
     "pointwise groups": ("Conv<group=2>(x, w)", (32, 8, 1, 1)),
     "pointwise 3-D": ("Conv(x, w)", (32, 16, 1, 1, 1)),
@@ -47,7 +41,7 @@ def test_every_pass_has_a_name_that_switches_it_and_every_name_a_pass():
     assert all(target.passes <= PASSES.keys() for target in TARGETS.values())
 
 
-@pytest.mark.parametrize(("argument", "name"), FLAGS.items())
+@pytest.mark.parametrize(("argument", "name"), PASS_OF_SWITCH.items())
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_flag_and_a_name_say_the_same(argument, name, target):
     on, off = options_for(target, enable=[name]), options_for(target, disable=[name])
@@ -127,3 +121,21 @@ def test_the_help_states_the_limits(capsys):
     printed = " ".join(capsys.readouterr().out.split())
     assert DEFAULT_LIMITS.of_images in printed and DEFAULT_LIMITS.of_plain_convolutions in printed
     assert "at least 64 channels in multiples of 8; at most 2.5e9" in printed
+
+
+@pytest.mark.parametrize(("switch", "rule"), PASS_OF_SWITCH.items())
+@pytest.mark.parametrize("value", [True, False])
+def test_a_switch_that_ends_says_what_to_write(switch, rule, value, tmp_path, capsys):
+    verb = "enable" if value else "disable"
+    with pytest.warns(DeprecationWarning, match=f"^{switch}={value} ends with release 0.3; use {verb}='{rule}'$"):
+        old = convpool.optimize(graph(PAIR), check=0, **{switch: value})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        new = convpool.optimize(graph(PAIR), check=0, **{verb: rule})
+    assert old.model == new.model
+    flag = f"--{switch.replace('_', '-')}"
+    if value or switch in ("prologue", "epilogue", "concat"):
+        onnx.save(graph(PAIR), tmp_path / "m.onnx")
+        words = [str(tmp_path / "m.onnx"), "--no-check", flag if value else f"--no-{switch}"]
+        assert run(command, "convpool-optimize", words) == 0
+        assert f"{words[-1]} ends with release 0.3; use --{verb} {rule}\n" in capsys.readouterr().err

@@ -107,7 +107,7 @@ def test_reason_of_a_plain_one(name):
 def test_small_results_of_many_multiply_adds(images, taken):
     shapes = {**WIDE_SHAPES, "v": (64, 1024, 3, 3)}  # 3.8e7 multiply-adds and 4,096 numbers in the result an image
     model = graph(STEM + PAIR, shapes, inputs=f"float[{images},1024,8,8] x")
-    result = convpool.optimize(model, plain_conv=True, check=0)
+    result = convpool.optimize(model, enable="plain_conv", check=0)
     assert made(result.model) == ["ConvAvgPool" if taken else "Conv", "ConvAvgPool"]
 
 
@@ -115,7 +115,7 @@ def test_small_results_of_many_multiply_adds(images, taken):
 def test_input_shapes_say_how_large_an_open_batch_is(batch, taken):
     model = graph(RELU + PAIR, WIDE_SHAPES, inputs="float[n,64,32,32] x")  # 3.8e7 multiply-adds for an image
     options = {"check": 0, "input_shapes": {"x": (batch, 64, 32, 32)}}
-    result = convpool.optimize(model, plain_conv=True, **options)
+    result = convpool.optimize(model, enable="plain_conv", **options)
     assert made(result.model) == (["ConvAvgPoolRelu"] if taken else ["Conv", "Relu"]) + ["ConvAvgPool"]
     assert result.model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "n"
     assert made(convpool.optimize(model, **options).model)[0] == "Conv"
@@ -135,10 +135,10 @@ PLAIN = {
 def test_plain_convolution(name):
     body, constants = PLAIN[name]
     model = graph(body + PAIR, {**WIDE_SHAPES, **constants}, inputs=WIDE)
-    result = rewrite(model, 2, "convavgpool", plain_conv=True)
+    result = rewrite(model, 2, "convavgpool", enable="plain_conv")
     assert made(result)[-2:] == ["ConvAvgPool"] * 2 and "Conv" not in made(result)
     assert windows(next(node for node in result.graph.node if "s" in node.output))["pool_kernel_shape"] == [1, 1]
-    report = convpool.optimize(model, plain_conv=True).report
+    report = convpool.optimize(model, enable="plain_conv").report
     assert [(site.conv, site.pool, site.pattern, site.status) for site in report.sites] == [
         ("h", "y", "conv_pool", "rewritten"),
         ("s", "", "plain_conv", "rewritten"),
@@ -147,8 +147,11 @@ def test_plain_convolution(name):
 
 def test_an_activation_behind_a_plain_convolution_stays_with_it():
     model = graph(RELU + PAIR, WIDE_SHAPES, inputs=WIDE)
-    assert made(rewrite(model, 2, "convavgpool", plain_conv=True)) == ["ConvAvgPoolRelu", "ConvAvgPool"]
-    assert made(rewrite(model, 2, "convavgpool", plain_conv=True, epilogue=False)) == ["ConvAvgPool", "ReluConvAvgPool"]
+    assert made(rewrite(model, 2, "convavgpool", enable="plain_conv")) == ["ConvAvgPoolRelu", "ConvAvgPool"]
+    assert made(rewrite(model, 2, "convavgpool", enable="plain_conv", disable="fuse_epilogue")) == [
+        "ConvAvgPool",
+        "ReluConvAvgPool",
+    ]
     assert made(rewrite(model, 1, "convavgpool")) == ["Conv", "Relu", "ConvAvgPool"]
 
 
@@ -156,29 +159,29 @@ def test_an_activation_behind_a_plain_convolution_stays_with_it():
 def test_an_activation_before_a_plain_convolution_goes_into_it(activation):
     before = f"r = {activation}(x)\n{STEM.replace('(x,', '(r,')}"
     name = activation.partition("<")[0]
-    result = rewrite(graph(before + PAIR, WIDE_SHAPES, inputs=WIDE), 2, "convavgpool", plain_conv=True)
+    result = rewrite(graph(before + PAIR, WIDE_SHAPES, inputs=WIDE), 2, "convavgpool", enable="plain_conv")
     assert made(result) == [f"{name}ConvAvgPool", "ConvAvgPool"]
     shared = graph(f"{before}g = Conv(r, w)\no = {POOL}(g)\n{PAIR}", WIDE_SHAPES, inputs=WIDE, **BESIDE)
-    assert sorted(made(rewrite(shared, 3, "convavgpool", plain_conv=True))) == ["ConvAvgPool", *[f"{name}ConvAvgPool"] * 2]
+    assert sorted(made(rewrite(shared, 3, "convavgpool", enable="plain_conv"))) == ["ConvAvgPool", *[f"{name}ConvAvgPool"] * 2]
 
 
 def test_a_map_per_channel_before_a_plain_convolution_stays():
     body = f"n = BatchNormalization(x, g, g, g, d)\nr = Relu(n)\n{STEM.replace('(x,', '(r,')}{PAIR}"
     given = {**WIDE_SHAPES, "g": (64,), "d": np.ones(64, np.float32)}
     model = graph(body, given, inputs=WIDE)
-    result = rewrite(model, 2, "convavgpool", plain_conv=True)
+    result = rewrite(model, 2, "convavgpool", enable="plain_conv")
     assert made(result) == ["BatchNormalization", "Relu", "ConvAvgPool", "ConvAvgPool"]
     apart = graph(body.replace("r = Relu(n)", "i = Identity(n)\nr = Relu(i)"), given, inputs=WIDE)
-    assert made(rewrite(apart, 2, "convavgpool", plain_conv=True))[-2:] == ["ConvAvgPool", "ConvAvgPool"]
+    assert made(rewrite(apart, 2, "convavgpool", enable="plain_conv"))[-2:] == ["ConvAvgPool", "ConvAvgPool"]
     assert made(rewrite(result, 0, "convavgpool")) == made(result)  # a later run knows it by its window
-    site = convpool.optimize(model, plain_conv=True).report.sites[1]
+    site = convpool.optimize(model, enable="plain_conv").report.sites[1]
     assert site.beside == (
         "Relu 'r': prologue; got other elementwise nodes in front of a convolution without a pooling, "
         "expected only an activation",
     )
     body = body.replace(PAIR, f"q = Conv(r, w)\no = {POOL}(q)\n{PAIR}")
     shared = graph(body, {**WIDE_SHAPES, "g": (64,), "d": np.ones(64, np.float32)}, inputs=WIDE, **BESIDE)
-    assert made(rewrite(shared, 3, "convavgpool", plain_conv=True)) == ["BatchNormalization", "Relu", *["ConvAvgPool"] * 3]
+    assert made(rewrite(shared, 3, "convavgpool", enable="plain_conv")) == ["BatchNormalization", "Relu", *["ConvAvgPool"] * 3]
 
 
 @pytest.mark.parametrize("plain_first", [True, False])
@@ -189,7 +192,7 @@ def test_a_plain_convolution_and_a_pair_meet_in_an_add(kernel, takes, plain_firs
     pair = [f"h = Conv<pads={pads}>(z, w)", f"p = {POOL}(h)"]
     body = "\n".join([*(plain + pair if plain_first else pair + plain), "e = Add(p, s)", "d = Div(e, k)", "y = Relu(d)"])
     constants = {"v": (64, 64, 3, 3), "w": (64, 64, kernel, kernel), "k": np.float32(1.5)}
-    result = rewrite(graph(body, constants, inputs=f"{WIDE}, float[1,64,16,16] z"), 2, "convavgpool", plain_conv=True)
+    result = rewrite(graph(body, constants, inputs=f"{WIDE}, float[1,64,16,16] z"), 2, "convavgpool", enable="plain_conv")
     assert made(result) == ["ConvAvgPool", "ConvAvgPoolAddRelu"]
     first, last = result.graph.node
     assert windows(last)["pool_kernel_shape"] == ([1, 1] if takes == "plain" or takes == "later" and not plain_first else [2, 2])
@@ -199,7 +202,7 @@ def test_a_plain_convolution_and_a_pair_meet_in_an_add(kernel, takes, plain_firs
 def test_a_residual_that_no_node_of_the_operator_gives():
     body = f"{RELU}e = Conv<pads=[1,1,1,1]>(s, u)\nt = Add(e, x)\n{PAIR.replace('(s,', '(t,')}"
     model = graph(body, {**WIDE_SHAPES, "u": (64, 64, 3, 3)}, inputs=WIDE)
-    assert made(rewrite(model, 3, "convavgpool", plain_conv=True)) == ["ConvAvgPoolRelu", "ConvAvgPoolAdd", "ConvAvgPool"]
+    assert made(rewrite(model, 3, "convavgpool", enable="plain_conv")) == ["ConvAvgPoolRelu", "ConvAvgPoolAdd", "ConvAvgPool"]
 
 
 AVERAGES = {
@@ -213,7 +216,7 @@ AVERAGES = {
 @pytest.mark.parametrize("name", AVERAGES)
 def test_an_average_behind_a_plain_convolution_leaves_it_only_where_it_could_move(name):
     average, taken = AVERAGES[name]
-    report = convpool.optimize(graph(STEM + average + PAIR, WIDE_SHAPES, inputs=WIDE, **BESIDE), plain_conv=True).report
+    report = convpool.optimize(graph(STEM + average + PAIR, WIDE_SHAPES, inputs=WIDE, **BESIDE), enable="plain_conv").report
     rewritten = {site.conv for site in report.sites if site.status == "rewritten"}
     conv = "q" if "q =" in average else "s"
     assert (conv in rewritten) == taken and {"h", "s"} <= rewritten
@@ -221,7 +224,7 @@ def test_an_average_behind_a_plain_convolution_leaves_it_only_where_it_could_mov
 
 
 def test_a_plain_convolution_excluded():
-    result = convpool.optimize(graph(RELU + PAIR, WIDE_SHAPES, inputs=WIDE), plain_conv=True, exclude="c")
+    result = convpool.optimize(graph(RELU + PAIR, WIDE_SHAPES, inputs=WIDE), enable="plain_conv", exclude="c")
     assert [(site.conv, site.pattern, site.status) for site in result.report.sites] == [
         ("h", "conv_pool", "rewritten"),
         ("c", "plain_conv", "excluded"),

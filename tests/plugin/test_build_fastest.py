@@ -107,7 +107,7 @@ def test_every_form_has_the_convolutions_that_the_plugin_takes(pretend, monkeypa
     monkeypatch.setattr(prepare, "lowered", noted)
     name = conv_pool().graph.input[0].name
     build_fastest(conv_pool(), precision="fp16", plain_conv=False, profiles={name: ((1, 2), (3, 4), (5, 6))})
-    assert given == [{"target": "tensorrt", "stem": True, "plain_conv": False, name: [3, 4]}] * len(TIMES)
+    assert given == [{"target": "tensorrt", "enable": ["image_conv"], "disable": ["plain_conv"], name: [3, 4]}] * len(TIMES)
 
 
 def test_without_the_plugin_its_form_is_not_built(pretend, tmp_path):

@@ -345,7 +345,7 @@ VARIANTS = ["AffineLeakyReluConvAvgPoolAddLeakyRelu", "ConvAvgPool"]
 def test_fused_variants_of_open_sizes(precision, limit):
     """Prologue and residual in one node; the engine goes through its file's bytes, so each operator is found by its name."""
     model = residual_block({"BATCH": "batch", "HEIGHT": "height", "WIDTH": "width"})
-    rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
+    rewritten = optimize(model, enable=["fuse_prologue", "fuse_epilogue"], check=0).model
     assert sorted(node.op_type for node in rewritten.graph.node) == VARIANTS
     profile = {"x": ([1, 64, 16, 16], [4, 64, 32, 32], [8, 64, 48, 48])}
     engine = build_engine(rewritten, precision=precision, profiles=profile, optimization_level=1, configure=detailed)
@@ -361,7 +361,7 @@ def test_fused_variants_of_open_sizes(precision, limit):
 @pytest.mark.parametrize(("precision", "limit"), [("fp32", 4e-6), ("fp16", 8e-3)])
 def test_fused_variants_of_fixed_sizes(precision, limit, tmp_path):
     model = residual_block({"BATCH": 4, "HEIGHT": 16, "WIDTH": 20, "P": 8, "Q": 10})
-    rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
+    rewritten = optimize(model, enable=["fuse_prologue", "fuse_epilogue"], check=0).model
     assert sorted(node.op_type for node in rewritten.graph.node) == VARIANTS
     engine = build_engine(rewritten, precision=precision, optimization_level=1, configure=detailed)
     assert plugin_layers(engine) == len(VARIANTS)
@@ -382,7 +382,7 @@ def test_fused_variants_of_fixed_sizes(precision, limit, tmp_path):
 def test_a_slope_that_half_does_not_have_stays_in_float():
     """An infinite slope would make NaN of zeros."""
     model = residual_block({"BATCH": 4, "HEIGHT": 16, "WIDTH": 20, "P": 8, "Q": 10})
-    rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
+    rewritten = optimize(model, enable=["fuse_prologue", "fuse_epilogue"], check=0).model
     steep = {"LeakyRelu": "alpha", VARIANTS[0]: "prologue_alpha"}
     for graph in (model.graph, rewritten.graph):
         node = next(node for node in graph.node if node.op_type in steep)
@@ -405,7 +405,7 @@ def test_a_slope_that_half_does_not_have_stays_in_float():
 )
 def test_networks_of_fused_variants(name, kind):
     model = generate(name, batch=2)
-    rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
+    rewritten = optimize(model, enable=["fuse_prologue", "fuse_epilogue"], check=0).model
     nodes = [node.op_type for node in rewritten.graph.node if node.domain == schema.DOMAIN]
     assert kind in nodes
     engine = build_engine(rewritten, precision="fp16", optimization_level=1, configure=detailed)
@@ -452,7 +452,7 @@ def test_the_head_of_a_network_stays_in_float():
 )
 def test_a_fused_variant_that_contradicts_itself_is_refused(change, message):
     model = residual_block({"BATCH": 4, "HEIGHT": 16, "WIDTH": 20, "P": 8, "Q": 10})
-    rewritten = optimize(model, prologue=True, epilogue=True, check=0).model
+    rewritten = optimize(model, enable=["fuse_prologue", "fuse_epilogue"], check=0).model
     node = next(node for node in rewritten.graph.node if node.op_type in schema.FUSED_VARIANTS)
     if change == "attribute":
         next(item for item in node.attribute if item.name == "residual").i = 0

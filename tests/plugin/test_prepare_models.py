@@ -387,7 +387,7 @@ def test_the_least_capability_is_the_tactics():
 )
 def test_the_typical_shape_says_which_convolutions_are_small(profile, taken):
     made = prepare.lowered(
-        load(generate("wgan_gp")), "convavgpool", input_shapes=typical_shapes([profile] if profile else []), plain_conv=True
+        load(generate("wgan_gp")), "convavgpool", input_shapes=typical_shapes([profile] if profile else []), enable="plain_conv"
     )
     windows = [list(item.ints) for node in made.graph.node for item in node.attribute if item.name == "pool_kernel_shape"]
     assert windows.count([1, 1]) == taken

@@ -32,7 +32,7 @@ from convpool.errors import OptionError, VerificationError
 from convpool.ir import schema
 from convpool.ir.files import check_output
 from convpool.ir.save import LAYOUTS
-from convpool.options import DEFAULT_LIMITS, OF_CHAINS, PASSES, TARGETS
+from convpool.options import OF_CHAINS, PASS_OF_SWITCH, PASSES, TARGETS, ended
 from convpool.types import Layout
 
 SECTIONS = {
@@ -83,7 +83,7 @@ EXAMPLES = (
     default="any",
     show_default=True,
     help="What the result is for. any: every runtime. cpu: onnxruntime on a CPU (--lowering auto). tensorrt: "
-    "TensorRT with the plugin (sets --stem and --plain-conv; a pair with groups, three spatial axes "
+    "TensorRT with the plugin (sets image_conv and plain_conv; a pair with groups, three spatial axes "
     "or a window of more than 64 elements becomes fused or is left unchanged). cuda: onnxruntime's CUDA provider with "
     "convpool's operators; in a model with a pair, convolutions between pairs are written as nodes of the operator too, "
     "with the channels last.",
@@ -117,7 +117,7 @@ EXAMPLES = (
     "--input-shape",
     "shapes",
     **SHAPE,
-    help="Shape of an input with dynamic sizes, for the check, for times and for --plain-conv. Repeat it for more "
+    help="Shape of an input with dynamic sizes, for the check, for times and for plain_conv. Repeat it for more "
     "inputs. The sizes stay dynamic in the result.",
 )
 @click.option(
@@ -127,42 +127,12 @@ EXAMPLES = (
     help="Leave a pair or a Concat unchanged if the name of one of its nodes matches (*, ? and [] as in a "
     "shell). Repeat it for more patterns.",
 )
-@click.option(
-    "--fuse-pool-conv",
-    is_flag=True,
-    default=None,
-    help="Also write AveragePool followed by Conv as one ConvAvgPool node. This saves GPU memory traffic.",
-)
-@click.option(
-    "--stem",
-    is_flag=True,
-    default=None,
-    help=f"In a model with a pair, also write convolutions of images ({DEFAULT_LIMITS.of_images}) as ConvAvgPool "
-    "nodes. Such a node includes an AveragePool in front.",
-)
-@click.option(
-    "--plain-conv",
-    is_flag=True,
-    default=None,
-    help="For Hopper GPUs. In a model with a pair, also write other convolutions with a kernel larger than 1x1 "
-    f"({DEFAULT_LIMITS.of_plain_convolutions}) as ConvAvgPool nodes.",
-)
-@click.option(
-    "--prologue/--no-prologue",
-    default=None,
-    help="Fuse scale, shift and activation (Relu, LeakyRelu) before a ConvAvgPool node into the node. Default: --prologue.",
-)
-@click.option(
-    "--epilogue/--no-epilogue",
-    default=None,
-    help="Fuse scale, shift, an Add and activation after a ConvAvgPool node into the node. Default: --epilogue.",
-)
-@click.option(
-    "--concat/--no-concat",
-    default=None,
-    help="In a model with a pair: if a Concat of channels begins with all inputs of an earlier Concat, let it "
-    "reuse that one's result. Default: --concat.",
-)
+@click.option("--fuse-pool-conv", is_flag=True, default=None, help="Ends with release 0.3: --enable fuse_pool_conv.")
+@click.option("--stem", is_flag=True, default=None, help="Ends with release 0.3: --enable image_conv.")
+@click.option("--plain-conv", is_flag=True, default=None, help="Ends with release 0.3: --enable plain_conv.")
+@click.option("--prologue/--no-prologue", default=None, help="Ends with release 0.3: --enable or --disable fuse_prologue.")
+@click.option("--epilogue/--no-epilogue", default=None, help="Ends with release 0.3: --enable or --disable fuse_epilogue.")
+@click.option("--concat/--no-concat", default=None, help="Ends with release 0.3: --enable or --disable chain_concats.")
 @click.option(
     "--fix-shape",
     "fix_shapes",
@@ -244,6 +214,11 @@ def command(
         raise OptionError(f"--domain: got {domain!r}, where ONNX has its own operators; expected another, as trt.plugins")
     options["fix_shapes"] = dict(options["fix_shapes"])
     loaded = load_model(model)
+    for line in ended(options, options=True):
+        click.echo(f"convpool optimize: {line}", err=True)
+    for name, rule in PASS_OF_SWITCH.items():
+        if (value := options.pop(name)) is not None:
+            options["enable" if value else "disable"] += (rule,)
     read = {"--data": [Path(options["data"])] if options["data"] else [], "weights of the model": loaded.weight_files}
     if out is not None and not dry_run:
         check_output(out, read)
@@ -290,7 +265,7 @@ def _check_stdout(external_data: Layout, skip_unchanged: bool, report_path: str 
 
 def _check_offloading(options: dict[str, Any]) -> None:
     """Refuse what asks for nodes of the operator beside a lowering without any."""
-    given = {"--stem": options["stem"], "--plain-conv": options["plain_conv"]}
+    given = {f"--{switch}": options[switch.replace("-", "_")] for switch in ("stem", "plain-conv")}
     given["--accumulation packed"] = options["accumulation"] == "packed"
     given |= {f"--enable {name}": name in options["enable"] for name in ("image_conv", "plain_conv", *OF_CHAINS)}
     lowering = options["lowering"] or TARGETS[options["target"]].lowering

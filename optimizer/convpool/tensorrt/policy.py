@@ -10,6 +10,7 @@ from convpool.cuda import current_device
 from convpool.errors import ConvpoolError
 from convpool.ir.model import LoadedModel
 from convpool.ir.protos import all_nodes, is_op
+from convpool.options import PASS_OF_SWITCH
 from convpool.tensorrt import prepare
 from convpool.tensorrt.build_options import HALF_PRECISIONS, BuildOptions
 from convpool.tensorrt.package import parser_major, tensorrt_module
@@ -71,4 +72,9 @@ def offloaded_convs(options: BuildOptions, trt: ModuleType | None = None) -> dic
 
 def optimize_keywords(options: BuildOptions, trt: ModuleType) -> dict[str, Any]:
     """The arguments of `convpool.optimize` that decide what of the model goes to the plugin."""
-    return {"target": "tensorrt", "input_shapes": typical_shapes(options.profile_list), **offloaded_convs(options, trt)}
+    taken = offloaded_convs(options, trt)
+    offloaded = {
+        verb: [PASS_OF_SWITCH[name] for name, value in taken.items() if value == wanted]
+        for verb, wanted in (("enable", True), ("disable", False))
+    }
+    return {"target": "tensorrt", "input_shapes": typical_shapes(options.profile_list), **offloaded}
