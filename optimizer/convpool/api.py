@@ -38,7 +38,13 @@ from convpool.types import Accumulation, Layout, Lowering, Model, Target
 
 @dataclass
 class OptimizeResult:
-    """A rewritten model with its report.  `model` is the whole ModelProto; external data stays in its files."""
+    """A rewritten model with its report.
+
+    Attributes:
+        model: The whole ModelProto; external data stays in its files.
+        report: Every site, the totals, the check and the hints.
+        changed: True if the model differs from the original.
+    """
 
     model: ModelProto
     report: Report
@@ -51,7 +57,9 @@ class OptimizeResult:
     def graph(self) -> Any:
         """The model as a new `onnx_graphsurgeon.Graph`, with its external data in it.
 
-        Raises OptionError where that package is not installed, ModelError for a model above 2 GB.
+        Raises:
+            OptionError: onnx-graphsurgeon is not installed.
+            ModelError: The model is above 2 GB.
         """
         try:
             import onnx_graphsurgeon as gs
@@ -65,21 +73,36 @@ class OptimizeResult:
         return self._loaded
 
     def save(self, path: str | os.PathLike[str], *, external_data: Layout = "auto", skip_unchanged: bool = False) -> list[Path]:
-        """Write the model to `path` atomically, and give all the files that it needs, itself first.
+        """Write the model to `path` atomically.
 
-        external_data: where the weights go that the original has in data files, and all those of a model too large for one file:
-        "auto", into the model where it fits protobuf's 2 GB, otherwise as "one"; "one", into one file beside the model, of its
-        name with .data; "keep", into copies of the original's files.  The original's own files are never linked to or changed;
-        a model saved under the name that it was loaded from goes on to use them with "keep".
-        skip_unchanged: write nothing, and give no files, where the model has not changed.
-        Raises OutputError, OptionError.
+        The original's own files are never linked to or changed.
+
+        Args:
+            path: The model's file.
+            external_data: Where weights go that the original has in data files, and all weights of
+                a model too large for one file.  "auto": into the model where it fits protobuf's 2
+                GB, otherwise as "one".  "one": into one file beside the model, of its name with
+                .data.  "keep": into copies of the original's files; a model saved under the name
+                that it was loaded from goes on to use these.
+            skip_unchanged: Write nothing, and return no files, if the model has not changed.
+
+        Returns:
+            All the files that the model needs, itself first.
+
+        Raises:
+            OutputError: A file cannot be written.
+            OptionError: `external_data` is unknown.
         """
         if skip_unchanged and not self.changed:
             return []
         return save(self._loaded, Path(path), self._new_constants, external_data)
 
     def to_bytes(self) -> bytes:
-        """The model as one file's content, with its external data in it.  Raises ModelError for one above 2 GB."""
+        """Return the model as one file's content, with its external data in it.
+
+        Raises:
+            ModelError: The model is above 2 GB.
+        """
         return serialize(self_contained(self.model, self._loaded.base_dir))
 
     def move_to_domain(self, domain: str) -> None:
@@ -117,36 +140,59 @@ def optimize(
     base_dir: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> OptimizeResult:
-    """Rewrite every convolution followed by average pooling whose rewrite is exact and saves work, and verify the result.
+    """Rewrite each convolution followed by average pooling, where exact and cheaper, and verify it.
 
-    model: a path, serialised bytes, an onnx.ModelProto (not changed) or an onnx_graphsurgeon.Graph.
-    target: what the result is for: "any" runtime, "cpu" (onnxruntime), "tensorrt" (with the plugin) or "cuda" (onnxruntime's CUDA
-        provider with convpool's operators).  Sets passes and lowering.
-    lowering: "convavgpool", "direct", "fused" or "auto" (direct or fused by cost); default: the target's.
-    check: number of random input sets to verify with, 0 for none.
-    exclude: a glob pattern or several.  A pair is left unchanged if the name of its convolution or pooling matches one; so is a
-        Concat.
-    enable, disable: names of passes (`convpool.options.PASSES`) to add to the target's, or to leave out.
-    fuse_pool_conv, stem, plain_conv, prologue, epilogue, concat, fold: whether the passes fuse_pool_conv, image_conv, plain_conv,
-        fuse_prologue, fuse_epilogue, chain_concats and fold run.  All but fold end with release 0.3: use enable and disable.
-    accumulation: how kernels sum pooling windows of float16 and bfloat16, for all nodes of the operator in the result: "default",
-        in float32, or "packed", in that type where a kernel can.  Packed is faster; its largest error in float16 is 3.9e-4 to
-        5.4e-4 of the largest result, that of "default" 3.3e-4 to 4.8e-4.  Neither float32 nor standard operators change.
-        Default: as the model's own nodes have it, and "default" for new ones.
-    autotune: time the lowerings of each pair in onnxruntime on this machine, and keep the fastest.
-    time: time the original and the result in onnxruntime on this machine.  Default: only with autotune.
-    data: input arrays by name or a .npz file, to verify with instead of random inputs.
-    input_shapes: shapes of inputs that the model leaves open, for verification, timing and the size of plain convolutions.
-    fix_shapes: shapes that inputs have in the result, where the model leaves sizes open.  Other inputs with sizes of the
-        same name have them too.  The original is run with these for verification.
-    rtol, atol: tolerances in place of the defaults (see `help(convpool.verify)`); seed: of the random inputs.
-    base_dir: folder of the external data, where `model` is no path.
-    progress: called with (done, total, "timing NAME") before a pair is timed, with (number, count, "checking") before each
-        set of inputs, with (1, 1, "timing both models") before these are timed.
+    The algebra is that of Suita et al., JPDC 2020; see `convpool.algebra.geometry`.
 
-    Returns an OptimizeResult: `save(path)` writes the model, `model` is its ModelProto, `report` lists every pair.
-    Raises ModelError (unusable model), OptionError (unusable argument), VerificationError (results disagree).
-    Source of the algebra: Suita et al., JPDC 2020; see `convpool.algebra.geometry`.
+    Args:
+        model: A path, serialised bytes, an onnx.ModelProto (not changed), an
+            onnx_graphsurgeon.Graph.
+        target: The runtime of the result: "any", "cpu" (onnxruntime), "tensorrt" (with the plugin)
+            or "cuda" (onnxruntime's CUDA provider with convpool's operators).  Sets passes and
+            lowering.
+        lowering: "convavgpool", "direct", "fused" or "auto" (direct or fused by cost).  Default:
+            the target's.
+        check: Number of random input sets to verify with, 0 for none.
+        exclude: A glob pattern or several.  A pair is left unchanged if the name of its convolution
+            or pooling matches one; so is a Concat.
+        enable: Names of passes (`convpool.options.PASSES`) to add to the target's.
+        disable: Names of passes to leave out.
+        fuse_pool_conv: Run that pass or not, as by enable and disable.  Default: the target's
+            choice; so for the six below.
+        stem: Run the pass image_conv.
+        plain_conv: Run the pass plain_conv.
+        prologue: Run the pass fuse_prologue.
+        epilogue: Run the pass fuse_epilogue.
+        concat: Run the pass chain_concats.
+        fold: Run the pass fold.
+        accumulation: Type in which kernels sum pooling windows of float16 and bfloat16, for all
+            nodes of the operator in the result: "default", float32, or "packed", that type where a
+            kernel can.  Packed is faster; its largest error in float16 is 3.9e-4 to 5.4e-4 of the
+            largest result, that of "default" 3.3e-4 to 4.8e-4.  Neither float32 nor standard
+            operators change.  Default: as in the model's own nodes, and "default" for new ones.
+        autotune: Time the lowerings of each pair in onnxruntime here, and keep the fastest.
+        time: Time original and result in onnxruntime on this machine.  Default: only with autotune.
+        data: Input arrays by name or a .npz file, to verify with instead of random inputs.
+        input_shapes: Shapes of inputs that the model leaves open, for verification, timing and the
+            size of plain convolutions.
+        fix_shapes: Shapes that inputs have in the result, where the model leaves sizes open.  Other
+            inputs with sizes of the same name have them too.  The original is verified with these.
+        rtol: Relative tolerance in place of the default (see `help(convpool.verify)`).
+        atol: Absolute tolerance in place of the default, in the output's units.
+        seed: Seed of the random inputs.
+        base_dir: Folder of the external data, where `model` is no path.
+        progress: Called with (done, total, "timing NAME") before a pair is timed, with (number,
+            count, "checking") before each set of inputs, with (1, 1, "timing both models") before
+            these are timed.
+
+    Returns:
+        The result: `save(path)` writes the model, `model` is its ModelProto, `report` lists every
+        pair.
+
+    Raises:
+        ModelError: The model is unusable.
+        OptionError: An argument is unusable.
+        VerificationError: The results disagree.
     """
     started = perf_counter()
     switches = {"fuse_pool_conv": fuse_pool_conv, "stem": stem, "plain_conv": plain_conv}

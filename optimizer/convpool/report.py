@@ -16,12 +16,17 @@ from convpool.check.judge import Verification
 
 @dataclass(frozen=True, kw_only=True)
 class SiteReport:
-    """One convolution with the node beside it that resamples: an average, or a Resize.  pool is "" if there is none.
+    """One convolution with the node beside it that resamples: an average, or a Resize.
 
-    rule: the rule that found it, of `convpool.options.RULES`.  pattern: of the nodes that it found.
-    status: "rewritten", "rejected" or "excluded"; reason: why it was rejected or excluded, else None.
-    macs_before, macs_after: multiply-adds of the convolution for one sample, None if a spatial size is unknown.
-    scope: "" for the main graph.
+    Attributes:
+        pool: The name of that node, "" if there is none.
+        pattern: The form of the nodes that the rule found.
+        status: "rewritten", "rejected" or "excluded".
+        reason: Why it was rejected or excluded, else None.
+        macs_before: Multiply-adds of the convolution for one sample, None if a size is unknown.
+        macs_after: Likewise of the result.
+        scope: "" for the main graph.
+        rule: The rule that found it, of `convpool.options.RULES`.
     """
 
     conv: str = ""

@@ -21,9 +21,13 @@ _NEXT_STEP = "give other inputs with --data"
 class OutputErrors:
     """Largest differences of one output over all inputs tried.
 
-    max_abs_error is in the output's units, max_rel_error relative to the reference's largest magnitude.  not_finite: share of the
-    values that are NaN or infinite in both, which says nothing about the others.  compared: how many values, in all runs;
-    an output without any proves nothing.  constant: it is the same for other inputs, within the tolerance, and proves little.
+    Attributes:
+        max_abs_error: In the output's units.
+        max_rel_error: Relative to the reference's largest magnitude.
+        not_finite: Share of the values that are NaN or infinite in both, which says nothing about
+            the others.
+        compared: Number of values compared, in all runs; an output without any proves nothing.
+        constant: True if it is the same for other inputs, within the tolerance, and proves little.
     """
 
     name: str
@@ -40,9 +44,15 @@ class OutputErrors:
 class Verification:
     """Outcome for all outputs.
 
-    reference: what the errors are against; inputs: how many sets were run; allowed: in words; input_scale: what random inputs
-    were multiplied by, below 1 where larger ones gave values that are not finite.  notes: what else the comparison is subject to.
-    other_shapes: of one more set, of other sizes; none where the model leaves none open or the original takes no others.
+    Attributes:
+        reference: The model that the errors are against.
+        inputs: Number of sets run.
+        allowed: The tolerances in words.
+        input_scale: Factor of the random inputs, below 1 where larger ones gave values that are not
+            finite.
+        notes: Other limits of the comparison.
+        other_shapes: Shapes of one more set, of other sizes; none where the model leaves none open
+            or the original takes no others.
     """
 
     passed: bool

@@ -156,35 +156,50 @@ def verify(
 ) -> Verification:
     """Run both models on the same inputs and compare every output.
 
-    original, optimized: paths, serialised bytes, ModelProtos or gs.Graphs.  check: number of random input sets.
-    data: input arrays by name, or a .npz file with them, in place of random ones.  input_shapes: shapes for inputs
-    whose dimensions the model leaves open.  rtol, atol (absolute, in output units): replace the default tolerances.
-    Raises ModelError if the original cannot be run, VerificationError if only the optimized one cannot, OptionError for
-    data or shapes that do not fit, or no check.
-
-    onnxruntime's own graph optimisations are off on both sides, so that a difference is convpool's.  At the end the last inputs
-    are run with them, as by default: some of them stumble over graphs that are valid.  Where the original then gives what it
-    does without, the result has to as well.  A model with
-    half-precision or double tensors is judged against the original in float32 (every such tensor, attribute and type made
-    float32), since half precision does not show who is right, and onnxruntime has no CPU kernels for some types.
+    onnxruntime's own graph optimisations are off on both sides, so that a difference is convpool's.
+    At the end the last inputs are run with them, as by default: some of them stumble over graphs
+    that are valid.  Where the original then gives what it does without, the result has to as well.
+    A model with half-precision or double tensors is judged against the original in float32 (every
+    such tensor, attribute and type made float32), since half precision does not show who is right,
+    and onnxruntime has no CPU kernels for some types.
 
     Default tolerances, |y - r| <= atol + rtol |r| per element, with atol in units of max |r|:
 
     | type | rtol | atol | why |
     |---|---|---|---|
-    | float32, float64 | 1e-3 | 1e-4 | a rounding error of 6e-8 grows with depth; a wrong rewrite is off by 1e-1 |
+    | float32, float64 | 1e-3 | 1e-4 | errors of 6e-8 grow with depth; wrong rewrites give 1e-1 |
     | float16 | 2e-2 | 1e-2 | 16 units in the last place |
     | bfloat16 | 1e-1 | 5e-2 | likewise |
 
-    A half-precision output also passes when it is no further from float32 than twice the original's own is.
+    A half-precision output also passes when it is no further from float32 than twice the original's
+    own is.
 
-    Values that are NaN or infinite in both prove nothing.  Random inputs are made smaller, down to 2^-12, where that leaves
-    fewer of them; an output without any other value fails.
+    Values that are NaN or infinite in both prove nothing.  Random inputs are made smaller, down to
+    2^-12, where that leaves fewer of them; an output without any other value fails.
 
-    Behind a QuantizeLinear, Round, ArgMax or comparison, the last bit of a sum decides now and then over a whole step.  An
-    output beyond the default tolerance therefore passes when the original does the same to itself: when inputs changed
-    by a part in 2^18, of the order of what summing in another order does, move at most four times fewer elements beyond the
-    tolerance, and by at least half as much.
+    Behind a QuantizeLinear, Round, ArgMax or comparison, the last bit of a sum decides now and then
+    over a whole step.  An output beyond the default tolerance therefore passes when the original
+    does the same to itself: when inputs changed by a part in 2^18, of the order of what summing in
+    another order does, move at most four times fewer elements beyond the tolerance, and by at least
+    half as much.
+
+    Args:
+        original: A path, serialised bytes, a ModelProto or a gs.Graph.
+        optimized: Likewise.
+        check: Number of random input sets.
+        data: Input arrays by name, or a .npz file with them, in place of random ones.
+        input_shapes: Shapes for inputs whose dimensions the model leaves open.
+        rtol: Relative tolerance in place of the default.
+        atol: Absolute tolerance in place of the default, in output units.
+        seed: Seed of the random inputs.
+
+    Returns:
+        The outcome for all outputs.
+
+    Raises:
+        ModelError: The original cannot be run.
+        VerificationError: Only the optimized model cannot be run.
+        OptionError: Data or shapes do not fit, or there is no check.
     """
     check_arguments(check=check, seed=seed, rtol=rtol, atol=atol, input_shapes=input_shapes)
     if check == 0 and data is None:
