@@ -146,7 +146,7 @@ ORIGINS = {  # what stands before the 1x1 convolution, and what the other is: of
         "pads=[1,1,1,1], strides=[2,2]",
         False,
     ),
-    "auto_pad": ('u = AveragePool<kernel_shape=[3,3], auto_pad="SAME_UPPER">(x)', "pads=[1,1,1,1]", False),
+    "auto_pad": ('u = AveragePool<kernel_shape=[3,3], auto_pad="SAME_UPPER">(x)', "pads=[1,1,1,1]", True),
 }
 
 

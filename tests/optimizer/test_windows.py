@@ -8,13 +8,15 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+import convpool
 from convpool.ir.index import Scope, index_model
 from convpool.ir.model import infer_shapes
 from convpool.rules.base import Reject
 from convpool.rules.convs import Pooling
 from convpool.rules.fuse_pool_conv import behind_pooling, whole_windows
 from convpool.rules.pool_first.averages import _box_weight, average_pool, box_filter
-from tests.support.models import graph
+from tests.support import sessions
+from tests.support.models import graph, random_feeds
 
 
 def index(model: onnx.ModelProto) -> Scope:
@@ -151,3 +153,26 @@ def test_box_filters_are_averages_times_a_factor(number, bias, factor):
         assert isinstance(found, Reject) and found.condition == "bias of a box filter"
     else:
         assert isinstance(found, Pooling) and found.factor == factor and found.kind == "box_filter"
+
+
+@pytest.mark.parametrize("opset", [11, 17, 21, 22])
+@pytest.mark.parametrize("operator", ["AveragePool", "MaxPool"])
+@pytest.mark.parametrize(
+    "window",
+    [
+        "kernel_shape=[1,1], strides=[3,3]",
+        "kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1]",
+        "kernel_shape=[2,3], strides=[3,3], pads=[0,1,1,1]",
+        "kernel_shape=[2,2], strides=[2,1]",
+    ],
+)
+@pytest.mark.parametrize("sizes", ["9,12", "12,13", "11,N"])
+def test_a_window_of_ceil_mode_behind_the_map_does_not_count(opset, operator, window, sizes):
+    """A mean over all of a map behind it becomes a window of the map's size."""
+    body = f"m = {operator}<{window}, ceil_mode=1>(x)\nh = Conv<pads=[1,1,1,1]>(m, w)\ny = GlobalAveragePool(h)"
+    model = graph(body, inputs=f"float[1,16,{sizes}] x", opset=opset)
+    result = convpool.optimize(model)
+    assert result.report.summary.rewritten == ("N" not in sizes)
+    feeds = random_feeds(model, size=14)
+    (wanted,), (got,) = sessions.run(model, feeds), sessions.run(result.model, feeds)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())

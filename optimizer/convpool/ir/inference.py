@@ -43,7 +43,7 @@ from convpool.errors import ModelError
 from convpool.ir import inference_process
 from convpool.ir.inference_process import DONE, FAILED, GROWTH_BYTES, MEMORY, READY, SIZE_BYTES
 from convpool.ir.process import EndedError, OtherProcess, ended
-from convpool.ir.protos import graphs_within, model_nodes, subgraphs
+from convpool.ir.protos import graphs_within, is_op, known_attributes, model_nodes, opset_of, subgraphs
 from convpool.ir.schema import (
     DOMAIN,
     OP_TYPES,
@@ -57,6 +57,8 @@ from convpool.ir.schema import (
 
 Notes = dict[str, ValueInfoProto]
 """Types and shapes that a graph notes of its tensors."""
+CEIL_OPSET = 22
+"""The first opset in which onnx counts the windows of `ceil_mode` as runtimes do."""
 MADE_UP = "unk__"
 """How names of sizes begin that shape inference makes up."""
 
@@ -134,6 +136,43 @@ def fill_in(model: ModelProto, inferred: ModelProto, notes: Sequence[Notes]) -> 
                 if is_open or dim.dim_value < 0 or dim.HasField("dim_param"):
                     dim.Clear()
     return filled
+
+
+def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
+    """Write poolings with `ceil_mode` without, whose last window starts behind the map; whether there are any.
+
+    Runtimes drop that window, and onnx counts it before opset 22.  For shape inference alone: pads are such that sizes are right.
+    """
+    found = False
+    for graph, typed in zip(graphs_within(model.graph), graphs_within(inferred.graph), strict=True):
+        typed_values = (*typed.value_info, *typed.input, *typed.output)
+        shapes = {value.name: value.type.tensor_type.shape.dim for value in typed_values}
+        for node in graph.node if opset_of(model.opset_import) < CEIL_OPSET else ():
+            values = known_attributes(node) if is_op(node, "AveragePool", "MaxPool") else None
+            if not values or not values.get("ceil_mode") or values.get("auto_pad", b"NOTSET") != b"NOTSET":
+                continue
+            dims = list(shapes.get(node.input[0], ()))[2:]
+            rank, ends, dropped = len(dims), [], False
+            ones, pads = [1] * rank, list(values.get("pads") or [0] * (2 * rank))
+            rows = [list(values.get(name) or ones) for name in ("kernel_shape", "strides", "dilations")]
+            if (
+                [len(row) for row in (*rows, pads)] != [rank] * 3 + [2 * rank]
+                or min([*sum(rows, []), *pads, 1]) < 0
+                or 0 in sum(rows, [])
+            ):
+                continue  # malformed
+            for dim, kernel, stride, dilation, begin, end in zip(dims, *rows, pads, pads[rank:], strict=False):
+                size, extent = dim.dim_value + begin, dilation * (kernel - 1) + 1
+                last = -(-(size + end - extent) // stride) * stride
+                if dim.HasField("dim_value") and last >= size:
+                    last, dropped = last - stride, True
+                ends.append(max(last + extent - size, 0) if dim.HasField("dim_value") else end)
+            if dropped:
+                kept = [item for item in node.attribute if item.name not in ("ceil_mode", "pads")]
+                del node.attribute[:]
+                node.attribute.extend([*kept, helper.make_attribute("pads", [*pads[:rank], *ends])])
+                found = True
+    return found
 
 
 def has_open_sizes(model: ModelProto) -> bool:
