@@ -25,7 +25,7 @@ test: install lint site
 MUTANTS ?= 200
 mutation: COMMIT = $(shell git rev-parse --short HEAD)
 mutation: install
-	PYTHONPATH=optimizer $(BIN)/python -m tests.mutation --count $(MUTANTS) --commit $(COMMIT) --json tests/mutation/record.json
+	PYTHONPATH=optimizer $(BIN)/python -m tools.mutation --count $(MUTANTS) --commit $(COMMIT) --json tools/mutation/record.json
 
 # The oldest release of every dependency, with the tests that depend on them most.  Python 3.10 to 3.12: numpy 1.26 has no later.
 OLDEST := $(VENV)-oldest

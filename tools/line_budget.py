@@ -14,7 +14,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
-BUDGET = {"optimizer": 26200, "plugin": 19300, "tests": 43000, "benchmarks": 7350, "tools": 400, "examples": 1100, "models": 1850}
+BUDGET = {
+    "optimizer": 26300,
+    "plugin": 19300,
+    "tests": 42450,
+    "benchmarks": 7350,
+    "tools": 1000,
+    "examples": 1100,
+    "models": 1850,
+}
 
 
 def lines_by_area() -> dict[str, int]:

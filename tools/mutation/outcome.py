@@ -12,8 +12,8 @@ import tempfile
 import threading
 from pathlib import Path
 
-from tests.mutation import reach
-from tests.mutation.mutants import Mutant
+from tools.mutation import reach
+from tools.mutation.mutants import Mutant
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "optimizer" / "convpool"
@@ -41,7 +41,7 @@ class Runs:
         with tempfile.TemporaryDirectory() as folder:
             record, package = Path(folder, "coverage"), Path(folder, "convpool")
             measure = ["-m", "coverage", "run", f"--data-file={record}", f"--source={package}"]
-            result = self._run(folder, None, None, tests, limit_s, [*measure, "-m", "pytest", "-p", "tests.mutation.contexts"])
+            result = self._run(folder, None, None, tests, limit_s, [*measure, "-m", "pytest", "-p", "tools.mutation.contexts"])
             if record.exists():
                 with self._lock:
                     reach.add(self.reach, record, package)

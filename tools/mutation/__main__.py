@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tests.mutation``: which share of small wrong changes to the optimizer and convpool.tensorrt the fast tests see.
+"""``python -m tools.mutation``: which share of small wrong changes to the optimizer and convpool.tensorrt the fast tests see.
 
 A line is drawn uniformly from those that can be changed, then one of its changes; the same seed gives the same ones, and ends
 with a list of those that no test sees.  Whoever reads that list judges each in the record, in "judged": "equivalent", "slower"
@@ -26,14 +26,14 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from tests.mutation.mutants import Mutant, mutants
-from tests.mutation.outcome import AT_IMPORT, PACKAGE, ROOT, Runs
-from tests.mutation.reach import likeliest
+from tools.mutation.mutants import Mutant, mutants
+from tools.mutation.outcome import AT_IMPORT, PACKAGE, ROOT, Runs
+from tools.mutation.reach import likeliest
 
-FOLDERS = ("algebra", "ir", "check", "passes", "tensorrt")
+FOLDERS = ("algebra", "ir", "check", "rules", "tensorrt")
 ELSEWHERE = ("reference.py",)
 """Files that only tests/kernels uses, as its reference."""
-FILES = ("api.py", "autotune.py", "options.py", "pipeline.py", "report.py", "report.py")
+FILES = ("api.py", "autotune.py", "options.py", "pipeline.py", "report.py", "summary.py")
 FIRST = (
     "property averages averages_refused forms slice_means pads_in_front rejects rejects_linear structure fusion "
     "fusion_places preserved verify verify_overflow cost folding layers offload_conv plain_conv"
@@ -61,7 +61,7 @@ HARMLESS = ("equivalent", "slower", "message")
 def sample(count: int, seed: int) -> list[tuple[Path, Mutant]]:
     """`count` changes at lines that differ, drawn with `seed`."""
     lines: dict[tuple[Path, int], list[Mutant]] = {}
-    folders = [path for name in FOLDERS for path in (PACKAGE / name).glob("*.py") if path.name not in ELSEWHERE]
+    folders = [path for name in FOLDERS for path in (PACKAGE / name).rglob("*.py") if path.name not in ELSEWHERE]
     for path in sorted([*(PACKAGE / name for name in FILES), *folders]):
         for mutant in mutants(path.read_text()):
             lines.setdefault((path, mutant.line), []).append(mutant)
@@ -195,7 +195,7 @@ def stop(*_: object) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.mutation", description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=200, help="how many changes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, nargs="*", help="of these, the ones with these numbers")

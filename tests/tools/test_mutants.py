@@ -11,10 +11,10 @@ from collections import Counter
 
 import pytest
 
-from tests.mutation.__main__ import result, sample, score
-from tests.mutation.mutants import Mutant, mutants
-from tests.mutation.outcome import PACKAGE, ROOT, Runs
-from tests.mutation.reach import likeliest
+from tools.mutation.__main__ import result, sample, score
+from tools.mutation.mutants import Mutant, mutants
+from tools.mutation.outcome import PACKAGE, ROOT, Runs
+from tools.mutation.reach import likeliest
 
 CHANGES = {
     "a = b < c": ["a = (b >= c)", "a = (b <= c)"],
@@ -68,7 +68,7 @@ def test_what_is_harmless_does_not_count():
 
 @pytest.mark.parametrize("by", ["--wall", "signal"])
 def test_a_run_that_ends_early_leaves_a_record(tmp_path, by):
-    words = [sys.executable, "-m", "tests.mutation", "--count", "4", "--seed", "3", "--json", str(tmp_path / "record.json")]
+    words = [sys.executable, "-m", "tools.mutation", "--count", "4", "--seed", "3", "--json", str(tmp_path / "record.json")]
     run = subprocess.Popen([*words, *(["--wall", "0.01"] if by == "--wall" else [])], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if by == "signal":
         assert run.stdout.readline().startswith("without a change: ")  # told when it starts
@@ -80,7 +80,7 @@ def test_a_run_that_ends_early_leaves_a_record(tmp_path, by):
 
 
 def test_a_file_of_tests_is_run_on_a_changed_copy():
-    path = PACKAGE / "algebra" / "cost.py"
+    path = PACKAGE / "algebra" / "lowering.py"
     text = path.read_text()
     broken = Mutant("none", 1, text, "raise ValueError", 0, len(text.encode()))
     runs = Runs()
@@ -95,7 +95,7 @@ def test_a_file_of_tests_is_run_on_a_changed_copy():
 
 
 def test_a_change_is_tried_on_tests_that_reach_its_line_first():
-    path, file = PACKAGE / "algebra" / "cost.py", "tests/optimizer/test_cost.py"
+    path, file = PACKAGE / "algebra" / "lowering.py", "tests/optimizer/test_cost.py"
     runs = Runs()
     runs.unchanged([file], 60)
     lines = {line: tests for (name, line), tests in runs.reach.items() if name == "algebra/lowering.py"}
