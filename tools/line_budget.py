@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 26300,
+    "optimizer": 26500,
     "plugin": 19300,
     "tests": 42450,
     "benchmarks": 7350,

@@ -298,8 +298,20 @@ def _run(operands: tuple, options: tuple, workspace: Any, weights_prepared: bool
 
 
 def plan_for(x: Any, w: Any, b: Any = None, **options: Any) -> Plan:
-    """The plan that `conv_avg_pool` launches for the same arguments: its tactic, how that was chosen, the expected time and the
-    workspace.  It is made if there is none yet; nothing is launched.  Raises what conv_avg_pool does."""
+    """Return the plan that `conv_avg_pool` launches for the same arguments; launch nothing.
+
+    It is made if there is none yet, and tells its tactic, how that was chosen, the expected time
+    and the workspace.
+
+    Args:
+        x: As in `conv_avg_pool`, like all the others.
+        w: The weights.
+        b: The bias.
+        **options: The other arguments of `conv_avg_pool`.
+
+    Raises:
+        ConvpoolError: As `conv_avg_pool` does.
+    """
     bound = inspect.signature(conv_avg_pool).bind(x, w, b, **options)
     bound.apply_defaults()
     given = bound.arguments
@@ -339,25 +351,58 @@ def conv_avg_pool(
     allow_tf32: bool = False,
     accumulation: str = "default",
 ) -> Any:
-    """Runs ConvAvgPool on the current device, on `stream`, without waiting for it; returns `out`.
+    """Run ConvAvgPool on the current device, on `stream`, without waiting for it.
 
-    x is [N, C, spatial...] or, in layout NHWC, [N, spatial..., C]; w is [M, kernel..., C/group]; b and w_scale are [M]; scale
-    and shift, both or neither, are [C]; residual and out are [N, M, out...] or [N, out..., M] in y_layout (default: layout).
-    The module says which types they may have.  Arrays are contiguous, from pycuda, CuPy, PyTorch or anything with DLPack or
-    __cuda_array_interface__; out and workspace share no memory with another.  pool_* are AveragePool's attributes, and strides,
-    pads, dilations Conv's, over the pooled tensor; one number stands for every dimension.  activation is None, "relu",
-    "leaky_relu" (slope alpha), "tanh", "sigmoid" or "clip" (to alpha..beta); prologue_activation, before the pooling, None,
-    "relu" or "leaky_relu" (slope prologue_alpha).  tactic is an id or name of `tactics()`; None lets the library choose, as
-    `plan_for` tells.  float32 is computed at full precision unless allow_tf32.  accumulation "packed" lets tactics sum the box
-    means of float16 and bfloat16 in that type, at most twice the rounding error of the means, where "default" sums in fp32.
+    The module says which types the arrays may have.  They are contiguous, from pycuda, CuPy,
+    PyTorch or anything with DLPack or __cuda_array_interface__; out and workspace share no memory
+    with another.  One number stands for every dimension.  x's library allocates what is left out:
+    out, and the workspace if the tactic needs more than the one given has.
 
-    x's library allocates what is left out: out, and the workspace if the tactic needs more than `workspace` (any GPU array; its
-    bytes count) has.  Without `tactic`, a workspace given bounds the choice; so does none with pycuda, which cannot free one
-    without waiting.  weights_prepared: w is what it was in an earlier call with the same tactic and shapes, and the workspace
-    still holds what that call left there; both may be read before work queued earlier is done.
+    Args:
+        x: The input, [N, C, spatial...] or, in layout NHWC, [N, spatial..., C].
+        w: The weights, [M, kernel..., C/group].
+        b: The bias, [M].
+        pool_kernel_shape: AveragePool's attribute.
+        residual: An addend of the shape of out.
+        scale: The prologue's factor by channel, [C]; both or neither of scale and shift.
+        shift: The prologue's summand by channel, [C].
+        w_scale: Factors of 8-bit sums by output channel, [M].
+        prologue_activation: The activation before the pooling: None, "relu" or "leaky_relu".
+        prologue_alpha: The slope of that "leaky_relu".
+        pool_strides: AveragePool's attribute.
+        pool_pads: AveragePool's attribute.
+        pool_dilations: AveragePool's attribute.
+        strides: Conv's attribute, over the pooled tensor.
+        pads: Conv's attribute, over the pooled tensor.
+        dilations: Conv's attribute, over the pooled tensor.
+        group: Conv's attribute.
+        activation: None, "relu", "leaky_relu" (slope alpha), "tanh", "sigmoid" or "clip" (to
+            alpha..beta).
+        alpha: The slope of "leaky_relu", or the lower bound of "clip".
+        beta: The upper bound of "clip".
+        layout: The layout of x, such as "NCHW" or "NHWC".
+        y_layout: The layout of out and residual.  Default: `layout`.
+        out: The result, [N, M, out...] or [N, out..., M] in y_layout.
+        workspace: Any GPU array; its bytes count.  Without `tactic`, a workspace given bounds the
+            choice; so does none with pycuda, which cannot free one without waiting.
+        weights_prepared: True says that w is what it was in an earlier call with the same tactic
+            and shapes, and that the workspace still holds what that call left there; both may be
+            read before work queued earlier is done.
+        stream: The stream.  Default: the default stream.
+        tactic: An id or name of `tactics()`; None lets the library choose, as `plan_for` tells.
+        allow_tf32: Round float32 products to TF32; else they have full precision.
+        accumulation: "default" sums box means in float32; "packed" lets tactics sum those of
+            float16 and bfloat16 in that type, at most twice the rounding error of the means.
 
-    Raises ArrayError (an array of wrong type, shape, order or device), ProblemError (arguments that are no
-    ConvAvgPool), UnsupportedError (the tactic does not run this), LibraryError (no libconvpool.so), CudaError.
+    Returns:
+        `out`.
+
+    Raises:
+        ArrayError: An array of wrong type, shape, order or device.
+        ProblemError: Arguments that are no ConvAvgPool.
+        UnsupportedError: The tactic does not run this.
+        LibraryError: No libconvpool.so.
+        CudaError: A failure of CUDA, or no GPU.
     """
     operands = (x, w, b, residual, scale, shift, w_scale, out)
     pooling = pool_kernel_shape, pool_strides, pool_pads, pool_dilations

@@ -51,19 +51,36 @@ class _Accepted(NamedTuple):
 class Plan:
     """A problem planned for the current device.
 
-    tactic is an id or name of `tactics()`; None lets the library choose the fastest that needs at most max_workspace_bytes
-    (None: any).  Addresses are multiples of 16 bytes wherever the tactic reads or writes vectors (`alignments` says where);
-    with unaligned=True, which is for a tactic that the library chooses, they are multiples of their elements' size only.
+    Several threads may launch a plan at once.  It keeps no device memory, so it may go while its
+    kernels still run.
 
-    problem: the problem.  tactic: the tactic chosen.  how_chosen: "named", "measured" (fastest in a measurement of this
-    problem on such a device) or "rule" (by the cost rule).  expected_us: the time in microseconds that the cost rule expects,
-    whose constants were fitted on an H200.  workspace_bytes: what a launch needs of device memory; prepared_bytes: its first
-    part, which transformed weights take.  device: the ordinal of the CUDA device.  y_shape: the shape of Y in its layout.
+    Args:
+        problem: The problem.
+        tactic: An id or name of `tactics()`; None lets the library choose the fastest that needs at
+            most max_workspace_bytes.
+        max_workspace_bytes: That bound; None: any.
+        unaligned: For a tactic that the library chooses: addresses are multiples of their elements'
+            size only.  Else they are multiples of 16 bytes wherever the tactic reads or writes
+            vectors.
 
-    Several threads may launch a plan at once.  It keeps no device memory, so it may go while its kernels still run.
+    Attributes:
+        problem: The problem.
+        tactic: The tactic chosen.
+        how_chosen: "named", "measured" (fastest in a measurement of this problem on such a device)
+            or "rule" (by the cost rule).
+        expected_us: Microseconds that the cost rule expects, whose constants were fitted on an
+            H200.
+        workspace_bytes: Bytes of device memory that a launch needs.
+        prepared_bytes: Its first part, which transformed weights take.
+        device: The ordinal of the CUDA device.
+        y_shape: The shape of Y in its layout.
+        alignments: Bytes that an operand's address must be a multiple of, by name.
 
-    Raises ProblemError (no ConvAvgPool, or a tactic that needs more workspace), UnsupportedError (the tactic does not run this
-    problem here), LibraryError, CudaError (no GPU).
+    Raises:
+        ProblemError: No ConvAvgPool, or a tactic that needs more workspace.
+        UnsupportedError: The tactic does not run this problem here.
+        LibraryError: No libconvpool.so.
+        CudaError: No GPU.
     """
 
     def __init__(
@@ -120,13 +137,31 @@ class Plan:
         weights_prepared: bool = False,
         stream: Any = None,
     ) -> None:
-        """Queues the work on `stream` (None: the default stream) of the plan's device, and returns.
+        """Queue the work on a stream of the plan's device, and return.
 
-        Every tensor is a GPU array, whose type, shape, order and device are checked, or the address of one as a number, which
-        is not.  y shares no memory with another.  workspace and prepared are arrays of enough bytes, or addresses of as many:
-        workspace_bytes and prepared_bytes; with prepared, which takes the transformed weights, the workspace is that much
-        smaller.  weights_prepared says that w is what it was in an earlier launch, and that prepared, or without it the
-        workspace, still holds what that launch left there; both may be read before work queued earlier is done.
+        Every tensor is a GPU array, whose type, shape, order and device are checked, or the address
+        of one as a number, which is not.
+
+        Args:
+            x: The input.
+            w: The weights.
+            y: The result, which shares no memory with another.
+            b: The bias.
+            residual: The addend of Y's shape.
+            scale: The prologue's factor by channel.
+            shift: The prologue's summand by channel.
+            w_scale: Factors of 8-bit sums by output channel.
+            workspace: An array of workspace_bytes, or the address of as many.
+            prepared: Likewise of prepared_bytes, for the transformed weights; with it the workspace
+                is that much smaller.
+            weights_prepared: True says that w is what it was in an earlier launch, and that
+                prepared, or without it the workspace, still holds what that launch left there; both
+                may be read before work queued earlier is done.
+            stream: The stream.  Default: the default stream.
+
+        Raises:
+            ArrayError: An array does not fit.
+            CudaError: The launch failed.
         """
         addresses = [
             array if type(array) is int else 0 if array is None else self._read(name, array)[0]

@@ -29,9 +29,15 @@ _LAYOUTS = {
 
 @dataclass(frozen=True)
 class Tactic:
-    """One kernel configuration.  `dtype` is None if it takes every type; `tf32` if it rounds fp32 products; `packed` if it sums
-    box means in their 16-bit type, which a problem has to allow.  The terms of an operand of the products, a box mean or a fused
-    weight, are rounded `roundings` times to the type that is multiplied, by at most half a unit in the last place each."""
+    """One kernel configuration.
+
+    Attributes:
+        dtype: The type that it takes, None for every type.
+        tf32: True if it rounds fp32 products.
+        packed: True if it sums box means in their 16-bit type, which a problem has to allow.
+        roundings: How often a term of an operand of the products, a box mean or a fused weight, is
+            rounded to the type that is multiplied, by at most half a unit in the last place each.
+    """
 
     id: int
     name: str
@@ -46,7 +52,11 @@ class Tactic:
 
 @functools.cache
 def tactics() -> tuple[Tactic, ...]:
-    """All tactics of the library, in the order of its table."""
+    """Return all tactics of the library, in the order of its table.
+
+    Raises:
+        LibraryError: No libconvpool.so.
+    """
     lib = library.load()
     count = lib.convpool_tactics(None, 0)
     infos = (library.TacticStruct * count)()
@@ -71,7 +81,11 @@ def tactics() -> tuple[Tactic, ...]:
 
 
 def find_tactic(which: int | str | Tactic) -> Tactic:
-    """The tactic of an id or name; ProblemError if there is none."""
+    """Return the tactic of an id or name.
+
+    Raises:
+        ProblemError: There is none.
+    """
     if isinstance(which, Tactic):
         return which
     for tactic in tactics():
@@ -81,7 +95,14 @@ def find_tactic(which: int | str | Tactic) -> Tactic:
 
 
 def current_device() -> dict[str, int]:
-    """The current GPU as `Problem.default_tactic` takes it: cc, multiprocessors, shared_bytes.  CudaError without one."""
+    """Return the current GPU as `Problem.default_tactic` takes it.
+
+    Returns:
+        The compute capability as cc (90 for 9.0), multiprocessors, and shared_bytes of a block.
+
+    Raises:
+        CudaError: There is no GPU.
+    """
     cc, multiprocessors, shared_bytes = (ctypes.c_int32() for _ in range(3))
     library.check(library.load().convpool_device(cc, multiprocessors, shared_bytes))
     return {"cc": cc.value, "multiprocessors": multiprocessors.value, "shared_bytes": shared_bytes.value}
@@ -119,22 +140,33 @@ def _numbers(name: str, values: Sequence[int] | int | None, count: int, default:
 
 @dataclass(frozen=True)
 class Problem:
-    """A ConvAvgPool: sizes in elements, strides and dilations in positions, pads as ONNX orders them (all leading ones,
-    then all trailing ones).  A single number stands for every dimension.
+    """A ConvAvgPool: sizes in elements, strides and dilations in positions.
 
-    kernel_shape is the convolution's, pool_kernel_shape the pooling window's.  alpha is LeakyReLU's slope or Clip's lower
-    bound, beta Clip's upper bound.  prologue_affine says that X is scaled and shifted by channel, prologue_activation (None,
-    "relu" or "leaky_relu" of slope prologue_alpha) what follows.
+    A single number stands for every dimension; pads are in ONNX's order, all leading ones, then all
+    trailing ones.
 
-    dtype is the type of all tensors, "float16", "bfloat16" or "float32", or of only X and W, "int8" or "float8_e4m3fn".
-    x_dtype, w_dtype and y_dtype (of Y, bias and residual) name single ones.  An X of "float32" beside a 16-bit W is rounded to
-    W's type as it is read, by the tactics for few channels and by generic.  With 8-bit X and W, Y is "float32" by default, and
-    w_scale says that the sum of output channel m is multiplied by a float32 w_scale[m].
+    Attributes:
+        kernel_shape: The convolution's window.
+        pool_kernel_shape: The pooling's window.
+        dtype: The type of all tensors, "float16", "bfloat16" or "float32", or of only X and W,
+            "int8" or "float8_e4m3fn".
+        alpha: LeakyReLU's slope or Clip's lower bound.
+        beta: Clip's upper bound.
+        prologue_affine: X is scaled and shifted by channel.
+        prologue_activation: Activation behind that: None, "relu" or "leaky_relu".
+        prologue_alpha: The slope of that "leaky_relu".
+        x_dtype: The type of X.  "float32" beside a 16-bit W is rounded to W's type as it is read,
+            by the tactics for few channels and by generic.
+        w_dtype: The type of W.
+        y_dtype: The type of Y, bias and residual; by default "float32" with 8-bit X and W.
+        w_scale: The sum of output channel m is multiplied by a float32 w_scale[m], with 8-bit
+            types.
+        accumulation: "default", fp32 sums, or "packed": tactics may form box means of float16 and
+            bfloat16 in that type, of x / 4, so that no sum passes its range.  Other types are
+            summed as by default.
 
-    accumulation is "default", fp32 sums, or "packed": tactics may form box means of float16 and bfloat16 in that type, of x / 4,
-    so that no sum passes its range.  Other types are summed as by default.
-
-    ProblemError names the argument that is wrong.
+    Raises:
+        ProblemError: An argument is wrong, which the message names.
     """
 
     n: int
@@ -242,8 +274,13 @@ class Problem:
         return (self.n, *spatial, channels) if channels_last(layout) else (self.n, channels, *spatial)
 
     def why_not(self, tactic: int | str | Tactic, *, cc: int = 0, shared_bytes: int = 0) -> str | None:
-        """None if the tactic runs this problem, else the reason.  `cc` is a compute capability (90 for 9.0) with
-        `shared_bytes` of shared memory a block; 0 means the current device."""
+        """Return None if the tactic runs this problem, else the reason.
+
+        Args:
+            tactic: An id or name of `tactics()`.
+            cc: A compute capability (90 for 9.0), 0 for the current device.
+            shared_bytes: Its shared memory a block, in bytes.
+        """
         status = library.load().convpool_supports(self.struct, find_tactic(tactic).id, cc, shared_bytes)
         return library.unsupported_reason(status)
 
@@ -256,7 +293,14 @@ class Problem:
     def default_tactic(
         self, *, max_workspace_bytes: int = 0, cc: int = 0, multiprocessors: int = 0, shared_bytes: int = 0
     ) -> Tactic:
-        """The tactic that the library picks, as measured or by its cost rule; a device may be described as in `why_not`."""
+        """Return the tactic that the library picks, as measured or by its cost rule.
+
+        Args:
+            max_workspace_bytes: Most bytes of workspace.
+            cc: A compute capability (90 for 9.0), 0 for the current device.
+            multiprocessors: Its multiprocessors.
+            shared_bytes: Its shared memory a block, in bytes.
+        """
         chosen = ctypes.c_int32()
         library.check(
             library.load().convpool_default_tactic(self.struct, cc, multiprocessors, shared_bytes, max_workspace_bytes, chosen)

@@ -17,7 +17,11 @@ NAME = "libconvpool_ort.so"
 
 
 def library_path() -> Path:
-    """The file to register with onnxruntime.  Raises OnnxruntimeError if it is not there or of another version."""
+    """Return the file to register with onnxruntime.
+
+    Raises:
+        OnnxruntimeError: It is not there or of another version.
+    """
     try:
         path = cuda_library_path().resolve().parent / NAME
     except LibraryError as error:
@@ -28,11 +32,21 @@ def library_path() -> Path:
 
 
 def register(options: Any) -> Path:
-    """Register the operators with an onnxruntime.SessionOptions; returns the library's path.  Once more changes nothing.
+    """Register the operators with session options; a second time changes nothing.
 
-    A session of these options runs ConvAvgPool and its fused variants by the library alone: by CUDA kernels on the CUDA
-    provider, by plain loops on the CPU provider.  The functions that a model carries are faster than these loops; so do not
-    register the library where there is no CUDA provider.  Raises OnnxruntimeError if the library cannot be used.
+    A session of these options runs ConvAvgPool and its fused variants by the library alone: by CUDA
+    kernels on the CUDA provider, by plain loops on the CPU provider.  The functions that a model
+    carries are faster than these loops; so do not register the library where there is no CUDA
+    provider.
+
+    Args:
+        options: An onnxruntime.SessionOptions.
+
+    Returns:
+        The library's path.
+
+    Raises:
+        OnnxruntimeError: The library cannot be used.
     """
     path = library_path()
     try:

@@ -35,16 +35,27 @@ def session(
     prefer_nhwc: bool = False,
     cuda_graph: bool = False,
 ) -> Any:
-    """An onnxruntime.InferenceSession that runs the operators by the library's kernels.
+    """Return an onnxruntime.InferenceSession that runs the operators by the library's kernels.
 
-    providers: default the CUDA provider, with the CPU provider for what it does not have.  If the CUDA provider is not among
-    them, the library is not registered and the model runs by its functions.  options: an onnxruntime.SessionOptions, for one
-    model or several; the library is registered with it once.  device: the GPU's number.  use_tf32: float32 products are formed
-    in TF32, onnxruntime's default.  prefer_nhwc: onnxruntime runs its own convolutions channels last.  cuda_graph: runs are
-    captured and replayed; they need io binding, and inputs and outputs that stay where they are.  The last four are options of
-    the CUDA provider; they do not count where `providers` gives its options.
+    The arguments from device on are options of the CUDA provider; they do not count where
+    `providers` gives its options.
 
-    Raises OnnxruntimeError if the library or the CUDA provider is missing, or if onnxruntime refuses the model.
+    Args:
+        model: A path, serialised bytes, an onnx.ModelProto or an onnx_graphsurgeon.Graph.
+        providers: Default: the CUDA provider, with the CPU provider for what it does not have.
+            Without the CUDA provider the library is not registered, and the model runs by its
+            functions.
+        options: An onnxruntime.SessionOptions, for one model or several; the library is registered
+            with it once.
+        device: The GPU's number.
+        use_tf32: Form float32 products in TF32, onnxruntime's default.
+        prefer_nhwc: Let onnxruntime run its own convolutions channels last.
+        cuda_graph: Capture and replay runs; they need io binding, and inputs and outputs that stay
+            where they are.
+
+    Raises:
+        OnnxruntimeError: The library or the CUDA provider is missing, or onnxruntime refuses the
+            model.
     """
     runtime = runtime_module()
     own = {

@@ -31,39 +31,40 @@ Progress = Callable[[str, int, int], None]
 class BuildOptions:
     """The options of `build`.
 
-    Which engine:
-
-    - precision: "fp32", "tf32", "fp16" or "bf16"; `convpool.tensorrt.builder` says what each means to TensorRT.
-    - profiles: shapes of inputs with open dimensions.  Several profiles form a sequence; the first one decides which
-      convolutions are small enough for `plain_conv`.
-    - plugin: load the plugin and let it run the ConvAvgPool nodes.  Otherwise they become standard operators.
-    - lowering: as in `convpool.optimize`, or "none" for the model as it is.  Default: `policy.default_lowering`.  A model that
-      has ConvAvgPool nodes already is not optimized again.
-    - autotune: build an engine for every lowering, time the engines on this GPU, and keep the fastest.
-    - stem, plain_conv: let the plugin also run convolutions of images, and others of many channels, as in
-      `convpool.optimize`, where `policy.offloaded_convs` says that this is faster.
-    - accumulation: how the plugin's kernels sum pooling windows of half precisions, as in `convpool.optimize`; of nodes that the
-      model has already too.  "packed" needs the plugin's nodes, and has no effect in float32.
-    - layers: keep intermediate tensors as outputs, to compare them.  This makes the engine slower.
-
-    How it is built:
-
-    - timing_cache: a file to take layer timings from and to add new ones to.
-    - workspace_bytes: the most memory that TensorRT may use beside weights and activations.
-    - optimization_level: TensorRT's 0 to 5.  None: TensorRT's default.
-    - max_aux_streams: the most streams, besides the engine's own, on which independent layers may run.  None: TensorRT's
-      choice, which is none in 8.6.
-    - progress: called as the build goes on; see `Progress`.
-    - trt: TensorRT's package.  Default: `import tensorrt`.
-    - configure, configure_network: called last of all with the builder's config and with the network, for instance to set
-      types and formats of inputs and outputs.
-
-    How it is checked against onnxruntime on the model:
-
-    - check: number of random input sets; 0 for no check.
-    - data: input arrays by name, or a .npz file with them, in place of random ones.
-    - rtol, atol: tolerances in place of the precision's own; atol is in the outputs' units.
-    - seed: of the random inputs.
+    Attributes:
+        precision: "fp32", "tf32", "fp16" or "bf16"; `convpool.tensorrt.builder` says what each
+            means to TensorRT.
+        profiles: Shapes of inputs with open dimensions.  Several profiles form a sequence; the
+            first one decides which convolutions are small enough for `plain_conv`.
+        plugin: Load the plugin and let it run the ConvAvgPool nodes.  Otherwise they become
+            standard operators.
+        lowering: As in `convpool.optimize`, or "none" for the model as it is.  Default:
+            `policy.default_lowering`.  A model with ConvAvgPool nodes is not optimized again.
+        autotune: Build an engine for every lowering, time the engines on this GPU, and keep the
+            fastest.
+        stem: Let the plugin also run convolutions of images, as in `convpool.optimize`, where
+            `policy.offloaded_convs` says that this is faster.
+        plain_conv: Likewise convolutions of many channels.
+        accumulation: How the plugin's kernels sum pooling windows of half precisions, as in
+            `convpool.optimize`; of nodes that the model has already too.  "packed" needs the
+            plugin's nodes, and has no effect in float32.
+        layers: Keep intermediate tensors as outputs, to compare them.  This makes the engine
+            slower.
+        timing_cache: A file to take layer timings from and to add new ones to.
+        workspace_bytes: The most memory that TensorRT may use beside weights and activations.
+        optimization_level: TensorRT's 0 to 5.  None: TensorRT's default.
+        max_aux_streams: The most streams, besides the engine's own, on which independent layers may
+            run.  None: TensorRT's choice, which is none in 8.6.
+        progress: Called as the build goes on; see `Progress`.
+        trt: TensorRT's package.  Default: `import tensorrt`.
+        configure: Called last of all with the builder's config, for instance to set types and
+            formats of inputs and outputs.
+        configure_network: Likewise with the network.
+        check: Number of random input sets for the comparison with onnxruntime; 0 for none.
+        data: Input arrays by name, or a .npz file with them, in place of random ones.
+        rtol: Relative tolerance in place of the precision's own.
+        atol: Absolute tolerance in place of the precision's own, in the outputs' units.
+        seed: Seed of the random inputs.
     """
 
     precision: str = "fp32"

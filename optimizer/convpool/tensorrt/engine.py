@@ -36,8 +36,10 @@ _NUMPY_TYPES = {
 class TensorInfo:
     """An input or output.
 
-    shape: -1 where open; profiles: (smallest, typical, largest) per profile, for inputs; format: TensorRT's name of the
-    order in memory.
+    Attributes:
+        shape: Its sizes, -1 where open.
+        profiles: (smallest, typical, largest) shape per profile, for inputs.
+        format: TensorRT's name of the order in memory.
     """
 
     name: str
@@ -70,11 +72,15 @@ class _Loaded:
 
 
 class Engine:
-    """A TensorRT engine.  Deserialised when first run or asked for its tensors; one object is for one thread.
+    """A TensorRT engine, deserialised when first run or asked for its tensors.
 
-    plan: the serialised engine, as trtexec and other tools read it.  trt: TensorRT's package, default
-    `import tensorrt`; device: number of the GPU, default that of the current context, else 0.  built_from: operators of the
-    graph's nodes, counted; none where it comes from a file.
+    One object is for one thread.
+
+    Args:
+        plan: The serialised engine, as trtexec and other tools read it.
+        trt: TensorRT's package.  Default: `import tensorrt`.
+        device: Number of the GPU.  Default: that of the current context, else 0.
+        built_from: Operators of the graph's nodes; none where it comes from a file.
     """
 
     def __init__(
@@ -91,14 +97,27 @@ class Engine:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, trt: ModuleType | None = None, device: int | None = None) -> Engine:
-        """Read an engine from a file.  Raises OptionError if it cannot be read."""
+        """Read an engine from a file.
+
+        Args:
+            path: The file.
+            trt: As in the class.
+            device: As in the class.
+
+        Raises:
+            OptionError: The file cannot be read.
+        """
         try:
             return cls(Path(path).read_bytes(), trt=trt, device=device)
         except OSError as error:
             raise OptionError(f"engine {os.fspath(path)}: cannot be read; {error.strerror or error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the engine to a file, atomically.  Raises OutputError."""
+        """Write the engine to a file, atomically.
+
+        Raises:
+            OutputError: The file cannot be written.
+        """
         try:
             write_atomically(Path(path), self.plan)
         except OSError as error:
@@ -132,13 +151,18 @@ class Engine:
     def run(self, inputs: Mapping[str, Any], *, stream: Any = None, on_device: bool = False) -> dict[str, Any]:
         """Run once and return the outputs by name.
 
-        inputs: host arrays, or GPU arrays (DLPack or CUDA array interface), by name.  Where the engine's format is not
-        LINEAR, arrays have the shape that the engine says and their elements in the format's order.
-        stream: a pycuda stream; default one of the engine's own, which waits for the default stream's work and for no other.
-        on_device: return device buffers (pycuda allocations that the next run overwrites) without waiting, in place of
-        host arrays.
+        Args:
+            inputs: Host arrays, or GPU arrays (DLPack or CUDA array interface), by name.  Where the
+                engine's format is not LINEAR, arrays have the shape that the engine says and their
+                elements in the format's order.
+            stream: A pycuda stream; default one of the engine's own, which waits for the default
+                stream's work and for no other.
+            on_device: Return device buffers (pycuda allocations that the next run overwrites)
+                without waiting, in place of host arrays.
 
-        Raises OptionError for names, shapes or types that do not fit, TensorRTError if the run fails.
+        Raises:
+            OptionError: Names, shapes or types do not fit.
+            TensorRTError: The run fails.
         """
         loaded = self._load()
         shapes = self.bind(inputs, stream)

@@ -109,14 +109,24 @@ class EngineMismatchError(VerificationError):
 def build(model: object, options: BuildOptions | None = None, **keywords: Any) -> Built:
     """Build a TensorRT engine from a model, run it, and compare it with onnxruntime on the model.
 
-    model: a path, serialised bytes, an onnx.ModelProto, a gs.Graph, or what `convpool.ir.model.load` gave.  It is not changed.
-    options: `BuildOptions`; keywords: its fields, which replace those of `options`.
-
     The comparison needs a GPU and pycuda; `check=0` leaves it out.
 
-    Raises OptionError (unusable option), ModelError (unusable model), OutputError (timing cache that cannot be written),
-    TensorRTError with TensorRT's own messages, or EngineMismatchError, a VerificationError, where the outputs of the engine,
-    or of all engines with `autotune`, disagree with onnxruntime's.
+    Args:
+        model: A path, serialised bytes, an onnx.ModelProto, a gs.Graph, or what
+            `convpool.ir.model.load` gave.  It is not changed.
+        options: The options.
+        **keywords: Fields of `BuildOptions`, which replace those of `options`.
+
+    Returns:
+        The engine and its report.
+
+    Raises:
+        OptionError: An option is unusable.
+        ModelError: The model is unusable.
+        OutputError: The timing cache cannot be written.
+        TensorRTError: TensorRT fails, with its own messages.
+        EngineMismatchError: The outputs of the engine, or of all engines with `autotune`, disagree
+            with onnxruntime's; a VerificationError.
     """
     options = replace(options or BuildOptions(), **keywords)
     arrays = load_arrays(options.data)  # before any work: a wrong file should fail at once

@@ -23,7 +23,11 @@ _loading = threading.Lock()
 
 
 def plugin_path() -> Path:
-    """The one file to hand to TensorRT's tools.  Raises TensorRTError if it is not there or of another version."""
+    """Return the one file to hand to TensorRT's tools.
+
+    Raises:
+        TensorRTError: It is not there or of another version.
+    """
     try:
         return named_file("plugin library", "CONVPOOL_PLUGIN_LIBRARY") or library_path().resolve()
     except LibraryError as error:
@@ -38,9 +42,16 @@ def find_creator(trt: ModuleType, op_type: str = schema.OP_TYPE) -> Any:
 
 
 def load_plugin(trt: ModuleType | None = None) -> Path:
-    """Register the plugin with TensorRT in this process, once; a second call does nothing.  Returns the library's path.
+    """Register the plugin with TensorRT in this process, once; a second call does nothing.
 
-    trt: TensorRT's package, default `import tensorrt`.  Raises TensorRTError.
+    Args:
+        trt: TensorRT's package.  Default: `import tensorrt`.
+
+    Returns:
+        The library's path.
+
+    Raises:
+        TensorRTError: The library or TensorRT is missing, or one refuses the other.
     """
     trt = trt or tensorrt_module()
     path = plugin_path()
