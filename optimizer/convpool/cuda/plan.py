@@ -161,6 +161,7 @@ class Plan:
 
         Raises:
             ArrayError: An array does not fit.
+            ProblemError: An address or the bytes of workspace or prepared do not fit.
             CudaError: The launch failed.
         """
         addresses = [
