@@ -191,12 +191,16 @@ def _asked(report: Report) -> str:
 
 
 def suggested(model: ModelProto, known: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """Shapes for the inputs whose sizes are open: those known, else 1 for the first size, and for a name that is one."""
+    """Shapes for the inputs whose sizes are open: those known, else 1 for the first size, and for a name that is one.
+
+    An input that is empty by a size of 0 has none.
+    """
     shapes = {value.name: value.type.tensor_type.shape.dim for value in feeds(model)}
     batches = {dims[0].dim_param for dims in shapes.values() if dims} - {""}
     found = {}
     for name, dims in shapes.items():
-        if any(dim.dim_value <= 0 for dim in dims):
+        is_empty = any(dim.HasField("dim_value") and dim.dim_value == 0 for dim in dims)
+        if any(dim.dim_value <= 0 for dim in dims) and not is_empty:
             sizes = [1 if not axis or dim.dim_param in batches else SUGGESTED_SIZE for axis, dim in enumerate(dims)]
             found[name] = list(known.get(name) or [max(dim.dim_value, 0) or n for dim, n in zip(dims, sizes, strict=True)])
     return found

@@ -10,6 +10,7 @@ import pytest
 import convpool
 from convpool.cli.group import command, run
 from convpool.ir.model import with_sizes
+from convpool.summary import SUGGESTED_SIZE, suggested
 from tests.support import sessions
 from tests.support.models import graph, random_feeds
 from tests.support.rewriting import PAIR, RTOL
@@ -134,6 +135,14 @@ OPEN = "float[N,16,H,W] x"
 def test_what_does_not_fit_is_refused(inputs, options, message):
     with pytest.raises(convpool.OptionError, match=message):
         convpool.optimize(graph(PAIR, inputs=inputs), **options)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "wanted"),
+    [("float[0,16,12,12] x", {}), ("float[0,16,H,W] x", {}), ("float[N,16,H,12] x", {"x": [1, 16, SUGGESTED_SIZE, 12]})],
+)
+def test_an_empty_input_is_given_no_sizes(inputs, wanted):
+    assert suggested(graph("y = Relu(x)", inputs=inputs), {}) == wanted
 
 
 def test_sizes_that_the_model_has_change_nothing():
