@@ -19,7 +19,7 @@ BUDGET = {
     "plugin": 19300,
     "tests": 42450,
     "benchmarks": 7350,
-    "tools": 1000,
+    "tools": 1100,
     "examples": 1100,
     "models": 1850,
 }
