@@ -148,15 +148,15 @@ def optimize(
         model: A path, serialised bytes, an onnx.ModelProto (not changed), an
             onnx_graphsurgeon.Graph.
         target: The runtime of the result: "any", "cpu" (onnxruntime), "tensorrt" (with the plugin)
-            or "cuda" (onnxruntime's CUDA provider with convpool's operators).  Sets passes and
+            or "cuda" (onnxruntime's CUDA provider with convpool's operators).  Sets rules and
             lowering.
         lowering: "convavgpool", "direct", "fused" or "auto" (direct or fused by cost).  Default:
             the target's.
         check: Number of random input sets to verify with, 0 for none.
         exclude: A glob pattern or several.  A pair is left unchanged if the name of its convolution
             or pooling matches one; so is a Concat.
-        enable: Names of passes (`convpool.options.PASSES`) to add to the target's.
-        disable: Names of passes to leave out.
+        enable: Names of rules (`convpool.options.RULES`) to add to the target's.
+        disable: Names of rules to leave out.
         fuse_pool_conv: Run that pass or not, as by enable and disable.  Default: the target's
             choice; so for the six below.
         stem: Run the pass image_conv.

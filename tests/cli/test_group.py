@@ -63,7 +63,7 @@ def test_every_option_stands_in_a_section_of_the_help(name, capsys):
 def test_optimize_has_four_sections_and_few_options_beside(capsys):
     assert list(FOUND["optimize"].sections) == ["Output", "What to rewrite", "Check", "GPU plugin"]
     assert run(command, "convpool", ["optimize", "--help"]) == 0
-    rest, passes = re.split(r"\nPasses.*:\n", capsys.readouterr().out.split("\nOptions:\n")[1].split("\nExamples:\n")[0])
+    rest, passes = re.split(r"\nRules.*:\n", capsys.readouterr().out.split("\nOptions:\n")[1].split("\nExamples:\n")[0])
     assert re.findall(r"--[\w-]+", rest) == ["--version", "--help"]
     assert re.findall(r"^  (\w+) ", passes, re.MULTILINE) == list(PASSES)
 

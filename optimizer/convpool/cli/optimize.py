@@ -55,7 +55,7 @@ EXAMPLES = (
     short_help="Rewrite a model and check the result.",
     cls=SectionedCommand,
     sections=SECTIONS,
-    lists={"Passes, and what each rewrites": PASSES},
+    lists={"Rules, and what each rewrites": PASSES},
     examples=EXAMPLES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -100,9 +100,9 @@ EXAMPLES = (
     multiple=True,
     type=click.Choice(tuple(PASSES)),
     metavar="NAME",
-    help="Also run this pass. The list of passes is below.",
+    help="Also run this rule. The list of rules is below.",
 )
-@click.option("--disable", multiple=True, type=click.Choice(tuple(PASSES)), metavar="NAME", help="Do not run this pass.")
+@click.option("--disable", multiple=True, type=click.Choice(tuple(PASSES)), metavar="NAME", help="Do not run this rule.")
 @click.option(
     "--check",
     type=click.IntRange(min=0),
