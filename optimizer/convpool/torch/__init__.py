@@ -37,9 +37,9 @@ from convpool.torch.constant import constant_weights
 from convpool.torch.eager import pooled_conv
 from convpool.torch.functional import conv_avg_pool1d, conv_avg_pool2d, conv_avg_pool3d
 from convpool.torch.modules import ConvAvgPool1d, ConvAvgPool2d, ConvAvgPool3d
-from convpool.torch.rewrite.compiling import compile_options
-from convpool.torch.rewrite.exporting import export_onnx
-from convpool.torch.rewrite.rewriting import optimize
+from convpool.torch.backend import compile_options
+from convpool.torch.exporting import export_onnx
+from convpool.torch.optimizing import explain, optimize
 
 __all__ = [
     "ConvAvgPool1d",
@@ -50,6 +50,7 @@ __all__ = [
     "conv_avg_pool1d",
     "conv_avg_pool2d",
     "conv_avg_pool3d",
+    "explain",
     "export_onnx",
     "optimize",
     "pooled_conv",

@@ -2,6 +2,7 @@
 """A backend of torch.compile that does average poolings before the convolutions in front of them.
 
     model = torch.compile(model, backend="convpool")
+    model = torch.compile(model, options=convpool.torch.compile_options())  # the same under inductor
 
 TorchDynamo captures forward and watches what the capture depends on.  The backend rewrites the pairs of its graph and gives back
 a function that runs under PyTorch's own autograd: hooks, autocast, second derivatives and wrappers of modules are PyTorch's.
@@ -9,62 +10,123 @@ a function that runs under PyTorch's own autograd: hooks, autocast, second deriv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from convpool.errors import ModelError
+from convpool.errors import ModelError, OptionError
 from convpool.options import OptimizeOptions
 from convpool.report import Report
-from convpool.torch.eager import pooled_conv_of
+from convpool.torch.changes import changes, is_of_module, value_of
+from convpool.torch.functional import checked
 from convpool.torch.kernels import frozen
-from convpool.torch.rewrite.changes import changes, is_of_module
-from convpool.torch.rewrite.compiling import sizes_of_graph
-from convpool.torch.rewrite.planning import FUSED, PAIRS, Unmapped, plan
+from convpool.torch.eager import pooled_conv_of
+from convpool.torch.plain import ACTIVATIONS, NONE, torch_pads
+from convpool.torch.plan import FUSED, PAIRS, plan
+from convpool.torch.rebuild import CONVS, POOLED_CONV, POOLS, Unmapped
+from convpool.types import Accumulation
 
-_POOLED_CONV = torch.ops.convpool.pooled_conv
-_CONVS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
-_POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 _TENSORS = 6
 """The first arguments of the operator; the others are numbers."""
 
 
-class PoolFirst:
-    """The backend, and the reports of the graphs that it has seen."""
+@dataclass
+class Captured:
+    """One graph that TorchDynamo has captured.
 
-    def __init__(self, options: OptimizeOptions | None = None) -> None:
-        self.options = options or OptimizeOptions()
-        self.reports: list[Report] = []
+    call: the inputs and the mode that it is for.  breaks: where forward could not be followed, so that another graph follows.
+    """
+
+    call: str
+    breaks: str = ""
+    reports: list[Report] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+class PoolFirst:
+    """The backend, and what it has seen.  inner: of torch.compile, what compiles the rewritten graph: nothing, or inductor."""
+
+    def __init__(self, options: OptimizeOptions | None = None, inner: Callable | None = None) -> None:
+        self.options, self.inner = options or OptimizeOptions(), inner
+        self.captured: list[Captured] = []
+
+    @property
+    def reports(self) -> list[Report]:
+        """Those of all graphs."""
+        return [report for captured in self.captured for report in captured.reports]
 
     def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable:
         """A function that runs the graph with its pairs rewritten, the graph itself where nothing changes."""
+        reason = getattr(module, "compile_subgraph_reason", None)
+        broken = reason is not None and getattr(reason, "graph_break", False)
+        seen = Captured(_described(module.graph), _where(reason) if broken else "")
+        self.captured.append(seen)
+        if self.inner is not None:
+            _rewrite_in_place(module.graph, self.options, seen)
+            module.recompile()
+            return self.inner(module, example_inputs)
         _keep_checkpoints(module)
         for name, child in list(module.named_children()):  # such as the body of a checkpoint of activations
-            if isinstance(child, fx.GraphModule) and (inside := self.rewritten(child.graph)) is not None:
+            if isinstance(child, fx.GraphModule) and (inside := self._rewritten(child.graph, seen)) is not None:
                 setattr(module, name, fx.GraphModule(child, inside))
-        graph = self.rewritten(module.graph)
+        graph = self._rewritten(module.graph, seen)
         if graph is None:
             return module.forward
         return _guarded(module.graph, fx.GraphModule(module, graph).forward, module.forward)
 
-    def rewritten(self, graph: fx.Graph) -> fx.Graph | None:
+    def _rewritten(self, graph: fx.Graph, seen: Captured) -> fx.Graph | None:
         """A copy of the graph, rewritten; None where nothing changes.  Without gradients the pairs fuse their neighbours."""
-        if any(isinstance(value := _value(node), torch.Tensor) and value.is_complex() for node in graph.nodes):
-            return None
-        for passes in (PAIRS,) if torch.is_grad_enabled() else (FUSED, FUSED - {"fuse_prologue"}):
-            copied = fx.Graph()
-            copied.output(copied.graph_copy(graph, {}))
-            try:
-                changed, report = plan(None, copied, sizes_of_graph(copied), replace(self.options, passes=passes))
-            except (Unmapped, ModelError):
-                continue
-            self.reports.append(report)
-            return _eager(copied) if changed else None
+        for rules in (PAIRS,) if torch.is_grad_enabled() else (FUSED, FUSED - {"fuse_prologue"}):
+            copied, _ = _copy(graph)
+            found = _planned(copied, replace(self.options, passes=rules), seen)
+            if found is not None:
+                return _eager(copied) if found else None
         return None
+
+
+def _copy(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    copied, values = fx.Graph(), {}
+    copied.output(copied.graph_copy(graph, values))
+    return copied, values
+
+
+def _planned(graph: fx.Graph, options: OptimizeOptions, seen: Captured) -> bool | None:
+    """Whether the graph has been rewritten; None where it is of no use, and the original is to run: whatever is wrong with it."""
+    if any(isinstance(value := value_of(node), torch.Tensor) and value.is_complex() for node in graph.nodes):
+        seen.errors.append("complex numbers: the graph stays as it is")
+        return False
+    try:
+        changed, report = plan(graph, options)
+    except (Unmapped, ModelError) as error:
+        seen.errors.append(f"the graph stays as it is: {error}")
+        return None
+    seen.reports.append(report)
+    seen.errors.clear()
+    return changed
+
+
+def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured) -> None:
+    """Rewrite the pairs of a graph for a compiler.  Its inputs stay: TorchDynamo has attributes of its own on them."""
+    copied, values = _copy(graph)
+    if not _planned(copied, replace(options, passes=PAIRS), seen):
+        return
+    originals = {copy: node for node, copy in values.items()}
+    for node in reversed(graph.nodes):
+        if node.op != "placeholder":
+            graph.erase_node(node)
+    made: dict[fx.Node, fx.Node] = {}
+    for node in copied.nodes:
+        made[node] = originals[node] if node.op == "placeholder" else graph.node_copy(node, lambda item: made[item])
+
+
+# ---- eager calls ----
 
 
 def _eager(graph: fx.Graph) -> fx.Graph:
@@ -73,42 +135,54 @@ def _eager(graph: fx.Graph) -> fx.Graph:
     On a CPU these are PyTorch's own operators, in the new order: no Python runs in the backward pass.  Where an argument needs a
     gradient a penalty may follow, whose second derivatives PyTorch computes slowly; there, and on a GPU, they are convpool's.
     """
-    arguments = [_value(node) for node in graph.find_nodes(op="placeholder") if not is_of_module(node)]
+    arguments = [value_of(node) for node in graph.find_nodes(op="placeholder") if not is_of_module(node)]
     penalty = any(isinstance(value, torch.Tensor) and value.requires_grad for value in arguments)
-    for node in graph.find_nodes(op="call_function", target=_POOLED_CONV):
+    for node in graph.find_nodes(op="call_function", target=POOLED_CONV):
         tensors, geometry = node.args[:_TENSORS], frozen(node.args[_TENSORS:])
-        value = _value(tensors[0])
-        on_cpu = isinstance(value, torch.Tensor) and value.device.type == "cpu"
-        two = _two_operators(tensors, geometry) if on_cpu and not penalty else None
-        if two is None:
+        x = value_of(tensors[0])
+        on_cpu = isinstance(x, torch.Tensor) and x.device.type == "cpu"
+        calls = _operators(tensors, geometry) if on_cpu and not penalty else None
+        if calls is None:
             node.target, node.args = pooled_conv_of, (tensors, geometry)
             continue
-        pooling, convolution = two
+        made = tensors[0]
         with graph.inserting_before(node):
-            node.args = (graph.call_function(*pooling), *convolution[1])
-        node.target = convolution[0]
+            for function, *args in calls:
+                made = graph.call_function(function, (made, *args))
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
     graph.lint()
     return graph
 
 
-def _two_operators(tensors: tuple, geometry: tuple) -> tuple[tuple, tuple] | None:
-    """PyTorch's pooling and convolution, with their arguments but for the convolution's input; None where it has no such."""
-    (x, weight, bias, scale, _, residual), (kernel, strides, pads, dilations, *convolution) = tensors, geometry[:8]
+def _operators(tensors: Sequence[Any], geometry: tuple) -> list[tuple] | None:
+    """PyTorch's operators that do the same one after the other: each with its arguments but the first; None if it has no such."""
+    (_, weight, bias, scale, _, residual), (kernel, strides, pads, dilations, *convolution) = tensors, geometry[:8]
+    prologue, epilogue = geometry[8:10], geometry[10:12]
     rank, (steps, zeros, spread, groups) = len(kernel), convolution
-    parts = scale is not None or residual is not None or geometry[8] or geometry[10] or geometry[12:] not in ((), (0,))
-    poolable = all(pads[i] == pads[rank + i] and 2 * pads[i] <= kernel[i] for i in range(rank))
-    if parts or not poolable or zeros[:rank] != zeros[rank:] or any(d != 1 for d in dilations):
+    if scale is not None or geometry[12:] not in ((), (0,)) or any(d != 1 for d in dilations):
         return None
-    pooling = (_POOLS[rank], (x, kernel, strides, pads[:rank], False, True))
-    return pooling, (_CONVS[rank], (weight, bias, steps, zeros[:rank], spread, groups))
+    calls: list[tuple] = [_activation(*prologue)] if prologue[0] else []
+    if pads[:rank] != pads[rank:] or any(2 * pad > size for pad, size in zip(pads, kernel, strict=False)):
+        calls, pads = [*calls, (F.pad, torch_pads(pads))], (0,) * rank
+    calls.append((POOLS[rank], kernel, strides, pads[:rank], False, True))
+    if zeros[:rank] != zeros[rank:]:
+        calls, zeros = [*calls, (F.pad, torch_pads(zeros))], (0,) * rank
+    calls.append((CONVS[rank], weight, bias, steps, zeros[:rank], spread, groups))
+    calls += [(torch.add, residual)] if residual is not None else []
+    return [*calls, _activation(*epilogue)] if epilogue[0] != NONE else calls
+
+
+def _activation(code: int, slope: float) -> tuple:
+    return (ACTIVATIONS[code],) if code in ACTIVATIONS else (F.leaky_relu, slope)
 
 
 def _guarded(graph: fx.Graph, run: Callable, original: Callable) -> Callable:
     """`run`, but `original` where an argument shares memory with a tensor of the module's that the graph changes."""
     places = {node: number for number, node in enumerate(graph.find_nodes(op="placeholder"))}
-    changed = {item for node in graph.nodes for item in changes(None, node) if item in places and is_of_module(item)}
+    changed = {item for node in graph.nodes for item in changes(node) if item in places and is_of_module(item)}
     own = [places[item] for item in changed]
-    arguments = [number for node, number in places.items() if not is_of_module(node) and isinstance(_value(node), torch.Tensor)]
+    arguments = [number for node, number in places.items() if not is_of_module(node) and isinstance(value_of(node), torch.Tensor)]
     if not own or not arguments:
         return run
 
@@ -118,10 +192,6 @@ def _guarded(graph: fx.Graph, run: Callable, original: Callable) -> Callable:
         return original(*inputs) if shares else run(*inputs)
 
     return guarded
-
-
-def _value(node: fx.Node) -> Any:
-    return node.meta.get("example_value")
 
 
 def _keep_checkpoints(module: fx.GraphModule) -> None:
@@ -137,6 +207,78 @@ def _checkpointed(body: Callable, *inputs: Any, **options: Any) -> Any:
     return torch.utils.checkpoint.checkpoint(body, *inputs, **{"use_reentrant": False, **options})
 
 
-def convpool(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable:
-    """The backend that torch.compile knows by this name."""
-    return PoolFirst()(module, example_inputs)
+# ---- what a person reads of a graph ----
+
+
+def _described(graph: fx.Graph) -> str:
+    """The inputs and the mode that a graph is for."""
+    values = [value_of(node) for node in graph.find_nodes(op="placeholder") if not is_of_module(node)]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    inputs = [f"{str(x.dtype).removeprefix('torch.')}[{', '.join(map(str, x.shape))}]" for x in tensors]
+    modes = "with gradients" if torch.is_grad_enabled() else "without gradients"
+    casts = any(torch.is_autocast_enabled(x.device.type) for x in tensors if x.device.type != "meta")
+    return ", ".join([*inputs, modes, *(["autocast"] if casts else [])])
+
+
+def _where(reason: Any) -> str:
+    """Why TorchDynamo's graph ends before forward does, in a line."""
+    frames = list(_user_frames(getattr(reason, "user_stack", None) or ()))
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {(frames[-1].line or '').strip()}" if frames else ""
+    return place or str(reason.reason).strip().splitlines()[0]
+
+
+def _user_frames(stack: Sequence[Any]) -> Iterator[Any]:
+    home = str(Path(__file__).parents[1])
+    yield from (frame for frame in stack if not frame.filename.startswith(home) and "/torch/nn/modules/" not in frame.filename)
+
+
+# ---- as torch.compile's ----
+
+
+def convpool(
+    module: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable:
+    """The backend that torch.compile knows by this name.
+
+    mode: inductor's, which then compiles the rewritten graph.  options: "inner": "inductor" for its default mode; "accumulation"
+    and "exclude" as `optimize` takes them; others are inductor's.
+    """
+    given = dict(options or {})
+    inner, exclude = given.pop("inner", "inductor" if mode else None), given.pop("exclude", ())
+    if inner not in (None, "inductor"):
+        raise OptionError(f"inner: got {inner!r}, expected None or 'inductor'")
+    asked = OptimizeOptions(
+        exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude), accumulation=checked(given.pop("accumulation", "default"))
+    )
+    if given and inner is None:
+        raise OptionError(f"options: got {', '.join(given)}, expected 'inner': 'inductor' with them")
+    return PoolFirst(asked, torch._TorchCompileInductorWrapper(mode, given, None) if inner else None)(module, example_inputs)
+
+
+class InductorPass(CustomGraphPass):
+    """A pass of inductor over a graph before autograd; reports: what it found, graph by graph."""
+
+    def __init__(self, options: OptimizeOptions) -> None:
+        self.options = options
+        self.reports: list[Report] = []
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrite the pairs of the graph."""
+        seen = Captured("")
+        _rewrite_in_place(graph, self.options, seen)
+        self.reports += seen.reports
+
+    def uuid(self) -> Any:
+        """What inductor's cache of compiled graphs tells this pass by: its option, and the package's files."""
+        digest = hashlib.sha256(str(self.options.accumulation).encode())
+        for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+
+def compile_options(*, accumulation: Accumulation = "default") -> dict[str, Any]:
+    """Options for torch.compile, by which inductor rewrites the pairs that it captures; add others of inductor's to them.
+
+    accumulation: as of `conv_avg_pool2d`.  Raises OptionError for another one.
+    """
+    return {"pre_grad_custom_pass": InductorPass(OptimizeOptions(accumulation=checked(accumulation)))}

@@ -26,7 +26,7 @@ NONE, RELU, LEAKY_RELU, TANH, SIGMOID = range(5)
 """Codes of activations, as convpool_activation numbers them."""
 
 
-_ACTIVATIONS = {RELU: torch.relu, TANH: torch.tanh, SIGMOID: torch.sigmoid}
+ACTIVATIONS = {RELU: torch.relu, TANH: torch.tanh, SIGMOID: torch.sigmoid}
 
 
 def memory_format(x: torch.Tensor) -> torch.memory_format:
@@ -149,7 +149,7 @@ def activate(x: torch.Tensor, activation: int, slope: float) -> torch.Tensor:
     """The activation of a code."""
     if activation == LEAKY_RELU:
         return F.leaky_relu(x, slope)
-    return x if activation == NONE else _ACTIVATIONS[activation](x)
+    return x if activation == NONE else ACTIVATIONS[activation](x)
 
 
 def activation_backward(grad: torch.Tensor, y: torch.Tensor, activation: int, slope: float) -> torch.Tensor:

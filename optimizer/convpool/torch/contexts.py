@@ -18,6 +18,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
+from convpool.torch.changes import value_of
+
 Context: TypeAlias = tuple[str, ...]
 TRANSFORM = "torch.func"
 """In a context: a transform of torch.func, or a level of forward-mode derivatives."""
@@ -30,14 +32,10 @@ def contexts_of(graph: fx.Graph) -> dict[fx.Node, Context]:
     found: dict[fx.Node, Context] = {}
     on: dict[Any, str] = {_GRAD: _text(_GRAD, (torch.is_grad_enabled(),))}
     for node in graph.nodes:
-        if node.op == "call_function" and not any(isinstance(_value(item), _DATA) for item in (node, *node.all_input_nodes)):
+        if node.op == "call_function" and not any(isinstance(value_of(item), _DATA) for item in (node, *node.all_input_nodes)):
             _turn(on, node)
         found[node] = tuple(on.values())
     return found
-
-
-def _value(node: fx.Node) -> Any:
-    return node.meta.get("example_value")
 
 
 def _turn(on: dict[Any, str], switch: fx.Node) -> None:

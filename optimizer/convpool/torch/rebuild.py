@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rewritten model back on the graph of torch.fx that it was made from.
 
-Nodes that the passes left alone stay where they are.  Those of a pair are put in front of the next node that stayed, in the order
-of the model, and read parameters from the modules themselves.  A node that moved is a copy of the graph's with other inputs.
+Nodes that the rules left alone stay where they are.  Those of a pair are put in front of the next node that stayed, in the order
+of the model.  A node that moved is a copy of the graph's with other inputs.
 """
 
 from __future__ import annotations
@@ -14,29 +14,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from onnx import ModelProto, NodeProto, numpy_helper
-from torch import fx, nn
-from torch.nn.utils import parametrize
+from torch import fx
 
 from convpool.algebra.parts import EPILOGUES, PROLOGUES
 from convpool.ir import schema
 from convpool.ir.protos import attributes, is_op
-from convpool.torch.eager import pooled_conv
-from convpool.torch.rewrite.layers import computing_hooks
-from convpool.torch.rewrite.skeleton import Skeleton, Source
+from convpool.torch import plain
+from convpool.torch.changes import value_of
+from convpool.torch.skeleton import Skeleton
 
-_CONVS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
-_POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+POOLED_CONV = torch.ops.convpool.pooled_conv
+CONVS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 class Unmapped(Exception):
     """The rewritten model has a node that the graph cannot say."""
-
-
-def live_tensor(module: nn.Module, name: str) -> torch.Tensor:
-    """A tensor of a module that its old-style hooks compute before each call."""
-    for hook in computing_hooks(module, name):
-        hook(module, ())
-    return getattr(module, name)
 
 
 def rebuild(skeleton: Skeleton, model: ModelProto) -> None:
@@ -53,7 +46,6 @@ class _Rebuilding:
         """Weights by the names of their copies with the channels last, which PyTorch's operator does not take."""
         self._replaced: dict[fx.Node, fx.Node] = {}
         self._next: fx.Node | None = None
-        self._pooled_conv = pooled_conv if skeleton.root is not None else torch.ops.convpool.pooled_conv
 
     def run(self) -> None:
         nodes = list(self._model.graph.node)
@@ -83,7 +75,7 @@ class _Rebuilding:
         contexts, before = self._skeleton.contexts, {new: old for old, new in self._replaced.items()}
         now: Any = None
         where = {}
-        for node in self._graph.nodes if contexts else ():
+        for node in self._graph.nodes:
             now = where[node] = contexts.get(node, now)
         for node, context in where.items():
             same = [before[node]] if node in before else node.users
@@ -97,7 +89,7 @@ class _Rebuilding:
     def _make(self, node: NodeProto) -> None:
         values = attributes(node)
         if schema.is_operator(node):
-            self._give(node, self._pooled_conv, self._operator(node, values))
+            self._give(node, POOLED_CONV, self._operator(node, values))
         elif is_op(node, "Transpose") and not node.name:
             self._weights[node.output[0]] = node.input[0]
         elif is_op(node, "Conv"):
@@ -129,9 +121,21 @@ class _Rebuilding:
     def _became(self, name: str, made: fx.Node) -> None:
         old = self._env.get(name)
         if old is not None:
+            made = self._as_it_lay(made, value_of(old))
             self._replaced[old] = made
             made.meta.update(old.meta)
         self._env[name] = made
+
+    def _as_it_lay(self, made: fx.Node, before: Any) -> fx.Node:
+        """The node's result in the order in memory that the original's has, which a call in between may have changed."""
+        given = [value_of(item) for item in made.args[:2]] if made.target in (POOLED_CONV, *CONVS.values()) else []
+        if not isinstance(before, torch.Tensor) or len(given) < 2 or not all(isinstance(value, torch.Tensor) for value in given):
+            return made
+        wanted = plain.memory_format(before)
+        if wanted == plain.result_format(*given):
+            return made
+        with self._graph.inserting_before(self._next):
+            return self._graph.call_method("contiguous", (made,), {"memory_format": wanted})
 
     def _copy(self, node: NodeProto) -> None:
         """A node that moved: as in the graph, with the inputs that the model has now."""
@@ -156,36 +160,15 @@ class _Rebuilding:
     def _read(self, name: str) -> fx.Node:
         """The node that gives a tensor now."""
         name = self._crossed(name)
-        if name in self._env:
-            return self._env[name]
-        if name in self._skeleton.derived:
-            function, *args = self._skeleton.derived[name]
-            with self._graph.inserting_before(self._next):
-                self._env[name] = self._graph.call_function(function, tuple(args))
-        elif name in self._skeleton.sources:
-            source = self._skeleton.sources[name]
-            assert self._skeleton.root is not None
-            module = self._skeleton.root.get_submodule(source.path)
-            if source.hooked or parametrize.is_parametrized(module, source.name):
-                return self._parameter(source)  # each call of the module computes it anew
-            self._env[name] = self._parameter(source)
-        else:
+        if name not in self._env:
             raise Unmapped(f"tensor {name}")
         return self._env[name]
-
-    def _parameter(self, source: Source) -> fx.Node:
-        assert self._next is not None
-        with self._graph.inserting_before(self._next):
-            if not source.hooked:
-                return self._graph.create_node("get_attr", f"{source.path}.{source.name}".lstrip("."))
-            module = self._graph.create_node("get_attr", source.path)
-            return self._graph.call_function(live_tensor, (module, source.name))
 
     def _weight(self, name: str) -> fx.Node:
         return self._read(self._weights.get(name, name))
 
     def _bias(self, names: Sequence[str]) -> fx.Node | None:
-        """The bias among these names, None where there is none, or one of zeros that a pass made."""
+        """The bias among these names, None where there is none, or one of zeros that a rule made."""
         return self._read(names[0]) if names and names[0] and names[0] not in self._constants else None
 
     def _operator(self, node: NodeProto, values: dict[str, Any]) -> tuple:
@@ -212,27 +195,10 @@ class _Rebuilding:
         x, weight, bias = self._read(node.input[0]), self._weight(node.input[1]), self._bias(node.input[2:])
         rest = (list(values["strides"]), pads[:rank], list(values["dilations"]), values["group"])
         if pads[:rank] == pads[rank:]:
-            return _CONVS[rank], (x, weight, bias, *rest)
+            return CONVS[rank], (x, weight, bias, *rest)
         ones, zeros = [1] * rank, [0] * (2 * rank)
-        return self._pooled_conv, (
-            x,
-            weight,
-            bias,
-            None,
-            None,
-            None,
-            ones,
-            ones,
-            zeros,
-            ones,
-            rest[0],
-            pads,
-            *rest[2:],
-            0,
-            0.0,
-            0,
-            0.0,
-        )
+        geometry = (ones, ones, zeros, ones, rest[0], pads, *rest[2:], 0, 0.0, 0, 0.0)
+        return POOLED_CONV, (x, weight, bias, None, None, None, *geometry)
 
     def _average(self, node: NodeProto, values: dict[str, Any]) -> tuple[Any, tuple]:
         kernel = list(values["kernel_shape"])
@@ -240,7 +206,7 @@ class _Rebuilding:
         pads, dilations = list(values.get("pads") or [0] * 2 * rank), list(values.get("dilations") or ones)
         strides, x = list(values.get("strides") or ones), self._read(node.input[0])
         if pads[:rank] == pads[rank:] and dilations == ones and all(2 * p <= k for p, k in zip(pads[:rank], kernel, strict=True)):
-            return _POOLS[rank], (x, kernel, strides, pads[:rank], False, True)
+            return POOLS[rank], (x, kernel, strides, pads[:rank], False, True)
         return torch.ops.convpool.box_mean, (x, None, 0.0, kernel, strides, pads, dilations)
 
     def _spatial(self, name: str) -> tuple[int, ...]:

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators that change a tensor in place, and what they keep from moving.
+
+A node that moves reads its inputs later than before.  That is the same only if nothing changes them in between.  Tensors that
+share memory form a group; one in which something is changed is harmless where each member but the last is read by the next one
+alone, so that nobody sees an older state.  All nodes of any other such group, and whoever reads from it, stay as they are.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from convpool.algebra.geometry import Refusal, refuse
+
+IN_PLACE = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and hasattr(operator, "__" + name + "__")}
+IN_PLACE -= {operator.inv, operator.invert, operator.index, getattr(operator, "is_", None)}
+
+
+def value_of(node: Any) -> Any:
+    """What TorchDynamo or torch.export knows of a node's result: a tensor without numbers, say."""
+    return node.meta.get("example_value", node.meta.get("val")) if isinstance(node, fx.Node) else None
+
+
+def is_of_module(node: fx.Node) -> bool:
+    """Whether an input of a graph of TorchDynamo's is a parameter or buffer."""
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    name = getattr(source, "name", "")
+    return any(f".{kind}[" in (name() if callable(name) else name) for kind in ("_parameters", "_buffers"))
+
+
+def changes(node: fx.Node) -> list[fx.Node]:
+    """The tensors that a node changes, or may change."""
+    first = [arg for arg in node.args[:1] if isinstance(arg, fx.Node)] or list(node.all_input_nodes[:1])
+    out = node.kwargs.get("out")
+    if isinstance(out, fx.Node):
+        return [out]
+    if node.op not in ("call_function", "call_method"):
+        return list(node.all_input_nodes) if node.op == "call_module" else []
+    target = node.target
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    if any(schema.is_mutable for schema in _schemas(target)):
+        return list(node.all_input_nodes)
+    in_place = name.endswith("_") and not name.endswith("__") and name != "requires_grad_" or name == "__setitem__"
+    if in_place and node.args and isinstance(node.args[0], (list, tuple)):  # torch._foreach_mul_ and its like
+        return list(dict.fromkeys(item for item in node.args[0] if isinstance(item, fx.Node)))
+    in_place = in_place or target in IN_PLACE or target is operator.setitem or bool(node.kwargs.get("inplace"))
+    in_place = in_place or len(node.args) > 1 and node.args[-1] is True and "inplace" in _parameters(target)[-1:]
+    return first if in_place else []
+
+
+def _schemas(target: object) -> list[Any]:
+    """Those of an operator, or of all its overloads."""
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return [getattr(target, name)._schema for name in target.overloads() if name != "out" and not name.endswith("_out")]
+    return [target._schema] if isinstance(target, torch._ops.OpOverload) else []
+
+
+def _parameters(function: object) -> tuple[str, ...]:
+    code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
+    return code.co_varnames[: code.co_argcount] if code is not None else ()
+
+
+def held_by_changes(graph: fx.Graph) -> dict[fx.Node, Refusal]:
+    """The nodes that must stay because of what is changed in place, with the reason.
+
+    Readers behind a node that changes a tensor are made to read its result: it is the same tensor.
+    """
+    nodes = [node for node in graph.nodes if node.op != "output"]
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    changed: dict[fx.Node, list[fx.Node]] = {}
+    for node in nodes:
+        targets = changes(node)
+        if not targets:
+            continue
+        changed[node] = targets
+        if len(targets) == 1 and node.op in ("call_function", "call_method") and node.target is not operator.setitem:
+            targets[0].replace_all_uses_with(node, lambda user, after=order[node]: order[user] > after)
+    if not changed:
+        return {}
+    held: dict[fx.Node, Refusal] = {}
+    for members in _groups(nodes, changed):
+        names = [node.name for node in members if node in changed]
+        if not names:
+            continue
+        why = refuse("tensor changed in place", f"by {names[0]}", "one that nothing else reads")
+        if not all(list(a.users) == [b] for a, b in zip(members, members[1:], strict=False)):
+            held |= {node: why for member in members for node in (member, *member.users)}
+        elif members[0].op in ("placeholder", "get_attr"):
+            held |= dict.fromkeys(members, why)  # whoever called sees the change
+    return held
+
+
+def _groups(nodes: list[fx.Node], changed: dict[fx.Node, list[fx.Node]]) -> list[list[fx.Node]]:
+    """The nodes whose tensors may share memory, in order, one list for each such group."""
+    group: dict[Any, Any] = {}
+
+    def root_of(item: Any) -> Any:
+        while group.setdefault(item, item) is not item:
+            item = group[item]
+        return item
+
+    for node in nodes:
+        unknown = node.all_input_nodes if value_of(node) is None and node.op in ("call_function", "call_method") else ()
+        for other in [*_memories(node), *changed.get(node, unknown)]:
+            group[root_of(node)] = root_of(other)
+    found: dict[Any, list[fx.Node]] = {}
+    for node in nodes:
+        found.setdefault(root_of(node), []).append(node)
+    return list(found.values())
+
+
+def _memories(node: fx.Node) -> Iterator[Any]:
+    """What tells the memories of a node's tensors from others; the arguments of a call may all have the same."""
+    if node.op == "placeholder" and not is_of_module(node):
+        yield "arguments"
+    for item in pytree.tree_leaves(value_of(node)):
+        if isinstance(item, torch.Tensor):
+            plain = type(item) in (torch.Tensor, torch.nn.Parameter, FakeTensor) and item.layout == torch.strided
+            plain = plain and not torch._C._functorch.is_functorch_wrapped_tensor(item)
+            yield ("storage", item.untyped_storage()._cdata) if plain else ("tensor", id(item))

@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`optimize` and `explain`: a module whose calls TorchDynamo captures for the backend, and the report of that.
+
+The module's class, its parameters and their names stay.  PyTorch keeps a function beside a module that its calls go to
+(`nn.Module.compile`); here that is a `Calls`, which copies and pickles of the module take along.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import types
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
+
+from convpool.errors import ModelError, OptionError
+from convpool.options import OptimizeOptions
+from convpool.rules.seen import unmatched
+from convpool.report import Report, SiteReport, Summary
+from convpool.torch.backend import Captured, PoolFirst
+from convpool.torch.functional import checked
+from convpool.types import Accumulation
+
+Inputs: TypeAlias = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
+_NAME = "_convpool"
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HAS_LIMIT = "recompile_limit" in inspect.signature(torch.compile).parameters
+_is_traced: Any = getattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", torch.fx._symbolic_trace.is_fx_tracing)
+LIMIT = 64 if _HAS_LIMIT else getattr(torch._dynamo.config, "recompile_limit", 8)
+"""Captures of a module; after that its original forward runs for calls that none of them is for."""
+
+
+# ---- the report ----
+
+
+@dataclass
+class ModuleReport(Report):
+    """The report of a module's captures: more sites come with calls of other kinds.  plans: a line for each capture."""
+
+    plans: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """The table that `convpool inspect` prints of a model."""
+        from convpool.cli.table import PrintableConsole, show
+
+        text = io.StringIO()
+        show(self, PrintableConsole(file=text, width=160, highlight=False, emoji=False), preview=True)
+        lines = [line for line in text.getvalue().splitlines() if line != "model     multiply-adds unknown"]
+        return "\n".join([*lines, *(f"plan {number:<5}{line}" for number, line in enumerate(self.plans, 1))])
+
+    def update(self, captured: Sequence[Captured], options: OptimizeOptions, names: Sequence[str]) -> None:
+        """Say what is known now.  names: of the modules."""
+        sites: dict[tuple[str, str], SiteReport] = {}
+        for site in (site for one in captured for report in one.reports for site in report.sites):
+            key = site.conv, site.pool
+            if key not in sites or site.status == "rewritten" != sites[key].status:
+                sites[key] = site
+        reports = [report for one in captured for report in one.reports]
+        self.sites[:] = sorted(sites.values(), key=lambda site: site.status != "rewritten")
+        self.summary = _summed(self.sites, [report.summary for report in reports])
+        self.changed = bool(self.summary.rewritten)
+        self.notes[:] = dict.fromkeys(note for report in reports for note in report.notes)
+        self.plans[:] = [_line(one) for one in captured]
+        names = [*names, *(name for site in self.sites for name in (site.conv, site.pool))]
+        matched = [pattern for pattern in options.exclude if any(fnmatchcase(name, pattern) for name in names)]
+        lost = [f"forward is cut in two at {one.breaks}" for one in captured if one.breaks]
+        told = [*lost, *(error for one in captured for error in one.errors)]
+        self.warnings[:] = dict.fromkeys([*told, *(unmatched(options.exclude, matched) if captured else ())])
+        self.hints[:] = [] if captured else ["the pairs are found by calls: call the module, or pass example inputs: optimize(module, x)"]
+
+
+def _line(one: Captured) -> str:
+    pairs = sum(report.summary.rewritten for report in one.reports)
+    return f"{one.call}: {pairs} {'pair' if pairs == 1 else 'pairs'}"
+
+
+def _summed(sites: Sequence[SiteReport], summaries: Sequence[Summary]) -> Summary:
+    """The totals of several graphs."""
+    status = Counter(site.status for site in sites)
+    macs = [[value or 0 for value in (site.macs_before, site.macs_after)] for site in sites]
+    before, after = (sum((Counter(getattr(s, name)) for s in summaries), Counter()) for name in ("operators_before", "operators_after"))
+    totals = (sum(pair[0] for pair in macs), sum(pair[1] for pair in macs), dict(before), dict(after), 0, 0, 0.0, 0)
+    found = Summary(status["rewritten"], status["rejected"], status["excluded"], *totals)
+    names = ("convolutions", "rewritten_convolutions", "packed", "averages")
+    counts: dict[str, Any] = {name: sum(getattr(summary, name) for summary in summaries) for name in names}
+    known = [site for site in sites if site.status == "rewritten" and site.macs_before is not None and site.macs_after is not None]
+    if known and len(known) == status["rewritten"]:
+        counts |= {f"rewritten_{name}": sum(getattr(site, name) for site in known) for name in ("macs_before", "macs_after")}
+    return replace(found, **counts)
+
+
+# ---- the calls of a module ----
+
+
+class _Seen(Exception):
+    """Raised in the place of a graph that nobody is to run."""
+
+
+class Calls:
+    """What an optimized module's calls go to.  It is an attribute of the module, for copies, and PyTorch's function beside it."""
+
+    def __init__(self, module: nn.Module, options: OptimizeOptions) -> None:
+        self.module, self.options = module, options
+        self.backend = PoolFirst(options)
+        self.report = ModuleReport([], _summed([], []), options={"accumulation": options.accumulation})
+        self._only_looks = False
+        self._handles, self._hooks, self._held = -1, None, ()
+        self._run: Any = None
+        self.report.update((), options, ())
+
+    def start(self) -> None:
+        """Let the module's calls come here."""
+        self.module.__dict__.update({_NAME: self, "_compiled_call_impl": self, "_replicate_for_data_parallel": self.replica})
+
+    def replica(self) -> nn.Module:
+        """What DataParallel runs on another device: the original, with parameters of its own."""
+        made = type(self.module)._replicate_for_data_parallel(self.module)
+        for name in (_NAME, "_compiled_call_impl", "_replicate_for_data_parallel"):
+            made.__dict__.pop(name)
+        return made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's call."""
+        if _is_followed():
+            return self.module._call_impl(*args, **kwargs)
+        if self._handles != RemovableHandle.next_id or self._held and any([len(own) != count for own, count in self._held]):
+            self._renew()
+        return self._run(self.module, *args, **kwargs)
+
+    def _renew(self) -> None:
+        """Capture anew where hooks are others, of which TorchDynamo takes no notice."""
+        self._handles = RemovableHandle.next_id  # counts every hook that anything gets
+        found = [own for m in self.module.modules() for kind in _HOOKS if (own := m.__dict__.get(kind))]
+        hooks = [tuple(own.values()) for own in found]
+        self._held = tuple((own, len(own)) for own in found)
+        if hooks != self._hooks:
+            self._hooks, self._run = hooks, compiled(self._seen)
+
+    def _seen(self, graph: Any, example_inputs: Any) -> Callable:
+        """The backend, with a report after each capture."""
+        run = self.backend(graph, example_inputs)
+        self._tell()
+        if len(self.backend.captured) == LIMIT:
+            warnings.warn(
+                f"convpool: {type(self.module).__name__} has been captured {LIMIT} times, for calls of as many kinds; calls of more"
+                " kinds run the original forward (print the report for the kinds)",
+                stacklevel=2,
+            )
+        if not self._only_looks:
+            return run
+
+        def looked(*inputs: Any) -> Any:
+            if self._only_looks:
+                raise _Seen
+            return run(*inputs)
+
+        return looked
+
+    def _tell(self) -> None:
+        self.report.update(self.backend.captured, self.options, [name for name, _ in self.module.named_modules()])
+
+    def look(self, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Capture a call.  Nothing is computed where one graph holds all of forward; else a copy of the module runs."""
+        args, kwargs = _with_open_batch(args, kwargs)
+        self._renew()
+        self._only_looks = True
+        try:
+            self._run(self.module, *args, **kwargs)
+        except _Seen:
+            pass
+        except Exception as error:
+            self._judge(args, kwargs, error)
+        finally:
+            self._only_looks = False
+        if self.backend.captured and self.backend.captured[-1].breaks:
+            with _aside():
+                self._run(*copy.deepcopy((self.module, *args)), **copy.deepcopy(kwargs))
+
+    def _judge(self, args: tuple, kwargs: dict[str, Any], error: Exception) -> None:
+        """OptionError if forward fails with these inputs without TorchDynamo too; else a warning."""
+        with _aside():
+            try:
+                copy.deepcopy(self.module)._call_impl(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+            except Exception as own:
+                said = " ".join(str(own).split())
+                raise OptionError(f"example_inputs: forward fails; got {type(own).__name__}: {said}, expected inputs that it takes") from own
+        said = " ".join(str(error).split())[:200]
+        self.report.warnings.append(f"TorchDynamo cannot follow forward: {type(error).__name__}: {said}")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Calls:
+        return _restored(copy.deepcopy(self.module, memo), self.options)
+
+    def __reduce__(self) -> tuple:
+        return _restored, (self.module, self.options)
+
+
+def _restored(module: nn.Module, options: OptimizeOptions) -> Calls:
+    """The calls of a copy, or of what a file holds; module: without attributes yet."""
+    made = Calls(module, options)
+    made.start()
+    return made
+
+
+def compiled(backend: Callable) -> Callable:
+    """A function of a module and its arguments that TorchDynamo captures; it keeps captures by the function's code, each its own."""
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    own = types.FunctionType(call.__code__.replace(), call.__globals__, "call")
+    return torch.compile(own, backend=backend, **({"recompile_limit": LIMIT} if _HAS_LIMIT else {}))
+
+
+def _is_followed() -> bool:
+    """Whether something follows the call that wants to see forward itself: a tracer, a transform, a mode, hooks of all modules."""
+    c = torch._C
+    if torch.compiler.is_compiling() or c._get_tracing_state() is not None or c._are_functorch_transforms_active():
+        return True
+    return bool(c._len_torch_dispatch_stack() or _is_traced() or _has_any_global_hook())
+
+
+def _aside() -> Any:
+    """Run something that leaves the random numbers as they are."""
+    return torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_initialized() else [])
+
+
+def _with_open_batch(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The arguments, with tensors that leave the batch, the first axis, open."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), None)
+    made: dict[int, torch.Tensor] = {}
+    for leaf in leaves:
+        if type(leaf) is torch.Tensor and leaf.dim() and first is not None and leaf.shape[0] == first.shape[0] > 1:
+            made[id(leaf)] = alias = leaf.detach().requires_grad_(leaf.requires_grad)
+            torch._dynamo.maybe_mark_dynamic(alias, 0)
+    return pytree.tree_unflatten([made.get(id(leaf), leaf) for leaf in leaves], spec)
+
+
+# ---- the functions ----
+
+
+def optimize(
+    module: nn.Module,
+    example_inputs: Inputs = None,
+    *,
+    inplace: bool = False,
+    exclude: str | Sequence[str] = (),
+    accumulation: Accumulation = "default",
+) -> tuple[nn.Module, ModuleReport]:
+    """Let a module do its average poolings before the convolutions in front of them, where that is exact and saves work.
+
+    module: not changed unless `inplace` is set.  The result has the same class, and the same parameters and buffers, as objects
+    too, under the same names: an optimizer of the original trains it, and checkpoints load both ways.  Use one of the two from
+    then on: moving one to another device or type leaves the other's buffers behind.
+    example_inputs: the arguments of a call: a tensor, a sequence of positional ones, or a mapping of keywords.  Their numbers do
+    not count.  With them the call is captured at once, for any batch; without them, by the first call.
+    exclude: a glob pattern or several of names of convolutions and poolings that stay.
+    accumulation: how the pairs sum their pooling windows, as of `conv_avg_pool2d`.
+
+    Returns the module and a report with every pair: its names, `status` ("rewritten", "rejected" or "excluded"), `pattern` and
+    `reason`, as `convpool.optimize` gives them for ONNX models; `plans` has a line for each capture.  A call in another mode, as
+    in evaluation, without gradients or under autocast, is captured anew, and the report then has its pairs too.
+
+    Raises OptionError for arguments of a wrong type and inputs that forward does not take, ModelError for a module that cannot be
+    copied.
+    """
+    args, kwargs = _checked(module, example_inputs)
+    patterns = (exclude,) if isinstance(exclude, str) else exclude
+    if not isinstance(patterns, (tuple, list, set, frozenset)) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise OptionError(f"exclude: got {exclude!r}, expected a pattern or several")
+    options = OptimizeOptions(exclude=tuple(patterns), accumulation=checked(accumulation))
+    found = module if inplace else _copied(module)
+    calls = Calls(found, options)
+    why = _left_alone(found)
+    if why:
+        calls.report.hints[:] = []
+        calls.report.warnings.append(f"{why}: the module stays as it is")
+        return found, calls.report
+    if example_inputs is not None:
+        calls.look(args, kwargs)
+    calls.start()
+    return found, calls.report
+
+
+def explain(module: nn.Module, *inputs: Any, **keywords: Any) -> ModuleReport:
+    """The report that `optimize` gives for a call with these inputs; the module stays as it is.
+
+    Without inputs, of an optimized module: what its calls so far were captured as.
+    """
+    calls = module.__dict__.get(_NAME) if isinstance(module, nn.Module) else None
+    if calls is not None and not inputs and not keywords:
+        return calls.report
+    _checked(module, (*inputs, *keywords.values()) or None, call=(inputs, keywords))
+    looking = Calls(module, calls.options if calls is not None else OptimizeOptions())
+    why = _left_alone(module)
+    if why:
+        looking.report.warnings.append(f"{why}: the module stays as it is")
+    else:
+        looking.look(inputs, keywords)
+    return looking.report
+
+
+def _left_alone(module: nn.Module) -> str:
+    """Why a module's calls cannot be captured, if they cannot."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "a ScriptModule; got TorchScript, expected a module in Python"
+    if isinstance(module, torch._dynamo.OptimizedModule):
+        return "a module that torch.compile has made; pass its backend instead: torch.compile(module, backend='convpool')"
+    return ""
+
+
+def _checked(module: Any, example: Inputs, call: tuple | None = None) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of a call; OptionError for a number or names of arguments that the module's forward does not take."""
+    if not isinstance(module, nn.Module):
+        raise OptionError(f"module: got {type(module).__name__}, expected a torch.nn.Module")
+    if call is not None:
+        args, kwargs = call
+    elif example is None:
+        return (), {}
+    elif isinstance(example, torch.Tensor):
+        args, kwargs = (example,), {}
+    elif isinstance(example, Mapping):
+        args, kwargs = (), dict(example)
+    elif isinstance(example, (tuple, list)):
+        args, kwargs = tuple(example), {}
+    else:
+        raise OptionError(f"example_inputs: got {type(example).__name__}, expected a tensor, a sequence or a mapping")
+    if args and not kwargs and all(type(arg) is int for arg in args):
+        raise OptionError(f"example_inputs: got the numbers {args}, expected tensors; for a shape, pass torch.randn{args}")
+    if not isinstance(module, torch.jit.ScriptModule):
+        signature = inspect.signature(module.forward)
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            given = ", ".join([*(type(arg).__name__ for arg in args), *(f"{name}=" for name in kwargs)])
+            raise OptionError(f"example_inputs: {error}; got ({given}), expected arguments of forward{signature}") from None
+    return args, kwargs
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """The modules again, with the same tensors in them."""
+    held = [*module.parameters(), *module.buffers()]
+    held += [value for m in module.modules() for value in m.__dict__.values() if isinstance(value, torch.Tensor)]
+    held += [p.grad for p in module.parameters() if p.grad is not None]
+    try:
+        return copy.deepcopy(module, {id(tensor): tensor for tensor in held})
+    except Exception as error:  # whatever the module holds
+        raise ModelError(f"module: cannot be copied: {error}; pass inplace=True") from error

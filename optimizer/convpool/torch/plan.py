@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules on a graph of torch.fx: graph -> ONNX skeleton -> rules -> graph, and the report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import fx
+
+from convpool.api import rewrite
+from convpool.ir.model import load
+from convpool.options import OptimizeOptions
+from convpool.report import Report
+from convpool.torch.changes import held_by_changes
+from convpool.torch.kinds import translate_call
+from convpool.torch.rebuild import rebuild
+from convpool.torch.skeleton import Skeleton
+
+PAIRS = frozenset({"pool_first"})
+"""The rules in training."""
+FUSED = PAIRS | {"fuse_epilogue", "fuse_prologue"}
+"""The rules where no gradients are recorded."""
+
+
+def plan(graph: fx.Graph, options: OptimizeOptions) -> tuple[bool, Report]:
+    """Rewrite the graph; whether it has changed, and the report.  Raises Unmapped, ModelError; the graph is of no use then."""
+    held = held_by_changes(graph)
+    skeleton = Skeleton(graph)
+    for node in graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            skeleton.add_input(node)
+        elif node.op != "output":
+            label = skeleton.label(node)
+            protos = translate_call(skeleton, label, node)
+            if protos is None:
+                skeleton.add_opaque(node, label)
+            else:
+                skeleton.add(node, label, protos)
+            skeleton.pin(label, held.get(node))
+    results = next(node for node in graph.nodes if node.op == "output").all_input_nodes
+    result = rewrite(load(skeleton.model(results)), replace(options, pinned=skeleton.pinned), {})
+    if result.changed:
+        rebuild(skeleton, result.model)
+    return result.changed, result.report
