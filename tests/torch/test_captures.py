@@ -46,7 +46,7 @@ def test_a_graph_of_a_network_s_gradient_penalty(normed, times_algorithms, monke
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", times_algorithms)
     torch.manual_seed(3)
     critic = (SNGAN(16, (1, 2, 4)) if normed else WGANGP32(32)).cuda().to(memory_format=torch.channels_last)
-    critic, report = convpool.torch.optimize(critic)
+    critic, report = convpool.torch.optimize(critic, on_gpu((8, 3, 32, 32), torch.float32, True))
     assert report.summary.rewritten == (5 if normed else 3)
     for parametrization in (m for m in critic.modules() if hasattr(m, "n_power_iterations")):
         parametrization.n_power_iterations = 0  # of vectors that no step changes
@@ -82,9 +82,9 @@ def test_steps_before_a_capture_let_cudnn_choose(end, channels, last, dtype, mon
     }
     order = torch.channels_last if last else torch.contiguous_format
     original = torch.nn.Sequential(*layers, *last_layers[end]).to("cuda", dtype, memory_format=order)
-    net, report = convpool.torch.optimize(original)
-    assert report.summary.rewritten == 1
     x = on_gpu((4, channels, 8, 8), dtype, last)
+    net, report = convpool.torch.optimize(original, x)
+    assert report.summary.rewritten == 1
 
     def step():
         return torch.autograd.grad(net(x).float().square().sum(), list(net.parameters()))
@@ -135,7 +135,7 @@ for got, expected in zip(found, step(), strict=True):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("way", ["module", "options"])
+@pytest.mark.parametrize("way", ["backend", "options"])
 def test_a_compiled_training_step(way):
     """In bf16 and channels last, where the library runs all convolutions; also captured."""
     torch.manual_seed(5)
@@ -143,9 +143,8 @@ def test_a_compiled_training_step(way):
     exact, original = copy.deepcopy(original).double(), original.bfloat16()
     exact.load_state_dict(original.state_dict())
     x = on_gpu((8, 3, 32, 32), torch.bfloat16, True)
-    if way == "module":
-        net, _ = convpool.torch.optimize(original, x)
-        net = torch.compile(net, fullgraph=True)
+    if way == "backend":
+        net = torch.compile(original, fullgraph=True, backend=convpool.torch.backend.convpool, options={"inner": "inductor"})
     else:
         net = torch.compile(original, fullgraph=True, options=convpool.torch.compile_options())
     expected = torch.autograd.grad(exact(x.double()).sum(), list(exact.parameters()))

@@ -33,13 +33,13 @@ if importlib.util.find_spec("torch") is None:
     raise TorchError("torch: not installed; got no PyTorch, expected version 2.6 or later; run `pip install 'convpool[torch]'`")
 
 # ruff: noqa: E402
+from convpool.torch.backend import compile_options
 from convpool.torch.constant import constant_weights
-from convpool.torch.eager import pooled_conv
+from convpool.torch.exporting import export_onnx
 from convpool.torch.functional import conv_avg_pool1d, conv_avg_pool2d, conv_avg_pool3d
 from convpool.torch.modules import ConvAvgPool1d, ConvAvgPool2d, ConvAvgPool3d
-from convpool.torch.backend import compile_options
-from convpool.torch.exporting import export_onnx
 from convpool.torch.optimizing import explain, optimize
+from convpool.torch.pairs import pooled_conv
 
 __all__ = [
     "ConvAvgPool1d",

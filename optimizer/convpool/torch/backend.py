@@ -11,6 +11,7 @@ a function that runs under PyTorch's own autograd: hooks, autocast, second deriv
 from __future__ import annotations
 
 import hashlib
+import linecache
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,10 +25,11 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from convpool.errors import ModelError, OptionError
 from convpool.options import OptimizeOptions
 from convpool.report import Report
+from convpool.torch import gpu
 from convpool.torch.changes import changes, is_of_module, value_of
 from convpool.torch.functional import checked
 from convpool.torch.kernels import frozen
-from convpool.torch.eager import pooled_conv_of
+from convpool.torch.pairs import pooled_conv_of
 from convpool.torch.plain import ACTIVATIONS, NONE, torch_pads
 from convpool.torch.plan import FUSED, PAIRS, plan
 from convpool.torch.rebuild import CONVS, POOLED_CONV, POOLS, Unmapped
@@ -74,25 +76,25 @@ class PoolFirst:
             return self.inner(module, example_inputs)
         _keep_checkpoints(module)
         for name, child in list(module.named_children()):  # such as the body of a checkpoint of activations
-            if isinstance(child, fx.GraphModule) and (inside := self._rewritten(child.graph, seen)) is not None:
+            if isinstance(child, fx.GraphModule) and (inside := self._rewritten(child, seen)) is not None:
                 setattr(module, name, fx.GraphModule(child, inside))
-        graph = self._rewritten(module.graph, seen)
+        graph = self._rewritten(module, seen)
         if graph is None:
             return module.forward
         return _guarded(module.graph, fx.GraphModule(module, graph).forward, module.forward)
 
-    def _rewritten(self, graph: fx.Graph, seen: Captured) -> fx.Graph | None:
-        """A copy of the graph, rewritten; None where nothing changes.  Without gradients the pairs fuse their neighbours."""
+    def _rewritten(self, module: fx.GraphModule, seen: Captured) -> fx.Graph | None:
+        """A copy of the module's graph, rewritten; None where nothing changes.  Without gradients pairs fuse their neighbours."""
         for rules in (PAIRS,) if torch.is_grad_enabled() else (FUSED, FUSED - {"fuse_prologue"}):
-            copied, _ = _copy(graph)
+            copied, _ = _copy(module.graph)
             found = _planned(copied, replace(self.options, passes=rules), seen)
             if found is not None:
-                return _eager(copied) if found else None
+                return _eager(copied, module) if found else None
         return None
 
 
 def _copy(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
-    copied, values = fx.Graph(), {}
+    copied, values = fx.Graph(), dict[fx.Node, fx.Node]()
     copied.output(copied.graph_copy(graph, values))
     return copied, values
 
@@ -117,6 +119,7 @@ def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured)
     copied, values = _copy(graph)
     if not _planned(copied, replace(options, passes=PAIRS), seen):
         return
+    gpu.run_by_library(copied)
     originals = {copy: node for node, copy in values.items()}
     for node in reversed(graph.nodes):
         if node.op != "placeholder":
@@ -129,20 +132,25 @@ def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured)
 # ---- eager calls ----
 
 
-def _eager(graph: fx.Graph) -> fx.Graph:
+def _eager(graph: fx.Graph, module: fx.GraphModule) -> fx.Graph:
     """The graph with calls of its pairs that take the host little time.
 
-    On a CPU these are PyTorch's own operators, in the new order: no Python runs in the backward pass.  Where an argument needs a
-    gradient a penalty may follow, whose second derivatives PyTorch computes slowly; there, and on a GPU, they are convpool's.
+    On a CPU, and for small pairs on a GPU, these are PyTorch's own operators, in the new order: no Python runs in the backward
+    pass.  Where an argument needs a gradient a penalty may follow, whose second derivatives PyTorch computes slowly; there, and
+    for large pairs on a GPU, they are convpool's.
     """
     arguments = [value_of(node) for node in graph.find_nodes(op="placeholder") if not is_of_module(node)]
     penalty = any(isinstance(value, torch.Tensor) and value.requires_grad for value in arguments)
+    if torch.is_grad_enabled():
+        gpu.give_derivatives(graph, penalty)
     for node in graph.find_nodes(op="call_function", target=POOLED_CONV):
         tensors, geometry = node.args[:_TENSORS], frozen(node.args[_TENSORS:])
         x = value_of(tensors[0])
-        on_cpu = isinstance(x, torch.Tensor) and x.device.type == "cpu"
-        calls = _operators(tensors, geometry) if on_cpu and not penalty else None
-        if calls is None:
+        calls = _operators(tensors, geometry) if isinstance(x, torch.Tensor) and not penalty else None
+        if calls is not None and len(calls) == 2 and gpu.is_small(x) and torch.is_grad_enabled():
+            node.target, node.args = gpu.small_pair(calls, geometry), tensors
+            continue
+        if calls is None or x.device.type != "cpu":
             node.target, node.args = pooled_conv_of, (tensors, geometry)
             continue
         made = tensors[0]
@@ -151,6 +159,8 @@ def _eager(graph: fx.Graph) -> fx.Graph:
                 made = graph.call_function(function, (made, *args))
         node.replace_all_uses_with(made)
         graph.erase_node(node)
+    if torch.is_grad_enabled():
+        gpu.compute_weights_first(module, graph)
     graph.lint()
     return graph
 
@@ -223,7 +233,10 @@ def _described(graph: fx.Graph) -> str:
 def _where(reason: Any) -> str:
     """Why TorchDynamo's graph ends before forward does, in a line."""
     frames = list(_user_frames(getattr(reason, "user_stack", None) or ()))
-    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {(frames[-1].line or '').strip()}" if frames else ""
+    place = ""
+    if frames:
+        name, line = frames[-1].filename, frames[-1].lineno
+        place = f"{Path(name).name}:{line}: {linecache.getline(name, line).strip()}"
     return place or str(reason.reason).strip().splitlines()[0]
 
 
@@ -248,7 +261,8 @@ def convpool(
     if inner not in (None, "inductor"):
         raise OptionError(f"inner: got {inner!r}, expected None or 'inductor'")
     asked = OptimizeOptions(
-        exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude), accumulation=checked(given.pop("accumulation", "default"))
+        exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
+        accumulation=checked(given.pop("accumulation", "default")),
     )
     if given and inner is None:
         raise OptionError(f"options: got {', '.join(given)}, expected 'inner': 'inductor' with them")

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, pad_behind, pool_first
 from convpool.algebra.parts import ACCUMULATIONS
 from convpool.errors import OptionError
-from convpool.torch.eager import pooled_conv_of
+from convpool.torch.pairs import is_exporting, pooled_conv_of
 from convpool.types import Accumulation
 
 Sizes = int | Sequence[int]
@@ -165,7 +165,7 @@ def conv_avg_pool(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.
     if first is not None and described.pooling[3] and _ceil_adds(x.shape[-rank:], described):
         first = None
     wrong = x.dim() not in (rank + 1, rank + 2) or not x.is_floating_point()  # which PyTorch's own operators say best
-    if first is None or wrong or x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+    if first is None or wrong or is_exporting() or x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         return _POOLS[rank](_CONVS[rank](x, weight, bias, *described.convolution), *described.pooling)
     if x.dim() == rank + 1:
         return pooled_conv_of((x.unsqueeze(0), weight, bias, None, None, None), first).squeeze(0)

@@ -148,7 +148,7 @@ def _backward(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometr
     strides, padding, dilations, groups = geometry
     mask = [number == 0, number == 1, False]
     options = (strides, padding, dilations, False, [0] * len(strides), groups)
-    return torch.ops.aten.convolution_backward(grad, z, weight, None, *options, mask)[number]
+    return torch.ops.aten.convolution_backward.default(grad, z, weight, None, *options, mask)[number]
 
 
 def has_few_channels(weight: torch.Tensor, bias: bool) -> bool:
@@ -184,14 +184,7 @@ class _Convolve(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
         z, weight = ctx.saved_tensors
         needs, grad = wanted(ctx, ctx.are_tensors), dense(grads[0], z, weight)
-        if not is_captured(grad):
-            return *of_convolution(grad, z, weight, ctx.geometry, needs), None
-        (d_weight, d_bias), d_z = side_by_side(
-            grad,
-            lambda: of_parameters(grad, z, weight, ctx.geometry, *needs[1:]),
-            lambda: input_gradient(grad, weight, z, ctx.geometry) if needs[0] else None,
-        )
-        return d_z, d_weight, d_bias, None
+        return *of_convolution(grad, z, weight, ctx.geometry, needs), None
 
 
 class _InputGradient(torch.autograd.Function):
@@ -256,24 +249,31 @@ def _recorded(grad: torch.Tensor) -> bool:
     return torch.is_grad_enabled() and type(grad) is torch.Tensor
 
 
-def of_parameters(
-    grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, of_weight: bool, of_bias: bool
+def _of_parameters(
+    grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, needs: Sequence[bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients at weight and bias from the convolution's input z, None for those that are not asked for."""
-    if of_weight and of_bias and not _recorded(grad):
-        found = _of_few_channels(grad, z, weight, geometry, True)
-        if found is not None:
-            return found
-    return weight_gradient(grad, z, weight, geometry) if of_weight else None, channel_sums(grad) if of_bias else None
+    """The gradients at weight and bias, None for those that are not asked for."""
+    found = _of_few_channels(grad, z, weight, geometry, True) if needs[1] and needs[2] and not _recorded(grad) else None
+    if found is not None:
+        return found
+    return weight_gradient(grad, z, weight, geometry) if needs[1] else None, channel_sums(grad) if needs[2] else None
 
 
 def of_convolution(
     grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, needs: Sequence[bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """The gradients at input, weight and bias, None for those that are not asked for; by one call where that is possible."""
-    if _recorded(grad):
-        d_z = input_gradient(grad, weight, z, geometry) if needs[0] else None
-        return d_z, *of_parameters(grad, z, weight, geometry, needs[1], needs[2])
+    captured = is_captured(grad)
+    if captured or _recorded(grad):
+        pair = (
+            side_by_side if captured and needs[0] and (needs[1] or needs[2]) else lambda grad, first, second: (first(), second())
+        )
+        (d_weight, d_bias), d_z = pair(
+            grad,
+            lambda: _of_parameters(grad, z, weight, geometry, needs),
+            lambda: input_gradient(grad, weight, z, geometry) if needs[0] else None,
+        )
+        return d_z, d_weight, d_bias
     strides, padding, dilations, groups = geometry
     found = _of_few_channels(grad, z, weight, geometry, needs[2]) if needs[1] else None
     if found is not None:
@@ -281,8 +281,8 @@ def of_convolution(
     apart = needs[2] and _sums_by_product(grad, 4 * MANY)
     mask = [needs[0], needs[1], needs[2] and not apart]
     options = ([weight.shape[0]], strides, padding, dilations, False, [0] * len(strides), groups)
-    d_z, d_weight, d_bias = torch.ops.aten.convolution_backward(grad, z, weight, *options, mask)
-    return d_z, d_weight, channel_sums(grad) if apart else d_bias
+    d_z, d_weight, d_bias = torch.ops.aten.convolution_backward.default(grad, z, weight, *options, mask)
+    return d_z if needs[0] else None, d_weight if needs[1] else None, channel_sums(grad) if apart else d_bias
 
 
 def dense(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

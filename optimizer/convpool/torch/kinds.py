@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ def conv(rank: int) -> Callable:
         if shape is None or len(shape) != rank + 2 or strides is None or dilations is None or type(a["groups"]) is not int:
             return None
         kernel = tuple(n for n in shape[2:] if isinstance(n, int))
+        pads: tuple[int, ...] | None
         if a["padding"] == "same":
             pads = same_pads("SAME_UPPER", kernel, (1,) * rank, dilations, None)
         else:
@@ -122,6 +124,20 @@ def batch_norm(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translat
     names = [a["input"].name, *(value.name for value in given)]
     values: dict[str, Any] = dict(epsilon=float(a["eps"]), training_mode=int(a["training"]))
     return [helper.make_node("BatchNormalization", names, [node.name], **values)]
+
+
+def normalization(op_type: str) -> Callable:
+    """GroupNorm or InstanceNorm, which the rules only have to know by name."""
+
+    def translate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
+        shape = s.shape(a["input"])
+        if shape is None or len(shape) < 3 or not isinstance(shape[1], int):
+            return None
+        names = [a["input"].name, s.number([1.0] * shape[1], "float32"), s.number([0.0] * shape[1], "float32")]
+        values = {"num_groups": a["num_groups"]} if "num_groups" in a else {}
+        return [helper.make_node(op_type, names, [node.name], **values)]
+
+    return translate
 
 
 def binary(op_type: str) -> Callable:
@@ -241,9 +257,10 @@ def reduction(op_type: str) -> Callable:
 
 
 def reshape(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-    before, after = s.shape(a["input"]), s.shape(node)
-    if before is None or after is None:
+    given, made = s.known(a["input"]), s.known(node)
+    if given is None or made is None or given.dtype != made.dtype:
         return None
+    before, after = given.shape, made.shape
     sizes = [n if isinstance(n, int) else 0 if i == 0 and before and before[0] == n else -1 for i, n in enumerate(after)]
     if sizes.count(-1) > 1 or any(n == 0 for n in (*after, *before)):
         return None
@@ -294,85 +311,71 @@ def signature(text: str) -> inspect.Signature:
     return inspect.signature(space["function"])
 
 
-X = "input, inplace=False"
-BINARY = "input, other, *, alpha=1, rounding_mode=None, out=None"
-_LINES: list[tuple[str, Callable, tuple[Any, ...]]] = [
-    *(
-        (f"{X.split(',')[0]}, weight, bias=None, stride=1, padding=0, dilation=1, groups=1", conv(r), functions)
-        for r, functions in ((1, (F.conv1d,)), (2, (F.conv2d,)), (3, (F.conv3d,)))
-    ),
-    ("input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True", average(1), (F.avg_pool1d,)),
-    *(
-        (
-            "input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None",
-            average(r),
-            (function,),
-        )
-        for r, function in ((2, F.avg_pool2d), (3, F.avg_pool3d))
-    ),
-    *(
-        ("input, output_size", adaptive_average(r), functions)
-        for r, functions in (
-            (1, (F.adaptive_avg_pool1d, torch.adaptive_avg_pool1d)),
-            (2, (F.adaptive_avg_pool2d, torch._C._nn.adaptive_avg_pool2d)),
-            (3, (F.adaptive_avg_pool3d, torch._C._nn.adaptive_avg_pool3d)),
-        )
-    ),
-    (X, plain("Relu"), (F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_")),
-    (
-        "input, negative_slope=0.01, inplace=False",
-        plain("LeakyRelu", "negative_slope=alpha"),
-        (F.leaky_relu, F.leaky_relu_),
-    ),
-    (X, plain("Sigmoid"), (F.sigmoid, torch.sigmoid, "sigmoid", "sigmoid_")),
-    (X, plain("Tanh"), (F.tanh, torch.tanh, "tanh", "tanh_")),
-    ("input, alpha=1.0, inplace=False", plain("Elu"), (F.elu,)),
-    (X, plain("Selu"), (F.selu,)),
-    (X, plain("HardSwish"), (F.hardswish,)),
-    (X, plain("Mish"), (F.mish,)),
-    ("input, *, approximate='none'", plain("Gelu"), (F.gelu,)),
-    ("input, beta=1, threshold=20", plain("Softplus"), (F.softplus,)),
-    ("input", plain("Abs"), (torch.abs, "abs")),
-    ("input", plain("Neg"), (torch.neg, operator.neg, "neg")),
-    ("input", plain("Exp"), (torch.exp, "exp")),
-    ("input", plain("Sqrt"), (torch.sqrt, "sqrt")),
-    (
-        "input, p=0.5, training=True, inplace=False",
-        dropout,
-        (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, torch.dropout),
-    ),
-    (
-        "input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5",
-        batch_norm,
-        (F.batch_norm,),
-    ),
-    (BINARY, binary("Add"), (torch.add, operator.add, operator.iadd, "add", "add_")),
-    (BINARY, binary("Sub"), (torch.sub, operator.sub, operator.isub, "sub", "sub_")),
-    (BINARY, binary("Mul"), (torch.mul, operator.mul, operator.imul, "mul", "mul_")),
-    (
-        BINARY,
-        binary("Div"),
-        (torch.div, torch.true_divide, operator.truediv, operator.itruediv, "div", "div_"),
-    ),
-    ("input, *rest, **others", same, ("contiguous", "clone", torch.clone, "to", "type", "float", "double", "half", "bfloat16")),
-    ("tensors, dim=0", cat, (torch.cat, torch.concat, torch.concatenate)),
-    ("tensors, dim=0", stack, (torch.stack,)),
-    ("input, pad, mode='constant', value=None", pad, (F.pad,)),
-    (
-        "input, size=None, scale_factor=None, mode='nearest', align_corners=None, recompute_scale_factor=None, antialias=False",
-        interpolate,
-        (F.interpolate,),
-    ),
-    ("input, other", getitem, (operator.getitem,)),
-    ("input, dim=None, keepdim=False, dtype=None", reduction("ReduceMean"), (torch.mean, "mean")),
-    ("input, dim=None, keepdim=False, dtype=None", reduction("ReduceSum"), (torch.sum, "sum")),
-    ("input, *sizes, **others", reshape, (torch.reshape, torch.flatten, torch.unflatten)),
-    ("input, *sizes, **others", reshape, ("reshape", "view", "flatten", "unflatten")),
-    ("input, *dims", permute, (torch.permute, "permute")),
-    ("input, dim0, dim1", transpose, (torch.transpose, torch.swapaxes, "transpose", "swapaxes")),
-    ("input, downscale_factor", pixel_unshuffle, (F.pixel_unshuffle, torch.pixel_unshuffle)),
+_CONV = "input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1"
+_POOL = "input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None"
+_BINARY = "input, other, *, alpha=1, rounding_mode=None, out=None"
+_NORM = "input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5"
+_RESIZE = "input, size=None, scale_factor=None, mode='nearest', align_corners=None, recompute_scale_factor=None, antialias=False"
+_REDUCE, _ANY = "input, dim=None, keepdim=False, dtype=None", "input, *sizes, **others"
+_LINES: list[tuple[str, str, Callable]] = [
+    *((f"conv{r}d", _CONV, conv(r)) for r in (1, 2, 3)),
+    *((f"avg_pool{r}d", _POOL, average(r)) for r in (1, 2, 3)),
+    *((f"adaptive_avg_pool{r}d", "input, output_size", adaptive_average(r)) for r in (1, 2, 3)),
+    ("relu relu_", "input, inplace=False", plain("Relu")),
+    ("leaky_relu leaky_relu_", "input, negative_slope=0.01, inplace=False", plain("LeakyRelu", "negative_slope=alpha")),
+    ("sigmoid sigmoid_", "input", plain("Sigmoid")),
+    ("tanh tanh_", "input", plain("Tanh")),
+    ("elu", "input, alpha=1.0, inplace=False", plain("Elu")),
+    ("selu", "input, inplace=False", plain("Selu")),
+    ("hardswish", "input, inplace=False", plain("HardSwish")),
+    ("mish", "input, inplace=False", plain("Mish")),
+    ("gelu", "input, *, approximate='none'", plain("Gelu")),
+    ("softplus", "input, beta=1, threshold=20", plain("Softplus")),
+    ("softsign", "input", plain("Softsign")),
+    *((name, "input", plain(name.title())) for name in ("abs", "neg", "exp", "sqrt")),
+    ("dropout dropout1d dropout2d dropout3d alpha_dropout", "input, p=0.5, training=True, inplace=False", dropout),
+    ("batch_norm", _NORM, batch_norm),
+    ("group_norm", "input, num_groups, *rest, **others", normalization("GroupNormalization")),
+    ("instance_norm", "input, *rest, **others", normalization("InstanceNormalization")),
+    ("add iadd add_", _BINARY, binary("Add")),
+    ("sub isub sub_", _BINARY, binary("Sub")),
+    ("mul imul mul_", _BINARY, binary("Mul")),
+    ("div true_divide truediv itruediv div_", _BINARY, binary("Div")),
+    ("contiguous clone to type float double half bfloat16", "input, *rest, **others", same),
+    ("cat concat concatenate", "tensors, dim=0", cat),
+    ("stack", "tensors, dim=0", stack),
+    ("pad", "input, pad, mode='constant', value=None", pad),
+    ("interpolate", _RESIZE, interpolate),
+    ("getitem", "input, other", getitem),
+    ("mean", _REDUCE, reduction("ReduceMean")),
+    ("sum", _REDUCE, reduction("ReduceSum")),
+    ("reshape view flatten unflatten", _ANY, reshape),
+    ("permute", "input, *dims", permute),
+    ("transpose swapaxes", "input, dim0, dim1", transpose),
+    ("pixel_unshuffle", "input, downscale_factor", pixel_unshuffle),
 ]
-FUNCTIONS = {function: (signature(text), translate) for text, translate, functions in _LINES for function in functions}
+"""Names of functions and methods, their parameters, and the translation."""
+
+
+def _functions(name: str) -> Iterator[Any]:
+    """What a graph has for a name: PyTorch's functions, Python's operator, an operator of ATen, the method."""
+    for home in (F, torch, operator, torch._C._nn):
+        found = getattr(home, name, None)
+        if callable(found):
+            yield found
+    if isinstance(getattr(torch.Tensor, name, None), (types.MethodDescriptorType, types.FunctionType)):
+        yield name
+    packet = getattr(torch.ops.aten, name, None) if name != "batch_norm" else None  # whose arguments have another order
+    for overload in packet.overloads() if packet is not None else ():
+        yield getattr(packet, overload)
+
+
+FUNCTIONS = {
+    function: (signature(text), translate)
+    for names, text, translate in _LINES
+    for name in names.split()
+    for function in _functions(name)
+}
 """How a function, or a method by its name, is bound and translated."""
 
 NUMBERS = ("eps", "value", "scale_factor", "ceil_mode", "divisor_override")
@@ -382,7 +385,11 @@ NUMBERS = ("eps", "value", "scale_factor", "ceil_mode", "divisor_override")
 def translate_call(s: Skeleton, label: str, node: fx.Node) -> Translated:
     """The nodes of a function or method, None where there are none."""
     target: Any = node.target
-    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and target is not torch.ops.aten.batch_norm.default:
+    if (
+        isinstance(target, torch._ops.OpOverload)
+        and target.namespace == "aten"
+        and target is not torch.ops.aten.batch_norm.default
+    ):
         name = target.overloadpacket.__name__
         target = next((f for home in (F, torch) if (f := getattr(home, name, None)) in FUNCTIONS), target)
     found = FUNCTIONS.get(target)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+import itertools
 import types
 import warnings
 from collections import Counter
@@ -26,8 +27,8 @@ from torch.utils.hooks import RemovableHandle
 
 from convpool.errors import ModelError, OptionError
 from convpool.options import OptimizeOptions
-from convpool.rules.seen import unmatched
 from convpool.report import Report, SiteReport, Summary
+from convpool.rules.seen import unmatched
 from convpool.torch.backend import Captured, PoolFirst
 from convpool.torch.functional import checked
 from convpool.types import Accumulation
@@ -37,6 +38,7 @@ _NAME = "_convpool"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _HAS_LIMIT = "recompile_limit" in inspect.signature(torch.compile).parameters
 _is_traced: Any = getattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", torch.fx._symbolic_trace.is_fx_tracing)
+_number = itertools.count()
 LIMIT = 64 if _HAS_LIMIT else getattr(torch._dynamo.config, "recompile_limit", 8)
 """Captures of a module; after that its original forward runs for calls that none of them is for."""
 
@@ -77,7 +79,9 @@ class ModuleReport(Report):
         lost = [f"forward is cut in two at {one.breaks}" for one in captured if one.breaks]
         told = [*lost, *(error for one in captured for error in one.errors)]
         self.warnings[:] = dict.fromkeys([*told, *(unmatched(options.exclude, matched) if captured else ())])
-        self.hints[:] = [] if captured else ["the pairs are found by calls: call the module, or pass example inputs: optimize(module, x)"]
+        self.hints[:] = (
+            [] if captured else ["the pairs are found by calls: call the module, or pass example inputs: optimize(module, x)"]
+        )
 
 
 def _line(one: Captured) -> str:
@@ -89,12 +93,16 @@ def _summed(sites: Sequence[SiteReport], summaries: Sequence[Summary]) -> Summar
     """The totals of several graphs."""
     status = Counter(site.status for site in sites)
     macs = [[value or 0 for value in (site.macs_before, site.macs_after)] for site in sites]
-    before, after = (sum((Counter(getattr(s, name)) for s in summaries), Counter()) for name in ("operators_before", "operators_after"))
+    before, after = (
+        sum((Counter(getattr(s, name)) for s in summaries), Counter()) for name in ("operators_before", "operators_after")
+    )
     totals = (sum(pair[0] for pair in macs), sum(pair[1] for pair in macs), dict(before), dict(after), 0, 0, 0.0, 0)
     found = Summary(status["rewritten"], status["rejected"], status["excluded"], *totals)
     names = ("convolutions", "rewritten_convolutions", "packed", "averages")
     counts: dict[str, Any] = {name: sum(getattr(summary, name) for summary in summaries) for name in names}
-    known = [site for site in sites if site.status == "rewritten" and site.macs_before is not None and site.macs_after is not None]
+    known = [
+        site for site in sites if site.status == "rewritten" and site.macs_before is not None and site.macs_after is not None
+    ]
     if known and len(known) == status["rewritten"]:
         counts |= {f"rewritten_{name}": sum(getattr(site, name) for site in known) for name in ("macs_before", "macs_after")}
     return replace(found, **counts)
@@ -115,7 +123,9 @@ class Calls:
         self.backend = PoolFirst(options)
         self.report = ModuleReport([], _summed([], []), options={"accumulation": options.accumulation})
         self._only_looks = False
-        self._handles, self._hooks, self._held = -1, None, ()
+        self._handles = -1
+        self._hooks: list[tuple] | None = None
+        self._held: tuple[tuple[dict, int], ...] = ()
         self._run: Any = None
         self.report.update((), options, ())
 
@@ -153,8 +163,8 @@ class Calls:
         self._tell()
         if len(self.backend.captured) == LIMIT:
             warnings.warn(
-                f"convpool: {type(self.module).__name__} has been captured {LIMIT} times, for calls of as many kinds; calls of more"
-                " kinds run the original forward (print the report for the kinds)",
+                f"convpool: {type(self.module).__name__} has been captured {LIMIT} times, once for each kind of call; calls of"
+                " other kinds run the original forward; print the report for the kinds",
                 stacklevel=2,
             )
         if not self._only_looks:
@@ -194,7 +204,9 @@ class Calls:
                 copy.deepcopy(self.module)._call_impl(*copy.deepcopy(args), **copy.deepcopy(kwargs))
             except Exception as own:
                 said = " ".join(str(own).split())
-                raise OptionError(f"example_inputs: forward fails; got {type(own).__name__}: {said}, expected inputs that it takes") from own
+                raise OptionError(
+                    f"example_inputs: forward fails; got {type(own).__name__}: {said}, expected inputs that it takes"
+                ) from own
         said = " ".join(str(error).split())[:200]
         self.report.warnings.append(f"TorchDynamo cannot follow forward: {type(error).__name__}: {said}")
 
@@ -213,17 +225,20 @@ def _restored(module: nn.Module, options: OptimizeOptions) -> Calls:
 
 
 def compiled(backend: Callable) -> Callable:
-    """A function of a module and its arguments that TorchDynamo captures; it keeps captures by the function's code, each its own."""
+    """A function of a module and its arguments that TorchDynamo captures.
+
+    TorchDynamo keeps captures by a function's code, and by its name what sizes it has seen: each has its own."""
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return module._call_impl(*args, **kwargs)
 
-    own = types.FunctionType(call.__code__.replace(), call.__globals__, "call")
+    code = call.__code__.replace(co_name=f"call_{next(_number)}")
+    own = types.FunctionType(code, call.__globals__, code.co_name)
     return torch.compile(own, backend=backend, **({"recompile_limit": LIMIT} if _HAS_LIMIT else {}))
 
 
 def _is_followed() -> bool:
-    """Whether something follows the call that wants to see forward itself: a tracer, a transform, a mode, hooks of all modules."""
+    """Whether something follows the call that wants to see forward itself: a tracer, a transform, a mode, global hooks."""
     c = torch._C
     if torch.compiler.is_compiling() or c._get_tracing_state() is not None or c._are_functorch_transforms_active():
         return True

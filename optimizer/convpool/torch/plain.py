@@ -31,11 +31,15 @@ ACTIVATIONS = {RELU: torch.relu, TANH: torch.tanh, SIGMOID: torch.sigmoid}
 
 def memory_format(x: torch.Tensor) -> torch.memory_format:
     """How results of x lie in memory: channels last where x does, else contiguous."""
-    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
-        return torch.channels_last
-    if x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d) and not x.is_contiguous():
-        return torch.channels_last_3d
-    return torch.contiguous_format
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    try:
+        return (
+            last
+            if last is not None and x.is_contiguous(memory_format=last) and not x.is_contiguous()
+            else torch.contiguous_format
+        )
+    except RuntimeError:  # vmap does not tell
+        return torch.contiguous_format
 
 
 def result_format(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:

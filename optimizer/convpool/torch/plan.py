@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import onnx
 from torch import fx
 
 from convpool.api import rewrite
-from convpool.ir.model import load
+from convpool.ir.model import LoadedModel
 from convpool.options import OptimizeOptions
 from convpool.report import Report
 from convpool.torch.changes import held_by_changes
@@ -38,7 +39,10 @@ def plan(graph: fx.Graph, options: OptimizeOptions) -> tuple[bool, Report]:
                 skeleton.add(node, label, protos)
             skeleton.pin(label, held.get(node))
     results = next(node for node in graph.nodes if node.op == "output").all_input_nodes
-    result = rewrite(load(skeleton.model(results)), replace(options, pinned=skeleton.pinned), {})
+    model = skeleton.model(results)
+    # All shapes are TorchDynamo's: `load` would doubt those behind operators that ONNX does not have.
+    given = LoadedModel(model, None, model.ByteSize(), inferred=onnx.shape_inference.infer_shapes(model))
+    result = rewrite(given, replace(options, pinned=skeleton.pinned), {})
     if result.changed:
         rebuild(skeleton, result.model)
     return result.changed, result.report

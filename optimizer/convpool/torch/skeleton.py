@@ -15,12 +15,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
+import sympy
 import torch
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from torch import fx
 
 from convpool.algebra.geometry import Refusal, refuse
-from convpool.torch.changes import value_of
+from convpool.torch.changes import is_of_module, value_of
 from convpool.torch.contexts import TRANSFORM, Context, contexts_of
 
 Dim: TypeAlias = int | str | None
@@ -28,6 +29,8 @@ DOMAIN = "ai.convpool.torch"
 OPSET = 22
 """The first whose Conv and AveragePool take bfloat16."""
 IR_VERSION = 10
+BATCH = 55440 * 13
+"""What stands for an open batch: it has many divisors."""
 ELEM_TYPES = {
     torch.float16: TensorProto.FLOAT16,
     torch.bfloat16: TensorProto.BFLOAT16,
@@ -70,6 +73,12 @@ class Skeleton:
         self.crossings: dict[str, str] = {}
         """Tensors as they are read in another context than the one they are made in: their names, and those of the tensors."""
         self._casts = any("autocast" in text for context in set(self.contexts.values()) for text in context)
+        self._batches: dict[Any, Any] = {}
+        for node in graph.find_nodes(op="placeholder"):
+            value = value_of(node)
+            first = value.shape[0] if isinstance(value, torch.Tensor) and value.dim() and not is_of_module(node) else 0
+            if isinstance(first, torch.SymInt) and first.node.expr.is_symbol:
+                self._batches.setdefault(first.node.expr, sympy.Integer(BATCH + len(self._batches) * BATCH))
         self._constants: list[TensorProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
         self._infos: dict[str, onnx.ValueInfoProto] = {}
@@ -86,7 +95,14 @@ class Skeleton:
             return None
         casts = self._casts or value.device.type != "meta" and torch.is_autocast_enabled(value.device.type)
         dtype = torch.float32 if casts and value.dtype in (torch.float16, torch.bfloat16) else value.dtype
-        return Known(dtype, tuple(n if type(n) is int else str(n) for n in value.shape))
+        return Known(dtype, tuple(map(self._size, value.shape)))
+
+    def _size(self, n: Any) -> Dim:
+        """A size; an open batch is a number here, which no other size is likely to be."""
+        if type(n) is int:
+            return n
+        expression = n.node.expr
+        return int(expression.xreplace(self._batches)) if expression.free_symbols <= self._batches.keys() else str(n)
 
     def shape(self, node: Any) -> tuple[Dim, ...] | None:
         """Shape of a node's tensor, None where it is none."""
@@ -130,7 +146,7 @@ class Skeleton:
     def add_input(self, node: fx.Node) -> None:
         """A node of the graph that computes nothing."""
         found = self.known(node)
-        self._inputs.append(_info(node.name, *(_described(found) if found is not None else (TensorProto.FLOAT, None))))
+        self._inputs.append(_info(node.name, *(_described(found) if found is not None else (TensorProto.INT64, ()))))
 
     def add(self, node: fx.Node, label: str, protos: Sequence[NodeProto]) -> None:
         """What stands for a node, the last one giving its tensor."""

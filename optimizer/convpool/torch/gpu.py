@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a GPU gains beside the pairs: other convolutions, weights that forward computes, and small pairs of eager steps.
+
+Where forward's input needs a gradient, a penalty may follow: PyTorch's second derivative of a convolution has kernels as large as
+the images.  In a CUDA graph the host does not count: there the gradients of a convolution are two branches, and so are weights
+that depend on no activation, such as normalised ones.  Eager steps are PyTorch's own but for the pairs.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from convpool.torch import calls, gradients, kernels, plain
+from convpool.torch.changes import changes, is_of_module, value_of
+from convpool.torch.contexts import contexts_of
+from convpool.torch.pairs import POOLED_CONV, pooled_conv_of, unwatched
+
+SMALL_BYTES = 4 << 20
+"""Bytes of a pair's input up to which PyTorch's two operators take an H100 less than the host's time for a Python node.
+
+Its pooling of stride 1 takes 3 and 5 microseconds a MB, forward and backward, with the channels last."""
+IMAGE_CHANNELS, PLAIN_MACS = 16, 2.5e9
+"""Channels up to which, or multiply-adds with more, the library's convolution is faster than cuDNN under a compiler."""
+BRANCHES = 4
+
+
+def named(function: Callable) -> Callable:
+    """The function with a name that generated code can have."""
+
+    @functools.wraps(function, assigned=())
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    call.__name__ = call.__qualname__ = getattr(function, "__name__", "call")
+    return call
+
+
+# ---- small pairs ----
+
+
+def is_small(x: torch.Tensor) -> bool:
+    """Whether a pair of this input waits for the host in an eager step on a GPU."""
+    sizes = [n if type(n) is int else n.node.hint or 1 for n in x.shape]
+    return x.is_cuda and math.prod(sizes) * x.element_size() <= SMALL_BYTES
+
+
+def small_pair(operators: Sequence[tuple], geometry: tuple) -> Callable:
+    """A pair by PyTorch's two operators in an eager step, by convpool's in a CUDA graph and the steps before it.
+
+    Those run on a stream of their own, as PyTorch's manual asks, and make ready what the graph needs.  operators: the pooling and
+    the convolution, each with its arguments but the first."""
+    (pool, *window), (convolve, _, _, *rest) = operators
+    ran: list[bool] = []
+
+    def pair(x: torch.Tensor, weight: torch.Tensor, bias: Any, *others: Any) -> torch.Tensor:
+        captures = torch.cuda.is_current_stream_capturing()
+        if captures and not ran:
+            warnings.warn("convpool: captured without kernels of its own; run a step on a side stream first", stacklevel=2)
+        if not (ran if captures else calls.raw_stream(x.get_device())):
+            return convolve(pool(x, *window), weight, bias, *rest)
+        ran[:] = [True]
+        return pooled_conv_of((x, weight, bias, *others), geometry)
+
+    return named(pair)
+
+
+# ---- convolutions of no pair ----
+
+
+def convolved(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: gradients.Geometry, penalty: bool
+) -> torch.Tensor:
+    """A convolution in training.  penalty: whether the network's input needs a gradient."""
+    if unwatched(x, weight, "cuda") and x.dim() == weight.dim():
+        captures = calls.raw_stream(x.get_device()) != 0  # or it is a step that makes a capture ready
+        if captures and bias is not None and _suits(x, weight):
+            strides, padding, dilations, groups = geometry
+            ones = (1,) * len(strides)
+            window = (ones, ones, (0, 0) * len(ones), ones)
+            options = (strides, padding * 2, dilations, groups, plain.NONE, 0.0, plain.NONE, 0.0, 0)
+            return pooled_conv_of((x, weight, bias, None, None, None), (*window, *options))
+        if captures or penalty:
+            return gradients.convolve(x, weight, geometry, bias)
+    strides, padding, dilations, groups = geometry
+    return torch.convolution(x, weight, bias, strides, padding, dilations, False, (0,) * len(strides), groups)
+
+
+def _suits(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the library runs a convolution without the pass that PyTorch adds a bias in."""
+    if x.dtype not in (torch.float16, torch.bfloat16) or x.dtype != weight.dtype or x.shape[1] != weight.shape[1]:
+        return False
+    return x.dim() == 4 and plain.memory_format(x) == torch.channels_last and kernels.library_is_there()
+
+
+def _convolution(
+    input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Any:
+    return input, weight, bias, (stride, padding, dilation), groups
+
+
+def _of_convolution(node: fx.Node) -> tuple | None:
+    """Input, weight, bias and geometry of a node that is a convolution with numbers as padding."""
+    if node.target not in (torch.conv1d, torch.conv2d, torch.conv3d):
+        return None
+    x, weight, bias, options, groups = _convolution(*node.args, **node.kwargs)
+    value = value_of(x)
+    if not isinstance(value, torch.Tensor) or not value.is_cuda or any(isinstance(option, str) for option in options):
+        return None
+    rank = 1 + (torch.conv1d, torch.conv2d, torch.conv3d).index(node.target)
+    sizes = [
+        (option,) * rank if isinstance(option, int) else tuple(option) * (rank if len(option) == 1 else 1) for option in options
+    ]
+    return x, weight, bias, (*sizes, groups)
+
+
+def give_derivatives(graph: fx.Graph, penalty: bool) -> None:
+    """Let the graph's calls of convolutions be calls of `convolved`."""
+    for node in list(graph.nodes):
+        found = _of_convolution(node)
+        if found is not None:
+            node.target, node.args, node.kwargs = convolved, (*found, penalty), {}
+
+
+def run_by_library(graph: fx.Graph) -> None:
+    """Let the library run convolutions of a graph for a compiler, where it is faster: it fuses a ReLU or LeakyReLU too."""
+    for node in list(graph.nodes):
+        found = _of_convolution(node)
+        if found is None or found[2] is None or not isinstance(value_of(found[1]), torch.Tensor):
+            continue
+        (x, weight, bias, (strides, padding, dilations, groups)), x_value, w_value = found, value_of(found[0]), value_of(found[1])
+        macs = w_value.numel() * x_value.shape[0] * math.prod(x_value.shape[2:]) / math.prod(strides)
+        if not _suits(x_value, w_value) or not (x_value.shape[1] <= IMAGE_CHANNELS or macs <= PLAIN_MACS):
+            continue
+        last, activation = node, (plain.NONE, 0.0)
+        user = next(iter(node.users)) if len(node.users) == 1 else node
+        slope = user.args[1] if len(user.args) > 1 else user.kwargs.get("negative_slope", 0.01)
+        if user.target in (F.relu, torch.relu):
+            last, activation = user, (plain.RELU, 0.0)
+        elif user.target is F.leaky_relu and isinstance(slope, float) and slope > 0:
+            last, activation = user, (plain.LEAKY_RELU, slope)
+        ones, zeros = [1, 1], [0] * 4
+        geometry = (ones, ones, zeros, ones, list(strides), list(padding * 2), list(dilations), groups, 0, 0.0, *activation)
+        with graph.inserting_before(node):
+            made = graph.call_function(POOLED_CONV, (x, weight, bias, None, None, None, *geometry))
+        made.meta.update(last.meta)
+        last.replace_all_uses_with(made)
+        for gone in dict.fromkeys((last, node)):
+            graph.erase_node(gone)
+
+
+# ---- weights that forward computes ----
+
+
+def compute_weights_first(module: fx.GraphModule, graph: fx.Graph) -> None:
+    """Let a CUDA graph begin at its start, on branches of its own, what computes a tensor of parameters alone."""
+    inputs = graph.find_nodes(op="placeholder")
+    own = {node for node in inputs if is_of_module(node)}
+    image = next((n for n in inputs if n not in own and isinstance(v := value_of(n), torch.Tensor) and v.is_cuda), None)
+    if image is None:
+        return
+    for number, nodes in enumerate(_segments(graph, own)):
+        inside = set(nodes)
+        ends = [node for node in nodes if any(user not in inside for user in node.users)]
+        given = list(dict.fromkeys(item for node in nodes for item in node.all_input_nodes if item not in inside))
+        part, values = fx.Graph(), {}
+        values.update({item: part.placeholder(item.name) for item in given})
+        for node in nodes:
+            values[node] = part.node_copy(node, lambda item, values=values: values[item])
+        part.output(tuple(values[node] for node in ends))
+        function = fx.GraphModule(module, part).forward
+        with graph.inserting_after(inputs[-1]):
+            begun = graph.call_function(named(functools.partial(_begin, function, number % BRANCHES)), (image, *given))
+        with graph.inserting_after(nodes[-1]):
+            made = graph.call_function(named(functools.partial(_finish, function)), (begun, *given))
+        for place, node in reversed(list(enumerate(ends))):
+            with graph.inserting_after(made):
+                item = graph.call_function(operator.getitem, (made, place))
+            item.meta.update(node.meta)
+            node.replace_all_uses_with(item, lambda user, inside=inside: user not in inside)
+        for node in reversed(nodes):
+            graph.erase_node(node)
+
+
+def _segments(graph: fx.Graph, own: set[fx.Node]) -> list[list[fx.Node]]:
+    """Runs of nodes that nothing but parameters, and what came before in the run, enters, and that nothing else depends on.
+
+    A run may enter torch.no_grad and leave it again, as spectral normalisation does."""
+    contexts, runs = contexts_of(graph), []
+    nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    first = contexts[nodes[0].prev]
+    now: list[fx.Node] = []
+    mine: set[fx.Node] = set()
+    for node in nodes:
+        given = set(node.all_input_nodes)
+        switch = bool(now) and not given and value_of(node) is None
+        fits = node.op in ("call_function", "call_method") and bool(given) and given <= own | mine or switch
+        if not fits or now and contexts[node] == contexts[now[-1]] == first and not given & mine and not switch:
+            runs.append(now)
+            now, mine = [], set()
+        if fits and (now or contexts[node] == first):
+            now.append(node)
+            mine.add(node)
+    found = []
+    for run in [*runs, now]:
+        while run and (contexts[run[-1]] != first or not run[-1].all_input_nodes):
+            run = run[:-1]
+        inside = set(run)
+        read = {item for node in run for item in node.all_input_nodes if item in own}
+        written = {item for node in run for item in changes(node)} & own
+        apart = not any(read & set(changes(node)) or written & set(node.all_input_nodes) for node in nodes if node not in inside)
+        if len(run) > 2 and apart and any(user not in inside for node in run for user in node.users):
+            found.append(run)
+    return found
+
+
+def _begin(function: Callable, branch: int, x: torch.Tensor, *given: Any) -> Any:
+    """While a CUDA graph is captured: the tensors, computed on a branch of the graph, and its end.  Else None."""
+    if not x.is_cuda or not torch.cuda.is_current_stream_capturing():
+        return None
+    main = torch.cuda.current_stream()
+    side = gradients.side_of(main, 1 + branch)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        made = function(*given)
+    for tensor in made:
+        tensor.record_stream(main)
+    return made, side.record_event()
+
+
+def _finish(function: Callable, begun: Any, *given: Any) -> Sequence[torch.Tensor]:
+    """The tensors, on the current stream."""
+    if begun is None:
+        return function(*given)
+    torch.cuda.current_stream().wait_event(begun[1])
+    return begun[0]
