@@ -44,8 +44,8 @@ def run_both(result: Path) -> float:
     return float(np.abs(one - other).max())
 
 
-def test_the_examples_are_five_short_ones_that_the_page_lists():
-    assert [path.name[:2] for path in SCRIPTS] == ["01", "02", "03", "04", "05"]
+def test_the_examples_are_six_short_ones_that_the_page_lists():
+    assert [path.name[:2] for path in SCRIPTS] == ["01", "02", "03", "04", "05", "06"]
     assert all(len(path.read_text().splitlines()) <= MOST_LINES for path in SCRIPTS)
     assert re.findall(r"^\| \[(\S+)\]\(\1\)", (FOLDER / "README.md").read_text(), re.MULTILINE) == [p.name for p in SCRIPTS]
 
@@ -117,3 +117,11 @@ def test_types_are_strict(tmp_path):
     command = [sys.executable, "-m", "mypy", *options, *map(str, SCRIPTS)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env={"PATH": "", **path})
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_gan_is_trained(tmp_path):
+    pytest.importorskip("torch", reason="it trains with PyTorch")
+    done = example(6, tmp_path)
+    assert done.returncode == 0, done.stderr
+    losses = [float(text) for text in re.findall(r"^(?:plain|optimized|compiled) .* loss (\S+)$", done.stdout, re.MULTILINE)]
+    assert len(losses) == 3 and losses == pytest.approx([losses[0]] * 3, rel=1e-3)

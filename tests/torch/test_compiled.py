@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 
 import convpool.torch  # noqa: E402
-from convpool.torch import conv_avg_pool2d, optimize  # noqa: E402
+from convpool.torch import ConvAvgPool2d, conv_avg_pool2d  # noqa: E402
 
 torch.set_num_threads(1)  # of layers this small more would wait for one another
 FUNCTIONS = {rank: getattr(convpool.torch, f"conv_avg_pool{rank}d") for rank in (1, 2, 3)}
@@ -115,7 +115,7 @@ def test_a_pass_for_parameters_is_asked_for_one_leaf(monkeypatch):
         return real(node)
 
     monkeypatch.setattr(torch._C, "_will_engine_execute_node", counted)
-    module, _ = optimize(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2)))
+    module = nn.Sequential(ConvAvgPool2d(4, 4, 3, padding=1, pool_size=2), ConvAvgPool2d(4, 8, 3, padding=1, pool_size=2))
     loss, parameters = module(torch.randn(2, 4, 8, 8)).square().sum(), list(module.parameters())
     got = torch.autograd.grad(loss, parameters, retain_graph=True)
     assert len([node for node in asked if type(node) is torch._C._functions.AccumulateGrad]) == 1
