@@ -20,7 +20,7 @@ BUDGET = {
     "tests": 42450,
     "benchmarks": 7350,
     "tools": 1100,
-    "examples": 1100,
+    "examples": 1180,
     "models": 1850,
 }
 

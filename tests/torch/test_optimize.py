@@ -363,7 +363,7 @@ def test_tracers_see_the_original():
 
 
 def test_replicas_have_their_own_weights():
-    """What DataParallel makes for each device."""
+    """DataParallel makes them for each device."""
     changed, _ = optimize(nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2)), X)
     replica = changed._replicate_for_data_parallel()
     replica._modules["0"] = nn.Conv2d(4, 8, 3, padding=1)

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
-import sympy
 import torch
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from torch import fx
@@ -78,7 +77,7 @@ class Skeleton:
             value = value_of(node)
             first = value.shape[0] if isinstance(value, torch.Tensor) and value.dim() and not is_of_module(node) else 0
             if isinstance(first, torch.SymInt) and first.node.expr.is_symbol:
-                self._batches.setdefault(first.node.expr, sympy.Integer(BATCH + len(self._batches) * BATCH))
+                self._batches.setdefault(first.node.expr, BATCH + len(self._batches) * BATCH)
         self._constants: list[TensorProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
         self._infos: dict[str, onnx.ValueInfoProto] = {}
@@ -102,7 +101,7 @@ class Skeleton:
         if type(n) is int:
             return n
         expression = n.node.expr
-        return int(expression.xreplace(self._batches)) if expression.free_symbols <= self._batches.keys() else str(n)
+        return int(expression.subs(self._batches)) if expression.free_symbols <= self._batches.keys() else str(n)
 
     def shape(self, node: Any) -> tuple[Dim, ...] | None:
         """Shape of a node's tensor, None where it is none."""
