@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "operators.h"
 
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <iterator>
 #include <stdexcept>
+#include <utility>
+
+#include "operators.h"
 
 namespace convpool::nodes {
 namespace {
@@ -215,6 +217,81 @@ std::vector<std::vector<int32_t>> read_attributes(const Operator &op, const Fiel
         check_values(attributes[a], values[a]);
     }
     return values;
+}
+
+NodeSpec::NodeSpec(const Operator &op, std::vector<std::vector<int32_t>> values)
+    : op_(&op), values_(std::move(values)), rank_(static_cast<int32_t>(values_[kConvolution + kKernelShape].size())) {
+    if (!op.plain()) check_name();
+}
+
+// The attributes of a fused variant say again what its name says.
+void NodeSpec::check_name() const {
+    const std::pair<int, int32_t> said[] = {{kPrologueAffine, op_->affine},
+                                            {kPrologueActivation, op_->prologue},
+                                            {kResidual, op_->residual},
+                                            {kActivation, op_->epilogue}};
+    auto name = [&](int id) { return op_->name + ": " + op_->attributes()[id].name; };
+    for (auto [id, wanted] : said)
+        if (value(id) != wanted) refuse(name(id), std::to_string(value(id)), std::to_string(wanted) + " by the operator's name");
+    const std::pair<int, int32_t> slopes[] = {{kPrologueAlpha, op_->prologue}, {kAlpha, op_->epilogue}};
+    for (auto [id, activation] : slopes)
+        if (activation != CONVPOOL_ACT_LEAKY_RELU && float_of(value(id)) != 0.f)
+            refuse(name(id), float_text(float_of(value(id))), "0, as the operator's name has no LeakyRelu there");
+    if (const float slope = float_of(value(kPrologueAlpha)); !std::isfinite(slope))
+        refuse(name(kPrologueAlpha), float_text(slope), "a finite number");
+}
+
+void NodeSpec::check_input_count(int64_t count) const {
+    const auto most = static_cast<int64_t>(op_->inputs.size());
+    if (count == most || (op_->plain() && count == kB)) return;
+    std::string names;
+    for (const std::string &name : op_->inputs) names += (names.empty() ? "" : ", ") + name;
+    refuse(op_->name + ": inputs", std::to_string(count),
+           std::to_string(most) + ": " + names + (op_->plain() ? "; or 2 without B" : ""));
+}
+
+AxisWindow NodeSpec::window(AttributeId group, int axis) const {
+    const int64_t reach = int64_t{value(group + kDilations, axis)} * (value(group + kKernelShape, axis) - 1) + 1;
+    const std::string name = op_->name + ": " + op_->attributes()[group + kKernelShape].name + "[" + std::to_string(axis) + "]";
+    if (reach > INT32_MAX) refuse(name + ": window", std::to_string(reach) + " elements", "at most 2^31 - 1");
+    return {name, reach, int64_t{value(group + kPads, axis)} + value(group + kPads, axis + rank_), value(group + kStrides, axis)};
+}
+
+int64_t AxisWindow::places(int64_t size) const {
+    if (size < 0) return -1;
+    if (size > INT32_MAX || size + pads < reach)
+        refuse(name + ": elements under the window", std::to_string(size) + " and " + std::to_string(pads) + " pads",
+               "at least " + std::to_string(reach) + ", and fewer than 2^31");
+    return (size + pads - reach) / stride + 1;
+}
+
+void NodeSpec::set_attributes(convpool_problem &p, int64_t inputs) const {
+    p.struct_size = sizeof p;
+    p.rank = rank_;
+    p.allow_tf32 = value(kAllowTf32);
+    p.accumulation = value(kAccumulation);
+    p.group = value(kGroup);
+    p.has_bias = inputs > kB;
+    p.has_residual = op_->residual;
+    p.activation = op_->epilogue;
+    p.prologue_affine = op_->affine;
+    p.prologue_activation = op_->prologue;
+    if (!op_->plain()) {
+        p.alpha = float_of(value(kAlpha));
+        p.prologue_alpha = float_of(value(kPrologueAlpha));
+    }
+    for (int i = 0; i < rank_; ++i) {
+        p.pool_kernel[i] = value(kPooling + kKernelShape, i);
+        p.pool_strides[i] = value(kPooling + kStrides, i);
+        p.pool_dilations[i] = value(kPooling + kDilations, i);
+        p.kernel[i] = value(kConvolution + kKernelShape, i);
+        p.strides[i] = value(kConvolution + kStrides, i);
+        p.dilations[i] = value(kConvolution + kDilations, i);
+    }
+    for (int i = 0; i < 2 * rank_; ++i) {
+        p.pool_pads[i] = value(kPooling + kPads, i);
+        p.pads[i] = value(kConvolution + kPads, i);
+    }
 }
 
 }  // namespace convpool::nodes

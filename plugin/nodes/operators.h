@@ -88,4 +88,46 @@ std::vector<std::vector<int32_t>> read_attributes(const Operator &op, const Fiel
 float float_of(int32_t bits);
 std::string float_text(float value);
 
+// One node of ai.convpool, whichever runtime has it: an operator with its attributes, and what they say of windows and of the
+// problem.  No runtime's types, no GPU.
+//
+// Errors are std::invalid_argument whose message names the operator, the attribute or the tensor.
+
+// One of the two windows along one axis.
+struct AxisWindow {
+    std::string name;  // of its size's attribute, with the axis
+    int64_t reach;     // dilation * (size - 1) + 1
+    int64_t pads;
+    int32_t stride;
+
+    // Its places over so many elements; throws where it fits nowhere.  -1 stands for an unknown size.
+    int64_t places(int64_t size) const;
+};
+
+class NodeSpec {
+public:
+    // op: one of operators().  values: as read_attributes() gives them; throws where they deny what the operator's name says.
+    NodeSpec(const Operator &op, std::vector<std::vector<int32_t>> values);
+
+    const Operator &op() const { return *op_; }
+    int32_t rank() const { return rank_; }
+    // One value of attribute `id`; pads: the leading sides, then the trailing ones.
+    int32_t value(int id, int i = 0) const { return values_[id].at(i); }
+    // As op().attributes(); a real one by its bits.
+    const std::vector<std::vector<int32_t>> &values() const { return values_; }
+    bool constant_weights() const { return value(kConstantWeights) != 0; }
+
+    void check_input_count(int64_t count) const;
+    AxisWindow window(AttributeId group, int axis) const;
+    // Sets what does not depend on the tensors' sizes, types and layouts.
+    void set_attributes(convpool_problem &problem, int64_t inputs) const;
+
+private:
+    void check_name() const;
+
+    const Operator *op_;
+    std::vector<std::vector<int32_t>> values_;  // one per attribute
+    int32_t rank_;
+};
+
 }  // namespace convpool::nodes

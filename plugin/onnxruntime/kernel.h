@@ -11,8 +11,6 @@
 // further ones transform W in every run.
 #pragma once
 
-#include "node.h"
-
 #include <convpool.h>
 
 #include <atomic>
@@ -22,6 +20,8 @@
 #include <mutex>
 #include <string>
 #include <vector>
+
+#include "node.h"
 
 namespace convpool::onnxruntime {
 
@@ -89,6 +89,25 @@ private:
     std::mutex mutex_;                                        // of the next two
     std::vector<std::shared_ptr<Run>> runs_;                  // the latest last
     int prepared_ = 0;                                        // how many of them keep weights
+};
+
+// A node on the CPU provider: plain loops, for any type, rank and layout, so that a model runs where no GPU is.
+
+class CpuKernel {
+public:
+    // element_type: an ElementType, of all tensors.
+    CpuKernel(const OrtApi &api, const nodes::Operator &op, int32_t element_type, const OrtKernelInfo *info)
+        : api_(api), node_(api, op, info), element_type_(element_type), constants_(constant_sizes(api, info)) {}
+
+    // May be called from several threads at once.
+    void compute(OrtKernelContext *context) const;
+    const OrtApi &api() const { return api_; }
+
+private:
+    const OrtApi &api_;
+    Node node_;
+    int32_t element_type_;
+    ConstantSizes constants_;
 };
 
 }  // namespace convpool::onnxruntime

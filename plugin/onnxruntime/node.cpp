@@ -1,19 +1,169 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "node.h"
 
 #include <algorithm>
 
+#include "api.h"
+#include "node.h"
+
 namespace convpool::onnxruntime {
+
+void check(const OrtApi &api, OrtStatus *status) {
+    if (status == nullptr) return;
+    const std::string message = api.GetErrorMessage()(status);
+    api.ReleaseStatus()(status);
+    throw std::runtime_error(message);
+}
+
+bool succeeded(const OrtApi &api, OrtStatus *status) {
+    if (status == nullptr) return true;
+    api.ReleaseStatus()(status);
+    return false;
+}
+
+std::string text_of(const Sizes &sizes) {
+    std::string text = "[";
+    for (size_t i = 0; i < sizes.size(); ++i) text += (i ? ", " : "") + (sizes[i] < 0 ? "?" : std::to_string(sizes[i]));
+    return text + "]";
+}
+
+Sizes sizes_of(const OrtApi &api, const OrtTensorTypeAndShapeInfo *info) {
+    size_t count = 0;
+    check(api, api.GetDimensionsCount()(info, &count));
+    Sizes sizes(count);
+    check(api, api.GetDimensions()(info, sizes.data(), count));
+    return sizes;
+}
+
+Sizes sizes_of(const OrtApi &api, const OrtValue *value) {
+    OrtTensorTypeAndShapeInfo *info = nullptr;
+    check(api, api.GetTensorTypeAndShape()(value, &info));
+    const ShapeInfoOwner owner(api, info);
+    return sizes_of(api, info);
+}
+
+void *data_of(const OrtApi &api, const OrtValue *value) {
+    void *data = nullptr;
+    check(api, api.GetTensorMutableData()(const_cast<OrtValue *>(value), &data));
+    return data;
+}
+
+Scratch::Scratch(const OrtApi &api, const OrtKernelContext *context, const OrtMemoryInfo *info, OrtAllocator *allocator,
+                 size_t bytes)
+    : api_(api), allocator_(allocator) {
+    if (bytes > 0) check(api, api.KernelContext_GetScratchBuffer()(context, info, bytes, &memory_));
+}
+
+Scratch::~Scratch() {
+    if (memory_ != nullptr) succeeded(api_, api_.AllocatorFree()(allocator_, memory_));
+}
+
+KeptMemory::KeptMemory(const OrtApi &api, OrtAllocator *allocator, size_t bytes) : api_(api), allocator_(allocator) {
+    if (!succeeded(api, api.AllocatorAlloc()(allocator, bytes, &memory_))) memory_ = nullptr;
+}
+
+KeptMemory::~KeptMemory() {
+    if (memory_ != nullptr) succeeded(api_, api_.AllocatorFree()(allocator_, memory_));
+}
+
+namespace {
+
+constexpr size_t kMostValues = 64;  // no attribute of these operators has more
+
+enum FieldType : int32_t { kFloatField = 1, kInt64Field = 10 };  // of operators.h
+
+}  // namespace
+
+bool KernelAttributes::number(const char *name, int64_t &value) const {
+    return succeeded(api_, api_.KernelInfoGetAttribute_int64()(info_, name, &value));
+}
+
+bool KernelAttributes::numbers(const char *name, std::vector<int64_t> &values) const {
+    size_t count = 0;
+    if (!succeeded(api_, api_.KernelInfoGetAttributeArray_int64()(info_, name, nullptr, &count))) return false;
+    values.resize(count);
+    int64_t value = 0;
+    if (count == 0) return !number(name, value);  // a number by itself passes for a list of none
+    return succeeded(api_, api_.KernelInfoGetAttributeArray_int64()(info_, name, values.data(), &count));
+}
+
+bool KernelAttributes::real(const char *name, float &value) const {
+    return succeeded(api_, api_.KernelInfoGetAttribute_float()(info_, name, &value));
+}
+
+bool KernelAttributes::has(const char *name) const {
+    int64_t value = 0;
+    float real_value = 0;
+    size_t size = 0;
+    std::vector<int64_t> values;
+    return number(name, value) || numbers(name, values) || real(name, real_value) ||
+           succeeded(api_, api_.KernelInfoGetAttributeArray_float()(info_, name, nullptr, &size)) ||
+           succeeded(api_, api_.KernelInfoGetAttribute_string()(info_, name, nullptr, &size));
+}
+
+const OrtOpAttr *InferenceAttributes::find(const char *name) const {
+    const OrtOpAttr *attribute = nullptr;
+    return succeeded(api_, api_.ShapeInferContext_GetAttribute()(context_, name, &attribute)) ? attribute : nullptr;
+}
+
+bool InferenceAttributes::number(const char *name, int64_t &value) const {
+    size_t bytes = 0;
+    const OrtOpAttr *const attribute = find(name);
+    return attribute != nullptr && succeeded(api_, api_.ReadOpAttr()(attribute, kIntAttribute, &value, sizeof value, &bytes));
+}
+
+bool InferenceAttributes::numbers(const char *name, std::vector<int64_t> &values) const {
+    const OrtOpAttr *const attribute = find(name);
+    if (attribute == nullptr) return false;
+    size_t bytes = 0;
+    values.resize(kMostValues);
+    if (!succeeded(api_, api_.ReadOpAttr()(attribute, kIntsAttribute, values.data(), kMostValues * sizeof(int64_t), &bytes)))
+        return false;
+    values.resize(bytes / sizeof(int64_t));
+    return true;
+}
+
+bool InferenceAttributes::real(const char *name, float &value) const {
+    size_t bytes = 0;
+    const OrtOpAttr *const attribute = find(name);
+    return attribute != nullptr && succeeded(api_, api_.ReadOpAttr()(attribute, kFloatAttribute, &value, sizeof value, &bytes));
+}
+
+bool InferenceAttributes::has(const char *name) const { return find(name) != nullptr; }
+
+std::vector<std::vector<int32_t>> values_of(const nodes::Operator &op, const AttributeSource &source) {
+    const std::vector<nodes::Attribute> &attributes = op.attributes();
+    std::vector<std::vector<int64_t>> numbers(attributes.size());
+    std::vector<float> reals(attributes.size());
+    std::vector<nodes::Field> fields;
+    for (size_t a = 0; a < attributes.size(); ++a) {
+        const nodes::Attribute &attribute = attributes[a];
+        bool there = false;
+        if (attribute.real) {
+            there = source.real(attribute.name, reals[a]);
+        } else if (attribute.values > 0) {
+            there = source.numbers(attribute.name, numbers[a]);
+        } else {
+            numbers[a].resize(1);
+            there = source.number(attribute.name, numbers[a][0]);
+        }
+        if (!there && source.has(attribute.name))
+            nodes::refuse(op.name + ": " + attribute.name, "an attribute of another type",
+                          attribute.real         ? "a float"
+                          : attribute.values > 0 ? "integers"
+                                                 : "an integer");
+        if (!there) continue;
+        if (attribute.real) fields.push_back({attribute.name, &reals[a], kFloatField, 1});
+        else fields.push_back({attribute.name, numbers[a].data(), kInt64Field, static_cast<int32_t>(numbers[a].size())});
+    }
+    return nodes::read_attributes(op, fields.data(), static_cast<int32_t>(fields.size()));
+}
 
 using nodes::kB;
 using nodes::kConvolution;
-using nodes::kDilations;
 using nodes::kKernelShape;
-using nodes::kPads;
 using nodes::kPooling;
 using nodes::kScale;
 using nodes::kShift;
-using nodes::kStrides;
 using nodes::kW;
 using nodes::kX;
 using nodes::refuse;
@@ -25,21 +175,9 @@ constexpr double kMostElements = 1099511627776.0;  // of a tensor: 2^40, the C A
 
 bool agree(int64_t size, int64_t wanted) { return size < 0 || wanted < 0 || size == wanted; }
 
-// Places of a window along an axis of `size` elements; kUnknown stands for an unknown size.
-int64_t places(const std::string &name, int64_t size, int64_t kernel, int64_t pads, int64_t dilation, int64_t stride) {
-    if (size < 0) return kUnknown;
-    const int64_t reach = dilation * (kernel - 1) + 1;
-    if (size > INT32_MAX || size + pads < reach)
-        refuse(name + ": elements under the window", std::to_string(size) + " and " + std::to_string(pads) + " pads",
-               "at least " + std::to_string(reach) + ", and fewer than 2^31");
-    return (size + pads - reach) / stride + 1;
-}
-
 }  // namespace
 
-Node::Node(const nodes::Operator &op, const AttributeSource &source)
-    : op_(&op), values_(values_of(op, source)), rank_(static_cast<int>(values_[kConvolution + kKernelShape].size())) {
-    if (!op.plain()) check_name();
+Node::Node(const nodes::Operator &op, const AttributeSource &source) : NodeSpec(op, values_of(op, source)) {
     read_layouts(source);
 }
 
@@ -59,35 +197,17 @@ Node::Node(const OrtApi &api, const nodes::Operator &op, const OrtKernelInfo *in
     output_sizes(sizes);
 }
 
-// The attributes of a fused variant say again what its name says.
-void Node::check_name() const {
-    using nodes::float_of;
-    const std::pair<int, int32_t> said[] = {{nodes::kPrologueAffine, op_->affine},
-                                            {nodes::kPrologueActivation, op_->prologue},
-                                            {nodes::kResidual, op_->residual},
-                                            {nodes::kActivation, op_->epilogue}};
-    for (auto [id, wanted] : said)
-        if (value(id) != wanted)
-            refuse(op_->name + ": " + op_->attributes()[id].name, std::to_string(value(id)),
-                   std::to_string(wanted) + " by the operator's name");
-    const std::pair<int, int32_t> slopes[] = {{nodes::kPrologueAlpha, op_->prologue}, {nodes::kAlpha, op_->epilogue}};
-    for (auto [id, activation] : slopes)
-        if (activation != CONVPOOL_ACT_LEAKY_RELU && float_of(value(id)) != 0.f)
-            refuse(op_->name + ": " + op_->attributes()[id].name, nodes::float_text(float_of(value(id))),
-                   "0, as the operator's name has no LeakyRelu there");
-}
-
 // channels_last says how X, R and Y lie.  The functions go by permutations, which have to say the same.
 void Node::read_layouts(const AttributeSource &source) {
     int64_t layouts = 0;
     const char *const name = nodes::kChannelsLastField;
     const bool there = source.number(name, layouts);
     if ((!there && source.has(name)) || layouts < 0 || layouts > 3)
-        refuse(op_->name + ": " + name, there ? std::to_string(layouts) : "an attribute of another type", "0 to 3");
+        refuse(op().name + ": " + name, there ? std::to_string(layouts) : "an attribute of another type", "0 to 3");
     x_last_ = layouts == 1 || layouts == 3;
     y_last_ = layouts == 1 || layouts == 2;
-    std::vector<int64_t> same{0, 1}, to_first{0, rank_ + 1}, to_last{0};
-    for (int i = 0; i < rank_; ++i) {
+    std::vector<int64_t> same{0, 1}, to_first{0, rank() + 1}, to_last{0};
+    for (int i = 0; i < rank(); ++i) {
         same.push_back(i + 2);
         to_first.push_back(i + 1);
         to_last.push_back(i + 2);
@@ -103,37 +223,36 @@ void Node::check_perm(const AttributeSource &source, const char *name, const std
     std::vector<int64_t> perm;
     const bool there = source.numbers(name, perm);
     if (there ? perm != wanted : source.has(name))
-        refuse(op_->name + ": " + name, there ? text_of(perm) : "an attribute of another type", text_of(wanted));
+        refuse(op().name + ": " + name, there ? text_of(perm) : "an attribute of another type", text_of(wanted));
 }
 
 // `wanted`: kUnknown for a size that nothing tells.
 void Node::expect(const std::vector<Sizes> &sizes, int input, const Sizes &wanted) const {
     const Sizes &got = sizes[input];
     if (got.size() == wanted.size() && std::equal(got.begin(), got.end(), wanted.begin(), agree)) return;
-    refuse(op_->name + ": shape of " + op_->inputs[input], text_of(got), text_of(wanted));
+    refuse(op().name + ": shape of " + op().inputs[input], text_of(got), text_of(wanted));
 }
 
 void Node::check_inputs(const std::vector<Sizes> &sizes) const {
-    const size_t most = op_->inputs.size(), count = sizes.size();
-    if (count != most && !(op_->plain() && count == kB))
-        refuse(op_->name + ": inputs", std::to_string(count), std::to_string(most) + (op_->plain() ? ", or 2 without B" : ""));
-    const size_t dimensions = static_cast<size_t>(rank_) + 2;
+    const size_t count = sizes.size();
+    check_input_count(static_cast<int64_t>(count));
+    const size_t dimensions = static_cast<size_t>(rank()) + 2;
     for (int input : {kX, kW})
         if (sizes[input].size() != dimensions)
-            refuse(op_->name + ": number of dimensions of " + op_->inputs[input], std::to_string(sizes[input].size()),
-                   std::to_string(dimensions) + " for a kernel_shape of " + std::to_string(rank_));
+            refuse(op().name + ": number of dimensions of " + op().inputs[input], std::to_string(sizes[input].size()),
+                   std::to_string(dimensions) + " for a kernel_shape of " + std::to_string(rank()));
     Sizes weights(dimensions, kUnknown);
-    for (int i = 0; i < rank_; ++i) weights[1 + i] = value(kConvolution + kKernelShape, i);
+    for (int i = 0; i < rank(); ++i) weights[1 + i] = value(kConvolution + kKernelShape, i);
     const int64_t channels = sizes[kX][channel_axis(x_last_)], group = value(nodes::kGroup), outputs = sizes[kW][0];
     if (channels >= 0 && channels % group != 0)
-        refuse(op_->name + ": channels of X", std::to_string(channels), "a multiple of group " + std::to_string(group));
+        refuse(op().name + ": channels of X", std::to_string(channels), "a multiple of group " + std::to_string(group));
     if (outputs >= 0 && outputs % group != 0)
-        refuse(op_->name + ": outputs of W", std::to_string(outputs), "a multiple of group " + std::to_string(group));
-    if (channels >= 0) weights[rank_ + 1] = channels / group;
+        refuse(op().name + ": outputs of W", std::to_string(outputs), "a multiple of group " + std::to_string(group));
+    if (channels >= 0) weights[rank() + 1] = channels / group;
     expect(sizes, kW, weights);
     if (count > kB) expect(sizes, kB, {outputs});
     for (int input : {kScale, kShift})
-        if (op_->affine) expect(sizes, input, {channels});
+        if (op().affine) expect(sizes, input, {channels});
 }
 
 // In floating point, as the product may be beyond 64 bits.  A size that is not known may be 0.
@@ -143,25 +262,20 @@ void Node::check_elements(const char *tensor, const Sizes &sizes) const {
         if (size < 0) return;
         elements *= static_cast<double>(size);
     }
-    if (elements > kMostElements) refuse(op_->name + ": sizes of " + tensor, text_of(sizes), "at most 2^40 elements");
+    if (elements > kMostElements) refuse(op().name + ": sizes of " + tensor, text_of(sizes), "at most 2^40 elements");
 }
 
 Sizes Node::output_sizes(const std::vector<Sizes> &sizes) const {
     check_inputs(sizes);
-    Sizes pooled = sizes[kX], y(static_cast<size_t>(rank_) + 2);
+    Sizes pooled = sizes[kX], y(static_cast<size_t>(rank()) + 2);
     y[kBatch] = sizes[kX][0];
     y[channel_axis(y_last_)] = sizes[kW][0];
-    for (int i = 0; i < rank_; ++i) {
-        const auto under = [&](int group, int64_t size) {
-            return places(op_->name + ": " + op_->attributes()[group + kKernelShape].name + "[" + std::to_string(i) + "]", size,
-                          value(group + kKernelShape, i), int64_t{value(group + kPads, i)} + value(group + kPads, i + rank_),
-                          value(group + kDilations, i), value(group + kStrides, i));
-        };
+    for (int i = 0; i < rank(); ++i) {
         int64_t &size = pooled[first_axis(x_last_) + i];
-        size = under(kPooling, size);
-        y[first_axis(y_last_) + i] = under(kConvolution, size);
+        size = window(kPooling, i).places(size);
+        y[first_axis(y_last_) + i] = window(kConvolution, i).places(size);
     }
-    if (op_->residual) expect(sizes, static_cast<int>(sizes.size()) - 1, y);
+    if (op().residual) expect(sizes, static_cast<int>(sizes.size()) - 1, y);
     check_elements("X", sizes[kX]);
     check_elements("AveragePool(X)", pooled);
     check_elements("W", sizes[kW]);
@@ -171,39 +285,15 @@ Sizes Node::output_sizes(const std::vector<Sizes> &sizes) const {
 
 convpool_problem Node::problem(const std::vector<Sizes> &sizes, int32_t dtype, bool allow_tf32) const {
     convpool_problem p{};
-    p.struct_size = sizeof p;
-    p.rank = rank_;
+    set_attributes(p, static_cast<int64_t>(sizes.size()));
     p.x_dtype = p.w_dtype = p.y_dtype = dtype;
     p.x_layout = x_last_ ? CONVPOOL_CHANNELS_LAST : CONVPOOL_CHANNELS_FIRST;
     p.y_layout = y_last_ ? CONVPOOL_CHANNELS_LAST : CONVPOOL_CHANNELS_FIRST;
     p.allow_tf32 = allow_tf32 && dtype == CONVPOOL_F32;
-    p.accumulation = value(nodes::kAccumulation);
     p.n = sizes[kX][kBatch];
     p.c = sizes[kX][channel_axis(x_last_)];
     p.m = sizes[kW][0];
-    for (int i = 0; i < rank_; ++i) p.spatial[i] = sizes[kX][first_axis(x_last_) + i];
-    p.group = value(nodes::kGroup);
-    p.has_bias = sizes.size() > kB;
-    p.has_residual = op_->residual;
-    p.activation = op_->epilogue;
-    p.prologue_affine = op_->affine;
-    p.prologue_activation = op_->prologue;
-    if (!op_->plain()) {
-        p.alpha = nodes::float_of(value(nodes::kAlpha));
-        p.prologue_alpha = nodes::float_of(value(nodes::kPrologueAlpha));
-    }
-    for (int i = 0; i < rank_; ++i) {
-        p.pool_kernel[i] = value(kPooling + kKernelShape, i);
-        p.pool_strides[i] = value(kPooling + kStrides, i);
-        p.pool_dilations[i] = value(kPooling + kDilations, i);
-        p.kernel[i] = value(kConvolution + kKernelShape, i);
-        p.strides[i] = value(kConvolution + kStrides, i);
-        p.dilations[i] = value(kConvolution + kDilations, i);
-    }
-    for (int i = 0; i < 2 * rank_; ++i) {
-        p.pool_pads[i] = value(kPooling + kPads, i);
-        p.pads[i] = value(kConvolution + kPads, i);
-    }
+    for (int i = 0; i < rank(); ++i) p.spatial[i] = sizes[kX][first_axis(x_last_) + i];
     return p;
 }
 

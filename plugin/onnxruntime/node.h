@@ -1,20 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
-// One node of ai.convpool: an operator with its attributes, and what they say of shapes.  No GPU.
-//
-// Errors are std::invalid_argument whose message names the operator, the attribute or the tensor.
+// A node of ai.convpool in onnxruntime: its attributes, and what they say of shapes.  No GPU.
 #pragma once
-
-#include "attributes.h"
 
 #include <convpool.h>
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
+
+#include "api.h"
+#include "nodes/operators.h"
 
 namespace convpool::onnxruntime {
 
-class Node {
+class AttributeSource {
+public:
+    virtual ~AttributeSource() = default;
+    // Each false where the node has no such attribute, or one of another type.
+    virtual bool number(const char *name, int64_t &value) const = 0;
+    virtual bool numbers(const char *name, std::vector<int64_t> &values) const = 0;
+    virtual bool real(const char *name, float &value) const = 0;
+    // Whether there is an attribute of the name, of any type.
+    virtual bool has(const char *name) const = 0;
+};
+
+class KernelAttributes final : public AttributeSource {
+public:
+    KernelAttributes(const OrtApi &api, const OrtKernelInfo *info) : api_(api), info_(info) {}
+    bool number(const char *name, int64_t &value) const override;
+    bool numbers(const char *name, std::vector<int64_t> &values) const override;
+    bool real(const char *name, float &value) const override;
+    bool has(const char *name) const override;
+
+private:
+    const OrtApi &api_;
+    const OrtKernelInfo *info_;
+};
+
+class InferenceAttributes final : public AttributeSource {
+public:
+    InferenceAttributes(const OrtApi &api, const OrtShapeInferContext *context) : api_(api), context_(context) {}
+    bool number(const char *name, int64_t &value) const override;
+    bool numbers(const char *name, std::vector<int64_t> &values) const override;
+    bool real(const char *name, float &value) const override;
+    bool has(const char *name) const override;
+
+private:
+    const OrtOpAttr *find(const char *name) const;
+
+    const OrtApi &api_;
+    const OrtShapeInferContext *context_;
+};
+
+// The values of an operator's attributes, one list per entry of op.attributes(); of a real attribute the float's bits.
+// Throws where one is missing, or has a wrong type, length or value.
+std::vector<std::vector<int32_t>> values_of(const nodes::Operator &op, const AttributeSource &source);
+
+// One node of ai.convpool: an operator with its attributes, and what they say of shapes.  No GPU.
+//
+// Errors are std::invalid_argument whose message names the operator, the attribute or the tensor.
+
+class Node : public nodes::NodeSpec {
 public:
     Node(const nodes::Operator &op, const AttributeSource &source);
     // Of a kernel: also refuses inputs whose sizes, as far as they are known, contradict the attributes.
@@ -27,25 +74,18 @@ public:
     // What the C API knows the node as, on inputs of these sizes.  dtype: convpool_dtype of all tensors.
     convpool_problem problem(const std::vector<Sizes> &sizes, int32_t dtype, bool allow_tf32) const;
 
-    const nodes::Operator &op() const { return *op_; }
-    bool constant_weights() const { return value(nodes::kConstantWeights) != 0; }
     bool allow_tf32() const { return value(nodes::kAllowTf32) != 0; }
 
 private:
-    int32_t value(int id, int i = 0) const { return values_[id][i]; }
-    void check_name() const;
     void read_layouts(const AttributeSource &source);
     void check_perm(const AttributeSource &source, const char *name, const std::vector<int64_t> &wanted) const;
     void check_inputs(const std::vector<Sizes> &sizes) const;
     void expect(const std::vector<Sizes> &sizes, int input, const Sizes &wanted) const;
     void check_elements(const char *tensor, const Sizes &sizes) const;
     // Of a tensor with the channels last or behind the batch: the channels, and the first spatial axis.
-    int channel_axis(bool last) const { return last ? rank_ + 1 : 1; }
+    int channel_axis(bool last) const { return last ? rank() + 1 : 1; }
     static int first_axis(bool last) { return last ? 1 : 2; }
 
-    const nodes::Operator *op_;
-    std::vector<std::vector<int32_t>> values_;  // one per attribute
-    int rank_;
     bool x_last_ = false, y_last_ = false;  // [N, spatial..., channels]; R is as Y
 };
 

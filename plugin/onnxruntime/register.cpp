@@ -3,7 +3,6 @@
 //
 // onnxruntime calls it when the library is registered with session options.  From then on it runs the operators' nodes by these
 // kernels alone and not by the model's functions, so there has to be one for every provider that a session falls back to.
-#include "cpu_kernel.h"
 #include "kernel.h"
 
 #include <atomic>

@@ -2,12 +2,9 @@
 // IPluginV2DynamicExt: TensorRT 8.6 and 9.
 #include "declared/v2.h"
 
-#include "creator.h"
-#include "descriptors.h"
+#include "adapters.h"
 #include "launcher.h"
 #include "logging.h"
-#include "output_shape.h"
-#include "serialized.h"
 
 #include <algorithm>
 #include <atomic>

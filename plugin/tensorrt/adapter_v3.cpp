@@ -2,11 +2,9 @@
 // IPluginV3: TensorRT 10 and 11.
 #include "declared/v3.h"
 
-#include "creator.h"
-#include "descriptors.h"
+#include "adapters.h"
 #include "launcher.h"
 #include "logging.h"
-#include "output_shape.h"
 
 #include <algorithm>
 #include <stdexcept>

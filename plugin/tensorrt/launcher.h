@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the tactics of one plugin: which device, which tactic, how much workspace, and the launch itself.
+// The kept runs of a layer with their transformed weights, and what an engine stores of it.
 #pragma once
-
-#include "plugin_core.h"
-#include "weight_cache.h"
 
 #include <convpool.h>
 
@@ -11,9 +8,57 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "plugin_core.h"
+
 namespace convpool::tensorrt {
+
+// The transformed weights of one layer in one execution context, kept from run to run.
+//
+// A plugin cannot see whether W is a constant of the engine: a tensor computed anew, or a constant that is refitted, may
+// come by the same address with other values.  So nothing is kept unless the node says constant_weights = 1.  Then:
+//
+//   first run outside a graph          transforms W into memory of this object, and runs on it
+//   later runs, problem and W equal    run on what is there
+//   first run inside a graph capture   transforms W into TensorRT's workspace, as part of the graph
+//   another problem or W               as the first run; inside TensorRT's workspace once a graph runs on what is here,
+//                                      since that graph may be launched again
+//
+// One object belongs to one execution context, whose runs TensorRT wants in order; clones start with nothing.
+
+class WeightCache {
+public:
+    WeightCache() = default;
+    ~WeightCache() { release(); }
+    WeightCache(const WeightCache &) = delete;
+    WeightCache &operator=(const WeightCache &) = delete;
+
+    // Takes so much memory, unless it has enough or may not let go of what it has.  Without memory nothing is kept, and
+    // nothing else changes.
+    void reserve(size_t bytes);
+    void release();
+
+    // Points the tensors' prepared weights here if this launch, which transforms W to `wanted` bytes, can run on kept weights
+    // or make them; false: it stays as it is.
+    bool place(const convpool_problem &problem, int32_t tactic, size_t wanted, void *stream, convpool_tensors &tensors);
+    // Whether the launch that `place` said true for was queued.
+    void launched(bool queued) { prepared_ = queued; }
+
+    size_t bytes() const { return bytes_; }
+
+private:
+    void *memory_ = nullptr;
+    size_t bytes_ = 0;
+    bool prepared_ = false;
+    bool in_graph_ = false;  // a captured graph reads the memory: it stays as it is
+    convpool_problem problem_{};
+    int32_t tactic_ = 0;
+    const void *w_ = nullptr;
+};
+
+// Runs the tactics of one plugin: which device, which tactic, how much workspace, and the launch itself.
 
 // Compute capability, multiprocessors and shared memory of a device: what the C API's cost rule looks at.
 struct Device {
@@ -86,5 +131,24 @@ private:
     std::vector<std::unique_ptr<Run>> runs_;  // the latest last
     std::vector<Tensors> told_;
 };
+
+// What an engine of TensorRT 8.6 or 9 stores of a plugin: a magic number, the attributes, what its builder granted, and a
+// checksum.
+
+// What enqueue must know of the build: TensorRT passes it a pointer to workspace, not its size.  It asked
+// getWorkspaceSize at the largest shapes of a profile, after configurePlugin had named its smallest and largest ones;
+// `bytes` is the least that this layer answers for the profiles it was configured for.
+struct Grant {
+    int32_t inputs = 0;  // 0: never configured, and the rest means nothing
+    Device device{};
+    int64_t bytes = 0;
+    convpool_problem largest{};
+};
+
+// Bytes of serialize().
+std::vector<char> to_bytes(const PluginCore &core, const Grant &grant);
+
+// The same back.  Throws unless the bytes are whole, of this format, and describe what a builder can have stored.
+std::pair<PluginCore, Grant> from_bytes(const Operator &op, const void *data, size_t length);
 
 }  // namespace convpool::tensorrt

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin_core.h"
 
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <string>
 
 #include "build_hash.h"
-#include "output_shape.h"
+#include "launcher.h"
+#include "plugin_core.h"
 
 namespace convpool::tensorrt {
 namespace {
@@ -54,62 +55,31 @@ std::string build_identity() {
 }  // namespace
 
 PluginCore::PluginCore(const Operator &op, const Field *fields, int32_t count)
-    : op_(&op), values_(read_attributes(op, fields, count)) {
+    : NodeSpec(op, read_attributes(op, fields, count)) {
     const std::vector<Attribute> &attributes = op.attributes();
-    rank_ = static_cast<int32_t>(values_[kConvolution + kKernelShape].size());
-    if (!op.plain()) check_name();
     identity_ = build_identity() + "; " + op.name;
     for (size_t a = 0; a < attributes.size(); ++a) {
         identity_ += std::string("; ") + attributes[a].name;
-        for (int32_t value : values_[a])
+        for (int32_t value : values()[a])
             identity_ += " " + (attributes[a].real ? float_text(float_of(value)) : std::to_string(value));
     }
 }
 
-// The attributes say again what the name says.
-void PluginCore::check_name() const {
-    struct Said {
-        int id;
-        int32_t value;
-    };
-    for (auto [id, said] : {Said{kPrologueAffine, op_->affine},
-                            {kPrologueActivation, op_->prologue},
-                            {kResidual, op_->residual},
-                            {kActivation, op_->epilogue}})
-        if (value(id) != said)
-            refuse(op_->name + ": " + op_->attributes()[id].name, std::to_string(value(id)),
-                   std::to_string(said) + " by the operator's name");
-    for (auto [id, activation] : {Said{kPrologueAlpha, op_->prologue}, {kAlpha, op_->epilogue}})
-        if (activation != CONVPOOL_ACT_LEAKY_RELU && float_of(value(id)) != 0.f)
-            refuse(op_->name + ": " + op_->attributes()[id].name, float_text(float_of(value(id))),
-                   "0, as the operator's name has no LeakyRelu there");
-    if (!takes_slope(CONVPOOL_F32))
-        refuse(op_->name + ": prologue_alpha", float_text(float_of(value(kPrologueAlpha))), "a finite number");
-}
-
-void PluginCore::check_input_count(int32_t count) const {
-    const int32_t most = static_cast<int32_t>(op_->inputs.size());
-    if (count == most || (op_->plain() && count == kB)) return;
-    std::string names;
-    for (const std::string &name : op_->inputs) names += (names.empty() ? "" : ", ") + name;
-    refuse(op_->name + ": inputs", std::to_string(count),
-           std::to_string(most) + ": " + names + (op_->plain() ? "; or 2 without B" : ""));
-}
-
 void PluginCore::check_type(int32_t index, int32_t type) const {
     int32_t dtype = 0;
-    if (!convpool_type(type, dtype)) refuse(op_->inputs[index] + ": type", type_name(type), "float, half or bfloat16");
+    if (!convpool_type(type, dtype)) refuse(op().inputs[index] + ": type", type_name(type), "float, half or bfloat16");
 }
 
 void PluginCore::check_rank(int32_t dimensions) const {
-    if (dimensions != rank_ + 2)
-        refuse("X: number of dimensions", std::to_string(dimensions), std::to_string(rank_ + 2) + ": [N, C, spatial]");
+    if (dimensions != rank() + 2)
+        refuse("X: number of dimensions", std::to_string(dimensions), std::to_string(rank() + 2) + ": [N, C, spatial]");
 }
 
 void PluginCore::check_weights(int32_t dimensions, const int64_t *sizes) const {
-    if (dimensions != rank_ + 2)
-        refuse("W: number of dimensions", std::to_string(dimensions), std::to_string(rank_ + 2) + ": [M, kernel_shape, C/group]");
-    for (int i = 0; i < rank_; ++i) {
+    if (dimensions != rank() + 2)
+        refuse("W: number of dimensions", std::to_string(dimensions),
+               std::to_string(rank() + 2) + ": [M, kernel_shape, C/group]");
+    for (int i = 0; i < rank(); ++i) {
         const int32_t kernel = value(kConvolution + kKernelShape, i);
         if (sizes[1 + i] >= 0 && sizes[1 + i] != kernel)
             refuse("W: dimension " + std::to_string(1 + i), std::to_string(sizes[1 + i]),
@@ -120,17 +90,17 @@ void PluginCore::check_weights(int32_t dimensions, const int64_t *sizes) const {
 }
 
 void PluginCore::check_residual(const Tensors &tensors) const {
-    if (!op_->residual) return;
+    if (!op().residual) return;
     const Tensor &r = tensors.residual(), &y = tensors.output();
-    bool same = r.rank == y.rank && y.rank == rank_ + 2;
-    for (int i = 0; i < rank_ + 2 && same; ++i) same = r.d[i] < 0 || y.d[i] < 0 || r.d[i] == y.d[i];
+    bool same = r.rank == y.rank && y.rank == rank() + 2;
+    for (int i = 0; i < rank() + 2 && same; ++i) same = r.d[i] < 0 || y.d[i] < 0 || r.d[i] == y.d[i];
     if (!same) refuse("R: shape", shape_text(r), "that of Y, " + shape_text(y) + ": nothing is broadcast");
 }
 
 void PluginCore::check_run(const Tensors &tensors, const convpool_problem &problem) const {
     check_residual(tensors);
     Tensor y{};
-    y.rank = rank_ + 2;
+    y.rank = rank() + 2;
     y.d[0] = problem.n;
     y.d[1] = problem.m;
     convpool_problem one = problem;
@@ -143,13 +113,13 @@ void PluginCore::check_run(const Tensors &tensors, const convpool_problem &probl
 
 // Whether the dtype has the prologue's slope.
 bool PluginCore::takes_slope(int32_t dtype) const {
-    if (op_->prologue != CONVPOOL_ACT_LEAKY_RELU) return true;
+    if (op().prologue != CONVPOOL_ACT_LEAKY_RELU) return true;
     convpool_problem p{};
     p.struct_size = sizeof p;
     p.x_dtype = p.w_dtype = p.y_dtype = dtype;
     p.rank = p.n = p.c = p.m = p.group = p.spatial[0] = 1;
     p.pool_kernel[0] = p.pool_strides[0] = p.pool_dilations[0] = p.kernel[0] = p.strides[0] = p.dilations[0] = 1;
-    p.prologue_activation = op_->prologue;
+    p.prologue_activation = op().prologue;
     p.prologue_alpha = float_of(value(kPrologueAlpha));
     return convpool_output_shape(&p, nullptr) == CONVPOOL_OK;
 }
@@ -157,7 +127,7 @@ bool PluginCore::takes_slope(int32_t dtype) const {
 // Whether X, of a type and format that it may have by itself, goes with W: they share their type, or X is an image of floats.
 bool PluginCore::takes_types(const Tensor &x, const Tensor &w) const {
     if (x.type == w.type) return true;
-    if (x.type != kFloat || rank_ != 2 || value(kGroup) != 1 || w.rank != 4) return false;
+    if (x.type != kFloat || rank() != 2 || value(kGroup) != 1 || w.rank != 4) return false;
     int64_t filter = 1;
     for (int i = 1; i < 4; ++i)
         if (w.d[i] < 1 || w.d[i] > CONVPOOL_MAX_FLOAT_FILTER || (filter *= w.d[i]) > CONVPOOL_MAX_FLOAT_FILTER) return false;
@@ -172,7 +142,7 @@ bool PluginCore::supports(int32_t position, const Tensors &tensors) const {
     if (!convpool_type(tensor.type, dtype)) return false;
     if (position == kW ? !takes_types(tensors.all[kX], tensor) : position > kW && tensor.type != tensors.all[kW].type)
         return false;
-    const int32_t residual = op_->residual ? tensors.inputs - 1 : tensors.inputs;
+    const int32_t residual = op().residual ? tensors.inputs - 1 : tensors.inputs;
     if (position != kX && position < residual) return tensor.format == kLinear;
     // In a weakly typed network TensorRT then keeps all of them in float; in others the build fails.
     if (!takes_slope(dtype)) return false;
@@ -190,55 +160,25 @@ void PluginCore::check_shapes(const Tensors &tensors) const {
         const bool beside_floats = i == kW && x.type == kFloat;
         check_type(i, tensor.type);
         if (tensor.type != tensors.all[like].type && !beside_floats)
-            refuse(op_->inputs[i] + ": type", type_name(tensor.type),
-                   "that of " + op_->inputs[like] + ", " + type_name(tensors.all[like].type));
+            refuse(op().inputs[i] + ": type", type_name(tensor.type),
+                   "that of " + op().inputs[like] + ", " + type_name(tensors.all[like].type));
         for (int d = 0; d < std::min(tensor.rank, kMaxDims); ++d)  // products of two sizes are formed below
             if (tensor.d[d] < 0 || tensor.d[d] > INT32_MAX)
-                refuse(op_->inputs[i] + ": dimension " + std::to_string(d), std::to_string(tensor.d[d]), "0 to 2^31 - 1");
+                refuse(op().inputs[i] + ": dimension " + std::to_string(d), std::to_string(tensor.d[d]), "0 to 2^31 - 1");
     }
     check_rank(x.rank);
     check_weights(w.rank, w.d);
-    const int64_t channels = w.d[rank_ + 1] * value(kGroup);
+    const int64_t channels = w.d[rank() + 1] * value(kGroup);
     if (x.d[1] != channels)
         refuse("X: channels", std::to_string(x.d[1]) + " in " + shape_text(x),
                std::to_string(channels) + " by W " + shape_text(w) + " and group " + std::to_string(value(kGroup)));
     if (tensors.inputs > kB && (tensors.all[kB].rank != 1 || tensors.all[kB].d[0] != w.d[0]))
         refuse("B: shape", shape_text(tensors.all[kB]), "[" + std::to_string(w.d[0]) + "]");
     for (int i : {kScale, kShift})
-        if (op_->affine && (tensors.all[i].rank != 1 || tensors.all[i].d[0] != channels))
-            refuse(op_->inputs[i] + ": shape", shape_text(tensors.all[i]), "[" + std::to_string(channels) + "]");
-    if (op_->residual && tensors.residual().format != y.format)
+        if (op().affine && (tensors.all[i].rank != 1 || tensors.all[i].d[0] != channels))
+            refuse(op().inputs[i] + ": shape", shape_text(tensors.all[i]), "[" + std::to_string(channels) + "]");
+    if (op().residual && tensors.residual().format != y.format)
         refuse("R: format", std::to_string(tensors.residual().format), "that of Y, " + std::to_string(y.format));
-}
-
-// What does not depend on the tensors' sizes, types and formats.
-void PluginCore::set_attributes(convpool_problem &p, int32_t inputs) const {
-    p.struct_size = sizeof p;
-    p.rank = rank_;
-    p.allow_tf32 = value(kAllowTf32);
-    p.accumulation = value(kAccumulation);
-    p.group = value(kGroup);
-    p.has_bias = inputs > kB;
-    p.has_residual = op_->residual;
-    p.activation = op_->epilogue;
-    p.prologue_affine = op_->affine;
-    p.prologue_activation = op_->prologue;
-    if (!op_->plain()) {
-        p.alpha = float_of(value(kAlpha));
-        p.prologue_alpha = float_of(value(kPrologueAlpha));
-    }
-    for (int i = 0; i < rank_; ++i) {
-        p.pool_kernel[i] = value(kPooling + kKernelShape, i);
-        p.pool_strides[i] = value(kPooling + kStrides, i);
-        p.pool_dilations[i] = value(kPooling + kDilations, i);
-        p.kernel[i] = value(kConvolution + kKernelShape, i);
-        p.strides[i] = value(kConvolution + kStrides, i);
-        p.dilations[i] = value(kConvolution + kDilations, i);
-    }
-    for (int i = 0; i < 2 * rank_; ++i) {
-        p.pool_pads[i] = value(kPooling + kPads, i);
-        p.pads[i] = value(kConvolution + kPads, i);
-    }
 }
 
 convpool_problem PluginCore::problem(const Tensors &tensors) const {
@@ -254,7 +194,7 @@ convpool_problem PluginCore::problem(const Tensors &tensors) const {
     p.n = x.d[0];
     p.c = x.d[1];
     p.m = w.d[0];
-    for (int i = 0; i < rank_; ++i) p.spatial[i] = x.d[2 + i];
+    for (int i = 0; i < rank(); ++i) p.spatial[i] = x.d[2 + i];
     return p;
 }
 
@@ -275,21 +215,121 @@ std::string shape_text(const Tensor &tensor) {
     return text + "]";
 }
 
-AxisWindow axis_window(const PluginCore &core, AttributeId group, int axis) {
-    const int64_t reach = int64_t{core.value(group + kDilations, axis)} * (core.value(group + kKernelShape, axis) - 1) + 1;
-    if (reach > INT32_MAX)
-        throw std::invalid_argument("window; got " + std::to_string(reach) + " elements, expected at most 2^31 - 1");
-    return {core.op().attributes()[group + kKernelShape].name, axis, reach,
-            int64_t{core.value(group + kPads, axis)} + core.value(group + kPads, axis + core.rank()),
-            core.value(group + kStrides, axis)};
+namespace {
+
+static_assert(sizeof(Grant) == 24 + sizeof(convpool_problem), "no padding: it is written as it stands");
+
+// The last letter is the format's number: another one is refused.
+constexpr char kMagic[4] = {'C', 'P', 'A', '5'};
+constexpr int32_t kFieldTypes[] = {5, 1};  // TensorRT's numbers of int32 and float fields
+
+[[noreturn]] void fail(const std::string &what) { throw std::invalid_argument("serialised layer" + what); }
+
+// CRC-32 of IEEE 802.3, as zlib's.
+uint32_t checksum(const char *data, size_t length) {
+    uint32_t crc = ~0u;
+    for (size_t i = 0; i < length; ++i) {
+        crc ^= static_cast<unsigned char>(data[i]);
+        for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0u);
+    }
+    return ~crc;
 }
 
-int64_t AxisWindow::places(int64_t size) const {
-    if (size < 0) return -1;
-    if (size > INT64_MAX - pads || size + pads < reach)
-        refuse(std::string(name) + "[" + std::to_string(axis) + "]: elements under the window",
-               std::to_string(size) + " and " + std::to_string(pads) + " pads", "at least " + std::to_string(reach));
-    return (size + pads - reach) / stride + 1;
+class Writer {
+public:
+    template <typename T> void put(const T &value) {
+        const char *bytes = reinterpret_cast<const char *>(&value);
+        bytes_.insert(bytes_.end(), bytes, bytes + sizeof value);
+    }
+    const std::vector<char> &bytes() const { return bytes_; }
+
+private:
+    std::vector<char> bytes_;
+};
+
+class Reader {
+public:
+    Reader(const void *data, size_t length) : data_(static_cast<const char *>(data)), left_(length) {}
+    template <typename T> T get() {
+        if (data_ == nullptr || left_ < sizeof(T))
+            fail("; got " + std::to_string(left_) + " bytes, expected " + std::to_string(sizeof(T)) +
+                 " or more; the engine is damaged");
+        T value;
+        std::memcpy(&value, data_, sizeof value);
+        data_ += sizeof value;
+        left_ -= sizeof value;
+        return value;
+    }
+    size_t left() const { return left_; }
+
+private:
+    const char *data_;
+    size_t left_;
+};
+
+// What an operator's creator is handed is of that operator, so its name is not written.
+PluginCore read_core(const Operator &op, Reader &reader) {
+    std::vector<std::vector<int32_t>> values(op.attributes().size());
+    std::vector<Field> fields;
+    for (size_t a = 0; a < values.size(); ++a) {
+        const int32_t count = reader.get<int32_t>();
+        if (count < 0 || count > 2 * CONVPOOL_MAX_RANK) fail(": values; got " + std::to_string(count) + ", expected 0 to 6");
+        for (int32_t i = 0; i < count; ++i) values[a].push_back(reader.get<int32_t>());
+        const Attribute &attribute = op.attributes()[a];
+        fields.push_back({attribute.name, values[a].data(), kFieldTypes[attribute.real], count});
+    }
+    return PluginCore(op, fields.data(), static_cast<int32_t>(fields.size()));
+}
+
+// enqueue hands the C API what is here as the size of TensorRT's workspace, so it is checked as if it were not believed.
+void check_grant(const PluginCore &core, const Grant &grant) {
+    try {
+        const Grant none;
+        if (grant.inputs == 0 && std::memcmp(&grant, &none, sizeof grant) != 0)
+            throw std::invalid_argument("workspace or problem of a plugin that was never configured");
+        if (grant.inputs == 0) return;
+        core.check_problem(grant.largest, grant.inputs);
+        if (grant.device.cc < 1) refuse("compute capability", std::to_string(grant.device.cc), "that of the builder's device");
+        const int64_t most = static_cast<int64_t>(most_workspace_bytes(grant.largest, grant.device));
+        if (grant.bytes < 0 || grant.bytes > most)
+            refuse("workspace", std::to_string(grant.bytes) + " bytes",
+                   "0 to " + std::to_string(most) + ", the most of any tactic");
+    } catch (const std::exception &error) {
+        fail(std::string(": ") + error.what() + "; the engine is damaged or from another version, build it anew");
+    }
+}
+
+}  // namespace
+
+std::vector<char> to_bytes(const PluginCore &core, const Grant &grant) {
+    Writer writer;
+    for (char letter : kMagic) writer.put(letter);
+    for (const std::vector<int32_t> &values : core.values()) {
+        writer.put(static_cast<int32_t>(values.size()));
+        for (int32_t value : values) writer.put(value);
+    }
+    writer.put(grant);
+    writer.put(checksum(writer.bytes().data(), writer.bytes().size()));
+    return writer.bytes();
+}
+
+std::pair<PluginCore, Grant> from_bytes(const Operator &op, const void *data, size_t length) {
+    Reader reader(data, length);
+    for (char letter : kMagic)
+        if (reader.get<char>() != letter) fail(": no such data; the engine is from another version, build it anew");
+    if (reader.left() < sizeof(uint32_t)) fail("; got " + std::to_string(length) + " bytes; the engine is damaged");
+    const size_t summed = length - sizeof(uint32_t);
+    uint32_t stored = 0;
+    std::memcpy(&stored, static_cast<const char *>(data) + summed, sizeof stored);
+    if (stored != checksum(static_cast<const char *>(data), summed))
+        fail(": checksum of " + std::to_string(length) + " bytes; got another than the stored one; the engine is damaged");
+    PluginCore core = read_core(op, reader);
+    const Grant grant = reader.get<Grant>();
+    if (reader.left() != sizeof stored)
+        fail("; got " + std::to_string(reader.left()) +
+             " bytes behind the problem, expected 4; the engine is from another version, build it anew");
+    check_grant(core, grant);
+    return {std::move(core), grant};
 }
 
 }  // namespace convpool::tensorrt

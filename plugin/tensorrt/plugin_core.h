@@ -43,13 +43,12 @@ struct Tensors {
 };
 bool same(const Tensors &a, const Tensors &b);
 
-class PluginCore {
+class PluginCore : public NodeSpec {
 public:
     // op: one of operators().
     PluginCore(const Operator &op, const Field *fields, int32_t count);
 
     // Output types and sizes, before any is known: throws if input `index` cannot have this type.
-    void check_input_count(int32_t count) const;
     void check_type(int32_t index, int32_t type) const;
     void check_rank(int32_t dimensions_of_x) const;
     // Checks of the weights, whose sizes are constants in most networks.
@@ -67,27 +66,15 @@ public:
     // Throws unless `problem`, which came with an engine, is one that problem() can have given for so many inputs.
     void check_problem(const convpool_problem &problem, int32_t inputs) const;
 
-    const Operator &op() const { return *op_; }
-    int32_t rank() const { return rank_; }
-    // One value of attribute `id`; pads: the leading sides, then the trailing ones.
-    int32_t value(int id, int i = 0) const { return values_[id].at(i); }
-    bool constant_weights() const { return value(kConstantWeights) != 0; }
-    // As op().attributes(); a real one by its bits.
-    const std::vector<std::vector<int32_t>> &values() const { return values_; }
     // Everything that the plugin's speed depends on besides shapes and types: the library's build and the attributes.
     // Static for the object's life.
     const std::string &identity() const { return identity_; }
 
 private:
-    void check_name() const;
     void check_shapes(const Tensors &tensors) const;
     bool takes_slope(int32_t dtype) const;
     bool takes_types(const Tensor &x, const Tensor &w) const;
-    void set_attributes(convpool_problem &problem, int32_t inputs) const;
 
-    const Operator *op_;
-    int32_t rank_ = 0;
-    std::vector<std::vector<int32_t>> values_;  // one per attribute
     std::string identity_;
 };
 
