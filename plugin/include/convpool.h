@@ -211,7 +211,8 @@ CONVPOOL_API convpool_status convpool_default_tactic(const convpool_problem *pro
 CONVPOOL_API convpool_status convpool_prepare(const convpool_problem *problem, int32_t tactic);
 
 /* Runs the problem on `stream` (a cudaStream_t; null: the default stream) of the current device. tactic 0: the default
- * one within workspace_bytes that takes the tensors' alignment. The plans of the last launches are kept. */
+ * one within workspace_bytes that takes the tensors' alignment. Every call works the problem out anew; where calls repeat, keep a
+ * plan. */
 CONVPOOL_API convpool_status convpool_launch(const convpool_problem *problem, int32_t tactic, const convpool_tensors *tensors,
                                              void *stream);
 

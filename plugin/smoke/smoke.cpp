@@ -1,24 +1,160 @@
 // SPDX-License-Identifier: Apache-2.0
-// Smoke test of the kernels, without Python: every tactic of this GPU on some small problems, through convpool.h.
-//
-//   convpool_smoke                          runs them; 0 if all are right, 77 without a GPU (1 where REQUIRE_GPU=1)
-//   convpool_smoke --plan CC SHARED_BYTES   says what it would run on such a GPU, without one
-//
-// Tensors hold small integers, of which every sum is exact, so outputs are compared bit for bit with reference.cpp.
-#include "reference.h"
+// The smoke test of the kernels; first what it compares with: small problems of whole numbers, straight from the definition.
 
 #include <convpool.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+namespace smoke {
+
+using Values = std::vector<double>;
+
+// AveragePool(window) behind Conv(kernel, pads), as it is rewritten: pooling first.  Square windows, stride 1.
+struct Problem {
+    const char *name;
+    int n, c, m, height, width, kernel, window, pads;
+    bool epilogue;  // bias, residual and ReLU
+    bool prologue;  // scale, shift and ReLU
+
+    // A pointwise convolution keeps the pooling's stride where it is; others take it over.
+    bool pointwise() const { return kernel == 1; }
+    int pool_stride() const { return pointwise() ? window : 1; }
+    int conv_stride() const { return pointwise() ? 1 : window; }
+    int pool_pad() const { return pads < window - 1 ? pads : window - 1; }
+    int conv_pad() const { return pads - pool_pad(); }
+    int pooled(int size) const { return (size + 2 * pool_pad() - window) / pool_stride() + 1; }
+    int out(int size) const { return (pooled(size) + 2 * conv_pad() - kernel) / conv_stride() + 1; }
+};
+
+// x [N,C,H,W], w [M,kernel,kernel,C], residual [N,M,out,out], bias [M], scale and shift [C].
+struct Tensors {
+    Values x, w, residual, bias, scale, shift;
+};
+
+// Whole numbers of which box means are whole too, or, for tactics that fold the mean into the weights, those weights.
+Tensors make_tensors(const Problem &p, bool filter_fused);
+
+// Y [N,M,out,out].
+Values reference(const Problem &p, const Tensors &t);
+
+// [N,C,...] as [N,...,C].
+Values channels_last(const Values &values, int n, int channels);
+
+}  // namespace smoke
+
+namespace smoke {
+namespace {
+
+Values integers(size_t count, int most, int factor, std::mt19937 &random) {
+    Values values(count);
+    for (double &value : values) value = (int(random() % (2 * most + 1)) - most) * factor;
+    return values;
+}
+
+// f(x), or x without a prologue.
+Values prologue(const Problem &p, const Tensors &t) {
+    Values x = t.x;
+    const size_t image = size_t(p.height) * p.width;
+    for (size_t i = 0; p.prologue && i < x.size(); ++i) {
+        const size_t c = i / image % p.c;
+        x[i] = std::max(0.0, t.scale[c] * x[i] + t.shift[c]);
+    }
+    return x;
+}
+
+// Means over windows, whose pads count as zeros.
+Values average_pool(const Problem &p, const Values &x) {
+    const int rows = p.pooled(p.height), columns = p.pooled(p.width);
+    Values means(size_t(p.n) * p.c * rows * columns);
+    for (size_t at = 0; at < means.size(); ++at) {
+        const int row = int(at / columns % rows), column = int(at % columns);
+        const size_t image = at / (size_t(rows) * columns) * p.height * p.width;
+        double sum = 0;
+        for (int i = 0; i < p.window; ++i)
+            for (int j = 0; j < p.window; ++j) {
+                const int h = row * p.pool_stride() + i - p.pool_pad(), w = column * p.pool_stride() + j - p.pool_pad();
+                if (h >= 0 && h < p.height && w >= 0 && w < p.width) sum += x[image + size_t(h) * p.width + w];
+            }
+        means[at] = sum / (p.window * p.window);
+    }
+    return means;
+}
+
+// One element of Conv: of image n, output channel m, at (row, column).
+double convolve(const Problem &p, const Values &pooled, const Values &weights, int n, int m, int row, int column) {
+    const int height = p.pooled(p.height), width = p.pooled(p.width);
+    double sum = 0;
+    for (int i = 0; i < p.kernel; ++i)
+        for (int j = 0; j < p.kernel; ++j) {
+            const int h = row * p.conv_stride() + i - p.conv_pad(), w = column * p.conv_stride() + j - p.conv_pad();
+            if (h < 0 || h >= height || w < 0 || w >= width) continue;
+            const double *const tap = &weights[size_t((m * p.kernel + i) * p.kernel + j) * p.c];
+            for (int c = 0; c < p.c; ++c) sum += tap[c] * pooled[(size_t(n * p.c + c) * height + h) * width + w];
+        }
+    return sum;
+}
+
+}  // namespace
+
+Tensors make_tensors(const Problem &p, bool filter_fused) {
+    std::mt19937 random(1);
+    const int size = p.window * p.window, x_factor = filter_fused ? 1 : size, w_factor = filter_fused ? size : 1;
+    const size_t out = size_t(p.out(p.height)) * p.out(p.width);
+    Tensors t;
+    t.x = integers(size_t(p.n) * p.c * p.height * p.width, 2, x_factor, random);
+    t.w = integers(size_t(p.m) * p.kernel * p.kernel * p.c, 2, w_factor, random);
+    t.residual = integers(size_t(p.n) * p.m * out, 2, 1, random);
+    t.bias = integers(p.m, 2, 1, random);
+    t.scale = integers(p.c, 1, 1, random);
+    t.shift = integers(p.c, 1, x_factor, random);
+    return t;
+}
+
+Values reference(const Problem &p, const Tensors &t) {
+    const Values pooled = average_pool(p, prologue(p, t));
+    const int rows = p.out(p.height), columns = p.out(p.width);
+    Values y(size_t(p.n) * p.m * rows * columns);
+    size_t at = 0;
+    for (int n = 0; n < p.n; ++n)
+        for (int m = 0; m < p.m; ++m)
+            for (int row = 0; row < rows; ++row)
+                for (int column = 0; column < columns; ++column, ++at) {
+                    y[at] = convolve(p, pooled, t.w, n, m, row, column);
+                    if (p.epilogue) y[at] = std::max(0.0, y[at] + t.bias[m] + t.residual[at]);
+                }
+    return y;
+}
+
+Values channels_last(const Values &values, int n, int channels) {
+    const size_t image = values.size() / n / channels;
+    Values moved(values.size());
+    for (size_t at = 0; at < values.size(); ++at) {
+        const size_t pixel = at % image, c = at / image % channels, batch = at / image / channels;
+        moved[(batch * image + pixel) * channels + c] = values[at];
+    }
+    return moved;
+}
+
+}  // namespace smoke
+
+// Smoke test of the kernels, without Python: every tactic of this GPU on some small problems, through convpool.h.
+//
+//   convpool_smoke                          runs them; 0 if all are right, 77 without a GPU (1 where REQUIRE_GPU=1)
+//   convpool_smoke --plan CC SHARED_BYTES   says what it would run on such a GPU, without one
+//
+// Tensors hold small integers, of which every sum is exact, so outputs are compared bit for bit with reference.cpp.
 
 namespace {
 

@@ -125,9 +125,9 @@ def test_a_rule(copy):
 # ---- (b) a tactic ---------------------------------------------------------------------------------------------------
 
 ROWS = "plugin/src/families/implicit_gemm/rows.h"
-INSTANCE = """#include "families/implicit_gemm/instances.cuh"
-const void *made() { return convpool::implicit_gemm::Instances::kernel<2>(false); }
-static_assert(convpool::implicit_gemm::kRows[2].id == 1003);
+INSTANCE = """#include "families/implicit_gemm/kernel.cuh"
+const void *made() { return convpool::implicit_gemm::Instances::kernel<4>(false); }
+static_assert(convpool::implicit_gemm::kRows[4].id == 1003);
 """
 
 
@@ -169,8 +169,8 @@ answer = dict(
 @pytest.mark.parametrize(
     "forgotten, instead, message",
     [
-        (", .step = {0.25, 0.45}", "", "a row's tile has a fitted cost"),
-        (".id = 1003", ".id = 1002", "ids_rise(kRows)"),
+        (", {0.25, 0.45}", "", "a row's tile has a fitted cost"),
+        ("{1003}", "{1002}", "ids_differ(kRows)"),
     ],
 )
 def test_a_row_that_is_incomplete_does_not_compile(copy, forgotten, instead, message):
@@ -333,7 +333,7 @@ answer["unknown"] = lib.convpool_last_error().decode()
 
 def test_a_type(copy, tmp_path):
     follow(recipe(DOCUMENT, "(e)"), copy)
-    kernel = host_library.compile_kernel(copy, copy / "plugin/src/families/generic/exact.cu", tmp_path, "sm_80")
+    kernel = host_library.compile_kernel(copy, copy / "plugin/src/families/generic/kernel.cu", tmp_path, "sm_80")
     assert "UInt8" in host_library.run("nm", "-C", kernel)
     answer = host_library.ask(
         copy,

@@ -190,7 +190,7 @@ def test_wrong_argument_is_named(fields, reason):
         ("direct_fused_sm75_f16_m64n64k32_s6", dict(kernel_shape=11), H200, r"taps of the kernel; got 121"),
         ("filter_fused_sm75_f16_m64n64k32_s4", dict(pads=1, pool_pads=0), H200, r"leading pads of dimension 0; got 1"),
         (
-            "direct_gemm_sm90a_tf32x3_m64n64k16_s8",
+            "direct_gemm_sm90a_tf32x3_m64n64k16_s4",
             dict(dtype="float32", n=16, c=1, spatial=(2**13 - 1, 2**13 - 1)),
             H200,
             r"16-byte chunks of the tensor to convolve; got 4294967296, expected less than 2\^31",
@@ -253,7 +253,7 @@ def test_wrong_argument_is_named(fields, reason):
             r"pixels from a window's first tap to its last, in height; got 256, expected 0 to 255",
         ),
         (
-            "filter_fused_sm90a_f16_m64n64k64_s8_im2col",
+            "filter_fused_sm90a_f16_m64n64k64_s4_im2col",
             dict(pads=(128, 0) * 2),
             H200,
             r"padding before the first pixel, in height; got 129, expected 0 to 128",
@@ -303,7 +303,7 @@ def test_wrong_argument_is_named(fields, reason):
         (NCHW, dict(TF32_FIRST, y_layout="NHWC"), H200, "layout; got NHWC, expected NCHW"),
         (NCHW, dict(TF32_FIRST, c=30), H200, "input channels; got 30, expected a multiple of 4"),
         (NCHW, dict(TF32_FIRST, spatial=(16, 18)), H200, "width; got 18, expected a multiple of 4"),
-        (NCHW, dict(TF32_FIRST, prologue_affine=True), H200, "prologue; got one, expected none"),
+        (NCHW, dict(TF32_FIRST, prologue_affine=True), H200, "prologue; got scale and shift without ReLU, expected none"),
         (NCHW, dict(TF32_FIRST, allow_tf32=False), H200, "allow_tf32; got 0, expected 1"),
         (NCHW_PACKED, dict(PACKED_FIRST, c=36), H200, "input channels; got 36, expected a multiple of 8"),
         (NCHW_PACKED, dict(PACKED_FIRST, spatial=(16, 20)), H200, "width; got 20, expected a multiple of 8"),

@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
-SOURCES = Path(__file__).parents[2] / "plugin" / "src"
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "plugin" / "src"
+DECISION = ROOT / "docs" / "decisions" / "032-rows-and-families-that-stay.md"
 ROWS = sorted((SOURCES / "families").glob("*/rows.h"))
-COST = re.compile(r",\s*\.(?:step|cost) = (?:fitted\([^)]*\)|\{[^}]*\})")
+COST = re.compile(r"(constexpr Tile \w+(?: = \w+\(|\{).*), (?:fitted\([^)]*\)|\{[^}]*\})(?=[^{}]*[})];)")
+IDS = re.compile(r"(?<![\w.])[1-4]\d{3}\b")
+RETIRED = re.compile(r"^\| `[\w]+` \|[^|]*\| ([\d, ]+) \|$", re.MULTILINE)
 
 
 def compiled(rows: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -30,7 +34,7 @@ def test_a_row_needs_a_fitted_cost(path, tmp_path):
     rows = path.read_text()
     done = compiled(rows, tmp_path)
     assert done.returncode == 0, done.stderr
-    without, removed = COST.subn("", rows, count=1)
+    without, removed = COST.subn(r"\1, {}", rows, count=1)
     assert removed == 1
     done = compiled(without, tmp_path)
     assert done.returncode != 0 and "a row's tile has a fitted cost" in done.stderr, done.stderr
@@ -38,10 +42,17 @@ def test_a_row_needs_a_fitted_cost(path, tmp_path):
 
 @pytest.mark.parametrize("path", ROWS, ids=lambda path: path.parent.name)
 def test_an_id_is_used_once(path, tmp_path):
-    first, second = re.findall(r"\.id = (\d+)", path.read_text())[:2]
-    done = compiled(path.read_text().replace(f".id = {second}", f".id = {first}"), tmp_path)
-    assert done.returncode != 0 and "ids_rise(kRows)" in done.stderr, done.stderr
+    first, second = IDS.findall(path.read_text())[:2]
+    done = compiled(path.read_text().replace(second, first), tmp_path)
+    assert done.returncode != 0 and "ids_differ(kRows)" in done.stderr, done.stderr
+
+
+def test_an_id_of_a_retired_row_is_not_used_again():
+    retired = {number for ids in RETIRED.findall(DECISION.read_text()) for number in IDS.findall(ids)}
+    assert len(retired) == 61
+    used = {number for path in ROWS for number in IDS.findall(path.read_text())}
+    assert not retired & used
 
 
 def test_every_family_with_rows_is_here():
-    assert len(ROWS) == 9
+    assert len(ROWS) == 8

@@ -172,6 +172,6 @@ def test_header_library_and_python_number_the_types_alike():
     plugin = Path(__file__).parents[2] / "plugin"
     enum = re.search(r"typedef enum \{([^}]*)\} convpool_dtype;", (plugin / "include" / "convpool.h").read_text())[1]
     header = [(name, int(number)) for name, number in re.findall(r"CONVPOOL_(\w+) = (\d+)", enum)]
-    table = re.search(r"kTypes\[\] = \{(.*?)\n\};", (plugin / "src" / "core" / "types.h").read_text(), re.DOTALL)[1]
+    table = re.search(r"kTypes\[\] = \{(.*?)\n\};", (plugin / "src" / "core" / "problem.h").read_text(), re.DOTALL)[1]
     assert header == [(name, number) for number, name in enumerate(re.findall(r'"(\w+)"', table))]
     assert list(library.DTYPES.values()) == [number for _, number in header]

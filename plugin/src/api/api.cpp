@@ -1,21 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C API: checks and choice. Nothing throws out of here.
+
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include <cuda_runtime_api.h>
-
-#include "api/errors.h"
 #include "api/handle.h"
 #include "convpool.h"
-#include "core/choose.h"
 #include "core/plan.h"
 #include "core/problem.h"
-#include "core/tactic.h"
-#include "core/tuned.h"
 
 namespace convpool {
 namespace {
@@ -200,10 +197,10 @@ convpool_status convpool_prepare(const convpool_problem *problem, int32_t tactic
     return guarded([&] {
         Problem p;
         const Tactic *t = nullptr;
-        std::shared_ptr<convpool_plan> plan;
+        std::unique_ptr<convpool_plan> plan;
         convpool_status status = read_problem(problem, p);
         if (status == CONVPOOL_OK) status = read_tactic(tactic, t);
-        return status == CONVPOOL_OK ? cached_plan(*problem, p, {tactic, SIZE_MAX, kAllTensors}, plan) : status;
+        return status == CONVPOOL_OK ? create_plan(p, {tactic, SIZE_MAX, kAllTensors}, plan) : status;
     });
 }
 
@@ -221,10 +218,28 @@ convpool_status convpool_launch(const convpool_problem *problem, int32_t tactic,
                                                            ", and tactic 0; expected the tactic that it is for");
             request = {0, t.workspace != nullptr ? t.workspace_bytes : 0, vector_aligned(p, t)};
         }
-        std::shared_ptr<convpool_plan> plan;
-        status = cached_plan(*problem, p, request, plan);
+        std::unique_ptr<convpool_plan> plan;
+        status = create_plan(p, request, plan);
         return status == CONVPOOL_OK ? launch_plan(*plan, t, static_cast<cudaStream_t>(stream)) : status;
     });
 }
 
 }  // extern "C"
+
+namespace convpool {
+
+std::string &last_error() {
+    static thread_local std::string message;
+    return message;
+}
+
+convpool_status fail(convpool_status status, const std::string &message) {
+    last_error() = message;
+    return status;
+}
+
+convpool_status cuda_failure(const char *what, cudaError_t error) {
+    return fail(CONVPOOL_CUDA_ERROR, std::string(what) + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error));
+}
+
+}  // namespace convpool

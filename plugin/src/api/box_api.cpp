@@ -5,10 +5,10 @@
 #include <cstring>
 #include <string>
 
-#include "api/errors.h"
+#include "api/handle.h"
 #include "convpool.h"
-#include "core/types.h"
-#include "kernels/box/box.h"
+#include "core/problem.h"
+#include "kernels/passes.h"
 
 using namespace convpool;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// convpool_plan, and the plans that the stateless launch keeps.
+// Failures of the C API: a status, and a message that the thread keeps.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,10 +8,40 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <string>
 
 #include "convpool.h"
 #include "core/plan.h"
+
+namespace convpool {
+
+// What convpool_last_error returns.
+std::string &last_error();
+
+convpool_status fail(convpool_status status, const std::string &message);
+convpool_status cuda_failure(const char *what, cudaError_t error);
+
+// Every entry point that does more than return a constant runs in here: nothing throws out of the library.
+template <class Body> convpool_status guarded(Body body) noexcept {
+    try {
+        last_error().clear();
+        return body();
+    } catch (const std::exception &e) {
+        try {
+            return fail(CONVPOOL_INVALID_ARGUMENT, std::string("internal error: ") + e.what());
+        } catch (...) {
+            return CONVPOOL_INVALID_ARGUMENT;
+        }
+    } catch (...) {
+        return CONVPOOL_INVALID_ARGUMENT;
+    }
+}
+
+}  // namespace convpool
+
+// convpool_plan: how plans are made and launched.
 
 // A plan on the device that was current when it was made. It does not change but for the context, so threads share it.
 struct convpool_plan {
@@ -31,9 +61,6 @@ struct PlanRequest {
 
 // A plan for the current device, its kernels loaded.
 convpool_status create_plan(const Problem &problem, const PlanRequest &request, std::unique_ptr<convpool_plan> &plan);
-// The same from a small cache, for a description that check_problem has taken as `problem`.
-convpool_status cached_plan(const convpool_problem &description, const Problem &problem, const PlanRequest &request,
-                            std::shared_ptr<convpool_plan> &plan);
 
 convpool_status check_tensors(const std::array<PointerRule, kPointers> &pointers, const convpool_tensors *tensors);
 // Checks what depends on the plan and queues its kernels; the tensors have passed check_tensors.

@@ -1,12 +1,158 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C API of plans.
+
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "api/errors.h"
 #include "api/handle.h"
 #include "convpool.h"
+#include "core/plan.h"
+
+namespace convpool {
+
+namespace {
+
+convpool_status too_small(const Tactic &tactic, const char *what, size_t got, size_t expected) {
+    return fail(CONVPOOL_WORKSPACE_TOO_SMALL,
+                tactic.name + ": " + what + "; got " + std::to_string(got) + " bytes, expected " + std::to_string(expected));
+}
+
+convpool_status misaligned(const Tactic &tactic, const char *what, const std::string &got) {
+    return fail(CONVPOOL_MISALIGNED, tactic.name + ": address of " + what + "; got " + got +
+                                         ", expected a multiple of 16; use direct_fused, generic or tactic 0");
+}
+
+convpool_status plan_tactic(const Problem &problem, const Device &device, const PlanRequest &request,
+                            std::unique_ptr<Plan> &plan) {
+    const Tactic *tactic = find_tactic(request.tactic);
+    if (tactic == nullptr)
+        return fail(CONVPOOL_INVALID_ARGUMENT,
+                    "tactic: no such id; got " + std::to_string(request.tactic) + ", expected one that convpool_tactics lists");
+    std::string reason;
+    plan = make_plan(problem, *tactic, device, reason);
+    if (plan == nullptr) return fail(CONVPOOL_UNSUPPORTED, reason);
+    if (plan->workspace.total() > request.max_workspace_bytes)
+        return too_small(*tactic, "workspace", request.max_workspace_bytes, plan->workspace.total());
+    for (const PointerRule &rule : plan->pointers)
+        if ((plan->vectors & rule.tensor & ~request.vector_tensors) != 0)
+            return misaligned(*tactic, rule.name, "one that may be unaligned");
+    return CONVPOOL_OK;
+}
+
+}  // namespace
+
+convpool_status create_plan(const Problem &problem, const PlanRequest &request, std::unique_ptr<convpool_plan> &result) {
+    Device device;
+    int ordinal = 0;
+    cudaError_t error = cudaGetDevice(&ordinal);
+    if (error == cudaSuccess) error = current_device(device);
+    if (error != cudaSuccess) return cuda_failure("no current CUDA device", error);
+    auto plan = std::make_unique<convpool_plan>();
+    plan->ordinal = ordinal;
+    plan->chosen_by = CONVPOOL_CHOSEN_BY_NAME;
+    if (request.tactic != 0) {
+        if (convpool_status status = plan_tactic(problem, device, request, plan->work); status != CONVPOOL_OK) return status;
+    } else {
+        last_error() = tuned_error();  // which stays the last message if all goes well
+        std::string reason;
+        Choice choice = choose(problem, device, request.max_workspace_bytes, request.vector_tensors, reason);
+        if (choice.plan == nullptr) return fail(CONVPOOL_UNSUPPORTED, reason);
+        plan->work = std::move(choice.plan);
+        plan->chosen_by = choice.measured ? CONVPOOL_CHOSEN_BY_MEASUREMENT : CONVPOOL_CHOSEN_BY_RULE;
+    }
+    error = plan->work->load();
+    if (error != cudaSuccess) return cuda_failure(plan->work->tactic.name.c_str(), error);
+    plan->context = current_context();
+    log_plan(*plan->work, plan->chosen_by);
+    result = std::move(plan);
+    return CONVPOOL_OK;
+}
+
+// ---- launch ---------------------------------------------------------------------------------------------------------
+
+convpool_status check_tensors(const std::array<PointerRule, kPointers> &pointers, const convpool_tensors *t) {
+    if (t == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: the pointer is null");
+    if (t->struct_size < sizeof(convpool_tensors) || t->struct_size > CONVPOOL_MAX_STRUCT_SIZE)
+        return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: struct_size; got " + std::to_string(t->struct_size) + ", expected " +
+                                                   std::to_string(sizeof(convpool_tensors)) + " or more, at most " +
+                                                   std::to_string(CONVPOOL_MAX_STRUCT_SIZE));
+    const unsigned char *bytes = reinterpret_cast<const unsigned char *>(t);
+    for (size_t i = sizeof(convpool_tensors); i < t->struct_size; ++i)
+        if (bytes[i] != 0)
+            return fail(CONVPOOL_INVALID_ARGUMENT,
+                        "tensors: byte " + std::to_string(i) + " is set, of a field that this version does not know; expected 0");
+    if ((t->flags & ~CONVPOOL_WEIGHTS_PREPARED) != 0)
+        return fail(CONVPOOL_INVALID_ARGUMENT,
+                    "tensors: flags; got " + std::to_string(t->flags) + ", expected 0 or CONVPOOL_WEIGHTS_PREPARED");
+    for (const PointerRule &rule : pointers) {
+        if (!rule.read) continue;
+        const void *value = rule.pointer(*t);
+        if (value == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, std::string("tensors: ") + rule.name + " is null");
+        if (!aligned(value, static_cast<size_t>(rule.element_bytes)))
+            return fail(CONVPOOL_MISALIGNED, std::string("tensors: ") + rule.name + " is not aligned to its " +
+                                                 std::to_string(rule.element_bytes) + "-byte elements");
+    }
+    return CONVPOOL_OK;
+}
+
+namespace {
+
+convpool_status check_memory(const Plan &plan, const convpool_tensors &t) {
+    const bool kept = t.prepared != nullptr;
+    struct Memory {
+        const char *name;
+        const void *start;
+        size_t bytes, needed;
+    };
+    for (auto [name, start, bytes, needed] :
+         {Memory{"prepared", t.prepared, t.prepared_bytes, kept ? plan.workspace.weights_bytes : 0},
+          {"workspace", t.workspace, t.workspace_bytes, kept ? plan.workspace.x_bytes : plan.workspace.total()}}) {
+        if (needed == 0) continue;
+        if (start == nullptr || bytes < needed) return too_small(plan.tactic, name, start == nullptr ? 0 : bytes, needed);
+        if (!aligned(start, 256))
+            return fail(CONVPOOL_MISALIGNED, plan.tactic.name + ": " + name + " is not aligned to 256 bytes");
+    }
+    return CONVPOOL_OK;
+}
+
+// The plan's device is current, and its kernels are loaded there: a context of the device's that is new to it loads them.
+convpool_status enter_context(convpool_plan &plan) {
+    const uint64_t context = current_context();
+    if (context != 0 && context == plan.context.load(std::memory_order_acquire)) return CONVPOOL_OK;
+    int ordinal = 0;
+    cudaError_t error = cudaGetDevice(&ordinal);
+    if (error != cudaSuccess) return cuda_failure("no current CUDA device", error);
+    if (ordinal != plan.ordinal)
+        return fail(CONVPOOL_INVALID_ARGUMENT, plan.work->tactic.name + ": current device; got " + std::to_string(ordinal) +
+                                                   ", expected the plan's, " + std::to_string(plan.ordinal) +
+                                                   "; make a plan for each device");
+    error = plan.work->load();
+    if (error != cudaSuccess) return cuda_failure(plan.work->tactic.name.c_str(), error);
+    plan.context.store(current_context(), std::memory_order_release);
+    return CONVPOOL_OK;
+}
+
+}  // namespace
+
+convpool_status launch_plan(convpool_plan &plan, const convpool_tensors &t, cudaStream_t stream) {
+    const Plan &work = *plan.work;
+    if (convpool_status status = check_memory(work, t); status != CONVPOOL_OK) return status;
+    for (const PointerRule &rule : work.pointers)
+        if ((work.vectors & rule.tensor) != 0 && !aligned(rule.pointer(t), 16))
+            return misaligned(work.tactic, rule.name,
+                              "one that is " + std::to_string(reinterpret_cast<uintptr_t>(rule.pointer(t)) % 16) + " modulo 16");
+    if (convpool_status status = enter_context(plan); status != CONVPOOL_OK) return status;
+    const ProfilerRange range(work.tactic.name.c_str());
+    const cudaError_t error = work.launch(t, stream);
+    return error == cudaSuccess ? CONVPOOL_OK : cuda_failure(work.tactic.name.c_str(), error);
+}
+
+}  // namespace convpool
+
+// The C API of plans.
 
 using namespace convpool;
 

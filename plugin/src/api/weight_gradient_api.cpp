@@ -4,12 +4,11 @@
 #include <string>
 #include <tuple>
 
-#include "api/errors.h"
+#include "api/handle.h"
 #include "convpool.h"
-#include "core/device.h"
-#include "core/launch.h"
+#include "core/plan.h"
 #include "core/problem.h"
-#include "kernels/weight_gradient/weight_gradient.h"
+#include "kernels/passes.h"
 
 using namespace convpool;
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "core/launch.h"
+#include "core/plan.h"
 
 namespace convpool {
 namespace {

@@ -14,9 +14,9 @@
 
 #include <cstdint>
 
-#include "core/device.h"
 #include "core/problem.h"
 #include "core/rows.h"
+#include "core/tactic.h"
 
 namespace convpool {
 

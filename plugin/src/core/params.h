@@ -2,11 +2,13 @@
 // What the host tells kernels of all families: plain structs passed by value.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace convpool {
 
 enum class Precision : int32_t { kF16, kBF16, kTF32, kTF32x3 };
+inline constexpr size_t kPrecisions = 4;
 enum class Activation : int32_t { kNone, kRelu, kLeakyRelu, kTanh, kSigmoid, kClip };
 
 // n / d and n % d for 0 <= n < 2^31 by one multiplication.
@@ -61,5 +63,15 @@ struct Shape2d {
 };
 
 constexpr int kRunPixels = 4;  // of a channel of Y, channels first: stored together
+
+// The shared memory by which the blocks of a cluster push parts of a tile's sum to each other (kernels/epilogue/pushed_sums.cuh).
+
+constexpr int kPushedHead = 128;     // a barrier
+constexpr int kPartBytes = 32 * 16;  // of a fragment, 16 pixels x 8 channels of floats
+
+// Bytes of a block, for a tile's fragments.
+constexpr int64_t pushed_bytes(int split, int fragments) {
+    return split == 1 ? 0 : kPushedHead + int64_t{split} * ((fragments + split - 1) / split) * kPartBytes;
+}
 
 }  // namespace convpool

@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/plan.h"
 
+#include <cctype>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "core/plan.h"
 
 namespace convpool {
 
@@ -31,5 +38,92 @@ uint32_t vector_aligned(const Problem &problem, const convpool_tensors &tensors)
 }
 
 Plan::Plan(const Problem &p, const Tactic &t, const Device &d) : problem(p), tactic(t), device(d), pointers(pointer_rules(p)) {}
+
+}  // namespace convpool
+
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#define CONVPOOL_HAS_NVTX 1
+#else
+#define CONVPOOL_HAS_NVTX 0
+#endif
+
+namespace convpool {
+namespace {
+
+bool enabled() {
+    static const bool on = [] {
+        const char *value = std::getenv("CONVPOOL_LOG");
+        return value != nullptr && std::strcmp(value, "") != 0 && std::strcmp(value, "0") != 0;
+    }();
+    return on;
+}
+
+template <class Int> std::string joined(const Int *values, int rank, const char *separator) {
+    std::string text;
+    for (int i = kRank - rank; i < kRank; ++i) {
+        if (!text.empty()) text += separator;
+        text += std::to_string(values[i]);
+    }
+    return text;
+}
+
+// What differs from a window of stride 1, unpadded and dense, after its size.
+std::string window(int rank, const int32_t *kernel, const int32_t *strides, const int32_t *begin, const int32_t *end,
+                   const int32_t *dilations) {
+    return joined(kernel, rank, "x") + " stride " + joined(strides, rank, ",") + " pads " + joined(begin, rank, ",") + "/" +
+           joined(end, rank, ",") + " dilation " + joined(dilations, rank, ",");
+}
+
+std::string type_name(int32_t dtype) {
+    std::string name = kTypes[dtype].name;
+    for (char &letter : name) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+    return name;
+}
+
+std::string describe(const Problem &p) {
+    const char *activations[] = {"", "relu", "leaky_relu", "tanh", "sigmoid", "clip"};
+    std::string text = type_name(p.w_dtype);
+    if (p.x_dtype != p.w_dtype) text += " of " + type_name(p.x_dtype);
+    if (p.y_dtype != p.w_dtype) text += " to " + type_name(p.y_dtype);
+    if (p.w_dtype == CONVPOOL_F32 && p.allow_tf32) text += " (tf32)";
+    if (p.allow_packed) text += " (packed)";
+    text += " n" + std::to_string(p.n) + " c" + std::to_string(p.c) + " m" + std::to_string(p.m) + " " +
+            joined(p.in, p.rank, "x") + (p.x_channels_last ? " channels last" : " channels first");
+    if (p.x_channels_last != p.y_channels_last) text += p.y_channels_last ? " to last" : " to first";
+    text += ", pool " + window(p.rank, p.pool_kernel, p.pool_strides, p.pool_pads_begin, p.pool_pads_end, p.pool_dilations) +
+            ", conv " + window(p.rank, p.kernel, p.strides, p.pads_begin, p.pads_end, p.dilations);
+    if (p.group != 1) text += " group " + std::to_string(p.group);
+    if (p.prologue_affine) text += ", scale and shift";
+    if (p.prologue_activation != Activation::kNone)
+        text += std::string(", prologue ") + activations[static_cast<int>(p.prologue_activation)];
+    if (p.has_bias) text += ", bias";
+    if (p.has_residual) text += ", residual";
+    if (p.activation != Activation::kNone) text += std::string(", ") + activations[static_cast<int>(p.activation)];
+    return text;
+}
+
+}  // namespace
+
+void log_plan(const Plan &plan, int32_t chosen_by) {
+    if (!enabled()) return;
+    static std::mutex mutex;
+    static std::set<std::string> told;
+    const char *how = chosen_by == CONVPOOL_CHOSEN_BY_NAME ? "named" : chosen_by == CONVPOOL_CHOSEN_BY_RULE ? "rule" : "measured";
+    char us[32];
+    std::snprintf(us, sizeof us, "%.1f", plan.expected_us());
+    const std::string line =
+        "convpool: " + describe(plan.problem) + ": " + plan.tactic.name + " (" + how + "), expected " + us + " us\n";
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (told.insert(line).second) std::fputs(line.c_str(), stderr);
+}
+
+#if CONVPOOL_HAS_NVTX
+ProfilerRange::ProfilerRange(const char *name) { nvtxRangePushA(name); }
+ProfilerRange::~ProfilerRange() { nvtxRangePop(); }
+#else
+ProfilerRange::ProfilerRange(const char *) {}
+ProfilerRange::~ProfilerRange() {}
+#endif
 
 }  // namespace convpool

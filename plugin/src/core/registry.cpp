@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The families, and what they say of tactics together.
+
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
 
 #include "core/plan.h"
-#include "core/refusal.h"
-#include "core/tactic.h"
 
 // One line for a family: its folder, whose family.cpp defines <name>_family().
 #define CONVPOOL_FAMILIES(FAMILY) \
@@ -12,7 +14,6 @@
     FAMILY(direct_fused)          \
     FAMILY(direct_tma)            \
     FAMILY(direct_rs)             \
-    FAMILY(direct_rs_nchw)        \
     FAMILY(pointwise)             \
     FAMILY(few_channels)          \
     FAMILY(implicit_gemm)         \
@@ -78,6 +79,71 @@ std::unique_ptr<Plan> make_plan(const Problem &problem, const Tactic &tactic, co
 std::unique_ptr<Plan> make_plan_for_any_device(const Problem &problem, const Tactic &tactic, std::string &reason) {
     constexpr int kBytes = 1 << 24;  // the most that the API takes for a device's shared memory
     return tactic.family->plan(problem, tactic, {tactic.min_cc, 1, kBytes, kBytes}, reason);
+}
+
+}  // namespace convpool
+
+#if !defined(CONVPOOL_ARCHITECTURES) || !defined(CONVPOOL_HAS_SM90A)
+#error "the build defines CONVPOOL_ARCHITECTURES and CONVPOOL_HAS_SM90A"
+#endif
+
+namespace convpool {
+
+cudaError_t current_device(Device &device) {
+    int number = 0, major = 0, minor = 0;
+    cudaError_t error = cudaGetDevice(&number);
+    auto attribute = [&](int &value, cudaDeviceAttr name) {
+        if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, name, number);
+    };
+    attribute(major, cudaDevAttrComputeCapabilityMajor);
+    attribute(minor, cudaDevAttrComputeCapabilityMinor);
+    attribute(device.multiprocessors, cudaDevAttrMultiProcessorCount);
+    attribute(device.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    attribute(device.shared_per_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+    device.cc = major * 10 + minor;
+    return error;
+}
+
+int code_architecture(int cc) {
+    static const std::vector<int> built = [] {  // asked for every tactic that is planned
+        std::vector<int> numbers;
+        for (const char *text = CONVPOOL_ARCHITECTURES; text != nullptr; text = std::strchr(text, ',')) {
+            text += *text == ',';
+            numbers.push_back(std::atoi(text));
+        }
+        return numbers;
+    }();
+    int own = 0;
+    for (int number : built)
+        if (number / 10 == cc / 10 && number <= cc) own = std::max(own, number);
+    return own != 0 ? own : built.back() <= cc ? built.back() : 0;
+}
+
+bool built_for_sm90a() { return CONVPOOL_HAS_SM90A; }
+
+std::string problem_reason(const Problem &p, const Tactic &t, bool takes_float_x) {
+    const Precision precision = static_cast<Precision>(t.precision);
+    const int dtype = precision == Precision::kF16 ? CONVPOOL_F16 : precision == Precision::kBF16 ? CONVPOOL_BF16 : CONVPOOL_F32;
+    if (p.w_dtype != dtype)
+        return refusal(t, "dtype", kTypes[p.w_dtype].name, kTypes[dtype].name,
+                       p.eight_bit() ? kUseGeneric : "use a tactic of that type");
+    if (p.x_float() && !takes_float_x)
+        return refusal(t, "type of X", "F32", kTypes[dtype].name, "use a few_channels tactic or generic");
+    if (precision == Precision::kTF32 && !p.allow_tf32)
+        return refusal(t, "allow_tf32", "0", "1", "use a tf32x3 tactic for full precision");
+    if (t.packed && !p.allow_packed)
+        return refusal(t, "accumulation", "0 (the default)", "1 (packed)", "use a tactic that is not packed");
+    if (p.rank > 2) return refusal(t, "rank", p.rank, "1 or 2", kUseGeneric);
+    if (p.group != 1) return refusal(t, "group", p.group, "1", kUseGeneric);
+    for (auto [name, value] : {Count{"n * output pixels", p.n * p.out_pixels()},
+                               {"output channels", p.m},
+                               {"input channels", p.c},
+                               {"elements of an input image", p.in_pixels() * p.c},
+                               {"pooling window", p.pool_size()},
+                               {"elements of a filter", p.taps() * p.c},
+                               {"pooled size", std::max(p.pooled[1], p.pooled[2])}})
+        if (value > kMaxCount) return refusal(t, name, value, kAtMostMaxCount, kUseGeneric);
+    return {};
 }
 
 }  // namespace convpool

@@ -1,17 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tactics and the families that they belong to. Outside its folder, a family is what is declared here.
+// Devices, tactics and the families that they belong to; how refusals and names of tactics read.
 #pragma once
+
+#include <cuda_runtime_api.h>
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "core/device.h"
 #include "core/params.h"
 #include "core/problem.h"
 
 namespace convpool {
+
+struct Device {
+    int cc = 0, multiprocessors = 0, shared_per_block = 0, shared_per_multiprocessor = 0;
+};
+
+cudaError_t current_device(Device &device);
+
+// The architecture of the code that a device of this compute capability runs, except for tactics named sm90a: compiled for
+// its major version, else PTX of the last architecture built for. 0: none.
+int code_architecture(int cc);
+
+// Whether the library holds code for Hopper's own instructions.
+bool built_for_sm90a();
+
+// Tactics and the families that they belong to. Outside its folder, a family is what is declared here.
 
 class Family;
 class Plan;
@@ -48,6 +64,13 @@ public:
                                        std::string &reason) const = 0;
 };
 
+// Defines what the registry asks for: the one object of the family's class, in the namespace of its folder.
+#define CONVPOOL_DEFINE_FAMILY(folder, Class) \
+    const Family &folder##_family() {         \
+        static const folder::Class family;    \
+        return family;                        \
+    }
+
 // All tactics, by their ids: generic is the first.
 const std::vector<Tactic> &tactics();
 const Tactic *find_tactic(int32_t id);
@@ -56,5 +79,51 @@ const Tactic *find_tactic(int32_t id);
 std::unique_ptr<Plan> make_plan(const Problem &problem, const Tactic &tactic, const Device &device, std::string &reason);
 // The same for a device of any size that runs the tactic: for what depends only on problem and tactic.
 std::unique_ptr<Plan> make_plan_for_any_device(const Problem &problem, const Tactic &tactic, std::string &reason);
+
+// Refusals of tactics: "<tactic>: <what>; got X, expected Y; <next step>".
+
+inline constexpr const char *kUseGeneric = "use the tactic generic";
+
+// Coordinates, counts and distances of elements, and their sums with tile sizes, are 32-bit in all kernels but generic.
+inline constexpr int64_t kMaxCount = int64_t{1} << 30;
+inline constexpr const char *kAtMostMaxCount = "at most 2^30";
+
+inline std::string refusal(const Tactic &tactic, const std::string &what, const std::string &got, const std::string &expected,
+                           const std::string &next) {
+    return tactic.name + ": " + what + "; got " + got + ", expected " + expected + "; " + next;
+}
+inline std::string refusal(const Tactic &tactic, const std::string &what, int64_t got, const std::string &expected,
+                           const std::string &next) {
+    return refusal(tactic, what, std::to_string(got), expected, next);
+}
+inline std::string at_least(int64_t value) { return std::to_string(value) + " or more"; }
+
+// A quantity and what it must not exceed.
+struct Count {
+    const char *name;
+    int64_t value;
+};
+
+// What all families but generic demand of a problem: the tactic's types, rank 1 or 2, one group, and sizes of 32 bits. Empty, or
+// the reason. takes_float_x: X may be fp32 beside 16-bit weights.
+std::string problem_reason(const Problem &problem, const Tactic &tactic, bool takes_float_x = false);
+
+// Names of tactics: conv_avgpool_<family>_sm<capability>_<precision>_m<pixels>n<channels>k<channels of X>...
+
+inline bool is_16_bit(Precision precision) { return precision == Precision::kF16 || precision == Precision::kBF16; }
+
+// The least compute capability of kernels that multiply by mma.sync.
+inline int32_t mma_min_cc(Precision precision, int32_t split) { return split > 1 ? 90 : precision == Precision::kF16 ? 75 : 80; }
+
+inline std::string tile_name(const char *family_name, int32_t min_cc, bool sm90a, Precision precision, int block_m, int block_n,
+                             int block_k) {
+    const char *precisions[] = {"f16", "bf16", "tf32", "tf32x3"};
+    return std::string("conv_avgpool_") + family_name + "_sm" + std::to_string(min_cc) + (sm90a ? "a_" : "_") +
+           precisions[static_cast<int>(precision)] + "_m" + std::to_string(block_m) + "n" + std::to_string(block_n) + "k" +
+           std::to_string(block_k);
+}
+inline std::string stages_name(int stages, int split) {
+    return "_s" + std::to_string(stages) + (split > 1 ? "_split" + std::to_string(split) : "");
+}
 
 }  // namespace convpool

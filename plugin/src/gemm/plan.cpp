@@ -1,13 +1,227 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "gemm/plan.h"
 
 #include <algorithm>
+#include <numeric>
 
-#include "core/naming.h"
-#include "core/pushed_sums.h"
-#include "core/refusal.h"
+#include "core/params.h"
+#include "core/plan.h"
+#include "gemm/plan.h"
 
 namespace convpool::gemm {
+namespace {
+
+constexpr BoxMean kNoPooling{1, 1, 1, 1, 1, 1, 0, 0, 1.f, 1.f, 1};
+
+size_t round_up_256(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// Conv of dilation d over a pooling of stride s and dilation e reads X at a*d*s + u*e: steps of the fused kernel.
+struct FusedKernel {
+    int64_t size, dilation, tap_step, reach;  // reach: pixels from the first to the last
+
+    FusedKernel(const Problem &p, int i) {
+        const int64_t step = int64_t{p.dilations[i]} * p.pool_strides[i];
+        dilation = 1;
+        if (p.kernel[i] > 1 && p.pool_kernel[i] > 1) dilation = std::gcd(step, int64_t{p.pool_dilations[i]});
+        else if (p.kernel[i] > 1) dilation = step;
+        else if (p.pool_kernel[i] > 1) dilation = p.pool_dilations[i];
+        reach = (p.kernel[i] - 1) * step + int64_t{p.pool_kernel[i] - 1} * p.pool_dilations[i];
+        size = reach / dilation + 1;
+        tap_step = step;
+    }
+};
+
+bool pools(const Problem &p) {
+    for (int i = 0; i < kRank; ++i)
+        if (p.pool_kernel[i] != 1 || p.pool_strides[i] != 1 || p.pool_pads_begin[i] != 0 || p.pool_pads_end[i] != 0) return true;
+    return false;
+}
+
+int64_t pass_chunks(const Problem &p, const Form &form) {
+    const int whole = form.splits_tf32() ? kSplitChannels : p.per_chunk();
+    return ceil_div(p.c, whole) * whole / p.per_chunk();
+}
+
+// Channels of the operands: padded, and twice as many where each is a big and a small number.
+int64_t channels(const Problem &p, const Form &form) {
+    return pass_chunks(p, form) * p.per_chunk() * (form.splits_tf32() ? 2 : 1);
+}
+
+// Past 32 bits are steps and paddings of a single output, which takes none, and sizes of problems that operands_reason refuses.
+int32_t narrow(int64_t value) { return static_cast<int32_t>(std::min<int64_t>(value, INT32_MAX)); }
+
+Shape2d shape_of(const Problem &p, const Form &form) {
+    Shape2d s{};
+    s.n = static_cast<int32_t>(p.n);
+    s.c = narrow(channels(p, form));
+    s.m = static_cast<int32_t>(p.m);
+    s.out_h = static_cast<int32_t>(p.out[1]);
+    s.out_w = static_cast<int32_t>(p.out[2]);
+    s.x_channels_last = 1;
+    s.y_channels_last = p.y_channels_last;
+    if (form.pools_x()) {
+        s.h = static_cast<int32_t>(p.pooled[1]);
+        s.w = static_cast<int32_t>(p.pooled[2]);
+        s.kh = p.kernel[1];
+        s.kw = p.kernel[2];
+        s.stride_h = p.strides[1];
+        s.stride_w = p.strides[2];
+        s.dilation_h = p.dilations[1];
+        s.dilation_w = p.dilations[2];
+        s.pad_h = p.pads_begin[1];
+        s.pad_w = p.pads_begin[2];
+    } else {
+        const FusedKernel h(p, 1), w(p, 2);
+        s.h = static_cast<int32_t>(p.in[1]);
+        s.w = static_cast<int32_t>(p.in[2]);
+        s.kh = static_cast<int32_t>(h.size);
+        s.kw = static_cast<int32_t>(w.size);
+        s.dilation_h = narrow(h.dilation);
+        s.dilation_w = narrow(w.dilation);
+        s.stride_h = narrow(int64_t{p.strides[1]} * p.pool_strides[1]);
+        s.stride_w = narrow(int64_t{p.strides[2]} * p.pool_strides[2]);
+        s.pad_h = static_cast<int32_t>(int64_t{p.pads_begin[1]} * p.pool_strides[1] + p.pool_pads_begin[1]);
+        s.pad_w = static_cast<int32_t>(int64_t{p.pads_begin[2]} * p.pool_strides[2] + p.pool_pads_begin[2]);
+    }
+    return s;
+}
+
+// Which passes there are.
+void choose_passes(const Problem &p, const Form &form, Operands &o) {
+    const bool converted = form.format != NumberFormat::kAsIs;
+    o.weight_pass = converted || !p.w_rows_chunked() || (!form.pools_x() && p.pool_size() > 1);
+    // In the kernel, where the zeros around X stay zero; with a pooling, where direct_fused competes, that was not measured.
+    const bool activates = form.activates && !converted && !p.prologue_affine && !pools(p);
+    o.box_pass =
+        (converted && form.pools_x()) || !p.x_rows_chunked() || (form.pools_x() && pools(p)) || (p.has_prologue() && !activates);
+    o.prologue_in_kernel = p.has_prologue() && !o.box_pass;
+    const Shape2d &s = o.shape;
+    if (o.weight_pass) o.workspace.weights_bytes = round_up_256(size_t{1} * s.m * s.kh * s.kw * s.c * p.element_bytes());
+    if (o.box_pass) o.workspace.x_bytes = round_up_256(size_t{1} * s.n * s.h * s.w * s.c * p.element_bytes());
+}
+
+WeightParams weight_params(const Problem &p, const Form &form, const Operands &o) {
+    WeightParams w{};
+    w.m = o.shape.m;
+    w.c = static_cast<int32_t>(p.c);
+    w.kh = p.kernel[1];
+    w.kw = p.kernel[2];
+    w.fused_h = o.shape.kh;
+    w.fused_w = o.shape.kw;
+    w.format = form.format;
+    w.chunks = static_cast<int32_t>(o.chunks);
+    w.box = kNoPooling;
+    w.tap_step_h = w.tap_step_w = w.fused_dilation_h = w.fused_dilation_w = 1;
+    if (!form.pools_x()) {
+        const FusedKernel h(p, 1), v(p, 2);
+        w.box = box_of(p);
+        w.tap_step_h = narrow(h.tap_step);
+        w.tap_step_w = narrow(v.tap_step);
+        w.fused_dilation_h = narrow(h.dilation);
+        w.fused_dilation_w = narrow(v.dilation);
+    }
+    return w;
+}
+
+BoxMeanParams box_params(const Problem &p, const Form &form, const Operands &o) {
+    BoxMeanParams b{};
+    b.box = form.pools_x() ? box_of(p) : kNoPooling;
+    b.n = o.shape.n;
+    b.c = static_cast<int32_t>(p.c);
+    b.h = static_cast<int32_t>(p.in[1]);
+    b.w = static_cast<int32_t>(p.in[2]);
+    b.out_h = o.shape.h;
+    b.out_w = o.shape.w;
+    b.format = form.format;
+    b.chunks = static_cast<int32_t>(o.chunks);
+    b.x_channels_last = p.x_channels_last;
+    b.x_chunked = p.x_rows_chunked() && o.chunks * p.per_chunk() == p.c;
+    b.div_chunks = FastDiv(b.chunks);
+    b.div_out_w = FastDiv(b.out_w);
+    b.div_out_h = FastDiv(b.out_h);
+    return b;
+}
+
+// Sizes that the fused kernel must have before its shape is worked out.
+std::string fused_size_reason(const Problem &p, const Tactic &t) {
+    for (int i = 1; i < kRank; ++i) {
+        const int64_t seen = (p.out[i] - 1) * p.strides[i] * p.pool_strides[i] + FusedKernel(p, i).reach;
+        const int64_t pad = int64_t{p.pads_begin[i]} * p.pool_strides[i] + p.pool_pads_begin[i];
+        if (std::max(seen, pad) >= kMaxCount)  // a row that is none counts as -2^30
+            return refusal(t, "pixels that Y sees along dimension " + std::to_string(i - (kRank - p.rank)), std::max(seen, pad),
+                           "less than 2^30", "use direct_gemm or generic");
+    }
+    const int64_t taps = FusedKernel(p, 1).size * FusedKernel(p, 2).size;
+    if (taps > kMaxCount) return refusal(t, "taps of the fused filter", taps, kAtMostMaxCount, "use direct_gemm or generic");
+    return {};
+}
+
+// Zeros that Conv pads around the pooled tensor must be what box means over a padded X are there: zero.
+std::string fused_pads_reason(const Problem &p, const Tactic &t) {
+    for (int i = 1; i < kRank; ++i) {
+        const int64_t window = int64_t{p.pool_dilations[i]} * (p.pool_kernel[i] - 1);
+        const int64_t last = (p.out[i] - 1) * p.strides[i] - p.pads_begin[i] + int64_t{p.kernel[i] - 1} * p.dilations[i];
+        const std::string side = " pads of dimension " + std::to_string(i - (kRank - p.rank));
+        if (p.pads_begin[i] > 0 && p.pool_pads_begin[i] + p.pool_strides[i] <= window)
+            return refusal(t, "leading" + side, p.pads_begin[i], "0, or pooling pads that reach past X",
+                           "use direct_fused or direct_gemm");
+        if (last >= p.pooled[i] && p.pooled[i] * p.pool_strides[i] - p.pool_pads_begin[i] < p.in[i])
+            return refusal(t, "trailing" + side, p.pads_end[i], "0, or pooling pads that reach past X",
+                           "use direct_fused or direct_gemm");
+    }
+    return {};
+}
+
+}  // namespace
+
+NumberFormat wgmma_format(Precision precision) {
+    return precision == Precision::kTF32     ? NumberFormat::kTF32
+           : precision == Precision::kTF32x3 ? NumberFormat::kTF32Split
+                                             : NumberFormat::kAsIs;
+}
+
+int wgmma_channels(Precision precision) {
+    return precision == Precision::kTF32x3 ? kSplitChannels : precision == Precision::kTF32 ? 32 : 64;
+}
+
+std::string operands_reason(const Problem &p, const Tactic &t, const Form &form, bool adds_spans) {
+    std::string reason = form.pools_x() ? std::string() : fused_size_reason(p, t);
+    if (!reason.empty()) return reason;
+    Operands o{};
+    o.shape = shape_of(p, form);
+    o.chunks = pass_chunks(p, form);
+    choose_passes(p, form, o);
+    const Shape2d &s = o.shape;
+    const char *next = "use direct_fused or generic";
+    const int64_t pass_items = int64_t{s.n} * s.h * s.w * o.chunks;
+    if (o.box_pass && pass_items > INT32_MAX)
+        return refusal(t, "16-byte chunks of the tensor to convolve", pass_items, "less than 2^31", next);
+    const int64_t padded = channels(p, form);
+    for (auto [name, value] : {Count{"elements of an image to convolve, channels padded", int64_t{s.h} * s.w * padded},
+                               {"elements of a filter, channels padded", int64_t{s.kh} * s.kw * padded}})
+        if (value > kMaxCount) return refusal(t, name, value, kAtMostMaxCount, next);
+    // Padding lets a filter reach further than an image.
+    const int64_t span = ((int64_t{s.kh} - 1) * s.dilation_h * s.w + (int64_t{s.kw} - 1) * s.dilation_w + 1) * padded;
+    if (adds_spans && span > kMaxCount)
+        return refusal(t, "elements between a filter's first and last tap", span, kAtMostMaxCount, "use a tactic without sm90a");
+    if (o.weight_pass && p.m > 65535) return refusal(t, "output channels", p.m, "at most 65535", next);  // blocks along y
+    if (form.pools_x()) return {};
+    reason = fused_pads_reason(p, t);
+    const int64_t filter_bytes = int64_t{s.kh} * s.kw * o.chunks * 16;
+    if (reason.empty() && filter_bytes > kMaxCount)
+        return refusal(t, "bytes of a fused filter", filter_bytes, kAtMostMaxCount, "use direct_fused or direct_gemm");
+    return reason;
+}
+
+Operands operands_of(const Problem &p, const Form &form) {
+    Operands o{};
+    o.shape = shape_of(p, form);
+    o.chunks = pass_chunks(p, form);
+    choose_passes(p, form, o);
+    o.weights = weight_params(p, form, o);
+    o.box = box_params(p, form, o);
+    return o;
+}
+
 namespace {
 
 constexpr double kL2BytesPerUs = 11.6e6;         // to shared memory

@@ -3,8 +3,7 @@
 
 #include <algorithm>
 
-#include "core/driver.h"
-#include "core/refusal.h"
+#include "core/plan.h"
 
 namespace convpool {
 
@@ -49,8 +48,8 @@ std::string subtile_reason(const Problem &p, const Tactic &t, int32_t kernel, in
 }
 
 SubtileTiles::SubtileTiles(const Problem &p, const SubtileShape &shape)
-    : height(ceil_div(p.out[1], shape.side)), width(ceil_div(p.out[2], shape.side)), channels(ceil_div(p.m, shape.block_n)),
-      groups(ceil_div(ceil_div(p.n, shape.images()) * height * width, shape.subtiles)) {}
+    : height(ceil_div(p.out[1], shape.rows)), width(ceil_div(p.out[2], shape.columns)), channels(ceil_div(p.m, shape.block_n)),
+      groups(ceil_div(ceil_div(p.n, shape.images) * height * width, shape.subtiles)) {}
 
 namespace {
 
@@ -86,7 +85,7 @@ SubtileParams params_of(const Problem &p, const SubtileShape &shape, const Subti
 }  // namespace
 
 SubtilePlan::SubtilePlan(const Problem &p, const Tactic &t, const Device &d, const Kernel &kernel, const SubtileShape &shape)
-    : OneKernelPlan(p, t, d, kernel), params_(params_of(p, shape, SubtileTiles(p, shape))), shape_(shape), grid_(kernel.grid) {
+    : OneKernelPlan(p, t, d, kernel), shape_(shape), params_(params_of(p, shape, SubtileTiles(p, shape))) {
     // TMA copies 16 bytes at least, from addresses that are multiples of it; Y is written in chunks of it.
     vectors = kX | kW | kY | (p.has_bias ? kB : kNoTensors) | (p.has_residual ? kResidual : kNoTensors) |
               (p.prologue_affine ? kScale | kShift : kNoTensors);
@@ -114,7 +113,7 @@ cudaError_t SubtilePlan::encode_x(const void *x, CUtensorMap *maps) const {
         const uint64_t sizes[] = {static_cast<uint64_t>(p.c), (w - first + pool - 1) / pool, h, static_cast<uint64_t>(p.n)};
         const uint64_t strides[] = {pool * pixel, w * pixel, h * w * pixel};
         const uint32_t box[] = {static_cast<uint32_t>(4 * p.per_chunk()), static_cast<uint32_t>(shape_.raw_columns),
-                                static_cast<uint32_t>(shape_.raw_rows), static_cast<uint32_t>(shape_.images())};
+                                static_cast<uint32_t>(shape_.raw_rows), static_cast<uint32_t>(shape_.images)};
         const cudaError_t error =
             encode_tensor_map(&maps[plane], static_cast<Precision>(tactic.precision), 4,
                               static_cast<const char *>(x) + first * pixel, sizes, strides, box, shape_.x_swizzle, false);

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/launch.h"
+#include "core/plan.h"
 #include "subtiles/params.h"
 
 namespace convpool {
@@ -17,10 +17,9 @@ struct SubtileShape {
     int32_t stage_taps, stages;     // of the ring of weights
     int32_t raw_columns, raw_rows;  // pixels of X under a subtile, in a plane: every pool-th column
     int32_t x_swizzle;              // bytes, 0 or 64
-    int32_t side = 8;               // of an image's pixels in a subtile
+    int32_t rows = 8, columns = 8;  // of an image's pixels in a subtile
+    int32_t images = 1;             // in a subtile
     int32_t split = 1;              // blocks of a cluster that share a tile's slices; each has one tile then
-
-    int32_t images() const { return 64 / (side * side); }  // in a subtile
 };
 
 // Empty, or the reason why the problem is not of the form: kernels and pooling of these sizes, steps over X of the pooling's, X and
@@ -43,17 +42,15 @@ public:
     cudaError_t launch(const convpool_tensors &tensors, cudaStream_t stream) const override;
 
 protected:
-    int64_t grid() const { return grid_; }
     const SubtileParams &params() const { return params_; }
     virtual cudaError_t encode_x(const void *x, CUtensorMap *maps) const;
 
-    SubtileParams params_;
+    const SubtileShape shape_;
 
 private:
     cudaError_t encode_w(const void *w, CUtensorMap *map) const;
 
-    SubtileShape shape_;
-    int64_t grid_;
+    const SubtileParams params_;
     mutable TensorMaps<3> x_maps_;
     mutable TensorMaps<1> w_map_;
 };

@@ -2,11 +2,13 @@
 // direct_rs: the shape of a block's work and its place in shared memory. Used by all of its warps.
 #pragma once
 
-#include "families/direct_rs/params.h"
+#include "families/direct_rs/rows.h"
 #include "kernels/epilogue/pushed_sums.cuh"
+#include "kernels/prologue/prologue.cuh"
 #include "kernels/ptx/device.cuh"
+#include "kernels/ptx/numbers.cuh"
 #include "kernels/tile/chunk.cuh"
-#include "subtiles/grid.cuh"
+#include "subtiles/subtiles.cuh"
 
 namespace convpool {
 
@@ -51,19 +53,13 @@ struct DirectRsConfig {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // Shared memory: kStages of weights, kRawStages of pixels of X, sums on their way between warpgroups, then a full and an empty
-// barrier for each of the stages, then sums on their way between blocks (DirectRsShared has the offsets).
-template <class Config_> struct DirectRsBlock : SubtileGrid<Config_::kSubtiles, Config_::kBlockN, Config_::kSide> {
+// barrier for each of the stages, then sums on their way between blocks (DirectRsShared has the offsets). Pixels are copied by
+// kCopiers threads, of kSubtiles subtiles at once.
+template <class Config_, class Grid, int kCopiers_, int kSubtiles, int kPlanes_> struct DirectRsRings : Grid {
     using Config = Config_;
-    using Grid = SubtileGrid<Config_::kSubtiles, Config_::kBlockN, Config_::kSide>;
-    using Pushed = PushedSums<Config::kPrecision, 4 * Config::kSubtiles, Config::kFragments>;
-    using Grid::p;
-    static constexpr int kSubtiles = Config::kSubtiles, kStages = Config::kStages, kRawStages = Config::kRawStages;
+    static constexpr int kStages = Config::kStages, kRawStages = Config::kRawStages, kCopiers = kCopiers_, kPlanes = kPlanes_;
     static constexpr DirectRsShared kShared = Config::kShared;
-    static constexpr int kColumns = kShared.raw_columns, kRows = kShared.raw_rows;  // of pixels of X in a plane
-    static constexpr int kPool = Config::kPool, kPlaneBytes = kShared.plane, kRawBytes = kPool * kPlaneBytes;  // of a subtile
-    // Warps that copy pixels, and for how many subtiles each. One for each subtile has its buffers back sooner; measured in TF32.
-    static constexpr int kCopiers = Config::kPrecision == Precision::kTF32 ? kSubtiles : 1, kCopySubtiles = kSubtiles / kCopiers;
-    static_assert(kCopiers <= 3, "warps beside the one that copies weights");
+    static constexpr int kPlaneBytes = kShared.plane, kRawBytes = kPlanes * kPlaneBytes;  // of a subtile
 
     const uint32_t shared;
     const int warp, lane;
@@ -78,6 +74,22 @@ template <class Config_> struct DirectRsBlock : SubtileGrid<Config_::kSubtiles, 
         return shared + kShared.raw_offset + (i * kSubtiles + subtile) * kRawBytes;
     }
     CONVPOOL_DEVICE uint32_t sums() const { return shared + kShared.sum_offset; }
+};
+
+// Warps that copy pixels. One for each subtile has its buffers back sooner; measured in TF32.
+template <class Config> inline constexpr int kDirectRsCopiers = Config::kPrecision == Precision::kTF32 ? Config::kSubtiles : 1;
+
+template <class Config_>
+struct DirectRsBlock : DirectRsRings<Config_, SubtileGrid<Config_::kSubtiles, Config_::kBlockN, Config_::kSide>,
+                                     kDirectRsCopiers<Config_>, Config_::kSubtiles, Config_::kPool> {
+    using Config = Config_;
+    using Grid = SubtileGrid<Config_::kSubtiles, Config_::kBlockN, Config_::kSide>;
+    using Pushed = PushedSums<Config::kPrecision, 4 * Config::kSubtiles, Config::kFragments>;
+    using Grid::p;
+    static constexpr DirectRsShared kShared = Config::kShared;
+    static constexpr int kColumns = kShared.raw_columns, kRows = kShared.raw_rows;  // of pixels of X in a plane
+    static constexpr int kPool = Config::kPool, kCopySubtiles = Config::kSubtiles / kDirectRsCopiers<Config>;
+    static_assert(kDirectRsCopiers<Config> <= 3, "warps beside the one that copies weights");
 
     // A block of a cluster has one tile and a part of its slices.
     CONVPOOL_DEVICE int rank() const { return static_cast<int>(blockIdx.x - p.div_split.div(blockIdx.x) * p.div_split.divisor); }
@@ -93,7 +105,95 @@ template <class Config_> struct DirectRsBlock : SubtileGrid<Config_::kSubtiles, 
         if constexpr (Config::kSplits) return static_cast<int>(p.div_split.div(p.slices * (rank() + 1)));
         else return Grid::end_slice();
     }
-    CONVPOOL_DEVICE Pushed pushed_sums() const { return {shared + kShared.push_offset, p.split, rank(), p.div_split}; }
+    CONVPOOL_DEVICE Pushed pushed_sums() const { return {this->shared + kShared.push_offset, p.split, rank(), p.div_split}; }
+};
+
+// direct_rs: the prologue f(x) = activation(scale * x + shift) of pixels as ldmatrix gives them, in X's type.
+//
+// A word of a lane is of the same channels in all pixels of a slice, so scales and shifts stay in registers. Pixels outside X are zero
+// as copied, and stay as they are where a shift might make f(0) another number.
+
+template <class Config> struct DirectRsPrologue {
+    using Element = typename Traits<Config::kPrecision>::Element;
+    static constexpr RsPrologue kKind = Config::kPrologue;
+    static constexpr bool kAffine = kKind == RsPrologue::kRelu || kKind == RsPrologue::kAffine;
+    static constexpr int kPool = Config::kPool, kPixels = Config::kKernel + kPool - 1,
+                         kRows = kPixels + kPool;  // that a lane sees
+    static_assert(!kAffine || kRows * kPixels <= 32, "a bit for each pixel");
+
+    uint32_t scale[Config::kSteps][2], shift[Config::kSteps][2];  // of this lane's words: (step, chunk)
+    uint32_t slope;
+    uint32_t inside = ~0u;  // a bit for each pixel of two output rows: whether it lies in X
+
+    CONVPOOL_DEVICE explicit DirectRsPrologue(const Prologue &p) {
+        if constexpr (kKind != RsPrologue::kNone) {
+            slope = packed(p.activation == Activation::kLeakyRelu ? p.alpha : 1.f);
+#pragma unroll
+            for (int k = 0; k < Config::kSteps; ++k)
+#pragma unroll
+                for (int chunk = 0; chunk < 2; ++chunk) scale[k][chunk] = packed(1.f), shift[k][chunk] = packed(0.f);
+        }
+    }
+    // Of a slice's channels, or a part's; zeros past the last, where X is zero too.
+    template <class Block> CONVPOOL_DEVICE void load(const Block &block, int slice, int part) {
+        if constexpr (kAffine) {
+            const Prologue &p = block.p.prologue;
+            if (p.scale == nullptr) return;
+#pragma unroll
+            for (int k = 0; k < Config::kSteps; ++k)
+#pragma unroll
+                for (int chunk = 0; chunk < 2; ++chunk) {
+                    const int at = slice * Config::kChunks + 2 * (part + k) + chunk;
+                    const bool valid = at * Config::kPerChunk < block.p.c;
+                    const int word = at * 4 + (block.lane & 3);
+                    scale[k][chunk] = valid ? static_cast<const uint32_t *>(p.scale)[word] : 0;
+                    shift[k][chunk] = valid ? static_cast<const uint32_t *>(p.shift)[word] : 0;
+                }
+        }
+    }
+    // Finds which pixels of a subtile lie in X.
+    template <class Block> CONVPOOL_DEVICE void start_tile(const Block &block, int subtile) {
+        if constexpr (kAffine) {
+            if (block.p.prologue.scale == nullptr) return;
+            const typename Block::Corner corner = block.corner_of(subtile);
+            const int y = (corner.y + block.warp % 4 * 2 % Config::kSide) * kPool - block.p.pad_h;
+            const int x = (corner.x + (block.lane >> 2) % Config::kSide) * kPool - block.p.pad_w;
+            inside = 0;
+#pragma unroll
+            for (int row = 0; row < kRows; ++row)
+#pragma unroll
+                for (int i = 0; i < kPixels; ++i)
+                    if (static_cast<uint32_t>(y + row) < static_cast<uint32_t>(block.p.h) &&
+                        static_cast<uint32_t>(x + i) < static_cast<uint32_t>(block.p.w))
+                        inside |= 1u << (row * kPixels + i);
+        }
+    }
+    // f of a row of pixels.
+    CONVPOOL_DEVICE void apply(uint32_t (&words)[Config::kSteps][2][kPixels], int row) const {
+        if constexpr (kKind != RsPrologue::kNone) {
+#pragma unroll
+            for (int i = 0; i < kPixels; ++i)
+                if (!kAffine || (inside >> (row * kPixels + i) & 1)) {
+#pragma unroll
+                    for (int k = 0; k < Config::kSteps; ++k)
+#pragma unroll
+                        for (int chunk = 0; chunk < 2; ++chunk)
+                            words[k][chunk][i] = f(words[k][chunk][i], scale[k][chunk], shift[k][chunk]);
+                }
+        }
+    }
+
+private:
+    CONVPOOL_DEVICE static uint32_t packed(float v) { return PackedPrologue<Config::kPrecision>::packed(v); }
+    // max(u, slope * u) of u = scale * v + shift is an activation whose slope is at most 1; 1 stands for none.
+    CONVPOOL_DEVICE uint32_t f(uint32_t v, uint32_t scale, uint32_t shift) const {
+        if constexpr (kKind == RsPrologue::kRelu) {
+            return fma_relu(v, scale, shift, Element{});
+        } else {
+            const uint32_t u = kAffine ? fma_packed(v, scale, shift, Element{}) : v;
+            return larger(u, fma_packed(u, slope, 0, Element{}), Element{});
+        }
+    }
 };
 
 #endif

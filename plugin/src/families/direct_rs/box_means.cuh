@@ -20,9 +20,8 @@
 #pragma once
 
 #include "families/direct_rs/block.cuh"
-#include "families/direct_rs/prologue.cuh"
-#include "kernels/ptx/mma_sync.cuh"
-#include "kernels/ptx/packed_math.cuh"
+#include "kernels/mma/multiply_slice.cuh"
+#include "kernels/ptx/numbers.cuh"
 
 namespace convpool {
 

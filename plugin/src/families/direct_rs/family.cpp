@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// direct_rs: pooling and convolution in one kernel on Hopper, box means in registers, where windows lie side by side.
+// direct_rs: pooling and convolution in one kernel on Hopper, box means in registers, where windows lie side by side; X and Y with
+// their channels last, or both first.
 #include <algorithm>
 #include <cmath>
 
 #include "core/cost.h"
-#include "core/kernel_lookup.h"
-#include "core/launch.h"
-#include "core/naming.h"
-#include "core/pushed_sums.h"
-#include "core/refusal.h"
-#include "families/direct_rs/params.h"
+#include "core/params.h"
+#include "core/plan.h"
 #include "families/direct_rs/rows.h"
 #include "subtiles/plan.h"
 
@@ -21,8 +18,21 @@ constexpr double kStartUs = 2.03;  // of a kernel, with what nothing hides
 // What it takes to add up the sums of a cluster's blocks, more for a larger tile.
 constexpr double kSplitUs = 1.5, kSplitTileUs = 2;
 
-DirectRsShared shared_of(const Tile &t) {
-    return direct_rs_shared(t.side, t.subtiles(), t.k_parts, t.block_n, t.kernel, t.pool, t.stage_taps, t.stages, t.raw_stages);
+DirectRsShared shared_of(const Row &row) {
+    const Tile &t = row.tile;
+    return t.channels_first ? direct_rs_nchw_shared(is_16_bit(row.precision), t.side, t.rows(), t.k_parts, t.block_n,
+                                                    t.stage_taps, t.stages, t.raw_stages)
+                            : direct_rs_shared(t.side, t.subtiles(), t.k_parts, t.block_n, t.kernel, t.pool, t.stage_taps,
+                                               t.stages, t.raw_stages);
+}
+
+SubtileShape shape_of(const Row &row, const DirectRsShared &shared) {
+    const Tile &t = row.tile;
+    return {t.kernel,           t.pool,          t.subtiles(),
+            t.block_n,          t.stage_taps,    t.stages,
+            shared.raw_columns, shared.raw_rows, t.channels_first ? 0 : 64,
+            t.rows(),           t.side,          t.images(),
+            row.split};
 }
 
 // What the problem's prologue is to the kernels.
@@ -49,7 +59,7 @@ std::string prologue_reason(const Problem &p, const Tactic &t) {
     const Row &row = kRows[t.row];
     const std::string next = "use another direct_fused tactic";
     if (!row.takes(prologue_of(p))) {
-        const char *names[kRsPrologues] = {"none", "ReLU", "LeakyReLU", "scale and shift without ReLU"};
+        const char *names[] = {"none", "ReLU", "LeakyReLU", "scale and shift without ReLU"};
         return refusal(t, "prologue", names[static_cast<int>(prologue_of(p))],
                        row.takes(RsPrologue::kRelu) ? "none, or one with ReLU" : "none", next);
     }
@@ -61,8 +71,10 @@ std::string prologue_reason(const Problem &p, const Tactic &t) {
 
 class DirectRsPlan : public SubtilePlan {
 public:
-    using SubtilePlan::SubtilePlan;
-
+    DirectRsPlan(const Problem &p, const Tactic &t, const Device &d, const Kernel &kernel, const SubtileShape &shape)
+        : SubtilePlan(p, t, d, kernel, shape) {
+        if (kRows[t.row].tile.channels_first) vectors = kX | kW;  // what TMA copies
+    }
     // Blocks take their tiles one after the other. Nothing hides the first slice of X and the last round of Y.
     double expected_us() const override {
         const Row &row = kRows[tactic.row];
@@ -75,6 +87,19 @@ public:
         const double exposed_bytes = (x / params().slices + y) / rounds;
         return kStartUs + std::max(rounds * tile_us + exposed_bytes / kBytesPerUs, (x + y) / kBytesPerUs);
     }
+
+private:
+    // Channels first, X [n,c,h,w].
+    cudaError_t encode_x(const void *x, CUtensorMap *maps) const override {
+        if (!kRows[tactic.row].tile.channels_first) return SubtilePlan::encode_x(x, maps);
+        const Problem &p = problem;
+        const uint64_t n = static_cast<uint64_t>(p.n), c = static_cast<uint64_t>(p.c), h = static_cast<uint64_t>(p.in[1]),
+                       w = static_cast<uint64_t>(p.in[2]), row = w * p.element_bytes();
+        const uint64_t sizes[] = {w, h, c, n}, strides[] = {row, h * row, c * h * row};
+        const uint32_t box[] = {static_cast<uint32_t>(shape_.raw_columns), static_cast<uint32_t>(shape_.raw_rows),
+                                static_cast<uint32_t>(4 * p.per_chunk()), 1};
+        return encode_tensor_map(maps, static_cast<Precision>(tactic.precision), 4, x, sizes, strides, box, 0, false);
+    }
 };
 
 class DirectRs : public Family {
@@ -82,47 +107,47 @@ public:
     std::vector<Tactic> tactics() const override {
         std::vector<Tactic> all;
         for (const Row &row : kRows) {
-            const std::string size = std::to_string(row.tile.kernel);
+            const Tile &tile = row.tile;
+            const std::string size = std::to_string(tile.kernel);
             all.push_back({row.id, this, all.size(),
-                           tile_name("direct_fused", 90, true, row.precision, row.tile.block_m(), row.tile.block_n,
+                           tile_name("direct_fused", 90, true, row.precision, tile.block_m(), tile.block_n,
                                      is_16_bit(row.precision) ? 32 : 16) +
-                               stages_name(row.tile.stages, row.split) + (row.packed ? "_packed" : "") +
-                               (row.tile.side == 4 ? "_of4" : "") + "_rs" + size + "x" + size +
-                               (row.tile.pool == 2 ? "" : "_pool" + std::to_string(row.tile.pool)),
+                               stages_name(tile.stages, row.split) + (row.packed ? "_packed" : "") +
+                               (tile.images() == 4 ? "_of4" : "") + "_rs" + size + "x" + size +
+                               (tile.pool == 2 ? "" : "_pool" + std::to_string(tile.pool)) +
+                               (tile.channels_first ? "_nchw" + std::to_string(tile.side) : ""),
                            "direct_fused", static_cast<int32_t>(row.precision), row.split, 90, true, row.packed});
         }
         return all;
     }
 
     std::unique_ptr<Plan> plan(const Problem &p, const Tactic &t, const Device &device, std::string &reason) const override {
-        const Tile &tile = kRows[t.row].tile;
+        const Row &row = kRows[t.row];
+        const Tile &tile = row.tile;
+        const std::string next = "use another direct_fused tactic";
         reason = problem_reason(p, t);
-        if (reason.empty()) reason = subtile_reason(p, t, tile.kernel, tile.pool);
+        if (reason.empty()) reason = subtile_reason(p, t, tile.kernel, tile.pool, tile.channels_first);
         if (reason.empty()) reason = prologue_reason(p, t);
         if (!reason.empty()) return nullptr;
-        const int32_t split = kRows[t.row].split;
-        const DirectRsShared shared = shared_of(tile);
-        const SubtileShape shape{tile.kernel, tile.pool,          tile.subtiles(), tile.block_n, tile.stage_taps,
-                                 tile.stages, shared.raw_columns, shared.raw_rows, 64,           tile.side,
-                                 split};
+        const DirectRsShared shared = shared_of(row);
+        const SubtileShape shape = shape_of(row, shared);
         const SubtileTiles tiles(p, shape);
         const int64_t slices = ceil_div(p.c, 4 * p.per_chunk());
         const int64_t bytes =
-            split == 1 ? shared.bytes : shared.push_offset + pushed_bytes(split, tile.block_m() * tile.block_n / 128);
+            row.split == 1 ? shared.bytes : shared.push_offset + pushed_bytes(row.split, tile.block_m() * tile.block_n / 128);
         if (bytes > device.shared_per_block)
-            reason = refusal(t, "shared memory of a block", device.shared_per_block, std::to_string(bytes),
-                             "use another direct_fused tactic");
-        else if (slices < split)
-            reason =
-                refusal(t, "slices of channels", slices, "at least " + std::to_string(split), "use another direct_fused tactic");
-        else if (tiles.groups * std::max<int64_t>(tiles.channels * split, tile.subtiles()) > kMaxCount)
-            reason = refusal(t, "tiles", tiles.count(), kAtMostMaxCount, "use another direct_fused tactic");
+            reason = refusal(t, "shared memory of a block", device.shared_per_block, std::to_string(bytes), next);
+        else if (slices < row.split)
+            reason = refusal(t, "slices of channels", slices, "at least " + std::to_string(row.split), next);
+        else if (tiles.groups * std::max<int64_t>(tiles.channels * row.split, tile.subtiles()) > kMaxCount)
+            reason = refusal(t, "tiles", tiles.count(), kAtMostMaxCount, next);
         if (!reason.empty()) return nullptr;
-        const size_t instance = t.row * kRsPrologues + static_cast<size_t>(prologue_of(p));
-        const void *function =
-            kernel_of_row<kRows>(t.row, [&]<Precision kPrecision>() { return kernel<kPrecision>(instance, false); });
-        const int64_t grid = split > 1 ? tiles.count() * split : std::min<int64_t>(tiles.count(), device.multiprocessors);
-        const Kernel main{function, grid, 128 * (tile.groups + 1), split, bytes};
+        const int64_t pad = int64_t{p.pads_begin[2]} * p.pool_strides[2] + p.pool_pads_begin[2];
+        const int variant = tile.channels_first ? pad % 4 == 1 : static_cast<int>(prologue_of(p));
+        const void *function = kernel_of_row<kRows>(
+            t.row, [&]<Precision kPrecision>() { return kernel<kPrecision>(t.row * kRsVariants + variant, false); });
+        const int64_t grid = row.split > 1 ? tiles.count() * row.split : std::min<int64_t>(tiles.count(), device.multiprocessors);
+        const Kernel main{function, grid, 128 * (tile.groups + 1), row.split, bytes};
         return std::make_unique<DirectRsPlan>(p, t, device, main, shape);
     }
 };
@@ -130,9 +155,6 @@ public:
 }  // namespace
 }  // namespace direct_rs
 
-const Family &direct_rs_family() {
-    static const direct_rs::DirectRs family;
-    return family;
-}
+CONVPOOL_DEFINE_FAMILY(direct_rs, DirectRs)
 
 }  // namespace convpool

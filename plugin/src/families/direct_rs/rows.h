@@ -1,14 +1,72 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tactics of direct_rs.
+// The tactics of direct_rs, and how their shared memory is laid out.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "core/rows.h"
-#include "families/direct_rs/params.h"
+
+namespace convpool {
+
+// How a warpgroup goes through a slice: all box means, then all products, in turns with the other warpgroup; row of taps after
+// row of taps, with the means of one beside the products of the one before; or half of the channels after the other.
+enum class RsOrder { kTurns, kRows, kSteps };
+
+// What happens to pixels before they are added up: nothing; a ReLU, of X as it is or scaled and shifted; a LeakyReLU of X as it is; any
+// activation of X scaled and shifted.
+enum class RsPrologue { kNone, kRelu, kLeaky, kAffine };
+// Kernels of a row: channels last one for each prologue; channels first where X's columns begin at 1 modulo 4, and for all others.
+constexpr int kRsVariants = 4;
+
+// Channels first, a box of pixels begins at a column that is a multiple of this, 16 or 32 bytes, up to seven before the window that
+// it holds.
+constexpr int kNchwAlignment = 8;
+
+// Shared memory of a block, in bytes; raw_* in pixels. Channels last, a plane has every pool-th column of the pixels under a subtile,
+// a multiple of the 128 bytes that TMA starts at; channels first it has all of a tile's. Blocks of a cluster push sums to
+// push_offset; `bytes` ends there.
+struct DirectRsShared {
+    int weight_stage, raw_columns, raw_rows, plane, raw_offset, sum_offset, barrier_offset, push_offset, bytes;
+
+    constexpr void place(int k_parts, int block_n, int stage_taps, int stages, int raw_stages, int subtiles, int planes) {
+        weight_stage = stage_taps * block_n * 64;
+        raw_offset = stages * weight_stage;
+        sum_offset = raw_offset + raw_stages * subtiles * planes * plane;
+        barrier_offset = sum_offset + (k_parts - 1) * 64 * block_n * 4;
+        bytes = barrier_offset + 2 * (stages + raw_stages * subtiles) * 8;
+        push_offset = (bytes + 127) / 128 * 128;
+    }
+};
+constexpr DirectRsShared direct_rs_shared(int side, int subtiles, int k_parts, int block_n, int kernel, int pool, int stage_taps,
+                                          int stages, int raw_stages) {
+    DirectRsShared s{};
+    s.raw_columns = side + (kernel + pool - 2) / pool;
+    s.raw_rows = pool * side + kernel - 1;
+    // An image's pixels are a multiple of four and none of eight, so that ldmatrix meets four neighbours of each of two in no bank.
+    if (side == 4) s.raw_columns += s.raw_columns * s.raw_rows % 8 != 4;
+    s.plane = s.raw_columns * s.raw_rows * 64 / (side * side) * 64;
+    s.place(k_parts, block_n, stage_taps, stages, raw_stages, subtiles, pool);
+    return s;
+}
+// Channels first. columns, rows: outputs of a tile. Windows of an output row see two columns more than two for each, with seven in
+// front. So that channels meet in no bank, 32 bytes apart modulo 64, there are three columns more that nobody reads; in 16 bits a row
+// more, or eight columns, besides those up to a whole chunk.
+constexpr DirectRsShared direct_rs_nchw_shared(bool is_16_bit, int columns, int rows, int k_parts, int block_n, int stage_taps,
+                                               int stages, int raw_stages) {
+    DirectRsShared s{};
+    s.raw_columns = 2 * columns + (!is_16_bit ? 12 : columns == 8 ? 24 : 16);
+    s.raw_rows = 2 * rows + (!is_16_bit || columns == 8 ? 2 : 3);
+    s.plane = s.raw_columns * s.raw_rows * 64;
+    s.place(k_parts, block_n, stage_taps, stages, raw_stages, 1, 1);
+    return s;
+}
+
+}  // namespace convpool
 
 namespace convpool::direct_rs {
+
+// The tactics of direct_rs.
 
 // Fitted, in microseconds.
 struct Cost {
@@ -20,214 +78,70 @@ struct Cost {
 enum class RsPrologues { kNone, kRelu, kAll };
 
 struct Tile {
-    int32_t kernel;       // rows and columns of it
-    int32_t pool = 2;     // of the window
-    int32_t side = 8;     // of an image's pixels in a subtile: 8, or 4 of each of four images
-    int32_t groups;       // warpgroups that multiply
-    int32_t k_parts = 1;  // of a slice: each by another warpgroup, which share a subtile's sum
+    bool channels_first;   // the layout of X and Y
+    int32_t kernel, pool;  // rows and columns of them
+    int32_t side;          // channels last: of an image's pixels in a subtile: 8, or 4 of each of four images
+                           // channels first: columns of a tile's outputs; 128 of them, or 64
+    int32_t groups;        // warpgroups that multiply
+    int32_t depth;         // channels first: such tiles, one after the other, that share weights
+    int32_t k_parts;       // of a slice: each by another warpgroup, which share sums
     int32_t block_n;
     int32_t stage_taps;  // whose weights make a stage
     int32_t stages, raw_stages;
     RsOrder order;
-    bool splits = false;  // blocks of a cluster may share a tile's slices
-    RsPrologues prologues = RsPrologues::kNone;
+    bool splits;  // blocks of a cluster may share a tile's slices
+    RsPrologues prologues;
     Cost cost;
 
-    constexpr int subtiles() const { return groups / k_parts; }  // of 64 pixels
-    constexpr int block_m() const { return 64 * subtiles(); }
+    constexpr int rows() const { return channels_first ? 128 / k_parts / side : side; }
+    constexpr int images() const { return channels_first ? 1 : 64 / (side * side); }
+    constexpr int subtiles() const { return channels_first ? depth : groups / k_parts; }
+    constexpr int block_m() const { return rows() * side * images() * subtiles(); }
 };
 
-constexpr Tile k3x3m128n256{.kernel = 3,
-                            .groups = 2,
-                            .block_n = 256,
-                            .stage_taps = 1,
-                            .stages = 8,
-                            .raw_stages = 2,
-                            .order = RsOrder::kRows,
-                            .prologues = RsPrologues::kRelu,
-                            .cost = {3.36, 3.12, 3.17, 2.95}};
-constexpr Tile k3x3m128n128{.kernel = 3,
-                            .groups = 2,
-                            .block_n = 128,
-                            .stage_taps = 3,
-                            .stages = 5,
-                            .raw_stages = 2,
-                            .order = RsOrder::kTurns,
-                            .prologues = RsPrologues::kAll,
-                            .cost = {2.18, 1.96, 1.86, 1.55}};
-constexpr Tile k3x3m128n64{.kernel = 3,
-                           .groups = 2,
-                           .block_n = 64,
-                           .stage_taps = 3,
-                           .stages = 8,
-                           .raw_stages = 3,
-                           .order = RsOrder::kTurns,
-                           .prologues = RsPrologues::kAll,
-                           .cost = {1.70, 1.32, 1.33, 0.55}};
-constexpr Tile k3x3m128n32{.kernel = 3,
-                           .groups = 2,
-                           .block_n = 32,
-                           .stage_taps = 3,
-                           .stages = 6,
-                           .raw_stages = 4,
-                           .order = RsOrder::kTurns,
-                           .prologues = RsPrologues::kRelu,
-                           .cost = {1.54, 1.22, 1.21, 0.25}};
-constexpr Tile k3x3m256n32{.kernel = 3,
-                           .groups = 4,
-                           .block_n = 32,
-                           .stage_taps = 3,
-                           .stages = 6,
-                           .raw_stages = 2,
-                           .order = RsOrder::kSteps,
-                           .cost = {2.94, 2.16, 0, 0.45}};
-constexpr Tile k3x3m64n128{.kernel = 3,
-                           .groups = 2,
-                           .k_parts = 2,
-                           .block_n = 128,
-                           .stage_taps = 3,
-                           .stages = 5,
-                           .raw_stages = 3,
-                           .order = RsOrder::kRows,
-                           .prologues = RsPrologues::kAll,
-                           .cost = {1.30, 1.11, 1.10, 0.80}};
-constexpr Tile k3x3m64n64{.kernel = 3,
-                          .groups = 2,
-                          .k_parts = 2,
-                          .block_n = 64,
-                          .stage_taps = 3,
-                          .stages = 8,
-                          .raw_stages = 5,
-                          .order = RsOrder::kRows,
-                          .prologues = RsPrologues::kAll,
-                          .cost = {1.00, 0.86, 0.85, 0.50}};
-constexpr Tile k3x3m64n32{.kernel = 3,
-                          .groups = 2,
-                          .k_parts = 2,
-                          .block_n = 32,
-                          .stage_taps = 3,
-                          .stages = 9,
-                          .raw_stages = 6,
-                          .order = RsOrder::kRows,
-                          .prologues = RsPrologues::kRelu,
-                          .cost = {0.94, 0.80, 0.78, 0.25}};
+// Tiles channels last and channels first; the latter of 3x3 kernels and windows of 2x2.
+constexpr Tile nhwc(int32_t kernel, int32_t pool, int32_t side, int32_t groups, int32_t k_parts, int32_t block_n,
+                    int32_t stage_taps, int32_t stages, int32_t raw_stages, RsOrder order, bool splits, RsPrologues prologues,
+                    Cost cost) {
+    return {false,      kernel, pool,       side,  groups, 1,         k_parts, block_n,
+            stage_taps, stages, raw_stages, order, splits, prologues, cost};
+}
+constexpr Tile nchw(int32_t columns, int32_t depth, int32_t k_parts, int32_t block_n, int32_t stage_taps, int32_t stages,
+                    int32_t raw_stages, RsOrder order, Cost cost) {
+    return {true, 3, 2, columns, 2, depth, k_parts, block_n, stage_taps, stages, raw_stages, order, false, RsPrologues::kNone,
+            cost};
+}
 
-// For small images.
-constexpr Tile k3x3m64n128of4{.kernel = 3,
-                              .side = 4,
-                              .groups = 2,
-                              .k_parts = 2,
-                              .block_n = 128,
-                              .stage_taps = 3,
-                              .stages = 4,
-                              .raw_stages = 2,
-                              .order = RsOrder::kRows,
-                              .splits = true,
-                              .prologues = RsPrologues::kRelu,
-                              .cost = {1.30, 1.15, 1.25, 1.10}};
-constexpr Tile k3x3m64n64of4{.kernel = 3,
-                             .side = 4,
-                             .groups = 2,
-                             .k_parts = 2,
-                             .block_n = 64,
-                             .stage_taps = 3,
-                             .stages = 7,
-                             .raw_stages = 3,
-                             .order = RsOrder::kRows,
-                             .splits = true,
-                             .prologues = RsPrologues::kRelu,
-                             .cost = {1.05, 0.88, 0.93, 0.35}};
-constexpr Tile k5x5m128n128{.kernel = 5,
-                            .groups = 2,
-                            .block_n = 128,
-                            .stage_taps = 1,
-                            .stages = 15,
-                            .raw_stages = 2,
-                            .order = RsOrder::kRows,
-                            .cost = {5.14, 4.38, 4.58, 2.45}};
-constexpr Tile k5x5m128n64{.kernel = 5,
-                           .groups = 2,
-                           .block_n = 64,
-                           .stage_taps = 5,
-                           .stages = 6,
-                           .raw_stages = 2,
-                           .order = RsOrder::kRows,
-                           .cost = {3.64, 2.92, 3.12, 1.35}};
-constexpr Tile k5x5m64n64{.kernel = 5,
-                          .groups = 2,
-                          .k_parts = 2,
-                          .block_n = 64,
-                          .stage_taps = 5,
-                          .stages = 5,
-                          .raw_stages = 4,
-                          .order = RsOrder::kRows,
-                          .cost = {1.98, 1.60, 1.66, 1.05}};
-constexpr Tile k5x5m64n32{.kernel = 5,
-                          .groups = 2,
-                          .k_parts = 2,
-                          .block_n = 32,
-                          .stage_taps = 5,
-                          .stages = 9,
-                          .raw_stages = 5,
-                          .order = RsOrder::kRows,
-                          .cost = {1.88, 1.50, 1.50, 0.40}};
-constexpr Tile k3x3pool3m64n128{.kernel = 3,
-                                .pool = 3,
-                                .groups = 2,
-                                .k_parts = 2,
-                                .block_n = 128,
-                                .stage_taps = 3,
-                                .stages = 4,
-                                .raw_stages = 2,
-                                .order = RsOrder::kRows,
-                                .cost = {1.60, 0, 1.52, 1.70}};
-constexpr Tile k3x3pool3m64n64{.kernel = 3,
-                               .pool = 3,
-                               .groups = 2,
-                               .k_parts = 2,
-                               .block_n = 64,
-                               .stage_taps = 3,
-                               .stages = 6,
-                               .raw_stages = 3,
-                               .order = RsOrder::kRows,
-                               .cost = {1.34, 0, 1.08, 1.05}};
-constexpr Tile k3x3pool3m64n32{.kernel = 3,
-                               .pool = 3,
-                               .groups = 2,
-                               .k_parts = 2,
-                               .block_n = 32,
-                               .stage_taps = 3,
-                               .stages = 7,
-                               .raw_stages = 4,
-                               .order = RsOrder::kRows,
-                               .cost = {1.20, 0, 0.92, 0.85}};
-constexpr Tile k5x5pool3m64n64{.kernel = 5,
-                               .pool = 3,
-                               .groups = 2,
-                               .k_parts = 2,
-                               .block_n = 64,
-                               .stage_taps = 5,
-                               .stages = 5,
-                               .raw_stages = 2,
-                               .order = RsOrder::kRows,
-                               .cost = {2.82, 0, 2.02, 1.75}};
-constexpr Tile k5x5pool3m64n32{.kernel = 5,
-                               .pool = 3,
-                               .groups = 2,
-                               .k_parts = 2,
-                               .block_n = 32,
-                               .stage_taps = 5,
-                               .stages = 6,
-                               .raw_stages = 3,
-                               .order = RsOrder::kRows,
-                               .cost = {2.78, 0, 1.86, 0.75}};
+// clang-format off
+using O = RsOrder;
+using P = RsPrologues;
+// kernel, pool, side, groups, k_parts, block_n, stage_taps, stages, raw_stages, order, splits, prologues, cost
+constexpr Tile k3x3m128n256 =     nhwc(3, 2, 8, 2, 1, 256, 1,  8, 2,  O::kRows, false, P::kRelu, {3.36, 3.12, 3.17, 2.95});
+constexpr Tile k3x3m128n128 =     nhwc(3, 2, 8, 2, 1, 128, 3,  5, 2, O::kTurns, false,  P::kAll, {2.18, 1.96, 1.86, 1.55});
+constexpr Tile k3x3m128n64 =      nhwc(3, 2, 8, 2, 1,  64, 3,  8, 3, O::kTurns, false,  P::kAll, {1.70, 1.32, 1.33, 0.55});
+constexpr Tile k3x3m128n32 =      nhwc(3, 2, 8, 2, 1,  32, 3,  6, 4, O::kTurns, false, P::kRelu, {1.54, 1.22, 1.21, 0.25});
+constexpr Tile k3x3m256n32 =      nhwc(3, 2, 8, 4, 1,  32, 3,  6, 2, O::kSteps, false, P::kNone, {2.94, 2.16, 0, 0.45});
+constexpr Tile k3x3m64n128 =      nhwc(3, 2, 8, 2, 2, 128, 3,  5, 3,  O::kRows, false,  P::kAll, {1.30, 1.11, 1.10, 0.80});
+constexpr Tile k3x3m64n64 =       nhwc(3, 2, 8, 2, 2,  64, 3,  8, 5,  O::kRows, false,  P::kAll, {1.00, 0.86, 0.85, 0.50});
+constexpr Tile k3x3m64n32 =       nhwc(3, 2, 8, 2, 2,  32, 3,  9, 6,  O::kRows, false, P::kRelu, {0.94, 0.80, 0.78, 0.25});
+constexpr Tile k3x3m64n128of4 =   nhwc(3, 2, 4, 2, 2, 128, 3,  4, 2,  O::kRows,  true, P::kRelu, {1.30, 1.15, 1.25, 1.10});
+constexpr Tile k3x3m64n64of4 =    nhwc(3, 2, 4, 2, 2,  64, 3,  7, 3,  O::kRows,  true, P::kRelu, {1.05, 0.88, 0.93, 0.35});
+constexpr Tile k5x5m128n128 =     nhwc(5, 2, 8, 2, 1, 128, 1, 15, 2,  O::kRows, false, P::kNone, {5.14, 4.38, 4.58, 2.45});
+constexpr Tile k5x5m128n64 =      nhwc(5, 2, 8, 2, 1,  64, 5,  6, 2,  O::kRows, false, P::kNone, {3.64, 2.92, 3.12, 1.35});
+constexpr Tile k5x5m64n64 =       nhwc(5, 2, 8, 2, 2,  64, 5,  5, 4,  O::kRows, false, P::kNone, {1.98, 1.60, 1.66, 1.05});
+constexpr Tile k5x5m64n32 =       nhwc(5, 2, 8, 2, 2,  32, 5,  9, 5,  O::kRows, false, P::kNone, {1.88, 1.50, 1.50, 0.40});
+constexpr Tile k3x3pool3m64n128 = nhwc(3, 3, 8, 2, 2, 128, 3,  4, 2,  O::kRows, false, P::kNone, {1.60, 0, 1.52, 1.70});
+constexpr Tile k3x3pool3m64n64 =  nhwc(3, 3, 8, 2, 2,  64, 3,  6, 3,  O::kRows, false, P::kNone, {1.34, 0, 1.08, 1.05});
+constexpr Tile k3x3pool3m64n32 =  nhwc(3, 3, 8, 2, 2,  32, 3,  7, 4,  O::kRows, false, P::kNone, {1.20, 0, 0.92, 0.85});
+constexpr Tile k5x5pool3m64n64 =  nhwc(5, 3, 8, 2, 2,  64, 5,  5, 2,  O::kRows, false, P::kNone, {2.82, 0, 2.02, 1.75});
+constexpr Tile k5x5pool3m64n32 =  nhwc(5, 3, 8, 2, 2,  32, 5,  6, 3,  O::kRows, false, P::kNone, {2.78, 0, 1.86, 0.75});
 
 struct Row {
     int32_t id;  // never reused
     Precision precision;
     bool packed;  // how box means are summed: in X's type, or in fp32
     Tile tile;
-    int32_t split = 1;
+    int32_t split;
 
     constexpr bool takes(RsPrologue prologue) const {
         if (prologue == RsPrologue::kNone) return true;
@@ -239,109 +153,70 @@ struct Row {
     }
 };
 
-inline constexpr Row kRows[] = {
-    {.id = 4101, .precision = Precision::kF16, .packed = false, .tile = k3x3m128n256},
-    {.id = 4102, .precision = Precision::kF16, .packed = false, .tile = k3x3m128n128},
-    {.id = 4103, .precision = Precision::kF16, .packed = false, .tile = k3x3m128n64},
-    {.id = 4104, .precision = Precision::kF16, .packed = false, .tile = k3x3m128n32},
-    {.id = 4105, .precision = Precision::kF16, .packed = false, .tile = k3x3m256n32},
-    {.id = 4106, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n64},
-    {.id = 4107, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n32},
-    {.id = 4108, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n128},
-    {.id = 4110, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n128of4, .split = 2},
-    {.id = 4111, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n128of4, .split = 4},
-    {.id = 4112, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n64of4},
-    {.id = 4113, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n64of4, .split = 2},
-    {.id = 4114, .precision = Precision::kF16, .packed = false, .tile = k3x3m64n64of4, .split = 4},
-    {.id = 4151, .precision = Precision::kF16, .packed = true, .tile = k3x3m128n256},
-    {.id = 4152, .precision = Precision::kF16, .packed = true, .tile = k3x3m128n128},
-    {.id = 4153, .precision = Precision::kF16, .packed = true, .tile = k3x3m128n64},
-    {.id = 4154, .precision = Precision::kF16, .packed = true, .tile = k3x3m128n32},
-    {.id = 4155, .precision = Precision::kF16, .packed = true, .tile = k3x3m256n32},
-    {.id = 4156, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n64},
-    {.id = 4157, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n32},
-    {.id = 4158, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n128},
-    {.id = 4160, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n128of4, .split = 2},
-    {.id = 4161, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n128of4, .split = 4},
-    {.id = 4162, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n64of4},
-    {.id = 4163, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n64of4, .split = 2},
-    {.id = 4164, .precision = Precision::kF16, .packed = true, .tile = k3x3m64n64of4, .split = 4},
-    {.id = 4201, .precision = Precision::kBF16, .packed = false, .tile = k3x3m128n256},
-    {.id = 4202, .precision = Precision::kBF16, .packed = false, .tile = k3x3m128n128},
-    {.id = 4203, .precision = Precision::kBF16, .packed = false, .tile = k3x3m128n64},
-    {.id = 4204, .precision = Precision::kBF16, .packed = false, .tile = k3x3m128n32},
-    {.id = 4205, .precision = Precision::kBF16, .packed = false, .tile = k3x3m256n32},
-    {.id = 4206, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n64},
-    {.id = 4207, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n32},
-    {.id = 4208, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n128},
-    {.id = 4210, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n128of4, .split = 2},
-    {.id = 4211, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n128of4, .split = 4},
-    {.id = 4212, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n64of4},
-    {.id = 4213, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n64of4, .split = 2},
-    {.id = 4214, .precision = Precision::kBF16, .packed = false, .tile = k3x3m64n64of4, .split = 4},
-    {.id = 4251, .precision = Precision::kBF16, .packed = true, .tile = k3x3m128n256},
-    {.id = 4252, .precision = Precision::kBF16, .packed = true, .tile = k3x3m128n128},
-    {.id = 4253, .precision = Precision::kBF16, .packed = true, .tile = k3x3m128n64},
-    {.id = 4254, .precision = Precision::kBF16, .packed = true, .tile = k3x3m128n32},
-    {.id = 4255, .precision = Precision::kBF16, .packed = true, .tile = k3x3m256n32},
-    {.id = 4256, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n64},
-    {.id = 4257, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n32},
-    {.id = 4258, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n128},
-    {.id = 4260, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n128of4, .split = 2},
-    {.id = 4261, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n128of4, .split = 4},
-    {.id = 4262, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n64of4},
-    {.id = 4263, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n64of4, .split = 2},
-    {.id = 4264, .precision = Precision::kBF16, .packed = true, .tile = k3x3m64n64of4, .split = 4},
-    {.id = 4301, .precision = Precision::kTF32, .packed = false, .tile = k3x3m128n256},
-    {.id = 4302, .precision = Precision::kTF32, .packed = false, .tile = k3x3m128n128},
-    {.id = 4303, .precision = Precision::kTF32, .packed = false, .tile = k3x3m128n64},
-    {.id = 4304, .precision = Precision::kTF32, .packed = false, .tile = k3x3m128n32},
-    {.id = 4305, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n128},
-    {.id = 4306, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n64},
-    {.id = 4307, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n32},
-    {.id = 4309, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n128of4, .split = 2},
-    {.id = 4310, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n128of4, .split = 4},
-    {.id = 4311, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n64of4},
-    {.id = 4312, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n64of4, .split = 2},
-    {.id = 4313, .precision = Precision::kTF32, .packed = false, .tile = k3x3m64n64of4, .split = 4},
-    {.id = 4401, .precision = Precision::kF16, .packed = false, .tile = k5x5m128n128},
-    {.id = 4402, .precision = Precision::kF16, .packed = false, .tile = k5x5m128n64},
-    {.id = 4403, .precision = Precision::kF16, .packed = false, .tile = k5x5m64n64},
-    {.id = 4404, .precision = Precision::kF16, .packed = false, .tile = k5x5m64n32},
-    {.id = 4405, .precision = Precision::kF16, .packed = false, .tile = k3x3pool3m64n128},
-    {.id = 4406, .precision = Precision::kF16, .packed = false, .tile = k3x3pool3m64n64},
-    {.id = 4407, .precision = Precision::kF16, .packed = false, .tile = k3x3pool3m64n32},
-    {.id = 4408, .precision = Precision::kF16, .packed = false, .tile = k5x5pool3m64n32},
-    {.id = 4451, .precision = Precision::kF16, .packed = true, .tile = k5x5m128n128},
-    {.id = 4452, .precision = Precision::kF16, .packed = true, .tile = k5x5m128n64},
-    {.id = 4453, .precision = Precision::kF16, .packed = true, .tile = k5x5m64n64},
-    {.id = 4454, .precision = Precision::kF16, .packed = true, .tile = k5x5m64n32},
-    {.id = 4501, .precision = Precision::kBF16, .packed = false, .tile = k5x5m128n128},
-    {.id = 4502, .precision = Precision::kBF16, .packed = false, .tile = k5x5m128n64},
-    {.id = 4503, .precision = Precision::kBF16, .packed = false, .tile = k5x5m64n64},
-    {.id = 4504, .precision = Precision::kBF16, .packed = false, .tile = k5x5m64n32},
-    {.id = 4505, .precision = Precision::kBF16, .packed = false, .tile = k3x3pool3m64n128},
-    {.id = 4506, .precision = Precision::kBF16, .packed = false, .tile = k3x3pool3m64n64},
-    {.id = 4507, .precision = Precision::kBF16, .packed = false, .tile = k3x3pool3m64n32},
-    {.id = 4508, .precision = Precision::kBF16, .packed = false, .tile = k5x5pool3m64n32},
-    {.id = 4551, .precision = Precision::kBF16, .packed = true, .tile = k5x5m128n128},
-    {.id = 4552, .precision = Precision::kBF16, .packed = true, .tile = k5x5m128n64},
-    {.id = 4553, .precision = Precision::kBF16, .packed = true, .tile = k5x5m64n64},
-    {.id = 4554, .precision = Precision::kBF16, .packed = true, .tile = k5x5m64n32},
-    {.id = 4601, .precision = Precision::kTF32, .packed = false, .tile = k5x5m128n128},
-    {.id = 4602, .precision = Precision::kTF32, .packed = false, .tile = k5x5m128n64},
-    {.id = 4603, .precision = Precision::kTF32, .packed = false, .tile = k5x5m64n64},
-    {.id = 4604, .precision = Precision::kTF32, .packed = false, .tile = k5x5m64n32},
-    {.id = 4605, .precision = Precision::kTF32, .packed = false, .tile = k3x3pool3m64n128},
-    {.id = 4606, .precision = Precision::kTF32, .packed = false, .tile = k3x3pool3m64n64},
-    {.id = 4607, .precision = Precision::kTF32, .packed = false, .tile = k3x3pool3m64n32},
-    {.id = 4608, .precision = Precision::kTF32, .packed = false, .tile = k5x5pool3m64n32},
-    {.id = 4609, .precision = Precision::kTF32, .packed = false, .tile = k5x5pool3m64n64},
+struct Line {
+    Tile tile;
+    int32_t split;
+    int32_t ids[5];  // F16, F16 packed, BF16, BF16 packed, TF32
+
+    constexpr Row row(size_t kind) const {
+        return {ids[kind], static_cast<Precision>(kind / 2), kind % 2 == 1, tile, split};
+    }
 };
-static_assert(ids_rise(kRows));
+
+inline constexpr Line kLines[] = {
+    // tile, split, {F16, packed, BF16, packed, TF32}
+    {k3x3m128n256,     1, {4101, 4151, 4201, 4251, 4301}},
+    {k3x3m128n128,     1, {4102, 4152, 4202, 4252, 4302}},
+    {k3x3m128n64,      1, {4103, 4153, 4203, 4253, 4303}},
+    {k3x3m128n32,      1, {4104, 4154, 4204, 4254, 4304}},
+    {k3x3m256n32,      1, {4105, 4155, 4205, 4255,    0}},
+    {k3x3m64n64,       1, {4106, 4156, 4206, 4256, 4306}},
+    {k3x3m64n32,       1, {4107, 4157, 4207, 4257, 4307}},
+    {k3x3m64n128,      1, {4108, 4158, 4208, 4258, 4305}},
+    {k3x3m64n128of4,   2, {4110, 4160, 4210, 4260, 4309}},
+    {k3x3m64n128of4,   4, {4111, 4161, 4211, 4261, 4310}},
+    {k3x3m64n64of4,    1, {4112, 4162, 4212, 4262, 4311}},
+    {k3x3m64n64of4,    2, {4113, 4163, 4213, 4263, 4312}},
+    {k3x3m64n64of4,    4, {4114, 4164, 4214, 4264, 4313}},
+    {k5x5m128n128,     1, {4401, 4451,    0,    0, 4601}},
+    {k5x5m64n64,       1, {4403, 4453, 4503, 4553, 4603}},
+    {k5x5m64n32,       1, {4404, 4454, 4504, 4554, 4604}},
+    {k3x3pool3m64n128, 1, {4405,    0, 4505,    0,    0}},
+    {k3x3pool3m64n32,  1, {4407,    0, 4507,    0, 4607}},
+    {k5x5pool3m64n32,  1, {4408,    0, 4508,    0, 4608}},
+    {k5x5m128n64,      1, {   0,    0, 4502, 4552,    0}},
+    {k3x3pool3m64n64,  1, {   0,    0, 4506,    0, 4606}},
+    {k5x5pool3m64n64,  1, {   0,    0,    0,    0, 4609}},
+    // nchw(columns, depth, k_parts, block_n, stage_taps, stages, raw_stages, order, cost)
+    {nchw(16, 1, 1, 256, 1,  7, 2,  O::kRows, {0, 0, 4.00, 2.20}), 1, {      0,    0,    0,    0, 4351}},
+    {nchw(32, 1, 1, 256, 1,  8, 2,  O::kRows, {0, 0, 3.88, 2.90}), 1, {      0,    0,    0,    0, 4352}},
+    {nchw(16, 1, 1, 128, 3,  5, 2,  O::kRows, {0, 0, 2.08, 1.80}), 1, {      0,    0,    0,    0, 4353}},
+    {nchw(32, 1, 1, 128, 3,  5, 2,  O::kRows, {0, 0, 1.94, 2.30}), 1, {      0,    0,    0,    0, 4354}},
+    {nchw(16, 1, 1,  64, 3,  6, 3, O::kTurns, {0, 0, 1.78, 0.40}), 1, {      0,    0,    0,    0, 4355}},
+    {nchw(32, 2, 1,  64, 3,  7, 3, O::kTurns, {0, 0, 2.62, 1.20}), 1, {      0,    0,    0,    0, 4358}},
+    {nchw(16, 1, 1,  32, 3, 12, 3, O::kTurns, {0, 0, 1.52, 0.70}), 1, {      0,    0,    0,    0, 4359}},
+    {nchw(16, 1, 2, 128, 3,  4, 3,  O::kRows, {0, 0, 1.40, 2.40}), 1, {      0,    0,    0,    0, 4361}},
+    {nchw(16, 1, 2,  64, 3,  8, 4,  O::kRows, {0, 0, 1.20, 0.60}), 1, {      0,    0,    0,    0, 4362}},
+    {nchw(16, 1, 2,  32, 3,  9, 5,  O::kRows, {0, 0, 0.98, 0.60}), 1, {      0,    0,    0,    0, 4363}},
+    {nchw(16, 1, 1, 256, 1,  7, 2,  O::kRows, {4.40, 4.30, 0, 2.10}), 1, {4651, 4701, 4751, 4801,    0}},
+    {nchw(32, 1, 1, 256, 1,  7, 2,  O::kRows, {3.98, 3.93, 0, 2.90}), 1, {4652, 4702, 4752, 4802,    0}},
+    {nchw(16, 1, 1, 128, 3,  4, 2,  O::kRows, {2.62, 2.52, 0, 0.90}), 1, {4653, 4703, 4753, 4803,    0}},
+    {nchw(32, 1, 1, 128, 3,  4, 2,  O::kRows, {2.45, 2.36, 0, 1.00}), 1, {4654, 4704, 4754, 4804,    0}},
+    {nchw(16, 1, 1,  64, 3,  9, 2, O::kTurns, {2.48, 2.25, 0, 0.45}), 1, {4656, 4706, 4756, 4806,    0}},
+    {nchw(32, 1, 1,  64, 3,  9, 2, O::kTurns, {2.17, 1.95, 0, 0.60}), 1, {4657, 4707, 4757, 4807,    0}},
+    {nchw(16, 1, 1,  32, 3,  9, 3, O::kTurns, {2.30, 2.00, 0, 0.30}), 1, {4659, 4709, 4759, 4809,    0}},
+    {nchw(32, 1, 1,  32, 3, 10, 3, O::kTurns, {2.05, 1.80, 0, 0.40}), 1, {4660, 4710, 4760, 4810,    0}},
+    {nchw(16, 1, 2,  64, 3,  6, 4,  O::kRows, {1.58, 1.50, 0, 0.32}), 1, {4662, 4712, 4762, 4812,    0}},
+    {nchw(16, 1, 2,  32, 3,  8, 5,  O::kRows, {1.62, 1.45, 0, 0.10}), 1, {4663, 4713, 4763, 4813,    0}},
+    {nchw( 8, 1, 2, 128, 3,  4, 2,  O::kRows, {2.33, 2.26, 0, 0.10}), 1, {4664, 4714, 4764, 4814,    0}},
+    {nchw( 8, 1, 2,  64, 3,  6, 3,  O::kRows, {1.96, 1.83, 0, 0.10}), 1, {4665, 4715, 4765, 4815,    0}},
+};
+// clang-format on
+inline constexpr auto kRows = rows_of<kLines>();
+static_assert(ids_differ(kRows));
 static_assert(all_rows(kRows, +[](const Row &row) { return row.slice_us() > 0; }), "a row's tile has a fitted cost");
 
-// The kernel of a row of this precision with a prologue: instance row * kRsPrologues + prologue.
+// The kernel of a row of this precision: instance row * kRsVariants + variant.
 template <Precision kPrecision> const void *kernel(size_t instance, bool);
 
 }  // namespace convpool::direct_rs

@@ -3,11 +3,7 @@
 #include <algorithm>
 
 #include "core/cost.h"
-#include "core/kernel_lookup.h"
-#include "core/launch.h"
-#include "core/naming.h"
-#include "core/refusal.h"
-#include "families/direct_tma/params.h"
+#include "core/plan.h"
 #include "families/direct_tma/rows.h"
 #include "subtiles/plan.h"
 
@@ -33,7 +29,7 @@ double DirectTmaPlan::expected_us() const {
     double slice_us = cost.slice_us * (row.precision == Precision::kTF32 ? 0.92 : 1.0);
     if (p.prologue_affine || (p.has_prologue() && row.tile.kernel == 1)) slice_us = std::max(slice_us, cost.prologue_us);
     else if (p.has_prologue()) slice_us *= 1.3;  // only an activation; of 128 pixels 1.04 to 1.17, the rest is caution
-    const double rounds = ceil_div(params().tiles, grid());
+    const double rounds = ceil_div(params().tiles, device.multiprocessors);
     const double exposed_bytes = (x_bytes(p) / params().slices + y_bytes(p)) / rounds;
     return 2.03 + std::max(rounds * (params().slices * slice_us + cost.end_us) + exposed_bytes / kBytesPerUs,
                            (x_bytes(p) + y_bytes(p)) / kBytesPerUs);
@@ -80,9 +76,6 @@ public:
 }  // namespace
 }  // namespace direct_tma
 
-const Family &direct_tma_family() {
-    static const direct_tma::DirectTma family;
-    return family;
-}
+CONVPOOL_DEFINE_FAMILY(direct_tma, DirectTma)
 
 }  // namespace convpool

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tactics of direct_tma.
+// The tactics of direct_tma, and how their shared memory is laid out.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,34 @@
 
 #include "core/rows.h"
 
+namespace convpool {
+
+// Shared memory of a direct_tma block, in bytes; `plane` in box means of 16 bytes, raw_* in pixels of one column parity.
+struct DirectTmaShared {
+    int weight_stage, raw_columns, raw_rows, raw_offset, plane, mean_offset, barrier_offset, bytes;
+};
+constexpr DirectTmaShared direct_tma_shared(int subtiles, int block_n, int kernel, int stage_taps, int stages, int raw_stages,
+                                            int mean_stages) {
+    DirectTmaShared s{};
+    s.weight_stage = stage_taps * block_n * 64;
+    s.raw_offset = stages * s.weight_stage;
+    s.raw_columns = 8 + kernel / 2;
+    s.raw_rows = 2 * s.raw_columns;
+    // Two columns of neighbours, stored at once by eight lanes with four chunks, meet in no bank: 2 modulo 8.
+    s.plane = kernel == 1 ? 66 : 290;
+    const int means = mean_stages * subtiles * 4 * s.plane * 16;
+    const int raw_stage = subtiles * 2 * s.raw_columns * s.raw_rows * 64;
+    s.mean_offset = s.raw_offset + raw_stages * raw_stage;
+    s.barrier_offset = s.mean_offset + means;
+    s.bytes = s.barrier_offset + 2 * (stages + raw_stages + mean_stages) * 8;
+    return s;
+}
+
+}  // namespace convpool
+
 namespace convpool::direct_tma {
+
+// The tactics of direct_tma.
 
 // Fitted, in microseconds.
 struct Cost {
@@ -29,127 +56,24 @@ struct Tile {
     constexpr int block_m() const { return 64 * subtiles; }
 };
 
-constexpr Tile k3x3m128n256{.kernel = 3,
-                            .subtiles = 2,
-                            .block_n = 256,
-                            .stage_taps = 1,
-                            .stages = 4,
-                            .raw_stages = 2,
-                            .mean_stages = 2,
-                            .mean_warps = 3,
-                            .cost = {3.47, 6.24, 4.8}};
-constexpr Tile k3x3m128n128{.kernel = 3,
-                            .subtiles = 2,
-                            .block_n = 128,
-                            .stage_taps = 3,
-                            .stages = 3,
-                            .raw_stages = 2,
-                            .mean_stages = 2,
-                            .mean_warps = 7,
-                            .cost = {2.25, 3.71, 1.33}};
-constexpr Tile k3x3m128n64{.kernel = 3,
-                           .subtiles = 2,
-                           .block_n = 64,
-                           .stage_taps = 3,
-                           .stages = 5,
-                           .raw_stages = 2,
-                           .mean_stages = 2,
-                           .mean_warps = 7,
-                           .cost = {2.06, 3.82, 0.42}};
-constexpr Tile k3x3m128n32{.kernel = 3,
-                           .subtiles = 2,
-                           .block_n = 32,
-                           .stage_taps = 3,
-                           .stages = 5,
-                           .raw_stages = 3,
-                           .mean_stages = 2,
-                           .mean_warps = 7,
-                           .cost = {1.97, 3.71, 0.31}};
-constexpr Tile k3x3m64n256{.kernel = 3,
-                           .subtiles = 1,
-                           .block_n = 256,
-                           .stage_taps = 1,
-                           .stages = 8,
-                           .raw_stages = 3,
-                           .mean_stages = 2,
-                           .mean_warps = 7,
-                           .cost = {2.05, 3.13, 1.11}};
-constexpr Tile k3x3m64n128{.kernel = 3,
-                           .subtiles = 1,
-                           .block_n = 128,
-                           .stage_taps = 3,
-                           .stages = 4,
-                           .raw_stages = 4,
-                           .mean_stages = 2,
-                           .mean_warps = 7,
-                           .cost = {1.52, 2.90, 0.77}};
-constexpr Tile k3x3m64n64{.kernel = 3,
-                          .subtiles = 1,
-                          .block_n = 64,
-                          .stage_taps = 3,
-                          .stages = 6,
-                          .raw_stages = 5,
-                          .mean_stages = 2,
-                          .mean_warps = 7,
-                          .cost = {1.52, 3.08, 0.23}};
-constexpr Tile k1x1n128{.kernel = 1,
-                        .subtiles = 1,
-                        .block_n = 128,
-                        .stage_taps = 1,
-                        .stages = 8,
-                        .raw_stages = 8,
-                        .mean_stages = 4,
-                        .mean_warps = 7,
-                        .mean_groups = 3,
-                        .cost = {0.35, 0.79, 0.51}};
-constexpr Tile k1x1n256{.kernel = 1,
-                        .subtiles = 1,
-                        .block_n = 256,
-                        .stage_taps = 1,
-                        .stages = 4,
-                        .raw_stages = 8,
-                        .mean_stages = 4,
-                        .mean_warps = 7,
-                        .mean_groups = 3,
-                        .cost = {0.50, 0.84, 0.81}};
+// clang-format off
+// kernel, subtiles, block_n, stage_taps, stages, raw_stages, mean_stages, mean_warps, mean_groups, cost
+constexpr Tile k3x3m128n256{3, 2, 256, 1, 4, 2, 2, 3, 1, {3.47, 6.24, 4.8}};
+constexpr Tile k1x1n128{    1, 1, 128, 1, 8, 8, 4, 7, 3, {0.35, 0.79, 0.51}};
+constexpr Tile k1x1n256{    1, 1, 256, 1, 4, 8, 4, 7, 3, {0.50, 0.84, 0.81}};
 
-struct Row {
-    int32_t id;  // never reused
-    Precision precision;
-    Tile tile;
-};
+using Row = TileRow<Tile>;
+using Line = TileLine<Tile>;
 
-inline constexpr Row kRows[] = {
-    {.id = 2701, .precision = Precision::kF16, .tile = k3x3m128n256},
-    {.id = 2702, .precision = Precision::kF16, .tile = k3x3m128n128},
-    {.id = 2703, .precision = Precision::kF16, .tile = k3x3m128n64},
-    {.id = 2704, .precision = Precision::kF16, .tile = k3x3m128n32},
-    {.id = 2705, .precision = Precision::kF16, .tile = k3x3m64n256},
-    {.id = 2706, .precision = Precision::kF16, .tile = k3x3m64n128},
-    {.id = 2707, .precision = Precision::kF16, .tile = k3x3m64n64},
-    {.id = 2724, .precision = Precision::kF16, .tile = k1x1n128},
-    {.id = 2725, .precision = Precision::kF16, .tile = k1x1n256},
-    {.id = 2801, .precision = Precision::kBF16, .tile = k3x3m128n256},
-    {.id = 2802, .precision = Precision::kBF16, .tile = k3x3m128n128},
-    {.id = 2803, .precision = Precision::kBF16, .tile = k3x3m128n64},
-    {.id = 2804, .precision = Precision::kBF16, .tile = k3x3m128n32},
-    {.id = 2805, .precision = Precision::kBF16, .tile = k3x3m64n256},
-    {.id = 2806, .precision = Precision::kBF16, .tile = k3x3m64n128},
-    {.id = 2807, .precision = Precision::kBF16, .tile = k3x3m64n64},
-    {.id = 2824, .precision = Precision::kBF16, .tile = k1x1n128},
-    {.id = 2825, .precision = Precision::kBF16, .tile = k1x1n256},
-    {.id = 2901, .precision = Precision::kTF32, .tile = k3x3m128n256},
-    {.id = 2902, .precision = Precision::kTF32, .tile = k3x3m128n128},
-    {.id = 2903, .precision = Precision::kTF32, .tile = k3x3m128n64},
-    {.id = 2904, .precision = Precision::kTF32, .tile = k3x3m128n32},
-    {.id = 2905, .precision = Precision::kTF32, .tile = k3x3m64n256},
-    {.id = 2906, .precision = Precision::kTF32, .tile = k3x3m64n128},
-    {.id = 2907, .precision = Precision::kTF32, .tile = k3x3m64n64},
-    {.id = 2924, .precision = Precision::kTF32, .tile = k1x1n128},
-    {.id = 2925, .precision = Precision::kTF32, .tile = k1x1n256},
+inline constexpr Line kLines[] = {
+    // tile, split, {F16, BF16, TF32, TF32x3}
+    {k3x3m128n256, 1, {2701, 2801, 2901, 0}},
+    {k1x1n128,     1, {2724, 2824, 2924, 0}},
+    {k1x1n256,     1, {2725, 2825, 2925, 0}},
 };
-// Ids 2501 to 2621, 2721 to 2723, and those 100 and 200 later, belonged to rows that are gone.
-static_assert(ids_rise(kRows));
+// clang-format on
+inline constexpr auto kRows = rows_of<kLines>();
+static_assert(ids_differ(kRows));
 static_assert(all_rows(
                   kRows, +[](const Row &row) { return row.tile.cost.slice_us > 0 && row.tile.cost.prologue_us > 0; }),
               "a row's tile has a fitted cost");

@@ -6,11 +6,7 @@
 #include <cstdlib>
 
 #include "core/cost.h"
-#include "core/kernel_lookup.h"
-#include "core/launch.h"
-#include "core/naming.h"
-#include "core/refusal.h"
-#include "families/few_channels/params.h"
+#include "core/plan.h"
 #include "families/few_channels/rows.h"
 
 namespace convpool {
@@ -180,9 +176,6 @@ public:
 }  // namespace
 }  // namespace few_channels
 
-const Family &few_channels_family() {
-    static const few_channels::FewChannels family;
-    return family;
-}
+CONVPOOL_DEFINE_FAMILY(few_channels, FewChannels)
 
 }  // namespace convpool

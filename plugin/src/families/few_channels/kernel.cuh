@@ -10,13 +10,13 @@
 // So most layers, with Y in chunks and no residual, have an end of their own.
 #pragma once
 
-#include "families/few_channels/params.h"
-#include "kernels/epilogue/store_tile.cuh"
-#include "kernels/prologue/chunk_prologue.cuh"
-#include "kernels/ptx/global_memory.cuh"
-#include "kernels/ptx/mma_sync.cuh"
-#include "kernels/ptx/packed_math.cuh"
-#include "kernels/tile/box_mean.cuh"
+#include "families/few_channels/rows.h"
+#include "kernels/epilogue/store_rows.cuh"
+#include "kernels/mma/multiply_slice.cuh"
+#include "kernels/prologue/prologue.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/numbers.cuh"
+#include "kernels/tile/chunk.cuh"
 
 namespace convpool {
 
@@ -328,3 +328,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
 }
 
 }  // namespace convpool
+
+namespace convpool::few_channels {
+
+// From rows of few_channels to kernels.
+
+struct Instances : RowsOf<kRows> {
+    template <size_t kRow> static const void *kernel(bool) {
+        constexpr Tile t = kRows[kRow].tile;
+        using Config = FewChannelsConfig<kRows[kRow].precision, t.block_m, t.block_n, t.warps, 1, t.steps, t.min_blocks>;
+        return reinterpret_cast<const void *>(&few_channels_kernel<Config>);
+    }
+};
+
+}  // namespace convpool::few_channels

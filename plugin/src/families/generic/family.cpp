@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // generic: the definition of the operator, one thread per output; any rank, stride, dilation and group.
 #include "core/cost.h"
-#include "core/launch.h"
-#include "families/generic/kernel.h"
+#include "core/plan.h"
+#include "families/generic/params.h"
 
 namespace convpool {
 namespace generic {
@@ -83,9 +83,6 @@ public:
 }  // namespace
 }  // namespace generic
 
-const Family &generic_family() {
-    static const generic::Generic family;
-    return family;
-}
+CONVPOOL_DEFINE_FAMILY(generic, Generic)
 
 }  // namespace convpool

@@ -2,6 +2,8 @@
 // What the host tells generic.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <cstdint>
 
 #include "core/params.h"
@@ -29,5 +31,16 @@ struct ExactParams {
     const float *w_scale;   // by output channel, or null
     int32_t y_dtype;        // convpool_dtype, of the bias and the residual too
 };
+
+// Launches of generic's kernels. All return the runtime's error.
+
+// Of float types.
+cudaError_t launch_generic(const GenericParams &params, Precision precision, cudaStream_t stream);
+// Loads the kernel on the current device.
+cudaError_t load_generic(Precision precision);
+
+// Of 8-bit types, whose sums are exact. dtype: an 8-bit one, of X and W.
+cudaError_t launch_generic_exact(const ExactParams &params, int32_t dtype, cudaStream_t stream);
+cudaError_t load_generic_exact(int32_t dtype);
 
 }  // namespace convpool

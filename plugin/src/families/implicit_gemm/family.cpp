@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // implicit_gemm: implicit GEMM on tensor cores by mma.sync, on every GPU from Turing on.
-#include "core/kernel_lookup.h"
-#include "core/refusal.h"
 #include "families/implicit_gemm/rows.h"
 #include "gemm/plan.h"
 
@@ -42,9 +40,6 @@ public:
 }  // namespace
 }  // namespace implicit_gemm
 
-const Family &implicit_gemm_family() {
-    static const implicit_gemm::ImplicitGemm family;
-    return family;
-}
+CONVPOOL_DEFINE_FAMILY(implicit_gemm, ImplicitGemm)
 
 }  // namespace convpool

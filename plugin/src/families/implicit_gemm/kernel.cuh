@@ -7,10 +7,11 @@
 // tile's rows see through the tap (gathered, zeros outside the tensor) and the tap's weights.
 #pragma once
 
-#include "gemm/params.h"
-#include "kernels/epilogue/store_tile.cuh"
+#include "families/implicit_gemm/rows.h"
+#include "gemm/rows.h"
+#include "kernels/epilogue/store_rows.cuh"
 #include "kernels/mma/multiply_slice.cuh"
-#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/memory.cuh"
 
 namespace convpool {
 
@@ -167,3 +168,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
 }
 
 }  // namespace convpool
+
+namespace convpool::implicit_gemm {
+
+// From rows of implicit_gemm to kernels.
+
+struct Instances : RowsOf<kRows> {
+    template <size_t kRow> static const void *kernel(bool) {
+        return reinterpret_cast<const void *>(&implicit_gemm_kernel<TileConfigOf<kRows, kRow>>);
+    }
+};
+
+}  // namespace convpool::implicit_gemm

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // implicit_gemm_cpasync: implicit GEMM on Hopper's tensor cores (wgmma), fed by cp.async.
-#include "core/kernel_lookup.h"
-#include "core/refusal.h"
 #include "families/implicit_gemm_cpasync/rows.h"
 #include "gemm/plan.h"
 
@@ -16,7 +14,7 @@ public:
     using GemmPlan::GemmPlan;
 
     double expected_us() const override {
-        const bool fused_w = row_.operand == Operand::kFusedW;
+        const bool fused_w = row_.operand == gemm::Operand::kFusedW;
         // Three products of half the channels; or pixels that are rounded first, while the tensor cores wait.
         const double products = row_.precision == Precision::kTF32x3            ? 1.34
                                 : fused_w && row_.precision == Precision::kTF32 ? 2.2
@@ -51,9 +49,6 @@ public:
 }  // namespace
 }  // namespace implicit_gemm_cpasync
 
-const Family &implicit_gemm_cpasync_family() {
-    static const implicit_gemm_cpasync::ImplicitGemmCpAsync family;
-    return family;
-}
+CONVPOOL_DEFINE_FAMILY(implicit_gemm_cpasync, ImplicitGemmCpAsync)
 
 }  // namespace convpool

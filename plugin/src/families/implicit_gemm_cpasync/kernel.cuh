@@ -9,10 +9,10 @@
 // mma/gemm_sums.cuh tells.
 #pragma once
 
-#include "gemm/params.h"
-#include "kernels/epilogue/store_gemm_tile.cuh"
+#include "families/implicit_gemm_cpasync/rows.h"
+#include "gemm/rows.h"
 #include "kernels/mma/gemm_sums.cuh"
-#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/memory.cuh"
 #include "kernels/tile/chunk.cuh"
 
 namespace convpool {
@@ -191,3 +191,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
 }
 
 }  // namespace convpool
+
+namespace convpool::implicit_gemm_cpasync {
+
+// From rows of implicit_gemm_cpasync to kernels.
+
+struct Instances : RowsOf<kRows> {
+    template <size_t kRow> static const void *kernel(bool) {
+        return reinterpret_cast<const void *>(&implicit_gemm_cpasync_kernel<TileConfigOf<kRows, kRow>>);
+    }
+};
+
+}  // namespace convpool::implicit_gemm_cpasync

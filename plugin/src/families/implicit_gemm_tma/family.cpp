@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // implicit_gemm_tma: implicit GEMM on Hopper's tensor cores (wgmma), fed by TMA in im2col mode.
-#include "core/kernel_lookup.h"
-#include "core/refusal.h"
 #include "families/implicit_gemm_tma/im2col_box.h"
 #include "families/implicit_gemm_tma/params.h"
 #include "families/implicit_gemm_tma/rows.h"
@@ -111,9 +109,6 @@ public:
 }  // namespace
 }  // namespace implicit_gemm_tma
 
-const Family &implicit_gemm_tma_family() {
-    static const implicit_gemm_tma::ImplicitGemmTma family;
-    return family;
-}
+CONVPOOL_DEFINE_FAMILY(implicit_gemm_tma, ImplicitGemmTma)
 
 }  // namespace convpool

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "families/implicit_gemm_tma/im2col_box.h"
 
-#include "core/refusal.h"
+#include "core/tactic.h"
 
 namespace convpool::implicit_gemm_tma {
 

@@ -4,8 +4,7 @@
 
 #include <string>
 
-#include "core/driver.h"
-#include "core/tactic.h"
+#include "core/plan.h"
 
 namespace convpool::implicit_gemm_tma {
 

@@ -13,13 +13,11 @@
 #pragma once
 
 #include "families/implicit_gemm_tma/params.h"
-#include "kernels/epilogue/store_gemm_tile.cuh"
+#include "families/implicit_gemm_tma/rows.h"
 #include "kernels/mma/gemm_sums.cuh"
-#include "kernels/prologue/packed_prologue.cuh"
-#include "kernels/ptx/mbarrier.cuh"
-#include "kernels/ptx/mma_sync.cuh"
+#include "kernels/mma/multiply_slice.cuh"
+#include "kernels/prologue/prologue.cuh"
 #include "kernels/ptx/tma.cuh"
-#include "kernels/tile/ring.cuh"
 
 namespace convpool {
 
@@ -200,3 +198,20 @@ __global__ void __launch_bounds__(Config::kThreads + im2col_copy_threads(Config:
 }
 
 }  // namespace convpool
+
+namespace convpool::implicit_gemm_tma {
+
+// From rows of implicit_gemm_tma to kernels.
+
+struct Instances : RowsOf<kRows> {
+    template <size_t kRow> static const void *kernel(bool activates) {
+        constexpr Tile t = kRows[kRow].tile;
+        constexpr Precision kPrecision = kRows[kRow].precision;
+        using Config = TileConfigOf<kRows, kRow>;
+        if constexpr (can_activate(kPrecision, t.block_m, t.block_n, t.min_blocks))
+            if (activates) return reinterpret_cast<const void *>(&implicit_gemm_tma_kernel<Config, true>);
+        return reinterpret_cast<const void *>(&implicit_gemm_tma_kernel<Config, false>);
+    }
+};
+
+}  // namespace convpool::implicit_gemm_tma

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "gemm/params.h"
+#include "gemm/rows.h"
 
 namespace convpool {
 

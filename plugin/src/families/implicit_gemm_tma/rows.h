@@ -8,128 +8,56 @@
 
 namespace convpool::implicit_gemm_tma {
 
-using gemm::Operand;
+using gemm::Line;
 using gemm::Row;
 using gemm::Tile;
 
 // Steps are of 128 bytes of channels of one tap.
-constexpr Tile k128x256s4{
-    .block_m = 128, .block_n = 256, .warps_m = 8, .warps_n = 1, .stages = 4, .min_blocks = 1, .step = {0.574}};
-constexpr Tile k128x128s6{
-    .block_m = 128, .block_n = 128, .warps_m = 8, .warps_n = 1, .stages = 6, .min_blocks = 1, .step = {0.314}};
-constexpr Tile k128x128s3{
-    .block_m = 128, .block_n = 128, .warps_m = 8, .warps_n = 1, .stages = 3, .min_blocks = 2, .step = {0.332, 0.331}};
-constexpr Tile k256x128s4{
-    .block_m = 256, .block_n = 128, .warps_m = 16, .warps_n = 1, .stages = 4, .min_blocks = 1, .step = {0.587}};
-constexpr Tile k128x64s8{
-    .block_m = 128, .block_n = 64, .warps_m = 8, .warps_n = 1, .stages = 8, .min_blocks = 1, .step = {0.227}};
-constexpr Tile k128x64s4{
-    .block_m = 128, .block_n = 64, .warps_m = 8, .warps_n = 1, .stages = 4, .min_blocks = 2, .step = {0.194, 0.228}};
-constexpr Tile k64x64s8{.block_m = 64, .block_n = 64, .warps_m = 4, .warps_n = 1, .stages = 8, .min_blocks = 1, .step = {0.206}};
-constexpr Tile k64x64s4{
-    .block_m = 64, .block_n = 64, .warps_m = 4, .warps_n = 1, .stages = 4, .min_blocks = 3, .step = {0.094, 0.233}};
-constexpr Tile k64x128s8{
-    .block_m = 64, .block_n = 128, .warps_m = 4, .warps_n = 1, .stages = 8, .min_blocks = 1, .step = {0.238}};
-constexpr Tile k64x32s8{.block_m = 64, .block_n = 32, .warps_m = 4, .warps_n = 1, .stages = 8, .min_blocks = 2, .step = {0.206}};
+// clang-format off
+// block_m, block_n, warps_m, warps_n, stages, min_blocks, step
+constexpr Tile k128x256s4{128, 256,  8, 1, 4, 1, {0.574}};
+constexpr Tile k128x128s6{128, 128,  8, 1, 6, 1, {0.314}};
+constexpr Tile k128x128s3{128, 128,  8, 1, 3, 2, {0.332, 0.331}};
+constexpr Tile k256x128s4{256, 128, 16, 1, 4, 1, {0.587}};
+constexpr Tile k128x64s8{ 128,  64,  8, 1, 8, 1, {0.227}};
+constexpr Tile k128x64s4{ 128,  64,  8, 1, 4, 2, {0.194, 0.228}};
+constexpr Tile k64x64s8{   64,  64,  4, 1, 8, 1, {0.206}};
+constexpr Tile k64x64s4{   64,  64,  4, 1, 4, 3, {0.094, 0.233}};
+constexpr Tile k64x128s8{  64, 128,  4, 1, 8, 1, {0.238}};
+constexpr Tile k64x32s8{   64,  32,  4, 1, 8, 2, {0.206}};
 
-inline constexpr Row kRows[] = {
-    {.id = 1541, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k128x256s4},
-    {.id = 1542, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k128x128s6},
-    {.id = 1543, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k128x128s3},
-    {.id = 1544, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k256x128s4},
-    {.id = 1545, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k128x64s8},
-    {.id = 1546, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k128x64s4},
-    {.id = 1547, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k64x64s8},
-    {.id = 1548, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k64x64s4},
-    {.id = 1549, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k64x128s8},
-    {.id = 1561, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k128x128s6, .split = 2},
-    {.id = 1562, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k128x128s6, .split = 4},
-    {.id = 1563, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k128x64s8, .split = 2},
-    {.id = 1564, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k128x64s8, .split = 4},
-    {.id = 1565, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k64x64s8, .split = 2},
-    {.id = 1566, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k64x64s8, .split = 4},
-    {.id = 1567, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k64x64s8, .split = 8},
-    {.id = 1568, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k64x128s8, .split = 2},
-    {.id = 1569, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k64x128s8, .split = 4},
-    {.id = 1571, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k64x64s4, .split = 6},
-    {.id = 1573, .precision = Precision::kF16, .operand = Operand::kPooledX, .tile = k128x128s6, .split = 3},
-    {.id = 1641, .precision = Precision::kBF16, .operand = Operand::kPooledX, .tile = k128x256s4},
-    {.id = 1642, .precision = Precision::kBF16, .operand = Operand::kPooledX, .tile = k128x128s6},
-    {.id = 1645, .precision = Precision::kBF16, .operand = Operand::kPooledX, .tile = k128x64s8},
-    {.id = 1647, .precision = Precision::kBF16, .operand = Operand::kPooledX, .tile = k64x64s8},
-    {.id = 1649, .precision = Precision::kBF16, .operand = Operand::kPooledX, .tile = k64x128s8},
-    {.id = 1665, .precision = Precision::kBF16, .operand = Operand::kPooledX, .tile = k64x64s8, .split = 2},
-    {.id = 1666, .precision = Precision::kBF16, .operand = Operand::kPooledX, .tile = k64x64s8, .split = 4},
-    {.id = 1673, .precision = Precision::kBF16, .operand = Operand::kPooledX, .tile = k128x128s6, .split = 3},
-    {.id = 1741, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k128x256s4},
-    {.id = 1742, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k128x128s6},
-    {.id = 1744, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k256x128s4},
-    {.id = 1745, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k128x64s8},
-    {.id = 1747, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k64x64s8},
-    {.id = 1749, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k64x128s8},
-    {.id = 1761, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k128x128s6, .split = 2},
-    {.id = 1763, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k128x64s8, .split = 2},
-    {.id = 1764, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k128x64s8, .split = 4},
-    {.id = 1765, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k64x64s8, .split = 2},
-    {.id = 1766, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k64x64s8, .split = 4},
-    {.id = 1767, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k64x64s8, .split = 8},
-    {.id = 1768, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k64x128s8, .split = 2},
-    {.id = 1769, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k64x128s8, .split = 4},
-    {.id = 1771, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k64x64s4, .split = 6},
-    {.id = 1772, .precision = Precision::kTF32, .operand = Operand::kPooledX, .tile = k64x64s4, .split = 8},
-    {.id = 1842, .precision = Precision::kTF32x3, .operand = Operand::kPooledX, .tile = k128x128s6},
-    {.id = 1845, .precision = Precision::kTF32x3, .operand = Operand::kPooledX, .tile = k128x64s8},
-    {.id = 1847, .precision = Precision::kTF32x3, .operand = Operand::kPooledX, .tile = k64x64s8},
-    {.id = 1849, .precision = Precision::kTF32x3, .operand = Operand::kPooledX, .tile = k64x128s8},
-    {.id = 1861, .precision = Precision::kTF32x3, .operand = Operand::kPooledX, .tile = k128x128s6, .split = 2},
-    {.id = 1863, .precision = Precision::kTF32x3, .operand = Operand::kPooledX, .tile = k128x64s8, .split = 2},
-    {.id = 1864, .precision = Precision::kTF32x3, .operand = Operand::kPooledX, .tile = k128x64s8, .split = 4},
-    {.id = 1865, .precision = Precision::kTF32x3, .operand = Operand::kPooledX, .tile = k64x64s8, .split = 2},
-    {.id = 1866, .precision = Precision::kTF32x3, .operand = Operand::kPooledX, .tile = k64x64s8, .split = 4},
-    {.id = 1868, .precision = Precision::kTF32x3, .operand = Operand::kPooledX, .tile = k64x128s8, .split = 2},
-    {.id = 1869, .precision = Precision::kTF32x3, .operand = Operand::kPooledX, .tile = k64x128s8, .split = 4},
-    {.id = 3541, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k128x256s4},
-    {.id = 3542, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k128x128s6},
-    {.id = 3544, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k256x128s4},
-    {.id = 3545, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k128x64s8},
-    {.id = 3547, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x64s8},
-    {.id = 3548, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x64s4},
-    {.id = 3549, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x128s8},
-    {.id = 3561, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k128x128s6, .split = 2},
-    {.id = 3563, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k128x64s8, .split = 2},
-    {.id = 3564, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k128x64s8, .split = 4},
-    {.id = 3565, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x64s8, .split = 2},
-    {.id = 3566, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x64s8, .split = 4},
-    {.id = 3567, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x64s8, .split = 8},
-    {.id = 3568, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x128s8, .split = 2},
-    {.id = 3569, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x128s8, .split = 4},
-    {.id = 3570, .precision = Precision::kF16, .operand = Operand::kFusedW, .tile = k64x64s4, .split = 6},
-    {.id = 3642, .precision = Precision::kBF16, .operand = Operand::kFusedW, .tile = k128x128s6},
-    {.id = 3645, .precision = Precision::kBF16, .operand = Operand::kFusedW, .tile = k128x64s8},
-    {.id = 3647, .precision = Precision::kBF16, .operand = Operand::kFusedW, .tile = k64x64s8},
-    {.id = 3665, .precision = Precision::kBF16, .operand = Operand::kFusedW, .tile = k64x64s8, .split = 2},
-    {.id = 3666, .precision = Precision::kBF16, .operand = Operand::kFusedW, .tile = k64x64s8, .split = 4},
-    {.id = 3670, .precision = Precision::kBF16, .operand = Operand::kFusedW, .tile = k64x64s4, .split = 6},
-    {.id = 3741, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k128x256s4},
-    {.id = 3742, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k128x128s6},
-    {.id = 3745, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k128x64s8},
-    {.id = 3747, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x64s8},
-    {.id = 3749, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x128s8},
-    {.id = 3763, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k128x64s8, .split = 2},
-    {.id = 3764, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k128x64s8, .split = 4},
-    {.id = 3765, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x64s8, .split = 2},
-    {.id = 3766, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x64s8, .split = 4},
-    {.id = 3767, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x64s8, .split = 8},
-    {.id = 3768, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x128s8, .split = 2},
-    {.id = 3769, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x128s8, .split = 4},
-    {.id = 3770, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x64s4, .split = 6},
-    {.id = 3771, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x32s8, .split = 2},
-    {.id = 3772, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x32s8, .split = 4},
-    {.id = 3773, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x32s8, .split = 6},
-    {.id = 3774, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x32s8, .split = 8},
-    {.id = 3775, .precision = Precision::kTF32, .operand = Operand::kFusedW, .tile = k64x64s4, .split = 4},
+inline constexpr Line kLines[] = {
+    // tile, split, {X pooled: F16, BF16, TF32, TF32x3;  W fused: the same}
+    {k128x256s4, 1, {1541, 1641, 1741,    0, 3541,    0, 3741, 0}},
+    {k128x128s6, 1, {1542, 1642, 1742, 1842, 3542, 3642, 3742, 0}},
+    {k128x128s3, 1, {1543,    0,    0,    0,    0,    0,    0, 0}},
+    {k256x128s4, 1, {1544,    0, 1744,    0, 3544,    0,    0, 0}},
+    {k128x64s8,  1, {1545, 1645, 1745, 1845, 3545, 3645, 3745, 0}},
+    {k128x64s4,  1, {1546,    0,    0,    0,    0,    0,    0, 0}},
+    {k64x64s8,   1, {1547, 1647,    0, 1847,    0, 3647, 3747, 0}},
+    {k64x64s4,   1, {1548,    0,    0,    0, 3548,    0,    0, 0}},
+    {k64x128s8,  1, {1549,    0, 1749, 1849, 3549,    0,    0, 0}},
+    {k128x128s6, 2, {1561,    0, 1761, 1861, 3561,    0,    0, 0}},
+    {k128x128s6, 4, {1562,    0,    0,    0,    0,    0,    0, 0}},
+    {k128x64s8,  2, {1563,    0, 1763, 1863, 3563,    0, 3763, 0}},
+    {k128x64s8,  4, {1564,    0, 1764, 1864, 3564,    0, 3764, 0}},
+    {k64x128s8,  2, {1568,    0, 1768, 1868,    0,    0,    0, 0}},
+    {k64x128s8,  4, {1569,    0, 1769, 1869, 3569,    0,    0, 0}},
+    {k64x64s4,   6, {1571,    0, 1771,    0, 3570, 3670, 3770, 0}},
+    {k128x128s6, 3, {1573, 1673,    0,    0,    0,    0,    0, 0}},
+    {k64x64s8,   2, {   0,    0, 1765, 1865,    0, 3665,    0, 0}},
+    {k64x64s4,   8, {   0,    0, 1772,    0,    0,    0,    0, 0}},
+    {k64x64s8,   4, {   0,    0,    0, 1866,    0,    0, 3766, 0}},
+    {k64x64s8,   8, {   0,    0,    0,    0, 3567,    0, 3767, 0}},
+    {k64x32s8,   2, {   0,    0,    0,    0,    0,    0, 3771, 0}},
+    {k64x32s8,   4, {   0,    0,    0,    0,    0,    0, 3772, 0}},
+    {k64x32s8,   6, {   0,    0,    0,    0,    0,    0, 3773, 0}},
+    {k64x32s8,   8, {   0,    0,    0,    0,    0,    0, 3774, 0}},
+    {k64x64s4,   4, {   0,    0,    0,    0,    0,    0, 3775, 0}},
 };
-static_assert(ids_rise(kRows));
+// clang-format on
+inline constexpr auto kRows = rows_of<kLines>();
+static_assert(ids_differ(kRows));
 static_assert(all_rows(kRows, gemm::is_fitted), "a row's tile has a fitted cost");
 
 // The kernel of a row of this precision.

@@ -3,11 +3,7 @@
 #include <algorithm>
 
 #include "core/cost.h"
-#include "core/kernel_lookup.h"
-#include "core/launch.h"
-#include "core/naming.h"
-#include "core/refusal.h"
-#include "families/pointwise/params.h"
+#include "core/plan.h"
 #include "families/pointwise/rows.h"
 
 namespace convpool {
@@ -145,9 +141,6 @@ private:
 }  // namespace
 }  // namespace pointwise
 
-const Family &pointwise_family() {
-    static const pointwise::Pointwise family;
-    return family;
-}
+CONVPOOL_DEFINE_FAMILY(pointwise, Pointwise)
 
 }  // namespace convpool

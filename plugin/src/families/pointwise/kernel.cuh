@@ -8,10 +8,10 @@
 // Loops that could be unrolled are not: a small layer spends more time on fetching instructions than on running them.
 #pragma once
 
-#include "families/pointwise/params.h"
-#include "kernels/epilogue/split_reduction.cuh"
-#include "kernels/epilogue/store_tile.cuh"
-#include "kernels/ptx/cp_async.cuh"
+#include "families/pointwise/rows.h"
+#include "kernels/epilogue/pushed_sums.cuh"
+#include "kernels/epilogue/store_rows.cuh"
+#include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/wgmma.cuh"
 #include "kernels/tile/chunk.cuh"
 
@@ -277,3 +277,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
 }
 
 }  // namespace convpool
+
+namespace convpool::pointwise {
+
+// From rows of pointwise to kernels.
+
+struct Instances : RowsOf<kRows> {
+    template <size_t kRow> static const void *kernel(bool prologue) {
+        constexpr Tile t = kRows[kRow].tile;
+        using Config = TileConfig<kRows[kRow].precision, t.block_m, t.block_n, t.warps_m, t.warps_n, t.stages, 1>;
+        return prologue ? reinterpret_cast<const void *>(&pointwise_kernel<Config, true>)
+                        : reinterpret_cast<const void *>(&pointwise_kernel<Config, false>);
+    }
+};
+
+}  // namespace convpool::pointwise

@@ -1,10 +1,217 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches box means and their adjoint.
-#include "kernels/box/box.cuh"
+// Box means and their adjoint: loads and stores of a vector, 16 bytes or one element, per item and place of the window.
 
 #include <algorithm>
 
+#include "kernels/passes.h"
+#include "kernels/ptx/numbers.cuh"
+#include "kernels/tile/chunk.cuh"
+
 namespace convpool::box {
+
+constexpr int kThreads = 256;
+
+template <class Element, int kVector> struct alignas(sizeof(Element) * kVector) Vector {
+    Element e[kVector];
+};
+
+// m(gate) * value: a gate that is not a number lets values pass.
+CONVPOOL_DEVICE float gated(float value, float gate, float slope) {
+    return gate <= 0.f ? (slope == 0.f ? 0.f : slope * value) : value;
+}
+
+// A vector and its gate as they are in memory; zeros where there is none, whose load other loads then pass.
+template <class Element, int kVector, Gate kGate> struct Raw {
+    using V = Vector<Element, kVector>;
+    V v, g;
+
+    CONVPOOL_DEVICE void load(const Params &p, bool there, int64_t at) {
+        v = g = V{};
+        if (there) v = static_cast<const V *>(p.in)[at];
+        if constexpr (kGate == Gate::kInput)
+            if (there) g = static_cast<const V *>(p.gate)[at];
+    }
+    // Element i, gated.
+    CONVPOOL_DEVICE float get(int i, float slope) const {
+        const float value = to_float(v.e[i]);
+        if constexpr (kGate == Gate::kSelf) return gated(value, value, slope);
+        if constexpr (kGate == Gate::kInput) return gated(value, to_float(g.e[i]), slope);
+        return value;
+    }
+};
+
+template <class Element, int kVector, Gate kGate>
+CONVPOOL_DEVICE void write_mean(const Params &p, int64_t at, const float (&sums)[kVector]) {
+    using V = Vector<Element, kVector>;
+    V v, g;
+    if constexpr (kGate == Gate::kOutput) g = static_cast<const V *>(p.gate)[at];
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+        float mean = mean_of(sums[i], p.mean);
+        if constexpr (kGate == Gate::kOutput) mean = gated(mean, to_float(g.e[i]), p.slope);
+        v.e[i] = from_float<Element>(mean);
+    }
+    static_cast<V *>(p.out)[at] = v;
+}
+
+// Where an item of the generic kernels writes.
+struct Place {
+    int32_t at[3], inner;
+    int64_t outer;
+};
+
+CONVPOOL_DEVICE Place place_of(const Params &p, uint32_t item) {
+    Place place;
+    uint32_t rest, digit;
+    p.div_inner.divmod(item, rest, digit);
+    place.inner = static_cast<int32_t>(digit);
+    for (int axis = 2; axis >= 0; --axis) {
+        p.div_size[axis].divmod(rest, rest, digit);
+        place.at[axis] = static_cast<int32_t>(digit);
+    }
+    place.outer = rest;
+    return place;
+}
+
+CONVPOOL_DEVICE int64_t offset(const int32_t (&size)[3], int64_t outer, int a, int b, int c) {
+    return ((outer * size[0] + a) * size[1] + b) * size[2] + c;
+}
+
+// An item for each output vector: any window.
+template <class Element, int kVector, Gate kGate> __global__ void __launch_bounds__(kThreads) gather_kernel(const Params p) {
+    const uint32_t item = blockIdx.x * kThreads + threadIdx.x;
+    if (item >= p.items) return;
+    const Place to = place_of(p, item);
+    Raw<Element, kVector, kGate> raw;
+    float sums[kVector] = {};
+    for (int a = 0; a < p.kernel[0]; ++a) {
+        const int x0 = to.at[0] * p.stride[0] + a * p.dilation[0] - p.begin[0];
+        if (x0 < 0 || x0 >= p.in_size[0]) continue;
+        for (int b = 0; b < p.kernel[1]; ++b) {
+            const int x1 = to.at[1] * p.stride[1] + b * p.dilation[1] - p.begin[1];
+            if (x1 < 0 || x1 >= p.in_size[1]) continue;
+            for (int c = 0; c < p.kernel[2]; ++c) {
+                const int x2 = to.at[2] * p.stride[2] + c * p.dilation[2] - p.begin[2];
+                if (x2 < 0 || x2 >= p.in_size[2]) continue;
+                raw.load(p, true, offset(p.in_size, to.outer, x0, x1, x2) * p.inner + to.inner);
+#pragma unroll
+                for (int i = 0; i < kVector; ++i) sums[i] += raw.get(i, p.slope);
+            }
+        }
+    }
+    write_mean<Element, kVector, kGate>(p, int64_t{item}, sums);
+}
+
+// The window along an axis whose place j holds the position t; false if there is none.
+CONVPOOL_DEVICE bool window_at(const Params &p, int axis, int t, int j, int &window) {
+    const int distance = t + p.begin[axis] - j * p.dilation[axis];
+    if (distance < 0) return false;
+    uint32_t quotient, rest;
+    p.div_stride[axis].divmod(static_cast<uint32_t>(distance), quotient, rest);
+    window = static_cast<int>(quotient);
+    return rest == 0 && window < p.in_size[axis];
+}
+
+// The first place of an undilated window that may hold t; the others are a stride apart.
+CONVPOOL_DEVICE int first_place(const Params &p, int axis, int t) {
+    if (p.dilation[axis] != 1) return 0;
+    uint32_t quotient, rest;
+    p.div_stride[axis].divmod(static_cast<uint32_t>(t + p.begin[axis]), quotient, rest);
+    return static_cast<int>(rest);
+}
+CONVPOOL_DEVICE int place_step(const Params &p, int axis) { return p.dilation[axis] == 1 ? p.stride[axis] : 1; }
+
+// An item for each position of the adjoint's output. `in` holds a value for each window.
+template <class Element, int kVector, Gate kGate> __global__ void __launch_bounds__(kThreads) spread_kernel(const Params p) {
+    const uint32_t item = blockIdx.x * kThreads + threadIdx.x;
+    if (item >= p.items) return;
+    const Place to = place_of(p, item);
+    Raw<Element, kVector, kGate> raw;
+    float sums[kVector] = {};
+    int w0, w1, w2;
+    for (int a = first_place(p, 0, to.at[0]); a < p.kernel[0]; a += place_step(p, 0)) {
+        if (!window_at(p, 0, to.at[0], a, w0)) continue;
+        for (int b = first_place(p, 1, to.at[1]); b < p.kernel[1]; b += place_step(p, 1)) {
+            if (!window_at(p, 1, to.at[1], b, w1)) continue;
+            for (int c = first_place(p, 2, to.at[2]); c < p.kernel[2]; c += place_step(p, 2)) {
+                if (!window_at(p, 2, to.at[2], c, w2)) continue;
+                raw.load(p, true, offset(p.in_size, to.outer, w0, w1, w2) * p.inner + to.inner);
+#pragma unroll
+                for (int i = 0; i < kVector; ++i) sums[i] += raw.get(i, p.slope);
+            }
+        }
+    }
+    write_mean<Element, kVector, kGate>(p, int64_t{item}, sums);
+}
+
+// Windows of 2x2 without dilation, of stride 1 or 2. An item makes kRows x kCols outputs; with a stride of 1, each row of the
+// input is loaded and summed in pairs once for the two rows of outputs that it is part of. All loads are under way at once.
+template <class Element, int kVector, Gate kGate, int kStride, int kRows, int kCols>
+__global__ void __launch_bounds__(kThreads) pairs_kernel(const Params p) {
+    const uint32_t item = blockIdx.x * kThreads + threadIdx.x;
+    if (item >= p.items) return;
+    const Place tile = place_of(p, item);  // of sizes in tiles
+    constexpr int kLoads = kStride == 1 ? kCols + 1 : 2 * kCols, kLines = kStride == 1 ? kRows + 1 : 2 * kRows;
+    const int y0 = tile.at[1] * kRows, x0 = tile.at[2] * kCols;
+    const int top = y0 * kStride - p.begin[1], left = x0 * kStride - p.begin[2];
+    const int64_t slice = tile.outer * p.out_size[0] + tile.at[0];
+    const int64_t corner = ((slice * p.in_size[1] + top) * p.in_size[2] + left) * p.inner + tile.inner;
+    const int line = p.in_size[2] * p.inner;
+    Raw<Element, kVector, kGate> raw[kLines][kLoads];
+#pragma unroll
+    for (int r = 0; r < kLines; ++r) {
+        const bool inside = top + r >= 0 && top + r < p.in_size[1];
+#pragma unroll
+        for (int l = 0; l < kLoads; ++l)
+            raw[r][l].load(p, inside && left + l >= 0 && left + l < p.in_size[2], corner + int64_t{r} * line + l * p.inner);
+    }
+    const int64_t out_corner = ((slice * p.out_size[1] + y0) * p.out_size[2] + x0) * p.inner + tile.inner;
+    const int out_line = p.out_size[2] * p.inner;
+    float before[kCols][kVector];
+#pragma unroll
+    for (int r = 0; r < kLines; ++r) {
+        const bool ends = kStride == 1 ? r > 0 : r % 2 == 1;  // a window
+        const int out_r = kStride == 1 ? r - 1 : r / 2;
+#pragma unroll
+        for (int c = 0; c < kCols; ++c) {
+            float sums[kVector];
+#pragma unroll
+            for (int i = 0; i < kVector; ++i) {
+                const float pair = raw[r][c * kStride].get(i, p.slope) + raw[r][c * kStride + 1].get(i, p.slope);
+                sums[i] = ends ? before[c][i] + pair : 0.f;
+                before[c][i] = pair;
+            }
+            if (ends && y0 + out_r < p.out_size[1] && x0 + c < p.out_size[2])
+                write_mean<Element, kVector, kGate>(p, out_corner + int64_t{out_r} * out_line + c * p.inner, sums);
+        }
+    }
+}
+
+// The adjoint for windows of 2x2, stride 2, without pads in front: an item writes the places of a window, or what lies behind all
+// windows.
+template <class Element, int kVector, Gate kGate>
+__global__ void __launch_bounds__(kThreads) spread_pairs_kernel(const Params p) {
+    const uint32_t item = blockIdx.x * kThreads + threadIdx.x;
+    if (item >= p.items) return;
+    const Place window = place_of(p, item);
+    Raw<Element, kVector, kGate> raw;
+    const int64_t slice = window.outer * p.out_size[0] + window.at[0];
+    raw.load(p, window.at[1] < p.in_size[1] && window.at[2] < p.in_size[2],
+             ((slice * p.in_size[1] + window.at[1]) * p.in_size[2] + window.at[2]) * p.inner + window.inner);
+    float sums[kVector];
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) sums[i] = raw.get(i, p.slope);
+#pragma unroll
+    for (int place = 0; place < 4; ++place) {
+        const int y = 2 * window.at[1] + place / 2, x = 2 * window.at[2] + place % 2;
+        if (y < p.out_size[1] && x < p.out_size[2])
+            write_mean<Element, kVector, kGate>(p, ((slice * p.out_size[1] + y) * p.out_size[2] + x) * p.inner + window.inner,
+                                                sums);
+    }
+}
+
+// Launches box means and their adjoint.
+
 namespace {
 
 struct Tile {

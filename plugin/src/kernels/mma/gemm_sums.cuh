@@ -1,4 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
+// A tile of an implicit GEMM by wgmma: a stage of its ring, a warp's sums, and their way to Y.
+#pragma once
+
+#include "gemm/rows.h"
+#include "kernels/epilogue/pushed_sums.cuh"
+#include "kernels/epilogue/store_rows.cuh"
+#include "kernels/ptx/wgmma.cuh"
+#include "kernels/tile/tile.cuh"
+
+namespace convpool {
+
+// A stage of the ring in shared memory: rows of pixels, then of weights.
+template <class Config> struct GemmStage {
+    static constexpr int kChunks = 8, kRowBytes = kChunks * 16;  // 128 bytes, the width of wgmma's swizzle
+    static constexpr int kPixelBytes = Config::kBlockM * kRowBytes;
+    static constexpr int kBytes = kPixelBytes + Config::kBlockN * kRowBytes;
+    static_assert(Config::kWarpM == 16 && Config::kWarpsN == 1, "a warp holds 16 rows of a warpgroup's product");
+    static_assert(Config::kWarpsM % 4 == 0, "whole warpgroups");
+    static_assert(Staging<Config>::kBytes <= Config::kStages * kBytes, "accumulators pass through the ring's place");
+};
+
+// What of Y a block computes, and its place among the blocks that share the sum.
+template <class Config> struct GemmTile {
+    int rank, pixel_tile, first_pixel, first_channel;
+
+    CONVPOOL_DEVICE explicit GemmTile(const ImplicitGemmParams &p) {
+        uint32_t tile, part, pixels, channels;
+        p.div_split.divmod(blockIdx.x, tile, part);
+        p.div_m_tiles.divmod(tile, pixels, channels);
+        rank = part;
+        pixel_tile = pixels;
+        first_pixel = pixels * Config::kBlockM;
+        first_channel = channels * Config::kBlockN;
+    }
+    // The first of its own steps, and how many they are.
+    CONVPOOL_DEVICE int2 steps_of(int all, const ImplicitGemmParams &p) const {
+        const int first = p.div_split.div(all * rank);
+        return {first, static_cast<int>(p.div_split.div(all * (rank + 1))) - first};
+    }
+};
+
 // A warp's sums of an implicit GEMM by wgmma.
 //
 // Full fp32 is 3xTF32: pixels and weights come as two TF32 numbers each, the big ones of 16 channels and then their small ones,
@@ -6,13 +47,6 @@
 // accumulate, each step an error of one sign: the last two, 2^-11 of the whole, have a sum of their own, and the first starts from
 // zero every other stage and is added by a rounded addition. Emulated on random numbers, 256 to a sum, the error is 1.6e-7; with
 // all in one sum, added every four stages, 5.8e-7; a chain of float32 additions has 2.8e-7, and pooling its results divides it by 2.
-#pragma once
-
-#include "kernels/mma/accumulators.cuh"
-#include "kernels/ptx/wgmma.cuh"
-#include "kernels/tile/gemm_tile.cuh"
-
-namespace convpool {
 
 // A warp's sums over stages.
 template <class Config> struct GemmSums {
@@ -84,5 +118,46 @@ private:
             for (int i = 0; i < 4; ++i) acc[0][f][i] += sum[0][f][i];
     }
 };
+
+// Stores the sums of an implicit GEMM's tile to Y.
+
+template <class Config> constexpr bool pushes = pushes_sums(Config::kPrecision, Config::kBlockM, Config::kBlockN);
+
+template <class Config> constexpr int kPushedOffset = exchange_offset(Config::kStages, Config::kBlockM, Config::kBlockN);
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+template <class Config>
+CONVPOOL_DEVICE PushedSums<Config::kPrecision, Config::kWarps, Config::kFragmentsN> pushed_sums(const ImplicitGemmParams &p,
+                                                                                                uint32_t shared, int rank) {
+    static_assert(Config::kFragmentsM == 1 && Config::kWarpsN == 1, "a warp's fragments are 16 pixels of the tile");
+    return {shared + kPushedOffset<Config>, p.split, rank, p.div_split};
+}
+#endif
+
+// A tile's sums to Y, through shared memory that nothing is in any more.
+template <class Config>
+CONVPOOL_DEVICE void store_gemm_tile(const Accumulators<Config> &acc, uint32_t shared, const ImplicitGemmParams &p,
+                                     const GemmTile<Config> &tile) {
+    const Shape2d &s = p.shape;
+    const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
+    const int64_t out_pixels = static_cast<int64_t>(s.out_h) * s.out_w;
+    const OutputView view{p.y, s.y_channels_last ? 1 : out_pixels, s.m, p.y_vectors != 0, p.y_runs != 0};
+    auto pixel_of = [&](int row) {
+        const int pixel = tile.first_pixel + row;
+        // Y in chunks is channels last. Said here, it spares that path the question.
+        if (view.vectors || s.y_channels_last) return OutputPixel{static_cast<int64_t>(pixel) * s.m, pixel < p.pixels};
+        uint32_t n, rest;
+        p.div_out_hw.divmod(pixel, n, rest);
+        return OutputPixel{static_cast<int64_t>(n) * s.m * out_pixels + rest, pixel < p.pixels};
+    };
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    if constexpr (pushes<Config>)
+        if (p.split > 1)
+            return pushed_sums<Config>(p, shared, tile.rank).store(acc[0], warp, p.epilogue, view, tile.first_channel, pixel_of);
+#endif
+    if (p.split > 1)
+        store_split<Config>(acc, shared, p.split, tile.rank, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
+    else store_tile<Config>(acc, shared, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
+}
 
 }  // namespace convpool

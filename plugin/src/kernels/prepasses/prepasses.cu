@@ -1,14 +1,400 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches the passes before an implicit GEMM: box means (or a copy) to channels last, and weights of the fused kernel.
+// The passes before an implicit GEMM; first what they share: blocks, and stores of box means in the GEMM's number format.
+
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/prepasses/channels_first.cuh"
-#include "kernels/prepasses/channels_last.cuh"
-#include "kernels/prepasses/fuse_weights.cuh"
-#include "kernels/prepasses/prepasses.h"
+#include "kernels/passes.h"
+#include "kernels/prologue/prologue.cuh"
+#include "kernels/tile/chunk.cuh"
+
+namespace convpool::prepasses {
+
+// The precision whose chunks hold an element type as it is.
+template <class Element> struct Chunked;
+template <> struct Chunked<__half> {
+    static constexpr Precision kPrecision = Precision::kF16;
+};
+template <> struct Chunked<__nv_bfloat16> {
+    static constexpr Precision kPrecision = Precision::kBF16;
+};
+template <> struct Chunked<float> {
+    static constexpr Precision kPrecision = Precision::kTF32x3;
+};  // no rounding
+
+constexpr int kThreads = 256;
+
+// Stores a chunk, of those of all pixels the one at `position`, in the format asked for; other types than fp32 have one.
+template <class Element> CONVPOOL_DEVICE void store_chunk(void *out, int64_t position, NumberFormat format, const uint4 &v) {
+    uint4 *const to = static_cast<uint4 *>(out) + position;
+    if (sizeof(Element) == 2 || format == NumberFormat::kAsIs) {
+        *to = v;
+    } else if (format == NumberFormat::kTF32) {
+        *to = {round_to_tf32(v.x), round_to_tf32(v.y), round_to_tf32(v.z), round_to_tf32(v.w)};
+    } else {
+        constexpr int kBig = kSplitChannels / 4;  // chunks of a pixel are a multiple of it
+        uint4 *const place = to + (position - position % kBig);
+        uint4 big, small;
+        split_tf32(v.x, big.x, small.x);
+        split_tf32(v.y, big.y, small.y);
+        split_tf32(v.z, big.z, small.z);
+        split_tf32(v.w, big.w, small.w);
+        place[0] = big;
+        place[kBig] = small;
+    }
+}
+
+constexpr int kStrip = 4;   // rows of means that a thread makes of a column
+constexpr int kAtOnce = 4;  // places of windows whose loads are under way together: a window of 2x2, four rows of a copy
+
+// Weights of filter_fused's larger kernel, or copies of weights in the implicit GEMM's format.
+
+// A block makes a row of one output channel at a time. Fused tap (i, j) is the sum over the taps (a, b) and window places
+// (u, v) with a * tap_step + u * box dilation = i * fused_dilation, summed in fp32 and rounded once.
+template <class Element> __global__ void __launch_bounds__(kThreads) fuse_weights_kernel(const __grid_constant__ WeightParams p) {
+    constexpr int kPerChunk = 16 / sizeof(Element);
+    const Element *w = static_cast<const Element *>(p.w);
+    Element *out = static_cast<Element *>(p.out);
+    const int channels = p.chunks * kPerChunk, row = p.fused_h * p.fused_w * channels;
+    const int m = blockIdx.y;
+    for (int item = blockIdx.x * kThreads + threadIdx.x; item < row; item += gridDim.x * kThreads) {
+        const int tap = item / channels, c = item - tap * channels;
+        const int y = tap / p.fused_w * p.fused_dilation_h, x = tap % p.fused_w * p.fused_dilation_w;
+        float sum = 0.f;
+        // Taps and window places that fall on this fused tap; past W's channels the sum stays zero.
+        if (c < p.c) {
+            for (int a = 0; a < p.kh; ++a) {
+                const int u = y - a * p.tap_step_h;
+                if (u < 0 || u % p.box.dilation_h != 0 || u / p.box.dilation_h >= p.box.ph) continue;
+                for (int b = 0; b < p.kw; ++b) {
+                    const int v = x - b * p.tap_step_w;
+                    if (v < 0 || v % p.box.dilation_w != 0 || v / p.box.dilation_w >= p.box.pw) continue;
+                    sum += to_float(w[((static_cast<int64_t>(m) * p.kh + a) * p.kw + b) * p.c + c]);
+                }
+            }
+            if (p.box.count != 1.f) sum = mean_of(sum, p.box);
+        }
+        if constexpr (sizeof(Element) == 4) {
+            if (p.format != NumberFormat::kAsIs) {
+                uint32_t big, small;
+                split_tf32(__float_as_uint(sum), big, small);
+                if (p.format == NumberFormat::kTF32) {
+                    out[static_cast<int64_t>(m) * row + item] = __uint_as_float(big);
+                } else {
+                    // The big numbers of kSplitChannels channels, then their small ones.
+                    const int group = c / kSplitChannels * kSplitChannels;
+                    float *const place = out + (static_cast<int64_t>(m) * row + tap * channels + group) * 2 + (c - group);
+                    place[0] = __uint_as_float(big);
+                    place[kSplitChannels] = __uint_as_float(small);
+                }
+                continue;
+            }
+        }
+        out[static_cast<int64_t>(m) * row + item] = from_float<Element>(sum);
+    }
+}
+
+// Box means of a channels-last X, by chunks of channels.
+
+// 2x2 windows one apart over chunked channels last: a thread makes one chunk of a strip. A row's pair sum serves two windows,
+// and all loads are under way before the first is used.
+template <class Element, bool kPrologue>
+__global__ void __launch_bounds__(kThreads) box_pairs_kernel(const __grid_constant__ BoxMeanParams p, uint32_t items) {
+    constexpr Precision kPrecision = Chunked<Element>::kPrecision;
+    constexpr int kPerChunk = Traits<kPrecision>::kPerChunk;
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    const uint32_t item = blockIdx.x * kThreads + threadIdx.x;
+    if (item >= items) return;
+    uint32_t rest, chunk, column, strip, n;
+    p.div_chunks.divmod(item, rest, chunk);
+    p.div_out_w.divmod(rest, rest, column);
+    p.div_strips.divmod(rest, n, strip);
+    // The strip's first window begins here; it may lie outside X.
+    const int y0 = strip * kStrip - p.box.pad_h, x0 = static_cast<int>(column) - p.box.pad_w;
+    const bool left = static_cast<uint32_t>(x0) < static_cast<uint32_t>(p.w);
+    const bool right = static_cast<uint32_t>(x0 + 1) < static_cast<uint32_t>(p.w);
+    const uint4 *x = static_cast<const uint4 *>(p.x);
+    uint4 loaded[kStrip + 1][2];  // (row of the strip and one below, left and right pixel)
+    // All loads of the strip, before the first is used.
+#pragma unroll
+    for (int i = 0; i <= kStrip; ++i) {
+        const bool inside = static_cast<uint32_t>(y0 + i) < static_cast<uint32_t>(p.h);
+        const int64_t at = ((static_cast<int64_t>(n) * p.h + y0 + i) * p.w + x0) * p.chunks + chunk;
+        loaded[i][0] = inside && left ? x[at] : uint4{0, 0, 0, 0};
+        loaded[i][1] = inside && right ? x[at + p.chunks] : uint4{0, 0, 0, 0};
+    }
+    ChunkPrologue<kPrecision> f;
+    if constexpr (kPrologue) f.load(p.prologue, chunk * kPerChunk, p.c);
+    // v = f of a pixel of row i; zeros outside X stay.
+    auto unpack = [&](int i, int side, float (&v)[kPerChunk]) {
+        unpack_chunk<kPrecision>(loaded[i][side], v);
+        if constexpr (kPrologue)
+            if (static_cast<uint32_t>(y0 + i) < static_cast<uint32_t>(p.h) && (side == 0 ? left : right)) f.apply(p.prologue, v);
+    };
+    // Walk down: above is the pair sum of the row before, below that of this row.
+    float above[kPerChunk], below[kPerChunk], other[kPerChunk];
+    unpack(0, 0, above);
+    unpack(0, 1, other);
+#pragma unroll
+    for (int j = 0; j < kPerChunk; ++j) above[j] += other[j];
+#pragma unroll
+    for (int i = 0; i < kStrip; ++i) {
+        unpack(i + 1, 0, below);
+        unpack(i + 1, 1, other);
+#pragma unroll
+        for (int j = 0; j < kPerChunk; ++j) {
+            below[j] += other[j];
+            other[j] = (above[j] + below[j]) * 0.25f;
+            above[j] = below[j];
+        }
+        const int y = strip * kStrip + i;
+        if (y < p.out_h)
+            store_chunk<Element>(p.out, ((static_cast<int64_t>(n) * p.out_h + y) * p.out_w + column) * p.chunks + chunk, p.format,
+                                 pack_chunk<kPrecision>(other));
+    }
+}
+
+// Any windows: a thread makes one chunk of one pixel, kAtOnce places of the window at a time.
+template <class Element, bool kPrologue>
+__global__ void __launch_bounds__(kThreads) box_mean_kernel(const __grid_constant__ BoxMeanParams p, int64_t items) {
+    constexpr Precision kPrecision = Chunked<Element>::kPrecision;
+    constexpr int kPerChunk = Traits<kPrecision>::kPerChunk;
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    const Element *x = static_cast<const Element *>(p.x);
+    const int64_t plane = static_cast<int64_t>(p.h) * p.w;
+    for (int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; item < items;
+         item += static_cast<int64_t>(gridDim.x) * kThreads) {
+        uint32_t chunk, n, oy, ox, rest;
+        p.div_chunks.divmod(static_cast<uint32_t>(item), rest, chunk);
+        p.div_out_w.divmod(rest, rest, ox);
+        p.div_out_h.divmod(rest, n, oy);
+        const int c = chunk * kPerChunk;
+        ChunkPrologue<kPrecision> f;
+        if constexpr (kPrologue) f.load(p.prologue, c, p.c);
+        float sum[kPerChunk] = {};
+        const int y0 = static_cast<int>(oy) * p.box.stride_h - p.box.pad_h;
+        const int x0 = static_cast<int>(ox) * p.box.stride_w - p.box.pad_w, window = p.box.ph * p.box.pw;
+        int u = 0, v = 0;  // the place in the window to load next
+        for (int t = 0; t < window; t += kAtOnce) {
+            bool inside[kAtOnce];
+            const Element *at[kAtOnce];
+            uint4 loaded[kAtOnce];
+            // Start loads of kAtOnce places, then add them up: one wait for memory instead of four.
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                const int y = y0 + u * p.box.dilation_h, column = x0 + v * p.box.dilation_w;
+                inside[j] = t + j < window && static_cast<uint32_t>(y) < static_cast<uint32_t>(p.h) &&
+                            static_cast<uint32_t>(column) < static_cast<uint32_t>(p.w);
+                at[j] = x + (n * plane + static_cast<int64_t>(y) * p.w + column) * p.c + c;
+                if (p.x_chunked && inside[j]) loaded[j] = *reinterpret_cast<const uint4 *>(at[j]);
+                if (++v == p.box.pw) {
+                    v = 0;
+                    ++u;
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                if (!inside[j]) continue;
+                float value[kPerChunk];
+                if (p.x_chunked) {
+                    unpack_chunk<kPrecision>(loaded[j], value);
+                } else {
+#pragma unroll
+                    for (int i = 0; i < kPerChunk; ++i) value[i] = c + i < p.c ? to_float(at[j][i]) : 0.f;
+                }
+                if constexpr (kPrologue) f.apply(p.prologue, value);
+#pragma unroll
+                for (int i = 0; i < kPerChunk; ++i) sum[i] += value[i];
+            }
+        }
+        if (p.box.count != 1.f) {
+#pragma unroll
+            for (int i = 0; i < kPerChunk; ++i) sum[i] = mean_of(sum[i], p.box);
+        }
+        store_chunk<Element>(p.out, item, p.format, pack_chunk<kPrecision>(sum));
+    }
+}
+
+// Box means of a channels-first X, by quads: four channels of a pixel.
+
+// A quad of floats is a chunk; of 16-bit types it is half of one.
+CONVPOOL_DEVICE void store_quad(void *out, int64_t position, NumberFormat format, const uint4 &v) {
+    store_chunk<float>(out, position, format, v);
+}
+CONVPOOL_DEVICE void store_quad(void *out, int64_t position, NumberFormat, const uint2 &v) {
+    static_cast<uint2 *>(out)[position] = v;
+}
+
+// kStrip rows of means of one quad and column, from the row of X at y0 and the column at x0 on.
+template <class Element, bool kPrologue> struct QuadStrip {
+    using Loaded = Element[4];
+    using Sum = float[4];
+
+    const BoxMeanParams &p;
+    const int channels, y0, x0;
+    const Element *planes[4];  // for a channel that X lacks the last it has; its means become zero
+    float scale[4], shift[4];
+
+    CONVPOOL_DEVICE QuadStrip(const BoxMeanParams &params, int n, int c, int strip, int column)
+        : p(params), channels(p.c - c), y0(strip * kStrip * p.box.stride_h - p.box.pad_h),
+          x0(column * p.box.stride_w - p.box.pad_w) {
+        const Element *const image = static_cast<const Element *>(p.x) + static_cast<int64_t>(n) * p.c * (p.h * p.w);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int channel = min(c + i, p.c - 1);
+            planes[i] = image + channel * (p.h * p.w);
+            asm("" : "+l"(planes[i]));  // or each load's address would be summed up from p.x
+            __builtin_assume(__isGlobal(planes[i]));
+            if constexpr (kPrologue) {
+                scale[i] = channel_value<Element>(p.prologue.scale, channel, 1.f);
+                shift[i] = channel_value<Element>(p.prologue.shift, channel, 0.f);
+            }
+        }
+    }
+    CONVPOOL_DEVICE bool row_inside(int y) const { return static_cast<uint32_t>(y) < static_cast<uint32_t>(p.h); }
+    CONVPOOL_DEVICE bool column_inside(int at) const { return static_cast<uint32_t>(at) < static_cast<uint32_t>(p.w); }
+
+    // Four channels of a pixel of X's plane, or zeros.
+    CONVPOOL_DEVICE void load(Loaded &out, int pixel, bool inside) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[i] = inside ? planes[i][pixel] : from_float<Element>(0.f);
+    }
+    // sum += f of a pixel; of one outside X, zero.
+    CONVPOOL_DEVICE void add(Sum &sum, const Loaded &loaded, bool inside) const {
+        const uint32_t mask = inside ? ~0u : 0;  // no branch, which loads could not pass
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float value = to_float(loaded[i]);
+            if constexpr (kPrologue)
+                value = __uint_as_float(__float_as_uint(activate(fmaf(value, scale[i], shift[i]), p.prologue)) & mask);
+            sum[i] += value;
+        }
+    }
+    CONVPOOL_DEVICE Quad<Element> pack(Sum &mean) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) mean[i] = i < channels ? mean[i] : 0.f;
+        return pack_quad(mean, Element{});
+    }
+
+    // 2x2 windows one apart: store(row, quad) of all rows. A row's pair sum serves two windows, and all loads are under way
+    // before the first is used.
+    template <class Store> CONVPOOL_DEVICE void pairs(Store store) const {
+        const bool left = column_inside(x0), right = column_inside(x0 + 1);
+        Loaded loaded[kStrip + 1][2];
+#pragma unroll
+        for (int i = 0; i <= kStrip; ++i) {
+            const int at = (y0 + i) * p.w + x0;
+            load(loaded[i][0], at, row_inside(y0 + i) && left);
+            load(loaded[i][1], at + 1, row_inside(y0 + i) && right);
+        }
+        Sum above = {};
+#pragma unroll
+        for (int i = 0; i <= kStrip; ++i) {
+            Sum below = {}, mean;
+            add(below, loaded[i][0], row_inside(y0 + i) && left);
+            add(below, loaded[i][1], row_inside(y0 + i) && right);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                mean[j] = (above[j] + below[j]) * 0.25f;
+                above[j] = below[j];
+            }
+            if (i > 0) store(i - 1, pack(mean));
+        }
+    }
+
+    // Any windows: store(row, quad) of as many rows as an image has, up to kStrip.
+    template <class Store> CONVPOOL_DEVICE void windows(Store store) const {
+        static_assert(kStrip % kAtOnce == 0, "the last round has no row past the strip's");
+        const int window = p.box.ph * p.box.pw;
+        const int64_t places = static_cast<int64_t>(window) * min(kStrip, p.out_h);
+        Sum sum = {};
+        int u = 0, v = 0, y = y0, added = 0, row = 0;
+#pragma unroll 1
+        for (int64_t t = 0; t < places; t += kAtOnce) {
+            bool inside[kAtOnce];
+            Loaded loaded[kAtOnce];
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                const int at_y = y + u * p.box.dilation_h, at_x = x0 + v * p.box.dilation_w;
+                inside[j] = t + j < places && row_inside(at_y) && column_inside(at_x);
+                load(loaded[j], at_y * p.w + at_x, inside[j]);
+                if (++v < p.box.pw) continue;
+                v = 0;
+                if (++u < p.box.ph) continue;
+                u = 0;
+                y += p.box.stride_h;
+            }
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                add(sum, loaded[j], inside[j]);
+                if (++added < window) continue;
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    if (p.box.count != 1.f) sum[i] = mean_of(sum[i], p.box);
+                store(row++, pack(sum));
+                added = 0;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sum[i] = 0.f;
+            }
+        }
+    }
+};
+
+// A block makes `across` neighbouring quads (a power of two up to 8) of kThreads / across walks, a walk being one column of a
+// strip. A thread forms the means of one walk and quad, its neighbours those of the next walks, as X lies in memory; then it
+// gets others through shared memory to store, its neighbours the next quads of the same pixels.
+template <class Element, bool kPrologue, bool kPairs>
+__global__ void __launch_bounds__(kThreads, 3) channels_first_kernel(const __grid_constant__ BoxMeanParams p, uint32_t walks,
+                                                                     uint32_t quads, uint32_t groups, int across_log2) {
+    constexpr uint32_t kLine = 128 / sizeof(Quad<Element>);  // quads that fill all banks
+    __shared__ Quad<Element> means[kStrip][kThreads];
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    const uint32_t across = 1u << across_log2, block_walks = kThreads >> across_log2;
+    // From the last image on: its X, which was written last, is still in the L2, as the means of the first image will be when
+    // the GEMM begins with them.
+    const uint32_t block = gridDim.x - 1 - blockIdx.x;
+    const uint32_t first_walk = block / groups * block_walks, first_quad = block % groups * across;
+    // kLine walks of one quad, written at once, and kLine places in a row, read at once, meet in no bank.
+    auto place = [&](uint32_t walk, uint32_t quad) {
+        const uint32_t i = walk * across + quad;
+        return i ^ (i / kLine & (across - 1));
+    };
+    auto exists = [&](uint32_t walk, uint32_t quad) { return first_walk + walk < walks && first_quad + quad < quads; };
+    auto split = [&](uint32_t walk, uint32_t &n, uint32_t &strip, uint32_t &column) {
+        p.div_out_w.divmod(first_walk + walk, walk, column);
+        p.div_strips.divmod(walk, n, strip);
+    };
+    // Form: lanes run along walks, as X lies in memory.
+    uint32_t n, strip, column;
+    const uint32_t formed_walk = threadIdx.x % block_walks, formed_quad = threadIdx.x / block_walks;
+    if (exists(formed_walk, formed_quad)) {
+        split(formed_walk, n, strip, column);
+        const uint32_t at = place(formed_walk, formed_quad);
+        auto store = [&](int row, const Quad<Element> &quad) { means[row][at] = quad; };
+        const QuadStrip<Element, kPrologue> of(p, n, (first_quad + formed_quad) * 4, strip, column);
+        if constexpr (kPairs) of.pairs(store);
+        else of.windows(store);
+    }
+    __syncthreads();
+    // Store: lanes run along quads, as the means lie in memory.
+    const uint32_t walk = threadIdx.x / across, quad = threadIdx.x % across, at = place(walk, quad);
+    if (!exists(walk, quad)) return;
+    split(walk, n, strip, column);
+    const int64_t row = static_cast<int64_t>(p.out_w) * quads;
+    int64_t position = (static_cast<int64_t>(n) * p.out_h + strip * kStrip) * row + column * quads + first_quad + quad;
+#pragma unroll
+    for (int i = 0; i < kStrip; ++i, position += row)
+        if (strip * kStrip + i < static_cast<uint32_t>(p.out_h)) store_quad(p.out, position, p.format, means[i][at]);
+}
+
+}  // namespace convpool::prepasses
 
 namespace convpool {
+
+// Launches the passes before an implicit GEMM: box means (or a copy) to channels last, and weights of the fused kernel.
 
 using namespace prepasses;
 

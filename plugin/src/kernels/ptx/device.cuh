@@ -24,4 +24,51 @@ CONVPOOL_DEVICE void let_next_kernel_start() {
 #endif
 }
 
+// The blocks of a cluster: their barrier, and loads from each other's shared memory. From sm_90 on.
+
+// All threads of all blocks of the cluster; what they wrote to shared memory before is visible after.
+CONVPOOL_DEVICE void cluster_barrier() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// The barrier in two parts. A thread that has arrived may end without waiting.
+CONVPOOL_DEVICE void cluster_arrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+CONVPOOL_DEVICE void cluster_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// 16 bytes to a block's shared memory, at the place that `address` is in this one's; that block's `barrier` counts them.
+CONVPOOL_DEVICE void push(uint32_t address, int block, const float (&v)[4], uint32_t barrier) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t remote, remote_barrier;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote_barrier) : "r"(barrier), "r"(block));
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote),
+                 "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(remote_barrier)
+                 : "memory");
+#endif
+}
+
+// 16 bytes from another block's shared memory, at the place that `address` is in this one's.
+CONVPOOL_DEVICE float4 load_remote(uint32_t address, int block) {
+    float4 v{0.f, 0.f, 0.f, 0.f};
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t remote;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
+    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(remote)
+                 : "memory");
+#endif
+    return v;
+}
+
 }  // namespace convpool

@@ -1,15 +1,109 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hopper's copies by the tensor memory accelerator (TMA): boxes and im2col columns of tensors that a map describes. sm_90a only.
-//
-// One thread issues a copy; its bytes are counted by a barrier of ptx/mbarrier.cuh.
+// Hopper's copies by the tensor memory accelerator (TMA), the barriers that count their bytes, and rings of buffers between them.
 #pragma once
 
 #include <cuda.h>
 
 #include "kernels/ptx/device.cuh"
-#include "kernels/ptx/stress.cuh"
 
 namespace convpool {
+
+// Random delays of readers and copies, in builds with -DCONVPOOL_STRESS=<seed>: races between rings' readers and copies show.
+
+// Every fourth call of a warp waits, up to 4096 clocks. All lanes that call together wait alike.
+CONVPOOL_DEVICE void stress_delay([[maybe_unused]] uint32_t place) {
+#ifdef CONVPOOL_STRESS
+    const uint32_t start = static_cast<uint32_t>(clock());
+    uint32_t random =
+        start ^ place * 0x9e3779b9u ^ (blockIdx.x * 64 + (threadIdx.x >> 5)) * 0x85ebca6bu ^ (CONVPOOL_STRESS * 0xc2b2ae35u);
+    random ^= random >> 15;
+    random *= 0x2c1b3c6du;
+    random ^= random >> 12;
+    random *= 0x297a2d39u;
+    random ^= random >> 15;
+    if ((random & 3) != 0) return;
+    const uint32_t clocks = random >> 20;
+    while (static_cast<uint32_t>(clock()) - start < clocks) {}
+#endif
+}
+
+// Hopper's barriers in shared memory that count arrivals and the bytes of asynchronous copies. sm_90a only.
+//
+// A barrier's phase ends when its arrivals are complete and the bytes announced by expect() have come; wait() takes the
+// parity of the phase it waits for. A fresh barrier is in phase 0: waiting for parity 1 returns at once, which is how the
+// first round over a ring finds its buffers free.
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// A phase ends after so many calls of arrive() or expect(), and when the expected bytes have come.
+CONVPOOL_DEVICE void barrier_init(uint32_t barrier, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// Makes initialised barriers visible to copies; a barrier of the block must follow.
+CONVPOOL_DEVICE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+CONVPOOL_DEVICE void barrier_arrive(uint32_t barrier) {
+    stress_delay(barrier);
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// One arrival, and so many bytes that copies will bring.
+CONVPOOL_DEVICE void barrier_expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+// Returns when the phase of this parity has ended. try_wait gives up after a while, hence the loop.
+CONVPOOL_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
+    uint32_t done;
+    do {
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.b32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (done == 0);
+    stress_delay(barrier);
+}
+// The same, where other blocks of the cluster wrote what the barrier counts.
+CONVPOOL_DEVICE void barrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+    uint32_t done;
+    do {
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.b32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (done == 0);
+    stress_delay(barrier);
+}
+// A barrier of the block's first kThreads threads, whole warps, by name 1; the other warps take no part.
+template <int kThreads> CONVPOOL_DEVICE void barrier_of_first() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
+
+// A barrier of kThreads threads of the block, whole warps, by a name from 1 to 15: some wait, others only arrive.
+CONVPOOL_DEVICE void barrier_sync(int name, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+CONVPOOL_DEVICE void barrier_join(int name, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+#endif
+
+// A place in a ring of buffers that barriers guard.
+
+// A ring's place: buffer and parity of its phase.
+template <int kLength> struct Ring {
+    int buffer = 0;
+    uint32_t parity = 0;
+    CONVPOOL_DEVICE void next() {
+        if (++buffer == kLength) {
+            buffer = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// Hopper's copies by the tensor memory accelerator (TMA): boxes and im2col columns of tensors that a map describes. sm_90a only.
+//
+// One thread issues a copy; its bytes are counted by a barrier of ptx/mbarrier.cuh.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 

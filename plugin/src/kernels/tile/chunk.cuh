@@ -5,8 +5,9 @@
 #include <type_traits>
 
 #include "core/params.h"
-#include "kernels/ptx/convert.cuh"
-#include "kernels/ptx/shared_memory.cuh"
+#include "kernels/ptx/device.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/numbers.cuh"
 
 namespace convpool {
 
@@ -92,6 +93,18 @@ CONVPOOL_DEVICE void copy_elements(uint32_t dst, const typename Traits<P>::Eleme
     for (int i = 0; i < kPerChunk; ++i)
         if (i < count) v.e[i] = src[i * step];
     store_shared(dst, v.chunk);
+}
+
+// The mean of a pooling window from its sum.
+
+// sum / count to within a rounding of fp32, so that a sum that is a multiple of count gives an integer.
+CONVPOOL_DEVICE float mean_of(float sum, const BoxMean &box) {
+    float q = sum * box.inverse_count;
+    if (!box.count_is_power_of_two) {
+        float fixed = fmaf(fmaf(-q, box.count, sum), box.inverse_count, q);
+        q = isfinite(q) ? fixed : q;
+    }
+    return q;
 }
 
 }  // namespace convpool

@@ -1,4 +1,137 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tiles of subtiles of 64 output pixels: where they are in Y. A subtile is 8 x 8 pixels of an image, or 4 x 4 of each of four.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/epilogue/finish.cuh"
+#include "kernels/ptx/device.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/tma.cuh"
+#include "kernels/tile/chunk.cuh"
+#include "kernels/tile/tile.cuh"
+#include "subtiles/params.h"
+
+namespace convpool {
+
+// A tile: kSubtiles subtiles by kBlockN channels. kSide: of an image's pixels in a subtile.
+template <int kSubtiles, int kBlockN, int kSide = 8> struct SubtileGrid {
+    static constexpr int kImages = 64 / (kSide * kSide);
+    static_assert(kSide == 8 || kSide == 4, "an image's rows are a row of the subtile, or a half");
+
+    const SubtileParams &p;
+
+    // This block's first tile and the way to its next one; its slices of each.
+    CONVPOOL_DEVICE int first_tile() const { return blockIdx.x; }
+    CONVPOOL_DEVICE int tile_step() const { return gridDim.x; }
+    CONVPOOL_DEVICE int first_slice() const { return 0; }
+    CONVPOOL_DEVICE int end_slice() const { return p.slices; }
+
+    struct Tile {
+        int channel, subtile;  // the first of each
+    };
+    // From the last tile to the first: the L2 holds what the layer before has written last.
+    CONVPOOL_DEVICE Tile tile_at(int index) const {
+        uint32_t m_tile, group;
+        p.div_m_tiles.divmod(p.tiles - 1 - index, group, m_tile);  // channels first: neighbours share pixels
+        return {static_cast<int>(m_tile) * kBlockN, static_cast<int>(group) * kSubtiles};
+    }
+    struct Corner {
+        int image, y, x;  // the first image, output row and column
+    };
+    CONVPOOL_DEVICE Corner corner_of(int subtile) const {
+        uint32_t rest, column, row, image;
+        p.div_tiles_w.divmod(subtile, rest, column);
+        p.div_tiles_h.divmod(rest, image, row);
+        return {static_cast<int>(image) * kImages, static_cast<int>(row) * kSide, static_cast<int>(column) * kSide};
+    }
+    // Where in Y the channels of an output pixel of a subtile are.
+    CONVPOOL_DEVICE OutputPixel pixel_of(int subtile, int pixel) const {
+        const Corner corner = corner_of(subtile);
+        const int row = pixel / 8, column = pixel % 8;
+        const int image = corner.image + row / kSide * (8 / kSide) + column / kSide;
+        const int y = corner.y + row % kSide, x = corner.x + column % kSide;
+        return {((static_cast<int64_t>(image) * p.out_h + y) * p.out_w + x) * p.m,
+                image < p.images && y < p.out_h && x < p.out_w};
+    }
+};
+
+// Copies of weights and of pixels of X under subtiles to shared memory, by TMA. One thread issues each. A Block says where the
+// buffers of the rings and their barriers are.
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Copies the weights of all tiles of the block, kStageTaps taps of a slice at a time; once only where they stay (resident).
+template <class Block> CONVPOOL_DEVICE void copy_weights(const Block &block) {
+    using Config = typename Block::Config;
+    const SubtileParams &p = block.p;
+    Ring<Config::kStages> ring;
+    const int end = p.resident ? min(p.tiles, block.first_tile() + 1) : p.tiles;
+    for (int index = block.first_tile(); index < end; index += block.tile_step()) {
+        const int channel = block.tile_at(index).channel;
+#pragma unroll 1
+        for (int slice = block.first_slice(); slice < block.end_slice(); ++slice)
+#pragma unroll
+            for (int tap = 0; tap < Config::kTaps; tap += Config::kStageTaps) {
+                barrier_wait(block.weights_empty(ring.buffer), ring.parity ^ 1);
+                barrier_expect(block.weights_full(ring.buffer), Config::kShared.weight_stage);
+                copy_box(block.weights_at(ring.buffer), &p.w_map, block.weights_full(ring.buffer),
+                         slice * Config::kChunks * Config::kPerChunk, channel, tap);
+                ring.next();
+            }
+    }
+}
+
+// Copies pixels of X, a slice of some of a tile's subtiles at a time: next() waits for a free buffer and goes on, tile after tile.
+// Several threads may copy, each for kCopySubtiles subtiles, with barriers of its own.
+template <class Block> struct RawCopies {
+    using Config = typename Block::Config;
+    static constexpr int kSubtiles = Block::kCopySubtiles;
+
+    const Block &block;
+    const int copier;
+    int index, slice;
+    Ring<Config::kRawStages> ring;
+    int image[kSubtiles], y[kSubtiles], x[kSubtiles];  // of each subtile: first row of X, first column of Y
+
+    CONVPOOL_DEVICE explicit RawCopies(const Block &b, int number = 0)
+        : block(b), copier(number), index(b.first_tile()), slice(b.first_slice()) {
+        if (index < block.p.tiles) locate();
+    }
+    // Finds the subtiles of the present tile. Their windows may begin outside X: TMA writes zeros there.
+    CONVPOOL_DEVICE void locate() {
+        const typename Block::Tile tile = block.tile_at(index);
+#pragma unroll
+        for (int s = 0; s < kSubtiles; ++s) {
+            const typename Block::Corner corner = block.corner_of(tile.subtile + copier * kSubtiles + s);
+            image[s] = corner.image;
+            y[s] = corner.y * Block::kPool - block.p.pad_h;
+            x[s] = corner.x;
+        }
+    }
+    CONVPOOL_DEVICE void next() {
+        if (index >= block.p.tiles) return;
+        barrier_wait(block.raw_empty(ring.buffer, copier), ring.parity ^ 1);
+        const uint32_t full = block.raw_full(ring.buffer, copier);
+        barrier_expect(full, kSubtiles * Block::kRawBytes);
+        const int channel = slice * Config::kChunks * Config::kPerChunk;
+#pragma unroll
+        for (int s = 0; s < kSubtiles; ++s) {
+            const uint32_t dst = block.raw_at(ring.buffer, copier * kSubtiles + s);
+#pragma unroll
+            for (int plane = 0; plane < Block::kPool; ++plane)
+                copy_box(dst + plane * Block::kPlaneBytes, &block.p.x_map[plane], full, channel,
+                         x[s] + block.p.first_column[plane], y[s], image[s]);
+        }
+        ring.next();
+        if (++slice == block.end_slice()) {
+            slice = block.first_slice();
+            index += block.tile_step();
+            if (index < block.p.tiles) locate();
+        }
+    }
+};
+
 // From a warpgroup's accumulators of a subtile to Y, in registers: bias, residual, activation, store.
 //
 // A warpgroup's product is 64 pixels (a subtile) x 8 kFragments channels; a warp has 16 of its pixels. Lane 4g+t holds of
@@ -17,18 +150,6 @@
 //     fragment f + 1   ..                                         lane 1 that of f + 1, ..
 //
 // Floats are stored as pairs, 8 bytes a lane.
-#pragma once
-
-#include <type_traits>
-
-#include "kernels/epilogue/activation.cuh"
-#include "kernels/ptx/cp_async.cuh"
-#include "kernels/tile/chunk.cuh"
-#include "subtiles/grid.cuh"
-
-namespace convpool {
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // Lane t of four gives row t of a 4 x 4 matrix and receives its column t.
 CONVPOOL_DEVICE uint4 transpose_quad(const uint32_t (&v)[4], int t) {
