@@ -222,7 +222,7 @@ def ended(switches: Mapping[str, bool | None], *, options: bool = False) -> list
 
 @dataclass(frozen=True)
 class Target:
-    """The passes that run, the lowering asked for, and what stands for the operator where the plugin has no fast kernel.
+    """The rules that run, the lowering asked for, and what stands for the operator where the plugin has no fast kernel.
 
     direct_without_kernel: whether AveragePool and Conv may.  TensorRT 8.6 is slower with them than with one fused convolution
     where a convolution has groups, and in 3-D slower than with the original.  keep_int8: leave convolutions behind
@@ -260,7 +260,7 @@ TARGETS: dict[str, Target] = {
 class OptimizeOptions:
     """How a model is rewritten.
 
-    passes: names of `PASSES`.  lowering: one of `algebra.lowering.REQUESTS`.  exclude: glob patterns of names that stay.
+    passes: names of rules.  lowering: one of `algebra.lowering.REQUESTS`.  exclude: glob patterns of names that stay.
     direct_without_kernel, keep_int8, metadata: see `Target`.  pinned: nodes of the main graph that stay, by name, each with
     the reason.
     accumulation: one of `algebra.parts.ACCUMULATIONS` for the operator's nodes; None leaves those of the file as they are.
@@ -298,7 +298,7 @@ def options_for(
 ) -> OptimizeOptions:
     """The options of a target, with changes.
 
-    lowering: None for the target's.  enable, disable: names of `PASSES`.  switches: whether a pass runs, by name; None for as the
+    lowering: None for the target's.  enable, disable: names of `PASSES`.  switches: whether a rule runs, by name; None for as the
     target has it.  Raises OptionError.
     """
     if not isinstance(target, str) or target not in TARGETS:

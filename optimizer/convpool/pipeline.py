@@ -3,7 +3,7 @@
 
     index -> sites -> check -> plans that share no node -> apply -> index ...
 
-The index serves every pass until something changes.  A round applies inner scopes first: changing an outer one copies its nodes
+The index serves every rule until something changes.  A round applies inner scopes first: changing an outer one copies its nodes
 and the graphs in them.
 
 A model may also be in a form in which the rules find no pair; another one, that means the same, is tried then:
@@ -42,7 +42,7 @@ from convpool.rules.convs import is_int8
 from convpool.rules.cuda_chain.channels_last import ChannelsFirst
 from convpool.rules.pool_first.pairs import PairPlan, PairSite
 from convpool.rules.pool_first.rule import PoolFirst
-from convpool.rules.seen import Seen, look
+from convpool.rules.seen import Seen, survey
 
 MIN_OPSET = 7
 """The first opset whose AveragePool can count its padding."""
@@ -51,7 +51,7 @@ Times = dict[str, float] | None
 """Median microseconds by alternative; None where nothing was timed."""
 
 
-class Tuner(Protocol):
+class Chooser(Protocol):
     """Chooses among the plans of a site by measurement."""
 
     def expect(self, sites: int) -> None:
@@ -121,7 +121,7 @@ class Pipeline:
         evaluate: Evaluate,
         *,
         sizes: dict[str, tuple] | None = None,
-        tuner: Tuner | None = None,
+        tuner: Chooser | None = None,
     ) -> None:
         """model: changed in place.  inferred: it, after shape inference.  sizes: see `Context`."""
         self._graphs = Graphs(model, inferred, evaluate)
@@ -148,7 +148,7 @@ class Pipeline:
     def run(self, stages: tuple[Stage, ...] = STAGES) -> None:
         """Rewrite the model."""
         self.macs_before = count(self._graphs.scopes())
-        self.seen = look(self._graphs.scopes())
+        self.seen = survey(self._graphs.scopes())
         if any(map(self._context.enabled, ("image_conv", "plain_conv", "chain_conv"))):
             self._context = replace(self._context, originals=_convolutions(self._graphs.scopes()))
         for stage in stages:
@@ -201,7 +201,7 @@ class Pipeline:
         """Plans for one scope that share no node.  A site in the way of another is seen again in the next round."""
         verdicts = [
             (rule, site, self._verdict(rule, site))
-            for rule in self._looking(scope, rules)
+            for rule in self._rules_for(scope, rules)
             for site in rule.sites(scope, self._context)
         ]
         if self._tuner:
@@ -227,7 +227,7 @@ class Pipeline:
                 kept.append((rule, site, verdict if isinstance(verdict, Reject) else None, times))
         return plans
 
-    def _looking(self, scope: Scope, rules: list[Rule]) -> list[Rule]:
+    def _rules_for(self, scope: Scope, rules: list[Rule]) -> list[Rule]:
         """The rules that a scope may have a site of."""
         return [rule for rule in rules if not rule.needs or not scope.op_types.isdisjoint(rule.needs)]
 
@@ -296,7 +296,7 @@ class Reached:
 
 
 def in_reach(model: LoadedModel, options: OptimizeOptions) -> Reached:
-    """The model with more pairs in reach of the passes, as a copy; itself where there are no more."""
+    """The model with more pairs in reach of the rules, as a copy; itself where there are no more."""
     if "pool_first" not in options.passes:
         return Reached(model)
     options = replace(options, accumulation=None, metadata=())
@@ -312,9 +312,9 @@ def _without_calls(model: LoadedModel, options: OptimizeOptions) -> Reached:
     before: frozenset[tuple[str, str]] = frozenset()
     while model.proto.functions and wanted != frozenset() and (found := inlined(model.proto, wanted)) is not None:
         if wanted is None:
-            before = _planned(_look(model, options)[0])
+            before = _planned(_pairs_of(model, options)[0])
         result = replace(model, proto=found.model, inferred=infer_shapes(found.model), source=None)
-        plans, kept = _look(_without_transposes(result, options).model, options)
+        plans, kept = _pairs_of(_without_transposes(result, options).model, options)
         origins = _origins(found)
         parts: set[Call] = set()
         for plan in plans:
@@ -355,9 +355,9 @@ def _without_transposes(model: LoadedModel, options: OptimizeOptions) -> Reached
     wanted: frozenset[tuple[str, str]] | None = None
     stays: Stays = ()
     while (moved := _with_channels_first(model, options, wanted)) is not None:
-        before, found = (_planned(_look(one, options)[0]) for one in (model, moved))
+        before, found = (_planned(_pairs_of(one, options)[0]) for one in (model, moved))
         if wanted is None:
-            stays = _look(moved, options)[1]
+            stays = _pairs_of(moved, options)[1]
         if found - before == wanted:
             return Reached(moved, stays)
         if not before < found:
@@ -379,7 +379,7 @@ def _with_channels_first(
     return replace(result, inferred=infer_shapes(result.proto)) if run.changed else None
 
 
-def _look(model: LoadedModel, options: OptimizeOptions) -> tuple[list[PairPlan], Stays]:
+def _pairs_of(model: LoadedModel, options: OptimizeOptions) -> tuple[list[PairPlan], Stays]:
     """The pairs that would be rewritten, and the sites that would stay."""
     return Pipeline(model, model.inferred, options, evaluate).first_look(PoolFirst())
 

@@ -150,7 +150,7 @@ def _finite(value: object) -> object:
 
 
 class Log:
-    """Collects the reports of the passes."""
+    """Collects the reports of the rules."""
 
     def __init__(self, made: Callable[[str], bool]) -> None:
         """made: whether a tensor is none of the original model's."""

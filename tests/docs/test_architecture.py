@@ -21,7 +21,7 @@ FUNCTIONS = re.findall(r"\b(\w+)\(\)", DIAGRAMS)
 
 def sources(path: str) -> list[Path]:
     """The files that a diagram may mean by a path."""
-    homes = (*HOMES, *(HOMES[0] / folder for folder in ("check", "tensorrt", "rules")))
+    homes = (*HOMES, *(HOMES[0] / folder for folder in ("check", "tensorrt", "rules", "rules/pool_first")))
     return [home / path for home in homes if (home / path).is_file()]
 
 

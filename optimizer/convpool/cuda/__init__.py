@@ -8,7 +8,7 @@
 `Plan` is a problem planned once, to be launched many times.  `conv_avg_pool` keeps one for every kind of call; `plan_for`
 gives it.
 
-Importing this, listing tactics and checking problems need no GPU; only `conv_avg_pool` does.  No GPU package is
+Importing this, listing tactics and checking problems need no GPU; plans, calls and `current_device` do.  No GPU package is
 imported: arrays of pycuda, CuPy and PyTorch are taken as they come.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changing a model: the only module that does, and it knows no pattern.
+"""Changing a model: the only module that does, and it knows no rule.
 
-A pass hands the new nodes of a plan to an Edit, which collects the changes to one scope; `Editor.commit` makes them at once.
+A rule hands the new nodes of a plan to an Edit, which collects the changes to one scope; `Editor.commit` makes them at once.
 Weights are never edited in place: changed ones are new constants, and those that nothing reads any more go at the end, unless
 they are graph inputs.
 """

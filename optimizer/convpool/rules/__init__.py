@@ -15,8 +15,8 @@ class Stage:
     """Rules that run over the same index, in this order for each scope.
 
     repeats: until nothing is found, since a rewrite may make a site of its neighbours; each rewrite lowers the cost, so this
-    ends.  adds_tensors: whether the rules make tensors that only shape inference knows.  rewrites: whether rules that run in a
-    model with a pair alone may take a change for one.
+    ends.  adds_tensors: whether the rules make tensors that only shape inference knows.  rewrites: whether a change
+    counts as a pair for rules that run only in a model with one.
     """
 
     rules: tuple[Rule, ...] = ()

@@ -3,8 +3,8 @@
 
 `sites` yields candidates, in a fixed order.  `check` reads, and returns a Plan that holds every decision, or a Reject with the
 reason, or None where there is nothing to do or to say.  `apply` decides nothing: it hands the nodes of a plan to an Edit.  No
-rule keeps state between calls.  `convpool.pipeline` drives the rules, `convpool.rules` lists them.
-"""
+rule keeps state between calls.  `convpool.pipeline` drives the rules; `options.RULES` lists them, `convpool.rules` has the order
+of their stages."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Site:
-    """A candidate of one pass.  root: the node that it ends in, and that is named where nothing closer is at fault."""
+    """A candidate of one rule.  root: the node that it ends in, and that is named where nothing closer is at fault."""
 
     scope: Scope
     root: int

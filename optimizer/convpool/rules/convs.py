@@ -34,7 +34,7 @@ class Pooling:
     spec, without pads, is None for a mean over all of the feature map.  squeeze: axes that vanish (ReduceMean, keepdims = 0);
     factor: what the average is multiplied by (ReduceSum); batch: whether it is also over the batch.  split: the Split whose
     results are averaged alike, as the tensors `parts` in its order, "" for one that nothing reads; None without one.
-    Without an average (`offload_conv`), `nodes` is empty, `root` the convolution and the window of `spec` one element.
+    Without an average (`image_conv`), `nodes` is empty, `root` the convolution and the window of `spec` one element.
     """
 
     root: int

@@ -5,7 +5,7 @@
 
 It saves no arithmetic, only traffic on a GPU.  Conditions: (1) no attribute refers to a function's; (2) the pooling's
 strides equal its kernel; (3) its padding counts as zeros in the mean; (4) its window fits the map, and ceil_mode adds none;
-(5) nobody else reads what it gives; (6) the convolution can be a node (`runtime.against_node`).
+(5) nobody else reads what it gives; (6) the convolution can be a node (`convs.against_node`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ the plugin has a kernel that reads it without.  An AveragePool in front goes wit
 "plain_conv": of many channels, for which the plugin's kernels may be faster than TensorRT's.
 
 Conditions: (1) no attribute refers to a function's; (2) two spatial axes; (3) it can be a node of the operator
-(`runtime.against_node`); (4) the weights are constants; (5) of an image at most `image_channels` channels and (6)
+(`convs.against_node`); (4) the weights are constants; (5) of an image at most `image_channels` channels and (6)
 `filter_elements` weights a filter; (7) of others a kernel larger than one element, (8) at least `wide_channels` channels at both
 ends, multiples of `channel_multiple`, and (9) at most `plain_macs` multiply-adds, or `plain_results` numbers in the result, for
 the batch (the limits are those of `convpool.options.Limits`); (10) no Pad can come to stand in front: onnxruntime would merge it
@@ -30,7 +30,7 @@ from convpool.rules.base import Context, Reject, reject
 from convpool.rules.convs import WINDOW, ConvLeaf, Pooling, channel_count, constant_leaf, pads_upstream, with_pads_in_front
 from convpool.rules.fuse_pool_conv import behind_pooling, check_pair
 from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, macs, operator_lowering
-from convpool.rules.pool_first.rule import averages, moving
+from convpool.rules.pool_first.rule import moved_convolutions, pair_sites
 
 KINDS = {"image_conv": "stem", "plain_conv": "plain_conv"}
 """The pattern that a report names, by the kind of convolution."""
@@ -51,10 +51,10 @@ class ImageConv(PairRule):
         """The convolutions of the kinds that are switched on."""
         if not context.made_operator:
             return
-        pairs = list(averages(scope))
+        pairs = list(pair_sites(scope))
         of_pairs = {"image_conv": {site.conv for site in pairs}}
         if context.enabled("plain_conv"):
-            of_pairs["plain_conv"] = {conv for site in pairs for conv in moving(site)}
+            of_pairs["plain_conv"] = {conv for site in pairs for conv in moved_convolutions(site)}
         for index, node in enumerate(scope.nodes):
             if is_op(node, "Conv") and (scope.path, node.output[0]) in context.originals:
                 kind = _kind(scope, node, context)

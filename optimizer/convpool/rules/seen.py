@@ -57,7 +57,7 @@ class Seen:
     between: Counter[str] = field(default_factory=Counter)
 
 
-def look(scopes: Sequence[Scope]) -> Seen:
+def survey(scopes: Sequence[Scope]) -> Seen:
     """Count what the scopes of a model have, convpool's own functions aside."""
     seen = Seen()
     for scope in scopes:

@@ -14,7 +14,7 @@ Before that, tensors between a convolution and an average get their channels fir
     x - Conv - Transpose - Add - Transpose - AveragePool        x - Conv - Add - AveragePool
 
 Converters from TensorFlow write so.  All tensors that are laid out alike (`layouts`) change together.  Conditions: (1) fewer
-Transposes stand there afterwards, or as many, and they move less; (2) `reach` asks for the convolution, since a pair appears.
+Transposes stand there afterwards, or as many, and they move less; (2) `pipeline.in_reach` asks for the convolution, since a pair appears.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from convpool.rules.cuda_chain.layouts import (
     turned,
     turning,
 )
-from convpool.rules.pool_first.rule import averages
+from convpool.rules.pool_first.rule import pair_sites
 from convpool.rules.pool_first.trace import upstream
 
 
@@ -236,7 +236,7 @@ class ChannelsFirst(Rule):
 
     def sites(self, scope: Scope, context: Context) -> Iterator[GroupSite]:
         """The groups that save Transposes."""
-        sites = [site for site in averages(scope) if self._convolutions is None or site.convolution in self._convolutions]
+        sites = [site for site in pair_sites(scope) if self._convolutions is None or site.convolution in self._convolutions]
         groups = groups_of(scope, {}, to_channels_first) if sites else {}
         given, read = fixed_ends(scope, (), to_channels_first) if sites else (set(), set())
         seen: set[int] = set()

@@ -5,10 +5,10 @@
 
 It saves no arithmetic.  The kernels keep the channels last, where the provider turns tensors around each convolution, and do
 with it what stands before and behind.  Conditions: (1) a pair has become a node of the operator in the scope; (2) no attribute
-refers to a function's; (3) two spatial axes; (4) a convolution can be a node (`runtime.against_node`), its weights are constants
+refers to a function's; (3) two spatial axes; (4) a convolution can be a node (`convs.against_node`), its weights are constants
 of a type that the kernels have, and its input channels multiples of 16 bytes or those of an image; an AveragePool has whole
 windows side by side without padding, and at most `pool_channels` channels, which the kernels multiply by the identity; (5) its
-input or result has the channels last (`layouts`), of an AveragePool both; (6) no Pad can come to stand in front (`offload_conv`).
+input or result has the channels last (`layouts`), of an AveragePool both; (6) no Pad can come to stand in front (`image_conv`).
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from convpool.rules.base import Reject
 from convpool.rules.linear import pad_numbers
 
 To = Callable[[int], list[int]]
-"""A layout: gives the permutation into it for a number of spatial axes, as those of `algebra.layouts` do."""
+"""A layout: gives the permutation into it for a number of spatial axes, as those of `algebra.parts` do."""
 
 UNARY = (
     *("Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Softplus", "Softsign", "Gelu"),

@@ -4,7 +4,7 @@
     x - BatchNormalization - Relu - ConvAvgPool - Add - Relu        x - AffineReluConvAvgPoolAddRelu
                                               r --+                 r --+
 
-`fuse_epilogue` and `fuse_prologue` say what may go, and this module what both share.  The residual cannot depend on the node:
+`fuse` says what may go, and this module what both share.  The residual cannot depend on the node:
 only the Add reads the node's result, so that would be a cycle.  Zero padding stays exact, since it comes after the prologue;
 folding a shift in front of a padded convolution into its bias would not be.  Each step removes a pass over a tensor
 (`saved_bytes`) and adds none, so the cost only falls; onnxruntime inlines the function and runs what it ran before.
@@ -89,7 +89,7 @@ class Draft:
 
 
 class FusionRule(Rule):
-    """A pass whose plans are FusionPlans."""
+    """A rule whose plans are FusionPlans."""
 
     on_operators = True
     needs = schema.OP_TYPES

@@ -293,7 +293,7 @@ def candidates(scope: Scope) -> Iterator[tuple[Candidate, ...]]:
 
 
 def recognise(scope: Scope, chain: Sequence[Candidate], rank: int) -> Pooling | Reject | None:
-    """The average that the first of a chain is, taken together with those behind it as far as they make one window.
+    """The average that a chain makes from the one nearest to the convolution, chain[-1], outwards, as far as it is one window.
 
     chain: of `candidates`, the last one first.  rank: number of spatial axes.  Raises AttributeReference.
     """

@@ -291,7 +291,7 @@ class PairPlan(Plan):
 
 
 class PairRule(Rule):
-    """A pass whose plans are PairPlans."""
+    """A rule whose plans are PairPlans."""
 
     def apply(self, plan: PairPlan, edit: Edit) -> None:
         """Put the plan's nodes in the place of the last of those that go."""

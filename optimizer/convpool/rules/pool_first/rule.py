@@ -3,12 +3,11 @@
 
     x - Conv - (linear nodes) - average            x - ConvAvgPool - (nodes that do not fold)
 
-Conditions, in the order in which they are checked: (1) no attribute refers to a function's; (2) the average is exact
-to move (`averages`); (3) all that stands between is linear, and nobody else reads it (`trace`, `rules.linear`); (4) a lowering
-exists (`algebra.lowering`); (5) it saves: the convolutions do at most 3/4 of their multiply-adds
-afterwards, and the weighted cost falls (`choose`).  A site gets the first lowering that is admitted and pays, by the cost of all
-of its tree.
-"""
+Conditions, in the order in which they are checked: (1) no attribute refers to a function's (`ir.protos` raises, the pipeline
+refuses); (2) the average is exact to move (`averages`); (3) all that stands between is linear, and nobody else reads it
+(`trace`, `rules.linear`); (4) a lowering exists (`algebra.lowering`); (5) it saves: the convolutions do at most 3/4 of their
+multiply-adds afterwards, and the weighted cost falls (`choose`).  A site gets the first lowering that is admitted and pays, by
+the cost of all of its tree."""
 
 from __future__ import annotations
 
@@ -67,7 +66,7 @@ class PoolFirst(PairRule):
 
     def sites(self, scope: Scope, context: Context) -> Iterator[PairSite]:
         """The averages of a scope."""
-        return averages(scope)
+        return pair_sites(scope)
 
     def check(self, site: PairSite, context: Context) -> PairPlan | Reject | None:
         """A plan if the site is exact to rewrite and pays, otherwise why not; None if it is no average over windows."""
@@ -105,7 +104,7 @@ class PoolFirst(PairRule):
         return found
 
 
-def averages(scope: Scope) -> Iterator[PairSite]:
+def pair_sites(scope: Scope) -> Iterator[PairSite]:
     """Every average that is computed from a convolution with only elementwise nodes and joins between."""
     for chain in candidates(scope):
         conv = conv_upstream(scope, chain[-1].input)
@@ -114,7 +113,7 @@ def averages(scope: Scope) -> Iterator[PairSite]:
             yield PairSite(scope, chain[0].root, chain[-1].input, conv, f"conv_{SUFFIXES.get(kind, kind)}", chain)
 
 
-def moving(site: PairSite) -> set[int]:
+def moved_convolutions(site: PairSite) -> set[int]:
     """The convolutions that a rewrite of the site would move, whether it pays or not; none where it is not exact."""
     try:
         found = _traced(site)
@@ -349,7 +348,7 @@ def _judge(plan: PairPlan, lowerings: list[Lowering]) -> PairPlan | Reject:
     pooled = window.output_size(full)
     channels = leaves[0].weight_shape[0]
     before += pool_cost(window, channel_count(scope, plan.pooling.input) or channels, full, bytes_)
-    steps = len(_moving(plan.tree))
+    steps = len(_nodes_behind(plan.tree))
     before += affine_cost(steps, channels, full, bytes_)
     after += affine_cost(steps, channels, pooled, bytes_)
     for opaque in opaque_leaves(plan.tree):
@@ -371,12 +370,12 @@ def _leaf_cost(plan: PairPlan, leaf: ConvLeaf, found: Lowering) -> Cost:
     return lowering_cost(found, leaf.layer, size, _item_bytes(plan.scope, leaf))
 
 
-def _moving(tree: Tree) -> list[int]:
+def _nodes_behind(tree: Tree) -> list[int]:
     """Joins and nodes that go behind the pooling."""
     if isinstance(tree, ConvLeaf):
         return [moved.node for moved in tree.behind]
     if isinstance(tree, JoinTree):
-        return [tree.node, *(m.node for m in tree.behind), *(n for child in tree.children for n in _moving(child))]
+        return [tree.node, *(m.node for m in tree.behind), *(n for child in tree.children for n in _nodes_behind(child))]
     return []
 
 
