@@ -14,8 +14,8 @@ Before that, tensors between a convolution and an average get their channels fir
     x - Conv - Transpose - Add - Transpose - AveragePool        x - Conv - Add - AveragePool
 
 Converters from TensorFlow write so.  All tensors that are laid out alike (`layouts`) change together.  Conditions: (1) fewer
-Transposes stand there afterwards, or as many, and they move less; (2) `pipeline.in_reach` asks for the convolution, since a pair appears.
-"""
+Transposes stand there afterwards, or as many, and they move less; (2) `pipeline.in_reach` asks for the convolution, since a
+pair appears."""
 
 from __future__ import annotations
 
