@@ -18,23 +18,12 @@ import convpool.torch
 BATCH, STEPS, DEVICE = 32, 10, "cuda" if torch.cuda.is_available() else "cpu"
 
 
-class Critic(nn.Module):
+def new_critic() -> nn.Module:
     """Three convolutions; the average pooling behind two of them halves the image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = (
-            nn.Conv2d(1, 32, 3, padding=1),
-            nn.Conv2d(32, 64, 3, padding=1),
-            nn.Conv2d(64, 64, 3),
-        )
-        self.score = nn.Linear(64, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """A number for each image."""
-        x = F.leaky_relu(F.avg_pool2d(self.first(x), 2), 0.2)
-        x = F.leaky_relu(F.avg_pool2d(self.second(x), 2), 0.2)
-        return self.score(F.leaky_relu(self.third(x), 0.2).mean((2, 3)))
+    layers: list[nn.Module] = [nn.Conv2d(1, 32, 3, padding=1), nn.AvgPool2d(2), nn.LeakyReLU(0.2)]
+    layers += [nn.Conv2d(32, 64, 3, padding=1), nn.AvgPool2d(2), nn.LeakyReLU(0.2)]
+    layers += [nn.Conv2d(64, 64, 3), nn.LeakyReLU(0.2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 1)]
+    return nn.Sequential(*layers).to(DEVICE)
 
 
 def loss_of(critic: nn.Module, real: torch.Tensor, fake: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
@@ -87,7 +76,7 @@ def train(critic: nn.Module, captured: bool = False) -> tuple[float, float]:
 def main() -> None:
     """Train in each way."""
     torch.manual_seed(1)
-    critic = Critic().to(DEVICE)
+    critic = new_critic()
     optimized, report = convpool.torch.optimize(copy.deepcopy(critic), torch.zeros(BATCH, 1, 32, 32, device=DEVICE))
     print(report)
     compiled = torch.compile(copy.deepcopy(critic), backend=convpool.torch.backend.convpool)

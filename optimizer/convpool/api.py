@@ -200,9 +200,7 @@ def optimize(
     check_arguments(check=check, seed=seed, rtol=rtol, atol=atol, exclude=exclude, enable=enable, disable=disable)
     check_arguments(input_shapes=input_shapes, fix_shapes=fix_shapes, base_dir=base_dir, progress=progress, autotune=autotune)
     check_arguments(time=time, **switches)
-    for line in ended(switches):
-        warnings.warn(line, DeprecationWarning, stacklevel=2)
-    switches = {PASS_OF_SWITCH.get(name, name): value for name, value in switches.items()}
+    switches = _by_rule(switches)
     options = options_for(target, lowering=lowering, exclude=exclude, enable=enable, disable=disable, switches=switches)
     arrays = load_arrays(data)  # before any work: a wrong file should fail at once
     if check or arrays is not None or autotune:
@@ -228,6 +226,13 @@ def optimize(
         left = "" if report.verification.differs else ", or leave the check out with --no-check"
         raise VerificationError(f"verification: {report.verification.difference}{left}", report)
     return result
+
+
+def _by_rule(switches: Mapping[str, bool | None]) -> dict[str, bool | None]:
+    """Warn the caller of optimize of each switch that ends, and return what they say of each rule."""
+    for line in ended(switches):
+        warnings.warn(line, DeprecationWarning, stacklevel=3)
+    return {PASS_OF_SWITCH.get(name, name): value for name, value in switches.items()}
 
 
 def _pairs(model: LoadedModel, options: OptimizeOptions) -> int:

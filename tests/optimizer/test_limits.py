@@ -204,7 +204,7 @@ SAME_ORIGIN = {
     "a factor first": ("m = Mul(k, x)", True),
     "two terms": ("n = Add(x, k)\nm = Sub(one, n)", True),
     "another map": ("m = Add(x, z)", False),
-    "PRelu": ("m = PRelu(x, k)", False),
+    "PRelu": ("m = PRelu(x, k)", True),
     "LeakyRelu": ("m = LeakyRelu(x)", True),
 }
 

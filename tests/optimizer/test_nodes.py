@@ -27,7 +27,7 @@ from convpool.rules.neighbours.fusion import slope
 from convpool.rules.pool_first import means as slice_mean
 from convpool.rules.pool_first.averages import may_be_half, recognise_half
 from convpool.rules.pool_first.means import may_be_reduction, recognise_reduction
-from convpool.rules.pool_first.rule import _moving
+from convpool.rules.pool_first.rule import _nodes_behind
 from tests.support.models import graph
 from tests.support.scopes import function_scope, index
 
@@ -392,9 +392,9 @@ def test_what_varies_over_space(shape, varies):
 
 def test_what_goes_behind_a_pooling():
     leaf = ConvLeaf(1, "x", POINT, None, None, (1, 1, 1, 1), None, behind=(Moved(3, 0), Moved(4, 1)))
-    assert _moving(leaf) == [3, 4] and _moving(OpaqueLeaf("x")) == []
+    assert _nodes_behind(leaf) == [3, 4] and _nodes_behind(OpaqueLeaf("x")) == []
     inner = JoinTree(7, (leaf, OpaqueLeaf("z")), behind=(Moved(8, 0),))
     tree = JoinTree(5, (OpaqueLeaf("x"), inner), behind=(Moved(6, 0),), nodes=(5, 6))
-    assert _moving(tree) == [5, 6, 7, 8, 3, 4]
+    assert _nodes_behind(tree) == [5, 6, 7, 8, 3, 4]
     assert conv_leaves(tree) == [leaf] and [item.tensor for item in opaque_leaves(tree)] == ["x", "z"]
     assert tree_nodes(tree) == [5, 6] and conv_leaves(OpaqueLeaf("x")) == opaque_leaves(leaf) == tree_nodes(OpaqueLeaf("x")) == []

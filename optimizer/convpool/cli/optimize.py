@@ -202,11 +202,10 @@ def command(
     """
     if others:
         raise OptionError(f"{others[0]}: a second file; expected one MODEL; name the output with -o")
-    if quiet and verbose:
-        raise OptionError("--quiet and --verbose exclude each other")
+    for names, both in (("--quiet and --verbose", quiet and verbose), ("--no-check and --data", no_check and options["data"])):
+        if both:
+            raise OptionError(f"{names} exclude each other")
     _check_offloading(options)
-    if no_check and options["data"]:
-        raise OptionError("--no-check and --data exclude each other")
     out = _output_path(model, output)
     if out is None:
         _check_stdout(external_data, skip_unchanged, report_path)
@@ -223,8 +222,7 @@ def command(
     if out is not None and not dry_run:
         check_output(out, read)
     if report_path and report_path != "-":
-        models = [Path(path) for path in (model, out) if path and path != "-"]
-        check_output(Path(report_path), {"a model's name": models, **read})
+        check_output(Path(report_path), {"a model's name": [Path(path) for path in (model, out) if path and path != "-"], **read})
     console = make_console(stderr=out is None or report_path == "-")
     try:
         with StepBar(hidden=quiet) as progress:
