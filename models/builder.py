@@ -64,6 +64,10 @@ class Net:
         unit = (bits.random_raw(math.prod(shape)) >> np.uint64(40)).astype(np.float64) * 2.0**-24
         return gs.Constant(name, (low + (high - low) * unit).astype(self.dtype).reshape(shape))
 
+    def constant(self, name: str, values: np.ndarray) -> gs.Constant:
+        """A constant with these values, in the model's type."""
+        return gs.Constant(name, values.astype(self.dtype))
+
     def scalar(self, name: str, value: float) -> gs.Constant:
         """A constant of no axes, in the model's type."""
         return gs.Constant(name, np.array(value, dtype=self.dtype))
@@ -108,6 +112,27 @@ class Net:
         ranges = {"scale": (0.7, 1.3), "bias": (-0.3, 0.3), "mean": (-0.3, 0.3), "var": (0.6, 1.6)}
         stats = [self.uniform(f"{name}.{key}", (x.shape[1],), *bounds) for key, bounds in ranges.items()]
         return self.op("BatchNormalization", name, [x, *stats], x.shape, epsilon=1e-5)
+
+    def instance_norm(self, x, name) -> gs.Variable:
+        """InstanceNormalization with a scale and a shift."""
+        params = [
+            self.uniform(f"{name}.{key}", (x.shape[1],), *bounds)
+            for key, bounds in (("scale", (0.7, 1.3)), ("bias", (-0.3, 0.3)))
+        ]
+        return self.op("InstanceNormalization", name, [x, *params], x.shape, epsilon=1e-5)
+
+    def upsample(self, x, name, factor=2, *, mode="nearest") -> gs.Variable:
+        """Resize by a whole factor as PyTorch exports it, "nearest" or "linear"; opset 13 or later, else Upsample."""
+        shape = (*x.shape[:2], *(n * factor for n in x.shape[2:]))
+        scales = gs.Constant(f"{name}.scales", np.array([1, 1, *[factor] * (len(shape) - 2)], np.float32))
+        if self.opset < 9:
+            return self.op("Upsample", name, [x], shape, mode=mode, scales=[float(value) for value in scales.values])
+        if self.opset < 11:
+            return self.op("Upsample" if self.opset < 10 else "Resize", name, [x, scales], shape, mode=mode)
+        roi = gs.Constant(f"{name}.roi", np.zeros(0, np.float32)) if self.opset < 13 else gs.Variable("")
+        nearest = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        linear = {"coordinate_transformation_mode": "half_pixel"}
+        return self.op("Resize", name, [x, roi, scales], shape, mode=mode, **(nearest if mode == "nearest" else linear))
 
     def act(self, x, name, kind="Relu", **attrs) -> gs.Variable:
         """An elementwise operator: Relu, LeakyRelu (alpha), Elu, Tanh, Sigmoid."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from models import classifiers, densenets, discriminators, layers
+from models import classifiers, decoders, densenets, discriminators, layers
 from models.builder import Net
 
 DEFAULT_SEED = 0
@@ -119,6 +119,17 @@ _GENERATORS = (
     Generator("densenet_transition2", layers.densenet_transition, {"size": 28, "channels": 512}, {"conv_pool": 1}),
     Generator("densenet_transition3", layers.densenet_transition, {"size": 14, "channels": 1024}, {"conv_pool": 1}),
     Generator("discriminator_block", layers.discriminator_block, {}, {"conv_pool": 2}),
+    # Convolutions behind resamplings.
+    Generator("vae_decoder", decoders.vae_decoder, {}, {}),
+    Generator("sngan_generator", decoders.sngan_generator, {}, {}),
+    Generator("biggan_generator", decoders.sngan_generator, {"conditional": True}, {}),
+    Generator("stargan_v2_generator", decoders.stargan_generator, {}, {}),
+    Generator("unet_nearest", decoders.unet, {}, {}),
+    Generator("unet3d", decoders.unet, {"size": 16, "widths": (8, 16, 32), "rank": 3, "groups": 4}, {}),
+    Generator("segformer_head", decoders.segformer_head, {}, {}),
+    Generator("hrnet_head", decoders.hrnet_head, {}, {}),
+    Generator("yolo_neck", decoders.yolo_neck, {}, {}),
+    Generator("esrgan_tail", decoders.esrgan_tail, {}, {}),
     # No convolution before a pooling that could be joined with it.
     Generator("vgg_average", classifiers.vgg_average, {}, {"pool_conv": 2}),
     Generator("squeeze_excite", classifiers.squeeze_excite, {}, {}),

@@ -15,13 +15,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 24200,
+    "optimizer": 26420,
     "plugin": 17500,
-    "tests": 40400,
+    "tests": 41300,
     "benchmarks": 7350,
     "tools": 1000,
     "examples": 1180,
-    "models": 1850,
+    "models": 2050,
 }
 
 

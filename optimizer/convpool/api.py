@@ -33,7 +33,7 @@ from convpool.report import Log, Report, SiteReport, Summary
 from convpool.rules.pool_first.rule import PoolFirst
 from convpool.rules.seen import Seen, notes, unmatched
 from convpool.summary import next_steps, recount, time_models, with_macs
-from convpool.types import Accumulation, Layout, Lowering, Model, Target
+from convpool.types import Accumulation, Layout, Lowering, Model, Target, Upsampling
 
 
 @dataclass
@@ -117,6 +117,7 @@ def optimize(
     *,
     target: Target = "any",
     lowering: Lowering | None = None,
+    upsampling: Upsampling | None = None,
     check: int = 1,
     exclude: str | Sequence[str] = (),
     enable: Iterable[str] = (),
@@ -140,7 +141,7 @@ def optimize(
     base_dir: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> OptimizeResult:
-    """Rewrite each convolution followed by average pooling, where exact and cheaper, and verify it.
+    """Rewrite convolutions beside pooling and resizing, where exact and cheaper, and verify them.
 
     The algebra is that of Suita et al., JPDC 2020; see `convpool.algebra.geometry`.
 
@@ -152,6 +153,9 @@ def optimize(
             lowering.
         lowering: "convavgpool", "direct", "fused" or "auto" (direct or fused by cost).  Default:
             the target's.
+        upsampling: The form of a convolution behind a nearest upsampling, where it admits this one:
+            "conv_first", "fused", "subpixel", "phases" or "direct" (`convpool.algebra.expand`).
+            Default: by cost.
         check: Number of random input sets to verify with, 0 for none.
         exclude: A glob pattern or several.  A pair is left unchanged if the name of its convolution
             or pooling matches one; so is a Concat.
@@ -206,7 +210,7 @@ def optimize(
     if check or arrays is not None or autotune:
         prepare()
     original = load(model, Path(base_dir) if base_dir is not None else None)
-    options = replace(options, accumulation=accumulation)
+    options = replace(options, accumulation=accumulation, upsampling=upsampling)
     loaded, shapes = _with_sizes(original, fix_shapes or {}, input_shapes or {}, arrays)
     tuner = Tuner(loaded, shapes, seed, progress) if autotune else None
     result = rewrite(loaded, options, shapes, tuner, in_reach(loaded, options))

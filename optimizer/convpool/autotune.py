@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from onnx import ModelProto, helper, numpy_helper
 
+from convpool.algebra.expand import FORMS
 from convpool.algebra.lowering import LOWERINGS
 from convpool.check.inputs import InputMaker, feeds, fit_shapes
 from convpool.check.session import OnnxruntimeRunner, evaluate, time_sessions
 from convpool.errors import ModelError
+from convpool.ir.index import Scope
 from convpool.ir.model import LoadedModel, infer_shapes
 from convpool.ir.process import EndedError
 from convpool.macs import scopes_at
@@ -24,7 +26,6 @@ from convpool.options import OptimizeOptions
 from convpool.pipeline import Pipeline
 from convpool.rules import Stage
 from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject
-from convpool.rules.pool_first.pairs import PairPlan
 
 ROUNDS = 9
 BUDGET_S = 1.5
@@ -58,14 +59,14 @@ class Tuner:
             self._progress(self._done, self._expected, f"timing {node.name or node.output[0]}")
         self._done += 1
         candidates = rule.alternatives(site, context)
-        if not candidates or not isinstance(plan, PairPlan):
+        if not candidates or plan.timed is None:
             return plan, None
         try:
-            cut = self._cut_out(plan, context.main_opset)
+            cut = self._cut_out(plan.scope, *plan.timed, context.main_opset)
             runners = {"original": OnnxruntimeRunner(LoadedModel(cut, None, 0), "the site", optimize=True, spin=True)}
             arrays, _ = InputMaker(cut, None, {}, self._seed).runnable(0, runners["original"].values)
             for name in candidates:
-                lowered = LoadedModel(_lowered(cut, rule, name if name in LOWERINGS else "auto"), None, 0)
+                lowered = LoadedModel(_lowered(cut, rule, name), None, 0)
                 runners[name] = OnnxruntimeRunner(lowered, "the site", optimize=True, spin=True)
                 runners[name].values(arrays)
             sessions = {name: runner.session for name, runner in runners.items()}
@@ -79,10 +80,9 @@ class Tuner:
             return reject(scope, site.root, "measured slower", got, expected), times
         return candidates[best], times
 
-    def _cut_out(self, plan: PairPlan, main_opset: int) -> ModelProto:
+    def _cut_out(self, scope: Scope, indices: frozenset[int], result: str, main_opset: int) -> ModelProto:
         """The site's nodes as a model: constants become initializers, everything else inputs of known type."""
-        scope = plan.scope
-        nodes = [scope.nodes[index] for index in sorted(plan.own)]
+        nodes = [scope.nodes[index] for index in sorted(indices)]
         made = {name for node in nodes for name in node.output}
         inputs, constants = [], []
         for name in dict.fromkeys(name for node in nodes for name in node.input if name and name not in made):
@@ -95,17 +95,21 @@ class Tuner:
             if not info.elem_type or shape is None:
                 raise ModelError(f"{name}: type or rank unknown")
             inputs.append(helper.make_tensor_value_info(name, info.elem_type, shape))
-        elem_type = scope.info(plan.pooling.output).elem_type or inputs[0].type.tensor_type.elem_type
-        output = helper.make_tensor_value_info(plan.pooling.output, elem_type, None)
+        elem_type = scope.info(result).elem_type or inputs[0].type.tensor_type.elem_type
+        output = helper.make_tensor_value_info(result, elem_type, None)
         graph = helper.make_graph(nodes, "site", inputs, [output], constants)
         return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", main_opset)])
 
 
 def _lowered(model: ModelProto, rule: Rule, lowering: str) -> ModelProto:
-    """A copy of a cut-out site with its pair in the lowering asked for."""
+    """A copy of a cut-out site in the lowering, or the form of an upsampling, asked for."""
     result = LoadedModel(ModelProto(), None, 0)
     result.proto.CopyFrom(model)
-    options = OptimizeOptions(passes=frozenset(rule.names), lowering=lowering)
+    options = OptimizeOptions(
+        passes=frozenset(rule.names),
+        lowering=lowering if lowering in LOWERINGS else "auto",
+        upsampling=lowering if lowering in FORMS else None,
+    )
     Pipeline(result, infer_shapes(result.proto), options, evaluate).run((Stage((rule,), repeats=False),))
     return result.proto
 

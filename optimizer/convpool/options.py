@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any
 
+from convpool.algebra.expand import FORMS
 from convpool.algebra.geometry import Refusal
 from convpool.algebra.lowering import REQUESTS
 from convpool.algebra.parts import ACCUMULATIONS
@@ -129,6 +130,9 @@ class Entry:
 RULES = (
     Entry("pool_first", "convolution followed by average pooling", "pairs", "pool_first.rule:PoolFirst", ALL),
     Entry("fuse_pool_conv", "AveragePool followed by Conv", "pairs", "fuse_pool_conv:FusePoolConv"),
+    Entry("upsample_last", "nearest upsampling followed by Conv", "pairs", "upsample_last.rule:UpsampleLast", ALL),
+    Entry("resize_last", "any enlarging Resize followed by a 1x1 Conv", "pairs", "resize_last.rule:ResizeLast", ALL),
+    Entry("resize_first", "a 1x1 Conv followed by a Resize to fewer elements", "pairs", "resize_last.rule:ResizeFirst", ALL),
     Entry(
         "image_conv",
         f"convolutions of images: {DEFAULT_LIMITS.of_images}",
@@ -227,7 +231,8 @@ class Target:
     direct_without_kernel: whether AveragePool and Conv may.  TensorRT 8.6 is slower with them than with one fused convolution
     where a convolution has groups, and in 3-D slower than with the original.  keep_int8: leave convolutions behind
     DequantizeLinear, which TensorRT runs in INT8; any rewrite would make float kernels of them.  plain_prologues: see `Limits`.
-    metadata: what a changed model gets in its metadata_props, so that it says what it is for.
+    metadata: what a changed model gets in its metadata_props, so that it says what it is for.  on_gpu: whether convolutions
+    beside resamplings are rewritten only as was measured on GPUs.
     """
 
     passes: frozenset[str]
@@ -236,6 +241,7 @@ class Target:
     keep_int8: bool = False
     plain_prologues: bool = False
     metadata: tuple[tuple[str, str], ...] = ()
+    on_gpu: bool = False
 
 
 def _rules_of(target: str) -> frozenset[str]:
@@ -245,12 +251,19 @@ def _rules_of(target: str) -> frozenset[str]:
 TARGETS: dict[str, Target] = {
     "any": Target(_rules_of("any"), "convavgpool"),
     "cpu": Target(_rules_of("cpu"), "auto"),
-    "tensorrt": Target(_rules_of("tensorrt"), "convavgpool", direct_without_kernel=False, keep_int8=True),
+    "tensorrt": Target(
+        _rules_of("tensorrt"),
+        "convavgpool",
+        direct_without_kernel=False,
+        keep_int8=True,
+        on_gpu=True,
+    ),
     "cuda": Target(
         _rules_of("cuda"),
         "convavgpool",
         direct_without_kernel=False,
         plain_prologues=True,
+        on_gpu=True,
         metadata=(("convpool.target", "cuda"),),
     ),
 }
@@ -263,6 +276,7 @@ class OptimizeOptions:
     passes: names of rules.  lowering: one of `algebra.lowering.REQUESTS`.  exclude: glob patterns of names that stay.
     direct_without_kernel, keep_int8, metadata: see `Target`.  pinned: nodes of the main graph that stay, by name, each with
     the reason.
+    on_gpu: see `Target`.  upsampling: the form to take where it is admitted, whatever it costs.
     accumulation: one of `algebra.parts.ACCUMULATIONS` for the operator's nodes; None leaves those of the file as they are.
     """
 
@@ -275,6 +289,8 @@ class OptimizeOptions:
     pinned: Mapping[str, Refusal] = field(default_factory=dict)
     metadata: tuple[tuple[str, str], ...] = ()
     accumulation: str | None = None
+    on_gpu: bool = TARGETS["any"].on_gpu
+    upsampling: str | None = None
 
     def __post_init__(self) -> None:
         """Raise OptionError for names that there are not, and for packed sums of standard operators."""
@@ -282,6 +298,8 @@ class OptimizeOptions:
             raise OptionError(f"lowering: got {self.lowering!r}, expected one of {', '.join(REQUESTS)}")
         if self.accumulation not in (None, *ACCUMULATIONS):
             raise OptionError(f"accumulation: got {self.accumulation!r}, expected one of {', '.join(ACCUMULATIONS)}")
+        if self.upsampling not in (None, *FORMS):
+            raise OptionError(f"upsampling: got {self.upsampling!r}, expected one of {', '.join(FORMS)}")
         if self.accumulation == "packed" and self.lowering != "convavgpool":
             raise OptionError(f"accumulation: got 'packed' with lowering {self.lowering!r}, expected lowering 'convavgpool'")
         _check_names("passes", self.passes)
@@ -316,6 +334,7 @@ def options_for(
         exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
         limits=replace(DEFAULT_LIMITS, plain_prologues=given.plain_prologues),
         metadata=given.metadata,
+        on_gpu=given.on_gpu,
     )
     return replace(chosen, lowering=given.lowering if lowering is None else lowering)
 

@@ -59,7 +59,7 @@ def recount(report: Report, original: LoadedModel, result: LoadedModel, given: M
     checked = report.verification.input_shapes if report.verification is not None else {}
     batches = _batches_of_one(original.proto)
     shapes: Mapping[str, Sequence[int]] = checked or batches | dict(given)
-    if report.summary.model_macs_before is not None:
+    if report.summary.model_macs_before is not None and report.summary.model_macs_after is not None:
         counted = {name: list(shape) for name, shape in shapes.items()} if batches else {}
         report.summary = replace(report.summary, counted_shapes=counted)
     elif shapes:

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from convpool.algebra.expand import FORMS
 from convpool.algebra.lowering import REQUESTS
 from convpool.api import OptimizeResult, optimize
 from convpool.cli.group import (
@@ -37,7 +38,18 @@ from convpool.types import Layout
 
 SECTIONS = {
     "Output": ("output", "external_data", "dry_run", "skip_unchanged", "report_path", "verbose", "quiet"),
-    "What to rewrite": ("target", "lowering", "exclude", "enable", "disable", "autotune", "concat", "fix_shapes", "fold"),
+    "What to rewrite": (
+        "target",
+        "lowering",
+        "upsampling",
+        "exclude",
+        "enable",
+        "disable",
+        "autotune",
+        "concat",
+        "fix_shapes",
+        "fold",
+    ),
     "Check": ("check", "no_check", "data", "shapes", "rtol", "atol", "seed", "time"),
     "GPU plugin": ("stem", "plain_conv", "prologue", "epilogue", "fuse_pool_conv", "accumulation", "domain"),
 }
@@ -94,6 +106,13 @@ EXAMPLES = (
     help="How a pair is written. convavgpool: one node of the ConvAvgPool operator. direct: AveragePool, then "
     "Conv. fused: one Conv. auto: direct or fused, whichever is cheaper. Default: auto with --target cpu, "
     "else convavgpool.",
+)
+@click.option(
+    "--upsampling",
+    type=click.Choice(FORMS),
+    help="How a convolution behind a nearest upsampling is written, where it has this form. conv_first: Conv, Resize. fused: one "
+    "ConvTranspose. direct: ConvTranspose, AveragePool. subpixel: Conv, DepthToSpace. phases: several Conv, DepthToSpace. "
+    "Default: by cost.",
 )
 @click.option(
     "--enable",

@@ -33,6 +33,8 @@ class Edit:
         self.inputs: dict[int, list[str]] = {}
         self._candidates: set[int] = set()
         self._shared: dict[tuple, str] = {}
+        self.made: dict[object, str] = {}
+        """Tensors that plans share: a plan's nodes stand in front of those of the plans that are applied after it."""
 
     def replace(self, anchor: int, removed: Iterable[int], nodes: list[NodeProto]) -> None:
         """Take nodes out, and put others where node `anchor` stood.  A tensor that both give keeps its name."""

@@ -128,6 +128,11 @@ class Plan:
         """The convolutions that go."""
         return ()
 
+    @property
+    def timed(self) -> tuple[frozenset[int], str] | None:
+        """The nodes that are timed against the plan's alternatives, and the tensor that they give; None where none are."""
+        return None
+
 
 class Rule(ABC):
     """One rewrite.

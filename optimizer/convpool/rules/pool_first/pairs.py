@@ -285,6 +285,11 @@ class PairPlan(Plan):
         return VERSION if any(lowering.name == "convavgpool" for lowering in self.lowerings) else 0
 
     @property
+    def timed(self) -> tuple[frozenset[int], str]:
+        """The pair."""
+        return self.own, self.pooling.output
+
+    @property
     def convolutions(self) -> tuple[int, ...]:
         """The convolutions of the tree."""
         return tuple(leaf.node for leaf in conv_leaves(self.tree))

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nodes of a plan: maps at their own size, the convolution in the form chosen for each, and their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from convpool.algebra import expand
+from convpool.algebra.expand import Crop, TransposeSpec, UpsampleSpec
+from convpool.algebra.geometry import ConvSpec, Ints
+from convpool.ir.edit import Edit
+from convpool.ir.protos import attributes, is_op
+from convpool.rules.resampling.maps import Applied, Leaf, Source, sliced
+from convpool.rules.resampling.resize import Resample
+
+WHOLE = 2**31 - 1
+"""A Slice end that is the end of any axis."""
+
+
+class Emitter:
+    """New nodes for one scope, inputs first."""
+
+    def __init__(self, edit: Edit, rank: int, prefix: str, owner: str) -> None:
+        """prefix: begins the names of new tensors.  owner: whose plans share what they compute."""
+        self._owner = owner
+        self.nodes: list[NodeProto] = []
+        self._edit, self._scope, self._rank, self._prefix = edit, edit.scope, rank, prefix
+
+    def constant(self, array: np.ndarray, wanted: str) -> str:
+        """A new constant's name."""
+        return self._edit.constant(array, f"{self._prefix}_{wanted}", self.nodes)
+
+    def add(self, op_type: str, inputs: Sequence[str], wanted: str, **values: Any) -> str:
+        """A new node; the name of what it gives."""
+        output = self._edit.fresh(f"{self._prefix}_{wanted}")
+        self.nodes.append(helper.make_node(op_type, list(inputs), [output], **values))
+        return output
+
+    # ---- maps at their own size -----------------------------------------------------------------------------------------
+
+    def source(self, source: Source) -> str:
+        """The tensor that a source is; computed once for all plans of the scope that need it."""
+        if isinstance(source, Leaf):
+            return source.tensor
+        key = self._owner, source
+        if key not in self._edit.made:
+            self._edit.made[key] = self._groups(source) if source.kind == "groups" else self._copy(source)
+        return self._edit.made[key]
+
+    def _copy(self, source: Applied) -> str:
+        old = self._scope.nodes[source.node]
+        if source.kind == "edges":
+            (operand,) = source.operands
+            assert operand is not None
+            return self.pad(self.source(operand), source.pads, "edge")
+        if source.resample is not None:
+            (operand,) = source.operands
+            assert operand is not None
+            return self.resample(self.source(operand), source.resample)
+        operands = [None if item is None else self.source(item) for item in source.operands]
+        node = NodeProto()
+        node.CopyFrom(old)
+        del node.input[:], node.output[1:]
+        for number, name in enumerate(old.input):
+            given = operands[number] if number < len(operands) else None
+            node.input.append(self._operand(old, name, source.channels) if given is None else given)
+        node.name = self._edit.fresh(f"{old.name}_moved") if old.name else ""
+        node.output[0] = self._edit.fresh(f"{old.output[0]}_small")
+        self.nodes.append(node)
+        return node.output[0]
+
+    def _operand(self, node: NodeProto, name: str, channels: tuple[int, int] | None) -> str:
+        """An operand that stays: of a constant the channels that the node acts on."""
+        constant = self._scope.constant(name) if name and channels is not None else None
+        if constant is None or channels is None:
+            return name
+        array = constant.array()
+        by_channel = is_op(node, "BatchNormalization", "InstanceNormalization")
+        part = sliced(array, 0 if by_channel else array.ndim - self._rank - 1, channels)
+        return name if part is array else self.constant(part, "channels")
+
+    def _groups(self, source: Applied) -> str:
+        (operand,) = source.operands
+        assert operand is not None
+        x = self.source(operand)
+        old = self._scope.nodes[source.inner]
+        groups = self._scope.info(old.input[0]).shape
+        assert groups is not None
+        shape = self.constant(np.array([0, groups[1], -1], np.int64), "groups")
+        node = NodeProto()
+        node.CopyFrom(old)
+        node.name = self._edit.fresh(f"{old.name}_moved") if old.name else ""
+        node.input[0] = self.add("Reshape", [x, shape], "grouped")
+        node.output[0] = self._edit.fresh(f"{old.output[0]}_small")
+        self.nodes.append(node)
+        return self.add("Reshape", [node.output[0], self.add("Shape", [x], "shape")], "normalised")
+
+    def pad(self, x: str, pads: Ints, mode: str) -> str:
+        """x with pads on its spatial axes, begins then ends."""
+        full = (0, 0, *pads[: self._rank], 0, 0, *pads[self._rank :])
+        if self._scope.opset < 11:
+            return self.add("Pad", [x], "padded", mode=mode, pads=full)
+        return self.add("Pad", [x, self.constant(np.array(full, np.int64), "pads")], "padded", mode=mode)
+
+    def joined(self, op_type: str, names: Sequence[str]) -> str:
+        """The Concat of maps by channels, or the sum of maps; the map itself of one."""
+        if op_type == "Concat":
+            return names[0] if len(names) == 1 else self.add("Concat", names, "joined", axis=1)
+        total = names[0]
+        for name in names[1:]:
+            total = self.add("Add", [total, name], "sum")
+        return total
+
+    # ---- convolutions and resamplings -----------------------------------------------------------------------------------
+
+    def conv(self, x: str, weight: str, bias: str, spec: ConvSpec, wanted: str = "conv") -> str:
+        """A Conv; `bias` is "" for none."""
+        return self.add(
+            "Conv",
+            [x, weight, bias] if bias else [x, weight],
+            wanted,
+            kernel_shape=spec.kernel_shape,
+            strides=spec.strides,
+            pads=spec.pads,
+            dilations=spec.dilations,
+            group=spec.group,
+        )
+
+    def transpose(self, x: str, weight: str, bias: str, spec: TransposeSpec) -> str:
+        """A ConvTranspose; `bias` is "" for none."""
+        return self.add(
+            "ConvTranspose",
+            [x, weight, bias] if bias else [x, weight],
+            "transpose",
+            kernel_shape=spec.kernel_shape,
+            strides=spec.strides,
+            pads=spec.pads,
+            dilations=spec.dilations,
+            group=spec.group,
+        )
+
+    def form(
+        self,
+        form: str,
+        x: str,
+        array: np.ndarray,
+        bias: np.ndarray | None,
+        conv: ConvSpec,
+        resample: Resample,
+        behind: Sequence[NodeProto] = (),
+    ) -> str:
+        """The convolution with weights `array` [M, C/group, kernel...] behind a resampling of x.
+
+        behind: elementwise nodes on its result, which go in front of what only moves elements.
+        """
+        dtype = array.dtype
+
+        def stored(values: np.ndarray, wanted: str) -> str:
+            return self.constant(values.astype(dtype), wanted)
+
+        copies = resample.up.copies if resample.up is not None else 1
+        repeated = bias if bias is None or form != "subpixel" else np.tile(bias, copies)
+        b = "" if repeated is None or form == "direct" and self._pads_boxes(conv, resample) else stored(repeated, "bias")
+        if form == "conv_first":
+            return self.kept(x, [stored(array, "weight"), *filter(None, [b])], conv, resample, behind)
+        assert resample.up is not None
+        up = resample.up
+        if form == "subpixel":
+            spec, crop = expand.subpixel(conv, up)
+            y = self.conv(x, stored(expand.subpixel_kernel(array, conv, up), "subpixel"), b, spec)
+            return self._crop(self._interleave(self._behind(y, behind), up), crop)
+        if form == "phases":
+            specs = expand.phase_specs(conv, up) or []
+            kernels = expand.phase_kernels(array, conv, up, specs)
+            parts = [self.conv(x, stored(kernel, "phase"), b, spec, "phase") for kernel, spec in zip(kernels, specs, strict=True)]
+            return self._interleave(self._behind(self.joined("Concat", parts), behind), up)
+        if form == "direct":
+            spread, box = expand.direct_specs(conv, up)
+            padded = {"pads": box.pads, "count_include_pad": 1} if any(box.pads) else {}
+            flipped = stored(expand.transpose_kernel(array, conv) * box.taps, "flipped")
+            y = self.transpose(x, flipped, "" if padded else b, spread)
+            y = self.add("AveragePool", [y], "boxes", kernel_shape=box.kernel_shape, strides=box.strides, **padded)
+            if bias is None or not padded:
+                return y
+            # The mean of padding has no bias in it.
+            return self.add("Add", [y, stored(np.reshape(bias, (-1, *[1] * self._rank)), "bias")], "shifted")
+        return self.transpose(x, stored(expand.fuse_kernel(array, conv, up), "fused"), b, expand.fused_spec(conv, up))
+
+    def kept(self, x: str, names: list[str], conv: ConvSpec, resample: Resample, behind: Sequence[NodeProto]) -> str:
+        """`form` "conv_first" with the weights and the bias as they are, by name."""
+        spec, crop = (conv, None) if resample.up is None else expand.conv_first(conv, resample.up)
+        y = self._behind(self.conv(x, names[0], names[1] if len(names) > 1 else "", spec), behind)
+        y = self.resample(y, resample)
+        return y if crop is None else self._crop(y, crop)
+
+    def _pads_boxes(self, conv: ConvSpec, resample: Resample) -> bool:
+        return resample.up is not None and any(expand.direct_specs(conv, resample.up)[1].pads)
+
+    def _behind(self, name: str, behind: Sequence[NodeProto]) -> str:
+        for old in behind:
+            node = NodeProto()
+            node.CopyFrom(old)
+            node.input[0] = name
+            name = node.output[0] = self._edit.fresh(f"{old.output[0]}_small")
+            self.nodes.append(node)
+        return name
+
+    def _interleave(self, x: str, up: UpsampleSpec) -> str:
+        return self.add("DepthToSpace", [x], "interleaved", blocksize=up.factors[0])
+
+    def _crop(self, x: str, crop: Crop) -> str:
+        if crop.is_empty:
+            return x
+        starts, ends, axes = crop.begins, [-n if n else WHOLE for n in crop.ends], range(2, self._rank + 2)
+        if self._scope.opset < 10:
+            return self.add("Slice", [x], "cropped", starts=starts, ends=ends, axes=list(axes))
+        names = [self.constant(np.array(values, np.int64), "crop") for values in (starts, ends, axes)]
+        return self.add("Slice", [x, *names], "cropped")
+
+    def resample(self, x: str, found: Resample) -> str:
+        """The resampling of another map of the same spatial size."""
+        if found.up is not None:
+            return self._upsample(x, found.up)
+        old = self._scope.nodes[found.node]
+        node = NodeProto()
+        node.CopyFrom(old)
+        node.name = self._edit.fresh(f"{old.name}_moved") if old.name else ""
+        node.input[0] = x
+        if is_op(old, "Resize") and len(old.input) > 3 and old.input[3]:
+            node.input[3] = self._sizes(x, old)
+        node.output[0] = self._edit.fresh(f"{self._prefix}_resized")
+        self.nodes.append(node)
+        return node.output[0]
+
+    def _sizes(self, x: str, old: NodeProto) -> str:
+        """The sizes of a Resize for a map with another number of channels."""
+        axes = attributes(old).get("axes", range(self._rank + 2))
+        places = [i for i, axis in enumerate(axes) if axis % (self._rank + 2) < 2]
+        if not places:
+            return old.input[3]
+        shape = self.add("Shape", [x], "shape")
+        parts = []
+        for position, axis in enumerate(axes):
+            kept = axis % (self._rank + 2) < 2
+            which = self.constant(np.array([axis % (self._rank + 2) if kept else position], np.int64), "axis")
+            parts.append(self.add("Gather", [shape if kept else old.input[3], which], "size", axis=0))
+        return self.add("Concat", parts, "sizes", axis=0)
+
+    def _upsample(self, x: str, up: UpsampleSpec) -> str:
+        scales = np.array([1, 1, *up.factors], np.float32)
+        opset = self._scope.opset
+        if opset < 9:
+            return self.add("Upsample", [x], "upsampled", mode="nearest", scales=[float(value) for value in scales])
+        name = self.constant(scales, "scales")
+        if opset < 11:
+            return self.add("Upsample" if opset < 10 else "Resize", [x, name], "upsampled", mode="nearest")
+        roi = "" if opset >= 13 else self.constant(np.zeros(0, np.float32), "roi")
+        return self.add(
+            "Resize",
+            [x, roi, name],
+            "upsampled",
+            mode="nearest",
+            coordinate_transformation_mode="asymmetric",
+            nearest_mode="floor",
+        )

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tensor as resampled maps: what a convolution reads, taken back to the resamplings in front of it.
+
+    x - Resize - Relu - Concat - Conv          Parts of what the Conv reads:  channels of Relu(x), resampled
+                    s - /                                                     channels of s, as they are
+
+| node | moves in front of | condition |
+|---|---|---|
+| elementwise operators | resamplings that pick elements | (1) other operands are the same at every position, or resampled alike |
+| maps per channel | any, and sums | (2) operands as in (1); in a sum nothing is added |
+| BatchNormalization | as maps per channel | (3) inference form |
+| InstanceNormalization, GroupNormalization | nearest upsampling by whole factors | each element stands there equally often |
+| Reshape, InstanceNormalization, Reshape | the same | (4) groups of channels, and back to the shape before |
+| Concat | | (5) of channels, whose numbers are known |
+| Add, Sum | | maps that are resampled in different ways become a sum of parts |
+
+Everything else is a part that is not resampled.  It does not matter who else reads a tensor: what is read elsewhere stays too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from convpool.algebra.expand import UpsampleSpec
+from convpool.ir.index import Scope
+from convpool.ir.protos import attributes, is_op
+from convpool.rules.base import Reject, reject
+from convpool.rules.convs import channel_count
+from convpool.rules.linear import Step, known_step, varies_over_space
+from convpool.rules.resampling.resize import Resample, recognise, sources
+
+UNARY = (
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos",
+    "Cosh", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu",
+    "Log", "Mish", "Neg", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh",
+    "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu",
+)  # fmt: skip
+"""Operators that act on each element of their first input alike."""
+BROADCASTING = ("Add", "Div", "Max", "Mean", "Min", "Mul", "PRelu", "Pow", "Sub", "Sum")
+"""Operators on each element of all inputs, with broadcasting."""
+PER_CHANNEL = ("Identity", "Neg", "Dropout", "Add", "Sub", "Mul", "Div", "BatchNormalization")
+"""Operators that may be maps per channel; `linear.known_step` tells."""
+MAX_DEPTH = 24
+"""Nodes between a convolution and a resampling at most."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor of the model, at the size that its part is computed at."""
+
+    tensor: str
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A node of the model, applied to other operands.  kind: "node", "groups" or "edges".
+
+    operands: one for each of its inputs that carries data, None for one that stays.  channels: the first of its channels and
+    their number, where a node acts on more of them.  "groups": the InstanceNormalization `inner` over groups of channels, which
+    `node`, a Reshape, ends.  "edges": a Pad that repeats the border, of `pads`, begins then ends.  "resample": a resampling.
+    """
+
+    node: int
+    operands: tuple[Leaf | Applied | None, ...]
+    channels: tuple[int, int] | None = None
+    kind: str = "node"
+    inner: int = 0
+    pads: tuple[int, ...] = ()
+    resample: Resample | None = None
+
+
+Source = Leaf | Applied
+
+
+@dataclass(frozen=True)
+class Part:
+    """Channels of a map, from `first` on: `source`, and behind it the resampling, if any.  channels: None for an unknown number,
+    if they are all."""
+
+    first: int
+    channels: int | None
+    source: Source
+    resample: Resample | None = None
+
+
+@dataclass(frozen=True)
+class Map:
+    """A tensor as parts, whose channels add up where they overlap (`summed`).  nodes: from the resamplings on."""
+
+    parts: tuple[Part, ...]
+    nodes: frozenset[int] = frozenset()
+    summed: bool = False
+
+    @property
+    def resampled(self) -> tuple[Part, ...]:
+        """The parts that are."""
+        return tuple(part for part in self.parts if part.resample is not None)
+
+
+class Walk:
+    """Takes tensors of one scope back to their resamplings.  rejects: what was in the way, nearest first."""
+
+    def __init__(self, scope: Scope, rank: int, *, whole: bool) -> None:
+        """whole: whether nearest upsampling by whole factors alone counts."""
+        self._scope, self._rank, self._whole = scope, rank, whole
+        self._known: dict[str, Map] = {}
+        self.rejects: list[Reject] = []
+
+    def map(self, tensor: str, depth: int = 0) -> Map:
+        """The parts of a tensor; one that is not resampled where there are no others.  Raises AttributeReference."""
+        if tensor not in self._known:
+            self._known[tensor] = self._plain(tensor)  # ends the search on a graph with a cycle
+            if depth <= MAX_DEPTH:
+                self._known[tensor] = self._found(tensor, depth)
+        return self._known[tensor]
+
+    def _plain(self, tensor: str) -> Map:
+        return Map((Part(0, channel_count(self._scope, tensor), Leaf(tensor)),))
+
+    def _found(self, tensor: str, depth: int) -> Map:
+        scope, plain = self._scope, self._plain(tensor)
+        index = scope.producer.get(tensor)
+        if index is None or scope.nodes[index].output[0] != tensor:
+            return plain
+        node = scope.nodes[index]
+        found = recognise(scope, index, self._rank)
+        if isinstance(found, Resample):
+            found = against(scope, found, whole=self._whole) or found
+        if isinstance(found, Reject):
+            self.rejects.append(found)
+            return plain
+        if found is not None:
+            return self._resampled(tensor, found, depth)
+        if is_op(node, "Concat"):
+            result = self._concat(index, depth)
+        elif is_op(node, "InstanceNormalization", "GroupNormalization"):
+            result = self._normalised(index, depth)
+        elif is_op(node, "Reshape"):
+            result = self._groups(index, depth)
+        elif is_op(node, "BatchNormalization", *UNARY, *BROADCASTING):
+            result = self._elementwise(index, depth)
+        else:
+            result = None
+            self._blocked(index)
+        return plain if result is None or not result.resampled else replace(result, nodes=result.nodes | {index})
+
+    def _resampled(self, tensor: str, found: Resample, depth: int) -> Map:
+        """A resampling; of an upsampled map one upsampling by the product of the factors."""
+        parts = self.map(found.input, depth + 1).parts if found.up is not None else ()
+        first = parts[0].resample if len(parts) == 1 else None
+        if first is not None and first.up is not None and found.up is not None:
+            up = UpsampleSpec(tuple(a * b for a, b in zip(first.up.factors, found.up.factors, strict=True)))
+            nodes = found.nodes | self.map(found.input).nodes
+            both = replace(found, input=first.input, up=up, growth=float(up.copies), nodes=nodes)
+            return Map((replace(parts[0], resample=both),), nodes)
+        return Map((Part(0, channel_count(self._scope, tensor), Leaf(found.input), found),), found.nodes)
+
+    def _blocked(self, index: int) -> None:
+        """Note a node that nothing moves past, where a resampling stands behind it."""
+        scope, node = self._scope, self._scope.nodes[index]
+        if is_op(node, "Conv", "ConvTranspose", "MatMul", "Gemm") or not node.input:
+            return
+        before = scope.producer.get(node.input[0])
+        if before is not None and is_op(scope.nodes[before], "Resize", "Upsample"):
+            self.rejects.append(
+                reject(scope, index, "between resize and convolution", node.op_type, "operators that act on each element alike")
+            )
+
+    # ---- nodes between --------------------------------------------------------------------------------------------------
+
+    def _elementwise(self, index: int, depth: int) -> Map | None:
+        scope, rank = self._scope, self._rank
+        node = scope.nodes[index]
+        names = list(node.input) if is_op(node, *BROADCASTING) else list(node.input[:1])
+        data = [position for position, name in enumerate(names) if varies_over_space(scope, name, rank)]
+        maps = [self.map(names[position], depth + 1) for position in data]
+        if not any(item.resampled for item in maps):
+            return None
+        step = known_step(scope, index, rank) if is_op(node, *PER_CHANNEL) else None
+        if isinstance(step, Reject) and is_op(node, "BatchNormalization", "Dropout"):
+            self.rejects.append(step)
+            return None
+        per_channel = isinstance(step, Step) and len(data) == 1 and not (is_op(node, "Div") and data == [1])
+        if len(maps) > 1:
+            return self._joined(index, maps)
+        (found,) = maps
+        picks = all(part.resample is None or part.resample.picks for part in found.parts)
+        scales = per_channel and isinstance(step, Step) and step.affine is not None and not step.affine.shift.any()
+        if found.summed and not scales or not picks and not per_channel:
+            self.rejects.append(reject(scope, index, "between resize and convolution", node.op_type, "maps per channel"))
+            return None
+        if len(found.parts) > 1 and not self._divisible(index, data):
+            return None
+        return self._applied(index, data, [found], found.nodes)
+
+    def _divisible(self, index: int, data: Sequence[int]) -> bool:
+        """Return True if a node acts on some channels as on all: its other operands are constants, or alike for all of them."""
+        scope, node = self._scope, self._scope.nodes[index]
+        for position, name in enumerate(node.input):
+            if position in data or not name:
+                continue
+            shape = scope.info(name).shape
+            if scope.constant(name) is None and (shape is None or len(shape) > self._rank and shape[-self._rank - 1] != 1):
+                return False
+        return True
+
+    def _applied(self, index: int, data: Sequence[int], maps: Sequence[Map], nodes: frozenset[int]) -> Map:
+        """A node on each of the parts of its operands, which have the same ones."""
+        parts = []
+        whole = len(maps[0].parts) == 1
+        for group in zip(*(item.parts for item in maps), strict=True):
+            operands: list[Source | None] = [None] * len(self._scope.nodes[index].input)
+            for position, part in zip(data, group, strict=True):
+                operands[position] = part.source
+            first = group[0]
+            assert whole or first.channels is not None
+            channels = None if whole or first.channels is None else (first.first, first.channels)
+            count = channel_count(self._scope, self._scope.nodes[index].output[0]) if whole else first.channels
+            parts.append(replace(first, channels=count, source=Applied(index, tuple(operands), channels)))
+        return Map(tuple(parts), nodes, maps[0].summed)
+
+    def _joined(self, index: int, maps: list[Map]) -> Map | None:
+        """An operator on several maps: on their parts, if these are resampled alike; an Add of others is a sum of parts."""
+        node, nodes = self._scope.nodes[index], frozenset().union(*(item.nodes for item in maps))
+        single = all(len(item.parts) == 1 for item in maps)
+        shapes = [
+            [(part.first, single or part.channels, part.resample and part.resample.key) for part in item.parts] for item in maps
+        ]
+        data = [position for position, name in enumerate(node.input) if varies_over_space(self._scope, name, self._rank)]
+        alike = all(shape == shapes[0] for shape in shapes) and not any(item.summed for item in maps)
+        picks = all(part.resample is None or part.resample.picks for item in maps for part in item.parts)
+        same = {part.resample.input for item in maps for part in item.parts if part.resample and part.resample.up is None}
+        if alike and picks and len(same) <= 1 and self._divisible(index, data):
+            return self._applied(index, data, maps, nodes)
+        if not is_op(node, "Add", "Sum") or len(data) < len(node.input):
+            return None
+        channels = {channel_count(self._scope, name) for name in node.input}
+        if len(channels) > 1 or None in channels:
+            return None
+        return Map(tuple(part for item in maps for part in item.parts), nodes, summed=True)
+
+    def _concat(self, index: int, depth: int) -> Map | None:
+        node = self._scope.nodes[index]
+        if attributes(node).get("axis", 1) % (self._rank + 2) != 1:
+            return None
+        maps = [self.map(name, depth + 1) for name in node.input]
+        nodes = frozenset().union(*(item.nodes for item in maps))
+        if (alike := _alike(maps)) is not None:
+            count = channel_count(self._scope, node.output[0])
+            operands = tuple(item.parts[0].source for item in maps)
+            return Map((Part(0, count, Applied(index, operands), alike),), nodes)
+        counts = [channel_count(self._scope, name) for name in node.input]
+        if None in counts:
+            if any(item.resampled for item in maps):
+                self.rejects.append(reject(self._scope, index, "channels of the Concat's inputs", "unknown", "known"))
+            return None
+        parts: list[Part] = []
+        first = 0
+        for item, count in zip(maps, counts, strict=True):
+            assert count is not None
+            parts += [replace(part, first=part.first + first, channels=part.channels or count) for part in item.parts]
+            first += count
+        return Map(tuple(parts), nodes, any(item.summed for item in maps))
+
+    # ---- normalisations -------------------------------------------------------------------------------------------------
+
+    def _of_whole_factors(self, index: int, tensor: str, depth: int) -> Map | None:
+        """The map that a normalisation reads, whose parts keep its statistics."""
+        found = self.map(tensor, depth + 1)
+        if not found.resampled:
+            return None
+        if found.summed or any(part.resample.up is None for part in found.resampled if part.resample):
+            condition = "statistics of the map"
+            self.rejects.append(
+                reject(self._scope, index, condition, "of another resampling", "of one that repeats each element")
+            )
+            return None
+        return found
+
+    def _normalised(self, index: int, depth: int) -> Map | None:
+        node = self._scope.nodes[index]
+        found = self._of_whole_factors(index, node.input[0], depth)
+        if found is None:
+            return None
+        if len(found.parts) > 1 and (is_op(node, "GroupNormalization") or not self._divisible(index, [0])):
+            return None
+        return self._applied(index, [0], [found], found.nodes)
+
+    def _groups(self, index: int, depth: int) -> Map | None:
+        """Condition (4): Reshape to [N, groups, rest], InstanceNormalization, Reshape to the shape before."""
+        scope = self._scope
+        chain = [index]
+        for op_type in ("InstanceNormalization", "Reshape"):
+            source = scope.producer.get(scope.nodes[chain[-1]].input[0])
+            if source is None or not is_op(scope.nodes[source], op_type):
+                return None
+            chain.append(source)
+        _, inner, first = chain
+        tensor = scope.nodes[first].input[0]
+        shape, groups = scope.info(tensor).shape, scope.info(scope.nodes[first].output[0]).shape
+        if shape is None or groups is None or len(shape) != self._rank + 2 or len(groups) != 3:
+            return None
+        target = scope.constant_ints(scope.nodes[first].input[1])
+        kept = target is not None and len(target) == 3 and target[0] == 0 or groups[0] is not None and groups[0] == shape[0]
+        divides = isinstance(shape[1], int) and isinstance(groups[1], int) and groups[1] > 0 and shape[1] % groups[1] == 0
+        if not kept or not divides or not self._back(index, tensor, shape):
+            return None
+        found = self._of_whole_factors(inner, tensor, depth)
+        if found is None or len(found.parts) > 1:
+            return None
+        part = found.parts[0]
+        done = Applied(index, (part.source,), None, "groups", inner)
+        shapes = sources(scope, [scope.nodes[index].input[1], scope.nodes[first].input[1]])
+        return Map((replace(part, source=done),), found.nodes | set(chain) | shapes)
+
+    def _back(self, index: int, tensor: str, shape: tuple) -> bool:
+        """Return True if a Reshape gives the shape of `tensor`."""
+        scope, node = self._scope, self._scope.nodes[index]
+        if scope.info(node.output[0]).shape == shape and None not in shape:
+            return True
+        source = scope.producer.get(node.input[1])
+        return (
+            source is not None
+            and is_op(scope.nodes[source], "Shape")
+            and (scope.nodes[source].input[0] == tensor and not scope.nodes[source].attribute)
+        )
+
+
+def against(scope: Scope, found: Resample, *, whole: bool) -> Reject | None:
+    """The reason why a convolution behind a resampling stays there."""
+    if whole and found.up is None:
+        values = attributes(scope.nodes[found.node])
+        got = [values[name].decode() for name in ("mode", "coordinate_transformation_mode", "nearest_mode") if name in values]
+        got.append(f"{found.growth:g} times as many elements")
+        return reject(scope, found.node, "resampling", ", ".join(got), "nearest upsampling by whole factors")
+    if found.growth <= 1:
+        return reject(scope, found.node, "elements of the result for each of the input", round(found.growth, 6), "more than 1")
+    return None
+
+
+def _alike(maps: Sequence[Map]) -> Resample | None:
+    """The upsampling of all of these maps, where it is the same one."""
+    if any(len(item.parts) > 1 or item.parts[0].resample is None for item in maps):
+        return None
+    found = [item.parts[0].resample for item in maps]
+    return found[0] if found[0] is not None and found[0].up and len({item and item.key for item in found}) == 1 else None
+
+
+def inputs_of(source: Source) -> Iterator[str]:
+    """The tensors that a source is computed from, but for operands that stay."""
+    if isinstance(source, Leaf):
+        yield source.tensor
+    else:
+        for operand in source.operands:
+            if operand is not None:
+                yield from inputs_of(operand)
+
+
+def count_nodes(source: Source) -> int:
+    """The number of nodes of a map's size a source has."""
+    if isinstance(source, Leaf):
+        return 0
+    return 1 + sum(count_nodes(operand) for operand in source.operands if operand is not None)
+
+
+def sliced(array: np.ndarray, axis: int, channels: tuple[int, int]) -> np.ndarray:
+    """The channels of a constant operand, whose axis of channels is `axis`; all of it where it has one for all, or none."""
+    if axis < 0 or array.ndim <= axis or array.shape[axis] == 1:
+        return array
+    first, count = channels
+    return np.take(array, range(first, first + count), axis)

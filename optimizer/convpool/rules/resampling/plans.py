@@ -1,0 +1,520 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of the rules that move a convolution in front of resamplings: sites, plans, the choice of forms, reports."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from convpool.algebra import expand
+from convpool.algebra.expand import UpsampleSpec, Work
+from convpool.algebra.geometry import Ints
+from convpool.algebra.lowering import NOMINAL_SIZE, Cost
+from convpool.algebra.parts import IDENTITY, Affine, fold, keeps
+from convpool.ir.edit import Edit
+from convpool.ir.index import Scope, spatial_size
+from convpool.ir.protos import AttributeReference, is_op, known_attributes, label
+from convpool.report import Log, SiteReport
+from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject
+from convpool.rules.convs import ConvLeaf, conv_leaf, conv_rank
+from convpool.rules.linear import Step, known_step
+from convpool.rules.resampling.emit import Emitter
+from convpool.rules.resampling.maps import Applied, Leaf, Map, Source, count_nodes
+from convpool.rules.resampling.resize import Resample
+from convpool.rules.seen import in_short, in_words
+
+SPELLINGS = ("Resize", "Upsample", "ConvTranspose", "DepthToSpace", "Gather", "GatherND", "Expand", "Tile")
+"""Operators that a resampling may be spelt with."""
+SEARCH_LIMIT = 48
+"""Nodes in front of a convolution that the search for a resampling visits at most."""
+ACTIVATIONS = (
+    "Relu",
+    "LeakyRelu",
+    "Elu",
+    "Clip",
+    "Sigmoid",
+    "Tanh",
+    "HardSigmoid",
+    "HardSwish",
+    "Softplus",
+    "Selu",
+    "Mish",
+    "Gelu",
+)
+"""Operators behind a convolution that go in front of what only moves elements."""
+GPU_FORMS, GPU_CHANNELS = ("conv_first", "fused"), 64
+"""Forms measured on an H100: a ConvTranspose of 64 channels or more is 1.2 to 1.8 times as fast as Resize and Conv."""
+ENOUGH = 0.95
+"""Largest share of the time by the cost model that may remain."""
+
+
+@dataclass(frozen=True)
+class ResizeSite(Site):
+    """A convolution, `root`, and the resampling nearest in front of it."""
+
+    resize: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the convolution and of the resampling."""
+        return label(self.scope.nodes[self.root]), label(self.scope.nodes[self.resize])
+
+
+@dataclass(frozen=True)
+class Group:
+    """Maps of one size, of which one convolution is computed: those with the same channels added up, others side by side.
+
+    ranges: first channel, number of channels and sources.  form: one of `expand.FORMS`; "" where the convolution is at the size
+    of the result: nothing is resampled, or moving it would cost more than it saves.
+    """
+
+    ranges: tuple[tuple[int, int, tuple[Source, ...]], ...]
+    resample: Resample | None
+    form: str = ""
+
+    @property
+    def channels(self) -> list[int]:
+        """The channels of the weights that belong to it, in order."""
+        return [channel for first, count, _ in self.ranges for channel in range(first, first + count)]
+
+
+@dataclass(frozen=True)
+class ResizePlan(Plan):
+    """A convolution that goes in front of resamplings.
+
+    leaf: with all pads in it.  passed: nodes in front that go where nothing else reads them.  behind: a BatchNormalization that
+    is folded, if affine is not the identity, and activations, all the convolution's only readers in turn.
+    """
+
+    leaf: ConvLeaf
+    groups: tuple[Group, ...]
+    passed: frozenset[int]
+    folded: int | None = None
+    affine: Affine = IDENTITY
+    behind: tuple[int, ...] = ()
+    macs_before: int | None = None
+    macs_after: int | None = None
+
+    @property
+    def own(self) -> frozenset[int]:
+        """The convolution and what is fused behind it."""
+        return frozenset((self.leaf.node, *self.behind, *(() if self.folded is None else (self.folded,))))
+
+    @property
+    def shared(self) -> frozenset[int]:
+        """The nodes between."""
+        return self.passed
+
+    @property
+    def convolutions(self) -> tuple[int, ...]:
+        """The convolution."""
+        return (self.leaf.node,)
+
+    @property
+    def output(self) -> str:
+        """The tensor that the new nodes give."""
+        last = self.behind[-1] if self.behind else self.leaf.node if self.folded is None else self.folded
+        return self.scope.nodes[last].output[0]
+
+    @property
+    def timed(self) -> tuple[frozenset[int], str]:
+        """All from the resamplings on."""
+        return self.own | self.passed, self.output
+
+    @property
+    def resize(self) -> int:
+        """The nearest resampling."""
+        return max(group.resample.node for group in self.groups if group.resample is not None)
+
+    @property
+    def lowering(self) -> str:
+        """The forms chosen."""
+        return "+".join(dict.fromkeys(group.form for group in self.groups if group.form))
+
+
+def resize_sites(scope: Scope, *, pointwise: bool) -> Iterator[ResizeSite]:
+    """The convolutions, 1x1 ones or the others, with a resampling in front that no other convolution stands between."""
+    for index, node in enumerate(scope.nodes):
+        if is_op(node, "Conv") and is_pointwise(scope, index) == pointwise:
+            found = _resize_upstream(scope, index)
+            if found is not None:
+                yield ResizeSite(scope, index, found)
+
+
+def is_pointwise(scope: Scope, index: int) -> bool:
+    """Return True if a convolution is 1x1, of any number of axes, as far as its weights tell."""
+    shape = scope.info(scope.nodes[index].input[1]).shape
+    return shape is not None and len(shape) > 2 and all(n == 1 for n in shape[2:])
+
+
+def _resize_upstream(scope: Scope, index: int) -> int | None:
+    seen: set[int] = set()
+    pending = deque([scope.nodes[index].input[0]])
+    while pending and len(seen) < SEARCH_LIMIT:
+        source = scope.producer.get(pending.popleft())
+        if source is None or source in seen:
+            continue
+        seen.add(source)
+        node = scope.nodes[source]
+        if is_op(node, "Resize", "Upsample") or is_op(node, *SPELLINGS) and _may_resample(scope, source):
+            return source
+        if not is_op(node, "Conv", "ConvTranspose", "MatMul", "Gemm", "Shape"):
+            pending.extend(node.input)
+    return None
+
+
+def _may_resample(scope: Scope, index: int) -> bool:
+    """Return True if another node than a Resize may be of one: of a map, and of a ConvTranspose with one group a channel."""
+    shape, node = scope.info(scope.nodes[index].output[0]).shape, scope.nodes[index]
+    if not is_op(node, "ConvTranspose"):
+        return shape is not None and len(shape) > 2
+    return (known_attributes(node) or {}).get("group", 1) > 1
+
+
+# ---- the plan -----------------------------------------------------------------------------------------------------------
+
+
+def grouped(found: Map, channels: int) -> tuple[Group, ...] | None:
+    """The parts of a map by the resampling that they have; None where some are of an unknown number of channels."""
+    groups: dict[object, dict[tuple[int, int], list[Source]]] = {}
+    resamples: dict[object, Resample | None] = {}
+    for part in found.parts:
+        count = channels if part.channels is None and len(found.parts) == 1 else part.channels
+        if count is None:
+            return None
+        key = part.resample and part.resample.key
+        resamples.setdefault(key, part.resample)
+        groups.setdefault(key, {}).setdefault((part.first, count), []).append(part.source)
+    return tuple(
+        Group(tuple((first, count, tuple(sources)) for (first, count), sources in ranges.items()), resamples[key])
+        for key, ranges in groups.items()
+    )
+
+
+def is_whole(group: Group, channels: int) -> bool:
+    """Return True if a group is of all channels of the convolution, in their order."""
+    return group.channels == list(range(channels))
+
+
+def planned(site: ResizeSite, leaf: ConvLeaf, found: Map, passed: frozenset[int], context: Context) -> ResizePlan | Reject:
+    """The plan without forms, where the convolution can be split as its map is, or moved as it is."""
+    scope = site.scope
+    nodes = {index for part in found.resampled if part.resample is not None for index in part.resample.nodes}
+    if any(context.excluded(label(scope.nodes[index])) for index in sorted(nodes)):
+        return reject(scope, site.resize, "resampling in front", "one excluded by name", "none")
+    channels = leaf.weight_shape[1] * leaf.conv.group
+    groups = grouped(found, channels)
+    if groups is None:
+        return reject(scope, leaf.node, "channels of the maps", "unknown", "known")
+    one = len(groups) == 1 and is_whole(groups[0], channels)
+    if not one and leaf.conv.group > 1:
+        return reject(scope, leaf.node, "group of a convolution of several maps", leaf.conv.group, 1)
+    if not one or not _moves_as_it_is(leaf, groups[0]):
+        bias = scope.nodes[leaf.node].input[2:]
+        if leaf.weight is None or any(bias) and leaf.bias is None:
+            return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
+    return ResizePlan(scope, leaf, groups, passed)
+
+
+def _moves_as_it_is(leaf: ConvLeaf, group: Group) -> bool:
+    """Return True if the weights need not be known: form conv_first is the cheapest by far where it is admitted."""
+    up = group.resample.up if group.resample is not None else None
+    return up is None or expand.is_conv_first(leaf.conv, up)
+
+
+def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
+    """The plan with the cheapest form for each of its groups, if it saves time by the cost model; or why not."""
+    scope, leaf, conv, options = plan.scope, plan.leaf, plan.leaf.conv, context.options
+    if options.on_gpu and (unknown := _unmeasured(plan)) is not None:
+        return unknown
+    m, large = _m(leaf), _large(plan)
+    out = m * math.prod(conv.output_size(large))
+    groups, after = [], expand.pass_cost(-out, expand.PASS_WEIGHT)
+    for group in plan.groups:
+        whole = expand.dense_cost(conv, m, len(group.channels), large, 4)
+        if group.resample is None:
+            groups.append(group)
+            after += whole
+            continue
+        work, up = work_of(plan, group), group.resample.up
+        found = [form for form in expand.FORMS if expand.admits(form, conv, work.up)] if up is not None else ["conv_first"]
+        if options.on_gpu:
+            found = [form for form in found if form in GPU_FORMS][:1]
+        costs = {form: _cost(form, work, group.resample) for form in found}
+        best = options.upsampling if options.upsampling in costs else min(costs, key=lambda form: costs[form].time)
+        assert best is not None
+        moved = costs[best] + expand.pass_cost(out, expand.PASS_WEIGHT)
+        kept = whole + expand.pass_cost(len(group.channels) * math.prod(large), _weight(group.resample))
+        keeps_size = len(plan.groups) > 1 and best != options.upsampling and kept.time <= moved.time
+        groups.append(group if keeps_size else replace(group, form=best))
+        after += kept if keeps_size else moved
+    if any(not group.form for group in groups):
+        after += expand.pass_cost(out, expand.PASS_WEIGHT)
+    before = expand.dense_cost(conv, m, _c(leaf), large, 4) + _between(plan, large=True)
+    after += _between(plan, large=False)
+    counts = (before.macs, after.macs) if leaf.size is not None else (None, None)
+    what = "+".join(dict.fromkeys(group.form for group in groups if group.form)) or "conv_first"
+    chosen = options.upsampling in what.split("+") or options.on_gpu
+    if not chosen and after.time > ENOUGH * before.time or not any(group.form for group in groups):
+        got = f"{after.macs:,} of {before.macs:,} multiply-adds, {after.time / before.time:.2f} of the time by the cost model"
+        return reject(scope, leaf.node, f"saves too little as {what}", got, f"at most {ENOUGH:.0%} of the time")
+    return replace(plan, groups=tuple(groups), macs_before=counts[0], macs_after=counts[1])
+
+
+def _unmeasured(plan: ResizePlan) -> Reject | None:
+    """The reason why a convolution is none of the kinds that were found to be faster on GPUs."""
+    scope, leaf = plan.scope, plan.leaf
+    if len(plan.groups) > 1:
+        return reject(scope, leaf.node, "maps of different sizes", len(plan.groups), "one, for this target")
+    resample = plan.groups[0].resample
+    up = resample.up if resample is not None else None
+    if up is None or expand.admits("conv_first", leaf.conv, up):
+        return None
+    if up.factors != (2, 2) or leaf.conv.group > 1 or min(_m(leaf), _c(leaf)) < GPU_CHANNELS:
+        got = f"factors {list(up.factors)}, {_c(leaf)} to {_m(leaf)} channels, {leaf.conv.group} groups"
+        return reject(
+            scope, leaf.node, "upsampled map", got, f"factors [2, 2], at least {GPU_CHANNELS} channels, for this target"
+        )
+    return None
+
+
+def _cost(form: str, work: Work, resample: Resample) -> Cost:
+    if resample.up is not None:
+        return expand.form_cost(form, work)
+    dense = expand.dense_cost(work.conv, work.m, work.c, work.size, work.item_bytes)
+    return dense + expand.pass_cost(int(work.m * math.prod(work.size) * resample.growth), _weight(resample))
+
+
+def _weight(resample: Resample) -> float:
+    return expand.UPSAMPLE_WEIGHT if resample.picks else expand.INTERPOLATE_WEIGHT
+
+
+def _m(leaf: ConvLeaf) -> int:
+    return leaf.weight_shape[0]
+
+
+def _c(leaf: ConvLeaf) -> int:
+    return leaf.weight_shape[1] * leaf.conv.group
+
+
+def _large(plan: ResizePlan) -> Ints:
+    """The spatial size of what the convolution reads, nominal where unknown."""
+    return plan.leaf.size or tuple(
+        NOMINAL_SIZE * factor
+        for factor in next(
+            (g.resample.up.factors for g in plan.groups if g.resample and g.resample.up), (2,) * plan.leaf.conv.rank
+        )
+    )
+
+
+def work_of(plan: ResizePlan, group: Group) -> Work:
+    """The numbers of the convolution of one group."""
+    assert group.resample is not None
+    resample, conv = group.resample, plan.leaf.conv
+    up = resample.up or UpsampleSpec((1,) * conv.rank)
+    size = spatial_size(plan.scope, resample.input, conv.rank)
+    if size is None:
+        shrink = resample.growth ** (1 / conv.rank)
+        large = _large(plan)
+        size = (
+            tuple(max(n // s, 1) for n, s in zip(large, up.factors, strict=True))
+            if resample.up
+            else tuple(max(int(n / shrink), 1) for n in large)
+        )
+    return Work(conv, up, _m(plan.leaf), len(group.channels), size, 4)
+
+
+def _between(plan: ResizePlan, *, large: bool) -> Cost:
+    """The cost of what is done between resamplings and convolution: on the large map as it is, or on the small ones."""
+    scope, total = plan.scope, Cost()
+    for group in plan.groups:
+        size = _large(plan) if large or group.resample is None else work_of(plan, group).size
+        for _, count, sources in group.ranges:
+            steps = sum(count_nodes(source) for source in sources)
+            total += expand.pass_cost(steps * count * math.prod(size), expand.PASS_WEIGHT)
+            if large and group.resample is not None and scope.sole_reader(scope.nodes[group.resample.node].output[0]) is None:
+                total += expand.pass_cost(int(count * math.prod(size)), _weight(group.resample))
+    return total
+
+
+# ---- what stands behind -------------------------------------------------------------------------------------------------
+
+
+def with_nodes_behind(plan: ResizePlan) -> ResizePlan:
+    """The plan with a BatchNormalization behind the convolution folded into it."""
+    scope, leaf = plan.scope, plan.leaf
+    if leaf.weight is None or len(scope.nodes[leaf.node].input) > 2 and scope.nodes[leaf.node].input[2] and leaf.bias is None:
+        return plan
+    index = _only_reader(scope, scope.nodes[leaf.node].output[0])
+    if index is None or not is_op(scope.nodes[index], "BatchNormalization"):
+        return plan
+    step = known_step(scope, index, leaf.conv.rank)
+    if not isinstance(step, Step) or step.affine is None or not step.affine.fits(_m(leaf)):
+        return plan
+    dtype = helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)
+    weight, _ = fold(leaf.weight.array(), None, step.affine)
+    return replace(plan, folded=index, affine=step.affine) if keeps(weight, dtype) else plan
+
+
+def with_activations(plan: ResizePlan) -> ResizePlan:
+    """The plan with the activation behind it in front of what only moves elements."""
+    scope = plan.scope
+    if len(plan.groups) > 1 or plan.groups[0].form not in ("conv_first", "subpixel", "phases"):
+        return plan
+    resample = plan.groups[0].resample
+    index = _only_reader(scope, plan.output)
+    if resample is None or not resample.picks or index is None or not is_op(scope.nodes[index], *ACTIVATIONS):
+        return plan
+    if any(scope.constant(name) is None for name in scope.nodes[index].input[1:] if name):
+        return plan
+    return replace(plan, behind=(index,))
+
+
+def _only_reader(scope: Scope, name: str) -> int | None:
+    """The node that alone reads a tensor, as its first input."""
+    if scope.sole_reader(name) is not None:
+        return None
+    (index,) = scope.readers[name]
+    return index if scope.nodes[index].input[0] == name and len(scope.nodes[index].output) == 1 else None
+
+
+# ---- the change ---------------------------------------------------------------------------------------------------------
+
+
+class ResizeRule(Rule):
+    """A rule whose sites are ResizeSites.  pattern: what a report calls them."""
+
+    needs: ClassVar[Collection[str]] = SPELLINGS
+    pattern: ClassVar[str] = "resize_conv"
+
+    def report(self, site: ResizeSite | Plan, conv: int, resize: int, **values: Any) -> SiteReport:
+        """A report of a convolution and a resampling of a scope."""
+        scope = site.scope
+        return SiteReport(
+            rule=self.names[0],
+            conv=label(scope.nodes[conv]),
+            pool=label(scope.nodes[resize]),
+            pattern=self.pattern,
+            scope=scope.path,
+            **values,
+        )
+
+    def kept(self, site: ResizeSite, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
+        """One report with the reason, unless the site is of nodes that an earlier round made."""
+        scope = site.scope
+        if any(
+            log.made(name)
+            for index in (site.root, site.resize)
+            for name in (*scope.nodes[index].input, scope.nodes[index].output[0])
+        ):
+            return
+        count = _macs(site)
+        words: dict[str, Any] = {"status": "excluded", "reason": "excluded by name"}
+        if verdict is not None:
+            words = {"status": "rejected", "reason": str(verdict), "obstacle": in_short(verdict), "in_words": in_words(verdict)}
+        counts: dict[str, Any] = {"macs_before": count, "macs_after": count, "times_us": times}
+        log.kept(self.report(site, site.root, site.resize, **words, **counts))
+
+
+class MovingRule(ResizeRule):
+    """A rule whose plans are ResizePlans."""
+
+    def apply(self, plan: ResizePlan, edit: Edit) -> None:
+        """Put the new nodes in the place of the convolution."""
+        scope, leaf = plan.scope, plan.leaf
+        old = scope.nodes[leaf.node]
+        emitter = Emitter(edit, leaf.conv.rank, plan.output, self.names[0])
+        behind = [scope.nodes[index] for index in plan.behind]
+        results = []
+        for group, weight, bias in self._weights(plan):
+            maps = [emitter.joined("Add", [emitter.source(source) for source in sources]) for _, _, sources in group.ranges]
+            results.append(_convolution(emitter, plan, group, emitter.joined("Concat", maps), weight, bias, behind))
+        name = emitter.joined("Add", results)
+        last = next(node for node in reversed(emitter.nodes) if name in node.output)
+        last.output[0] = plan.output
+        _name(emitter.nodes, old)
+        edit.replace(leaf.node, plan.own, emitter.nodes)
+        edit.drop_unread(plan.passed)
+
+    def _weights(self, plan: ResizePlan) -> Iterator[tuple[Group, np.ndarray | None, np.ndarray | None]]:
+        """The weights and the bias of each group; None for weights that stay, and where there is no bias."""
+        leaf = plan.leaf
+        if leaf.weight is None:
+            yield plan.groups[0], None, None
+            return
+        array = leaf.weight.array()
+        bias = None if leaf.bias is None else leaf.bias.array()
+        if plan.affine is not IDENTITY:
+            dtype = array.dtype
+            array, bias = fold(array, bias, plan.affine)
+            array, bias = array.astype(dtype), None if bias is None else bias.astype(dtype)
+        large = [group for group in plan.groups if not group.form]
+        joined = Group(tuple(item for group in large for item in _at_full_size(group, plan.scope)), None)
+        # The bias is added once: in the convolution of the maps that are not resampled behind it, if there are any.
+        for number, group in enumerate([*([joined] if large else []), *(group for group in plan.groups if group.form)]):
+            part = array if is_whole(group, _c(leaf)) else array[:, group.channels]
+            yield group, part, None if number else bias
+
+    def rewritten(self, plan: ResizePlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
+        """One report for the convolution."""
+        counts: dict[str, Any] = {"macs_before": plan.macs_before, "macs_after": plan.macs_after, "times_us": times}
+        found = self.report(plan, plan.leaf.node, plan.resize, status="rewritten", lowering=plan.lowering, **counts)
+        log.rewritten(found, None)
+
+
+def _at_full_size(group: Group, scope: Scope) -> Iterator[tuple[int, int, tuple[Source, ...]]]:
+    """The ranges of a group that is convolved at the size of the result."""
+    for first, count, sources in group.ranges:
+        found = group.resample
+        if found is None:
+            yield first, count, sources
+        elif sources == (Leaf(found.input),):
+            yield first, count, (Leaf(scope.nodes[found.node].output[0]),)
+        else:
+            yield first, count, tuple(Applied(found.node, (source,), kind="resample", resample=found) for source in sources)
+
+
+def _macs(site: ResizeSite) -> int | None:
+    rank = conv_rank(site.scope, site.root)
+    try:
+        leaf = conv_leaf(site.scope, site.root, rank) if rank else None
+    except AttributeReference:
+        return None
+    if not isinstance(leaf, ConvLeaf) or leaf.size is None:
+        return None
+    return expand.dense_cost(leaf.conv, _m(leaf), _c(leaf), leaf.size, 4).macs
+
+
+def _convolution(
+    emitter: Emitter,
+    plan: ResizePlan,
+    group: Group,
+    x: str,
+    weight: np.ndarray | None,
+    bias: np.ndarray | None,
+    behind: Sequence[NodeProto],
+) -> str:
+    """The nodes of one group's convolution; the tensor that they give."""
+    conv, old = plan.leaf.conv, plan.scope.nodes[plan.leaf.node]
+    if weight is None:
+        assert group.resample is not None
+        return emitter.kept(x, list(old.input[1:]), conv, group.resample, behind)
+    if group.resample is None:
+        names = [emitter.constant(array, name) for array, name in ((weight, "weight"), (bias, "bias")) if array is not None]
+        return emitter.conv(x, names[0], names[1] if len(names) > 1 else "", conv)
+    return emitter.form(group.form, x, weight, bias, conv, group.resample, behind)
+
+
+def _name(nodes: Sequence[NodeProto], old: NodeProto) -> None:
+    """Give the convolution's name, doc string and metadata to the first node that stands for it."""
+    node = next(node for node in nodes if is_op(node, "Conv", "ConvTranspose"))
+    node.name, node.doc_string = old.name, old.doc_string
+    node.metadata_props.extend(old.metadata_props)
+    if not node.doc_string:
+        node.ClearField("doc_string")

@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recognising a resampling of a map's spatial axes, in all its spellings.
+
+| spelling | taken for |
+|---|---|
+| Resize, Upsample | nearest upsampling by whole factors, or another resampling |
+| Reshape or Unsqueeze, Expand or Tile, Reshape; Concat of repeated copies on new axes | nearest upsampling |
+| Gather or GatherND with Transposes, constant indices 0 0 1 1 ... | nearest upsampling |
+| ConvTranspose with one group a channel, weights of ones as large as its strides | nearest upsampling |
+| DepthToSpace of channels that a Concat or Tile repeats | nearest upsampling |
+
+A Resize is a nearest upsampling if (1) batch and channels are kept, (2) every factor is a whole number, and (3) element t is
+element floor(t / s) of the input: `asymmetric` positions with floor, or with round_prefer_floor for s = 2; those of `half_pixel`,
+`pytorch_half_pixel` and `half_pixel_symmetric` with round_prefer_floor or round_prefer_ceil.  Any Resize commutes with what acts
+on each position alike if (1) holds and the weights of each position add up to one: (4) no positions outside of the map
+(tf_crop_and_resize), (5) no antialias, no exclude_outside.  (6) How much larger the result is has to be known: factors, sizes
+beside static ones, or sizes that are computed from the input's Shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from onnx import NodeProto
+
+from convpool.algebra.expand import UpsampleSpec
+from convpool.algebra.geometry import Ints
+from convpool.ir.constants import FOLDABLE
+from convpool.ir.index import Dim, Scope
+from convpool.ir.protos import attributes, is_op
+from convpool.rules.base import Reject, reject
+
+CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
+"""Coordinates for which each element of an upsampled map lies nearest to one of the input, for every whole factor."""
+POSITIONS = (*CENTRED, "asymmetric", "align_corners")
+"""Coordinates that lie in the map, or are moved to its border."""
+MAX_DEPTH = 24
+"""Nodes that the search for where sizes come from goes back at most."""
+
+
+@dataclass(frozen=True)
+class Resample:
+    """A resampling of the tensor `input`, which node `node` gives; `nodes`: all that goes with it where nothing else reads it.
+
+    up: its factors where it is nearest by whole ones.  picks: whether each element is one of the input's.  growth: how many
+    elements there are for each of the input's.
+    """
+
+    node: int
+    input: str
+    up: UpsampleSpec | None
+    picks: bool
+    growth: float
+    nodes: frozenset[int]
+
+    @property
+    def key(self) -> object:
+        """Equal for two resamplings that do the same to maps of one size."""
+        return self.up or self.node
+
+
+def recognise(scope: Scope, index: int, rank: int) -> Resample | Reject | None:
+    """The resampling that a node ends, why it cannot change places with a convolution, or None for any other node.
+
+    Raises AttributeReference.
+    """
+    node = scope.nodes[index]
+    if is_op(node, "Resize", "Upsample"):
+        return _resize(scope, index, rank)
+    if is_op(node, "Reshape"):
+        return _expanded(scope, index, rank)
+    if is_op(node, "ConvTranspose"):
+        return _ones(scope, index, rank)
+    if is_op(node, "DepthToSpace"):
+        return _repeated_channels(scope, index, rank)
+    if is_op(node, "Gather", "GatherND", "Transpose"):
+        return _gathered(scope, index, rank)
+    return None
+
+
+# ---- Resize and Upsample ------------------------------------------------------------------------------------------------
+
+
+def _resize(scope: Scope, index: int, rank: int) -> Resample | Reject:
+    node, values = scope.nodes[index], attributes(scope.nodes[index])
+    scales = scales_of(scope, index, rank)
+    if isinstance(scales, Reject):
+        return scales
+    if any(scale != 1 for scale in scales[:2]):
+        return reject(scope, index, "scales of batch and channels", _shown(scales[:2]), "1 and 1")
+    spatial = scales[2:]
+    if any(scale is None or scale <= 0 for scale in spatial):
+        return reject(scope, index, "scales", _shown(spatial), "known ones")
+    known = [scale for scale in spatial if scale is not None]
+    mode = values.get("mode", b"nearest").decode(errors="replace")
+    old = scope.opset < 11
+    coordinates = values.get("coordinate_transformation_mode", b"asymmetric" if old else b"half_pixel").decode(errors="replace")
+    if coordinates not in POSITIONS:
+        return reject(scope, index, "coordinate_transformation_mode", coordinates, f"one of {', '.join(POSITIONS)}")
+    nodes = frozenset((index, *sources(scope, node.input[1:])))
+    growth = float(math.prod(known))
+    if mode == "nearest":
+        rounding = values.get("nearest_mode", b"floor" if old else b"round_prefer_floor").decode(errors="replace")
+        up = None
+        if all(scale.denominator == 1 for scale in known) and any(scale > 1 for scale in known):
+            factors = tuple(int(scale) for scale in known)
+            up = UpsampleSpec(factors) if _repeats(coordinates, rounding, factors) else None
+        return Resample(index, node.input[0], up, True, growth, nodes)
+    for name in ("antialias", "exclude_outside"):
+        if values.get(name, 0):
+            return reject(scope, index, name, 1, 0)
+    return Resample(index, node.input[0], None, False, growth, nodes)
+
+
+def _repeats(coordinates: str, rounding: str, factors: Ints) -> bool:
+    """Condition (3)."""
+    if coordinates in CENTRED:
+        return rounding in ("round_prefer_floor", "round_prefer_ceil")
+    if coordinates != "asymmetric":
+        return False
+    return rounding == "floor" or rounding == "round_prefer_floor" and max(factors) <= 2
+
+
+def scales_of(scope: Scope, index: int, rank: int) -> tuple[Fraction | None, ...] | Reject:
+    """The factor of each axis of a Resize or Upsample; None for one that is not known.  Raises AttributeReference."""
+    node, values = scope.nodes[index], attributes(scope.nodes[index])
+    x, inputs = node.input[0], [*node.input[1:], "", "", ""]
+    shape = scope.info(x).shape
+    axes = [axis % (rank + 2) for axis in values.get("axes", range(rank + 2))]
+    if shape is not None and len(shape) != rank + 2:
+        return reject(scope, index, "axes of the map", len(shape), rank + 2)
+    if values.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+        return reject(scope, index, "keep_aspect_ratio_policy", values["keep_aspect_ratio_policy"].decode(), "stretch")
+    found: list[Fraction | None] = []
+    name = inputs[0] if scope.opset < 11 else inputs[1]
+    if "scales" in values:
+        found = [Fraction(float(scale)) for scale in values["scales"]]
+    elif name and (constant := scope.constant(name)) is None:
+        return reject(scope, index, "scales", "a computed tensor", "a constant")
+    elif name and constant is not None and constant.array().size:
+        found = [Fraction(float(scale)) for scale in constant.array().reshape(-1)]
+    elif inputs[2]:
+        sizes = size_terms(scope, inputs[2])
+        if sizes is None:
+            return reject(scope, index, "sizes", "a computed tensor", "the input's sizes times constants")
+        found = [_ratio(scope, size, x, axis) for size, axis in zip(sizes, axes, strict=False)]
+    if len(found) != len(axes):
+        return reject(scope, index, "scales", len(found), f"{len(axes)} numbers")
+    full = dict(zip(axes, found, strict=True))
+    return tuple(full.get(axis, Fraction(1)) for axis in range(rank + 2))
+
+
+def _shown(scales: Sequence[Fraction | None]) -> list[object]:
+    return ["unknown" if scale is None else round(float(scale), 6) for scale in scales]
+
+
+# ---- sizes that are computed --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SizeOf:
+    """A size of a tensor, times a factor."""
+
+    tensor: str
+    axis: int
+    factor: Fraction
+
+
+Term = Fraction | SizeOf | None
+"""A number, a size times a factor, or neither."""
+
+
+def _ratio(scope: Scope, term: Term, x: str, axis: int) -> Fraction | None:
+    """The number of times that a size is that of `x` on an axis; None where it may be any."""
+    shape = scope.info(x).shape
+    own = shape[axis] if shape is not None else None
+    if isinstance(term, Fraction):
+        return term / own if isinstance(own, int) and own > 0 else None
+    if term is None:
+        return None
+    if (term.tensor, term.axis) == (x, axis):
+        return term.factor
+    other = scope.info(term.tensor).shape
+    same = own is not None and other is not None and other[term.axis] == own
+    return term.factor if same else None
+
+
+def size_terms(scope: Scope, name: str, depth: int = 0) -> list[Term] | None:
+    """The elements of a vector or number that is computed from shapes and constants; None where it comes about in another way.
+
+    Casts to floating point and back, and rounding, do not change what is a whole number anyway: a size times a whole factor.
+    """
+    constant = scope.constant(name)
+    if constant is not None:
+        array = constant.array()
+        return [Fraction(float(value)) for value in array.reshape(-1)] if array.size <= 8 and np.isfinite(array).all() else None
+    index = scope.producer.get(name)
+    if index is None or depth > MAX_DEPTH:
+        return None
+    node = scope.nodes[index]
+    if any(attribute.ref_attr_name for attribute in node.attribute):
+        return None
+    if is_op(node, "Shape"):
+        return _shape_terms(scope, node)
+    if is_op(node, "Concat"):
+        parts = [size_terms(scope, source, depth + 1) for source in node.input]
+        return None if any(part is None for part in parts) else [term for part in parts for term in part or ()]
+    if is_op(node, "Mul"):
+        return _product(*(size_terms(scope, source, depth + 1) for source in node.input))
+    if not is_op(node, "Identity", "Unsqueeze", "Squeeze", "Cast", "Floor", "Ceil", "Round", "Reshape", "Gather", "Slice"):
+        return None
+    terms = size_terms(scope, node.input[0], depth + 1)
+    if terms is None:
+        return None
+    if is_op(node, "Gather"):
+        picks = scope.constant_ints(node.input[1])
+        ok = picks is not None and all(-len(terms) <= i < len(terms) for i in picks)
+        return [terms[i] for i in picks or ()] if ok else None
+    if is_op(node, "Slice"):
+        return _sliced(scope, node, terms)
+    if is_op(node, "Cast", "Floor", "Ceil", "Round"):
+        return [term if _is_whole(term) else None for term in terms]
+    return terms
+
+
+def _is_whole(term: Term) -> bool:
+    number = term.factor if isinstance(term, SizeOf) else term
+    return number is not None and number.denominator == 1
+
+
+def _shape_terms(scope: Scope, node: NodeProto) -> list[Term] | None:
+    shape = scope.info(node.input[0]).shape
+    if shape is None:
+        return None
+    values = attributes(node)
+    terms: list[Term] = [
+        Fraction(size) if isinstance(size, int) else SizeOf(node.input[0], axis, Fraction(1)) for axis, size in enumerate(shape)
+    ]
+    return terms[slice(values.get("start"), values.get("end"))]
+
+
+def _product(left: list[Term] | None, right: list[Term] | None) -> list[Term] | None:
+    if left is None or right is None or len(left) != len(right) and 1 not in (len(left), len(right)):
+        return None
+    count = max(len(left), len(right))
+    pairs = zip(left * (count // len(left)), right * (count // len(right)), strict=True)
+    return [_times(a, b) for a, b in pairs]
+
+
+def _times(a: Term, b: Term) -> Term:
+    if isinstance(a, Fraction) and isinstance(b, SizeOf):
+        a, b = b, a
+    if isinstance(a, SizeOf) and isinstance(b, Fraction):
+        return SizeOf(a.tensor, a.axis, a.factor * b)
+    return a * b if isinstance(a, Fraction) and isinstance(b, Fraction) else None
+
+
+def _sliced(scope: Scope, node: NodeProto, terms: list[Term]) -> list[Term] | None:
+    values = attributes(node)
+    if scope.opset < 10:
+        given = [values.get("starts"), values.get("ends"), None, [1]]
+    else:
+        given = [scope.constant_ints(name) if name else None for name in [*node.input[1:], "", ""][:4]]
+    starts, ends, _, steps = given
+    if starts is None or ends is None or len(starts) != 1 or len(ends) != 1:
+        return None
+    return terms[starts[0] : ends[0] : steps[0] if steps else 1]
+
+
+def sources(scope: Scope, names: Sequence[str]) -> set[int]:
+    """The nodes that small tensors such as scales and sizes are computed by, up to what Shapes read."""
+    found: set[int] = set()
+    pending = list(names)
+    while pending:
+        index = scope.producer.get(pending.pop())
+        if index is None or index in found or not is_op(scope.nodes[index], "Shape", "Constant", "Identity", *FOLDABLE):
+            continue
+        found.add(index)
+        if not is_op(scope.nodes[index], "Shape"):
+            pending.extend(scope.nodes[index].input)
+    return found
+
+
+# ---- other spellings ----------------------------------------------------------------------------------------------------
+
+
+def _nearest(scope: Scope, index: int, x: str, factors: Sequence[int], nodes: Sequence[int]) -> Resample | None:
+    if max(factors) < 2:
+        return None
+    up = UpsampleSpec(tuple(factors))
+    return Resample(index, x, up, True, float(up.copies), frozenset(nodes))
+
+
+def _expanded(scope: Scope, index: int, rank: int) -> Resample | None:
+    """Axes of size 1 behind spatial ones, repeated there, and merged with those in front of them.
+
+    x [N, C, H, W] - Reshape or Unsqueeze [N, C, H, 1, W, 1] - Expand, Tile or Concat [N, C, H, s, W, s] - Reshape
+    """
+    spread = scope.producer.get(scope.nodes[index].input[0])
+    if spread is None or not is_op(scope.nodes[spread], "Expand", "Tile", "Concat"):
+        return None
+    node = scope.nodes[spread]
+    if is_op(node, "Concat") and (len(set(node.input)) > 1 or len(node.input) < 2):
+        return None
+    opened = scope.producer.get(node.input[0])
+    if opened is None or not is_op(scope.nodes[opened], "Reshape", "Unsqueeze"):
+        return None
+    x = scope.nodes[opened].input[0]
+    shapes = [scope.info(name).shape for name in (x, node.input[0], node.output[0], scope.nodes[index].output[0])]
+    old, one, many, new = shapes
+    if old is None or one is None or many is None or new is None or len(old) != rank + 2 or len(new) != rank + 2:
+        return None
+    factors = _merged(old, one, many, new)
+    if factors is None:
+        return None
+    return _nearest(
+        scope, index, x, factors, (index, spread, opened, *sources(scope, [*node.input[1:], *scope.nodes[index].input[1:]]))
+    )
+
+
+def _merged(old: tuple[Dim, ...], one: tuple[Dim, ...], many: tuple[Dim, ...], new: tuple[Dim, ...]) -> list[int] | None:
+    """Factors of the spatial axes where each new axis stands behind one of these.  All sizes but the batch have to be static."""
+    if len(one) != len(many) or not all(isinstance(n, int) for shape in (old, one, many, new) for n in shape[1:]):
+        return None
+    if one[0] is None or one[0] != many[0]:
+        return None
+    factors: list[int] = []
+    position = 0
+    for axis, size in enumerate(old):
+        if position >= len(one) or axis and (one[position] != size or many[position] != size):
+            return None
+        position += 1
+        factor: Dim = 1
+        # An axis of one element may itself be one of those that are repeated, but not told from one.
+        if position < len(one) and one[position] == 1 and len(one) - position > len(old) - axis - 1:
+            factor = many[position]
+            position += 1
+        if not isinstance(factor, int) or axis < 2 and factor != 1:
+            return None
+        factors.append(factor)
+    merged = all(isinstance(n, int) and new[axis] == n * factors[axis] for axis, n in enumerate(old) if axis)
+    return factors[2:] if position == len(one) and merged else None
+
+
+def _ones(scope: Scope, index: int, rank: int) -> Resample | None:
+    node, values = scope.nodes[index], attributes(scope.nodes[index])
+    weight = scope.constant(node.input[1])
+    strides = tuple(values.get("strides") or (1,) * rank)
+    if weight is None or any(node.input[2:]) or len(weight.shape) != rank + 2:
+        return None
+    plain = weight.shape[1:] == (1, *strides) and values.get("group", 1) == weight.shape[0]
+    others = any(values.get("pads", ())) or any(values.get("output_padding", ())) or "output_shape" in values
+    dilated = any(d != 1 for d in values.get("dilations", ()))
+    if not plain or others or dilated or values.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+        return None
+    return _nearest(scope, index, node.input[0], strides, (index,)) if np.all(weight.array() == 1) else None
+
+
+def _repeated_channels(scope: Scope, index: int, rank: int) -> Resample | None:
+    node, values = scope.nodes[index], attributes(scope.nodes[index])
+    block = values.get("blocksize", 1)
+    source = scope.producer.get(node.input[0])
+    if source is None or values.get("mode", b"DCR") != b"DCR" or rank != 2:
+        return None
+    before = scope.nodes[source]
+    if is_op(before, "Concat"):
+        whole = len(set(before.input)) == 1 and len(before.input) == block**2 and attributes(before).get("axis") in (1, -3)
+    else:
+        whole = is_op(before, "Tile") and scope.constant_ints(before.input[1]) == (1, block**2, 1, 1)
+    return _nearest(scope, index, before.input[0], (block, block), (index, source)) if whole else None
+
+
+def _gathered(scope: Scope, index: int, rank: int) -> Resample | None:
+    """One axis, by constant indices: a Gather on it, or a GatherND on the first axis between two Transposes."""
+    node = scope.nodes[index]
+    if is_op(node, "Gather"):
+        axis = attributes(node).get("axis", 0) % (rank + 2)
+        return _by_indices(scope, index, node.input[0], node.input[1], axis, (index,), rank)
+    if not is_op(node, "Transpose"):
+        return None
+    chain = [index]
+    for op_type in ("GatherND", "Transpose"):
+        source = scope.producer.get(scope.nodes[chain[-1]].input[0])
+        if source is None or not is_op(scope.nodes[source], op_type):
+            return None
+        chain.append(source)
+    last, gather, first = chain
+    orders = [tuple(attributes(scope.nodes[i]).get("perm") or ()) for i in (first, last)]
+    if len(orders[0]) != rank + 2 or len(orders[1]) != rank + 2:
+        return None
+    axis = orders[0][0]
+    if [orders[0][i] for i in orders[1]] != list(range(rank + 2)) or attributes(scope.nodes[gather]).get("batch_dims", 0):
+        return None
+    indices = scope.info(scope.nodes[gather].input[1]).shape
+    if indices is None or len(indices) != 2 or indices[1] != 1:
+        return None
+    return _by_indices(scope, index, scope.nodes[first].input[0], scope.nodes[gather].input[1], axis, chain, rank)
+
+
+def _by_indices(scope: Scope, index: int, x: str, indices: str, axis: int, nodes: Sequence[int], rank: int) -> Resample | None:
+    """Indices 0 to n - 1, each s times."""
+    shape, known = scope.info(x).shape, scope.constant(indices)
+    if axis < 2 or shape is None or len(shape) != rank + 2 or known is None:
+        return None
+    size, numbers = shape[axis], known.array().reshape(-1)
+    if not isinstance(size, int) or size < 1 or numbers.size % size or numbers.size == size:
+        return None
+    factor = numbers.size // size
+    if (
+        is_op(scope.nodes[nodes[0]], "Gather")
+        and len(known.shape) != 1
+        or not np.array_equal(numbers, np.repeat(np.arange(size), factor))
+    ):
+        return None
+    return _nearest(scope, index, x, [factor if i == axis else 1 for i in range(2, rank + 2)], nodes)

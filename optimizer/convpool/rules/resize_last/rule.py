@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any enlarging resampling, then a 1x1 convolution: the convolution goes in front.  And the mirror image.
+
+    x - Resize - Conv 1x1                       x - Conv 1x1 - Resize
+    x - Resize - Concat - Conv 1x1              x - Conv 1x1 - Resize - Add
+             y -                                         y - Conv 1x1 -
+
+    x - Conv 1x1 - Resize to fewer elements     x - Resize - Conv 1x1
+
+A 1x1 convolution acts on each position alike, and the weights of each position of a resampling add up to one: so the bias moves
+too.  Conditions of `ResizeLast`, in the order in which they are checked: (1) no attribute refers to a function's; (2) strides of
+1, no pads; (3) a resampling that `resampling.resize` takes is in front, through what `resampling.maps` lists, and enlarges; (4)
+it is one map, or the convolution has one group, constant weights, and is split by its input channels; (5) it takes at most 95%
+of the time by the cost model.  Of `ResizeFirst`: (1) and (2); (3) only the Resize reads the convolution, and makes its result
+smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from onnx import NodeProto
+
+from convpool.algebra.expand import dense_cost
+from convpool.ir.edit import Edit
+from convpool.ir.index import Scope
+from convpool.ir.protos import is_op
+from convpool.report import Log
+from convpool.rules.base import Context, Plan, Reject, reject
+from convpool.rules.convs import ConvLeaf, conv_leaf, conv_rank
+from convpool.rules.resampling.emit import Emitter
+from convpool.rules.resampling.maps import Walk
+from convpool.rules.resampling.plans import (
+    MovingRule,
+    ResizePlan,
+    ResizeRule,
+    ResizeSite,
+    is_pointwise,
+    planned,
+    resize_sites,
+    with_activations,
+    with_forms,
+    with_nodes_behind,
+)
+from convpool.rules.resampling.resize import Resample, recognise
+
+
+class ResizeLast(MovingRule):
+    """Every 1x1 convolution that reads what is resampled."""
+
+    names = ("resize_last",)
+
+    def sites(self, scope: Scope, context: Context) -> Iterator[ResizeSite]:
+        """The 1x1 convolutions of a scope."""
+        return resize_sites(scope, pointwise=True)
+
+    def check(self, site: ResizeSite, context: Context) -> ResizePlan | Reject | None:
+        """A plan if the site is exact to rewrite and pays, otherwise why not; None if nothing resampled is in front."""
+        leaf = _pointwise(site.scope, site.root)
+        if not isinstance(leaf, ConvLeaf):
+            return leaf
+        walk = Walk(site.scope, leaf.conv.rank, whole=False)
+        found = walk.map(leaf.input)
+        if not found.resampled:
+            return next(iter(walk.rejects), None)
+        plan = planned(site, leaf, found, found.nodes, context)
+        if isinstance(plan, ResizePlan):
+            plan = with_forms(with_nodes_behind(plan), context)
+        return with_activations(plan) if isinstance(plan, ResizePlan) else plan
+
+
+def _pointwise(scope: Scope, index: int) -> ConvLeaf | Reject:
+    """Condition (2)."""
+    rank = conv_rank(scope, index)
+    assert rank is not None
+    leaf = conv_leaf(scope, index, rank)
+    if isinstance(leaf, Reject):
+        return leaf
+    if any(stride != 1 for stride in leaf.conv.strides):
+        return reject(scope, index, "strides", list(leaf.conv.strides), "1 on every axis")
+    if any(leaf.conv.pads):
+        return reject(scope, index, "pads", list(leaf.conv.pads), "none")
+    return leaf
+
+
+@dataclass(frozen=True)
+class ShrinkPlan(Plan):
+    """A convolution that goes behind the resampling that reads it."""
+
+    leaf: ConvLeaf
+    resample: Resample
+    macs_before: int | None
+    macs_after: int | None
+
+    @property
+    def own(self) -> frozenset[int]:
+        """Both nodes."""
+        return frozenset((self.leaf.node, self.resample.node))
+
+    @property
+    def convolutions(self) -> tuple[int, ...]:
+        """The convolution."""
+        return (self.leaf.node,)
+
+
+class ResizeFirst(ResizeRule):
+    """Every 1x1 convolution whose result is only read to be made smaller."""
+
+    names = ("resize_first",)
+    needs = ("Resize", "Upsample")
+    pattern = "conv_resize"
+
+    def sites(self, scope: Scope, context: Context) -> Iterator[ResizeSite]:
+        """The 1x1 convolutions with a Resize behind."""
+        for index, node in enumerate(scope.nodes):
+            if is_op(node, "Resize", "Upsample"):
+                conv = scope.producer.get(node.input[0])
+                if conv is not None and is_op(scope.nodes[conv], "Conv") and is_pointwise(scope, conv):
+                    yield ResizeSite(scope, conv, index)
+
+    def check(self, site: ResizeSite, context: Context) -> ShrinkPlan | Reject | None:
+        """A plan if it is exact and saves; None for a Resize that does not make the map smaller."""
+        scope = site.scope
+        leaf = _pointwise(scope, site.root)
+        found = recognise(scope, site.resize, leaf.conv.rank) if isinstance(leaf, ConvLeaf) else leaf
+        if isinstance(found, Reject) or not isinstance(leaf, ConvLeaf):
+            return found if isinstance(found, Reject) else None
+        assert found is not None
+        if found.growth >= 1:
+            return None
+        readers = scope.sole_reader(found.input)
+        if readers is not None:
+            return reject(scope, site.root, "result of the convolution", readers, "one reader, the Resize")
+        if leaf.size is None:
+            return ShrinkPlan(scope, leaf, found, None, None)
+        before = dense_cost(leaf.conv, leaf.weight_shape[0], leaf.weight_shape[1] * leaf.conv.group, leaf.size, 4).macs
+        return ShrinkPlan(scope, leaf, found, before, int(before * found.growth))
+
+    def apply(self, plan: ShrinkPlan, edit: Edit) -> None:
+        """Swap the nodes."""
+        scope, leaf = plan.scope, plan.leaf
+        old, resize = scope.nodes[leaf.node], scope.nodes[plan.resample.node]
+        emitter = Emitter(edit, leaf.conv.rank, resize.output[0], self.names[0])
+        small = emitter.resample(old.input[0], plan.resample)
+        emitter.nodes[-1].name = resize.name
+        conv = NodeProto()
+        conv.CopyFrom(old)
+        conv.input[0], conv.output[0] = small, resize.output[0]
+        edit.replace(plan.resample.node, plan.own, [*emitter.nodes, conv])
+
+    def rewritten(self, plan: ShrinkPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
+        """One report for the convolution."""
+        counts = {"macs_before": plan.macs_before, "macs_after": plan.macs_after}
+        found = self.report(plan, plan.leaf.node, plan.resample.node, status="rewritten", lowering="conv_last", **counts)
+        log.rewritten(found, None)

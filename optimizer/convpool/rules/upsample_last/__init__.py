@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rule for nearest upsampling, then a convolution."""

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nearest upsampling, then a convolution: compute it on the small map.
+
+    x - Resize - (nodes that act on each element) - Conv        x - (the same nodes) - ConvTranspose, or another form
+
+Conditions, in the order in which they are checked: (1) no attribute refers to a function's; (2) strides of 1; (3) dilations of 1,
+or multiples of the factor; (4) an upsampling by whole factors is in front, with nothing between but what `resampling.maps` lists,
+and Pads of zeros, or of the border's elements where a factor covers them; (5) no result reads padding alone; (6) what is
+upsampled is one map, or the convolution has one group, constant weights, and can be split by its input channels; (7) weights are
+constants, unless the convolution is moved as it is; (8) it takes at most 95% of the time by the cost model.
+
+Cost: `algebra.expand`, fitted on times in onnxruntime on a CPU.  What is written: the form that `algebra.expand` describes, a sum
+where the convolution was split; a BatchNormalization behind it is folded first, and an activation goes in front of DepthToSpace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from convpool.algebra.expand import FORMS, UpsampleSpec, covers_zeros_only
+from convpool.algebra.geometry import Ints
+from convpool.ir.index import Scope
+from convpool.ir.protos import attributes, is_op
+from convpool.rules.base import Context, Plan, Reject, reject
+from convpool.rules.convs import ConvLeaf, conv_leaf, conv_rank, zero_pads
+from convpool.rules.linear import pad_numbers
+from convpool.rules.resampling.maps import Applied, Map, Walk
+from convpool.rules.resampling.plans import (
+    MovingRule,
+    ResizePlan,
+    ResizeSite,
+    planned,
+    resize_sites,
+    with_activations,
+    with_forms,
+    with_nodes_behind,
+)
+
+
+class UpsampleLast(MovingRule):
+    """Every convolution, but 1x1 ones, that reads what is upsampled."""
+
+    names = ("upsample_last",)
+    has_alternatives = True
+
+    def sites(self, scope: Scope, context: Context) -> Iterator[ResizeSite]:
+        """The convolutions of a scope."""
+        return resize_sites(scope, pointwise=False)
+
+    def check(self, site: ResizeSite, context: Context) -> ResizePlan | Reject | None:
+        """A plan if the site is exact to rewrite and pays, otherwise why not; None if nothing resampled is in front."""
+        found = _exact(site, context)
+        if not isinstance(found, ResizePlan):
+            return found
+        plan = with_forms(with_nodes_behind(found), context)
+        return with_activations(plan) if isinstance(plan, ResizePlan) else plan
+
+    def alternatives(self, site: ResizeSite, context: Context) -> dict[str, Plan]:
+        """A plan for each form, by the forms of its parts."""
+        found: dict[str, Plan] = {}
+        for form in FORMS:
+            plan = self.check(site, replace(context, options=replace(context.options, upsampling=form)))
+            if isinstance(plan, ResizePlan) and plan.lowering == form:
+                found[form] = plan
+        return found
+
+
+def _exact(site: ResizeSite, context: Context) -> ResizePlan | Reject | None:
+    """The plan without forms: conditions (1) to (7)."""
+    scope, rank = site.scope, conv_rank(site.scope, site.root)
+    if rank is None:
+        return reject(scope, site.root, "shape of the weights", "unknown", "a known rank")
+    leaf = conv_leaf(scope, site.root, rank)
+    if isinstance(leaf, Reject):
+        return leaf
+    name, pads, passed = zero_pads(scope, leaf.input, rank)
+    walk = Walk(scope, rank, whole=True)
+    found = walk.map(name)
+    edges: Reject | None = None
+    if not found.resampled and not any(leaf.conv.pads) and not any(pads):
+        found, moved, edges, passed = _edges(scope, name, rank, walk, found, passed)
+        pads = moved or pads
+    if not found.resampled:
+        return edges or next(iter(walk.rejects), None)
+    leaf = _with_pads(leaf, pads)
+    conv = leaf.conv
+    if any(stride != 1 for stride in conv.strides):
+        return reject(scope, site.root, "strides", list(conv.strides), "1 on every axis")
+    for part in found.resampled:
+        up = part.resample.up if part.resample is not None else None
+        assert up is not None
+        if (wrong := _dilated(scope, leaf, up)) is not None:
+            return wrong
+    if covers_zeros_only(conv):
+        return reject(scope, site.root, "pads", list(conv.pads), f"less than the kernel's extent, {list(conv.extents)}")
+    return planned(site, leaf, found, found.nodes | set(passed), context)
+
+
+def _with_pads(leaf: ConvLeaf, pads: Ints) -> ConvLeaf:
+    """The convolution with Pads in front in its own; `size` is that of what is read before them."""
+    rank, total = leaf.conv.rank, tuple(own + more for own, more in zip(leaf.conv.pads, pads, strict=True))
+    size = leaf.size and tuple(n - pads[i] - pads[rank + i] for i, n in enumerate(leaf.size))
+    return replace(leaf, conv=replace(leaf.conv, pads=total), size=size)
+
+
+def _dilated(scope: Scope, leaf: ConvLeaf, up: UpsampleSpec) -> Reject | None:
+    """Condition (3)."""
+    conv = leaf.conv
+    for d, s, k in zip(conv.dilations, up.factors, conv.kernel_shape, strict=True):
+        if k > 1 and s > 1 and d > 1 and d % s:
+            return reject(scope, leaf.node, "dilations", list(conv.dilations), f"1, or multiples of {list(up.factors)}")
+    return None
+
+
+def _edges(
+    scope: Scope, name: str, rank: int, walk: Walk, found: Map, passed: tuple[int, ...]
+) -> tuple[Map, Ints | None, Reject | None, tuple[int, ...]]:
+    """The map behind a Pad that repeats elements of the border, as a Pad of the small map and pads that crop.
+
+    A border of p elements, all equal to the outermost one, is one of ceil(p / s) elements of the small map; the convolution crops
+    the rest.  Mode reflect gives the same for p < s.
+    """
+    index = scope.producer.get(name)
+    if index is None or not is_op(scope.nodes[index], "Pad"):
+        return found, None, None, passed
+    numbers = pad_numbers(scope, index, rank)
+    mode = attributes(scope.nodes[index]).get("mode", b"constant").decode(errors="replace")
+    inner = walk.map(scope.nodes[index].input[0])
+    if not inner.resampled:
+        return found, None, None, passed
+    if isinstance(numbers, Reject):
+        return found, None, numbers, passed
+    pads, half = numbers[0], rank + 2
+    spatial = (*pads[2:half], *pads[half + 2 :])
+    if mode not in ("edge", "reflect"):
+        return found, None, reject(scope, index, "mode of Pad", mode, "constant zeros, edge or reflect"), passed
+    up = inner.parts[0].resample.up if inner.parts[0].resample is not None else None
+    if len(inner.parts) > 1 or up is None or any((*pads[:2], *pads[half : half + 2])) or min(spatial) < 0:
+        return found, None, reject(scope, index, "Pad", mode, "one of a single upsampled map, on spatial axes"), passed
+    factors = up.factors * 2
+    if mode == "reflect" and any(p >= s for p, s in zip(spatial, factors, strict=True)):
+        return found, None, reject(scope, index, "pads of a reflecting Pad", list(spatial), f"less than {list(factors)}"), passed
+    small = tuple(-(-p // s) for p, s in zip(spatial, factors, strict=True))
+    part = inner.parts[0]
+    done = replace(part, source=Applied(index, (part.source,), None, "edges", pads=small))
+    crop = tuple(p - s * n for p, s, n in zip(spatial, factors, small, strict=True))
+    return Map((done,), inner.nodes | {index}), crop, None, passed

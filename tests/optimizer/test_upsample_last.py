@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions behind nearest upsampling, rewritten in every form, and why others stay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import convpool
+from convpool.algebra.expand import FORMS
+from tests.support import models
+from tests.support.models import operators
+from tests.support.resizing import UP, reason, rewrite, scales, whole
+
+CONV = "y = Conv<pads=[1,1,1,1]>(u, w)"
+SCALES = {"s": scales(2, 2)}
+OPEN = {"inputs": "float[N,64,H,W] x"}
+
+
+def graph(body: str, constants: dict | None = None, **given):
+    """`models.graph` with 64 channels: with fewer of them little is saved."""
+    return models.graph(body, {"w": (64, 64, 3, 3), **(constants or {})}, **{"inputs": "float[1,64,12,12] x", **given})
+
+
+def up(attributes: str, inputs: str = "x, , s") -> str:
+    """A nearest Resize with these attributes, to u."""
+    return f'u = Resize<mode="nearest", {attributes}>({inputs})\n'
+
+
+@pytest.mark.parametrize("form", FORMS[1:])
+def test_every_form(form):
+    kernel = {"fused": "ConvTranspose", "direct": "AveragePool", "subpixel": "DepthToSpace", "phases": "Concat"}[form]
+    model = graph(UP + CONV.replace("w)", "w, b)"), {**SCALES, "b": whole((64,)), "w": whole((64, 64, 3, 3))})
+    result = rewrite(model, upsampling=form, exact=True)
+    assert kernel in operators(result.graph) and "Resize" not in operators(result.graph)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_open_sizes_and_kernels_of_two(form):
+    model = graph(UP + "y = Conv<pads=[0,0,1,1]>(u, w)", {**SCALES, "w": whole((64, 64, 2, 2))}, **OPEN)
+    for size in (1, 3, 7):
+        rewrite(model, upsampling=form, exact=True, size=size)
+
+
+def test_auto_takes_the_cheapest_form():
+    report = convpool.optimize(graph(UP + CONV, SCALES), target="cpu", check=0).report
+    (site,) = report.sites
+    assert (site.rule, site.pattern, site.pool, site.status) == ("upsample_last", "resize_conv", "u", "rewritten")
+    assert site.lowering == "direct"
+    assert (site.macs_before, site.macs_after) == (24 * 24 * 64 * 64 * 9, 12 * 12 * 64 * 64 * 9)
+
+
+@pytest.mark.parametrize("target", ("tensorrt", "cuda"))
+def test_on_a_gpu_one_transposed_convolution(target):
+    result = rewrite(graph(UP + CONV, SCALES), target=target)
+    assert operators(result.graph) == {"ConvTranspose": 1}
+
+
+def test_a_dilation_of_the_factor_moves_in_front():
+    model = graph(UP + "y = Conv<pads=[2,1,2,3], dilations=[2,2]>(u, w)", SCALES)
+    assert operators(rewrite(model, exact=False).graph) == {"Conv": 1, "Resize": 1, "Slice": 1}
+
+
+COMPUTED = """sh = Shape(x)
+first = Slice(sh, n0, n2, n0)
+last = Slice(sh, n2, n4, n0)
+twice = Mul(last, two)
+sizes = Concat<axis=0>(first, twice)
+u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(x, , , sizes)
+"""
+FLOATS = """sh = Shape(x)
+i2 = Gather(sh, k2)
+i3 = Gather(sh, k3)
+f2 = Cast<to=1>(i2)
+m2 = Mul(f2, half)
+h = Cast<to=7>(m2)
+g = Mul(i3, two)
+h1 = Unsqueeze(h, n0)
+g1 = Unsqueeze(g, n0)
+first = Slice(sh, n0, n2)
+sizes = Concat<axis=0>(first, h1, g1)
+u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(x, , , sizes)
+"""
+SIZES = {"n0": [0], "n2": [2], "n4": [4], "two": np.array(2), "half": np.float32(2), "k2": np.array(2), "k3": np.array(3)}
+
+
+@pytest.mark.parametrize("body", (COMPUTED, FLOATS), ids=("slices", "floats"))
+def test_sizes_computed_from_the_input(body):
+    result = rewrite(graph(body + CONV, SIZES, **OPEN))
+    assert set(operators(result.graph)) == {"ConvTranspose", "AveragePool"}
+
+
+def test_sizes_that_are_no_multiple_stay():
+    halves = {**SIZES, "half": np.float32(1.5)}
+    assert "got ['unknown', 2.0], expected known ones" in reason(graph(FLOATS + CONV, halves, **OPEN))
+
+
+GROUPS = "a = Reshape(u, r)\nb = InstanceNormalization(a, g, g)\nh = Shape(u)\nd = Reshape(b, h)\nv = Mul(d, c)\n"
+BETWEEN = {
+    "elementwise": "a = Relu(u)\nb = Sigmoid(a)\nv = Mul(a, b)\n",
+    "constants": "a = Mul(u, c)\nv = Add(c, a)\n",
+    "BatchNormalization": "v = BatchNormalization(u, p, p, p, p)\n",
+    "InstanceNormalization": "v = InstanceNormalization(u, p, p)\n",
+    "GroupNormalization": GROUPS,
+    "Pad": "v = Pad(u, z)\n",
+    "Dropout": "a = Dropout(u)\nv = Identity(a)\n",
+    "Cast": "v = Cast<to=1>(u)\n",
+    "modulation": "m = GlobalAveragePool(x)\nv = Mul(u, m)\n",
+}
+VALUES = {
+    **SCALES,
+    "c": (64, 1, 1),
+    "p": np.linspace(0.5, 2, 64, dtype=np.float32),
+    "g": np.array([1, 2, 3, 4], np.float32),
+    "r": [0, 4, -1],
+    "z": [0, 0, 0, 1, 0, 0, 1, 0],
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_what_may_stand_between(name):
+    pads = "[1,0,0,1]" if name == "Pad" else "[1,1,1,1]"
+    result = rewrite(graph(UP + BETWEEN[name] + f"y = Conv<pads={pads}>(v, w)", VALUES))
+    assert "Resize" not in operators(result.graph)
+
+
+@pytest.mark.parametrize("mode", ("edge", "reflect"))
+def test_a_border_that_the_factor_covers(mode):
+    body = UP + f'v = Pad<mode="{mode}">(u, z)\ny = Conv(v, w)'
+    result = rewrite(graph(body, {**SCALES, "z": [0, 0, 1, 1, 0, 0, 1, 1]}))
+    assert operators(result.graph)["Pad"] == 1 and "Resize" not in operators(result.graph)
+
+
+TWO = {"inputs": "float[1,64,12,12] x, float[1,8,24,24] z", "outputs": "float[a,b,c,d] y"}
+
+
+def test_a_concat_with_a_skip_is_split():
+    body = UP + "j = Concat<axis=1>(z, u)\nr = Relu(j)\ny = Conv<pads=[1,1,1,1]>(r, w, b)"
+    result = rewrite(graph(body, {**SCALES, "w": (64, 72, 3, 3), "b": (64,)}, **TWO))
+    assert operators(result.graph) == {"Add": 1, "AveragePool": 1, "Conv": 1, "ConvTranspose": 1, "Relu": 2}
+    split = reason(graph(body, {**SCALES, "w": (64, 72, 3, 3), "b": (64,)}, **TWO), target="cuda")
+    assert split == "Conv 'y': maps of different sizes; got 2, expected one, for this target"
+
+
+def test_two_upsampled_maps_are_joined_small():
+    body = UP + UP.replace("u =", "v =").replace("(x,", "(q,") + "j = Concat<axis=1>(u, v)\ny = Conv<pads=[1,1,1,1]>(j, w)"
+    model = graph(body, {**SCALES, "w": (64, 128, 3, 3)}, inputs="float[1,64,12,12] x, float[1,64,12,12] q")
+    assert operators(rewrite(model).graph) == {"AveragePool": 1, "Concat": 1, "ConvTranspose": 1}
+
+
+def test_two_readers_share_what_is_between():
+    body = UP + "r = Relu(u)\ny = Conv<pads=[1,1,1,1]>(r, w)\nq = Conv<pads=[0,0,0,0]>(r, w)"
+    result = rewrite(graph(body, SCALES, outputs="float[a,b,c,d] y, float[e,f,g,h] q"), 2)
+    assert operators(result.graph)["Relu"] == 1 and "Resize" not in operators(result.graph)
+
+
+def test_what_others_read_stays():
+    body = UP + "r = Relu(u)\ny = Conv<pads=[1,1,1,1]>(r, w)"
+    result = rewrite(graph(body, SCALES, outputs="float[a,b,c,d] y, float[e,f,g,h] r"))
+    assert operators(result.graph)["Relu"] == 2 and operators(result.graph)["Resize"] == 1
+
+
+def test_normalisation_and_activation_behind():
+    body = UP + "h = Conv<pads=[1,1,1,1]>(u, w)\nn = BatchNormalization(h, p, p, p, p)\ny = Relu(n)"
+    model = graph(body, {**SCALES, "p": np.linspace(0.5, 2, 64, dtype=np.float32)})
+    result = rewrite(model, upsampling="subpixel")
+    assert [node.op_type for node in result.graph.node] == ["Conv", "Relu", "DepthToSpace", "Slice"]
+
+
+def test_half_precision():
+    body = UP + CONV
+    model = graph(
+        body,
+        {**SCALES, "w": whole((64, 64, 3, 3)).astype(np.float16)},
+        inputs="float16[1,64,12,12] x",
+        outputs="float16[a,b,c,d] y",
+    )
+    result = convpool.optimize(model, target="cpu")
+    assert result.report.verification.passed and result.report.summary.rewritten == 1
+
+
+SPELT = {
+    8: "u = Upsample<scales=[1.,1.,2.,2.]>(x)\n",
+    9: "u = Upsample(x, s)\n",
+    10: "u = Resize(x, s)\n",
+    11: UP.replace(", ,", ", roi,"),
+}
+
+
+@pytest.mark.parametrize("opset", SPELT)
+def test_every_opset_has_its_spelling(opset):
+    constants = {**SCALES, "roi": np.zeros(0, np.float32)}
+    rewrite(graph(SPELT[opset] + CONV, constants, opset=opset, ir=4))
+    moved = rewrite(graph(SPELT[opset] + "y = Conv(u, w)", {**constants, "w": (8, 64, 1, 1)}, opset=opset, ir=4))
+    assert set(operators(moved.graph)) == {"Conv", "Upsample" if opset < 10 else "Resize"}
+
+
+FLOOR = 'coordinate_transformation_mode="asymmetric", nearest_mode="floor"'
+HALF = up('coordinate_transformation_mode="half_pixel", nearest_mode="floor"')
+CROP = up('coordinate_transformation_mode="tf_crop_and_resize"', "x, roi, s")
+CORNERS = up('coordinate_transformation_mode="align_corners"')
+BORDER = {"z": [0, 0, 1, 1, 0, 0, 1, 1], "five": np.float32(5)}
+BEHIND = "y = Conv(v, w)"
+OTHER = "m = MaxPool<kernel_shape=[1,1]>(u)\nq = Neg(m)\n"
+REFUSED = {
+    "round at 3": (
+        up('coordinate_transformation_mode="asymmetric"'),
+        CONV,
+        {"s": scales(3, 3)},
+        "nearest upsampling by whole factors",
+    ),
+    "half pixel with floor": (HALF, CONV, {}, "resampling; got nearest, half_pixel, floor, 4 times as many elements"),
+    "align corners": (CORNERS, CONV, {}, "resampling; got nearest, align_corners"),
+    "no whole factor": (
+        UP,
+        CONV,
+        {"s": scales(1.5, 2)},
+        "3 times as many elements, expected nearest",
+    ),
+    "linear": (UP.replace('"nearest"', '"linear"'), CONV, {}, "got linear, asymmetric, floor, 4 times as many elements"),
+    "channels": (
+        UP,
+        CONV,
+        {"s": np.float32([1, 2, 2, 2]), "w": (64, 128, 3, 3)},
+        "channels; got [1.0, 2.0], expected 1 and 1",
+    ),
+    "extrapolation": (CROP, CONV, {"roi": np.float32([0, 0, 0, 0, 1, 1, 1, 1])}, "mode; got tf_crop_and_resize, expected one of"),
+    "shrinks": (UP, CONV, {"s": scales(0.5, 0.5)}, "0.25 times as many elements"),
+    "strides": (UP, CONV.replace("<", "<strides=[2,2], "), {}, "strides; got [2, 2], expected 1 on every axis"),
+    "dilations": (UP, CONV.replace("<", "<dilations=[3,3], "), {}, "dilations; got [3, 3], expected 1, or multiples of [2, 2]"),
+    "pads": (
+        UP,
+        CONV.replace("1,1,1,1", "3,1,1,1"),
+        {},
+        "got [3, 1, 1, 1], expected less than the kernel's extent, [3, 3]",
+    ),
+    "reflect": (
+        UP + 'v = Pad<mode="reflect">(u, z)\n',
+        BEHIND,
+        {"z": [0, 0, 2, 1, 0, 0, 1, 1]},
+        "got [2, 1, 1, 1], expected less",
+    ),
+    "mode of Pad": (UP + 'v = Pad<mode="wrap">(u, z)\n', BEHIND, BORDER, "mode of Pad; got wrap"),
+    "value of Pad": (UP + "v = Pad(u, z, five)\n", BEHIND, BORDER, "mode of Pad; got constant"),
+    "MaxPool": (UP + "v = MaxPool<kernel_shape=[2,2]>(u)\n", BEHIND, {}, "between resize and convolution; got MaxPool"),
+    "training": (
+        UP + "t = Constant<value_int=1>()\nv = Dropout(u, r, t)\n",
+        BEHIND,
+        {"r": np.float32(0.5)},
+        "training_mode",
+    ),
+    "groups": (UP + OTHER + "v = Concat<axis=1>(u, q)\n", "y = Conv<group=2>(v, w)", {}, "a convolution of several maps; got 2"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_why_a_convolution_stays(name):
+    resize, conv, constants, expected = REFUSED[name]
+    assert expected in reason(graph(resize + conv, {**SCALES, **constants}, opset=19 if "wrap" in resize else 17))
+
+
+def test_few_channels_save_nothing():
+    given = graph(UP + CONV, {**SCALES, "w": (16, 3, 3, 3)}, inputs="float[1,3,12,12] x")
+    assert "saves too little as phases; got 110,592 of 248,832 multiply-adds" in reason(given)
+
+
+def test_computed_weights_stay():
+    assert "weights; got computed" in reason(graph(UP + CONV, SCALES, inputs="float[1,64,12,12] x, float[8,64,3,3] w"))
+
+
+def test_names_exclude():
+    body = 'u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(x, , s)\n' + CONV
+    for name in ("u", "y"):
+        report = convpool.optimize(graph(body, SCALES), target="cpu", exclude=name, check=0).report
+        assert [site.status for site in report.sites] == ["excluded"]
+
+
+def test_autotune_times_every_form():
+    report = convpool.optimize(
+        graph(UP + "r = Relu(u)\ny = Conv<pads=[1,1,1,1]>(r, w)", SCALES), target="cpu", autotune=True
+    ).report
+    (site,) = report.sites
+    assert site.times_us is not None and set(site.times_us) == {"original", "fused", "subpixel", "phases", "direct"}
+    assert report.verification.passed
