@@ -204,8 +204,7 @@ def optimize(
     check_arguments(check=check, seed=seed, rtol=rtol, atol=atol, exclude=exclude, enable=enable, disable=disable)
     check_arguments(input_shapes=input_shapes, fix_shapes=fix_shapes, base_dir=base_dir, progress=progress, autotune=autotune)
     check_arguments(time=time, **switches)
-    switches = _by_rule(switches)
-    options = options_for(target, lowering=lowering, exclude=exclude, enable=enable, disable=disable, switches=switches)
+    options = options_for(target, lowering=lowering, exclude=exclude, enable=enable, disable=disable, switches=_by_rule(switches))
     arrays = load_arrays(data)  # before any work: a wrong file should fail at once
     if check or arrays is not None or autotune:
         prepare()
