@@ -58,7 +58,8 @@ def small_pair(operators: Sequence[tuple], geometry: tuple) -> Callable:
 
     Those run on a stream of their own, as PyTorch's manual asks, and make ready what the graph needs.  operators: the pooling and
     the convolution, each with its arguments but the first."""
-    (pool, *window), (convolve, _, _, *rest) = operators
+    (pool, kernel, strides, pads, *counted), (convolve, _, _, *rest) = operators
+    around, none = plain.torch_pads((*pads, *pads)), (0,) * len(pads)
     ran: list[bool] = []
 
     def pair(x: torch.Tensor, weight: torch.Tensor, bias: Any, *others: Any) -> torch.Tensor:
@@ -66,7 +67,9 @@ def small_pair(operators: Sequence[tuple], geometry: tuple) -> Callable:
         if captures and not ran:
             warnings.warn("convpool: captured without kernels of its own; run a step on a side stream first", stacklevel=2)
         if not (ran if captures else calls.raw_stream(x.get_device())):
-            return convolve(pool(x, *window), weight, bias, *rest)
+            if plain.pools_rightly(x, pads):
+                return convolve(pool(x, kernel, strides, pads, *counted), weight, bias, *rest)
+            return convolve(pool(F.pad(x, around), kernel, strides, none, *counted), weight, bias, *rest)
         ran[:] = [True]
         return pooled_conv_of((x, weight, bias, *others), geometry)
 

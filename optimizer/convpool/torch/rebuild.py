@@ -205,7 +205,11 @@ class _Rebuilding:
         rank, ones = len(kernel), [1] * len(kernel)
         pads, dilations = list(values.get("pads") or [0] * 2 * rank), list(values.get("dilations") or ones)
         strides, x = list(values.get("strides") or ones), self._read(node.input[0])
-        if pads[:rank] == pads[rank:] and dilations == ones and all(2 * p <= k for p, k in zip(pads[:rank], kernel, strict=True)):
+        fits = (
+            pads[:rank] == pads[rank:] and dilations == ones and all(2 * p <= k for p, k in zip(pads[:rank], kernel, strict=True))
+        )
+        value = value_of(x)
+        if fits and (not any(pads) or isinstance(value, torch.Tensor) and value.device.type == "cpu"):  # plain.pools_rightly
             return POOLS[rank], (x, kernel, strides, pads[:rank], False, True)
         return torch.ops.convpool.box_mean, (x, None, 0.0, kernel, strides, pads, dilations)
 
