@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 26420,
+    "optimizer": 26440,
     "plugin": 17500,
     "tests": 41300,
     "benchmarks": 7350,
