@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 26440,
-    "plugin": 17500,
-    "tests": 41300,
+    "plugin": 17800,
+    "tests": 41450,
     "benchmarks": 7350,
     "tools": 1000,
     "examples": 1180,

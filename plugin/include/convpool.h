@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* convpool.h: convolution of box means on NVIDIA GPUs, C API of libconvpool.so.
+/* convpool.h: convolution of box means, and of upsampled maps, on NVIDIA GPUs, C API of libconvpool.so.
  *
  *     Y = act(w_scale[m] * Conv(AveragePool(f(X), count_include_pad=1), W) + B + R),  f(x) = pre(scale[c] * x + shift[c])
+ *     Y = act(w_scale[m] * Conv(Upsample(f(X)), W) + B + R)
  *
  * X [N,C,spatial...] or [N,spatial...,C], scale and shift [C], W [M,kernel...,C/group] (channels last), w_scale and B [M], Y
  * and R [N,M,out...] or [N,out...,M]. AveragePool takes pool_*, Conv takes kernel, strides, pads, dilations and group; both
  * pad with zeros: AveragePool's stand around f(X), and Conv's around the pooled tensor.
+ *
+ * Upsample repeats every pixel upsample[i] times along dimension i (nearest), 1 to 4 times; 0 means 1. Conv's zeros stand around
+ * the upsampled tensor, which is never in memory. A problem that upsamples has no pooling: its pooling window is 1, of stride 1
+ * and without pads, along every dimension; else it is CONVPOOL_INVALID_ARGUMENT.
  *
  * Types. W is of w_dtype, X of x_dtype, and Y, B and R are of y_dtype.
  * - F16, BF16 and F32: scale and shift are of w_dtype, as are Y, B and R (y_dtype = w_dtype). X is of w_dtype too, or F32
@@ -63,7 +68,7 @@ extern "C" {
 
 /* Version of what stands below. A caller compiled for one version works with no other: it compares the macro with
  * convpool_abi_version() before it calls anything else. */
-#define CONVPOOL_ABI_VERSION 1
+#define CONVPOOL_ABI_VERSION 2
 
 typedef enum {
     CONVPOOL_OK = 0,
@@ -130,7 +135,8 @@ typedef struct {
     int32_t prologue_affine;     /* f scales and shifts X by channel */
     int32_t prologue_activation; /* pre: ACT_NONE, ACT_RELU or ACT_LEAKY_RELU */
     float prologue_alpha;        /* pre's slope of LEAKY_RELU; not beyond w_dtype's largest number */
-    int32_t reserved[5];         /* zero */
+    int32_t upsample[CONVPOOL_MAX_RANK];
+    int32_t reserved[2]; /* zero */
 } convpool_problem;
 
 #define CONVPOOL_MAX_FLOAT_FILTER 64 /* C/group times the product of `kernel` */
@@ -158,7 +164,7 @@ typedef struct {
     uint32_t struct_size;
     int32_t id;
     const char *name;   /* e.g. conv_avgpool_direct_fused_sm80_f16_m128n128k32_s3 */
-    const char *family; /* direct_gemm, direct_fused, filter_fused or generic */
+    const char *family; /* direct_gemm, direct_fused, filter_fused, upsample or generic */
     int32_t dtype;      /* convpool_dtype of W, or -1 for every type */
     int32_t tf32;       /* 1: needs allow_tf32 */
     int32_t min_cc;     /* least compute capability, major*10+minor */

@@ -29,6 +29,8 @@ AMPERE = dict(cc=80, shared_bytes=163 * 1024)
 BLACKWELL = dict(cc=120, shared_bytes=99 * 1024)
 FLOATS = ("float16", "bfloat16", "float32")
 LAYER = dict(n=64, c=128, m=128, spatial=(32, 32), kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2, layout="NHWC")
+UPSAMPLED = dict(pool_kernel_shape=1, pool_pads=0, strides=1, pads=1, upsample=2)
+UPSAMPLES = "upsample_sm90a_f16_m64n64k64_s4_im2col"
 RS = "direct_fused_sm90a_f16_m64n128k32_s5_rs3x3"
 NCHW = "direct_fused_sm90a_tf32_m256n64k16_s7_rs3x3_nchw32"
 TF32_FIRST = dict(dtype="float32", allow_tf32=True, layout="NCHW")
@@ -38,7 +40,7 @@ PACKED_FIRST = dict(accumulation="packed", layout="NCHW")
 
 def test_tactics_are_listed_with_distinct_ids_and_names():
     all_tactics = tactics()
-    assert {t.family for t in all_tactics} == {"generic", "direct_gemm", "direct_fused", "filter_fused"}
+    assert {t.family for t in all_tactics} == {"generic", "direct_gemm", "direct_fused", "filter_fused", "upsample"}
     assert len({t.id for t in all_tactics}) == len({t.name for t in all_tactics}) == len(all_tactics)
     assert 0 not in {t.id for t in all_tactics}
 
@@ -56,6 +58,16 @@ def test_every_type_has_a_tactic_of_every_family_for_every_prologue(affine, befo
         problem = Problem(**LAYER, dtype=dtype, allow_tf32=tf32, prologue_affine=affine, prologue_activation=before)
         families = {t.family for t in tactics() if problem.why_not(t, **H200) is None}
         assert families == {"generic", "direct_gemm", "direct_fused", "filter_fused"}
+
+
+@pytest.mark.parametrize("affine, before", [(False, None), *conv_cases.PROLOGUES])
+def test_every_type_has_a_tactic_that_upsamples(affine, before):
+    for dtype, tf32 in (("float16", False), ("bfloat16", False), ("float32", True), ("float32", False)):
+        prologue = dict(prologue_affine=affine, prologue_activation=before)
+        problem = changed(**UPSAMPLED, dtype=dtype, allow_tf32=tf32, **prologue)
+        assert {t.family for t in tactics() if problem.why_not(t, **H200) is None} == {"generic", "upsample"}
+        assert problem.default_tactic(**H200, multiprocessors=132, max_workspace_bytes=2**40).family == "upsample"
+        assert problem.default_tactic(**AMPERE).family == "generic"
 
 
 @pytest.mark.parametrize("affine, before", conv_cases.PROLOGUES)
@@ -137,6 +149,17 @@ def changed(**fields) -> Problem:
             dict(n=1, c=1, m=1, spatial=(1, 1), kernel_shape=2**16 - 1, pool_kernel_shape=1, pool_pads=0, pads=2**15 - 1),
             r"taps of the kernel; got 4294836225, expected less than 2\^31",
         ),
+        (dict(upsample=2), r"pool_kernel\[0\]; got 2, expected 1 where X is upsampled: a problem pools or upsamples"),
+        (dict(UPSAMPLED, upsample=(1, 2), pool_pads=(0, 0, 0, 1)), r"pool_pads\[1\]; got 1, expected 0 where X is upsampled"),
+        (dict(UPSAMPLED, pool_strides=2), r"pool_strides\[0\]; got 2, expected 1 where X is upsampled"),
+        (dict(UPSAMPLED, upsample=5), r"upsample\[0\]; got 5, expected 0 or 1 \(none\) to 4"),
+        (dict(UPSAMPLED, upsample=-1), r"upsample\[0\]; got -1, expected 0 or 1"),
+        (dict(UPSAMPLED, spatial=(1, 8), kernel_shape=5), r"upsampled size\[0\]; got 2, expected at least the kernel"),
+        (
+            dict(UPSAMPLED, n=1, c=1, m=1, spatial=(1, 2**31 - 1)),
+            r"upsampled size\[1\] with its padding; got 4294967296, expected less than 2\^31",
+        ),
+        (dict(UPSAMPLED, n=2**17, c=1, m=1, spatial=(2**10, 2**11), upsample=4), r"Upsample\(X\) has more than 2\^40 elements"),
     ],
 )
 def test_wrong_problem_is_refused_with_a_reason(fields, reason):
@@ -174,6 +197,10 @@ def test_wrong_argument_is_named(fields, reason):
 @pytest.mark.parametrize(
     "name, fields, device, reason",
     [
+        ("direct_fused_sm75_f16_m64n64k32_s6", UPSAMPLED, H200, r"upsampling of X; got some, expected none; use an upsample"),
+        (UPSAMPLES, {}, H200, r"upsampling of X; got none, expected some; use another tactic"),
+        (UPSAMPLES, dict(UPSAMPLED, strides=(1, 2)), H200, r"stride of dimension 1; got 2, expected 1; use the tactic generic"),
+        (UPSAMPLES, dict(UPSAMPLED, dilations=(2, 1)), H200, r"dilation of dimension 0; got 2, expected 1; use the tactic"),
         ("direct_fused_sm75_f16_m64n64k32_s6", dict(group=2), H200, r"group; got 2, expected 1; use the tactic generic"),
         ("direct_fused_sm75_f16_m64n64k32_s6", dict(dtype="bfloat16"), H200, r"dtype; got BF16, expected F16"),
         ("direct_fused_sm75_f16_m64n64k32_s6", dict(spatial=(9, 9, 9)), H200, r"rank; got 3, expected 1 or 2"),

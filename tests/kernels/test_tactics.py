@@ -17,6 +17,7 @@ from tests.support.kernels.tactic_checks import (
     RANDOM,
     check,
     check_float_image,
+    layer_of,
     make_problem,
     run_twice,
     sizes,
@@ -52,7 +53,7 @@ def test_tactic(gpu, name, kind, layout):
         assert tried == 0
         return
     # A split of direct_fused needs as many slices of channels as it has blocks, which few of the cases have.
-    least = {"generic": len(CASES) * len(types), "direct_fused": 3 if tactic.split_k > 1 else 40}
+    least = {"generic": len(CASES) * len(types), "direct_fused": 3 if tactic.split_k > 1 else 40, "upsample": 60}
     assert tried >= least.get(tactic.family, 500)
 
 
@@ -81,15 +82,13 @@ def check_skewed(gpu, name: str, skewed: str, kernel: int):
 def test_tf32_is_rounded_to_nearest(gpu, name, rounded):
     """Integers are exact either way, and the bound on random data is too wide to tell rounding from cutting off."""
     tactic = find_tactic(name)
-    side, window = sizes(name)
+    side = layer_of(tactic)["kernel_shape"]
     problem = Problem(
         n=2,
         c=256,
         m=256,
         spatial=(16, 16),
-        kernel_shape=side,
-        pool_kernel_shape=window,
-        strides=window,
+        **layer_of(tactic),
         dtype="float32",
         layout=layout_of(name),
         allow_tf32=True,
@@ -111,15 +110,17 @@ def test_prologue_of_values_that_are_not_finite(gpu, name, before, slope):
     if gpu.compute_capability() != (9, 0):
         pytest.skip("needs compute capability 90")
     prologue = dict(prologue_activation=before, prologue_alpha=slope)
-    kernel, window = (int(name[-1]), 2) if "_tma" in name else (3, 1)
+    layer = dict(layer_of(tactic), strides=2)
+    if tactic.family == "upsample":
+        del layer["strides"]
+    elif "_tma" not in name:
+        layer["pool_kernel_shape"] = 1
     problem = Problem(
         n=1,
         c=8,
         m=8,
         spatial=(36, 36),
-        kernel_shape=kernel,
-        pool_kernel_shape=window,
-        strides=2,
+        **layer,
         dtype=tactic.dtype,
         layout="NHWC",
         allow_tf32=True,
@@ -166,16 +167,14 @@ def test_epilogue_of_values_that_are_not_finite(gpu, name, activation, alpha, re
     if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc:
         pytest.skip(f"needs compute capability {tactic.min_cc}")
     allowed, channels = 0, 3 if name.endswith("_few") else 256
-    kernel, window = (1, 2) if name.endswith("_few") else sizes(name)
+    layer = dict(kernel_shape=1, pool_kernel_shape=2, strides=2) if name.endswith("_few") else layer_of(tactic)
     for y_layout in ("NHWC", "NCHW"):
         problem = Problem(
             n=1,
             c=channels,
             m=8,
             spatial=(20, 24),
-            kernel_shape=kernel,
-            pool_kernel_shape=window,
-            strides=window,
+            **layer,
             dtype=tactic.dtype,
             layout=layout_of(name),
             y_layout=y_layout,
@@ -208,6 +207,8 @@ def test_channels_first_arrays_aligned_to_their_elements(gpu, name, skewed):
     if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc:
         pytest.skip(f"needs compute capability {tactic.min_cc}")
     wanted = dict(c=296, spatial=(8, 8), residual=True)  # slices enough for a split of 8
+    if tactic.family == "upsample":
+        wanted = dict(c=520, spatial=(4, 4), residual=True, upsample=2)
     case = next(i for i, c in enumerate(CASES) if i % 3 and wanted.items() <= c.items())
     assert check(case, tactic, tactic.dtype, "NCHW", INTEGER, skewed)
 

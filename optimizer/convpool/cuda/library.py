@@ -17,7 +17,7 @@ from convpool.cuda.location import INSTALL, VARIABLE, library_path
 from convpool.errors import printable
 
 MAX_RANK = 3
-ABI_VERSION = 1
+ABI_VERSION = 2
 DTYPES = {"float16": 0, "bfloat16": 1, "float32": 2, "int8": 3, "float8_e4m3fn": 4}
 EIGHT_BIT = tuple(name for name in DTYPES if name not in ("float16", "bfloat16", "float32"))
 ACTIVATIONS = {None: 0, "none": 0, "relu": 1, "leaky_relu": 2, "tanh": 3, "sigmoid": 4, "clip": 5}
@@ -68,7 +68,8 @@ class ProblemStruct(ctypes.Structure):
         ("prologue_affine", ctypes.c_int32),
         ("prologue_activation", ctypes.c_int32),
         ("prologue_alpha", ctypes.c_float),
-        ("reserved", ctypes.c_int32 * 5),
+        ("upsample", _Ints),
+        ("reserved", ctypes.c_int32 * 2),
     ]
 
 

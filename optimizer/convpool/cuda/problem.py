@@ -2,6 +2,7 @@
 """Descriptions of ConvAvgPool problems, and the tactics that run them.  Needs no GPU.
 
 Y = act(Conv(AveragePool(f(X), count_include_pad=1), W) + B + R),  f(x) = pre(scale[c] * x + shift[c])
+Y = act(Conv(Upsample(f(X)), W) + B + R), where every pixel of X stands `upsample` times along each dimension (nearest)
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ class Problem:
 
     Attributes:
         kernel_shape: The convolution's window.
-        pool_kernel_shape: The pooling's window.
+        pool_kernel_shape: The pooling's window; 1 where X is upsampled.
+        upsample: Times that a pixel of X is repeated, 1 to 4.  The convolution pads the upsampled map.
         dtype: The type of all tensors, "float16", "bfloat16" or "float32", or of only X and W,
             "int8" or "float8_e4m3fn".
         alpha: LeakyReLU's slope or Clip's lower bound.
@@ -199,6 +201,7 @@ class Problem:
     y_dtype: str | None = None
     w_scale: bool = False
     accumulation: str = "default"
+    upsample: Sequence[int] | int | None = None
     struct: library.ProblemStruct = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -241,6 +244,7 @@ class Problem:
             ("kernel", self.kernel_shape, 1),
             ("strides", self.strides, 1),
             ("dilations", self.dilations, 1),
+            ("upsample", self.upsample, 1),
         ):
             getattr(s, name)[:rank] = _numbers(name, values, rank, default)
         for name, values in (("pool_pads", self.pool_pads), ("pads", self.pads)):

@@ -38,11 +38,12 @@ def numbers(problem: Problem, cc: int, multiprocessors: int, tactic: int) -> lis
         s.m,
         rank,
     ]
+    upsamples = any(s.upsample[i] > 1 for i in range(rank))
     for i in range(rank):
         head += [
             s.spatial[i],
-            s.pool_kernel[i],
-            s.pool_strides[i],
+            0 if upsamples else s.pool_kernel[i],
+            s.upsample[i] if upsamples else s.pool_strides[i],
             s.pool_pads[i],
             s.pool_pads[rank + i],
             s.pool_dilations[i],

@@ -127,10 +127,13 @@ Row key_of(const Problem &p, const Device &device) {
             narrow(p.m),
             p.rank};
     auto out = row.begin() + kHeadFields;
-    for (int i = kRank - p.rank; i < kRank; ++i)
-        for (int32_t value : {narrow(p.in[i]), p.pool_kernel[i], p.pool_strides[i], p.pool_pads_begin[i], p.pool_pads_end[i],
-                              p.pool_dilations[i], p.kernel[i], p.strides[i], p.pads_begin[i], p.pads_end[i], p.dilations[i]})
+    for (int i = kRank - p.rank; i < kRank; ++i) {
+        // A window of 0, which no pooling has, stands for an upsampling.
+        const int32_t window = p.upsamples() ? 0 : p.pool_kernel[i], step = p.upsamples() ? p.upsample[i] : p.pool_strides[i];
+        for (int32_t value : {narrow(p.in[i]), window, step, p.pool_pads_begin[i], p.pool_pads_end[i], p.pool_dilations[i],
+                              p.kernel[i], p.strides[i], p.pads_begin[i], p.pads_end[i], p.dilations[i]})
             *out++ = value;
+    }
     return row;
 }
 

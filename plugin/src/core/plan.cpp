@@ -91,8 +91,9 @@ std::string describe(const Problem &p) {
     text += " n" + std::to_string(p.n) + " c" + std::to_string(p.c) + " m" + std::to_string(p.m) + " " +
             joined(p.in, p.rank, "x") + (p.x_channels_last ? " channels last" : " channels first");
     if (p.x_channels_last != p.y_channels_last) text += p.y_channels_last ? " to last" : " to first";
-    text += ", pool " + window(p.rank, p.pool_kernel, p.pool_strides, p.pool_pads_begin, p.pool_pads_end, p.pool_dilations) +
-            ", conv " + window(p.rank, p.kernel, p.strides, p.pads_begin, p.pads_end, p.dilations);
+    if (p.upsamples()) text += ", upsample " + joined(p.upsample, p.rank, "x");
+    else text += ", pool " + window(p.rank, p.pool_kernel, p.pool_strides, p.pool_pads_begin, p.pool_pads_end, p.pool_dilations);
+    text += ", conv " + window(p.rank, p.kernel, p.strides, p.pads_begin, p.pads_end, p.dilations);
     if (p.group != 1) text += " group " + std::to_string(p.group);
     if (p.prologue_affine) text += ", scale and shift";
     if (p.prologue_activation != Activation::kNone)

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/problem.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <tuple>
 
 namespace convpool {
 namespace {
 
 constexpr int64_t kMaxSize = int64_t{1} << 31;
+constexpr int32_t kMaxUpsample = 4;
 
 // What is wrong; empty if nothing is.
 using Reason = std::string;
@@ -113,6 +116,8 @@ Reason wrong_axis(const convpool_problem *d, int i) {
                                {"strides", d->strides[i]},
                                {"dilations", d->dilations[i]}})
         if (value < 1 || value > 65535) return mismatch(entry(name, i), value, "1 to 65535");
+    if (d->upsample[i] < 0 || d->upsample[i] > kMaxUpsample)
+        return mismatch(entry("upsample", i), d->upsample[i], "0 or 1 (none) to " + std::to_string(kMaxUpsample));
     for (int side : {i, i + d->rank}) {
         if (d->pool_pads[side] < 0 || d->pool_pads[side] > 65535)
             return mismatch(entry("pool_pads", side), d->pool_pads[side], "0 to 65535");
@@ -121,9 +126,28 @@ Reason wrong_axis(const convpool_problem *d, int i) {
     return {};
 }
 
+// Whether X is upsampled along any dimension.
+bool upsamples(const convpool_problem *d) {
+    for (int i = 0; i < d->rank; ++i)
+        if (d->upsample[i] > 1) return true;
+    return false;
+}
+
+// A problem that upsamples has no pooling along dimension i.
+Reason wrong_pooling(const convpool_problem *d, int i) {
+    for (auto [name, got, expected] : {std::tuple{"pool_kernel", d->pool_kernel[i], 1},
+                                       {"pool_strides", d->pool_strides[i], 1},
+                                       {"pool_pads", std::max(d->pool_pads[i], d->pool_pads[i + d->rank]), 0}})
+        if (got != expected)
+            return mismatch(entry(name, i), got,
+                            std::to_string(expected) + " where X is upsampled: a problem pools or upsamples");
+    return {};
+}
+
 // Spatial dimension i of the description as dimension k of the problem.
 Reason take_axis(const convpool_problem *d, int i, Problem &p, int k) {
     if (Reason reason = wrong_axis(d, i); !reason.empty()) return reason;
+    if (Reason reason = upsamples(d) ? wrong_pooling(d, i) : Reason(); !reason.empty()) return reason;
     p.in[k] = d->spatial[i];
     p.pool_kernel[k] = d->pool_kernel[i];
     p.pool_strides[k] = d->pool_strides[i];
@@ -135,19 +159,20 @@ Reason take_axis(const convpool_problem *d, int i, Problem &p, int k) {
     p.dilations[k] = d->dilations[i];
     p.pads_begin[k] = d->pads[i];
     p.pads_end[k] = d->pads[i + d->rank];
+    p.upsample[k] = std::max(d->upsample[i], 1);
     const int64_t pool_pads = int64_t{p.pool_pads_begin[k]} + p.pool_pads_end[k];
-    p.pooled[k] = window_places(p.in[k], pool_pads, p.pool_kernel[k], p.pool_dilations[k], p.pool_strides[k]);
+    p.pooled[k] = upsamples(d) ? p.in[k] * p.upsample[k]
+                               : window_places(p.in[k], pool_pads, p.pool_kernel[k], p.pool_dilations[k], p.pool_strides[k]);
     if (p.pooled[k] < 1)
         return mismatch(entry("spatial", i), d->spatial[i], "at least the pooling window of dimension " + std::to_string(i));
+    const char *const convolved = upsamples(d) ? "upsampled size" : "pooled size";
     const int64_t pads = int64_t{p.pads_begin[k]} + p.pads_end[k];
     p.out[k] = window_places(p.pooled[k], pads, p.kernel[k], p.dilations[k], p.strides[k]);
-    if (p.out[k] < 1)
-        return mismatch(entry("pooled size", i), p.pooled[k], "at least the kernel of dimension " + std::to_string(i));
+    if (p.out[k] < 1) return mismatch(entry(convolved, i), p.pooled[k], "at least the kernel of dimension " + std::to_string(i));
     // Coordinates are 32-bit in generic, which runs whatever passes here.
     const int64_t padded = p.in[k] + pool_pads, padded_pooled = p.pooled[k] + pads;
     if (padded >= kMaxSize) return mismatch(entry("spatial", i) + " with its padding", padded, "less than 2^31");
-    if (padded_pooled >= kMaxSize)
-        return mismatch(entry("pooled size", i) + " with its padding", padded_pooled, "less than 2^31");
+    if (padded_pooled >= kMaxSize) return mismatch(entry(convolved, i) + " with its padding", padded_pooled, "less than 2^31");
     return {};
 }
 
@@ -157,10 +182,11 @@ Reason wrong_products(const Problem &p) {
     constexpr double kMaxElements = 1099511627776.0;
     auto product = [](double a, const int64_t *sizes) { return a * sizes[0] * sizes[1] * sizes[2]; };
     const double filter = double(p.c) / p.group * p.kernel[0] * p.kernel[1] * p.kernel[2];
-    const std::pair<const char *, double> tensors[] = {{"X", product(double(p.n) * p.c, p.in)},
-                                                       {"AveragePool(X)", product(double(p.n) * p.c, p.pooled)},
-                                                       {"Y", product(double(p.n) * p.m, p.out)},
-                                                       {"W", p.m * filter}};
+    const std::pair<const char *, double> tensors[] = {
+        {"X", product(double(p.n) * p.c, p.in)},
+        {p.upsamples() ? "Upsample(X)" : "AveragePool(X)", product(double(p.n) * p.c, p.pooled)},
+        {"Y", product(double(p.n) * p.m, p.out)},
+        {"W", p.m * filter}};
     for (auto [name, elements] : tensors)
         if (elements > kMaxElements) return std::string(name) + " has more than 2^40 elements";
     // Products of e4m3 are multiples of 2^-18 below 2^18, so as many fit into 64 bits; of int8 more would.
@@ -206,7 +232,7 @@ bool check_problem(const convpool_problem *d, Problem &out, std::string &error) 
     for (int i = 0; i < kRank; ++i) {
         p.in[i] = p.pooled[i] = p.out[i] = 1;
         p.pool_kernel[i] = p.pool_strides[i] = p.pool_dilations[i] = 1;
-        p.kernel[i] = p.strides[i] = p.dilations[i] = 1;
+        p.kernel[i] = p.strides[i] = p.dilations[i] = p.upsample[i] = 1;
     }
     for (int i = 0; i < d->rank; ++i)
         if (reject(take_axis(d, i, p, kRank - d->rank + i))) return false;

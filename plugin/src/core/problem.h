@@ -38,6 +38,7 @@ struct Problem {
     int64_t in[kRank], pooled[kRank], out[kRank];
     int32_t pool_kernel[kRank], pool_strides[kRank], pool_pads_begin[kRank], pool_pads_end[kRank], pool_dilations[kRank];
     int32_t kernel[kRank], strides[kRank], pads_begin[kRank], pads_end[kRank], dilations[kRank];
+    int32_t upsample[kRank];  // copies of a pixel along each dimension; `pooled` is the upsampled size then
     Activation activation;
     float alpha, beta;
     bool prologue_affine;
@@ -57,6 +58,8 @@ struct Problem {
     int64_t taps() const { return int64_t{1} * kernel[0] * kernel[1] * kernel[2]; }
     int64_t out_pixels() const { return out[0] * out[1] * out[2]; }
     int64_t in_pixels() const { return in[0] * in[1] * in[2]; }
+    // X is upsampled, and not pooled.
+    bool upsamples() const { return upsample[0] > 1 || upsample[1] > 1 || upsample[2] > 1; }
     bool has_prologue() const { return prologue_affine || prologue_activation != Activation::kNone; }
     // Rows of channels are whole 16-byte chunks.
     bool x_rows_chunked() const { return x_channels_last && c % per_chunk() == 0; }

@@ -133,6 +133,9 @@ std::string problem_reason(const Problem &p, const Tactic &t, bool takes_float_x
         return refusal(t, "allow_tf32", "0", "1", "use a tf32x3 tactic for full precision");
     if (t.packed && !p.allow_packed)
         return refusal(t, "accumulation", "0 (the default)", "1 (packed)", "use a tactic that is not packed");
+    if (p.upsamples() != t.upsamples)
+        return refusal(t, "upsampling of X", p.upsamples() ? "some" : "none", t.upsamples ? "some" : "none",
+                       t.upsamples ? "use another tactic" : "use an upsample tactic or generic");
     if (p.rank > 2) return refusal(t, "rank", p.rank, "1 or 2", kUseGeneric);
     if (p.group != 1) return refusal(t, "group", p.group, "1", kUseGeneric);
     for (auto [name, value] : {Count{"n * output pixels", p.n * p.out_pixels()},

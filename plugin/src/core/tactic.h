@@ -42,8 +42,9 @@ struct Tactic {
     int32_t precision;        // a Precision, or kAnyPrecision
     int32_t split;            // thread blocks of a cluster that share a tile's channels
     int32_t min_cc;
-    bool sm90a;           // needs instructions that only compute capability 9.0 has
-    bool packed = false;  // box means are summed in X's type
+    bool sm90a;              // needs instructions that only compute capability 9.0 has
+    bool packed = false;     // box means are summed in X's type
+    bool upsamples = false;  // runs problems that upsample X, and no others
 
     // Roundings of an operand to the type that is multiplied. Packed: of a sum of two pixels, and of two such sums.
     int32_t roundings() const;
@@ -104,8 +105,8 @@ struct Count {
     int64_t value;
 };
 
-// What all families but generic demand of a problem: the tactic's types, rank 1 or 2, one group, and sizes of 32 bits. Empty, or
-// the reason. takes_float_x: X may be fp32 beside 16-bit weights.
+// What all families but generic demand of a problem: the tactic's types, pooling or upsampling, rank 1 or 2, one group, and sizes
+// of 32 bits. Empty, or the reason. takes_float_x: X may be fp32 beside 16-bit weights.
 std::string problem_reason(const Problem &problem, const Tactic &tactic, bool takes_float_x = false);
 
 // Names of tactics: conv_avgpool_<family>_sm<capability>_<precision>_m<pixels>n<channels>k<channels of X>...

@@ -49,6 +49,12 @@ int64_t channels(const Problem &p, const Form &form) {
 // Past 32 bits are steps and paddings of a single output, which takes none, and sizes of problems that operands_reason refuses.
 int32_t narrow(int64_t value) { return static_cast<int32_t>(std::min<int64_t>(value, INT32_MAX)); }
 
+// Of a problem that does not upsample, one phase.
+Phases phases_of(const Problem &p) {
+    return {PhaseAxis(p.upsample[1], p.kernel[1], p.pads_begin[1]), PhaseAxis(p.upsample[2], p.kernel[2], p.pads_begin[2]),
+            static_cast<int32_t>(p.out[1]), static_cast<int32_t>(p.out[2])};
+}
+
 Shape2d shape_of(const Problem &p, const Form &form) {
     Shape2d s{};
     s.n = static_cast<int32_t>(p.n);
@@ -58,7 +64,18 @@ Shape2d shape_of(const Problem &p, const Form &form) {
     s.out_w = static_cast<int32_t>(p.out[2]);
     s.x_channels_last = 1;
     s.y_channels_last = p.y_channels_last;
-    if (form.pools_x()) {
+    if (form.upsamples()) {
+        const Phases phases = phases_of(p);
+        s.h = static_cast<int32_t>(p.in[1]);
+        s.w = static_cast<int32_t>(p.in[2]);
+        s.out_h = phases.grid_h();
+        s.out_w = phases.grid_w();
+        s.kh = phases.rows.taps_before(phases.rows.scale);
+        s.kw = phases.columns.taps_before(phases.columns.scale);
+        s.stride_h = s.stride_w = s.dilation_h = s.dilation_w = 1;
+        s.pad_h = phases.rows.lead;
+        s.pad_w = phases.columns.lead;
+    } else if (form.pools_x()) {
         s.h = static_cast<int32_t>(p.pooled[1]);
         s.w = static_cast<int32_t>(p.pooled[2]);
         s.kh = p.kernel[1];
@@ -88,11 +105,11 @@ Shape2d shape_of(const Problem &p, const Form &form) {
 // Which passes there are.
 void choose_passes(const Problem &p, const Form &form, Operands &o) {
     const bool converted = form.format != NumberFormat::kAsIs;
-    o.weight_pass = converted || !p.w_rows_chunked() || (!form.pools_x() && p.pool_size() > 1);
+    o.weight_pass = converted || !p.w_rows_chunked() || (!form.pools_x() && p.pool_size() > 1) || form.upsamples();
     // In the kernel, where the zeros around X stay zero; with a pooling, where direct_fused competes, that was not measured.
     const bool activates = form.activates && !converted && !p.prologue_affine && !pools(p);
-    o.box_pass =
-        (converted && form.pools_x()) || !p.x_rows_chunked() || (form.pools_x() && pools(p)) || (p.has_prologue() && !activates);
+    o.box_pass = (converted && form.pools_x()) || (form.splits_tf32() && form.upsamples()) || !p.x_rows_chunked() ||
+                 (form.pools_x() && pools(p)) || (p.has_prologue() && !activates);
     o.prologue_in_kernel = p.has_prologue() && !o.box_pass;
     const Shape2d &s = o.shape;
     if (o.weight_pass) o.workspace.weights_bytes = round_up_256(size_t{1} * s.m * s.kh * s.kw * s.c * p.element_bytes());
@@ -111,7 +128,11 @@ WeightParams weight_params(const Problem &p, const Form &form, const Operands &o
     w.chunks = static_cast<int32_t>(o.chunks);
     w.box = kNoPooling;
     w.tap_step_h = w.tap_step_w = w.fused_dilation_h = w.fused_dilation_w = 1;
-    if (!form.pools_x()) {
+    w.phases = form.upsamples();
+    if (form.upsamples()) {
+        w.rows = o.phases.rows;
+        w.columns = o.phases.columns;
+    } else if (!form.pools_x()) {
         const FusedKernel h(p, 1), v(p, 2);
         w.box = box_of(p);
         w.tap_step_h = narrow(h.tap_step);
@@ -155,6 +176,16 @@ std::string fused_size_reason(const Problem &p, const Tactic &t) {
     return {};
 }
 
+// Of the convolution behind an upsampling.
+std::string phases_reason(const Problem &p, const Tactic &t) {
+    for (int i = 1; i < kRank; ++i)
+        for (auto [name, value] : {Count{"stride", p.strides[i]}, {"dilation", p.dilations[i]}})
+            if (value != 1)
+                return refusal(t, std::string(name) + " of dimension " + std::to_string(i - (kRank - p.rank)), value, "1",
+                               kUseGeneric);
+    return {};
+}
+
 // Zeros that Conv pads around the pooled tensor must be what box means over a padded X are there: zero.
 std::string fused_pads_reason(const Problem &p, const Tactic &t) {
     for (int i = 1; i < kRank; ++i) {
@@ -184,7 +215,7 @@ int wgmma_channels(Precision precision) {
 }
 
 std::string operands_reason(const Problem &p, const Tactic &t, const Form &form, bool adds_spans) {
-    std::string reason = form.pools_x() ? std::string() : fused_size_reason(p, t);
+    std::string reason = form.upsamples() ? phases_reason(p, t) : form.pools_x() ? std::string() : fused_size_reason(p, t);
     if (!reason.empty()) return reason;
     Operands o{};
     o.shape = shape_of(p, form);
@@ -205,7 +236,7 @@ std::string operands_reason(const Problem &p, const Tactic &t, const Form &form,
         return refusal(t, "elements between a filter's first and last tap", span, kAtMostMaxCount, "use a tactic without sm90a");
     if (o.weight_pass && p.m > 65535) return refusal(t, "output channels", p.m, "at most 65535", next);  // blocks along y
     if (form.pools_x()) return {};
-    reason = fused_pads_reason(p, t);
+    reason = form.upsamples() ? std::string() : fused_pads_reason(p, t);
     const int64_t filter_bytes = int64_t{s.kh} * s.kw * o.chunks * 16;
     if (reason.empty() && filter_bytes > kMaxCount)
         return refusal(t, "bytes of a fused filter", filter_bytes, kAtMostMaxCount, "use direct_fused or direct_gemm");
@@ -216,6 +247,7 @@ Operands operands_of(const Problem &p, const Form &form) {
     Operands o{};
     o.shape = shape_of(p, form);
     o.chunks = pass_chunks(p, form);
+    if (form.upsamples()) o.phases = phases_of(p);
     choose_passes(p, form, o);
     o.weights = weight_params(p, form, o);
     o.box = box_params(p, form, o);
@@ -230,17 +262,19 @@ constexpr double kChannelsFirstPassBytes = 1.4;  // a byte of a pass that transp
 constexpr double kWindowBytesPerUs = 7e6;        // of the loads of means over 9 and 16 values
 
 int64_t tiles_of(const Problem &p, const Tile &tile) {
-    return ceil_div(p.n * p.out_pixels(), tile.block_m) * ceil_div(p.m, tile.block_n);
+    const Phases phases = phases_of(p);
+    return ceil_div(p.n * phases.grid_h() * phases.grid_w(), tile.block_m) * ceil_div(p.m, tile.block_n) * phases.count();
 }
 
 ImplicitGemmParams gemm_params(const Problem &p, const Row &row, const Operands &o) {
     ImplicitGemmParams g{};
     g.shape = o.shape;
-    g.pixels = static_cast<int32_t>(p.n * p.out_pixels());
+    const int32_t image = o.shape.out_h * o.shape.out_w;
+    g.pixels = o.shape.n * image;
     g.slices = static_cast<int32_t>(ceil_div(o.shape.c, 4 * p.per_chunk()));
-    g.m_tiles = static_cast<int32_t>(ceil_div(o.shape.m, row.tile.block_n));
+    g.m_tiles = static_cast<int32_t>(ceil_div(o.shape.m, row.tile.block_n)) * o.phases.count();
     g.div_out_w = FastDiv(o.shape.out_w);
-    g.div_out_hw = FastDiv(static_cast<uint32_t>(p.out_pixels()));
+    g.div_out_hw = FastDiv(static_cast<uint32_t>(image));
     g.div_m_tiles = FastDiv(g.m_tiles);
     g.split = row.split;
     g.div_split = FastDiv(row.split);
@@ -314,7 +348,7 @@ double GemmPlan::passes_and_rounds_us(int64_t steps, Step step) const {
     const Problem &p = problem;
     const Tile &tile = row_.tile;
     const double share = tile_share(tile.block_m, tile.block_n), lanes = tile.warps_m * tile.warps_n * 32;
-    const bool runs = traits_.stores_runs && p.out_pixels() % kRunPixels == 0;
+    const bool runs = traits_.stores_runs && !p.upsamples() && p.out_pixels() % kRunPixels == 0;
     const double first_us = channels_first_ends_us(p, double(tile.block_m) * tile.block_n / (lanes * row_.split), runs);
     const int64_t tiles = tiles_of(p, tile);
     const bool crowded = operands_.box_pass && device.cc >= 90;  // where launches overlap
@@ -361,13 +395,14 @@ std::string block_reason(const Problem &p, const Tactic &t, const Device &device
 std::vector<Tactic> tactics_of(const Family &family, std::span<const Row> rows, bool wgmma, const char *suffix) {
     std::vector<Tactic> all;
     for (const Row &row : rows) {
-        const char *name = row.operand == Operand::kPooledX ? "direct_gemm" : "filter_fused";
+        const bool upsamples = row.operand == Operand::kPhasesOfW;
+        const char *name = upsamples ? "upsample" : row.operand == Operand::kPooledX ? "direct_gemm" : "filter_fused";
         const int32_t min_cc = wgmma ? 90 : mma_min_cc(row.precision, row.split);
         const int channels = wgmma ? wgmma_channels(row.precision) : is_16_bit(row.precision) ? 32 : 16;
         all.push_back({row.id, &family, all.size(),
                        tile_name(name, min_cc, wgmma, row.precision, row.tile.block_m, row.tile.block_n, channels) +
                            stages_name(row.tile.stages, row.split) + suffix,
-                       name, static_cast<int32_t>(row.precision), row.split, min_cc, wgmma});
+                       name, static_cast<int32_t>(row.precision), row.split, min_cc, wgmma, false, upsamples});
     }
     return all;
 }

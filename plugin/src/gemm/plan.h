@@ -9,6 +9,7 @@
 
 #include "core/cost.h"
 #include "core/plan.h"
+#include "gemm/phases.h"
 #include "gemm/rows.h"
 #include "kernels/passes.h"
 
@@ -21,6 +22,7 @@ struct Form {
     bool activates;       // the kernel itself can apply an activation in front, and no scale and shift
 
     bool pools_x() const { return operand == Operand::kPooledX; }
+    bool upsamples() const { return operand == Operand::kPhasesOfW; }
     bool splits_tf32() const { return format == NumberFormat::kTF32Split; }
 };
 
@@ -31,7 +33,8 @@ int wgmma_channels(Precision precision);
 
 // The problem as a tactic sees it, without its pointers.
 struct Operands {
-    Shape2d shape;   // of the convolution, over pooled X or over X
+    Shape2d shape;   // of the convolution, over pooled X or over X; of an upsampled one of all phases, a phase's pixels
+    Phases phases;   // one by default
     int64_t chunks;  // of 16 bytes: a pixel's or tap's channels, as the passes write them; big and small numbers count once
     bool box_pass, weight_pass;  // false: X or W is read where it is
     bool prologue_in_kernel;

@@ -39,11 +39,13 @@ namespace convpool::gemm {
 
 // The rows of the families of implicit GEMM.
 
-// What of AveragePool is done before the GEMM.
+// What of AveragePool or Upsample is done before the GEMM.
 enum class Operand {
-    kPooledX,  // direct_gemm: X is pooled, and convolved with W
-    kFusedW    // filter_fused: W is summed over pooling windows, and X convolved with it
+    kPooledX,   // direct_gemm: X is pooled, and convolved with W
+    kFusedW,    // filter_fused: W is summed over pooling windows, and X convolved with it
+    kPhasesOfW  // upsample: W is summed over the copies of a pixel, for each phase of Y, and X convolved with that
 };
+inline constexpr size_t kOperands = 3;
 
 struct Tile {
     int32_t block_m, block_n, warps_m, warps_n;
@@ -64,7 +66,7 @@ struct Row {
 struct Line {
     Tile tile;
     int32_t split;
-    int32_t ids[2 * kPrecisions];  // of each precision with X pooled, then of each with W fused
+    int32_t ids[kOperands * kPrecisions];  // of each precision with X pooled, then of each with W fused, then with its phases
 
     constexpr Row row(size_t kind) const {
         return {ids[kind], static_cast<Precision>(kind % kPrecisions), static_cast<Operand>(kind / kPrecisions), tile, split};

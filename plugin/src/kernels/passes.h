@@ -10,6 +10,7 @@
 
 #include "convpool.h"
 #include "core/params.h"
+#include "gemm/phases.h"
 
 namespace convpool {
 
@@ -30,7 +31,7 @@ struct BoxMeanParams {
 };
 
 // Weights [m,kh,kw,c] to [m,fused_h,fused_w,chunks]: summed over the pooling window and divided by its size, or, with a
-// window of 1, only padded.
+// window of 1, only padded. With phases, to the taps of all phases of an upsampled convolution.
 struct WeightParams {
     const void *w;
     void *out;
@@ -39,6 +40,8 @@ struct WeightParams {
     int32_t fused_h, fused_w, fused_dilation_h, fused_dilation_w;
     int32_t chunks;
     NumberFormat format;
+    PhaseAxis rows, columns;  // of phases
+    bool phases;
 };
 
 // overlap: may start while the kernel before it ends (compute capability 9.0 and later).

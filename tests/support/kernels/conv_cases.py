@@ -156,7 +156,7 @@ def _legal(case: dict) -> bool:
         v = case.get(name, default)
         return [v] * count if isinstance(v, int) else list(v)
 
-    size = list(case["spatial"])
+    size = [a * b for a, b in zip(case["spatial"], values("upsample", 1, rank), strict=True)]
     for k, s, d, p in (
         ("pool_kernel_shape", "pool_strides", "pool_dilations", "pool_pads"),
         ("kernel_shape", "strides", "dilations", "pads"),
@@ -227,6 +227,51 @@ def tiled_cases(kernel: int, count: int, pool: int = 2, chunk: int = 0) -> list[
     return cases
 
 
+def upsampled_cases(count: int) -> list[dict]:
+    """Nearest upsampling, then Conv: kernels of even and odd size, factors that differ, pads beyond the kernel, strides and
+    dilations now and then; first the layers that networks have, and enough channels for every split."""
+    usual = dict(kernel_shape=3, pool_kernel_shape=1, pads=1, upsample=2)
+    both = dict(bias=True, residual=True)
+    cases: list[dict] = []
+    for activation, alpha in ((None, 0), ("relu", 0), ("leaky_relu", 0.25), ("tanh", 0)):
+        cases.append(usual | both | dict(n=3, c=72, m=136, spatial=(9, 11), activation=activation, alpha=alpha))
+    cases.append(usual | dict(n=21, c=64, m=264, spatial=(16, 24), bias=True))  # more tiles than multiprocessors
+    cases.append(usual | both | dict(n=2, c=520, m=72, spatial=(4, 4), activation="relu"))
+    cases.append(usual | dict(n=1, c=264, m=40, spatial=(8, 8), activation="clip", alpha=-2, beta=3))
+    cases.append(usual | dict(n=2, c=24, m=24, spatial=(6, 7), group=3, bias=True))
+    for affine, before in PROLOGUES:
+        prologue = dict(prologue_affine=affine, prologue_activation=before, prologue_alpha=0.25)
+        cases.append(usual | both | prologue | dict(n=3, c=136, m=72, spatial=(9, 17)))
+        cases.append(usual | prologue | dict(n=2, c=33, m=17, spatial=(5, 6), upsample=(3, 2)))
+    for kernel, scale, pads in (
+        (1, 2, 0),
+        (2, 2, (0, 0, 1, 1)),
+        (2, 2, 1),
+        (4, 2, 2),
+        (5, 2, 2),
+        (3, 3, 1),
+        (5, 4, 2),
+        (7, 2, 3),
+    ):
+        cases.append(usual | dict(n=2, c=40, m=48, spatial=(7, 10), kernel_shape=kernel, upsample=scale, pads=pads))
+    cases.append(usual | dict(n=2, c=16, m=16, spatial=(3, 5), pads=(9, 0, 4, 6)))
+    cases.append(usual | dict(n=2, c=16, m=16, spatial=(1, 1), upsample=(4, 3), pads=0))
+    rng = random.Random(44)
+    while len(cases) < count:
+        rank = rng.choice((1, 2, 2, 2, 2, 3))
+        case = dict(n=rng.randint(1, 4), c=rng.choice(CHANNELS), m=rng.choice(CHANNELS), pool_kernel_shape=1)
+        case["spatial"] = tuple(rng.randint(1, 5 if rank == 3 else 17) for _ in range(rank))
+        case["upsample"] = tuple(rng.randint(1, 4) for _ in range(rank - 1)) + (rng.randint(2, 4),)
+        case["kernel_shape"] = tuple(rng.randint(1, 5) for _ in range(rank))
+        case["pads"] = tuple(rng.randint(0, 3) for _ in range(2 * rank))
+        if rng.random() < 0.2:
+            case["strides"], case["dilations"] = rng.randint(1, 2), rng.randint(1, 2)
+        case |= dict(bias=rng.random() < 0.5, residual=rng.random() < 0.3, activation=rng.choice((None, "relu", "sigmoid")))
+        if _legal(case):
+            cases.append(case)
+    return cases
+
+
 def with_prologues(cases: list[dict]) -> list[dict]:
     """The cases, each with one of the prologues."""
     rng = random.Random(len(cases))
@@ -246,4 +291,5 @@ def all_cases() -> list[dict]:
         + tiled_cases(5, 60, 3)
         + tiled_cases(3, 60, chunk=4)
         + tiled_cases(3, 60, chunk=8)
+        + upsampled_cases(120)
     )

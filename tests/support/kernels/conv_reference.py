@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ConvAvgPool in float64 with numpy, straight from its definition, and how far a kernel may be from it."""
+"""ConvAvgPool and UpsampleConv in float64 with numpy, straight from its definition, and how far a kernel may be from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 
 def _attributes(p: Problem) -> dict[str, list[int]]:
     rank, s = len(p.spatial), p.struct
-    names = ("pool_kernel", "pool_strides", "pool_dilations", "kernel", "strides", "dilations")
+    names = ("pool_kernel", "pool_strides", "pool_dilations", "kernel", "strides", "dilations", "upsample")
     lists = {name: list(getattr(s, name)[:rank]) for name in names}
     lists["pool_pads"], lists["pads"] = list(s.pool_pads[: 2 * rank]), list(s.pads[: 2 * rank])
     return lists
@@ -48,8 +48,11 @@ def prologue(p: Problem, x: np.ndarray, scale: np.ndarray, shift: np.ndarray) ->
 
 
 def linear(p: Problem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Conv(AveragePool(x), w) with x [N, C, spatial], w [M, kernel, C/group]; the result is [N, M, out]."""
+    """Conv(AveragePool(x), w), or Conv(Upsample(x), w), with x [N, C, spatial], w [M, kernel, C/group]; the result is
+    [N, M, out]."""
     a = _attributes(p)
+    for axis, times in enumerate(a["upsample"]):
+        x = np.repeat(x, times, axis=2 + axis)
     places = _windows(_pad(x, a["pool_pads"]), a["pool_kernel"], a["pool_strides"], a["pool_dilations"])
     pooled = sum(view for _, view in places) / np.prod(a["pool_kernel"])
     per_group_c, per_group_m = p.c // p.group, p.m // p.group

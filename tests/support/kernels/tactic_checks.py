@@ -11,7 +11,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 
-from convpool.cuda import Problem, Tactic, conv_avg_pool
+from convpool.cuda import Plan, Problem, Tactic, conv_avg_pool
 from tests.support.kernels import conv_cases, conv_reference
 from tests.support.kernels.gpu_memory import Arena
 
@@ -24,6 +24,14 @@ def sizes(name: str) -> tuple[int, int]:
     """Return kernel and window that the tactic is for; 3 and 2 where it is for many."""
     only = re.search(r"_(?:tma|rs)?(\d)x\d(?:_pool(\d))?$", name)
     return (int(only[1]), int(only[2] or 2)) if only else (3, 2)
+
+
+def layer_of(tactic: Tactic) -> dict:
+    """Windows and steps of a layer of two dimensions that the tactic is for."""
+    if tactic.family == "upsample":
+        return dict(kernel_shape=3, pool_kernel_shape=1, upsample=2)
+    kernel, window = sizes(tactic.name)
+    return dict(kernel_shape=kernel, pool_kernel_shape=window, strides=window)
 
 
 def make_problem(case: dict, dtype: str, layout: str, y_layout: str, tf32: bool, kind: str) -> Problem:
@@ -86,6 +94,10 @@ def run_twice(p: Problem, tactic, x, w, b, r, scale, shift, skewed: str = "") ->
     for again in (False, True):
         if again:
             arena.reset()
+        if p.upsample is not None:
+            Plan(p, tactic=tactic).launch(gx, gw, gy, b=gb, residual=gr, workspace=workspace, **factors)
+            results.append(gy.of(arena.download()))
+            continue
         conv_avg_pool(
             gx,
             gw,

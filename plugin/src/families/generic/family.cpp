@@ -32,6 +32,7 @@ GenericParams params_of(const Problem &p) {
         g.strides[i] = p.strides[i];
         g.pads[i] = p.pads_begin[i];
         g.dilations[i] = p.dilations[i];
+        g.div_upsample[i] = FastDiv(static_cast<uint32_t>(p.upsample[i]));
     }
     g.x_channels_last = p.x_channels_last;
     g.y_channels_last = p.y_channels_last;

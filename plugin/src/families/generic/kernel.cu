@@ -55,7 +55,8 @@ template <class Sum> CONVPOOL_DEVICE void sum_outputs(const GenericParams &p, Su
                 inside = inside && origin[d] >= 0 && origin[d] < p.pooled[d];
             }
             if (!inside) continue;
-            for (int d = 0; d < 3; ++d) origin[d] = origin[d] * p.pool_strides[d] - p.pool_pads[d];
+            for (int d = 0; d < 3; ++d)
+                origin[d] = static_cast<int>(p.div_upsample[d].div(origin[d] * p.pool_strides[d])) - p.pool_pads[d];
             const int64_t weights = (static_cast<int64_t>(m) * taps + tap) * p.c_per_group;
             for (int c = 0; c < p.c_per_group; ++c) {
                 sum.start_channel(group * p.c_per_group + c);

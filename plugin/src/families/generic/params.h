@@ -21,6 +21,7 @@ struct GenericParams {
     int32_t in[3], pooled[3], out[3];
     int32_t pool_kernel[3], pool_strides[3], pool_pads[3], pool_dilations[3];
     int32_t kernel[3], strides[3], pads[3], dilations[3];
+    FastDiv div_upsample[3];  // from the tensor that is convolved to X
     int32_t x_channels_last, y_channels_last, x_float;
     float count;
 };

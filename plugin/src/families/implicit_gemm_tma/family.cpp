@@ -37,7 +37,8 @@ public:
             const double slower = tile.block_m == 64 ? 1.09 : 1.25;
             step = {slower * step.issue_us, slower * step.latency_us};
         }
-        const int64_t steps = ceil_div(int64_t{s.kh} * s.kw * tap_steps_, row_.split);  // whole ones of every tap
+        const int64_t taps = int64_t{s.kh} * s.kw;                                                 // of all phases
+        const int64_t steps = ceil_div(taps * tap_steps_, row_.split * operands_.phases.count());  // whole ones of every tap
         const double us = passes_and_rounds_us(steps, step);
         return operands_.box_pass ? us : us + kExposedShare * x_bytes(problem) / kBytesPerUs;
     }
@@ -49,6 +50,11 @@ protected:
         d.prologue = prologue_of(problem, t);
         d.steps = g.shape.kh * g.shape.kw * tap_steps_;
         d.div_tap_steps = FastDiv(static_cast<uint32_t>(tap_steps_));
+        d.phases = operands_.phases;
+        d.div_phase_tiles = FastDiv(static_cast<uint32_t>(g.m_tiles / d.phases.count()));
+        d.div_columns = FastDiv(static_cast<uint32_t>(d.phases.columns.scale));
+        for (int32_t v = 0; v < d.phases.columns.scale; ++v)
+            d.div_phase_columns[v] = FastDiv(static_cast<uint32_t>(d.phases.columns.taps(v)));
         cudaError_t error = x_map_.get(g.x, &d.x_map, [&](CUtensorMap *map) { return encode_x(g.x, map); });
         if (error == cudaSuccess) error = w_map_.get(g.w, &d.w_map, [&](CUtensorMap *map) { return encode_w(g.w, map); });
         return error == cudaSuccess ? launch_kernel(&d, stream) : error;

@@ -10,7 +10,13 @@
 //     a thread    of a warp besides, or of a warpgroup, waits until a stage is empty, and copies
 //
 // With an activation in front (16-bit types), which leaves zeros as they are, warps take their rows of pixels through registers.
+//
+// Of a convolution behind an upsampling (gemm/phases.h) a tile is of one phase: its pixels are places in X where windows start, its
+// taps the phase's, and its sums go to every scale-th row and column of Y. The tiles of all phases and channels of the same places
+// are neighbours, so that X comes from the L2 but once.
 #pragma once
+
+#include <type_traits>
 
 #include "families/implicit_gemm_tma/params.h"
 #include "families/implicit_gemm_tma/rows.h"
@@ -23,7 +29,30 @@ namespace convpool {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-template <class Config, bool kActivates> struct ImplicitGemmTma {
+// A tile of one phase of an upsampled convolution.
+template <class Config> struct PhaseTile : GemmTile<Config> {
+    int row, column;              // of the phase
+    int shift_y, shift_x;         // from the window's start to the pixel of its first tap
+    int first_row, first_column;  // of its taps among those of all phases
+    int steps;
+
+    CONVPOOL_DEVICE explicit PhaseTile(const ImplicitGemmTmaParams &p) : GemmTile<Config>(p.gemm) {
+        const PhaseAxis &rows = p.phases.rows, &columns = p.phases.columns;
+        uint32_t phase, channel_tile, v, u;
+        p.div_phase_tiles.divmod(this->first_channel / Config::kBlockN, phase, channel_tile);
+        p.div_columns.divmod(phase, v, u);
+        this->first_channel = channel_tile * Config::kBlockN;
+        row = v, column = u;
+        shift_y = rows.shift(row), shift_x = columns.shift(column);
+        first_row = rows.taps_before(row), first_column = columns.taps_before(column);
+        steps = rows.taps(row) * columns.taps(column) * p.div_tap_steps.divisor;
+    }
+};
+template <class Config> struct PlainTile : GemmTile<Config> {
+    CONVPOOL_DEVICE explicit PlainTile(const ImplicitGemmTmaParams &p) : GemmTile<Config>(p.gemm) {}
+};
+
+template <class Config, bool kActivates, bool kPhases> struct ImplicitGemmTma {
     using Stage = GemmStage<Config>;
     static constexpr int kStages = Config::kStages, kChannels = Stage::kChunks * Config::kPerChunk;
     static constexpr int kGroups = Config::kWarps / 4;
@@ -33,12 +62,18 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
 
     const ImplicitGemmTmaParams &p;
     const uint32_t shared;
-    const GemmTile<Config> tile;
+    const std::conditional_t<kPhases, PhaseTile<Config>, PlainTile<Config>> tile;
     const int first_step, steps;
 
     CONVPOOL_DEVICE ImplicitGemmTma(const ImplicitGemmTmaParams &params, uint32_t memory)
-        : p(params), shared(of_the_warp(memory)), tile(params.gemm), first_step(tile.steps_of(p.steps, p.gemm).x),
-          steps(tile.steps_of(p.steps, p.gemm).y) {}
+        : p(params), shared(of_the_warp(memory)), tile(params), first_step(tile.steps_of(all_steps(), p.gemm).x),
+          steps(tile.steps_of(all_steps(), p.gemm).y) {}
+
+    // Of all blocks that share the tile's sum.
+    CONVPOOL_DEVICE int all_steps() const {
+        if constexpr (kPhases) return tile.steps;
+        else return p.steps;
+    }
 
     // A number that all lanes have, so that the compiler knows, and does not compute it again in every step.
     CONVPOOL_DEVICE static uint32_t of_the_warp(uint32_t number) { return __shfl_sync(0xffffffffu, number, 0); }
@@ -55,10 +90,27 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
         p.div_tap_steps.divmod(first_step + step, tap, slice);
         return {static_cast<int>(tap), static_cast<int>(slice) * kChannels};
     }
+    // Row and column of a tap of the filter, or of the phase.
+    CONVPOOL_DEVICE int2 place_of(int tap) const {
+        uint32_t a, b;
+        if constexpr (kPhases) p.div_phase_columns[tile.column].divmod(tap, a, b);
+        else p.gemm.div_kw.divmod(tap, a, b);
+        return {static_cast<int>(a), static_cast<int>(b)};
+    }
+    // A tap's number among those of W.
+    CONVPOOL_DEVICE int weight_tap(int tap) const {
+        if constexpr (kPhases) {
+            const int2 place = place_of(tap);
+            return (tile.first_row + place.x) * p.gemm.shape.kw + tile.first_column + place.y;
+        } else {
+            return tap;
+        }
+    }
     CONVPOOL_DEVICE void copy_weights(int step, int stage) const {
         const Slice slice = slice_of(step);
         barrier_expect(full(stage), Stage::kBytes);  // the pixels', too
-        copy_box(stage_at(stage) + Stage::kPixelBytes, &p.w_map, full(stage), slice.channel, tile.first_channel, slice.tap);
+        copy_box(stage_at(stage) + Stage::kPixelBytes, &p.w_map, full(stage), slice.channel, tile.first_channel,
+                 weight_tap(slice.tap));
     }
 
     // The thread that copies. A column of the im2col map begins at the tile's first pixel; TMA goes on from there.
@@ -73,7 +125,7 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
 #pragma unroll 1
             for (int step = early + tile.pixel_tile; step < steps; step += pixel_tiles) {
                 const Slice slice = slice_of(step);
-                prefetch_box(&p.w_map, slice.channel, tile.first_channel, slice.tap);
+                prefetch_box(&p.w_map, slice.channel, tile.first_channel, weight_tap(slice.tap));
             }
         }
         wait_for_previous_kernel();
@@ -89,11 +141,33 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
             barrier_wait(empty(ring.buffer), ring.parity ^ 1);
             if (step >= early) copy_weights(step, ring.buffer);
             const Slice slice = slice_of(step);
-            uint32_t a, b;
-            g.div_kw.divmod(slice.tap, a, b);
-            copy_column(stage_at(ring.buffer), &p.x_map, full(ring.buffer), slice.channel, x, y, n, b * s.dilation_w,
-                        a * s.dilation_h);
+            int2 place = place_of(slice.tap);
+            if constexpr (kPhases) place.x += tile.shift_y, place.y += tile.shift_x;
+            copy_column(stage_at(ring.buffer), &p.x_map, full(ring.buffer), slice.channel, x, y, n, place.y * s.dilation_w,
+                        place.x * s.dilation_h);
             ring.next();
+        }
+    }
+
+    CONVPOOL_DEVICE void store(const Accumulators<Config> &acc) const {
+        if constexpr (kPhases) {
+            const ImplicitGemmParams &g = p.gemm;
+            const Shape2d &s = g.shape;
+            const int out_h = p.phases.out_h, out_w = p.phases.out_w;
+            const int64_t out_pixels = static_cast<int64_t>(out_h) * out_w;
+            const OutputView view{g.y, s.y_channels_last ? 1 : out_pixels, s.m, g.y_vectors != 0};
+            store_gemm_tile<Config>(acc, shared, g, tile, view, [&](int of_tile) {
+                const int pixel = tile.first_pixel + of_tile;
+                uint32_t n, rest, y, x;
+                g.div_out_hw.divmod(pixel, n, rest);
+                g.div_out_w.divmod(rest, y, x);
+                const int oy = y * p.phases.rows.scale + tile.row, ox = x * p.phases.columns.scale + tile.column;
+                const int64_t place = static_cast<int64_t>(oy) * out_w + ox;
+                return OutputPixel{s.y_channels_last ? (n * out_pixels + place) * s.m : n * s.m * out_pixels + place,
+                                   pixel < g.pixels && oy < out_h && ox < out_w};
+            });
+        } else {
+            store_gemm_tile<Config>(acc, shared, p.gemm, tile);
         }
     }
 
@@ -118,7 +192,7 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
         }
         sums.finish();
         barrier_of_first<Config::kThreads>();  // the ring's place is free for the accumulators
-        store_gemm_tile<Config>(sums.acc, shared, p.gemm, tile);
+        store(sums.acc);
     }
 
     // Warps that take their rows of pixels through registers, where they activate them.
@@ -154,7 +228,7 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
         }
         sums.finish();
         barrier_of_first<Config::kThreads>();
-        store_gemm_tile<Config>(sums.acc, shared, p.gemm, tile);
+        store(sums.acc);
     }
 
     CONVPOOL_DEVICE void run() const {
@@ -187,13 +261,13 @@ template <class Config, bool kActivates> struct ImplicitGemmTma {
 
 #endif
 
-template <class Config, bool kActivates>
+template <class Config, bool kActivates, bool kPhases>
 __global__ void __launch_bounds__(Config::kThreads + im2col_copy_threads(Config::kPrecision, Config::kBlockM, Config::kBlockN),
                                   Config::kMinBlocks)
     implicit_gemm_tma_kernel(const __grid_constant__ ImplicitGemmTmaParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
-    ImplicitGemmTma<Config, kActivates>(params, shared_address(memory)).run();
+    ImplicitGemmTma<Config, kActivates, kPhases>(params, shared_address(memory)).run();
 #endif
 }
 
@@ -207,10 +281,11 @@ struct Instances : RowsOf<kRows> {
     template <size_t kRow> static const void *kernel(bool activates) {
         constexpr Tile t = kRows[kRow].tile;
         constexpr Precision kPrecision = kRows[kRow].precision;
+        constexpr bool kPhases = kRows[kRow].operand == gemm::Operand::kPhasesOfW;
         using Config = TileConfigOf<kRows, kRow>;
         if constexpr (can_activate(kPrecision, t.block_m, t.block_n, t.min_blocks))
-            if (activates) return reinterpret_cast<const void *>(&implicit_gemm_tma_kernel<Config, true>);
-        return reinterpret_cast<const void *>(&implicit_gemm_tma_kernel<Config, false>);
+            if (activates) return reinterpret_cast<const void *>(&implicit_gemm_tma_kernel<Config, true, kPhases>);
+        return reinterpret_cast<const void *>(&implicit_gemm_tma_kernel<Config, false, kPhases>);
     }
 };
 

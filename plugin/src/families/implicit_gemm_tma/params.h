@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "gemm/phases.h"
 #include "gemm/rows.h"
 
 namespace convpool {
@@ -17,6 +18,11 @@ struct ImplicitGemmTmaParams {
     Prologue prologue;        // of a kernel that activates: only an activation
     int32_t steps;            // of 128 bytes of channels
     FastDiv div_tap_steps;    // those of a tap
+    // Of a kernel for phases. The channel tiles of gemm are those of all phases, `steps` unused.
+    Phases phases;
+    FastDiv div_phase_tiles;       // channel tiles of a phase
+    FastDiv div_columns;           // phases.columns.scale
+    FastDiv div_phase_columns[4];  // taps of a row, of each phase of the columns
 };
 
 // Threads of a block that do not multiply: a warp, or a warpgroup that hands its registers to those that hold three sums.

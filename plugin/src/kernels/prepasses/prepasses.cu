@@ -62,7 +62,12 @@ template <class Element> __global__ void __launch_bounds__(kThreads) fuse_weight
         const int y = tap / p.fused_w * p.fused_dilation_h, x = tap % p.fused_w * p.fused_dilation_w;
         float sum = 0.f;
         // Taps and window places that fall on this fused tap; past W's channels the sum stays zero.
-        if (c < p.c) {
+        if (c < p.c && p.phases) {
+            const TapRange rows = p.rows.summed(tap / p.fused_w), columns = p.columns.summed(tap % p.fused_w);
+            for (int a = rows.begin; a < rows.end; ++a)
+                for (int b = columns.begin; b < columns.end; ++b)
+                    sum += to_float(w[((static_cast<int64_t>(m) * p.kh + a) * p.kw + b) * p.c + c]);
+        } else if (c < p.c) {
             for (int a = 0; a < p.kh; ++a) {
                 const int u = y - a * p.tap_step_h;
                 if (u < 0 || u % p.box.dilation_h != 0 || u / p.box.dilation_h >= p.box.ph) continue;
