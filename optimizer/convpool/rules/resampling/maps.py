@@ -224,21 +224,30 @@ class Walk:
 
     def _joined(self, index: int, maps: list[Map]) -> Map | None:
         """An operator on several maps: on their parts, if these are resampled alike; an Add of others is a sum of parts."""
-        node, nodes = self._scope.nodes[index], frozenset().union(*(item.nodes for item in maps))
+        node, nodes, rank = self._scope.nodes[index], frozenset().union(*(item.nodes for item in maps)), self._rank
         single = all(len(item.parts) == 1 for item in maps)
-        shapes = [
+        kinds = [
             [(part.first, single or part.channels, part.resample and part.resample.key) for part in item.parts] for item in maps
         ]
         data = [position for position, name in enumerate(node.input) if varies_over_space(self._scope, name, self._rank)]
-        alike = all(shape == shapes[0] for shape in shapes) and not any(item.summed for item in maps)
+        alike = all(kind == kinds[0] for kind in kinds) and not any(item.summed for item in maps)
         picks = all(part.resample is None or part.resample.picks for item in maps for part in item.parts)
         same = {part.resample.input for item in maps for part in item.parts if part.resample and part.resample.up is None}
         if alike and picks and len(same) <= 1 and self._divisible(index, data):
             return self._applied(index, data, maps, nodes)
         if not is_op(node, "Add", "Sum") or len(data) < len(node.input):
             return None
-        channels = {channel_count(self._scope, name) for name in node.input}
+        shapes = [self._scope.info(name).shape or () for name in node.input]
+        channels = {
+            channel_count(self._scope, name) if len(shape) == rank + 2 else None
+            for name, shape in zip(node.input, shapes, strict=True)
+        }
         if len(channels) > 1 or None in channels:
+            return None
+        sizes = [shape[2:] if single else (shape[0], *shape[2:]) for shape in shapes]
+        if (self._whole or not single) and (len(set(sizes)) > 1 or None in sizes[0]):
+            # One of them may be broadcast: a convolution of several elements does not commute with that, nor does a Concat.
+            self.rejects.append(reject(self._scope, index, "sizes of the maps that are added", sizes, "the same ones"))
             return None
         return Map(tuple(part for item in maps for part in item.parts), nodes, summed=True)
 

@@ -216,10 +216,14 @@ def planned(site: ResizeSite, leaf: ConvLeaf, found: Map, passed: frozenset[int]
     if not one and leaf.conv.group > 1:
         return reject(scope, leaf.node, "group of a convolution of several maps", leaf.conv.group, 1)
     if not one or not _moves_as_it_is(leaf, groups[0]):
-        bias = scope.nodes[leaf.node].input[2:]
-        if leaf.weight is None or any(bias) and leaf.bias is None:
+        if not is_known(scope, leaf):
             return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
     return ResizePlan(scope, leaf, groups, passed)
+
+
+def is_known(scope: Scope, leaf: ConvLeaf) -> bool:
+    """Return True if weights and bias are constants."""
+    return leaf.weight is not None and (leaf.bias is not None or not any(scope.nodes[leaf.node].input[2:]))
 
 
 def _moves_as_it_is(leaf: ConvLeaf, group: Group) -> bool:
@@ -244,6 +248,8 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
             continue
         work, up = work_of(plan, group), group.resample.up
         found = [form for form in expand.FORMS if expand.admits(form, conv, work.up)] if up is not None else ["conv_first"]
+        if not is_known(scope, leaf):
+            found = ["conv_first"]
         if options.on_gpu:
             found = [form for form in found if form in GPU_FORMS][:1]
         costs = {form: _cost(form, work, group.resample) for form in found}
@@ -349,7 +355,7 @@ def _between(plan: ResizePlan, *, large: bool) -> Cost:
 def with_nodes_behind(plan: ResizePlan) -> ResizePlan:
     """The plan with a BatchNormalization behind the convolution folded into it."""
     scope, leaf = plan.scope, plan.leaf
-    if leaf.weight is None or len(scope.nodes[leaf.node].input) > 2 and scope.nodes[leaf.node].input[2] and leaf.bias is None:
+    if leaf.weight is None or not is_known(scope, leaf):
         return plan
     index = _only_reader(scope, scope.nodes[leaf.node].output[0])
     if index is None or not is_op(scope.nodes[index], "BatchNormalization"):
@@ -445,7 +451,7 @@ class MovingRule(ResizeRule):
     def _weights(self, plan: ResizePlan) -> Iterator[tuple[Group, np.ndarray | None, np.ndarray | None]]:
         """The weights and the bias of each group; None for weights that stay, and where there is no bias."""
         leaf = plan.leaf
-        if leaf.weight is None:
+        if leaf.weight is None or not is_known(plan.scope, leaf):
             yield plan.groups[0], None, None
             return
         array = leaf.weight.array()

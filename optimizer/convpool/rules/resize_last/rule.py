@@ -127,7 +127,7 @@ class ResizeFirst(ResizeRule):
         if isinstance(found, Reject) or not isinstance(leaf, ConvLeaf):
             return found if isinstance(found, Reject) else None
         assert found is not None
-        if found.growth >= 1:
+        if found.growth >= 1 or 0 in (scope.info(scope.nodes[site.resize].output[0]).shape or ()):
             return None
         readers = scope.sole_reader(found.input)
         if readers is not None:
