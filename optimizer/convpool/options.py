@@ -231,8 +231,8 @@ class Target:
     direct_without_kernel: whether AveragePool and Conv may.  TensorRT 8.6 is slower with them than with one fused convolution
     where a convolution has groups, and in 3-D slower than with the original.  keep_int8: leave convolutions behind
     DequantizeLinear, which TensorRT runs in INT8; any rewrite would make float kernels of them.  plain_prologues: see `Limits`.
-    metadata: what a changed model gets in its metadata_props, so that it says what it is for.  on_gpu: whether convolutions
-    beside resamplings are rewritten only as was measured on GPUs.
+    metadata: what a changed model gets in its metadata_props, so that it says what it is for.  devices: where a convolution
+    beside a resampling has to be faster: "cpu" by the cost model, "gpu" as was measured there.
     """
 
     passes: frozenset[str]
@@ -241,7 +241,7 @@ class Target:
     keep_int8: bool = False
     plain_prologues: bool = False
     metadata: tuple[tuple[str, str], ...] = ()
-    on_gpu: bool = False
+    devices: tuple[str, ...] = ("cpu", "gpu")
 
 
 def _rules_of(target: str) -> frozenset[str]:
@@ -250,20 +250,20 @@ def _rules_of(target: str) -> frozenset[str]:
 
 TARGETS: dict[str, Target] = {
     "any": Target(_rules_of("any"), "convavgpool"),
-    "cpu": Target(_rules_of("cpu"), "auto"),
+    "cpu": Target(_rules_of("cpu"), "auto", devices=("cpu",)),
     "tensorrt": Target(
         _rules_of("tensorrt"),
         "convavgpool",
         direct_without_kernel=False,
         keep_int8=True,
-        on_gpu=True,
+        devices=("gpu",),
     ),
     "cuda": Target(
         _rules_of("cuda"),
         "convavgpool",
         direct_without_kernel=False,
         plain_prologues=True,
-        on_gpu=True,
+        devices=("gpu",),
         metadata=(("convpool.target", "cuda"),),
     ),
 }
@@ -276,7 +276,7 @@ class OptimizeOptions:
     passes: names of rules.  lowering: one of `algebra.lowering.REQUESTS`.  exclude: glob patterns of names that stay.
     direct_without_kernel, keep_int8, metadata: see `Target`.  pinned: nodes of the main graph that stay, by name, each with
     the reason.
-    on_gpu: see `Target`.  upsampling: the form to take where it is admitted, whatever it costs.
+    devices: see `Target`.  upsampling: the form to take where it is admitted, whatever it costs.
     accumulation: one of `algebra.parts.ACCUMULATIONS` for the operator's nodes; None leaves those of the file as they are.
     """
 
@@ -289,7 +289,7 @@ class OptimizeOptions:
     pinned: Mapping[str, Refusal] = field(default_factory=dict)
     metadata: tuple[tuple[str, str], ...] = ()
     accumulation: str | None = None
-    on_gpu: bool = TARGETS["any"].on_gpu
+    devices: tuple[str, ...] = TARGETS["any"].devices
     upsampling: str | None = None
 
     def __post_init__(self) -> None:
@@ -334,7 +334,7 @@ def options_for(
         exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
         limits=replace(DEFAULT_LIMITS, plain_prologues=given.plain_prologues),
         metadata=given.metadata,
-        on_gpu=given.on_gpu,
+        devices=given.devices,
     )
     return replace(chosen, lowering=given.lowering if lowering is None else lowering)
 

@@ -98,6 +98,17 @@ y = Conv(k, w, b8)"""
     assert operators(result.graph) == {"Add": 1, "Conv": 2, "Mul": 2, "Resize": 2}
 
 
+def test_an_operand_of_fewer_axes_is_no_part_of_a_sum():
+    row = {"k": np.ones((1, 16, 24), np.float32), "s": scales(2, 2)}
+    given = graph(resized('mode="linear"') + "v = Add(u, k)\ny = Conv(v, w, b)", row, inputs="float[1,16,12,12] x")
+    assert not convpool.optimize(given, check=0, target="cpu").changed
+
+
+def test_more_channels_to_resize_stay_on_a_gpu():
+    given = graph(resized('mode="linear"') + CONV, {"w": (32, 16, 1, 1), "b": (32,)})
+    assert "channels that are resized; got 32, expected at most 16, for this target" in reason(given, target="cuda")
+
+
 def test_maps_per_channel_move_in_front_of_interpolation_and_others_do_not():
     body = resized('mode="linear"') + "v = BatchNormalization(u, p, p, p, p)\ny = Conv(v, w, b)"
     assert operators(rewrite(graph(body, {"p": np.linspace(0.5, 2, 16, dtype=np.float32)})).graph)["Resize"] == 1
@@ -150,6 +161,11 @@ def test_in_front_of_a_shrinking_resize(mode):
     assert [node.op_type for node in result.graph.node] == ["Resize", "Conv"]
     (site,) = convpool.optimize(graph(body, SHRINK), target="cpu", check=0).report.sites
     assert (site.rule, site.pattern, site.macs_before, site.macs_after) == ("resize_first", "conv_resize", 73728, 18432)
+
+
+def test_nothing_moves_behind_a_resize_to_no_elements():
+    given = graph("h = Conv(x, w, b)\ny = Resize(h, , s)", {**SHRINK, "s": scales(0.05, 0.5)})
+    assert not convpool.optimize(given, check=0, target="cpu").changed
 
 
 def test_a_second_reader_keeps_the_convolution_in_front():

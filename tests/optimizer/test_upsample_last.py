@@ -56,6 +56,14 @@ def test_on_a_gpu_one_transposed_convolution(target):
     assert operators(result.graph) == {"ConvTranspose": 1}
 
 
+def test_for_every_runtime_what_is_faster_on_all():
+    assert operators(rewrite(graph(UP + CONV, SCALES), target="any").graph) == {"ConvTranspose": 1}
+    threes = graph(UP + CONV, {"s": scales(3, 3)})
+    assert "factors [3, 3], 64 to 64 channels, 1 groups, expected factors [2, 2]" in reason(threes, target="any")
+    few = graph(UP + CONV, {**SCALES, "w": (4, 64, 3, 3)})
+    assert "at least 64 channels, for this target" in reason(few, target="any")
+
+
 def test_a_dilation_of_the_factor_moves_in_front():
     model = graph(UP + "y = Conv<pads=[2,1,2,3], dilations=[2,2]>(u, w)", SCALES)
     assert operators(rewrite(model, exact=False).graph) == {"Conv": 1, "Resize": 1, "Slice": 1}
@@ -175,8 +183,9 @@ def test_half_precision():
         inputs="float16[1,64,12,12] x",
         outputs="float16[a,b,c,d] y",
     )
-    result = convpool.optimize(model, target="cpu")
+    result = convpool.optimize(model, target="cpu", upsampling="direct")
     assert result.report.verification.passed and result.report.summary.rewritten == 1
+    assert result.report.sites[0].lowering != "direct"  # what it averages is four times as large as the result
 
 
 SPELT = {
@@ -262,6 +271,26 @@ def test_why_a_convolution_stays(name):
 def test_few_channels_save_nothing():
     given = graph(UP + CONV, {**SCALES, "w": (16, 3, 3, 3)}, inputs="float[1,3,12,12] x")
     assert "saves too little as phases; got 110,592 of 248,832 multiply-adds" in reason(given)
+
+
+@pytest.mark.parametrize("other", ("float[1,64,24,1] z", "float[1,64,H,W] z"))
+def test_a_sum_that_may_broadcast_stays(other):
+    given = graph(UP + "v = Add(u, z)\ny = Conv<pads=[1,1,1,1]>(v, w)", SCALES, inputs=f"float[1,64,12,12] x, {other}")
+    assert "sizes of the maps that are added; got [(24, 24), " in reason(given)
+
+
+def test_a_bias_that_a_caller_may_override_is_kept():
+    given = graph(UP + "y = Conv(u, w, b)", {**SCALES, "w": (8, 64, 1, 1)}, inputs="float[1,64,12,12] x, float[8] b")
+    assert rewrite(given).graph.node[0].input[2] == "b"
+    assert "weights; got computed" in reason(
+        graph(UP + "y = Conv(u, w, b)", SCALES, inputs="float[1,64,12,12] x, float[64] b"),
+    )
+
+
+def test_sums_of_weights_beyond_the_type_stay():
+    weights = np.full((64, 64, 3, 3), 3e4, np.float16)
+    given = graph(UP + CONV, {**SCALES, "w": weights}, inputs="float16[1,64,12,12] x", outputs="float16[a,b,c,d] y")
+    assert "sums of weights; got numbers too large or small" in reason(given)
 
 
 def test_computed_weights_stay():

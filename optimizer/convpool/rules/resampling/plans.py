@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from convpool.algebra import expand
 from convpool.algebra.expand import UpsampleSpec, Work
 from convpool.algebra.geometry import Ints
 from convpool.algebra.lowering import NOMINAL_SIZE, Cost
-from convpool.algebra.parts import IDENTITY, Affine, fold, keeps
+from convpool.algebra.parts import IDENTITY, Affine, fold, holds, keeps, outside
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope, spatial_size
 from convpool.ir.protos import AttributeReference, is_op, known_attributes, label
 from convpool.report import Log, SiteReport
-from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject
+from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
 from convpool.rules.convs import ConvLeaf, conv_leaf, conv_rank
 from convpool.rules.linear import Step, known_step
 from convpool.rules.resampling.emit import Emitter
@@ -216,9 +216,16 @@ def planned(site: ResizeSite, leaf: ConvLeaf, found: Map, passed: frozenset[int]
     if not one and leaf.conv.group > 1:
         return reject(scope, leaf.node, "group of a convolution of several maps", leaf.conv.group, 1)
     if not one or not _moves_as_it_is(leaf, groups[0]):
-        if not is_known(scope, leaf):
+        if not is_known(scope, leaf) or leaf.weight is None:
             return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
+        if not holds(leaf.weight.array() * _copies(groups), helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)):
+            return rejection(scope, leaf.node, outside("sums of weights"))
     return ResizePlan(scope, leaf, groups, passed)
+
+
+def _copies(groups: Sequence[Group]) -> float:
+    """The most weights that a form adds up."""
+    return float(max(group.resample.up.copies if group.resample and group.resample.up else 1 for group in groups))
 
 
 def is_known(scope: Scope, leaf: ConvLeaf) -> bool:
@@ -235,7 +242,8 @@ def _moves_as_it_is(leaf: ConvLeaf, group: Group) -> bool:
 def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
     """The plan with the cheapest form for each of its groups, if it saves time by the cost model; or why not."""
     scope, leaf, conv, options = plan.scope, plan.leaf, plan.leaf.conv, context.options
-    if options.on_gpu and (unknown := _unmeasured(plan)) is not None:
+    for_gpu = "gpu" in options.devices and options.upsampling is None
+    if for_gpu and (unknown := _unmeasured(plan)) is not None:
         return unknown
     m, large = _m(leaf), _large(plan)
     out = m * math.prod(conv.output_size(large))
@@ -246,11 +254,9 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
             groups.append(group)
             after += whole
             continue
-        work, up = work_of(plan, group), group.resample.up
-        found = [form for form in expand.FORMS if expand.admits(form, conv, work.up)] if up is not None else ["conv_first"]
-        if not is_known(scope, leaf):
-            found = ["conv_first"]
-        if options.on_gpu:
+        work = work_of(plan, group)
+        found = _forms(plan, group.resample, work.up)
+        if for_gpu:
             found = [form for form in found if form in GPU_FORMS][:1]
         costs = {form: _cost(form, work, group.resample) for form in found}
         best = options.upsampling if options.upsampling in costs else min(costs, key=lambda form: costs[form].time)
@@ -266,22 +272,36 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
     after += _between(plan, large=False)
     counts = (before.macs, after.macs) if leaf.size is not None else (None, None)
     what = "+".join(dict.fromkeys(group.form for group in groups if group.form)) or "conv_first"
-    chosen = options.upsampling in what.split("+") or options.on_gpu
+    chosen = options.upsampling in what.split("+") or "cpu" not in options.devices
     if not chosen and after.time > ENOUGH * before.time or not any(group.form for group in groups):
         got = f"{after.macs:,} of {before.macs:,} multiply-adds, {after.time / before.time:.2f} of the time by the cost model"
         return reject(scope, leaf.node, f"saves too little as {what}", got, f"at most {ENOUGH:.0%} of the time")
     return replace(plan, groups=tuple(groups), macs_before=counts[0], macs_after=counts[1])
 
 
+def _forms(plan: ResizePlan, resample: Resample, up: UpsampleSpec) -> list[str]:
+    """The forms that a convolution behind a resampling has; not direct in float16, since what it adds up is several times as
+    large as the result."""
+    if resample.up is None or not is_known(plan.scope, plan.leaf):
+        return ["conv_first"]
+    found = [form for form in expand.FORMS if expand.admits(form, plan.leaf.conv, up)]
+    narrow = plan.leaf.weight is not None and plan.leaf.weight.data_type == TensorProto.FLOAT16
+    return [form for form in found if form != "direct" or not narrow]
+
+
 def _unmeasured(plan: ResizePlan) -> Reject | None:
     """The reason why a convolution is none of the kinds that were found to be faster on GPUs."""
     scope, leaf = plan.scope, plan.leaf
+    ups = [group.resample.up for group in plan.groups if group.resample is not None]
+    if all(up is None or expand.is_conv_first(leaf.conv, up) for up in ups):
+        resized = sum(len(group.channels) for group in plan.groups if group.resample is not None)
+        if len(ups) * _m(leaf) <= resized:
+            return None
+        return reject(scope, leaf.node, "channels that are resized", len(ups) * _m(leaf), f"at most {resized}, for this target")
     if len(plan.groups) > 1:
         return reject(scope, leaf.node, "maps of different sizes", len(plan.groups), "one, for this target")
-    resample = plan.groups[0].resample
-    up = resample.up if resample is not None else None
-    if up is None or expand.admits("conv_first", leaf.conv, up):
-        return None
+    (up,) = ups
+    assert up is not None
     if up.factors != (2, 2) or leaf.conv.group > 1 or min(_m(leaf), _c(leaf)) < GPU_CHANNELS:
         got = f"factors {list(up.factors)}, {_c(leaf)} to {_m(leaf)} channels, {leaf.conv.group} groups"
         return reject(
@@ -365,7 +385,7 @@ def with_nodes_behind(plan: ResizePlan) -> ResizePlan:
         return plan
     dtype = helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)
     weight, _ = fold(leaf.weight.array(), None, step.affine)
-    return replace(plan, folded=index, affine=step.affine) if keeps(weight, dtype) else plan
+    return replace(plan, folded=index, affine=step.affine) if keeps(weight * _copies(plan.groups), dtype) else plan
 
 
 def with_activations(plan: ResizePlan) -> ResizePlan:
