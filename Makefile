@@ -29,7 +29,7 @@ mutation: install
 
 # The oldest release of every dependency, with the tests that depend on them most.  Python 3.10 to 3.12: numpy 1.26 has no later.
 OLDEST := $(VENV)-oldest
-OLDEST_TESTS := $(addprefix tests/optimizer/test_,bad_input.py external.py save.py verify.py verify_overflow.py)
+OLDEST_TESTS := $(addprefix tests/,cli/test_bad_input.py ir/test_files.py ir/test_save.py check)
 test-oldest: $(OLDEST)/.installed
 	PYTHONPATH=optimizer $(OLDEST)/bin/python -m pytest $(OLDEST_TESTS)
 

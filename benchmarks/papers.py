@@ -203,7 +203,7 @@ def tokura() -> list[Claim]:
         Claim(
             "512 to 512 channels: about 4 times fewer operations than naive, 1.8 than fused; nvprof counts as many",
             f"{direct:,} by the formula, 1,217,946,624 counted",
-            f"{naive:.2f} and {fused:.2f} times fewer; all 250 counts agree (`tests/bench/test_counts.py`)",
+            f"{naive:.2f} and {fused:.2f} times fewer; all 250 counts agree (`tests/benchmarks/test_counts.py`)",
             3.9 < naive < 4.1 and 1.7 < fused < 1.9,
             "nvprof's count equals the formula, except where a library pads fewer outputs to a tile of 64 or 128.",
         )

@@ -9,7 +9,7 @@ r"""Whole models as TensorRT engines: with the plugin, and of the original model
 `check` builds each model in fp32 and fp16, with a static batch and with open ones, saves the engines and runs them in a
 new process; outputs are compared with onnxruntime and with float64 on the original model.  `time` is described in
 `benchmarks.network_times`; it keeps its engines in a folder, and `--lowerings` times some of them.  `tests` runs groups of
-tests/plugin and of the engines of tests/accuracy with REQUIRE_GPU=1, a few processes at a time, and keeps what passed and
+tests/tensorrt and of the engines of tests/accuracy with REQUIRE_GPU=1, a few processes at a time, and keeps what passed and
 the errors found.  `time` and `tests` put each row or group into the file as soon as it is done, in place of an earlier one.
 Builders share the GPU in turns: with 13 of them an H200 needed more than twice as long for each as with 5.  Needs
 TensorRT, pycuda and a GPU.
@@ -181,7 +181,7 @@ def check(arguments: argparse.Namespace) -> dict:
 
 INTERRUPT_S = 60  # TensorRT's builder is not interrupted: the test at hand goes on to its end
 TEST_GROUPS = {
-    "plugin": ["tests/plugin", "-k", "gpu and not onnxruntime"],
+    "plugin": ["tests/tensorrt", "tests/plugin", "-k", "gpu"],
     "densenet121_fp32": ["tests/accuracy", "-k", "test_tensorrt and densenet121 and fp32"],
     "densenet121_tf32": ["tests/accuracy", "-k", "test_tensorrt and densenet121 and tf32"],
     "densenet121_fp16": ["tests/accuracy", "-k", "test_tensorrt and densenet121 and fp16"],

@@ -8,7 +8,7 @@
 - IGEBM: Du, Mordatch, "Implicit Generation and Modeling with Energy-Based Models", NeurIPS 2019; it pools after the
   residual Add.
 
-Spectral normalisation is folded into the weights here; exporters leave it in the graph (tests/optimizer/test_folding.py).
+Spectral normalisation is folded into the weights here; exporters leave it in the graph (tests/ir/test_constants.py).
 The class-conditional terms of SNGAN and BigGAN (an embedding of the label) are left out: they read the pooled features only.
 """
 

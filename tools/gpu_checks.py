@@ -40,7 +40,7 @@ def run_tests(workers: str) -> dict:
             sys.executable,
             "-m",
             "pytest",
-            str(ROOT / "tests" / "kernels"),
+            str(ROOT / "tests" / "cuda"),
             "-q",
             f"--junitxml={report}",
             "-p",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.optimizer.test_layers import imports, modules
+from tests.test_layers import imports, modules
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "architecture.md").read_text()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from convpool.cuda import Problem, find_tactic, tactics
-from tests.kernels.conftest import gpu  # noqa: F401
+from tests.cuda.conftest import gpu  # noqa: F401
 from tests.support.gpu import skip_or_fail
 from tests.support.kernels import conv_reference
 from tests.support.kernels.tactic_checks import NUMPY_TYPES, run_twice, sizes

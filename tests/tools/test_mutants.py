@@ -84,7 +84,7 @@ def test_a_file_of_tests_is_run_on_a_changed_copy():
     text = path.read_text()
     broken = Mutant("none", 1, text, "raise ValueError", 0, len(text.encode()))
     runs = Runs()
-    tests = ["tests/optimizer/test_cost.py"]
+    tests = ["tests/algebra/test_cost.py"]
     assert runs.unchanged(tests, 60) == ("survived", [])
     assert runs.outcome(path, broken, tests, 60)[0] == "killed"
     assert runs.outcome(path, broken, tests, 0.01) == ("timeout", [])
@@ -95,7 +95,7 @@ def test_a_file_of_tests_is_run_on_a_changed_copy():
 
 
 def test_a_change_is_tried_on_tests_that_reach_its_line_first():
-    path, file = PACKAGE / "algebra" / "lowering.py", "tests/optimizer/test_cost.py"
+    path, file = PACKAGE / "algebra" / "lowering.py", "tests/algebra/test_cost.py"
     runs = Runs()
     runs.unchanged([file], 60)
     lines = {line: tests for (name, line), tests in runs.reach.items() if name == "algebra/lowering.py"}

@@ -32,27 +32,20 @@ from tools.mutation.reach import likeliest
 
 FOLDERS = ("algebra", "ir", "check", "rules", "tensorrt")
 ELSEWHERE = ("reference.py",)
-"""Files that only tests/kernels uses, as its reference."""
+"""Files that only tests/cuda uses, as its reference."""
 FILES = ("api.py", "autotune.py", "options.py", "pipeline.py", "report.py", "summary.py")
-FIRST = (
-    "property averages averages_refused forms slice_means pads_in_front rejects rejects_linear structure fusion "
-    "fusion_places preserved verify verify_overflow cost folding layers offload_conv plain_conv"
-).split()
-"""Tests in tests/optimizer that see most; the others follow, but the long backend suite."""
+TESTED = ("rules/pool_first", "rules/*", "rules", "check", "ir", "algebra", ".")
+"""Folders of tests/ for the package without its runtimes, those first that see most."""
 LAST = (
-    "tests/optimizer/test_elsewhere.py",
-    "tests/optimizer/test_bad_input.py",
+    "tests/ir/test_inference.py",
+    "tests/cli/test_bad_input.py",
     "tests/cli/test_report.py",
-    "tests/optimizer/test_autotune.py",
+    "tests/test_autotune.py",
 )
 NETWORKS = ("tests/models/test_optimized.py", "tests/models/test_cuda.py", "tests/cli/test_misuse.py")
 """Real networks and the command: minutes, for what no other test has seen."""
-SLOW = (*LAST, *NETWORKS, "tests/optimizer/test_save.py", "tests/optimizer/test_options.py")
+SLOW = (*LAST, *NETWORKS, "tests/ir/test_save.py", "tests/test_options.py")
 """The slowest: those that start processes, time models, or have many."""
-TENSORRT_TESTS = (
-    "accumulation build build_cli build_fastest builder engine engine_refusals prepare_models tensorrt_package".split()
-)
-"""Tests in tests/plugin that need neither a GPU nor a compiler."""
 NEAR = 60
 """How many of the tests that reach a line are tried before the others."""
 HARMLESS = ("equivalent", "slower", "message")
@@ -77,16 +70,25 @@ def tests_for(path: Path, quick: bool = False) -> list[str]:
     return [name for name in dict.fromkeys((*named, *files)) if not quick or name not in SLOW]
 
 
+def _files(folder: str) -> list[str]:
+    return [str(file.relative_to(ROOT)) for file in sorted((ROOT / "tests").glob(f"{folder}/test_*.py"))]
+
+
 def _tests_for(path: Path) -> list[str]:
-    optimizer = [f"tests/optimizer/test_{name}.py" for name in FIRST]
-    others = {str(name.relative_to(ROOT)) for name in (ROOT / "tests" / "optimizer").glob("test_*.py")} - set(optimizer)
-    optimizer += sorted(others - {"tests/optimizer/test_backend_suite.py", *LAST})
-    tensorrt = [f"tests/plugin/test_{name}.py" for name in TENSORRT_TESTS]
+    tests = ROOT / "tests"
+    found = [
+        file for folder in TESTED for file in sorted((tests / folder).glob("test_*.py" if folder == "." else "**/test_*.py"))
+    ]
+    optimizer = [name for file in found if (name := str(file.relative_to(ROOT))) not in LAST]
+    without_gpu = [
+        file for file in sorted((tests / "tensorrt").glob("test_*.py")) if not file.stem.endswith(("_gpu", "rtx_engines"))
+    ]
+    tensorrt = [str(file.relative_to(ROOT)) for file in without_gpu]
     if path.parent.name == "tensorrt":
         return tensorrt
     # Engines are compared by the same code as models, and reports are shown by the commands.
     shared = tensorrt if path.parent.name in ("check", "convpool") else []
-    return [*optimizer, *shared, *LAST, *NETWORKS]
+    return list(dict.fromkeys([*optimizer, *shared, *LAST, *NETWORKS]))
 
 
 class Record:

@@ -89,7 +89,7 @@ def run_cases(result: Tally, cases: int = CASES, target: str = "any") -> None:
 
 def test_every_case_is_rejected_or_exact(tally):
     shown = "\n".join(tally.failures[:20])
-    again = "CONVPOOL_PROPERTY_CASES=1 CONVPOOL_PROPERTY_FIRST=<case> python -m pytest tests/optimizer/test_property.py"
+    again = "CONVPOOL_PROPERTY_CASES=1 CONVPOOL_PROPERTY_FIRST=<case> python -m pytest tests/rules/pool_first/test_property.py"
     assert not tally.failures, f"{len(tally.failures)} of {CASES} cases fail; repeat one by\n{again}\n{shown}"
 
 

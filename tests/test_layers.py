@@ -120,7 +120,7 @@ def test_ir_and_report_run_no_model():
 
 PASS_NAMES = {name for stage in STAGES for work in stage.rules for name in work.names}
 PATTERN_NAMES = {"pool_conv", *KINDS.values(), *(f"conv_{suffix}" for suffix in SUFFIXES.values())}
-FAMILIES = {path.parent.name for path in (Path(__file__).parents[2] / "plugin/src/families").glob("*/family.cpp")}
+FAMILIES = {path.parent.name for path in (Path(__file__).parents[1] / "plugin/src/families").glob("*/family.cpp")}
 KERNEL_NAMES = FAMILIES | {"direct_gemm", "filter_fused"}
 
 

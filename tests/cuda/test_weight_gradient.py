@@ -8,7 +8,7 @@ import ctypes
 import pytest
 
 from convpool.cuda import Problem, weight_gradient
-from tests.kernels.test_plan import Launch
+from tests.cuda.test_plan import Launch
 from tests.support.kernels.pretended import library_path
 
 DY, X, DW, DB, SPACE = (n << 30 for n in range(1, 6))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """convpool_plan through ctypes: without a device, and on the pretended CUDA runtime of tests/support/pretended_cuda.
 
-The pretended library is part of a build with -DCONVPOOL_PLUGIN_TESTS=ON: in CONVPOOL_PLUGIN_BUILD, or where tests/plugin builds.
+The pretended library is part of a build with -DCONVPOOL_PLUGIN_TESTS=ON: in CONVPOOL_PLUGIN_BUILD, or in build/plugin-tests.
 """
 
 from __future__ import annotations
@@ -378,7 +378,7 @@ def test_prepare_loads_what_a_launch_needs(pretended):
 @pytest.mark.parametrize("log, lines", [("1", 2), ("0", 0)])
 def test_log_tells_every_shape_once(pretended, log, lines):
     program = (
-        "import sys\nfrom pathlib import Path\nfrom tests.kernels import test_plan as t\n"
+        "import sys\nfrom pathlib import Path\nfrom tests.cuda import test_plan as t\n"
         "p = t.Pretended(Path(sys.argv[1])); p.device(0, 100)\n"
         "for plan in (p.made(t.layer()), p.made(t.layer()), p.made(t.layer(n=3, bias=True, activation='relu'), 'generic')):\n"
         "    p.launch(plan)\n"

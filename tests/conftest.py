@@ -11,17 +11,14 @@ import os
 import shutil
 import subprocess
 import sys
-import types
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from convpool.tensorrt import Engine, TensorRTError, plugin_path
-from convpool.tensorrt import engine as engine_module
-from tests.support.played_engine import Played, played_pycuda
+from convpool.tensorrt import TensorRTError, plugin_path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -101,24 +98,3 @@ def _has_nvcc() -> bool:
     except ImportError:
         return False
     return any(Path(root, part, "bin", "nvcc").exists() for root in nvidia.__path__ for part in ("cu13", "cuda_nvcc"))
-
-
-@pytest.fixture
-def driver(monkeypatch):
-    driver = played_pycuda()
-    package = types.ModuleType("pycuda")
-    package.driver = driver
-    monkeypatch.setitem(sys.modules, "pycuda", package)
-    monkeypatch.setitem(sys.modules, "pycuda.driver", driver)
-    monkeypatch.setattr("atexit.register", lambda *_: None)
-    return driver
-
-
-@pytest.fixture
-def engine_of(driver, monkeypatch):
-    monkeypatch.setattr(engine_module, "load_plugin", lambda trt: None)
-
-    def make(**arguments) -> Engine:
-        return Engine(b"plan", trt=Played(driver, **arguments))
-
-    return make

@@ -8,7 +8,7 @@ import ctypes
 import pytest
 
 from convpool.cuda import box
-from tests.kernels.test_plan import Launch
+from tests.cuda.test_plan import Launch
 from tests.support.kernels.pretended import library_path
 
 X, GATE, OUT = 1 << 30, 2 << 30, 3 << 30

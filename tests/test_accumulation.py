@@ -23,7 +23,7 @@ from tests.support import sessions
 from tests.support.models import graph, random_feeds
 from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def packed(model: onnx.ModelProto) -> list[int]:

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine of a TensorRT and a driver that are played."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+
+from convpool.tensorrt import Engine
+from convpool.tensorrt import engine as engine_module
+from tests.support.played_engine import Played, played_pycuda
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    driver = played_pycuda()
+    package = types.ModuleType("pycuda")
+    package.driver = driver
+    monkeypatch.setitem(sys.modules, "pycuda", package)
+    monkeypatch.setitem(sys.modules, "pycuda.driver", driver)
+    monkeypatch.setattr("atexit.register", lambda *_: None)
+    return driver
+
+
+@pytest.fixture
+def engine_of(driver, monkeypatch):
+    monkeypatch.setattr(engine_module, "load_plugin", lambda trt: None)
+
+    def make(**arguments) -> Engine:
+        return Engine(b"plan", trt=Played(driver, **arguments))
+
+    return make
