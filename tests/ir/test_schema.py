@@ -297,3 +297,54 @@ def test_moving_to_a_domain_where_fused_variants_are_already():
     assert [(entry.domain, entry.version) for entry in found.opset_import] == [("", 17), ("trt.plugins", 2)]
     assert [(function.domain, function.name) for function in found.functions] == [("trt.plugins", "ReluConvAvgPoolAdd")]
     make_session(LoadedModel(found, None, 0), optimize=False)
+
+
+def change(found: onnx.ModelProto, what: str) -> None:
+    (function,), node = found.functions, found.graph.node[-1]
+    conv = next(n for n in function.node if n.op_type == "Conv")
+    pool = next(n for n in function.node if n.op_type == "AveragePool")
+    if what == "a stride of its own":
+        next(a for a in conv.attribute if a.name == "strides").ref_attr_name = "pool_strides"
+    elif what == "padding not counted":
+        next(a for a in pool.attribute if a.name == "count_include_pad").i = 0
+    elif what == "one more node":
+        conv.output[0] = "before"
+        function.node.append(helper.make_node("Neg", ["before"], ["Y" if function.node[-1] is conv else "convolved"]))
+    elif what == "the maximum":
+        pool.op_type = "MaxPool"
+        del pool.attribute[:1]
+    elif what == "weights as they lie":
+        next(a for a in node.attribute if a.name == "weight_perm").ints[:] = [0, 1, 2, 3]
+    elif what == "another order":
+        next(a for a in node.attribute if a.name == "x_perm").ints[:] = [0, 2, 1, 3]
+    elif what == "channels first":
+        schema.give_layout(node, 1)
+
+
+@pytest.mark.parametrize("op_type", schema.OP_TYPES[:4])
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        *((what, "got another body, expected the operator's own") for what in ("a stride of its own", "padding not counted")),
+        *((what, "got another body, expected the operator's own") for what in ("one more node", "the maximum")),
+        ("weights as they lie", "weight_perm; got [0, 1, 2, 3], expected [0, 3, 1, 2]"),
+        ("another order", "x_perm; got [0, 2, 1, 3], expected [0, 3, 1, 2]"),
+        ("channels first", "channels_last; got 1 with a function for channels first"),
+    ],
+)
+def test_a_function_that_is_not_the_operator_s_is_refused(op_type, what, message):
+    found = fused_variant(op_type, channels_last=int(what == "another order"))[0]
+    convpool.optimize(found, check=0)
+    change(found, what)
+    with pytest.raises(convpool.ModelError) as raised:
+        convpool.optimize(found, check=0)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("op_type", schema.OP_TYPES[:4])
+def test_names_and_comments_of_a_function_do_not_matter(op_type):
+    found = fused_variant(op_type)[0]
+    for number, node in enumerate(found.functions[0].node):
+        node.name, node.doc_string = f"n{number}", "of another tool"
+        node.attribute.sort(key=lambda item: item.name, reverse=True)
+    convpool.optimize(found, check=0)

@@ -247,6 +247,6 @@ def test_a_domain_with_more_than_these_operators_is_left_alone(change):
         other.name = "Other"
         model.functions.append(other)
     else:
-        model.functions[0].node[0].doc_string = "more"
+        model.functions[0].attribute.append("more")
     result = convpool.optimize(model, lowering="direct", check=0)
     assert not result.changed and result.report.sites == []

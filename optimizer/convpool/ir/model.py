@@ -206,6 +206,7 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     model.proto = in_default_domain(model.proto)
     _check_versions(model.proto)
     check_functions(model.proto)
+    schema.check_meaning(model.proto)
     check_types(model.proto)
     check_tensors(model.proto)
     model.data_files = check_external_data(model.proto, model.base_dir)

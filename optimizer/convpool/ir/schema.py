@@ -37,7 +37,7 @@ from convpool.algebra.parts import (
     function_perms,
 )
 from convpool.errors import ModelError
-from convpool.ir.protos import STANDARD_DOMAINS, model_nodes, opset_of
+from convpool.ir.protos import STANDARD_DOMAINS, label, model_nodes, opset_of
 
 CHANNELS_LAST = "channels_last"
 """The attribute that says where channels stand: a number of `algebra.layouts.LAYOUTS`."""
@@ -540,4 +540,31 @@ def move_back(model: ModelProto) -> bool:
 def _is_ours(function: FunctionProto, opset: int) -> bool:
     """Return True if a function computes what the operator of its name does."""
     (own,) = functions_for({function.name}, opset, {function.name} if permutes(function) else ())
-    return all(list(getattr(own, part)) == list(getattr(function, part)) for part in ("input", "output", "attribute", "node"))
+    same = all(list(getattr(own, part)) == list(getattr(function, part)) for part in ("input", "output", "attribute"))
+    return same and [_meaning(node) for node in own.node] == [_meaning(node) for node in function.node]
+
+
+def _meaning(node: NodeProto) -> tuple[Any, ...]:
+    """What a node computes, without its name and what is said of it."""
+    attributes = sorted(item.SerializeToString(deterministic=True) for item in node.attribute)
+    return node.op_type, node.domain, list(node.input), list(node.output), attributes
+
+
+def check_meaning(model: ModelProto) -> None:
+    """Raise ModelError where onnxruntime, which runs functions, would compute something else than these operators do."""
+    permuting = {}
+    for function in model.functions:
+        if function.domain != DOMAIN or function.name not in OP_TYPES:
+            continue
+        permuting[function.name] = permutes(function)
+        if not _is_ours(function, opset_of(function.opset_import)):
+            raise ModelError(f"function '{DOMAIN}::{function.name}': got another body, expected the operator's own")
+    for node in filter(is_operator, model_nodes(model)):
+        given = {item.name: list(item.ints) for item in node.attribute if not item.ref_attr_name}
+        rank, layout = len(given.get("kernel_shape", ())), layout_of(node)
+        perms = function_perms(layout, rank, True) if layout in LAYOUTS else {}
+        for name, expected in {"weight_perm": weight_perm(rank), **perms}.items():
+            if rank and given.get(name, expected) != expected:
+                raise ModelError(f"{node.op_type} '{label(node)}': {name}; got {given[name]}, expected {expected}")
+        if layout and node.op_type in permuting and not permuting[node.op_type]:
+            raise ModelError(f"{node.op_type} '{label(node)}': {CHANNELS_LAST}; got {layout} with a function for channels first")
