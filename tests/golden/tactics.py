@@ -39,6 +39,25 @@ def suite_problems() -> list[tuple[str, dict]]:
     ]
 
 
+def upsampled_problems() -> list[tuple[str, dict]]:
+    """Layers of generators, decoders and U-Nets, each a nearest upsampling by 2 and a 3x3 convolution: n, c, m, size of X."""
+    layers = [
+        (1, 512, 512, 64), (1, 512, 512, 128), (1, 256, 256, 256), (2, 1280, 1280, 32), (2, 640, 640, 64), (64, 256, 256, 16),
+        (64, 1024, 512, 4), (64, 128, 64, 32), (32, 384, 192, 32), (32, 1536, 1536, 4), (1, 64, 64, 256), (8, 512, 256, 16),
+        (8, 256, 128, 32), (1, 512, 512, 32), (1, 512, 512, 4), (1, 1024, 1024, 8), (4, 40, 24, 100),
+    ]  # fmt: skip
+    usual = dict(kernel_shape=3, pool_kernel_shape=1, pads=1, upsample=2, bias=True)
+    return [
+        (
+            f"upsampled {n}x{c}-{m} {size} {number} {layout}",
+            dict(n=n, c=c, m=m, spatial=(size, size), layout=layout) | usual | dtype,
+        )
+        for n, c, m, size in layers
+        for number, dtype in enumerate(DTYPES)
+        for layout in ("NHWC", "NCHW")
+    ]
+
+
 def random_problems(count: int) -> list[dict]:
     """Legal problems: rewritten pairs of 3 to 2048 channels, with and without what is fused with them."""
     rng = random.Random(7)
@@ -101,7 +120,7 @@ def choices(problems: list[dict]) -> list[list]:
 
 def compute() -> dict[str, list]:
     """Choices by problem: of the suites with the measured rows too, of the random ones by the cost rule."""
-    named = suite_problems()
+    named = suite_problems() + upsampled_problems()
     found = dict(zip((name for name, _ in named), choices([arguments for _, arguments in named]), strict=True))
     # The library reads CONVPOOL_TUNED once in a process.
     asked = json.dumps([arguments for _, arguments in named] + random_problems(RANDOM_PROBLEMS))

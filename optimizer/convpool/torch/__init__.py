@@ -40,6 +40,7 @@ from convpool.torch.functional import conv_avg_pool1d, conv_avg_pool2d, conv_avg
 from convpool.torch.modules import ConvAvgPool1d, ConvAvgPool2d, ConvAvgPool3d
 from convpool.torch.optimizing import explain, optimize
 from convpool.torch.pairs import pooled_conv
+from convpool.torch.upsampling import upsample_conv2d
 
 __all__ = [
     "ConvAvgPool1d",
@@ -54,4 +55,5 @@ __all__ = [
     "export_onnx",
     "optimize",
     "pooled_conv",
+    "upsample_conv2d",
 ]

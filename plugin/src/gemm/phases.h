@@ -13,6 +13,8 @@
 
 #include <cstdint>
 
+#include "core/params.h"
+
 namespace convpool {
 
 #ifdef __CUDACC__
@@ -56,15 +58,30 @@ struct PhaseAxis {
     }
 };
 
-// Both axes of an image, and what a kernel needs besides to find its way in Y.
+// Both axes of an image, and the size of Y.
 struct Phases {
     PhaseAxis rows, columns;
-    int32_t out_h = 0, out_w = 0;  // of Y
+    int32_t out_h = 0, out_w = 0;
 
     CONVPOOL_ANYWHERE int32_t count() const { return rows.scale * columns.scale; }
     // The same for every pixel of X that a window starts at; Y ends before the last ones where its size is no multiple of the scale.
     CONVPOOL_ANYWHERE int32_t grid_h() const { return (out_h + rows.scale - 1) / rows.scale; }
     CONVPOOL_ANYWHERE int32_t grid_w() const { return (out_w + columns.scale - 1) / columns.scale; }
+};
+
+// What the kernels are told: the channel tiles of all phases lie one phase behind the other.
+struct PhaseTiles {
+    Phases phases;
+    FastDiv div_tiles;    // channel tiles of a phase
+    FastDiv div_columns;  // phases of the columns
+    FastDiv div_taps[4];  // of a row, of each phase of the columns
+
+    PhaseTiles() = default;
+    PhaseTiles(const Phases &of, int32_t channel_tiles)
+        : phases(of), div_tiles(static_cast<uint32_t>(channel_tiles / of.count())),
+          div_columns(static_cast<uint32_t>(of.columns.scale)) {
+        for (int32_t v = 0; v < of.columns.scale; ++v) div_taps[v] = FastDiv(static_cast<uint32_t>(of.columns.taps(v)));
+    }
 };
 
 }  // namespace convpool

@@ -287,12 +287,18 @@ ImplicitGemmParams gemm_params(const Problem &p, const Row &row, const Operands 
     return g;
 }
 
+int64_t grid_of(int64_t blocks, const Row &row, const KernelTraits &traits, const Device &d) {
+    return traits.persistent ? std::min<int64_t>(blocks, int64_t{d.multiprocessors} * row.tile.min_blocks) : blocks;
+}
+
 }  // namespace
+
+int64_t GemmPlan::blocks() const { return tiles_of(problem, row_.tile) * row_.split; }
 
 GemmPlan::GemmPlan(const Problem &p, const Tactic &t, const Device &d, const Row &row, const Operands &operands,
                    const KernelTraits &traits, const void *kernel)
     : Plan(p, t, d), row_(row), operands_(operands), traits_(traits), gemm_(gemm_params(p, row, operands)),
-      kernel_{kernel, tiles_of(p, row.tile) * row.split, row.tile.warps_m * row.tile.warps_n * 32 + traits.copy_threads,
+      kernel_{kernel, grid_of(blocks(), row, traits, d), row.tile.warps_m * row.tile.warps_n * 32 + traits.copy_threads,
               row.split, shared_bytes(row, traits)},
       overlap_(launches_overlap(d)) {
     workspace = operands.workspace;
@@ -375,6 +381,8 @@ double GemmPlan::passes_and_rounds_us(int64_t steps, Step step) const {
 
 int64_t shared_bytes(const Row &row, const KernelTraits &traits) {
     const Tile &t = row.tile;
+    if (traits.persistent)
+        return exchange_offset(t.stages, t.block_m, t.block_n) + staged_bytes(t.warps_m * t.warps_n, t.min_blocks);
     const int ring = t.stages * (t.block_m + t.block_n) * traits.row_chunks * 16 + traits.barrier_bytes;
     if (row.split == 1) return ring;
     if (traits.row_chunks == 8 && pushes_sums(row.precision, t.block_m, t.block_n))

@@ -54,10 +54,11 @@ Operands operands_of(const Problem &problem, const Form &form);
 
 // What a family's kernel makes of a tile.
 struct KernelTraits {
-    int row_chunks;     // 16-byte chunks of a pixel's channels in a stage: 4 or 8
-    int copy_threads;   // of a block that do not multiply
-    int barrier_bytes;  // in shared memory
-    bool stores_runs;   // channels first: whole runs of pixels at once
+    int row_chunks;           // 16-byte chunks of a pixel's channels in a stage: 4 or 8
+    int copy_threads;         // of a block that do not multiply
+    int barrier_bytes;        // in shared memory
+    bool stores_runs;         // channels first: whole runs of pixels at once
+    bool persistent = false;  // blocks take tiles one after the other, as many blocks as the device holds
 };
 
 class GemmPlan : public Plan {
@@ -73,6 +74,8 @@ protected:
     virtual cudaError_t launch_gemm(ImplicitGemmParams &gemm, const convpool_tensors &tensors, cudaStream_t stream) const;
     cudaError_t launch_kernel(void *params, cudaStream_t stream) const { return kernel_.launch(params, overlap_, stream); }
 
+    // Blocks of all tiles.
+    int64_t blocks() const;
     // What the passes and the rounds of the kernel's blocks take.
     double passes_and_rounds_us(int64_t steps, Step step) const;
 

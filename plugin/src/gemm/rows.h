@@ -33,6 +33,11 @@ constexpr bool pushes_sums(Precision precision, int block_m, int block_n) {
 // Where the memory for that is: behind the ring of copies and its barriers.
 constexpr int exchange_offset(int stages, int block_m, int block_n) { return stages * (block_m + block_n) * 128 + 128; }
 
+// Blocks that take tiles one after the other have memory of its own for a tile's sums on their way to Y, behind the ring too, so
+// that the next tile is copied meanwhile: of every warp 16 pixels, and of so many channels at a time as leave the ring its stages.
+constexpr int staged_columns(int warps, int min_blocks) { return warps > 8 || min_blocks > 1 ? 16 : 32; }
+constexpr int staged_bytes(int warps, int min_blocks) { return warps * 16 * (staged_columns(warps, min_blocks) + 8) * 4; }
+
 }  // namespace convpool
 
 namespace convpool::gemm {

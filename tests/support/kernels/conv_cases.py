@@ -236,6 +236,8 @@ def upsampled_cases(count: int) -> list[dict]:
     for activation, alpha in ((None, 0), ("relu", 0), ("leaky_relu", 0.25), ("tanh", 0)):
         cases.append(usual | both | dict(n=3, c=72, m=136, spatial=(9, 11), activation=activation, alpha=alpha))
     cases.append(usual | dict(n=21, c=64, m=264, spatial=(16, 24), bias=True))  # more tiles than multiprocessors
+    activated = dict(prologue_activation="relu", residual=True)
+    cases.append(usual | activated | dict(n=20, c=72, m=136, spatial=(16, 16)))  # and of those that activate X in the kernel
     cases.append(usual | both | dict(n=2, c=520, m=72, spatial=(4, 4), activation="relu"))
     cases.append(usual | dict(n=1, c=264, m=40, spatial=(8, 8), activation="clip", alpha=-2, beta=3))
     cases.append(usual | dict(n=2, c=24, m=24, spatial=(6, 7), group=3, bias=True))

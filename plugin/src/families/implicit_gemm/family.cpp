@@ -15,8 +15,14 @@ public:
 
     double expected_us() const override {
         const Shape2d &s = operands_.shape;
-        const int64_t steps = int64_t{s.kh} * s.kw * ceil_div(s.c / problem.per_chunk(), kTraits.row_chunks);
-        return passes_and_rounds_us(steps, row_.tile.step);
+        const int64_t taps = ceil_div(int64_t{s.kh} * s.kw, operands_.phases.count());  // of a phase
+        return passes_and_rounds_us(taps * ceil_div(s.c / problem.per_chunk(), kTraits.row_chunks), row_.tile.step);
+    }
+
+protected:
+    cudaError_t launch_gemm(ImplicitGemmParams &g, const convpool_tensors &, cudaStream_t stream) const override {
+        PhasedGemmParams params{g, PhaseTiles(operands_.phases, g.m_tiles)};
+        return launch_kernel(&params, stream);
     }
 };
 

@@ -5,6 +5,9 @@
 // GEMM row r is output pixel r in the order image, row, column; column m an output channel; the sum runs over taps, then
 // channels within a tap in slices of kChunks chunks. A stage of the ring holds one slice of one tap: the pixels that the
 // tile's rows see through the tap (gathered, zeros outside the tensor) and the tap's weights.
+//
+// Of a convolution behind an upsampling (gemm/phases.h) a tile is of one phase: its pixels are places in X where windows start, its
+// taps the phase's, and its sums go to every scale-th row and column of Y.
 #pragma once
 
 #include "families/implicit_gemm/rows.h"
@@ -12,10 +15,11 @@
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/mma/multiply_slice.cuh"
 #include "kernels/ptx/memory.cuh"
+#include "kernels/tile/phase.cuh"
 
 namespace convpool {
 
-template <class Config> struct ImplicitGemm {
+template <class Config, bool kPhases> struct ImplicitGemm {
     using Element = typename Traits<Config::kPrecision>::Element;
     static constexpr int kChunks = Config::kChunks, kPerChunk = Config::kPerChunk;
     static constexpr int kStageBytes = Config::kPixelStageBytes + Config::kWeightStageBytes;
@@ -26,12 +30,18 @@ template <class Config> struct ImplicitGemm {
     static_assert(kRowsAtOnce % 8 == 0, "rows that one thread copies have one swizzle");
     static_assert(Config::kBlockM % kRowsAtOnce == 0, "every thread copies the same number of pixels");
 
+    // The tile's part of W and of a window: taps (a, b) up to `columns` in a row, from the tap `first` of W on, see pixels from
+    // (shift_y, shift_x) of a window on.
+    struct Taps {
+        int count, columns, first, shift_y, shift_x;
+    };
+
     // Pixels that tap (0, 0) of kRows output pixels sees, kRowsAtOnce apart. They may lie outside X.
     struct Windows {
         int y[kRows], x[kRows];
         int64_t origin[kRows];  // their element of X
 
-        CONVPOOL_DEVICE Windows(const ImplicitGemmParams &p, int first_pixel) {
+        CONVPOOL_DEVICE Windows(const ImplicitGemmParams &p, int first_pixel, const Taps &taps) {
             const Shape2d &s = p.shape;
 #pragma unroll
             for (int i = 0; i < kRows; ++i) {
@@ -40,8 +50,8 @@ template <class Config> struct ImplicitGemm {
                 p.div_out_hw.divmod(pixel, n, rest);
                 p.div_out_w.divmod(rest, oy, ox);
                 // A row past the last pixel is put so far outside X that every tap sees zeros.
-                y[i] = pixel < p.pixels ? static_cast<int>(oy) * s.stride_h - s.pad_h : INT32_MIN / 2;
-                x[i] = static_cast<int>(ox) * s.stride_w - s.pad_w;
+                y[i] = pixel < p.pixels ? static_cast<int>(oy) * s.stride_h - s.pad_h + taps.shift_y : INT32_MIN / 2;
+                x[i] = static_cast<int>(ox) * s.stride_w - s.pad_w + taps.shift_x;
                 origin[i] = ((static_cast<int64_t>(n) * s.h + y[i]) * s.w + x[i]) * s.c;
             }
         }
@@ -53,9 +63,10 @@ template <class Config> struct ImplicitGemm {
         const ImplicitGemmParams &p;
         const uint32_t shared;
         const Windows &windows;  // not a member itself: arrays would keep the others from registers until loops are unrolled
+        const Taps taps;
         const int first_channel, chunk, thread_row;
         const int64_t row_length = static_cast<int64_t>(p.shape.kh) * p.shape.kw * p.shape.c;  // from a filter to the next
-        int slice = 0, a = 0, b = 0, tap = 0;  // to copy next: slice of tap (a, b)
+        int slice = 0, a = 0, b = 0, tap = taps.first;  // to copy next: slice of tap (a, b), which W has at `tap`
 
         CONVPOOL_DEVICE void next(int stage) {
             const Shape2d &s = p.shape;
@@ -66,9 +77,10 @@ template <class Config> struct ImplicitGemm {
             if (++slice == p.slices) {
                 slice = 0;
                 ++tap;
-                if (++b == s.kw) {
+                if (++b == taps.columns) {
                     b = 0;
                     ++a;
+                    if constexpr (kPhases) tap += s.kw - taps.columns;
                 }
             }
         }
@@ -96,16 +108,22 @@ template <class Config> struct ImplicitGemm {
         }
     };
 
-    static CONVPOOL_DEVICE void run(const ImplicitGemmParams &p, uint32_t shared) {
+    static CONVPOOL_DEVICE void run(const PhasedGemmParams &params, uint32_t shared) {
+        const ImplicitGemmParams &p = params.gemm;
         const Shape2d &s = p.shape;
         const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
         const int warp_m = warp / Config::kWarpsN, warp_n = warp % Config::kWarpsN;
         uint32_t m_tile, pixel_tile;
         p.div_m_tiles.divmod(blockIdx.x, pixel_tile, m_tile);
-        const int first_pixel = pixel_tile * Config::kBlockM, first_channel = m_tile * Config::kBlockN;
+        const TilePhase phase(params.phases, m_tile);  // of a kernel without phases, unused
+        const int first_pixel = pixel_tile * Config::kBlockM;
+        const int first_channel = (kPhases ? phase.channel_tile : m_tile) * Config::kBlockN;
+        const Taps taps = kPhases
+                              ? Taps{phase.taps(), phase.columns(), phase.weight_tap({0, 0}, s.kw), phase.shift_y, phase.shift_x}
+                              : Taps{s.kh * s.kw, s.kw, 0, 0, 0};
         const int chunk = thread % kChunks, thread_row = thread / kChunks;
-        const Windows windows(p, first_pixel + thread_row);
-        Copies copies{p, shared, windows, first_channel, chunk, thread_row};
+        const Windows windows(p, first_pixel + thread_row, taps);
+        Copies copies{p, shared, windows, taps, first_channel, chunk, thread_row};
 
         Accumulators<Config> acc;  // (kFragmentsM x 16 pixels, kFragmentsN x 8 channels)
         clear<Config>(acc);
@@ -117,7 +135,7 @@ template <class Config> struct ImplicitGemm {
 
         // Fill the ring but for one stage. A group is committed for every step, also past the last, so that the number of
         // groups under way always is the same.
-        const int steps = s.kh * s.kw * p.slices;
+        const int steps = taps.count * p.slices;
         int fetched = 0;
 #pragma unroll 1
         for (int stage = 0; stage < Config::kStages - 1; ++stage) {
@@ -143,6 +161,12 @@ template <class Config> struct ImplicitGemm {
         __syncthreads();  // the ring's place is free for the accumulators
 
         // Store.
+        if constexpr (kPhases) {
+            store_tile<Config>(acc, shared, p.epilogue, phase.view(p), warp_m * Config::kWarpM,
+                               first_channel + warp_n * Config::kWarpN, lane,
+                               [&](int row) { return phase.output_of(p, first_pixel + row); });
+            return;
+        }
         const int64_t pixels = static_cast<int64_t>(s.out_h) * s.out_w;
         const OutputView view{p.y, s.y_channels_last ? 1 : pixels, s.m, p.y_vectors != 0};
         store_tile<Config>(acc, shared, p.epilogue, view, warp_m * Config::kWarpM, first_channel + warp_n * Config::kWarpN, lane,
@@ -157,13 +181,13 @@ template <class Config> struct ImplicitGemm {
     }
 };
 
-template <class Config>
+template <class Config, bool kPhases>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    implicit_gemm_kernel(const __grid_constant__ ImplicitGemmParams params) {
+    implicit_gemm_kernel(const __grid_constant__ PhasedGemmParams params) {
     if constexpr (kCompiledForThisArch<Config::kPrecision>) {
         extern __shared__ __align__(1024) unsigned char memory[];
         wait_for_previous_kernel();
-        ImplicitGemm<Config>::run(params, shared_address(memory));
+        ImplicitGemm<Config, kPhases>::run(params, shared_address(memory));
     }
 }
 
@@ -175,7 +199,8 @@ namespace convpool::implicit_gemm {
 
 struct Instances : RowsOf<kRows> {
     template <size_t kRow> static const void *kernel(bool) {
-        return reinterpret_cast<const void *>(&implicit_gemm_kernel<TileConfigOf<kRows, kRow>>);
+        constexpr bool kPhases = kRows[kRow].operand == gemm::Operand::kPhasesOfW;
+        return reinterpret_cast<const void *>(&implicit_gemm_kernel<TileConfigOf<kRows, kRow>, kPhases>);
     }
 };
 

@@ -16,7 +16,8 @@ gemm::KernelTraits traits_of(const Row &row) {
     return {.row_chunks = 8,
             .copy_threads = im2col_copy_threads(row.precision, t.block_m, t.block_n),
             .barrier_bytes = t.stages * 2 * 8,
-            .stores_runs = true};
+            .stores_runs = true,
+            .persistent = row.operand == gemm::Operand::kPhasesOfW && row.split == 1};
 }
 
 class ImplicitGemmTmaPlan : public gemm::GemmPlan {
@@ -50,11 +51,8 @@ protected:
         d.prologue = prologue_of(problem, t);
         d.steps = g.shape.kh * g.shape.kw * tap_steps_;
         d.div_tap_steps = FastDiv(static_cast<uint32_t>(tap_steps_));
-        d.phases = operands_.phases;
-        d.div_phase_tiles = FastDiv(static_cast<uint32_t>(g.m_tiles / d.phases.count()));
-        d.div_columns = FastDiv(static_cast<uint32_t>(d.phases.columns.scale));
-        for (int32_t v = 0; v < d.phases.columns.scale; ++v)
-            d.div_phase_columns[v] = FastDiv(static_cast<uint32_t>(d.phases.columns.taps(v)));
+        d.phases = PhaseTiles(operands_.phases, g.m_tiles);
+        d.blocks = static_cast<int32_t>(blocks());
         cudaError_t error = x_map_.get(g.x, &d.x_map, [&](CUtensorMap *map) { return encode_x(g.x, map); });
         if (error == cudaSuccess) error = w_map_.get(g.w, &d.w_map, [&](CUtensorMap *map) { return encode_w(g.w, map); });
         return error == cudaSuccess ? launch_kernel(&d, stream) : error;

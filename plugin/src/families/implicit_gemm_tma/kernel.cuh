@@ -24,6 +24,7 @@
 #include "kernels/mma/multiply_slice.cuh"
 #include "kernels/prologue/prologue.cuh"
 #include "kernels/ptx/tma.cuh"
+#include "kernels/tile/phase.cuh"
 
 namespace convpool {
 
@@ -31,25 +32,15 @@ namespace convpool {
 
 // A tile of one phase of an upsampled convolution.
 template <class Config> struct PhaseTile : GemmTile<Config> {
-    int row, column;              // of the phase
-    int shift_y, shift_x;         // from the window's start to the pixel of its first tap
-    int first_row, first_column;  // of its taps among those of all phases
-    int steps;
+    const TilePhase phase;
 
-    CONVPOOL_DEVICE explicit PhaseTile(const ImplicitGemmTmaParams &p) : GemmTile<Config>(p.gemm) {
-        const PhaseAxis &rows = p.phases.rows, &columns = p.phases.columns;
-        uint32_t phase, channel_tile, v, u;
-        p.div_phase_tiles.divmod(this->first_channel / Config::kBlockN, phase, channel_tile);
-        p.div_columns.divmod(phase, v, u);
-        this->first_channel = channel_tile * Config::kBlockN;
-        row = v, column = u;
-        shift_y = rows.shift(row), shift_x = columns.shift(column);
-        first_row = rows.taps_before(row), first_column = columns.taps_before(column);
-        steps = rows.taps(row) * columns.taps(column) * p.div_tap_steps.divisor;
+    CONVPOOL_DEVICE PhaseTile(const ImplicitGemmTmaParams &p, uint32_t block)
+        : GemmTile<Config>(p.gemm, block), phase(p.phases, this->first_channel / Config::kBlockN) {
+        this->first_channel = phase.channel_tile * Config::kBlockN;
     }
 };
 template <class Config> struct PlainTile : GemmTile<Config> {
-    CONVPOOL_DEVICE explicit PlainTile(const ImplicitGemmTmaParams &p) : GemmTile<Config>(p.gemm) {}
+    CONVPOOL_DEVICE PlainTile(const ImplicitGemmTmaParams &p, uint32_t block) : GemmTile<Config>(p.gemm, block) {}
 };
 
 template <class Config, bool kActivates, bool kPhases> struct ImplicitGemmTma {
@@ -58,6 +49,8 @@ template <class Config, bool kActivates, bool kPhases> struct ImplicitGemmTma {
     static constexpr int kGroups = Config::kWarps / 4;
     static constexpr int kCopyThreads = im2col_copy_threads(Config::kPrecision, Config::kBlockM, Config::kBlockN);
     static_assert(kStages >= 3, "a stage under way, two being multiplied");
+    static constexpr int kStagedColumns = staged_columns(Config::kWarps, Config::kMinBlocks);
+    static_assert(Staging<Config, kStagedColumns>::kBytes <= staged_bytes(Config::kWarps, Config::kMinBlocks), "of the host");
     static_assert(Stage::kPixelBytes % 1024 == 0 && Stage::kBytes % 1024 == 0, "the swizzle is one of addresses");
 
     const ImplicitGemmTmaParams &p;
@@ -65,13 +58,13 @@ template <class Config, bool kActivates, bool kPhases> struct ImplicitGemmTma {
     const std::conditional_t<kPhases, PhaseTile<Config>, PlainTile<Config>> tile;
     const int first_step, steps;
 
-    CONVPOOL_DEVICE ImplicitGemmTma(const ImplicitGemmTmaParams &params, uint32_t memory)
-        : p(params), shared(of_the_warp(memory)), tile(params), first_step(tile.steps_of(all_steps(), p.gemm).x),
+    CONVPOOL_DEVICE ImplicitGemmTma(const ImplicitGemmTmaParams &params, uint32_t memory, uint32_t block)
+        : p(params), shared(memory), tile(params, block), first_step(tile.steps_of(all_steps(), p.gemm).x),
           steps(tile.steps_of(all_steps(), p.gemm).y) {}
 
     // Of all blocks that share the tile's sum.
     CONVPOOL_DEVICE int all_steps() const {
-        if constexpr (kPhases) return tile.steps;
+        if constexpr (kPhases) return tile.phase.taps() * static_cast<int>(p.div_tap_steps.divisor);
         else return p.steps;
     }
 
@@ -90,20 +83,20 @@ template <class Config, bool kActivates, bool kPhases> struct ImplicitGemmTma {
         p.div_tap_steps.divmod(first_step + step, tap, slice);
         return {static_cast<int>(tap), static_cast<int>(slice) * kChannels};
     }
-    // Row and column of a tap of the filter, or of the phase.
-    CONVPOOL_DEVICE int2 place_of(int tap) const {
-        uint32_t a, b;
-        if constexpr (kPhases) p.div_phase_columns[tile.column].divmod(tap, a, b);
-        else p.gemm.div_kw.divmod(tap, a, b);
-        return {static_cast<int>(a), static_cast<int>(b)};
-    }
     // A tap's number among those of W.
     CONVPOOL_DEVICE int weight_tap(int tap) const {
+        if constexpr (kPhases) return tile.phase.weight_tap(tile.phase.place_of(tap), p.gemm.shape.kw);
+        else return tap;
+    }
+    // From the window's start to the pixel that a tap sees.
+    CONVPOOL_DEVICE int2 distance_of(int tap) const {
         if constexpr (kPhases) {
-            const int2 place = place_of(tap);
-            return (tile.first_row + place.x) * p.gemm.shape.kw + tile.first_column + place.y;
+            const int2 place = tile.phase.place_of(tap);
+            return {place.x + tile.phase.shift_y, place.y + tile.phase.shift_x};
         } else {
-            return tap;
+            uint32_t a, b;
+            p.gemm.div_kw.divmod(tap, a, b);
+            return {static_cast<int>(a) * p.gemm.shape.dilation_h, static_cast<int>(b) * p.gemm.shape.dilation_w};
         }
     }
     CONVPOOL_DEVICE void copy_weights(int step, int stage) const {
@@ -113,14 +106,15 @@ template <class Config, bool kActivates, bool kPhases> struct ImplicitGemmTma {
                  weight_tap(slice.tap));
     }
 
-    // The thread that copies. A column of the im2col map begins at the tile's first pixel; TMA goes on from there.
-    CONVPOOL_DEVICE void copy() const {
+    // The thread that copies. A column of the im2col map begins at the tile's first pixel; TMA goes on from there. first: the tile
+    // is the block's first.
+    CONVPOOL_DEVICE void copy(Ring<kStages> &ring, bool first = true) const {
         const ImplicitGemmParams &g = p.gemm;
         const Shape2d &s = g.shape;
-        const int early = g.early_weights ? min(kStages, steps) : 0;
+        const int early = g.early_weights && first ? min(kStages, steps) : 0;
 #pragma unroll 1
         for (int step = 0; step < early; ++step) copy_weights(step, step);
-        if (g.early_weights) {  // the others on their way to the L2, a part by each pixel tile
+        if (!kPhases && g.early_weights) {  // the others on their way to the L2, a part by each pixel tile
             const int pixel_tiles = gridDim.x / (g.split * g.m_tiles);
 #pragma unroll 1
             for (int step = early + tile.pixel_tile; step < steps; step += pixel_tiles) {
@@ -135,50 +129,41 @@ template <class Config, bool kActivates, bool kPhases> struct ImplicitGemmTma {
         g.div_out_hw.divmod(tile.first_pixel, n, rest);
         g.div_out_w.divmod(rest, oy, ox);
         const int y = static_cast<int>(oy) * s.stride_h - s.pad_h, x = static_cast<int>(ox) * s.stride_w - s.pad_w;
-        Ring<kStages> ring;
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             barrier_wait(empty(ring.buffer), ring.parity ^ 1);
             if (step >= early) copy_weights(step, ring.buffer);
             const Slice slice = slice_of(step);
-            int2 place = place_of(slice.tap);
-            if constexpr (kPhases) place.x += tile.shift_y, place.y += tile.shift_x;
-            copy_column(stage_at(ring.buffer), &p.x_map, full(ring.buffer), slice.channel, x, y, n, place.y * s.dilation_w,
-                        place.x * s.dilation_h);
+            const int2 distance = distance_of(slice.tap);
+            copy_column(stage_at(ring.buffer), &p.x_map, full(ring.buffer), slice.channel, x, y, n, distance.y, distance.x);
             ring.next();
         }
     }
 
-    CONVPOOL_DEVICE void store(const Accumulators<Config> &acc) const {
+    // The tile's sums to Y. held: the stage that the last products read; hands_back: this thread does it, for the next tile.
+    CONVPOOL_DEVICE void store(const Accumulators<Config> &acc, int held, bool hands_back) const {
         if constexpr (kPhases) {
-            const ImplicitGemmParams &g = p.gemm;
-            const Shape2d &s = g.shape;
-            const int out_h = p.phases.out_h, out_w = p.phases.out_w;
-            const int64_t out_pixels = static_cast<int64_t>(out_h) * out_w;
-            const OutputView view{g.y, s.y_channels_last ? 1 : out_pixels, s.m, g.y_vectors != 0};
-            store_gemm_tile<Config>(acc, shared, g, tile, view, [&](int of_tile) {
-                const int pixel = tile.first_pixel + of_tile;
-                uint32_t n, rest, y, x;
-                g.div_out_hw.divmod(pixel, n, rest);
-                g.div_out_w.divmod(rest, y, x);
-                const int oy = y * p.phases.rows.scale + tile.row, ox = x * p.phases.columns.scale + tile.column;
-                const int64_t place = static_cast<int64_t>(oy) * out_w + ox;
-                return OutputPixel{s.y_channels_last ? (n * out_pixels + place) * s.m : n * s.m * out_pixels + place,
-                                   pixel < g.pixels && oy < out_h && ox < out_w};
-            });
+            if (hands_back) barrier_arrive(empty(held));
+            const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+            const OutputView view = tile.phase.view(p.gemm);
+            auto output_of = [&](int row) { return tile.phase.output_of(p.gemm, tile.first_pixel + row); };
+            if constexpr (pushes<Config>)
+                if (p.gemm.split > 1)
+                    return pushed_sums<Config>(p.gemm, shared, tile.rank)
+                        .store(acc[0], warp, p.gemm.epilogue, view, tile.first_channel, output_of);
+            store_tile<Config, kStagedColumns>(acc, shared + kPushedOffset<Config>, p.gemm.epilogue, view, warp * 16,
+                                               tile.first_channel, lane, output_of);
         } else {
+            barrier_of_first<Config::kThreads>();  // the ring's place is free for the accumulators
             store_gemm_tile<Config>(acc, shared, p.gemm, tile);
         }
     }
 
     // Warps that multiply pixels as they lie in the stage.
-    CONVPOOL_DEVICE void multiply() const {
-        wait_for_previous_kernel();
-        let_next_kernel_start();
+    CONVPOOL_DEVICE void multiply(Ring<kStages> &ring) const {
         const uint32_t rows = of_the_warp(threadIdx.x / 128) * 64 * Stage::kRowBytes;
         const bool elected = threadIdx.x % 128 == 0;
         GemmSums<Config> sums;
-        Ring<kStages> ring;
         // Hazard: a stage is handed back one step later, when the products that read it are done.
         int held = -1;  // the stage that products still under way read
 #pragma unroll 1
@@ -191,19 +176,15 @@ template <class Config, bool kActivates, bool kPhases> struct ImplicitGemmTma {
             ring.next();
         }
         sums.finish();
-        barrier_of_first<Config::kThreads>();  // the ring's place is free for the accumulators
-        store(sums.acc);
+        store(sums.acc, held, elected);
     }
 
     // Warps that take their rows of pixels through registers, where they activate them.
-    CONVPOOL_DEVICE void multiply_activated() const {
+    CONVPOOL_DEVICE void multiply_activated(Ring<kStages> &ring) const {
         constexpr int kParts = Stage::kChunks / 2;  // of a stage: what one product takes
-        wait_for_previous_kernel();
-        let_next_kernel_start();
         const PackedPrologue<Config::kPrecision> f(p.prologue);
         const int lane = threadIdx.x & 31, row = threadIdx.x / 32 * 16 + (lane & 15);
         GemmSums<Config> sums;
-        Ring<kStages> ring;
         int held = -1;
         uint32_t even[kParts][4], odd[kParts][4];  // pixels of a step, while products under way read those of the one before
         auto multiply_step = [&](uint32_t (&pixels)[kParts][4]) {
@@ -227,13 +208,12 @@ template <class Config, bool kActivates, bool kPhases> struct ImplicitGemmTma {
             if (step + 1 < steps) multiply_step(odd);
         }
         sums.finish();
-        barrier_of_first<Config::kThreads>();
-        store(sums.acc);
+        store(sums.acc, held, lane == 0);
     }
 
-    CONVPOOL_DEVICE void run() const {
-        const bool copies = threadIdx.x == Config::kThreads;
-        if (copies) {
+    // Before the block's first tile: barriers, and the exchange of a cluster.
+    CONVPOOL_DEVICE void prepare() const {
+        if (threadIdx.x == Config::kThreads) {
             prefetch_map(&p.x_map);
             prefetch_map(&p.w_map);
             for (int i = 0; i < kStages; ++i) {
@@ -247,17 +227,44 @@ template <class Config, bool kActivates, bool kPhases> struct ImplicitGemmTma {
         __syncthreads();
         if constexpr (pushes<Config>)
             if (p.gemm.split > 1) pushed_sums<Config>(p.gemm, shared, tile.rank).arrive();
-        // setmaxnreg moves registers from the warpgroup that copies to those that hold three sums.
-        if (threadIdx.x < Config::kThreads) {
-            if constexpr (kCopyThreads == 128) take_registers<232>();
-            if constexpr (kActivates) multiply_activated();
-            else multiply();
-        } else {
-            if constexpr (kCopyThreads == 128) give_registers<40>();
-            if (copies) copy();
-        }
     }
 };
+
+// Blocks of phases take tiles one after the other: the next one's copies begin while the sums of the one before go to Y.
+template <class Config, bool kActivates, bool kPhases>
+CONVPOOL_DEVICE void run_implicit_gemm_tma(const ImplicitGemmTmaParams &p, uint32_t memory) {
+    using Gemm = ImplicitGemmTma<Config, kActivates, kPhases>;
+    memory = Gemm::of_the_warp(memory);
+    const Gemm gemm(p, memory, blockIdx.x);
+    gemm.prepare();
+    Ring<Gemm::kStages> ring;
+    // setmaxnreg moves registers from the warpgroup that copies to those that hold three sums.
+    if (threadIdx.x < Config::kThreads) {
+        if constexpr (Gemm::kCopyThreads == 128) take_registers<232>();
+        wait_for_previous_kernel();
+        let_next_kernel_start();
+        auto multiply = [&](const Gemm &of) {
+            if constexpr (kActivates) of.multiply_activated(ring);
+            else of.multiply(ring);
+        };
+        if constexpr (kPhases) {
+#pragma unroll 1
+            for (int block = blockIdx.x; block < p.blocks; block += gridDim.x) multiply(Gemm(p, memory, block));
+        } else {
+            multiply(gemm);
+        }
+    } else {
+        if constexpr (Gemm::kCopyThreads == 128) give_registers<40>();
+        if (threadIdx.x != Config::kThreads) return;
+        if constexpr (kPhases) {
+#pragma unroll 1
+            for (int block = blockIdx.x; block < p.blocks; block += gridDim.x)
+                Gemm(p, memory, block).copy(ring, block == static_cast<int>(blockIdx.x));
+        } else {
+            gemm.copy(ring);
+        }
+    }
+}
 
 #endif
 
@@ -267,7 +274,7 @@ __global__ void __launch_bounds__(Config::kThreads + im2col_copy_threads(Config:
     implicit_gemm_tma_kernel(const __grid_constant__ ImplicitGemmTmaParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
-    ImplicitGemmTma<Config, kActivates, kPhases>(params, shared_address(memory)).run();
+    run_implicit_gemm_tma<Config, kActivates, kPhases>(params, shared_address(memory));
 #endif
 }
 

@@ -19,10 +19,8 @@ struct ImplicitGemmTmaParams {
     int32_t steps;            // of 128 bytes of channels
     FastDiv div_tap_steps;    // those of a tap
     // Of a kernel for phases. The channel tiles of gemm are those of all phases, `steps` unused.
-    Phases phases;
-    FastDiv div_phase_tiles;       // channel tiles of a phase
-    FastDiv div_columns;           // phases.columns.scale
-    FastDiv div_phase_columns[4];  // taps of a row, of each phase of the columns
+    PhaseTiles phases;
+    int32_t blocks;  // of all tiles; those that run take them one after the other
 };
 
 // Threads of a block that do not multiply: a warp, or a warpgroup that hands its registers to those that hold three sums.

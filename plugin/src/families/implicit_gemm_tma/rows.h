@@ -16,6 +16,7 @@ using gemm::Tile;
 // clang-format off
 // block_m, block_n, warps_m, warps_n, stages, min_blocks, step
 constexpr Tile k128x256s4{128, 256,  8, 1, 4, 1, {0.574}};
+constexpr Tile k128x192s5{128, 192,  8, 1, 5, 1, {0.45}};
 constexpr Tile k128x128s6{128, 128,  8, 1, 6, 1, {0.314}};
 constexpr Tile k128x128s3{128, 128,  8, 1, 3, 2, {0.332, 0.331}};
 constexpr Tile k256x128s4{256, 128, 16, 1, 4, 1, {0.587}};
@@ -37,12 +38,12 @@ inline constexpr Line kLines[] = {
     {k64x64s8,   1, {1547, 1647,    0, 1847,    0, 3647, 3747, 0,    0,    0,    0, 5307}},
     {k64x64s4,   1, {1548,    0,    0,    0, 3548,    0,    0, 0, 5008, 5108, 5208,    0}},
     {k64x128s8,  1, {1549,    0, 1749, 1849, 3549,    0,    0, 0, 5009, 5109, 5209,    0}},
-    {k128x128s6, 2, {1561,    0, 1761, 1861, 3561,    0,    0, 0, 5012, 5112, 5212,    0}},
+    {k128x128s6, 2, {1561,    0, 1761, 1861, 3561,    0,    0, 0}},
     {k128x128s6, 4, {1562,    0,    0,    0,    0,    0,    0, 0}},
     {k128x64s8,  2, {1563,    0, 1763, 1863, 3563,    0, 3763, 0}},
     {k128x64s8,  4, {1564,    0, 1764, 1864, 3564,    0, 3764, 0}},
     {k64x128s8,  2, {1568,    0, 1768, 1868,    0,    0,    0, 0}},
-    {k64x128s8,  4, {1569,    0, 1769, 1869, 3569,    0,    0, 0, 5019, 5119, 5219,    0}},
+    {k64x128s8,  4, {1569,    0, 1769, 1869, 3569,    0,    0, 0}},
     {k64x64s4,   6, {1571,    0, 1771,    0, 3570, 3670, 3770, 0}},
     {k128x128s6, 3, {1573, 1673,    0,    0,    0,    0,    0, 0}},
     {k64x64s8,   2, {   0,    0, 1765, 1865,    0, 3665,    0, 0}},
@@ -54,11 +55,19 @@ inline constexpr Line kLines[] = {
     {k64x32s8,   6, {   0,    0,    0,    0,    0,    0, 3773, 0}},
     {k64x32s8,   8, {   0,    0,    0,    0,    0,    0, 3774, 0}},
     {k64x64s4,   4, {   0,    0,    0,    0,    0,    0, 3775, 0, 5028, 5128, 5228,    0}},
+    {k128x192s5, 1, {   0,    0,    0,    0,    0,    0,    0, 0, 5010, 5110, 5210,    0}},
 };
 // clang-format on
 inline constexpr auto kRows = rows_of<kLines>();
 static_assert(ids_differ(kRows));
 static_assert(all_rows(kRows, gemm::is_fitted), "a row's tile has a fitted cost");
+static_assert(all_rows(
+                  kRows,
+                  +[](const Row &row) {
+                      return row.operand != gemm::Operand::kPhasesOfW || row.split == 1 ||
+                             pushes_sums(row.precision, row.tile.block_m, row.tile.block_n);
+                  }),
+              "phases of a split tile are pushed");
 
 // The kernel of a row of this precision.
 template <Precision kPrecision> const void *kernel(size_t row, bool prologue);

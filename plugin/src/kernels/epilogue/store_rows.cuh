@@ -154,39 +154,50 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
 
 // Writes part kPart of a warp's accumulators, 16 pixels x Staging::kColumns channels, to its staging memory: `target` is the
 // place of the lane's first pair of channels, row lane / 4.
-template <class Config, int kPart> CONVPOOL_DEVICE void stage_part(const Accumulators<Config> &acc, uint32_t target) {
-    constexpr int kAcross = Staging<Config>::kColumns / 8, kParts = Config::kFragmentsN / kAcross;
+template <class Config, int kPart, int kMostColumns>
+CONVPOOL_DEVICE void stage_part(const Accumulators<Config> &acc, uint32_t target) {
+    using Stage = Staging<Config, kMostColumns>;
+    constexpr int kAcross = Stage::kColumns / 8, kParts = Config::kFragmentsN / kAcross;
     constexpr int mi = kPart / kParts, first = kPart % kParts * kAcross;
 #pragma unroll
     for (int i = 0; i < kAcross; ++i) {
         const float (&f)[4] = acc[mi][first + i];
         store_shared_pair(target + i * 32, f[0], f[1]);
-        store_shared_pair(target + i * 32 + 8 * Staging<Config>::kPitch * 4, f[2], f[3]);
+        store_shared_pair(target + i * 32 + 8 * Stage::kPitch * 4, f[2], f[3]);
     }
 }
 
-// staging: Staging<Config>::kBytes of shared memory that no warp reads any more. pixel_of(row of the block's tile) gives
-// an OutputPixel; channel0 is the warp's first channel.
-template <class Config, class PixelOf>
+// staging: Staging<Config, kMostColumns>::kBytes of shared memory that no warp reads any more. pixel_of(row of the block's tile)
+// gives an OutputPixel; channel0 is the warp's first channel.
+template <class Config, int kMostColumns = 64, class PixelOf>
 CONVPOOL_DEVICE void store_tile(const Accumulators<Config> &acc, uint32_t staging, const Epilogue &e, const OutputView &view,
                                 int first_row, int channel0, int lane, PixelOf pixel_of) {
-    const uint32_t mine = staging + (threadIdx.x >> 5) * Staging<Config>::kWarpBytes;
-    const uint32_t target = mine + ((lane >> 2) * Staging<Config>::kPitch + 2 * (lane & 3)) * 4;
-    constexpr int kColumns = Staging<Config>::kColumns, kAcross = Config::kWarpN / kColumns;
+    using Stage = Staging<Config, kMostColumns>;
+    const uint32_t mine = staging + (threadIdx.x >> 5) * Stage::kWarpBytes;
+    const uint32_t target = mine + ((lane >> 2) * Stage::kPitch + 2 * (lane & 3)) * 4;
+    constexpr int kColumns = Stage::kColumns, kAcross = Config::kWarpN / kColumns;
     constexpr int kParts = Config::kFragmentsM * kAcross;
-    static_assert(kParts <= 4, "a branch per part");
+    static_assert(kParts <= 8, "a branch per part");
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
         __syncwarp();  // the part before has been read
         // Registers have no addresses: the index into acc is a constant in every branch.
         if constexpr (kParts > 0)
-            if (part == 0) stage_part<Config, 0>(acc, target);
+            if (part == 0) stage_part<Config, 0, kMostColumns>(acc, target);
         if constexpr (kParts > 1)
-            if (part == 1) stage_part<Config, 1>(acc, target);
+            if (part == 1) stage_part<Config, 1, kMostColumns>(acc, target);
         if constexpr (kParts > 2)
-            if (part == 2) stage_part<Config, 2>(acc, target);
+            if (part == 2) stage_part<Config, 2, kMostColumns>(acc, target);
         if constexpr (kParts > 3)
-            if (part == 3) stage_part<Config, 3>(acc, target);
+            if (part == 3) stage_part<Config, 3, kMostColumns>(acc, target);
+        if constexpr (kParts > 4)
+            if (part == 4) stage_part<Config, 4, kMostColumns>(acc, target);
+        if constexpr (kParts > 5)
+            if (part == 5) stage_part<Config, 5, kMostColumns>(acc, target);
+        if constexpr (kParts > 6)
+            if (part == 6) stage_part<Config, 6, kMostColumns>(acc, target);
+        if constexpr (kParts > 7)
+            if (part == 7) stage_part<Config, 7, kMostColumns>(acc, target);
         __syncwarp();  // this part is complete
         store_rows<Config, 16, kColumns>(mine, e, view, first_row + part / kAcross * 16, channel0 + part % kAcross * kColumns,
                                          lane, pixel_of);

@@ -24,9 +24,11 @@ template <class Config> struct GemmStage {
 template <class Config> struct GemmTile {
     int rank, pixel_tile, first_pixel, first_channel;
 
-    CONVPOOL_DEVICE explicit GemmTile(const ImplicitGemmParams &p) {
+    CONVPOOL_DEVICE explicit GemmTile(const ImplicitGemmParams &p) : GemmTile(p, blockIdx.x) {}
+    // Of a block, or of one that takes this block's place.
+    CONVPOOL_DEVICE GemmTile(const ImplicitGemmParams &p, uint32_t block) {
         uint32_t tile, part, pixels, channels;
-        p.div_split.divmod(blockIdx.x, tile, part);
+        p.div_split.divmod(block, tile, part);
         p.div_m_tiles.divmod(tile, pixels, channels);
         rank = part;
         pixel_tile = pixels;
@@ -134,26 +136,12 @@ CONVPOOL_DEVICE PushedSums<Config::kPrecision, Config::kWarps, Config::kFragment
 }
 #endif
 
-// A tile's sums to Y, through shared memory that nothing is in any more. pixel_of(row) is the tile's output pixel `row`.
-template <class Config, class PixelOf>
-CONVPOOL_DEVICE void store_gemm_tile(const Accumulators<Config> &acc, uint32_t shared, const ImplicitGemmParams &p,
-                                     const GemmTile<Config> &tile, const OutputView &view, PixelOf pixel_of) {
-    const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    if constexpr (pushes<Config>)
-        if (p.split > 1)
-            return pushed_sums<Config>(p, shared, tile.rank).store(acc[0], warp, p.epilogue, view, tile.first_channel, pixel_of);
-#endif
-    if (p.split > 1)
-        store_split<Config>(acc, shared, p.split, tile.rank, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
-    else store_tile<Config>(acc, shared, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
-}
-
-// The same of a tile whose pixels are those of Y, in order.
+// A tile's sums to Y, through shared memory that nothing is in any more.
 template <class Config>
 CONVPOOL_DEVICE void store_gemm_tile(const Accumulators<Config> &acc, uint32_t shared, const ImplicitGemmParams &p,
                                      const GemmTile<Config> &tile) {
     const Shape2d &s = p.shape;
+    const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
     const int64_t out_pixels = static_cast<int64_t>(s.out_h) * s.out_w;
     const OutputView view{p.y, s.y_channels_last ? 1 : out_pixels, s.m, p.y_vectors != 0, p.y_runs != 0};
     auto pixel_of = [&](int row) {
@@ -164,7 +152,14 @@ CONVPOOL_DEVICE void store_gemm_tile(const Accumulators<Config> &acc, uint32_t s
         p.div_out_hw.divmod(pixel, n, rest);
         return OutputPixel{static_cast<int64_t>(n) * s.m * out_pixels + rest, pixel < p.pixels};
     };
-    store_gemm_tile<Config>(acc, shared, p, tile, view, pixel_of);
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    if constexpr (pushes<Config>)
+        if (p.split > 1)
+            return pushed_sums<Config>(p, shared, tile.rank).store(acc[0], warp, p.epilogue, view, tile.first_channel, pixel_of);
+#endif
+    if (p.split > 1)
+        store_split<Config>(acc, shared, p.split, tile.rank, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
+    else store_tile<Config>(acc, shared, p.epilogue, view, warp * 16, tile.first_channel, lane, pixel_of);
 }
 
 }  // namespace convpool

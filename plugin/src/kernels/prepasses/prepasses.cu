@@ -99,6 +99,27 @@ template <class Element> __global__ void __launch_bounds__(kThreads) fuse_weight
     }
 }
 
+// The same for phases, of weights in whole chunks: a thread makes a chunk of one tap.
+template <class Element>
+__global__ void __launch_bounds__(kThreads) merge_phases_kernel(const __grid_constant__ WeightParams p, uint32_t items) {
+    constexpr Precision kPrecision = Chunked<Element>::kPrecision;
+    constexpr int kPerChunk = Traits<kPrecision>::kPerChunk;
+    const uint32_t item = blockIdx.x * kThreads + threadIdx.x;
+    if (item >= items) return;
+    const uint32_t chunk = item % p.chunks, place = item / p.chunks, taps = p.fused_h * p.fused_w;
+    const uint32_t tap = place % taps, m = place / taps;
+    const TapRange rows = p.rows.summed(tap / p.fused_w), columns = p.columns.summed(tap % p.fused_w);
+    const uint4 *const w = static_cast<const uint4 *>(p.w) + static_cast<int64_t>(m) * p.kh * p.kw * p.chunks + chunk;
+    float sum[kPerChunk] = {}, value[kPerChunk];
+    for (int a = rows.begin; a < rows.end; ++a)
+        for (int b = columns.begin; b < columns.end; ++b) {
+            unpack_chunk<kPrecision>(w[(a * p.kw + b) * p.chunks], value);
+#pragma unroll
+            for (int i = 0; i < kPerChunk; ++i) sum[i] += value[i];
+        }
+    store_chunk<Element>(p.out, item, p.format, pack_chunk<kPrecision>(sum));
+}
+
 // Box means of a channels-last X, by chunks of channels.
 
 // 2x2 windows one apart over chunked channels last: a thread makes one chunk of a strip. A row's pair sum serves two windows,
@@ -413,7 +434,8 @@ template <class Element, bool kPrologue> cudaError_t load() {
                         reinterpret_cast<const void *>(box_mean_kernel<Element, kPrologue>),
                         reinterpret_cast<const void *>(channels_first_kernel<Element, kPrologue, true>),
                         reinterpret_cast<const void *>(channels_first_kernel<Element, kPrologue, false>),
-                        reinterpret_cast<const void *>(fuse_weights_kernel<Element>)})
+                        reinterpret_cast<const void *>(fuse_weights_kernel<Element>),
+                        reinterpret_cast<const void *>(merge_phases_kernel<Element>)})
         if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
     return error;
 }
@@ -475,13 +497,22 @@ cudaError_t load_passes(Precision precision, bool prologue) {
 cudaError_t launch_fuse_weights(const WeightParams &params, Precision precision, cudaStream_t stream) {
     const int per_chunk = precision == Precision::kF16 || precision == Precision::kBF16 ? 8 : 4;
     const int row = params.fused_h * params.fused_w * params.chunks * per_chunk;
+    const int64_t items = int64_t{params.m} * row / per_chunk;
+    const bool chunked = params.phases && params.chunks * per_chunk == params.c && items <= UINT32_MAX - kThreads &&
+                         reinterpret_cast<uintptr_t>(params.w) % 16 == 0;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3((row + kThreads - 1) / kThreads, params.m);
+    if (chunked) config.gridDim = dim3(static_cast<unsigned>((items + kThreads - 1) / kThreads));
     config.blockDim = dim3(kThreads);
     config.stream = stream;
-    if (precision == Precision::kF16) return cudaLaunchKernelEx(&config, fuse_weights_kernel<__half>, params);
-    if (precision == Precision::kBF16) return cudaLaunchKernelEx(&config, fuse_weights_kernel<__nv_bfloat16>, params);
-    return cudaLaunchKernelEx(&config, fuse_weights_kernel<float>, params);
+    auto launch = [&](auto element) {
+        using Element = decltype(element);
+        return chunked ? cudaLaunchKernelEx(&config, merge_phases_kernel<Element>, params, static_cast<uint32_t>(items))
+                       : cudaLaunchKernelEx(&config, fuse_weights_kernel<Element>, params);
+    };
+    if (precision == Precision::kF16) return launch(__half{});
+    if (precision == Precision::kBF16) return launch(__nv_bfloat16{});
+    return launch(float{});
 }
 
 }  // namespace convpool

@@ -87,13 +87,16 @@ template <int kRegisters> CONVPOOL_DEVICE void take_registers() {
     "%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define CONVPOOL_D16(d, i) CONVPOOL_D4(d, i), CONVPOOL_D4(d, i + 1), CONVPOOL_D4(d, i + 2), CONVPOOL_D4(d, i + 3)
 #define CONVPOOL_R16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define CONVPOOL_D96(d) CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8), CONVPOOL_D32(d, 16)
+#define CONVPOOL_R96 CONVPOOL_R32_0 "," CONVPOOL_R32_1 "," CONVPOOL_R32_2
 #define CONVPOOL_WGMMA(n, k, type) "wgmma.mma_async.sync.aligned.m64n" #n "k" #k ".f32." type "." type " "
 
 // d[64][kFragments * 8] += a[64][2 chunks] b[kFragments * 8][2 chunks]^T, asynchronously. Thread's fragment i holds rows g
 // and g + 8 of its warp's 16, columns 8 i + 2 t and the next, as mma.sync's does.
 template <Precision P, int kFragments> CONVPOOL_DEVICE void wgmma(float (&d)[kFragments][4], uint64_t a, uint64_t b) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    static_assert(kFragments == 4 || kFragments == 8 || kFragments == 16 || kFragments == 32, "32, 64, 128 or 256 columns");
+    static_assert(kFragments == 4 || kFragments == 8 || kFragments == 16 || kFragments == 24 || kFragments == 32,
+                  "32, 64, 128, 192 or 256 columns");
 #define CONVPOOL_ISSUE(k, type, layout)                                                                                       \
     if constexpr (kFragments == 4)                                                                                            \
         asm volatile(CONVPOOL_WGMMA(32, k, type) "{" CONVPOOL_R16 "}, %16, %17, 1, 1, 1" layout ";"                           \
@@ -106,6 +109,10 @@ template <Precision P, int kFragments> CONVPOOL_DEVICE void wgmma(float (&d)[kFr
     else if constexpr (kFragments == 16)                                                                                      \
         asm volatile(CONVPOOL_WGMMA(128, k, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "}, %64, %65, 1, 1, 1" layout ";"     \
                      : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8)                                                                 \
+                     : "l"(a), "l"(b));                                                                                       \
+    else if constexpr (kFragments == 24)                                                                                      \
+        asm volatile(CONVPOOL_WGMMA(192, k, type) "{" CONVPOOL_R96 "}, %96, %97, 1, 1, 1" layout ";"                          \
+                     : CONVPOOL_D96(d)                                                                                        \
                      : "l"(a), "l"(b));                                                                                       \
     else                                                                                                                      \
         asm volatile(CONVPOOL_WGMMA(256, k, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "," CONVPOOL_R32_2 "," CONVPOOL_R32_3 \
@@ -128,7 +135,8 @@ template <Precision P, int kFragments> CONVPOOL_DEVICE void wgmma(float (&d)[kFr
 template <Precision P, int kFragments> CONVPOOL_DEVICE void wgmma(float (&d)[kFragments][4], const uint32_t (&a)[4], uint64_t b) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     static_assert(P != Precision::kTF32x3, "one product");
-    static_assert(kFragments == 4 || kFragments == 8 || kFragments == 16 || kFragments == 32, "32, 64, 128 or 256 columns");
+    static_assert(kFragments == 4 || kFragments == 8 || kFragments == 16 || kFragments == 24 || kFragments == 32,
+                  "32, 64, 128, 192 or 256 columns");
 #define CONVPOOL_ISSUE(k, type, layout)                                                                                       \
     if constexpr (kFragments == 4)                                                                                            \
         asm volatile(CONVPOOL_WGMMA(32, k, type) "{" CONVPOOL_R16 "}, {%16,%17,%18,%19}, %20, 1, 1, 1" layout ";"             \
@@ -142,6 +150,10 @@ template <Precision P, int kFragments> CONVPOOL_DEVICE void wgmma(float (&d)[kFr
         asm volatile(CONVPOOL_WGMMA(128, k, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1                                       \
                                                   "}, {%64,%65,%66,%67}, %68, 1, 1, 1" layout ";"                             \
                      : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8)                                                                 \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                   \
+    else if constexpr (kFragments == 24)                                                                                      \
+        asm volatile(CONVPOOL_WGMMA(192, k, type) "{" CONVPOOL_R96 "}, {%96,%97,%98,%99}, %100, 1, 1, 1" layout ";"           \
+                     : CONVPOOL_D96(d)                                                                                        \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                   \
     else                                                                                                                      \
         asm volatile(CONVPOOL_WGMMA(256, k, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "," CONVPOOL_R32_2 "," CONVPOOL_R32_3 \

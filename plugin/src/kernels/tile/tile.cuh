@@ -65,9 +65,9 @@ struct OutputView {
 };
 
 // Shared memory that a warp's accumulators pass through: 16 pixels x kColumns channels of floats.
-template <class Config> struct Staging {
-    static constexpr int kColumns = Config::kWarpN < 64 ? Config::kWarpN : 64;  // channels at a time
-    static constexpr int kPitch = kColumns + 8;                                 // floats: a warp's 8-byte stores meet in no bank
+template <class Config, int kMostColumns = 64> struct Staging {
+    static constexpr int kColumns = Config::kWarpN < kMostColumns ? Config::kWarpN : kMostColumns;  // channels at a time
+    static constexpr int kPitch = kColumns + 8;  // floats: a warp's 8-byte stores meet in no bank
     static constexpr int kWarpBytes = 16 * kPitch * 4;
     static constexpr int kBytes = Config::kWarps * kWarpBytes;
 };
