@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 
+import numpy as np
 import onnx
 import pytest
 from rich.console import Console
@@ -247,6 +248,21 @@ def test_a_site_is_one_line_without_padding_in_a_pipe():
     assert lines[0] == "convolution  pooling  rewritten as  multiply-adds  after"
     assert lines[1] == f"{name}  {LONG.format(1, 'AveragePool')}  convavgpool  664 k  166 k"
     assert all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("body", "heading"),
+    [
+        (f"h = Conv<pads=[1,1,1,1]>(x, w)\ny = {POOL}(h)", "pooling"),
+        ("h = Resize<mode=\"nearest\", coordinate_transformation_mode=\"asymmetric\", nearest_mode=\"floor\">(x, , s)\n"
+         "y = Conv<pads=[1,1,1,1]>(h, w)", "resize"),
+        ("h = Resize<mode=\"nearest\", coordinate_transformation_mode=\"asymmetric\", nearest_mode=\"floor\">(x, , s)\n"
+         "g = Conv<pads=[1,1,1,1]>(h, w)\nf = Relu(g)\ne = Conv<pads=[1,1,1,1]>(f, v)\n" f"y = {POOL}(e)", "pooling or resize"),
+    ],
+)  # fmt: skip
+def test_the_second_column_says_what_stands_beside_the_convolution(body, heading):
+    model = graph(body, {"s": np.array([1, 1, 2, 2], np.float32), "v": (32, 32, 3, 3)})
+    assert f"convolution  {heading}  rewritten as" in printed(convpool.optimize(model, check=0).report, verbose=True)
 
 
 def test_names_with_brackets_and_empty_cells_are_shown_as_they_are():

@@ -17,6 +17,8 @@ from convpool.errors import printable
 from convpool.ir import schema
 from convpool.report import Report, SiteReport, Speed, Summary
 
+RESIZING = ("upsample_last", "resize_last", "resize_first")
+"""The rules whose convolutions stand beside a resize."""
 STYLES = {"rewritten": "green", "rejected": "yellow", "excluded": "dim"}
 MAX_ROWS = 200
 """Sites shown unless asked for more."""
@@ -114,7 +116,9 @@ def show_verification(verification: Verification, console: Console) -> None:
 
 
 def _show_sites(sites: Sequence[SiteReport], console: Console, verbose: bool) -> None:
-    headings = ["convolution", "pooling", "rewritten as", "multiply-adds", "after"]
+    resized = {site.rule in RESIZING for site in sites}
+    beside = "pooling or resize" if len(resized) == 2 else "resize" if True in resized else "pooling"
+    headings = ["convolution", beside, "rewritten as", "multiply-adds", "after"]
     rows = []
     for site in sites:
         conv = f"{site.scope}: {site.conv}" if site.scope else site.conv
