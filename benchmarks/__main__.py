@@ -9,6 +9,8 @@ from importlib import import_module
 BENCHMARKS = (
     "layers",
     "model_times",
+    "resizing",
+    "public_models",
     "scale",
     "tensorrt_engines",
     "onnxruntime_times",

@@ -18,7 +18,7 @@ BUDGET = {
     "optimizer": 26700,
     "plugin": 18000,
     "tests": 41900,
-    "benchmarks": 7350,
+    "benchmarks": 7900,
     "tools": 1000,
     "examples": 1180,
     "models": 2050,

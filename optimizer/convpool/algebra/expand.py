@@ -274,9 +274,10 @@ class Work:
 
 
 def admits(form: str, conv: ConvSpec, up: UpsampleSpec) -> bool:
-    """Return True if a convolution behind an upsampling has a form.  Its pads are less than its extents, its strides 1."""
-    if form == "conv_first":
-        return is_conv_first(conv, up)
+    """Return True if a convolution behind an upsampling has a form; one of 1x1 has conv_first alone.  Its pads are less than its
+    extents, its strides 1."""
+    if form == "conv_first" or all(k == 1 for k in conv.kernel_shape):
+        return form == "conv_first" and is_conv_first(conv, up)
     plane = up.rank == 2 and up.factors[0] == up.factors[1] and conv.group == 1
     if form == "subpixel":
         return plane

@@ -218,7 +218,9 @@ def planned(site: ResizeSite, leaf: ConvLeaf, found: Map, passed: frozenset[int]
     if not one or not _moves_as_it_is(leaf, groups[0]):
         if not is_known(scope, leaf) or leaf.weight is None:
             return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
-        if not holds(leaf.weight.array() * _copies(groups), helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)):
+        if not holds(
+            leaf.weight.array().astype(np.float64) * _copies(groups), helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)
+        ):
             return rejection(scope, leaf.node, outside("sums of weights"))
     return ResizePlan(scope, leaf, groups, passed)
 
