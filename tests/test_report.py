@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reports of a run: which one tells of a node that is fused step by step, and what is said beside and at the end."""
+"""The reports of a run: fused nodes step by step, counts of operators and bytes, reasons in short, and JSON."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from convpool.report import Log, SiteReport, Speed
+import convpool
+from convpool.report import Log, SiteReport, Speed, _finite
 from convpool.rules import seen as reasons
 from convpool.rules.base import Reject
 from convpool.rules.seen import Seen
+from tests.support.models import graph
+from tests.support.rewriting import IF_INPUTS, PAIR
 
 
 def site(conv: str, **more) -> SiteReport:
@@ -109,3 +113,44 @@ def test_obstacles_in_short(verdict, words):
 )
 def test_obstacles_in_words(verdict, words):
     assert reasons.in_words(verdict) == words
+
+
+def test_the_size_of_a_model_from_memory():
+    model = graph(PAIR)
+    assert convpool.optimize(model, check=0).report.summary.bytes_before == model.ByteSize()
+
+
+@pytest.mark.parametrize(
+    ("condition", "got", "words"),
+    [
+        ("sizes", "unknown for 2 axes", "sizes: unknown"),
+        ("axes", "a computed tensor", "axes not constant"),
+        ("mode", "nearest", "mode"),
+        ("output 'x'", "2 readers", "read by something else too"),
+        ("saves too little as fused", "5", "saves too little"),
+        (reasons.BETWEEN, "Relu", "Relu between"),
+    ],
+)
+def test_reasons_in_short(condition, got, words):
+    assert reasons.in_short(Reject("node", condition, got, "more")) == words
+
+
+def test_errors_that_are_not_finite_are_null_in_json():
+    infinite = float("inf")
+    assert _finite({"a": [infinite, 1.0, {"b": [-infinite]}], "c": float("nan")}) == {"a": [None, 1.0, {"b": [None]}], "c": None}
+
+
+def test_operators_are_counted_in_bodies_and_functions():
+    functions = """<domain: "local", opset_import: ["": 17]> net (f) => (g) { i = Relu(f) g = Neg(i) }"""
+    body = f"{PAIR}\nz = If(flag) <then_branch = yes () => (float[a,b,c,d] t) {{ t = Relu(x) }}, "
+    body += "else_branch = no () => (float[a,b,c,d] e) { e = local.net(x) }>"
+    outputs = "float[a,b,c,d] y, float[e,f,g,h] z"
+    model = graph(body, inputs=IF_INPUTS, outputs=outputs, functions=functions, imports=', "local": 1')
+    summary = convpool.optimize(model, check=0).report.summary
+    assert summary.operators_before == {"AveragePool": 1, "Conv": 1, "If": 1, "Neg": 1, "Relu": 2, "net": 1}
+    assert summary.operators_after == {"ConvAvgPool": 1, "If": 1, "Neg": 1, "Relu": 2, "net": 1}
+
+
+def test_a_report_is_indented_by_two():
+    report = convpool.optimize(graph(PAIR), check=0).report
+    assert report.to_json() == json.dumps(json.loads(report.to_json()), indent=2) + "\n" != report.to_json(indent=None)

@@ -13,7 +13,9 @@ from convpool.check.judge import (
     Judge,
     OutputErrors,
     Tolerance,
+    Verification,
     _equal,
+    _percent,
     array_errors,
     precision_of,
     worst_of,
@@ -188,3 +190,48 @@ def test_equal_values():
     assert _equal(*arrays([1.0, NAN], [1.0, NAN])) and not _equal(*arrays([1.0], [2.0]))
     assert _equal([np.zeros(1)], [np.zeros(1)]) and not _equal([np.zeros(1)], []) and not _equal([np.zeros(1)], [np.ones(1)])
     assert _equal({1: 2}, {1: 2}) and not _equal(None, 1)
+
+
+def test_an_error_twice_the_original_s_own_passes():
+    reference, exact = np.zeros(4), Tolerance(0.0, 0.0)
+    original = np.array([0.0, 1.0, 0.0, 0.0])
+    for error, passed in ((1.9, True), (2.0, True), (2.1, False)):
+        assert array_errors("y", reference, np.array([0, 0, 0, error]), exact, original).passed is passed
+    assert not array_errors("y", reference, np.array([0, 0, 0, 0.1]), exact).passed
+
+
+def test_empty_sequences_agree():
+    judge = Judge.__new__(Judge)
+    found = judge._sequence("y", [], [], [])
+    assert (found.max_abs_error, found.max_rel_error, found.passed) == (0, 0, True)
+
+
+def verdict(*outputs: OutputErrors) -> Verification:
+    return Verification(False, "the original", 1, {}, list(outputs), "little")
+
+
+def test_a_verdict_in_words():
+    fine = OutputErrors("fine", 9.0, 9.0, True)
+    small, large = OutputErrors("small", 2.0, 0.1, False), OutputErrors("large", 1.0, 0.25, False)
+    odd = OutputErrors("odd", 0.0, 0.0, False, "every value is NaN")
+    assert (
+        verdict(fine, small, large).difference
+        == "output 'large' differs; got 1 absolute, 0.25 relative error, expected at most little"
+    )
+    noted = OutputErrors("noted", 1.0, 0.5, False, "another shape")
+    assert (
+        verdict(small, noted).difference
+        == "output 'noted' differs; got another shape, 0.5 relative error, expected at most little"
+    )
+    assert verdict(fine).difference.startswith("no output can be compared; ")
+    assert verdict(fine, odd).difference.startswith("output 'odd' cannot be compared; every value is NaN; ")
+    assert [verdict(*outputs).differs for outputs in ((fine,), (odd,), (odd, small))] == [False, False, True]
+
+
+def test_shares_that_are_not_finite_in_words():
+    assert verdict(OutputErrors("a", 0, 0, True)).not_finite == ""
+    found = verdict(
+        OutputErrors("a", 0, 0, True, "", 0.25), OutputErrors("b", 0, 0, True), OutputErrors("c", 0, 0, True, "", 1.0)
+    )
+    assert found.not_finite == "25 % of a, 100 % of c is NaN or infinite in both"
+    assert [_percent(share) for share in (1e-9, 0.0005, 0.5, 0.99999, 1)] == ["0.1 %", "0.1 %", "50 %", "99.9 %", "100 %"]

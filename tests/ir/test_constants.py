@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constants that exporters leave as small computations, and what must not be computed because it is large."""
+"""Constants that exporters leave as small computations: which are computed, how deep, and how large they may be."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ import tracemalloc
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import convpool
+from convpool.errors import ModelError
+from convpool.ir import constants
+from convpool.ir.constants import MAX_FOLDED_ELEMENTS, MAX_FOLDED_NODES, MAX_WEIGHT_ELEMENTS, Constant, computed, folded
 from tests.support.models import graph, operators
 from tests.support.rewriting import PAIR, POOL, rewrite
+from tests.support.scopes import chain, function_scope, index
 
 DIRECT = {"AveragePool": 1, "Conv": 1}
 CHAINS = {
@@ -262,3 +267,65 @@ def test_large_tensors_are_never_made(make):
         assert tracemalloc.get_traced_memory()[1] < 32_000_000  # the tensor has 256 MB
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("kind", "field"), [(TensorProto.COMPLEX64, "float_data"), (TensorProto.COMPLEX128, "double_data")])
+def test_complex_numbers_are_stored_as_two(kind, field):
+    model = graph(PAIR)
+    tensor = model.graph.initializer.add(name="c", data_type=kind, dims=[3])
+    getattr(tensor, field).extend([1.0] * 6)
+    assert convpool.optimize(model, check=0).changed
+    getattr(tensor, field).append(1.0)
+    with pytest.raises(ModelError, match="tensor 'c': data; got 7 stored values, expected 3"):
+        convpool.optimize(model)
+
+
+def test_what_the_reference_refuses_is_not_folded():
+    node = helper.make_node("Reshape", ["a", "s"], ["y"])
+    for shape, known in (([2, 3], True), ([4, 2], False)):
+        tensor = folded(node, "y", {"a": np.arange(6.0), "s": np.array(shape)}, 17)
+        assert (tensor is not None) == known
+        assert tensor is None or np.array_equal(numpy_helper.to_array(tensor), np.arange(6.0).reshape(shape))
+
+
+def test_weights_that_cannot_be_computed_are_no_constants(monkeypatch):
+    leaf = Constant(numpy_helper.from_array(np.arange(4.0)), numpy_helper.to_array)
+    asked = []
+
+    def evaluate(model, name):
+        asked.append(name)
+        if len(asked) > 1:
+            raise RuntimeError("no kernel")
+        return np.arange(3.0)
+
+    nodes = [helper.make_node("Neg", ["a"], ["y"])]
+    found = computed(nodes, "y", {"a": leaf}, 17, evaluate)
+    assert found is not None and numpy_helper.to_array(found).tolist() == [0, 1, 2]
+    assert computed(nodes, "y", {"a": leaf}, 17, evaluate) is None and asked == ["y", "y"]
+    for most in (7, 8):
+        monkeypatch.setattr(constants, "MAX_WEIGHT_ELEMENTS", most)
+        assert computed(nodes, "y", {"a": leaf, "b": leaf}, 17, evaluate) is None
+    assert len(asked) == 3  # too large, and not asked for
+
+
+def test_a_node_by_an_attribute_of_the_function_is_no_constant():
+    body = "c = Constant<value_ints = [1]>() d = Concat<axis: int = @e>(c, c) f = Concat<axis = 0>(c, c) b = Reshape(a, f)"
+    scope = function_scope(body)
+    assert scope.constant("d") is None and scope.constant_ints("f") == (1, 1)
+
+
+@pytest.mark.parametrize(("count", "known"), [(1, True), (100, True), (101, False)])
+def test_a_constant_is_seen_through_100_nodes(count, known):
+    (scope,) = index(graph(f"{chain(count, 'Identity', 'c', 'i')}\ny = Add(x, i)", {"c": (1,)}))
+    assert (scope.constant("i") is not None) == known
+
+
+@pytest.mark.parametrize(("sizes", "known"), [((4095, 1), True), ((4095, 2), False), ((4096, 1), False), ((4097, 0), False)])
+def test_4096_elements_are_folded(sizes, known):
+    constants = {"a": [1] * sizes[0], "b": [1] * sizes[1]}
+    (scope,) = index(graph("c = Concat<axis=0>(a, b)\ny = Expand(x, c)", constants, outputs="float y"))
+    assert (scope.constant("c") is not None) == known
+
+
+def test_what_is_too_large_to_be_computed():
+    assert (MAX_WEIGHT_ELEMENTS, MAX_FOLDED_ELEMENTS, MAX_FOLDED_NODES) == (134217728, 4096, 100)

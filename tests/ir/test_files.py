@@ -14,6 +14,8 @@ from onnx.external_data_helper import set_external_data
 import convpool
 from convpool.cli.group import run
 from convpool.cli.optimize import command
+from convpool.errors import ModelError
+from convpool.ir import files as external
 from convpool.ir.files import place_of
 from convpool.ir.model import LoadedModel, check_tensors
 from tests.support.data_files import make
@@ -278,3 +280,31 @@ def test_sizes_whose_product_no_computer_holds(dims, raw):
     tensor.dims.append(0)
     tensor.raw_data = b""
     check_tensors(model)
+
+
+@pytest.mark.parametrize("place", ["x" * 300, "circle"])
+def test_data_files_whose_names_cannot_be_followed(tmp_path, place):
+    os.symlink("circle", tmp_path / "circle")
+    with pytest.raises(ModelError, match=r"^w: external data '.*': cannot be read; (File name too long|Too many levels|Symlink)"):
+        external._checked_size("w", tmp_path, place)
+
+
+def test_data_that_gets_shorter(tmp_path):
+    (tmp_path / "data").write_bytes(bytes(8))
+    tensor = TensorProto(data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", "data"), ("offset", "0"), ("length", "8")):
+        tensor.external_data.add(key=key, value=value)
+    assert external.external_bytes(tensor, tmp_path) == bytes(8)
+    (tmp_path / "data").write_bytes(bytes(7))
+    with pytest.raises(ModelError, match="'data': got shorter since the model was loaded"):
+        external.external_bytes(tensor, tmp_path)
+
+
+def test_data_that_cannot_be_read(tmp_path, monkeypatch):
+    def refused(*_):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "data").write_bytes(bytes(8))
+    monkeypatch.setattr(external, "load_external_data_for_tensor", refused)
+    with pytest.raises(ModelError, match="^w: external data 'data': cannot be read; Permission denied$"):
+        external._checked_size("w", tmp_path, "data")

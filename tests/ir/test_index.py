@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes that a model computes from shapes: what is known of them where the batch is open."""
+"""The index of a graph: shapes that a model computes from shapes, and what is known of them where the batch is open."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 
 import convpool
-from convpool.ir.index import index_model, with_shapes_folded
+from convpool.ir import index as index_module
+from convpool.ir import model as model_module
+from convpool.ir.index import TensorInfo, index_model, with_shapes_folded
 from convpool.ir.model import infer_shapes
 from tests.support.models import graph, operators
-from tests.support.rewriting import rewrite
+from tests.support.rewriting import PAIR, rewrite, verified
+from tests.support.scopes import FUNCTION, index
 
 CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\ns = Shape(h)\n"
 MEAN = "f = Reshape(h, t)\ny = ReduceMean<axes=[2]>(f)"
@@ -93,3 +96,98 @@ def test_a_target_from_all_sizes(size, known):
     assert (site.status == "rewritten") == known
     if known:
         rewrite(model, 1)
+
+
+ALONE = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
+
+
+def test_sizes_of_a_tile_that_constants_give():
+    """The repeats of Tile are its second input; they come from a Concat."""
+    body = (
+        "n = Concat<axis=0>(one, two)\nt = Tile(x, n)\n"
+        + ALONE.replace("(x,", "(t,")
+        + "y = ReduceMean<axes=[2,3], keepdims=1>(h)"
+    )
+    model = graph(body, {"one": [1, 1], "two": [2, 1]}, inputs="float[1,16,12,12] x")
+    verified(model, 1, lowering="direct")
+
+
+@pytest.mark.parametrize("computed", ["starts", "ends", "axes", "steps"])
+def test_sizes_of_a_slice_that_constants_give(computed):
+    """Each of Slice's inputs, one of them from a Concat."""
+    given = {"starts": [0, 1], "ends": [8, 9], "axes": [2, 3], "steps": [1, 1]}
+    constants = {name: values for name, values in given.items() if name != computed}
+    constants |= {f"{computed}{i}": [value] for i, value in enumerate(given[computed])}
+    body = f"{computed} = Concat<axis=0>({computed}0, {computed}1)\nt = Slice(x, starts, ends, axes, steps)\n"
+    model = graph(body + ALONE.replace("(x,", "(t,") + "y = ReduceMean<axes=[2,3], keepdims=1>(h)", constants)
+    verified(model, 1, lowering="direct")
+
+
+def test_a_gather_of_one_index_gives_a_number():
+    """Also of a shape with an open batch, of which onnx knows nothing."""
+    for picked, shape in ((np.int64(2), ()), (np.array([2]), (1,)), (np.array([[2, 3]]), (1, 2))):
+        body = "s = Shape(x)\ng = Gather(s, i)\ny = Identity(g)"
+        model = graph(body, {"i": picked}, inputs="float[N,16,12,14] x", outputs="int64[a] y")
+        del model.graph.output[0].type.tensor_type.shape.dim[:]
+        model.graph.output[0].type.tensor_type.ClearField("shape")
+        (scope,) = index_model(model, numpy_helper.to_array, lambda *_: pytest.fail("nothing to compute"), infer_shapes(model))
+        found = scope.constant("g")
+        assert found is not None and found.shape == shape and found.array().reshape(-1).tolist() == [12, 14][: found.array().size]
+
+
+def test_the_size_of_a_graph():
+    gs = pytest.importorskip("onnx_graphsurgeon")
+    assert convpool.optimize(gs.import_onnx(graph(PAIR)), check=0).report.summary.bytes_before > 18432
+
+
+def test_shapes_of_what_a_gather_picks_of_a_shape():
+    """One index gives a number, a list gives a list; both with an open batch."""
+    for picked, body in (
+        (np.int64(2), "n = Unsqueeze(g, zero)\nf = Concat<axis=0>(b, n, rest)"),
+        (np.array([2]), "f = Concat<axis=0>(b, g, rest)"),
+    ):
+        text = ALONE + f"s = Shape(x)\ng = Gather(s, i)\n{body}\nr = Reshape(h, f)\ny = ReduceMean<axes=[2], keepdims=0>(r)"
+        constants = {"i": picked, "zero": [0], "b": [-1, 32], "rest": [12]}
+        model = graph(text.replace("axes=[2]", "axes=[2,3]"), constants, inputs="float[N,16,12,12] x", outputs="float[a,b] y")
+        verified(model, 1)
+
+
+def test_sizes_are_followed_so_deep(monkeypatch):
+    steps = "\n".join(f"s{n + 1} = Concat<axis=0>(s{n}, one)" for n in range(4))
+    model = graph(f"s0 = Shape(x)\n{steps}\ny = Identity(s4)", {"one": [1]}, inputs="float[N,16] x", outputs="int64[a] y")
+    assert index(model)[0].sizes("s4") == ("N", 16, 1, 1, 1, 1)
+    for depth, known in ((5, True), (3, False)):
+        monkeypatch.setattr(index_module, "MAX_FOLDED_NODES", depth)
+        assert (index(model)[0].sizes("s4") is not None) == known
+
+
+def test_a_function_whose_shapes_cannot_be_inferred(monkeypatch):
+    model = graph("y = local.net<e = 1>(x, w)", functions=FUNCTION.format("b = Relu(a)"), imports=', "local": 1')
+    info = {"a": TensorInfo(TensorProto.FLOAT, (2, 3))}
+    assert index_module._infer_function(model, model.functions[0], info) is not None
+
+    def refused(*_):
+        raise ValueError
+
+    monkeypatch.setattr(model_module, "infer_elsewhere", refused)
+    assert index_module._infer_function(model, model.functions[0], info) is None
+
+
+def test_what_is_picked_of_a_shape_that_is_not_all_known():
+    body = "s = Shape(x)\ng = Gather(s, two)\nh = Gather(s, first)\nt = Slice(s, three, end)\nc = Concat<axis=0>(s, three)\n"
+    constants = {"two": [1, 3], "first": [0], "three": [3], "end": [4], "n": np.int64(3)}
+    model = graph(f"{body}k = Gather(s, n)\ny = Identity(c)", constants, inputs="float[N,16,H,12] x", outputs="int64[a] y")
+    (scope,) = index(model)
+    values = {name: scope.constant(name) for name in "gtkhc"}
+    assert {name: value.array().tolist() for name, value in values.items() if value is not None} == {
+        "g": [16, 12],
+        "t": [12],
+        "k": 12,
+    }
+
+
+def test_a_shape_is_a_constant_where_all_of_it_is_known():
+    body = "s = Shape(x)\nt = Shape<start=1>(z)\nu = Shape(z)\ny = Concat<axis=0>(s, t, u)"
+    (scope,) = index(graph(body, inputs="float[2,16] x, float[N,3,4] z", outputs="int64[a] y"))
+    values = {name: scope.constant(name) for name in "stu"}
+    assert {name: value.array().tolist() for name, value in values.items() if value is not None} == {"s": [2, 16], "t": [3, 4]}

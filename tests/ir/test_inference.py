@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models on which onnx's shape inference ends or blocks the process are refused in one line."""
+"""Shape inference: models on which onnx's ends or blocks the process are refused in one line; layers as outputs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from types import SimpleNamespace
 
 import onnx
 import pytest
+from onnx import TensorProto, helper
 
 import convpool
 from convpool.errors import ModelError
 from convpool.ir import inference as elsewhere
 from convpool.ir import inference_process
-from convpool.ir.inference import EndedError, infer
+from convpool.ir.inference import EndedError, infer, mark_layers
+from convpool.ir.model import load, passes_full_check
+from tests.support import sessions
 from tests.support.damage import damaged
-from tests.support.models import graph
-
-PAIR = "h = Conv<pads=[1,1,1,1]>(x, w)\ny = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)"
+from tests.support.models import graph, random_feeds
+from tests.support.rewriting import PAIR
 
 
 class Module:
@@ -350,3 +352,18 @@ def test_a_model_is_refused_in_words(monkeypatch):
         convpool.optimize(graph(PAIR))
     with pytest.raises(ModelError):
         convpool.verify(graph(PAIR), graph(PAIR))
+
+
+def test_layers_are_added_to_the_outputs_that_there_are():
+    model = graph(f"{PAIR}\nz = Relu(y)", outputs="float[1,32,6,6] z, float[1,32,6,6] y")
+    mark_layers(model)
+    assert [value.name for value in model.graph.output] == ["z", "y", "h"]
+    assert len(sessions.run(model, random_feeds(model))) == 3
+
+
+def test_strict_shape_inference_refuses_shapes_that_contradict_the_nodes():
+    """A result must pass it where the original does."""
+    model = graph("h = Relu(x)\ny = Conv<pads=[1,1,1,1]>(h, w)")
+    assert passes_full_check(load(model))
+    model.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, [1, 16, 12, 13]))
+    assert not passes_full_check(load(model))

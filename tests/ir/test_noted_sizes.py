@@ -7,6 +7,7 @@ import os
 from collections import Counter
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -148,3 +149,44 @@ def test_a_window_larger_than_its_map_is_told():
     larger = PAIR.replace("2,2", "100,100")
     maker = InputMaker(graph(larger, inputs="float[N,16,H,W] x"), None, {}, 0)
     assert maker.runnable(0, lambda arrays: [])[0]["x"].shape == (1, 16, 224, 224)
+
+
+@pytest.mark.parametrize(("body", "counts"), [("q = Slice(x, s, e, a)", 0), ("q = elsewhere.Crop(x, s, e, a)", 1)])
+def test_a_noted_shape_counts_behind_an_operator_that_onnx_does_not_know(body, counts):
+    """A Slice by an input keeps the rank alone, and the mean needs the sizes; a note of them may be of other inputs."""
+    body = f"{body}\nh = Conv(q, w)\ny = ReduceMean<axes=[2,3], keepdims=1>(h)"
+    inputs = "float[1,16,20,20] x, int64[2] s, int64[2] e"
+    model = graph(body, {"a": [2, 3]}, inputs=inputs, imports=', "elsewhere": 1')
+    assert convpool.optimize(model, check=0).report.summary.rewritten == 0
+    model.graph.value_info.append(helper.make_tensor_value_info("q", TensorProto.FLOAT, [1, 16, 12, 12]))
+    assert convpool.optimize(model, check=0).report.summary.rewritten == counts
+
+
+def test_a_claimed_size_below_zero_is_refused():
+    model = graph(PAIR)
+    model.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, [1, 32, -5, 12]))
+    with pytest.raises(ModelError, match=r"tensor 'h': shape; got \[1, 32, -5, 12\], expected no negative size"):
+        convpool.optimize(model)
+    model.graph.value_info[0].type.tensor_type.shape.dim[2].dim_value = -1  # as some write an open one
+    assert convpool.optimize(model, check=0).changed
+
+
+def test_channels_that_do_not_fit_count_by_what_follows_from_the_inputs():
+    """Not by value_info, which may be of an earlier version of the model."""
+    stale = graph("a = Relu(x)\ny = Conv(a, w)")
+    stale.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, [1, 8, 12, 12]))
+    assert not convpool.optimize(stale, check=0).changed
+    wrong = graph("a = Concat<axis=1>(x, x)\ny = Conv(a, w)")
+    with pytest.raises(
+        ModelError, match=r"^Conv 'y': weights \[32, 16, 3, 3\], group 1; got an input of shape \[1, 32, 12, 12\]"
+    ):
+        convpool.optimize(wrong, check=0)
+
+
+def test_sizes_that_shape_inference_names_have_no_name_in_the_result():
+    model = graph(PAIR, inputs="float[N,16,H,W] x")
+    model = onnx.shape_inference.infer_shapes(model)
+    for lowering in ("direct", "convavgpool"):
+        result = convpool.optimize(model, lowering=lowering, check=0).model
+        names = {dim.dim_param for value in result.graph.value_info for dim in value.type.tensor_type.shape.dim}
+        assert names <= {"", "N"} and (lowering != "direct" or len(result.graph.value_info) > 0)

@@ -16,6 +16,7 @@ from onnx import AttributeProto, TensorProto, helper
 import convpool
 from convpool.errors import ModelError
 from convpool.ir import constants, files, save
+from convpool.ir import model as sanity
 from convpool.ir.constants import constant_tensor
 from convpool.ir.files import external_bytes
 from tests.support.models import graph, operators
@@ -159,3 +160,17 @@ def test_weights_are_computed_from_so_many_elements_at_most(monkeypatch, limit, 
     assert result.changed == folded
     if folded:
         assert operators(result.model.graph) == {"Conv": 1}
+
+
+@pytest.mark.parametrize("found", [b"caf\xe9", UnicodeDecodeError("utf-8", b"caf\xe9", 3, 4, "invalid")])
+def test_a_name_that_protobuf_gives_as_bytes_or_refuses(monkeypatch, found):
+    def strings(model):
+        yield "fine"
+        if isinstance(found, bytes):
+            yield found
+        else:
+            raise found
+
+    monkeypatch.setattr(sanity, "_strings", strings)
+    with pytest.raises(ModelError, match=r"^model: a name; got the bytes b'caf\\xe9', expected UTF-8$"):
+        sanity.check_strings(graph(PAIR))

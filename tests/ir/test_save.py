@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import stat
@@ -13,15 +14,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from google.protobuf.message import EncodeError
 
 import convpool
 from convpool.cli.group import run
 from convpool.cli.optimize import command
-from convpool.errors import OptionError, OutputError
+from convpool.errors import ModelError, OptionError, OutputError
+from convpool.ir import files, save
 from convpool.ir import save as saving
 from tests.support import sessions
 from tests.support.data_files import WEIGHT_BYTES, assert_loads, assert_same_outputs, locations, make, snapshot
 from tests.support.models import graph, random_feeds
+from tests.support.rewriting import PAIR
 
 BIG_BYTES = 2_500_000_000
 MEMORY_LIMIT_BYTES = 400_000_000
@@ -108,9 +112,9 @@ def test_tensors_that_share_bytes_go_on_to(tmp_path):
 def test_the_limit_decides_over_one_file(tmp_path, monkeypatch):
     result, out = convpool.optimize(make(tmp_path), lowering="fused"), tmp_path / "out.onnx"
     size = result.report.summary.bytes_after
-    for limit, files in ((size, 1), (size - 1, 2)):
+    for limit, count in ((size, 1), (size - 1, 2)):
         monkeypatch.setattr(saving, "INLINE_LIMIT_BYTES", limit)
-        assert len(result.save(out)) == files
+        assert len(result.save(out)) == count
         assert_loads(out)
 
 
@@ -344,3 +348,63 @@ def test_stdout_takes_the_weights_along(tmp_path):
 def test_unknown_layout(tmp_path):
     with pytest.raises(OptionError, match="external_data: got 'two', expected one of auto, one, keep"):
         convpool.optimize(make(tmp_path), check=0).save(tmp_path / "out.onnx", external_data="two")
+
+
+def test_zeros_are_copied_as_a_hole_and_not_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(save, "_CHUNK_BYTES", 4)
+    content = b"abcd" + bytes(8) + b"efgh" + bytes(2)
+    (tmp_path / "data").write_bytes(content)
+    copied = io.BytesIO()
+    save._copy_bytes(tmp_path / "data", 2, len(content) - 2, copied)
+    assert copied.getvalue() == content[2:]
+
+
+def test_a_file_is_whole_when_it_gets_its_name(tmp_path, monkeypatch):
+    seen, replace = [], os.replace
+    monkeypatch.setattr(os, "replace", lambda source, target: seen.append(os.path.getsize(source)) or replace(source, target))
+    files.write_atomically(tmp_path / "out", bytes(100))
+    assert seen == [100]
+
+
+def test_saving_leaves_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        files.write_atomically(tmp_path / "out", b"x")
+        assert os.umask(0o027) == 0o027 and (tmp_path / "out").stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(before)
+
+
+def test_a_result_as_bytes():
+    result = convpool.optimize(graph(PAIR), check=0)
+    assert onnx.load_from_string(result.to_bytes()) == result.model
+
+
+def test_a_model_too_large_for_one_file(monkeypatch):
+    class Large:
+        def SerializeToString(self):
+            raise EncodeError
+
+    with pytest.raises(ModelError, match="^model: too large for one file; got over 2147483647 bytes, expected less; give it ext"):
+        save.serialize(Large())
+    model = graph(PAIR)
+    size = save._whole_bytes(model)
+    for limit in (size, size - 1):
+        monkeypatch.setattr(save, "PROTOBUF_LIMIT_BYTES", limit)
+        if limit == size:
+            assert save.self_contained(model, None) == model
+            continue
+        message = f"^model: too large without data files; got {size} bytes, expected at most {limit}$"
+        with pytest.raises(ModelError, match=message):
+            save.self_contained(model, None)
+
+
+def test_a_result_that_cannot_be_written(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(save._Placer, "_append", full)
+    out = tmp_path / "out.onnx"
+    with pytest.raises(OutputError, match=f"^{out}: cannot be written; No space left on device$"):
+        convpool.optimize(graph(PAIR), check=0).save(out, external_data="one")
+    assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ from convpool.check.session import make_session
 from convpool.ir import schema
 from convpool.ir import schema as domains
 from convpool.ir.model import LoadedModel
-from tests.support.models import graph
+from tests.support.models import graph, operators
 from tests.support.rewriting import PAIR
 
 POOL = PoolSpec((2, 3), (1, 1), (1, 0, 0, 1), (1, 1))
@@ -348,3 +348,26 @@ def test_names_and_comments_of_a_function_do_not_matter(op_type):
         node.name, node.doc_string = f"n{number}", "of another tool"
         node.attribute.sort(key=lambda item: item.name, reverse=True)
     convpool.optimize(found, check=0)
+
+
+def test_onnx_knows_every_operator():
+    schema.register_schema()
+    assert [name for name in schema.OP_TYPES if not onnx.defs.has(name, schema.DOMAIN)] == []
+
+
+def test_nodes_in_another_domain_stay_there_unless_they_become_standard_operators():
+    result = convpool.optimize(graph(PAIR), check=0)
+    result.move_to_domain("trt.plugins")
+    again = convpool.optimize(result.model, check=0)
+    assert not again.changed and again.model == result.model and again.model.graph.node[0].domain == "trt.plugins"
+    standard = convpool.optimize(result.model, lowering="direct", check=1).model
+    assert not standard.functions and operators(standard.graph)["AveragePool"] == operators(standard.graph)["Conv"] == 1
+
+
+def test_only_nodes_of_the_source_s_domain_move_to_another():
+    model = convpool.optimize(graph(PAIR), check=0).model
+    for domain, op_type in ((schema.DOMAIN, "Foreign"), ("elsewhere", "ConvAvgPool")):
+        model.graph.node.add(op_type=op_type, domain=domain, input=["y"], output=[f"{domain}/{op_type}"])
+    assert domains.move_to_domain(model, "trt.plugins")
+    assert [node.domain for node in model.graph.node] == ["trt.plugins", schema.DOMAIN, "elsewhere"]
+    assert not domains.move_to_domain(model, "trt.plugins") and not domains.move_to_domain(model, schema.DOMAIN)

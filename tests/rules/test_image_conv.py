@@ -16,7 +16,7 @@ from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel
-from tests.support import sessions
+from tests.support import rewriting, sessions
 from tests.support.models import graph, operators, random_feeds
 from tests.support.offloaded import (
     BESIDE,
@@ -367,3 +367,25 @@ def test_a_size_of_minus_one_is_an_open_one():
     shape = [2] + [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim][1:]
     name = model.graph.input[0].name
     assert convpool.optimize(model, enable="plain_conv", input_shapes={name: shape}).changed
+
+
+@pytest.mark.parametrize(("depth", "taken"), [(0, True), (1, True), (2, False)])
+def test_an_image_s_convolution_in_bodies(depth, taken):
+    """A body within a body has no node of the operator."""
+    body = "y = Conv<pads=[1,1,1,1]>(x, v)"
+    for level in range(depth):
+        name = f"a{level}"
+        body = (
+            f"y = If(flag) <then_branch = yes{level} () => (float[1,8,12,12] {name}) {{ {body.replace('y =', f'{name} =')} }}, "
+            f"else_branch = no{level} () => (float[1,8,12,12] b{level}) {{ b{level} = Expand(zero, s) }}>"
+        )
+    model = graph(
+        f"{body}\n{rewriting.PAIR.replace('y =', 'o =').replace('(x,', '(z,')}",
+        {"v": (8, 3, 3, 3), "zero": np.zeros((1, 1, 1, 1), np.float32), "s": [1, 8, 12, 12]},
+        inputs="float[1,3,12,12] x, float[1,16,12,12] z, bool flag",
+        outputs="float[a,b,c,d] y, float[e,f,g,h] o",
+    )
+    sites = convpool.optimize(model, enable="image_conv", check=1).report.sites
+    (found,) = [site for site in sites if site.pattern == "stem"]
+    reason = None if taken else "bodies around a ConvAvgPool; got 2, expected at most 1"
+    assert (found.status == "rewritten") == taken and (reason is None or found.reason.endswith(reason))

@@ -14,10 +14,11 @@ from convpool.algebra.geometry import ConvSpec, PoolSpec, pool_first, pool_last
 from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.ir import schema
+from convpool.rules import lower_operator
 from models import generators
 from tests.support import sessions
 from tests.support.models import graph, operators, random_feeds, weights
-from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, RTOL
+from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, RTOL, verified
 
 SMALL = weights((32, 16, 3, 3)) / 12  # sums of about 1, so that Tanh does not saturate
 NORM = {"g": (16,), "b": (16,), "m": (16,), "v": np.linspace(0.5, 2, 16, dtype=np.float32)}
@@ -250,3 +251,63 @@ def test_a_domain_with_more_than_these_operators_is_left_alone(change):
         model.functions[0].attribute.append("more")
     result = convpool.optimize(model, lowering="direct", check=0)
     assert not result.changed and result.report.sites == []
+
+
+def operator_model(**attributes) -> onnx.ModelProto:
+    """A node of the operator, with some attributes changed."""
+    model = convpool.optimize(graph(PAIR), check=0).model
+    node = next(node for node in model.graph.node if schema.is_operator(node))
+    for name, value in attributes.items():
+        next(item for item in node.attribute if item.name == name).CopyFrom(helper.make_attribute(name, value))
+    return model
+
+
+@pytest.mark.parametrize("name", ["strides", "pads", "pool_pads", "pool_strides"])
+def test_attributes_of_other_ranks_are_told(name):
+    (site,) = convpool.optimize(operator_model(**{name: [1]}), lowering="direct", check=0).report.sites
+    assert site.status == "rejected" and "attributes; got" in site.reason and "expected numbers for 2 axes" in site.reason
+
+
+def test_an_odd_number_of_pads_is_told():
+    (site,) = convpool.optimize(operator_model(pads=[1, 1, 1, 1, 1]), lowering="direct", check=0).report.sites
+    assert site.status == "rejected" and "attributes; got" in site.reason and "expected numbers for 2 axes" in site.reason
+
+
+@pytest.mark.parametrize(
+    ("kernel", "strides", "pads", "idle"),
+    [((1, 1), (1, 1), 0, True), ((1, 2), (1, 1), 0, False), ((1, 1), (1, 2), 0, False), ((1, 1), (1, 1), 1, False)],
+)
+def test_a_window_of_one_element_at_every_position_averages_nothing(kernel, strides, pads, idle):
+    assert lower_operator._is_idle(PoolSpec(kernel, strides, (0, 0, 0, pads), (1, 1))) == idle
+
+
+def test_weights_of_another_rank_are_told():
+    model = operator_model()
+    model.graph.initializer[0].dims[:] = [32, 9, 16]
+    (site,) = convpool.optimize(model, lowering="direct", check=0).report.sites
+    assert site.reason == "ConvAvgPool 'y': shape of the weights; got [32, 9, 16], expected one of rank 4"
+
+
+def test_a_lowered_node_keeps_its_words():
+    model = operator_model()
+    node = next(node for node in model.graph.node if schema.is_operator(node))
+    node.name, node.doc_string = "name", "words"
+    result = verified(model, 1, lowering="direct").model
+    assert [(node.name, node.doc_string) for node in result.graph.node if node.op_type == "Conv"] == [("name", "words")]
+
+
+def test_open_sizes_of_a_node_that_becomes_standard_operators():
+    body = f"n = BatchNormalization(x, g, b, m, v)\nr = Relu(n)\nh = Conv<pads=[1,1,1,1]>(r, w)\ny = {POOL}(h)"
+    constants = {"g": (16,), "b": (16,), "m": (16,), "v": np.ones(16, np.float32)}
+    written = convpool.optimize(graph(body, constants, inputs="float[N,16,H,W] x"), check=0).model
+    (site,) = convpool.optimize(written, lowering="direct", check=1).report.sites
+    assert (site.status, site.macs_before, site.macs_after) == ("rewritten", None, None)
+    (node,) = [item for item in written.graph.node if schema.is_operator(item)]
+    shift = next(tensor for tensor in written.graph.initializer if tensor.name == node.input[4])
+    written.graph.input.append(onnx.helper.make_tensor_value_info(shift.name, onnx.TensorProto.FLOAT, ["C"]))
+    written.graph.initializer.remove(shift)
+    (site,) = convpool.optimize(written, lowering="direct", check=0).report.sites
+    assert (site.status, site.reason) == (
+        "rejected",
+        f"{node.op_type} '{site.conv}': type and shape of the shift; got unknown, expected known ones",
+    )

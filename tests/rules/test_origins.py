@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An Add of two maps with open sizes: which are provably equal, and that the result is right at any size."""
+"""Open sizes: which are provably equal where two maps meet, and that the result is right at any size."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import convpool
-from convpool.rules.origins import same_size
+from convpool.rules.origins import same_size, spatial_sizes
 from tests.support import sessions
 from tests.support.models import graph
-from tests.support.rewriting import POOL, RTOL
-from tests.support.scopes import index
+from tests.support.rewriting import POOL, RTOL, rewrite
+from tests.support.scopes import function_scope, index
 
 CONSTANTS = {
     **{"v": (32, 16, 3, 3), "k": (32, 16, 1, 1), "k5": (32, 16, 5, 5), "big": (32, 32, 1, 1), "few": (32, 4, 3, 3)},
@@ -97,3 +97,46 @@ def test_axes_of_what_has_another_rank_are_not_taken_for_channels():
     text = "s = Slice(r, zero, eight, one)\ny = Add(x, s)"
     (scope,) = index(graph(text, CONSTANTS, inputs=f"{OPEN}, float[16,H,W] r"))
     assert not same_size(scope, ["x", "y"], 2)
+
+
+@pytest.mark.parametrize(
+    "body", ["b = Conv<group: int = @e>(a, w)", "b = AveragePool<kernel_shape = [2,2], ceil_mode: int = @e>(a)"]
+)
+def test_sizes_behind_a_window_by_an_attribute_of_the_function_begin_there(body):
+    assert spatial_sizes(function_scope(body), "b", 2) == ((("b", -2), 1, 1), (("b", -1), 1, 1))
+
+
+def test_sizes_behind_a_malformed_pooling_begin_there():
+    text = "y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)"
+    (scope,) = index(graph(text, inputs="float[N,16,H,W] x"))
+    assert spatial_sizes(scope, "y", 2) == (("H", 2, 2), ("W", 2, 2))
+    assert spatial_sizes(scope, "y", 3)[0] == 16 and spatial_sizes(scope, "y", 3)[1][1:] == (1, 1)
+
+
+SAME_ORIGIN = {
+    "a factor": ("m = Mul(x, k)", True),
+    "a factor first": ("m = Mul(k, x)", True),
+    "two terms": ("n = Add(x, k)\nm = Sub(one, n)", True),
+    "another map": ("m = Add(x, z)", False),
+    "PRelu": ("m = PRelu(x, k)", True),
+    "LeakyRelu": ("m = LeakyRelu(x)", True),
+}
+
+
+@pytest.mark.parametrize("name", SAME_ORIGIN)
+def test_open_sizes_behind_a_map_and_beside_it(name):
+    between_them, equal = SAME_ORIGIN[name]
+    body = f"{between_them}\np = Conv<pads=[1,1,1,1]>(x, w)\nq = Conv(m, v)\nh = Add(p, q)\ny = {POOL}(h)"
+    constants = {"v": (32, 16, 1, 1), "k": (16, 1, 1), "one": np.float32(1)}
+    inputs = "float[N,16,H,W] x, float[N,16,K,L] z" if "z)" in between_them else "float[N,16,H,W] x"
+    model = graph(body, constants, inputs=inputs)
+    sites = convpool.optimize(model, check=0, lowering="direct").report.sites
+    assert [site.status for site in sites] == (["rewritten"] * 2 if equal else ["rejected"])
+    if equal:
+        rewrite(model, 2, size=8)
+
+
+def test_open_sizes_whose_outputs_are_empty_at_every_size():
+    model = graph("d = Sub(x, x)\ny = NonZero(d)", inputs="float[N,A] x", outputs="int64[B,C] y")
+    found = convpool.verify(model, model)
+    assert not found.passed and not found.differs and found.difference.startswith("no output can be compared")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 import convpool
 from convpool.cli.group import run
@@ -237,3 +238,23 @@ def test_command_line_of_plain_convolutions(tmp_path, capsys):
     assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "--plain-conv"]) == 0
     assert made(onnx.load(tmp_path / "in.convpool.onnx")) == ["ConvAvgPoolRelu", "ConvAvgPool"]
     assert "  -  ConvAvgPoolRelu with Relu  " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("body", "pair"),
+    [
+        (
+            "h = Conv<pads=[1,1,1,1]>(a, w) b = AveragePool<kernel_shape=[2,2], strides=[2,2], ceil_mode: int = @e>(h)",
+            True,
+        ),
+        ("p = AveragePool<kernel_shape=[2,2], strides=[2,2], ceil_mode: int = @e>(a) b = Conv<pads=[1,1,1,1]>(p, w)", False),
+    ],
+)
+def test_poolings_by_an_attribute_of_the_function_beside_a_convolution_for_the_plugin(body, pair):
+    functions = f"""<domain: "local", opset_import: ["": 17]> net <e> (a) => (b) {{ {body} }}"""
+    model = graph("y = local.net<e = 0>(x)", inputs="float[1,64,16,16] x", functions=functions, imports=', "local": 1')
+    value = numpy_helper.from_array(np.ones((64, 64, 3, 3), np.float32))
+    model.functions[0].node.insert(0, helper.make_node("Constant", [], ["w"], value=value))
+    result = convpool.optimize(model, target="tensorrt", check=1)
+    sites = [site.status for site in result.report.sites if site.pool]
+    assert sites == (["rewritten"] if pair else []) and result.report.verification.passed

@@ -33,6 +33,13 @@ def rewrite(model: onnx.ModelProto, pairs: int, lowering: str = "direct", size: 
     return result.model
 
 
+def verified(model: onnx.ModelProto, pairs: int, **options) -> convpool.OptimizeResult:
+    """The result of a model in which so many pairs are rewritten, compared with the original."""
+    result = convpool.optimize(model, check=2, **options)
+    assert result.report.summary.rewritten == pairs, [site.reason for site in result.report.sites]
+    return result
+
+
 IF_BODY = f"""y = If(flag) <
   then_branch = yes () => (float[1,32,6,6] a) {{ h = Conv<pads=[1,1,1,1]>(x, w) a = {POOL}(h) }},
   else_branch = no () => (float[1,32,6,6] b) {{ k = Conv<pads=[1,1,1,1]>(x, v) b = {POOL}(k) }}

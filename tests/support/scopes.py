@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models as the passes see them: the index of a graph, or of a function that is called once."""
+"""Models as the rules see them: the index of a graph, or of a function that is called once."""
 
 from __future__ import annotations
 
@@ -28,3 +28,9 @@ def function_scope(body: str, shape: str = "2,16,8,8") -> Scope:
         imports=', "local": 1',
     )
     return next(scope for scope in index(model) if scope.is_function)
+
+
+def chain(count: int, node: str, first: str, last: str) -> str:
+    """So many nodes behind one another, from tensor `first` to `last`."""
+    names = [first, *(f"{last}{n}" for n in range(1, count)), last]
+    return "\n".join(f"{y} = {node}({x})" for x, y in zip(names, names[1:], strict=False))

@@ -6,15 +6,17 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import helper
 
 import convpool
-from convpool.ir.index import Scope, index_model
-from convpool.ir.model import infer_shapes
-from convpool.rules.cuda_chain.layouts import joined
+from convpool.ir import schema
+from convpool.options import DEFAULT_LIMITS
+from convpool.rules.cuda_chain import layouts as turns
+from convpool.rules.cuda_chain.layouts import _moved, _permuted, joined, reads_any
 from tests.support.cuda_target import NARROW, TAIL, for_cuda, layouts
 from tests.support.models import graph, operators
-from tests.support.rewriting import POOL
+from tests.support.rewriting import PAIR, POOL
+from tests.support.scopes import index
 
 CONSTANTS = {
     **NARROW,
@@ -47,10 +49,6 @@ def reading(body: str, dims: str, opset: int = 17) -> onnx.ModelProto:
     outputs = ", ".join(["float[A,B,C,D] y0", *(f"float[A,B,C,D] y{i}" for i in range(1, READERS)), f"float[{dims}] v"])
     text = f"{TAIL}\na = Softsign(p)\n{body}\nq = Softsign(a)\n{PAIRS}"
     return graph(text, CONSTANTS, inputs="float[4,16,64,64] x", outputs=outputs, opset=opset)
-
-
-def index(model: onnx.ModelProto) -> list[Scope]:
-    return index_model(model, numpy_helper.to_array, lambda *_: pytest.fail("nothing to compute"), infer_shapes(model))
 
 
 MEAN = "z = GlobalAveragePool(a)\n"
@@ -174,3 +172,152 @@ def test_a_norm_with_parameters_of_another_type():
     maps = [node for node in result.graph.node if node.op_type in ("Mul", "Add")]
     assert [node.op_type for node in maps] == ["Mul", "Add"] and layouts(result) == [2] + [3] * READERS
     assert {kinds[node.input[1]] for node in maps} == {onnx.TensorProto.FLOAT16}
+
+
+@pytest.mark.parametrize(
+    ("shape", "same"),
+    [("2,1,8,8", True), ("2,16,1,1", True), ("2,16,1,8", False), ("1,16,8,8", False), ("2,16", False), ("2,1", False)],
+)
+def test_a_tensor_that_is_the_same_in_both_layouts(shape, same):
+    (scope,) = index(graph("y = Relu(x)", inputs=f"float[{shape}] x", outputs="float y"))
+    assert turns.same_in_memory(scope, "x") == same
+    moved = 2 * 4 * np.prod([int(n) for n in shape.split(",")]) / 3.0e6
+    assert turns._move_us(scope, "x") == pytest.approx(moved)
+    assert turns.turn_us(scope, "x") == (0 if same else pytest.approx(2.5 + moved))
+
+
+@pytest.mark.parametrize(
+    ("given", "elements", "item"),
+    [("float16[2,16,8,8]", 2048, 2), ("float[N,16,H,8]", 8 * 16 * 32 * 8, 4), ("double[N,C,H,W]", 8 * 32**3, 8)],
+)
+def test_sizes_that_are_unknown_count_as_nominal_ones(given, elements, item):
+    (scope,) = index(graph("y = Relu(x)", inputs=f"{given} x", outputs=f"{given} y"))
+    assert turns._move_us(scope, "x") == pytest.approx(2 * item * elements / 3.0e6)
+    assert turns._move_us(scope, "nothing") == pytest.approx(2 * 4 * 8 * 32**3 / 3.0e6)
+
+
+@pytest.mark.parametrize(("channels", "image"), [("1", True), ("4", True), ("5", False), ("C", False)])
+def test_an_image_has_four_channels_at_most(channels, image):
+    (scope,) = index(graph("y = Relu(x)", inputs=f"float[2,{channels},8,8] x"))
+    assert turns._is_image(scope, "x", DEFAULT_LIMITS) == image
+    assert not turns._is_image(scope, "nothing", DEFAULT_LIMITS)
+
+
+def test_channels_last_have_to_cost_less_in_a_group_that_is_free():
+    group = turns.Group(last_us=1.0, first_us=2.0)
+    assert not group.last
+    group.touched = True
+    assert group.last
+    for name, value in (("first_us", 1.0), ("fixed", True)):
+        assert not turns.Group(**{**vars(group), name: value}).last
+
+
+def test_ends_whose_layout_is_fixed():
+    body = "a = Relu(x)\nt = Transpose<perm=[0,2,3,1]>(a)\nb = Softmax(a)\nc = Add(a, b)\n"
+    body += "m = ReduceMean<axes=[2,3]>(c)\ny = Flatten(m)"
+    (scope,) = index(graph(body, inputs="float[2,16,8,8] x", outputs="float[a,b,c,d] t, float[e,f] y"))
+    given, read = turns.fixed_ends(scope, {})
+    assert given == {"x", "b", "y"} and read == {"t", "y", "a"}
+
+
+def test_ports_of_the_operator_s_nodes():
+    model = convpool.optimize(
+        graph(f"{PAIR.replace('y =', 'p =')}\ny = Add(p, z)", inputs="float[1,16,12,12] x, float[1,32,6,6] z"), check=0
+    )
+    scope = index(model.model)[0]
+    (ports,) = turns.ports_of(scope).values()
+    assert (ports.x, ports.y, ports.residual) == ("x", "y", "z")
+    given, read = turns.fixed_ends(scope, turns.ports_of(scope))
+    assert {"x", "z"} <= given and "z" not in read and "y" in read
+    node = model.model.graph.node[-1]
+    schema.give_layout(node, 1)
+    assert turns.ports_of(index(model.model)[0]) == {}
+
+
+JOINED = {
+    "y = BatchNormalization(x, g, g, g, g)": ("x", "y"),
+    "y = BatchNormalization<training_mode=1>(x, g, g, g, g)": None,
+    "y = BatchNormalization(x, h, g, g, g)": None,
+    "y = Add(x, map)": ("x", "y"),
+    "y = Add(x, z)": ("x", "z", "y"),
+    "y = Add(x, five)": None,
+    "y = Add(g, g)": None,
+    "y = Concat<axis=1>(x, z)": ("x", "z", "y"),
+    "y = ReduceMean<axes=[2]>(x)": ("x", "y"),
+    "y = ReduceMean<axes=[2], keepdims=0>(x)": None,
+    "y = ReduceMean(x)": None,
+    "y = GlobalAveragePool(x)": ("x", "y"),
+    "y = Softmax(x)": None,
+}
+
+
+@pytest.mark.parametrize("node", JOINED)
+def test_what_is_laid_out_alike(node):
+    constants = {"g": np.ones(16, np.float32), "map": (16, 1, 1), "five": (1, 1, 1, 1, 1)}
+    inputs = "float[2,16,8,8] x, float[2,16,8,8] z, float[16] h"
+    dims = {"five": "a,b,c,d,e", "keepdims=0": "a,b,c", "Add(g, g)": "a"}
+    outputs = next((f"float[{found}] y" for words, found in dims.items() if words in node), "float[a,b,c,d] y")
+    (scope,) = index(graph(node, constants, inputs=inputs, outputs=outputs))
+    assert "training" in node or scope.info("y").shape is not None
+    assert joined(scope, 0) == JOINED[node]
+
+
+READ_IN_EITHER_LAYOUT = {
+    ("y = Transpose(x)", "2,16,8,8"): True,
+    ("y = ReduceMean<axes=[2,3], keepdims=0>(x)", "2,16,8,8"): True,
+    ("y = ReduceMean<axes=[1], keepdims=0>(x)", "2,16,8,8"): True,
+    ("y = ReduceMean<axes=[3], keepdims=0>(x)", "2,16,8,8"): False,
+    ("y = ReduceMean<axes=[0], keepdims=0>(x)", "2,16,8,8"): False,
+    ("y = ReduceMean<axes=[0,2,3], keepdims=0>(x)", "2,16,8,8"): True,
+    ("y = ReduceMean<axes=[2,3]>(x)", "2,16,8,8"): False,
+    ("y = Flatten(x)", "2,16,8,8"): False,
+    ("y = Flatten(x)", "2,16,1,1"): True,
+    ("y = Flatten(x)", "2,1,8,8"): True,
+    ("y = Flatten<axis=2>(x)", "2,16,1,1"): False,
+    ("y = Squeeze(x, space)", "2,16,1,1"): True,
+    ("y = Squeeze(x, width)", "2,16,1,1"): False,
+    ("y = Squeeze(x)", "2,16,1,1"): False,
+    ("y = Reshape(x, flat)", "2,16,1,1"): True,
+    ("y = Reshape(x, kept)", "2,16,1,1"): False,
+    ("y = Reshape(x, given)", "2,16,1,1"): False,
+    ("y = Reshape<allowzero=1>(x, flat)", "2,16,1,1"): False,
+    ("y = Flatten(x)", "2,16"): False,
+    ("y = Relu(x)", "2,16,1,1"): False,
+}
+
+
+@pytest.mark.parametrize(("node", "shape"), READ_IN_EITHER_LAYOUT)
+def test_what_gives_the_same_from_either_layout(node, shape):
+    constants = {"space": [2, 3], "width": [3], "flat": [0, -1], "kept": [-1, 0]}
+    rank = 2 if "Flatten" in node or "Reshape" in node or "Squeeze" in node and "width" not in node else None
+    outputs = "float[a,b] y" if rank == 2 else "float y" if "keepdims=0" in node or "width" in node else "float[a,b,c,d] y"
+    (scope,) = index(graph(node, constants, inputs=f"float[{shape}] x, int64[2] given", outputs=outputs))
+    assert reads_any(scope, 0) == READ_IN_EITHER_LAYOUT[node, shape]
+
+
+def test_axes_with_channels_last():
+    assert [_moved(axis, 4) for axis in range(4)] == [0, 3, 1, 2] and [_moved(axis, 3) for axis in range(3)] == [0, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("perm", "x_last", "y_last", "wanted"),
+    [
+        ([0, 2, 3, 1], True, False, None),
+        ([0, 2, 3, 1], False, False, [0, 2, 3, 1]),
+        ([0, 1, 3, 2], True, False, [0, 3, 2, 1]),
+        ([0, 1, 3, 2], True, True, [0, 2, 1, 3]),
+        ([0, 3, 1, 2], False, True, None),
+        ([1, 0, 2, 3], True, False, [3, 0, 1, 2]),
+    ],
+)
+def test_transposes_between_layouts(perm, x_last, y_last, wanted):
+    """Compare with numpy: of a tensor in its layout, the result in its own."""
+    node = _permuted(helper.make_node("Transpose", ["x"], ["y"], perm=perm), 4, x_last, y_last)
+    given = np.arange(120).reshape(2, 3, 4, 5)
+    expected = np.transpose(given, perm)
+    expected = np.moveaxis(expected, 1, -1) if y_last else expected
+    found = np.moveaxis(given, 1, -1) if x_last else given
+    if wanted is None:
+        assert node.op_type == "Identity" and np.array_equal(found, expected)
+    else:
+        assert list(node.attribute[0].ints) == wanted and np.array_equal(np.transpose(found, wanted), expected)

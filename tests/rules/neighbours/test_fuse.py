@@ -11,6 +11,8 @@ from onnx import helper, numpy_helper
 import convpool
 from convpool.cli.group import run
 from convpool.cli.optimize import command
+from convpool.rules.neighbours.fuse import _host, _only_an_activation
+from tests.support import rewriting, sessions
 from tests.support.fusing import (
     BEHIND,
     HALF,
@@ -25,8 +27,9 @@ from tests.support.fusing import (
     optimize,
     rewrite,
 )
-from tests.support.models import graph, operators, weights
+from tests.support.models import graph, operators, random_feeds, weights
 from tests.support.rewriting import POOL
+from tests.support.scopes import index
 
 PROLOGUES = {
     "Relu": ("p = Relu(x)", "Relu"),
@@ -338,3 +341,91 @@ def test_a_channel_too_small_for_the_type_is_taken_in_beside_others():
     weight = next(tensor for tensor in grouped.graph.initializer if tensor.name == node.input[1])
     weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight)[..., :8], weight.name))
     assert [node.op_type for node in optimize(grouped).model.graph.node] == ["Mul", "Mul", "Relu", "ConvAvgPool"]
+
+
+@pytest.mark.parametrize(("front", "parts"), [("m = MaxPool<kernel_shape=[1,1]>(x)", ""), ("m = Add(x, z)", "Relu")])
+def test_what_cannot_be_a_prologue_is_no_reason(front, parts):
+    """Nobody expects a MaxPool to be fused; an Add of two inputs stays in front of the Relu that is."""
+    text = f"{front}\n{rewriting.PAIR}".replace("Conv<pads=[1,1,1,1]>(x,", "Conv<pads=[1,1,1,1]>(m,")
+    if parts:
+        text = text.replace("h = Conv<pads=[1,1,1,1]>(m,", "r = Relu(m)\nh = Conv<pads=[1,1,1,1]>(r,")
+    (site,) = convpool.optimize(graph(text, inputs="float[1,16,12,12] x, float[1,16,12,12] z"), check=0).report.sites
+    assert (site.operator, site.beside) == (f"{parts}ConvAvgPool", ())
+
+
+@pytest.mark.parametrize(
+    ("between", "found"),
+    [
+        ("r = Relu(p)", {"ConvAvgPoolRelu": "p", "ConvAvgPoolAdd": "q"}),
+        ("r = Identity(p)", {"ConvAvgPool": "q", "ConvAvgPoolAdd": "p"}),
+    ],
+)
+def test_of_two_nodes_that_meet_the_one_with_more_work_adds_the_other_unless_it_ends_already(between, found):
+    body = f"g = Conv<pads=[1,1,1,1]>(x, w)\np = {POOL}(g)\nh = Conv(x, v)\nq = {POOL}(h)\n{between}\ny = Add(r, q)"
+    model = graph(body, {"v": (32, 16, 1, 1)})
+    model.graph.node[0].name, model.graph.node[2].name = "p", "q"
+    first = convpool.optimize(model, check=0, exclude="q").model
+    for result in (convpool.optimize(model, check=1).model, convpool.optimize(first, check=1).model):
+        assert {node.op_type: node.name for node in result.graph.node} == found
+
+
+def test_a_node_of_the_operator_without_bias_gets_zeros_for_an_epilogue():
+    model = convpool.optimize(graph(rewriting.PAIR), check=0).model
+    (node,) = model.graph.node
+    del node.input[2:]
+    node.output[0] = "q"
+    model.graph.node.append(onnx.helper.make_node("Relu", ["q"], ["y"]))
+    result = convpool.optimize(model, check=1).model
+    (fused,) = result.graph.node
+    assert fused.op_type == "ConvAvgPoolRelu"
+    feeds = random_feeds(model)
+    np.testing.assert_array_equal(sessions.run(result, feeds)[0], sessions.run(model, feeds)[0])
+
+
+def test_a_node_of_the_operator_without_bias_goes_on_without_one_where_only_its_weights_change():
+    model = convpool.optimize(graph(rewriting.PAIR), check=0).model
+    (node,) = model.graph.node
+    del node.input[2:]
+    node.output[0] = "q"
+    model.graph.node.append(onnx.helper.make_node("Mul", ["q", "factor"], ["y"]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(4), "factor"))
+    (scaled,) = convpool.optimize(model, check=1).model.graph.node
+    assert scaled.op_type == "ConvAvgPool" and len(scaled.input) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "alone"),
+    [
+        ("r = Relu(x)", True),
+        ("d = Dropout(x, ratio)\nr = Relu(d)", True),
+        ("m = Mul(x, c)\nr = Relu(m)", False),
+        ("m = Mul(x, c)\nd = Dropout(m, ratio)\ni = Identity(d)\nr = Relu(i)", False),
+        ("m = Sum(x, z)\nr = Relu(m)", False),
+        ("m = MaxPool<kernel_shape=[2,2]>(x)\nr = Relu(m)", True),
+        ("r = Mul(x, c)", False),
+        ("r = Neg(x)", False),
+    ],
+)
+def test_an_activation_that_stands_alone(body, alone):
+    inputs = "float[1,16,12,12] x, float[1,16,12,12] z"
+    (scope,) = index(graph(f"{body}\ny = Neg(r)", {"c": np.float32(2), "ratio": np.float32(0.5)}, inputs=inputs))
+    assert _only_an_activation(scope, "r") == alone and not _only_an_activation(scope, "x")
+
+
+HOSTS = {  # what gives x: the number of the layer into which runtimes fuse a chain behind it
+    "x1 = Conv(x, w)": 0,
+    "c = Conv(x, w)\nx1 = Add(c, z)": 0,
+    "x1 = Add(x, x)": None,
+    "c = Conv(x, w)\na = Add(c, z)\nx1 = Add(a, z)": None,
+    "x1 = MaxPool<kernel_shape=[1,1]>(x)": None,
+    "x1 = Neg(x)": None,
+}
+
+
+@pytest.mark.parametrize("body", HOSTS)
+def test_layers_that_fuse_what_stands_behind_them(body):
+    inputs = "float[1,16,12,12] x, float[1,32,10,10] z"
+    (scope,) = index(graph(f"{body}\ny = Relu(x1)", inputs=inputs, outputs="float y"))
+    assert _host(scope, "x1") == HOSTS[body] and _host(scope, "x") is None
+    (scope,) = index(graph(f"{body}\ny = Relu(x1)\nv = Neg(x1)", inputs=inputs, outputs="float y, float v"))
+    assert _host(scope, "x1") is None  # something else reads it

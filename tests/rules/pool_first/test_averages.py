@@ -8,8 +8,12 @@ import onnx
 import pytest
 
 import convpool
+from convpool.rules.base import Reject
+from convpool.rules.convs import Pooling
+from convpool.rules.pool_first.averages import box_filter, candidates, may_be_box_filter, recognise
 from tests.support.models import graph, operators
 from tests.support.rewriting import POOL, rewrite
+from tests.support.scopes import function_scope, index
 
 CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
 LINE = "h = Conv<pads=[1,1]>(x, w)\n"
@@ -331,3 +335,53 @@ def test_half_precision(name):
     weights = np.random.default_rng(0).uniform(-1, 1, (32, 16, 3, 3)).astype(np.float16)
     given = {**given, "inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"}
     assert convpool.optimize(graph(body, {**halves, "w": weights}, **given), check=2).report.verification.passed
+
+
+def test_a_box_filter_by_an_attribute_of_the_function():
+    box = "w2 = Constant<value_floats = [1.0]>() b = Conv<group: int = @e>(a, w2)"
+    assert may_be_box_filter(function_scope(box), 1) is None
+
+
+def test_a_strided_box_filter_with_pads_by_a_size_that_is_unknown():
+    box = {"box": np.full((16, 1, 2, 2), 0.25, np.float32)}
+    for attributes, wrong in (("strides=[2,2]", False), ('strides=[2,2], auto_pad="SAME_UPPER"', True)):
+        (scope,) = index(graph(f"y = Conv<group=16, {attributes}>(x, box)", box, inputs="float[N,16,H,W] x"))
+        found = box_filter(scope, 0, 2, None)
+        assert isinstance(found, Reject if wrong else Pooling) and (not wrong or found.condition == "auto_pad")
+
+
+@pytest.mark.parametrize(("size", "known"), [(256, True), (257, False)])
+def test_a_sum_over_more_positions_than_its_type_has_numbers(size, known):
+    weights = {"w": np.ones((8, 8, 1, 1), np.float16)}
+    inputs, outputs = f"float16[1,8,{size},{size - 1}] x", "float16[a,b,c,d] y"
+    model = graph("h = Conv(x, w)\ny = ReduceSum(h, axes)", {**weights, "axes": [2, 3]}, inputs=inputs, outputs=outputs)
+    (site,) = convpool.optimize(model, check=0).report.sites
+    told = f"ReduceSum 'y': factor of the average; got {257.0 * 256}, expected a number that the type has"
+    assert site.reason == (None if known else told)
+
+
+COMPOSED = {  # averages of averages: size, then the kind, window, strides and factor of both together
+    "p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)\ny = AveragePool<kernel_shape=[3,3], strides=[3,3]>(p)": (
+        12,
+        ("pool", (6, 6), (6, 6), 1.0),
+    ),
+    "p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)\ny = GlobalAveragePool(p)": (12, ("global", None, None, 1.0)),
+    "p = AveragePool<kernel_shape=[3,3], strides=[3,3]>(x)\ny = GlobalAveragePool(p)": (13, ("mean", (12, 12), (12, 12), 1.0)),
+    "p = AveragePool<kernel_shape=[2,2]>(x)\ny = AveragePool<kernel_shape=[2,2]>(p)": (12, ("pool", (2, 2), (1, 1), 1.0)),
+    "p = ReduceSum(x, width)\ny = ReduceSum(p, height)": (12, ("global", None, None, 144.0)),
+    "p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)\ny = ReduceSum(p, space)": (12, ("global", None, None, 36.0)),
+}
+
+
+@pytest.mark.parametrize("body", COMPOSED)
+def test_averages_of_averages(body):
+    """With strides of 1 the elements of the second window overlap those of the first: only the first is taken."""
+    size, wanted = COMPOSED[body]
+    constants = {"width": [3], "height": [2], "space": [2, 3]}
+    (scope,) = index(graph(body, constants, inputs=f"float[1,16,{size},{size}] x"))
+    (chain,) = candidates(scope)
+    found = recognise(scope, chain, 2)
+    assert isinstance(found, Pooling) and found.input == "x"
+    spec = found.spec
+    kernel, strides = (None, None) if spec is None else (spec.kernel_shape, spec.strides)
+    assert (found.kind, kernel, strides, found.factor) == wanted

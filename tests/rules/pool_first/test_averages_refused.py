@@ -8,7 +8,7 @@ import pytest
 
 import convpool
 from tests.support.models import graph, operators
-from tests.support.rewriting import rewrite
+from tests.support.rewriting import rewrite, verified
 
 CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
 LAST = 2**63 - 1
@@ -326,3 +326,19 @@ def test_the_type_of_a_factor_has_to_be_known():
     model = graph(f"v = local.some(x)\n{body}", {"ones": np.ones((32, 1, 2, 2), np.float32)}, imports=', "local": 1')
     (site,) = convpool.optimize(model, check=0).report.sites
     assert site.reason == "Conv 'y': type of the average; got unknown, expected a known one"
+
+
+def test_a_sum_onto_computed_numbers_is_no_mean():
+    corners = {"f": [0, 0], "r": [1, 0], "c": [0, 1], "d": [1, 1], "e": [2**40, 2**40], "a": [2, 3], "s": [2, 2]}
+    slices = "".join(f"s{i} = Slice(h, {start}, e, a, s)\n" for i, start in enumerate("frcd"))
+    body = CONV + slices + "n = Shape(s0)\nz = Expand(v, n)\nt = Sum(z, s0, s1, s2, s3)\ny = Div(t, four)"
+    constants = {**corners, "four": np.float32(4)}
+    verified(graph(body, constants, inputs="float[1,16,12,12] x, float[1] v"), 0)
+    verified(graph(body, {**constants, "v": np.zeros(1, np.float32)}), 1)
+
+
+def test_a_box_filter_that_cannot_be_told_is_reported():
+    body = 'h = Conv(x, w)\ny = Conv<group=32, strides=[2,2], auto_pad="SAME_UPPER">(h, box)'
+    model = graph(body, {"box": np.full((32, 1, 2, 2), 0.25, np.float32)}, inputs="float[1,16,H,W] x")
+    (site,) = convpool.optimize(model, check=0).report.sites
+    assert site.status == "rejected" and "auto_pad" in site.reason

@@ -116,3 +116,68 @@ def test_a_pad_behind_a_transpose_whose_order_a_function_is_given():
     )
     result = convpool.optimize(model, check=2)  # the call is inlined, with the order in it
     assert result.changed and [site.status for site in result.report.sites] == ["rewritten"]
+
+
+TWO = [0, 0, 2, 2, 0, 0, 2, 2]
+
+
+def test_axes_of_a_pad_in_any_order():
+    """begins then ends, in the order of `axes`: here of columns, then of rows."""
+    body = f"c = Conv<pads=[3,4,3,4]>(x, w)\nh = Pad(c, p, , axes)\ny = {POOL}(h)"
+    for axes in ([3, 2], [-1, -2]):
+        model = graph(body, {"p": [2, 1, 1, 0], "axes": axes}, inputs="float[1,16,11,11] x", opset=18)
+        result = rewrite(model, 1)
+        assert operators(result.graph) == {"AveragePool": 1, "Conv": 1}
+
+
+def test_a_pad_that_a_body_reads_too_stays():
+    """A pooling in the body would find no zeros."""
+    body = f"""c = Pad(x, two)
+h = Conv(c, w)
+y = {POOL}(h)
+z = If(flag) <then_branch = a () => (float[1,16,8,8] t) {{ t = MaxPool<kernel_shape=[2,2], strides=[2,2]>(c) }},
+  else_branch = b () => (float[1,16,8,8] e) {{ e = AveragePool<kernel_shape=[2,2], strides=[2,2]>(c) }}>"""
+    model = graph(body, {"two": TWO}, inputs="float[1,16,12,12] x, bool flag", outputs="float[a,b,c,d] y, float[e,f,g,h] z")
+    result = convpool.optimize(model, lowering="fused", check=1)
+    (conv,) = [node for node in result.model.graph.node if node.op_type == "Conv"]
+    assert [list(item.ints) for item in conv.attribute if item.name == "pads"] == [[0, 0, 0, 0]]
+    assert result.report.summary.rewritten == 1 and operators(result.model.graph)["Pad"] == 1
+
+
+MOVED = {
+    "a Transpose outside of the body": ("t = Transpose<perm=[0,2,3,1]>(x)\n", False),
+    "a Transpose and a Relu outside": ("u = Transpose<perm=[0,2,3,1]>(x)\nt = Relu(u)\n", False),
+    "no Transpose": ("t = Relu(x)\n", True),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_pad_in_a_body_between_transposes(name):
+    """onnxruntime moves a Transpose behind the Pad where it finds another one in front: the Pad would meet the AveragePool."""
+    before, moves = MOVED[name]
+    turned = "Transpose" in before
+    inner = f"q = Pad(t, p) u2 = Transpose<perm=[0,3,1,2]>(q) h = Conv(u2, w) z = {POOL}(h)"
+    body = f"""{before}y = If(flag) <then_branch = yes () => (float[1,32,6,6] z) {{ {inner} }},
+      else_branch = no () => (float[1,32,6,6] e) {{ e = Expand(zero, s) }}>"""
+    model = graph(
+        body,
+        {"w": (32, 16, 5, 5), "p": [0, 2, 2, 0, 0, 2, 2, 0], "zero": np.zeros((1, 1, 1, 1), np.float32), "s": [1, 32, 6, 6]},
+        inputs="float[1,16,12,12] x, bool flag" if turned else "float[1,12,12,16] x, bool flag",
+    )
+    result = convpool.optimize(model, check=1)
+    then = result.model.graph.node[-1].attribute[0].g
+    assert ("ConvAvgPool" in operators(then)) == moves
+
+
+@pytest.mark.parametrize("before", ["", "t = Relu(a)\n", "r = Constant<value_int=1>()\n"])
+def test_a_pad_in_a_function_between_transposes(before):
+    """A call's result may come from a Transpose: the call is inlined, the pair rewritten."""
+    source = "t" if "Relu" in before else "a"
+    functions = f"""<opset_import: ["": 17], domain: "local">
+    net (a, w, p) => (z) {{ {before} q = Pad({source}, p) u = Transpose<perm=[0,3,1,2]>(q) h = Conv(u, w) z = {POOL}(h) }}"""
+    constants = {"w": (32, 16, 5, 5), "p": [0, 2, 2, 0, 0, 2, 2, 0]}
+    body = "o = Transpose<perm=[0,2,3,1]>(x)\ny = local.net(o, w, p)"
+    model = graph(body, constants, functions=functions, imports=', "local": 1')
+    result = convpool.optimize(model, check=1)
+    assert [site.status for site in result.report.sites] == ["rewritten"] and result.report.verification.passed
+    assert not any(item.name == "net" for item in result.model.functions)

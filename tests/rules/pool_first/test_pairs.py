@@ -8,7 +8,8 @@ import onnx
 import pytest
 
 import convpool
-from tests.support.models import graph, operators
+from tests.support import sessions
+from tests.support.models import graph, operators, random_feeds
 from tests.support.rewriting import PAIR, POOL, rewrite
 
 CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
@@ -361,3 +362,36 @@ def test_a_wide_map_beside_a_convolution_is_pooled_before_and_after():
     shapes = {"inputs": "float[1,16,32,32] x, float[1,64,32,32] r", "outputs": "float[a,b,c,d] y"}
     model = graph(f"h = Conv<pads=[1,1,1,1]>(x, w)\nc = Concat<axis=1>(h, r)\ny = {POOL}(c)", given, **shapes)
     assert operators(rewrite(model, 1, "direct").graph) == {"AveragePool": 2, "Concat": 1, "Conv": 1}
+
+
+def test_pairs_that_share_a_pooling_are_rewritten_one_by_one():
+    """A pooling that a convolution on either side could take."""
+    body = f"p = Conv<pads=[1,1,1,1]>(x, w)\nq = {POOL}(p)\ny = Conv(q, v)"
+    model = graph(body, {"v": (8, 32, 3, 3)})
+    for given in ({}, {"fuse_pool_conv": True}, {"fuse_pool_conv": True, "lowering": "fused"}):
+        result = convpool.optimize(model, check=1, **given)
+        assert result.changed and operators(result.model.graph).get("AveragePool", 0) == 0
+
+
+@pytest.mark.parametrize("behind", ["g = Mul(h, k)", "g = BatchNormalization(h, k1, b1, b1, k1)"])
+def test_a_computed_bias_is_scaled_too(behind):
+    """Nothing may be folded into the weights alone."""
+    body = f"h = Conv<pads=[1,1,1,1]>(x, w, bias)\n{behind}\ny = {POOL}(g)"
+    constants = {"k": np.float32(3), "k1": (32,), "b1": np.full(32, 0.5, np.float32)}
+    constants["k1"] = np.linspace(0.5, 2, 32, dtype=np.float32)
+    model = graph(body, constants, inputs="float[1,16,12,12] x, float[32] bias")
+    for lowering in ("convavgpool", "direct", "fused", "auto"):
+        result = convpool.optimize(model, check=0, lowering=lowering)
+        feeds = random_feeds(model)
+        (wanted,), (got,) = sessions.run(model, feeds), sessions.run(result.model, feeds)
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(("target", "form"), [("any", "direct"), ("tensorrt", None), ("cuda", None)])
+def test_grouped_pairs_of_computed_weights_stay_where_a_gpu_runs_them(target, form):
+    """Such weights cannot be fused, and an AveragePool and a Conv are slower there."""
+    model = graph(
+        PAIR.replace("pads=", "group=16, pads=").replace("(x, w)", "(x, u)"), inputs="float[1,16,12,12] x, float[32,1,3,3] u"
+    )
+    (site,) = convpool.optimize(model, target=target, check=0).report.sites
+    assert site.lowering == form

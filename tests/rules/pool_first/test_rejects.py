@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import helper, numpy_helper
 
 import convpool
+from tests.support import rewriting
 from tests.support.models import graph
 from tests.support.reject_cases import ALONE, BOOL, BRANCH, CONV, FOUR, FOUR_SUM, OPEN, PADDED, POOL, QUARTER, pool, slot
 
@@ -368,3 +370,25 @@ def test_reason(name):
     assert [(site.status, site.lowering) for site in sites][:1] == [("rejected", None)]
     assert sites[0].reason == expected
     assert result.model.SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize("shape", [(), (16,), (32, 1)])
+def test_a_bias_of_another_shape_in_a_function_is_told(shape):
+    functions = f"""<opset_import: ["": 17], domain: "local">
+    net (a) => (v) {{ h = Conv<pads=[1,1,1,1]>(a, w, b) v = {rewriting.POOL}(h) }}"""
+    model = graph("y = local.net(x)", functions=functions, imports=', "local": 1')
+    for name, size in (("w", (32, 16, 3, 3)), ("b", shape)):
+        value = numpy_helper.from_array(np.ones(size, np.float32))
+        model.functions[0].node.insert(0, helper.make_node("Constant", [], [name], value=value))
+    (site,) = convpool.optimize(model, check=0).report.sites
+    assert site.reason == f"Conv 'h': shape of the bias; got {list(shape)}, expected [32]"
+
+
+def test_weights_of_whole_numbers_in_a_function_are_told():
+    functions = f"""<opset_import: ["": 17], domain: "local">
+    net (a) => (v) {{ h = Conv<pads=[1,1,1,1]>(a, w) v = {rewriting.POOL}(h) }}"""
+    model = graph("y = local.net(x)", functions=functions, imports=', "local": 1')
+    value = numpy_helper.from_array(np.ones((32, 16, 3, 3), np.int32))
+    model.functions[0].node.insert(0, helper.make_node("Constant", [], ["w"], value=value))
+    (site,) = convpool.optimize(model, check=0).report.sites
+    assert site.reason == "Conv 'h': type of the weights; got INT32, expected floating point"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import convpool
+from tests.support import rewriting
 from tests.support.models import graph
 from tests.support.reject_cases import BOOL, CONV, FOUR, FOUR_SUM, FUSE, LAST, POOL, QUARTER, pool, pool_conv, slot
 
@@ -324,3 +325,15 @@ def test_reason(name):
     assert [(site.status, site.lowering) for site in sites][:1] == [("rejected", None)]
     assert sites[0].reason == expected
     assert result.model.SerializeToString(deterministic=True) == before
+
+
+def test_normalization_in_training_is_none_of_inference():
+    statistics = {"g": (32,), "b": (32,), "m": (32,), "v": np.ones(32, np.float32)}
+    body = CONV + f"n, rm, rv = BatchNormalization<training_mode=1>(h, g, b, m, v)\ny = {rewriting.POOL}(n)"
+    for outputs in ("n, rm, rv", "n"):
+        model = graph(body.replace("n, rm, rv", outputs), statistics)
+        (site,) = convpool.optimize(model, check=0).report.sites
+        assert site.status == "rejected" and "form; got training, expected inference" in site.reason
+    old = CONV + f"n, rm, rv, sm, sv = BatchNormalization(h, g, b, m, v)\ny = {rewriting.POOL}(n)"
+    (site,) = convpool.optimize(graph(old, statistics, opset=9), check=0).report.sites
+    assert site.status == "rejected" and "form; got training, expected inference" in site.reason

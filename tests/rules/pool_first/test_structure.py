@@ -13,7 +13,8 @@ from convpool.check.session import make_session
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel
 from tests.support import sessions
-from tests.support.models import graph, operators, random_feeds
+from tests.support.cuda_target import NARROW, TAIL
+from tests.support.models import graph, operators, random_feeds, weights
 from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, RTOL, rewrite
 
 LOWERINGS = ("convavgpool", "direct", "fused", "auto")
@@ -241,3 +242,39 @@ y = If(k) <then_branch = yes () => (float[1,16,3,3] a) {{ {inner} h = Conv<pads=
     result = rewrite(model, 2, "convavgpool")
     body = next(function for function in result.functions if function.name == "pair").node
     assert [node.op_type for node in body] == ["AveragePool", "Conv"]
+
+
+def test_a_function_of_another_opset_gets_no_more_nodes():
+    """It has one of an earlier run; the operator's function has the main graph's opset, which is newer now."""
+    inner = f"""{TAIL.replace("(x,", "(a,")} q = Softsign(p) m = {POOL}(q) n = Softsign(m) t = Conv<pads=[1,1,1,1]>(n, k)
+    z = {POOL}(t) f = Relu(z) c = Conv<pads=[1,1,1,1]>(f, w) e = Softsign(c) o = GlobalMaxPool(e) r = Flatten(o)
+    s = GlobalAveragePool(f) d = Flatten(s) u = MatMul(d, g) v = Concat<axis=1>(u, r)"""
+    model = graph(
+        "v = local.net(x)\n" + PAIR.replace("h =", "main =").replace("(h)", "(main)"),
+        NARROW,
+        inputs="float[4,16,64,64] x",
+        outputs="float[i,j] v, float[a,b,c,d] y",
+        functions=f"""<opset_import: ["": 17], domain: "local">
+        net (a) => (v) {{ {inner} }}""",
+        imports=', "local": 1',
+    )
+    for name, array in (("g", weights((16, 4))), ("k", NARROW["k"]), ("w", NARROW["w"])):
+        constant = onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(array))
+        model.functions[0].node.insert(0, constant)
+    written = convpool.optimize(model, check=0, exclude="main").model
+    for opset, kept in ((17, False), (18, True)):
+        next(entry for entry in written.opset_import if not entry.domain).version = opset
+        result = convpool.optimize(written, target="cuda", check=0)
+        found = operators(next(item for item in result.model.functions if item.name == "net"))
+        assert ("MatMul" in found, "Conv" in found, "AveragePool" in found) == (kept, kept, kept)
+        operator_nodes = sum(count for name, count in found.items() if "ConvAvgPool" in name)
+        assert operator_nodes == (2 if kept else 5) and result.report.summary.rewritten > 0
+
+
+def test_names_that_a_function_has_are_not_taken_again():
+    functions = f"""<opset_import: ["": 17], domain: "local">
+    net (a, w) => (b) {{ b_pooled_input = Neg(a) c = Conv<pads=[1,1,1,1]>(b_pooled_input, w) b = {POOL}(c) }}"""
+    model = graph("y = local.net(x, w)", functions=functions, imports=', "local": 1')
+    result = rewrite(model, 1)
+    names = [name for node in result.functions[0].node for name in node.output]
+    assert len(names) == len(set(names)) == 3 and "b_pooled_input" in names

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The algebra's own functions at their boundaries: maps per channel, zero padding, what each lowering refuses."""
+"""Geometry, parts and lowerings at their boundaries: maps per channel, zero padding, what each lowering refuses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from convpool.algebra import lowering as lowerings
 from convpool.algebra.geometry import (
     ConvSpec,
     PoolSpec,
@@ -249,3 +250,17 @@ def test_a_pooling_that_may_stand_last(window, spec, exists):
     if found is not None:
         first, last = found
         assert first.pads == tuple(p + c * 2 for p, c in zip(window.pads, spec.pads, strict=True)) and last.strides == (2, 2)
+
+
+def test_fused_weights_may_grow_sixteenfold_and_any_up_to_a_limit(monkeypatch):
+    conv, pool = ConvSpec((1, 1), (1, 1), (0,) * 4, (1, 1), 1), PoolSpec((4, 4), (4, 4), (0,) * 4, (1, 1))
+    layer = Layer(conv, (8, 8, 1, 1), (16, 16), True)
+    monkeypatch.setattr(lowerings, "MAX_FUSED_ELEMENTS", 100)
+    assert lowerings._fused(layer, pool).name == "fused"
+    wider = PoolSpec((5, 4), (5, 4), (0,) * 4, (1, 1))
+    refused = lowerings._fused(layer, wider)
+    assert (
+        isinstance(refused, Refusal) and "got 1,280, expected at most 1,024" in f"got {refused.got}, expected {refused.expected}"
+    )
+    monkeypatch.setattr(lowerings, "MAX_FUSED_ELEMENTS", 1280)
+    assert lowerings._fused(layer, wider).name == "fused"
