@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""There is one version number, the header's: the library and the installed package say the same."""
+"""There is one version number, the header's: the library, the installed package, changes and citation say the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 import convpool
 from convpool.cuda import library
 
-HEADER = Path(__file__).parents[2] / "plugin" / "include" / "convpool.h"
+ROOT = Path(__file__).parents[2]
+HEADER = ROOT / "plugin" / "include" / "convpool.h"
 
 
 def header_version() -> str:
@@ -30,3 +31,10 @@ def test_installed_package():
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("convpool is not installed")
     assert installed == header_version() == convpool.__version__
+
+
+def test_changes_and_citation():
+    """The newest heading of the changes may be that of the next release, without a number."""
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert next(name for name in headings if name != "Unreleased") == header_version()
+    assert f"\nversion: {header_version()}\n" in (ROOT / "CITATION.cff").read_text()

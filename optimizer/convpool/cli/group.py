@@ -305,7 +305,7 @@ def command(context: click.Context) -> None:
 
 
 def bench_main() -> None:
-    """Entry point of convpool-bench, which ends with the next release."""
+    """Entry point of convpool-bench, which ends with release 0.3."""
     sys.exit(run(bench, "convpool-bench"))
 
 

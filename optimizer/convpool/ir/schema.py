@@ -545,7 +545,7 @@ def _is_ours(function: FunctionProto, opset: int) -> bool:
 
 
 def _meaning(node: NodeProto) -> tuple[Any, ...]:
-    """What a node computes, without its name and what is said of it."""
+    """The computation of a node, without its name and its documentation."""
     attributes = sorted(item.SerializeToString(deterministic=True) for item in node.attribute)
     return node.op_type, node.domain, list(node.input), list(node.output), attributes
 
