@@ -113,7 +113,7 @@ public:
     int32_t rank() const { return rank_; }
     // One value of attribute `id`; pads: the leading sides, then the trailing ones.
     int32_t value(int id, int i = 0) const { return values_[id].at(i); }
-    // As op().attributes(); a real one by its bits.
+    // Values in the order of op().attributes(); a real one by its bits.
     const std::vector<std::vector<int32_t>> &values() const { return values_; }
     bool constant_weights() const { return value(kConstantWeights) != 0; }
 

@@ -17,7 +17,7 @@ namespace convpool::onnxruntime {
 
 // Throws the status's message; frees the status.
 void check(const OrtApi &api, OrtStatus *status);
-// Whether it is none; frees it.
+// True where it is none; frees it.
 bool succeeded(const OrtApi &api, OrtStatus *status);
 
 // Runs a callback's body; nothing may be thrown into onnxruntime, so an exception becomes a status with its message.

@@ -107,7 +107,7 @@ private:
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t elements(const Extent &e) { return e[0] * e[1] * e[2]; }
 
-// Of an element in a tensor of `channels` channels.
+// The place of an element in a tensor of `channels` channels.
 int64_t offset(int64_t n, int64_t c, int64_t at, int64_t channels, int64_t pixels, int32_t layout) {
     return layout == CONVPOOL_CHANNELS_LAST ? (n * pixels + at) * channels + c : (n * channels + c) * pixels + at;
 }
@@ -122,7 +122,7 @@ struct Range {
     int64_t begin, end;
 };
 
-// Those below `count` whose place, `first` and `step` for each, is one of `size` elements.
+// The numbers below `count` whose place, `first` and `step` for each, is one of `size` elements.
 Range inside(int64_t first, int64_t step, int64_t size, int64_t count) {
     return {first >= 0 ? 0 : ceil_div(-first, step), first >= size ? 0 : std::min(count, (size - 1 - first) / step + 1)};
 }

@@ -30,7 +30,7 @@ struct DestroyPlan {
 };
 using Plan = std::unique_ptr<convpool_plan, DestroyPlan>;
 
-// What a launch needs for inputs of one set of sizes, but pointers.
+// The needs of a launch for inputs of one set of sizes, but pointers.
 struct Run {
     std::vector<Sizes> inputs;
     bool tf32 = false;

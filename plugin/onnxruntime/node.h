@@ -21,7 +21,7 @@ public:
     virtual bool number(const char *name, int64_t &value) const = 0;
     virtual bool numbers(const char *name, std::vector<int64_t> &values) const = 0;
     virtual bool real(const char *name, float &value) const = 0;
-    // Whether there is an attribute of the name, of any type.
+    // True where there is an attribute of the name, of any type.
     virtual bool has(const char *name) const = 0;
 };
 
@@ -64,14 +64,14 @@ std::vector<std::vector<int32_t>> values_of(const nodes::Operator &op, const Att
 class Node : public nodes::NodeSpec {
 public:
     Node(const nodes::Operator &op, const AttributeSource &source);
-    // Of a kernel: also refuses inputs whose sizes, as far as they are known, contradict the attributes.
+    // Reads a kernel's node: also refuses inputs whose sizes, as far as they are known, contradict the attributes.
     Node(const OrtApi &api, const nodes::Operator &op, const OrtKernelInfo *info);
 
     // Y's sizes, -1 where the inputs do not tell.  sizes: of the inputs in order, unknown ones -1; the operator's optional
     // bias may be absent.
     Sizes output_sizes(const std::vector<Sizes> &sizes) const;
     static constexpr int kBatch = 0;  // the axis
-    // What the C API knows the node as, on inputs of these sizes.  dtype: convpool_dtype of all tensors.
+    // The node as the C API knows it, on inputs of these sizes.  dtype: convpool_dtype of all tensors.
     convpool_problem problem(const std::vector<Sizes> &sizes, int32_t dtype, bool allow_tf32) const;
 
     bool allow_tf32() const { return value(nodes::kAllowTf32) != 0; }
@@ -82,7 +82,7 @@ private:
     void check_inputs(const std::vector<Sizes> &sizes) const;
     void expect(const std::vector<Sizes> &sizes, int input, const Sizes &wanted) const;
     void check_elements(const char *tensor, const Sizes &sizes) const;
-    // Of a tensor with the channels last or behind the batch: the channels, and the first spatial axis.
+    // The channels' axis and the first spatial one of a tensor with the channels last or behind the batch.
     int channel_axis(bool last) const { return last ? rank() + 1 : 1; }
     static int first_axis(bool last) { return last ? 1 : 2; }
 

@@ -74,7 +74,7 @@ void infer(const CustomOp &op, const OrtShapeInferContext *context) {
     check(api, api.ShapeInferContext_SetOutputTypeShape()(context, 0, made));
 }
 
-// What operators of both providers answer alike.
+// The answers that operators of both providers share.
 CustomOp describe(const OrtApi &api, const nodes::Operator &definition, int32_t element_type, int32_t bias) {
     CustomOp op{};
     op.definition = &definition;
@@ -134,7 +134,7 @@ CustomOp on_cpu(CustomOp op) {
 }
 
 // Before 1.24 onnxruntime reads the type of an optional input that has an empty name, ConvAvgPool(X, W, ""), from a null pointer.
-// Of a variadic input it first looks whether it is there, and refuses the model.
+// Looks first whether a variadic input is there, and refuses the model.
 int32_t bias_of(const OrtApiBase &base) {
     int major = 0, minor = 0;
     std::sscanf(base.GetVersionString(), "%d.%d", &major, &minor);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the adapters for both versions of TensorRT share: descriptors as Tensors, Y's sizes as expressions, creators.
+// The common part of the adapters for both versions of TensorRT: descriptors as Tensors, Y's sizes as expressions, creators.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ Tensors tensors_of(const PluginCore &core, const Desc *in, int32_t inputs, const
     return tensors;
 }
 
-// Of the shape at hand.
+// Tensors of the shape at hand.
 template <typename Desc>
 Tensors tensors_of(const PluginCore &core, const Desc *in, int32_t inputs, const Desc *out, int32_t outputs) {
     return tensors_of(core, in, inputs, out, outputs, [](const Desc &desc) { return tensor_of(desc, desc.dims); });
@@ -60,7 +60,7 @@ bool supports_format(const PluginCore &core, int32_t position, const Desc *in_ou
 
 // Y's sizes as expressions of X's and W's, for both versions of TensorRT's shape expressions.
 
-// What is known of a shape while the network is made.
+// The known part of a shape while the network is made.
 template <typename Api> Tensor known_sizes(const typename Api::DimsExprs &shape) {
     Tensor t{};
     t.rank = shape.nbDims;
@@ -102,7 +102,7 @@ void output_shape(const PluginCore &core, const typename Api::DimsExprs *inputs,
     core.check_residual(known);
 }
 
-// What the plugin creators of both interfaces share.  Api names the types of one TensorRT version's interface.
+// The common part of both interfaces' plugin creators.  Api names the types of one TensorRT version's interface.
 
 inline constexpr char kVersion[] = "1";
 inline constexpr char kNamespace[] = "";

@@ -139,7 +139,7 @@ template <typename R, typename C, typename... A> constexpr auto pick_const(R (C:
     } while (false)
 
 #if CONVPOOL_TENSORRT_SDK_MAJOR >= 10
-// What an interface says of itself.  The functions are no pure ones of their class, and read no member: they are called
+// Compares what interfaces say of themselves.  The functions are no pure ones of their class, and read no member: they are called
 // without an object of it.
 template <typename Own, typename Sdk> void compare_info(const char *name) {
     alignas(Own) unsigned char own_memory[sizeof(Own)]{};

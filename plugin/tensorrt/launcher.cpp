@@ -217,7 +217,7 @@ void Launcher::launch(Run &run, const void *const *inputs, void *output, void *w
     check(falls_back(status) ? launch_fallback(run, tensors, stream) : status);
 }
 
-// By the workspace's size that there is, and for pointers of any alignment.
+// Launches what the workspace that there is allows, for pointers of any alignment.
 convpool_status Launcher::launch_fallback(Run &run, const convpool_tensors &tensors, void *stream) {
     const std::string reason = convpool_last_error();
     if (run.fallback == nullptr) {

@@ -43,7 +43,7 @@ public:
     // Points the tensors' prepared weights here if this launch, which transforms W to `wanted` bytes, can run on kept weights
     // or make them; false: it stays as it is.
     bool place(const convpool_problem &problem, int32_t tactic, size_t wanted, void *stream, convpool_tensors &tensors);
-    // Whether the launch that `place` said true for was queued.
+    // Takes whether the launch that `place` said true for was queued.
     void launched(bool queued) { prepared_ = queued; }
 
     size_t bytes() const { return bytes_; }
@@ -69,7 +69,7 @@ Device current_device();
 
 // Bytes that `tactic` needs; 0 stands for the default one of `device`.
 size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const Device &device);
-// Whether this library has a tactic of this id.
+// True where this library has a tactic of this id.
 bool has_tactic(int32_t id);
 bool runs(const convpool_problem &problem, int32_t tactic, const Device &device);
 // Ids of the tactics that can run every one of the problems on the device.
@@ -88,7 +88,7 @@ struct Request {
     size_t workspace = 0;
 };
 
-// What enqueue needs for the tensors of one shape, but pointers.
+// The needs of enqueue for the tensors of one shape, but pointers.
 struct Run {
     Tensors tensors;
     convpool_problem problem{};
@@ -110,7 +110,7 @@ public:
     // Plans a run and keeps it.  Its kernels are loaded, so that the first launch may lie in a graph capture.  Takes memory
     // for weights that are the same in every run.  A tactic that cannot run this very problem gives way to the default one.
     Run &keep(const Tensors &tensors, const convpool_problem &problem, const Request &request, bool constant_weights);
-    // As much of it as can be done before the tensors are known.
+    // Does as much of it as can be done before the tensors are known.
     void load(const convpool_problem &problem, const Request &request, bool constant_weights);
     void forget() { runs_.clear(); }
 
@@ -132,10 +132,10 @@ private:
     std::vector<Tensors> told_;
 };
 
-// What an engine of TensorRT 8.6 or 9 stores of a plugin: a magic number, the attributes, what its builder granted, and a
+// The bytes of a plugin in an engine of TensorRT 8.6 or 9: a magic number, the attributes, what its builder granted, and a
 // checksum.
 
-// What enqueue must know of the build: TensorRT passes it a pointer to workspace, not its size.  It asked
+// The facts of the build that enqueue must know: TensorRT passes it a pointer to workspace, not its size.  It asked
 // getWorkspaceSize at the largest shapes of a profile, after configurePlugin had named its smallest and largest ones;
 // `bytes` is the least that this layer answers for the profiles it was configured for.
 struct Grant {

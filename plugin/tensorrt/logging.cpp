@@ -37,7 +37,7 @@ public:
 
 namespace {
 
-// What is known of the process's TensorRT.  How long the finder lives is not said, so nothing of it is kept: the library
+// Facts about the process's TensorRT.  How long the finder lives is not said, so nothing of it is kept: the library
 // that it came from has a function for its logger, which is null before the first builder or runtime.
 struct Runtime {
     int32_t (*version)() = nullptr;

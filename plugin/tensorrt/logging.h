@@ -13,7 +13,7 @@ void set_logger_finder(void *finder) noexcept;
 
 // major * 10000 + minor * 100 + patch of the TensorRT that loaded this library; 0 if none can be found.
 int32_t runtime_version() noexcept;
-// What that TensorRT's getInferLibVersion returns: as above from 10 on, major * 1000 + minor * 100 + patch before.
+// The result of that TensorRT's getInferLibVersion: as above from 10 on, major * 1000 + minor * 100 + patch before.
 int32_t runtime_version_number() noexcept;
 
 // Writes "convpool: <where>: <what>" to TensorRT's logger; to stderr if there is none, or none whose layout is known.

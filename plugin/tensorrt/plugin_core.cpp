@@ -111,7 +111,7 @@ void PluginCore::check_run(const Tensors &tensors, const convpool_problem &probl
     if (!same) refuse("Y: shape", shape_text(tensors.output()), shape_text(y) + " by X, W and the attributes");
 }
 
-// Whether the dtype has the prologue's slope.
+// True where the dtype has the prologue's slope.
 bool PluginCore::takes_slope(int32_t dtype) const {
     if (op().prologue != CONVPOOL_ACT_LEAKY_RELU) return true;
     convpool_problem p{};
@@ -124,7 +124,7 @@ bool PluginCore::takes_slope(int32_t dtype) const {
     return convpool_output_shape(&p, nullptr) == CONVPOOL_OK;
 }
 
-// Whether X, of a type and format that it may have by itself, goes with W: they share their type, or X is an image of floats.
+// True where X, of a type and format that it may have by itself, goes with W: they share their type, or X is an image of floats.
 bool PluginCore::takes_types(const Tensor &x, const Tensor &w) const {
     if (x.type == w.type) return true;
     if (x.type != kFloat || rank() != 2 || value(kGroup) != 1 || w.rank != 4) return false;
@@ -267,7 +267,7 @@ private:
     size_t left_;
 };
 
-// What an operator's creator is handed is of that operator, so its name is not written.
+// Leaves out the operator's name: its creator is handed only what is of that operator.
 PluginCore read_core(const Operator &op, Reader &reader) {
     std::vector<std::vector<int32_t>> values(op.attributes().size());
     std::vector<Field> fields;

@@ -58,7 +58,7 @@ public:
     // Residual and output of a run against `problem`.  No part of problem(), as bounds of open sizes need not agree.
     void check_run(const Tensors &tensors, const convpool_problem &problem) const;
 
-    // Whether tensor `position` may have its type and format, given those before it.
+    // True where tensor `position` may have its type and format, given those before it.
     bool supports(int32_t position, const Tensors &tensors) const;
 
     // The problem that the C API knows this as.

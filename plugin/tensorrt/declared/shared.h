@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What v2.h and v3.h declare alike, each in its own namespace, where Size is the type of a dimension. No include guard.
+// The declarations that v2.h and v3.h share, each in its own namespace, where Size is the type of a dimension. No include guard.
 
 enum class DataType : int32_t {
     kFLOAT = 0,

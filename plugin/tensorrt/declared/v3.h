@@ -2,7 +2,7 @@
 // IPluginV3 of TensorRT 10 and 11: the SDK's headers where CONVPOOL_TENSORRT_SDK_MAJOR says that they are there and new
 // enough, else the project's own declarations of the same binary interface.  check_declarations.cpp compares the two.
 //
-// What counts is the Itanium C++ ABI: the order of the virtual functions, the destructor's two slots included, and the
+// The Itanium C++ ABI counts: the order of the virtual functions, the destructor's two slots included, and the
 // layout of the structs.  Never reorder.
 #pragma once
 
