@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from tests.support.processes import wait_for_the_process_of
 
 import convpool
 from convpool.check import session, session_process
@@ -338,13 +338,7 @@ def end():
 threading.Thread(target=end).start()
 convpool.optimize({str(path)!r})
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    for _ in range(600):
-        if not os.path.exists(f"/proc/{int(done.stdout)}/exe"):
-            break
-        time.sleep(0.05)
-    else:
-        raise AssertionError("it goes on")
+    wait_for_the_process_of(code)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from convpool.ir.model import load, passes_full_check
 from tests.support import sessions
 from tests.support.damage import damaged
 from tests.support.models import graph, random_feeds
+from tests.support.processes import wait_for_the_process_of
 from tests.support.rewriting import PAIR
 
 
@@ -199,13 +200,7 @@ except Exception:
 print(elsewhere._running._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    for _ in range(200):
-        if not os.path.exists(f"/proc/{int(done.stdout)}/exe"):
-            break
-        time.sleep(0.05)
-    else:
-        raise AssertionError("it goes on")
+    wait_for_the_process_of(code)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
+import convpool
+from tests.support.models import graph
+
 POOL = "y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)"
 CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
 ALONE = "h = Conv<pads=[1,1,1,1]>(x, w)\n" + POOL
@@ -42,3 +45,15 @@ def pool_conv(attributes: str) -> str:
 def slot(middle: str, before: str = PADDED) -> str:
     """Convolution, `middle` from c to h, pooling."""
     return before + middle + "\n" + POOL
+
+
+def check_rejected(
+    body: str, expected: str, constants: dict | None = None, given: dict | None = None, options: dict | None = None
+):
+    """The first site of a model stays for the reason expected, and the model as it is; given: for `graph`."""
+    model = graph(body, constants, **(given or {}))
+    before = model.SerializeToString(deterministic=True)
+    result = convpool.optimize(model, check=0, **(options or {}))
+    site = result.report.sites[0]
+    assert (site.status, site.lowering, site.reason) == ("rejected", None, expected)
+    assert result.model.SerializeToString(deterministic=True) == before

@@ -206,22 +206,18 @@ def test_a_pad_that_crops_in_front_of_a_convolution_that_stays():
     ]
 
 
-def test_weights_of_unknown_sizes_between_nodes_stay():
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ("A,B,C,D", "shape of the weights; got ('A', 'B', 'C', 'D'), expected a static kernel with 2 axes"),
+        ("16,32,3,3", "weights; got computed, or an input that a caller may override, expected a constant"),
+    ],
+)
+def test_computed_weights_between_nodes_stay(shape, reason):
     text = f"{TAIL}\nq = Softsign(p)\nt = Conv<pads=[1,1,1,1]>(q, u)\ny = Softsign(t)"
-    model = graph(text, NARROW, inputs="float[4,16,64,64] x, float[A,B,C,D] u")
+    model = graph(text, NARROW, inputs=f"float[4,16,64,64] x, float[{shape}] u")
     sites = convpool.optimize(model, target="cuda", check=0).report.sites
-    assert [site.reason for site in sites if site.status == "rejected"] == [
-        "Conv 't': shape of the weights; got ('A', 'B', 'C', 'D'), expected a static kernel with 2 axes"
-    ]
-
-
-def test_computed_weights_between_nodes_stay():
-    text = f"{TAIL}\nq = Softsign(p)\nt = Conv<pads=[1,1,1,1]>(q, u)\ny = Softsign(t)"
-    model = graph(text, NARROW, inputs="float[4,16,64,64] x, float[16,32,3,3] u")
-    sites = convpool.optimize(model, target="cuda", check=0).report.sites
-    assert [site.reason for site in sites if site.status == "rejected"] == [
-        "Conv 't': weights; got computed, or an input that a caller may override, expected a constant"
-    ]
+    assert [site.reason for site in sites if site.status == "rejected"] == [f"Conv 't': {reason}"]
 
 
 def test_reasons_of_layouts():
