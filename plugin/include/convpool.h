@@ -9,7 +9,8 @@
  * pad with zeros: AveragePool's stand around f(X), and Conv's around the pooled tensor.
  *
  * Upsample repeats every pixel upsample[i] times along dimension i (nearest), 1 to 4 times; 0 means 1. Conv's zeros stand around
- * the upsampled tensor, which is never in memory. A problem that upsamples has no pooling: its pooling window is 1, of stride 1
+ * the upsampled tensor, which is never in memory. Tactics but generic sum weights of a pixel's copies before they multiply, so that
+ * an infinity in X beside a zero weight need not make NaN. A problem that upsamples has no pooling: its pooling window is 1, of stride 1
  * and without pads, along every dimension; else it is CONVPOOL_INVALID_ARGUMENT.
  *
  * Types. W is of w_dtype, X of x_dtype, and Y, B and R are of y_dtype.

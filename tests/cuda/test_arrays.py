@@ -245,8 +245,8 @@ def test_prepared_weights_are_reused(torch_gpu):
     [
         ("NCHW", None),
         ("NHWC", "conv_avgpool_direct_gemm_sm90a_f16_m64n64k64_s8_im2col"),
-        ("NCHW", "conv_avgpool_filter_fused_sm90a_f16_m64n64k64_s8_split4_im2col"),
-        ("NHWC", "conv_avgpool_direct_fused_sm90a_f16_m64n64k32_s6_tma3x3"),
+        ("NCHW", "conv_avgpool_filter_fused_sm90a_f16_m64n64k64_s8_split8_im2col"),
+        ("NHWC", "conv_avgpool_direct_fused_sm90a_f16_m128n256k32_s4_tma3x3"),
     ],
 )
 def test_graph_capture(torch_gpu, layout, tactic):
@@ -284,9 +284,9 @@ def test_graph_capture(torch_gpu, layout, tactic):
         ("NCHW", "conv_avgpool_direct_fused_sm75_f16_m64n64k32_s6"),
         ("NHWC", "conv_avgpool_direct_gemm_sm90a_f16_m64n64k64_s8"),
         ("NHWC", "conv_avgpool_direct_gemm_sm90a_f16_m64n64k64_s8_im2col"),
-        ("NCHW", "conv_avgpool_filter_fused_sm90a_f16_m64n64k64_s8_im2col"),
-        ("NHWC", "conv_avgpool_filter_fused_sm90a_f16_m64n64k64_s8_im2col"),
-        ("NHWC", "conv_avgpool_direct_fused_sm90a_f16_m64n64k32_s6_tma3x3"),
+        ("NCHW", "conv_avgpool_filter_fused_sm90a_f16_m64n64k64_s4_im2col"),
+        ("NHWC", "conv_avgpool_filter_fused_sm90a_f16_m64n64k64_s4_im2col"),
+        ("NHWC", "conv_avgpool_direct_fused_sm90a_f16_m128n256k32_s4_tma3x3"),
     ],
 )
 def test_arrays_of_more_than_2_to_the_31_elements(torch_gpu, layout, tactic):

@@ -196,6 +196,7 @@ def test_the_rule_has_a_time_for_every_tactic(pretended):
         dict(kernel_shape=3, pool_kernel_shape=3, strides=3),
         dict(kernel_shape=5, pool_kernel_shape=3, strides=3),
         dict(layout="NCHW"),
+        dict(pool_kernel_shape=1, pool_pads=0, strides=1, pads=1, upsample=2),
     ]
     expected = dict.fromkeys((tactic.id for tactic in tactics()), None)
     for dtype, tf32 in (("float16", False), ("bfloat16", False), ("float32", True), ("float32", False)):

@@ -128,6 +128,8 @@ def test_prologue_of_values_that_are_not_finite(gpu, name, before, slope):
     )
     x, w = np.ones((1, 8, 36, 36)), np.zeros(problem.w_shape)
     w[:, 0] = 1  # sums that are numbers of bfloat16
+    if tactic.family == "upsample":
+        w[:] = 1  # which sums taps first: a zero beside a one does not make NaN of an infinity
     for place, value in ((5, np.inf), (15, -np.inf), (25, np.nan)):
         x[0, 0, place, place] = value
     with np.errstate(invalid="ignore"):

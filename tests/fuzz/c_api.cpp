@@ -84,6 +84,10 @@ convpool_problem Fuzzer::legal() {
         p.dilations[i] = p.pool_dilations[i] = 1;
     }
     for (int i = 0; i < 2 * p.rank; ++i) p.pads[i] = below(2), p.pool_pads[i] = below(p.pool_kernel[i % p.rank]);
+    if (one_in(4)) {  // upsampled instead of pooled
+        for (int i = 0; i < p.rank; ++i) p.upsample[i] = below(5), p.pool_kernel[i] = p.pool_strides[i] = 1;
+        for (int32_t &pad : p.pool_pads) pad = 0;
+    }
     p.group = 1;
     p.has_bias = below(2), p.has_residual = below(2);
     p.activation = below(6), p.beta = 1;

@@ -381,8 +381,7 @@ double GemmPlan::passes_and_rounds_us(int64_t steps, Step step) const {
 
 int64_t shared_bytes(const Row &row, const KernelTraits &traits) {
     const Tile &t = row.tile;
-    if (traits.persistent)
-        return exchange_offset(t.stages, t.block_m, t.block_n) + staged_bytes(t.warps_m * t.warps_n, t.min_blocks);
+    if (traits.persistent) return exchange_offset(t.stages, t.block_m, t.block_n) + t.staged_bytes();
     const int ring = t.stages * (t.block_m + t.block_n) * traits.row_chunks * 16 + traits.barrier_bytes;
     if (row.split == 1) return ring;
     if (traits.row_chunks == 8 && pushes_sums(row.precision, t.block_m, t.block_n))

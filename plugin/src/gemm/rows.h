@@ -33,11 +33,6 @@ constexpr bool pushes_sums(Precision precision, int block_m, int block_n) {
 // Where the memory for that is: behind the ring of copies and its barriers.
 constexpr int exchange_offset(int stages, int block_m, int block_n) { return stages * (block_m + block_n) * 128 + 128; }
 
-// Blocks that take tiles one after the other have memory of its own for a tile's sums on their way to Y, behind the ring too, so
-// that the next tile is copied meanwhile: of every warp 16 pixels, and of so many channels at a time as leave the ring its stages.
-constexpr int staged_columns(int warps, int min_blocks) { return warps > 8 || min_blocks > 1 ? 16 : 32; }
-constexpr int staged_bytes(int warps, int min_blocks) { return warps * 16 * (staged_columns(warps, min_blocks) + 8) * 4; }
-
 }  // namespace convpool
 
 namespace convpool::gemm {
@@ -57,6 +52,11 @@ struct Tile {
     int32_t stages;      // buffers of pixels and weights in flight
     int32_t min_blocks;  // of a multiprocessor
     Step step;
+    // Of phases: blocks take tiles one after the other. The sums of one go to Y through memory of their own, behind the ring, while
+    // the next one is copied: of every warp 16 pixels and so many channels at a time. 0: a block takes one tile.
+    int32_t staged_channels = 0;
+
+    constexpr int staged_bytes() const { return warps_m * warps_n * 16 * (staged_channels + 8) * 4; }
 };
 
 struct Row {

@@ -27,6 +27,8 @@ SMALL = [
         conv_cases.rewritten(2, 40, 72, (19, 18), kernel, 2, pads=kernel // 2, prologue_affine=True, prologue_activation="relu")
         for kernel in (1, 3)
     ),
+    dict(n=3, c=72, m=72, spatial=(9, 11), kernel_shape=3, pool_kernel_shape=1, pads=1, upsample=2, bias=True, residual=True),
+    dict(n=2, c=136, m=24, spatial=(5, 6), kernel_shape=2, pool_kernel_shape=1, upsample=(3, 2), prologue_activation="relu"),
 ]
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ gemm::KernelTraits traits_of(const Row &row) {
             .copy_threads = im2col_copy_threads(row.precision, t.block_m, t.block_n),
             .barrier_bytes = t.stages * 2 * 8,
             .stores_runs = true,
-            .persistent = row.operand == gemm::Operand::kPhasesOfW && row.split == 1};
+            .persistent = row.operand == gemm::Operand::kPhasesOfW && row.split == 1 && t.staged_channels > 0};
 }
 
 class ImplicitGemmTmaPlan : public gemm::GemmPlan {

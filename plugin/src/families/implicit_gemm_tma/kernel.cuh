@@ -43,14 +43,13 @@ template <class Config> struct PlainTile : GemmTile<Config> {
     CONVPOOL_DEVICE PlainTile(const ImplicitGemmTmaParams &p, uint32_t block) : GemmTile<Config>(p.gemm, block) {}
 };
 
-template <class Config, bool kActivates, bool kPhases> struct ImplicitGemmTma {
+// kStaged: the channels of a tile's sums that go to Y at a time through memory of their own, where a block takes several tiles.
+template <class Config, bool kActivates, bool kPhases, int kStaged> struct ImplicitGemmTma {
     using Stage = GemmStage<Config>;
     static constexpr int kStages = Config::kStages, kChannels = Stage::kChunks * Config::kPerChunk;
     static constexpr int kGroups = Config::kWarps / 4;
     static constexpr int kCopyThreads = im2col_copy_threads(Config::kPrecision, Config::kBlockM, Config::kBlockN);
     static_assert(kStages >= 3, "a stage under way, two being multiplied");
-    static constexpr int kStagedColumns = staged_columns(Config::kWarps, Config::kMinBlocks);
-    static_assert(Staging<Config, kStagedColumns>::kBytes <= staged_bytes(Config::kWarps, Config::kMinBlocks), "of the host");
     static_assert(Stage::kPixelBytes % 1024 == 0 && Stage::kBytes % 1024 == 0, "the swizzle is one of addresses");
 
     const ImplicitGemmTmaParams &p;
@@ -143,7 +142,6 @@ template <class Config, bool kActivates, bool kPhases> struct ImplicitGemmTma {
     // The tile's sums to Y. held: the stage that the last products read; hands_back: this thread does it, for the next tile.
     CONVPOOL_DEVICE void store(const Accumulators<Config> &acc, int held, bool hands_back) const {
         if constexpr (kPhases) {
-            if (hands_back) barrier_arrive(empty(held));
             const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
             const OutputView view = tile.phase.view(p.gemm);
             auto output_of = [&](int row) { return tile.phase.output_of(p.gemm, tile.first_pixel + row); };
@@ -151,8 +149,14 @@ template <class Config, bool kActivates, bool kPhases> struct ImplicitGemmTma {
                 if (p.gemm.split > 1)
                     return pushed_sums<Config>(p.gemm, shared, tile.rank)
                         .store(acc[0], warp, p.gemm.epilogue, view, tile.first_channel, output_of);
-            store_tile<Config, kStagedColumns>(acc, shared + kPushedOffset<Config>, p.gemm.epilogue, view, warp * 16,
-                                               tile.first_channel, lane, output_of);
+            if constexpr (kStaged > 0) {
+                if (hands_back) barrier_arrive(empty(held));
+            } else {
+                barrier_of_first<Config::kThreads>();
+            }
+            store_tile<Config, kStaged == 0 ? 64 : kStaged>(acc, kStaged == 0 ? shared : shared + kPushedOffset<Config>,
+                                                            p.gemm.epilogue, view, warp * 16, tile.first_channel, lane,
+                                                            output_of);
         } else {
             barrier_of_first<Config::kThreads>();  // the ring's place is free for the accumulators
             store_gemm_tile<Config>(acc, shared, p.gemm, tile);
@@ -230,10 +234,10 @@ template <class Config, bool kActivates, bool kPhases> struct ImplicitGemmTma {
     }
 };
 
-// Blocks of phases take tiles one after the other: the next one's copies begin while the sums of the one before go to Y.
-template <class Config, bool kActivates, bool kPhases>
+// Blocks take one tile, or several one after the other: the next one's copies begin while the sums of the one before go to Y.
+template <class Config, bool kActivates, bool kPhases, int kStaged>
 CONVPOOL_DEVICE void run_implicit_gemm_tma(const ImplicitGemmTmaParams &p, uint32_t memory) {
-    using Gemm = ImplicitGemmTma<Config, kActivates, kPhases>;
+    using Gemm = ImplicitGemmTma<Config, kActivates, kPhases, kStaged>;
     memory = Gemm::of_the_warp(memory);
     const Gemm gemm(p, memory, blockIdx.x);
     gemm.prepare();
@@ -247,7 +251,7 @@ CONVPOOL_DEVICE void run_implicit_gemm_tma(const ImplicitGemmTmaParams &p, uint3
             if constexpr (kActivates) of.multiply_activated(ring);
             else of.multiply(ring);
         };
-        if constexpr (kPhases) {
+        if constexpr (kStaged > 0) {
 #pragma unroll 1
             for (int block = blockIdx.x; block < p.blocks; block += gridDim.x) multiply(Gemm(p, memory, block));
         } else {
@@ -256,7 +260,7 @@ CONVPOOL_DEVICE void run_implicit_gemm_tma(const ImplicitGemmTmaParams &p, uint3
     } else {
         if constexpr (Gemm::kCopyThreads == 128) give_registers<40>();
         if (threadIdx.x != Config::kThreads) return;
-        if constexpr (kPhases) {
+        if constexpr (kStaged > 0) {
 #pragma unroll 1
             for (int block = blockIdx.x; block < p.blocks; block += gridDim.x)
                 Gemm(p, memory, block).copy(ring, block == static_cast<int>(blockIdx.x));
@@ -268,13 +272,13 @@ CONVPOOL_DEVICE void run_implicit_gemm_tma(const ImplicitGemmTmaParams &p, uint3
 
 #endif
 
-template <class Config, bool kActivates, bool kPhases>
+template <class Config, bool kActivates, bool kPhases, int kStaged>
 __global__ void __launch_bounds__(Config::kThreads + im2col_copy_threads(Config::kPrecision, Config::kBlockM, Config::kBlockN),
                                   Config::kMinBlocks)
     implicit_gemm_tma_kernel(const __grid_constant__ ImplicitGemmTmaParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
-    run_implicit_gemm_tma<Config, kActivates, kPhases>(params, shared_address(memory));
+    run_implicit_gemm_tma<Config, kActivates, kPhases, kStaged>(params, shared_address(memory));
 #endif
 }
 
@@ -289,10 +293,11 @@ struct Instances : RowsOf<kRows> {
         constexpr Tile t = kRows[kRow].tile;
         constexpr Precision kPrecision = kRows[kRow].precision;
         constexpr bool kPhases = kRows[kRow].operand == gemm::Operand::kPhasesOfW;
+        constexpr int kStaged = kPhases ? t.staged_channels : 0;
         using Config = TileConfigOf<kRows, kRow>;
         if constexpr (can_activate(kPrecision, t.block_m, t.block_n, t.min_blocks))
-            if (activates) return reinterpret_cast<const void *>(&implicit_gemm_tma_kernel<Config, true, kPhases>);
-        return reinterpret_cast<const void *>(&implicit_gemm_tma_kernel<Config, false, kPhases>);
+            if (activates) return reinterpret_cast<const void *>(&implicit_gemm_tma_kernel<Config, true, kPhases, kStaged>);
+        return reinterpret_cast<const void *>(&implicit_gemm_tma_kernel<Config, false, kPhases, kStaged>);
     }
 };
 

@@ -14,17 +14,21 @@ using gemm::Tile;
 
 // Steps are of 128 bytes of channels of one tap.
 // clang-format off
-// block_m, block_n, warps_m, warps_n, stages, min_blocks, step
+// block_m, block_n, warps_m, warps_n, stages, min_blocks, step, staged_channels
 constexpr Tile k128x256s4{128, 256,  8, 1, 4, 1, {0.574}};
-constexpr Tile k128x192s5{128, 192,  8, 1, 5, 1, {0.45}};
-constexpr Tile k128x128s6{128, 128,  8, 1, 6, 1, {0.314}};
+constexpr Tile k128x192s5{128, 192,  8, 1, 5, 1, {0.45}, 32};
+constexpr Tile k128x192s4{128, 192,  8, 1, 4, 1, {0.45}, 64};
+constexpr Tile k128x256s3{128, 256,  8, 1, 3, 1, {0.574}, 64};
+constexpr Tile k128x128s5{128, 128,  8, 1, 5, 1, {0.314}, 64};
+constexpr Tile k128x64s3{ 128,  64,  8, 1, 3, 2, {0.194, 0.228}, 64};
+constexpr Tile k128x128s6{128, 128,  8, 1, 6, 1, {0.314}, 32};
 constexpr Tile k128x128s3{128, 128,  8, 1, 3, 2, {0.332, 0.331}};
 constexpr Tile k256x128s4{256, 128, 16, 1, 4, 1, {0.587}};
-constexpr Tile k128x64s8{ 128,  64,  8, 1, 8, 1, {0.227}};
-constexpr Tile k128x64s4{ 128,  64,  8, 1, 4, 2, {0.194, 0.228}};
-constexpr Tile k64x64s8{   64,  64,  4, 1, 8, 1, {0.206}};
-constexpr Tile k64x64s4{   64,  64,  4, 1, 4, 3, {0.094, 0.233}};
-constexpr Tile k64x128s8{  64, 128,  4, 1, 8, 1, {0.238}};
+constexpr Tile k128x64s8{ 128,  64,  8, 1, 8, 1, {0.227}, 32};
+constexpr Tile k128x64s4{ 128,  64,  8, 1, 4, 2, {0.194, 0.228}, 16};
+constexpr Tile k64x64s8{   64,  64,  4, 1, 8, 1, {0.206}, 32};
+constexpr Tile k64x64s4{   64,  64,  4, 1, 4, 3, {0.094, 0.233}, 16};
+constexpr Tile k64x128s8{  64, 128,  4, 1, 8, 1, {0.238}, 32};
 constexpr Tile k64x32s8{   64,  32,  4, 1, 8, 2, {0.206}};
 
 inline constexpr Line kLines[] = {
@@ -56,6 +60,10 @@ inline constexpr Line kLines[] = {
     {k64x32s8,   8, {   0,    0,    0,    0,    0,    0, 3774, 0}},
     {k64x64s4,   4, {   0,    0,    0,    0,    0,    0, 3775, 0, 5028, 5128, 5228,    0}},
     {k128x192s5, 1, {   0,    0,    0,    0,    0,    0,    0, 0, 5010, 5110, 5210,    0}},
+    {k128x192s4, 1, {   0,    0,    0,    0,    0,    0,    0, 0, 5031,    0, 5231,    0}},
+    {k128x256s3, 1, {   0,    0,    0,    0,    0,    0,    0, 0, 5032,    0, 5232,    0}},
+    {k128x128s5, 1, {   0,    0,    0,    0,    0,    0,    0, 0, 5033,    0, 5233,    0}},
+    {k128x64s3,  1, {   0,    0,    0,    0,    0,    0,    0, 0, 5034,    0, 5234,    0}},
 };
 // clang-format on
 inline constexpr auto kRows = rows_of<kLines>();
