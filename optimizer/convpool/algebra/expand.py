@@ -288,11 +288,6 @@ def admits(form: str, conv: ConvSpec, up: UpsampleSpec) -> bool:
     return form == "fused"
 
 
-def original_cost(work: Work) -> Cost:
-    """The convolution on the large map, the upsampling aside."""
-    return dense_cost(work.conv, work.m, work.c, work.up.output_size(work.size), work.item_bytes)
-
-
 def form_cost(form: str, work: Work) -> Cost:
     """The cost of a form, per sample."""
     conv, up, m, c, size, item = work.conv, work.up, work.m, work.c, work.size, work.item_bytes

@@ -21,76 +21,19 @@ Read = Callable[[TensorProto], np.ndarray]
 Evaluate = Callable[[ModelProto, str], np.ndarray]
 """Gives the value of one tensor of a model without inputs.  May raise anything: then the value is unknown."""
 FOLDABLE = (
-    "Abs",
-    "Add",
-    "Cast",
-    "CastLike",
-    "Ceil",
-    "Clip",
-    "Concat",
-    "ConstantOfShape",
-    "Div",
-    "Equal",
-    "Expand",
-    "Floor",
-    "Gather",
-    "Greater",
-    "Less",
-    "Max",
-    "Min",
-    "Mod",
-    "Mul",
-    "Neg",
-    "Not",
-    "Range",
-    "ReduceMax",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceSum",
-    "Reshape",
-    "ScatterND",
-    "Slice",
-    "Split",
-    "Squeeze",
-    "Sub",
-    "Tile",
-    "Transpose",
-    "Unsqueeze",
-    "Where",
-)
+    "Abs Add Cast CastLike Ceil Clip Concat ConstantOfShape Div Equal Expand Floor Gather Greater Less Max Min Mod Mul Neg "
+    "Not Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape ScatterND Slice Split Squeeze Sub Tile Transpose Unsqueeze "
+    "Where"
+).split()
 """Operators of shape arithmetic that are evaluated where all their inputs are constants."""
 MAX_FOLDED_ELEMENTS = 4096
 """Largest tensor taken into or made by that: sizes, axes, and per-channel parameters."""
 MAX_FOLDED_NODES = 100
 """Longest chain of nodes looked through to a constant."""
 ARITHMETIC = (
-    "Abs",
-    "Add",
-    "Concat",
-    "Div",
-    "Exp",
-    "Flatten",
-    "Gemm",
-    "Identity",
-    "MatMul",
-    "Max",
-    "Min",
-    "Mul",
-    "Neg",
-    "Pow",
-    "Reciprocal",
-    "ReduceL2",
-    "ReduceMean",
-    "ReduceSum",
-    "ReduceSumSquare",
-    "Reshape",
-    "Slice",
-    "Sqrt",
-    "Squeeze",
-    "Sub",
-    "Transpose",
-    "Unsqueeze",
-)
+    "Abs Add Concat Div Exp Flatten Gemm Identity MatMul Max Min Mul Neg Pow Reciprocal ReduceL2 ReduceMean ReduceSum "
+    "ReduceSumSquare Reshape Slice Sqrt Squeeze Sub Transpose Unsqueeze"
+).split()
 """Operators that reparametrised weights are made of.  Not Cast or DequantizeLinear: they are there to keep a file small."""
 COMPUTING_IR_VERSION = 8
 MAX_WEIGHT_ELEMENTS = 2**27
