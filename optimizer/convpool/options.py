@@ -251,13 +251,7 @@ def _rules_of(target: str) -> frozenset[str]:
 TARGETS: dict[str, Target] = {
     "any": Target(_rules_of("any"), "convavgpool"),
     "cpu": Target(_rules_of("cpu"), "auto", devices=("cpu",)),
-    "tensorrt": Target(
-        _rules_of("tensorrt"),
-        "convavgpool",
-        direct_without_kernel=False,
-        keep_int8=True,
-        devices=("gpu",),
-    ),
+    "tensorrt": Target(_rules_of("tensorrt"), "convavgpool", direct_without_kernel=False, keep_int8=True, devices=("gpu",)),
     "cuda": Target(
         _rules_of("cuda"),
         "convavgpool",

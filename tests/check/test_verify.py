@@ -36,8 +36,7 @@ BREAKS = {
     "bias lost": lambda model, dtype: change(model, "b", np.zeros_like),
     "pads shifted": lambda model, dtype: pair(dtype, PAIR.replace("[1,1,1,1]", "[0,0,2,2]")),
     "pads lost in the mean": lambda model, dtype: pair(
-        dtype,
-        "p = AveragePool<kernel_shape=[2,2], pads=[1,1,1,1]>(x)\ny = Conv<strides=[2,2]>(p, w, b)",
+        dtype, "p = AveragePool<kernel_shape=[2,2], pads=[1,1,1,1]>(x)\ny = Conv<strides=[2,2]>(p, w, b)"
     ),
     "maximum for mean": lambda model, dtype: pair(dtype, PAIR.replace("AveragePool", "MaxPool")),
 }

@@ -268,10 +268,7 @@ def test_the_second_column_says_what_stands_beside_the_convolution(body, heading
 def test_names_with_brackets_and_empty_cells_are_shown_as_they_are():
     console = Console(file=io.StringIO(), width=30, force_terminal=True, no_color=True)
     print_table(console, ("a", "b"), [[r"\[red]x", ""], ["x" * 40, "12345"]], right=(1,), names=(0,))
-    assert [line.split() for line in console.file.getvalue().splitlines()[1:]] == [
-        ["[red]x", "-"],
-        ["..." + "x" * 20, "12345"],
-    ]
+    assert [line.split() for line in console.file.getvalue().splitlines()[1:]] == [["[red]x", "-"], ["..." + "x" * 20, "12345"]]
 
 
 def test_nothing_is_said_where_nothing_can_be_done():

@@ -168,10 +168,7 @@ answer = dict(
 
 @pytest.mark.parametrize(
     "forgotten, instead, message",
-    [
-        (", {0.25, 0.45}", "", "a row's tile has a fitted cost"),
-        ("{1003}", "{1002}", "ids_differ(kRows)"),
-    ],
+    [(", {0.25, 0.45}", "", "a row's tile has a fitted cost"), ("{1003}", "{1002}", "ids_differ(kRows)")],
 )
 def test_a_row_that_is_incomplete_does_not_compile(copy, forgotten, instead, message):
     follow(recipe(DOCUMENT, "(b)"), copy)

@@ -50,8 +50,7 @@ def direct(row: dict[str, float]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "record", "stated"),
-    [("fp32", "h200_suita_table1_fp32.json", 2.90), ("fp16", "h200_suita_table2_fp16.json", 1.43)],
+    ("dtype", "record", "stated"), [("fp32", "h200_suita_table1_fp32.json", 2.90), ("fp16", "h200_suita_table2_fp16.json", 1.43)]
 )
 def test_pooling_first_over_naive(dtype, record, stated):
     found = claim(f"{dtype}: pooling first is")

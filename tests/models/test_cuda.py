@@ -61,13 +61,7 @@ WANTED = {
         "AffineReluConvAvgPool": 4,
         "Flatten": 1,
     },
-    "igebm": {
-        "ConvAvgPool": 4,
-        "ConvAvgPoolLeakyRelu": 6,
-        "ConvAvgPoolAddLeakyRelu": 6,
-        "ReluConvAvgPool": 1,
-        "Flatten": 1,
-    },
+    "igebm": {"ConvAvgPool": 4, "ConvAvgPoolLeakyRelu": 6, "ConvAvgPoolAddLeakyRelu": 6, "ReluConvAvgPool": 1, "Flatten": 1},
 }
 """All nodes of the results.  Of BigGAN the attention's Transposes are the model's own; DenseNet's stands behind its MaxPool."""
 NO_PAIR = ("vgg_average", "squeeze_excite", "resnet_d")

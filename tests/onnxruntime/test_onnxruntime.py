@@ -191,10 +191,7 @@ def test_types_and_shapes_are_inferred(channels_last):
         ({"accumulation": 2}, "accumulation[0]; got 2, expected 0 to 1"),
         ({"accumulation": -1}, "accumulation[0]; got -1, expected 0 to 1"),
         ({"accumulation": "packed"}, "ConvAvgPool: accumulation; got an attribute of another type, expected an integer"),
-        (
-            {"pool_kernel_shape": [40, 2]},
-            "pool_kernel_shape[0]: elements under the window; got 9 and 1 pads, expected at least",
-        ),
+        ({"pool_kernel_shape": [40, 2]}, "pool_kernel_shape[0]: elements under the window; got 9 and 1 pads, expected at least"),
     ],
 )
 def test_wrong_attributes_are_refused_with_a_message(attributes, message):

@@ -12,18 +12,7 @@ import convpool
 from convpool.cli.group import run
 from convpool.cli.optimize import command
 from tests.support.models import graph
-from tests.support.offloaded import (
-    BESIDE,
-    PAIR,
-    POOLED,
-    RELU,
-    STEM,
-    WIDE,
-    WIDE_SHAPES,
-    check_reason,
-    made,
-    windows,
-)
+from tests.support.offloaded import BESIDE, PAIR, POOLED, RELU, STEM, WIDE, WIDE_SHAPES, check_reason, made, windows
 from tests.support.rewriting import POOL, rewrite
 
 WIDE_INPUT = "float[1,64,8,8] a"
@@ -243,10 +232,7 @@ def test_command_line_of_plain_convolutions(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("body", "pair"),
     [
-        (
-            "h = Conv<pads=[1,1,1,1]>(a, w) b = AveragePool<kernel_shape=[2,2], strides=[2,2], ceil_mode: int = @e>(h)",
-            True,
-        ),
+        ("h = Conv<pads=[1,1,1,1]>(a, w) b = AveragePool<kernel_shape=[2,2], strides=[2,2], ceil_mode: int = @e>(h)", True),
         ("p = AveragePool<kernel_shape=[2,2], strides=[2,2], ceil_mode: int = @e>(a) b = Conv<pads=[1,1,1,1]>(p, w)", False),
     ],
 )

@@ -128,10 +128,7 @@ REFUSED = {
         "keep_aspect_ratio_policy; got not_larger, expected stretch",
     ),
     "computed scales": ('u = Resize<mode="linear">(x, , e)\n', "scales; got a computed tensor, expected a constant"),
-    "norm": (
-        resized('mode="linear"') + "n = Relu(u)\nk = InstanceNormalization(u, p, p)\n",
-        "statistics of the map; got of",
-    ),
+    "norm": (resized('mode="linear"') + "n = Relu(u)\nk = InstanceNormalization(u, p, p)\n", "statistics of the map; got of"),
 }
 
 

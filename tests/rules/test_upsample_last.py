@@ -220,29 +220,14 @@ REFUSED = {
     ),
     "half pixel with floor": (HALF, CONV, {}, "resampling; got nearest, half_pixel, floor, 4 times as many elements"),
     "align corners": (CORNERS, CONV, {}, "resampling; got nearest, align_corners"),
-    "no whole factor": (
-        UP,
-        CONV,
-        {"s": scales(1.5, 2)},
-        "3 times as many elements, expected nearest",
-    ),
+    "no whole factor": (UP, CONV, {"s": scales(1.5, 2)}, "3 times as many elements, expected nearest"),
     "linear": (UP.replace('"nearest"', '"linear"'), CONV, {}, "got linear, asymmetric, floor, 4 times as many elements"),
-    "channels": (
-        UP,
-        CONV,
-        {"s": np.float32([1, 2, 2, 2]), "w": (64, 128, 3, 3)},
-        "channels; got [1.0, 2.0], expected 1 and 1",
-    ),
+    "channels": (UP, CONV, {"s": np.float32([1, 2, 2, 2]), "w": (64, 128, 3, 3)}, "channels; got [1.0, 2.0], expected 1 and 1"),
     "extrapolation": (CROP, CONV, {"roi": np.float32([0, 0, 0, 0, 1, 1, 1, 1])}, "mode; got tf_crop_and_resize, expected one of"),
     "shrinks": (UP, CONV, {"s": scales(0.5, 0.5)}, "0.25 times as many elements"),
     "strides": (UP, CONV.replace("<", "<strides=[2,2], "), {}, "strides; got [2, 2], expected 1 on every axis"),
     "dilations": (UP, CONV.replace("<", "<dilations=[3,3], "), {}, "dilations; got [3, 3], expected 1, or multiples of [2, 2]"),
-    "pads": (
-        UP,
-        CONV.replace("1,1,1,1", "3,1,1,1"),
-        {},
-        "got [3, 1, 1, 1], expected less than the kernel's extent, [3, 3]",
-    ),
+    "pads": (UP, CONV.replace("1,1,1,1", "3,1,1,1"), {}, "got [3, 1, 1, 1], expected less than the kernel's extent, [3, 3]"),
     "reflect": (
         UP + 'v = Pad<mode="reflect">(u, z)\n',
         BEHIND,
@@ -252,12 +237,7 @@ REFUSED = {
     "mode of Pad": (UP + 'v = Pad<mode="wrap">(u, z)\n', BEHIND, BORDER, "mode of Pad; got wrap"),
     "value of Pad": (UP + "v = Pad(u, z, five)\n", BEHIND, BORDER, "mode of Pad; got constant"),
     "MaxPool": (UP + "v = MaxPool<kernel_shape=[2,2]>(u)\n", BEHIND, {}, "between resize and convolution; got MaxPool"),
-    "training": (
-        UP + "t = Constant<value_int=1>()\nv = Dropout(u, r, t)\n",
-        BEHIND,
-        {"r": np.float32(0.5)},
-        "training_mode",
-    ),
+    "training": (UP + "t = Constant<value_int=1>()\nv = Dropout(u, r, t)\n", BEHIND, {"r": np.float32(0.5)}, "training_mode"),
     "groups": (UP + OTHER + "v = Concat<axis=1>(u, q)\n", "y = Conv<group=2>(v, w)", {}, "a convolution of several maps; got 2"),
 }
 
@@ -282,9 +262,7 @@ def test_a_sum_that_may_broadcast_stays(other):
 def test_a_bias_that_a_caller_may_override_is_kept():
     given = graph(UP + "y = Conv(u, w, b)", {**SCALES, "w": (8, 64, 1, 1)}, inputs="float[1,64,12,12] x, float[8] b")
     assert rewrite(given).graph.node[0].input[2] == "b"
-    assert "weights; got computed" in reason(
-        graph(UP + "y = Conv(u, w, b)", SCALES, inputs="float[1,64,12,12] x, float[64] b"),
-    )
+    assert "weights; got computed" in reason(graph(UP + "y = Conv(u, w, b)", SCALES, inputs="float[1,64,12,12] x, float[64] b"))
 
 
 def test_sums_of_weights_beyond_the_type_stay():

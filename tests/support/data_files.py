@@ -20,10 +20,7 @@ WEIGHT_BYTES = 32 * 16 * 9 * 4
 def make(folder: Path, location: str = "w.bin", columns: int = 50) -> Path:
     """A model in `folder` with both weights in files; a large `big` as a hole in its file, which costs no disk."""
     model = graph(
-        PAIR,
-        {"big": (1000, 1)},
-        inputs="float[1,16,12,12] x, float[1,1000] v",
-        outputs="float[a,b,c,d] y, float[e,f] z",
+        PAIR, {"big": (1000, 1)}, inputs="float[1,16,12,12] x, float[1,1000] v", outputs="float[a,b,c,d] y, float[e,f] z"
     )
     w, big = sorted(model.graph.initializer, key=lambda tensor: tensor.name, reverse=True)
     big.dims[1] = columns

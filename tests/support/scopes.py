@@ -22,10 +22,7 @@ FUNCTION = """<domain: "local", opset_import: ["": 17]> net <e> (a, w) => (b) {{
 def function_scope(body: str, shape: str = "2,16,8,8") -> Scope:
     """The scope of a function, called with a tensor and weights."""
     model = graph(
-        "y = local.net<e = 1>(x, w)",
-        inputs=f"float[{shape}] x",
-        functions=FUNCTION.format(body),
-        imports=', "local": 1',
+        "y = local.net<e = 1>(x, w)", inputs=f"float[{shape}] x", functions=FUNCTION.format(body), imports=', "local": 1'
     )
     return next(scope for scope in index(model) if scope.is_function)
 

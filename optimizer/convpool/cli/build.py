@@ -46,12 +46,7 @@ Shapes = dict[str, list[int]]
     short_help="Build a TensorRT engine and check it.",
     cls=SectionedCommand,
     sections={
-        "Output": (
-            "output",
-            "layers",
-            "report_path",
-            "quiet",
-        ),
+        "Output": ("output", "layers", "report_path", "quiet"),
         "Engine": (
             "precision",
             "least",
@@ -62,21 +57,8 @@ Shapes = dict[str, list[int]]
             "optimization_level",
             "max_aux_streams",
         ),
-        "What to rewrite": (
-            "no_plugin",
-            "lowering",
-            "stem",
-            "plain_conv",
-            "accumulation",
-            "autotune",
-        ),
-        "Check": (
-            "check",
-            "data",
-            "rtol",
-            "atol",
-            "seed",
-        ),
+        "What to rewrite": ("no_plugin", "lowering", "stem", "plain_conv", "accumulation", "autotune"),
+        "Check": ("check", "data", "rtol", "atol", "seed"),
     },
     examples=(
         "convpool build model.onnx -o model.engine --precision fp16",

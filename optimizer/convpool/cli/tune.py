@@ -27,16 +27,7 @@ from convpool.macs import scopes_at
 
 PRECISIONS = {"fp16": "float16", "bf16": "bfloat16", "tf32": "float32", "fp32": "float32"}
 MEMORY_ORDERS = {"nhwc": True, "nchw": False}
-_KEYWORDS = (
-    "pool_kernel_shape",
-    "pool_strides",
-    "pool_pads",
-    "pool_dilations",
-    "kernel_shape",
-    "strides",
-    "pads",
-    "dilations",
-)
+_KEYWORDS = ("pool_kernel_shape", "pool_strides", "pool_pads", "pool_dilations", "kernel_shape", "strides", "pads", "dilations")
 
 
 @click.command(
@@ -77,12 +68,7 @@ _KEYWORDS = (
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 @click.version_option(package_name="convpool")
 def command(
-    model: str,
-    output: str,
-    precisions: tuple[str, ...],
-    layout: str | None,
-    shapes: tuple[NamedShape, ...],
-    quiet: bool,
+    model: str, output: str, precisions: tuple[str, ...], layout: str | None, shapes: tuple[NamedShape, ...], quiet: bool
 ) -> None:
     """Time every kernel of the CUDA library that runs a ConvAvgPool node of MODEL on this machine's GPU, and keep the fastest.
 

@@ -316,11 +316,7 @@ def _is_arithmetic(node: NodeProto) -> bool:
 
 
 def index_model(
-    model: ModelProto,
-    read: Read,
-    evaluate: Evaluate,
-    inferred: ModelProto | None = None,
-    known: Sequence[Scope] = (),
+    model: ModelProto, read: Read, evaluate: Evaluate, inferred: ModelProto | None = None, known: Sequence[Scope] = ()
 ) -> list[Scope]:
     """Index every scope of `model`, outer ones first.
 

@@ -49,11 +49,7 @@ def build_plan(trt: ModuleType, model: ModelProto, options: BuildOptions) -> Eng
     log = logger(trt)
     log.explain()
     model = prepare.for_parser(
-        model,
-        parser_major(trt),
-        plugin=options.plugin,
-        allow_tf32=options.precision == "tf32",
-        accumulation=options.accumulation,
+        model, parser_major(trt), plugin=options.plugin, allow_tf32=options.precision == "tf32", accumulation=options.accumulation
     )
     nodes = [node.op_type for node in model.graph.node if node.op_type != "Constant"]
     _use_half_types(trt, model, options)

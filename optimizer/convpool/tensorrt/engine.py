@@ -84,12 +84,7 @@ class Engine:
     """
 
     def __init__(
-        self,
-        plan: bytes,
-        *,
-        trt: ModuleType | None = None,
-        device: int | None = None,
-        built_from: Iterable[str] = (),
+        self, plan: bytes, *, trt: ModuleType | None = None, device: int | None = None, built_from: Iterable[str] = ()
     ) -> None:
         self.plan, self._trt, self._device = plan, trt, device
         self.built_from = Counter(built_from)

@@ -187,10 +187,7 @@ def test_reasons_of_convolutions_that_stay(reason):
     channels = 16 if options else 10 if kind == "float" else 12
     dtype = np.float16 if kind == "float16" else np.float32
     groups = 4 if options else 1
-    constants = {
-        "w": np.ones((channels, 16, 3, 3), dtype),
-        "k": np.ones((16, channels // groups, 3, 3), dtype),
-    }
+    constants = {"w": np.ones((channels, 16, 3, 3), dtype), "k": np.ones((16, channels // groups, 3, 3), dtype)}
     text = f"{TAIL}\nq = Softsign(p)\ny = Conv<pads=[1,1,1,1]{options}>(q, k)"
     model = graph(text, constants, inputs=f"{kind}[4,16,64,64] x", outputs=f"{kind}[a,b,c,d] y")
     sites = convpool.optimize(model, target="cuda", check=0).report.sites

@@ -12,17 +12,7 @@ from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.ir import schema
 from convpool.ir import schema as domains
-from tests.support.fusing import (
-    BOTH,
-    NORM,
-    PAIR,
-    RESIDUAL,
-    TAIL,
-    only,
-    operator_nodes,
-    optimize,
-    rewrite,
-)
+from tests.support.fusing import BOTH, NORM, PAIR, RESIDUAL, TAIL, only, operator_nodes, optimize, rewrite
 from tests.support.models import graph, operators, weights
 from tests.support.rewriting import POOL
 

@@ -179,8 +179,7 @@ def test_axes_by_an_attribute_of_the_function_are_unknown():
 
 
 @pytest.mark.parametrize(
-    ("scales", "smaller"),
-    [([1, 1, 0.5, 0.5], True), ([1, 1, 1, 0.5], True), ([1, 1, 1, 1], False), ([1, 1, 0.5, 2], False)],
+    ("scales", "smaller"), [([1, 1, 0.5, 0.5], True), ([1, 1, 1, 0.5], True), ([1, 1, 1, 1], False), ([1, 1, 0.5, 2], False)]
 )
 def test_a_resize_that_makes_a_map_smaller(scales, smaller):
     (scope,) = index(graph("y = Resize(x, r, s)", {"r": np.zeros(0, np.float32), "s": np.array(scales, np.float32)}))

@@ -258,10 +258,7 @@ def test_numbers_of_the_operator():
         "weight_perm": [0, 3, 1, 2],
     }
     assert {item.name: item.i for item in node.attribute if item.type == 2} == {"group": 1}
-    assert {item.name: item.s for item in node.attribute if item.type == 3} == {
-        "plugin_version": b"1",
-        "plugin_namespace": b"",
-    }
+    assert {item.name: item.s for item in node.attribute if item.type == 3} == {"plugin_version": b"1", "plugin_namespace": b""}
 
 
 def test_excluded_by_name():

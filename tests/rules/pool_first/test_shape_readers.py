@@ -68,9 +68,7 @@ def test_a_shape_that_is_read_on_comes_from_the_input():
 @pytest.mark.parametrize("batch", ["1", "N"])
 def test_a_shape_as_an_output_gives_the_same(body, batch):
     model = graph(
-        CONV + f"s = Shape{body}(h)\ny = {POOL}(h)",
-        inputs=f"float[{batch},16,12,12] x",
-        outputs="float[a,b,c,d] y, int64[e] s",
+        CONV + f"s = Shape{body}(h)\ny = {POOL}(h)", inputs=f"float[{batch},16,12,12] x", outputs="float[a,b,c,d] y, int64[e] s"
     )
     result = rewrite(model, pairs=1, size=3)
     feeds = random_feeds(model, size=3)

@@ -39,13 +39,7 @@ def chosen() -> list[dict]:
     for size in (8, 9, 16, 17, 32):  # one image per tile, several images per tile, ragged tiles
         for n in (1, 3, 7):
             cases.append(rewritten(n, 40, 72, (size, size), 3, 2, pads=1, residual=True, activation="relu"))
-    for activation, alpha, beta in (
-        ("relu", 0, 0),
-        ("leaky_relu", 0.5, 0),
-        ("tanh", 0, 0),
-        ("sigmoid", 0, 0),
-        ("clip", -2, 3),
-    ):
+    for activation, alpha, beta in (("relu", 0, 0), ("leaky_relu", 0.5, 0), ("tanh", 0, 0), ("sigmoid", 0, 0), ("clip", -2, 3)):
         for m in (24, 31):
             epilogue = dict(bias=True, residual=True, activation=activation, alpha=alpha, beta=beta)
             cases.append(rewritten(2, 24, m, (12, 14), 3, 2, pads=1, **epilogue))
