@@ -20,6 +20,8 @@ from rich.table import Table
 from convpool.check.inputs import load_arrays
 from convpool.cli.group import (
     ACCUMULATION,
+    CHECK,
+    DATA,
     SHAPE,
     NamedShape,
     SectionedCommand,
@@ -64,7 +66,6 @@ Shapes = dict[str, list[int]]
         "convpool build model.onnx -o model.engine --precision fp16",
         "convpool build model.onnx -o model.engine --opt-shape image:8x3x224x224 --max-shape image:32x3x224x224",
     ),
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("model", shell_complete=complete_file)
 @click.option("-o", "--output", required=True, metavar="ENGINE", help="Where to write the engine.")
@@ -139,13 +140,10 @@ Shapes = dict[str, list[int]]
 @click.option("--layers", is_flag=True, help="Keep intermediate tensors as outputs. convpool verify --layers compares them.")
 @click.option(
     "--check",
-    type=click.IntRange(min=0),
-    default=1,
-    show_default=True,
-    metavar="N",
+    **CHECK,
     help="Compare the engine with onnxruntime on MODEL, on N sets of random inputs.",
 )
-@click.option("--data", metavar="FILE.npz", help="Compare on these inputs instead of random ones.")
+@DATA
 @comparison_options(report="Write what was built and compared as JSON.")
 def build_command(
     model: str,

@@ -35,6 +35,10 @@ REST = "Options"
 """The section of options that no other names."""
 
 
+HELP: dict[str, Any] = {"context_settings": {"help_option_names": ["-h", "--help"]}}
+"""Keyword arguments of a command: the names of its help."""
+
+
 class SectionedCommand(click.Command):
     """A command with its options in sections.
 
@@ -49,7 +53,7 @@ class SectionedCommand(click.Command):
         examples: Sequence[str] = (),
         **attributes: Any,
     ) -> None:
-        super().__init__(*args, **attributes)
+        super().__init__(*args, **{**HELP, **attributes})
         self.sections, self.lists = dict(sections or {}), dict(lists or {})
         self.examples = tuple(examples)
 
@@ -153,6 +157,10 @@ ACCUMULATION: dict[str, Any] = {
     "3.3e-4 to 4.8e-4. No effect in fp32 and on standard operators. Default: as the nodes of MODEL say; default for new ones.",
 }
 """Keyword arguments of the option --accumulation."""
+CHECK: dict[str, Any] = {"type": click.IntRange(min=0), "default": 1, "show_default": True, "metavar": "N"}
+"""Keyword arguments of the option --check."""
+SEED = click.option("--seed", **CHECK | {"default": 0}, help="Seed of the random inputs.")
+DATA = click.option("--data", metavar="FILE.npz", help="Compare on these inputs instead of random ones.")
 
 
 def comparison_options(report: str) -> Callable[[Callable], Callable]:
@@ -160,9 +168,7 @@ def comparison_options(report: str) -> Callable[[Callable], Callable]:
     options = (
         click.option("--rtol", type=Tolerance(), help="Relative tolerance. Default: by precision."),
         click.option("--atol", type=Tolerance(), help="Absolute tolerance. Default: by precision and output."),
-        click.option(
-            "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Seed of the random inputs."
-        ),
+        SEED,
         click.option("--report", "report_path", metavar="FILE.json", help=report),
         click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
         click.version_option(package_name="convpool"),
@@ -289,7 +295,7 @@ def bench(arguments: tuple[str, ...]) -> None:
     )
 
 
-@click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, invoke_without_command=True, **HELP)
 @click.version_option(package_name="convpool")
 @click.pass_context
 def command(context: click.Context) -> None:

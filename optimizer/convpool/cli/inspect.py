@@ -22,7 +22,6 @@ from convpool.types import Lowering, Target
     "inspect",
     cls=SectionedCommand,
     examples=("convpool inspect model.onnx", "convpool inspect model.onnx --input-shape image:1x3x224x224 -v"),
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("model", shell_complete=complete_file)
 @click.option(

@@ -18,6 +18,9 @@ from convpool.algebra.lowering import REQUESTS
 from convpool.api import OptimizeResult, optimize
 from convpool.cli.group import (
     ACCUMULATION,
+    CHECK,
+    DATA,
+    SEED,
     SHAPE,
     NamedShape,
     SectionedCommand,
@@ -69,7 +72,6 @@ EXAMPLES = (
     sections=SECTIONS,
     lists={"Rules, and what each rewrites": PASSES},
     examples=EXAMPLES,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("model", shell_complete=complete_file)
 @click.argument("others", nargs=-1, metavar="")
@@ -124,14 +126,11 @@ EXAMPLES = (
 @click.option("--disable", multiple=True, type=click.Choice(tuple(PASSES)), metavar="NAME", help="Do not run this rule.")
 @click.option(
     "--check",
-    type=click.IntRange(min=0),
-    default=1,
-    show_default=True,
-    metavar="N",
+    **CHECK,
     help="Compare the result with MODEL in onnxruntime on N sets of random inputs.",
 )
 @click.option("--no-check", is_flag=True, help="Do not compare the result with MODEL.")
-@click.option("--data", metavar="FILE.npz", help="Compare on these inputs instead of random ones.")
+@DATA
 @click.option(
     "--input-shape",
     "shapes",
@@ -186,7 +185,7 @@ EXAMPLES = (
 @click.option("--report", "report_path", metavar="FILE.json", help="Write the report as JSON; '-' is stdout.")
 @click.option("--rtol", type=Tolerance(), help="Relative tolerance of the check. Default: by type.")
 @click.option("--atol", type=Tolerance(), help="Absolute tolerance of the check. Default: by type and output.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Seed of the random inputs.")
+@SEED
 @click.option(
     "-v", "--verbose", is_flag=True, help="Also show pairs left unchanged, the errors of every output, and all operators."
 )

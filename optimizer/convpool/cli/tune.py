@@ -39,7 +39,6 @@ _KEYWORDS = ("pool_kernel_shape", "pool_strides", "pool_pads", "pool_dilations",
         "convpool tune model.onnx -o tuned.def --precision tf32 --input-shape image:64x3x64x64",
         "CONVPOOL_TUNED=tuned.def trtexec --onnx=model.convpool.onnx ...   # what uses the file",
     ),
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("model", shell_complete=complete_file)
 @click.option(

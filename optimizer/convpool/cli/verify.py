@@ -17,7 +17,7 @@ import click
 from convpool.check.inputs import load_arrays
 from convpool.check.session import Runner, prepare
 from convpool.check.verify import compare_runners
-from convpool.cli.group import SHAPE, SectionedCommand, comparison_options, complete_file, json_text, run, write_report
+from convpool.cli.group import DATA, SHAPE, SectionedCommand, comparison_options, complete_file, json_text, run, write_report
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError, VerificationError
 from convpool.ir.files import check_output
@@ -40,7 +40,6 @@ from convpool.tensorrt.runner import is_engine, open_runner
         "convpool verify model.onnx model.engine --precision fp16",
         "convpool verify model.onnx model.convpool.onnx --provider cuda",
     ),
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("first", shell_complete=complete_file)
 @click.argument("second", shell_complete=complete_file)
@@ -66,7 +65,7 @@ from convpool.tensorrt.runner import is_engine, open_runner
 @click.option(
     "--check", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Compare on N sets of random inputs."
 )
-@click.option("--data", metavar="FILE.npz", help="Compare on these inputs instead of random ones.")
+@DATA
 @click.option("--input-shape", "shapes", **SHAPE, help="Shape of an input with dynamic sizes. Repeat it for more inputs.")
 @comparison_options(report="Write the comparison as JSON.")
 def verify_command(
