@@ -365,7 +365,8 @@ double GemmPlan::passes_and_rounds_us(int64_t steps, Step step) const {
     const bool pushes = traits_.row_chunks == 8 && pushes_sums(row_.precision, tile.block_m, tile.block_n);
     const double split = pushes ? pushed_split_us(row_.split, share) : split_us(row_.split, share);
     const Rounds rounds{tiles, row_.split, split, blocks, crowded};
-    const double blocks_us = rounds_us(rounds, {steps, step, 1.38 + 0.96 * share + first_us}, device);
+    const double ends_us = p.upsamples() && tile.phase_ends_us > 0 ? tile.phase_ends_us : 1.38 + 0.96 * share;
+    const double blocks_us = rounds_us(rounds, {steps, step, ends_us + first_us}, device);
     // Fused weights are made once and kept by a caller that runs a layer again and again, so they do not count.
     const double copied_bytes = double(tiles) * row_.split * steps * (tile.block_m + tile.block_n) * (16 * traits_.row_chunks);
     const double gemm_us = std::max(blocks_us, copied_bytes / kL2BytesPerUs);
@@ -381,7 +382,8 @@ double GemmPlan::passes_and_rounds_us(int64_t steps, Step step) const {
 
 int64_t shared_bytes(const Row &row, const KernelTraits &traits) {
     const Tile &t = row.tile;
-    if (traits.persistent) return exchange_offset(t.stages, t.block_m, t.block_n) + t.staged_bytes();
+    if (traits.phases && row.split == 1)
+        return exchange_offset(t.stages, t.block_m, t.block_n) + t.staged_bytes() + t.block_m * 4;  // and places in Y
     const int ring = t.stages * (t.block_m + t.block_n) * traits.row_chunks * 16 + traits.barrier_bytes;
     if (row.split == 1) return ring;
     if (traits.row_chunks == 8 && pushes_sums(row.precision, t.block_m, t.block_n))

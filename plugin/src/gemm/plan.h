@@ -58,6 +58,7 @@ struct KernelTraits {
     int copy_threads;         // of a block that do not multiply
     int barrier_bytes;        // in shared memory
     bool stores_runs;         // channels first: whole runs of pixels at once
+    bool phases = false;      // a kernel of phases on Hopper, with memory behind the ring
     bool persistent = false;  // blocks take tiles one after the other, as many blocks as the device holds
 };
 

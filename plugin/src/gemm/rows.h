@@ -55,8 +55,10 @@ struct Tile {
     // Of phases: blocks take tiles one after the other. The sums of one go to Y through memory of their own, behind the ring, while
     // the next one is copied: of every warp 16 pixels and so many channels at a time. 0: a block takes one tile.
     int32_t staged_channels = 0;
+    // Of phases, fitted apart: a step as above, and a tile's start and end. Zeros: as of other rows.
+    double phase_step_us = 0, phase_ends_us = 0;
 
-    constexpr int staged_bytes() const { return warps_m * warps_n * 16 * (staged_channels + 8) * 4; }
+    constexpr int staged_bytes() const { return staged_channels == 0 ? 0 : warps_m * warps_n * 16 * (staged_channels + 8) * 4; }
 };
 
 struct Row {

@@ -164,7 +164,7 @@ template <class Config, bool kPhases> struct ImplicitGemm {
         if constexpr (kPhases) {
             store_tile<Config>(acc, shared, p.epilogue, phase.view(p), warp_m * Config::kWarpM,
                                first_channel + warp_n * Config::kWarpN, lane,
-                               [&](int row) { return phase.output_of(p, first_pixel + row); });
+                               [&](int row) { return phase.output_at(p, phase.place_in_y(p, first_pixel + row)); });
             return;
         }
         const int64_t pixels = static_cast<int64_t>(s.out_h) * s.out_w;

@@ -17,6 +17,7 @@ gemm::KernelTraits traits_of(const Row &row) {
             .copy_threads = im2col_copy_threads(row.precision, t.block_m, t.block_n),
             .barrier_bytes = t.stages * 2 * 8,
             .stores_runs = true,
+            .phases = row.operand == gemm::Operand::kPhasesOfW,
             .persistent = row.operand == gemm::Operand::kPhasesOfW && row.split == 1 && t.staged_channels > 0};
 }
 
@@ -34,6 +35,7 @@ public:
                                 : row_.precision == Precision::kTF32 ? 1.07
                                                                      : 1.0;
         Step step{tile.step.issue_us * products, tile.step.latency_us * products};
+        if (tile.phase_step_us > 0 && problem.upsamples()) step = {tile.phase_step_us * products, 0};
         if (operands_.prologue_in_kernel) {  // through registers, while the tensor cores wait
             const double slower = tile.block_m == 64 ? 1.09 : 1.25;
             step = {slower * step.issue_us, slower * step.latency_us};

@@ -139,16 +139,33 @@ template <class Config, bool kActivates, bool kPhases, int kStaged> struct Impli
         }
     }
 
+    // Where the pixel of Y of each of the tile's rows is kept, behind the ring and what sums pass through.
+    CONVPOOL_DEVICE uint32_t place_of(int row) const {
+        return shared + kPushedOffset<Config> + (kStaged == 0 ? 0 : Staging<Config, kStaged>::kBytes) + row * 4;
+    }
+    // The warp's rows: worked out while the first copies are under way, not as the sums go to Y.
+    CONVPOOL_DEVICE void place_rows() const {
+        if constexpr (kPhases) {
+            if (pushes<Config> && p.gemm.split > 1) return;  // others push to that memory
+            const int lane = threadIdx.x & 31, row = (threadIdx.x >> 5) * 16 + lane;
+            __syncwarp();  // the tile before has been stored
+            if (lane < 16) store_shared_word(place_of(row), tile.phase.place_in_y(p.gemm, tile.first_pixel + row));
+            __syncwarp();
+        }
+    }
+
     // The tile's sums to Y. held: the stage that the last products read; hands_back: this thread does it, for the next tile.
     CONVPOOL_DEVICE void store(const Accumulators<Config> &acc, int held, bool hands_back) const {
         if constexpr (kPhases) {
             const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
             const OutputView view = tile.phase.view(p.gemm);
-            auto output_of = [&](int row) { return tile.phase.output_of(p.gemm, tile.first_pixel + row); };
+            auto output_of = [&](int row) { return tile.phase.output_at(p.gemm, load_shared_word(place_of(row))); };
             if constexpr (pushes<Config>)
                 if (p.gemm.split > 1)
                     return pushed_sums<Config>(p.gemm, shared, tile.rank)
-                        .store(acc[0], warp, p.gemm.epilogue, view, tile.first_channel, output_of);
+                        .store(acc[0], warp, p.gemm.epilogue, view, tile.first_channel, [&](int row) {
+                            return tile.phase.output_at(p.gemm, tile.phase.place_in_y(p.gemm, tile.first_pixel + row));
+                        });
             if constexpr (kStaged > 0) {
                 if (hands_back) barrier_arrive(empty(held));
             } else {
@@ -167,6 +184,7 @@ template <class Config, bool kActivates, bool kPhases, int kStaged> struct Impli
     CONVPOOL_DEVICE void multiply(Ring<kStages> &ring) const {
         const uint32_t rows = of_the_warp(threadIdx.x / 128) * 64 * Stage::kRowBytes;
         const bool elected = threadIdx.x % 128 == 0;
+        place_rows();
         GemmSums<Config> sums;
         // Hazard: a stage is handed back one step later, when the products that read it are done.
         int held = -1;  // the stage that products still under way read
@@ -188,6 +206,7 @@ template <class Config, bool kActivates, bool kPhases, int kStaged> struct Impli
         constexpr int kParts = Stage::kChunks / 2;  // of a stage: what one product takes
         const PackedPrologue<Config::kPrecision> f(p.prologue);
         const int lane = threadIdx.x & 31, row = threadIdx.x / 32 * 16 + (lane & 15);
+        place_rows();
         GemmSums<Config> sums;
         int held = -1;
         uint32_t even[kParts][4], odd[kParts][4];  // pixels of a step, while products under way read those of the one before

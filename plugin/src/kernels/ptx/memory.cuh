@@ -32,6 +32,7 @@ CONVPOOL_DEVICE float load_shared_float(uint32_t address) {
     return v;
 }
 
+CONVPOOL_DEVICE uint32_t load_shared_word(uint32_t address) { return __float_as_uint(load_shared_float(address)); }
 CONVPOOL_DEVICE void store_shared_word(uint32_t address, uint32_t v) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }

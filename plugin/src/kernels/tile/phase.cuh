@@ -34,18 +34,22 @@ struct TilePhase {
     // The number of a tap among those of all phases, of which a row has kw.
     CONVPOOL_DEVICE int weight_tap(int2 place, int kw) const { return (first_row + place.x) * kw + first_column + place.y; }
 
-    // Y of window `pixel`.
-    CONVPOOL_DEVICE OutputPixel output_of(const ImplicitGemmParams &g, int pixel) const {
+    // The pixel of Y of window `pixel`, among those of all images; kNone where there is none. They count up to 2^30.
+    static constexpr uint32_t kNone = 0xffffffffu;
+    CONVPOOL_DEVICE uint32_t place_in_y(const ImplicitGemmParams &g, int pixel) const {
         const int out_h = of.phases.out_h, out_w = of.phases.out_w;
         uint32_t n, rest, i, j;
         g.div_out_hw.divmod(pixel, n, rest);
         g.div_out_w.divmod(rest, i, j);
         const int y = i * of.phases.rows.scale + row, x = j * of.phases.columns.scale + column;
-        const bool valid = pixel < g.pixels && y < out_h && x < out_w;
+        return pixel < g.pixels && y < out_h && x < out_w ? (n * out_h + y) * out_w + x : kNone;
+    }
+    CONVPOOL_DEVICE OutputPixel output_at(const ImplicitGemmParams &g, uint32_t place) const {
         const int64_t m = g.shape.m;
-        // Y in chunks is channels last. Said here, it spares that path the question. All pixels of Y count up to 2^30.
-        if (g.y_vectors || g.shape.y_channels_last) return {((n * out_h + y) * out_w + x) * m, valid};
-        return {n * m * out_h * out_w + y * out_w + x, valid};
+        // Y in chunks is channels last. Said here, it spares that path the question.
+        if (g.y_vectors || g.shape.y_channels_last) return {place * m, place != kNone};
+        const uint32_t image = of.phases.out_h * of.phases.out_w;
+        return {place / image * (m - 1) * image + place, place != kNone};
     }
     CONVPOOL_DEVICE OutputView view(const ImplicitGemmParams &g) const {
         const int64_t out_pixels = static_cast<int64_t>(of.phases.out_h) * of.phases.out_w;
