@@ -7,7 +7,6 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from convpool.check.inputs import float_types, to_float32
-from convpool.check.judge import OutputErrors, Verification
 from convpool.ir.model import LoadedModel
 from tests.support.models import graph
 from tests.support.rewriting import PAIR
@@ -57,7 +56,3 @@ def test_every_type_of_a_model_becomes_float32():
         for item in node.attribute
     ]
     assert branches == [1, 1]
-
-
-def verdict(*outputs: OutputErrors) -> Verification:
-    return Verification(False, "the original", 1, {}, list(outputs), "little")

@@ -15,10 +15,9 @@ from convpool.errors import ModelError
 from convpool.ir import constants
 from convpool.ir.constants import MAX_FOLDED_ELEMENTS, MAX_FOLDED_NODES, MAX_WEIGHT_ELEMENTS, Constant, computed, folded
 from tests.support.models import graph, operators
-from tests.support.rewriting import PAIR, POOL, rewrite
+from tests.support.rewriting import DIRECT, PAIR, POOL, rewrite
 from tests.support.scopes import chain, function_scope, index
 
-DIRECT = {"AveragePool": 1, "Conv": 1}
 CHAINS = {
     "axes by Reshape": (
         "h = Conv(x, w)\nv = Constant<value_ints = [2, 3]>()\nn = Constant<value_ints = [-1]>()\n"

@@ -7,13 +7,12 @@ import numpy as np
 
 import convpool
 from tests.support.models import graph
+from tests.support.rewriting import CONV, LAST
 
 POOL = "y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)"
-CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
-ALONE = "h = Conv<pads=[1,1,1,1]>(x, w)\n" + POOL
+ALONE = CONV + POOL
 PADDED = "c = Conv<pads=[1,1,1,1]>(x, w)\n"
 OPEN = {"inputs": "float[1,16,H,W] x"}
-LAST = 2**63 - 1
 CORNERS = {"f": [0, 0], "r": [1, 0], "c": [0, 1], "d": [1, 1], "e": [LAST, LAST], "a": [2, 3], "s": [2, 2]}
 FOUR = """h = Conv<pads=[1,1,1,1]>(x, w)
 s1 = Slice(h, f, e, a, s)
@@ -28,8 +27,16 @@ BRANCH = """y = If(flag) <
   else_branch = e () => (float[1,32,6,6] u) { u = MaxPool<kernel_shape=[2,2], strides=[2,2]>(h) }
 >
 """
+BOX = {"quarter": np.full((32, 1, 2, 2), 0.25, np.float32)}
+AXES = {"zero": [0], "one": [1], "end": [LAST], "two": [2], "rows": [2], "columns": [3], "half": np.float32(2)}
+HALF = {"r": np.zeros(0, np.float32), "scales": np.array([1, 1, 0.5, 0.5], np.float32)}
 FUSE = {"fuse_pool_conv": True}
 BOOL = {"inputs": "float[1,16,12,12] x, bool flag"}
+
+
+def resize(attributes: str = "", source: str = "h", inputs: str = "r, scales") -> str:
+    """A linear Resize to y."""
+    return f'y = Resize<mode="linear"{attributes}>({source}, {inputs})'
 
 
 def pool(attributes: str, source: str = "h") -> str:

@@ -12,6 +12,11 @@ from tests.support.models import random_feeds
 
 POOL = "AveragePool<kernel_shape=[2,2], strides=[2,2]>"
 PAIR = f"h = Conv<pads=[1,1,1,1]>(x, w)\ny = {POOL}(h)"
+CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
+DIRECT = {"AveragePool": 1, "Conv": 1}
+"""The operators of a pair in the lowering direct."""
+LAST = 2**63 - 1
+"""The end of a Slice that has none."""
 RTOL = 2e-6
 """A share of the largest output: sums of up to 576 float32 products with random errors of 6e-8."""
 

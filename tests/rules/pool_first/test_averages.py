@@ -12,16 +12,14 @@ from convpool.rules.base import Reject
 from convpool.rules.convs import Pooling
 from convpool.rules.pool_first.averages import box_filter, candidates, may_be_box_filter, recognise
 from tests.support.models import graph, operators
-from tests.support.rewriting import POOL, rewrite
+from tests.support.reject_cases import AXES, BOX, HALF, resize
+from tests.support.rewriting import CONV, DIRECT, POOL, rewrite
 from tests.support.scopes import function_scope, index
 
-CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
 LINE = "h = Conv<pads=[1,1]>(x, w)\n"
 ONE = {"inputs": "float[2,16,12] x", "outputs": "float[a,b,c] y", "constants": {"w": (32, 16, 3)}}
 FLAT = {"outputs": "float[a,b] y"}
 BATCHES = {"inputs": "float[N,16,12,12] x"}
-LAST = 2**63 - 1
-BOX = {"quarter": np.full((32, 1, 2, 2), 0.25, np.float32)}
 ROWS = """u = Slice(h, zero, end, rows, two)
 l = Slice(h, one, end, rows, two)
 s = Add(u, l)
@@ -31,16 +29,8 @@ COLUMNS = """i = Slice(m, zero, end, columns, two)
 j = Slice(m, one, end, columns, two)
 t = Add(i, j)
 y = Div(t, half)"""
-AXES = {"zero": [0], "one": [1], "end": [LAST], "two": [2], "rows": [2], "columns": [3], "half": np.float32(2)}
-HALF = {"r": np.zeros(0, np.float32), "scales": np.array([1, 1, 0.5, 0.5], np.float32)}
 
 
-def resize(attributes: str = "", source: str = "h", inputs: str = "r, scales") -> str:
-    """A linear Resize to y."""
-    return f'y = Resize<mode="linear"{attributes}>({source}, {inputs})'
-
-
-DIRECT = {"AveragePool": 1, "Conv": 1}
 SQUEEZED = {**DIRECT, "Squeeze": 1}
 FORMS: dict[str, tuple] = {  # body, operators that remain, and if needed constants and what `graph` is given
     "Unsqueeze, ReduceMean, Squeeze": (

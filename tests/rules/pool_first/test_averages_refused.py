@@ -8,21 +8,9 @@ import pytest
 
 import convpool
 from tests.support.models import graph, operators
-from tests.support.rewriting import rewrite, verified
+from tests.support.reject_cases import AXES, BOX, HALF, resize
+from tests.support.rewriting import CONV, DIRECT, rewrite, verified
 
-CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
-LAST = 2**63 - 1
-BOX = {"quarter": np.full((32, 1, 2, 2), 0.25, np.float32)}
-AXES = {"zero": [0], "one": [1], "end": [LAST], "two": [2], "rows": [2], "columns": [3], "half": np.float32(2)}
-HALF = {"r": np.zeros(0, np.float32), "scales": np.array([1, 1, 0.5, 0.5], np.float32)}
-
-
-def resize(attributes: str = "", source: str = "h", inputs: str = "r, scales") -> str:
-    """A linear Resize to y."""
-    return f'y = Resize<mode="linear"{attributes}>({source}, {inputs})'
-
-
-DIRECT = {"AveragePool": 1, "Conv": 1}
 REJECTS: dict[str, tuple] = {  # body, the reason, and if needed constants and what `graph` is given
     "activation before": (
         CONV + "r = Relu(h)\nm = ReduceMean<axes=[3]>(r)\ny = ReduceMean<axes=[2]>(m)",

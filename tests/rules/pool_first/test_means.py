@@ -13,13 +13,10 @@ from convpool.rules.pool_first import means as slice_mean
 from convpool.rules.pool_first.averages import may_be_half, recognise_half
 from convpool.rules.pool_first.means import may_be_reduction, recognise_mean, recognise_reduction
 from tests.support.models import graph, operators
-from tests.support.rewriting import rewrite, verified
+from tests.support.reject_cases import CORNERS
+from tests.support.rewriting import CONV, DIRECT, LAST, rewrite, verified
 from tests.support.scopes import chain, function_scope, index
 
-CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
-DIRECT = {"AveragePool": 1, "Conv": 1}
-LAST = 2**63 - 1
-CORNERS = {"f": [0, 0], "r": [1, 0], "c": [0, 1], "d": [1, 1], "e": [LAST, LAST], "a": [2, 3], "s": [2, 2]}
 FOUR = "s1 = Slice(h, f, e, a, s)\ns2 = Slice(h, r, e, a, s)\ns3 = Slice(h, c, e, a, s)\ns4 = Slice(h, d, e, a, s)\n"
 AXES = {"zero": [0], "one": [1], "end": [LAST], "two": [2], "rows": [-2], "columns": [3], "four": np.float32(4)}
 SIX = """u = Slice(h, zero, end, rows, two)

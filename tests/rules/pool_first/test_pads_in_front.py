@@ -10,9 +10,8 @@ import convpool
 from convpool.check.session import make_session
 from convpool.ir.model import LoadedModel
 from tests.support.models import graph, operators
-from tests.support.rewriting import POOL, rewrite
+from tests.support.rewriting import DIRECT, POOL, rewrite
 
-DIRECT = {"AveragePool": 1, "Conv": 1}
 PADS = {  # Pads and the convolution behind them
     "Pad": ("c = Pad(x, two)\np = Conv(c, w)", True),
     "Pad and padding": ("c = Pad(x, two)\np = Conv<pads=[1,1,1,1]>(c, w)", True),

@@ -10,12 +10,10 @@ import pytest
 import convpool
 from tests.support import sessions
 from tests.support.models import graph, operators, random_feeds
-from tests.support.rewriting import PAIR, POOL, rewrite
+from tests.support.rewriting import CONV, DIRECT, PAIR, POOL, rewrite
 
-CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
 TWO = "p = Conv<pads=[1,1,1,1]>(x, w)\nq = Conv(x, v)\n"
 POINTWISE = {"v": (32, 16, 1, 1)}
-DIRECT = {"AveragePool": 1, "Conv": 1}
 TWO_IMAGES = "float[1,16,12,12] x, float[1,16,12,12] z"
 
 MIDDLES = {

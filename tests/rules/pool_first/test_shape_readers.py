@@ -12,9 +12,8 @@ from convpool.ir.index import index_model
 from convpool.ir.model import LoadedModel
 from tests.support import sessions
 from tests.support.models import graph, operators, random_feeds
-from tests.support.rewriting import POOL, rewrite
+from tests.support.rewriting import CONV, DIRECT, POOL, rewrite
 
-CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
 FLATTEN = "s = Shape(h)\nt = Slice(s, zero, two, zero)\nr = Concat<axis=0>(t, last)\nf = Reshape(h, r)\n"
 VIEW = "s = Shape(h)\nn = Gather(s, first)\nu = Unsqueeze(n, zero)\nr = Concat<axis=0>(u, channels, last)\nf = Reshape(h, r)\n"
 WINDOWS = """s = Shape(h)
@@ -41,7 +40,6 @@ NUMBERS = {
 }  # fmt: skip
 FLAT = {"outputs": "float[a,b] y"}
 OPEN = {"inputs": "float[N,16,12,12] x"}
-DIRECT = {"AveragePool": 1, "Conv": 1}
 SQUEEZED = {**DIRECT, "Squeeze": 1}
 
 
