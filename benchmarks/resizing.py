@@ -112,6 +112,36 @@ def models(names: list[str], files: list[Path]) -> Iterator[tuple[str, str, onnx
         yield "file", path.stem, onnx.load(path)
 
 
+def markdown(record: dict[str, Any]) -> str:
+    """The record as a table of the results."""
+    lines = ["| | original, ms | speed-up | fastest form | multiply-adds saved | written as |", "|---|---|---|---|---|---|"]
+    for row in record["rows"]:
+        best = f"{row['best_speedup']:.2f}" if "best_speedup" in row else ""
+        saved = "" if row["macs_saved"] is None else f"{100 * row['macs_saved']:.0f}%"
+        lines.append(
+            f"| {row['name']} | {row['times_ms']['original']:.2f} | {row['speedup']:.2f} | {best} | {saved} | "
+            f"{' and '.join(row['lowerings'])} |"
+        )
+    lines.append(f"| geometric mean of the layers | | {record['layers_geometric_mean']:.2f} | | | |")
+    return "\n".join(lines) + "\n"
+
+
+def public_markdown(record: dict[str, Any]) -> str:
+    """The record of `public_models` as a table of the results."""
+    by_name: dict[str, dict[str, Any]] = {}
+    for row in record["rows"]:
+        by_name.setdefault(row["name"], {"review": row["review"]})[row["exporter"]] = row
+    lines = ["| | sites | saved by `fused` | saved by cost | published size |", "|---|---|---|---|---|"]
+    for name, rows in by_name.items():
+        found = [rows[key] for key in ("dynamo", "torchscript") if "error" not in rows.get(key, {"error": ""})]
+        sites = " / ".join(dict.fromkeys(str(sum(row["sites"].values())) for row in found)) or "no export"
+        shares = [
+            " / ".join(dict.fromkeys(f"{row[key]:.1f}%" for row in found if row[key] is not None)) for key in ("saved", "auto")
+        ]
+        lines.append(f"| {name} | {sites} | {shares[0]} | {shares[1]} | {rows['review']:.1f}% |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Measure, print the table, write the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -131,16 +161,22 @@ def main() -> None:
         saved = "" if row["macs_saved"] is None else f"{100 * row['macs_saved']:.1f}"
         table.add_row(name, f"{times['original']:.2f}", *ratios, f"{row['noise']:.2f}", saved, "+".join(row["lowerings"]))
         print(name, *ratios, flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(recorded(found, options.threads, options.rounds), indent=2) + "\n")
     Console(width=150).print(table)
-    layers = [row for row in found if row["kind"] == "layer"]
+    record = recorded(found, options.threads, options.rounds)
+    print({key: round(record[key], 3) for key in ("layers_geometric_mean", "auto_within_5_percent") if key in record})
+
+
+def recorded(rows: list[dict[str, Any]], threads: int, rounds: int) -> dict[str, Any]:
+    """The record of these rows."""
     record: dict[str, Any] = {"onnxruntime": onnxruntime.__version__, "cpu": _cpu_name(), "cores": os.cpu_count()}
-    record |= {"threads": options.threads, "rounds": options.rounds, "rows": found}
+    record |= {"threads": threads, "rounds": rounds, "rows": rows}
+    layers = [row for row in rows if row["kind"] == "layer"]
     if layers:
         record["layers_geometric_mean"] = math.exp(statistics.fmean(math.log(row["speedup"]) for row in layers))
         record["auto_within_5_percent"] = float(np.mean([row["auto_over_best"] <= 1.05 for row in layers]))
-        print({key: round(record[key], 3) for key in ("layers_geometric_mean", "auto_within_5_percent")})
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+    return record
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 import click
 import onnx
 
-from benchmarks import model_times, onnxruntime_times, papers
+from benchmarks import model_times, onnxruntime_times, papers, resizing
 from benchmarks.layers import record as records
 from benchmarks.layers.figures import figures, geometric_mean
 from benchmarks.layers.table import markdown
@@ -165,9 +165,9 @@ def gains() -> str:
     rows = measured_gains()
     cpu, gpu, sessions = ([row[column][1] for row in rows if row[column]] for column in (1, 2, 3))
     return (
-        "**convpool makes ONNX models with convolution followed by average pooling faster, exactly.** "
-        f"Whole networks run {min(cpu):.1f} to {max(cpu):.1f} times\n"
-        f"as fast on a CPU. On a GPU they run {min(gpu):.1f} to {max(gpu):.1f} times as fast in TensorRT, "
+        "**convpool computes convolutions beside pooling and resizing on the smaller map, exactly.** "
+        f"Networks with average pooling\nrun {min(cpu):.1f} to {max(cpu):.1f} times as fast on a CPU. "
+        f"On a GPU they run {min(gpu):.1f} to {max(gpu):.1f} times as fast in TensorRT, "
         f"and {min(sessions):.1f} to {max(sessions):.1f} times in onnxruntime."
     )
 
@@ -216,6 +216,8 @@ TABLES: dict[str, Callable[[], str]] = {
         onnx.defs.get_schema(schema.OP_TYPE, schema.VERSION, schema.DOMAIN).attributes,
     ),
     "cpu.json": lambda: model_times.markdown(load("cpu.json")),
+    "resizing_cpu.json": lambda: resizing.markdown(load("resizing_cpu.json")),
+    "public_models.json": lambda: resizing.public_markdown(load("public_models.json")),
     "h200_suita_table2_fp16.json": lambda: markdown(records.load(str(RESULTS / "h200_suita_table2_fp16.json"))),
     "h200_suita_table2_fp16_packed.json": lambda: markdown(packed_layers()),
     "h200_trt86_networks.json": lambda: networks(load("h200_trt86_networks.json")),

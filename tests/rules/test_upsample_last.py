@@ -204,6 +204,54 @@ def test_every_opset_has_its_spelling(opset):
     assert set(operators(moved.graph)) == {"Conv", "Upsample" if opset < 10 else "Resize"}
 
 
+ROWS = np.arange(24) // 2
+GRID = np.stack(np.meshgrid(ROWS, ROWS, indexing="ij"), -1)
+FOUR = ", ".join(["x"] * 4)
+SPELLINGS = {  # nodes, and a constant of theirs as it is to be, and as it is not
+    "Expand": ("o = Reshape(x, i)\ne = Expand(o, k)\nu = Reshape(e, l)\n", [1, 64, 12, 2, 12, 2], None),
+    "Tile": ("o = Unsqueeze(x, j)\ne = Tile(o, k)\nu = Reshape(e, l)\n", [1, 1, 1, 2, 1, 2], None),
+    "Concat": (
+        "o = Unsqueeze(x, three)\ne = Concat<axis=3>(o, o)\nf = Reshape(e, half)\n"
+        "p = Unsqueeze(f, four)\ng = Concat<axis=4>(p, p)\nu = Reshape(g, l)\n",
+        None,
+        None,
+    ),
+    "Gather": ("h = Gather<axis=2>(x, k)\nu = Gather<axis=3>(h, k)\n", ROWS, np.arange(24) % 12),
+    "GatherND": (
+        "a = Transpose<perm=[2,0,1,3]>(x)\nb = GatherND(a, k)\nc = Transpose<perm=[1,2,0,3]>(b)\n"
+        "d = Transpose<perm=[3,0,1,2]>(c)\ne = GatherND(d, k)\nu = Transpose<perm=[1,2,3,0]>(e)\n",
+        ROWS[:, None],
+        ROWS[::-1, None],
+    ),
+    "GatherND of both axes": (
+        "a = Transpose<perm=[2,3,0,1]>(x)\nb = GatherND(a, k)\nu = Transpose<perm=[2,3,0,1]>(b)\n",
+        GRID,
+        GRID[:, ::-1],
+    ),
+    "ConvTranspose": (
+        "u = ConvTranspose<strides=[2,2], group=64>(x, k)\n",
+        np.ones((64, 1, 2, 2), np.float32),
+        np.full((64, 1, 2, 2), 0.5, np.float32),
+    ),
+    "DepthToSpace": (f"c = Concat<axis=1>({FOUR})\nu = DepthToSpace<blocksize=2>(c)\n", None, None),
+    "DepthToSpace of a Tile": ("c = Tile(x, k)\nu = DepthToSpace<blocksize=2>(c)\n", [1, 4, 1, 1], None),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_spellings_of_the_upsampling(name):
+    body, right, wrong = SPELLINGS[name]
+    shapes = {"i": [1, 64, 12, 1, 12, 1], "j": [3, 5], "l": [1, 64, 24, 24], "w": whole((64, 64, 3, 3))}
+    shapes |= {"three": [3], "four": [4], "half": [1, 64, 24, 12]}
+    given = {**shapes, **({} if right is None else {"k": right})}
+    assert operators(rewrite(graph(body + CONV, given), upsampling="fused", exact=True).graph) == {"ConvTranspose": 1}
+    if wrong is not None:
+        assert not convpool.optimize(graph(body + CONV, {**given, "k": wrong}), target="cpu", check=0).changed
+    if name.startswith("Depth"):
+        other = body.replace("<blocksize=2>", '<blocksize=2, mode="CRD">')
+        assert not convpool.optimize(graph(other + CONV, given), target="cpu", check=0).changed
+
+
 FLOOR = 'coordinate_transformation_mode="asymmetric", nearest_mode="floor"'
 HALF = up('coordinate_transformation_mode="half_pixel", nearest_mode="floor"')
 CROP = up('coordinate_transformation_mode="tf_crop_and_resize"', "x, roi, s")

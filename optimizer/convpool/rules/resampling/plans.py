@@ -29,7 +29,7 @@ from convpool.rules.resampling.maps import Applied, Leaf, Map, Source, count_nod
 from convpool.rules.resampling.resize import Resample
 from convpool.rules.seen import in_short, in_words
 
-SPELLINGS = ("Resize", "Upsample", "ConvTranspose", "DepthToSpace", "Gather", "GatherND", "Expand", "Tile")
+SPELLINGS = ("Resize", "Upsample", "ConvTranspose", "DepthToSpace", "Gather", "GatherND", "Expand", "Tile", "Concat")
 """Operators that a resampling may be spelt with."""
 SEARCH_LIMIT = 48
 """Nodes in front of a convolution that the search for a resampling visits at most."""
@@ -170,8 +170,10 @@ def _resize_upstream(scope: Scope, index: int) -> int | None:
 
 
 def _may_resample(scope: Scope, index: int) -> bool:
-    """Return True if another node than a Resize may be of one: of a map, and of a ConvTranspose with one group a channel."""
+    """Return True if another node than a Resize may be of one: of a map; a ConvTranspose of groups, a Concat of one tensor."""
     shape, node = scope.info(scope.nodes[index].output[0]).shape, scope.nodes[index]
+    if is_op(node, "Concat"):
+        return len(set(node.input)) == 1 < len(node.input)
     if not is_op(node, "ConvTranspose"):
         return shape is not None and len(shape) > 2
     return (known_attributes(node) or {}).get("group", 1) > 1

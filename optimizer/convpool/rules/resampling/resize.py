@@ -5,7 +5,7 @@
 |---|---|
 | Resize, Upsample | nearest upsampling by whole factors, or another resampling |
 | Reshape or Unsqueeze, Expand or Tile, Reshape; Concat of repeated copies on new axes | nearest upsampling |
-| Gather or GatherND with Transposes, constant indices 0 0 1 1 ... | nearest upsampling |
+| Gather, or GatherND between Transposes, constant indices 0 0 1 1 ... on some axes | nearest upsampling |
 | ConvTranspose with one group a channel, weights of ones as large as its strides | nearest upsampling |
 | DepthToSpace of channels that a Concat or Tile repeats | nearest upsampling |
 
@@ -375,11 +375,14 @@ def _repeated_channels(scope: Scope, index: int, rank: int) -> Resample | None:
 
 
 def _gathered(scope: Scope, index: int, rank: int) -> Resample | None:
-    """One axis, by constant indices: a Gather on it, or a GatherND on the first axis between two Transposes."""
+    """By constant indices: a Gather on one axis, or a GatherND on the first axes between two Transposes."""
     node = scope.nodes[index]
     if is_op(node, "Gather"):
+        constant = scope.constant(node.input[1])
         axis = attributes(node).get("axis", 0) % (rank + 2)
-        return _by_indices(scope, index, node.input[0], node.input[1], axis, (index,), rank)
+        if constant is None or len(constant.shape) != 1:
+            return None
+        return _by_indices(scope, index, node.input[0], constant.array()[:, None], (axis,), (index,), rank)
     if not is_op(node, "Transpose"):
         return None
     chain = [index]
@@ -392,28 +395,29 @@ def _gathered(scope: Scope, index: int, rank: int) -> Resample | None:
     orders = [tuple(attributes(scope.nodes[i]).get("perm") or ()) for i in (first, last)]
     if len(orders[0]) != rank + 2 or len(orders[1]) != rank + 2:
         return None
-    axis = orders[0][0]
     if [orders[0][i] for i in orders[1]] != list(range(rank + 2)) or attributes(scope.nodes[gather]).get("batch_dims", 0):
         return None
-    indices = scope.info(scope.nodes[gather].input[1]).shape
-    if indices is None or len(indices) != 2 or indices[1] != 1:
+    constant = scope.constant(scope.nodes[gather].input[1])
+    if constant is None or len(constant.shape) != constant.shape[-1] + 1:
         return None
-    return _by_indices(scope, index, scope.nodes[first].input[0], scope.nodes[gather].input[1], axis, chain, rank)
+    axes = orders[0][: constant.shape[-1]]
+    return _by_indices(scope, index, scope.nodes[first].input[0], constant.array(), axes, chain, rank)
 
 
-def _by_indices(scope: Scope, index: int, x: str, indices: str, axis: int, nodes: Sequence[int], rank: int) -> Resample | None:
-    """Indices 0 to n - 1, each s times."""
-    shape, known = scope.info(x).shape, scope.constant(indices)
-    if axis < 2 or shape is None or len(shape) != rank + 2 or known is None:
+def _by_indices(
+    scope: Scope, index: int, x: str, indices: np.ndarray, axes: Ints, nodes: Sequence[int], rank: int
+) -> Resample | None:
+    """Indices of these axes, [new sizes..., axes]: on each of them 0 to n - 1, each s times."""
+    shape = scope.info(x).shape
+    if shape is None or len(shape) != rank + 2 or min(axes) < 2:
         return None
-    size, numbers = shape[axis], known.array().reshape(-1)
-    if not isinstance(size, int) or size < 1 or numbers.size % size or numbers.size == size:
+    factors = [1] * rank
+    for axis, count in zip(axes, indices.shape, strict=False):
+        size = shape[axis]
+        if not isinstance(size, int) or size < 1 or count % size:
+            return None
+        factors[axis - 2] = count // size
+    rows = [np.arange(count) // factors[axis - 2] for axis, count in zip(axes, indices.shape, strict=False)]
+    if 0 in indices.shape or not np.array_equal(indices, np.stack(np.meshgrid(*rows, indexing="ij"), -1)):
         return None
-    factor = numbers.size // size
-    if (
-        is_op(scope.nodes[nodes[0]], "Gather")
-        and len(known.shape) != 1
-        or not np.array_equal(numbers, np.repeat(np.arange(size), factor))
-    ):
-        return None
-    return _nearest(scope, index, x, [factor if i == axis else 1 for i in range(2, rank + 2)], nodes)
+    return _nearest(scope, index, x, factors, nodes)
