@@ -18,7 +18,7 @@ BUDGET = {
     "optimizer": 26650,
     "plugin": 18000,
     "tests": 41600,
-    "benchmarks": 7900,
+    "benchmarks": 7930,
     "tools": 1000,
     "examples": 1180,
     "models": 2050,

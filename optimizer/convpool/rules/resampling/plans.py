@@ -486,10 +486,11 @@ class MovingRule(ResizeRule):
             array, bias = array.astype(dtype), None if bias is None else bias.astype(dtype)
         large = [group for group in plan.groups if not group.form]
         joined = Group(tuple(item for group in large for item in _at_full_size(group, plan.scope)), None)
-        # The bias is added once: in the convolution of the maps that are not resampled behind it, if there are any.
-        for number, group in enumerate([*([joined] if large else []), *(group for group in plan.groups if group.form)]):
+        # What is convolved at the size of the result comes last: runtimes fuse the sum into that convolution.
+        ordered = [*(group for group in plan.groups if group.form), *([joined] if large else [])]
+        for group in ordered:
             part = array if is_whole(group, _c(leaf)) else array[:, group.channels]
-            yield group, part, None if number else bias
+            yield group, part, bias if group is ordered[-1] else None
 
     def rewritten(self, plan: ResizePlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         """One report for the convolution."""

@@ -375,7 +375,7 @@ def _repeated_channels(scope: Scope, index: int, rank: int) -> Resample | None:
 
 
 def _gathered(scope: Scope, index: int, rank: int) -> Resample | None:
-    """By constant indices: a Gather on one axis, or a GatherND on the first axes between two Transposes."""
+    """Recognise a Gather on one axis, or a GatherND on the first axes between two Transposes, by constant indices."""
     node = scope.nodes[index]
     if is_op(node, "Gather"):
         constant = scope.constant(node.input[1])
