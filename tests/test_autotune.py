@@ -138,10 +138,9 @@ def test_progress_counts_the_pairs(clock):
 
 
 def test_real_clock_on_a_real_network():
-    result = convpool.optimize(generators.generate("sngan64_small"), lowering="auto", autotune=True)
-    timed = [site for site in result.report.sites if site.times_us]
-    assert {site.pool for site in result.report.sites} - {site.pool for site in timed} == {"head/sum"}  # behind a Relu
-    for site in timed:
+    result = convpool.optimize(generators.generate("lenet5"), lowering="auto", autotune=True)
+    assert len(result.report.sites) == 2
+    for site in result.report.sites:
         assert {"original", "direct"} <= set(site.times_us) <= ALL["auto"] and min(site.times_us.values()) > 0
         fastest = min(site.times_us, key=lambda name: site.times_us[name])
         assert site.lowering == (None if fastest == "original" else fastest)

@@ -94,7 +94,9 @@ STAGES = {
 }
 
 
-ENDS = [(*stage, name) for stage in STAGES for name in ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGKILL")[: 4 if stage[1] < 3 else 1]]
+SIGNALS = {("make", 1): "SIGABRT", ("run", 1): "SIGFPE", ("turn", 1): "SIGKILL"}
+"""Other signals, each at a stage that tells of it."""
+ENDS = [(*stage, "SIGSEGV") for stage in STAGES] + [(*stage, name) for stage, name in SIGNALS.items()]
 
 
 @pytest.mark.parametrize(("method", "number", "signal_name"), ENDS)
