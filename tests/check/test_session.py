@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from tests.support.processes import wait_for_the_process_of
 
 import convpool
 from convpool.check import session, session_process
@@ -25,6 +24,7 @@ from convpool.errors import ConvpoolError, ModelError
 from convpool.ir.model import LoadedModel
 from convpool.ir.process import EndedError
 from tests.support.models import graph, random_feeds, weights
+from tests.support.processes import wait_for_the_process_of
 from tests.support.rewriting import PAIR, POOL
 
 CRASHING = """
