@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.layers import cpu
-from benchmarks.layers.rows import Row
+from benchmarks.layers.rows import LAYOUTS, Row
 from benchmarks.layers.tensorrt_worker import _data, _ends, build
 from convpool.errors import ConvpoolError
 
@@ -23,11 +23,11 @@ def test_every_form_is_built():
     done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr[-2000:]
     sizes = json.loads(done.stdout)
-    assert len(sizes) == 2 * 3 * 2 * 3 and min(sizes.values()) > 1000
-    for kernel, side in ((3, 4), (1, 2)):
+    assert len(sizes) == (2 + 1) * 3 * 3 and min(sizes.values()) > 1000
+    for kernel, side, layouts in ((3, 4, LAYOUTS), (1, 2, LAYOUTS[:1])):
         for precision, item in (("fp16", 2), ("tf32", 4), ("fp32", 4)):
             more = 24 * 16 * (side**2 - kernel**2) * item  # the fused form's engine holds the larger kernel
-            for layout in ("nhwc", "nchw"):
+            for layout in layouts:
                 engine = f"{kernel} {precision} {layout}"
                 assert sizes[f"{engine} fused"] - sizes[f"{engine} naive"] > more / 2
 

@@ -24,7 +24,7 @@ from tests.fuzz.damaged import Outcome, run, share
 from tests.support.damage import damaged
 from tests.support.models import graph
 
-CASES = int(os.environ.get("CONVPOOL_DAMAGED_CASES", "3000"))
+CASES = int(os.environ.get("CONVPOOL_DAMAGED_CASES", "2000"))
 FIRST = int(os.environ.get("CONVPOOL_DAMAGED_FIRST", "0"))
 PROCESSES = int(os.environ.get("CONVPOOL_DAMAGED_PROCESSES", "2"))
 PAIR = "h = Conv<pads=[1,1,1,1]>(x, w)\ny = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)"

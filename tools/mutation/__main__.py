@@ -15,6 +15,7 @@ changes without a result.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import signal
@@ -53,14 +54,21 @@ HARMLESS = ("equivalent", "slower", "message")
 
 def sample(count: int, seed: int) -> list[tuple[Path, Mutant]]:
     """`count` changes at lines that differ, drawn with `seed`."""
+    lines = _lines()
+    draw = random.Random(seed)
+    places = draw.sample(sorted(lines), min(count, len(lines)))
+    return [(place[0], draw.choice(lines[place])) for place in places]
+
+
+@functools.cache
+def _lines() -> dict[tuple[Path, int], list[Mutant]]:
+    """The changes of each line, in the order of the files."""
     lines: dict[tuple[Path, int], list[Mutant]] = {}
     folders = [path for name in FOLDERS for path in (PACKAGE / name).rglob("*.py") if path.name not in ELSEWHERE]
     for path in sorted([*(PACKAGE / name for name in FILES), *folders]):
         for mutant in mutants(path.read_text()):
             lines.setdefault((path, mutant.line), []).append(mutant)
-    draw = random.Random(seed)
-    places = draw.sample(sorted(lines), min(count, len(lines)))
-    return [(place[0], draw.choice(lines[place])) for place in places]
+    return lines
 
 
 def tests_for(path: Path, quick: bool = False) -> list[str]:
