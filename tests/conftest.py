@@ -4,8 +4,6 @@
 CONVPOOL_PLUGIN_BUILD names a build folder that has them already (cmake -DCONVPOOL_PLUGIN_TESTS=ON).
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

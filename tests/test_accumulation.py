@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The attribute accumulation: who writes it, who keeps it, and that it changes nothing else."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choosing lowerings by measurement: what is timed, and what a measurement decides, by a pretended clock but for one test."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import onnx

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports by part: the algebra only numpy, `ir` no runtime, no two modules one another."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options as data: targets, rules by name, the flags that stand for them, limits and defaults."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import itertools

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pipeline: nodes that stay by name, metadata, and a result that is no valid ONNX."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Preserved by a rewrite: names, documentation, metadata, shapes, order; and consistency."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

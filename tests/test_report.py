@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reports of a run: fused nodes step by step, counts of operators and bytes, reasons in short, and JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

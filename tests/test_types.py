@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """mypy --strict holds a caller to the public types, and a graphsurgeon Graph comes back as one."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

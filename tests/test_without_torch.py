@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """convpool without PyTorch: it is not imported, and convpool.torch says how to get it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

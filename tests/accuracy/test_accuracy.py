@@ -5,8 +5,6 @@ The onnxruntime rows run everywhere; half precision there rounds every tensor to
 TensorRT rows need a GPU, TensorRT, pycuda and the plugin.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import tempfile

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts of the cost model, by hand, and the form it picks where that changes the choice."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every form of a convolution behind a nearest upsampling equals it, to the bit on integers in float64."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

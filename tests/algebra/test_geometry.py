@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Geometry, parts and lowerings at their boundaries: maps per channel, zero padding, what each lowering refuses."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

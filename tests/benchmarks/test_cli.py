@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line without a GPU: listing, CPU rows, merging, one line on stderr for whatever cannot be."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

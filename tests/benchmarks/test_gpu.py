@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """On a GPU: every method is right on odd shapes, in every precision and layout; the ceilings are plausible."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

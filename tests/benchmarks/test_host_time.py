@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """benchmarks.host_time: its turns, its bars, and the program that it compiles."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

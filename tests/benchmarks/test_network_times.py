@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times of whole networks, all but the engines: the check before the timing, records, the table."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Use of the times of networks on onnxruntime's CUDA provider; and one network on a GPU."""
 
-from __future__ import annotations
-
 import json
 
 from benchmarks import onnxruntime_times as times

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The models that onnxruntime's methods of the benchmark `layers` run, on the CPU provider; on a GPU the methods too."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

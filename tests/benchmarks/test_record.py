@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records: merging, CSV, the table of tactics, figures and means, the table and the picture."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

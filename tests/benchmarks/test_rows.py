@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows: the suites, their geometry, rows from a file."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop over methods, with a pretended GPU: which algorithm counts, wrong ones, failures, the library's choices."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorRT's networks are built by the real builder of TensorRT-RTX, without a GPU."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

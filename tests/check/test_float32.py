@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models made float32 for the check."""
 
-from __future__ import annotations
-
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inputs of the check: random ones by type and shape, and arrays that a caller gives."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

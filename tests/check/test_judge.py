@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How outputs are judged: what differences are, which one counts, and what is more than a difference allowed."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

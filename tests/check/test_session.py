@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """onnxruntime runs in another process: whatever a model does to it, the caller goes on and is told in one line."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

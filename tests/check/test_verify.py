@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification: what it must catch, in every type, and what it must let pass."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

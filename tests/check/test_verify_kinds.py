@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Comparing models whose inputs, outputs and types are less usual than tensors of numbers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The check where outputs are not finite, and what it makes of its random inputs then."""
 
-from __future__ import annotations
-
 import json
 
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unusable input: exit status 2 with one line on stderr and nothing left behind; a mismatch: 1, and no output file."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`convpool doctor` on whatever machine this is."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -4,8 +4,6 @@
 Every step named is taken here, and has to change the outcome.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`convpool COMMAND`: the same commands as convpool-COMMAND, help in sections, inspect, completion in the shell."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ tests/cli/test_bad_input.py has what `convpool optimize` refuses; here are the f
 nothing can be written, and the other commands.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report: gains, why sites stay, what to do next, its look on a terminal and in a pipe."""
 
-from __future__ import annotations
-
 import io
 import json
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`--skip-unchanged`: no copy of a model in which nothing changes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

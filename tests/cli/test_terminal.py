@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names that come from files reach the terminal as text: no control character is printed as it is."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

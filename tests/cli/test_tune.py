@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`convpool tune`: nodes of models become problems of the library, and the fastest tactics rows of a file."""
 
-from __future__ import annotations
-
 import pytest
 from onnx import shape_inference
 

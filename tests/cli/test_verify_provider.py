@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`convpool verify --provider cuda`: what it refuses on a machine without the provider."""
 
-from __future__ import annotations
-
 import onnxruntime
 import pytest
 

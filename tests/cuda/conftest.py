@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPU tests are skipped without a GPU, and fail instead where REQUIRE_GPU=1."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

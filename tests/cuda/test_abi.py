@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ctypes mirror of convpool.h against what a C compiler makes of the header."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

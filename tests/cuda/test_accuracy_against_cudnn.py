@@ -2,8 +2,6 @@
 """Against float64: the error in float16 is no larger than 1.1 times that of cuDNN's convolution followed by pooling, in full
 float32 than twice."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

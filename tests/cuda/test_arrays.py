@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arrays and streams that `conv_avg_pool` takes, and what it says of the rest."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A kernel family is known in its folder and by one line of the registry: no other code asks which one a tactic is of."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

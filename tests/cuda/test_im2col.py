@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where TMA's im2col mode starts and ends its walk over windows, against the convolution's own indices. Needs no GPU."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import subprocess

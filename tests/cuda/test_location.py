@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which file is taken for libconvpool.so: the named one, else the one that the distribution convpool-cuda installed."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The phases of an upsampled convolution (gemm/phases.h) against its definition, along one axis. Needs no GPU."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import subprocess

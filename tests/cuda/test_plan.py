@@ -4,8 +4,6 @@
 The pretended library is part of a build with -DCONVPOOL_PLUGIN_TESTS=ON: in CONVPOOL_PLUGIN_BUILD, or in build/plugin-tests.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import ctypes
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`convpool.cuda.Plan`, and the plans that `conv_avg_pool` keeps, on the pretended CUDA runtime."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import ctypes

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The library without a GPU: it loads, lists tactics, computes shapes, and refuses what is wrong with a reason."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import ctypes
 import dataclasses

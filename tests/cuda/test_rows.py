@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of the kernel families: a row whose tile has no fitted cost does not compile. Needs a C++ compiler, no GPU."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

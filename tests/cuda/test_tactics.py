@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every tactic on every case it supports, in both layouts."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Types of X, W and Y: 8-bit ones, which `generic` runs with exact sums."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 from dataclasses import replace

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """There is one version number, the header's: the library, the installed package, changes and citation say the same."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """convpool_weight_gradient without a GPU: what is refused and why, and what is launched on the pretended runtime."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest

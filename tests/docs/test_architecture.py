@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paths and names of docs/architecture.md exist, and its table of layers is how the package imports."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

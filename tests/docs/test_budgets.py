@@ -5,8 +5,6 @@ A longer one says why: by a line that begins with `Length:` in the file's docstr
 names it.  `python -m tests.docs.test_budgets` lists all that are longer and say nothing.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

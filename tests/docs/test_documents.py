@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documents' links lead somewhere, and the index of decisions lists every page by its title."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples run as a user runs them, on small models, and their types are strict."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

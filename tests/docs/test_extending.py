@@ -4,8 +4,6 @@
 No GPU: kernels of the examples are compiled, and planned, named, ranked and refused on a pretended CUDA runtime.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every source file names the licence at its head, and both distributions carry the licence's text."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

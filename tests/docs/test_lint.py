@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make lint` and the hooks of pre-commit run the same programs with the same options."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two distributions' files and metadata: built by their own backends, without compiling."""
 
-from __future__ import annotations
-
 import email
 import re
 import subprocess

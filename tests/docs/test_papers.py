@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/papers.md: its figures are the records' and the papers', counted here once more by other ways."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands and code of the README and of docs/commands.md run as they are written; tables and pictures are the records'."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Code and texts use the field's words, and docstrings begin with a verb or a noun."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The filter bank: every backend gives the same bytes, the kernels too; folders go through whole, and in order."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints, for each exporter, the models, their pairs, how many are rewritten, and which are missed and why."""
 
-from __future__ import annotations
-
 from tests.support.exported.cases import CASES, EXPORTERS
 from tests.support.exported.made import MODELS, made, remove
 

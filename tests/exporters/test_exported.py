@@ -4,8 +4,6 @@
 CONVPOOL_OLD_ONNX_PYTHON names a Python with the oldest onnx that convpool takes; it loads every original and result.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

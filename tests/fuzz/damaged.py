@@ -7,8 +7,6 @@ Each process reports every case before and after it, so that a crash or a case b
 the next process goes on behind it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@
 records anew. A refactoring leaves them as they are; a change on purpose is recorded in the commit that makes it.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -5,8 +5,6 @@
 records anew. Needs no GPU: the device is described to the library.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

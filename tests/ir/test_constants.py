@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Constants that exporters leave as small computations: which are computed, how deep, and how large they may be."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

@@ -4,8 +4,6 @@
 CONVPOOL_DAMAGED_CASES=20000 runs more of them, CONVPOOL_DAMAGED_FIRST=N others, CONVPOOL_DAMAGED_PROCESSES=8 more at a time.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models with weights in files: what is read, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The index of a graph: shapes that a model computes from shapes, and what is known of them where the batch is open."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onnx import TensorProto, numpy_helper

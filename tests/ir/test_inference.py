@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shape inference: models on which onnx's ends or blocks the process are refused in one line; layers as outputs."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes of inputs that are fixed in the result: what else gets them, what is refused, and that the result is right."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -5,8 +5,6 @@ Every step is one that Python's audit events name: opening, renaming, deleting a
 to a step, and there another model is saved, a signal comes, or the process ends.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

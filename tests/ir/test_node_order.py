@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs whose nodes are out of order: converters write them, runtimes take them."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes that are no truth: notes of another size, -1, names used twice.  NOTED_MODELS sets the number of random models."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 

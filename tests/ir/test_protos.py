@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names that a node reads, also through its bodies."""
 
-from __future__ import annotations
-
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 

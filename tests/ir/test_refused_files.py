@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models, tensors and files that are refused in words, each for one defect."""
 
-from __future__ import annotations
-
 import io
 import os
 import stat

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that saving writes, where the weights go, and that nobody's files are harmed."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

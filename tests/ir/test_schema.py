@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operator itself: schema, type and shape inference, function body against the float64 reference."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

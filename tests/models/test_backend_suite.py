@@ -5,8 +5,6 @@ Its cases are the installed onnx package's: single operators, small models with 
 converted from PyTorch, and the light forms of real networks.  Where the inputs come with the case they are used.
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path

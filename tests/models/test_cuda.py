@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real networks with the target cuda: what is left of them, by operator, and that it computes the same."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

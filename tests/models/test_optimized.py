@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real networks: the optimizer finds every pair that the manifest counts, and the result computes the same."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks that enlarge maps: every convolution behind a resampling is found, and the result computes the same."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """libconvpool_ort.so in onnxruntime's CPU package: registration, types and shapes, refusals, and results by its CPU kernels."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

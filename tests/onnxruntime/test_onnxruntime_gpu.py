@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The custom operators on onnxruntime's CUDA provider.  Needs onnxruntime-gpu and a GPU; REQUIRE_GPU=1 makes a skip a failure."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import multiprocessing

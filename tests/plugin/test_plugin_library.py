@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The library file itself, and both adapters driven by a program that plays TensorRT."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -4,8 +4,6 @@
 Each test is a process of its own: a registry lives as long as its process, and a mistake here would end it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -4,8 +4,6 @@
 `make sanitize` is this with more rounds, whose number is CONVPOOL_FUZZ_ROUNDS.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

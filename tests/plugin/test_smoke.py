@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The smoke test of the kernels, which ctest runs without Python."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

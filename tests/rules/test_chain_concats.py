@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Concats of channels that begin as an earlier one does."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Poolings, pads and spatial axes of convolutions, as the rules read them."""
 
-from __future__ import annotations
-
 import pytest
 
 from convpool.rules import convs

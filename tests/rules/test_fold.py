@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The results of `--fold`: stored, removed, left; and the outputs are the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions without a pair, of images and others: what becomes a node with a window of one element, and why others stay."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes that are linear: which are known, what they add, and which vary over space."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

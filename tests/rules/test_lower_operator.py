@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes of the operator back to standard operators, where a file that has them is optimized with another lowering."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

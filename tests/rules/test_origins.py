@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open sizes: which are provably equal where two maps meet, and that the result is right at any size."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain convolutions, of many channels, as nodes of the operator: `plain_conv`."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random models with upsampled maps give the same numbers after a rewrite, and the same bytes after a second one."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

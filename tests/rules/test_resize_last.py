@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """1x1 convolutions behind any resampling that enlarges, in front of one that shrinks, and why others stay."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions behind nearest upsampling, rewritten in every form, and why others stay."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

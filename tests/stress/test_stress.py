@@ -8,8 +8,6 @@ An arrival that overtakes the reading before it, or a copy that does not wait fo
 go through several tiles of several slices here, so that every buffer of every ring is used again.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 

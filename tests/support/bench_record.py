@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small record as python -m benchmarks layers writes it, made by hand: two rows of suita-table2, figures easy to check."""
 
-from __future__ import annotations
-
 from benchmarks.layers.record import new_entry
 from benchmarks.layers.suites import SUITES
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models for --target cuda, and what every result must hold."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damaged models: small good ones with bytes flipped and cut, or with parts exchanged, removed and filled with nonsense."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

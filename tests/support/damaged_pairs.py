@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pair in any type, and what makes another model of it."""
 
-from __future__ import annotations
-
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
 import numpy as np
 import onnx

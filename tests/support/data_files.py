@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model with its weights in data files, and what a test asks of the files of a result."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pairs with something before and behind them, and the optimizer with its options for that."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 

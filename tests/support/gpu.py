@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Skip a test that needs a GPU without one; fail it where REQUIRE_GPU=1."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from typing import NoReturn

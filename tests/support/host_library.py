@@ -5,8 +5,6 @@ It plans, names, ranks and refuses as the real library does.  Kernels are compil
 architecture; lookups of the others find a function that does nothing, and launches of theirs return 0.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

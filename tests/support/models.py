@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small models from ONNX text: `graph("h = Conv(x, w) ...")`, with seeded weights for the names that are given a shape."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper

@@ -5,8 +5,6 @@ All tensors are noted at the fixed sizes of an export.  Then the inputs are open
 stays, or becomes a name, a -1 or nothing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

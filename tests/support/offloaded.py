@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions without a pooling beside a pair: the models, and why one stays."""
 
-from __future__ import annotations
-
 import onnx
 
 import convpool

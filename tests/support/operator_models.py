@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of one node of ai.convpool, of any type, rank and layout, with inputs on which half precision is exact."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A layer whose box means the library sums in the 16-bit type where it may: its models, and how far from exact it may be."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import ml_dtypes

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """pycuda and TensorRT as `Engine` uses them, played: without a GPU."""
 
-from __future__ import annotations
-
 import enum
 import types
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A TensorRT 8.6 without a GPU: a module whose builder notes what it is told and gives the parsed model as the engine."""
 
-from __future__ import annotations
-
 import enum
 from types import ModuleType, SimpleNamespace
 

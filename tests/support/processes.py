@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that are killed, and the processes that they had started."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Averages of random models that no pooling operator writes; `m.exact` ends where a size does not admit one."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

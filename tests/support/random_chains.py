@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random networks around pairs: what may stand between them, in either layout, and what may not."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper

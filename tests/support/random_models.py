@@ -6,8 +6,6 @@ itself, so that an optimizer that rejects everything fails.  All data has magnit
 that a rewrite makes can underflow, in half precision either.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The averages that random models end in, and the rules by which their pair must be found."""
 
-from __future__ import annotations
-
 import onnx
 from onnx import helper
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random models with convolutions behind resamplings: ranks, factors, kernels, pads, dilations, spellings and what is between."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper

@@ -6,8 +6,6 @@ code below it: of the language `diff` a change to that file, of another language
 a space or a minus must stand in the file once, one below the other; `@@` separates places.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

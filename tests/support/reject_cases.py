@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pieces of models for the tests of reasons not to rewrite: text in ONNX's own notation, and values of initializers."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import convpool

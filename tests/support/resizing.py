@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of every model with a convolution beside a resampling after its rewrite, and pieces of such models."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pairs to rewrite, and what every rewritten model must hold."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models as the rules see them: the index of a graph, or of a function that is called once."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 from onnx import numpy_helper

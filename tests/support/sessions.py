@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """onnxruntime with its own optimisations off, so that a difference is convpool's."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnxruntime

@@ -4,8 +4,6 @@
 The kinds are those of ``models.generators.Generator``. It reads the forms that the models here contain, no more.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import onnx

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same model as other exporters write it: channels last with Transposes around, in functions, in the domain ai.onnx."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import AttributeProto, helper, numpy_helper

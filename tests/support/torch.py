@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random problems of convolution and average pooling for PyTorch, and what tests do without it or without a GPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import random

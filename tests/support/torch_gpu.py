@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by tests of PyTorch on a GPU.  Importing it skips a module where there is no PyTorch."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine of a TensorRT and a driver that are played."""
 
-from __future__ import annotations
-
 import sys
 import types
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How box means are summed, as TensorRT and onnxruntime's operators are told it.  No GPU."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed sums of box means in TensorRT and in onnxruntime, against float64.  Needs a GPU for whose layer the library has them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

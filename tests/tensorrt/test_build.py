@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`convpool.tensorrt.build` up to where TensorRT takes over: what is loaded, checked, kept and reported."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from pathlib import Path

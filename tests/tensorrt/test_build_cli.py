@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """convpool-build and convpool-verify without a GPU: models against models, and every refusal in one line."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """convpool-build and convpool-verify with TensorRT on a GPU: engines built, saved, run elsewhere, and every exit status."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fastest form of a model's pairs, with engines, times and the CUDA driver pretended: what is built, kept and left out."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

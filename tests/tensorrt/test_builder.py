@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pretended TensorRT 8.6 is told flags by precision, profiles, limits, and its nodes."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import asdict
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Engine` without a GPU: pycuda and TensorRT are played, to see what they are told and what becomes of their refusals."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

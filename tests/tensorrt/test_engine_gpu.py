@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines with the plugin on a GPU: shapes, profiles, contexts, graphs, files, and every refusal."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of `Engine` on wrong files, inputs or TensorRT; TensorRT and pycuda are played."""
 
-from __future__ import annotations
-
 import re
 import types
 

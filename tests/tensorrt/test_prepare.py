@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models prepared for one TensorRT version, checked in onnxruntime."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

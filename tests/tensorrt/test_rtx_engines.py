@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorRT-RTX's parser and builder take the rewritten models in standard operators, in every precision."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools.compare_sass, on CUDA ELF files made here: what it finds the same, worse and missing."""
 
-from __future__ import annotations
-
 import struct
 import sys
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The changes that `make mutation` makes, and how the record counts them."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scan of machine code for registers of products under way."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The argument accumulation: which calls of the operator have it, and what the library is asked."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend of torch.compile: networks, original and compiled."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

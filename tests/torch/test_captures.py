@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training steps captured in CUDA graphs give what eager ones give."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The values that `constant_weights` keeps, with a plan that only counts."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

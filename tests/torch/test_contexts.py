@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs of torch.compile: pairs inside and across of contexts, and beside tensors that forward changes."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

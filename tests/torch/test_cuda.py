@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators on a GPU: against PyTorch's own in float64, in every type and layout, in graphs and on streams."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """First and second derivatives in float64, by finite differences, and values against PyTorch's two operators."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.torch import pools_first, random_layer, require_torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """U-Nets with open batch and sizes, exported by PyTorch: rewritten, and right at other sizes."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

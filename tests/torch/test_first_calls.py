@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """First calls with a size, for which a plan is made, in contexts that keep what calls compute: autocast, parametrize.cached."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ConvAvgPool1d, 2d and 3d against torch.nn's convolution and pooling with the same parameters."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

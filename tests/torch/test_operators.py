@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators as PyTorch's compiler, transforms and autocast see them, and the functions' arguments."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.torch import require_torch

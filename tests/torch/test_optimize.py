@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules of every kind through `convpool.torch.optimize`: what they compute stays, also after they have changed."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re

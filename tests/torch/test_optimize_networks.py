@@ -6,8 +6,6 @@ the original in float64.  The optimized one may be four times as far from float6
 happen to be nearer.  Losses of training are compared with the original's of one order.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Callable

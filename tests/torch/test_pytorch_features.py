@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewritten modules under what PyTorch offers around modules: each gives what the original gives."""
 
-from __future__ import annotations
-
 import copy
 import threading
 

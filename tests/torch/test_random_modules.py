@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random modules in float64: the rewritten module against the original, through changes of mode, parameters and batch."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small pairs of eager steps on a GPU have the right gradients, in each memory order, where PyTorch's own pooling has not."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training as it is done: a WGAN-GP on scikit-learn's digits, and LeNet-5 forward and backward as the textbook derives it."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

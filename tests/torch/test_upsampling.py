@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """upsample_conv2d against PyTorch's two operators: values, two derivatives, and what passes to these."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The target cuda: chains of the operator's nodes, and the layout of the tensors between them."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """With --target cuda: convolutions and poolings between pairs that become nodes of a chain."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """With --target cuda: a sum or mean over space and the product of matrices behind it, as one node."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

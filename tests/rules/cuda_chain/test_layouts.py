@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators that read maps with the channels last, with --target cuda: what each becomes, and what needs a Transpose."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

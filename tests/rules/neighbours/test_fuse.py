@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes before and behind a pair: each rule by which they are fused."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fusions in bodies, functions and files, and whose names and constants stay."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper

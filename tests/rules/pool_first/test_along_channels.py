@@ -5,8 +5,6 @@ Random models of small integers, whose sums and means float32 holds exactly: the
 original's to the bit, in onnxruntime.  Below them: why other nodes stay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

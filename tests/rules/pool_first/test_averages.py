@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ways to write an average: which are found and give the same numbers with less work, and why others stay."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

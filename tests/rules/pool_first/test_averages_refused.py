@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Means that are no average over windows, or none that can be moved: each with its reason."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

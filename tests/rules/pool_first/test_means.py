@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Means by ReduceMean, Resize and sums of strided Slices: which nodes begin and end one, and how far they are followed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pads in front of a pair: those that go into the convolution, and those that onnxruntime would move."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ways to write the pair: what is found, and exactly which operators remain."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

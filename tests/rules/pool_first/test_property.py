@@ -18,8 +18,6 @@ float64) the second run is onnx's ReferenceEvaluator's.  CONVPOOL_PROPERTY_CASES
 CONVPOOL_PROPERTY_FIRST the first.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions behind DequantizeLinear: TensorRT runs them in INT8, so its target leaves them, and other targets say so."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One model per reason not to rewrite a pair; each reason names the node, the condition, what was found and what is wanted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onnx import helper, numpy_helper

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One model per reason not to rewrite: linear nodes, attributes that no runtime takes, and a pooling in front."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -5,8 +5,6 @@ The random models are right, stable, and have the pairs that the plain model has
 for each of the two models.  CONVPOOL_PROPERTY_CASES sets the number of cases.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from itertools import product

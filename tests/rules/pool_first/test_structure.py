@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where pairs stand and what surrounds them: bodies, functions, captures, shared and overridable weights, metadata."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The search for a convolution in front of a pooling."""
 
-from __future__ import annotations
-
 import pytest
 
 from convpool.rules.pool_first.trace import conv_upstream, max_pools

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which windows of poolings fit: at their boundaries, with pads, ceil_mode and auto_pad."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -4,8 +4,6 @@
 onnxruntime has no float64 convolution, and onnx's own takes minutes for a real network.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

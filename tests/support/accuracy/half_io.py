@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A lone layer as it stands inside a network: its engine reads and writes what TensorRT has there, halves, channels last."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -15,8 +15,6 @@ again; float32 sums round partial sums too, some dozens of them in a row, and ge
 `engine_fp32_gain` stands in its place where something of TensorRT's other than rounding decides in float32.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two measures of how far outputs are from a reference."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

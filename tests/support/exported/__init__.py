@@ -4,8 +4,6 @@
 A test module that imports this is skipped where PyTorch or onnxscript is missing, and fails there with REQUIRE_TORCH=1.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks of networks that have a convolution before an average pooling, written as people write them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@
 unchanged today.  A change that finds them has to lower the number here.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A case as a file of each exporter with its weights in data files, and what PyTorch gives for the same inputs."""
 
-from __future__ import annotations
-
 import logging
 import math
 import warnings

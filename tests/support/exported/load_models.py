@@ -4,8 +4,6 @@
 Imports nothing of convpool: it is run by another Python, which has an older onnx.
 """
 
-from __future__ import annotations
-
 import sys
 
 import onnx

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exported models with what convpool makes of them, each made once."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from functools import cache

@@ -4,8 +4,6 @@
 A case is the keyword arguments of `convpool.cuda.Problem` without type and layout.
 """
 
-from __future__ import annotations
-
 import math
 import random
 

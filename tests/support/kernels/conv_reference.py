@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ConvAvgPool and UpsampleConv in float64 with numpy, straight from its definition, and how far a kernel may be from it."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -6,8 +6,6 @@
 Given PART and PARTS, it runs every PARTS-th tactic from number PART on.
 """
 
-from __future__ import annotations
-
 import sys
 
 import pycuda.autoinit

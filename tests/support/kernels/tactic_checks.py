@@ -2,8 +2,6 @@
 """Checks of one tactic on one case: integers exactly, random data within a derived bound, the same bits twice, nothing outside
 written.  Where a case fails, the message is a reproduction."""
 
-from __future__ import annotations
-
 import functools
 import re
 from dataclasses import replace

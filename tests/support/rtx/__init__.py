@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorRT-RTX, whose builder needs no GPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

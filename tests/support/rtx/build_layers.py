@@ -4,8 +4,6 @@
 A program of its own, since a failed build may end it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -6,8 +6,6 @@
 Prints the engine's size and the network's inputs and outputs as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 
