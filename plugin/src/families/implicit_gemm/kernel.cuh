@@ -160,24 +160,31 @@ template <class Config, bool kPhases> struct ImplicitGemm {
         copy_wait<0>();
         __syncthreads();  // the ring's place is free for the accumulators
 
-        // Store.
+        store(acc, shared, p, phase, first_pixel, first_channel);
+    }
+
+    // The tile's sums to Y. phase: of a kernel for phases.
+    static CONVPOOL_DEVICE void store(const Accumulators<Config> &acc, uint32_t shared, const ImplicitGemmParams &p,
+                                      const TilePhase &phase, int first_pixel, int first_channel) {
+        const Shape2d &s = p.shape;
+        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+        const int first_row = warp / Config::kWarpsN * Config::kWarpM;
+        const int channel = first_channel + warp % Config::kWarpsN * Config::kWarpN;
         if constexpr (kPhases) {
-            store_tile<Config>(acc, shared, p.epilogue, phase.view(p), warp_m * Config::kWarpM,
-                               first_channel + warp_n * Config::kWarpN, lane,
+            store_tile<Config>(acc, shared, p.epilogue, phase.view(p), first_row, channel, lane,
                                [&](int row) { return phase.output_at(p, phase.place_in_y(p, first_pixel + row)); });
             return;
         }
         const int64_t pixels = static_cast<int64_t>(s.out_h) * s.out_w;
         const OutputView view{p.y, s.y_channels_last ? 1 : pixels, s.m, p.y_vectors != 0};
-        store_tile<Config>(acc, shared, p.epilogue, view, warp_m * Config::kWarpM, first_channel + warp_n * Config::kWarpN, lane,
-                           [&](int row) {
-                               const int pixel = first_pixel + row;
-                               uint32_t n, rest;
-                               p.div_out_hw.divmod(pixel, n, rest);
-                               return OutputPixel{s.y_channels_last ? static_cast<int64_t>(pixel) * s.m
-                                                                    : static_cast<int64_t>(n) * s.m * pixels + rest,
-                                                  pixel < p.pixels};
-                           });
+        store_tile<Config>(acc, shared, p.epilogue, view, first_row, channel, lane, [&](int row) {
+            const int pixel = first_pixel + row;
+            uint32_t n, rest;
+            p.div_out_hw.divmod(pixel, n, rest);
+            return OutputPixel{s.y_channels_last ? static_cast<int64_t>(pixel) * s.m
+                                                 : static_cast<int64_t>(n) * s.m * pixels + rest,
+                               pixel < p.pixels};
+        });
     }
 };
 
