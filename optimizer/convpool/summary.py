@@ -157,6 +157,10 @@ def next_steps(
         found.append(QUANTIZE_LATER)
     elif any(re.search(r"\bunknown\b|computed tensor|not provably", reason) for reason in stay):
         found += _preparing(report, model, options, suggested(model.proto, shapes), rewrite)
+    if report.options["target"] == "any" and any(reason.endswith("for this target") for reason in stay):
+        more = rewrite(model, replace(options, devices=TARGETS["cpu"].devices)) - report.summary.rewritten
+        if more > 0:
+            found.append(f"{more} more for onnxruntime on a CPU: convpool optimize {name_of(model)} --target cpu")
     if report.summary.rewritten and report.summary.model_macs_before is None:
         given = suggested(model.proto, shapes)
         if given and count_at(model, given, evaluate).total is not None:

@@ -158,6 +158,12 @@ def test_in_front_of_a_shrinking_resize(mode):
     assert (site.rule, site.pattern, site.macs_before, site.macs_after) == ("resize_first", "conv_resize", 73728, 18432)
 
 
+@pytest.mark.parametrize("attributes", ("strides=[2,2]", "pads=[1,1,1,1]"))
+def test_other_convolutions_stay_in_front_of_a_shrinking_resize(attributes):
+    given = graph(f"h = Conv<{attributes}>(x, w, b)\ny = Resize(h, , s)", {**SHRINK, "s": scales(0.25, 0.25)})
+    assert attributes.split("=")[0] + "; got [" in reason(given, disable="pool_first")
+
+
 def test_nothing_moves_behind_a_resize_to_no_elements():
     given = graph("h = Conv(x, w, b)\ny = Resize(h, , s)", {**SHRINK, "s": scales(0.05, 0.5)})
     assert not convpool.optimize(given, check=0, target="cpu").changed

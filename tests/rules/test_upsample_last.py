@@ -58,6 +58,8 @@ def test_for_every_runtime_what_is_faster_on_all():
     assert operators(rewrite(graph(UP + CONV, SCALES), target="any").graph) == {"ConvTranspose": 1}
     threes = graph(UP + CONV, {"s": scales(3, 3)})
     assert "factors [3, 3], 64 to 64 channels, 1 groups, expected factors [2, 2]" in reason(threes, target="any")
+    hints = convpool.optimize(threes, check=0).report.hints
+    assert hints == ["1 more for onnxruntime on a CPU: convpool optimize MODEL.onnx --target cpu"]
     few = graph(UP + CONV, {**SCALES, "w": (4, 64, 3, 3)})
     assert "at least 64 channels, for this target" in reason(few, target="any")
 
@@ -292,6 +294,15 @@ REFUSED = {
 def test_why_a_convolution_stays(name):
     resize, conv, constants, expected = REFUSED[name]
     assert expected in reason(graph(resize + conv, {**SCALES, **constants}, opset=19 if "wrap" in resize else 17))
+
+
+def test_unknown_channels_and_sizes_stay():
+    body = UP + "j = Concat<axis=1>(u, z)\ny = Conv<pads=[1,1,1,1]>(j, w)"
+    given = graph(body, {**SCALES, "w": (64, 72, 3, 3)}, inputs="float[1,64,12,12] x, float[1,C,24,24] z")
+    assert "channels of the Concat's inputs; got unknown, expected known" in reason(given)
+    body = 'u = Resize<mode="nearest">(x, , , e)\n' + CONV
+    given = graph(body, inputs="float[1,64,12,12] x, int64[4] e")
+    assert "sizes; got a computed tensor, expected the input's sizes times constants" in reason(given)
 
 
 def test_few_channels_save_nothing():
