@@ -102,6 +102,15 @@ def test_an_operand_of_fewer_axes_is_no_part_of_a_sum():
     assert not convpool.optimize(given, check=0, target="cpu").changed
 
 
+def test_a_concat_of_a_sum_that_may_broadcast_stays():
+    body = resized('mode="linear"', "s2") + "a = Add(u, z)\nj = Concat<axis=1>(a, q)\ny = Conv(j, w)"
+    inputs = "float[1,16,12,12] x, float[1,16,K,L] z"
+    given = graph(body, {"s2": scales(2, 2), "w": (8, 32, 1, 1)}, inputs=f"{inputs}, float[1,16,24,24] q")
+    assert "sizes of the maps that are added; got unknown" in reason(given)
+    alone = graph(resized('mode="linear"', "s2") + "a = Add(u, z)\ny = Conv(a, w)", {"s2": scales(2, 2)}, inputs=inputs)
+    rewrite(alone, size=1, upsampling="conv_first")  # a 1x1 convolution commutes with broadcasting
+
+
 def test_more_channels_to_resize_stay_on_a_gpu():
     given = graph(resized('mode="linear"') + CONV, {"w": (32, 16, 1, 1), "b": (32,)})
     assert "channels that are resized; got 32, expected at most 16, for this target" in reason(given, target="cuda")

@@ -88,11 +88,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Map:
-    """A tensor as parts, whose channels add up where they overlap (`summed`).  nodes: from the resamplings on."""
+    """A tensor as parts, whose channels add up where they overlap (`summed`).  nodes: from the resamplings on.  loose: of a sum,
+    whether one of its parts may be broadcast."""
 
     parts: tuple[Part, ...]
     nodes: frozenset[int] = frozenset()
     summed: bool = False
+    loose: bool = False
 
     @property
     def resampled(self) -> tuple[Part, ...]:
@@ -220,7 +222,7 @@ class Walk:
             channels = None if whole or first.channels is None else (first.first, first.channels)
             count = channel_count(self._scope, self._scope.nodes[index].output[0]) if whole else first.channels
             parts.append(replace(first, channels=count, source=Applied(index, tuple(operands), channels)))
-        return Map(tuple(parts), nodes, maps[0].summed)
+        return replace(maps[0], parts=tuple(parts), nodes=nodes)
 
     def _joined(self, index: int, maps: list[Map]) -> Map | None:
         """An operator on several maps: on their parts, if these are resampled alike; an Add of others is a sum of parts."""
@@ -245,11 +247,12 @@ class Walk:
         if len(channels) > 1 or None in channels:
             return None
         sizes = [shape[2:] if single else (shape[0], *shape[2:]) for shape in shapes]
-        if (self._whole or not single) and (len(set(sizes)) > 1 or None in sizes[0]):
+        loose = len(set(sizes)) > 1 or None in sizes[0]
+        if (self._whole or not single) and loose or any(item.loose for item in maps):
             # One of them may be broadcast: a convolution of several elements does not commute with that, nor does a Concat.
             self.rejects.append(reject(self._scope, index, "sizes of the maps that are added", sizes, "the same ones"))
             return None
-        return Map(tuple(part for item in maps for part in item.parts), nodes, summed=True)
+        return Map(tuple(part for item in maps for part in item.parts), nodes, summed=True, loose=loose)
 
     def _concat(self, index: int, depth: int) -> Map | None:
         node = self._scope.nodes[index]
@@ -262,6 +265,9 @@ class Walk:
             operands = tuple(item.parts[0].source for item in maps)
             return Map((Part(0, count, Applied(index, operands), alike),), nodes)
         counts = [channel_count(self._scope, name) for name in node.input]
+        if any(item.loose for item in maps):
+            self.rejects.append(reject(self._scope, index, "sizes of the maps that are added", "unknown", "the same ones"))
+            return None
         if None in counts:
             if any(item.resampled for item in maps):
                 self.rejects.append(reject(self._scope, index, "channels of the Concat's inputs", "unknown", "known"))
