@@ -14,22 +14,22 @@ using gemm::Tile;
 
 // Steps are of 128 bytes of channels of one tap.
 // clang-format off
-// block_m, block_n, warps_m, warps_n, stages, min_blocks, step, staged_channels
+// block_m, block_n, warps_m, warps_n, stages, min_blocks, step, staged_channels, phase_step_us, phase_ends_us
 constexpr Tile k128x256s4{128, 256,  8, 1, 4, 1, {0.574}};
 constexpr Tile k128x128s6{128, 128,  8, 1, 6, 1, {0.314}, 32, 0.328, 6.17};
 constexpr Tile k128x128s3{128, 128,  8, 1, 3, 2, {0.332, 0.331}};
-constexpr Tile k256x128s4{256, 128, 16, 1, 4, 1, {0.587}, 0, 0.642, 6.48};
+constexpr Tile k256x128s4{256, 128, 16, 1, 4, 1, {0.587}, 0, 0.654, 5.65};
 constexpr Tile k128x64s8{ 128,  64,  8, 1, 8, 1, {0.227}, 32, 0.288, 2.48};
 constexpr Tile k128x64s4{ 128,  64,  8, 1, 4, 2, {0.194, 0.228}};
 constexpr Tile k64x64s8{   64,  64,  4, 1, 8, 1, {0.206}, 32, 0.247, 1.58};
-constexpr Tile k64x64s4{   64,  64,  4, 1, 4, 3, {0.094, 0.233}, 16, 0.245, 0.8};
+constexpr Tile k64x64s4{   64,  64,  4, 1, 4, 3, {0.094, 0.233}, 16, 0.243, 0.52};
 constexpr Tile k64x128s8{  64, 128,  4, 1, 8, 1, {0.238}};
 constexpr Tile k64x32s8{   64,  32,  4, 1, 8, 2, {0.206}};
 // Of phases alone.
-constexpr Tile k128x256s3{128, 256,  8, 1, 3, 1, {0.574}, 64, 0.629, 7.58};
-constexpr Tile k128x192s4{128, 192,  8, 1, 4, 1, {0.45}, 64, 0.569, 4.05};
-constexpr Tile k128x128s5{128, 128,  8, 1, 5, 1, {0.314}, 64, 0.427, 1.83};
-constexpr Tile k128x64s3{ 128,  64,  8, 1, 3, 2, {0.194, 0.228}, 64, 0.335, 0.9};
+constexpr Tile k128x256s3{128, 256,  8, 1, 3, 1, {0.574}, 64, 0.704, 3.85};
+constexpr Tile k128x192s4{128, 192,  8, 1, 4, 1, {0.45}, 64, 0.565, 2.69};
+constexpr Tile k128x128s5{128, 128,  8, 1, 5, 1, {0.314}, 64, 0.441, 1.3};
+constexpr Tile k128x64s3{ 128,  64,  8, 1, 3, 2, {0.194, 0.228}, 64, 0.322, 1.02};
 
 inline constexpr Line kLines[] = {
     // tile, split, {X pooled: F16, BF16, TF32, TF32x3;  W fused: the same;  phases of W: the same}
