@@ -231,16 +231,15 @@ def test_pairs_of_networks(name, training):
     """The same in training as in evaluation, though BatchNorm and spectral normalisation change buffers."""
     net, x = made(name)
     net.train(training)
+    net, x = net.double(), x.double()  # networks without training have derivatives of 1e27, and errors by rounding to match
     compiles, rewrite = compiled(copy.deepcopy(net))
-    exact = copy.deepcopy(net).double()
-    found, own, reference = step(compiles, x), step(net, x), step(exact, x.double())
+    found, reference = step(compiles, x), step(net, x)
     assert sum(report.summary.rewritten for report in rewrite.reports) == NETWORKS[name].pairs
-    for mine, theirs, right in zip(found, own, reference, strict=True):
+    for mine, right in zip(found, reference, strict=True):
         if right is None:
             assert mine is None
             continue
-        size = float(right.abs().max()) or 1
-        assert float((mine - right).abs().max()) <= max(8 * float((theirs - right).abs().max()), 1e-4 * size)
+        assert float((mine - right).abs().max()) <= 1e-6 * (float(right.abs().max()) or 1)
 
 
 class Changing(nn.Module):

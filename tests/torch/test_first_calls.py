@@ -20,6 +20,12 @@ from convpool.torch import optimize  # noqa: E402
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def fresh():
+    """TorchDynamo keeps captures by the code of forward, and before PyTorch 2.13 at most 8 of one code."""
+    torch._dynamo.reset()
+
+
 class Apart(nn.Module):
     """One whose forward cannot be followed, so that its parts are looked at in a call of it."""
 
