@@ -11,7 +11,7 @@ from tests.support.random_resizes import random_upsampled
 from tests.support.resizing import TOLERANCE
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(100))
 def test_a_random_model(seed):
     model, feeds, maker = random_upsampled(seed)
     result = convpool.optimize(model, check=0, target="cpu", upsampling=maker.form)
@@ -25,7 +25,7 @@ def test_a_random_model(seed):
 
 def test_the_models_have_every_form():
     forms = set()
-    for seed in range(60):
+    for seed in range(100):
         model, _, maker = random_upsampled(seed)
         report = convpool.optimize(model, check=0, target="cpu", upsampling=maker.form).report
         forms |= {site.lowering for site in report.sites if site.status == "rewritten"}

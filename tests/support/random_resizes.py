@@ -182,7 +182,7 @@ class Maker:
 def random_upsampled(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray], Maker]:
     """A model with one or two convolutions of upsampled maps, arrays for its inputs, and its maker."""
     maker = Maker(seed)
-    structure = maker.pick("one", "one", "concat", "skip", "skip first", "two readers", "grouped", "shared")
+    structure = maker.pick("one", "one", "concat", "skip", "skip first", "two readers", "grouped", "shared", "add", "broadcast")
     x = maker.input(maker.size)
     u = maker.upsampled(x)
     channels, normal = maker.channels, True
@@ -194,6 +194,9 @@ def random_upsampled(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray],
         pair = [u, maker.input(maker.large())]
         u = maker.add("Concat", *(pair if structure == "skip" else pair[::-1]), axis=1)
         channels, normal = 2 * channels, False
+    elif structure in ("add", "broadcast") and not maker.open:
+        other = maker.large() if structure == "add" else [*maker.large()[:-1], 1]
+        u, normal = maker.add("Add", u, maker.input(other)), False
     h = maker.between(u, channels, normal=normal)
     y = maker.convolution(h, channels, group=2 if structure == "grouped" else 1)
     outputs = [y]
