@@ -17,7 +17,7 @@
 
 namespace convpool {
 
-// What convpool_last_error returns.
+// The text that convpool_last_error returns.
 std::string &last_error();
 
 convpool_status fail(convpool_status status, const std::string &message);

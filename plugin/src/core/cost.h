@@ -8,7 +8,7 @@
 // Blocks run in rounds of as many as fit. A round takes steps * max(latency, issue * blocks a multiprocessor holds), and a while
 // for the tile's start and end. Box means and other passes over memory are added at the speed of memory.
 //
-// What channels first costs besides is estimated from the kernels' instruction counts, except the pass that transposes: it is
+// The other costs of channels first are estimated from the kernels' instruction counts, except the pass that transposes: it is
 // fitted to TF32 and full fp32 (`python -m benchmarks layers --layout nchw` measures it).
 #pragma once
 
@@ -26,7 +26,7 @@ constexpr double kMemoryLatencyUs = 0.6;  // of a load that a warp waits for
 double x_bytes(const Problem &problem);
 double y_bytes(const Problem &problem);
 
-// What a cluster of `split` blocks takes to add up its sums, which they load from each other.
+// The time of a cluster of `split` blocks to add up its sums, which they load from each other.
 double split_us(int split, double tile_share);
 // The same where they push them to each other.
 double pushed_split_us(int split, double tile_share);

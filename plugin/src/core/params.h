@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host tells kernels of all families: plain structs passed by value.
+// Parameters of the kernels of all families: plain structs passed by value.
 #pragma once
 
 #include <cstddef>

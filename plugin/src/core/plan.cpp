@@ -68,7 +68,7 @@ template <class Int> std::string joined(const Int *values, int rank, const char 
     return text;
 }
 
-// What differs from a window of stride 1, unpadded and dense, after its size.
+// A window's size, and how it differs from one of stride 1, unpadded and dense.
 std::string window(int rank, const int32_t *kernel, const int32_t *strides, const int32_t *begin, const int32_t *end,
                    const int32_t *dilations) {
     return joined(kernel, rank, "x") + " stride " + joined(strides, rank, ",") + " pads " + joined(begin, rank, ",") + "/" +

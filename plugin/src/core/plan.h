@@ -35,7 +35,7 @@ enum TensorSet : uint32_t {
     kAllTensors = 255
 };
 
-// What a launch demands of one pointer of convpool_tensors.
+// The demands of a launch on one pointer of convpool_tensors.
 struct PointerRule {
     const char *name;
     TensorSet tensor;
@@ -79,7 +79,7 @@ public:
     const std::array<PointerRule, kPointers> pointers;
 };
 
-// What the library tells of its choices: CONVPOOL_LOG=1 and ranges for profilers.
+// Messages on the library's choices: CONVPOOL_LOG=1 and ranges for profilers.
 
 // With CONVPOOL_LOG=1 in the environment: one line on stderr for a problem and its tactic, the first time.
 void log_plan(const Plan &plan, int32_t chosen_by);
@@ -137,7 +137,7 @@ cudaError_t encode_im2col_map(CUtensorMap *map, Precision precision, const void 
 // The current context's number, unique in the process; 0 if there is none, or the driver does not say.
 uint64_t current_context();
 
-// What families' plans are made of: a kernel with its launch configuration, tensor maps, and parameters that most kernels have.
+// The parts of families' plans: a kernel with its launch configuration, tensor maps, and parameters that most kernels have.
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -163,7 +163,7 @@ struct Kernel {
     cudaError_t launch(void *params, bool overlap, cudaStream_t stream) const;
 };
 
-// Whether kernels of a launch may overlap with those before them on such a device.
+// True where kernels of a launch may overlap with those before them on such a device.
 inline bool launches_overlap(const Device &device) { return code_architecture(device.cc) >= 90; }
 
 // A plan of one kernel that reads X and W where they are.

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kMaxSize = int64_t{1} << 31;
 constexpr int32_t kMaxUpsample = 4;
 
-// What is wrong; empty if nothing is.
+// The reason why a problem is refused; empty if it is not.
 using Reason = std::string;
 
 Reason mismatch(const std::string &what, int64_t got, const std::string &expected) {
@@ -126,7 +126,7 @@ Reason wrong_axis(const convpool_problem *d, int i) {
     return {};
 }
 
-// Whether X is upsampled along any dimension.
+// True where X is upsampled along any dimension.
 bool upsamples(const convpool_problem *d) {
     for (int i = 0; i < d->rank; ++i)
         if (d->upsample[i] > 1) return true;

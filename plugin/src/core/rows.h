@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all families' tables of rows have in common, on the host and in the files that CMake makes of instance.cu.in.
+// The common part of all families' tables of rows, on the host and in the files that CMake makes of instance.cu.in.
 #pragma once
 
 #include <array>
@@ -75,7 +75,7 @@ template <class Rows> constexpr bool has_precision(const Rows &rows, Precision p
     return false;
 }
 
-// From a row to its kernel, which lies in the file of the row's precision.
+// Finds a row's kernel, which lies in the file of the row's precision.
 
 // lookup.operator()<precision>() is called for the row's; of precisions without rows it is never instantiated.
 template <const auto &kRows, class Lookup> const void *kernel_of_row(size_t row, Lookup lookup) {

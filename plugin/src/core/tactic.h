@@ -24,7 +24,7 @@ cudaError_t current_device(Device &device);
 // its major version, else PTX of the last architecture built for. 0: none.
 int code_architecture(int cc);
 
-// Whether the library holds code for Hopper's own instructions.
+// True where the library holds code for Hopper's own instructions.
 bool built_for_sm90a();
 
 // Tactics and the families that they belong to. Outside its folder, a family is what is declared here.
@@ -105,7 +105,7 @@ struct Count {
     int64_t value;
 };
 
-// What all families but generic demand of a problem: the tactic's types, pooling or upsampling, rank 1 or 2, one group, and sizes
+// The demands of all families but generic on a problem: the tactic's types, pooling or upsampling, rank 1 or 2, one group, and sizes
 // of 32 bits. Empty, or the reason. takes_float_x: X may be fp32 beside 16-bit weights.
 std::string problem_reason(const Problem &problem, const Tactic &tactic, bool takes_float_x = false);
 

@@ -38,12 +38,12 @@ struct PhaseAxis {
     PhaseAxis() = default;
     PhaseAxis(int32_t s, int32_t k, int32_t pad) : scale(s), kernel(k), lead((pad + s - 1) / s), early(lead * s - pad) {}
 
-    // From the window's start to the pixel of the phase's first tap: 0 or 1.
+    // The distance from the window's start to the pixel of the phase's first tap: 0 or 1.
     CONVPOOL_ANYWHERE int32_t shift(int32_t phase) const { return (phase + early) / scale; }
     // Upsampled places from that pixel's first copy to the phase's first output.
     CONVPOOL_ANYWHERE int32_t offset(int32_t phase) const { return (phase + early) % scale; }
     CONVPOOL_ANYWHERE int32_t taps(int32_t phase) const { return (offset(phase) + kernel - 1) / scale + 1; }
-    // Of all phases before this one.
+    // The taps of all phases before this one.
     CONVPOOL_ANYWHERE int32_t taps_before(int32_t phase) const {
         int32_t sum = 0;
         for (int32_t v = 0; v < phase; ++v) sum += taps(v);
@@ -69,7 +69,7 @@ struct Phases {
     CONVPOOL_ANYWHERE int32_t grid_w() const { return (out_w + columns.scale - 1) / columns.scale; }
 };
 
-// What the kernels are told: the channel tiles of all phases lie one phase behind the other.
+// The phases as the kernels get them: the channel tiles of all phases lie one phase behind the other.
 struct PhaseTiles {
     Phases phases;
     FastDiv div_tiles;    // channel tiles of a phase

@@ -49,7 +49,7 @@ int64_t channels(const Problem &p, const Form &form) {
 // Past 32 bits are steps and paddings of a single output, which takes none, and sizes of problems that operands_reason refuses.
 int32_t narrow(int64_t value) { return static_cast<int32_t>(std::min<int64_t>(value, INT32_MAX)); }
 
-// Of a problem that does not upsample, one phase.
+// The phases of a problem: one where it does not upsample.
 Phases phases_of(const Problem &p) {
     return {PhaseAxis(p.upsample[1], p.kernel[1], p.pads_begin[1]), PhaseAxis(p.upsample[2], p.kernel[2], p.pads_begin[2]),
             static_cast<int32_t>(p.out[1]), static_cast<int32_t>(p.out[2])};
@@ -176,7 +176,7 @@ std::string fused_size_reason(const Problem &p, const Tactic &t) {
     return {};
 }
 
-// Of the convolution behind an upsampling.
+// The reason why a tactic cannot run a convolution behind an upsampling.
 std::string phases_reason(const Problem &p, const Tactic &t) {
     for (int i = 1; i < kRank; ++i)
         for (auto [name, value] : {Count{"stride", p.strides[i]}, {"dilation", p.dilations[i]}})

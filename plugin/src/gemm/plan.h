@@ -52,7 +52,7 @@ Operands operands_of(const Problem &problem, const Form &form);
 
 // Plans of implicit GEMM: passes over X and W, then a kernel of one of three families.
 
-// What a family's kernel makes of a tile.
+// The form of a tile in a family's kernel.
 struct KernelTraits {
     int row_chunks;           // 16-byte chunks of a pixel's channels in a stage: 4 or 8
     int copy_threads;         // of a block that do not multiply
@@ -77,7 +77,7 @@ protected:
 
     // Blocks of all tiles.
     int64_t blocks() const;
-    // What the passes and the rounds of the kernel's blocks take.
+    // The time of the passes and of the rounds of the kernel's blocks.
     double passes_and_rounds_us(int64_t steps, Step step) const;
 
     const Row &row_;

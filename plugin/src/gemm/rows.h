@@ -25,8 +25,8 @@ struct ImplicitGemmParams {
     FastDiv div_out_w, div_out_hw, div_m_tiles, div_tap_chunks, div_kw, div_split;
 };
 
-// Whether blocks of a cluster push their parts of a tile's sum to each other (kernels/epilogue/pushed_sums.cuh), instead of loading
-// them. Of larger tiles that takes longer; of full fp32 it was not measured.
+// True where blocks of a cluster push their parts of a tile's sum to each other (kernels/epilogue/pushed_sums.cuh) instead of loading
+// them. For larger tiles that takes longer; for full fp32 it was not measured.
 constexpr bool pushes_sums(Precision precision, int block_m, int block_n) {
     return precision != Precision::kTF32x3 && block_m * block_n <= 64 * 64;
 }
@@ -39,7 +39,7 @@ namespace convpool::gemm {
 
 // The rows of the families of implicit GEMM.
 
-// What of AveragePool or Upsample is done before the GEMM.
+// The part of AveragePool or Upsample that is done before the GEMM.
 enum class Operand {
     kPooledX,   // direct_gemm: X is pooled, and convolved with W
     kFusedW,    // filter_fused: W is summed over pooling windows, and X convolved with it
@@ -52,7 +52,7 @@ struct Tile {
     int32_t stages;      // buffers of pixels and weights in flight
     int32_t min_blocks;  // of a multiprocessor
     Step step;
-    // Of phases: blocks take tiles one after the other. The sums of one go to Y through memory of their own, behind the ring, while
+    // Kernels of phases: blocks take tiles one after the other. The sums of one go to Y through memory of their own, behind the ring, while
     // the next one is copied: of every warp 16 pixels and so many channels at a time. 0: a block takes one tile.
     int32_t staged_channels = 0;
     // Of phases, fitted apart: a step as above, and a tile's start and end. Zeros: as of other rows.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host tells kernels that cut Y into subtiles of 64 pixels and copy X and W by TMA.
+// Parameters of kernels that cut Y into subtiles of 64 pixels and copy X and W by TMA.
 #pragma once
 
 #include <cuda.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What families that cut Y into subtiles of 64 pixels and copy X and W by TMA share: the form of problem, tiles, parameters.
+// The problem's form, tiles and parameters of the families that cut Y into subtiles of 64 pixels and copy X and W by TMA.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace convpool {
 
-// What the host has to know of a row's tile.
+// The form of a row's tile, for the host.
 struct SubtileShape {
     int32_t kernel, pool;           // rows and columns of them
     int32_t subtiles, block_n;      // of a tile

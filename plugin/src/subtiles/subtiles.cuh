@@ -30,7 +30,7 @@ template <int kSubtiles, int kBlockN, int kSide = 8> struct SubtileGrid {
     struct Tile {
         int channel, subtile;  // the first of each
     };
-    // From the last tile to the first: the L2 holds what the layer before has written last.
+    // Goes from the last tile to the first: the L2 holds what the layer before has written last.
     CONVPOOL_DEVICE Tile tile_at(int index) const {
         uint32_t m_tile, group;
         p.div_m_tiles.divmod(p.tiles - 1 - index, group, m_tile);  // channels first: neighbours share pixels
@@ -132,7 +132,7 @@ template <class Block> struct RawCopies {
     }
 };
 
-// From a warpgroup's accumulators of a subtile to Y, in registers: bias, residual, activation, store.
+// Takes a warpgroup's accumulators of a subtile to Y, in registers: bias, residual, activation, store.
 //
 // A warpgroup's product is 64 pixels (a subtile) x 8 kFragments channels; a warp has 16 of its pixels. Lane 4g+t holds of
 // fragment f pixels g and g+8 (half 0 and 1), channels 2t and 2t+1:

@@ -19,7 +19,7 @@ template <class Config> struct DirectFusedWeights {
     static constexpr int kRowsAtOnce = Config::kThreads / kChunks;
     static_assert(kRowsAtOnce % 8 == 0, "rows that one thread copies have one swizzle");
 
-    // What to fetch next: tile, slice and tap run ahead of the products.
+    // The next part to fetch: tile, slice and tap run ahead of the products.
     struct Cursor {
         int index, slice, tap, buffer;
         int first_m;         // first output channel of the tile
@@ -430,7 +430,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
 
 namespace convpool::direct_fused {
 
-// From rows of direct_fused to kernels.
+// Kernels by rows of direct_fused.
 
 struct Instances : RowsOf<kRows> {
     template <size_t kRow> static const void *kernel(bool) {

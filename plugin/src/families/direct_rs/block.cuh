@@ -134,7 +134,7 @@ template <class Config> struct DirectRsPrologue {
                 for (int chunk = 0; chunk < 2; ++chunk) scale[k][chunk] = packed(1.f), shift[k][chunk] = packed(0.f);
         }
     }
-    // Of a slice's channels, or a part's; zeros past the last, where X is zero too.
+    // Loads those of a slice's channels, or a part's; zeros past the last, where X is zero too.
     template <class Block> CONVPOOL_DEVICE void load(const Block &block, int slice, int part) {
         if constexpr (kAffine) {
             const Prologue &p = block.p.prologue;

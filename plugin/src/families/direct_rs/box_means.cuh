@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // direct_rs: box means in registers, as wgmma takes its first operand.
 //
-// Of 2x2 pixels. A warp has output rows 2w and 2w + 1 of a subtile; they see pixel rows 4w to 4w + kKernel + 2 of its window of X, or
+// Windows of 2x2 pixels.
+// A warp has output rows 2w and 2w + 1 of a subtile; they see pixel rows 4w to 4w + kKernel + 2 of its window of X, or
 // of those of two images: a subtile of four has the second beside the first, and two below. Pixels of
 // even and of odd columns are two planes, [row][column] of 64 bytes in TMA's 64-byte swizzle, plane e and plane o. Output
 // column x sees pixel columns e[x], o[x], e[x + 1], o[x + 1], ..: neighbouring outputs see neighbouring places, so that
@@ -15,7 +16,8 @@
 // Exact: sums in fp32, a quarter of them rounded once. Packed: in X's type, two channels an instruction, of quarters of pixels,
 // so that no sum passes the type's range; rounded twice. Quarters are exact but for subnormal ones.
 //
-// Of 3x3 pixels, three planes hold every third column, and the rows of output are 3 rows of pixels apart. Sums of three columns,
+// Windows of 3x3 pixels.
+// Three planes hold every third column, and the rows of output are 3 rows of pixels apart. Sums of three columns,
 // then of three rows, in fp32; a ninth of them rounded once.
 #pragma once
 
@@ -102,7 +104,7 @@ template <> struct BoxSums<Precision::kTF32, false, 2> {
     }
 };
 
-// Of 3x3 pixels: the sum of nine in fp32, times a ninth.
+// Means of 3x3 pixels: the sum of nine in fp32, times a ninth.
 template <Precision P> struct BoxSums<P, false, 3> {
     using Element = typename Traits<P>::Element;
     static constexpr int kPerWord = Traits<P>::kPerChunk / 4;

@@ -15,7 +15,7 @@ namespace direct_rs {
 namespace {
 
 constexpr double kStartUs = 2.03;  // of a kernel, with what nothing hides
-// What it takes to add up the sums of a cluster's blocks, more for a larger tile.
+// The time to add up the sums of a cluster's blocks, more for a larger tile.
 constexpr double kSplitUs = 1.5, kSplitTileUs = 2;
 
 DirectRsShared shared_of(const Row &row) {
@@ -35,14 +35,14 @@ SubtileShape shape_of(const Row &row, const DirectRsShared &shared) {
             row.split};
 }
 
-// What the problem's prologue is to the kernels.
+// The kernels' form of the problem's prologue.
 RsPrologue prologue_of(const Problem &p) {
     if (!p.has_prologue()) return RsPrologue::kNone;
     if (p.prologue_activation == Activation::kRelu) return RsPrologue::kRelu;
     return p.prologue_affine ? RsPrologue::kAffine : RsPrologue::kLeaky;
 }
 
-// What it adds to a slice of 128 pixels under 3x3 kernels: an instruction or more for each word of pixels.
+// The time that it adds to a slice of 128 pixels under 3x3 kernels: an instruction or more for each word of pixels.
 double prologue_us(const Problem &p) {
     switch (prologue_of(p)) {
     case RsPrologue::kNone: return 0;

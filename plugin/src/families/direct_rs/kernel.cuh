@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) direct_rs_kernel(const __
 
 namespace convpool::direct_rs {
 
-// From rows of direct_rs to kernels.
+// Kernels by rows of direct_rs.
 
 // An instance for each variant of each row, null where a row does not have it.
 struct Instances {

@@ -23,7 +23,7 @@ struct DirectRsNchwConfig {
     static constexpr int kThreads = 128 * (kGroups + 1);
     // Parts of a slice, two chunks each, whose box means a warpgroup holds at once.
     static constexpr int kSteps = kParts == 2 ? 1 : 2;
-    // Of a thread that multiplies and of one that copies.
+    // Registers of a thread that multiplies, and of one that copies.
     static constexpr int kRegisters = kDepth == 1 ? 240 : 232, kCopyRegisters = kDepth == 1 ? 24 : 40;
     static constexpr int kFragments = kBlockN / 8;  // channels of a warpgroup
     // A warp's 16 outputs are of a row, or eight of each of two; lanes of a row are apart in these bits of their number.
@@ -58,7 +58,7 @@ struct DirectRsNchwBlock : DirectRsRings<Config_, SubtileGrid<Config_::kDepth, C
         this->p.div_tiles_h.divmod(rest, image, row);
         return {static_cast<int>(image), static_cast<int>(row) * Config::kRows, static_cast<int>(column) * Config::kColumns};
     }
-    // Of a tile, this lane's row of outputs, and the first column of its warp's.
+    // This lane's row of outputs in a tile, and the first column of its warp's.
     CONVPOOL_DEVICE int row() const {
         const int number = this->warp % (8 / Config::kParts);
         if constexpr (Config::kWarpRows == 2) return 2 * number + (this->lane >> 4);

@@ -13,7 +13,7 @@ namespace convpool {
 // row of taps, with the means of one beside the products of the one before; or half of the channels after the other.
 enum class RsOrder { kTurns, kRows, kSteps };
 
-// What happens to pixels before they are added up: nothing; a ReLU, of X as it is or scaled and shifted; a LeakyReLU of X as it is; any
+// The step before pixels are added up: none; a ReLU, of X as it is or scaled and shifted; a LeakyReLU of X as it is; any
 // activation of X scaled and shifted.
 enum class RsPrologue { kNone, kRelu, kLeaky, kAffine };
 // Kernels of a row: channels last one for each prologue; channels first where X's columns begin at 1 modulo 4, and for all others.

@@ -510,7 +510,7 @@ template <class Config> const void *direct_tma_kernel_of(bool prologue) {
 
 namespace convpool::direct_tma {
 
-// From rows of direct_tma to kernels.
+// Kernels by rows of direct_tma.
 
 struct Instances : RowsOf<kRows> {
     template <size_t kRow> static const void *kernel(bool prologue) {

@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
 
 namespace convpool::few_channels {
 
-// From rows of few_channels to kernels.
+// Kernels by rows of few_channels.
 
 struct Instances : RowsOf<kRows> {
     template <size_t kRow> static const void *kernel(bool) {

@@ -10,7 +10,7 @@
 
 namespace convpool {
 
-// What a tap and channel see of X: their window's first pixel, and the bytes to it, from where the output pixel's are counted.
+// The place in X that a tap and channel see: their window's first pixel, and the bytes to it, counted from the output pixel's.
 struct FewChannelsOperand {
     int32_t offset, y, x, channel;
 };

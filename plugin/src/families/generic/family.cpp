@@ -8,7 +8,7 @@ namespace convpool {
 namespace generic {
 namespace {
 
-// Of a problem's arrays; float32 stands for all that is computed on it.
+// The precision of a problem's arrays; float32 stands for all that is computed on it.
 Precision storage_precision(const Problem &p) {
     return p.w_dtype == CONVPOOL_F16 ? Precision::kF16 : p.w_dtype == CONVPOOL_BF16 ? Precision::kBF16 : Precision::kTF32x3;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What generic's kernels share: one thread per output of any rank, stride, dilation and group, and the order of its sum.
+// The common part of generic's kernels: one thread per output of any rank, stride, dilation and group, and the order of its sum.
 
 #include <cstdint>
 

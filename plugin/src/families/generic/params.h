@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host tells generic.
+// Parameters of generic.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -35,12 +35,12 @@ struct ExactParams {
 
 // Launches of generic's kernels. All return the runtime's error.
 
-// Of float types.
+// Launches the kernel of float types.
 cudaError_t launch_generic(const GenericParams &params, Precision precision, cudaStream_t stream);
 // Loads the kernel on the current device.
 cudaError_t load_generic(Precision precision);
 
-// Of 8-bit types, whose sums are exact. dtype: an 8-bit one, of X and W.
+// Launches the kernel of 8-bit types, whose sums are exact. dtype: an 8-bit one, of X and W.
 cudaError_t launch_generic_exact(const ExactParams &params, int32_t dtype, cudaStream_t stream);
 cudaError_t load_generic_exact(int32_t dtype);
 

@@ -6,7 +6,7 @@
 // channels within a tap in slices of kChunks chunks. A stage of the ring holds one slice of one tap: the pixels that the
 // tile's rows see through the tap (gathered, zeros outside the tensor) and the tap's weights.
 //
-// Of a convolution behind an upsampling (gemm/phases.h) a tile is of one phase: its pixels are places in X where windows start, its
+// A tile of a convolution behind an upsampling (gemm/phases.h) is of one phase: its pixels are places in X where windows start, its
 // taps the phase's, and its sums go to every scale-th row and column of Y.
 #pragma once
 
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
 
 namespace convpool::implicit_gemm {
 
-// From rows of implicit_gemm to kernels.
+// Kernels by rows of implicit_gemm.
 
 struct Instances : RowsOf<kRows> {
     template <size_t kRow> static const void *kernel(bool) {

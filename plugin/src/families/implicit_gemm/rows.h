@@ -9,7 +9,7 @@
 
 namespace convpool {
 
-// What the host tells implicit_gemm.
+// Parameters of implicit_gemm.
 struct PhasedGemmParams {
     ImplicitGemmParams gemm;
     PhaseTiles phases;  // of a kernel for phases, whose channel tiles gemm counts

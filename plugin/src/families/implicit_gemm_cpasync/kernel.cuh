@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
 
 namespace convpool::implicit_gemm_cpasync {
 
-// From rows of implicit_gemm_cpasync to kernels.
+// Kernels by rows of implicit_gemm_cpasync.
 
 struct Instances : RowsOf<kRows> {
     template <size_t kRow> static const void *kernel(bool) {

@@ -11,7 +11,7 @@
 //
 // With an activation in front (16-bit types), which leaves zeros as they are, warps take their rows of pixels through registers.
 //
-// Of a convolution behind an upsampling (gemm/phases.h) a tile is of one phase: its pixels are places in X where windows start, its
+// A tile of a convolution behind an upsampling (gemm/phases.h) is of one phase: its pixels are places in X where windows start, its
 // taps the phase's, and its sums go to every scale-th row and column of Y. The tiles of all phases and channels of the same places
 // are neighbours, so that X comes from the L2 but once.
 #pragma once
@@ -61,7 +61,7 @@ template <class Config, bool kActivates, bool kPhases, int kStaged> struct Impli
         : p(params), shared(memory), tile(params, block), first_step(tile.steps_of(all_steps(), p.gemm).x),
           steps(tile.steps_of(all_steps(), p.gemm).y) {}
 
-    // Of all blocks that share the tile's sum.
+    // The steps of all blocks that share the tile's sum.
     CONVPOOL_DEVICE int all_steps() const {
         if constexpr (kPhases) return tile.phase.taps() * static_cast<int>(p.div_tap_steps.divisor);
         else return p.steps;
@@ -73,7 +73,7 @@ template <class Config, bool kActivates, bool kPhases, int kStaged> struct Impli
     CONVPOOL_DEVICE uint32_t full(int i) const { return shared + kStages * Stage::kBytes + i * 8; }
     CONVPOOL_DEVICE uint32_t empty(int i) const { return full(kStages + i); }
 
-    // What a step of this block copies: 128 bytes of channels of one tap.
+    // The copy of one step of this block: 128 bytes of channels of one tap.
     struct Slice {
         int tap, channel;
     };
@@ -87,7 +87,7 @@ template <class Config, bool kActivates, bool kPhases, int kStaged> struct Impli
         if constexpr (kPhases) return tile.phase.weight_tap(tile.phase.place_of(tap), p.gemm.shape.kw);
         else return tap;
     }
-    // From the window's start to the pixel that a tap sees.
+    // The distance from the window's start to the pixel that a tap sees.
     CONVPOOL_DEVICE int2 distance_of(int tap) const {
         if constexpr (kPhases) {
             const int2 place = tile.phase.place_of(tap);
@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(Config::kThreads + im2col_copy_threads(Config:
 
 namespace convpool::implicit_gemm_tma {
 
-// From rows of implicit_gemm_tma to kernels.
+// Kernels by rows of implicit_gemm_tma.
 
 struct Instances : RowsOf<kRows> {
     template <size_t kRow> static const void *kernel(bool activates) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host tells implicit_gemm_tma.
+// Parameters of implicit_gemm_tma.
 #pragma once
 
 #include <cuda.h>
@@ -18,7 +18,7 @@ struct ImplicitGemmTmaParams {
     Prologue prologue;        // of a kernel that activates: only an activation
     int32_t steps;            // of 128 bytes of channels
     FastDiv div_tap_steps;    // those of a tap
-    // Of a kernel for phases. The channel tiles of gemm are those of all phases, `steps` unused.
+    // Parameters of a kernel for phases. The channel tiles of gemm are those of all phases, `steps` unused.
     PhaseTiles phases;
     int32_t blocks;  // of all tiles; those that run take them one after the other
 };
@@ -28,7 +28,7 @@ constexpr int im2col_copy_threads(Precision precision, int block_m, int block_n)
     return precision == Precision::kTF32x3 && block_m * block_n > 64 * 128 ? 128 : 32;
 }
 
-// Whether a kernel can apply an activation in front: of 16-bit types, where accumulators leave a thread the registers for a
+// True where a kernel can apply an activation in front: for 16-bit types, where accumulators leave a thread the registers for a
 // step's pixels. With more of them ptxas waits for every product.
 constexpr bool can_activate(Precision precision, int block_m, int block_n, int min_blocks) {
     return (precision == Precision::kF16 || precision == Precision::kBF16) && block_m <= 128 &&

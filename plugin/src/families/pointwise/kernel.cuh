@@ -48,7 +48,7 @@ template <class Config, bool kPrologue> struct Pointwise {
     struct Tile {
         int channel, pixel;  // the first of each
     };
-    // From the last tile to the first: the L2 holds what the layer before has written last.
+    // Goes from the last tile to the first: the L2 holds what the layer before has written last.
     CONVPOOL_DEVICE Tile tile_at(int index) const {
         uint32_t m_tile, pixel_tile;
         p.div_m_tiles.divmod(p.tiles - 1 - index, pixel_tile, m_tile);  // channels first: neighbours share pixels
@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
 
 namespace convpool::pointwise {
 
-// From rows of pointwise to kernels.
+// Kernels by rows of pointwise.
 
 struct Instances : RowsOf<kRows> {
     template <size_t kRow> static const void *kernel(bool prologue) {

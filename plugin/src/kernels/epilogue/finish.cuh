@@ -14,7 +14,7 @@ static __device__ __noinline__ float activate_transcendental(float v, Activation
     return a == Activation::kTanh ? tanhf(v) : 1.f / (1.f + expf(-v));
 }
 
-// Whether the activation multiplies what is negative, by 0 or by alpha.
+// True where the activation multiplies what is negative, by 0 or by alpha.
 CONVPOOL_DEVICE bool rectifies(const Epilogue &e) {
     return e.activation == Activation::kRelu || e.activation == Activation::kLeakyRelu;
 }

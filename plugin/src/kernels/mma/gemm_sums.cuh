@@ -20,12 +20,12 @@ template <class Config> struct GemmStage {
     static_assert(Staging<Config>::kBytes <= Config::kStages * kBytes, "accumulators pass through the ring's place");
 };
 
-// What of Y a block computes, and its place among the blocks that share the sum.
+// The part of Y that a block computes, and its place among the blocks that share the sum.
 template <class Config> struct GemmTile {
     int rank, pixel_tile, first_pixel, first_channel;
 
     CONVPOOL_DEVICE explicit GemmTile(const ImplicitGemmParams &p) : GemmTile(p, blockIdx.x) {}
-    // Of a block, or of one that takes this block's place.
+    // The tile of a block, or of one that takes this block's place.
     CONVPOOL_DEVICE GemmTile(const ImplicitGemmParams &p, uint32_t block) {
         uint32_t tile, part, pixels, channels;
         p.div_split.divmod(block, tile, part);

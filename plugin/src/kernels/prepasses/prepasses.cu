@@ -379,7 +379,7 @@ __global__ void __launch_bounds__(kThreads, 3) channels_first_kernel(const __gri
     wait_for_previous_kernel();
     let_next_kernel_start();
     const uint32_t across = 1u << across_log2, block_walks = kThreads >> across_log2;
-    // From the last image on: its X, which was written last, is still in the L2, as the means of the first image will be when
+    // Begins with the last image: its X, which was written last, is still in the L2, as the means of the first image will be when
     // the GEMM begins with them.
     const uint32_t block = gridDim.x - 1 - blockIdx.x;
     const uint32_t first_walk = block / groups * block_walks, first_quad = block % groups * across;

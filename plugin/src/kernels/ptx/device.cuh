@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every device header needs: the inlining of device functions, and programmatic dependent launch.
+// The needs of every device header: the inlining of device functions, and programmatic dependent launch.
 #pragma once
 
 #include <cuda_runtime.h>

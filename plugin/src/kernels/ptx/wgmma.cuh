@@ -29,7 +29,7 @@ CONVPOOL_DEVICE uint64_t moved(uint64_t descriptor, uint32_t bytes) {
     return (descriptor & ~uint64_t{0xffffffffu}) | (static_cast<uint32_t>(descriptor) + (bytes >> 4));
 }
 
-// What this thread wrote to shared memory, copies included that it waited for, becomes visible to the tensor cores of
+// Makes what this thread wrote to shared memory, copies included that it waited for, visible to the tensor cores of
 // threads that pass a later barrier.
 CONVPOOL_DEVICE void publish_shared() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

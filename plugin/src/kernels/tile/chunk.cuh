@@ -34,7 +34,7 @@ template <> struct Traits<Precision::kTF32x3> {
     static constexpr int kMinArch = 800;
 };
 
-// Whether this compilation pass can hold kernels of the precision; if not, their bodies are empty and never launched.
+// True where this compilation pass can hold kernels of the precision; else their bodies are empty and never launched.
 #ifdef __CUDA_ARCH__
 template <Precision P> constexpr bool kCompiledForThisArch = __CUDA_ARCH__ >= Traits<P>::kMinArch;
 #else

@@ -72,7 +72,7 @@ template <class Config, int kMostColumns = 64> struct Staging {
     static constexpr int kBytes = Config::kWarps * kWarpBytes;
 };
 
-// Whether a thread that holds the accumulators of a warp's tile has registers for several chunks beside them.
+// True where a thread that holds the accumulators of a warp's tile has registers for several chunks beside them.
 template <class Config>
 constexpr bool kRegistersLeft =
     Config::kFragmentsM * Config::kFragmentsN * 4 <= (Config::kWarps * Config::kMinBlocks <= 8 ? 64 : 32);
