@@ -63,7 +63,7 @@ extern "C" {
 
 /* The version of everything here; pyproject.toml takes the Python package's from these lines. */
 #define CONVPOOL_VERSION_MAJOR 0
-#define CONVPOOL_VERSION_MINOR 1
+#define CONVPOOL_VERSION_MINOR 2
 #define CONVPOOL_VERSION_PATCH 0
 #define CONVPOOL_MAX_RANK 3
 
@@ -177,7 +177,7 @@ typedef struct {
 
 /* CONVPOOL_ABI_VERSION of the library. */
 CONVPOOL_API int32_t convpool_abi_version(void);
-/* "0.1.0"; static storage. */
+/* "0.2.0"; static storage. */
 CONVPOOL_API const char *convpool_version(void);
 /* The GPU architectures compiled in, e.g. "75,80,90,100,120"; static storage. */
 CONVPOOL_API const char *convpool_architectures(void);

@@ -45,7 +45,7 @@ bool convpool_format(const Tensor &t, int32_t &layout) {
     }
 }
 
-// "convpool 0.1.0, build 0123456789ab for 90, CUDA 13.0"; the kernels' speed is that of this build on a device.
+// "convpool 0.2.0, build 0123456789ab for 90, CUDA 13.0"; the kernels' speed is that of this build on a device.
 std::string build_identity() {
     const int32_t cuda = convpool_cuda_version();
     return std::string("convpool ") + convpool_version() + ", build " + kBuildHash + " for " + convpool_architectures() +
