@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
@@ -36,11 +37,16 @@ from convpool.types import Accumulation
 Inputs: TypeAlias = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
 _NAME = "_convpool"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_HAS_LIMIT = "recompile_limit" in inspect.signature(torch.compile).parameters
+_LIMITS = {"recompile_limit": 64, "isolate_recompiles": True}
+_OWN_LIMITS = {name: value for name, value in _LIMITS.items() if name in inspect.signature(torch.compile).parameters}
 _is_traced: Any = getattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", torch.fx._symbolic_trace.is_fx_tracing)
 _number = itertools.count()
-LIMIT = 64 if _HAS_LIMIT else getattr(torch._dynamo.config, "recompile_limit", 8)
+LIMIT = 64 if "recompile_limit" in _OWN_LIMITS else getattr(torch._dynamo.config, "recompile_limit", 8)
 """Captures of a module; after that its original forward runs for calls that none of them is for."""
+_MET = (
+    "TorchDynamo's limit of captures of one function is met, so the original runs: this process has captured many modules of the"
+    " class, whose forward is cut in two; raise torch._dynamo.config.accumulated_recompile_limit, or call torch._dynamo.reset()"
+)
 
 
 # ---- the report ----
@@ -184,18 +190,22 @@ class Calls:
         """Capture a call.  Nothing is computed where one graph holds all of forward; else a copy of the module runs."""
         args, kwargs = _with_open_batch(args, kwargs)
         self._renew()
-        self._only_looks = True
-        try:
-            self._run(self.module, *args, **kwargs)
-        except _Seen:
-            pass
-        except Exception as error:
-            self._judge(args, kwargs, error)
-        finally:
-            self._only_looks = False
-        if self.backend.captured and self.backend.captured[-1].breaks:
-            with _aside():
-                self._run(*copy.deepcopy((self.module, *args)), **copy.deepcopy(kwargs))
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=_LIMITS["recompile_limit"]):
+            self._only_looks = True
+            try:
+                self._run(self.module, *args, **kwargs)
+            except _Seen:
+                pass
+            except Exception as error:
+                self._judge(args, kwargs, error)
+            finally:
+                self._only_looks = False
+            if self.backend.captured and self.backend.captured[-1].breaks:
+                with _aside():
+                    try:
+                        self._run(*copy.deepcopy((self.module, *args)), **copy.deepcopy(kwargs))
+                    except FailOnRecompileLimitHit:
+                        self.report.warnings.append(_MET)
 
     def _judge(self, args: tuple, kwargs: dict[str, Any], error: Exception) -> None:
         """OptionError if forward fails with these inputs without TorchDynamo too; else a warning."""
@@ -208,6 +218,10 @@ class Calls:
                     f"example_inputs: forward fails; got {type(own).__name__}: {said}, expected inputs that it takes"
                 ) from own
         said = " ".join(str(error).split())[:200]
+        if isinstance(error, FailOnRecompileLimitHit):
+            self.report.hints[:] = []
+            self.report.warnings.append(_MET)
+            return
         self.report.warnings.append(f"TorchDynamo cannot follow forward: {type(error).__name__}: {said}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Calls:
@@ -234,7 +248,7 @@ def compiled(backend: Callable) -> Callable:
 
     code = call.__code__.replace(co_name=f"call_{next(_number)}")
     own = types.FunctionType(code, call.__globals__, code.co_name)
-    return torch.compile(own, backend=backend, **({"recompile_limit": LIMIT} if _HAS_LIMIT else {}))
+    return torch.compile(own, backend=backend, **_OWN_LIMITS)
 
 
 def _is_followed() -> bool:
