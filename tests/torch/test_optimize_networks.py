@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real networks, original and optimized: outputs, gradients, second gradients, checkpoints, 20 steps of training.
+"""Real networks, original and optimized: outputs, gradients, second gradients.
 
 What may differ is derived from PyTorch itself: the original with two orders of summation (contiguous and channels last) against
 the original in float64.  The optimized one may be four times as far from float64 as the worse of the two, or `floor` where both
-happen to be nearer.  Losses of training are compared with the original's of one order.
+happen to be nearer.
 """
 
 import copy
@@ -23,10 +23,10 @@ from convpool.torch import optimize  # noqa: E402
 from models import torch_discriminators as gans  # noqa: E402
 from models import torch_networks as more  # noqa: E402
 
+torch.set_num_threads(1)
 TIMES = 4
-STEPS = 20
 ON_GPU = [("cuda", torch.float32), ("cuda", torch.bfloat16), ("cuda", torch.float16)]
-KINDS = pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), *ON_GPU])
+KINDS = [("cpu", torch.float32), *ON_GPU]
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +69,8 @@ NETWORKS = {
     "DenseNet-121": Network(lambda: more.DenseNet(growth=16, classes=10), (2, 3, 32, 32), 3),
     "DenseNet of short blocks": Network(lambda: more.DenseNet(8, (2, 3, 4, 2), 10), (8, 3, 64, 64), 3),
 }
+ALL = [(name, *kind) for name in NETWORKS for kind in KINDS if name != "DenseNet-121" or kind[1] == torch.float32]
+"""Each network on each device and in each type; the deepest, whose blocks are those of another, in one type."""
 
 
 def made(name, device="cpu", dtype=torch.float32):
@@ -115,14 +117,14 @@ def channels_last(module, x):
     return module, x.contiguous(memory_format=layout)
 
 
-@KINDS
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("name", "device", "dtype"), ALL)
 def test_outputs_and_derivatives(name, device, dtype):
     module, x = made(name, device, dtype)
     exact = everything(copy.deepcopy(module).double(), x.double())
     own = [everything(copy.deepcopy(module), x), everything(*channels_last(module, x))]
     changed, report = optimize(copy.deepcopy(module), x)
     assert report.summary.rewritten == NETWORKS[name].pairs, [(s.conv, s.status, s.reason) for s in report.sites]
+    assert len(report.plans) == 1  # one graph
     found = everything(changed, x)
     for kind, reference in exact.items():
         # Second gradients of a deep network in float16 pass its range in PyTorch too: of these there is no rounding to compare.
@@ -133,68 +135,3 @@ def test_outputs_and_derivatives(name, device, dtype):
         ]
         bound = max(TIMES * max(distance(tensors, kept[0]) for tensors in kept[2:]), floor(dtype))
         assert distance(kept[1], kept[0]) <= bound, kind
-
-
-@KINDS
-@pytest.mark.parametrize("name", NETWORKS)
-def test_inference_fused(name, device, dtype):
-    module, x = made(name, device, dtype)
-    with torch.no_grad():
-        for _ in range(2):  # running means, and the vectors of spectral norm
-            module(x)
-        module.eval()
-        exact = copy.deepcopy(module).double()(x.double())
-        other, nhwc = channels_last(module, x)
-        own = [module(x).double(), other(nhwc).double()]
-        changed, report = optimize(module, x)
-        distances = [float((y.double() - exact).abs().max() / exact.abs().max()) for y in (*own, changed(x))]
-    assert distances[2] <= max(TIMES * max(distances[:2]), floor(dtype))
-    if NETWORKS[name].pairs and name not in ("LeNet-5", "StyleGAN 64x64"):  # parameters stand behind their pairs
-        assert any(site.absorbed for site in report.sites)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_checkpoints_load_both_ways(name):
-    module, x = made(name)
-    changed, _ = optimize(module, x)
-    before, after = module.state_dict(keep_vars=True), changed.state_dict(keep_vars=True)
-    assert list(before) == list(after)
-    assert all(before[key] is after[key] for key in before)
-    other = NETWORKS[name].make()
-    changed.load_state_dict(other.state_dict())
-    other.load_state_dict(changed.state_dict())
-    with torch.no_grad():
-        # Of equal states, less what another order of summation makes; both train, for spectral norm goes on from there.
-        torch.testing.assert_close(copy.deepcopy(changed).eval()(x), other.eval()(x), rtol=1e-4, atol=1e-4)
-
-
-def losses(module, x, seed):
-    """The losses of 20 steps of a copy on noise."""
-    module = copy.deepcopy(module)
-    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
-    generator = torch.Generator().manual_seed(seed)
-    found = []
-    for _ in range(STEPS):
-        batch = x + torch.randn(x.shape, generator=generator).to(x.device)
-        optimizer.zero_grad(set_to_none=True)
-        loss = F.softplus(-module(batch)).mean()
-        loss.backward()
-        optimizer.step()
-        found.append(loss.detach().double().cpu())
-    return torch.stack(found)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "DenseNet-121"])
-def test_training_follows_the_original(name, device):
-    module, x = made(name, device)
-    x = x[..., : NETWORKS[name].trained, : NETWORKS[name].trained]
-    changed, _ = optimize(copy.deepcopy(module), x)
-    far = [0.0, 0.0]
-    for seed in (29, 30, 31):  # in one of them a ReLU may pass zero by a rounding, which moves the losses by 1e-5 or not at all
-        own = losses(module, x, seed)
-        assert own[0] != own[-1]
-        for number, found in enumerate((losses(*channels_last(module, x), seed), losses(changed, x, seed))):
-            assert found.isfinite().all()
-            far[number] = max(far[number], float((found - own).abs().max() / own.abs().max()))
-    assert far[1] <= max(TIMES * far[0], STEPS * floor(torch.float32))
