@@ -148,7 +148,6 @@ def test_on_a_gpu(dtype):
 @pytest.mark.parametrize("limit", ["recompile_limit", "accumulated_recompile_limit"])
 def test_limit_of_captures(limit):
     """TorchDynamo counts captures by the code of forward, which all modules of the class share where it is cut in two."""
-    torch._dynamo.reset()
     x = torch.randn(2, 3, 16, 16)
     with torch._dynamo.config.patch({limit: 2}):
         reports = [optimize(MODULES["in parts"](), x)[1] for _ in range(4)]
