@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 26650,
-    "plugin": 18000,
+    "plugin": 18010,
     "tests": 41300,
     "benchmarks": 7930,
     "tools": 1000,

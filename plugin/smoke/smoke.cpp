@@ -22,11 +22,13 @@ namespace smoke {
 using Values = std::vector<double>;
 
 // AveragePool(window) behind Conv(kernel, pads), as it is rewritten: pooling first.  Square windows, stride 1.
+// Without a pooling, window 1, the map may be upsampled instead: each element of it is repeated `up` times on both axes.
 struct Problem {
     const char *name;
     int n, c, m, height, width, kernel, window, pads;
     bool epilogue;  // bias, residual and ReLU
     bool prologue;  // scale, shift and ReLU
+    int up = 1;
 
     // A pointwise convolution keeps the pooling's stride where it is; others take it over.
     bool pointwise() const { return kernel == 1; }
@@ -34,7 +36,7 @@ struct Problem {
     int conv_stride() const { return pointwise() ? 1 : window; }
     int pool_pad() const { return pads < window - 1 ? pads : window - 1; }
     int conv_pad() const { return pads - pool_pad(); }
-    int pooled(int size) const { return (size + 2 * pool_pad() - window) / pool_stride() + 1; }
+    int pooled(int size) const { return (up * size + 2 * pool_pad() - window) / pool_stride() + 1; }
     int out(int size) const { return (pooled(size) + 2 * conv_pad() - kernel) / conv_stride() + 1; }
 };
 
@@ -74,7 +76,7 @@ Values prologue(const Problem &p, const Tensors &t) {
     return x;
 }
 
-// Means over windows, whose pads count as zeros.
+// Means over windows, whose pads count as zeros, of the map or the upsampled map.
 Values average_pool(const Problem &p, const Values &x) {
     const int rows = p.pooled(p.height), columns = p.pooled(p.width);
     Values means(size_t(p.n) * p.c * rows * columns);
@@ -85,7 +87,8 @@ Values average_pool(const Problem &p, const Values &x) {
         for (int i = 0; i < p.window; ++i)
             for (int j = 0; j < p.window; ++j) {
                 const int h = row * p.pool_stride() + i - p.pool_pad(), w = column * p.pool_stride() + j - p.pool_pad();
-                if (h >= 0 && h < p.height && w >= 0 && w < p.width) sum += x[image + size_t(h) * p.width + w];
+                if (h < 0 || h >= p.up * p.height || w < 0 || w >= p.up * p.width) continue;
+                sum += x[image + size_t(h / p.up) * p.width + w / p.up];
             }
         means[at] = sum / (p.window * p.window);
     }
@@ -164,7 +167,7 @@ using smoke::Values;
 constexpr int kSkipped = 77;
 
 // name, n, c, m, height, width, kernel, window, pads, bias and residual and ReLU, prologue.  The pads are the convolution's
-// before pooling was moved in front of it; they go to the pooling.
+// before pooling was moved in front of it; they go to the pooling.  Last, times that the map is upsampled.
 const Problem kProblems[] = {
     {"3x3", 2, 40, 72, 9, 9, 3, 2, 1, true, false},
     {"3x3, many channels", 1, 520, 64, 8, 8, 3, 2, 1, true, false},
@@ -179,6 +182,10 @@ const Problem kProblems[] = {
     {"3 channels", 2, 3, 72, 17, 19, 3, 1, 1, true, false},
     {"3 channels, 5x5", 1, 3, 17, 19, 21, 5, 3, 2, false, false},
     {"3 channels, 1x1", 2, 3, 72, 17, 19, 1, 2, 0, true, true},
+    {"3x3, upsampled", 2, 40, 72, 9, 9, 3, 1, 1, true, false, 2},
+    {"3x3, upsampled, many channels", 1, 520, 64, 8, 8, 3, 1, 1, true, false, 2},
+    {"3x3, upsampled, prologue", 2, 72, 40, 9, 10, 3, 1, 1, false, true, 2},
+    {"5x5, upsampled 3 times", 2, 40, 72, 7, 6, 5, 1, 2, false, false, 3},
 };
 
 [[noreturn]] void fail(const std::string &what, const std::string &why) { throw std::runtime_error(what + ": " + why); }
@@ -207,6 +214,7 @@ convpool_problem described(const Problem &p, int32_t dtype, int32_t layout, bool
         d.pool_kernel[i] = p.window, d.kernel[i] = p.kernel;
         d.pool_strides[i] = p.pool_stride(), d.strides[i] = p.conv_stride();
         d.pool_dilations[i] = d.dilations[i] = 1;
+        d.upsample[i] = p.up;
         d.pool_pads[i] = d.pool_pads[i + 2] = p.pool_pad();
         d.pads[i] = d.pads[i + 2] = p.conv_pad();
     }

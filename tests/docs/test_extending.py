@@ -124,8 +124,8 @@ def test_a_rule(copy):
 
 ROWS = "plugin/src/families/implicit_gemm/rows.h"
 INSTANCE = """#include "families/implicit_gemm/kernel.cuh"
-const void *made() { return convpool::implicit_gemm::Instances::kernel<4>(false); }
-static_assert(convpool::implicit_gemm::kRows[4].id == 1003);
+const void *made() { return convpool::implicit_gemm::Instances::kernel<6>(false); }
+static_assert(convpool::implicit_gemm::kRows[6].id == 1003);
 """
 
 
