@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""convpool: exact rewriting of convolution followed by average pooling in ONNX models.
+"""convpool: exact rewriting of convolutions beside average pooling and resizing in ONNX models.
 
     result = convpool.optimize("model.onnx")
     result.save("model.convpool.onnx")

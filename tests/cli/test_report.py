@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 import convpool
+from convpool import autotune
 from convpool import summary as gains
 from convpool.check.session import evaluate
 from convpool.cli.group import run
@@ -149,7 +150,11 @@ def test_speed_is_measured_in_turn_and_shown_in_one_line(monkeypatch):
         seen.append((list(sessions), {name: array.shape for name, array in arrays.items()}))
         return {"original": 27000.0, "result": 15500.0}
 
+    def lowerings_win(sessions, arrays, rounds, budget_s):
+        return {name: 2.0 if name == "original" else 1.0 for name in sessions}
+
     monkeypatch.setattr(gains, "time_sessions", fake)
+    monkeypatch.setattr(autotune, "time_sessions", lowerings_win)
     monkeypatch.setattr(gains, "physical_cores", lambda: 2)
     report = convpool.optimize(graph(PAIR), time=True).report
     assert seen == [(["original", "result"], {"x": (1, 16, 12, 12)})]

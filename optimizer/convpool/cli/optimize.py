@@ -207,7 +207,7 @@ def command(
     domain: str,
     **options: Any,
 ) -> None:
-    """Rewrite convolution followed by average pooling in MODEL, and compare the result with MODEL in onnxruntime.
+    """Rewrite convolutions beside average pooling and resizing in MODEL, and compare the result with MODEL in onnxruntime.
 
     MODEL is an ONNX file, or '-' for stdin. It is not changed unless -o names it.
 

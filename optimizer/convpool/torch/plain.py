@@ -49,7 +49,7 @@ def result_format(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
 
 
 def pools_rightly(x: torch.Tensor, pads: Ints) -> bool:
-    """Whether PyTorch's average pooling with these pads has the right gradient.
+    """Return True if PyTorch's average pooling with these pads has the right gradient.
 
     On a GPU, with the channels last, that of avg_pool2d leaves the pads out where windows overlap (PyTorch 2.11)."""
     if not x.is_cuda or x.dim() != 4 or not any(pads):

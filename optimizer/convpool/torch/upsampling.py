@@ -29,9 +29,9 @@ from convpool.torch.functional import Sizes, pooled_first, sizes
 _CONVS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 MOST_SCALE = 4
-"""Of an axis, in the library's kernels."""
+"""The largest factor of an axis in the library's kernels."""
 FEW_PIXELS = 16
-"""Of all samples' small maps: with fewer, summing the weights costs more than it saves."""
+"""The least pixels of all samples' small maps: with fewer, summing the weights costs more than it saves."""
 
 
 def _two_operators(x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, pads: Ints) -> torch.Tensor:
