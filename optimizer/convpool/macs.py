@@ -16,7 +16,7 @@ from onnx import FunctionProto, NodeProto
 from convpool.ir.constants import Evaluate
 from convpool.ir.index import Scope, index_with_shapes
 from convpool.ir.model import LoadedModel, at_shapes, infer_shapes
-from convpool.ir.protos import is_op, known_attributes, label, subgraphs
+from convpool.ir.protos import STANDARD_DOMAINS, known_attributes, label, subgraphs
 from convpool.ir.schema import OP_TYPES
 
 CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "ConvTranspose": 1, **dict.fromkeys(OP_TYPES, 1)}
@@ -78,8 +78,9 @@ def count(scopes: Sequence[Scope]) -> ModelMacs:
                 and not any(subgraphs(node))
             ):
                 known.update(node.output)
-            elif node.op_type in COUNTED and ((is_conv := _is_convolution(node)) or is_op(node, *PRODUCTS)):
-                found.append(NodeMacs(scope.path, label(node), is_conv, _macs(scope, node, batches)))
+            elif node.op_type in COUNTED and (node.domain in STANDARD_DOMAINS or node.op_type in OP_TYPES):
+                # `--domain` may have moved convpool's operators.
+                found.append(NodeMacs(scope.path, label(node), node.op_type in CONVOLUTIONS, _macs(scope, node, batches)))
     return ModelMacs(tuple(found), _batch(scopes[0]) if scopes else 1)
 
 
@@ -111,31 +112,17 @@ def _initializers(scope: Scope) -> set[str]:
     return names if scope.constants_as_inputs else names - scope.inputs
 
 
-def _is_convolution(node: NodeProto) -> bool:
-    """Return True if the node is a convolution; `--domain` may have moved those of convpool."""
-    return is_op(node, *CONVOLUTIONS) or node.op_type in OP_TYPES
-
-
 def _macs(scope: Scope, node: NodeProto, batches: frozenset[str]) -> int | None:
     """Multiply-adds of one node, None where a size is unknown.  batches: names of sizes that count as 1."""
     weights = CONVOLUTIONS.get(node.op_type)
-    x, out, w = (
-        _sizes(scope, name, batches) for name in (node.input[0], node.output[0], node.input[1 if weights is None else weights])
-    )
     if weights is not None:
-        return _product(x if node.op_type == "ConvTranspose" else out, (w or (None,))[1:])
-    left = x
+        positions = scope.known_sizes(node.input[0] if node.op_type == "ConvTranspose" else node.output[0], batches)
+        return _product(positions, (scope.known_sizes(node.input[weights], batches) or (None,))[1:])
+    left = scope.known_sizes(node.input[0], batches)
     if not left:
         return None
-    transposed = is_op(node, "Gemm") and (known_attributes(node) or {}).get("transA", 0)
-    return _product(out, (left[0 if transposed else -1],))
-
-
-def _sizes(scope: Scope, name: str, batches: frozenset[str] = frozenset()) -> tuple[int | None, ...] | None:
-    shape = scope.info(name).shape
-    if shape is None:
-        return None
-    return tuple(1 if dim in batches else dim if isinstance(dim, int) and dim >= 0 else None for dim in shape)
+    transposed = node.op_type == "Gemm" and (known_attributes(node) or {}).get("transA", 0)
+    return _product(scope.known_sizes(node.output[0], batches), (left[0 if transposed else -1],))
 
 
 def _product(*shapes: tuple[int | None, ...] | None) -> int | None:
@@ -146,7 +133,7 @@ def _product(*shapes: tuple[int | None, ...] | None) -> int | None:
 
 def _batch(scope: Scope) -> int:
     """The first size that all inputs of a main graph share, but for scalars and initializers; 1 where there is none."""
-    shapes = [_sizes(scope, name) for name in scope.inputs - set(scope.initializers)]
+    shapes = map(scope.known_sizes, scope.inputs - set(scope.initializers))
     first = {shape[0] for shape in shapes if shape and len(shape) > 1}
     size = first.pop() if len(first) == 1 else None
     return size or 1

@@ -48,10 +48,11 @@ class Cost:
 @lru_cache
 def conv_cost(conv: ConvSpec, weight_shape: Ints, size: Ints, item_bytes: int) -> Cost:
     """Cost of one convolution, per sample; weight_shape: [M, C/group, kernel...]; size: spatial input sizes."""
-    out = math.prod(max(n, 0) for n in conv.output_size(size))
+    positions, taps = conv.output_size(size), conv.taps
+    out = math.prod(max(n, 0) for n in positions)
     m, c = weight_shape[0], weight_shape[1] * conv.group
-    macs = out * m * weight_shape[1] * conv.taps
-    moved = (math.prod(size) * c + out * m + m * weight_shape[1] * conv.taps) * item_bytes
+    macs = out * m * weight_shape[1] * taps
+    moved = (math.prod(size) * c + out * m + m * weight_shape[1] * taps) * item_bytes
     weight = DEPTHWISE_WEIGHT if weight_shape[1] < 4 and conv.group > 1 else 1.0
     return Cost(macs, 0, macs * weight + moved * BYTE_WEIGHT)
 
@@ -59,10 +60,11 @@ def conv_cost(conv: ConvSpec, weight_shape: Ints, size: Ints, item_bytes: int) -
 @lru_cache
 def pool_cost(pool: PoolSpec, channels: int, size: Ints, item_bytes: int) -> Cost:
     """Cost of one average pooling, per sample; nothing where the window is a single element at every position."""
-    if pool.taps == 1 and not any(s > 1 for s in pool.strides) and not any(pool.pads):
+    positions, taps = pool.output_size(size), pool.taps
+    if taps == 1 and not any(s > 1 for s in pool.strides) and not any(pool.pads):
         return Cost()
-    out = math.prod(max(n, 0) for n in pool.output_size(size))
-    additions = out * channels * pool.taps
+    out = math.prod(max(n, 0) for n in positions)
+    additions = out * channels * taps
     moved = (math.prod(size) + out) * channels * item_bytes
     return Cost(0, additions, additions * ADDITION_WEIGHT + moved * BYTE_WEIGHT)
 

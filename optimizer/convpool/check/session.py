@@ -12,6 +12,7 @@ Sessions are timed in turn: whatever is compared runs alternately, so that a dri
 from __future__ import annotations
 
 import atexit
+import os
 import pickle
 import statistics
 import threading
@@ -118,7 +119,7 @@ class _There(OtherProcess):
 
     def drop(self, number: int) -> None:
         """Forget a session: at once, or with the next request where one is under way, perhaps of this thread."""
-        if not self.is_own or self.gone:
+        if self.owner != os.getpid() or self.gone:
             return
         self._dropped.append(number)
         if _lock.acquire(blocking=False):
@@ -173,7 +174,7 @@ def prepare() -> None:
 
 def _start() -> _Place:
     global _place
-    if _place is None or (isinstance(_place, _There) and (_place.gone or not _place.is_own)):
+    if _place is None or (isinstance(_place, _There) and (_place.gone or _place.owner != os.getpid())):
         try:
             _place = _There()
         except OSError:
@@ -207,7 +208,7 @@ def _folder(model: LoadedModel) -> str | None:
 
 
 def _end() -> None:
-    if isinstance(_place, _There) and _place.is_own:
+    if isinstance(_place, _There) and _place.owner == os.getpid():
         _place.end()
 
 

@@ -2,7 +2,7 @@
 """The process in which onnxruntime runs models; `convpool.check.session` starts it with the folders of the packages it needs.
 
 A request is the name of a method of `Sessions` and its arguments, an answer is ("done", value) or what went wrong.  Both are
-pickled, with the content of arrays and models behind: a number of parts, then each with its size in front.
+pickled, with the content of arrays and models behind: the number of parts, their sizes, then the parts.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import select
+import struct
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ from typing import Any
 
 READY = b"r"
 SIZE_BYTES = 8
-"""Bytes of the number of parts, and of the size in front of each."""
+"""Bytes of the number of parts, and of the size of each."""
 PAUSE_S = 0.06
 """Before each turn: onnxruntime's threads spin for 36 ms after a run, and would slow the next session down."""
 TURN_S = 0.02
@@ -85,27 +86,20 @@ def packed(message: object) -> list[Any]:
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     contents = [head, *(buffer.raw() for buffer in buffers)]
-    parts: list[Any] = [len(contents).to_bytes(SIZE_BYTES, "little")]
-    for content in contents:
-        parts += [len(content).to_bytes(SIZE_BYTES, "little"), content]
-    return parts
+    return [struct.pack(f"<{1 + len(contents)}Q", len(contents), *map(len, contents)), *contents]
 
 
 def unpacked(read: Callable[[int], Any]) -> Any:
     """The message of parts.  read: gives so many bytes, fewer at the end.  Raises EOFError."""
-
-    def number() -> int:
-        found = read(SIZE_BYTES)
-        if len(found) < SIZE_BYTES:
-            raise EOFError
-        return int.from_bytes(found, "little")
-
-    contents = []
-    for _ in range(number()):
-        size = number()
-        contents.append(read(size))
-        if len(contents[-1]) < size:
-            raise EOFError
+    found = read(SIZE_BYTES)
+    count = int.from_bytes(found, "little") if len(found) == SIZE_BYTES else 0
+    table = read(count * SIZE_BYTES)
+    if count == 0 or len(table) < count * SIZE_BYTES:
+        raise EOFError
+    sizes = struct.unpack(f"<{count}Q", table)
+    contents = list(map(read, sizes))
+    if tuple(map(len, contents)) != sizes:
+        raise EOFError
     return pickle.loads(contents[0], buffers=contents[1:])
 
 

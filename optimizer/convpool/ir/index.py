@@ -14,7 +14,7 @@ known."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -135,6 +135,13 @@ class Scope:
             return self.parent.info(name)
         constant = self.constant(name)
         return TensorInfo(constant.data_type, constant.shape) if constant else UNKNOWN
+
+    def known_sizes(self, name: str, ones: Collection[str] = ()) -> tuple[int | None, ...] | None:
+        """The sizes of a tensor, None for one that is open; None if the rank is unknown.  ones: open sizes that count as 1."""
+        shape = self.info(name).shape
+        if shape is None:
+            return None
+        return tuple(1 if dim in ones else dim if isinstance(dim, int) and dim >= 0 else None for dim in shape)
 
     def constant(self, name: str, depth: int = 0) -> Constant | None:
         """The constant behind `name`, None when it is computed at run time or a caller may replace it.

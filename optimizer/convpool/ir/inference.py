@@ -20,6 +20,7 @@ used, and not only its survival: what reads beside an array fails at one time an
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import threading
 import time
@@ -122,10 +123,15 @@ def fill_in(model: ModelProto, inferred: ModelProto, notes: Sequence[Notes]) -> 
     is_open = has_open_sizes(model)
     filled = False
     for found, (graph, _, noted) in zip(known, graphs, strict=True):
-        bounds = {name for node in graph.node if any(subgraphs(node)) or _is_unknown(node) for name in node.output}
+        shaped = {name for name, kind in found.items() if kind.tensor_type.HasField("shape")}
+        missing = {name: note for name, note in noted.items() if name not in shaped}
         inputs = {value.name: value for value in graph.input}
-        for name, note in noted.items():
-            if name not in bounds | inputs.keys() or name in found and found[name].tensor_type.HasField("shape"):
+        bounds = set(inputs)
+        for node in graph.node if missing else ():
+            if any(subgraphs(node)) or _is_unknown(node):
+                bounds.update(node.output)
+        for name, note in missing.items():
+            if name not in bounds:
                 continue
             filled = True
             value = inputs.get(name) or graph.value_info.add(name=name)
@@ -263,7 +269,7 @@ def infer(model: bytes) -> bytes | None:
     """A serialised model with shapes; None where no other process can be started.  Raises as `InferenceProcess.ask`."""
     global _running
     with _lock:
-        if _running is not None and not _running.is_own:
+        if _running is not None and _running.owner != os.getpid():
             _running = None
         if _running is None:
             try:
@@ -318,7 +324,7 @@ def with_own_functions(model: ModelProto) -> ModelProto:
 
 
 def _end() -> None:
-    if _running is not None and _running.is_own:
+    if _running is not None and _running.owner == os.getpid():
         _running.end()
 
 

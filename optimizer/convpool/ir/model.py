@@ -346,18 +346,19 @@ def _check_convolutions(
             continue
         x, w = shapes.get(node.input[0]), shapes.get(node.input[1])
         group = next((a.i for a in node.attribute if a.name == "group"), 1)
-        where = f"Conv '{label(node)}'"
-        if w is not None and None not in w:
-            if len(w) < 3 or group < 1 or w[0] % group:
-                raise ModelError(f"{where}: weights; got shape {list(w)}, expected one that fits group {group}")
-            if x is not None and (len(x) != len(w) or x[1] not in (None, w[1] * group)):
-                raise ModelError(
-                    f"{where}: weights {list(w)}, group {group}; got an input of shape {list(x)}, "
-                    f"expected {w[1] * group} channels and rank {len(w)}"
-                )
-            bias = shapes.get(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-            if bias is not None and bias not in ((w[0],), (None,)):
-                raise ModelError(f"{where}: bias; got shape {list(bias)}, expected [{w[0]}]")
+        if w is None or None in w:
+            continue
+        bias = shapes.get(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        if len(w) < 3 or group < 1 or w[0] % group:
+            wrong = f"weights; got shape {list(w)}, expected one that fits group {group}"
+        elif x is not None and (len(x) != len(w) or x[1] not in (None, w[1] * group)):
+            wrong = f"weights {list(w)}, group {group}; got an input of shape {list(x)}, "
+            wrong += f"expected {w[1] * group} channels and rank {len(w)}"
+        elif bias is not None and bias not in ((w[0],), (None,)):
+            wrong = f"bias; got shape {list(bias)}, expected [{w[0]}]"
+        else:
+            continue
+        raise ModelError(f"Conv '{label(node)}': {wrong}")
 
 
 def _typed_values(model: ModelProto) -> Iterator[ValueInfoProto]:

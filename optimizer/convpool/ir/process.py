@@ -29,6 +29,7 @@ class OtherProcess:
         if getattr(sys, "frozen", False) or not sys.executable or not Path(script).exists():
             raise OSError("no Python to start another process with")
         self.owner = os.getpid()
+        """The process that started it: not this one, where this one was forked from that."""
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", script, *words],
             stdin=subprocess.PIPE,
@@ -37,11 +38,6 @@ class OtherProcess:
             bufsize=0,
             start_new_session=True,  # Ctrl-C is not for it
         )
-
-    @property
-    def is_own(self) -> bool:
-        """True if this process started it, and not the one that this one was forked from."""
-        return self.owner == os.getpid()
 
     def write(self, parts: Sequence[bytes | memoryview]) -> None:
         """Write all of them; nothing where the process has ended, which a read then tells."""

@@ -57,7 +57,7 @@ MAX_TERM_NODES = 64
 
 def may_be_mean(scope: Scope, index: int) -> str | None:
     """The tensor whose Slices node `index` would average; a sum that goes on is none unless it is a mean already."""
-    terms = _terms(scope, index) if _sums(scope, index) else None
+    terms = _terms(scope, index) if "Slice" in scope.op_types and _sums(scope, index) else None
     if terms is None or len(terms.slices) < 2:
         return None
     is_mean = math.isclose(sum(terms.weights), 1, rel_tol=terms.rounding)

@@ -275,17 +275,22 @@ def _fallback(plan: PairPlan, failure: Reject | None, context: Context) -> Rejec
 
 def _of_leaf(plan: PairPlan, leaf: ConvLeaf, attempt: Attempt, context: Context) -> tuple[Lowering | None, Reject | None]:
     """The lowering that an attempt comes to for one convolution, and the first reason against a better one."""
-    admitted = [_lowering(plan, leaf, name, context.main_opset) for name in attempt.names]
-    usable = [item for item in admitted if isinstance(item, Lowering)]
-    reason = None
     refusal = without_kernel(leaf.conv, plan.pooling.spec) if attempt.spare_direct else None
-    if refusal is not None and any(map(_is_direct, usable)):
-        usable, reason = [item for item in usable if not _is_direct(item)], rejection(plan.scope, leaf.node, refusal)
+    usable: list[Lowering] = []
+    reason = failure = None
+    for name in attempt.names:
+        found = _lowering(plan, leaf, name, context.main_opset)
+        if isinstance(found, Reject):
+            failure = failure or found
+        elif refusal is not None and _is_direct(found):
+            reason = rejection(plan.scope, leaf.node, refusal)
+        else:
+            usable.append(found)
+            if not attempt.by_cost:
+                break
     if not usable:
-        return None, reason or next(item for item in admitted if isinstance(item, Reject))
-    if attempt.by_cost:
-        return min(usable, key=lambda found: _leaf_cost(plan, leaf, found).time), reason
-    return usable[0], reason
+        return None, reason or failure
+    return min(usable, key=lambda found: _leaf_cost(plan, leaf, found).time) if attempt.by_cost else usable[0], reason
 
 
 def _is_direct(lowering: Lowering) -> bool:
