@@ -127,6 +127,10 @@ struct Library {
         kernels = std::make_unique<Kernels>(stream, [&] { call(); });
     }
     void call() { layer.enqueue(); }
+    void print(const Shape &s) const {
+        std::printf("{\"library\": \"%s\", \"layer\": [%d, %d, %d, %d, %d], ", path, s.n, s.c, s.m, s.h, s.w);
+        print_times(*this, "enqueue_us");
+    }
 
     const char *path;
     Layer layer;
@@ -134,27 +138,6 @@ struct Library {
     std::vector<double> call_us, bare_us;
 };
 
-int run(int count, char **arguments) {
-    const auto [shape, rounds, paths] = options("enqueue_time", count, arguments);
-    const CUstream stream = open_device();
-    std::vector<std::unique_ptr<Library>> libraries;
-    for (const char *path : paths) libraries.push_back(std::make_unique<Library>(path, shape, stream));
-    time_in_turn(stream, rounds, libraries);
-    for (const auto &library : libraries) {
-        std::printf("{\"library\": \"%s\", \"layer\": [%d, %d, %d, %d, %d], ", library->path, shape.n, shape.c, shape.m, shape.h,
-                    shape.w);
-        print_times(*library, "enqueue_us");
-    }
-    return 0;
-}
-
 }  // namespace
 
-int main(int count, char **arguments) {
-    try {
-        return run(count, arguments);
-    } catch (const std::exception &error) {
-        std::fprintf(stderr, "enqueue_time: %s\n", error.what());
-        return 1;
-    }
-}
+int main(int count, char **arguments) { return time_libraries<Library>("enqueue_time", count, arguments); }

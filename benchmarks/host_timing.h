@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -164,6 +165,22 @@ template <typename Library> void print_times(const Library &library, const char 
     const double own = median(library.call_us), bare = median(library.bare_us);
     std::printf("\"kernels\": %zu, \"%s\": %.2f, \"bare_us\": %.2f, \"more_us\": %.2f}\n", library.kernels->count(), call, own,
                 bare, own - bare);
+}
+
+// A program that times one call of each library named, made by Timed(path, shape, stream): its exit status.
+template <typename Timed> int time_libraries(const char *program, int count, char **arguments) {
+    try {
+        const auto [shape, rounds, paths] = options(program, count, arguments);
+        const CUstream stream = open_device();
+        std::vector<std::unique_ptr<Timed>> libraries;
+        for (const char *path : paths) libraries.push_back(std::make_unique<Timed>(path, shape, stream));
+        time_in_turn(stream, rounds, libraries);
+        for (const auto &library : libraries) library->print(shape);
+        return 0;
+    } catch (const std::exception &error) {
+        std::fprintf(stderr, "%s: %s\n", program, error.what());
+        return 1;
+    }
 }
 
 }  // namespace host_timing

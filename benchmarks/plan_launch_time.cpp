@@ -120,23 +120,6 @@ private:
     convpool_tensors tensors_{};
 };
 
-int run(int count, char **arguments) {
-    const auto [shape, rounds, paths] = options("plan_launch_time", count, arguments);
-    const CUstream stream = open_device();
-    std::vector<std::unique_ptr<Planned>> libraries;
-    for (const char *path : paths) libraries.push_back(std::make_unique<Planned>(path, shape, stream));
-    time_in_turn(stream, rounds, libraries);
-    for (const auto &library : libraries) library->print(shape);
-    return 0;
-}
-
 }  // namespace
 
-int main(int count, char **arguments) {
-    try {
-        return run(count, arguments);
-    } catch (const std::exception &error) {
-        std::fprintf(stderr, "plan_launch_time: %s\n", error.what());
-        return 1;
-    }
-}
+int main(int count, char **arguments) { return time_libraries<Planned>("plan_launch_time", count, arguments); }

@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec
+from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Windows
 from convpool.algebra.lowering import Cost, conv_cost
 
 FORMS = ("conv_first", "fused", "subpixel", "phases", "direct")
@@ -63,27 +63,15 @@ class UpsampleSpec:
 
 
 @dataclass(frozen=True)
-class TransposeSpec:
-    """Attributes of a ConvTranspose without output padding; same conventions as ConvSpec."""
+class TransposeSpec(Windows):
+    """Attributes of a ConvTranspose without output padding."""
 
-    kernel_shape: Ints
-    strides: Ints
-    pads: Ints
-    dilations: Ints
     group: int = 1
-
-    @property
-    def taps(self) -> int:
-        """Kernel elements per pair of channels."""
-        return math.prod(self.kernel_shape)
 
     def output_size(self, size: Ints) -> Ints:
         """Spatial output sizes for the spatial input sizes `size`."""
-        r = len(size)
-        return tuple(
-            self.strides[i] * (size[i] - 1) + self.dilations[i] * (self.kernel_shape[i] - 1) + 1 - self.pads[i] - self.pads[r + i]
-            for i in range(r)
-        )
+        r, extents = self.rank, self.extents
+        return tuple(self.strides[i] * (size[i] - 1) + extents[i] - self.pads[i] - self.pads[r + i] for i in range(r))
 
 
 @dataclass(frozen=True)

@@ -52,14 +52,13 @@ Ints = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class ConvSpec:
-    """Attributes of a Conv, complete: one entry per spatial axis; `pads` holds all begins, then all ends."""
+class Windows:
+    """Attributes of an operator over windows, complete: one entry per spatial axis; `pads` holds all begins, then all ends."""
 
     kernel_shape: Ints
     strides: Ints
     pads: Ints
     dilations: Ints
-    group: int = 1
 
     @property
     def rank(self) -> int:
@@ -68,52 +67,35 @@ class ConvSpec:
 
     @property
     def extents(self) -> Ints:
-        """Input positions that the kernel spans, per axis."""
+        """Input positions that the window spans, per axis."""
         return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel_shape, self.dilations, strict=True))
 
     @property
     def taps(self) -> int:
-        """Kernel elements per input channel."""
+        """Elements of the window; of a kernel, per input channel."""
         return math.prod(self.kernel_shape)
+
+    def output_size(self, size: Ints) -> Ints:
+        """Spatial output sizes for the spatial input sizes `size`; may be below 1 where the window does not fit."""
+        r, extents = self.rank, self.extents
+        return tuple((size[i] + self.pads[i] + self.pads[r + i] - extents[i]) // self.strides[i] + 1 for i in range(r))
+
+
+@dataclass(frozen=True)
+class ConvSpec(Windows):
+    """Attributes of a Conv."""
+
+    group: int = 1
 
     @property
     def is_pointwise(self) -> bool:
         """True if every kernel dimension is 1."""
         return self.taps == 1
 
-    def output_size(self, size: Ints) -> Ints:
-        """Spatial output sizes for the spatial input sizes `size`; may be below 1 where the kernel does not fit."""
-        r = self.rank
-        return tuple((size[i] + self.pads[i] + self.pads[r + i] - self.extents[i]) // self.strides[i] + 1 for i in range(r))
-
 
 @dataclass(frozen=True)
-class PoolSpec:
-    """Attributes of an average pooling that counts its padding; same conventions as ConvSpec."""
-
-    kernel_shape: Ints
-    strides: Ints
-    pads: Ints
-    dilations: Ints
-
-    @property
-    def rank(self) -> int:
-        """Number of spatial axes."""
-        return len(self.kernel_shape)
-
-    @property
-    def taps(self) -> int:
-        """Window elements."""
-        return math.prod(self.kernel_shape)
-
-    def output_size(self, size: Ints) -> Ints:
-        """Spatial output sizes for the spatial input sizes `size`, without ceil_mode."""
-        r = self.rank
-        return tuple(
-            (size[i] + self.pads[i] + self.pads[r + i] - self.dilations[i] * (self.kernel_shape[i] - 1) - 1) // self.strides[i]
-            + 1
-            for i in range(r)
-        )
+class PoolSpec(Windows):
+    """Attributes of an average pooling that counts its padding, without ceil_mode."""
 
 
 @lru_cache

@@ -60,15 +60,12 @@ class LayoutPlan(Plan):
     """Tensors that something needs as they were too."""
     to: To = to_channels_last
 
+    operator_version = schema.VERSION
+
     @property
     def own(self) -> frozenset[int]:
         """The nodes that change."""
         return frozenset(self.nodes)
-
-    @property
-    def operator_version(self) -> int:
-        """ConvAvgPool's domain version; a scope with fused variants imports theirs already."""
-        return schema.VERSION
 
 
 class ChannelsLast(Rule):

@@ -94,15 +94,12 @@ class PoolPlan(Plan):
     channels: int
     elem_type: int
 
+    operator_version = schema.VERSION
+
     @property
     def own(self) -> frozenset[int]:
         """The pooling."""
         return frozenset((self.node,))
-
-    @property
-    def operator_version(self) -> int:
-        """Opset version of the ConvAvgPool domain."""
-        return schema.VERSION
 
 
 class ChainPool(Rule):

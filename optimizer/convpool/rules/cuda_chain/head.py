@@ -45,15 +45,12 @@ class HeadPlan(Plan):
     weight: np.ndarray = field(compare=False)
     bias: np.ndarray = field(compare=False)
 
+    operator_version = schema.VERSION
+
     @property
     def own(self) -> frozenset[int]:
         """The nodes that go."""
         return frozenset(self.nodes)
-
-    @property
-    def operator_version(self) -> int:
-        """Opset version of the ConvAvgPool domain."""
-        return schema.VERSION
 
 
 class ChainHead(Rule):
