@@ -42,6 +42,12 @@ def graph(
     return model
 
 
+def graph_of(body: str, given: dict[str, object]) -> onnx.ModelProto:
+    """`graph` by one dictionary: its arguments, and constants by their names."""
+    arguments = {name: given[name] for name in ("inputs", "outputs", "opset") if name in given}
+    return graph(body, {name: value for name, value in given.items() if name not in arguments}, **arguments)
+
+
 def _names(proto):
     """The input names of every node, subgraphs included."""
     for node in proto.node:

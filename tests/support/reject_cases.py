@@ -4,7 +4,7 @@
 import numpy as np
 
 import convpool
-from tests.support.models import graph
+from tests.support.models import graph_of
 from tests.support.rewriting import CONV, LAST
 
 POOL = "y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)"
@@ -52,13 +52,12 @@ def slot(middle: str, before: str = PADDED) -> str:
     return before + middle + "\n" + POOL
 
 
-def check_rejected(
-    body: str, expected: str, constants: dict | None = None, given: dict | None = None, options: dict | None = None
-):
-    """The first site of a model stays for the reason expected, and the model as it is; given: for `graph`."""
-    model = graph(body, constants, **(given or {}))
+def check_rejected(body: str, expected: str, given: dict | None = None):
+    """The first site of a model stays for the reason expected, and the model as it is; given: for `graph_of` and `optimize`."""
+    options = {name: value for name, value in (given or {}).items() if name in ("lowering", *FUSE)}
+    model = graph_of(body, {name: value for name, value in (given or {}).items() if name not in options})
     before = model.SerializeToString(deterministic=True)
-    result = convpool.optimize(model, check=0, **(options or {}))
+    result = convpool.optimize(model, check=0, **options)
     site = result.report.sites[0]
     assert (site.status, site.lowering, site.reason) == ("rejected", None, expected)
     assert result.model.SerializeToString(deterministic=True) == before

@@ -7,21 +7,19 @@ import pytest
 
 import convpool
 from tests.support.fusing import HALF, NORM, PAIR, RESIDUAL, SKIP, TAIL, operator_nodes, optimize, rewrite
-from tests.support.models import graph
+from tests.support.models import graph, graph_of
 from tests.support.rewriting import POOL
 
-REFUSALS: dict[str, tuple] = {  # body, the reason, and if needed constants and what `graph` is given
+REFUSALS: dict[str, tuple] = {  # body, the reason, and what `graph_of` is given
     # before the pair
     "read elsewhere": (
         f"p = Relu(x)\n{PAIR}\nz = Sigmoid(p)",
         "Relu 'p': output 'p' has 2 readers; got other readers, expected only the convolution",
-        {},
         {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
     ),
     "a graph output": (
         f"p = Relu(x)\n{PAIR}",
         "Relu 'p': output 'p' is a graph output; got other readers, expected only the convolution",
-        {},
         {"outputs": "float[a,b,c,d] y, float[a,b,e,f] p"},
     ),
     "captured by a branch": (
@@ -29,7 +27,6 @@ REFUSALS: dict[str, tuple] = {  # body, the reason, and if needed constants and 
         "then_branch = t () => (float[1,16,12,12] i) { i = Sigmoid(p) }, "
         "else_branch = e () => (float[1,16,12,12] j) { j = Tanh(p) }>\ny = Identity(q)",
         "Relu 'p': output 'p' is read by a subgraph; got other readers, expected only the convolution",
-        {},
         {"inputs": "float[1,16,12,12] x, bool flag", "outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
     ),
     "training BatchNormalization": (
@@ -40,8 +37,7 @@ REFUSALS: dict[str, tuple] = {  # body, the reason, and if needed constants and 
     "BatchNormalization by a caller": (
         f"p = BatchNormalization(x, g, b, m, d)\n{PAIR}",
         "BatchNormalization 'p': constant operands; got computed ones, expected constants per channel",
-        {k: v for k, v in NORM.items() if k != "g"},
-        {"inputs": "float[1,16,12,12] x, float[16] g"},
+        {**{k: v for k, v in NORM.items() if k != "g"}, "inputs": "float[1,16,12,12] x, float[16] g"},
     ),
     "negative variance": (
         f"p = BatchNormalization(x, g, b, m, d)\n{PAIR}",
@@ -51,14 +47,12 @@ REFUSALS: dict[str, tuple] = {  # body, the reason, and if needed constants and 
     "a graph output by way of Identity": (
         f"p = Relu(x)\ni = Identity(p)\n{PAIR.replace('(p,', '(i,')}",
         "Relu 'p': output 'p' is a graph output; got other readers, expected only the convolution",
-        {},
         {"outputs": "float[a,b,c,d] y, float[a,b,e,f] p"},
     ),
     "BatchNormalization per position": (
         f"p = BatchNormalization<spatial=0>(x, g, b, m, d)\n{PAIR}",
         "BatchNormalization 'p': spatial; got 0, expected 1",
-        dict.fromkeys("gbm", (16, 12, 12)) | {"d": np.ones((16, 12, 12), np.float32)},
-        {"opset": 7},
+        {**(dict.fromkeys("gbm", (16, 12, 12)) | {"d": np.ones((16, 12, 12), np.float32)}), "opset": 7},
     ),
     "differs by position": (
         f"p = Mul(x, k)\n{PAIR}",
@@ -68,20 +62,17 @@ REFUSALS: dict[str, tuple] = {  # body, the reason, and if needed constants and 
     "differs by sample": (
         f"p = Add(x, k)\n{PAIR}",
         "Add 'p': constant operands; got computed ones, expected constants per channel",
-        {"k": (2, 1, 1, 1)},
-        {"inputs": "float[2,16,12,12] x"},
+        {"k": (2, 1, 1, 1), "inputs": "float[2,16,12,12] x"},
     ),
     "channels widened": (
         f"p = Mul(x, k)\n{PAIR}",
         "Mul 'p': channels; got 1, expected 16, not widened",
-        {"k": (16, 1, 1)},
-        {"inputs": "float[1,1,12,12] x"},
+        {"k": (16, 1, 1), "inputs": "float[1,1,12,12] x"},
     ),
     "rank raised": (
         f"p = Mul(x, k)\n{PAIR}",
         "Mul 'p': rank; got 3, expected 4",
-        {"k": (1, 1, 1, 1)},
-        {"inputs": "float[16,12,12] x"},
+        {"k": (1, 1, 1, 1), "inputs": "float[16,12,12] x"},
     ),
     "behind a convolution": (
         f"c = Conv<pads=[1,1,1,1]>(x, v)\np = Relu(c)\n{PAIR}",
@@ -97,13 +88,11 @@ REFUSALS: dict[str, tuple] = {  # body, the reason, and if needed constants and 
     "result read elsewhere": (
         f"{TAIL}\ny = Relu(q)\nz = Sigmoid(q)",
         "ConvAvgPool 'q': result 'q' has 2 readers; got other readers, expected only Relu",
-        {},
         {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
     ),
     "result is an output": (
         f"{TAIL}\ny = Relu(q)",
         "ConvAvgPool 'q': result 'q' is a graph output; got other readers, expected only Relu",
-        {},
         {"outputs": "float[a,b,c,d] y, float[a,b,e,f] q"},
     ),
     "result captured by a branch": (
@@ -111,7 +100,6 @@ REFUSALS: dict[str, tuple] = {  # body, the reason, and if needed constants and 
         "then_branch = t () => (float[1,32,6,6] i) { i = Sigmoid(q) }, "
         "else_branch = e () => (float[1,32,6,6] j) { j = Tanh(q) }>",
         "ConvAvgPool 'q': result 'q' is read by a subgraph; got other readers, expected only Relu",
-        {},
         {"inputs": "float[1,16,12,12] x, bool flag", "outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
     ),
     "added to itself": (
@@ -125,62 +113,52 @@ REFUSALS: dict[str, tuple] = {  # body, the reason, and if needed constants and 
     "residual that broadcasts over space": (
         f"{TAIL}\ny = Add(q, r)",
         "Add 'y': shape of the residual; got [1, 32, 1, 6], expected provably the result's, [1, 32, 6, 6]",
-        {},
         {"inputs": "float[1,16,12,12] x, float[1,32,1,6] r"},
     ),
     "residual per channel": (
         f"{TAIL}\ny = Add(q, r)",
         "Add 'y': shape of the residual; got [1, 32, 1, 1], expected provably the result's, [1, 32, 6, 6]",
-        {},
         {"inputs": "float[1,16,12,12] x, float[1,32,1,1] r"},
     ),
     "residual that widens the batch": (
         f"{TAIL}\ny = Add(q, r)",
         "Add 'y': shape of the residual; got [4, 32, 6, 6], expected provably the result's, [1, 32, 6, 6]",
-        {},
         {"inputs": "float[1,16,12,12] x, float[4,32,6,6] r"},
     ),
     "residual of lower rank": (
         f"{TAIL}\ny = Add(q, r)",
         "Add 'y': shape of the residual; got [32, 6, 6], expected provably the result's, [1, 32, 6, 6]",
-        {},
         {"inputs": "float[1,16,12,12] x, float[32,6,6] r"},
     ),
     "residual of open size": (
         f"{TAIL}\ny = Add(q, r)",
         "Add 'y': shape of the residual; got ['M', 32, 6, 6], expected provably the result's, ['N', 32, 6, 6]",
-        {},
         {"inputs": "float[N,16,12,12] x, float[M,32,6,6] r"},
     ),
     "a sum of three": (
         f"{TAIL}\ny = Sum(q, r, s)",
         "Sum 'y': operands; got 3, expected 2",
-        {},
         {"inputs": RESIDUAL + ", float[1,32,6,6] s"},
     ),
     "a difference": (
         f"{TAIL}\ny = Sub(q, r)",
         "Sub 'y': constant operands; got computed ones, expected constants per channel",
-        {},
         {"inputs": RESIDUAL},
     ),
     "a product of maps": (
         f"{TAIL}\ny = Mul(q, r)",
         "Mul 'y': operands; got two that vary over space, expected one that does not",
-        {},
         {"inputs": RESIDUAL},
     ),
     "a computed factor": (
         f"{TAIL}\ny = Mul(q, r)",
         "Mul 'y': constant operands; got computed ones, expected constants per channel",
-        {},
         {"inputs": "float[1,16,12,12] x, float[1,32,1,1] r"},
     ),
     "computed weights": (
         f"{TAIL.replace('w)', 'v)')}\ny = Mul(q, s)",
         "ConvAvgPool 'q': weights; got computed, or an input that a caller may override, expected constants",
-        {"s": np.float32(2)},
-        {"inputs": "float[1,16,12,12] x, float[32,16,3,3] v"},
+        {"s": np.float32(2), "inputs": "float[1,16,12,12] x, float[32,16,3,3] v"},
     ),
     "weights beyond the type": (
         f"{TAIL}\ny = Mul(q, s)",
@@ -195,14 +173,12 @@ REFUSALS: dict[str, tuple] = {  # body, the reason, and if needed constants and 
     "scale too small": (
         f"n = Mul(x, s)\np = Mul(n, s)\n{PAIR}",
         "Mul 'p': scale and shift; got numbers too large or small, expected ones that the type has",
-        {"w": HALF, "s": np.float16(1e-4)},
-        {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"},
+        {"w": HALF, "s": np.float16(1e-4), "inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"},
     ),
     "weights too small": (
         f"{TAIL}\ny = Mul(q, s)",
         "Mul 'y': constants folded into weights; got numbers too large or small, expected ones that the type has",
-        {"w": HALF / 64, "s": np.float16(1e-4)},
-        {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"},
+        {"w": HALF / 64, "s": np.float16(1e-4), "inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"},
     ),
     "slope beyond float16": (
         f"p = LeakyRelu<alpha=-1e5>(x)\n{PAIR}",
@@ -217,15 +193,13 @@ REFUSALS: dict[str, tuple] = {  # body, the reason, and if needed constants and 
         f"{TAIL}\nn = Add(q, r)\ny = Mul(n, s)",
         "Mul 'y': map behind a residual; got one that its convolution cannot fold, expected a convolution with constant "
         "weights that nothing else reads",
-        {"s": np.float32(2)},
-        {"inputs": RESIDUAL},
+        {"s": np.float32(2), "inputs": RESIDUAL},
     ),
     "a factor behind a residual that is read elsewhere": (
         f"{TAIL}\nr = Conv<strides=[2,2]>(x, v)\nn = Add(q, r)\ny = Mul(n, s)\nz = Tanh(r)",
         "Mul 'y': map behind a residual; got one that its convolution cannot fold, expected a convolution with constant "
         "weights that nothing else reads",
-        {"v": (32, 16, 1, 1), "s": np.float32(2)},
-        {"outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
+        {"v": (32, 16, 1, 1), "s": np.float32(2), "outputs": "float[a,b,c,d] y, float[a,b,e,f] z"},
     ),
     "a factor behind a residual of a fused variant": (
         f"{TAIL}\n{SKIP}\nt = Relu(r)\nn = Add(q, t)\ny = Mul(n, s)",
@@ -236,7 +210,6 @@ REFUSALS: dict[str, tuple] = {  # body, the reason, and if needed constants and 
     "a second residual": (
         f"{TAIL}\nn = Add(q, r)\ny = Add(s, n)",
         "Add 'y': residual; got a second one, expected one",
-        {},
         {"inputs": RESIDUAL + ", float[1,32,6,6] s"},
     ),
 }
@@ -248,8 +221,8 @@ ADDED = {"a factor behind a residual of a fused variant": {"ConvAvgPoolRelu", "C
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refused_with_a_reason(name):
-    body, expected, constants, given = (*REFUSALS[name], {}, {})[:4]
-    model = graph(body, constants, **given)
+    body, expected, given = (*REFUSALS[name], {})[:3]
+    model = graph_of(body, given)
     result = optimize(model, check=0)
     assert expected in [reason for site in result.report.sites for reason in site.beside]
     onnx.checker.check_model(result.model, full_check=True)

@@ -9,13 +9,13 @@ import convpool
 from convpool.rules.base import Reject
 from convpool.rules.convs import Pooling
 from convpool.rules.pool_first.averages import box_filter, candidates, may_be_box_filter, recognise
-from tests.support.models import graph, operators
+from tests.support.models import graph, graph_of, operators
 from tests.support.reject_cases import AXES, BOX, HALF, resize
 from tests.support.rewriting import CONV, DIRECT, POOL, rewrite
 from tests.support.scopes import function_scope, index
 
 LINE = "h = Conv<pads=[1,1]>(x, w)\n"
-ONE = {"inputs": "float[2,16,12] x", "outputs": "float[a,b,c] y", "constants": {"w": (32, 16, 3)}}
+ONE = {"inputs": "float[2,16,12] x", "outputs": "float[a,b,c] y", "w": (32, 16, 3)}
 FLAT = {"outputs": "float[a,b] y"}
 BATCHES = {"inputs": "float[N,16,12,12] x"}
 ROWS = """u = Slice(h, zero, end, rows, two)
@@ -30,47 +30,41 @@ y = Div(t, half)"""
 
 
 SQUEEZED = {**DIRECT, "Squeeze": 1}
-FORMS: dict[str, tuple] = {  # body, operators that remain, and if needed constants and what `graph` is given
+FORMS: dict[str, tuple] = {  # body, operators that remain, and what `graph_of` is given
     "Unsqueeze, ReduceMean, Squeeze": (
         LINE + "u = Unsqueeze(h, b)\nm = ReduceMean(u, a)\ny = Squeeze(m, b)",
         DIRECT,
-        {"a": [-2, -1], "b": [-2]},
-        {**ONE, "opset": 18},
+        {"a": [-2, -1], "b": [-2], **ONE, "opset": 18},
     ),
     "Unsqueeze, ReduceMean, Squeeze with attributes": (
         LINE + "u = Unsqueeze<axes=[2]>(h)\nm = ReduceMean<axes=[2,3]>(u)\ny = Squeeze<axes=[2]>(m)",
         DIRECT,
-        {},
         {**ONE, "opset": 11},
     ),
     "Unsqueeze, ReduceMean without the axes": (
         LINE + "u = Unsqueeze(h, b)\ny = ReduceMean<axes=[-2,-1], keepdims=0>(u)",
         SQUEEZED,
-        {"b": [-2]},
-        {**ONE, **FLAT},
+        {"b": [-2], **ONE, **FLAT},
     ),
     "axis by axis": (CONV + "m = ReduceMean<axes=[3]>(h)\ny = ReduceMean<axes=[2]>(m)", DIRECT),
     "axis by axis, squeezed": (
         CONV + "m = ReduceMean<axes=[3], keepdims=0>(h)\ny = ReduceMean<axes=[2], keepdims=0>(m)",
         SQUEEZED,
-        {},
         FLAT,
     ),
     "the first axis twice, squeezed": (
         CONV + "m = ReduceMean<axes=[2], keepdims=0>(h)\ny = ReduceMean<axes=[2], keepdims=0>(m)",
         SQUEEZED,
-        {},
         FLAT,
     ),
     "axis by axis, one squeezed": (
         CONV + "m = ReduceMean<axes=[3]>(h)\ny = ReduceMean<axes=[2], keepdims=0>(m)",
         SQUEEZED,
-        {},
         {"outputs": "float[a,b,c] y"},
     ),
     "one axis": (CONV + "y = ReduceMean<axes=[3]>(h)", DIRECT),
-    "one axis, squeezed": (CONV + "y = ReduceMean<axes=[2], keepdims=0>(h)", SQUEEZED, {}, {"outputs": "float[a,b,c] y"}),
-    "flatten": (CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[-1], keepdims=0>(f)", SQUEEZED, {"s": [0, 0, -1]}, FLAT),
+    "one axis, squeezed": (CONV + "y = ReduceMean<axes=[2], keepdims=0>(h)", SQUEEZED, {"outputs": "float[a,b,c] y"}),
+    "flatten": (CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[-1], keepdims=0>(f)", SQUEEZED, {"s": [0, 0, -1], **FLAT}),
     "shuffled channels": (
         CONV + "v = Reshape(h, s)\nt = Transpose<perm=[0,2,1,3]>(v)\nu = Reshape(t, d)\ny = ReduceMean<axes=[2,3]>(u)",
         {**DIRECT, "Gather": 1},
@@ -79,15 +73,13 @@ FORMS: dict[str, tuple] = {  # body, operators that remain, and if needed consta
     "flatten, kept": (
         CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[2]>(f)",
         SQUEEZED,
-        {"s": [0, 32, 144]},
-        {**BATCHES, "outputs": "float[a,b,c] y"},
+        {"s": [0, 32, 144], **BATCHES, "outputs": "float[a,b,c] y"},
     ),
     "view": (CONV + "v = Reshape(h, s)\ny = ReduceMean<axes=[3,5], keepdims=0>(v)", DIRECT, {"s": [1, 32, 6, 2, 6, 2]}),
     "view, open batch": (
         CONV + "v = Reshape(h, s)\ny = ReduceMean<axes=[-3,-1], keepdims=0>(v)",
         DIRECT,
-        {"s": [-1, 32, 4, 3, 6, 2]},
-        BATCHES,
+        {"s": [-1, 32, 4, 3, 6, 2], **BATCHES},
     ),
     "view of one axis": (CONV + "v = Reshape(h, s)\ny = ReduceMean<axes=[4], keepdims=0>(v)", DIRECT, {"s": [1, 32, 12, 6, 2]}),
     "view, one after the other": (
@@ -96,15 +88,14 @@ FORMS: dict[str, tuple] = {  # body, operators that remain, and if needed consta
         {"s": [1, 32, 6, 2, 6, 2]},
     ),
     "sum": (CONV + "y = ReduceSum(h, a)", {**DIRECT, "Mul": 1}, {"a": [2, 3]}),
-    "sum, squeezed": (CONV + "y = ReduceSum<axes=[2,3], keepdims=0>(h)", {**SQUEEZED, "Mul": 1}, {}, {**FLAT, "opset": 11}),
+    "sum, squeezed": (CONV + "y = ReduceSum<axes=[2,3], keepdims=0>(h)", {**SQUEEZED, "Mul": 1}, {**FLAT, "opset": 11}),
     "sum of a mean": (CONV + "m = ReduceMean<axes=[2]>(h)\ny = ReduceSum(m, a)", {**DIRECT, "Mul": 1}, {"a": [3]}),
-    "channels last": (CONV + "t = Transpose<perm=[0,2,3,1]>(h)\ny = ReduceMean<axes=[1,2], keepdims=0>(t)", SQUEEZED, {}, FLAT),
+    "channels last": (CONV + "t = Transpose<perm=[0,2,3,1]>(h)\ny = ReduceMean<axes=[1,2], keepdims=0>(t)", SQUEEZED, FLAT),
     "axes reversed twice": (CONV + "t = Transpose(h)\nu = Transpose(t)\ny = ReduceMean<axes=[2,3]>(u)", DIRECT),
     "tokens": (
         CONV + "f = Reshape(h, s)\nt = Transpose<perm=[0,2,1]>(f)\ny = ReduceMean<axes=[1], keepdims=0>(t)",
         SQUEEZED,
-        {"s": [0, 0, -1]},
-        FLAT,
+        {"s": [0, 0, -1], **FLAT},
     ),
     "SpaceToDepth": (
         CONV + "d = SpaceToDepth<blocksize=2>(h)\nv = Reshape(d, s)\ny = ReduceMean<axes=[1], keepdims=0>(v)",
@@ -122,14 +113,12 @@ FORMS: dict[str, tuple] = {  # body, operators that remain, and if needed consta
     "Resize by scales of axes": (
         CONV + resize(', axes=[3,2], coordinate_transformation_mode="pytorch_half_pixel"'),
         DIRECT,
-        {**HALF, "scales": np.array([0.5, 1], np.float32)},
-        {"opset": 18},
+        {**HALF, "scales": np.array([0.5, 1], np.float32), "opset": 18},
     ),
     "Resize by sizes of axes, open batch": (
         CONV + resize(', axes=[2,3], keep_aspect_ratio_policy="stretch"', inputs=", , sizes"),
         DIRECT,
-        {"sizes": [6, 6]},
-        {**BATCHES, "opset": 19},
+        {"sizes": [6, 6], **BATCHES, "opset": 19},
     ),
     "box filter": (CONV + "y = Conv<strides=[2,2], group=32>(h, quarter)", DIRECT, BOX),
     "box filter, computed": (
@@ -159,7 +148,6 @@ FORMS: dict[str, tuple] = {  # body, operators that remain, and if needed consta
     "a pooling that leaves a row, and the mean of its result": (
         CONV + f"p = {POOL}(h)\ny = GlobalAveragePool(p)",
         DIRECT,
-        {},
         {"inputs": "float[1,16,13,13] x"},
     ),
     "a mean over rows, a window over columns": (
@@ -212,9 +200,8 @@ LARGE = (
 
 def form(name: str) -> onnx.ModelProto:
     """A model of FORMS."""
-    body, _, constants, given = (*FORMS[name], {}, {})[:4]
-    given = dict(given)
-    return graph(body, {**given.pop("constants", {}), **constants}, **given)
+    body, _, given = (*FORMS[name], {})[:3]
+    return graph_of(body, given)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -283,11 +270,11 @@ def test_of_averages_of_averages_the_first_is_reported():
 
 @pytest.mark.parametrize("name", ["sum", "box filter of ones"])
 def test_half_precision(name):
-    body, _, constants, given = (*FORMS[name], {}, {})[:4]
-    halves = {key: value.astype(np.float16) if isinstance(value, np.ndarray) else value for key, value in constants.items()}
+    body, _, given = (*FORMS[name], {})[:3]
+    halves = {key: value.astype(np.float16) if isinstance(value, np.ndarray) else value for key, value in given.items()}
     weights = np.random.default_rng(0).uniform(-1, 1, (32, 16, 3, 3)).astype(np.float16)
-    given = {**given, "inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"}
-    assert convpool.optimize(graph(body, {**halves, "w": weights}, **given), check=2).report.verification.passed
+    half = {**halves, "w": weights, "inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"}
+    assert convpool.optimize(graph_of(body, half), check=2).report.verification.passed
 
 
 def test_a_box_filter_by_an_attribute_of_the_function():

@@ -45,7 +45,6 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     "SAME on an open size": (
         CONV + pool('kernel_shape=[2,2], strides=[2,2], auto_pad="SAME_LOWER"'),
         "AveragePool 'y': auto_pad; got SAME_LOWER on an unknown size, expected no padding",
-        {},
         OPEN,
     ),
     "ceil adds a window": (
@@ -55,38 +54,32 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     "ceil on an open size": (
         CONV + pool("kernel_shape=[2,2], strides=[2,2], ceil_mode=1"),
         "AveragePool 'y': ceil_mode; got 1 on an unknown size, expected windows that all lie inside",
-        {},
         OPEN,
     ),
     "window too large": (
         "h = Conv(x, w)\n" + pool("kernel_shape=[3,3], strides=[2,2], ceil_mode=1"),
         "AveragePool 'y': window; got [3, 3], expected no larger than the feature map, [2, 2]",
-        {},
         {"inputs": "float[1,16,4,4] x"},
     ),
     "computed axes": (
         CONV + "y = ReduceMean(h, axes)",
         "ReduceMean 'y': axes; got a computed tensor, expected a constant",
-        {},
         {"inputs": "float[1,16,12,12] x, int64[2] axes", "opset": 18},
     ),
     "open size under Slices": (
         FOUR_SUM + "y = Mul(t, q)",
         "Mul 'y': size of the Slices' input; got unknown, expected static spatial sizes",
-        QUARTER,
-        OPEN,
+        {**QUARTER, **OPEN},
     ),
     "computed Slice": (
         FOUR_SUM + "y = Mul(t, q)",
         "Slice 's4': Slice; got other axes, or bounds that are computed, expected constant strides over spatial axes",
-        {k: v for k, v in QUARTER.items() if k != "d"},
-        {"inputs": "float[1,16,12,12] x, int64[2] d"},
+        {**{k: v for k, v in QUARTER.items() if k != "d"}, "inputs": "float[1,16,12,12] x, int64[2] d"},
     ),
     "odd size under Slices": (
         FOUR_SUM + "y = Mul(t, q)",
         "Mul 'y': Slices of spatial axis 0; got [0:3:2] [1:3:2], expected equal strides and lengths",
-        QUARTER,
-        {"inputs": "float[1,16,3,3] x"},
+        {**QUARTER, "inputs": "float[1,16,3,3] x"},
     ),
     "a corner twice": (
         FOUR + "t = Sum(s1, s2, s3, s1)\ny = Mul(t, q)",
@@ -102,8 +95,7 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     "factor that raises the rank": (
         FOUR_SUM + "y = Mul(t, q)",
         "Mul 'y': shape of a constant; got [1, 1, 1, 1, 1], expected sizes of 1 or [1, 32, 6, 6]",
-        {**QUARTER, "q": np.full((1,) * 5, 0.25, "f")},
-        {"outputs": "float[a,b,c,d,e5] y"},
+        {**QUARTER, "q": np.full((1,) * 5, 0.25, "f"), "outputs": "float[a,b,c,d,e5] y"},
     ),
     "nearly a quarter": (
         FOUR_SUM + "y = Mul(t, q)",
@@ -123,8 +115,7 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     "a corner read elsewhere": (
         FOUR_SUM + "y = Mul(t, q)\nother = Relu(s4)",
         "Slice 's4': readers; got a reader outside the average, expected none",
-        QUARTER,
-        {"outputs": "float[a,b,c,d] y, float[a,b,c,d] other"},
+        {**QUARTER, "outputs": "float[a,b,c,d] y, float[a,b,c,d] other"},
     ),
     "dimensions of the pooling": (
         CONV + pool("kernel_shape=[2]"),
@@ -134,25 +125,21 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     "other operand traced": (
         "c = Conv(x, w)\nh = Mul(k, c)\ny = GlobalAveragePool(h)",
         "tensor 'k': producer; got an input or constant, expected a convolution",
-        {},
         {"inputs": "float[1,16,3,3] x, float[1,32,1,1] k"},
     ),
     "read twice": (
         ALONE + "\nz = Relu(h)",
         "Conv 'h': output 'h' has 2 readers; got other readers, expected only the pooling",
-        {},
         {"outputs": "float[a,b,c,d] y, float[a,b,c,d] z"},
     ),
     "a graph output": (
         ALONE,
         "Conv 'h': output 'h' is a graph output; got other readers, expected only the pooling",
-        {},
         {"outputs": "float[a,b,c,d] y, float[a,b,c,d] h"},
     ),
     "captured": (
         ALONE.replace("y =", "o =") + "\n" + BRANCH,
         "Conv 'h': output 'h' is read by a subgraph; got other readers, expected only the pooling",
-        {},
         {**BOOL, "outputs": "float[a,b,c,d] o, float[a,b,c,d] y"},
     ),
     "activation": (slot("h = Relu(c)"), "Relu 'h': between convolution and pooling; got Relu, expected linear operators only"),
@@ -172,13 +159,11 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     "sizes of a join": (
         slot("h = Add(c, v)"),
         "Add 'h': spatial sizes of the operands; got not provably equal, expected equal sizes",
-        {},
         {"inputs": "float[1,16,H,W] x, float[1,32,K,L] v"},
     ),
     "rank of the weights": (
         "v = Reshape(u, s)\nh = Conv(x, v)\n" + POOL,
         "Conv 'h': shape of the weights; got unknown, expected a known rank",
-        {},
         {"inputs": "float[1,16,12,12] x, float[4608] u, int64[n] s"},
     ),
     "kernel_shape of the Conv": (
@@ -188,69 +173,54 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     "open kernel": (
         "h = Conv(x, v)\n" + POOL,
         "Conv 'h': shape of the weights; got (32, 16, 'K', 3), expected a static kernel with 2 axes",
-        {},
         {"inputs": "float[1,16,12,12] x, float[32,16,K,3] v"},
     ),
     "SAME on an open size, strided": (
         'h = Conv<auto_pad="SAME_UPPER", strides=[2,2]>(x, w)\n' + POOL,
         "Conv 'h': auto_pad; got SAME_UPPER with strides on an unknown size, expected explicit pads",
-        {},
         OPEN,
     ),
     "SAME on an open size, strided on one axis": (
         'h = Conv<auto_pad="SAME_LOWER", strides=[1,2]>(x, w)\n' + POOL,
         "Conv 'h': auto_pad; got SAME_LOWER with strides on an unknown size, expected explicit pads",
-        {},
         OPEN,
     ),
     "Pad behind a join": (
         slot("j = Add(c, v)\nh = Pad(j, p)"),
         "Pad 'h': Pad behind nodes that move; got [1, 1, 1, 1], expected Pad next to a convolution",
-        {"p": [0, 0, 1, 1, 0, 0, 1, 1]},
-        {"inputs": "float[1,16,12,12] x, float[1,32,12,12] v"},
+        {"p": [0, 0, 1, 1, 0, 0, 1, 1], "inputs": "float[1,16,12,12] x, float[1,32,12,12] v"},
     ),
     # lowering.py
     "computed weights, fused": (
         ALONE.replace("w)", "v)"),
         "Conv 'h': weights; got computed, or an input that a caller may override, expected a constant",
-        {},
-        {"inputs": "float[1,16,12,12] x, float[32,16,3,3] v"},
-        {"lowering": "fused"},
+        {"inputs": "float[1,16,12,12] x, float[32,16,3,3] v", "lowering": "fused"},
     ),
     "window of one, direct": (
         CONV + pool("kernel_shape=[1,1]"),
         "Conv 'h': saves too little as direct; got 663,552 of 663,552 multiply-adds, and 0 additions in place of 0, "
         "expected at most 75% of the multiply-adds, and less time by the cost model",
-        {},
-        {},
         {"lowering": "direct"},
     ),
     "dilated box mean": (
         "h = Conv<strides=[2,2]>(x, w)\n" + POOL,
         "Conv 'h': dilated box mean; got opset 17, expected opset 19, where AveragePool has dilations",
-        {},
-        {"inputs": "float[1,16,17,17] x"},
-        {"lowering": "direct"},
+        {"inputs": "float[1,16,17,17] x", "lowering": "direct"},
     ),
     "pads of the box mean": (
         "h = Conv<strides=[2,2], pads=[2,2,2,2]>(x, w)\n" + POOL,
         "Conv 'h': pads of the box mean; got [2, 2, 2, 2], expected less than [2, 2], as onnxruntime demands",
-        {},
-        {"opset": 19},
-        {"lowering": "direct"},
+        {"opset": 19, "lowering": "direct"},
     ),
     "mean over an open size": (
         "h = Conv(x, w)\ny = GlobalAveragePool(h)",
         "Conv 'h': mean over a feature map; got unknown sizes, expected static sizes, or a 1x1 Conv",
-        {},
         OPEN,
     ),
     "mean over an open size, fused": (
         "h = Conv(x, w)\ny = GlobalAveragePool(h)",
         "Conv 'h': mean over a feature map; got unknown sizes, expected static sizes, or a 1x1 Conv",
-        {"w": (32, 16, 1, 1)},
-        OPEN,
-        {"lowering": "fused"},
+        {"w": (32, 16, 1, 1), **OPEN, "lowering": "fused"},
     ),
     # rules/pool_first/rule.py
     "saves nothing": (
@@ -271,26 +241,25 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     "fused weights too small": (
         ALONE,
         "Conv 'h': fused weights; got numbers too large or small, expected ones that the type has",
-        {"w": np.full((32, 16, 3, 3), 3e-5, np.float16)},
-        {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"},
-        {"lowering": "fused"},
+        {
+            "w": np.full((32, 16, 3, 3), 3e-5, np.float16),
+            "inputs": "float16[1,16,12,12] x",
+            "outputs": "float16[a,b,c,d] y",
+            "lowering": "fused",
+        },
     ),
     "fused weights too large": (
         "h = Conv<pads=[2,2,2,2]>(x, v)\ny = GlobalAveragePool(h)",
         "Conv 'h': elements of the fused weights; got 58,982,400, expected at most 16,777,216",
-        {"v": (128, 128, 5, 5)},
-        {"inputs": "float[1,128,56,56] x"},
-        {"lowering": "fused"},
+        {"v": (128, 128, 5, 5), "inputs": "float[1,128,56,56] x", "lowering": "fused"},
     ),
     "few channels": (
         ALONE,
         "Conv 'h': saves too little as direct; got 784 of 3,136 multiply-adds, and 3,136 additions in place of 196, "
         "expected at most 75% of the multiply-adds, and less time by the cost model",
-        {"w": (1, 16, 1, 1)},
-        {},
-        {"lowering": "direct"},
+        {"w": (1, 16, 1, 1), "lowering": "direct"},
     ),
-    "opset 6": (ALONE, "model: opset; got 6, expected at least 7", {}, {"opset": 6}),
+    "opset 6": (ALONE, "model: opset; got 6, expected at least 7", {"opset": 6}),
 }
 
 

@@ -47,7 +47,6 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     "mask read": (
         slot("h, m = Dropout(c)\nz = Not(m)"),
         "Dropout 'h': mask; got a reader, expected none",
-        {},
         {"outputs": "float[a,b,c,d] y, bool[a,b,c,d] z"},
     ),
     "mask captured": (
@@ -56,7 +55,6 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
             "  else_branch = e () => (bool[1,32,12,12] q) { q = Identity(m) }\n>"
         ),
         "Dropout 'h': mask; got a reader, expected none",
-        {},
         {**BOOL, "outputs": "float[a,b,c,d] y, bool[a,b,c,d] z"},
     ),
     "training Dropout": (
@@ -67,8 +65,7 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     "Dropout by a caller": (
         slot("h = Dropout(c, ratio, flag)"),
         "Dropout 'h': training_mode; got a computed tensor, expected false",
-        {"ratio": np.float32(0.5)},
-        BOOL,
+        {"ratio": np.float32(0.5), **BOOL},
     ),
     "training BatchNormalization": (
         slot("h, m, v = BatchNormalization<training_mode=1>(c, g, b, mean, var)"),
@@ -78,13 +75,11 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     "spatial BatchNormalization": (
         slot("h = BatchNormalization<spatial=0>(c, g, b, mean, var)"),
         "BatchNormalization 'h': spatial; got 0, expected 1",
-        {name: (32, 12, 12) for name in ("g", "b", "mean", "var")},
-        {"opset": 8},
+        {**{name: (32, 12, 12) for name in ("g", "b", "mean", "var")}, "opset": 8},
     ),
     "product of maps": (
         slot("h = Mul(c, v)"),
         "Mul 'h': operands; got two that vary over space, expected one that does not",
-        {},
         {"inputs": "float[1,16,12,12] x, float[1,32,12,12] v"},
     ),
     "factor that varies over space": (
@@ -115,14 +110,12 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     "computed pads": (
         slot("h = Pad(c, p)"),
         "Pad 'h': pads or value of Pad; got a computed tensor, expected constants",
-        {},
         {"inputs": "float[1,16,12,12] x, int64[8] p"},
     ),
     "computed Pad axes": (
         slot("h = Pad(c, p, , axes)"),
         "Pad 'h': axes of Pad; got a computed tensor, expected a constant",
-        {"p": [0, 1, 0, 1]},
-        {"inputs": "float[1,16,12,12] x, int64[2] axes", "opset": 18},
+        {"p": [0, 1, 0, 1], "inputs": "float[1,16,12,12] x, int64[2] axes", "opset": 18},
     ),
     "value of Pad": (
         slot("h = Pad(c, p, one)"),
@@ -139,8 +132,6 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     "dilations of 0": (
         "h = Conv<dilations=[0,1]>(x, w)\n" + POOL,
         "Conv 'h': dilations; got [0, 1], expected 2 numbers of at least 1",
-        {},
-        {},
         {"lowering": "fused"},
     ),
     "negative pads": (
@@ -159,8 +150,6 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     "pool_conv strides of one axis": (
         pool_conv("kernel_shape=[2,2], strides=[2]"),
         "AveragePool 'h': strides; got [2], expected 2 numbers of at least 1",
-        {},
-        {},
         FUSE,
     ),
     "pads for two axes": (
@@ -171,8 +160,7 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     "pads beside axes": (
         slot("h = Pad(c, p, , a)"),
         "Pad 'h': pads of Pad; got [1, 1, 1], expected 4 numbers",
-        {"p": [1, 1, 1], "a": [2, 3]},
-        {"opset": 18},
+        {"p": [1, 1, 1], "a": [2, 3], "opset": 18},
     ),
     "value of Pad without elements": (
         slot("h = Pad(c, p, v)"),
@@ -192,8 +180,6 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     "pool_conv strides of the convolution": (
         pool_conv("kernel_shape=[2,2], strides=[2,2]").replace("Conv<", "Conv<strides=[0,1], "),
         "Conv 'y': strides; got [0, 1], expected 2 numbers of at least 1",
-        {},
-        {},
         FUSE,
     ),
     "Slices backwards": (
@@ -205,58 +191,42 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     "pool_conv strides": (
         pool_conv("kernel_shape=[2,2]"),
         "AveragePool 'h': strides; got [1, 1], expected kernel_shape, [2, 2]",
-        {},
-        {},
         FUSE,
     ),
     "pool_conv auto_pad": (
         pool_conv('kernel_shape=[2,2], strides=[2,2], auto_pad="SAME_UPPER"'),
         "AveragePool 'h': auto_pad; got SAME_UPPER, expected explicit pads",
-        {},
-        {},
         FUSE,
     ),
     "pool_conv pads left out": (
         pool_conv("kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1]"),
         "AveragePool 'h': padding left out of the mean; got [1, 1, 1, 1], expected count_include_pad = 1",
-        {},
-        {},
         FUSE,
     ),
     "pool_conv dilations": (
         pool_conv("kernel_shape=[2,2], strides=[2,2], dilations=[2,2]"),
         "AveragePool 'h': dilations; got [2, 2], expected ones",
-        {},
-        {"opset": 19},
-        FUSE,
+        {"opset": 19, **FUSE},
     ),
     "pool_conv partial window": (
         pool_conv("kernel_shape=[5,5], strides=[5,5], ceil_mode=1"),
         "AveragePool 'h': ceil_mode; got a partial window or an unknown size, expected whole windows",
-        {},
-        {},
         FUSE,
     ),
     "pool_conv window": (
         pool_conv("kernel_shape=[13,2], strides=[13,2]"),
         "AveragePool 'h': window; got [13, 2], expected no larger than the padded feature map, [12, 12]",
-        {},
-        {"outputs": "float[a,b,c,d] y"},
-        FUSE,
+        {"outputs": "float[a,b,c,d] y", **FUSE},
     ),
     "pool_conv read twice": (
         pool_conv("kernel_shape=[2,2], strides=[2,2]") + "\nz = Relu(h)",
         "AveragePool 'h': output 'h' has 2 readers; got other readers, expected only the convolution",
-        {},
-        {"outputs": "float[a,b,c,d] y, float[a,b,c,d] z"},
-        FUSE,
+        {"outputs": "float[a,b,c,d] y, float[a,b,c,d] z", **FUSE},
     ),
     "pool_conv rank unknown": (
         "v = Reshape(u, s)\n" + pool_conv("kernel_shape=[2,2], strides=[2,2]").replace("w)", "v)"),
         "Conv 'y': shape of the weights; got unknown, expected a known rank",
-        {},
-        {"inputs": "float[1,16,12,12] x, float[4608] u, int64[n] s"},
-        FUSE,
+        {"inputs": "float[1,16,12,12] x, float[4608] u, int64[n] s", **FUSE},
     ),
 }
 
