@@ -14,81 +14,44 @@ from tests.support.offloaded import BESIDE, PAIR, POOLED, RELU, STEM, WIDE, WIDE
 from tests.support.rewriting import POOL, rewrite
 
 WIDE_INPUT = "float[1,64,8,8] a"
-PLAIN_REFUSED = {
-    "few input channels": (
-        STEM,
-        {"v": (64, 56, 3, 3)},
-        "float[1,56,8,8] a",
-        "input channels; got 56, expected at least 64, a multiple of 8",
-    ),
-    "odd input channels": (
-        STEM,
-        {"v": (64, 68, 3, 3)},
-        "float[1,68,8,8] a",
-        "input channels; got 68, expected at least 64, a multiple of 8",
-    ),
-    "few output channels": (
-        STEM,
-        {"v": (32, 64, 3, 3)},
-        WIDE_INPUT,
-        "output channels; got 32, expected at least 64, a multiple of 8",
-    ),
-    "odd output channels": (
-        STEM,
-        {"v": (100, 64, 3, 3)},
-        WIDE_INPUT,
-        "output channels; got 100, expected at least 64, a multiple of 8",
-    ),
-    "one element": (
-        "s = Conv(x, v)\n",
-        {"v": (64, 64, 1, 1)},
-        WIDE_INPUT,
-        "kernel_shape; got [1, 1], expected more than one element",
-    ),
+SQUARE = (64, 64, 3, 3)
+CHANNELS = "channels; got {}, expected at least 64, a multiple of 8"
+MANY = "multiply-adds of the batch; got {}, expected at most 2.5e+09"
+PLAIN_REFUSED: dict[str, tuple] = {  # the reason, the weights' shape, and if others the inputs, the nodes, and constants
+    "few input channels": (f"input {CHANNELS.format(56)}", (64, 56, 3, 3), "float[1,56,8,8] a"),
+    "odd input channels": (f"input {CHANNELS.format(68)}", (64, 68, 3, 3), "float[1,68,8,8] a"),
+    "few output channels": (f"output {CHANNELS.format(32)}", (32, 64, 3, 3)),
+    "odd output channels": (f"output {CHANNELS.format(100)}", (100, 64, 3, 3)),
+    "one element": ("kernel_shape; got [1, 1], expected more than one element", (64, 64, 1, 1)),
     "group": (
-        "s = Conv<group=2>(x, v)\n",
-        {"v": (64, 64, 3, 3)},
-        "float[1,128,8,8] a",
         "group of a ConvAvgPool; got 2, expected 1, for which the plugin has kernels",
+        SQUARE,
+        "float[1,128,8,8] a",
+        "s = Conv<group=2>(x, v)\n",
     ),
     "computed weights": (
-        STEM,
-        {"v": None},
-        f"{WIDE_INPUT}, float[64,64,3,3] v",
         "weights; got computed, or an input that a caller may override, expected a constant",
+        None,
+        f"{WIDE_INPUT}, float[64,64,3,3] v",
     ),
     "Pad": (
-        "t = Sin(k)\np = Pad(x, n, t)\ns = Conv(p, v)\n",
-        {"v": (64, 64, 3, 3), "n": [0, 0, 1, 1, 0, 0, 1, 1], "k": np.zeros((), np.float32)},
-        WIDE_INPUT,
         "Pad 'p' in front; got pads that the convolution cannot take, expected none",
+        SQUARE,
+        WIDE_INPUT,
+        "t = Sin(k)\np = Pad(x, n, t)\ns = Conv(p, v)\n",
+        {"n": [0, 0, 1, 1, 0, 0, 1, 1], "k": np.zeros((), np.float32)},
     ),
-    "one axis": ("s = Conv(x, v)\n", {"v": (64, 64, 3)}, "float[1,64,8] a", "spatial axes; got 1, expected 2"),
-    "many multiply-adds": (
-        STEM,
-        {"v": (64, 64, 3, 3)},
-        "float[68000,64,8,1] a",
-        "multiply-adds of the batch; got 2.01e+10, expected at most 2.5e+09",
-    ),
-    "open batch": (
-        STEM,
-        {"v": (64, 64, 3, 3)},
-        "float[n,64,8,8] a",
-        "multiply-adds of the batch; got an unknown number, expected at most 2.5e+09",
-    ),
-    "open height": (
-        STEM,
-        {"v": (64, 64, 3, 3)},
-        "float[1,64,h,8] a",
-        "multiply-adds of the batch; got an unknown number, expected at most 2.5e+09",
-    ),
+    "one axis": ("spatial axes; got 1, expected 2", (64, 64, 3), "float[1,64,8] a", "s = Conv(x, v)\n"),
+    "many multiply-adds": (MANY.format("2.01e+10"), SQUARE, "float[68000,64,8,1] a"),
+    "open batch": (MANY.format("an unknown number"), SQUARE, "float[n,64,8,8] a"),
+    "open height": (MANY.format("an unknown number"), SQUARE, "float[1,64,h,8] a"),
 }
 
 
 @pytest.mark.parametrize("name", PLAIN_REFUSED)
 def test_reason_of_a_plain_one(name):
-    body, constants, inputs, expected = PLAIN_REFUSED[name]
-    check_reason("plain_conv", name, f"x = Neg(a)\n{body}", constants, inputs, f"Conv 's': {expected}")
+    expected, weights, inputs, body, constants = (*PLAIN_REFUSED[name], *(WIDE_INPUT, STEM, {})[len(PLAIN_REFUSED[name]) - 2 :])
+    check_reason("plain_conv", name, f"x = Neg(a)\n{body}", {"v": weights, **constants}, inputs, f"Conv 's': {expected}")
 
 
 @pytest.mark.parametrize(("images", "taken"), [(97, True), (98, False)])

@@ -29,7 +29,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
 
 import numpy as np
 
@@ -156,19 +155,16 @@ def fused_spec(conv: ConvSpec, pool: PoolSpec) -> ConvSpec:
 def fuse_kernel(weight: np.ndarray, conv: ConvSpec, pool: PoolSpec) -> np.ndarray:
     """Convolve `weight` [M, C/group, kernel...] with the box of `pool`; float64 [M, C/group, fused kernel...]."""
     fused = fused_spec(conv, pool)
-    out = np.zeros(weight.shape[:2] + fused.kernel_shape)
-    taps = weight.astype(np.float64) / pool.taps
-    steps = [
+    out = weight.astype(np.float64) / pool.taps
+    for i in range(conv.rank):  # the box is one of each axis
         # A kernel of one tap has no dilation, and its own may be below the grid's step.
-        (max(conv.dilations[i] // fused.dilations[i], 1), conv.strides[i] * pool.dilations[i] // fused.dilations[i])
-        for i in range(conv.rank)
-    ]
-    for offset in product(*(range(p) for p in pool.kernel_shape)):
-        window = tuple(
-            slice(box * j, box * j + tap * (k - 1) + 1, tap)
-            for j, k, (tap, box) in zip(offset, conv.kernel_shape, steps, strict=True)
-        )
-        out[(slice(None),) * 2 + window] += taps
+        tap = max(conv.dilations[i] // fused.dilations[i], 1)
+        box = conv.strides[i] * pool.dilations[i] // fused.dilations[i]
+        summed = np.zeros((*out.shape[: 2 + i], fused.kernel_shape[i], *out.shape[3 + i :]))
+        rows = np.moveaxis(summed, 2 + i, 0)
+        for j in range(pool.kernel_shape[i]):
+            rows[box * j : box * j + tap * (conv.kernel_shape[i] - 1) + 1 : tap] += np.moveaxis(out, 2 + i, 0)
+        out = summed
     return out
 
 
